@@ -1,0 +1,54 @@
+# Everything a developer or a reader runs. `make` alone lists the targets.
+
+PYTHON ?= python3
+VENV := .venv
+BENCH_VENV := .venv-bench
+BIN := $(VENV)/bin
+ARGS ?=
+
+# torch is installed first and by its exact version: pulled in as somebody's dependency it could be any build of it.
+TORCH := $(shell grep '^torch==' constraints.txt)
+PIP_INSTALL = -m pip install --disable-pip-version-check --quiet -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo lab test lint format bench clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.stamp ## Run the first notebook on this machine; the result is in build/demo
+	$(BIN)/python notebooks/execute.py notebooks/01_quickstart.ipynb --out build/demo
+
+lab: $(VENV)/.stamp ## Open the notebooks in JupyterLab
+	$(BIN)/jupyter lab --notebook-dir notebooks
+
+test: lint ## Lint, then run the tests; ARGS="-k name" is passed to pytest
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.stamp ## Check style and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(VENV)/.stamp ## Rewrite the code in the project's style
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: $(BENCH_VENV)/.stamp ## Measure, also against the peers; ARGS is passed on
+	$(BENCH_VENV)/bin/python -m benchmarks $(ARGS)
+
+clean: ## Remove what was built; the virtual environments stay
+	rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -path './.venv*' -prune -o -type d -name __pycache__ -exec rm -rf {} +
+
+$(VENV)/.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(PIP_INSTALL) "$(TORCH)" hatchling
+	$(BIN)/python $(PIP_INSTALL) --no-build-isolation -e ".[demo,dev,lab,test]"
+	touch $@
+
+$(BENCH_VENV)/.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_VENV)/bin/python $(PIP_INSTALL) "$(TORCH)" hatchling
+	$(BENCH_VENV)/bin/python $(PIP_INSTALL) --no-build-isolation -e ".[bench]"
+	touch $@

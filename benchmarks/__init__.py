@@ -1,0 +1,1 @@
+"""Benchmarks that measure monarch_kernel and its peers side by side, on one machine, in one run."""

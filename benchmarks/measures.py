@@ -1,0 +1,154 @@
+"""The catalogue of what is measured: every measure, on how many ranks, in which unit, and the bars it has to clear.
+
+A *row* is a measure on a number of ranks, written `call/4`; it is one line of the report. This file is pure: it imports
+no peer and starts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["BARS", "MEASURES", "Bar", "Measure", "row_key", "rows_by_ranks", "select_measures"]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One kind of work, done in the same way by every peer."""
+
+    key: str
+    title: str
+    """What a line of the report says; `{ranks}` stands for the number of ranks."""
+    unit: str
+    ranks: tuple[int, ...]
+    note: str
+    """What exactly is timed, for the notes below the table."""
+    higher_is_better: bool = False
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A limit for our own figure: against another peer's in the same run, or in the unit of the measure."""
+
+    row: str
+    limit: float
+    kind: Literal["at most x monarch", "at most", "at least"]
+
+
+# Within one process the measures run in this order: memory is read before any load, and what fills queues comes last.
+MEASURES: tuple[Measure, ...] = (
+    Measure(
+        "start",
+        "start of {ranks} ranks",
+        "s",
+        (2, 4, 8),
+        "from the first call into the library to the answer of every rank, torch imported in each; a fresh process for "
+        "each figure, the library already imported, files in the page cache",
+    ),
+    Measure(
+        "script",
+        "a whole script up to {ranks} ranks",
+        "s",
+        (4,),
+        "the same, but from the start of the controller's Python, so with the import of the library",
+    ),
+    Measure(
+        "memory",
+        "memory per idle rank",
+        "MiB",
+        (4,),
+        "mean PSS of the {ranks} rank processes with torch imported, before any load",
+    ),
+    Measure(
+        "memory_all",
+        "memory of all helpers and ranks, per rank",
+        "MiB",
+        (4,),
+        "PSS of every process below the controller (ranks, agents, schedulers, stores), divided by the ranks",
+    ),
+    Measure(
+        "call_one",
+        "call to one rank",
+        "us",
+        (4,),
+        "median round trip of one call with an int, which the rank returns, to one rank of 4",
+    ),
+    Measure(
+        "call",
+        "call on {ranks} ranks",
+        "us",
+        (2, 4, 8, 16),
+        "median round trip of the same call to every rank at once, all values gathered",
+    ),
+    Measure(
+        "cell",
+        "`pass` as a cell on {ranks} ranks",
+        "us",
+        (2, 4, 8),
+        "median round trip of the code `pass` run on every rank, without Jupyter",
+    ),
+    Measure(
+        "outstanding",
+        "outstanding calls to one rank",
+        "1/s",
+        (4,),
+        "calls to one rank of 4, all sent before the first answer is read, then all gathered, each value checked",
+        higher_is_better=True,
+    ),
+    Measure(
+        "start_again",
+        "second mesh of {ranks} ranks",
+        "s",
+        (4, 8),
+        "as the start, once more in the same controller while the first ranks are idle",
+    ),
+)
+
+BARS: tuple[Bar, ...] = (
+    Bar("start/4", 0.5, "at most x monarch"),
+    Bar("start/8", 0.3, "at most x monarch"),
+    Bar("memory/4", 90.0, "at most"),
+    Bar("call_one/4", 0.3, "at most x monarch"),
+    Bar("call/4", 0.35, "at most x monarch"),
+    Bar("call/16", 0.25, "at most x monarch"),
+    Bar("cell/4", 0.5, "at most x monarch"),
+    Bar("outstanding/4", 60_000.0, "at least"),
+)
+
+
+def row_key(measure: str, ranks: int) -> str:
+    """Name the row of a measure on a number of ranks."""
+    return f"{measure}/{ranks}"
+
+
+def select_measures(names: Iterable[str]) -> tuple[Measure, ...]:
+    """Pick measures by name (`call`) or by row (`call/4`), in the order of the catalogue; no names pick all.
+
+    Raises:
+        ValueError: a name is in no row; the message lists what there is.
+    """
+    wanted = list(names)
+    known = {measure.key for measure in MEASURES} | {row_key(m.key, ranks) for m in MEASURES for ranks in m.ranks}
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        allowed = ", ".join(f"{m.key} ({', '.join(map(str, m.ranks))} ranks)" for m in MEASURES)
+        raise ValueError(f"no measure is called {', '.join(map(repr, unknown))}; there are: {allowed}")
+    chosen = []
+    for measure in MEASURES:
+        whole = not wanted or measure.key in wanted
+        ranks = tuple(n for n in measure.ranks if whole or row_key(measure.key, n) in wanted)
+        if ranks:
+            chosen.append(
+                Measure(measure.key, measure.title, measure.unit, ranks, measure.note, measure.higher_is_better)
+            )
+    return tuple(chosen)
+
+
+def rows_by_ranks(measures: Iterable[Measure]) -> dict[int, list[str]]:
+    """Group measures by the number of ranks they need, because one process measures all that one mesh can tell."""
+    groups: dict[int, list[str]] = {}
+    for measure in measures:
+        for ranks in measure.ranks:
+            groups.setdefault(ranks, []).append(measure.key)
+    return dict(sorted(groups.items()))

@@ -1,0 +1,158 @@
+"""What every peer shares: the two Protocols it implements, the timing loops, and the command line of its process.
+
+A peer is a script, `python -m benchmarks.peer_NAME --ranks 4 start call_one ...`, that starts one mesh, measures, and
+prints one JSON line for each measure: `{"measure": "call/4", "value": 971.0}`, or `{"measure": ..., "error": "why"}`.
+All peers are timed by the code below, so that their figures mean the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import psutil
+
+from benchmarks.measures import row_key
+
+__all__ = ["STARTED_VARIABLE", "Mesh", "Peer", "Timing", "main"]
+
+STARTED_VARIABLE = "BENCHMARK_STARTED_S"
+"""Environment variable with the time (`time.monotonic`) at which the runner started the peer's process."""
+
+MIB = 1024 * 1024
+
+
+class Mesh(Protocol):
+    """Ranks that are up, have torch imported and have answered once."""
+
+    def call(self, value: int) -> list[int]:
+        """Send `value` to every rank and return what each gave back."""
+
+    def call_one(self, value: int) -> int:
+        """Send `value` to the first rank and return what it gave back."""
+
+    def cell(self) -> None:
+        """Run the code `pass` on every rank and wait until all have."""
+
+    def outstanding(self, count: int) -> list[int]:
+        """Send 0, 1, ... to the first rank without waiting, then return all that it gave back."""
+
+    def pids(self) -> list[int]:
+        """Return the process id of every rank."""
+
+
+class Peer(Protocol):
+    """A library that can start ranks."""
+
+    def start(self, ranks: int) -> Mesh:
+        """Start ranks from nothing and return when each has imported torch and answered."""
+
+    def start_again(self, ranks: int) -> Mesh:
+        """Start more ranks beside those that are up; `NotImplementedError` where the library has no such thing."""
+
+    def stop(self) -> None:
+        """End everything that was started."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How often a round trip is repeated within one process."""
+
+    warmup: int = 50
+    calls: int = 300
+    outstanding: int = 20_000
+
+
+def median_us(work: Callable[[int], object], expected: Callable[[int], object], timing: Timing) -> float:
+    """Return the median time of a round trip in microseconds, after a warm-up, and check every answer."""
+    samples = []
+    for index in range(timing.warmup + timing.calls):
+        begin = time.perf_counter()
+        answer = work(index)
+        elapsed = time.perf_counter() - begin
+        if answer != expected(index):
+            raise AssertionError(f"round trip {index} returned {answer!r}, not {expected(index)!r}")
+        if index >= timing.warmup:
+            samples.append(elapsed)
+    return statistics.median(samples) * 1e6
+
+
+def pss_mib(pid: int) -> float:
+    """Return the proportional set size of a process in MiB: shared pages are split among those who share them."""
+    return float(psutil.Process(pid).memory_full_info().pss) / MIB
+
+
+def measure(name: str, peer: Peer, mesh: Mesh, ranks: int, timing: Timing) -> float:
+    """Take one figure of a mesh that is up."""
+    if name == "memory":
+        pids = mesh.pids()
+        if len(set(pids)) != ranks:
+            raise AssertionError(f"{ranks} ranks live in {len(set(pids))} processes")
+        return statistics.fmean(pss_mib(pid) for pid in pids)
+    if name == "memory_all":
+        below = {child.pid for child in psutil.Process().children(recursive=True)} | set(mesh.pids())
+        return sum(pss_mib(pid) for pid in below) / ranks
+    if name == "call_one":
+        return median_us(mesh.call_one, lambda value: value, timing)
+    if name == "call":
+        return median_us(mesh.call, lambda value: [value] * ranks, timing)
+    if name == "cell":
+        return median_us(lambda _: mesh.cell(), lambda _: None, timing)
+    if name == "outstanding":
+        mesh.outstanding(timing.warmup)
+        begin = time.perf_counter()
+        values = mesh.outstanding(timing.outstanding)
+        elapsed = time.perf_counter() - begin
+        if values != list(range(timing.outstanding)):
+            raise AssertionError("an outstanding call returned a wrong value, or none")
+        return timing.outstanding / elapsed
+    if name == "start_again":
+        begin = time.perf_counter()
+        peer.start_again(ranks)
+        return time.perf_counter() - begin
+    raise ValueError(f"no measure is called {name!r}")
+
+
+def report(name: str, ranks: int, **fields: object) -> None:
+    """Print one figure as a JSON line, in a single write that output of the ranks can't cut in two."""
+    sys.stdout.flush()
+    os.write(1, ("\n" + json.dumps({"measure": row_key(name, ranks), **fields}) + "\n").encode())
+
+
+def main(peer: Peer) -> None:
+    """Run a peer's process: read the command line, start the ranks, print the figures, end the ranks."""
+    parser = argparse.ArgumentParser(description="Measure one peer; see python -m benchmarks.")
+    parser.add_argument("measures", nargs="+", metavar="MEASURE")
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--calls", type=int, default=Timing.calls)
+    parser.add_argument("--outstanding", type=int, default=Timing.outstanding)
+    options = parser.parse_args()
+    ranks = options.ranks
+    timing = Timing(calls=options.calls, outstanding=options.outstanding)
+
+    begin = time.perf_counter()
+    mesh = peer.start(ranks)
+    started_s = time.perf_counter() - begin
+    script_s = time.monotonic() - float(os.environ[STARTED_VARIABLE]) if STARTED_VARIABLE in os.environ else None
+
+    for name in options.measures:
+        try:
+            if name == "start":
+                report(name, ranks, value=started_s)
+            elif name == "script":
+                if script_s is None:
+                    raise RuntimeError(f"only known when python -m benchmarks starts this script ({STARTED_VARIABLE})")
+                report(name, ranks, value=script_s)
+            else:
+                report(name, ranks, value=measure(name, peer, mesh, ranks, timing))
+        # The border of this process: one measure that fails must not cost the others, and the report shows why.
+        except Exception as error:
+            report(name, ranks, error=f"{type(error).__name__}: {error}")
+    peer.stop()

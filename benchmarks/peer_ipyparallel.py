@@ -1,0 +1,72 @@
+"""ipyparallel as a peer: one engine for each rank; a call is `apply` of a function, a cell is `DirectView.execute`."""
+
+# The peer is optional, so its types are not known everywhere.
+# mypy: disable-error-code="import-not-found,import-untyped,misc,untyped-decorator"
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import ipyparallel
+
+from benchmarks import peer
+
+
+def ready() -> int:
+    """Import torch and return the process id."""
+    import os
+
+    import torch  # noqa: F401
+
+    return os.getpid()
+
+
+def echo(value: int) -> int:
+    """Return what comes in."""
+    return value
+
+
+class IpyparallelMesh:
+    """Views of all engines and of the first."""
+
+    def __init__(self, client: Any) -> None:
+        self.every: Any = client[:]
+        self.first: Any = client[0]
+        self.rank_pids: list[int] = self.every.apply_sync(ready)
+
+    def call(self, value: int) -> list[int]:
+        answers: list[int] = self.every.apply_sync(echo, value)
+        return answers
+
+    def call_one(self, value: int) -> int:
+        answer: int = self.first.apply_sync(echo, value)
+        return answer
+
+    def cell(self) -> None:
+        self.every.execute("pass", block=True)
+
+    def outstanding(self, count: int) -> list[int]:
+        results = [self.first.apply_async(echo, value) for value in range(count)]
+        return [result.get() for result in results]
+
+    def pids(self) -> list[int]:
+        return self.rank_pids
+
+
+class IpyparallelPeer:
+    """Starts a local cluster: a controller and its engines."""
+
+    def start(self, ranks: int) -> IpyparallelMesh:
+        self.cluster: Any = ipyparallel.Cluster(n=ranks, log_level=logging.ERROR)
+        return IpyparallelMesh(self.cluster.start_and_connect_sync())
+
+    def start_again(self, ranks: int) -> IpyparallelMesh:
+        raise NotImplementedError("an ipyparallel client has one cluster")
+
+    def stop(self) -> None:
+        self.cluster.stop_cluster_sync()
+
+
+if __name__ == "__main__":
+    peer.main(IpyparallelPeer())

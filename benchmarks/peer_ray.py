@@ -1,0 +1,83 @@
+"""Ray as a peer: one actor for each rank on a local cluster; a cell is a method that runs code."""
+
+# The peer is optional, so its types are not known everywhere.
+# mypy: disable-error-code="import-not-found,import-untyped,misc,untyped-decorator"
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import ray
+
+from benchmarks import peer
+
+
+class Echo:
+    """Returns what it gets, and runs code."""
+
+    def __init__(self) -> None:
+        self.namespace: dict[str, Any] = {}
+
+    def ready(self) -> int:
+        import torch  # noqa: F401
+
+        return os.getpid()
+
+    def echo(self, value: int) -> int:
+        return value
+
+    def run(self, source: str) -> None:
+        exec(compile(source, "<cell>", "exec"), self.namespace)
+
+
+RemoteEcho: Any = ray.remote(num_cpus=0)(Echo)
+
+
+class RayMesh:
+    """A list of actors, which is how Ray addresses many at once."""
+
+    def __init__(self, ranks: int) -> None:
+        self.actors: list[Any] = [RemoteEcho.remote() for _ in range(ranks)]
+        self.rank_pids: list[int] = ray.get([actor.ready.remote() for actor in self.actors])
+
+    def call(self, value: int) -> list[int]:
+        answers: list[int] = ray.get([actor.echo.remote(value) for actor in self.actors])
+        return answers
+
+    def call_one(self, value: int) -> int:
+        answer: int = ray.get(self.actors[0].echo.remote(value))
+        return answer
+
+    def cell(self) -> None:
+        ray.get([actor.run.remote("pass") for actor in self.actors])
+
+    def outstanding(self, count: int) -> list[int]:
+        answers: list[int] = ray.get([self.actors[0].echo.remote(value) for value in range(count)])
+        return answers
+
+    def pids(self) -> list[int]:
+        return self.rank_pids
+
+
+class RayPeer:
+    """Starts a local cluster with as many CPUs as ranks, without dashboard and log forwarding."""
+
+    def __init__(self) -> None:
+        self.meshes: list[RayMesh] = []
+
+    def start(self, ranks: int) -> RayMesh:
+        ray.init("local", num_cpus=ranks, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        return self.start_again(ranks)
+
+    def start_again(self, ranks: int) -> RayMesh:
+        # An actor ends with its last handle, so the meshes are kept.
+        self.meshes.append(RayMesh(ranks))
+        return self.meshes[-1]
+
+    def stop(self) -> None:
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    peer.main(RayPeer())

@@ -1,0 +1,231 @@
+"""Turns samples into medians, ratios, verdicts and the printed table; pure, so that it is tested without any peer."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+from benchmarks.machine import Machine
+from benchmarks.measures import BARS, Bar, Measure, row_key
+
+__all__ = ["Cell", "Sample", "Verdict", "judge", "render", "summarise", "to_json"]
+
+MISSING = "–"
+OURS = "ours"
+REFERENCE = "monarch"
+
+PEER_NOTES: dict[str, str] = {
+    "ours": "actors; a cell is `ProcMesh.run` on a rank's namespace.",
+    "monarch": "actors; a cell is an endpoint that compiles and runs the code.",
+    "ray": "actors; `ray.init` counts in the start, not in the second mesh; a cell is a method that runs the code.",
+    "dask": "an actor in each worker for calls to one rank, `Client.run` for calls and cells on all: the fastest.",
+    "ipyparallel": "`apply` of a function, by a view of one engine or of all; a cell is `DirectView.execute`.",
+}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one run of one peer gave for one row: a figure, or the reason why there is none."""
+
+    peer: str
+    row: str
+    value: float | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The figures of one peer in one row, over all repetitions."""
+
+    values: tuple[float, ...]
+    reasons: tuple[str, ...]
+    """Each distinct reason for a missing figure, in order of appearance."""
+    missed: int
+    """How many runs gave no figure."""
+
+    @property
+    def median(self) -> float | None:
+        """The median of the figures, or None without any."""
+        return statistics.median(self.values) if self.values else None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a bar."""
+
+    bar: Bar
+    figure: float | None
+    """What the bar is about: our ratio to monarch, or our own figure; None when it could not be had."""
+    met: bool | None
+
+
+Table = dict[str, dict[str, Cell]]
+"""Cells by row, then by peer."""
+
+
+def summarise(samples: Iterable[Sample]) -> Table:
+    """Gather samples into cells."""
+    grouped: dict[tuple[str, str], list[Sample]] = {}
+    for sample in samples:
+        grouped.setdefault((sample.row, sample.peer), []).append(sample)
+    table: Table = {}
+    for (row, peer), taken in grouped.items():
+        table.setdefault(row, {})[peer] = Cell(
+            values=tuple(sample.value for sample in taken if sample.value is not None),
+            reasons=tuple(dict.fromkeys(sample.reason for sample in taken if sample.value is None)),
+            missed=sum(sample.value is None for sample in taken),
+        )
+    return table
+
+
+def median_of(table: Table, row: str, peer: str) -> float | None:
+    """Return a peer's median in a row, or None."""
+    cell = table.get(row, {}).get(peer)
+    return cell.median if cell else None
+
+
+def ratio_of(table: Table, row: str) -> float | None:
+    """Return our median divided by monarch's, or None when either is missing or monarch's is zero."""
+    ours, reference = median_of(table, row, OURS), median_of(table, row, REFERENCE)
+    return ours / reference if ours is not None and reference else None
+
+
+def judge(table: Table, bars: Sequence[Bar] = BARS) -> list[Verdict]:
+    """Hold the figures against the bars of those rows that were asked for."""
+    verdicts = []
+    for bar in bars:
+        if bar.row not in table:
+            continue
+        figure = ratio_of(table, bar.row) if bar.kind == "at most x monarch" else median_of(table, bar.row, OURS)
+        met = None
+        if figure is not None:
+            met = figure >= bar.limit if bar.kind == "at least" else figure <= bar.limit
+        verdicts.append(Verdict(bar, figure, met))
+    return verdicts
+
+
+def number(value: float) -> str:
+    """Write a figure with three significant digits, or with all its whole ones."""
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) >= 0.1 or value == 0 else f"{value:.2g}"
+
+
+def cell_text(cell: Cell | None) -> str:
+    """Write a cell as median, with the smallest and the largest figure when there are several."""
+    if cell is None or cell.median is None:
+        return MISSING
+    if len(cell.values) == 1:
+        return number(cell.median)
+    return f"{number(cell.median)} ({number(min(cell.values))}-{number(max(cell.values))})"
+
+
+def bar_text(verdict: Verdict | None) -> str:
+    """Write a bar and whether it was met."""
+    if verdict is None:
+        return ""
+    limit = f"{verdict.bar.limit:,g}"
+    text = {"at most x monarch": f"<= {limit} x", "at most": f"<= {limit}", "at least": f">= {limit}"}[verdict.bar.kind]
+    return text + {True: " met", False: " MISSED", None: " ?"}[verdict.met]
+
+
+def align(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lay rows out as a Markdown table whose first row is the head, the first column left and the others right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+
+    def line(row: Sequence[str]) -> str:
+        numbers = [text.rjust(width) for text, width in zip(row[1:], widths[1:], strict=True)]
+        return "| " + " | ".join([row[0].ljust(widths[0]), *numbers]) + " |"
+
+    rule = "|".join(["", "-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:]), ""])
+    return [line(rows[0]), rule, *map(line, rows[1:])]
+
+
+def header(machine: Machine) -> list[str]:
+    """Write what stands above the table."""
+    versions = ", ".join(f"{peer} {version}" for peer, version in machine.peers.items())
+    busy = machine.load > machine.cores / 2
+    return [
+        f"machine: {machine.processor}, {machine.cores} cores, {machine.memory_gib:g} GiB, {machine.system}, "
+        f"load {machine.load:g} before the run" + (": BUSY, compare no figures with other runs" if busy else ""),
+        f"Python {machine.python}, torch {machine.torch}" + (f"; {versions}" if versions else ""),
+        f"commit {machine.commit}; {machine.date}",
+    ]
+
+
+def missing_lines(table: Table, peers: Sequence[str], rows: Sequence[str]) -> list[str]:
+    """Say why figures are missing, each reason of a peer once, with the rows it concerns."""
+    lines = []
+    for peer in peers:
+        concerned: dict[str, list[str]] = {}
+        for row in rows:
+            cell = table.get(row, {}).get(peer)
+            for reason in cell.reasons if cell else ():
+                total = cell.missed + len(cell.values) if cell else 0
+                part = f" in {cell.missed} of {total} runs" if cell and cell.values else ""
+                concerned.setdefault(reason, []).append(row + part)
+        for reason, affected in concerned.items():
+            where = "everything" if len(affected) == len(rows) and affected == list(rows) else ", ".join(affected)
+            lines.append(f"{MISSING} {peer}, {where}: {reason}")
+    return lines
+
+
+def render(machine: Machine, peers: Sequence[str], measures: Sequence[Measure], samples: Iterable[Sample]) -> str:
+    """Write the whole report: machine, table, missing figures, notes."""
+    table = summarise(samples)
+    verdicts = {verdict.bar.row: verdict for verdict in judge(table)}
+    rows = [["measure", "unit", *peers, f"{OURS} / {REFERENCE}", "bar"]]
+    for measure in measures:
+        for ranks in measure.ranks:
+            row = row_key(measure.key, ranks)
+            ratio = ratio_of(table, row)
+            title = measure.title.format(ranks=ranks) + (" (higher is better)" if measure.higher_is_better else "")
+            cells = [cell_text(table.get(row, {}).get(peer)) for peer in peers]
+            ratio_text = MISSING if ratio is None else f"{ratio:.2f}"
+            rows.append([title, measure.unit, *cells, ratio_text, bar_text(verdicts.get(row))])
+    lines = [*header(machine), "", *align(rows), ""]
+    missing = missing_lines(table, peers, [row_key(m.key, ranks) for m in measures for ranks in m.ranks])
+    if missing:
+        lines += ["Missing:", *missing, ""]
+    lines.append(
+        "Medians over the repetitions (smallest-largest); OMP_NUM_THREADS=1; a fresh process for each run of a peer."
+    )
+    lines += [
+        f"- {m.title.format(ranks=m.ranks[0] if len(m.ranks) == 1 else 'N')}: "
+        f"{m.note.format(ranks=m.ranks[0] if len(m.ranks) == 1 else 'N')}"
+        for m in measures
+    ]
+    lines += [f"- {peer}: {PEER_NOTES[peer]}" for peer in peers if peer in PEER_NOTES]
+    return "\n".join(lines)
+
+
+def to_json(
+    machine: Machine, settings: dict[str, object], measures: Sequence[Measure], samples: Iterable[Sample]
+) -> dict[str, object]:
+    """Return the report as plain data: every figure, the medians, the ratios and what became of the bars."""
+    table = summarise(samples)
+    units = {row_key(m.key, ranks): m.unit for m in measures for ranks in m.ranks}
+    results = {
+        row: {
+            "unit": units.get(row, ""),
+            "ratio_to_monarch": ratio_of(table, row),
+            "peers": {
+                peer: {
+                    "median": cell.median,
+                    "min": min(cell.values, default=None),
+                    "max": max(cell.values, default=None),
+                    "values": list(cell.values),
+                    "missing": list(cell.reasons),
+                }
+                for peer, cell in cells.items()
+            },
+        }
+        for row, cells in table.items()
+    }
+    return {
+        "machine": asdict(machine),
+        "settings": settings,
+        "results": results,
+        "bars": [asdict(verdict) for verdict in judge(table)],
+    }

@@ -1,0 +1,33 @@
+"""Actors: write a class, spawn it on a mesh, call it.
+
+The names are those of PyTorch Monarch's ``monarch.actor``.
+"""
+
+from __future__ import annotations
+
+from monarch_kernel.actor.actor import Actor, endpoint
+from monarch_kernel.actor.context import context, current_actor_name, current_rank, current_size
+from monarch_kernel.actor.meshes import ActorMesh, HostMesh, ProcMesh, shutdown_context, this_host
+from monarch_kernel.controller.future import Future
+from monarch_kernel.errors import ActorError, SupervisionError
+from monarch_kernel.mesh import Extent, Point, ValueMesh
+
+__all__ = [
+    "Actor",
+    "ActorError",
+    "ActorMesh",
+    "Extent",
+    "Future",
+    "HostMesh",
+    "Point",
+    "ProcMesh",
+    "SupervisionError",
+    "ValueMesh",
+    "context",
+    "current_actor_name",
+    "current_rank",
+    "current_size",
+    "endpoint",
+    "shutdown_context",
+    "this_host",
+]

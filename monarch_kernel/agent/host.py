@@ -1,0 +1,364 @@
+"""The host agent: starts ranks through the zygote, watches them, reads what they write, and ends them.
+
+Theory of operation
+===================
+
+One thread, one selector. It never imports torch and never unpickles. On the controller's machine messages to and from ranks
+do not pass through it. It watches
+
+- the controller's socket: what to start and to end;
+- the zygote's socket: pids of new ranks, or the zygote's end;
+- a pidfd per rank: readable when the process has ended, whose status we then collect, for the kernel made us its parent;
+- two pipes per rank: its output;
+- a pidfd of the controller: when that process is gone, everything ends at once and the session's directory is removed.
+
+A rank leads a session and process group of its own. When it ends, what it left in its group is asked to end, and after
+`GROUP_GRACE_S` killed. Ranks have the kernel kill them should the agent itself die.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from monarch_kernel.agent.output import OutputStream
+from monarch_kernel.agent.processes import become_subreaper, cpu_seconds, gpu_ids, group_is_alive, rss_nbytes
+from monarch_kernel.agent.zygote import Zygote
+from monarch_kernel.transport.base import CONTROLLER, host_peer
+from monarch_kernel.transport.zmq import ZmqDealer
+from monarch_kernel.wire.codec import WireError, join, pack, split
+from monarch_kernel.wire.config import AgentConfig
+from monarch_kernel.wire.messages import (
+    Goodbye,
+    HostHello,
+    KillRanks,
+    Lost,
+    Message,
+    Output,
+    OutputChunk,
+    RankSpec,
+    Reading,
+    Readings,
+    StartRanks,
+)
+
+__all__ = ["HostAgent"]
+
+OUTPUT_EVERY_S = 0.01
+READINGS_EVERY_S = 1.0
+GROUP_GRACE_S = 1.0
+_IDLE_S = 0.5
+
+
+@dataclass
+class _Rank:
+    spec: RankSpec
+    streams: list[OutputStream]
+    pid: int = 0
+    pidfd: int = -1
+    kill_at: float | None = None
+    rss_nbytes: int = 0
+    cpu_s: float = 0.0
+    stopping: float | None = field(default=None)
+
+
+class HostAgent:
+    """One machine's part of a session.
+
+    Args:
+        config: from the launcher.
+        make_zygote: starts a zygote; called again if one has died.
+    """
+
+    def __init__(self, config: AgentConfig, make_zygote: Callable[[], Zygote]) -> None:
+        become_subreaper()
+        self._config = config
+        self._make_zygote = make_zygote
+        self._zygote: Zygote | None = make_zygote()  # first of all: it takes the longest
+        self._selector = selectors.DefaultSelector()
+        self._ranks: dict[int, _Rank] = {}
+        self._groups: dict[int, float] = {}
+        self._over = False
+        self._session_over = False
+        self._output_at = 0.0
+        self._is_marked = False
+        self._readings_at = 0.0
+        self._transport = ZmqDealer(config.address, host_peer(config.host))
+        self._selector.register(self._transport.fileno(), selectors.EVENT_READ, lambda: None)
+        self._watch_zygote()
+        self._controller_fd = -1
+        if config.controller_pid:
+            try:
+                self._controller_fd = os.pidfd_open(config.controller_pid)
+                self._selector.register(self._controller_fd, selectors.EVENT_READ, self._end_session)
+            except ProcessLookupError:
+                self._end_session()
+        signal.signal(signal.SIGTERM, lambda *_: self._end())
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def run(self) -> None:
+        """Serve until the session is over."""
+        hello = HostHello(
+            self._config.token,
+            self._config.host,
+            socket.gethostname(),
+            os.getpid(),
+            len(os.sched_getaffinity(0)),
+            len(gpu_ids()),
+        )
+        self._send(hello)
+        try:
+            while not self._over:
+                self._hear()
+                if self._over:
+                    break
+                for key, _ in self._selector.select(self._timeout()):
+                    key.data()
+                self._do_what_is_due(time.monotonic())
+        finally:
+            self._clean_up()
+
+    # -- the controller
+
+    def _send(self, message: Message) -> None:
+        self._transport.send(CONTROLLER, join([pack(message)]))
+
+    def _hear(self) -> None:
+        while (received := self._transport.recv()) is not None:
+            try:
+                messages = [message for message, _ in split(received[1])]
+            except WireError as error:
+                print(f"dropped a bad message: {error}", file=sys.stderr, flush=True)
+                continue
+            for message in messages:
+                if isinstance(message, StartRanks):
+                    self._start(message.specs)
+                elif isinstance(message, KillRanks):
+                    self._kill(message.procs, message.grace_s)
+                elif isinstance(message, Goodbye):
+                    self._end_session()
+
+    def _end(self) -> None:
+        self._over = True
+
+    def _end_session(self) -> None:
+        self._over = self._session_over = True
+
+    # -- ranks come
+
+    def _start(self, specs: Sequence[RankSpec]) -> None:
+        if self._zygote is not None and not self._zygote.is_alive:
+            self._zygote_ended()  # a moment ago: we have not been told yet
+        if self._zygote is None:
+            self._zygote = self._make_zygote()
+            self._watch_zygote()
+        theirs = []
+        for spec in specs:
+            streams = []
+            ends = []
+            for name in ("stdout", "stderr"):
+                read_end, write_end = os.pipe2(os.O_CLOEXEC)
+                stream = OutputStream(spec.proc, name, read_end)
+                self._selector.register(read_end, selectors.EVENT_READ, partial(self._read, stream))
+                streams.append(stream)
+                ends.append(write_end)
+            self._ranks[spec.proc] = _Rank(spec, streams)
+            theirs.append((ends[0], ends[1]))
+        try:
+            self._zygote.fork(specs, theirs)
+        except OSError:
+            self._zygote_ended()
+        finally:
+            for pair in theirs:
+                for end in pair:
+                    os.close(end)
+
+    def _watch_zygote(self) -> None:
+        assert self._zygote is not None
+        self._selector.register(self._zygote.socket, selectors.EVENT_READ, self._hear_zygote)
+
+    def _hear_zygote(self) -> None:
+        assert self._zygote is not None
+        report = self._zygote.report()
+        if report is None:
+            self._zygote_ended()
+            return
+        rank = self._ranks[report.proc]
+        if report.error:
+            self._lost(rank, 0, 0, report.error)
+            return
+        rank.pid = report.pid
+        rank.pidfd = os.pidfd_open(report.pid)
+        self._selector.register(rank.pidfd, selectors.EVENT_READ, partial(self._ended, rank))
+        if rank.stopping is not None:  # it was to be ended before it had begun
+            self._kill([report.proc], rank.stopping)
+
+    def _zygote_ended(self) -> None:
+        if self._zygote is None:
+            return
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(self._zygote.socket)
+        log = self._zygote.close()
+        self._zygote = None
+        for rank in [rank for rank in self._ranks.values() if not rank.pid]:
+            self._lost(rank, 0, 0, "the process that ranks are forked from (it imports torch) ended", log)
+
+    # -- ranks write
+
+    def _read(self, stream: OutputStream) -> None:
+        if stream.fd < 0:
+            return  # its rank was lost by what was handled before, in the same turn
+        if not stream.read():
+            self._selector.unregister(stream.fd)
+            os.close(stream.fd)
+            stream.fd = -1
+        self._is_marked |= stream.is_marked  # somebody waits for it
+        now = time.monotonic()
+        if now >= self._output_at + OUTPUT_EVERY_S:
+            self._flush_output(now)
+
+    def _flush_output(self, now: float) -> None:
+        chunks: list[OutputChunk] = []
+        for rank in self._ranks.values():
+            for stream in rank.streams:
+                if stream.waiting:
+                    chunk = stream.take(now)
+                    if chunk is not None:
+                        chunks.append(chunk)
+        if chunks:
+            self._output_at = now
+            self._send(Output(tuple(chunks)))
+
+    # -- ranks go
+
+    def _kill(self, procs: Sequence[int], grace_s: float) -> None:
+        now = time.monotonic()
+        for proc in procs:
+            rank = self._ranks.get(proc)
+            if rank is None:
+                continue
+            rank.stopping = grace_s
+            if rank.pid:
+                signal_rank(rank.pid, signal.SIGTERM if grace_s else signal.SIGKILL)
+                rank.kill_at = now + grace_s
+
+    def _ended(self, rank: _Rank) -> None:
+        # The kernel made us its parent when the helper that forked it ended; until then there is no status to collect.
+        try:
+            info = os.waitid(os.P_PIDFD, rank.pidfd, os.WEXITED | os.WNOHANG)
+        except ChildProcessError:
+            return
+        if info is None:
+            return
+        for stream in rank.streams:
+            if stream.fd >= 0:
+                stream.read()
+        by_signal = info.si_code in (os.CLD_KILLED, os.CLD_DUMPED)
+        self._lost(rank, 0 if by_signal else info.si_status, info.si_status if by_signal else 0, "")
+
+    def _lost(self, rank: _Rank, exit_code: int, signum: int, reason: str, log: tuple[str, ...] = ()) -> None:
+        now = time.monotonic()
+        del self._ranks[rank.spec.proc]
+        chunks = [chunk for stream in rank.streams if (chunk := stream.take(now, last=True))]
+        if chunks:
+            self._send(Output(tuple(chunks)))
+        last_lines = log or tuple(line for stream in rank.streams for line in stream.tail()[-12:])
+        self._send(Lost(rank.spec.proc, exit_code, signum, reason, last_lines, rank.rss_nbytes))
+        for stream in rank.streams:
+            if stream.fd >= 0:
+                self._selector.unregister(stream.fd)
+                os.close(stream.fd)
+                stream.fd = -1
+        if rank.pidfd >= 0:
+            self._selector.unregister(rank.pidfd)
+            os.close(rank.pidfd)
+        if rank.pid and group_is_alive(rank.pid):
+            signal_rank(rank.pid, signal.SIGTERM)
+            self._groups[rank.pid] = now + GROUP_GRACE_S
+
+    # -- time
+
+    def _timeout(self) -> float:
+        if any(stream.waiting for rank in self._ranks.values() for stream in rank.streams):
+            return OUTPUT_EVERY_S
+        if self._groups or any(rank.kill_at is not None for rank in self._ranks.values()):
+            return 0.05
+        return _IDLE_S
+
+    def _do_what_is_due(self, now: float) -> None:
+        if self._is_marked or now >= self._output_at + OUTPUT_EVERY_S:
+            self._is_marked = False
+            self._flush_output(now)
+        if now >= self._readings_at + READINGS_EVERY_S:
+            self._read_meters(now)
+        for rank in self._ranks.values():
+            if rank.kill_at is not None and now >= rank.kill_at:
+                signal_rank(rank.pid, signal.SIGKILL)
+                rank.kill_at = None
+        for pgid, deadline in list(self._groups.items()):
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-pgid, os.WNOHANG)[0]:  # we are the parent of what a rank leaves behind
+                    pass
+            if not group_is_alive(pgid):
+                del self._groups[pgid]
+            elif now >= deadline:
+                signal_rank(pgid, signal.SIGKILL)
+
+    def _read_meters(self, now: float) -> None:
+        elapsed_s = now - self._readings_at
+        self._readings_at = now
+        readings = []
+        for rank in self._ranks.values():
+            if rank.pid:
+                before, rank.cpu_s = rank.cpu_s, cpu_seconds(rank.pid)
+                rank.rss_nbytes = rss_nbytes(rank.pid)
+                percent = 100 * (rank.cpu_s - before) / elapsed_s if before else 0.0
+                readings.append(Reading(rank.spec.proc, rank.rss_nbytes, max(0.0, percent)))
+        if readings:
+            self._send(Readings(tuple(readings)))
+
+    # -- the end
+
+    def _clean_up(self) -> None:
+        for rank in self._ranks.values():
+            if rank.pid:
+                signal_rank(rank.pid, signal.SIGKILL)
+        for pgid in self._groups:
+            signal_rank(pgid, signal.SIGKILL)
+        if self._zygote is not None:
+            self._zygote.close()
+        while True:  # ranks that the zygote forked meanwhile are ours too
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                self._kill_children()
+                time.sleep(0.002)
+        self._transport.close()
+        if self._controller_fd >= 0:
+            os.close(self._controller_fd)
+        if self._session_over:  # else the controller lives on, and may launch another agent
+            shutil.rmtree(self._config.directory, ignore_errors=True)
+
+    def _kill_children(self) -> None:
+        with open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:
+            for pid in file.read().split():
+                signal_rank(int(pid), signal.SIGKILL)
+
+
+def signal_rank(pid: int, signum: int) -> None:
+    """Signal a rank and what else is in its process group, if they are still there."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signum)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signum)  # before setsid() it is in another group

@@ -1,0 +1,145 @@
+"""What ranks write to file descriptors 1 and 2: read by the host agent, coalesced and bounded.
+
+The agent reads, not the rank: a rank whose native code writes while it holds the GIL could not read its own pipe, and what a
+rank wrote just before it was killed is still in the pipe.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+from collections import deque
+from typing import Literal
+
+from monarch_kernel.agent.streams import MarkReader
+from monarch_kernel.wire.messages import OutputChunk
+
+__all__ = ["OutputStream"]
+
+BURST_CHARS = 1 << 20
+CHARS_PER_S = 512 * 1024
+TAIL_LINES = 64
+TAIL_LINE_CHARS = 1000
+TAIL_EVERY_S = 0.1
+_OURS = re.compile(r'Extension modules: |\s+File "(.*/monarch_kernel/.*|<frozen runpy>)", line|\s*$')
+_READ_NBYTES = 1 << 16
+_READS_PER_TURN = 16
+
+
+class OutputStream:
+    """One stream of one rank.
+
+    Up to `BURST_CHARS` at once and `CHARS_PER_S` on average pass as they come. What a rank writes above that is dropped and
+    counted by lines, except the last `TAIL_LINES`, which follow every `TAIL_EVERY_S`: so the end is always shown.
+    """
+
+    def __init__(self, proc: int, name: Literal["stdout", "stderr"], fd: int) -> None:
+        self.proc = proc
+        self.name = name
+        self.fd = fd
+        self.last_lines: deque[str] = deque(maxlen=60)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._marks = MarkReader()
+        self._read_to = 0  # in bytes until the first mark, then the last mark
+        self._told_to = 0
+        self._pending: list[str] = []
+        self._pending_chars = 0
+        self._allowance = float(BURST_CHARS)
+        self._allowance_at = 0.0
+        self._tail: deque[str] = deque()
+        self._dropped = 0
+        self._tail_at = 0.0
+        self._partial = ""
+        os.set_blocking(fd, False)
+
+    def read(self) -> bool:
+        """Read what is there; False once the rank and all its children have closed the stream."""
+        for _ in range(_READS_PER_TURN):
+            try:
+                data = os.read(self.fd, _READ_NBYTES)
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            self._take_in(self._marks.feed(data))
+            if len(data) < _READ_NBYTES // 2:
+                return True
+        return True
+
+    def _take_in(self, data: bytes) -> None:
+        self._read_to = self._marks.last or self._read_to + len(data)
+        text = self._decoder.decode(data)
+        if text:
+            self._pending.append(text)
+            self._pending_chars += len(text)
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether a mark was read that has not been told."""
+        return self._marks.last > self._told_to
+
+    @property
+    def waiting(self) -> bool:
+        """Whether `take` may have something to give."""
+        return self._told_to != self._read_to or bool(self._pending or self._tail)
+
+    def take(self, now: float, *, last: bool = False) -> OutputChunk | None:
+        """Give what may be shown now; with ``last`` whatever there is."""
+        text = "".join(self._pending)
+        self._pending.clear()
+        self._pending_chars = 0
+        if text:
+            self._remember(text)
+        self._allowance = min(BURST_CHARS, self._allowance + (now - self._allowance_at) * CHARS_PER_S)
+        self._allowance_at = now
+        if not self._tail and len(text) <= self._allowance:
+            self._allowance -= len(text)
+            return self._chunk(text, 0)
+        shown = ""
+        if not self._tail and self._allowance > 0:
+            cut = text.rfind("\n", 0, int(self._allowance)) + 1
+            shown, text = text[:cut], text[cut:]
+            self._allowance -= cut
+        self._hold(text)
+        if not shown and (last or now >= self._tail_at + TAIL_EVERY_S):
+            self._tail_at = now
+            shown, dropped = "".join(self._tail), self._dropped
+            self._tail.clear()
+            self._dropped = 0
+            return self._chunk(shown, dropped)
+        if shown:
+            self._tail_at = now
+            return OutputChunk(self.proc, self.name, shown, self._told_to)
+        return None
+
+    def _chunk(self, text: str, dropped: int) -> OutputChunk | None:
+        if not text and self._told_to == self._read_to:
+            return None
+        self._told_to = self._read_to
+        return OutputChunk(self.proc, self.name, text, self._told_to, dropped)
+
+    def _hold(self, text: str) -> None:
+        lines = text.splitlines(keepends=True)
+        if self._tail and lines and not self._tail[-1].endswith("\n"):
+            lines[0] = self._tail.pop() + lines[0]
+        surplus = len(self._tail) + len(lines) - TAIL_LINES
+        if surplus > 0:
+            self._dropped += surplus
+            for _ in range(min(surplus, len(self._tail))):
+                self._tail.popleft()
+            lines = lines[-TAIL_LINES:]
+        self._tail.extend(
+            line if len(line) <= TAIL_LINE_CHARS else line[:TAIL_LINE_CHARS] + "…\n" * line.endswith("\n")
+            for line in lines
+        )
+
+    def _remember(self, text: str) -> None:
+        lines = (self._partial + text[-8192:]).split("\n")
+        self._partial = lines.pop()[-1000:]
+        self.last_lines.extend(lines[-60:])
+
+    def tail(self) -> tuple[str, ...]:
+        """The last lines written, for the report of a death; without what faulthandler says of our own code."""
+        lines = (*self.last_lines, self._partial) if self._partial else tuple(self.last_lines)
+        return tuple(line for line in lines if not _OURS.match(line))

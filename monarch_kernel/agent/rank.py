@@ -1,0 +1,451 @@
+"""A rank: the process that runs the user's cells and actors.
+
+Theory of operation
+===================
+
+Work is done by *executors*, each a mailbox and the one thread that empties it: ``main`` (the main thread: cells, push, pull,
+process groups, so that signals and CUDA behave as in a script) and one per actor. An idle executor drives the socket
+(`Driver`): the message that ends its wait is then handled without any hand-over. While all are busy the driver's background
+thread receives, and files messages into mailboxes; `Interrupt` and `Release` it acts upon at once, whatever is
+queued before them. So order holds per executor, and control messages have a lane of their own.
+
+An interrupt names a request. It raises KeyboardInterrupt only if that request is being executed, in user code, at the moment
+when it would be raised; if the request still waits in a mailbox it is answered as interrupted; else it comes too late and
+nothing happens. SIGINT from elsewhere (a terminal, Jupyter's process group) has no effect.
+
+A collective does not see KeyboardInterrupt. If the request goes on `COLLECTIVE_GRACE_S` after an interrupt and a collective
+is pending, the process group is aborted: the collective raises, the rank's state is kept, the group is formed anew later.
+
+SIGTERM ends the process by way of ``atexit``; nothing else that user code does, except dying, ends it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import dataclasses
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any, NoReturn, Protocol
+
+from monarch_kernel.agent.processes import die_with_parent
+from monarch_kernel.agent.report import describe
+from monarch_kernel.agent.streams import OutputMarks
+from monarch_kernel.errors import Failure, FailureKind, PayloadError
+from monarch_kernel.transport.base import CONTROLLER, Peer, Transport
+from monarch_kernel.transport.driver import Driver, Waiter
+from monarch_kernel.wire.codec import Frame, Packed, WireError, dump, load, pack, salvage_ids, split
+from monarch_kernel.wire.messages import (
+    Call,
+    Failed,
+    FormGroup,
+    Hello,
+    Interrupt,
+    Message,
+    Payload,
+    Ping,
+    Pull,
+    Push,
+    RankSpec,
+    Release,
+    Result,
+    Rich,
+    Run,
+    Spawn,
+    StopActor,
+)
+
+__all__ = ["Executor", "Group", "Rank", "Shell"]
+
+COLLECTIVE_GRACE_S = 0.3
+RELEASE_AFTER_S = 1.0
+STRIKE_EVERY_S = 0.05
+SWITCH_INTERVAL_S = 0.001
+
+Handler = Callable[[Any, Sequence[Frame]], None]
+
+
+class Group(Protocol):
+    """The rank's default process group, as far as interrupts need it."""
+
+    def pending_s(self) -> float:
+        """Age of the oldest collective that has not ended, in seconds; 0 if there is none."""
+        ...
+
+    def abort(self) -> None:
+        """Make pending collectives raise; the group is unusable from then on."""
+        ...
+
+    def collectives(self) -> int:
+        """Collectives started so far; -1 without a group, -2 if it was aborted."""
+        ...
+
+
+class Shell(Protocol):
+    """What runs cells."""
+
+    namespace: dict[str, Any]
+
+    def run(self, code: str, number: int) -> Any:
+        """Run a cell; the outcome has ``value``, ``bundle`` and ``failure``."""
+        ...
+
+
+class Executor:
+    """A mailbox and the thread that empties it, one message at a time."""
+
+    def __init__(self, rank: Rank, name: str) -> None:
+        self.name = name
+        self.mailbox: deque[tuple[Any, Sequence[Frame]]] = deque()
+        self.waiter = Waiter()
+        self.handlers: dict[type[Message], Handler] = {}
+        self.current = 0
+        self.in_user_code = False
+        self.interrupted = 0
+        self.struck = 0
+        self.released = 0
+        self.thread_id = 0
+        self.over = False
+        self._taken: tuple[Any, Sequence[Frame]] = (None, ())
+        self.strike: Callable[[], object] | None = None
+        self._striking = threading.Lock()
+        self._rank = rank
+
+    def post(self, message: Message, frames: Sequence[Frame]) -> None:
+        """File a message; for the thread that drives the socket."""
+        self.mailbox.append((message, frames))
+        self._rank.driver.serve(self.waiter)
+
+    def run(self) -> None:
+        """Empty the mailbox until it is over; drive the socket while it is empty."""
+        self.thread_id = threading.get_ident()
+        mailbox, waiter, wait = self.mailbox, self.waiter, self._rank.driver.wait
+        while not self.over:
+            while mailbox and not self.over:
+                if not self._begin_next():
+                    continue
+                message, frames = self._taken
+                try:
+                    self.handlers[type(message)](message, frames)
+                except KeyboardInterrupt as error:  # struck between the user's code and our own handling of it
+                    self._rank.fail(self, self.current, error)
+                except Exception as error:
+                    self._rank.fail(self, self.current, error)
+                self.current = 0
+                self._taken = message, frames = None, ()
+            waiter.ready = False
+            if not mailbox and not self.over:
+                try:
+                    wait(waiter, patient=True)
+                except Exception:  # of a signal handler that user code has set, such as torch's for DataLoader workers
+                    traceback.print_exc()
+
+    def _begin_next(self) -> bool:
+        """Take the next message; False if an interrupt has just taken it away.
+
+        ``current`` is set before the message leaves the mailbox: an interrupt finds it in one place or the other.
+        """
+        try:
+            self.current = getattr(self.mailbox[0][0], "id", 0)
+            self._taken = self.mailbox.popleft()
+        except IndexError:
+            self.current = 0
+            return False
+        self.current = getattr(self._taken[0], "id", 0)
+        return True
+
+    @contextlib.contextmanager
+    def user_code(self) -> Any:
+        """Where an interrupt may strike."""
+        self.in_user_code = True
+        try:
+            yield
+        finally:
+            self.leave_user_code()
+
+    def leave_user_code(self) -> None:
+        """From here on no interrupt strikes, not even one that is on its way to this thread."""
+        self.in_user_code = False
+        if self.interrupted and self.interrupted == self.current:
+            with self._striking:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread_id), None)
+
+    def strike_thread(self) -> None:
+        """Raise KeyboardInterrupt in this executor's thread, if that runs user code."""
+        with self._striking:
+            if self.in_user_code:
+                interrupt = ctypes.py_object(KeyboardInterrupt)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread_id), interrupt)
+
+
+class Rank:
+    """The process as a whole.
+
+    Args:
+        spec: who we are.
+        transport: connected to the controller.
+        token: proves that we belong to the session.
+        marks: of what we write to stdout and stderr.
+    """
+
+    def __init__(self, spec: RankSpec, transport: Transport, token: str, marks: OutputMarks) -> None:
+        self.spec = spec
+        self.group: Group | None = None
+        self.actors: dict[int, Executor] = {}
+        self._stopped: dict[int, str] = {}
+        self.on_spawn: Callable[[Spawn, Executor], None] | None = None
+        self.main = Executor(self, "main")
+        self.main.handlers = {Run: self._run_cell, Push: self._push, Pull: self._pull, Ping: self._ping}
+        self._shell: Shell | None = None
+        self._make_shell: Callable[[Callable[[dict[str, Any], dict[str, Any]], None]], Shell] | None = None
+        self._output_marks = marks
+        self._token = token
+        self._exiting = False
+        self._pid = os.getpid()
+        self.driver: Driver[Packed] = Driver(transport, self._on_message, self._on_item, name="monarch-rank-io")
+
+    def use_shell(self, make_shell: Callable[[Callable[[dict[str, Any], dict[str, Any]], None]], Shell]) -> None:
+        """Say how to make the shell; it is made for the first cell."""
+        self._make_shell = make_shell
+
+    @property
+    def shell(self) -> Shell:
+        """The IPython shell."""
+        if self._shell is None:
+            assert self._make_shell is not None
+            self._shell = self._make_shell(self._publish)
+        return self._shell
+
+    def serve(self, helper: int) -> NoReturn:
+        """Work until told to exit; for the main thread.
+
+        Args:
+            helper: pid of the process that forked us, which ends as soon as it has forked the others.
+        """
+        signal.signal(signal.SIGINT, self._on_sigint)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        self.driver.start()
+        hello = Hello(self._token, self.spec.proc, os.getpid(), self.spec.device)
+        self.driver.submit(pack(hello))
+        while os.getppid() == helper:
+            os.sched_yield()
+        die_with_parent(signal.SIGKILL)
+        try:
+            self.main.run()
+        except SystemExit:
+            pass
+        self._exit()
+
+    # -- answers, for executors
+
+    def reply(self, id: int, value: Any = None, bundle: dict[str, Any] | None = None, *, output: bool = False) -> None:
+        """Answer a request with a value.
+
+        Raises:
+            PayloadError: the value can't be pickled; the request is still unanswered.
+        """
+        payload, frames = dump(value, "the result") if value is not None else (Payload(), ())
+        if not output:
+            self.driver.submit(pack(Result(id, payload), frames))
+            return
+        written, collectives = self._marks()
+        self.driver.submit(pack(Result(id, payload, bundle or {}, written, collectives), frames))
+
+    def fail(self, executor: Executor, id: int, error: BaseException | Failure) -> None:
+        """Answer a request with a failure; says so if it is the consequence of an interrupt or a release."""
+        if not id:
+            return
+        failure = error if isinstance(error, Failure) else describe(error)
+        if isinstance(error, PayloadError):  # its text says all; the frames are ours
+            failure = dataclasses.replace(failure, frames=(), traceback="")
+        kind = self._why(executor, id, failure)
+        if kind != failure.kind:
+            failure = dataclasses.replace(failure, kind=kind)
+        written, collectives = self._marks()
+        self.driver.submit(pack(Failed(id, failure, written, collectives)))
+
+    @staticmethod
+    def _why(executor: Executor, id: int, failure: Failure) -> FailureKind:
+        if executor.interrupted == id and failure.etype in {"KeyboardInterrupt", "RuntimeError", "DistBackendError"}:
+            return "interrupted"
+        if executor.released == id and failure.etype in {"RuntimeError", "DistBackendError", "DistNetworkError"}:
+            return "released"
+        return failure.kind
+
+    def _marks(self) -> tuple[tuple[int, int], int]:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        return self._output_marks.set(), self.group.collectives() if self.group else -1
+
+    def _publish(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
+        self.driver.submit(pack(Rich(self.main.current, data, metadata)))
+
+    # -- what the main executor does
+
+    def _run_cell(self, message: Run, _: Sequence[Frame]) -> None:
+        shell = self.shell
+        signal.signal(signal.SIGINT, self._on_sigint)  # an earlier cell may have set one of its own
+        with self.main.user_code():
+            outcome = shell.run(message.code, message.cell)
+        if os.getpid() != self._pid:
+            self._end_forked_child(outcome.failure)
+        if self._exiting:
+            raise SystemExit(0)  # SIGTERM came while the cell ran, and the shell took it for the cell's own
+        if outcome.failure is not None:
+            self.fail(self.main, message.id, outcome.failure)
+        else:
+            value = outcome.value if message.want_value else None
+            self.reply(message.id, value, outcome.bundle, output=True)
+
+    @staticmethod
+    def _end_forked_child(failure: Failure | None) -> NoReturn:
+        """A child that the cell forked has come to the cell's end: it must not go on as a second copy of this rank."""
+        with contextlib.suppress(Exception):
+            if failure is not None:
+                print(failure.traceback, file=sys.stderr)
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+        os._exit(failure is not None)
+
+    def _push(self, message: Push, frames: Sequence[Frame]) -> None:
+        namespace = self.shell.namespace
+        with self.main.user_code():
+            namespace[message.name] = load(message.payload, frames)
+        self.reply(message.id)
+
+    def _pull(self, message: Pull, _: Sequence[Frame]) -> None:
+        namespace = self.shell.namespace
+        if message.name not in namespace:
+            # Not raised: a traceback would show only our own code.
+            self.fail(self.main, message.id, NameError(f"name {message.name!r} is not defined on this rank"))
+            return
+        with self.main.user_code():
+            self.reply(message.id, namespace[message.name])
+
+    def _ping(self, message: Ping, _: Sequence[Frame]) -> None:
+        self.reply(message.id, output=True)
+
+    # -- with the baton held
+
+    def _on_item(self, packed: Packed) -> None:
+        self.driver.send(CONTROLLER, packed)
+
+    def _on_message(self, peer: Peer, parts: list[Frame]) -> None:
+        try:
+            for message, frames in split(parts):
+                if type(message) is Call:
+                    executor = self.actors.get(message.actor)
+                    if executor is not None:
+                        executor.post(message, frames)
+                    elif message.id:
+                        why = self._stopped.get(message.actor, "it is not on this rank")
+                        gone = Failure("stopped", "ActorStopped", why, host=socket.gethostname(), pid=os.getpid())
+                        self.driver.send(CONTROLLER, pack(Failed(message.id, gone)))
+                else:
+                    self._route(message, frames)
+        except WireError as error:
+            bad = describe(error)
+            for id in salvage_ids(parts):  # who waits for an answer must not wait for ever
+                self.driver.send(CONTROLLER, pack(Failed(id, bad)))
+
+    def _route(self, message: Message, frames: Sequence[Frame]) -> None:
+        if isinstance(message, (Run, Push, Pull, Ping, FormGroup)):
+            self.main.post(message, frames)
+        elif isinstance(message, Spawn):
+            executor = self.actors[message.actor] = Executor(self, f"actor {message.name}")
+            assert self.on_spawn is not None
+            self.on_spawn(message, executor)
+            executor.post(message, frames)
+        elif isinstance(message, StopActor):
+            stopped = self.actors.pop(message.actor, None)
+            self._stopped[message.actor] = message.reason
+            if stopped is not None:
+                stopped.post(message, frames)
+            else:
+                self.driver.send(CONTROLLER, pack(Result(message.id, Payload())))
+        elif isinstance(message, Interrupt):
+            self._interrupt(message.id)
+        elif isinstance(message, Release):
+            self._release(message.id)
+
+    # -- interrupts
+
+    def _interrupt(self, id: int) -> None:
+        for executor in (self.main, *self.actors.values()):
+            if executor.current == id:
+                executor.interrupted = id
+                executor.struck = 0
+                if executor.strike is not None:
+                    executor.strike()
+                elif executor is self.main:
+                    self._strike_main(id)
+                else:
+                    executor.strike_thread()
+                timer = threading.Timer(COLLECTIVE_GRACE_S, self._abort_collective, [executor, id])
+                timer.daemon = True
+                timer.start()
+                return
+            for item in list(executor.mailbox):
+                if getattr(item[0], "id", 0) == id:
+                    with contextlib.suppress(ValueError):
+                        executor.mailbox.remove(item)
+                        dropped = Failure("interrupted", "KeyboardInterrupt", "interrupted before it began")
+                        self.driver.send(CONTROLLER, pack(Failed(id, dropped)))
+                    return
+
+    def _strike_main(self, id: int) -> None:
+        """Signal the main thread until the signal has been seen: one that comes just before a system call is not."""
+        handler = signal.getsignal(signal.SIGINT)
+        if self.main.current != id or self.main.struck == id:
+            return
+        if handler != self._on_sigint:  # the cell has set one of its own, which is called once
+            self.main.struck = id
+            if callable(handler):
+                signal.pthread_kill(self.main.thread_id, signal.SIGINT)
+            else:  # SIG_DFL would end the process, and SIG_IGN hide the interrupt
+                self.main.strike_thread()
+        else:
+            signal.pthread_kill(self.main.thread_id, signal.SIGINT)
+            timer = threading.Timer(STRIKE_EVERY_S, self._strike_main, [id])
+            timer.daemon = True
+            timer.start()
+
+    def _abort_collective(self, executor: Executor, id: int) -> None:
+        if executor.current == id and self.group is not None and self.group.pending_s() > 0:
+            self.group.abort()
+
+    def _release(self, id: int) -> None:
+        for executor in (self.main, *self.actors.values()):
+            if executor.current == id and self.group is not None and self.group.pending_s() > RELEASE_AFTER_S:
+                executor.released = id
+                self.group.abort()
+
+    def _on_sigint(self, signum: int, frame: FrameType | None) -> None:
+        main = self.main
+        if main.in_user_code and main.current and main.interrupted == main.current != main.struck:
+            main.struck = main.current
+            raise KeyboardInterrupt
+
+    def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
+        if not self._exiting:
+            self._exiting = True
+            raise SystemExit(0)
+
+    def _exit(self) -> NoReturn:
+        self._exiting = True
+        with contextlib.suppress(BaseException):
+            atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(0)

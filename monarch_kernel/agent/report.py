@@ -1,0 +1,403 @@
+"""The report that a rank makes of a failure: an exception with its frames becomes a `Failure`, which is plain data.
+
+Theory of operation. The reader is a user who wrote a cell or a class, so a report is in these terms: frames of this
+package and of IPython's machinery are left out, the frames of the user's own code are marked and carry their source and
+a short description of what the failing statement mentions. A report is made in a process that has just failed, perhaps
+out of memory and with a device in an unknown state, so nothing here calls code of the user (properties, ``__repr__`` of
+unknown types) except where Python itself would to print the exception, nothing waits for a device, sizes are bounded,
+and `describe` raises nothing of its own.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import io
+import itertools
+import linecache
+import os
+import pickle
+import re
+import socket
+import sys
+import sysconfig
+import traceback
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import FrameType, TracebackType
+from typing import Any
+
+from monarch_kernel.errors import Failure, FailureKind, Frame
+
+__all__ = ["describe", "describe_value"]
+
+_VALUE_LENGTH = 80
+_MESSAGE_LENGTH = 20_000
+_TRACEBACK_LENGTH = 200_000
+_SOURCE_WIDTH = 400
+_FIRST_FRAMES, _LAST_FRAMES = 20, 40
+_MAX_VARIABLES = 24
+_MAX_EXCEPTION_NBYTES = 1 << 20
+_MAX_PARSED_LINES = 5_000
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_IPYTHON_CORE = os.sep + os.path.join("IPython", "core") + os.sep
+_LIBRARY = os.path.dirname(os.__file__)
+# What starts a script, and what compiles a cell.
+_MACHINERY = ("<frozen runpy>", os.path.join(_LIBRARY, "runpy.py"), os.path.join(_LIBRARY, "codeop.py"))
+_SCALARS = (bool, int, float, complex, type(None))
+_CONTAINERS = (list, tuple, dict, set, frozenset)
+
+
+def describe(error: BaseException, *, kind: FailureKind = "exception", own_files: Collection[str] = ()) -> Failure:
+    """Make the report of an exception that was caught in this process.
+
+    Args:
+        error: the exception, with its traceback still attached.
+        kind: ``interrupted`` where the caller asked for the interruption.
+        own_files: names of further files whose frames are machinery of ours.
+
+    Returns:
+        The report; where a part of it can't be made, that part is empty.
+    """
+    try:
+        message = _message(error)
+    except Exception:  # the user's __str__ may do anything, and must not hide the failure
+        message = f"<{type(error).__name__} whose __str__ failed>"
+    try:
+        frames = tuple(_frames(error, own_files))
+    except Exception:  # a report without frames is better than no report
+        frames = ()
+    try:
+        text = _traceback_text(error, own_files)
+    except Exception:  # for the same reason
+        text = f"{type(error).__name__}: {message}\n"
+    return Failure(
+        kind=kind,
+        etype=type(error).__name__,
+        message=_cut(message, _MESSAGE_LENGTH),
+        frames=frames,
+        traceback=_cut(text, _TRACEBACK_LENGTH),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        exception=_pickled(error),
+    )
+
+
+def describe_value(value: object) -> str:
+    """Describe a value in at most 80 characters, without calling code of its class unless the class is a known one."""
+    try:
+        text = _describe_value(value)
+    except Exception:  # a subclass of a known type may break its promises
+        text = type(value).__name__
+    return _cut(text.replace("\n", " "), _VALUE_LENGTH)
+
+
+# What is said of the exception itself.
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, SyntaxError) and error.msg:
+        return str(error.msg)  # str(error) repeats file and line, which the frame shows
+    lines = [str(error)]
+    for one in getattr(error, "exceptions", None) or ():  # of an ExceptionGroup
+        if isinstance(one, BaseException):
+            lines += [f"  {line}" for line in f"{type(one).__name__}: {_message(one)}".splitlines()]
+    return "\n".join([*lines, ""])[:-1]  # an exact str, also where __str__ gives one of a derived class
+
+
+def _traceback_text(error: BaseException, own_files: Collection[str]) -> str:
+    rendered = traceback.TracebackException.from_exception(error)
+    own = functools.partial(_is_own, own_files=own_files)
+    pending: list[traceback.TracebackException | None] = [rendered]
+    while pending:
+        part = pending.pop()
+        if part is None:
+            continue
+        if part.stack:
+            kept = [summary for summary in part.stack if not own(summary.filename)]
+            # Frames of ours alone are all there is to find a bug of ours by; but a cell's syntax is not ours.
+            part.stack[:] = _middle_cut(kept if kept or isinstance(error, SyntaxError) else list(part.stack))
+        pending += [part.__cause__, part.__context__, *(getattr(part, "exceptions", None) or ())]
+    misspelt = isinstance(error, SyntaxError) and not rendered.stack  # its place is in the text of the error itself
+    return "".join(rendered.format_exception_only() if misspelt else rendered.format())
+
+
+class _BoundedBuffer(io.BytesIO):
+    """A buffer that refuses to grow beyond what an exception in a message may take."""
+
+    def write(self, data: Any, /) -> int:
+        if self.tell() + memoryview(data).nbytes > _MAX_EXCEPTION_NBYTES:
+            raise ValueError("the pickled exception is too large")
+        return super().write(data)
+
+
+def _pickled(error: BaseException) -> bytes:
+    """Pickle an exception; empty where that fails, is large, or would read tensors (which may wait for a device)."""
+    import cloudpickle  # here, because it takes longer to import than all of this file
+
+    try:
+        if any(_is_tensor(value) for value in (*error.args, *vars(error).values())):
+            return b""
+        buffer = _BoundedBuffer()
+        cloudpickle.dump(error, buffer)
+        data = buffer.getvalue()
+        # An exception class with a constructor of its own often pickles but can't be rebuilt from its args.
+        return data if type(pickle.loads(data)).__name__ == type(error).__name__ else b""
+    except Exception:  # pickling runs code of the user's class, which may raise anything
+        return b""
+
+
+# Frames.
+
+
+def _frames(error: BaseException, own_files: Collection[str]) -> Iterator[Frame]:
+    steps = [step for step in _steps(error.__traceback__) if not _is_own(step[0].f_code.co_filename, own_files)]
+    # What leads to the user's code (an event loop, a thread's run) says nothing to the user; what it leads to does.
+    first = next((i for i, (frame, _, _) in enumerate(steps) if _is_user(frame)), 0)
+    for frame, line, end in _middle_cut(steps[first:]):
+        code, user = frame.f_code, _is_user(frame)
+        lines = linecache.getlines(code.co_filename, frame.f_globals)
+        source, first_line = _around(lines, line)
+        variables = tuple(_variables(frame, lines, line, end)) if user else ()
+        yield Frame(code.co_filename, line, code.co_name, source, first_line, user, variables)
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        lines = linecache.getlines(error.filename)
+        source, first_line = _around(lines, error.lineno)
+        if not source and error.text:
+            source, first_line = (error.text.rstrip("\n"),), error.lineno
+        yield Frame(error.filename, error.lineno, "<module>", source, first_line, _is_user_file(error.filename))
+
+
+def _steps(trace: TracebackType | None) -> Iterator[tuple[FrameType, int, int]]:
+    """Give frame, line and last line of the expression that was running, for each level of a traceback."""
+    while trace is not None:
+        line = end = trace.tb_lineno or 1  # None where the instruction has no line
+        if sys.version_info >= (3, 11) and trace.tb_lasti >= 0:
+            positions = trace.tb_frame.f_code.co_positions()
+            _, last, _, _ = next(itertools.islice(positions, trace.tb_lasti // 2, None), (None,) * 4)
+            end = max(line, last or line)
+        yield trace.tb_frame, line, end
+        trace = trace.tb_next
+
+
+def _middle_cut(items: list[Any]) -> list[Any]:
+    """Leave out the middle of a long list: an endless recursion has a thousand frames and little to say."""
+    return items if len(items) <= _FIRST_FRAMES + _LAST_FRAMES else items[:_FIRST_FRAMES] + items[-_LAST_FRAMES:]
+
+
+def _around(lines: list[str], line: int) -> tuple[tuple[str, ...], int]:
+    """Give the line with two lines before and after it, and the number of the first."""
+    if not 1 <= line <= len(lines):
+        return (), 0
+    first = max(1, line - 2)
+    return tuple(_cut(text.rstrip("\r\n"), _SOURCE_WIDTH) for text in lines[first - 1 : line + 2]), first
+
+
+def _is_own(file: str, own_files: Collection[str]) -> bool:
+    return file.startswith(_PACKAGE) or _IPYTHON_CORE in file or file in _MACHINERY or file in own_files
+
+
+def _is_user(frame: FrameType) -> bool:
+    if frame.f_globals.get("__name__") == "__main__":
+        return not frame.f_code.co_filename.startswith("<frozen")
+    return _is_user_file(frame.f_code.co_filename)
+
+
+def _is_user_file(file: str) -> bool:
+    if file.startswith("<"):
+        return file.startswith("<remote cell")
+    parts = file.split(os.sep)
+    return not ("site-packages" in parts or "dist-packages" in parts or file.startswith(_library_roots()))
+
+
+@functools.cache
+def _library_roots() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    roots = {_LIBRARY, paths["stdlib"], paths["platstdlib"]}
+    torch = getattr(sys.modules.get("torch"), "__file__", None)
+    if torch:
+        roots.add(os.path.dirname(torch))  # where torch was built in place it is outside site-packages
+    return tuple(root + os.sep for root in roots | {os.path.realpath(root) for root in roots})
+
+
+# What the failing statement mentions.
+
+
+def _variables(frame: FrameType, lines: list[str], line: int, end: int) -> Iterator[tuple[str, str]]:
+    local, outer = frame.f_locals, frame.f_globals
+    seen: set[str] = set()
+    for name in _mentioned(lines, line, end):
+        if name in seen or len(seen) >= _MAX_VARIABLES:
+            continue
+        found, value = _look_up(name, local, outer)
+        # Modules, functions and classes are there on every line and explain nothing.
+        if not found or isinstance(value, type) or type(value).__name__ in _UNTOLD:
+            continue
+        seen.add(name)
+        yield name, type(value).__name__ if name == "self" else describe_value(value)
+
+
+_UNTOLD = {"module", "function", "builtin_function_or_method", "method", "method-wrapper", "wrapper_descriptor", "type"}
+
+
+def _look_up(dotted: str, local: Mapping[str, Any], outer: Mapping[str, Any]) -> tuple[bool, Any]:
+    """Find a name, or an attribute that is plainly stored in its object: no property or ``__getattr__`` is called."""
+    name, *attributes = dotted.split(".")
+    if name in local:
+        value = local[name]
+    elif name in outer:
+        value = outer[name]
+    else:
+        return False, None
+    for attribute in attributes:
+        try:
+            stored = object.__getattribute__(value, "__dict__")
+        except AttributeError:
+            return False, None
+        tables = [stored, *(stored.get(key) or {} for key in ("_parameters", "_buffers", "_modules"))]
+        holder = next((table for table in tables if type(table) is dict and attribute in table), None)
+        if holder is None or type(value).__name__ == "module":
+            return False, None
+        value = holder[attribute]
+    return True, value
+
+
+def _mentioned(lines: list[str], line: int, end: int) -> Iterable[str]:
+    if not 1 <= line <= len(lines):
+        return ()
+    statement = _statement(tuple(lines), line) if len(lines) <= _MAX_PARSED_LINES else None
+    if statement is not None:
+        return _names(statement)
+    # Not Python as it stands (a cell with magics) or too long to parse: take what looks like a name.
+    return re.findall(r"(?<![\w.])[^\W\d]\w*(?:\.\w+)*", "".join(lines[line - 1 : min(end, line + 20)]))
+
+
+@functools.lru_cache(maxsize=8)
+def _parsed(lines: tuple[str, ...]) -> ast.Module | None:
+    try:
+        return ast.parse("".join(lines))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _statement(lines: tuple[str, ...], line: int) -> ast.stmt | None:
+    """Find the innermost statement that covers a line."""
+    node: ast.AST | None = _parsed(lines)
+    found: ast.stmt | None = None
+    while node is not None:
+        covering = (child for child in _statements_below(node) if _first_line(child) <= line <= (child.end_lineno or 0))
+        node = next(covering, None)
+        found = node or found
+    return found
+
+
+def _statements_below(node: ast.AST) -> Iterator[ast.stmt]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt):
+            yield child
+        elif isinstance(child, (ast.ExceptHandler, ast.match_case)):
+            yield from _statements_below(child)
+
+
+def _first_line(statement: ast.stmt) -> int:
+    decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
+    return min([statement.lineno, *(decorator.lineno for decorator in decorators)])
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    """Give the names and dotted names in a statement, without those in the statements of its body."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt):
+            continue
+        if isinstance(child, ast.Name):
+            yield child.id
+        dotted = _dotted(child) if isinstance(child, ast.Attribute) else None
+        # Inside out, so that a reader meets `self` before `self.weight`.
+        yield from _names(child)
+        if dotted:
+            yield dotted
+
+
+def _dotted(node: ast.expr) -> str | None:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        owner = _dotted(node.value)
+        return f"{owner}.{node.attr}" if owner else None
+    return None
+
+
+# Values.
+
+
+def _describe_value(value: object) -> str:
+    kind = type(value)
+    if kind in _SCALARS:
+        return _scalar(value)
+    if kind in (str, bytes):
+        return _text(value)  # type: ignore[arg-type]
+    if kind in _CONTAINERS:
+        return _container(value)
+    if _is_tensor(value):
+        return _tensor(value)
+    module = kind.__module__.partition(".")[0]
+    if module == "numpy":
+        return _array(value)
+    if module == "torch":
+        return _torch_object(value)
+    return kind.__name__
+
+
+def _scalar(value: Any) -> str:
+    if type(value) is int and value.bit_length() > 128:
+        return f"int of {value.bit_length()} bits"
+    return repr(value)
+
+
+def _text(value: str | bytes) -> str:
+    return repr(value) if len(value) <= 60 else f"{value[:50]!r}... ({len(value)} long)"
+
+
+def _container(value: Any) -> str:
+    plain = type(value) in (list, tuple) and len(value) <= 6
+    if plain and all(type(item) in _SCALARS or (type(item) is str and len(item) < 20) for item in value):
+        inner = ", ".join(map(_scalar, value))
+        return f"[{inner}]" if type(value) is list else f"({inner}{',' if len(value) == 1 else ''})"
+    return f"{type(value).__name__} of {len(value)}"
+
+
+def _is_tensor(value: object) -> bool:
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+    return tensor is not None and issubclass(type(value), tensor)
+
+
+def _tensor(value: Any) -> str:
+    torch = sys.modules["torch"]
+    known = type(value) in (torch.Tensor, torch.nn.Parameter)
+    text = f"{type(value).__name__}[{', '.join(map(str, value.shape))}] {str(value.dtype)[6:]} {value.device}"
+    if value.requires_grad:
+        text += " requires_grad"
+    # Only here is reading the value free: on a device it would wait for all work that is queued there.
+    if known and value.device.type == "cpu" and value.dim() == 0:
+        text += f" = {value.item()!r}"
+    return text
+
+
+def _array(value: Any) -> str:
+    if type(value).__name__ == "ndarray":
+        return f"ndarray[{', '.join(map(str, value.shape))}] {value.dtype}"
+    numpy = sys.modules["numpy"]
+    return str(value) if isinstance(value, (numpy.number, numpy.bool_)) else type(value).__name__
+
+
+def _torch_object(value: Any) -> str:
+    torch = sys.modules["torch"]
+    if type(value) in (torch.device, torch.dtype, torch.Size):
+        return repr(value)
+    if isinstance(value, torch.nn.Module):
+        return f"{type(value).__name__}({value.extra_repr()})"
+    return type(value).__name__
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 3] + "..."

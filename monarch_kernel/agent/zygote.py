@@ -1,0 +1,190 @@
+"""The zygote: a process that has imported torch once, and forks ranks.
+
+It is single-threaded and never touches CUDA, a store or a process group, so that its forks are whole. It reads requests from
+a socket of packets that it shares with the host agent: one packet a rank, with the write ends of the rank's output pipes,
+the last one marked. For each such group it forks a helper, which forks the ranks, reports their pids and ends: the ranks
+then belong to the agent (a subreaper), which sees how they end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+
+from monarch_kernel.wire.config import ForkReport, ForkRequest
+from monarch_kernel.wire.messages import RankSpec
+
+__all__ = ["Zygote", "serve"]
+
+_PACKET_NBYTES = 1 << 20
+
+
+class Zygote:
+    """The agent's end: starts the zygote process and asks it for ranks.
+
+    Args:
+        entry: ``module:function`` that a forked rank runs with its spec, the address, the token and the helper's pid.
+        preload: modules to import before the first fork; of ``module:function`` the function is called, too.
+        preload_later: the same, but ranks that are already waited for are forked before.
+        address: where the controller listens.
+        token: for the ranks' hello.
+        log: file that the zygote writes to; ranks have pipes of their own.
+    """
+
+    def __init__(
+        self, entry: str, preload: Sequence[str], preload_later: Sequence[str], address: str, token: str, log: str
+    ) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _PACKET_NBYTES)
+        self.socket = ours
+        self._log = log
+        with theirs, open(log, "ab") as sink:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "monarch_kernel.bootstrap", "zygote", str(theirs.fileno())],
+                stdin=subprocess.PIPE,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        assert self._process.stdin is not None
+        with self._process.stdin as pipe:
+            pipe.write(json.dumps([entry, list(preload), list(preload_later), address, token]).encode())
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process still runs."""
+        return self._process.poll() is None
+
+    def fork(self, specs: Sequence[RankSpec], fds: Sequence[tuple[int, int]]) -> None:
+        """Ask for ranks; ``fds`` are their file descriptors 1 and 2."""
+        for i, (spec, pair) in enumerate(zip(specs, fds)):
+            packet = ForkRequest(spec, i == len(specs) - 1).encode()
+            socket.send_fds(self.socket, [packet], list(pair))
+
+    def report(self) -> ForkReport | None:
+        """Read a report; None once the zygote has ended."""
+        try:
+            packet = self.socket.recv(_PACKET_NBYTES)
+        except ConnectionError:
+            return None
+        return ForkReport.decode(packet) if packet else None
+
+    def close(self) -> tuple[str, ...]:
+        """End the process if it still runs; gives the last lines of its log."""
+        self.socket.close()
+        try:
+            self._process.wait(0.5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        with contextlib.suppress(OSError), open(self._log, errors="replace") as log:
+            return tuple(log.read().splitlines()[-20:])
+        return ()
+
+
+def serve(fd: int) -> None:
+    """Be the zygote, until the agent closes its end."""
+    entry, preload, preload_later, address, token = json.loads(sys.stdin.buffer.read())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _load(preload)
+    module, function = entry.split(":")
+    run: Callable[[RankSpec, str, str, int], None] = getattr(importlib.import_module(module), function)
+    channel = socket.socket(fileno=fd)
+    group: list[tuple[RankSpec, Sequence[int]]] = []
+    while True:
+        if preload_later and not group and not select.select([channel], [], [], 0)[0]:
+            _load(preload_later)
+            preload_later = ()
+        packet, fds, _, _ = socket.recv_fds(channel, _PACKET_NBYTES, 2)
+        if not packet:
+            return
+        request = ForkRequest.decode(packet)
+        group.append((request.spec, fds))
+        if request.last:
+            helper = os.fork()
+            if helper == 0:
+                _fork_group(channel, group, run, address, token)
+            for _, pair in group:
+                for end in pair:
+                    os.close(end)
+            group.clear()
+            os.waitpid(helper, 0)
+
+
+def _load(names: Sequence[str]) -> None:
+    for name in names:
+        module_name, _, prepare = name.partition(":")
+        module = importlib.import_module(module_name)
+        if prepare:
+            getattr(module, prepare)()
+    gc.collect()
+    gc.freeze()  # forks share these pages as long as the collector does not write to them
+
+
+def _fork_group(
+    channel: socket.socket,
+    group: Sequence[tuple[RankSpec, Sequence[int]]],
+    run: Callable[[RankSpec, str, str, int], None],
+    address: str,
+    token: str,
+) -> None:
+    """In the helper: fork the ranks, report, end. Never returns."""
+    helper = os.getpid()
+    try:
+        for spec, fds in group:
+            try:
+                pid = os.fork()
+            except OSError as error:
+                channel.send(ForkReport(spec.proc, 0, f"fork failed: {error}").encode())
+                continue
+            if pid == 0:
+                _become_rank(channel, group, spec, fds, run, address, token, helper)
+            channel.send(ForkReport(spec.proc, pid).encode())
+    finally:
+        os._exit(0)
+
+
+def _become_rank(
+    channel: socket.socket,
+    group: Sequence[tuple[RankSpec, Sequence[int]]],
+    spec: RankSpec,
+    fds: Sequence[int],
+    run: Callable[[RankSpec, str, str, int], None],
+    address: str,
+    token: str,
+    helper: int,
+) -> None:
+    """In the new process: take its descriptors, let go of the zygote's, run. Never returns."""
+    code = 1
+    try:
+        os.setsid()
+        os.dup2(fds[0], 1)
+        os.dup2(fds[1], 2)
+        channel.close()
+        for _, pair in group:
+            for end in pair:
+                os.close(end)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+        run(spec, address, token, helper)
+        code = 0
+    except BaseException:  # the process's border: what is not caught here would run the zygote's loop a second time
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)

@@ -1,0 +1,94 @@
+"""Composition: the roles that a process of ours can have, and what each is made of.
+
+``python -m monarch_kernel.bootstrap agent`` and ``... zygote FD`` are started by the program itself, never by users.
+"""
+
+from __future__ import annotations
+
+import sys
+
+# `python -m` puts the working directory first on the path, where a user's own `torch.py` may lie; ranks get the path that
+# the controller has.
+if __name__ == "__main__" and sys.path and not getattr(sys.flags, "safe_path", False):
+    del sys.path[0]
+
+import faulthandler
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from monarch_kernel.wire.config import AgentConfig
+from monarch_kernel.wire.messages import RankSpec
+
+if TYPE_CHECKING:
+    from monarch_kernel.agent.rank import Shell
+
+__all__ = ["main", "run_rank"]
+
+_PRELOAD = (
+    "torch",
+    "torch.distributed",
+    "monarch_kernel.actor.instance",
+    "monarch_kernel.transport.zmq",
+)
+# IPython, which actors do not need.
+_PRELOAD_LATER = ("monarch_kernel.agent.cell", "monarch_kernel.agent.shell:prepare", "monarch_kernel.train.group")
+
+
+def run_agent() -> None:
+    """Be a host agent; configured by standard input."""
+    from monarch_kernel.agent.zygote import Zygote
+
+    config = AgentConfig.decode(sys.stdin.buffer.read())
+
+    def make_zygote() -> Zygote:
+        return Zygote(
+            "monarch_kernel.bootstrap:run_rank", _PRELOAD, _PRELOAD_LATER, config.address, config.token, config.log
+        )
+
+    first = [make_zygote()]  # before anything else is imported: it takes the longest
+    from monarch_kernel.agent.host import HostAgent
+
+    HostAgent(config, lambda: first.pop() if first else make_zygote()).run()
+
+
+def run_rank(spec: RankSpec, address: str, token: str, helper: int) -> None:
+    """Be a rank, in a process that was just forked from the zygote."""
+    from monarch_kernel.actor.instance import host_actors
+    from monarch_kernel.agent.environment import settle
+    from monarch_kernel.agent.rank import Rank
+    from monarch_kernel.agent.streams import install_streams
+    from monarch_kernel.train.group import RankGroup
+    from monarch_kernel.transport.base import rank_peer
+    from monarch_kernel.transport.zmq import ZmqDealer
+
+    settle(spec)
+    marks = install_streams()
+    faulthandler.enable(2, all_threads=False)
+    rank = Rank(spec, ZmqDealer(address, rank_peer(spec.proc)), token, marks)
+    group = RankGroup(rank)
+
+    def make_shell(publish: Callable[[dict[str, Any], dict[str, Any]], None]) -> Shell:
+        from monarch_kernel.agent.cell import CellShell
+
+        return CellShell(group.namespace(), publish)
+
+    rank.use_shell(make_shell)
+    host_actors(rank)
+    rank.serve(helper)
+
+
+def main() -> None:
+    """Be what the command line says."""
+    role = sys.argv[1]
+    if role == "agent":
+        run_agent()
+    elif role == "zygote":
+        from monarch_kernel.agent.zygote import serve
+
+        serve(int(sys.argv[2]))
+    else:
+        raise SystemExit(f"unknown role {role!r}")
+
+
+if __name__ == "__main__":
+    main()

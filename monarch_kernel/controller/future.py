@@ -1,0 +1,242 @@
+"""One class for what is not there yet, for threads and for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from typing import Any, Generic, Protocol, TypeVar
+
+from monarch_kernel.controller.state import Answer
+from monarch_kernel.errors import MeshDownError, RemoteInterrupt
+from monarch_kernel.transport.driver import Waiter
+
+__all__ = ["Future"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+class Owner(Protocol):
+    """What a future needs of its runtime."""
+
+    def wait(self, waiter: Waiter, timeout_s: float | None) -> bool: ...
+    def interrupt(self, id: int) -> None: ...
+    def cancel(self, id: int) -> None: ...
+
+
+class _Nobody:
+    """Owner of a future that was over when it was made."""
+
+    def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
+        return True
+
+    def interrupt(self, id: int) -> None:
+        pass
+
+    def cancel(self, id: int) -> None:
+        pass
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    try:
+        loop.call_soon_threadsafe(function)
+    except RuntimeError:
+        pass  # the loop was closed, and whoever waited there waits no more
+
+
+class Future(Generic[T]):
+    """The answer to a request; may be read many times and from several threads.
+
+    Args:
+        owner: the runtime that drives the wait.
+        id: of the request.
+        finish: makes the result of the ranks' answers, or raises; called once, by the first reader.
+        rank: flat rank that answers, where there is one.
+    """
+
+    __slots__ = (
+        "_answers",
+        "_callbacks",
+        "_done",
+        "_error",
+        "_finish",
+        "_lock",
+        "_owner",
+        "_value",
+        "id",
+        "in_step",
+        "rank",
+    )
+
+    def __init__(self, owner: Owner, id: int, finish: Callable[[Sequence[Answer]], T], rank: int | None = None) -> None:
+        self.id = id
+        self.rank = rank
+        self.in_step = True
+        self._owner = owner
+        self._finish: Callable[[Sequence[Answer]], T] | None = finish
+        self._answers: Sequence[Answer] = ()
+        self._done = False
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._callbacks: list[Callable[[], None]] | None = None  # made when it is needed: futures may be many
+        self._lock = threading.Lock()
+
+    @classmethod
+    def resolved(cls, value: T) -> Future[T]:
+        """A future that is over."""
+
+        def finish(answers: Sequence[Answer]) -> T:
+            return value
+
+        future = cls(_Nobody(), 0, finish)
+        future._done = True
+        return future
+
+    def __repr__(self) -> str:
+        return f"<Future {self.id} {'done' if self._done else 'pending'}>"
+
+    def done(self) -> bool:
+        """Whether the answers are in."""
+        return self._done
+
+    def get(self, timeout: float | None = None) -> T:
+        """Wait for the result; an interrupt of the wait also reaches the ranks.
+
+        Args:
+            timeout: seconds; the future stays good when it is over.
+
+        Raises:
+            TimeoutError: no answer within ``timeout``.
+            MonarchError: what the ranks answered instead of a result.
+        """
+        if not self._done:
+            self._wait(timeout)
+        self._settle()
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]
+
+    result = get
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait, and give the error that `get` would raise, or None."""
+        if not self._done:
+            try:
+                self._wait(timeout)
+            except MeshDownError as error:
+                return error
+        self._settle()
+        return self._error
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the answers are in; False if the time is up. An interrupt stays here, the ranks go on."""
+        if self._done:
+            return True
+        waiter = Waiter()
+        self.add_done_callback(waiter.set)
+        try:
+            return self._owner.wait(waiter, timeout) or self._done
+        finally:
+            with suppress(ValueError):  # it was called
+                (self._callbacks or []).remove(waiter.set)
+
+    def interrupt(self) -> None:
+        """Interrupt the ranks that have not answered; the future ends when they say so."""
+        self._owner.interrupt(self.id)
+
+    def cancel(self) -> None:
+        """End the wait for everybody and interrupt the ranks; nothing happens if the answers are in."""
+        self._owner.cancel(self.id)
+
+    def add_done_callback(self, callback: Callable[[], None]) -> None:
+        """Call something quick when the answers are in, perhaps on another thread; at once if they are."""
+        with self._lock:
+            if self._callbacks is None:
+                self._callbacks = []
+            self._callbacks.append(callback)
+        if self._done:
+            self._call_back()
+
+    def as_asyncio(self) -> asyncio.Future[T]:
+        """A future of the running event loop."""
+        loop = asyncio.get_running_loop()
+        theirs: asyncio.Future[T] = loop.create_future()
+
+        def copy() -> None:
+            if not theirs.done():
+                error = self.exception(0)
+                if error is not None:
+                    theirs.set_exception(error)
+                else:
+                    theirs.set_result(self.get(0))
+
+        self.add_done_callback(lambda: _call_soon(loop, copy))
+        return theirs
+
+    def __await__(self) -> Generator[Any, None, T]:
+        if not self._done:
+            loop = asyncio.get_running_loop()
+            done: asyncio.Future[None] = loop.create_future()
+
+            def wake() -> None:
+                if not done.done():
+                    done.set_result(None)
+
+            self.add_done_callback(lambda: _call_soon(loop, wake))
+            try:
+                yield from done.__await__()
+            except asyncio.CancelledError:
+                self._owner.interrupt(self.id)
+                raise
+        return self.get(0)
+
+    def resolve(self, answers: Sequence[Answer], in_step: bool) -> None:
+        """For the runtime: the answers are in."""
+        self._answers = answers
+        self.in_step = in_step
+        self._done = True
+        self._call_back()
+
+    def abandon(self, error: BaseException) -> None:
+        """For the runtime: there will be no answers."""
+        self._error = error
+        self._finish = None
+        self._done = True
+        self._call_back()
+
+    def _call_back(self) -> None:
+        """Call each callback once, even if one is added on another thread at this moment: each is taken before its call."""
+        while self._callbacks:
+            try:
+                callback = self._callbacks.pop(0)
+            except IndexError:  # another thread was quicker
+                return
+            try:
+                callback()
+            except Exception:  # it must not stop the loop, which serves others
+                _log.exception("a callback of %r failed", self)
+
+    def _settle(self) -> None:
+        """Make the result of the answers, once."""
+        with self._lock:
+            if self._finish is not None:
+                try:
+                    self._value = self._finish(self._answers)
+                except Exception as error:
+                    self._error = error
+                self._finish, self._answers = None, ()
+
+    def _wait(self, timeout: float | None) -> None:
+        try:
+            over = self.wait(timeout)
+        except KeyboardInterrupt:
+            self._owner.interrupt(self.id)
+            raise RemoteInterrupt("the wait was interrupted, and so is what the ranks run for it") from None
+        if not over:
+            if timeout is None:
+                raise MeshDownError("the session was shut down before an answer came")
+            raise TimeoutError(f"no answer within {timeout} s; the request goes on")

@@ -1,0 +1,55 @@
+"""Shows what ranks write when no cell does: in endpoints, in code that a script runs, or after its cell has ended."""
+
+from __future__ import annotations
+
+import sys
+
+from monarch_kernel.errors import format_ranks
+from monarch_kernel.events import OutputEvent
+
+__all__ = ["OutputPrinter"]
+
+
+class OutputPrinter:
+    """Collects output for a moment, and prints it with the mesh and the ranks; ranks that wrote the same are one line."""
+
+    def __init__(self) -> None:
+        self._claimed: set[int] = set()
+        self._written: dict[tuple[str, int], list[OutputEvent]] = {}
+
+    def claim(self, request: int) -> None:
+        """Leave the output of a request to the caller."""
+        self._claimed.add(request)
+
+    def release(self, request: int) -> None:
+        """Print the output of a request from now on."""
+        self._claimed.discard(request)
+
+    def take(self, event: OutputEvent) -> None:
+        """Take what a rank wrote."""
+        if event.request not in self._claimed:
+            self._written.setdefault((event.mesh, event.rank), []).append(event)
+
+    def flush(self) -> None:
+        """Print what was collected."""
+        if not self._written:
+            return
+        written, self._written = self._written, {}
+        groups: dict[tuple[str, tuple[tuple[str, str], ...]], list[int]] = {}
+        for (mesh, rank), events in sorted(written.items()):
+            pieces: list[tuple[str, str]] = []
+            for event in events:
+                text = event.text
+                if event.dropped_lines:
+                    text = f"… {event.dropped_lines:,} lines left out here\n{text}"
+                if pieces and pieces[-1][0] == event.stream:
+                    pieces[-1] = (event.stream, pieces[-1][1] + text)
+                else:
+                    pieces.append((event.stream, text))
+            groups.setdefault((mesh, tuple(pieces)), []).append(rank)
+        for (mesh, texts), ranks in groups.items():
+            label = f"{mesh}{format_ranks(ranks)}"
+            for stream, text in texts:
+                target = sys.stderr if stream == "stderr" else sys.stdout
+                target.write("".join(f"{label} {line}\n" for line in text.splitlines()))
+                target.flush()

@@ -1,0 +1,317 @@
+"""The controller's one loop: carries out what its state decides.
+
+All that enters goes through `submit`; the state and the transport are touched only by the thread that leads (`Driver`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from monarch_kernel.controller.future import Future
+from monarch_kernel.controller.printer import OutputPrinter
+from monarch_kernel.controller.state import Answer, Effect, Expired, Resolve, Send, State, Tell
+from monarch_kernel.errors import Failure, MeshDownError
+from monarch_kernel.events import MeshView, OutputEvent, RankView
+from monarch_kernel.launch.base import HostHandle, Launcher
+from monarch_kernel.transport.base import Peer, Transport, host_peer, rank_peer
+from monarch_kernel.transport.driver import Driver, Waiter
+from monarch_kernel.wire.codec import Frame, Packed, WireError, pack, split
+from monarch_kernel.wire.messages import Hello, HostHello, Ping, RankSpec
+
+__all__ = ["Runtime"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+Item = Callable[[float], "list[Effect]"]
+
+
+class Runtime:
+    """Drives a `State` over a transport.
+
+    Args:
+        transport: the controller's end.
+        token: what ranks and agents must present.
+        output_wait_s: how long `close` waits, in seconds, for what idle ranks have written to arrive.
+    """
+
+    def __init__(self, transport: Transport, token: str, output_wait_s: float = 0.0) -> None:
+        self._output_wait_s = output_wait_s
+        self.refused = 0
+        self.printer = OutputPrinter()
+        self._state = State()
+        self._token = token
+        self._known: set[Peer] = set()
+        self._ids = itertools.count(1)
+        self._procs = itertools.count(1)
+        self._host_ids = itertools.count(1)
+        self._futures: dict[int, Future[object]] = {}
+        self._handles: dict[int, HostHandle] = {}
+        self._watchers: list[Callable[[object], None]] = []
+        self._closed = False
+        self._ended = threading.Event()
+        self._over = False
+        self._driver: Driver[Item] = Driver(
+            transport, self._on_message, self._on_item, on_tick=self._on_tick, name="monarch-controller"
+        )
+        self._driver.start()
+
+    # -- for any thread
+
+    def request(
+        self,
+        procs: Sequence[int],
+        make: Callable[[int], Packed],
+        note: str,
+        finish: Callable[[Sequence[Answer]], T],
+        rank: int | None = None,
+        claims_output: bool = False,
+    ) -> Future[T]:
+        """Ask ranks for one answer each.
+
+        Args:
+            procs: whom to ask.
+            make: gives the message for a request id.
+            note: what the ranks do meanwhile, in the user's words.
+            finish: makes the future's result of the answers.
+            rank: for a future of one rank.
+            claims_output: whether the caller shows what the ranks write, until it says `OutputPrinter.release`.
+
+        Raises:
+            MeshDownError: the session was shut down.
+        """
+        if self._closed:
+            raise MeshDownError("the session was shut down; start again with this_host() or %mesh up")
+        id = next(self._ids)
+        future = Future(self, id, finish, rank)
+        packed = make(id)
+        if claims_output:
+            self.printer.claim(id)  # before anything can be written
+        self._futures[id] = future  # type: ignore[assignment]
+        self._driver.submit(partial(self._state.request, id, procs, packed, note))
+        if self._over:
+            self._abandon_all()  # closed meanwhile, perhaps before the request was handled
+        return future
+
+    def tell(self, procs: Sequence[int], packed: Packed) -> None:
+        """Send ranks a message that has no answer."""
+        self._submit(lambda now: self._state.tell(procs, packed))
+
+    def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
+        """Wait until ``waiter`` is ready, driving the loop meanwhile."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        if not self._driver.wait(waiter, timeout_s) and self._closed:
+            # Another thread closes the session; in a moment it will have ended every future.
+            self._ended.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        return waiter.ready
+
+    def interrupt(self, id: int) -> None:
+        """Interrupt a request on the ranks that have not answered it."""
+        self._submit(lambda now: self._state.interrupt(id))
+
+    def interrupt_ranks(self, procs: Sequence[int]) -> None:
+        """Interrupt whatever these ranks run."""
+        self._submit(lambda now: self._state.interrupt_ranks(procs))
+
+    def cancel(self, id: int) -> None:
+        """End a request for its caller and interrupt it on its ranks."""
+        self._submit(partial(self._state.cancel, id))
+
+    def add_host(self, launcher: Launcher) -> int:
+        """Launch a host agent; returns at once.
+
+        Raises:
+            MeshDownError: the session was shut down.
+        """
+        if self._closed:
+            raise MeshDownError("the session was shut down; start again with this_host() or %mesh up")
+        host = next(self._host_ids)
+        self._submit(partial(self._state.add_host, host))
+        handle = self._handles[host] = launcher.launch(host, self._token)
+        if self._closed:
+            handle.close(0.1)  # closed meanwhile, perhaps without this handle
+        return host
+
+    def start_ranks(self, host: int, specs: Sequence[RankSpec]) -> None:
+        """Start processes on a host; returns at once."""
+        self._submit(partial(self._state.start_ranks, host, specs))
+
+    def stop_ranks(self, procs: Sequence[int], reason: str, grace_s: float = 2.0) -> None:
+        """End processes; returns at once, they are gone for the program."""
+        self._submit(partial(self._state.stop_ranks, procs, reason, grace_s))
+
+    def host_is_gone(self, host: int) -> bool:
+        """Whether a host agent has ended."""
+        record = self._state.hosts.get(host)
+        return record is not None and record.gone
+
+    @property
+    def closed(self) -> bool:
+        """Whether the session is over."""
+        return self._closed
+
+    def new_proc(self) -> int:
+        """A number for a new process."""
+        return next(self._procs)
+
+    def watch(self, watcher: Callable[[object], None]) -> Callable[[], None]:
+        """Have events handed to something quick, on the leading thread; returns a function that ends it."""
+        self._watchers.append(watcher)
+        return lambda: self._watchers.remove(watcher) if watcher in self._watchers else None
+
+    def deaths(self, procs: Sequence[int]) -> dict[int, Failure]:
+        """Which of these processes are dead or stopped, and how."""
+        records = [self._state.ranks.get(proc) for proc in procs]
+        return {record.spec.proc: record.death for record in records if record is not None and record.death is not None}
+
+    def view(self, procs: Sequence[int], name: str, axes: dict[str, int], age_s: float) -> MeshView:
+        """A mesh as it is now."""
+        now = time.monotonic()
+        rows = []
+        for rank, proc in enumerate(procs):
+            record = self._state.ranks.get(proc)
+            coords = []
+            left = rank
+            for axis, size in reversed(axes.items()):
+                left, coord = divmod(left, size)
+                coords.append((axis, coord))
+            point = tuple(reversed(coords))
+            if record is None:
+                rows.append(RankView(rank, point, "starting"))
+                continue
+            state = record.state
+            activity = next(iter(list(record.owed.values())), "") if state == "running" else ""
+            rows.append(
+                RankView(
+                    rank,
+                    point,
+                    state,
+                    activity,
+                    now - record.busy_since if activity else 0.0,
+                    self._state.hosts[record.host].hostname,
+                    record.pid,
+                    record.device or record.spec.device,
+                    record.rss_nbytes if record.death is None else 0,
+                    record.cpu_percent if record.death is None else 0.0,
+                    record.last_error,
+                    record.last_line,
+                )
+            )
+        return MeshView(name, tuple(axes.items()), tuple(rows), age_s=age_s)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """End all ranks, agents and the loop; pending futures end with an error."""
+        if self._closed:
+            return
+        self._await_output()
+        self._submit(self._state.goodbye)
+        self._closed = True
+        self._driver.close()
+        self._over = True
+        self._abandon_all()
+        self._print()
+        self._ended.set()
+        deadline = time.monotonic() + timeout_s
+        for host, handle in list(self._handles.items()):
+            # An agent that is not up yet has not heard that the session is over.
+            handle.close(max(0.1, deadline - time.monotonic()) if self._state.hosts[host].up else 0.0)
+
+    def _await_output(self) -> None:
+        """Let what idle ranks have written arrive before they are ended."""
+        idle = [proc for proc, record in list(self._state.ranks.items()) if record.state in ("idle", "failed")]
+        if idle and self._output_wait_s:
+            self.request(idle, lambda id: pack(Ping(id)), "", lambda answers: None).wait(self._output_wait_s)
+
+    def _abandon_all(self) -> None:
+        """End what was requested too late to be handled."""
+        for id in list(self._futures):
+            future = self._futures.pop(id, None)
+            if future is not None:
+                future.abandon(MeshDownError("the session was shut down before an answer came"))
+
+    # -- with the baton held
+
+    def _submit(self, item: Item) -> None:
+        if not self._closed:
+            self._driver.submit(item)
+
+    def _on_item(self, item: Item) -> None:
+        self._perform(item(time.monotonic()))
+
+    def _on_message(self, peer: Peer, parts: list[Frame]) -> None:
+        now = time.monotonic()
+        try:
+            for message, frames in split(parts):
+                if peer not in self._known and not self._admit(peer, message):
+                    self.refused += 1
+                    return
+                self._perform(self._state.heard(message, frames, peer, now))
+        except WireError:
+            self.refused += 1
+
+    def _admit(self, peer: Peer, message: object) -> bool:
+        """Whether a stranger presents the token, under its own name."""
+        self._driver.catch_up()  # it may be somebody whom we expect since a moment ago
+        if isinstance(message, Hello):
+            good = message.proc in self._state.ranks and peer == rank_peer(message.proc)
+        elif isinstance(message, HostHello):
+            good = message.host in self._state.hosts and peer == host_peer(message.host)
+        else:
+            return False
+        if good and message.token == self._token:
+            self._known.add(peer)
+            return True
+        return False
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if type(effect) is Send:
+                self._driver.send(effect.peer, effect.packed)
+            elif type(effect) is Resolve:
+                future = self._futures.pop(effect.id, None)
+                if future is not None:
+                    future.resolve(effect.answers, effect.in_step)
+            elif type(effect) is Tell:
+                if type(effect.event) is OutputEvent:
+                    self.printer.take(effect.event)
+                for watcher in list(self._watchers):
+                    try:
+                        watcher(effect.event)
+                    except Exception:  # a view must not stop the loop
+                        _log.exception("a watcher failed")
+            elif type(effect) is Expired:
+                handle = self._handles.get(effect.host)
+                if effect.procs:
+                    log = handle.log_tail() if handle else ()
+                    self._perform(self._state.give_up_ranks(effect.host, effect.procs, log, time.monotonic()))
+                else:
+                    self._lose_host(effect.host, handle.poll() if handle else None)
+
+    def _print(self) -> None:
+        try:
+            self.printer.flush()
+        except (OSError, ValueError):  # nobody can read it any more: stdout is closed
+            _log.debug("output of ranks could not be printed", exc_info=True)
+
+    def _lose_host(self, host: int, reason: str | None) -> None:
+        handle = self._handles.get(host)
+        log = handle.log_tail() if handle else ()
+        why = reason or "the host agent did not come up in time"
+        self._perform(self._state.host_gone(host, why, log, time.monotonic()))
+
+    def _on_tick(self, now: float) -> None:
+        self._print()
+        self._perform(self._state.tick(now))
+        for host, handle in list(self._handles.items()):
+            record = self._state.hosts.get(host)  # None: just launched
+            if record is not None and not record.gone:
+                reason = handle.poll()
+                if reason is not None:
+                    self._lose_host(host, reason)

@@ -1,0 +1,83 @@
+"""A session: the runtime of this process, its private directory, and the hosts it has launched."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import secrets
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+
+from monarch_kernel.controller.future import Future
+from monarch_kernel.controller.runtime import Runtime
+from monarch_kernel.launch.local import LocalLauncher
+from monarch_kernel.transport.zmq import ZmqRouter
+
+__all__ = ["Session", "close_session", "current_session"]
+
+
+OUTPUT_WAIT_S = 0.5
+
+
+class Session:
+    """All that one controller owns; the directory (mode 0700) holds its socket and logs."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.directory = Path(tempfile.mkdtemp(prefix="monarch-"))
+        address = f"ipc://{self.directory}/controller"
+        self.runtime = Runtime(ZmqRouter(address), secrets.token_hex(16), OUTPUT_WAIT_S)
+        self._launcher = LocalLauncher(address, self.directory)
+        self._actors = itertools.count(1)
+        self._local_host: int | None = None
+        self._lock = threading.Lock()
+
+    def local_host(self) -> int:
+        """Number of this machine's agent, which is launched if it is not there, or no more."""
+        with self._lock:
+            if self._local_host is None or self.runtime.host_is_gone(self._local_host):
+                self._local_host = self.runtime.add_host(self._launcher)
+            return self._local_host
+
+    def new_actor(self) -> int:
+        """A number for a new actor."""
+        return next(self._actors)
+
+    def close(self) -> None:
+        """End everything; takes as long as the processes take to end."""
+        if os.getpid() == self.pid:  # a fork of the controller owns nothing
+            self.runtime.close()
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class _Current:
+    """The session of this process: what ``this_host()`` means needs no handle, so it is kept here, and only here."""
+
+    def __init__(self) -> None:
+        self.session: Session | None = None
+        self.lock = threading.Lock()
+
+
+_current = _Current()
+
+
+def current_session() -> Session:
+    """The session of this process; made when it is first asked for."""
+    with _current.lock:
+        if _current.session is None or _current.session.pid != os.getpid():
+            _current.session = Session()
+            atexit.register(_current.session.close)
+        return _current.session
+
+
+def close_session() -> Future[None]:
+    """End the session of this process, if there is one."""
+    with _current.lock:
+        session, _current.session = _current.session, None
+    if session is not None:
+        atexit.unregister(session.close)
+        session.close()
+    return Future.resolved(None)

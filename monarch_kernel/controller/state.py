@@ -1,0 +1,542 @@
+"""What the controller knows, and what follows from each thing it hears: no I/O, no threads, no clock.
+
+Theory of operation
+===================
+
+Every method takes something that happened and returns the effects: messages to send, requests that are now resolved, events
+to tell the view. Time and ids are arguments. The runtime carries the effects out.
+
+A *request* has an id and is sent to some ranks. Each of them owes one answer: a value or a failure. A request resolves once,
+when the last answer is in; a rank that is lost answers all it owes with a failure, and a cancel answers for everybody. What
+comes for an id that has resolved is counted and dropped. So every future ends exactly once.
+
+A rank may be addressed before its process is up: what is sent to it waits here, in order, until it says hello. Hence spawn
+and call need no waiting between them, and order per (controller, rank) is kept. The same holds for host agents.
+
+Output comes from the host agent and results come from the rank, on different connections. An answer therefore says which
+marks its rank has set in its streams; if the agent has not come to them yet the answer waits, at most `OUTPUT_GRACE_S`.
+
+When a rank of a request fails while others go on, those may wait in a collective for it, for ever. From `RELEASE_AFTER_S` on
+they are asked, once a second, to leave a collective that makes no progress; a rank that computes ignores this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from monarch_kernel.controller.exits import describe_exit
+from monarch_kernel.errors import Failure
+from monarch_kernel.events import OutputEvent, RankState
+from monarch_kernel.transport.base import Peer, host_peer, rank_peer
+from monarch_kernel.wire.codec import Frame, Packed, pack
+from monarch_kernel.wire.messages import (
+    Failed,
+    Goodbye,
+    Hello,
+    HostHello,
+    Interrupt,
+    KillRanks,
+    Lost,
+    Message,
+    Output,
+    Payload,
+    RankSpec,
+    Readings,
+    Release,
+    Result,
+    Rich,
+    StartRanks,
+)
+
+__all__ = [
+    "Answer",
+    "Effect",
+    "Expired",
+    "HostRecord",
+    "LostEvent",
+    "RankRecord",
+    "Resolve",
+    "RichEvent",
+    "Send",
+    "State",
+    "Tell",
+    "Value",
+]
+
+HOST_DEADLINE_S = 30.0
+RANK_DEADLINE_S = 120.0
+OUTPUT_GRACE_S = 0.5
+RELEASE_AFTER_S = 1.0
+
+
+class Value(NamedTuple):
+    """A rank's successful answer: a pickled value, its buffers, and how it looks."""
+
+    payload: Payload
+    frames: Sequence[Frame]
+    bundle: dict[str, object]
+
+
+Answer = Value | Failure
+
+
+class Send(NamedTuple):
+    """Effect: send a message."""
+
+    peer: Peer
+    packed: Packed
+
+
+class Resolve(NamedTuple):
+    """Effect: a request is over; ``answers`` in the order in which its ranks were given.
+
+    ``in_step`` is False if its ranks left their process group unusable, or at different collectives.
+    """
+
+    id: int
+    answers: list[Answer]
+    in_step: bool
+
+
+class RichEvent(NamedTuple):
+    """A rank displayed something rich."""
+
+    request: int
+    rank: int
+    data: dict[str, object]
+    metadata: dict[str, object]
+
+
+class LostEvent(NamedTuple):
+    """A rank died that nobody had asked to end."""
+
+    mesh: str
+    rank: int
+    failure: Failure
+
+
+class Tell(NamedTuple):
+    """Effect: an event for whoever watches."""
+
+    event: OutputEvent | RichEvent | LostEvent
+
+
+class Expired(NamedTuple):
+    """Effect: a stage of a start took too long; give up, with what the launcher's log can say.
+
+    ``procs`` are the ranks that have not come up (`State.give_up_ranks`); empty if it is the host agent that has not
+    (`State.host_gone`).
+    """
+
+    host: int
+    procs: tuple[int, ...] = ()
+
+
+Effect = Send | Resolve | Tell | Expired
+
+
+@dataclass(slots=True)
+class HostRecord:
+    """A host agent."""
+
+    host: int
+    hostname: str = ""
+    pid: int = 0
+    cpus: int = 0
+    gpus: int = 0
+    up: bool = False
+    gone: bool = False
+    deadline: float = 0.0
+    held: list[Packed] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class RankRecord:
+    """A rank's process. ``owed`` maps the requests that it has yet to answer to their notes, in order."""
+
+    spec: RankSpec
+    host: int
+    up: bool = False
+    pid: int = 0
+    device: str = ""
+    deadline: float = 0.0
+    stopping: bool = False
+    death: Failure | None = None
+    held: list[Packed] = field(default_factory=list)
+    owed: dict[int, str] = field(default_factory=dict)
+    busy_since: float = 0.0
+    last_request: int = 0
+    last_error: str = ""
+    last_line: str = ""
+    read_to: list[int] = field(default_factory=lambda: [0, 0])
+    rss_nbytes: int = 0
+    cpu_percent: float = 0.0
+
+    @property
+    def state(self) -> RankState:
+        """In one word."""
+        if self.death is not None:
+            return "stopped" if self.stopping else "dead"
+        if not self.up:
+            return "starting"
+        if self.owed:
+            return "running"
+        return "failed" if self.last_error else "idle"
+
+
+class _Pending:
+    """A request that has not resolved; ``waiting`` maps the ranks that owe an answer to their places in ``answers``."""
+
+    __slots__ = ("answers", "collectives", "failed_at", "in_step", "released_at", "waiting")
+
+    def __init__(self, procs: Sequence[int]) -> None:
+        self.waiting = {proc: i for i, proc in enumerate(procs)}
+        self.answers: list[Answer | None] = [None] * len(procs)
+        self.collectives: int | None = None  # as the first rank that answered counts them
+        self.in_step = True
+        self.failed_at: float | None = None
+        self.released_at = 0.0
+
+
+class _HeldAnswer(NamedTuple):
+    proc: int
+    message: Result | Failed
+    frames: Sequence[Frame]
+    until: float
+
+
+class State:
+    """The controller's state."""
+
+    def __init__(self) -> None:
+        self.hosts: dict[int, HostRecord] = {}
+        self.ranks: dict[int, RankRecord] = {}
+        self.strays = 0
+        self._dead: set[int] = set()
+        self._speakers: dict[Peer, RankRecord] = {}
+        self._pending: dict[int, _Pending] = {}
+        self._held: list[_HeldAnswer] = []
+
+    @property
+    def pending(self) -> int:
+        """Number of requests that have not resolved."""
+        return len(self._pending)
+
+    # -- what the program wants
+
+    def add_host(self, host: int, now: float) -> list[Effect]:
+        """Expect a host agent to come up."""
+        self.hosts[host] = HostRecord(host, deadline=now + HOST_DEADLINE_S)
+        return []
+
+    def start_ranks(self, host: int, specs: Sequence[RankSpec], now: float) -> list[Effect]:
+        """Start processes on a host."""
+        record = self.hosts[host]
+        for spec in specs:
+            self.ranks[spec.proc] = RankRecord(spec, host, deadline=now + RANK_DEADLINE_S)
+        if record.gone:
+            effects: list[Effect] = []
+            for spec in specs:
+                effects += self._lose(self.ranks[spec.proc], "the host agent is gone", now)
+            return effects
+        return self._to_host(record, pack(StartRanks(tuple(specs))))
+
+    def request(self, id: int, procs: Sequence[int], packed: Packed, note: str, now: float) -> list[Effect]:
+        """Ask ranks for one answer each; if one of them is dead nobody is asked."""
+        ranks = self.ranks
+        if self._dead and not self._dead.isdisjoint(procs):
+            answers: list[Answer] = []
+            for proc in procs:
+                death = ranks[proc].death
+                answers.append(death or Failure("stopped", "NotSent", "not sent, because another rank is dead"))
+            return [Resolve(id, answers, True)]
+        if not procs:
+            return [Resolve(id, [], True)]
+        self._pending[id] = _Pending(procs)
+        effects: list[Effect] = []
+        for proc in procs:
+            record = ranks[proc]
+            if not record.owed:
+                record.busy_since = now
+            record.owed[id] = note
+            if record.up:
+                effects.append(Send(rank_peer(proc), packed))
+            else:
+                record.held.append(packed)
+        return effects
+
+    def tell(self, procs: Sequence[int], packed: Packed) -> list[Effect]:
+        """Send ranks something that has no answer."""
+        effects: list[Effect] = []
+        for proc in procs:
+            record = self.ranks[proc]
+            if record.up:
+                effects.append(Send(rank_peer(proc), packed))
+            elif record.death is None:
+                record.held.append(packed)
+        return effects
+
+    def interrupt(self, id: int) -> list[Effect]:
+        """Interrupt a request on the ranks that have not answered it."""
+        return self._poke(id, pack(Interrupt(id)))
+
+    def interrupt_ranks(self, procs: Iterable[int]) -> list[Effect]:
+        """Interrupt whatever these ranks run or have queued; an idle rank is not touched."""
+        effects: list[Effect] = []
+        for proc in procs:
+            record = self.ranks[proc]
+            if record.death is None and record.up:
+                effects += [Send(rank_peer(proc), pack(Interrupt(id))) for id in record.owed]
+            elif record.death is None:
+                record.held += [pack(Interrupt(id)) for id in record.owed]
+        return effects
+
+    def cancel(self, id: int, now: float) -> list[Effect]:
+        """End a request for the caller, and interrupt it on the ranks."""
+        effects = self.interrupt(id)
+        pending = self._pending.get(id)
+        if pending is not None:
+            failure = Failure("interrupted", "CancelledError", "cancelled by the caller")
+            for proc in list(pending.waiting):
+                effects += self._answer(id, proc, failure, now, still_owed=True)
+        return effects
+
+    def stop_ranks(self, procs: Iterable[int], reason: str, grace_s: float, now: float) -> list[Effect]:
+        """End processes; what they owe is answered now, and whoever asks them later reads the reason."""
+        effects: list[Effect] = []
+        by_host: dict[int, list[int]] = {}
+        for proc in procs:
+            record = self.ranks[proc]
+            if record.death is None:
+                record.stopping = True
+                by_host.setdefault(record.host, []).append(proc)
+                effects += self._bury(record, Failure("stopped", "Stopped", reason, host=self._hostname(record)), now)
+        for host, ended in by_host.items():
+            effects += self._to_host(self.hosts[host], pack(KillRanks(tuple(ended), grace_s)))
+        return effects
+
+    def goodbye(self, now: float) -> list[Effect]:
+        """End all ranks and agents."""
+        effects = self.stop_ranks(list(self.ranks), "the session was shut down", 0.0, now)
+        for record in self.hosts.values():
+            effects += self._to_host(record, pack(Goodbye()))
+        return effects
+
+    # -- what happens
+
+    def heard(self, message: Message, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
+        """A message of an authenticated peer arrived; what that peer has no business to say is counted and dropped."""
+        if type(message) is Result or type(message) is Failed:  # first, for these are by far the most
+            rank = self._speakers.get(peer)
+            if rank is not None:
+                return self._heard_answer(rank, message, frames, now)
+        if not self._may_say(peer, message):
+            self.strays += 1
+            return []
+        if isinstance(message, Output):
+            return self._heard_output(message, now)
+        if isinstance(message, Rich):
+            record = self.ranks[int(peer[1:])]
+            return [Tell(RichEvent(message.id, record.spec.rank, message.data, message.metadata))]
+        if isinstance(message, Readings):
+            for reading in message.ranks:
+                record = self.ranks[reading.proc]
+                record.rss_nbytes, record.cpu_percent = reading.rss_nbytes, reading.cpu_percent
+            return []
+        if isinstance(message, Hello):
+            record = self.ranks[message.proc]
+            record.up, record.pid, record.device = True, message.pid, message.device
+            self._speakers[peer] = record
+            record.busy_since = now
+            held, record.held = record.held, []
+            return [Send(peer, packed) for packed in held]
+        if isinstance(message, HostHello):
+            host = self.hosts[message.host]
+            host.up, host.hostname, host.pid = True, message.hostname, message.pid
+            host.cpus, host.gpus = message.cpus, message.gpus
+            held, host.held = host.held, []
+            return [Send(peer, packed) for packed in held]
+        assert isinstance(message, Lost)
+        return self._heard_lost(message, now)
+
+    def host_gone(self, host: int, reason: str, log: tuple[str, ...], now: float) -> list[Effect]:
+        """A host agent ended; its ranks went with it."""
+        self.hosts[host].gone = True
+        effects: list[Effect] = []
+        for record in self.ranks.values():
+            if record.host == host and record.death is None:
+                effects += self._lose(record, reason, now, log)
+        return effects
+
+    def give_up_ranks(self, host: int, procs: Sequence[int], log: tuple[str, ...], now: float) -> list[Effect]:
+        """Ranks did not come up in time; should they still come, they are ended."""
+        effects: list[Effect] = []
+        what = f"the host agent is up, but this rank was not forked from the zygote within {RANK_DEADLINE_S:.0f} s"
+        for proc in procs:
+            if self.ranks[proc].death is None:
+                effects += self._lose(self.ranks[proc], what, now, log)
+        return effects + self._to_host(self.hosts[host], pack(KillRanks(tuple(procs), 0.0)))
+
+    def tick(self, now: float) -> list[Effect]:
+        """Time has passed: call this a few times a second."""
+        effects: list[Effect] = []
+        if self._held:
+            due = [held for held in self._held if held.until <= now]
+            if due:
+                self._held = [held for held in self._held if held.until > now]
+                for held in due:
+                    effects += self._accept(held.proc, held.message, held.frames, now)
+        for id, pending in self._pending.items():
+            if pending.failed_at is not None and now >= max(pending.failed_at, pending.released_at) + RELEASE_AFTER_S:
+                pending.released_at = now
+                effects += self._poke(id, pack(Release(id)))
+        for host in self.hosts.values():
+            if not host.up and not host.gone and now >= host.deadline:
+                effects.append(Expired(host.host))
+        late: dict[int, list[int]] = {}
+        for record in self.ranks.values():
+            if not record.up and record.death is None and self.hosts[record.host].up and now >= record.deadline:
+                late.setdefault(record.host, []).append(record.spec.proc)
+        return effects + [Expired(host, tuple(procs)) for host, procs in late.items()]
+
+    # -- inside
+
+    def _may_say(self, peer: Peer, message: Message) -> bool:
+        """Whether a rank speaks for itself, or a host agent for itself and the ranks it was given."""
+        number = int(peer[1:])
+        if peer.startswith(b"R"):
+            if isinstance(message, Hello):
+                return message.proc == number and number in self.ranks
+            return isinstance(message, Rich) and number in self.ranks
+        if isinstance(message, HostHello):
+            return message.host == number and number in self.hosts
+        if isinstance(message, Output):
+            procs = [chunk.proc for chunk in message.chunks]
+        elif isinstance(message, Readings):
+            procs = [reading.proc for reading in message.ranks]
+        elif isinstance(message, Lost):
+            procs = [message.proc]
+        else:
+            return False
+        return all(proc in self.ranks and self.ranks[proc].host == number for proc in procs)
+
+    def _hostname(self, record: RankRecord) -> str:
+        return self.hosts[record.host].hostname
+
+    def _to_host(self, record: HostRecord, packed: Packed) -> list[Effect]:
+        if record.up:
+            return [Send(host_peer(record.host), packed)]
+        if not record.gone:
+            record.held.append(packed)
+        return []
+
+    def _poke(self, id: int, packed: Packed) -> list[Effect]:
+        pending = self._pending.get(id)
+        if pending is None:
+            return []
+        effects: list[Effect] = []
+        for proc in pending.waiting:
+            record = self.ranks[proc]
+            if record.up:
+                effects.append(Send(rank_peer(proc), packed))
+            else:
+                record.held.append(packed)
+        return effects
+
+    def _heard_answer(
+        self, record: RankRecord, message: Result | Failed, frames: Sequence[Frame], now: float
+    ) -> list[Effect]:
+        written, read_to = message.written, record.read_to
+        if (written[0] > read_to[0] or written[1] > read_to[1]) and record.death is None:
+            self._held.append(_HeldAnswer(record.spec.proc, message, frames, now + OUTPUT_GRACE_S))
+            return []
+        return self._accept(record.spec.proc, message, frames, now)
+
+    def _accept(self, proc: int, message: Result | Failed, frames: Sequence[Frame], now: float) -> list[Effect]:
+        pending = self._pending.get(message.id)
+        if pending is not None and proc in pending.waiting:
+            if pending.collectives is None:
+                pending.collectives = message.collectives
+            pending.in_step &= pending.collectives == message.collectives != -2
+        if type(message) is Result:
+            return self._answer(message.id, proc, Value(message.payload, frames, message.bundle), now)
+        assert isinstance(message, Failed)
+        return self._answer(message.id, proc, message.failure, now)
+
+    def _answer(self, id: int, proc: int, answer: Answer, now: float, *, still_owed: bool = False) -> list[Effect]:
+        record = self.ranks[proc]
+        if not still_owed and record.owed.pop(id, None) is not None:
+            record.busy_since = now
+            record.last_request = id
+            record.last_error = ""
+            if isinstance(answer, Failure) and answer.kind in ("exception", "lost"):
+                record.last_error = answer.headline()  # interrupted and released ranks are well
+        pending = self._pending.get(id)
+        index = None if pending is None else pending.waiting.pop(proc, None)
+        if pending is None or index is None:
+            self.strays += 1
+            return []
+        pending.answers[index] = answer
+        if pending.waiting:
+            if isinstance(answer, Failure) and pending.failed_at is None:
+                pending.failed_at = now
+            return []
+        del self._pending[id]
+        return [Resolve(id, pending.answers, pending.in_step)]  # type: ignore[arg-type]
+
+    def _heard_output(self, message: Output, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for chunk in message.chunks:
+            record = self.ranks[chunk.proc]
+            request = next(iter(record.owed), record.last_request)
+            record.read_to[chunk.stream == "stderr"] = chunk.end
+            if chunk.text or chunk.dropped_lines:
+                effects.append(
+                    Tell(
+                        OutputEvent(
+                            request, record.spec.rank, chunk.stream, chunk.text, chunk.dropped_lines, record.spec.mesh
+                        )
+                    )
+                )
+                record.last_line = chunk.text.rstrip("\n").rpartition("\n")[2][-200:] or record.last_line
+        still, self._held = self._held, []
+        for held in still:
+            written, read_to = held.message.written, self.ranks[held.proc].read_to
+            if written[0] > read_to[0] or written[1] > read_to[1]:
+                self._held.append(held)
+            else:
+                effects += self._accept(held.proc, held.message, held.frames, now)
+        return effects
+
+    def _heard_lost(self, message: Lost, now: float) -> list[Effect]:
+        record = self.ranks[message.proc]
+        if record.death is not None:
+            return []
+        what = describe_exit(message.exit_code, message.signal, message.rss_nbytes or record.rss_nbytes)
+        return self._lose(record, message.reason or what, now, message.last_lines)
+
+    def _lose(self, record: RankRecord, what: str, now: float, last_lines: tuple[str, ...] = ()) -> list[Effect]:
+        effects: list[Effect] = []
+        for held in [held for held in self._held if held.proc == record.spec.proc]:
+            self._held.remove(held)  # it had answered before it died
+            effects += self._accept(held.proc, held.message, held.frames, now)
+        note = next(iter(record.owed.values()), "")
+        text = f"{what}; it was running {note}" if note and record.up else what
+        etype = "RankDied" if record.up else "RankNotStarted"
+        host = self._hostname(record)
+        failure = Failure("lost", etype, text, host=host, pid=record.pid, last_lines=last_lines)
+        effects += self._bury(record, failure, now)
+        effects.append(Tell(LostEvent(record.spec.mesh, record.spec.rank, failure)))
+        return effects
+
+    def _bury(self, record: RankRecord, failure: Failure, now: float) -> list[Effect]:
+        record.death = failure
+        self._dead.add(record.spec.proc)
+        record.held.clear()
+        effects: list[Effect] = []
+        for id in list(record.owed):
+            effects += self._answer(id, record.spec.proc, failure, now)
+        record.last_error = "" if record.stopping else failure.headline()
+        return effects

@@ -1,0 +1,83 @@
+"""What the views are told: frozen snapshots and events, plain data that any face (text, HTML, widget, panel) can draw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["MeshView", "OutputEvent", "RankState", "RankView"]
+
+RankState = Literal["starting", "idle", "running", "failed", "dead", "stopped"]
+
+
+@dataclass(frozen=True, slots=True)
+class RankView:
+    """One rank as the controller sees it now.
+
+    Attributes:
+        rank: flat rank in its mesh.
+        point: axis -> coordinate, in axis order.
+        state: ``failed`` means alive and idle, and its last cell or call raised.
+        activity: what it runs, such as ``cell [5]`` or ``trainer.step``; empty when idle.
+        running_s: for how long it has run that, in seconds.
+        host: name of the machine.
+        pid: process id there; 0 while starting.
+        device: ``cpu``, ``cuda:0`` ...
+        rss_nbytes: resident memory at the last reading; 0 if unknown.
+        cpu_percent: processor use at the last reading, 100 is one core.
+        last_error: headline of its last failure since its last success; for a dead rank how it died.
+        last_line: the last line it wrote.
+    """
+
+    rank: int
+    point: tuple[tuple[str, int], ...]
+    state: RankState
+    activity: str = ""
+    running_s: float = 0.0
+    host: str = ""
+    pid: int = 0
+    device: str = "cpu"
+    rss_nbytes: int = 0
+    cpu_percent: float = 0.0
+    last_error: str = ""
+    last_line: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MeshView:
+    """One mesh of processes as the controller sees it now.
+
+    Attributes:
+        name: as in ``%mesh up NAME``.
+        axes: axis -> size, in order.
+        ranks: by flat rank.
+        where: launcher and hosts, such as ``local``.
+        age_s: seconds since it was brought up.
+    """
+
+    name: str
+    axes: tuple[tuple[str, int], ...]
+    ranks: tuple[RankView, ...]
+    where: str = "local"
+    age_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class OutputEvent:
+    """Text that a rank wrote.
+
+    Attributes:
+        request: id of the cell or call that was running when it was written; 0 if none was.
+        rank: flat rank in its mesh.
+        stream: ``stdout`` or ``stderr``.
+        text: what was written, any number of lines, perhaps not ending in one.
+        dropped_lines: lines left out before ``text`` because the rank wrote faster than can be shown.
+        mesh: name of the rank's mesh.
+    """
+
+    request: int
+    rank: int
+    stream: Literal["stdout", "stderr"]
+    text: str
+    dropped_lines: int = 0
+    mesh: str = ""

@@ -1,0 +1,51 @@
+"""Completion of our magics' lines: commands, options, names of meshes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
+
+from monarch_kernel.kernel.meshes import Meshes
+from monarch_kernel.kernel.options import COMMANDS, option_names
+
+__all__ = ["candidates", "make_matcher"]
+
+_VALUES = {"--device": ["auto", "cpu", "cuda"], "--on": ["local"]}
+
+
+def make_matcher(meshes: Meshes) -> Callable[[CompletionContext], SimpleMatcherResult]:
+    """A matcher for IPython's completer."""
+
+    @context_matcher(identifier="monarch_kernel.mesh", priority=100)  # type: ignore[untyped-decorator]
+    def match(context: CompletionContext) -> SimpleMatcherResult:
+        text = context.text_until_cursor
+        words = candidates(text, meshes.names)
+        token = text.split()[-1] if text and not text[-1].isspace() else ""
+        completions = [SimpleCompletion(text=word, type=kind) for word, kind in words if word.startswith(token)]
+        return {"completions": completions, "suppress": bool(completions), "matched_fragment": token}
+
+    return cast("Callable[[CompletionContext], SimpleMatcherResult]", match)
+
+
+def candidates(text: str, meshes: Sequence[str]) -> list[tuple[str, str]]:
+    """Words that may stand at the end of a line, with their kinds; none if the line is no magic of ours."""
+    words = text.split()
+    if not words or words[0] not in ("%mesh", "%%remote", "%remote") or text == words[0]:
+        return []
+    done = words[1:] if text[-1].isspace() else words[1:-1]
+    partial = "" if text[-1].isspace() else words[-1]
+    names = [(name, "mesh") for name in meshes]
+    if done and done[-1] in _VALUES:
+        return [(value, "value") for value in _VALUES[done[-1]]]
+    if words[0] == "%mesh":
+        if not done:
+            return [(command, "command") for command in COMMANDS]
+        if done[0] == "up":
+            return [(option, "option") for option in option_names("up") if option not in done or option == "--env"]
+        if done[0] == "down":
+            names = [*names, ("--all", "option")]
+        return names if done[0] in COMMANDS else []
+    options = [(option, "option") for option in option_names("remote") if words[0] == "%%remote" and option not in done]
+    return options if done or partial.startswith("-") else [*names, *options]

@@ -1,0 +1,320 @@
+"""The bound on how much output is shown: the first lines as they come, then a share, and always the last.
+
+Why: ``jupyter_server`` drops messages above about 1 MB/s or 1,000 messages/s, without asking which ones matter. Here
+the loss is chosen, counted by rank, and said in the stream at the place where it happened.
+
+Theory of operation
+-------------------
+Lines pass while a token bucket (lines and bytes) has tokens. When it is empty, lines wait in ``_waiting``, a queue that
+is shown from its front as tokens come back. When too many wait, the queue is squeezed: its front (a second's worth,
+so that what is shown comes in readable stretches) and the last lines of every rank stay; the middle becomes a gap,
+which is shown as a note when its turn comes. Hence, at any time:
+
+- for each rank, shown lines + lines in gaps + waiting lines = lines accepted, in the order in which it wrote them;
+- the last lines of every rank are shown or waiting, so ``finish`` can show them;
+- a gap may stand earlier than where its lines were among lines of *other* ranks, never among those of its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from monarch_kernel.errors import format_ranks
+
+__all__ = ["STDERR", "STDOUT", "FloodGate", "FoldedLine"]
+
+Stream = Literal["stdout", "stderr"]
+
+# Inside, a line is one string, its stream's mark and then its text: one hash and one comparison tell equal lines.
+STDOUT = "o"
+STDERR = "e"
+
+_NOTE_EVERY_S = 1.0
+_MAX_GAPS = 8
+_MIN_STRETCH = 10
+_MAX_LAST_LINES = 4_000
+_MIN_LAST_NBYTES = 16 * 1024
+_MAX_RANKS_IN_NOTE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedLine:
+    """One line to show, for all the ranks that wrote it.
+
+    Attributes:
+        ranks: the ranks that wrote it, sorted; for a note the ranks that it is about.
+        stream: where they wrote it.
+        text: the line, without its newline.
+        note: whether this is not output, but says what was left out here.
+    """
+
+    ranks: tuple[int, ...]
+    stream: Stream
+    text: str
+    note: bool = False
+
+
+@dataclass(slots=True)
+class _Run:
+    """Consecutive lines of the same ranks."""
+
+    ranks: tuple[int, ...]
+    lines: list[str]
+
+
+@dataclass(slots=True)
+class _Gap:
+    """Lines that are left out, by rank."""
+
+    counts: Counter[int]
+
+
+class FloodGate:
+    """Lets lines through at a bounded rate; counts and tells what it leaves out.
+
+    Args:
+        lines_per_s: lines shown per second on average.
+        nbytes_per_s: bytes shown per second on average, labels included.
+        burst_lines: lines that may come at once.
+        burst_nbytes: bytes that may come at once.
+        last_lines: how many of a rank's last lines ``finish`` shows for sure; fewer where many ranks or very long
+            lines would make these alone a flood, or where the rank's own agent left out lines among them.
+    """
+
+    def __init__(
+        self,
+        *,
+        lines_per_s: float = 400.0,
+        nbytes_per_s: float = 256 * 1024.0,
+        burst_lines: int = 1_000,
+        burst_nbytes: int = 512 * 1024,
+        last_lines: int = 50,
+    ) -> None:
+        self.left_out: Counter[int] = Counter()
+        self._lines_per_s = lines_per_s
+        self._nbytes_per_s = nbytes_per_s
+        self._burst_lines = burst_lines
+        self._burst_nbytes = burst_nbytes
+        self._last_lines = last_lines
+        self._lines_left = float(burst_lines)
+        self._nbytes_left = float(burst_nbytes)
+        self._refilled_at: float | None = None
+        self._next_note_at = float("-inf")
+        self._shown: list[FoldedLine] = []
+        self._waiting: deque[_Run | _Gap] = deque()
+        self._n_waiting = 0
+        self._squeeze_above = 2 * burst_lines
+
+    @property
+    def pending(self) -> bool:
+        """Whether a later ``release`` has something to show."""
+        return bool(self._waiting or self._shown)
+
+    def accept(self, ranks: tuple[int, ...], lines: Sequence[str], now: float) -> None:
+        """Take lines (mark and text) that all of ``ranks`` wrote; keeps no reference to ``lines``."""
+        n_shown = 0
+        if not self._waiting:
+            self._refill(now)
+            n_shown = self._show(ranks, lines)
+        if n_shown < len(lines):
+            self._waiting.append(_Run(ranks, list(lines[n_shown:])))
+            self._wait(len(lines) - n_shown)
+
+    def leave_out(self, rank: int, n_lines: int) -> None:
+        """Take note of lines that ``rank`` wrote next, and that were left out before they came here."""
+        self.left_out[rank] += n_lines
+        last = self._waiting[-1] if self._waiting else None
+        if isinstance(last, _Gap):
+            last.counts[rank] += n_lines
+        else:
+            self._waiting.append(_Gap(Counter({rank: n_lines})))
+            self._wait(1)
+
+    def release(self, now: float) -> list[FoldedLine]:
+        """What may be shown now."""
+        self._refill(now)
+        while self._waiting:
+            item = self._waiting[0]
+            if isinstance(item, _Gap):
+                # Gaps of the next second join this one rather than make a note each.
+                if now < self._next_note_at or self._lines_left < 1:
+                    break
+                self._next_note_at = now + _NOTE_EVERY_S
+                if sum(isinstance(each, _Gap) for each in self._waiting) > _MAX_GAPS:
+                    # At a note a second these would hold up what is behind them.
+                    self._squeeze(0)
+                    item = self._waiting[0]
+                    assert isinstance(item, _Gap), "a gap is merged into those before it"
+                self._lines_left -= 1
+                self._shown.append(_note(item.counts))
+                self._n_waiting -= 1
+            else:
+                n_shown = self._show(item.ranks, item.lines)
+                self._n_waiting -= n_shown
+                if n_shown < len(item.lines):
+                    del item.lines[:n_shown]
+                    break
+            self._waiting.popleft()
+        shown, self._shown = self._shown, []
+        return shown
+
+    def finish(self, now: float) -> list[FoldedLine]:
+        """What may be shown now, then the last lines of every rank, whatever the rate."""
+        shown = self.release(now)
+        self._squeeze(0)
+        for item in self._waiting:
+            if isinstance(item, _Gap):
+                shown.append(_note(item.counts))
+            else:
+                shown.extend(_folded(item.ranks, line) for line in item.lines)
+        self._waiting.clear()
+        self._n_waiting = 0
+        return shown
+
+    def _refill(self, now: float) -> None:
+        elapsed = 0.0 if self._refilled_at is None else max(0.0, now - self._refilled_at)
+        self._refilled_at = now
+        self._lines_left = min(self._burst_lines, self._lines_left + elapsed * self._lines_per_s)
+        self._nbytes_left = min(self._burst_nbytes, self._nbytes_left + elapsed * self._nbytes_per_s)
+
+    def _show(self, ranks: tuple[int, ...], lines: Sequence[str]) -> int:
+        """Show lines as long as there are tokens; returns how many. The last one may leave a debt of bytes."""
+        n_shown = 0
+        for line in lines:
+            if self._lines_left < 1 or self._nbytes_left <= 0:
+                break
+            self._lines_left -= 1
+            self._nbytes_left -= _nbytes(ranks, line)
+            self._shown.append(_folded(ranks, line))
+            n_shown += 1
+        return n_shown
+
+    def _wait(self, n_items: int) -> None:
+        self._n_waiting += n_items
+        if self._n_waiting > self._squeeze_above:
+            self._squeeze(max(1, int(self._lines_per_s)))
+            # In proportion to what is left, so that a line is looked at a bounded number of times.
+            self._squeeze_above = max(2 * self._burst_lines, 2 * self._n_waiting)
+
+    def _squeeze(self, n_front: int) -> None:
+        """Keep up to ``n_front`` lines before the first gap, and the last lines of every rank; leave out the rest."""
+        front = list(self._split_front(n_front))
+        kept = front + _join_gaps(reversed(list(self._last_of_each_rank())))
+        self._waiting = deque(kept)
+        self._n_waiting = sum(1 if isinstance(item, _Gap) else len(item.lines) for item in kept)
+
+    def _split_front(self, n_front: int) -> Iterator[_Run]:
+        """Remove and yield the first ``n_front`` lines, or those before the first gap if there are fewer."""
+        while n_front > 0 and self._waiting and isinstance(run := self._waiting[0], _Run):
+            if len(run.lines) > n_front:
+                yield _Run(run.ranks, run.lines[:n_front])
+                del run.lines[:n_front]
+                return
+            n_front -= len(run.lines)
+            self._waiting.popleft()
+            yield run
+
+    def _last_of_each_rank(self) -> Iterator[_Run | _Gap]:
+        """Yield what waits from its end, with gaps in place of all but the last lines of each rank."""
+        # Ranks that write the same lines together count once: many ranks share the total, 64 in step lose nothing.
+        n_groups = max(1, len({item.ranks for item in self._waiting if isinstance(item, _Run)}))
+        lines_each = max(1, min(self._last_lines, _MAX_LAST_LINES // n_groups))
+        nbytes_each = max(_MIN_LAST_NBYTES, self._burst_nbytes // n_groups)
+        n_kept: Counter[int] = Counter()
+        nbytes_kept: Counter[int] = Counter()
+        left_out: Counter[tuple[int, ...]] = Counter()  # since the last kept line, by who wrote it
+        for item in reversed(self._waiting):
+            if isinstance(item, _Gap):
+                for rank in item.counts:
+                    # A stretch long enough to read; before it there may be a gap every few lines.
+                    if n_kept[rank] >= _MIN_STRETCH:
+                        n_kept[rank] = max(n_kept[rank], lines_each)
+                yield from self._gap_of(left_out)
+                yield item
+                continue
+            n_room = lines_each - min([n_kept[rank] for rank in item.ranks])
+            nbytes_room = nbytes_each - min([nbytes_kept[rank] for rank in item.ranks])
+            nbytes = n = 0
+            for line in reversed(item.lines):
+                if n >= n_room or nbytes >= nbytes_room:
+                    break
+                n += 1
+                nbytes += _nbytes(item.ranks, line)
+            if n:
+                for rank in item.ranks:
+                    n_kept[rank] += n
+                    nbytes_kept[rank] += nbytes
+                yield from self._gap_of(left_out)
+                yield _Run(item.ranks, item.lines[len(item.lines) - n :])
+            if n < len(item.lines):
+                left_out[item.ranks] += len(item.lines) - n
+        yield from self._gap_of(left_out)
+
+    def _gap_of(self, left_out: Counter[tuple[int, ...]]) -> Iterator[_Gap]:
+        """Yield a gap for what is left out, if anything is, and clear it."""
+        if left_out:
+            counts: Counter[int] = Counter()
+            for ranks, n_lines in left_out.items():
+                counts.update(dict.fromkeys(ranks, n_lines))
+            left_out.clear()
+            self.left_out.update(counts)
+            yield _Gap(counts)
+
+
+def _join_gaps(items: Iterator[_Run | _Gap]) -> list[_Run | _Gap]:
+    """Merge each gap into the one before it for those ranks that have no line between the two."""
+    joined: list[_Run | _Gap] = []
+    gap: _Gap | None = None
+    ranks_since: set[int] = set()
+    for item in items:
+        if isinstance(item, _Run):
+            ranks_since.update(item.ranks)
+            joined.append(item)
+            continue
+        rest: Counter[int] = Counter()
+        for rank, n_lines in item.counts.items():
+            if gap is None or rank in ranks_since:
+                rest[rank] = n_lines
+            else:
+                gap.counts[rank] += n_lines
+        if rest:
+            gap = _Gap(rest)
+            ranks_since.clear()
+            joined.append(gap)
+    return joined
+
+
+def _folded(ranks: tuple[int, ...], line: str) -> FoldedLine:
+    return FoldedLine(ranks, "stdout" if line[0] == STDOUT else "stderr", line[1:])
+
+
+def _nbytes(ranks: tuple[int, ...], line: str) -> int:
+    """Bytes of the line as it is shown, with its label."""
+    return _label_length(ranks) + 1 + (len(line) if line.isascii() else len(line.encode("utf-8", "replace")))
+
+
+@lru_cache(maxsize=256)
+def _label_length(ranks: tuple[int, ...]) -> int:
+    return len(format_ranks(ranks))
+
+
+def _note(counts: Counter[int]) -> FoldedLine:
+    """Say how many lines are left out, by rank; ranks with equal counts together."""
+    total = sum(counts.values())
+    by_count: dict[int, list[int]] = {}
+    for rank in sorted(counts):
+        by_count.setdefault(counts[rank], []).append(rank)
+    parts = [
+        f"rank {ranks[0]}: {n:,}" if len(ranks) == 1 else f"ranks {format_ranks(ranks)[1:-1]}: {n:,} each"
+        for n, ranks in by_count.items()
+    ]
+    if len(parts) > _MAX_RANKS_IN_NOTE:
+        n_named = sum(len(ranks) for ranks in list(by_count.values())[:_MAX_RANKS_IN_NOTE])
+        parts[_MAX_RANKS_IN_NOTE:] = [f"and {len(counts) - n_named:,} more ranks"]
+    lines = "line" if total == 1 else "lines"
+    text = f"… {total:,} {lines} left out here ({', '.join(parts)}; shown: the first and the last)"
+    return FoldedLine(tuple(sorted(counts)), "stdout", text, note=True)

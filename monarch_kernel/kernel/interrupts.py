@@ -1,0 +1,40 @@
+"""Where an interrupt (SIGINT) may strike in the notebook's process.
+
+KeyboardInterrupt can be raised between any two bytecodes. In the user's code that is what everybody expects. In the code
+around it the price is high: ipykernel would not reply to the cell, and a cell that ranks run would go on there, unseen.
+So our kernel lets interrupts through to the user's code only (``strike_user_code`` in ``kernel.py``), and in any IPython
+they are counted while a cell runs on ranks, and acted upon when nothing is half done (`HeldInterrupts`).
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+__all__ = ["HeldInterrupts"]
+
+
+class HeldInterrupts:
+    """Counts interrupts of the main thread, instead of raising them, as long as it is entered.
+
+    Attributes:
+        count: interrupts so far.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._before: Any = None
+
+    def __enter__(self) -> HeldInterrupts:
+        if threading.current_thread() is threading.main_thread() and callable(signal.getsignal(signal.SIGINT)):
+            self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        self.count += 1

@@ -1,0 +1,1 @@
+"""What obtains hosts and starts an agent on each."""

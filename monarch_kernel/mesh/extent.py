@@ -1,0 +1,203 @@
+"""Named axes with their sizes, and places along them.
+
+An ``Extent`` names the axes of a mesh and their sizes. A ``Point`` is one place in it. Everything is row-major: the
+last axis varies fastest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from operator import index
+
+__all__ = ["Extent", "Point", "as_index", "as_size", "list_axes", "quote"]
+
+
+class Extent(Mapping[str, int]):
+    """The axes of a mesh and their sizes, in order; immutable and hashable.
+
+    Equal to another extent with the same axes in the same order, and to a dict with the same items. The empty extent
+    has one element.
+
+    Args:
+        sizes: axis -> size, or pairs of them.
+
+    Raises:
+        ValueError: an axis is no identifier or named twice, or a size is no int of at least 1.
+    """
+
+    __slots__ = ("_hash", "_sizes", "_strides", "nelements")
+
+    nelements: int
+    """How many points there are."""
+
+    def __init__(self, sizes: Mapping[str, int] | Iterable[tuple[str, int]] = ()) -> None:
+        pairs = list(sizes.items() if isinstance(sizes, Mapping) else sizes)
+        self._sizes: dict[str, int] = {}
+        for axis, size in pairs:
+            if not isinstance(axis, str) or not axis.isidentifier():
+                raise ValueError(f"axis name {axis!r} is not an identifier")
+            if axis in self._sizes:
+                raise ValueError(f"axis {axis!r} is named twice in ({', '.join(str(name) for name, _ in pairs)})")
+            self._sizes[axis] = as_size(axis, size)
+        self._strides: dict[str, int] = {}
+        nelements = 1
+        for axis, size in reversed(self._sizes.items()):
+            self._strides[axis] = nelements
+            nelements *= size
+        self.nelements = nelements
+        self._hash = hash(tuple(self._sizes.items()))
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the axes, in order."""
+        return tuple(self._sizes)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Sizes of the axes, in order."""
+        return tuple(self._sizes.values())
+
+    def point(self, rank: int) -> Point:
+        """Give the point with this flat rank.
+
+        Raises:
+            IndexError: there is no such rank.
+        """
+        return Point(rank, self)
+
+    def rank_of(self, coordinates: Mapping[str, int]) -> int:
+        """Give the flat rank of the point with these coordinates, one for each axis.
+
+        Raises:
+            KeyError: an axis is missing or unknown.
+            IndexError: a coordinate is out of range.
+        """
+        unknown = [axis for axis in coordinates if axis not in self._sizes]
+        if unknown:
+            raise KeyError(f"unknown axis {quote(unknown)}; {list_axes(self)}")
+        missing = [axis for axis in self._sizes if axis not in coordinates]
+        if missing:
+            raise KeyError(f"axis {quote(missing)} is missing; {list_axes(self)}")
+        return sum(as_index(self, axis, coordinates[axis]) * stride for axis, stride in self._strides.items())
+
+    def __getitem__(self, axis: str) -> int:
+        return self._sizes[axis]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sizes)
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Extent):
+            # The order of the axes decides which rank stands where, so it counts.
+            return self is other or tuple(self._sizes.items()) == tuple(other._sizes.items())
+        return self._sizes == other if isinstance(other, dict) else NotImplemented
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return repr(self._sizes)
+
+    def __reduce__(self) -> tuple[type[Extent], tuple[dict[str, int]]]:
+        # The hash depends on the process (hashes of strings are randomised), so it must not travel.
+        return (Extent, (self._sizes,))
+
+
+class Point(Mapping[str, int]):
+    """One place in an extent, a mapping axis -> coordinate; immutable and hashable.
+
+    Equal to another point of an equal extent with the same rank, and to a dict with the same coordinates.
+
+    Args:
+        rank: flat rank, row-major.
+        extent: the axes it is a point of.
+
+    Raises:
+        IndexError: the extent has no such rank.
+    """
+
+    # Made once for each rank of each call: coordinates are computed when they are asked for.
+    __slots__ = ("_extent", "_rank")
+
+    def __init__(self, rank: int, extent: Extent) -> None:
+        rank = index(rank)
+        if not 0 <= rank < extent.nelements:
+            raise IndexError(f"rank {rank} is out of range: {extent} has ranks 0 to {extent.nelements - 1}")
+        self._rank = rank
+        self._extent = extent
+
+    @property
+    def rank(self) -> int:
+        """Flat rank, row-major."""
+        return self._rank
+
+    @property
+    def extent(self) -> Extent:
+        """The axes it is a point of, with their sizes."""
+        return self._extent
+
+    def __getitem__(self, axis: str) -> int:
+        return self._rank // self._extent._strides[axis] % self._extent._sizes[axis]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._extent._sizes)
+
+    def __len__(self) -> int:
+        return len(self._extent._sizes)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Point):
+            return self._rank == other._rank and self._extent == other._extent
+        return dict(self) == other if isinstance(other, dict) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((self._rank, self._extent._hash))
+
+    def __str__(self) -> str:
+        return "{" + ", ".join(f"{axis!r}: {self[axis]}/{size}" for axis, size in self._extent.items()) + "}"
+
+    def __repr__(self) -> str:
+        return f"<Point {self._rank} {self}>"
+
+    def __reduce__(self) -> tuple[type[Point], tuple[int, Extent]]:
+        return (Point, (self._rank, self._extent))
+
+
+def as_index(extent: Extent, axis: str, value: int, *, from_end: bool = False) -> int:
+    """Check a coordinate along an axis; ``from_end`` lets negative ones count from the end."""
+    size = extent[axis]
+    try:
+        if isinstance(value, bool):  # an int by inheritance only: here it is a slip, or meant as a mask
+            raise TypeError("a bool")
+        position = index(value)
+    except TypeError as error:
+        raise TypeError(f"axis {axis!r} has size {size}: {value!r} is not an int or a slice") from error
+    first = -size if from_end else 0
+    if not first <= position < size:
+        raise IndexError(f"axis {axis!r} has size {size}: index {position} is out of range {first} to {size - 1}")
+    return position % size
+
+
+def as_size(axis: str, size: int) -> int:
+    """Check the size of an axis."""
+    try:
+        number = 0 if isinstance(size, bool) else index(size)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise ValueError(f"size of axis {axis!r} must be an int of at least 1, not {size!r}")
+    return number
+
+
+def list_axes(extent: Extent) -> str:
+    """Say in words which axes there are."""
+    sizes = ", ".join(f"{axis}={size}" for axis, size in extent.items())
+    return f"the axes are {sizes}" if sizes else "there are no axes"
+
+
+def quote(axes: Iterable[str]) -> str:
+    """List names in quotes."""
+    return ", ".join(repr(axis) for axis in axes)

@@ -1,0 +1,285 @@
+"""torch.distributed in a mesh: a default process group that is there when a cell runs, and is formed anew after an abort.
+
+Theory of operation
+===================
+
+The rendezvous store lives in the controller (`GroupStore`), ranks are its clients. Each forming has a *generation*, a prefix
+in the store, so that what a broken group left there does not matter. A rank sets the variables of torchelastic before it
+forms, so that code written for torchrun (and Lightning, Accelerate, the HF Trainer) finds what it expects; a script's own
+``init_process_group()`` finds the group there and is content, or, after ``destroy_process_group()``, forms it again.
+
+A collective of gloo that waits for a missing peer can be neither interrupted nor aborted through torch: ``abort()`` returns
+and the caller stays blocked. What ends it is to shut its sockets down from another thread (gloo has no abort of its own:
+pytorch/gloo#388). We know them as the descriptors that appear while a group is made. NCCL has an abort.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from monarch_kernel.actor.meshes import ProcMesh, gather
+from monarch_kernel.agent.rank import Rank
+from monarch_kernel.controller.future import Future
+from monarch_kernel.controller.state import Value
+from monarch_kernel.errors import RemoteError
+from monarch_kernel.mesh import ValueMesh
+from monarch_kernel.wire.codec import Frame, pack
+from monarch_kernel.wire.messages import FormGroup
+
+__all__ = ["GroupStore", "RankGroup"]
+
+_JOIN_TIMEOUT = timedelta(seconds=60)
+
+
+class GroupStore:
+    """The controller's side: hosts the store and has meshes form their groups.
+
+    The store needs torch, which takes a second to import: it is made by a thread of its own from the start.
+    """
+
+    def __init__(self) -> None:
+        self._store: Any = None
+        self._error: BaseException | None = None
+        self._generation = 0
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        self._port: int = self._listener.getsockname()[1]
+        self._maker = threading.Thread(target=self._make, name="monarch-store", daemon=True)
+        self._maker.start()
+
+    def _make(self) -> None:
+        try:
+            self._store = _dist().TCPStore(
+                "127.0.0.1",
+                self._port,
+                is_master=True,
+                wait_for_workers=False,
+                timeout=_JOIN_TIMEOUT,
+                master_listen_fd=self._listener.detach(),
+            )
+        except BaseException as error:  # handed to whoever needs the store
+            self._error = error
+
+    def form(self, mesh: ProcMesh) -> Future[ValueMesh[None]]:
+        """Have all ranks of a mesh form their default process group, whatever became of the last one."""
+        self._maker.join()
+        if self._error is not None:
+            raise RuntimeError(f"the store for process groups could not be made: {self._error}") from self._error
+        self._generation += 1
+        generation = self._generation
+
+        def read(answer: Value) -> None:
+            return None
+
+        finish = gather(mesh._region, f"forming the process group of {mesh.name} failed", RemoteError, read)
+        return mesh._runtime.request(
+            mesh.procs,
+            lambda id: pack(FormGroup(id, "127.0.0.1", self._port, generation)),
+            "forming the process group",
+            finish,
+        )
+
+    def close(self) -> None:
+        """End the store."""
+        self._maker.join()
+        self._store = None
+
+
+class RankGroup:
+    """The rank's side; installs itself as the rank's group."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._spec = rank.spec
+        self._fds: set[int] = set()
+        self._formed = False
+        self._aborted = False
+        self._rounds = 0
+        self._device_mesh: Callable[[], Any] = lambda: None
+        self._namespace: dict[str, Any] = {}
+        rank.group = self
+        rank.main.handlers[FormGroup] = self._form
+
+    def namespace(self) -> dict[str, Any]:
+        """What the user's namespace starts with."""
+        import torch
+
+        spec = self._spec
+        device = torch.device("cuda", 0) if spec.device == "cuda" else torch.device("cpu")
+        if spec.device == "cuda":
+            torch.cuda.set_device(device)
+        self._namespace = {
+            "rank": spec.rank,
+            "world_size": spec.world_size,
+            "local_rank": spec.local_rank,
+            "device": device,
+        }
+        return self._namespace
+
+    # -- for the rank
+
+    def pending_s(self) -> float:
+        """Age of the oldest collective that has not ended, in seconds; 0 if there is none."""
+        oldest = min((entry["time_created_ns"] for entry in self._entries() if not entry["retired"]), default=None)
+        return 0.0 if oldest is None else max(1e-9, (time.time_ns() - oldest) / 1e9)
+
+    def collectives(self) -> int:
+        """Collectives started so far in the default group; -1 without a group, -2 if it was aborted."""
+        dist = _dist()
+
+        if self._aborted:
+            return -2
+        if not self._formed or not dist.is_initialized():
+            return -1
+        return int(dist.group.WORLD._get_sequence_number_for_group())
+
+    def abort(self) -> None:
+        """Make pending collectives raise."""
+        dist = _dist()
+
+        self._aborted = True
+        if self._spec.device == "cuda":
+            dist.distributed_c10d._abort_process_group()
+        for fd in list(self._fds):
+            try:
+                with socket.socket(fileno=os.dup(fd)) as peer:
+                    # gloo ends the process when its listener fails, so only connections are shut down
+                    if not peer.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                        peer.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # its group has been destroyed
+        self._fds.clear()
+
+    @staticmethod
+    def _entries() -> list[dict[str, Any]]:
+        """What torch's flight recorder holds."""
+        from torch._C import _distributed_c10d as c10d
+
+        dump = getattr(c10d, "_dump_fr_trace_json", None)
+        if dump is None:
+            return []
+        recorded = json.loads(dump(includeCollectives=True, onlyActive=True))
+        return list(recorded.get("entries", ()))
+
+    # -- forming
+
+    def _form(self, message: FormGroup, _: Sequence[Frame]) -> None:
+        dist = _dist()
+
+        spec = self._spec
+        os.environ.update(
+            RANK=str(spec.rank),
+            WORLD_SIZE=str(spec.world_size),
+            LOCAL_RANK=str(spec.local_rank),
+            LOCAL_WORLD_SIZE=str(spec.local_world_size),
+            GROUP_RANK=str(spec.rank // spec.local_world_size),
+            GROUP_WORLD_SIZE=str(spec.world_size // spec.local_world_size),
+            ROLE_RANK=str(spec.rank),
+            ROLE_WORLD_SIZE=str(spec.world_size),
+            ROLE_NAME="default",
+            MASTER_ADDR=message.host,
+            MASTER_PORT=str(message.port),
+            TORCHELASTIC_RUN_ID=spec.mesh,
+            TORCHELASTIC_USE_AGENT_STORE="True",
+            TORCHELASTIC_MAX_RESTARTS="0",
+            TORCHELASTIC_RESTART_COUNT="0",
+            TORCHELASTIC_ERROR_FILE=os.devnull,
+        )
+        self._patch(dist)
+        if dist.is_initialized():
+            if not self._aborted:
+                self.abort()  # a peer may be missing: do not wait for it
+            dist.destroy_process_group()
+        self._aborted = False
+        self._rounds = 1000 * message.generation
+        with self._rank.main.user_code():
+            self._init(dist.init_process_group, "cpu:gloo,cuda:nccl" if spec.device == "cuda" else "gloo")
+            self._formed = True
+            self._add_device_mesh()
+        self._rank.reply(message.id)
+
+    def _init(self, init: Callable[..., None], backend: str | None, **options: Any) -> None:
+        """Form a group under a prefix of its own: what an earlier one left in the store would be taken for its peers."""
+        dist = _dist()
+
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = dist.TCPStore(host, port, is_master=False, timeout=_JOIN_TIMEOUT)
+        ours = dist.PrefixStore(f"group/{self._rounds}", store)
+        options.update(store=ours, rank=self._spec.rank, world_size=self._spec.world_size)
+        init(backend, **options)
+
+    def _add_device_mesh(self) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        sizes = tuple(size for _, size in self._spec.axes)
+        names = tuple(name for name, _ in self._spec.axes)
+        namespace = self._namespace_now()
+        device_mesh = init_device_mesh(self._spec.device, sizes, mesh_dim_names=names)
+        known = namespace.get("mesh")
+        if known is None or known is self._device_mesh():  # else the user has given the name to something else
+            namespace["mesh"] = device_mesh
+        self._device_mesh = weakref.ref(device_mesh)  # held by the namespace alone: with it the groups' sockets go
+
+    def _namespace_now(self) -> dict[str, Any]:
+        return self._rank.shell.namespace
+
+    def _patch(self, dist: Any) -> None:
+        """Have torch tell which sockets a new group opens, and let scripts initialise what is already there."""
+        helpers = dist.distributed_c10d
+        make = helpers._new_process_group_helper
+        if hasattr(make, "monarch_kernel"):
+            return
+
+        @functools.wraps(make)
+        def new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
+            before = _socket_fds()
+            try:
+                return make(*args, **kwargs)
+            finally:
+                self._fds |= _socket_fds() - before
+
+        new_process_group_helper.monarch_kernel = True  # type: ignore[attr-defined]
+        helpers._new_process_group_helper = new_process_group_helper
+        original = dist.init_process_group
+
+        @functools.wraps(original)
+        def init_process_group(backend: str | None = None, init_method: str | None = None, **options: Any) -> None:
+            """Join the default process group; content if the mesh's own group is there already."""
+            spec = self._spec
+            fits = options.get("world_size", -1) in (-1, spec.world_size) and options.get("rank", -1) in (-1, spec.rank)
+            if dist.is_initialized():
+                if self._formed and fits and options.get("store") is None:
+                    return
+            elif self._formed and fits and init_method in (None, "env://") and options.get("store") is None:
+                self._rounds += 1
+                self._init(original, backend, **options)
+                return
+            original(backend, init_method, **options)
+
+        dist.init_process_group = helpers.init_process_group = init_process_group
+
+
+def _dist() -> Any:
+    """torch.distributed, which few of whose names are typed."""
+    import torch.distributed
+
+    return torch.distributed
+
+
+def _socket_fds() -> set[int]:
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                found.add(int(name))
+        except OSError:
+            pass
+    return found

@@ -1,0 +1,52 @@
+"""The seam between the program and what carries its messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from monarch_kernel.wire.codec import Frame
+
+__all__ = ["CONTROLLER", "Peer", "Transport", "host_peer", "rank_peer"]
+
+Peer = bytes
+"""Name of a process on the wire: `CONTROLLER`, ``R<proc>`` for a rank, ``H<host>`` for a host agent."""
+
+CONTROLLER: Peer = b"C"
+
+
+def rank_peer(proc: int) -> Peer:
+    """Name of a rank's process."""
+    return b"R%d" % proc
+
+
+def host_peer(host: int) -> Peer:
+    """Name of a host agent."""
+    return b"H%d" % host
+
+
+class Transport(Protocol):
+    """Carries multipart messages to named peers, in order per (sender, receiver).
+
+    One thread at a time may call `send`, `recv` and `wait`; any thread may call `wake`.
+    """
+
+    def send(self, peer: Peer, parts: Sequence[Frame]) -> bool:
+        """Hand a message over without blocking; False if no such peer is connected."""
+        ...
+
+    def recv(self) -> tuple[Peer, list[Frame]] | None:
+        """Give the next message and its sender, or None if none has arrived."""
+        ...
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Return when a message may have arrived, `wake` was called, or the time is up (None: never)."""
+        ...
+
+    def wake(self) -> None:
+        """Make the current or the next `wait` return at once."""
+        ...
+
+    def close(self) -> None:
+        """Give up what the transport holds; messages not yet handed over are sent for a short while."""
+        ...

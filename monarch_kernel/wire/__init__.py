@@ -1,0 +1,1 @@
+"""Messages and how they become bytes: no I/O, no clock."""

@@ -1,0 +1,200 @@
+"""From values to frames and back.
+
+A batch is one multipart message: frame 0 holds any number of headers (a msgpack array), the frames after it hold the
+out-of-band buffers of their payloads, in order. Batching is what makes a stream of small calls cheap: one send costs as
+much as packing twenty headers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+import pickle
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from operator import or_
+from typing import Any, NamedTuple
+
+import cloudpickle
+import msgspec
+
+from monarch_kernel.errors import PayloadError
+from monarch_kernel.wire import messages
+from monarch_kernel.wire.messages import Message, Payload
+
+__all__ = [
+    "INLINE_NBYTES",
+    "Frame",
+    "Packed",
+    "WireError",
+    "dump",
+    "dump_call",
+    "join",
+    "load",
+    "pack",
+    "salvage_ids",
+    "split",
+]
+
+Frame = bytes | memoryview
+
+INLINE_NBYTES = 64 * 1024
+"""Larger pickles travel in a frame of their own, which the transport can hand on without a copy."""
+
+_KINDS: tuple[type[Message], ...] = tuple(
+    kind
+    for kind in (getattr(messages, name) for name in messages.__all__)
+    if issubclass(kind, Message) and kind is not Message
+)
+_encoder = msgspec.msgpack.Encoder()
+_AnyKind = reduce(or_, _KINDS)
+_decoder = msgspec.msgpack.Decoder(list[functools.reduce(operator.or_, _KINDS)])  # type: ignore[misc]
+_PAYLOAD_KINDS = tuple(kind for kind in _KINDS if "payload" in kind.__struct_fields__)
+
+
+class WireError(ValueError):
+    """A frame is no message of ours; the receiver drops and counts it."""
+
+
+class Packed(NamedTuple):
+    """One message, ready to travel, any number of times."""
+
+    header: bytes
+    frames: tuple[Frame, ...] = ()
+
+
+def pack(message: Message, frames: tuple[Frame, ...] = ()) -> Packed:
+    """Encode a message once, however many receivers it has; what can't be encoded is sent as its text.
+
+    Such as lone surrogates (the name of a file that is not UTF-8, in an error), classes derived from str, and whatever a
+    user's ``_repr_mimebundle_`` gives.
+    """
+    try:
+        return Packed(_encoder.encode(message), frames)
+    except (UnicodeEncodeError, TypeError, OverflowError):
+        return Packed(_encoder.encode(_as_plain(message)), frames)
+
+
+def salvage_ids(parts: Sequence[Frame]) -> list[int]:
+    """The ids of the requests in a multipart message that `split` refuses, as far as they can be made out."""
+    try:
+        headers = msgspec.msgpack.decode(parts[0])
+    except (msgspec.DecodeError, IndexError, UnicodeDecodeError, RecursionError):
+        return []
+    if not isinstance(headers, list):
+        return []
+    return [one[1] for one in headers if isinstance(one, list) and len(one) > 1 and type(one[1]) is int and one[1] > 0]
+
+
+def _as_plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_as_plain(key): _as_plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_as_plain(item) for item in value]
+    if isinstance(value, msgspec.Struct):
+        return type(value)(*[_as_plain(getattr(value, name)) for name in value.__struct_fields__])
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return type(value)(**{f.name: _as_plain(getattr(value, f.name)) for f in dataclasses.fields(value)})
+    if value is None or isinstance(value, (bool, float, bytes, memoryview)):
+        return value
+    if isinstance(value, int) and -(2**63) <= value < 2**64:
+        return int(value)
+    return _as_plain(repr(value))
+
+
+def join(batch: Sequence[Packed]) -> list[Frame]:
+    """Make one multipart message of many."""
+    count = len(batch)
+    if count == 1:
+        header, frames = batch[0]
+        return [b"\x91" + header, *frames]  # msgpack: an array of one
+    parts: list[Frame] = [b"\xdd" + count.to_bytes(4, "big") + b"".join([one.header for one in batch])]
+    for one in batch:
+        parts.extend(one.frames)
+    return parts
+
+
+def split(parts: Sequence[Frame]) -> Iterator[tuple[Message, Sequence[Frame]]]:
+    """Take a multipart message apart.
+
+    Raises:
+        WireError: it is not one of ours.
+    """
+    try:
+        headers: list[Message] = _decoder.decode(parts[0])
+    except (msgspec.DecodeError, IndexError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(f"not a message: {error}") from None
+    taken = 1
+    for message in headers:
+        if isinstance(message, _PAYLOAD_KINDS):
+            nframes = message.payload.nframes  # type: ignore[attr-defined]
+            if nframes:
+                if nframes < 0 or taken + nframes > len(parts):
+                    raise WireError(f"a {type(message).__name__} lacks {taken + nframes - len(parts)} frames")
+                yield message, parts[taken : taken + nframes]
+                taken += nframes
+                continue
+        yield message, ()
+    if taken != len(parts):
+        raise WireError(f"{len(parts) - taken} frames belong to no message")
+
+
+def _pickle(value: Any, buffers: list[pickle.PickleBuffer]) -> bytes:
+    """Pickle by the quickest way that is right: what belongs to ``__main__`` must travel by value."""
+    try:
+        data = pickle.dumps(value, 5, buffer_callback=buffers.append)
+        if b"__main__" not in data and not cloudpickle.list_registry_pickle_by_value():
+            return data
+    except Exception:  # the slow way knows more types, and its error is the one to report
+        pass
+    buffers.clear()
+    return cloudpickle.dumps(value, 5, buffer_callback=buffers.append)  # type: ignore[no-any-return]
+
+
+def dump(value: Any, what: str = "the value") -> tuple[Payload, tuple[Frame, ...]]:
+    """Pickle a value, its buffers (PEP 574) apart.
+
+    Args:
+        value: anything; functions and classes of ``__main__`` travel by value.
+        what: how to call the value in an error.
+
+    Raises:
+        PayloadError: it cannot be pickled.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    try:
+        data = _pickle(value, buffers)
+    except Exception as error:
+        raise PayloadError(f"{what} can't be pickled: {type(error).__name__}: {error}") from error
+    # The message may be sent later, and must hold what the value is now: what can change is copied, once.
+    frames = [raw if raw.readonly else memoryview(bytes(raw)) for raw in (buffer.raw() for buffer in buffers)]
+    if len(data) > INLINE_NBYTES:
+        return Payload(b"", len(frames) + 1), (data, *frames)
+    return Payload(data, len(frames)), tuple(frames)
+
+
+def dump_call(args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str]) -> tuple[Payload, tuple[Frame, ...]]:
+    """Pickle the arguments of a call; ``names`` are the parameters that ``args`` bind to.
+
+    Raises:
+        PayloadError: one cannot be pickled; the text names it.
+    """
+    try:
+        return dump((args, kwargs), "the arguments")
+    except PayloadError:
+        labels = [names[i] if i < len(names) else f"args[{i}]" for i in range(len(args))]
+        for label, value in [*zip(labels, args), *kwargs.items()]:
+            dump(value, f"argument {label!r} (a {type(value).__name__})")
+        raise
+
+
+def load(payload: Payload, frames: Sequence[Frame]) -> Any:
+    """Unpickle a value; only for payloads of an authenticated peer."""
+    if payload.data:
+        return pickle.loads(payload.data, buffers=frames)
+    if not payload.nframes:
+        return None
+    return pickle.loads(frames[0], buffers=frames[1:])

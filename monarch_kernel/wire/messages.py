@@ -1,0 +1,273 @@
+"""Every message that travels between controller, host agents and ranks, on one screen.
+
+Headers are msgspec structs: typed, validated, decoded without running code. What users send (arguments, results, classes)
+is an opaque `Payload`, which only its receiver opens, after the sender has been authenticated.
+
+``id`` is a request made by the controller: every rank that is asked answers it once, with `Result` or `Failed`. A ``proc``
+is the number of a rank process, unique in a session; a ``region`` is `Region.pack()` of the mesh that was addressed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from monarch_kernel.errors import Failure
+
+__all__ = [
+    "Call",
+    "Failed",
+    "FormGroup",
+    "Goodbye",
+    "Hello",
+    "HostHello",
+    "Interrupt",
+    "KillRanks",
+    "Lost",
+    "Message",
+    "Output",
+    "OutputChunk",
+    "Payload",
+    "Ping",
+    "Pull",
+    "Push",
+    "RankSpec",
+    "Reading",
+    "Readings",
+    "Release",
+    "Result",
+    "Rich",
+    "Run",
+    "Spawn",
+    "StartRanks",
+    "StopActor",
+]
+
+
+class Payload(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A pickled value: ``data`` inline while small; its out-of-band buffers are the message's next ``nframes`` frames."""
+
+    data: bytes = b""
+    nframes: int = 0
+
+
+class Message(msgspec.Struct, array_like=True, frozen=True, tag=True, gc=False):
+    """Base of all messages; none is ever part of a cycle, so the garbage collector need not look at them."""
+
+
+# controller -> rank
+
+
+class Ping(Message, frozen=True):
+    """Answer when all that came before has been done."""
+
+    id: int
+
+
+class Run(Message, frozen=True):
+    """Run a cell; answer with the value of its last expression if ``want_value``, else only with how it looks."""
+
+    id: int
+    code: str
+    cell: int
+    want_value: bool = False
+
+
+class Push(Message, frozen=True):
+    """Set a variable in the rank's namespace."""
+
+    id: int
+    name: str
+    payload: Payload
+
+
+class Pull(Message, frozen=True):
+    """Answer with a variable of the rank's namespace."""
+
+    id: int
+    name: str
+
+
+class FormGroup(Message, frozen=True):
+    """Join (or re-join) the default process group of torch.distributed, whose store listens at ``host:port``."""
+
+    id: int
+    host: str
+    port: int
+    generation: int
+
+
+class Spawn(Message, frozen=True):
+    """Make an actor: ``payload`` is ``(class, args, kwargs)``."""
+
+    id: int
+    actor: int
+    name: str
+    region: tuple[Any, ...]
+    payload: Payload
+
+
+class Call(Message, frozen=True):
+    """Call an endpoint; ``payload`` is ``(args, kwargs)``, ``region`` the addressed part, None for all; id 0: no answer."""
+
+    id: int
+    actor: int
+    method: str
+    region: tuple[Any, ...] | None
+    payload: Payload
+
+
+class StopActor(Message, frozen=True):
+    """Clean an actor up and forget it."""
+
+    id: int
+    actor: int
+    reason: str
+
+
+class Interrupt(Message, frozen=True):
+    """Raise KeyboardInterrupt in the code that runs request ``id``; if it waits its turn, drop it. Has its own lane."""
+
+    id: int
+
+
+class Release(Message, frozen=True):
+    """Free the code that runs request ``id`` from the collective it waits in, if it does. Has its own lane."""
+
+    id: int
+
+
+# rank -> controller
+
+
+class Hello(Message, frozen=True):
+    """First message of a rank: ``token`` proves that it belongs to this session."""
+
+    token: str
+    proc: int
+    pid: int
+    device: str
+
+
+class Result(Message, frozen=True):
+    """A request succeeded.
+
+    ``written`` are the last marks that the rank set in stdout and stderr: what came before is shown before the request ends.
+    ``collectives`` counts those it has started in its default process group; -1 where it has no usable group.
+    """
+
+    id: int
+    payload: Payload
+    bundle: dict[str, Any] = {}
+    written: tuple[int, int] = (0, 0)
+    collectives: int = -1
+
+
+class Failed(Message, frozen=True):
+    """A request failed; ``written`` and ``collectives`` as in `Result`."""
+
+    id: int
+    failure: Failure
+    written: tuple[int, int] = (0, 0)
+    collectives: int = -1
+
+
+class Rich(Message, frozen=True):
+    """A rich display (figure, HTML ...) made while request ``id`` ran."""
+
+    id: int
+    data: dict[str, Any]
+    metadata: dict[str, Any]
+
+
+# controller -> host agent
+
+
+class RankSpec(msgspec.Struct, array_like=True, frozen=True):
+    """All that a new rank needs to know; ``env`` is added to its environment before user code runs."""
+
+    proc: int
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    axes: tuple[tuple[str, int], ...]
+    mesh: str
+    device: str
+    threads: int
+    env: dict[str, str]
+    cwd: str
+    sys_path: tuple[str, ...]
+
+
+class StartRanks(Message, frozen=True):
+    """Start processes."""
+
+    specs: tuple[RankSpec, ...]
+
+
+class KillRanks(Message, frozen=True):
+    """End processes: politely, and after ``grace_s`` seconds for certain."""
+
+    procs: tuple[int, ...]
+    grace_s: float
+
+
+class Goodbye(Message, frozen=True):
+    """The session is over: end everything and leave."""
+
+
+# host agent -> controller
+
+
+class HostHello(Message, frozen=True):
+    """First message of a host agent."""
+
+    token: str
+    host: int
+    hostname: str
+    pid: int
+    cpus: int
+    gpus: int
+
+
+class OutputChunk(msgspec.Struct, array_like=True, frozen=True):
+    """Text that one rank wrote; ``end`` is the last mark that was read, or how many bytes were read where there is none."""
+
+    proc: int
+    stream: Literal["stdout", "stderr"]
+    text: str
+    end: int
+    dropped_lines: int = 0
+
+
+class Output(Message, frozen=True):
+    """What ranks wrote since the last such message, in the order in which it was read."""
+
+    chunks: tuple[OutputChunk, ...]
+
+
+class Reading(msgspec.Struct, array_like=True, frozen=True):
+    """Memory (resident, bytes) and processor use (percent of one core) of a rank."""
+
+    proc: int
+    rss_nbytes: int
+    cpu_percent: float
+
+
+class Readings(Message, frozen=True):
+    """A reading of every rank of a host."""
+
+    ranks: tuple[Reading, ...]
+
+
+class Lost(Message, frozen=True):
+    """A rank's process ended, or could not be started (``reason``)."""
+
+    proc: int
+    exit_code: int
+    signal: int
+    reason: str
+    last_lines: tuple[str, ...]
+    rss_nbytes: int

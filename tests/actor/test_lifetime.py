@@ -1,0 +1,391 @@
+"""Birth and death: sessions that are shut down, processes that die under a call, controllers that are killed."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from monarch_kernel.actor import Actor, Future, ProcMesh, SupervisionError, endpoint, shutdown_context, this_host
+from monarch_kernel.agent.processes import rss_nbytes
+from monarch_kernel.controller.session import current_session
+from monarch_kernel.errors import MeshDownError
+
+LONG_S = 60.0
+
+
+class Worker(Actor):
+    """Waits, and dies on demand."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    @endpoint
+    def pid(self) -> int:
+        self.calls += 1
+        return os.getpid()
+
+    @endpoint
+    def count(self) -> int:
+        return self.calls
+
+    @endpoint
+    def sleep(self, folder: str) -> None:
+        Path(folder, str(os.getpid())).touch()
+        time.sleep(1000)
+
+    @endpoint
+    def die(self) -> None:
+        os._exit(17)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def by_value() -> Iterator[None]:
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    yield
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[None]:
+    mesh = this_host().spawn_procs({"r": 1}, device="cpu")
+    mesh.initialized.get(LONG_S)
+    mesh.stop(grace_s=0).get()
+    yield
+    shutdown_context().get()
+
+
+@pytest.fixture
+def procs(session: None) -> Iterator[ProcMesh]:
+    mesh = this_host().spawn_procs({"r": 3}, device="cpu")
+    yield mesh
+    mesh.stop(grace_s=0).get()
+
+
+@pytest.fixture
+def no_session() -> Iterator[None]:
+    """The test begins and ends without one."""
+    shutdown_context().get()  # of the tests before, which have all run
+    yield
+    shutdown_context().get()
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = LONG_S) -> float:
+    begun = time.monotonic()
+    while not condition():
+        assert time.monotonic() < begun + timeout_s, f"in vain waited for: {what}"
+        time.sleep(0.002)
+    return time.monotonic() - begun
+
+
+def is_gone(pid: int) -> bool:
+    return not os.path.exists(f"/proc/{pid}")
+
+
+# -- processes die
+
+
+def test_a_call_on_a_mesh_with_a_dead_rank_fails_at_once_and_a_slice_without_it_works(procs: ProcMesh) -> None:
+    workers: Any = procs.spawn("workers", Worker)
+    pids = workers.pid.call().get(LONG_S).values()
+    os.kill(pids[1], signal.SIGKILL)
+    wait_until(lambda: bool(procs.deaths()), "the news of the death")
+    for adverb in (workers.pid.call, lambda: workers.slice(r=1).pid.call_one()):
+        begun = time.perf_counter()
+        with pytest.raises(SupervisionError, match="killed by SIGKILL"):
+            adverb().get(LONG_S)
+        assert time.perf_counter() - begun < 0.5
+    rest = workers.slice(r=slice(0, 3, 2))
+    assert rest.pid.call().get(LONG_S).values() == (pids[0], pids[2])
+    assert rest.count.call().get(LONG_S).values() == (2, 2)  # the refused call was sent to nobody
+    streamed = {future.rank: future.exception(LONG_S) for future in workers.pid.stream()}
+    assert isinstance(streamed.pop(1), SupervisionError)
+    assert streamed == {0: None, 2: None}
+    workers.pid.broadcast()  # reaches those who live
+    assert rest.count.call().get(LONG_S).values() == (4, 4)
+
+
+def test_a_death_during_a_call_is_told_within_100_ms(procs: ProcMesh, tmp_path: Path) -> None:
+    workers: Any = procs.spawn("workers", Worker)
+    pids = workers.pid.call().get(LONG_S).values()
+    futures: list[Future[None]] = [workers.slice(r=r).sleep.call_one(str(tmp_path)) for r in range(3)]
+    wait_until(lambda: len(os.listdir(tmp_path)) == 3, "all to be asleep")
+    times = []
+    for pid, future in zip(pids, futures):
+        begun = time.perf_counter()
+        os.kill(pid, signal.SIGKILL)
+        error = future.exception(LONG_S)
+        times.append(time.perf_counter() - begun)
+        assert isinstance(error, SupervisionError)
+        assert "it was running workers.sleep" in str(error)
+        assert error.primary.pid == pid
+    assert min(times) < 0.1, times
+
+
+def test_a_rank_that_dies_in_an_endpoint_answers_all_that_it_owes(procs: ProcMesh) -> None:
+    workers: Any = procs.spawn("workers", Worker)
+    one = workers.slice(r=2)
+    futures = [one.die.call_one(), one.pid.call_one(), workers.pid.call(), one.count.call_one()]
+    for future in futures:
+        error = future.exception(LONG_S)
+        assert isinstance(error, SupervisionError), error
+        assert "exit code 17" in str(error)
+    assert sorted(point.rank for point in futures[2].exception().results) == [0, 1]
+
+
+def test_after_a_death_the_host_spawns_again(procs: ProcMesh) -> None:
+    workers: Any = procs.spawn("workers", Worker)
+    workers.die.call().exception(LONG_S)
+    again = this_host().spawn_procs({"r": 3}, device="cpu")
+    assert len(set(again.spawn("workers", Worker).pid.call().get(LONG_S).values())) == 3
+    again.stop(grace_s=0).get()
+
+
+def test_spawning_on_a_mesh_with_a_dead_rank_fails_at_once_and_names_it(procs: ProcMesh) -> None:
+    os.kill(procs.run("import os; os.getpid()").get(LONG_S).values()[1], signal.SIGKILL)
+    wait_until(lambda: bool(procs.deaths()), "the news of the death")
+    begun = time.perf_counter()
+    workers: Any = procs.spawn("workers", Worker)
+    with pytest.raises(SupervisionError, match="SIGKILL") as caught:
+        workers.initialized.get(LONG_S)
+    assert time.perf_counter() - begun < 0.5
+    assert caught.value.ranks == (1,)
+    assert len(procs.slice(r=0).spawn("workers", Worker).pid.call().get(LONG_S)) == 1
+
+
+# -- processes are stopped
+
+
+def test_what_a_stopped_mesh_owes_ends_with_the_reason(procs: ProcMesh, tmp_path: Path) -> None:
+    workers: Any = procs.spawn("workers", Worker)
+    running = workers.sleep.call(str(tmp_path))
+    wait_until(lambda: len(os.listdir(tmp_path)) == 3, "all to be asleep")
+    procs.stop("out of budget").get(LONG_S)
+    for future in (running, workers.pid.call(), procs.run("1"), procs.initialized):
+        with pytest.raises(SupervisionError, match="out of budget"):
+            future.get(LONG_S)
+    procs.stop("another reason").get(LONG_S)
+    with pytest.raises(SupervisionError, match="out of budget"):
+        workers.pid.call().get(LONG_S)
+
+
+def test_part_of_a_mesh_can_be_stopped(procs: ProcMesh) -> None:
+    pids = procs.run("import os; os.getpid()").get(LONG_S).values()
+    procs.slice(r=slice(1, 3)).stop("no longer needed", grace_s=0).get()
+    for pid in pids[1:]:
+        wait_until(lambda pid=pid: is_gone(pid), "the rank to end", 10)  # type: ignore[misc]
+    assert procs.slice(r=0).run("os.getpid()").get(LONG_S).item() == pids[0]
+
+
+def test_a_mesh_lives_on_without_a_reference(session: None) -> None:
+    pid = this_host().spawn_procs({"r": 1}, device="cpu").run("import os; os.getpid()").get(LONG_S).item(r=0)
+    gc.collect()
+    this_host().spawn_procs({"r": 1}, device="cpu").initialized.get(LONG_S)
+    assert not is_gone(pid)
+    current_session().runtime.stop_ranks([proc for proc in range(1, 10_000) if proc in _live()], "tidy", 0)
+    wait_until(lambda: is_gone(pid), "the rank to end", 10)
+
+
+def _live() -> set[int]:
+    ranks = current_session().runtime._state.ranks
+    return {proc for proc, record in ranks.items() if record.death is None}
+
+
+# -- sessions end
+
+
+def test_shutting_down_ends_all_futures_and_processes(no_session: None, tmp_path: Path) -> None:
+    procs = this_host().spawn_procs({"r": 2}, device="cpu")
+    workers: Any = procs.spawn("workers", Worker)
+    pids = workers.pid.call().get(LONG_S).values()
+    directory = current_session().directory
+    pending = [workers.sleep.call(str(tmp_path)), workers.pid.call()]
+    wait_until(lambda: len(os.listdir(tmp_path)) == 2, "all to be asleep")
+    waiting: list[BaseException | None] = []
+    thread = threading.Thread(target=lambda: waiting.append(pending[0].exception(LONG_S)))
+    thread.start()
+    begun = time.monotonic()
+    shutdown_context().get()
+    assert time.monotonic() - begun < 3
+    thread.join(LONG_S)
+    for error in (*waiting, *(future.exception(1) for future in pending)):
+        assert isinstance(error, SupervisionError)
+        assert "the session was shut down" in str(error)
+    with pytest.raises(MeshDownError, match="the session was shut down"):
+        workers.pid.call()
+    with pytest.raises(MeshDownError):
+        procs.run("1")
+    assert all(is_gone(pid) for pid in pids)
+    assert not directory.exists()
+
+
+def test_shutting_down_before_anything_is_up(no_session: None) -> None:
+    procs = this_host().spawn_procs({"r": 2}, device="cpu")
+    future = procs.run("1")
+    shutdown_context().get()
+    assert isinstance(future.exception(1), SupervisionError)
+    shutdown_context().get()
+
+
+def test_a_session_after_a_session(no_session: None) -> None:
+    first = this_host().spawn_procs({"r": 1}, device="cpu").run("import os; os.getpid()").get(LONG_S).item(r=0)
+    this_host().shutdown().get()
+    second = this_host().spawn_procs({"r": 1}, device="cpu").run("import os; os.getpid()").get(LONG_S).item(r=0)
+    assert first != second
+    assert is_gone(first)
+
+
+# -- the controller ends
+
+CONTROLLER = """
+    import os, signal, sys, threading, time
+    from monarch_kernel.actor import this_host
+
+    procs = this_host().spawn_procs({"r": 4}, device="cpu")
+    pids = procs.run("import ctypes, os, signal, subprocess, time; os.getpid()").get().values()
+    procs.run('''
+    if rank == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        children = [subprocess.Popen(["sleep", "1000"]), subprocess.Popen(["sleep", "1000"], start_new_session=True)]
+    ''').get()
+    procs.slice(r=1).run("while True: pass")
+    procs.slice(r=2).run("ctypes.CDLL(None).sleep(1000)")
+    procs.slice(r=3).run("os.kill(os.getpid(), signal.SIGSTOP)")
+    for pid in pids[2:]:
+        while open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] == "R":
+            time.sleep(0.001)
+    print("ready", *pids, flush=True)
+    END
+"""
+
+ENDS = {
+    "killed": ("time.sleep(1000)", signal.SIGKILL),
+    "killed while it waits": ("procs.run('1').get()", signal.SIGKILL),
+    "terminated": ("time.sleep(1000)", signal.SIGTERM),
+    "falls through": ("", 0),
+    "raises": ("raise SystemExit(3)", 0),
+    "leaves at once": ("os._exit(3)", 0),
+}
+
+
+def marked(mark: str) -> set[int]:
+    """Processes that inherited a mark in their environment."""
+    found = set()
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            try:
+                if f"CONTROLLER_MARK={mark}".encode() in Path(f"/proc/{name}/environ").read_bytes():
+                    found.add(int(name))
+            except OSError:
+                continue
+    return found
+
+
+@pytest.mark.parametrize(("end", "signum"), ENDS.values(), ids=ENDS.keys())
+def test_nothing_is_left_of_a_controller_however_it_ends(tmp_path: Path, end: str, signum: int) -> None:
+    mark = uuid.uuid4().hex
+    run = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(CONTROLLER).replace("END", end)],
+        env={**os.environ, "CONTROLLER_MARK": mark, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with run:
+        assert run.stdout is not None
+        assert run.stdout.readline().startswith("ready")
+        assert len(marked(mark)) >= 9 or not signum  # controller, agent, zygote, four ranks, two children
+        if signum:
+            assert len(list(tmp_path.iterdir())) == 1
+            run.send_signal(signum)
+        begun = time.monotonic()
+        run.wait(LONG_S)
+        wait_until(lambda: not marked(mark) and not list(tmp_path.iterdir()), "all to be gone", 10)
+        took_s = time.monotonic() - begun
+    assert took_s < 5, took_s
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.2, 0.5, 1.0])
+def test_nothing_is_left_of_a_controller_that_is_killed_while_it_starts(tmp_path: Path, delay_s: float) -> None:
+    mark = uuid.uuid4().hex
+    program = "from monarch_kernel.actor import this_host\nprocs = this_host().spawn_procs({'r': 2}, device='cpu')\n"
+    run = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            program + "print('spawned', flush=True)\nprocs.initialized.get()\nimport time\ntime.sleep(1000)",
+        ],
+        env={**os.environ, "CONTROLLER_MARK": mark, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with run:
+        assert run.stdout is not None
+        run.stdout.readline()
+        time.sleep(delay_s)  # not to synchronise: to strike at another moment
+        run.kill()
+        run.wait(LONG_S)
+        wait_until(lambda: not marked(mark) and not list(tmp_path.iterdir()), "all to be gone", 10)
+
+
+# -- again and again
+
+
+def _held() -> tuple[int, int]:
+    return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+
+@pytest.mark.slow
+def test_two_hundred_meshes_in_one_session_leave_nothing(no_session: None) -> None:
+    def cycle() -> None:
+        procs = this_host().spawn_procs({"r": 2}, device="cpu")
+        assert procs.run("rank").get(LONG_S).values() == (0, 1)
+        procs.stop(grace_s=0).get()
+
+    for _ in range(10):
+        cycle()
+    agent = next(iter(current_session().runtime._state.hosts.values())).pid
+
+    def settle() -> None:
+        wait_until(
+            lambda: len(Path(f"/proc/{agent}/task/{agent}/children").read_text().split()) == 1, "ranks to end", 10
+        )
+
+    settle()
+    gc.collect()
+    held, memory, agents_fds = _held(), rss_nbytes(os.getpid()), len(os.listdir(f"/proc/{agent}/fd"))
+    agents_memory = rss_nbytes(agent)
+    begun = time.monotonic()
+    for _ in range(200):
+        cycle()
+    took_s = time.monotonic() - begun
+    settle()
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= held[0], "connections to be closed", 10)
+    gc.collect()
+    assert _held()[1] == held[1]
+    assert len(os.listdir(f"/proc/{agent}/fd")) == agents_fds
+    assert rss_nbytes(os.getpid()) - memory < 8 << 20
+    assert rss_nbytes(agent) - agents_memory < 8 << 20
+    assert took_s < 60
+
+
+@pytest.mark.slow
+def test_sessions_come_and_go(no_session: None, tmp_path: Path) -> None:
+    held = None
+    for _ in range(5):
+        this_host().spawn_procs({"r": 2}, device="cpu").run("1").get(LONG_S)
+        shutdown_context().get()
+        held = held or _held()
+    assert _held() == held

@@ -1,0 +1,494 @@
+"""What the controller holds: adverbs, futures, values, mesh algebra, and misuse that is refused before anything is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from monarch_kernel.actor import (
+    Actor,
+    ActorError,
+    Future,
+    ProcMesh,
+    SupervisionError,
+    ValueMesh,
+    context,
+    current_rank,
+    endpoint,
+    shutdown_context,
+    this_host,
+)
+from monarch_kernel.errors import PayloadError, RemoteError
+
+LONG_S = 60.0
+
+
+class Worker(Actor):
+    """Does as it is told."""
+
+    def __init__(self, base: int = 0, *, step: int = 1) -> None:
+        self.value = base
+        self.step = step
+
+    @endpoint
+    def rank(self) -> int:
+        """Flat rank in the mesh as spawned."""
+        return context().actor_instance.rank.rank
+
+    @endpoint
+    def add(self, amount: int, /, times: int = 1, *, scale: int = 1) -> int:
+        self.value += amount * times * scale * self.step
+        return self.value
+
+    @endpoint
+    def collect(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        return args, kwargs
+
+    @endpoint
+    def wait_for(self, path: str) -> int:
+        """Wait until a file exists."""
+        deadline = time.monotonic() + LONG_S
+        while not os.path.exists(path):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        return current_rank().rank
+
+    @endpoint
+    def wait_by_rank(self, folder: str) -> int:
+        """Wait for the file that is named after the rank."""
+        rank = context().actor_instance.rank.rank
+        deadline = time.monotonic() + LONG_S
+        while not os.path.exists(f"{folder}/{rank}"):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        return rank
+
+    @endpoint
+    def fail(self) -> None:
+        raise ValueError("no good")
+
+
+@pytest.fixture(scope="module")
+def procs() -> Iterator[ProcMesh]:
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    mesh = this_host().spawn_procs({"dp": 2, "tp": 2}, device="cpu")
+    mesh.initialized.get(LONG_S)
+    yield mesh
+    shutdown_context().get()
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+@pytest.fixture(scope="module")
+def workers(procs: ProcMesh) -> Worker:
+    return procs.spawn("workers", Worker)
+
+
+@pytest.fixture
+def one(procs: ProcMesh) -> Iterator[Any]:
+    """A fresh actor on one rank."""
+    mesh: Any = procs.slice(dp=0, tp=0).spawn("one", Worker)
+    yield mesh
+    mesh.stop().get(LONG_S)
+
+
+# -- adverbs
+
+
+def test_call_gives_a_value_for_each_rank_in_the_shape_of_the_mesh(workers: Worker) -> None:
+    values = workers.rank.call().get()
+    assert isinstance(values, ValueMesh)
+    assert dict(values.extent) == {"dp": 2, "tp": 2}
+    assert values.values() == (0, 1, 2, 3)
+    assert values.item(dp=1, tp=0) == 2
+    part = workers.slice(tp=1).rank.call().get()  # type: ignore[attr-defined]
+    assert (dict(part.extent), part.values()) == ({"dp": 2}, (1, 3))
+
+
+def test_a_mesh_of_values_behaves_like_a_mesh_and_like_a_container(workers: Worker) -> None:
+    values = workers.rank.call().get()
+    assert len(values) == 4
+    assert [(dict(point), value) for point, value in values][3] == ({"dp": 1, "tp": 1}, 3)
+    assert list(values.items()) == list(values)
+    assert values.slice(dp=1).values() == (2, 3)
+    assert values.flatten("rank").item(rank=2) == 2
+    assert values.rename(tp="model").item(dp=0, model=1) == 1
+    assert pickle.loads(pickle.dumps(values)) == values == workers.rank.call().get()
+    with pytest.raises(KeyError):
+        values.item(dp=0)
+    with pytest.raises(IndexError):
+        values.item(dp=0, tp=2)
+
+
+def test_call_one_needs_a_mesh_of_one(workers: Worker) -> None:
+    some: Any = workers
+    assert some.slice(dp=1, tp=1).rank.call_one().get() == 3
+    assert some.slice(dp=slice(1, 2), tp=0).rank.call_one().get() == 2
+    with pytest.raises(ValueError, match=r"needs a mesh of one actor, this one has 4"):
+        some.rank.call_one()
+
+
+def test_choose_asks_one_of_them(workers: Worker) -> None:
+    chosen = {workers.rank.choose().get() for _ in range(200)}
+    assert chosen == {0, 1, 2, 3}  # that 200 draws miss one has a probability of 4e-25
+    future = workers.rank.choose()
+    assert future.get() == future.rank
+
+
+def test_stream_gives_answers_as_they_come(workers: Worker, tmp_path: Path) -> None:
+    order = [2, 0, 3, 1]
+    seen = []
+    answers = workers.wait_by_rank.stream(str(tmp_path))
+    for rank in order:
+        (tmp_path / str(rank)).touch()
+        future = next(answers)
+        assert future.done()
+        seen.append((future.rank, future.get()))
+    assert seen == [(rank, rank) for rank in order]
+    with pytest.raises(StopIteration):
+        next(answers)
+
+
+def test_stream_tells_errors_rank_by_rank(workers: Worker) -> None:
+    ranks = []
+    for future in workers.fail.stream():
+        error = future.exception()
+        assert isinstance(error, ActorError)
+        assert error.ranks == (future.rank,)
+        ranks.append(future.rank)
+    assert sorted(ranks) == [0, 1, 2, 3]  # type: ignore[type-var]
+
+
+def test_broadcast_returns_nothing_and_is_done_before_the_next_call(one: Any) -> None:
+    assert one.add.broadcast(5) is None
+    assert one.add.call_one(1).get() == 6
+
+
+def test_arguments_of_all_kinds_arrive(one: Any) -> None:
+    assert one.add.call_one(1, 2, scale=3).get() == 6
+    assert one.add.call_one(1, times=2).get() == 8
+    assert one.collect.call_one(1, "b", c=None, d=[2.5]).get() == ((1, "b"), {"c": None, "d": [2.5]})
+    assert one.collect.call_one().get() == ((), {})
+
+
+def test_constructor_arguments_arrive(procs: ProcMesh) -> None:
+    assert procs.spawn("worker", Worker, 10, step=2).add.call(1).get().values() == (12,) * 4
+
+
+# -- misuse that is found before anything is sent
+
+
+def test_an_endpoint_needs_an_adverb(workers: Worker) -> None:
+    with pytest.raises(TypeError, match=r"workers\.add is an endpoint.*\.call\(\)"):
+        workers.add(1)  # type: ignore[operator]
+
+
+def test_arguments_are_checked_at_the_call(workers: Worker) -> None:
+    with pytest.raises(TypeError, match="missing a required argument: 'amount'"):
+        workers.add.call()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        workers.rank.call(1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'scales'"):
+        workers.add.broadcast(1, scales=2)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="amount"):
+        workers.add.stream(amount=2)  # type: ignore[call-arg]
+
+
+def test_constructor_arguments_are_checked_at_the_spawn(procs: ProcMesh) -> None:
+    class Plain(Actor):
+        pass
+
+    with pytest.raises(TypeError, match=r"Worker\(.*step.*\): too many positional arguments"):
+        procs.spawn("worker", Worker, 1, 2)
+    with pytest.raises(TypeError, match="steps"):
+        procs.spawn("worker", Worker, steps=2)
+    with pytest.raises(TypeError, match=r"Plain\(\) takes no arguments"):
+        procs.spawn("plain", Plain, 1)
+
+
+def test_only_actors_are_spawned(procs: ProcMesh) -> None:
+    class Lonely:
+        pass
+
+    for impostor in (Lonely, Lonely(), "Worker"):
+        with pytest.raises(ValueError, match="is no Actor"):
+            procs.spawn("impostor", impostor)  # type: ignore[type-var]
+
+
+def test_sync_and_async_endpoints_do_not_mix(procs: ProcMesh) -> None:
+    class Mixed(Actor):
+        @endpoint
+        def left(self) -> None: ...
+
+        @endpoint
+        async def right(self) -> None: ...
+
+    with pytest.raises(ValueError, match=r"Mixed mixes sync endpoints \(left\)"):
+        procs.spawn("mixed", Mixed)
+
+
+@pytest.mark.parametrize(
+    "name", ["slice", "stop", "size", "sizes", "extent", "flatten", "split", "rename", "name", "initialized"]
+)
+def test_names_of_meshes_are_no_endpoints(procs: ProcMesh, name: str) -> None:
+    def method(self: object) -> None: ...
+
+    method.__name__ = name
+    cls = type("Clash", (Actor,), {name: endpoint(method)})
+    with pytest.raises(ValueError, match=rf"Clash: an endpoint can't be called {name}"):
+        procs.spawn("clash", cls)
+
+
+def test_marks_are_for_methods() -> None:
+    with pytest.raises(TypeError, match="marks methods"):
+        endpoint(3)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="must take self"):
+
+        @endpoint  # type: ignore[arg-type]
+        def bare() -> None: ...
+
+
+def test_an_unknown_endpoint_is_an_attribute_error_that_lists_those_there_are(workers: Any) -> None:
+    with pytest.raises(AttributeError, match="Worker has no endpoint 'rnak'; it has: add, collect"):
+        workers.rnak  # noqa: B018
+    assert {"rank", "add", "slice"} <= set(dir(workers))
+    assert workers.rank.__doc__ == "Flat rank in the mesh as spawned."
+
+
+def test_an_actor_mesh_does_not_travel_yet(workers: Worker) -> None:
+    with pytest.raises(PayloadError, match="calls between ranks are not supported yet"):
+        workers.collect.call(workers)
+
+
+# -- algebra
+
+
+@pytest.mark.parametrize("kind", ["procs", "workers", "values"])
+def test_mesh_algebra_is_the_same_for_all_meshes(procs: ProcMesh, workers: Any, kind: str) -> None:
+    mesh: Any = {"procs": procs, "workers": workers, "values": workers.rank.call().get()}[kind]
+    assert (mesh.size(), len(mesh), mesh.size("dp"), dict(mesh.sizes)) == (4, 4, 2, {"dp": 2, "tp": 2})
+    assert dict(mesh.slice(dp=1).extent) == {"tp": 2}
+    assert dict(mesh.slice(dp=slice(0, 1)).extent) == {"dp": 1, "tp": 2}
+    assert dict(mesh.flatten("all").split(all=("a", "b"), a=1).extent) == {"a": 1, "b": 4}
+    assert dict(mesh.rename(tp="model").extent) == {"dp": 2, "model": 2}
+    with pytest.raises(TypeError, match="pp"):
+        mesh.slice(pp=0)
+    for index in (2, -1):
+        with pytest.raises(IndexError):
+            mesh.slice(dp=index)
+    with pytest.raises(ValueError, match="3"):
+        mesh.flatten("all").split(all=("a", "b"), a=3)
+    with pytest.raises(ValueError, match="a"):
+        mesh.flatten("all").split(all=("a", "b"))
+
+
+def test_reshaped_meshes_address_the_same_actors(procs: ProcMesh, workers: Any) -> None:
+    line = workers.flatten("rank")
+    assert line.slice(rank=slice(1, 4, 2)).rank.call().get().values() == (1, 3)
+    back = line.split(rank=("dp", "tp"), tp=2)
+    assert back.slice(tp=1).rank.call().get().values() == (1, 3)
+    on_half = procs.slice(tp=1).spawn("half", Worker)
+    assert on_half.rank.call().get().values() == (0, 1)  # a mesh of its own
+    pids = procs.run("import os; os.getpid()").get()
+    assert procs.slice(tp=1).run("os.getpid()").get().values() == (pids.item(dp=0, tp=1), pids.item(dp=1, tp=1))
+
+
+def test_axes_of_hosts_and_processes_do_not_clash() -> None:
+    with pytest.raises(ValueError, match="size"):
+        this_host().spawn_procs({"r": -1}, device="cpu")
+
+
+# -- variables and cells of processes
+
+
+def test_variables_are_pushed_and_pulled(procs: ProcMesh) -> None:
+    procs["x"] = {"a": [1]}
+    procs.slice(dp=1)["x"] = "other"
+    assert procs["x"].values() == ({"a": [1]}, {"a": [1]}, "other", "other")
+    assert procs.slice(tp=0)["x"].values() == ({"a": [1]}, "other")
+    with pytest.raises(ValueError, match="is no variable name"):
+        procs["not a name"]
+    with pytest.raises(TypeError, match=r"the value for 'x' \(a lock\)"):
+        procs["x"] = threading.Lock()
+    with pytest.raises(RemoteError, match="name 'y_' is not defined on this rank"):
+        procs["y_"]
+
+
+def test_a_failed_cell_keeps_the_others_values(procs: ProcMesh) -> None:
+    with pytest.raises(RemoteError, match="ZeroDivisionError") as caught:
+        procs.run("1 / (rank - 2)").get()
+    assert caught.value.ranks == (2,)
+    assert {point.rank: value for point, value in caught.value.results.items()} == {0: -0.5, 1: -1.0, 3: 1.0}
+
+
+# -- futures
+
+
+def test_a_future_may_be_read_many_times_and_by_many(workers: Worker, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    future = workers.wait_for.call(str(go))
+    read: list[object] = []
+    threads = [threading.Thread(target=lambda: read.append(future.get(LONG_S))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    assert not future.done()
+    go.touch()
+    for thread in threads:
+        thread.join(LONG_S)
+    assert read == [future.get()] * 4 == [future.result(1)] * 4
+    assert future.done()
+    assert future.exception() is None
+
+
+def test_a_timeout_does_not_consume_a_future(one: Any, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    future = one.wait_for.call_one(str(go))
+    for wait in (future.get, future.result, future.exception):
+        begun = time.monotonic()
+        with pytest.raises(TimeoutError, match=r"no answer within 0\.02 s"):
+            wait(timeout=0.02)
+        assert time.monotonic() - begun < 5
+    with pytest.raises(TimeoutError):
+        future.get(0)
+    assert not future.wait(0.01)
+    go.touch()
+    assert future.get(LONG_S) == 0
+
+
+def test_an_error_may_be_read_many_times(one: Any) -> None:
+    future = one.fail.call_one()
+    first = future.exception(LONG_S)
+    assert isinstance(first, ActorError)
+    for read in (future.get, future.result):
+        with pytest.raises(ActorError) as caught:
+            read()
+        assert caught.value is first
+
+
+def test_a_timeout_error_of_the_ranks_is_told_from_one_of_the_wait(procs: ProcMesh) -> None:
+    future = procs.run("raise TimeoutError('theirs')")
+    assert isinstance(future.exception(LONG_S), RemoteError)
+
+
+def test_await(workers: Worker, one: Any) -> None:
+    async def main() -> list[Any]:
+        gathered = await asyncio.gather(
+            workers.rank.call(), one.add.call_one(3), asyncio.wait_for(one.rank.call_one().as_asyncio(), LONG_S)
+        )
+        with pytest.raises(ActorError):
+            await one.fail.call_one()
+        with pytest.raises(ActorError):
+            await one.fail.call_one().as_asyncio()
+        done = one.rank.call_one()
+        done.get()
+        return [*gathered, await done, await done.as_asyncio()]
+
+    values, *rest = asyncio.run(main())
+    assert values.values() == (0, 1, 2, 3)
+    assert rest == [3, 0, 0, 0]
+
+
+def test_awaiting_does_not_block_the_loop(one: Any, tmp_path: Path) -> None:
+    async def main() -> int:
+        future = one.wait_for.call_one(str(tmp_path / "go"))
+        waiting = asyncio.ensure_future(future.as_asyncio())
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.shield(waiting), 0.02)
+        (tmp_path / "go").touch()
+        return await waiting  # type: ignore[no-any-return]
+
+    assert asyncio.run(main()) == 0
+
+
+def test_cancelling_an_await_interrupts_the_ranks(one: Any) -> None:
+    async def wait(future: Future[int]) -> int:
+        return await future
+
+    async def main() -> Future[int]:
+        future: Future[int] = one.wait_for.call_one("/nowhere/at/all")
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(wait(future), 0.05)
+        return future
+
+    future = asyncio.run(main())
+    error = future.exception(LONG_S)
+    assert isinstance(error, ActorError)
+    assert error.primary.kind == "interrupted"
+
+
+def test_cancel_ends_the_wait_of_everybody(one: Any) -> None:
+    future = one.wait_for.call_one("/nowhere/at/all")
+    future.cancel()
+    error = future.exception(LONG_S)
+    assert isinstance(error, ActorError)
+    assert "cancelled by the caller" in str(error)
+    assert one.rank.call_one().get(LONG_S) == 0
+
+
+def test_callbacks_are_called_once_also_when_it_is_over(one: Any) -> None:
+    called: list[str] = []
+    future = one.rank.call_one()
+    future.add_done_callback(lambda: called.append("early"))
+    future.get(LONG_S)
+    future.add_done_callback(lambda: called.append("late"))
+    assert called == ["early", "late"]
+
+
+def test_spawn_and_calls_return_at_once(procs: ProcMesh) -> None:
+    class Slow(Actor):
+        def __init__(self, path: str) -> None:
+            deadline = time.monotonic() + LONG_S
+            while not os.path.exists(path):
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+
+        @endpoint
+        def ok(self) -> bool:
+            return True
+
+    begun = time.monotonic()
+    slow = procs.spawn("slow", Slow, f"{os.environ['TMPDIR']}/slow-{os.getpid()}")
+    answer = slow.ok.call()
+    assert time.monotonic() - begun < 1
+    assert not slow.initialized.done()  # type: ignore[attr-defined]
+    Path(f"{os.environ['TMPDIR']}/slow-{os.getpid()}").touch()
+    assert answer.get(LONG_S).values() == (True,) * 4
+    assert slow.initialized.get() is True  # type: ignore[attr-defined]
+
+
+# -- stopping
+
+
+def test_a_stopped_actor_says_why(procs: ProcMesh) -> None:
+    worker: Any = procs.spawn("worker", Worker)
+    before = worker.add.call(1)
+    worker.stop("the experiment is over").get(LONG_S)
+    assert before.get().values() == (1,) * 4  # what came before the stop was done
+    with pytest.raises(SupervisionError, match="the experiment is over"):
+        worker.add.call(1).get(LONG_S)
+    worker.stop("again").get(LONG_S)
+    assert procs.spawn("worker", Worker).add.call(1).get().values() == (1,) * 4
+
+
+def test_errors_survive_pickling(workers: Worker) -> None:
+    error: Any = workers.fail.call().exception(LONG_S)
+    copy = pickle.loads(pickle.dumps(error))
+    assert str(copy) == str(error)
+    assert (copy.ranks, type(copy.exception)) == (error.ranks, ValueError)
+
+
+def test_reprs_are_short(procs: ProcMesh, workers: Any) -> None:
+    texts: list[Callable[[], str]] = [procs.__repr__, workers.__repr__, workers.add.__repr__, this_host().__repr__]
+    for text in texts:
+        assert len(text()) < 120
+    assert "workers.add" in repr(workers.add)

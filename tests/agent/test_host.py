@@ -1,0 +1,386 @@
+"""The host agent: it tells how ranks end and what they wrote, leaves no process behind, and itself may die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_kernel.actor import ProcMesh, SupervisionError, shutdown_context, this_host
+from monarch_kernel.agent.host import GROUP_GRACE_S
+from monarch_kernel.agent.processes import rss_nbytes
+from monarch_kernel.controller.session import current_session
+from monarch_kernel.events import OutputEvent
+
+LONG_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[None]:
+    """One session, and one agent as long as no test ends it."""
+    mesh = this_host().spawn_procs({"r": 1}, device="cpu")
+    mesh.initialized.get(LONG_S)
+    mesh.stop(grace_s=0).get()
+    yield
+    shutdown_context().get()
+
+
+@pytest.fixture
+def procs(session: None) -> Iterator[ProcMesh]:
+    """Three ranks, idle."""
+    mesh = this_host().spawn_procs({"r": 3}, device="cpu")
+    mesh.run("import ctypes, os, signal, subprocess, sys, time").get(LONG_S)
+    yield mesh
+    mesh.stop(grace_s=0).get()
+
+
+@pytest.fixture
+def mortal() -> Iterator[ProcMesh]:
+    """Three ranks in a session of the test's own, whose agent and zygote it may kill."""
+    shutdown_context().get()  # of the tests before, which have all run
+    mesh = this_host().spawn_procs({"r": 3}, device="cpu")
+    mesh.run("import os, time").get(LONG_S)
+    yield mesh
+    shutdown_context().get()
+
+
+@pytest.fixture
+def written(session: None) -> Iterator[list[OutputEvent]]:
+    """What ranks write from now on."""
+    events: list[OutputEvent] = []
+    stop = current_session().runtime.watch(
+        lambda event: events.append(event) if isinstance(event, OutputEvent) else None
+    )
+    yield events
+    stop()
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = LONG_S) -> float:
+    begun = time.monotonic()
+    while not condition():
+        assert time.monotonic() < begun + timeout_s, f"in vain waited for: {what}"
+        time.sleep(0.002)
+    return time.monotonic() - begun
+
+
+def children(pid: int) -> dict[int, bytes]:
+    """Pid -> command line, empty for a zombie."""
+    found = {}
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in path.read_text().split():
+            try:
+                found[int(child)] = Path(f"/proc/{child}/cmdline").read_bytes()
+            except OSError:
+                continue
+    return found
+
+
+def agent_pid() -> int:
+    (pid,) = (pid for pid, line in children(os.getpid()).items() if line.endswith(b"\0agent\0"))
+    return pid
+
+
+def zygote_pid() -> int:
+    """Of the agent's children, the one that writes to the log."""
+
+    def logs(pid: int) -> bool:
+        try:
+            return os.readlink(f"/proc/{pid}/fd/1").endswith(".log")
+        except OSError:
+            return False
+
+    found = [pid for pid in children(agent_pid()) if logs(pid)]
+    assert len(found) == 1
+    return found[0]
+
+
+def pids_of(procs: ProcMesh) -> list[int]:
+    return list(procs.run("import os; os.getpid()").get(LONG_S).values())
+
+
+def is_gone(pid: int) -> Callable[[], bool]:
+    return lambda: not os.path.exists(f"/proc/{pid}")
+
+
+def text_of(events: list[OutputEvent], stream: str = "stdout") -> str:
+    return "".join(event.text for event in events if event.stream == stream)
+
+
+# -- how a rank ended
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("os._exit(17)", "exit code 17"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL (likely the kernel's out-of-memory killer"),
+        ("os.abort()", "killed by SIGABRT"),
+        ("ctypes.string_at(0)", "killed by SIGSEGV"),
+        ("os.execlp('sh', 'sh', '-c', 'exit 3')", "exit code 3"),
+    ],
+)
+def test_the_end_of_a_rank_is_told_with_its_last_lines(procs: ProcMesh, code: str, told: str) -> None:
+    pid = pids_of(procs)[1]
+    cell = f"if rank == 1:\n    print('last words of', rank)\n    os.write(2, b'and a warning')\n    {code}\n'fine'"
+    with pytest.raises(SupervisionError) as caught:
+        procs.run(cell).get(LONG_S)
+    error = caught.value
+    assert told in str(error)
+    assert error.ranks == (1,)
+    assert {point.rank: value for point, value in error.results.items()} == {0: "fine", 2: "fine"}
+    assert (error.primary.kind, error.primary.etype, error.primary.pid) == ("lost", "RankDied", pid)
+    assert error.primary.host
+    assert "last words of 1" in error.primary.last_lines
+    assert any("and a warning" in line for line in error.primary.last_lines)
+    if code != "os._exit(17)":
+        assert "it was running" in error.primary.message
+
+
+def test_a_fault_in_native_code_shows_the_python_stack(procs: ProcMesh) -> None:
+    with pytest.raises(SupervisionError) as caught:
+        procs.slice(r=0).run("def inner():\n    ctypes.string_at(0)\ndef outer():\n    inner()\nouter()").get(LONG_S)
+    stack = "\n".join(caught.value.primary.last_lines)
+    assert "Segmentation fault" in stack
+    assert stack.index("in inner") < stack.index("in outer")
+    assert "monarch_kernel/agent" not in stack
+
+
+def test_a_death_is_told_within_100_ms(procs: ProcMesh) -> None:
+    times = []
+    for rank, pid in enumerate(pids_of(procs)):
+        running = procs.slice(r=rank).run("time.sleep(1000)")
+        begun = time.perf_counter()
+        os.kill(pid, signal.SIGKILL)
+        assert isinstance(running.exception(LONG_S), SupervisionError)
+        times.append(time.perf_counter() - begun)
+    assert min(times) < 0.1, times
+
+
+def test_a_call_on_a_dead_rank_is_refused_at_once_and_the_others_work(procs: ProcMesh) -> None:
+    os.kill(pids_of(procs)[1], signal.SIGKILL)
+    wait_until(lambda: bool(procs.deaths()), "the news of the death")
+    assert list(procs.deaths()) == [1]
+    begun = time.perf_counter()
+    with pytest.raises(SupervisionError, match=r"killed by SIGKILL") as caught:
+        procs.run("ran = True").get(LONG_S)
+    assert time.perf_counter() - begun < 0.5
+    assert caught.value.ranks == (1,)
+    assert "it was not sent" in str(caught.value)
+    assert procs.slice(r=slice(0, 3, 2)).run("'ran' in globals()").get(LONG_S).values() == (False, False)
+    assert [rank.state for rank in procs.view().ranks] == ["idle", "dead", "idle"]
+
+
+def test_a_rank_that_is_being_stopped_is_not_reported_as_dead(procs: ProcMesh) -> None:
+    procs.stop("the work is done").get()
+    with pytest.raises(SupervisionError, match="the work is done") as caught:
+        procs.run("1").get(LONG_S)
+    assert {report.kind for report in caught.value.reports.values()} == {"stopped"}
+    assert [rank.state for rank in procs.view().ranks] == ["stopped"] * 3
+
+
+# -- what a rank wrote
+
+
+def test_output_is_there_when_the_cell_ends_whoever_wrote_it(procs: ProcMesh, written: list[OutputEvent]) -> None:
+    for i in range(20):
+        written.clear()
+        procs.slice(r=0).run(f"print('python {i}'); print('err {i}', file=sys.stderr)").get(LONG_S)
+        assert text_of(written) == f"python {i}\n"
+        assert text_of(written, "stderr") == f"err {i}\n"
+    written.clear()
+    one = procs.slice(r=2)
+    one.run("libc = ctypes.CDLL(None); libc.puts(b'from C'); libc.fflush(None)").get(LONG_S)
+    one.run("_ = subprocess.run(['sh', '-c', 'echo from a child; echo its error >&2'])").get(LONG_S)
+    wait_until(lambda: "from a child" in text_of(written) and "its error" in text_of(written, "stderr"), "the output")
+    assert text_of(written) == "from C\nfrom a child\n"
+    assert {event.rank for event in written} == {2}
+
+
+def test_output_belongs_to_the_cell_that_wrote_it(procs: ProcMesh, written: list[OutputEvent]) -> None:
+    for i in range(10):
+        written.clear()
+        future = procs.run(f"print('cell {i}')")
+        future.get(LONG_S)
+        said = sorted((event.rank, event.text) for event in written if event.request == future.id)
+        assert said == [(rank, f"cell {i}\n") for rank in range(3)]
+
+
+def test_a_flood_is_bounded_and_counted_and_does_not_fill_the_agent(
+    procs: ProcMesh, written: list[OutputEvent]
+) -> None:
+    one = procs.slice(r=0)
+    before = rss_nbytes(agent_pid())
+    lines, blocks = 1024, 1024
+    flood = f"block = (b'x' * 1023 + b'\\n') * {lines}\nfor _ in range({blocks}):\n    _ = os.write(1, block)\nprint('the end')"
+    one.run(flood)
+    other = procs.slice(r=1)
+    slowest, highest = 0.0, 0
+    while "the end\n" not in text_of(written[-5:]):
+        begun = time.perf_counter()
+        assert other.run("rank").get(LONG_S).item() == 1
+        slowest = max(slowest, time.perf_counter() - begun)
+        highest = max(highest, rss_nbytes(agent_pid()))
+    assert highest - before < 192 << 20  # of the 1024 MiB that it reads
+    assert slowest < 2
+    shown = text_of(written)
+    assert len(shown) < 64 << 20
+    dropped = sum(event.dropped_lines for event in written)
+    assert shown.count("\n") + dropped == lines * blocks + 1
+    assert dropped > lines * blocks // 2
+
+
+# -- what a rank leaves behind
+
+
+def test_children_of_a_dead_rank_are_ended_with_it(procs: ProcMesh) -> None:
+    start = "child = subprocess.Popen(['sleep', '1000']); child.pid"
+    kids = list(procs.run(start).get(LONG_S).values())
+    os.kill(pids_of(procs)[0], signal.SIGKILL)
+    wait_until(is_gone(kids[0]), "the child to end", 10)
+    assert not is_gone(kids[1])()
+    procs.stop().get()
+    for kid in kids:
+        wait_until(is_gone(kid), "the child to end", 10)
+
+
+def test_children_that_ignore_the_request_to_end_are_killed(procs: ProcMesh) -> None:
+    code = (
+        "child = subprocess.Popen(['sh', '-c', 'trap \"\" TERM; echo ready; while :; do sleep 0.1; done'], "
+        "stdout=subprocess.PIPE)\nchild.stdout.readline()\nchild.pid"
+    )
+    one = procs.slice(r=0)
+    kid = one.run(code).get(LONG_S).item()
+    begun = time.monotonic()
+    os.kill(pids_of(procs)[0], signal.SIGKILL)
+    wait_until(is_gone(kid), "the child to be killed", 10)
+    assert time.monotonic() - begun > GROUP_GRACE_S / 2
+
+
+def test_what_a_child_writes_after_the_death_of_its_rank_does_no_harm(procs: ProcMesh) -> None:
+    """The agent hears of both at once, and first of the death, with which it lets go of the rank's pipes."""
+    one = procs.slice(r=0)
+    code = "child = subprocess.Popen(['sh', '-c', 'read x; sleep 0.2; echo late'], stdin=subprocess.PIPE)\nchild.pid"
+    kid = one.run(code).get(LONG_S).item()
+    pid = pids_of(procs)[0]
+    agent = agent_pid()
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: b") Z " in Path(f"/proc/{kid}/stat").read_bytes(), "the child to have ended", 10)
+    finally:
+        os.kill(agent, signal.SIGCONT)
+    wait_until(lambda: bool(procs.deaths()), "the news of the death", 10)
+    assert procs[1:3].run("rank").get(LONG_S).values() == (1, 2)
+    assert "SIGKILL" in procs.deaths()[0].message
+
+
+def test_the_agent_keeps_no_zombies(procs: ProcMesh) -> None:
+    procs.run("child = subprocess.Popen(['sleep', '1000'])").get(LONG_S)
+    for pid in pids_of(procs):
+        os.kill(pid, signal.SIGKILL)
+    agent, zygote = agent_pid(), zygote_pid()
+    wait_until(lambda: set(children(agent)) == {zygote}, "the agent to have collected all", 10)
+
+
+# -- by itself
+
+
+def test_the_agent_does_not_load_torch(procs: ProcMesh) -> None:
+    maps = Path(f"/proc/{agent_pid()}/maps").read_text()
+    assert "libzmq" in maps or "zmq" in maps
+    assert "torch" not in maps
+    assert rss_nbytes(agent_pid()) < 100 << 20
+
+
+def test_an_interrupt_of_the_terminal_does_not_end_the_agent(procs: ProcMesh) -> None:
+    os.kill(agent_pid(), signal.SIGINT)
+    os.kill(zygote_pid(), signal.SIGINT)
+    assert procs.run("rank").get(LONG_S).values() == (0, 1, 2)
+    mesh = this_host().spawn_procs({"r": 1}, device="cpu")
+    assert mesh.run("rank").get(LONG_S).values() == (0,)
+    mesh.stop(grace_s=0).get()
+
+
+def test_ranks_use_the_python_of_the_controller(procs: ProcMesh) -> None:
+    found: Any = procs.run("sys.executable").get(LONG_S).values()
+    assert set(found) == {sys.executable}
+
+
+# -- the zygote dies
+
+
+def test_when_the_zygote_is_killed_ranks_live_on_and_the_next_mesh_has_another(mortal: ProcMesh) -> None:
+    old = zygote_pid()
+    os.kill(old, signal.SIGKILL)
+    assert mortal.run("rank").get(LONG_S).values() == (0, 1, 2)
+    wait_until(is_gone(old), "the agent to have noticed", 10)
+    mesh = this_host().spawn_procs({"r": 2}, device="cpu")
+    assert mesh.run("rank").get(LONG_S).values() == (0, 1)
+    assert zygote_pid() != old
+    assert mortal.run("rank").get(LONG_S).values() == (0, 1, 2)
+    mesh.stop(grace_s=0).get()
+
+
+def test_ranks_that_were_starting_when_the_zygote_was_killed_say_so(mortal: ProcMesh) -> None:
+    zygote = zygote_pid()
+    os.kill(zygote, signal.SIGSTOP)
+    mesh = this_host().spawn_procs({"r": 2}, device="cpu")
+    starting = mesh.initialized
+    assert mortal.run("rank").get(LONG_S).values() == (0, 1, 2)
+    assert not starting.done()
+    os.kill(zygote, signal.SIGKILL)
+    with pytest.raises(SupervisionError, match=r"starting procs\d+") as caught:
+        starting.get(10)
+    assert "the process that ranks are forked from" in str(caught.value)
+    assert {report.etype for report in caught.value.reports.values()} == {"RankNotStarted"}
+    assert mortal.run("rank").get(LONG_S).values() == (0, 1, 2)
+
+
+def test_ranks_that_are_stopped_before_they_are_up_do_not_come_up(mortal: ProcMesh) -> None:
+    zygote = zygote_pid()
+    os.kill(zygote, signal.SIGSTOP)
+    mesh = this_host().spawn_procs({"r": 2}, device="cpu")
+    starting = mesh.initialized
+    mesh.stop("changed my mind").get()
+    with pytest.raises(SupervisionError, match="changed my mind"):
+        starting.get(LONG_S)
+    known = {*children(agent_pid())}
+    os.kill(zygote, signal.SIGCONT)
+    again = this_host().spawn_procs({"r": 1}, device="cpu")  # forked after them
+    pid = again.run("import os; os.getpid()").get(LONG_S).item(r=0)
+    wait_until(lambda: {*children(agent_pid())} == {*known, pid}, "only the wanted rank to be left", 10)
+    again.stop(grace_s=0).get()
+
+
+# -- the agent dies
+
+
+@pytest.mark.parametrize(
+    ("signum", "told"), [(signal.SIGKILL, "was killed by signal 9"), (signal.SIGTERM, "ended with exit code 0")]
+)
+def test_when_the_agent_is_ended_its_ranks_go_with_it_and_the_next_host_works(
+    mortal: ProcMesh, signum: int, told: str
+) -> None:
+    pids, agent, zygote = pids_of(mortal), agent_pid(), zygote_pid()
+    running = mortal.run("time.sleep(1000)")
+    begun = time.monotonic()
+    os.kill(agent, signum)
+    error = running.exception(LONG_S)
+    assert time.monotonic() - begun < 2
+    assert isinstance(error, SupervisionError)
+    assert error.ranks == (0, 1, 2)
+    assert f"the host agent (pid {agent}) {told}" in str(error)
+    for pid in (*pids, zygote):
+        wait_until(is_gone(pid), "all that it had started to end", 10)
+    with pytest.raises(SupervisionError, match="the host agent"):
+        mortal.run("1").get(LONG_S)
+    mesh = this_host().spawn_procs({"r": 2}, device="cpu")
+    assert mesh.run("rank").get(LONG_S).values() == (0, 1)
+    assert agent_pid() != agent
+    mesh.stop(grace_s=0).get()

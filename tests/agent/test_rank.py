@@ -1,0 +1,283 @@
+"""A rank as a process: its environment, threads and random numbers, what it survives, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from monarch_kernel.actor import Actor, ActorError, ProcMesh, endpoint, shutdown_context, this_host
+from monarch_kernel.errors import RemoteError
+
+LONG_S = 60.0
+CPUS = len(os.sched_getaffinity(0))
+
+
+class Body(Actor):
+    """Looks at its process."""
+
+    @endpoint
+    def run(self, code: str) -> Any:
+        return eval(code)
+
+    @endpoint
+    def execute(self, code: str) -> None:
+        exec(code)
+
+    @endpoint
+    def spin(self, started: str) -> None:
+        Path(started).touch()
+        while True:
+            pass
+
+
+@pytest.fixture(scope="module")
+def procs() -> Iterator[ProcMesh]:
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("OMP_NUM_THREADS")
+        patch.setenv("OF_THE_CONTROLLER", "seen")
+        mesh = this_host().spawn_procs({"r": 2}, device="cpu", env={"MINE": "1"})
+        mesh.initialized.get(LONG_S)
+        yield mesh
+        shutdown_context().get()
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+@pytest.fixture
+def spare(procs: ProcMesh) -> Iterator[ProcMesh]:
+    """One more process, to be ended."""
+    mesh = this_host().spawn_procs({"r": 1}, device="cpu")
+    yield mesh
+    mesh.stop(grace_s=0).get()
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = LONG_S) -> float:
+    begun = time.monotonic()
+    while not condition():
+        assert time.monotonic() < begun + timeout_s, f"in vain waited for: {what}"
+        time.sleep(0.002)
+    return time.monotonic() - begun
+
+
+def is_gone(pid: int) -> Callable[[], bool]:
+    return lambda: not os.path.exists(f"/proc/{pid}")
+
+
+# -- what it finds
+
+
+def test_it_knows_its_place(procs: ProcMesh) -> None:
+    assert procs.run("rank, world_size, local_rank, str(device)").get().values() == ((0, 2, 0, "cpu"), (1, 2, 1, "cpu"))
+
+
+def test_each_leads_a_session_of_its_own(procs: ProcMesh) -> None:
+    procs.run("import os").get()
+    for sid, pgid, pid in procs.run("os.getsid(0), os.getpgid(0), os.getpid()").get().values():
+        assert sid == pgid == pid
+    assert os.getsid(0) not in procs.run("os.getsid(0)").get().values()
+
+
+def test_environment(procs: ProcMesh) -> None:
+    expression = "[os.environ.get(name) for name in ('MINE', 'OF_THE_CONTROLLER', 'CUDA_VISIBLE_DEVICES')]"
+    procs.run("import os").get()
+    assert procs.run(expression).get().values() == (["1", "seen", ""],) * 2
+    assert "MINE" not in os.environ
+
+
+def test_directory_and_import_path_are_the_controllers(
+    procs: ProcMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "only_here.py").write_text("answer = 42")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    mesh = this_host().spawn_procs({"r": 1}, device="cpu")
+    try:
+        assert mesh.run("import os, only_here\nos.getcwd(), only_here.answer").get().values() == ((str(tmp_path), 42),)
+    finally:
+        mesh.stop().get()
+
+
+def test_processors_are_divided_among_the_ranks_of_a_host(procs: ProcMesh, spare: ProcMesh) -> None:
+    look = "(__import__('torch').get_num_threads(), __import__('os').environ['OMP_NUM_THREADS'])"
+    for mesh, per_rank in ((procs, max(1, CPUS // 2)), (spare, CPUS)):
+        actors = mesh.spawn("body", Body)
+        assert set(actors.run.call(look).get().values()) == {(per_rank, str(per_rank))}  # before any cell
+        assert set(mesh.run(look).get().values()) == {(per_rank, str(per_rank))}
+
+
+def test_a_number_of_threads_that_was_asked_for_holds() -> None:
+    mesh = this_host().spawn_procs({"r": 1}, device="cpu", env={"OMP_NUM_THREADS": "3"})
+    try:
+        assert mesh.run("import torch; torch.get_num_threads()").get().values() == (3,)
+    finally:
+        mesh.stop().get()
+
+
+def test_random_numbers_differ_between_ranks(procs: ProcMesh) -> None:
+    code = "import random, uuid, numpy\nrandom.random(), numpy.random.rand(), uuid.uuid4()"
+    first, second = procs.run(code).get().values()
+    assert all(a != b for a, b in zip(first, second))
+
+
+def test_standard_input_is_empty(procs: ProcMesh) -> None:
+    assert procs.run("import os; os.read(0, 1)").get().values() == (b"",) * 2
+
+
+def test_ranks_share_no_descriptor_with_one_another(procs: ProcMesh) -> None:
+    """Else the pipe of a dead rank would stay open, and its death be seen late."""
+    pipes = procs.run("import os; [os.readlink('/proc/self/fd/%d' % fd) for fd in (1, 2)]").get().values()
+    assert len({pipe for pair in pipes for pipe in pair}) == 4
+    code = (
+        "[os.readlink(fd.path) for fd in os.scandir('/proc/self/fd') if fd.is_symlink() and os.path.lexists(fd.path)]"
+    )
+    for i, links in enumerate(procs.run(code).get().values()):
+        assert set(pipes[i]) <= set(links)
+        assert not set(links) & set(pipes[1 - i])
+
+
+def test_a_second_mesh_starts_from_the_warm_zygote(procs: ProcMesh) -> None:
+    times = []
+    for _ in range(3):
+        begun = time.perf_counter()
+        mesh = this_host().spawn_procs({"r": 2}, device="cpu")
+        mesh.initialized.get(LONG_S)
+        times.append(time.perf_counter() - begun)
+        mesh.stop().get()
+    assert min(times) < 0.5, times
+
+
+# -- what it survives
+
+
+def test_interrupts_from_elsewhere_do_nothing(procs: ProcMesh) -> None:
+    pids = procs.run("import os; os.getpid()").get().values()
+    for pid in pids:
+        os.kill(pid, signal.SIGINT)
+    assert procs.run("os.getpid()").get().values() == pids
+    busy = procs.run("import time\nend = time.monotonic() + 0.3\nwhile time.monotonic() < end: pass\n'whole'")
+    for pid in pids:
+        os.kill(pid, signal.SIGINT)
+    assert busy.get(LONG_S).values() == ("whole",) * 2
+
+
+def test_sys_exit_in_a_cell_does_not_end_it(procs: ProcMesh) -> None:
+    with pytest.raises(RemoteError, match="SystemExit"):
+        procs.run("import sys; sys.exit(3)").get(LONG_S)
+    assert procs.run("rank").get().values() == (0, 1)
+
+
+def test_cells_and_actors_are_interrupted_within_two_seconds(procs: ProcMesh, tmp_path: Path) -> None:
+    loop = f"open(r'{tmp_path}/cell', 'w').close()\nwhile True: pass"
+    one = procs.slice(r=0)
+    cell = one.run(loop)
+    wait_until((tmp_path / "cell").exists, "the cell to run")
+    begun = time.monotonic()
+    one.interrupt()
+    error = cell.exception(LONG_S)
+    assert isinstance(error, RemoteError)
+    assert error.primary.kind == "interrupted"
+    body: Any = one.spawn("body", Body)
+    call = body.spin.call_one(f"{tmp_path}/call")
+    wait_until((tmp_path / "call").exists, "the endpoint to run")
+    one.interrupt()
+    error = call.exception(LONG_S)
+    assert isinstance(error, ActorError)
+    assert error.primary.kind == "interrupted"
+    assert time.monotonic() - begun < 2
+    assert body.run.call_one("1 + 1").get(LONG_S) == 2
+    assert one.run("1 + 1").get(LONG_S).item() == 2
+
+
+def test_an_interrupt_strikes_only_what_it_is_meant_for(procs: ProcMesh) -> None:
+    """Whenever it comes, the actor answers on: its thread is not struck outside of the user's code."""
+    one = procs.slice(r=0)
+    body: Any = one.spawn("body", Body)
+    ends = set()
+    for i in range(300):
+        call = body.run.call_one(f"sum(range({i * 20}))")
+        call.interrupt()
+        error = call.exception(LONG_S)
+        ends.add(None if error is None else error.primary.kind)
+        assert body.run.call_one(str(i)).get(LONG_S) == i
+    assert ends <= {None, "interrupted"}
+
+
+def test_a_rank_can_run_programs(procs: ProcMesh) -> None:
+    code = "import subprocess; subprocess.run(['sh', '-c', 'echo out; exit 7'], capture_output=True, text=True)"
+    for done in procs.run(code).get(LONG_S).values():
+        assert isinstance(done, subprocess.CompletedProcess)
+        assert (done.returncode, done.stdout) == (7, "out\n")
+
+
+# -- how it ends
+
+
+BUSY = {
+    "idle": "",
+    "computes": "while True: pass",
+    "catches all": "while True:\n    try:\n        while True: pass\n    except BaseException: break",
+    "sleeps": "import time; time.sleep(1000)",
+}
+
+
+@pytest.mark.parametrize("work", BUSY.values(), ids=BUSY.keys())
+def test_a_stop_runs_what_was_registered_for_the_exit(spare: ProcMesh, tmp_path: Path, work: str) -> None:
+    pid = (
+        spare.run(
+            "import atexit, os, pathlib\n"
+            f"atexit.register(lambda: pathlib.Path(r'{tmp_path}/left').write_text(str(os.getpid())))\nos.getpid()"
+        )
+        .get(LONG_S)
+        .item(r=0)
+    )
+    if work:
+        spare.run(f"open(r'{tmp_path}/begun', 'w').close()\n{work}")
+        wait_until((tmp_path / "begun").exists, "the cell to run")
+    spare.stop(grace_s=30).get()
+    took_s = wait_until(is_gone(pid), "the rank to end", 10)
+    assert (tmp_path / "left").read_text() == str(pid)
+    assert took_s < 5
+
+
+def test_a_stop_ends_a_rank_whose_actor_computes(spare: ProcMesh, tmp_path: Path) -> None:
+    body: Any = spare.spawn("body", Body)
+    pid = body.run.call("__import__('os').getpid()").get(LONG_S).item(r=0)
+    body.execute.call(f"import atexit; atexit.register(lambda: open(r'{tmp_path}/left', 'w').close())").get(LONG_S)
+    running = body.spin.call(f"{tmp_path}/begun")
+    wait_until((tmp_path / "begun").exists, "the endpoint to run")
+    spare.stop("enough", grace_s=30).get()
+    wait_until(is_gone(pid), "the rank to end", 10)
+    assert (tmp_path / "left").exists()
+    assert "enough" in str(running.exception(LONG_S))
+
+
+@pytest.mark.parametrize(
+    "stubborn",
+    [
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)",
+        "import atexit, time; atexit.register(time.sleep, 1000)",
+        "import ctypes; ctypes.CDLL(None).signal(15, 1)",
+    ],
+    ids=["ignores", "hangs in atexit", "ignores natively"],
+)
+def test_a_rank_that_does_not_end_is_killed_after_the_grace(spare: ProcMesh, stubborn: str) -> None:
+    pid = spare.run(f"{stubborn}\nimport os; os.getpid()").get(LONG_S).item(r=0)
+    spare.stop(grace_s=0.3).get()
+    took_s = wait_until(is_gone(pid), "the rank to be killed", 10)
+    assert 0.2 < took_s < 3
+
+
+def test_a_rank_without_grace_is_killed_at_once(spare: ProcMesh) -> None:
+    pid = spare.run("import atexit, time, os; atexit.register(time.sleep, 1000); os.getpid()").get(LONG_S).item(r=0)
+    spare.stop(grace_s=0).get()
+    assert wait_until(is_gone(pid), "the rank to be killed", 10) < 1

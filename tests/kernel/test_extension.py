@@ -1,0 +1,96 @@
+"""``%load_ext monarch_kernel`` in kernels and terminals that are not ours."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pexpect
+import psutil
+import pytest
+
+if TYPE_CHECKING:
+    from tests.kernel.conftest import Notebook
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def test_in_the_stock_kernel(new_notebook: Callable[..., Notebook]) -> None:
+    notebook = new_notebook("python3")
+    assert notebook.run("%mesh").ename == "UsageError"
+    notebook.ok("%load_ext monarch_kernel")
+    notebook.ok("%mesh up t -n 2 --device cpu", 60)
+    assert notebook.ok("%%remote --out v\nprint('hello')\nrank").plain == "[0] 0\n[1] 1"
+    assert notebook.value("v.values()") == (0, 1)
+    assert {"up", "down"} <= set(notebook.complete("%mesh "))
+
+    failed = notebook.run("%%remote\nif rank: 1/0")
+    assert failed.ename == "RemoteError"
+    assert "[1] ZeroDivisionError: division by zero" in failed.error
+
+    cell = notebook.send("%%remote\nn = 3\nprint('go', flush=True)\nwhile True: n += 1")
+    cell.wait_for(lambda cell: len(cell.lines()) == 2)
+    begin = time.monotonic()
+    notebook.interrupt()
+    assert cell.wait().ename == "RemoteInterrupt"
+    assert cell.done_at - begin < 2
+    assert notebook.ok("%%remote\nn > 3").plain == "[0-1] True"
+
+    ranks = [psutil.Process(pid) for pid in notebook.pids()]
+    notebook.ok("%reload_ext monarch_kernel")
+    notebook.ok("%mesh up t -n 1 --device cpu", 60)
+    ranks += [psutil.Process(pid) for pid in notebook.pids()]
+    notebook.ok("%unload_ext monarch_kernel")
+    assert psutil.wait_procs(ranks, timeout=3)[1] == []
+    assert notebook.processes() == []
+    assert notebook.run("%mesh").ename == "UsageError"
+    assert notebook.run("1/0").ename == "ZeroDivisionError"
+
+
+def test_the_stock_kernel_ends_its_ranks_when_it_ends(new_notebook: Callable[..., Notebook]) -> None:
+    notebook = new_notebook("python3")
+    notebook.ok("%load_ext monarch_kernel")
+    notebook.ok("%mesh up t -n 1 --device cpu", 60)
+    assert notebook.processes()
+    notebook.close()  # which looks
+
+
+def test_in_a_terminal() -> None:
+    terminal = pexpect.spawn(
+        sys.executable,
+        ["-m", "IPython", "--simple-prompt", "--no-banner", "--no-confirm-exit", "--colors=NoColor"],
+        env={**os.environ, "TERM": "dumb"},
+        encoding="utf-8",
+        timeout=40,
+        echo=False,
+    )
+    try:
+        prompt = re.compile(r"In \[\d+\]: ")
+        terminal.expect(prompt)
+
+        def enter(line: str) -> str:
+            terminal.sendline(line)
+            terminal.expect(prompt)
+            return str(terminal.before)
+
+        enter("%load_ext monarch_kernel")
+        assert "2 ranks (2 idle)" in enter("%mesh up t -n 2 --device cpu")
+        assert re.search(r"\[0\] 0\s+\[1\] 1", enter("%remote t rank"))
+        assert "[1] ZeroDivisionError" in enter("%remote t 1 / (1 - rank)")
+        terminal.sendline("%remote t (print('go', flush=True), __import__('time').sleep(600))")
+        terminal.expect(r"\] go")
+        terminal.sendintr()
+        terminal.expect("RemoteInterrupt: interrupted on")
+        terminal.expect(prompt)
+        assert re.search(r"\[0\] 0\s+\[1\] 1", enter("%remote t rank"))
+        below = psutil.Process(terminal.pid).children(recursive=True)
+        assert len(below) >= 4
+        terminal.sendline("exit")
+        terminal.expect(pexpect.EOF)
+        assert psutil.wait_procs(below, timeout=3)[1] == []
+    finally:
+        terminal.close(force=True)

@@ -1,0 +1,248 @@
+"""The kernel as a whole: errors and deaths of ranks, what ends with it, and that nothing piles up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+if TYPE_CHECKING:
+    from tests.kernel.conftest import Notebook
+
+pytestmark = pytest.mark.timeout(120)
+
+GONE_S = 3.0
+
+
+def sessions() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob("monarch-*"))
+
+
+def wait_until_gone(processes: list[psutil.Process]) -> None:
+    deadline = time.monotonic() + GONE_S
+    left = processes
+    while left:
+        left = [each for each in left if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+        assert time.monotonic() < deadline, left
+        time.sleep(0.02)
+
+
+# -- errors
+
+
+def test_an_error_names_its_ranks_and_the_users_line(notebook: Notebook) -> None:
+    cell = notebook.run("%%remote\nvalue = rank\nif rank == 1:\n    1 / 0\n'fine'")
+    assert cell.ename == "RemoteError"
+    assert "[1] ZeroDivisionError: division by zero" in cell.error
+    assert "----> 4     1 / 0" in cell.error  # counted from the line of %%remote, as the notebook does
+    assert "[0] finished; its result is in error.results" in cell.error
+    assert "monarch_kernel/" not in cell.error
+    assert notebook.ok("%%remote\nvalue").plain == "[0] 0\n[1] 1"
+
+
+def test_equal_errors_are_one_block_and_others_one_each(four: Notebook) -> None:
+    same = four.run("%%remote\nraise ValueError('of all')")
+    assert same.error.count("ValueError: of all") == 1
+    assert "[0-3] ValueError: of all" in same.error
+    two = four.run("%%remote\nraise (ValueError if rank % 2 else KeyError)('x')")
+    assert "[1,3] ValueError: x" in two.error
+    assert "[0,2] KeyError: 'x'" in two.error
+    assert len(two.error) < 3 * len(same.error)
+
+
+def test_an_error_can_be_caught_and_read(notebook: Notebook) -> None:
+    notebook.ok(
+        "from monarch_kernel.errors import RemoteError\n"
+        "try:\n    get_ipython().run_cell_magic('remote', 't', 'if rank: raise ValueError(rank)\\n7')\n"
+        "except RemoteError as error:\n    caught = error"
+    )
+    assert notebook.value("(caught.ranks, [r.value for r in caught.results.values()], str(caught.exception))") == (
+        (1,),
+        [None],
+        "1",
+    )
+
+
+def test_the_cells_after_a_failed_one_are_not_run(notebook: Notebook) -> None:
+    failed = notebook.send("%%remote\n1/0")
+    queued = notebook.send("ran = True")
+    assert failed.wait().ename == "RemoteError"
+    assert queued.wait().reply["status"] == "aborted"
+    assert notebook.value("'ran' in globals()") is False
+
+
+def test_the_cells_after_an_interrupted_one_are_not_run(notebook: Notebook) -> None:
+    cell = notebook.send("%%remote\nprint('go', flush=True)\nimport time; time.sleep(600)")
+    queued = notebook.send("ran = True")
+    cell.wait_for(lambda cell: len(cell.lines()) == 2)
+    notebook.interrupt()
+    assert cell.wait().ename == "RemoteInterrupt"
+    assert queued.wait().reply["status"] == "aborted"
+
+
+# -- deaths
+
+
+@pytest.fixture
+def doomed(notebook: Notebook) -> Iterator[Notebook]:
+    """The notebook, with a mesh of three ranks, ``d``, that may be broken."""
+    notebook.ok("%mesh up d -n 3 --device cpu")
+    yield notebook
+    notebook.ok("%mesh down d")
+
+
+def test_a_killed_rank_is_told_at_once_and_the_others_live_on(doomed: Notebook) -> None:
+    victim = doomed.pids("d")[2]
+    cell = doomed.send(
+        "%%remote d\nstate = rank\nimport time\nprint('go', flush=True)\nwhile rank == 2: time.sleep(0.01)"
+    )
+    cell.wait_for(lambda cell: len(cell.lines()) == 3)
+    begin = time.monotonic()
+    os.kill(victim, signal.SIGKILL)
+    cell.wait()
+    assert cell.done_at - begin < 1.0
+    assert cell.ename == "SupervisionError"
+    assert "[2] RankDied: killed by SIGKILL" in cell.error
+    assert "it was running cell [" in cell.error
+    assert "2 idle, 1 dead" in doomed.ok("%mesh").stdout
+    refused = doomed.run("%%remote d\nstate")
+    assert refused.ename == "SupervisionError"
+    assert "slice them out" in refused.error
+    assert doomed.ok("%%remote d[[0, 1]]\nstate").plain == "[0] 0\n[1] 1"
+    assert doomed.ok("%%remote d[0]\nstate").plain == "[0] 0"
+    assert doomed.ok("%%remote t\nrank").plain == "[0] 0\n[1] 1"
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("import os; os._exit(17)", "exit code 17"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "killed by SIGSEGV"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL"),
+    ],
+)
+def test_how_a_rank_ended_is_told(doomed: Notebook, code: str, says: str) -> None:
+    cell = doomed.run(f"%%remote d\nif rank == 1:\n    print('last words', flush=True)\n    {code}")
+    assert cell.ename == "SupervisionError"
+    assert says in cell.error
+    assert "[1] RankDied" in cell.error
+    assert "last words" in cell.error
+    assert cell.elapsed_s < 5
+
+
+def test_a_rank_that_dies_does_not_leave_others_in_a_collective(doomed: Notebook) -> None:
+    cell = doomed.run("%%remote d\nimport os, torch.distributed as dist\nif rank == 0: os._exit(3)\ndist.barrier()")
+    assert cell.ename == "SupervisionError"
+    assert "[0] RankDied: the process ended with exit code 3" in cell.error
+    assert cell.elapsed_s < 10
+    assert doomed.ok("%%remote d[1:]\nrank").plain == "[1] 1\n[2] 2"
+
+
+def test_system_exit_does_not_end_a_rank(notebook: Notebook) -> None:
+    pids = notebook.pids()
+    cell = notebook.run("%%remote\nimport sys; sys.exit(3)")
+    assert cell.ename == "RemoteError"
+    assert "[0-1] SystemExit: 3" in cell.error
+    assert notebook.pids() == pids
+    assert notebook.ok("%%remote\nrank").plain == "[0] 0\n[1] 1"
+
+
+# -- lifetimes
+
+
+def test_a_shutdown_ends_everything(new_notebook: Callable[..., Notebook]) -> None:
+    before = sessions()
+    notebook = new_notebook(n=2)
+    below = notebook.processes()
+    assert len(below) >= 4
+    assert len(sessions()) == len(before) + 1
+    notebook.close()
+    wait_until_gone(below)
+    assert sessions() == before
+
+
+def test_a_restart_ends_everything_and_starts_anew(new_notebook: Callable[..., Notebook]) -> None:
+    before = sessions()
+    notebook = new_notebook(n=2)
+    below = notebook.processes()
+    notebook.manager.restart_kernel()
+    wait_until_gone(below)
+    notebook.client.wait_for_ready(timeout=60)
+    assert "No mesh is up" in notebook.ok("%mesh").stdout
+    notebook.ok("%mesh up t -n 1 --device cpu", 60)
+    assert notebook.ok("%%remote\nrank").plain == "[0] 0"
+    assert len(sessions()) == len(before) + 1
+
+
+def test_a_shutdown_while_a_cell_runs_ends_everything(new_notebook: Callable[..., Notebook]) -> None:
+    before = sessions()
+    notebook = new_notebook(n=2)
+    cell = notebook.send("%%remote\nprint('go', flush=True)\nwhile True: pass")
+    cell.wait_for(lambda cell: len(cell.lines()) == 2)
+    below = notebook.processes()
+    notebook.close()
+    wait_until_gone(below)
+    assert sessions() == before
+
+
+def test_a_killed_kernel_leaves_nothing(new_notebook: Callable[..., Notebook]) -> None:
+    before = sessions()
+    notebook = new_notebook(n=2)
+    cell = notebook.send("%%remote\nimport subprocess\nprint('go', flush=True)\nsubprocess.run(['sleep', '600'])")
+    cell.wait_for(lambda cell: len(cell.lines()) == 2)
+    below = notebook.processes()
+    os.kill(notebook.pid, signal.SIGKILL)
+    wait_until_gone(below)
+    assert sessions() == before
+
+
+def test_two_notebooks_do_not_meet(notebook: Notebook, new_notebook: Callable[..., Notebook]) -> None:
+    other = new_notebook(n=1)
+    assert other.ok("%%remote\nworld_size").plain == "[0] 1"
+    other.close()
+    assert notebook.ok("%%remote\nworld_size").plain == "[0-1] 2"
+
+
+# -- many cells
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_thousand_cells_leave_nothing_behind(new_notebook: Callable[..., Notebook]) -> None:
+    notebook = new_notebook(n=2)
+    for i in range(1_000):
+        assert notebook.ok(f"%%remote\nx = {i}\nprint(x)\nx").plain == f"[0-1] {i}"
+        if i == 200:
+            before = usage(notebook)
+    # A file may be open at just this moment (the kernel's history, a reading of /proc): what has leaked stays.
+    deadline = time.monotonic() + 10
+    while (growth := grown(before, usage(notebook))) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not growth
+
+
+def grown(before: dict[int, tuple[int, int, int]], after: dict[int, tuple[int, int, int]]) -> list[str]:
+    """What has become more, by process."""
+    found = [f"process {pid} is new or gone" for pid in set(before) ^ set(after)]
+    for pid in set(before) & set(after):
+        (rss, threads, fds), (rss_before, threads_before, fds_before) = after[pid], before[pid]
+        if rss - rss_before >= 12 * 2**20:  # the notebook keeps the source of its cells
+            found.append(f"{pid}: {rss_before:,} -> {rss:,} bytes")
+        if threads > threads_before or fds > fds_before:
+            found.append(f"{pid}: {threads_before} -> {threads} threads, {fds_before} -> {fds} descriptors")
+    return found
+
+
+def usage(notebook: Notebook) -> dict[int, tuple[int, int, int]]:
+    """Memory, threads and descriptors of the kernel and all below it."""
+    found = {}
+    for process in [psutil.Process(notebook.pid), *notebook.processes()]:
+        found[process.pid] = (process.memory_info().rss, process.num_threads(), process.num_fds())
+    return found

@@ -1,0 +1,115 @@
+"""Code that real people write, and that a rank or its notebook could stumble over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+Notebook = Any  # of conftest.py
+
+STRANGE_MESSAGE = """%%remote
+from torch.utils.data import DataLoader
+class Data:
+    def __len__(self): return 4
+    def __getitem__(self, i): raise KeyError("bad item")
+for batch in DataLoader(Data(), num_workers=1): pass
+"""
+
+
+def test_an_error_whose_text_is_no_plain_str_is_shown(notebook: Notebook) -> None:
+    cell = notebook.run(STRANGE_MESSAGE, 60.0)
+    assert cell.ename == "RemoteError"
+    assert "KeyError: Caught KeyError in DataLoader worker process 0." in cell.error
+    assert "----> 6 for batch in DataLoader(Data(), num_workers=1): pass" in cell.error
+    notebook.ok("%%remote\nimport gc; gc.collect()")  # the failed cell's frames hold the worker
+
+
+def test_a_signal_handler_that_raises_while_a_rank_is_idle_does_no_harm(notebook: Notebook) -> None:
+    code = "import os, signal\ndef alarm(*_): raise RuntimeError('a worker died')\nsignal.signal(signal.SIGALRM, alarm)"
+    notebook.ok(f"%%remote\n{code}\nsignal.setitimer(signal.ITIMER_REAL, 0.05)")
+    cell = notebook.run("import time; time.sleep(1)")
+    assert cell.stderr.count("RuntimeError: a worker died") in (1, 2)
+    assert notebook.ok("%%remote\nrank").plain == "[0] 0\n[1] 1"
+
+
+def test_a_repr_that_is_no_plain_str_is_shown(notebook: Notebook) -> None:
+    code = "class S(str): pass\nclass R:\n    def __repr__(self): return S('a derived str')\nR()"
+    assert notebook.ok(f"%%remote\n{code}").plain == "[0-1] a derived str"
+
+
+def test_the_errors_in_an_exception_group_are_shown(notebook: Notebook) -> None:
+    pytest.importorskip("asyncio.taskgroups")
+    code = "import asyncio\nasync with asyncio.TaskGroup() as g:\n    g.create_task(asyncio.sleep('x'))"
+    assert "TypeError: '<=' not supported" in notebook.run(f"%%remote\n{code}").error
+
+
+def test_a_child_that_a_cell_forks_does_not_go_on_as_a_second_rank(notebook: Notebook) -> None:
+    code = "import os\npid = os.fork()\nif pid == 0: raise ValueError('in the child')\n"
+    code += "os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])"
+    cell = notebook.ok(f"%%remote\n{code}")
+    assert cell.plain == "[0-1] 1"
+    assert "ValueError: in the child" in cell.stderr
+    assert notebook.ok("%%remote\nrank").plain == "[0] 0\n[1] 1"
+
+
+@pytest.mark.parametrize("handler", ["signal.SIG_DFL", "signal.SIG_IGN", "lambda *_: calls.append(1)"])
+def test_a_signal_handler_of_the_users_does_no_harm(notebook: Notebook, handler: str) -> None:
+    pids = notebook.pids()
+    code = f"import signal, time\ncalls = []\nsignal.signal(signal.SIGINT, {handler})\nprint('go', flush=True)\n"
+    cell = notebook.send(f"%%remote\n{code}deadline = time.monotonic() + 1.5\nwhile time.monotonic() < deadline: pass")
+    cell.wait_for(lambda cell: "go" in cell.stdout)
+    notebook.interrupt()
+    assert cell.wait().ename == "RemoteInterrupt"
+    assert notebook.pids() == pids
+    assert notebook.value("max(map(len, t['calls'].values()))") == (1 if "lambda" in handler else 0)
+    # The next cell has our handler again.
+    cell = notebook.send("%%remote\nprint('go', flush=True)\ntime.sleep(60)")
+    cell.wait_for(lambda cell: "go" in cell.stdout)
+    notebook.interrupt()
+    assert cell.wait().ename == "RemoteInterrupt"
+    assert cell.elapsed_s < 20
+
+
+def test_return_outside_a_function_is_found_before_anything_is_sent(notebook: Notebook) -> None:
+    cell = notebook.run("%%remote\nsent = True\nreturn 5")
+    assert "SyntaxError in line 3: 'return' outside function; nothing was sent" in cell.stderr
+    assert "sent" in notebook.run("t['sent']").evalue  # not defined
+
+
+def test_a_value_that_cannot_be_shown_hides_no_other(notebook: Notebook) -> None:
+    assert "int whose repr failed" in notebook.ok("t['huge'] = 10**6000\nprint(t['huge'])").stdout
+
+
+def test_a_value_that_cannot_be_pulled_is_told_without_our_frames(notebook: Notebook) -> None:
+    notebook.ok("%%remote\nimport threading\nlock = threading.Lock()")
+    cell = notebook.run("t['lock']")
+    assert "cannot pickle '_thread.lock' object" in cell.error
+    assert "codec.py" not in cell.error
+
+
+def test_a_wrong_type_is_told_before_anything_is_sent(notebook: Notebook) -> None:
+    assert notebook.run("t.run(5)").ename == "TypeError"
+    spawn = "from monarch_kernel.actor import this_host\nthis_host().spawn_procs({'x': 1}, env={'A': 1})"
+    assert notebook.run(spawn).ename == "TypeError"
+    assert notebook.ok("%%remote\nrank").plain == "[0] 0\n[1] 1"
+
+
+def test_what_an_actor_prints_is_shown(notebook: Notebook) -> None:
+    code = (
+        "from monarch_kernel.actor import Actor, endpoint\nclass Talker(Actor):\n    @endpoint\n"
+        "    def talk(self): print('from an endpoint')\ntalker = t.spawn('talker', Talker)\ntalker.talk.call().get()"
+    )
+    cell = notebook.send(f"{code}\nimport time\ntime.sleep(1)").wait()
+    assert cell.ok
+    seen = [line for line in cell.stdout.splitlines() if "from an endpoint" in line]
+    assert seen in (["t[0-1] from an endpoint"], ["t[0] from an endpoint", "t[1] from an endpoint"])
+
+
+def test_an_interrupt_while_a_mesh_comes_up_is_one_line(notebook: Notebook) -> None:
+    cell = notebook.send("%mesh up u -n 2 --device cpu")
+    notebook.interrupt()
+    cell.wait()
+    assert cell.reply["status"] == "ok" or len(cell.error.splitlines()) <= 2, cell.error
+    if cell.ok:
+        notebook.ok("%mesh down u")

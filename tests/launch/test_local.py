@@ -1,0 +1,275 @@
+"""The local launcher: an agent that comes up, and every way in which it or its ranks may fail to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_kernel.controller import state
+from monarch_kernel.controller.runtime import Runtime
+from monarch_kernel.errors import Failure
+from monarch_kernel.launch.local import LocalHost, LocalLauncher
+from monarch_kernel.testing import rank_spec
+from monarch_kernel.transport.zmq import ZmqRouter
+from monarch_kernel.wire.codec import load, pack
+from monarch_kernel.wire.messages import Ping, RankSpec, Run
+
+LONG_S = 60.0
+
+
+class Controller:
+    """A runtime whose agents are launched by a command of the test's choice."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.address = f"ipc://{directory}/controller"
+        self.runtime = Runtime(ZmqRouter(self.address), "the secret token")
+        self.host = 0
+
+    def start(self, command: Sequence[str] | None = None, nranks: int = 2) -> Any:
+        """Launch an agent, ask it for ranks, and them for an answer."""
+        launcher = LocalLauncher(self.address, self.directory, *([] if command is None else [command]))
+        self.host = self.runtime.add_host(launcher)
+        specs = [spec_here(rank + 1, rank, nranks) for rank in range(nranks)]
+        self.runtime.start_ranks(self.host, specs)
+        procs = [spec.proc for spec in specs]
+        return self.runtime.request(procs, lambda id: pack(Ping(id)), "ping", list)
+
+    @property
+    def handle(self) -> LocalHost:
+        handle = self.runtime._handles[self.host]
+        assert isinstance(handle, LocalHost)
+        return handle
+
+    @property
+    def pid(self) -> int:
+        return self.handle._process.pid
+
+
+def spec_here(proc: int, rank: int, world_size: int) -> RankSpec:
+    spec = rank_spec(proc, rank=rank, world_size=world_size)
+    values = {name: getattr(spec, name) for name in spec.__struct_fields__}
+    return RankSpec(**{**values, "cwd": os.getcwd(), "sys_path": tuple(sys.path)})
+
+
+@pytest.fixture
+def controller(tmp_path: Path) -> Iterator[Controller]:
+    controller = Controller(tmp_path)
+    yield controller
+    controller.runtime.close()
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", textwrap.dedent(code)]
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = LONG_S) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"in vain waited for: {what}"
+        time.sleep(0.005)
+
+
+def failures(future: Any) -> list[Failure]:
+    answers = future.get(LONG_S)
+    assert all(isinstance(answer, Failure) for answer in answers), answers
+    return list(answers)
+
+
+# -- it comes up
+
+
+def test_an_agent_comes_up_and_goes(controller: Controller) -> None:
+    assert len(controller.start().get(LONG_S)) == 2
+    assert controller.handle.poll() is None
+    assert controller.handle.log_tail() == ()
+    begun = time.monotonic()
+    controller.runtime.close()
+    assert time.monotonic() - begun < 3
+    assert controller.handle.poll() is not None
+    controller.handle.close(0)  # again: nothing happens
+
+
+def test_the_token_is_seen_by_nobody_else(controller: Controller) -> None:
+    controller.start().get(LONG_S)
+    pids = [
+        controller.pid,
+        *map(int, Path(f"/proc/{controller.pid}/task/{controller.pid}/children").read_text().split()),
+    ]
+    assert len(pids) == 4
+    for pid in pids:
+        for name in ("cmdline", "environ"):
+            assert b"the secret token" not in Path(f"/proc/{pid}/{name}").read_bytes()
+
+
+def test_the_agent_is_out_of_reach_of_the_terminal(controller: Controller) -> None:
+    controller.start().get(LONG_S)
+    assert os.getsid(controller.pid) == controller.pid != os.getsid(0)
+
+
+# -- it does not
+
+
+@pytest.mark.parametrize("command", [["/bin/false"], python("import sys; sys.stdin.close(); sys.exit(1)")])
+def test_an_agent_that_ends_at_once_is_told_with_its_exit_code(controller: Controller, command: list[str]) -> None:
+    for failure in failures(controller.start(command)):
+        assert (failure.kind, failure.etype) == ("lost", "RankNotStarted")
+        assert failure.message == f"the host agent (pid {controller.pid}) ended with exit code 1"
+
+
+def test_an_agent_that_does_not_read_its_configuration_is_no_error_of_the_launch(controller: Controller) -> None:
+    launcher = LocalLauncher(controller.address, controller.directory, ["/bin/false"])
+    handle = launcher.launch(7, "x" * (1 << 20))  # more than the pipe holds
+    wait_until(lambda: handle.poll() is not None, "the end")
+    assert "exit code 1" in (handle.poll() or "")
+
+
+def test_an_agent_that_fails_is_told_with_the_last_lines_of_its_log(controller: Controller) -> None:
+    code = "import sys\nfor i in range(100): print('line', i)\nsys.stdout.flush()\nimport no_such_module"
+    begun = time.monotonic()
+    (failure, _) = failures(controller.start(python(code)))
+    assert time.monotonic() - begun < 5
+    assert "ended with exit code 1" in failure.message
+    assert failure.last_lines[-1] == "ModuleNotFoundError: No module named 'no_such_module'"
+    assert "line 99" in failure.last_lines
+    assert "line 9" not in failure.last_lines
+    assert len(failure.last_lines) == 20
+
+
+def test_an_agent_that_is_killed_while_it_starts_is_told_with_the_signal(controller: Controller) -> None:
+    future = controller.start(python("import time; time.sleep(1000)"))
+    os.kill(controller.pid, signal.SIGKILL)
+    assert "was killed by signal 9" in failures(future)[0].message
+
+
+def test_a_program_that_cannot_be_run_is_an_error_at_once(controller: Controller) -> None:
+    with pytest.raises(FileNotFoundError, match="no/such/python"):
+        controller.start(["/no/such/python"])
+
+
+def test_an_agent_that_hangs_is_given_up_at_its_deadline(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "HOST_DEADLINE_S", 0.5)
+    future = controller.start(python("print('looking for a licence', flush=True); import time; time.sleep(1000)"))
+    wait_until(lambda: bool(controller.handle.log_tail()), "the log")
+    (failure, _) = failures(future)
+    assert "the host agent did not come up in time" in failure.message
+    assert failure.last_lines == ("looking for a licence",)
+    pid = controller.pid
+    begun = time.monotonic()
+    controller.runtime.close()
+    assert time.monotonic() - begun < 2
+    assert not os.path.exists(f"/proc/{pid}")
+
+
+def test_an_agent_that_ignores_requests_to_end_is_killed(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "HOST_DEADLINE_S", 0.5)
+    monkeypatch.setattr("monarch_kernel.launch.local._TERMINATE_S", 0.2)
+    code = "import signal; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); import time; time.sleep(1000)"
+    failures(controller.start(python(code)))
+    pid = controller.pid
+    controller.runtime.close()
+    assert not os.path.exists(f"/proc/{pid}")
+
+
+def test_an_agent_with_another_token_is_refused(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "HOST_DEADLINE_S", 2.0)
+    impostor = """
+        import json, sys
+        from monarch_kernel import bootstrap
+        from monarch_kernel.wire.config import AgentConfig
+        config = json.loads(sys.stdin.buffer.read())
+        config["token"] = "another"
+        AgentConfig.decode = classmethod(lambda cls, data: cls(**config))
+        sys.argv = ["", "agent"]
+        bootstrap.main()
+    """
+    future = controller.start(python(impostor))
+    wait_until(lambda: controller.runtime.refused > 0, "the refusal")
+    assert "did not come up in time" in failures(future)[0].message
+
+
+# -- its ranks do not come up
+
+OWN_PRELOAD = """
+    import sys
+    from monarch_kernel import bootstrap
+    bootstrap._PRELOAD = ({!r},)
+    sys.argv = ["", "agent"]
+    bootstrap.main()
+"""
+
+
+def test_a_torch_that_cannot_be_imported_is_told_with_its_error(controller: Controller) -> None:
+    for failure in failures(controller.start(python(OWN_PRELOAD.format("no_such_torch")))):
+        assert failure.etype == "RankNotStarted"
+        assert "the process that ranks are forked from (it imports torch) ended" in failure.message
+        assert failure.last_lines[-1] == "ModuleNotFoundError: No module named 'no_such_torch'"
+
+
+def test_a_torch_that_hangs_while_it_is_imported_is_given_up(
+    controller: Controller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow_torch.py").write_text("import time; time.sleep(1000)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(state, "RANK_DEADLINE_S", 1.0)
+    begun = time.monotonic()
+    (failure, _) = failures(controller.start(python(OWN_PRELOAD.format("slow_torch"))))
+    assert time.monotonic() - begun < 10
+    assert failure.message == "the host agent is up, but this rank was not forked from the zygote within 1 s"
+
+
+def test_a_rank_that_fails_while_it_starts_is_told_with_what_it_wrote(controller: Controller) -> None:
+    launcher = LocalLauncher(controller.address, controller.directory)
+    host = controller.runtime.add_host(launcher)
+    spec = spec_here(1, 0, 1)
+    values = {name: getattr(spec, name) for name in spec.__struct_fields__}
+    controller.runtime.start_ranks(host, [RankSpec(**{**values, "cwd": "/no/such/directory"})])
+    future = controller.runtime.request([1], lambda id: pack(Ping(id)), "ping", list)
+    (failure,) = failures(future)
+    assert failure.etype == "RankNotStarted"
+    assert "exit code 1" in failure.message
+    assert "/no/such/directory" in failure.last_lines[-1]
+
+
+def test_a_second_agent_can_be_launched_after_the_first_has_failed(controller: Controller) -> None:
+    failures(controller.start(["/bin/false"]))
+    host = controller.runtime.add_host(LocalLauncher(controller.address, controller.directory))
+    controller.runtime.start_ranks(host, [spec_here(11, 0, 1)])
+    assert len(controller.runtime.request([11], lambda id: pack(Ping(id)), "ping", list).get(LONG_S)) == 1
+
+
+def test_ranks_do_not_go_on_with_the_random_numbers_of_a_preloaded_numpy(controller: Controller) -> None:
+    wrapper = """
+        import sys
+        from monarch_kernel import bootstrap
+        bootstrap._PRELOAD += ("numpy.random",)
+        sys.argv = ["", "agent"]
+        bootstrap.main()
+    """
+    controller.start(python(wrapper)).get(LONG_S)
+    code = "import numpy, random, sys; (numpy.random.rand(), random.random())"
+    answers: Any = controller.runtime.request([1, 2], lambda id: pack(Run(id, code, 0, True)), "code", list).get(LONG_S)
+    first, second = (load(answer.payload, answer.frames) for answer in answers)
+    assert first[0] != second[0]
+    assert first[1] != second[1]
+
+
+def test_a_library_of_the_same_name_in_the_working_directory_does_no_harm(
+    controller: Controller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("torch", "selectors", "faulthandler"):
+        (tmp_path / f"{name}.py").write_text(f"raise ImportError('{name}.py of the working directory was imported')")
+    monkeypatch.chdir(tmp_path)
+    assert len(controller.start().get(LONG_S)) == 2

@@ -1,0 +1,87 @@
+"""What is public is listed, sorted and there; importing it stays light."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "monarch_kernel"
+HEAVY = ("torch", "IPython", "ipykernel", "ipywidgets", "anywidget")
+
+
+def _public_modules() -> list[str]:
+    """Dotted names of the modules without a leading underscore; importing ``__main__`` would be running it."""
+    names = []
+    for path in ROOT.rglob("*.py"):
+        parts = path.relative_to(ROOT.parent).with_suffix("").parts
+        parts = parts[:-1] if parts[-1] == "__init__" else parts
+        if not any(part.startswith("_") for part in parts):
+            names.append(".".join(parts))
+    return sorted(names)
+
+
+def _path(module: str) -> Path:
+    path = ROOT.parent.joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def _has_all(module: str) -> bool:
+    return any(
+        isinstance(target, ast.Name) and target.id == "__all__"
+        for node in ast.parse(_path(module).read_text(encoding="utf-8")).body
+        for target in (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+    )
+
+
+def _order(name: str) -> tuple[int, list[tuple[int, str]]]:
+    """The order that ruff keeps: constants, classes, functions; numbers within names by value."""
+    kind = 0 if name.isupper() and len(name) > 1 else 1 if name[:1].isupper() else 2
+    return kind, [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]
+
+
+def _loaded_after(statement: str) -> set[str]:
+    code = f"import sys\n{statement}\nprint(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    return {name.partition(".")[0] for name in run.stdout.split()}
+
+
+@pytest.mark.parametrize("module", [name for name in _public_modules() if _has_all(name)])
+def test_all_is_sorted_and_true(module: str) -> None:
+    loaded = importlib.import_module(module)
+    assert list(loaded.__all__) == sorted(set(loaded.__all__), key=_order)
+    missing = [name for name in loaded.__all__ if not hasattr(loaded, name)]
+    assert not missing
+
+
+@pytest.mark.parametrize("module", [name for name in _public_modules() if _path(name).stat().st_size])
+def test_a_module_says_what_is_public(module: str) -> None:
+    tree = ast.parse(_path(module).read_text(encoding="utf-8"))
+    defines = any(
+        isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_")
+        for node in tree.body
+    )
+    assert _has_all(module) or not defines
+
+
+def test_the_package_is_light() -> None:
+    assert not _loaded_after("import monarch_kernel").intersection(HEAVY)
+
+
+@pytest.mark.parametrize("module", ["actor", "agent.host", "controller", "mesh", "transport", "wire"])
+def test_what_runs_without_torch_loads_none(module: str) -> None:
+    if not _path(f"monarch_kernel.{module}").exists():
+        pytest.skip("not there")
+    assert "torch" not in _loaded_after(f"import monarch_kernel.{module}")
+
+
+def test_a_heavy_import_would_be_noticed() -> None:
+    assert "IPython" in _loaded_after("import IPython.paths")

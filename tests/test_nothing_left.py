@@ -1,0 +1,98 @@
+"""The fixture that proves that tests leave nothing behind does notice what is left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+LEAKS = """
+import os, socket, subprocess, sys, tempfile, threading
+import pytest
+
+kept = []
+
+def test_clean():
+    with socket.socket():
+        subprocess.run([sys.executable, "-c", ""], check=True)
+
+def test_child():
+    kept.append(subprocess.Popen(["sleep", "60"]))
+
+def test_orphan():
+    subprocess.run(["sh", "-c", "setsid sleep 60 </dev/null >/dev/null 2>&1 &"], check=True)
+
+def test_zombie():
+    pid = os.fork()
+    if not pid:
+        os._exit(0)
+
+def test_thread():
+    done = threading.Event()
+    threading.Thread(target=done.wait, name="left-over", daemon=True).start()
+
+def test_socket():
+    kept.append(socket.socket())
+
+def test_shared_memory():
+    path = f"/dev/shm/monarch-left-{os.getpid()}"
+    open(path, "w").close()
+    kept.append(path)
+
+def test_directory():
+    tempfile.mkdtemp(prefix="monarch-left-")
+
+def test_clean_again():
+    os.unlink(kept.pop())
+
+@pytest.fixture(scope="module")
+def wide():
+    subprocess.run(["sh", "-c", "setsid sleep 61 </dev/null >/dev/null 2>&1 &"], check=True)
+
+def test_wide_fixture(wide):
+    pass
+"""
+
+
+def test_each_kind_of_leak_is_reported(tmp_path: Path) -> None:
+    text = (Path(__file__).parent / "conftest.py").read_text()
+    assert text.count("GRACE_S = 5.0") == 1
+    (tmp_path / "conftest.py").write_text(text.replace("GRACE_S = 5.0", "GRACE_S = 0.3"))
+    (tmp_path / "test_leaks.py").write_text(LEAKS)
+    run = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "no:xdist",
+            "-p",
+            "no:cacheprovider",
+            "-W",
+            "ignore",
+            "-rN",
+            "test_leaks.py",
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "10 passed, 8 errors" in run.stdout, run.stdout + run.stderr
+    reports = [line.strip() for line in run.stdout.splitlines() if line.startswith("  ")]
+    expected = [
+        ("process", "sleep 60"),
+        ("process", "sleep 60"),
+        ("process", "a zombie"),
+        ("thread", "'left-over' (daemon)"),
+        ("open socket", "socket:["),
+        ("shared memory", "/dev/shm/monarch-left-"),
+        ("in the temporary directory", "monarch-left-"),
+        ("process", "sleep 61"),
+    ]
+    assert len(reports) == len(expected), run.stdout
+    for report, (kind, name) in zip(reports, expected, strict=True):
+        assert report.startswith(kind), report
+        assert name in report

@@ -1,0 +1,228 @@
+"""Errors of many ranks as text."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+import pytest
+
+from monarch_kernel.errors import Failure, Frame, RemoteError
+from monarch_kernel.ui.errors import error_block
+
+
+@dataclass(frozen=True)
+class At:
+    """Stands for a Point: all that is needed of one is its rank."""
+
+    rank: int
+
+
+CELL = Frame(
+    file="<remote cell [5]>",
+    line=3,
+    function="<module>",
+    source=("x = torch.ones(4, 3)", "for i in range(3):", "    y = model(x)", "print(y)"),
+    first_line=1,
+    user=True,
+    variables=(("i", "int 0"),),
+)
+MODEL = Frame(
+    file="/home/me/model.py",
+    line=12,
+    function="forward",
+    source=("    def forward(self, x):", "", "        return self.fc(x)", ""),
+    first_line=10,
+    user=True,
+    variables=(("x", "Tensor[4, 3] float32 cpu"),),
+)
+MODULE = Frame("/env/lib/python3.11/site-packages/torch/nn/modules/module.py", 1700, "_call_impl")
+LINEAR = Frame("/env/lib/python3.11/site-packages/torch/nn/functional.py", 22, "linear")
+
+SHAPES = Failure(
+    kind="exception",
+    etype="RuntimeError",
+    message="mat1 and mat2 shapes cannot be multiplied",
+    frames=(CELL, MODULE, MODEL, MODULE, LINEAR),
+    traceback="Traceback (most recent call last):\n  ...\nRuntimeError: mat1 and mat2 shapes cannot be multiplied\n",
+    host="node1",
+    pid=41,
+)
+LOST = Failure(
+    kind="lost",
+    etype="RankLost",
+    message="killed by SIGKILL: likely the out-of-memory killer",
+    host="node1",
+    pid=42,
+    last_lines=("step 41", "step 42"),
+)
+RELEASED = Failure("released", "RuntimeError", "aborted", (CELL,), host="node1", pid=43)
+
+
+def block_of(reports: dict[int, Failure], results: dict[int, object] | None = None, **options: bool) -> list[str]:
+    error = RemoteError(
+        "cell [5] failed",
+        {At(rank): failure for rank, failure in reports.items()},
+        {At(rank): value for rank, value in (results or {}).items()},
+    )
+    return error_block(error, color=options.pop("color", False), **options)
+
+
+def test_one_block_shows_the_users_lines_and_folds_the_librarys() -> None:
+    assert block_of({1: SHAPES, 3: replace(SHAPES, pid=44)}, {0: 1.0, 2: 2.0}) == [
+        "RemoteError: cell [5] failed",
+        "",
+        "[1,3] RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+        "    on node1 (pids 41, 44)",
+        "    remote cell [5], line 3",
+        "          1 x = torch.ones(4, 3)",
+        "          2 for i in range(3):",
+        "    ----> 3     y = model(x)",
+        "          4 print(y)",
+        "    … 1 frame in torch/nn/modules/module.py …",
+        "    /home/me/model.py, line 12, in forward",
+        "          10     def forward(self, x):",
+        "          11",
+        "    ----> 12         return self.fc(x)",
+        "    where",
+        "          x: Tensor[4, 3] float32 cpu",
+        "    … 2 frames in torch/nn/modules/module.py, torch/nn/functional.py …"
+        " (full traceback: error.reports[point].traceback)",
+        "",
+        "[0,2] finished; their results are in error.results",
+    ]
+
+
+def test_each_distinct_error_has_a_block_and_the_released_one_line_at_the_end() -> None:
+    lines = block_of({0: RELEASED, 1: SHAPES, 2: LOST, 3: RELEASED})
+    heads = [line for line in lines if line.startswith("[")]
+    assert heads == [
+        "[2] RankLost: killed by SIGKILL: likely the out-of-memory killer",
+        "[1] RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+        "[0,3] waited in a collective for the ranks above and were released",
+    ]
+    assert lines[-1] == heads[-1]
+    assert "aborted" not in "\n".join(lines)
+
+
+def test_ranks_that_differ_only_in_where_they_were_released_share_a_line() -> None:
+    elsewhere = replace(RELEASED, frames=(MODEL,))
+    assert block_of({0: RELEASED, 1: elsewhere})[2:] == ["[0-1] waited in a collective and were released"]
+    assert block_of({4: RELEASED})[-1] == "[4] waited in a collective and was released"
+
+
+def test_a_lost_rank_shows_how_it_died_and_its_last_lines() -> None:
+    lines = block_of({2: LOST}, {0: None})
+    assert lines[2:] == [
+        "[2] RankLost: killed by SIGKILL: likely the out-of-memory killer",
+        "    on node1 (pid 42)",
+        "    The last it wrote:",
+        "    | step 41",
+        "    | step 42",
+        "",
+        "[0] finished; its result is in error.results",
+    ]
+
+
+def test_an_interrupted_rank_says_where_in_one_line() -> None:
+    lines = block_of({0: Failure("interrupted", "KeyboardInterrupt", "", (CELL, MODULE), host="node1", pid=1)})
+    assert lines[2:] == [
+        "[0] KeyboardInterrupt: interrupted on request, its state is kept",
+        "    on node1 (pid 1)",
+        "    remote cell [5], line 3: y = model(x)",
+    ]
+
+
+def test_chained_exceptions_are_named_the_nearest_first() -> None:
+    def chained() -> Failure:
+        text = (
+            "Traceback (most recent call last):\n  a\nKeyError: 'w'\n\n"
+            "During handling of the above exception, another exception occurred:\n\n"
+            "Traceback (most recent call last):\n  b\nValueError: no weight\n\n"
+            "The above exception was the direct cause of the following exception:\n\n"
+            "Traceback (most recent call last):\n  c\nRuntimeError: mat1\n"
+        )
+        return replace(SHAPES, traceback=text)
+
+    lines = block_of({0: chained()})
+    assert lines[-2:] == ["    caused by ValueError: no weight", "    raised while handling KeyError: 'w'"]
+
+
+def test_without_a_frame_of_the_user_the_innermost_is_shown() -> None:
+    lines = block_of({0: replace(SHAPES, frames=(MODULE, LINEAR))})
+    assert lines[4:] == [
+        "    … 1 frame in torch/nn/modules/module.py …",
+        "    torch/nn/functional.py, line 22, in linear",
+    ]
+
+
+def test_without_frames_the_end_of_the_traceback_is_shown() -> None:
+    lines = block_of({0: replace(SHAPES, frames=(), traceback="\n".join(f"line {i}" for i in range(50)))})
+    assert lines[4:] == [f"    line {i}" for i in range(40, 50)]
+
+
+def test_deep_recursion_shows_the_way_in_and_the_end() -> None:
+    again = Frame("<remote cell [6]>", 2, "f", ("def f(n):", "    return f(n - 1)"), 1, True, (("n", "int 3"),))
+    lines = block_of({0: replace(SHAPES, frames=(CELL, *[again] * 900))})
+    assert "    … 896 frames in remote cell [6] …" in lines
+    assert sum("remote cell [6], line 2, in f" in line for line in lines) == 4
+    assert sum("n: int 3" in line for line in lines) == 1
+
+
+def test_a_block_is_bounded_and_says_what_it_leaves_out() -> None:
+    long = replace(
+        SHAPES,
+        message="\n".join(f"message {i}" for i in range(100)),
+        frames=tuple(replace(MODEL, function=f"f{i}", variables=(("x", "int 1"),) * 30) for i in range(5)),
+        last_lines=tuple(f"wrote {i}" for i in range(100)),
+    )
+    lines = block_of({0: long})
+    block = lines[2:]
+    assert len(block) == 40
+    assert "    … 90 more lines of the message" in block
+    assert any(re.fullmatch(r"    … \d+ lines left out here …", line) for line in block)
+    assert block[-1] == "    | wrote 99"
+    whole = "\n".join(block_of({0: long}, verbose=True))
+    assert "message 99" in whole
+    assert "wrote 0" in whole
+    assert "left out" not in whole
+
+
+def test_many_distinct_errors_are_counted() -> None:
+    reports = {rank: replace(SHAPES, message=f"error {rank}") for rank in range(20)}
+    lines = block_of(reports)
+    assert sum(line.startswith("[") for line in lines) == 8
+    assert lines[-1] == "and 12 more distinct errors on [8-19]: all are in error.reports"
+    assert sum(line.startswith("[") for line in block_of(reports, verbose=True)) == 20
+
+
+def test_many_hosts_and_processes_are_counted() -> None:
+    reports = {rank: replace(SHAPES, host=f"node{rank // 8}", pid=100 + rank) for rank in range(48)}
+    assert block_of(reports)[3] == (
+        "    on node0 (pids 100, 101, 102, 103, …), node1 (pids 108, 109, 110, 111, …), "
+        "node2 (pids 116, 117, 118, 119, …), node3 (pids 124, 125, 126, 127, …), and 2 more hosts"
+    )
+
+
+def test_verbose_shows_every_frame_and_the_whole_traceback() -> None:
+    lines = block_of({0: SHAPES}, verbose=True)
+    assert "    torch/nn/functional.py, line 22, in linear" in lines
+    assert "    Traceback (most recent call last):" in lines
+    assert not any("frames in" in line for line in lines)
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_colour_is_only_added(verbose: bool) -> None:
+    reports = {0: RELEASED, 1: SHAPES, 2: LOST}
+    colored = block_of(reports, {3: 1}, color=True, verbose=verbose)
+    uncolored = block_of(reports, {3: 1}, verbose=verbose)
+    assert any("\x1b[1;31m" in line for line in colored)
+    assert [re.sub(r"\x1b\[[\d;]*m", "", line) for line in colored] == uncolored
+    assert not any("\x1b" in line for line in uncolored)
+    for line in colored:
+        assert len(re.findall(r"\x1b\[[1-9]", line)) == line.count("\x1b[0m"), "colours end in their line"
+
+
+def test_colours_of_the_error_itself_are_dropped() -> None:
+    lines = block_of({0: replace(LOST, message="\x1b[31mred", last_lines=("\x1b[32mgreen",))})
+    assert not any("\x1b" in line for line in lines)

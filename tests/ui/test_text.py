@@ -1,0 +1,200 @@
+"""Meshes as text and as HTML."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from monarch_kernel.events import MeshView, RankState, RankView
+from monarch_kernel.ui.text import format_nbytes, format_seconds, mesh_html, mesh_text, meshes_text, plain
+
+MIB = 2**20
+
+
+def rank_view(rank: int, state: RankState = "idle", **fields: Any) -> RankView:
+    return replace(RankView(rank, (("gpus", rank),), state, host="node1", rss_nbytes=300 * MIB), **fields)
+
+
+def mesh_view(*ranks: RankView, name: str = "trainers") -> MeshView:
+    return MeshView(name, (("gpus", len(ranks)),), ranks, age_s=12)
+
+
+FOUR = mesh_view(
+    rank_view(0, "running", activity="cell [5]", running_s=245),
+    rank_view(1),
+    rank_view(2, "failed", last_error="ZeroDivisionError: division by zero"),
+    rank_view(3, "dead", rss_nbytes=0, last_error="killed by SIGKILL"),
+)
+
+
+def big_view(n: int = 1024) -> MeshView:
+    ranks = [rank_view(rank) for rank in range(n)]
+    ranks[7] = rank_view(7, "dead", last_error="killed by SIGKILL")
+    for rank in range(100, 160):
+        ranks[rank] = rank_view(rank, "failed", last_error="ValueError: x")
+    for rank in range(200, 300):
+        ranks[rank] = rank_view(rank, "running", activity="step", running_s=rank)
+    return mesh_view(*ranks, name="big")
+
+
+class TestMeshText:
+    def test_a_rank_a_line_in_aligned_columns(self) -> None:
+        assert mesh_text(FOUR).split("\n") == [
+            "trainers: gpus=4, 4 ranks (1 idle, 1 running, 1 failed, 1 dead), local, up for 12 s",
+            "rank  state      activity                 device   memory  last error",
+            "   0  ▶ running  cell [5] for 4 min 05 s  cpu     300 MiB",
+            "   1  ○ idle                              cpu     300 MiB",
+            "   2  ✗ failed                            cpu     300 MiB  ZeroDivisionError: division by zero",
+            "   3  † dead                              cpu              killed by SIGKILL",
+        ]
+
+    def test_points_are_shown_where_there_is_more_than_one_axis(self) -> None:
+        ranks = tuple(
+            RankView(dp * 2 + tp, (("dp", dp), ("tp", tp)), "starting", host="a") for dp in range(2) for tp in range(2)
+        )
+        lines = mesh_text(MeshView("m", (("dp", 2), ("tp", 2)), ranks)).split("\n")
+        assert lines[0].startswith("m: dp=2 tp=2, 4 ranks (4 starting)")
+        assert lines[1].split() == ["rank", "point", "state", "device"]
+        assert lines[4] == "   2  dp=1, tp=0  … starting  cpu"
+
+    def test_hosts_are_shown_where_there_is_more_than_one(self) -> None:
+        text = mesh_text(mesh_view(rank_view(0), rank_view(1, host="node2")))
+        assert "  host   " in text
+        assert "node2" in text
+
+    def test_an_error_takes_one_line_and_no_terminal_controls(self) -> None:
+        error = "RuntimeError: \x1b[31mred\x1b[0m\rand\tlong " + "x" * 200 + "\nsecond line"
+        line = mesh_text(mesh_view(rank_view(0, "failed", last_error=error))).split("\n")[2]
+        assert "\x1b" not in line
+        assert "RuntimeError: redand long xxx" in line
+        assert line.endswith("x…")
+        assert len(line) < 130
+
+    def test_above_32_ranks_only_those_that_need_attention_are_listed(self) -> None:
+        lines = mesh_text(big_view()).split("\n")
+        assert "863 idle, 100 running, 60 failed, 1 dead" in lines[0]
+        listed = [int(line.split()[0]) for line in lines[2:-1]]
+        assert listed == [7, *range(100, 111), 296, 297, 298, 299]
+        assert lines[-1] == "and 1,008 more: 863 idle, 96 running, 49 failed; dead or failed: [111-159]"
+
+    def test_32_ranks_are_all_listed(self) -> None:
+        assert len(mesh_text(mesh_view(*(rank_view(rank) for rank in range(32)))).split("\n")) == 34
+
+    def test_many_ranks_of_which_none_needs_attention_are_a_summary(self) -> None:
+        text = mesh_text(mesh_view(*(rank_view(rank) for rank in range(64))))
+        assert text.split("\n")[1:] == ["and 64 more: 64 idle"]
+
+    def test_a_mesh_without_ranks(self) -> None:
+        assert mesh_text(MeshView("m", (), ())) == "m: 0 ranks, local, up for 0.0 s"
+
+
+class TestMeshesText:
+    def test_a_mesh_a_line(self) -> None:
+        assert meshes_text([FOUR, mesh_view(rank_view(0), name="b")]).split("\n") == [
+            "name      axes    ranks                                where  up for",
+            "trainers  gpus=4  1 idle, 1 running, 1 failed, 1 dead  local    12 s",
+            "b         gpus=1  1 idle                               local    12 s",
+        ]
+
+    def test_no_mesh_says_how_to_bring_one_up(self) -> None:
+        assert meshes_text([]) == "No mesh is up. Bring one up with: %mesh up NAME -n 4"
+
+
+class Elements(HTMLParser):
+    """Checks that elements are nested well, and keeps them with their attributes and the text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+class TestMeshHtml:
+    def test_it_is_a_table_that_a_screen_reader_can_read(self) -> None:
+        elements = Elements(mesh_html(FOUR))
+        tags = [tag for tag, _ in elements.found]
+        assert tags.count("tr") == 5
+        assert tags.count("caption") == 1
+        scopes = [attrs.get("scope") for tag, attrs in elements.found if tag == "th"]
+        assert scopes == ["col"] * 6 + ["row"] * 4
+        assert "trainers: gpus=4, 4 ranks" in elements.text
+        for word in ("running", "idle", "failed", "dead"):
+            assert word in elements.text
+
+    def test_it_needs_no_script_and_every_theme_variable_has_a_fallback(self) -> None:
+        html = mesh_html(FOUR)
+        assert "<script" not in html
+        assert "class=" not in html
+        assert html.count("var(--jp-") == html.count("var(--jp-ui-font-color1, inherit)") + sum(
+            html.count(f"{variable}, ")
+            for variable in ("var(--jp-success-color1", "var(--jp-error-color1", "var(--jp-border-color2")
+        )
+
+    def test_text_is_escaped(self) -> None:
+        evil = '<img src=x onerror="alert(1)">'
+        view = mesh_view(rank_view(0, "failed", activity=evil, last_error=evil, device=evil), name=evil)
+        elements = Elements(mesh_html(view))
+        assert not any(tag == "img" for tag, _ in elements.found)
+        assert elements.text.count(evil) == 4
+
+    def test_many_ranks_are_summarised(self) -> None:
+        elements = Elements(mesh_html(big_view()))
+        assert [tag for tag, _ in elements.found].count("tr") == 1 + 16 + 1
+        assert "and 1,008 more" in elements.text
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1536, "1.5 KiB"),
+        (10 * 1024 - 1, "10 KiB"),
+        (12.4 * MIB, "12 MiB"),
+        (1024 * MIB - 1, "1.0 GiB"),
+        (141 * 1024 * MIB, "141 GiB"),
+        (2**70, "1,048,576 PiB"),
+    ],
+)
+def test_format_nbytes(nbytes: float, text: str) -> None:
+    assert format_nbytes(nbytes) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-1, "0.0 s"),
+        (0.31, "0.3 s"),
+        (9.96, "10 s"),
+        (12.4, "12 s"),
+        (59.6, "1 min 00 s"),
+        (245, "4 min 05 s"),
+        (3599.7, "1 h 00 min"),
+        (7380, "2 h 03 min"),
+        (86_400 * 3 + 4 * 3600, "3 d 04 h"),
+    ],
+)
+def test_format_seconds(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
+
+
+def test_plain_drops_terminal_controls_only() -> None:
+    assert plain("\x1b[1;31mred\x1b[0m \x1b]8;;http://x\x1b\\link\x1b]8;;\x07\tα\nβ\x07") == "red link\tα\nβ"
