@@ -130,8 +130,11 @@ _BROKEN_CONNECTION = re.compile(r"connection (closed|reset) by peer|broken pipe|
 
 
 def _with_consequences(reports: dict[Any, Failure]) -> dict[Any, Failure]:
-    """A rank that is lost breaks the connections of the others, whose errors are then consequences, not causes."""
-    if all(failure.kind != "lost" for failure in reports.values()):
+    """A rank that ends, or aborts its group, breaks the connections of the others, whose errors are then consequences.
+
+    The others may see that before they are told: a rank that came late to a collective is released after those that wait.
+    """
+    if not {"lost", "interrupted", "released"}.intersection(failure.kind for failure in reports.values()):
         return reports
     return {
         point: replace(failure, kind="released")

@@ -160,6 +160,16 @@ def test_an_error_on_one_rank_releases_those_that_wait_for_it(group: ProcMesh, s
     assert group.run(SUM).get(LONG_S).values() == ([10.0] * 3,) * 4
 
 
+@pytest.mark.parametrize("late", [0, 1, 3])
+def test_a_rank_that_comes_late_to_a_collective_is_released_with_the_others(group: ProcMesh, late: int) -> None:
+    """The others' release closes its connections before it has waited long enough for a release of its own."""
+    code = f"if rank == 2: raise ValueError('no data')\nif rank == {late}: time.sleep(0.7)\n{SUM}"
+    error = group.run(code).exception(LONG_S)
+    assert isinstance(error, RemoteError)
+    kinds = {point.rank: report.kind for point, report in error.reports.items()}
+    assert kinds == {0: "released", 1: "released", 2: "exception", 3: "released"}
+
+
 def test_ranks_that_compute_are_not_released(group: ProcMesh, store: GroupStore) -> None:
     code = "if rank == 0: raise ValueError('no data')\nend = time.monotonic() + 2.5\nwhile time.monotonic() < end: pass\n'done'"
     error = group.run(code).exception(LONG_S)
