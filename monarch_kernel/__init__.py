@@ -18,13 +18,13 @@ __version__ = "0.1.0"
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Add the magics to an IPython shell: ``%load_ext monarch_kernel``."""
-    from monarch_kernel.kernel.magics import load
+    from monarch_kernel.notebook.magics import load
 
     load(shell)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """Take the magics away, and end the meshes: ``%unload_ext monarch_kernel``."""
-    from monarch_kernel.kernel.magics import unload
+    from monarch_kernel.notebook.magics import unload
 
     unload(shell)

@@ -23,8 +23,9 @@ LAYERS = (
     ("controller",),
     ("actor",),
     ("train", "tensor", "debug", "record", "rdma", "spmd"),
-    ("ui",),
-    ("kernel", "testing"),
+    ("ui", "output"),
+    ("notebook", "testing"),
+    ("kernel",),
     ("bootstrap", "cli"),
     ("__main__",),
 )
@@ -33,7 +34,7 @@ TOP = len(LAYERS)  # the root's __init__: may reach anything, lazily
 
 # Third party -> who may import it: a folder, or one module of it.
 BEHIND = {
-    "IPython": ("kernel", "agent.cell", "agent.shell"),
+    "IPython": ("kernel", "notebook", "agent.cell", "agent.shell"),
     "anywidget": ("ui",),
     "ipykernel": ("kernel",),
     "ipywidgets": ("ui",),

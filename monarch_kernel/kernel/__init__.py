@@ -1,1 +1,1 @@
-"""The Jupyter side: the kernel, its magics, completion, and how output and errors of many ranks are shown."""
+"""The kernel: ipykernel's, with what an extension can't do."""

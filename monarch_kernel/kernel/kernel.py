@@ -11,7 +11,7 @@ from typing import Any
 from ipykernel.ipkernel import IPythonKernel
 from IPython.core.interactiveshell import InteractiveShell
 
-from monarch_kernel.kernel.magics import load
+from monarch_kernel.notebook.magics import load
 
 __all__ = ["MonarchKernel"]
 

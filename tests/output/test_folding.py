@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_kernel.kernel.folding import FoldedLine, OutputFolder, render
+from monarch_kernel.output.folding import FoldedLine, OutputFolder, render
 
 Stream = Literal["stdout", "stderr"]
 Events = list[tuple[int, Stream, str]]

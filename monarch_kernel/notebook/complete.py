@@ -7,8 +7,8 @@ from typing import cast
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
 
-from monarch_kernel.kernel.meshes import Meshes
-from monarch_kernel.kernel.options import COMMANDS, option_names
+from monarch_kernel.notebook.meshes import Meshes
+from monarch_kernel.notebook.options import COMMANDS, option_names
 
 __all__ = ["candidates", "make_matcher"]
 

@@ -14,11 +14,11 @@ from monarch_kernel.controller.future import Future
 from monarch_kernel.controller.state import RichEvent
 from monarch_kernel.errors import LaunchError, RanksError, RemoteInterrupt, format_ranks
 from monarch_kernel.events import OutputEvent
-from monarch_kernel.kernel.display import LiveView, RichFolder, write_lines
-from monarch_kernel.kernel.folding import OutputFolder
-from monarch_kernel.kernel.interrupts import HeldInterrupts
-from monarch_kernel.kernel.options import UpOptions, UsageProblem
 from monarch_kernel.mesh import ValueMesh
+from monarch_kernel.notebook.display import LiveView, RichFolder, write_lines
+from monarch_kernel.notebook.interrupts import HeldInterrupts
+from monarch_kernel.notebook.options import UpOptions, UsageProblem
+from monarch_kernel.output.folding import OutputFolder
 from monarch_kernel.train.group import GroupStore
 
 __all__ = ["INTERRUPT_GRACE_S", "Entry", "Meshes"]

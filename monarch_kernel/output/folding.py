@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from monarch_kernel.errors import format_ranks
-from monarch_kernel.kernel.flood import STDERR, STDOUT, FloodGate, FoldedLine, Stream
+from monarch_kernel.output.flood import STDERR, STDOUT, FloodGate, FoldedLine, Stream
 
 __all__ = ["FoldedLine", "OutputFolder", "render"]
 

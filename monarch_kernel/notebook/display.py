@@ -12,7 +12,7 @@ from IPython.display import publish_display_data
 
 from monarch_kernel.errors import format_ranks
 from monarch_kernel.events import MeshView
-from monarch_kernel.kernel.folding import FoldedLine, render
+from monarch_kernel.output.folding import FoldedLine, render
 from monarch_kernel.ui.text import mesh_html, mesh_text
 
 __all__ = ["LiveView", "RichFolder", "show_bundles", "write_lines"]

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_kernel.kernel.complete import candidates
-from monarch_kernel.kernel.meshes import root_name
-from monarch_kernel.kernel.options import (
+from monarch_kernel.notebook.complete import candidates
+from monarch_kernel.notebook.meshes import root_name
+from monarch_kernel.notebook.options import (
     COMMANDS,
     RemoteOptions,
     UpOptions,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import atexit
-import builtins
 import traceback
 from collections.abc import Callable
 from types import TracebackType
@@ -14,23 +13,19 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
 
-from monarch_kernel.agent.processes import gpu_ids
 from monarch_kernel.errors import LaunchError, MonarchError, RanksError, format_ranks
-from monarch_kernel.kernel.complete import make_matcher
-from monarch_kernel.kernel.display import LiveView, show_bundles
-from monarch_kernel.kernel.meshes import Entry, Meshes, root_name
-from monarch_kernel.kernel.options import (
-    COMMANDS,
+from monarch_kernel.mesh import ValueMesh
+from monarch_kernel.notebook.commands import MeshCommands
+from monarch_kernel.notebook.complete import make_matcher
+from monarch_kernel.notebook.display import show_bundles
+from monarch_kernel.notebook.meshes import Entry, Meshes, root_name
+from monarch_kernel.notebook.options import (
     RemoteOptions,
     UsageProblem,
-    one_name,
     parse_remote,
-    parse_up,
     tokens,
 )
-from monarch_kernel.mesh import ValueMesh
 from monarch_kernel.ui.errors import error_block
-from monarch_kernel.ui.text import meshes_text
 
 __all__ = ["MeshMagics", "load", "unload"]
 
@@ -46,6 +41,7 @@ class MeshMagics(Magics):
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
         self.meshes = Meshes()
+        self._commands = MeshCommands(shell, self.meshes)
 
     @no_var_expand
     @line_magic
@@ -66,54 +62,7 @@ class MeshMagics(Magics):
             %mesh down NAME | --all          end the ranks
         """
         with _UsageErrors():
-            words = tokens(line)
-            if not words:
-                print(meshes_text([entry.mesh.view() for entry in self.meshes]))
-                return
-            command = words[0]
-            if command not in COMMANDS:
-                raise UsageProblem(
-                    f"%mesh: unknown command {command!r}; one of {', '.join(COMMANDS)} (%mesh? says more)"
-                )
-            getattr(self, f"_{command}")(line.split(None, 1)[1] if len(words) > 1 else "")
-
-    def _up(self, rest: str) -> None:
-        options = parse_up(rest, len(gpu_ids()))
-        if hasattr(builtins, options.name):
-            raise UsageProblem(f"%mesh up: {options.name!r} is a builtin of Python; choose another name")
-        bound = self.shell.user_ns.get(options.name)
-        known = self.meshes.names
-        if options.name in self.shell.user_ns and options.name not in known and type(bound).__name__ != "ProcMesh":
-            raise UsageProblem(
-                f"%mesh up: {options.name!r} is a variable already (a {type(bound).__name__}); choose another name"
-            )
-        entry = self.meshes.up(options)
-        self.shell.user_ns[options.name] = entry.mesh
-
-    def _show(self, rest: str) -> None:
-        name = one_name(tokens(rest), "show", self.meshes.names, optional=True)
-        shown = [self.meshes.get(name)] if name else list(self.meshes)
-        if not shown:
-            print(meshes_text([]))
-        for entry in shown:
-            entry.view = LiveView()
-            entry.view.show(entry.mesh.view())
-
-    def _interrupt(self, rest: str) -> None:
-        entry = self.meshes.get(one_name(tokens(rest), "interrupt", self.meshes.names, optional=False))
-        entry.mesh.interrupt()
-
-    def _down(self, rest: str) -> None:
-        words = tokens(rest)
-        names = (
-            self.meshes.names if words == ["--all"] else [one_name(words, "down", self.meshes.names, optional=False)]
-        )
-        for name in names:
-            entry = self.meshes.get(name)
-            count = self.meshes.down(name)
-            if self.shell.user_ns.get(name) is entry.mesh:
-                del self.shell.user_ns[name]
-            print(f"{name}: {count} rank{'s' * (count != 1)} ended")
+            self._commands.run(line)
 
     @no_var_expand
     @line_cell_magic
