@@ -15,6 +15,7 @@ from typing import Any, Literal, NoReturn, TypeVar, cast
 from monarch_kernel.actor.actor import Actor, Endpoint, EndpointSpec, endpoints_of
 from monarch_kernel.agent.processes import gpu_ids
 from monarch_kernel.controller.future import Future
+from monarch_kernel.controller.runtime import Listener
 from monarch_kernel.controller.session import Session, close_session, current_session
 from monarch_kernel.controller.state import Answer, Value
 from monarch_kernel.errors import ActorError, Failure, RanksError, RemoteError, SupervisionError, format_ranks
@@ -214,10 +215,10 @@ class ProcMesh(Shaped):
             finish(answers)
             return True
 
-        return self._runtime.request(self.procs, lambda id: pack(Ping(id)), "ping", up)
+        return self._runtime.request(self.procs, lambda id: pack(Ping(id)), "ping", up, quiet=True)
 
     def run_cell(
-        self, code: str, *, cell: int = 0, want_value: bool = False, claims_output: bool = False
+        self, code: str, *, cell: int = 0, want_value: bool = False, listen: Listener | None = None
     ) -> Future[ValueMesh[CellResult]]:
         """Run code in the namespace of every rank, as a cell.
 
@@ -225,7 +226,7 @@ class ProcMesh(Shaped):
             code: IPython syntax.
             cell: number to show in tracebacks and in the view.
             want_value: whether the value of the last expression is to be sent here.
-            claims_output: whether the caller watches for what the cell writes, and shows it.
+            listen: gets what the cell writes and displays, on the leading thread; without it that is printed.
         """
         _check_type("code", code, str)
         note = f"cell [{cell}]" if cell else "a cell"
@@ -235,7 +236,7 @@ class ProcMesh(Shaped):
 
         finish = gather(self._region, f"{note} failed on {self.name}", RemoteError, read, self._as_spawned)
         return self._runtime.request(
-            self.procs, lambda id: pack(Run(id, code, cell, want_value)), note, finish, claims_output=claims_output
+            self.procs, lambda id: pack(Run(id, code, cell, want_value)), note, finish, listen=listen
         )
 
     def run(self, code: str) -> Future[ValueMesh[Any]]:
@@ -256,7 +257,9 @@ class ProcMesh(Shaped):
             return self._with_region(self._region.index(key))
         _check_name(key)
         finish = gather(self._region, f"pulling {key!r} from {self.name} failed", RemoteError, _read, self._as_spawned)
-        return self._runtime.request(self.procs, lambda id: pack(Pull(id, key)), f"pull {key!r}", finish).get()
+        return self._runtime.request(
+            self.procs, lambda id: pack(Pull(id, key)), f"pull {key!r}", finish, quiet=True
+        ).get()
 
     def __setitem__(self, key: str, value: Any) -> None:
         """Push a value to every rank's namespace, and wait until it is there."""
@@ -264,7 +267,9 @@ class ProcMesh(Shaped):
         payload, frames = dump(value, f"the value for {key!r} (a {type(value).__name__})")
         finish = gather(self._region, f"pushing {key!r} to {self.name} failed", RemoteError, _read, self._as_spawned)
         note = f"push {key!r}"
-        self._runtime.request(self.procs, lambda id: pack(Push(id, key, payload), frames), note, finish).get()
+        self._runtime.request(
+            self.procs, lambda id: pack(Push(id, key, payload), frames), note, finish, quiet=True
+        ).get()
 
     def spawn(self, name: str, cls: type[A], *args: Any, **kwargs: Any) -> A:
         """Make an actor of a class on every rank; returns at once, a handle with the class's endpoints.

@@ -1,9 +1,10 @@
-"""Shows what ranks write when no cell does: in endpoints, in code that a script runs, or after its cell has ended."""
+"""Shows what ranks write for nobody in particular: in endpoints, and in code that a script runs."""
 
 from __future__ import annotations
 
 import sys
 
+from monarch_kernel.controller.state import RichEvent
 from monarch_kernel.errors import format_ranks
 from monarch_kernel.events import OutputEvent
 
@@ -14,21 +15,16 @@ class OutputPrinter:
     """Collects output for a moment, and prints it with the mesh and the ranks; ranks that wrote the same are one line."""
 
     def __init__(self) -> None:
-        self._claimed: set[int] = set()
         self._written: dict[tuple[str, int], list[OutputEvent]] = {}
 
-    def claim(self, request: int) -> None:
-        """Leave the output of a request to the caller."""
-        self._claimed.add(request)
-
-    def release(self, request: int) -> None:
-        """Print the output of a request from now on."""
-        self._claimed.discard(request)
-
-    def take(self, event: OutputEvent) -> None:
-        """Take what a rank wrote."""
-        if event.request not in self._claimed:
-            self._written.setdefault((event.mesh, event.rank), []).append(event)
+    def take(self, event: OutputEvent | RichEvent) -> None:
+        """Take what a rank wrote; of what it displayed there is only the text."""
+        if isinstance(event, RichEvent):
+            text = str(event.data.get("text/plain", ""))
+            if not text:
+                return
+            event = OutputEvent(event.request, event.rank, "stdout", f"{text}\n", mesh=event.mesh)
+        self._written.setdefault((event.mesh, event.rank), []).append(event)
 
     def flush(self) -> None:
         """Print what was collected."""

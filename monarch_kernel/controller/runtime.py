@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from monarch_kernel.controller.future import Future
 from monarch_kernel.controller.printer import OutputPrinter
-from monarch_kernel.controller.state import Answer, Effect, Expired, Resolve, Send, State, Tell
+from monarch_kernel.controller.state import Answer, Effect, Expired, Resolve, RichEvent, Send, State, Tell
 from monarch_kernel.errors import Failure, MeshDownError
 from monarch_kernel.events import MeshView, OutputEvent, RankView
 from monarch_kernel.launch.base import HostHandle, Launcher
@@ -24,13 +24,16 @@ from monarch_kernel.transport.driver import Driver, Waiter
 from monarch_kernel.wire.codec import Frame, Packed, WireError, pack, split
 from monarch_kernel.wire.messages import Hello, HostHello, Ping, RankSpec
 
-__all__ = ["Runtime"]
+__all__ = ["Listener", "Runtime"]
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
 Item = Callable[[float], "list[Effect]"]
+Listener = Callable[["OutputEvent | RichEvent"], None]
+
+MAX_LISTENERS = 64
 
 
 class Runtime:
@@ -53,6 +56,7 @@ class Runtime:
         self._procs = itertools.count(1)
         self._host_ids = itertools.count(1)
         self._futures: dict[int, Future[object]] = {}
+        self._listeners: dict[int, Listener] = {}
         self._handles: dict[int, HostHandle] = {}
         self._watchers: list[Callable[[object], None]] = []
         self._closed = False
@@ -72,7 +76,8 @@ class Runtime:
         note: str,
         finish: Callable[[Sequence[Answer]], T],
         rank: int | None = None,
-        claims_output: bool = False,
+        listen: Listener | None = None,
+        quiet: bool = False,
     ) -> Future[T]:
         """Ask ranks for one answer each.
 
@@ -82,7 +87,9 @@ class Runtime:
             note: what the ranks do meanwhile, in the user's words.
             finish: makes the future's result of the answers.
             rank: for a future of one rank.
-            claims_output: whether the caller shows what the ranks write, until it says `OutputPrinter.release`.
+            listen: gets what the ranks write and display for it, also when it is over; must be quick, for it is called on
+                the leading thread. Without it that is printed.
+            quiet: whether nothing is written for it: what comes meanwhile belongs to the request before it.
 
         Raises:
             MeshDownError: the session was shut down.
@@ -92,10 +99,10 @@ class Runtime:
         id = next(self._ids)
         future = Future(self, id, finish, rank)
         packed = make(id)
-        if claims_output:
-            self.printer.claim(id)  # before anything can be written
+        if listen is not None:
+            self._listen(id, listen)  # before anything can be written
         self._futures[id] = future  # type: ignore[assignment]
-        self._driver.submit(partial(self._state.request, id, procs, packed, note))
+        self._driver.submit(partial(self._state.request, id, procs, packed, note, quiet=quiet))
         if self._over:
             self._abandon_all()  # closed meanwhile, perhaps before the request was handled
         return future
@@ -279,8 +286,8 @@ class Runtime:
                 if future is not None:
                     future.resolve(effect.answers, effect.in_step)
             elif type(effect) is Tell:
-                if type(effect.event) is OutputEvent:
-                    self.printer.take(effect.event)
+                if isinstance(effect.event, OutputEvent | RichEvent):
+                    self._listeners.get(effect.event.request, self.printer.take)(effect.event)
                 for watcher in list(self._watchers):
                     try:
                         watcher(effect.event)
@@ -293,6 +300,13 @@ class Runtime:
                     self._perform(self._state.give_up_ranks(effect.host, effect.procs, log, time.monotonic()))
                 else:
                     self._lose_host(effect.host, handle.poll() if handle else None)
+
+    def _listen(self, id: int, listen: Listener) -> None:
+        """Remember who listens to a request; of those that are over, the latest."""
+        for old in list(self._listeners)[: max(0, len(self._listeners) + 1 - MAX_LISTENERS)]:
+            if old not in self._futures:
+                self._listeners.pop(old, None)
+        self._listeners[id] = listen
 
     def _print(self) -> None:
         try:

@@ -107,6 +107,7 @@ class RichEvent(NamedTuple):
     rank: int
     data: dict[str, object]
     metadata: dict[str, object]
+    mesh: str = ""
 
 
 class LostEvent(NamedTuple):
@@ -218,6 +219,7 @@ class State:
         self._speakers: dict[Peer, RankRecord] = {}
         self._pending: dict[int, _Pending] = {}
         self._held: list[_HeldAnswer] = []
+        self._quiet: set[int] = set()
 
     @property
     def pending(self) -> int:
@@ -243,8 +245,13 @@ class State:
             return effects
         return self._to_host(record, pack(StartRanks(tuple(specs))))
 
-    def request(self, id: int, procs: Sequence[int], packed: Packed, note: str, now: float) -> list[Effect]:
-        """Ask ranks for one answer each; if one of them is dead nobody is asked."""
+    def request(
+        self, id: int, procs: Sequence[int], packed: Packed, note: str, now: float, *, quiet: bool = False
+    ) -> list[Effect]:
+        """Ask ranks for one answer each; if one of them is dead nobody is asked.
+
+        What ranks write while they handle a ``quiet`` request belongs to the one before it.
+        """
         ranks = self.ranks
         if self._dead and not self._dead.isdisjoint(procs):
             answers: list[Answer] = []
@@ -255,6 +262,8 @@ class State:
         if not procs:
             return [Resolve(id, [], True)]
         self._pending[id] = _Pending(procs)
+        if quiet:
+            self._quiet.add(id)
         effects: list[Effect] = []
         for proc in procs:
             record = ranks[proc]
@@ -339,7 +348,8 @@ class State:
             return self._heard_output(message, now)
         if isinstance(message, Rich):
             record = self.ranks[int(peer[1:])]
-            return [Tell(RichEvent(message.id, record.spec.rank, message.data, message.metadata))]
+            request = message.id or record.last_request
+            return [Tell(RichEvent(request, record.spec.rank, message.data, message.metadata, record.spec.mesh))]
         if isinstance(message, Readings):
             for reading in message.ranks:
                 record = self.ranks[reading.proc]
@@ -469,7 +479,8 @@ class State:
         record = self.ranks[proc]
         if not still_owed and record.owed.pop(id, None) is not None:
             record.busy_since = now
-            record.last_request = id
+            if id not in self._quiet:
+                record.last_request = id
             record.last_error = ""
             if isinstance(answer, Failure) and answer.kind in ("exception", "lost"):
                 record.last_error = answer.headline()  # interrupted and released ranks are well
@@ -484,13 +495,14 @@ class State:
                 pending.failed_at = now
             return []
         del self._pending[id]
+        self._quiet.discard(id)
         return [Resolve(id, pending.answers, pending.in_step)]  # type: ignore[arg-type]
 
     def _heard_output(self, message: Output, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for chunk in message.chunks:
             record = self.ranks[chunk.proc]
-            request = next(iter(record.owed), record.last_request)
+            request = next((id for id in record.owed if id not in self._quiet), record.last_request)
             record.read_to[chunk.stream == "stderr"] = chunk.end
             if chunk.text or chunk.dropped_lines:
                 effects.append(

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import sys
+import threading
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from IPython.core.getipython import get_ipython
+from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import publish_display_data
 
 from monarch_kernel.errors import format_ranks
 from monarch_kernel.events import MeshView
-from monarch_kernel.output.folding import FoldedLine, render
 from monarch_kernel.ui.text import mesh_html, mesh_text
 
-__all__ = ["LiveView", "RichFolder", "show_bundles", "write_lines"]
+__all__ = ["LiveView", "RichFolder", "Sink", "show_bundles"]
 
 Bundle = Mapping[str, Any]
 
@@ -23,18 +24,60 @@ OUR_METADATA = "monarch_kernel"
 """Key of a display's metadata under which a rank's shell hands on ``display_id`` and ``update``."""
 
 
-def write_lines(lines: Iterable[FoldedLine]) -> None:
-    """Write folded lines to the cell's stdout and stderr."""
-    for stream, text in render(lines):
+class Sink:
+    """Where the output of one cell goes: to the notebook's cell that is running, and after `pin` to the one that made it.
+
+    The notebook's cell that runs has its output captured by ``%%capture`` and the like; what comes later goes to the
+    launching cell by its message's header, from any thread. A terminal has no cells: there all is printed.
+
+    Args:
+        shell: the notebook's.
+    """
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self._kernel: Any = getattr(shell, "kernel", None)
+        self._parent: Any = shell.get_parent() if self._kernel is not None else None  # type: ignore[attr-defined]
+        self._is_pinned = False
+
+    def pin(self) -> None:
+        """From now on output goes to the cell that was running when this was made."""
+        self._is_pinned = self._kernel is not None
+
+    def write(self, stream: str, text: str) -> None:
+        """Write text to ``stdout`` or ``stderr``."""
+        if self._is_pinned:
+            self._send("stream", {"name": stream, "text": text})
+            return
         target = sys.stderr if stream == "stderr" else sys.stdout
         target.write(text)
         target.flush()
 
+    def display(self, data: Bundle, metadata: Bundle | None = None, display_id: str = "", update: bool = False) -> None:
+        """Display a MIME bundle, or bring one with the same ``display_id`` up to date."""
+        transient = {"display_id": display_id} if display_id else {}
+        if self._is_pinned:
+            kind = "update_display_data" if update else "display_data"
+            self._send(kind, {"data": dict(data), "metadata": dict(metadata or {}), "transient": transient})
+            return
+        publish_display_data(dict(data), dict(metadata or {}), transient=transient, update=update)
 
-def show_bundles(bundles: Sequence[tuple[int, Bundle]], metadata: Bundle | None = None) -> None:
+    def error(self, etype: str, message: str, lines: Sequence[str]) -> None:
+        """Show an error without failing a cell."""
+        if self._is_pinned:
+            self._send("error", {"ename": etype, "evalue": message, "traceback": list(lines)})
+            return
+        print("\n".join(lines), file=sys.stderr, flush=True)
+
+    def _send(self, kind: str, content: dict[str, Any]) -> None:
+        kernel = self._kernel
+        kernel.session.send(kernel.iopub_socket, kind, content, parent=self._parent, ident=kernel._topic(kind))
+
+
+def show_bundles(sink: Sink, bundles: Sequence[tuple[int, Bundle]], metadata: Bundle | None = None) -> None:
     """Show what ranks gave, equal ones once, each with its ranks.
 
     Args:
+        sink: where.
         bundles: (rank, MIME type -> data).
         metadata: as for Jupyter's ``display_data``.
     """
@@ -55,20 +98,19 @@ def show_bundles(bundles: Sequence[tuple[int, Bundle]], metadata: Bundle | None 
             indent = "\n" + " " * (len(label) + 1)
             plain.append(f"{label} " + indent.join(text.splitlines() or [""]))
             continue
-        _publish_plain(plain)
+        _show_plain(sink, plain)
         theirs = dict(metadata or {})
         about = theirs.pop(OUR_METADATA, {})
         display_id, update = about.get("display_id"), bool(about.get("update"))
-        transient = {"display_id": f"{display_id}-{label}"} if display_id else {}
         if not update:
-            publish_display_data({"text/plain": label})
-        publish_display_data(dict(bundle), theirs, transient=transient, update=update)
-    _publish_plain(plain)
+            sink.display({"text/plain": label})
+        sink.display(bundle, theirs, f"{display_id}-{label}" if display_id else "", update)
+    _show_plain(sink, plain)
 
 
-def _publish_plain(lines: list[str]) -> None:
+def _show_plain(sink: Sink, lines: list[str]) -> None:
     if lines:
-        publish_display_data({"text/plain": "\n".join(lines)})
+        sink.display({"text/plain": "\n".join(lines)})
         lines.clear()
 
 
@@ -90,7 +132,7 @@ class RichFolder:
             self._rows.append((now, [], metadata))
         self._rows[index - self._first][1].append((rank, data))
 
-    def show(self, now: float, *, everything: bool = False) -> None:
+    def show(self, sink: Sink, now: float, *, everything: bool = False) -> None:
         """Show what is complete or has waited long enough."""
         while self._rows:
             since, row, metadata = self._rows[0]
@@ -98,7 +140,7 @@ class RichFolder:
                 return
             del self._rows[0]
             self._first += 1
-            show_bundles(sorted(row, key=lambda item: item[0]), metadata)
+            show_bundles(sink, sorted(row, key=lambda item: item[0]), metadata)
 
 
 class LiveView:
@@ -114,6 +156,8 @@ class LiveView:
         self._last: tuple[str, str] | None = None
         self._has_table = False
         self._at = 0.0
+        self._states: Sequence[tuple[str, str, str]] = ()
+        self._lock = threading.Lock()
         self._is_live = getattr(get_ipython(), "kernel", None) is not None
 
     @property
@@ -127,9 +171,17 @@ class LiveView:
 
     def update(self, view: MeshView, now: float, *, force: bool = False) -> None:
         """Bring it up to date, if it has changed and the last time is long enough ago."""
-        if force or now >= self._at + self.EVERY_S:
-            self._at = now
-            self._publish(view, update=True)
+        with self._lock:
+            if force or now >= self._at + self.EVERY_S:
+                self._at = now
+                self._publish(view, update=True)
+
+    def follow(self, view: MeshView, now: float) -> None:
+        """Bring it up to date if something goes on: an idle mesh is not drawn anew because it grows older."""
+        states = tuple((rank.state, rank.activity, rank.last_error) for rank in view.ranks)
+        if states != self._states or any(rank.state == "running" for rank in view.ranks):
+            self._states = states
+            self.update(view, now)
 
     def say(self, text: str, *, first: bool = False) -> None:
         """Show a line of text in its place."""

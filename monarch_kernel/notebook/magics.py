@@ -13,11 +13,14 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
 
+from monarch_kernel.actor.meshes import CellResult
 from monarch_kernel.errors import LaunchError, MonarchError, RanksError, format_ranks
 from monarch_kernel.mesh import ValueMesh
+from monarch_kernel.notebook.background import BackgroundCell
+from monarch_kernel.notebook.cells import RemoteCell
 from monarch_kernel.notebook.commands import MeshCommands
 from monarch_kernel.notebook.complete import make_matcher
-from monarch_kernel.notebook.display import show_bundles
+from monarch_kernel.notebook.display import Sink, show_bundles
 from monarch_kernel.notebook.meshes import Entry, Meshes, root_name
 from monarch_kernel.notebook.options import (
     RemoteOptions,
@@ -66,12 +69,12 @@ class MeshMagics(Magics):
 
     @no_var_expand
     @line_cell_magic
-    def remote(self, line: str, cell: str | None = None) -> None:
+    def remote(self, line: str, cell: str | None = None) -> BackgroundCell | None:
         """Run a cell, or evaluate an expression, on the ranks of a mesh.
 
         ::
 
-            %%remote [SELECTOR] [--out NAME] [--raw] [--timeout S]
+            %%remote [SELECTOR] [--out NAME] [--background] [--raw] [--timeout S]
             code
 
             %remote [SELECTOR] EXPRESSION
@@ -81,17 +84,18 @@ class MeshMagics(Magics):
         ``world_size``, ``local_rank``, ``device`` and ``mesh`` (a DeviceMesh) are there, and so is a process group.
 
         --out NAME    NAME becomes a ValueMesh of the value of the cell's last expression on every rank
+        --background  return at once, with a handle: .state, .result(), .cancel(), await; --out names it
         --raw         show each rank's lines for themselves, equal ones too
         --timeout S   interrupt the ranks after S seconds
         """
         with _UsageErrors():
             if cell is None:
                 self._remote_line(line)
-                return
+                return None
             options = parse_remote(line)
             entry, mesh = self.meshes.select(options.selector, self.shell.user_ns)
             # One line down, so that line numbers in errors are those of the notebook's cell, with its %%remote line.
-            self._run(entry, mesh, "\n" + cell, options)
+            return self._run(entry, mesh, "\n" + cell, options)
 
     def _remote_line(self, line: str) -> None:
         words = line.split(None, 1)
@@ -105,32 +109,48 @@ class MeshMagics(Magics):
         entry, mesh = self.meshes.select(selector, self.shell.user_ns)
         if not line.strip():
             raise UsageProblem(f"%remote: write an expression after {first}")
-        self._run(entry, mesh, line.strip(), RemoteOptions(selector, "", False, None))
+        self._run(entry, mesh, line.strip(), RemoteOptions(selector))
 
-    def _run(self, entry: Entry, mesh: Any, code: str, options: RemoteOptions) -> None:
+    def _run(self, entry: Entry, mesh: Any, code: str, options: RemoteOptions) -> BackgroundCell | None:
         self._check_syntax(code)
-        out = options.out
+        cell = self.meshes.cell(
+            entry,
+            mesh,
+            code,
+            Sink(self.shell),
+            number=self._cell_number(),
+            want_value=bool(options.out),
+            raw=options.raw,
+            timeout_s=options.timeout_s,
+        )
+        if options.background:
+            values = _values if options.out else _nothing
+            handle = BackgroundCell(cell, self.meshes.background, values, self._show_end)
+            if options.out:
+                self.shell.user_ns[options.out] = handle
+            return handle
         try:
-            results = self.meshes.run(
-                entry,
-                mesh,
-                code,
-                cell=self._cell_number(),
-                want_value=bool(out),
-                raw=options.raw,
-                timeout_s=options.timeout_s,
-            )
+            results = self.meshes.run(entry, cell)
         except RanksError as error:
-            if out and all(report.etype == "PayloadError" for report in error.reports.values()):
+            if options.out and all(report.etype == "PayloadError" for report in error.reports.values()):
                 raise UsageProblem(
-                    f"%%remote: --out {out}: on {format_ranks(error.ranks)} {error.primary.message}; the cell has run: "
-                    "end it with a value that can be sent (numbers, arrays, tensors), or drop --out"
+                    f"%%remote: --out {options.out}: on {format_ranks(error.ranks)} {error.primary.message}; the cell has "
+                    "run: end it with a value that can be sent (numbers, arrays, tensors), or drop --out"
                 ) from None
             raise
-        if out:
-            values = ValueMesh(results.extent, [result.value for result in results.values()])
-            self.shell.user_ns[out] = values
-        show_bundles([(rank, result.bundle) for rank, result in zip(mesh.ranks, results.values(), strict=True)])
+        if options.out:
+            self.shell.user_ns[options.out] = _values(results)
+        _show_values(cell, results)
+        return None
+
+    def _show_end(self, cell: RemoteCell) -> None:
+        """Show what a cell in the background came to, where it was started."""
+        try:
+            _show_values(cell, cell.result())
+        except (MonarchError, KeyboardInterrupt) as error:
+            lines = _error_lines(self.shell, error)
+            cell.output.sink.error(type(error).__name__, str(error), lines)
+        self.meshes.background.follow(cell.output)
 
     def _cell_number(self) -> int:
         """Number of the cell that runs, as the notebook shows it; ``execution_count`` may be one ahead already."""
@@ -147,6 +167,19 @@ class MeshMagics(Magics):
             blank = len(code) - len(code.lstrip("\n"))  # IPython takes blank lines at the top away
             where = f"line {error.lineno + blank}" if error.lineno else "somewhere"
             raise UsageProblem(f"{type(error).__name__} in {where}: {error.msg}{line}; nothing was sent") from None
+
+
+def _values(results: ValueMesh[CellResult]) -> ValueMesh[Any]:
+    return ValueMesh(results.extent, [result.value for result in results.values()])
+
+
+def _nothing(results: ValueMesh[CellResult]) -> None:
+    return None
+
+
+def _show_values(cell: RemoteCell, results: ValueMesh[CellResult]) -> None:
+    bundles = [(rank, result.bundle) for rank, result in zip(cell.mesh.ranks, results.values(), strict=True)]
+    show_bundles(cell.output.sink, bundles)
 
 
 class _UsageErrors:
@@ -168,15 +201,18 @@ def _show_error(
     tb_offset: int | None = None,
 ) -> list[str]:
     """Show an error of ours in its own words, one of ranks as a block per distinct error, and the local line that met it."""
-    if isinstance(error, RanksError):
-        lines = error_block(error, color=getattr(shell, "colors", "nocolor").lower() != "nocolor")
-    else:
-        lines = f"{kind.__name__}: {error}".split("\n")
+    lines = _error_lines(shell, error)
     local = [frame for frame in traceback.extract_tb(tb) if _is_local_code(frame.filename)]
     if local and local[-1].line and not local[-1].line.startswith("get_ipython()"):
         lines[1:1] = [f"    at line {local[-1].lineno} of this cell: {local[-1].line}"]
     shell._showtraceback(kind, error, lines)
     return lines
+
+
+def _error_lines(shell: InteractiveShell, error: BaseException) -> list[str]:
+    if isinstance(error, RanksError):
+        return error_block(error, color=getattr(shell, "colors", "nocolor").lower() != "nocolor")
+    return f"{type(error).__name__}: {error}".split("\n")
 
 
 def _is_local_code(filename: str) -> bool:

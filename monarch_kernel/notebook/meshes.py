@@ -1,50 +1,47 @@
-"""The notebook's meshes by name, and how a cell is run on one: output, results, errors and interrupts as the user sees them."""
+"""The notebook's meshes by name: brought up, selected, given cells to run, ended."""
 
 from __future__ import annotations
 
 import ast
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from monarch_kernel.actor.meshes import CellResult, ProcMesh, shutdown_context, this_host
 from monarch_kernel.controller.future import Future
-from monarch_kernel.controller.state import RichEvent
 from monarch_kernel.errors import LaunchError, RanksError, RemoteInterrupt, format_ranks
-from monarch_kernel.events import OutputEvent
 from monarch_kernel.mesh import ValueMesh
-from monarch_kernel.notebook.display import LiveView, RichFolder, write_lines
+from monarch_kernel.notebook.background import Background
+from monarch_kernel.notebook.cells import CellOutput, Lane, RemoteCell, run_in_foreground
+from monarch_kernel.notebook.display import LiveView, Sink
 from monarch_kernel.notebook.interrupts import HeldInterrupts
 from monarch_kernel.notebook.options import UpOptions, UsageProblem
-from monarch_kernel.output.folding import OutputFolder
 from monarch_kernel.train.group import GroupStore
 
-__all__ = ["INTERRUPT_GRACE_S", "Entry", "Meshes"]
+__all__ = ["Entry", "Meshes", "root_name"]
 
-INTERRUPT_GRACE_S = 2.0
 _PUMP_S = 0.05
 _UP_TIMEOUT_S = 150.0
-_GROUP_TIMEOUT_S = 90.0
 
 T = TypeVar("T")
 
 
 @dataclass
 class Entry:
-    """A mesh with a name."""
+    """A mesh with a name, its cells, and the table that shows it."""
 
     mesh: ProcMesh
     options: UpOptions
+    lane: Lane
     view: LiveView = field(default_factory=LiveView)
-    needs_group: bool = True
 
 
 class Meshes:
     """The meshes of one notebook."""
 
     def __init__(self) -> None:
+        self.background = Background(self._draw)
         self._entries: dict[str, Entry] = {}
         self._store: GroupStore | None = None
         self._latest = ""
@@ -98,7 +95,7 @@ class Meshes:
             self._store = GroupStore()
         device: Any = options.device
         mesh = this_host().spawn_procs(options.axes, name=options.name, env=options.env, device=device)
-        entry = Entry(mesh, options)
+        entry = Entry(mesh, options, Lane(mesh, self._store.form))
         try:
             with HeldInterrupts() as interrupts:
                 self._await_start(entry, mesh.initialized, "ranks to start", interrupts)
@@ -107,6 +104,7 @@ class Meshes:
             raise
         self._entries[options.name] = entry
         self._latest = options.name
+        self.background.start()
         entry.view.update(mesh.view(), time.monotonic(), force=True)
         return entry
 
@@ -153,6 +151,8 @@ class Meshes:
         self._entries.clear()
         self._latest = ""
         shutdown_context().get()
+        self.background.close()
+        self.background = Background(self._draw)
         if self._store is not None:
             self._store.close()
             self._store = None
@@ -199,85 +199,57 @@ class Meshes:
 
     # -- cells
 
-    def run(
+    def cell(
         self,
         entry: Entry,
         mesh: ProcMesh,
         code: str,
+        sink: Sink,
         *,
-        cell: int,
+        number: int,
         want_value: bool,
         raw: bool,
         timeout_s: float | None,
-    ) -> ValueMesh[CellResult]:
-        """Run a cell and show what it writes while it runs.
+    ) -> RemoteCell:
+        """A cell that waits for its turn; to be driven with `run` or by the `background`."""
+        output = CellOutput(mesh, sink, raw=raw)
+        return RemoteCell(
+            entry.lane, mesh, code, number=number, want_value=want_value, output=output, timeout_s=timeout_s
+        )
+
+    def run(self, entry: Entry, cell: RemoteCell) -> ValueMesh[CellResult]:
+        """Drive a cell to its end, and show what it writes meanwhile.
 
         Raises:
             RemoteError: it failed on some ranks.
             SupervisionError: a rank is dead.
-            RemoteInterrupt: it was interrupted, or took longer than ``timeout_s``.
+            RemoteInterrupt: it was interrupted, or took longer than its timeout.
+            LaunchError: the process group could not be formed.
         """
-        with HeldInterrupts() as interrupts:
-            self._form_group(entry, mesh, interrupts)
-            events: deque[object] = deque()
-            forget = mesh._runtime.watch(events.append)
-            try:
-                future = mesh.run_cell(code, cell=cell, want_value=want_value, claims_output=True)
-                pump = _Pump(entry, mesh, future.id, events, raw)
-                try:
-                    self._await_cell(future, pump, timeout_s, interrupts)
-                finally:
-                    pump.finish()
-                    mesh._runtime.printer.release(future.id)
-                    entry.needs_group |= not future.in_step
-                return future.get()
-            finally:
-                forget()
+        try:
+            return run_in_foreground(cell)
+        finally:
+            entry.view.update(entry.mesh.view(), time.monotonic(), force=True)
+            if cell.stage == "over":
+                self.background.follow(cell.output)
+            else:
+                self.background.drive(cell, self._drive_on(cell))
 
-    def _form_group(self, entry: Entry, mesh: ProcMesh, interrupts: HeldInterrupts) -> None:
-        """Have the whole mesh form its process group: before its first cell, and when the last cell has broken it.
+    def _drive_on(self, cell: RemoteCell) -> Callable[[float], bool]:
+        """What is left to do for a cell that did not stop when it was interrupted."""
+        cell.output.sink.pin()
 
-        Not while a rank is dead, or one that the cell is not for is busy: it could not join.
-        """
-        if not entry.needs_group or self._store is None or entry.mesh.deaths():
-            return
-        if any(rank.state == "running" and rank.rank not in mesh.ranks for rank in entry.mesh.view().ranks):
-            return
-        future = self._store.form(entry.mesh)
-        deadline = time.monotonic() + _GROUP_TIMEOUT_S
-        while not future.wait(_PUMP_S):
-            if interrupts.count:
-                future.interrupt()
-                raise RemoteInterrupt("interrupted while the process group was formed; the cell was not sent")
-            if time.monotonic() > deadline:
-                future.cancel()
-                late = format_ranks(rank.rank for rank in entry.mesh.view().ranks if rank.state == "running")
-                raise LaunchError(
-                    f"{mesh.name}: the process group did not form within {_GROUP_TIMEOUT_S:g} s, {late} are busy still; "
-                    f"%mesh interrupt {mesh.name} interrupts them, %mesh down {mesh.name} ends them"
-                )
-        future.get()
-        entry.needs_group = False
+        def turn(now: float) -> bool:
+            cell.turn(now)
+            if cell.stage == "over":
+                self.background.follow(cell.output)
+            return cell.stage != "over"
 
-    def _await_cell(
-        self, future: Future[Any], pump: _Pump, timeout_s: float | None, interrupts: HeldInterrupts
-    ) -> None:
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        why = "interrupted"
-        while not future.wait(_PUMP_S):
-            pump.turn()
-            if not interrupts.count:
-                if deadline is None or time.monotonic() < deadline:
-                    continue
-                why = f"stopped after {timeout_s:g} s (--timeout)"
-            future.interrupt()
-            end = time.monotonic() + INTERRUPT_GRACE_S
-            seen = interrupts.count  # the next time the user does not want to wait any longer
-            while not future.wait(_PUMP_S) and time.monotonic() < end and interrupts.count == seen:
-                pump.turn()
-            raise RemoteInterrupt(_interrupt_text(why, future, pump.mesh))
-        if interrupts.count and future.exception(0) is None:
-            raise RemoteInterrupt("interrupted, but all ranks had just finished")  # the user wants to stop here, still
+        return turn
+
+    def _draw(self, now: float) -> None:
+        for entry in list(self._entries.values()):
+            entry.view.follow(entry.mesh.view(), now)
 
 
 def root_name(selector: str) -> str | None:
@@ -295,68 +267,3 @@ def root_name(selector: str) -> str | None:
             node = node.func
         else:
             return None
-
-
-def _interrupt_text(why: str, future: Future[Any], mesh: ProcMesh) -> str:
-    if not future.done():
-        view = {rank.rank: rank for rank in mesh.view().ranks}
-        stuck = [rank for rank in mesh.ranks if view[rank].state == "running"]
-        others = "" if len(stuck) == len(mesh.ranks) else "; the others kept their state"
-        return (
-            f"{why}; {format_ranks(stuck)} did not stop yet (native code, or code that ignores interrupts){others}. "
-            f"Wait, interrupt again with %mesh interrupt {mesh.name}, or end the mesh with %mesh down {mesh.name}"
-        )
-    try:
-        future.get()
-    except RanksError as error:
-        by_kind: dict[str, list[int]] = {}
-        for point, failure in error.reports.items():
-            by_kind.setdefault(failure.kind, []).append(point.rank)
-        stopped = by_kind.pop("interrupted", [])
-        parts = [f"{why} on {format_ranks(stopped)}; their state is kept" if stopped else why]
-        finished = [point.rank for point in error.results]
-        if finished:
-            parts.append(f"{format_ranks(finished)} had finished")
-        for kind, failed in by_kind.items():
-            parts.append(f"{format_ranks(failed)} {kind}: {error.primary.headline()}")
-        return "; ".join(parts)
-    return f"{why}, but all ranks had just finished"
-
-
-class _Pump:
-    """Moves a cell's output from the events to the notebook."""
-
-    def __init__(self, entry: Entry, mesh: ProcMesh, request: int, events: deque[object], raw: bool) -> None:
-        self.mesh = mesh
-        self._entry = entry
-        self._request = request
-        self._events = events
-        self._folder = OutputFolder(mesh.ranks, raw=raw)
-        self._rich = RichFolder(mesh.ranks)
-
-    def turn(self) -> None:
-        """Show what has come."""
-        now = time.monotonic()
-        self._take(now)
-        write_lines(self._folder.drain(now))
-        self._rich.show(now)
-        self._entry.view.update(self._entry.mesh.view(), now)
-
-    def finish(self) -> None:
-        """Show all that is left."""
-        now = time.monotonic()
-        self._take(now)
-        write_lines(self._folder.finish(now))
-        self._rich.show(now, everything=True)
-        self._entry.view.update(self._entry.mesh.view(), now, force=True)
-
-    def _take(self, now: float) -> None:
-        written: list[OutputEvent] = []
-        while self._events:
-            event = self._events.popleft()
-            if isinstance(event, OutputEvent) and event.request == self._request:
-                written.append(event)
-            elif isinstance(event, RichEvent) and event.request == self._request:
-                self._rich.feed(event.rank, event.data, event.metadata, now)
-        for line in sorted(written, key=lambda event: event.rank):  # what came within one turn is shown by rank
-            self._folder.feed(line.rank, line.stream, line.text, now, line.dropped_lines)

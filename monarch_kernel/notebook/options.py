@@ -61,12 +61,14 @@ class RemoteOptions:
         out: variable that takes the values of the last expression; empty for none.
         raw: whether to show every line of every rank for itself.
         timeout_s: after which the cell is interrupted; None for never.
+        background: whether the notebook goes on meanwhile.
     """
 
-    selector: str
-    out: str
-    raw: bool
-    timeout_s: float | None
+    selector: str = ""
+    out: str = ""
+    raw: bool = False
+    timeout_s: float | None = None
+    background: bool = False
 
 
 class _Parser(argparse.ArgumentParser):
@@ -91,6 +93,7 @@ def _remote_parser() -> _Parser:
     parser.add_argument("selector", nargs="?", default="")
     parser.add_argument("--out", default="")
     parser.add_argument("--raw", action="store_true")
+    parser.add_argument("--background", action="store_true")
     parser.add_argument("--timeout")
     return parser
 
@@ -235,7 +238,7 @@ def parse_remote(line: str) -> RemoteOptions:
             raise UsageProblem(f"%%remote: --timeout takes seconds, not {known.timeout!r}") from None
         if not timeout_s > 0:
             raise UsageProblem(f"%%remote: --timeout must be more than 0 seconds, not {known.timeout}")
-    return RemoteOptions(known.selector, known.out, known.raw, timeout_s)
+    return RemoteOptions(known.selector, known.out, known.raw, timeout_s, known.background)
 
 
 def one_name(rest: Sequence[str], command: str, known: Sequence[str], *, optional: bool) -> str:

@@ -85,6 +85,7 @@ class GroupStore:
             lambda id: pack(FormGroup(id, "127.0.0.1", self._port, generation)),
             "forming the process group",
             finish,
+            quiet=True,
         )
 
     def close(self) -> None:

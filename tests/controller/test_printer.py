@@ -1,10 +1,11 @@
-"""What ranks write outside of cells is printed once for those that wrote the same, and not at all if a cell shows it."""
+"""What ranks write outside of cells is printed once for those that wrote the same."""
 
 from __future__ import annotations
 
 import pytest
 
 from monarch_kernel.controller.printer import OutputPrinter
+from monarch_kernel.controller.state import RichEvent
 from monarch_kernel.events import OutputEvent
 
 
@@ -32,11 +33,10 @@ def test_streams_are_kept_apart_and_in_order(capsys: pytest.CaptureFixture[str])
     assert written.err == "trainers[0] … 1,200 lines left out here\ntrainers[0] careful\n"
 
 
-def test_what_a_cell_shows_is_not_printed_but_what_comes_after_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_what_ranks_display_the_text_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     printer = OutputPrinter()
-    printer.claim(7)
-    printer.take(wrote(0, "shown by the cell\n", request=7))
-    printer.release(7)
-    printer.take(wrote(0, "late\n", request=7))
+    for rank in (0, 1):
+        printer.take(RichEvent(1, rank, {"text/plain": "a figure", "image/png": "..."}, {}, "trainers"))
+    printer.take(RichEvent(1, 0, {"image/png": "..."}, {}, "trainers"))
     printer.flush()
-    assert capsys.readouterr().out == "trainers[0] late\n"
+    assert capsys.readouterr().out == "trainers[0-1] a figure\n"

@@ -252,7 +252,7 @@ def test_pasted_torchrun_code_works(notebook: Notebook) -> None:
         ("%%remote t[9]\n1", "t[9]: axis 'gpus' has size 2: index 9 is out of range"),
         ("%%remote t[0, 0]\n1", "too many indices"),
         ("%%remote t.slice(dp=0)\n1", "dp"),
-        ("%%remote --color red\n1", "unknown option '--color'; the options are --out, --raw, --timeout"),
+        ("%%remote --color red\n1", "unknown option '--color'; the options are --background, --out, --raw, --timeout"),
         ("%%remote --timeout soon\n1", "--timeout takes seconds, not 'soon'"),
         ("%remote", "write an expression"),
         ("%remote t", "write an expression"),

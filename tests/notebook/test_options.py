@@ -94,7 +94,7 @@ def test_remote_is_read(line: str, expected: RemoteOptions) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("--wrong", "unknown option '--wrong'; the options are --out, --raw, --timeout"),
+        ("--wrong", "unknown option '--wrong'; the options are --background, --out, --raw, --timeout"),
         ("t u", "unknown argument 'u'"),
         ("--out 3", "must be a Python variable name, not '3'"),
         ("--out", "--out"),

@@ -1,0 +1,388 @@
+"""A cell on ranks: it waits its turn, is sent, shows what it writes, and ends.
+
+Theory of operation
+===================
+
+A `RemoteCell` is advanced by whoever drives it, with ``wait`` and ``turn``: a cell in the foreground by the main thread
+(`run_in_foreground`), one in the background by the view thread (`Background` in ``background.py``). Its stages:
+
+- *waiting*: an earlier cell of the mesh has ranks in common with it (`Lane`);
+- *forming*: the mesh forms its process group, before its first cell and after one that broke it;
+- *running*: it was sent; what it writes comes as events;
+- *over*: `result` gives the ranks' values, or raises.
+
+A cell that was interrupted in vain stays in its lane, and is driven in the background from then on: what comes after it on
+the same ranks waits there, and can be interrupted there, and its output goes on to be shown where it belongs.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Literal
+
+from monarch_kernel.actor.meshes import CellResult, ProcMesh
+from monarch_kernel.controller.future import Future
+from monarch_kernel.controller.state import RichEvent
+from monarch_kernel.errors import LaunchError, RanksError, RemoteInterrupt, format_ranks
+from monarch_kernel.events import OutputEvent
+from monarch_kernel.mesh import ValueMesh
+from monarch_kernel.notebook.display import RichFolder, Sink
+from monarch_kernel.notebook.interrupts import HeldInterrupts
+from monarch_kernel.output.folding import OutputFolder, render
+
+__all__ = ["INTERRUPT_GRACE_S", "CellOutput", "CellStage", "Lane", "RemoteCell", "run_in_foreground"]
+
+INTERRUPT_GRACE_S = 2.0
+TURN_S = 0.05
+_GROUP_TIMEOUT_S = 90.0
+_QUIET_S = 0.2
+
+CellStage = Literal["waiting", "forming", "running", "over"]
+
+
+class CellOutput:
+    """Where the output of one cell goes: folded, to its sink; also what comes when the cell is over."""
+
+    def __init__(self, mesh: ProcMesh, sink: Sink, *, raw: bool) -> None:
+        self.sink = sink
+        self._events: deque[OutputEvent | RichEvent] = deque()
+        self._folder = OutputFolder(mesh.ranks, raw=raw)
+        self._rich = RichFolder(mesh.ranks)
+        self._heard_at = 0.0
+        self._is_open = False
+        self._turning = threading.Lock()
+        self._on_late: Callable[[], None] | None = None
+
+    def hear(self, event: OutputEvent | RichEvent) -> None:
+        """Take an event; for the thread that leads the runtime's loop."""
+        self._events.append(event)
+        if self._on_late is not None:
+            self._on_late()
+
+    def leave(self, on_late: Callable[[], None]) -> None:
+        """Nobody turns it any more: show what comes from now on in the launching cell.
+
+        Args:
+            on_late: called when something has come, on the thread that leads.
+        """
+        self.sink.pin()
+        self._on_late = on_late
+        if self.is_open:
+            on_late()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is something that has not been shown yet."""
+        return self._is_open or bool(self._events)
+
+    def turn(self, now: float) -> None:
+        """Show what is due."""
+        with self._turning:
+            self._take(now)
+            self._write(self._folder.drain(now))
+            self._rich.show(self.sink, now)
+
+    def finish(self, now: float) -> None:
+        """Show all that is left."""
+        with self._turning:
+            self._take(now)
+            self._write(self._folder.finish(now))
+            self._rich.show(self.sink, now, everything=True)
+            self._is_open = False
+
+    def turn_late(self, now: float) -> None:
+        """Show what came after the end: a line that nobody ends is shown when nothing follows for a while."""
+        self.turn(now)
+        if now - self._heard_at > _QUIET_S:
+            self.finish(now)
+
+    def _take(self, now: float) -> None:
+        written: list[OutputEvent] = []
+        while self._events:
+            event = self._events.popleft()
+            self._heard_at, self._is_open = now, True
+            if isinstance(event, OutputEvent):
+                written.append(event)
+            else:
+                self._rich.feed(event.rank, event.data, event.metadata, now)
+        for line in sorted(written, key=lambda event: event.rank):  # what came within one turn is shown by rank
+            self._folder.feed(line.rank, line.stream, line.text, now, line.dropped_lines)
+
+    def _write(self, lines: Any) -> None:
+        for stream, text in render(lines):
+            self.sink.write(stream, text)
+
+
+class Lane:
+    """The cells of one mesh that are not over: those with ranks in common run one after another.
+
+    Args:
+        mesh: the whole mesh.
+        form: has a mesh form its process group; None where there is none.
+    """
+
+    def __init__(self, mesh: ProcMesh, form: Callable[[ProcMesh], Future[Any]] | None) -> None:
+        self.mesh = mesh
+        self.form = form
+        self.needs_group = True
+        self.cells: list[RemoteCell] = []
+        self._lock = threading.Lock()
+
+    def enter(self, cell: RemoteCell) -> None:
+        """Queue a cell."""
+        with self._lock:
+            self.cells.append(cell)
+
+    def leave(self, cell: RemoteCell) -> None:
+        """It is over."""
+        with self._lock:
+            if cell in self.cells:
+                self.cells.remove(cell)
+
+    def before(self, cell: RemoteCell) -> RemoteCell | None:
+        """The earliest cell that this one has to wait for; None if there is none."""
+        with self._lock:
+            for other in self.cells:
+                if other is cell:
+                    return None
+                if not other.ranks.isdisjoint(cell.ranks):
+                    return other
+        return None
+
+    def wants_group(self, mesh: ProcMesh) -> bool:
+        """Whether the group is to be formed now: not while a rank is dead, or one that could not join is busy."""
+        if not self.needs_group or self.form is None or self.mesh.deaths():
+            return False
+        return not any(rank.state == "running" and rank.rank not in mesh.ranks for rank in self.mesh.view().ranks)
+
+
+class RemoteCell:
+    """One cell on the ranks of a mesh, or of a slice of it.
+
+    Args:
+        lane: of the mesh.
+        mesh: where it runs.
+        code: IPython syntax.
+        number: of the notebook's cell, for tracebacks and views.
+        want_value: whether the values of the last expression are to be sent here.
+        output: where what it writes goes.
+        timeout_s: after which it is interrupted; None for never.
+    """
+
+    def __init__(
+        self,
+        lane: Lane,
+        mesh: ProcMesh,
+        code: str,
+        *,
+        number: int,
+        want_value: bool,
+        output: CellOutput,
+        timeout_s: float | None = None,
+    ) -> None:
+        self.mesh = mesh
+        self.ranks = frozenset(mesh.ranks)
+        self.number = number
+        self.output = output
+        self.stage: CellStage = "waiting"
+        self.is_over = threading.Event()
+        self.stop_reason = ""
+        self._code = code
+        self._want_value = want_value
+        self._timeout_s = timeout_s
+        self._deadline = float("inf")
+        self._lane = lane
+        self._future: Future[Any] | None = None
+        self._result: ValueMesh[CellResult] | None = None
+        self._error: BaseException | None = None
+        lane.enter(self)
+
+    def __repr__(self) -> str:
+        return f"<RemoteCell [{self.number}] on {self.mesh.name}{format_ranks(self.ranks)}: {self.stage}>"
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until ``turn`` has something to do, at most for a while; whether it has."""
+        if self.stage == "waiting":
+            before = self._lane.before(self)
+            return before is None or before.is_over.wait(timeout_s)
+        return self._future is None or self._future.wait(timeout_s)
+
+    def turn(self, now: float) -> None:
+        """Go on as far as possible without waiting, and show what has come."""
+        if self.stage == "waiting" and self._lane.before(self) is None:
+            self._begin(now)
+        if self.stage == "forming":
+            self._check_group(now)
+        if self.stage == "running":
+            assert self._future is not None
+            self.output.turn(now)
+            if self._future.done():
+                self._end(now)
+            elif now >= self._deadline:
+                self._deadline = float("inf")
+                self.stop(f"stopped after {self._timeout_s:g} s (--timeout)")
+
+    def stop(self, reason: str) -> None:
+        """Interrupt it: a cell that was not sent is over, the ranks of others get KeyboardInterrupt, every time."""
+        self.stop_reason = self.stop_reason or reason
+        if self.stage == "waiting":
+            before = self._lane.before(self)
+            why = f"while it waited for cell [{before.number}]" if before else "before it began"
+            self._fail(RemoteInterrupt(f"{reason} {why}; it was not sent"))
+        elif self.stage == "forming":
+            assert self._future is not None
+            self._future.interrupt()
+            self._fail(RemoteInterrupt(f"{reason} while the process group was formed; the cell was not sent"))
+        elif self._future is not None:
+            self._future.interrupt()
+
+    def busy_ranks(self) -> list[int]:
+        """The ranks that still run it."""
+        if self.stage == "over":
+            return []
+        view = {rank.rank: rank.state for rank in self.mesh.view().ranks}
+        return [rank for rank in self.mesh.ranks if view[rank] == "running"]
+
+    def result(self) -> ValueMesh[CellResult]:
+        """What the ranks gave, of a cell that is over.
+
+        Raises:
+            RemoteError: it failed on some ranks.
+            SupervisionError: a rank is dead.
+            RemoteInterrupt: it was interrupted, or took longer than its timeout.
+            LaunchError: the process group could not be formed.
+        """
+        assert self.stage == "over"
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+    # -- stages
+
+    def _begin(self, now: float) -> None:
+        if self._lane.wants_group(self.mesh) and self._lane.form is not None:
+            self._deadline = now + _GROUP_TIMEOUT_S
+            try:
+                self._future = self._lane.form(self._lane.mesh)
+            except Exception as error:  # the store could not be made
+                self._fail(error)
+                return
+            self.stage = "forming"
+        else:
+            self._send(now)
+
+    def _check_group(self, now: float) -> None:
+        future = self._future
+        assert future is not None
+        if future.done():
+            error = future.exception(0)
+            if error is not None:
+                self._fail(error)
+                return
+            self._lane.needs_group = False
+            self._send(now)
+        elif now >= self._deadline:
+            future.cancel()
+            name, busy = self.mesh.name, self._lane.mesh.view().ranks
+            late = format_ranks(rank.rank for rank in busy if rank.state == "running")
+            self._fail(
+                LaunchError(
+                    f"{name}: the process group did not form within {_GROUP_TIMEOUT_S:g} s, {late} are busy still; "
+                    f"%mesh interrupt {name} interrupts them, %mesh down {name} ends them"
+                )
+            )
+
+    def _send(self, now: float) -> None:
+        self._deadline = float("inf") if self._timeout_s is None else now + self._timeout_s
+        try:
+            self._future = self.mesh.run_cell(
+                self._code,
+                cell=self.number,
+                want_value=self._want_value,
+                listen=self.output.hear,
+            )
+        except Exception as error:  # the session was shut down
+            self._fail(error)
+            return
+        self.stage = "running"
+
+    def _end(self, now: float) -> None:
+        future = self._future
+        assert future is not None
+        self._lane.needs_group |= not future.in_step
+        self.output.finish(now)
+        try:
+            self._result = future.get()
+        except RanksError as error:
+            self._error = RemoteInterrupt(_outcome(self.stop_reason, error)) if self.stop_reason else error
+        except Exception as error:
+            self._error = error
+        else:
+            if self.stop_reason:
+                self._error = RemoteInterrupt(f"{self.stop_reason}, but all ranks had just finished")
+        self._over()
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = error
+        self._over()
+
+    def _over(self) -> None:
+        self.stage = "over"
+        self._lane.leave(self)
+        self.is_over.set()
+
+
+def run_in_foreground(cell: RemoteCell) -> ValueMesh[CellResult]:
+    """Drive a cell until it is over, or until an interrupt of it was in vain for `INTERRUPT_GRACE_S`.
+
+    Raises:
+        RemoteInterrupt: it was interrupted; if ranks did not stop the cell is still in its lane.
+        MonarchError: as `RemoteCell.result`.
+    """
+    with HeldInterrupts() as interrupts:
+        seen = 0
+        give_up_at = float("inf")
+        while cell.stage != "over":
+            now = time.monotonic()
+            if interrupts.count > seen:
+                if seen:  # the user does not want to wait any longer
+                    give_up_at = now
+                seen = interrupts.count
+                cell.stop("interrupted")
+            if cell.stop_reason:
+                give_up_at = min(give_up_at, now + INTERRUPT_GRACE_S)
+            if now >= give_up_at:
+                raise RemoteInterrupt(_stuck(cell))
+            cell.wait(TURN_S)
+            cell.turn(time.monotonic())
+        if interrupts.count and not cell.stop_reason:
+            cell.result()
+            raise RemoteInterrupt("interrupted, but all ranks had just finished")  # the user wants to stop here, still
+        return cell.result()
+
+
+def _stuck(cell: RemoteCell) -> str:
+    stuck, name = cell.busy_ranks(), cell.mesh.name
+    others = "" if len(stuck) == len(cell.ranks) else "; the others kept their state"
+    return (
+        f"{cell.stop_reason}; {format_ranks(stuck)} did not stop yet (native code, or code that ignores interrupts){others}. "
+        f"Wait, interrupt again with %mesh interrupt {name}, or end the mesh with %mesh down {name}"
+    )
+
+
+def _outcome(why: str, error: RanksError) -> str:
+    """What became of the ranks of a cell that was interrupted."""
+    by_kind: dict[str, list[int]] = {}
+    for point, failure in error.reports.items():
+        by_kind.setdefault(failure.kind, []).append(point.rank)
+    stopped = by_kind.pop("interrupted", [])
+    parts = [f"{why} on {format_ranks(stopped)}; their state is kept" if stopped else why]
+    if finished := [point.rank for point in error.results]:
+        parts.append(f"{format_ranks(finished)} had finished")
+    for kind, failed in by_kind.items():
+        parts.append(f"{format_ranks(failed)} {kind}: {error.primary.headline()}")
+    return "; ".join(parts)
