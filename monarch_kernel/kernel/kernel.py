@@ -11,6 +11,7 @@ from typing import Any
 from ipykernel.ipkernel import IPythonKernel
 from IPython.core.interactiveshell import InteractiveShell
 
+from monarch_kernel.kernel.status import SteadyStatus
 from monarch_kernel.notebook.magics import load
 
 __all__ = ["MonarchKernel"]
@@ -35,14 +36,14 @@ def strike_user_code(signum: int, frame: FrameType | None) -> None:
         frame = frame.f_back
 
 
-class MonarchKernel(IPythonKernel):
+class MonarchKernel(SteadyStatus):
     """An IPython kernel that is the single controller of meshes of ranks."""
 
     implementation = "monarch_kernel"
     implementation_version = version("monarch_kernel")
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)  # type: ignore[no-untyped-call]
+        super().__init__(**kwargs)
         assert self.shell is not None
         self._magics = load(self.shell)
 

@@ -176,12 +176,12 @@ class LiveView:
                 self._at = now
                 self._publish(view, update=True)
 
-    def follow(self, view: MeshView, now: float) -> None:
+    def follow(self, view: MeshView, now: float, *, force: bool = False) -> None:
         """Bring it up to date if something goes on: an idle mesh is not drawn anew because it grows older."""
         states = tuple((rank.state, rank.activity, rank.last_error) for rank in view.ranks)
         if states != self._states or any(rank.state == "running" for rank in view.ranks):
             self._states = states
-            self.update(view, now)
+            self.update(view, now, force=force)
 
     def say(self, text: str, *, first: bool = False) -> None:
         """Show a line of text in its place."""

@@ -229,7 +229,7 @@ class Meshes:
         try:
             return run_in_foreground(cell)
         finally:
-            entry.view.update(entry.mesh.view(), time.monotonic(), force=True)
+            entry.view.follow(entry.mesh.view(), time.monotonic(), force=True)
             if cell.stage == "over":
                 self.background.follow(cell.output)
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import keyword
 import re
 import shlex
@@ -88,6 +89,7 @@ def _up_parser() -> _Parser:
     return parser
 
 
+@functools.cache
 def _remote_parser() -> _Parser:
     parser = _Parser("%%remote", add_help=False, allow_abbrev=False)
     parser.add_argument("selector", nargs="?", default="")

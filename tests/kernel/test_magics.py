@@ -314,7 +314,7 @@ def test_pulling_what_is_not_there_names_it(notebook: Notebook) -> None:
         ("%mesh up --de", {"--device"}),
         ("%mesh up --device c", {"cpu", "cuda"}),
         ("%mesh up -n 2 --a", {"--axes"}),
-        ("%%remote ", {"t", "--out", "--raw", "--timeout"}),
+        ("%%remote ", {"t", "--background", "--out", "--raw", "--timeout"}),
         ("%%remote t --t", {"--timeout"}),
     ],
 )
