@@ -30,6 +30,7 @@ _CALLERS = frozenset(
 
 def strike_user_code(signum: int, frame: FrameType | None) -> None:
     """Handle SIGINT: raise KeyboardInterrupt if the user's code runs, else do nothing."""
+    __tracebackhide__ = True  # the user did not call this
     while frame is not None:
         if frame.f_code in _CALLERS:
             raise KeyboardInterrupt

@@ -23,6 +23,7 @@ __all__ = ["Entry", "Meshes", "root_name"]
 
 _PUMP_S = 0.05
 _UP_TIMEOUT_S = 150.0
+_FIRST_WORD_S = 1.0  # a mesh that is up sooner is shown at once, for frontends that can't update what they have shown
 
 T = TypeVar("T")
 
@@ -112,7 +113,7 @@ class Meshes:
         """Wait for a stage of the start, and say what is waited for."""
         name = entry.options.name
         begin = time.monotonic()
-        said_s = 0.0
+        said_s = _FIRST_WORD_S - LiveView.EVERY_S
         while not future.wait(_PUMP_S):
             if interrupts.count:
                 raise RemoteInterrupt(f"interrupted while {name} was brought up; what had come is ended again")
