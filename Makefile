@@ -11,10 +11,10 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 PIP_INSTALL = -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test lint format bench clean
+.PHONY: help demo lab test lint format bench bench-notebook clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.stamp ## Run the first notebook on this machine; the result is in build/demo
 	$(BIN)/python notebooks/execute.py notebooks/01_quickstart.ipynb --out build/demo
@@ -36,6 +36,9 @@ format: $(VENV)/.stamp ## Rewrite the code in the project's style
 
 bench: $(BENCH_VENV)/.stamp ## Measure, also against the peers; ARGS is passed on
 	$(BENCH_VENV)/bin/python -m benchmarks $(ARGS)
+
+bench-notebook: $(VENV)/.stamp ## Measure what the user of a notebook waits for
+	$(BIN)/python -m benchmarks.notebook $(ARGS)
 
 clean: ## Remove what was built; the virtual environments stay
 	rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
