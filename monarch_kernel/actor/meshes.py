@@ -207,6 +207,11 @@ class ProcMesh(Shaped):
         return len(self._region) == len(self._base)
 
     @property
+    def whole(self) -> ProcMesh:
+        """All of the mesh as it was spawned."""
+        return self._with_region(Region.whole(self._as_spawned))
+
+    @property
     def initialized(self) -> Future[bool]:
         """Resolves when every process is up and has done what it was sent before."""
         finish = gather(self._region, f"starting {self.name}", SupervisionError, _read, self._as_spawned)
