@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from monarch_kernel.errors import format_ranks
-from monarch_kernel.mesh import Shaped
+from monarch_kernel.mesh import Point, Shaped
 from monarch_kernel.notebook.options import UsageProblem
 
 __all__ = ["evaluate", "pick_ranks", "root_name"]
@@ -124,7 +124,7 @@ class _Reader:
         return self._int(node)
 
     def _checked_index(self, node: ast.Name, value: Any) -> Any:
-        if isinstance(value, (int, slice)) or (
+        if isinstance(value, (int, slice, Point)) or (
             isinstance(value, (list, tuple)) and all(isinstance(each, (int, slice)) for each in value)
         ):
             return value
