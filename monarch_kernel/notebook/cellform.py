@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from monarch_kernel.notebook.options import UsageProblem, parse_remote, tokens
 from monarch_kernel.notebook.selector import root_name
 
-__all__ = ["CellForm", "read_cell"]
+__all__ = ["CellForm", "code_at", "read_cell"]
 
 # What works on meshes, or may end the mode, is for the kernel also while every other cell is for the ranks.
 _OURS = re.compile(
@@ -46,13 +46,20 @@ class CellForm:
     first_line: int = 0
 
 
-def read_cell(text: str, autoremote: str | None = None, meshes: Collection[str] = ()) -> CellForm:
+IsMesh = Callable[[str | None], bool]
+
+
+def _no_mesh(name: str | None) -> bool:
+    return False
+
+
+def read_cell(text: str, autoremote: str | None = None, is_mesh: IsMesh = _no_mesh) -> CellForm:
     """Read a cell, which may be incomplete: it may be typed still.
 
     Args:
         text: as the user wrote it; of a cell with ``%remote`` in the middle, that line alone can be read.
         autoremote: what ``%autoremote`` was given, if it is on: a selector, and perhaps options.
-        meshes: variables that are meshes, by which ``%remote`` tells a selector from an expression.
+        is_mesh: whether a variable is a mesh, by which ``%remote`` tells a selector from an expression.
     """
     number, position, line = _first_code(text)
     code = line.strip()
@@ -64,10 +71,30 @@ def read_cell(text: str, autoremote: str | None = None, meshes: Collection[str] 
             return CellForm("kernel", "%%local", "", options, text[start:], start, number)
         return CellForm("ranks", "%%remote", _selector_of(options), options, text[start:], start, number)
     if one := _LINE.match(line):
-        return _read_line(text, number, position + one.end(), line[one.end() :], meshes)
+        return _read_line(text, number, position + one.end(), line[one.end() :], is_mesh)
     if autoremote is None or _OURS.match(code):
         return CellForm("kernel", "", "", "", text, 0, number)
     return CellForm("ranks", "%autoremote", _selector_of(autoremote), autoremote, text, 0)
+
+
+def code_at(text: str, cursor: int, autoremote: str | None = None, is_mesh: IsMesh = _no_mesh) -> CellForm | None:
+    """What will run on ranks where the cursor is; None if it stands in code of the kernel, or in a magic's options.
+
+    Args:
+        text: the whole cell.
+        cursor: an offset into it.
+        autoremote: see `read_cell`.
+        is_mesh: see `read_cell`.
+    """
+    begin = text.rfind("\n", 0, cursor) + 1
+    line = text[begin:].partition("\n")[0]
+    form = read_cell(text, autoremote, is_mesh)
+    if form.why in ("", "%remote") and _LINE.match(line):
+        form = read_cell(line, None, is_mesh)
+        form = replace(form, start=begin + form.start)
+        if not form.body and not text[:cursor].endswith((" ", "\t")):
+            return None  # the selector is being written
+    return form if form.runs == "ranks" and cursor >= form.start else None
 
 
 def _first_code(text: str) -> tuple[int, int, str]:
@@ -81,7 +108,7 @@ def _first_code(text: str) -> tuple[int, int, str]:
     return 0, 0, ""
 
 
-def _read_line(text: str, number: int, start: int, rest: str, meshes: Collection[str]) -> CellForm:
+def _read_line(text: str, number: int, start: int, rest: str, is_mesh: IsMesh) -> CellForm:
     """``%remote [SELECTOR] EXPRESSION``."""
     line = rest.strip()
     selector = ""
@@ -89,7 +116,7 @@ def _read_line(text: str, number: int, start: int, rest: str, meshes: Collection
         first = next(iter(tokens(line)), "")
     except UsageProblem:
         first = ""
-    if first and root_name(first) in meshes:
+    if first and is_mesh(root_name(first)):
         selector, rest = first, rest[rest.index(first) + len(first) :]
     body = rest.strip()
     start = text.index(body, start + len(selector)) if body else len(text)

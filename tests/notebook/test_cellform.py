@@ -6,7 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_kernel.notebook.cellform import read_cell
+from monarch_kernel.notebook.cellform import code_at, read_cell
+
+
+def is_t(name: str | None) -> bool:
+    return name == "t"
 
 
 @pytest.mark.parametrize(
@@ -36,7 +40,7 @@ from monarch_kernel.notebook.cellform import read_cell
     ],
 )
 def test_a_cell_is_read(text: str, mode: str | None, runs: str, why: str, selector: str, body: str) -> None:
-    form = read_cell(text, mode, ["t"])
+    form = read_cell(text, mode, is_t)
     assert (form.runs, form.why, form.selector, form.body) == (runs, why, selector, body)
     assert text[form.start :].strip() == body.strip()
 
@@ -71,6 +75,30 @@ def test_what_only_looks_like_it_goes_to_the_ranks(text: str) -> None:
 
 @given(st.text(alphabet="%remotlca tx[]#\n\t -", max_size=40), st.sampled_from([None, "t", "t["]))
 def test_any_text_is_read(text: str, mode: str | None) -> None:
-    form = read_cell(text, mode, ["t"])
+    form = read_cell(text, mode, is_t)
     assert 0 <= form.start <= len(text)
     assert form.body.strip() == text[form.start :].strip() or form.why == "%remote"
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "found"),
+    [
+        ("x|", None, None),
+        ("x.y|", "t[0]", ("t[0]", "x.y", 3)),
+        ("%%remote t\nx|", None, ("t", "x", 1)),
+        ("%%remote t\n|x", None, ("t", "x", 0)),
+        ("%%remote t --o|\nx", None, None),
+        ("%%remote t\n%remote|", None, ("t", "%remote", 7)),
+        ("%%local\nx|", "t", None),
+        ("x = 1\n%remote t[0] y.z|\nu", None, ("t[0]", "y.z", 3)),
+        ("x = 1\n%remote y|", None, ("", "y", 1)),
+        ("x = 1\n%remote t |", None, ("t", "", 0)),
+        ("x = 1\n%remote t|", None, None),
+        ("x = 1\n%rem|", None, None),
+        ("%mesh down |", "t", None),
+    ],
+)
+def test_what_the_cursor_is_in(text: str, mode: str | None, found: tuple[str, str, int] | None) -> None:
+    cursor = text.index("|")
+    form = code_at(text.replace("|", ""), cursor, mode, is_t)
+    assert found == (form and (form.selector, form.body, cursor - form.start))
