@@ -19,7 +19,7 @@ _OURS = re.compile(
     r"|%(?:un|re)?load_ext[ \t]+monarch_kernel\b"
     r"|(?:exit|quit)(?:\(\))?[ \t;]*$"
 )
-_HEADER = re.compile(r"%%(?P<magic>remote|local)(?![\w.])(?P<line>.*)")
+_HEADER = re.compile(r"%%(?P<magic>remote|local)(?![\w.?])(?P<line>.*)")
 _LINE = re.compile(r"[ \t]*%remote(?![\w.])")
 
 

@@ -263,7 +263,10 @@ def _is_local_code(filename: str) -> bool:
 
 
 def load(shell: InteractiveShell) -> MeshMagics:
-    """Add the magics to a shell."""
+    """Add the magics to a shell; to our kernel's, which has them, nothing is added."""
+    loaded: tuple[MeshMagics, object] | None = getattr(shell, _EXTENSION, None)
+    if loaded is not None:
+        return loaded[0]
     magics = MeshMagics(shell)
     shell.register_magics(magics)
     shell.set_custom_exc((MonarchError,), _show_error)
