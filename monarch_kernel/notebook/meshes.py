@@ -190,7 +190,7 @@ class Meshes:
         if name is not None and not self.is_mesh(name, namespace):
             raise UsageProblem(f"there is no mesh {name!r}; there is: {', '.join(self._entries) or 'none'}")
         ours = {name: entry.mesh for name, entry in self._entries.items()}
-        mesh = evaluate(selector, ChainMap(ours, cast("dict[str, Any]", namespace)))
+        mesh = evaluate(selector, ChainMap(ours, cast("dict[str, Any]", namespace)), self._latest)
         if not isinstance(mesh, ProcMesh):
             raise UsageProblem(f"{selector!r} is a {type(mesh).__name__}, not a mesh; write such as {name}[0:2]")
         return self._entry_of(mesh, selector), mesh

@@ -45,29 +45,30 @@ def root_name(selector: str) -> str | None:
             return None
 
 
-def evaluate(selector: str, namespace: Mapping[str, Any]) -> Any:
+def evaluate(selector: str, namespace: Mapping[str, Any], example: str = "trainers") -> Any:
     """The mesh that a selector gives, or what else its name stands for.
 
     Args:
         selector: names, ints, slices and lists as indices, ``.slice(...)`` and the rest of the mesh algebra.
         namespace: the user's variables.
+        example: name of a mesh, for errors.
 
     Raises:
         UsageProblem: it holds anything else, or can't be applied; the text says what to write.
     """
     try:
         tree = ast.parse(selector.strip(), mode="eval").body
-        return _Reader(selector, namespace).mesh(tree)
+        return _Reader(selector, namespace, example).mesh(tree)
     except (SyntaxError, RecursionError):
-        raise UsageProblem(_refusal(selector)) from None
+        raise UsageProblem(_refusal(selector, example)) from None
     except UsageProblem:
         raise
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise UsageProblem(f"{selector}: {error}") from None
 
 
-def _refusal(selector: str, part: str = "") -> str:
-    name = root_name(selector) or "trainers"
+def _refusal(selector: str, example: str, part: str = "") -> str:
+    name = root_name(selector) or example
     because = f": {part} is not run here" if part and part != selector.strip() else ""
     return (
         f"{selector!r} selects no mesh{because}; write a name and, if need be, a slice, such as "
@@ -78,12 +79,13 @@ def _refusal(selector: str, part: str = "") -> str:
 class _Reader:
     """Reads one selector."""
 
-    def __init__(self, selector: str, namespace: Mapping[str, Any]) -> None:
+    def __init__(self, selector: str, namespace: Mapping[str, Any], example: str) -> None:
         self._selector = selector
+        self._example = example
         self._namespace = namespace
 
     def _refuse(self, node: ast.AST) -> UsageProblem:
-        return UsageProblem(_refusal(self._selector, ast.unparse(node)))
+        return UsageProblem(_refusal(self._selector, self._example, ast.unparse(node)))
 
     def _variable(self, name: str) -> Any:
         if name not in self._namespace:
