@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from monarch_kernel.notebook.options import UsageProblem, parse_remote, tokens
+from monarch_kernel.notebook.options import UsageProblem, parse_remote, split_options, tokens
 from monarch_kernel.notebook.selector import root_name
 
 __all__ = ["CellForm", "code_at", "read_cell"]
@@ -112,14 +112,15 @@ def _read_line(text: str, number: int, start: int, rest: str, is_mesh: IsMesh) -
     """``%remote [SELECTOR] EXPRESSION``."""
     line = rest.strip()
     selector = ""
+    _, body = split_options(line, "%remote")
     try:
-        first = next(iter(tokens(line)), "")
+        first = next(iter(tokens(body)), "")
     except UsageProblem:
         first = ""
     if first and is_mesh(root_name(first)):
-        selector, rest = first, rest[rest.index(first) + len(first) :]
-    body = rest.strip()
-    start = text.index(body, start + len(selector)) if body else len(text)
+        selector = first
+        _, body = split_options(body[len(first) :], "%remote")
+    start += len(rest.rstrip()) - len(body) if body else len(rest)
     return CellForm("ranks", "%remote", selector, line, body, start, number)
 
 

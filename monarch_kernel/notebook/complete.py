@@ -52,7 +52,7 @@ def candidates(text: str, meshes: Sequence[str]) -> list[tuple[str, str]]:
         if done[0] == "down":
             names = [*names, ("--all", "option")]
         return names if done[0] in COMMANDS else []
-    options = option_names(words[0], aliases=True)
+    options = option_names(words[0], aliases=True) if words[0] != "%remote" or partial.startswith("--") else []
     offered = [(option, "option") for option in options if option not in done]
     if words[0] == "%autoremote" and not done:
         offered.append(("off", "value"))

@@ -27,6 +27,7 @@ from monarch_kernel.notebook.options import (
     RemoteOptions,
     UsageProblem,
     parse_remote,
+    split_options,
     tokens,
 )
 from monarch_kernel.notebook.peers import PeerMagics
@@ -62,7 +63,7 @@ class MeshMagics(Magics):
 
     @no_var_expand
     @line_cell_magic
-    @documented(options_help("%%remote") + "\n\n%remote [SELECTOR] EXPRESSION")
+    @documented(options_help("%%remote") + "\n\n%remote [SELECTOR] [--OPTION]... EXPRESSION")
     def remote(self, line: str, cell: str | None = None) -> BackgroundCell | None:
         """Run a cell, or evaluate an expression, on the ranks of a mesh.
 
@@ -71,8 +72,7 @@ class MeshMagics(Magics):
         """
         with _UsageErrors():
             if cell is None:
-                self._remote_line(line)
-                return None
+                return self._remote_line(line)
             options = parse_remote(line)
             if options.local:  # else `CellTransformer` has seen to it
                 raise UsageProblem("%%remote --local has to be the first line of a cell")
@@ -139,19 +139,23 @@ class MeshMagics(Magics):
         # `CellTransformer` takes the line away where it may stand.
         raise UsageError("%%local has to be the first line of a cell")
 
-    def _remote_line(self, line: str) -> None:
-        words = line.split(None, 1)
-        if not words:
-            raise UsageProblem("%remote: write an expression, such as %remote trainers[0:2] torch.cuda.mem_get_info()")
-        first = tokens(line)[0]
-        name = root_name(first)
-        selector = ""
-        if self.meshes.is_mesh(name, self.shell.user_ns):
-            selector, line = first, line.strip()[len(first) :]
-        entry, mesh = self.meshes.select(selector, self.shell.user_ns)
-        if not line.strip():
-            raise UsageProblem(f"%remote: write an expression after {first}")
-        self._run(entry, mesh, line.strip(), RemoteOptions(selector))
+    def _remote_line(self, line: str) -> BackgroundCell | None:
+        before, rest = split_options(line, "%remote")
+        selector = next(iter(tokens(rest)), "")
+        if self.meshes.is_mesh(root_name(selector), self.shell.user_ns):
+            rest = rest[len(selector) :]
+        else:
+            selector = ""
+        after, expression = split_options(rest, "%remote")
+        given = " ".join(filter(None, [before, after]))
+        options = parse_remote(f"{given} --mesh {selector}" if selector else given, "%remote")
+        if options.local:
+            raise UsageProblem("%remote: --local is for cells: %%remote --local")
+        entry, mesh = self.meshes.select(options.selector, self.shell.user_ns, options.targets)
+        if not expression:
+            what = f" after {selector or given}" if selector or given else ""
+            raise UsageProblem(f"%remote: write an expression{what}, such as %remote {entry.mesh.name}[0] rank + 1")
+        return self._run(entry, mesh, expression, options)
 
     def _run(self, entry: Entry, mesh: Any, code: str, options: RemoteOptions) -> BackgroundCell | None:
         self._check_syntax(code)

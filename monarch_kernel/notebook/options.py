@@ -20,6 +20,7 @@ __all__ = [
     "parse_remote",
     "parse_up",
     "parser_of",
+    "split_options",
     "tokens",
 ]
 
@@ -148,6 +149,7 @@ _PARSERS: dict[str, Callable[[str], _Parser]] = {
     "%mesh up": _up_parser,
     "%%remote": _remote_parser,
     "%autoremote": _remote_parser,
+    "%remote": _remote_parser,
 }
 
 
@@ -196,6 +198,28 @@ def tokens(line: str) -> list[str]:
     except ValueError as error:
         raise UsageProblem(f"{line.strip()!r}: {error}") from None
     return found
+
+
+def split_options(line: str, magic: str) -> tuple[str, str]:
+    """Split a line into the options with which it begins and the expression that follows.
+
+    Only the long spellings: ``-t`` is the negative of ``t``.
+    """
+    parser = parser_of(magic)
+    takes_value = {n: a.nargs is None for a in (parser._actions if parser else ()) for n in a.option_strings}
+    end = 0
+    while option := _LONG_OPTION.match(line, end):
+        if option["name"] not in takes_value:
+            break
+        end = option.end()
+        if takes_value[option["name"]] and not option["value"]:
+            word = _WORD.match(line, end)
+            end = word.end() if word else end
+    return line[:end].strip(), line[end:].strip()
+
+
+_LONG_OPTION = re.compile(r"\s*(?P<name>--[a-z-]+)(?P<value>=\S*)?(?=\s|$)")
+_WORD = re.compile(r"\s*\S*")
 
 
 def _without_comment(line: str) -> str:

@@ -13,6 +13,8 @@ from monarch_kernel.notebook.meshes import Meshes
 
 __all__ = ["PeerMagics"]
 
+_LONG = {"-t": "--targets", "-a": "--noblock", "-b": "--block", "-o": "--out"}  # %remote takes no short ones
+
 
 class PeerMagics:
     """Magics under the peers' names, where these are free; whoever loads the real ones gets the real ones."""
@@ -53,7 +55,8 @@ class PeerMagics:
 
     def _px_line(self, line: str) -> None:
         """Say how it is written here."""
-        raise UsageError(f"%px is ipyparallel's; write here: {' '.join(['%remote', self._mesh, *line.split()])}")
+        words = [_LONG.get(word, word) if word.startswith("-") else word for word in line.split()]
+        raise UsageError(f"%px is ipyparallel's; write here: {' '.join(['%remote', self._mesh, *words])}")
 
     def _autopx(self, line: str) -> None:
         """Say how it is written here."""

@@ -36,6 +36,17 @@ def test_ranks_are_chosen_by_number(four: Notebook) -> None:
     assert (cell.ename, cell.evalue) == ("UsageError", "--targets 0: there is no rank 0; there is: [2-3]")
 
 
+def test_an_expression_takes_options_before_it(four: Notebook) -> None:
+    assert four.ok("%remote t --targets 0,2 --out v rank * 2").plain == "[0] 0\n[2] 4"
+    assert four.ok("%remote --targets 1 rank").plain == "[1] 1"
+    assert four.value("v.values()") == (0, 4)
+    assert four.ok("%remote t -rank").plain == "[0] 0\n[1] -1\n[2] -2\n[3] -3"
+    assert four.run("%remote t --targets 1").evalue.startswith(
+        "%remote: write an expression after t, such as %remote t[0]"
+    )
+    assert "--local is for cells" in four.run("%remote t --local rank").evalue
+
+
 def test_a_mesh_of_two_axes_is_chosen_from_by_flat_rank(grid: Notebook) -> None:
     assert grid.ok("%%remote --mesh g -t 1,2\nrank").plain == "[1] 1\n[2] 2"
     assert grid.ok("%%remote g[1] -t 3 -o v\nrank").plain == "[3] 3"
@@ -76,6 +87,7 @@ def test_a_cell_that_is_not_waited_for(notebook: Notebook) -> None:
     [
         ("%%px\n1", "%%px is ipyparallel's; write here: %%remote t"),
         ("%%px --targets 0:2 --noblock\n1", "%%px is ipyparallel's; write here: %%remote t --targets 0:2 --noblock"),
+        ("%px -t 0 rank", "%px is ipyparallel's; write here: %remote t --targets 0 rank"),
         ("%px rank + 1", "%px is ipyparallel's; write here: %remote t rank + 1"),
         ("%autopx", "%autopx is ipyparallel's; write here: %autoremote t, and %autoremote off"),
         ("%%rank [0, 1]\n1", "%%rank is nbdistributed's; write here: %%remote t --targets 0,1, or %%remote t[0:2]"),
@@ -95,7 +107,7 @@ def test_a_peers_spelling_is_answered_with_ours(notebook: Notebook, code: str, s
 
 
 def test_what_is_written_there_works_here(notebook: Notebook) -> None:
-    for code in ("%%px --targets 0\nrank", "%px rank", "%%rank [0, 1]\nrank"):
+    for code in ("%%px --targets 0\nrank", "%px rank", "%px -t 0 rank", "%%rank [0, 1]\nrank"):
         says = notebook.run(code).evalue
         ours = says.partition("write here: ")[2].partition(", or ")[0]
         assert notebook.ok(ours if code.startswith("%px ") else f"{ours}\nrank").plain.startswith("[0] 0")

@@ -17,6 +17,7 @@ from monarch_kernel.notebook.options import (
     parse_remote,
     parse_up,
     parser_of,
+    split_options,
     tokens,
 )
 from monarch_kernel.notebook.selector import root_name
@@ -197,6 +198,7 @@ def test_what_may_come_next() -> None:
     assert words("%%remote t --raw ") == of_remote - {"--raw"}
     assert words("%%remote --mesh ") == {"t", "other"}
     assert words("%remote ") == {"t", "other"}
+    assert {name for name in of_remote if name.startswith("--")} <= words("%remote t --")
     assert words("%autoremote ") == {"t", "other", "off", *of_remote}
 
 
@@ -232,3 +234,20 @@ def test_a_comment_ends_a_line_and_a_hash_in_a_word_or_quotation_does_not() -> N
     assert tokens("t --out v # x") == ["t", "--out", "v"]
     assert tokens("up --env A=#1 --env 'B=x #y'") == ["up", "--env", "A=#1", "--env", "B=x #y"]
     assert tokens("#") == []
+
+
+@pytest.mark.parametrize(
+    ("line", "options", "expression"),
+    [
+        ("rank + 1", "", "rank + 1"),
+        ("--raw rank", "--raw", "rank"),
+        ("--targets 0,2 --raw rank --raw", "--targets 0,2 --raw", "rank --raw"),
+        ("--out=v rank", "--out=v", "rank"),
+        ("-t", "", "-t"),
+        ("--x", "", "--x"),
+        ("--timeout", "--timeout", ""),
+        ("", "", ""),
+    ],
+)
+def test_options_before_an_expression(line: str, options: str, expression: str) -> None:
+    assert split_options(line, "%remote") == (options, expression)
