@@ -8,11 +8,12 @@ import random
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, NoReturn, TypeVar, cast
 
 from monarch_kernel.actor.actor import Actor, Endpoint, EndpointSpec, endpoints_of
+from monarch_kernel.actor.rankwise import apply_messages, by_rank, push_messages
 from monarch_kernel.agent.processes import gpu_ids
 from monarch_kernel.controller.future import Future
 from monarch_kernel.controller.runtime import Listener
@@ -22,7 +23,7 @@ from monarch_kernel.errors import ActorError, Failure, RanksError, RemoteError, 
 from monarch_kernel.events import MeshView
 from monarch_kernel.mesh import Extent, Point, Region, Shaped, ValueMesh
 from monarch_kernel.transport.driver import Waiter
-from monarch_kernel.wire.codec import dump, dump_call, load, pack
+from monarch_kernel.wire.codec import Packed, dump, dump_call, load, pack
 from monarch_kernel.wire.messages import Call, Ping, Pull, Push, RankSpec, Run, Spawn, StopActor
 
 __all__ = ["ActorMesh", "CellResult", "HostMesh", "ProcMesh", "gather", "shutdown_context", "this_host"]
@@ -207,6 +208,11 @@ class ProcMesh(Shaped):
         return len(self._region) == len(self._base)
 
     @property
+    def whole(self) -> ProcMesh:
+        """All of the mesh as it was spawned."""
+        return self._with_region(Region.whole(self._as_spawned))
+
+    @property
     def initialized(self) -> Future[bool]:
         """Resolves when every process is up and has done what it was sent before."""
         finish = gather(self._region, f"starting {self.name}", SupervisionError, _read, self._as_spawned)
@@ -248,12 +254,16 @@ class ProcMesh(Shaped):
     def __getitem__(self, key: Any) -> Any:
         """``mesh["x"]`` pulls a variable as a `ValueMesh`; ``mesh[0]``, ``mesh[0:4]``, ``mesh[0, 1:3]`` give slices.
 
-        A list gives the ranks with these places, along one axis: ``mesh[[0, 1, 3]]``.
+        A list gives the ranks with these places, along one axis: ``mesh[[0, 1, 3]]``; a `Point` gives the rank there.
         """
         if isinstance(key, list):
             ranks = [self._region.ranks[index] for index in key]
             return self._with_region(Region(Extent({"ranks": len(ranks)}), tuple(ranks)))
+        if isinstance(key, Point):
+            return self._with_region(self._region.slice(**key))
         if not isinstance(key, str):
+            if isinstance(key, tuple) and any(isinstance(each, str) for each in key):
+                raise TypeError(f"{self.name}[...] takes a slice or a name, not both; such as {self.name}[0:2]['x']")
             return self._with_region(self._region.index(key))
         _check_name(key)
         finish = gather(self._region, f"pulling {key!r} from {self.name} failed", RemoteError, _read, self._as_spawned)
@@ -262,14 +272,46 @@ class ProcMesh(Shaped):
         ).get()
 
     def __setitem__(self, key: str, value: Any) -> None:
-        """Push a value to every rank's namespace, and wait until it is there."""
+        """Push a value to every rank's namespace, and wait until it is there.
+
+        Of a `ValueMesh` every rank gets its own value; `per_rank` makes one of a list.
+
+        Raises:
+            ValueError: a `ValueMesh` has another extent.
+            PayloadError: the value can't be sent.
+        """
         _check_name(key)
-        payload, frames = dump(value, f"the value for {key!r} (a {type(value).__name__})")
+        make: Callable[[int], Packed | Sequence[Packed]]
+        if isinstance(value, ValueMesh):
+            make = push_messages(key, by_rank(self._region, value, f"{self.name}[{key!r}]"), self.ranks)
+        else:
+            payload, frames = dump(value, f"the value for {key!r} (a {type(value).__name__})")
+            make = lambda id: pack(Push(id, key, payload), frames)  # noqa: E731
         finish = gather(self._region, f"pushing {key!r} to {self.name} failed", RemoteError, _read, self._as_spawned)
-        note = f"push {key!r}"
-        self._runtime.request(
-            self.procs, lambda id: pack(Push(id, key, payload), frames), note, finish, quiet=True
-        ).get()
+        self._runtime.request(self.procs, make, f"push {key!r}", finish, quiet=True).get()
+
+    def per_rank(self, values: Iterable[T]) -> ValueMesh[T]:
+        """One value for each rank, in their order, for pushing: ``mesh["lr"] = mesh.per_rank([1e-3, 3e-4])``.
+
+        Raises:
+            ValueError: they are too few or too many.
+        """
+        return by_rank(self._region, values, f"{self.name}.per_rank()")
+
+    def map(self, function: Callable[..., T], *values: Iterable[Any]) -> Future[ValueMesh[T]]:
+        """Call a function on every rank, with the rank's own value of each list or `ValueMesh`, where cells run.
+
+        The function travels with what it refers to here; a name that is not defined here means the rank's variable.
+
+        Raises:
+            TypeError: it is no plain function, or can't be sent.
+            ValueError: there is not one value for each rank.
+        """
+        given = [by_rank(self._region, each, f"{self.name}.map(): values {i}") for i, each in enumerate(values, 1)]
+        make = apply_messages(function, given, self.ranks)
+        note = f"{getattr(function, '__name__', 'a function')}()"
+        finish = gather(self._region, f"{note} failed on {self.name}", RemoteError, _read, self._as_spawned)
+        return self._runtime.request(self.procs, make, note, finish)
 
     def spawn(self, name: str, cls: type[A], *args: Any, **kwargs: Any) -> A:
         """Make an actor of a class on every rank; returns at once, a handle with the class's endpoints.
@@ -277,6 +319,7 @@ class ProcMesh(Shaped):
         Raises:
             TypeError: the arguments do not fit the constructor, or can't be sent.
             ValueError: the class is no `Actor`, or its endpoints can't be.
+            SupervisionError: ranks were stopped.
         """
         _check_type("name", name, str)
         endpoints = endpoints_of(cls, _RESERVED)
@@ -289,6 +332,10 @@ class ProcMesh(Shaped):
             except TypeError as error:
                 signature = inspect.signature(cls).replace(return_annotation=inspect.Signature.empty)
                 raise TypeError(f"{cls.__name__}{signature}: {error}") from None
+        stopped = {rank: death for rank, death in self.deaths().items() if death.kind == "stopped"}
+        if stopped:
+            reports = {self._as_spawned.point(rank): death for rank, death in stopped.items()}
+            raise SupervisionError(f"spawning {name} on {self.name} failed: it was not sent", reports, {})
         payload, frames = dump((cls, args, kwargs), f"class {cls.__name__} or its arguments")
         mesh = ActorMesh(self, self._region, name, self._session.new_actor(), cls, endpoints)
         # Ranks know their place in the process mesh as spawned; a mesh of actors on a slice counts from there.
@@ -501,7 +548,7 @@ def _check_type(what: str, value: object, expected: type) -> None:
 
 
 def _check_name(name: str) -> None:
-    if not name.isidentifier():
+    if not isinstance(name, str) or not name.isidentifier():
         raise ValueError(f"{name!r} is no variable name; a mesh takes mesh['x'] for a variable, mesh[0:2] for a slice")
 
 

@@ -36,6 +36,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
+from monarch_kernel.agent.apply import Applier
 from monarch_kernel.agent.processes import die_with_parent
 from monarch_kernel.agent.report import describe
 from monarch_kernel.agent.streams import OutputMarks
@@ -44,6 +45,7 @@ from monarch_kernel.transport.base import CONTROLLER, Peer, Transport
 from monarch_kernel.transport.driver import Driver, Waiter
 from monarch_kernel.wire.codec import Frame, Packed, WireError, dump, load, pack, salvage_ids, split
 from monarch_kernel.wire.messages import (
+    Apply,
     Call,
     Failed,
     FormGroup,
@@ -203,8 +205,15 @@ class Rank:
         self._stopped: dict[int, str] = {}
         self.on_spawn: Callable[[Spawn, Executor], None] | None = None
         self.main = Executor(self, "main")
-        self.main.handlers = {Run: self._run_cell, Push: self._push, Pull: self._pull, Ping: self._ping}
+        self.main.handlers = {
+            Run: self._run_cell,
+            Apply: self._apply,
+            Push: self._push,
+            Pull: self._pull,
+            Ping: self._ping,
+        }
         self._shell: Shell | None = None
+        self._applier: Applier | None = None
         self._make_shell: Callable[[Callable[[dict[str, Any], dict[str, Any]], None]], Shell] | None = None
         self._output_marks = marks
         self._token = token
@@ -307,6 +316,25 @@ class Rank:
             value = outcome.value if message.want_value else None
             self.reply(message.id, value, outcome.bundle, output=True)
 
+    def _apply(self, message: Apply, frames: Sequence[Frame]) -> None:
+        if self._applier is None:
+            self._applier = Applier(self.shell.namespace)
+        signal.signal(signal.SIGINT, self._on_sigint)
+        failure: BaseException | None = None
+        try:
+            with self.main.user_code():
+                value = self._applier.call(message.payload, frames)
+        except BaseException as error:  # the border of the process: whatever a function raises is its outcome
+            failure = error
+        if os.getpid() != self._pid:
+            self._end_forked_child(describe(failure) if failure else None)
+        if self._exiting:
+            raise SystemExit(0)
+        if failure is not None:
+            self.fail(self.main, message.id, failure)
+        else:
+            self.reply(message.id, value, output=True)
+
     @staticmethod
     def _end_forked_child(failure: Failure | None) -> NoReturn:
         """A child that the cell forked has come to the cell's end: it must not go on as a second copy of this rank."""
@@ -359,7 +387,7 @@ class Rank:
                 self.driver.send(CONTROLLER, pack(Failed(id, bad)))
 
     def _route(self, message: Message, frames: Sequence[Frame]) -> None:
-        if isinstance(message, (Run, Push, Pull, Ping, FormGroup)):
+        if isinstance(message, (Run, Apply, Push, Pull, Ping, FormGroup)):
             self.main.post(message, frames)
         elif isinstance(message, Spawn):
             executor = self.actors[message.actor] = Executor(self, f"actor {message.name}")

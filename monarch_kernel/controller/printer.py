@@ -16,6 +16,11 @@ class OutputPrinter:
 
     def __init__(self) -> None:
         self._written: dict[tuple[str, int], list[OutputEvent]] = {}
+        self._requests: set[int] = set()
+
+    def holds(self, request: int) -> bool:
+        """Whether something that a request wrote is not printed yet."""
+        return request in self._requests
 
     def take(self, event: OutputEvent | RichEvent) -> None:
         """Take what a rank wrote; of what it displayed there is only the text."""
@@ -25,12 +30,14 @@ class OutputPrinter:
                 return
             event = OutputEvent(event.request, event.rank, "stdout", f"{text}\n", mesh=event.mesh)
         self._written.setdefault((event.mesh, event.rank), []).append(event)
+        self._requests.add(event.request)
 
     def flush(self) -> None:
         """Print what was collected."""
         if not self._written:
             return
         written, self._written = self._written, {}
+        self._requests.clear()
         groups: dict[tuple[str, tuple[tuple[str, str], ...]], list[int]] = {}
         for (mesh, rank), events in sorted(written.items()):
             pieces: list[tuple[str, str]] = []

@@ -72,7 +72,7 @@ class Runtime:
     def request(
         self,
         procs: Sequence[int],
-        make: Callable[[int], Packed],
+        make: Callable[[int], Packed | Sequence[Packed]],
         note: str,
         finish: Callable[[Sequence[Answer]], T],
         rank: int | None = None,
@@ -83,7 +83,7 @@ class Runtime:
 
         Args:
             procs: whom to ask.
-            make: gives the message for a request id.
+            make: gives the message for a request id, or one for each rank.
             note: what the ranks do meanwhile, in the user's words.
             finish: makes the future's result of the answers.
             rank: for a future of one rank.
@@ -282,6 +282,8 @@ class Runtime:
             if type(effect) is Send:
                 self._driver.send(effect.peer, effect.packed)
             elif type(effect) is Resolve:
+                if self.printer.holds(effect.id):
+                    self._print()  # what was printed before a request ended is shown before it ends
                 future = self._futures.pop(effect.id, None)
                 if future is not None:
                     future.resolve(effect.answers, effect.in_step)

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import NamedTuple
 
 from monarch_kernel.controller.exits import describe_exit
@@ -246,9 +247,16 @@ class State:
         return self._to_host(record, pack(StartRanks(tuple(specs))))
 
     def request(
-        self, id: int, procs: Sequence[int], packed: Packed, note: str, now: float, *, quiet: bool = False
+        self,
+        id: int,
+        procs: Sequence[int],
+        packed: Packed | Sequence[Packed],
+        note: str,
+        now: float,
+        *,
+        quiet: bool = False,
     ) -> list[Effect]:
-        """Ask ranks for one answer each; if one of them is dead nobody is asked.
+        """Ask ranks for one answer each, with the same message or one for each; if one of them is dead nobody is asked.
 
         What ranks write while they handle a ``quiet`` request belongs to the one before it.
         """
@@ -265,15 +273,16 @@ class State:
         if quiet:
             self._quiet.add(id)
         effects: list[Effect] = []
-        for proc in procs:
+        each = repeat(packed) if isinstance(packed, Packed) else packed
+        for proc, message in zip(procs, each):
             record = ranks[proc]
             if not record.owed:
                 record.busy_since = now
             record.owed[id] = note
             if record.up:
-                effects.append(Send(rank_peer(proc), packed))
+                effects.append(Send(rank_peer(proc), message))
             else:
-                record.held.append(packed)
+                record.held.append(message)
         return effects
 
     def tell(self, procs: Sequence[int], packed: Packed) -> list[Effect]:

@@ -44,10 +44,19 @@ CellStage = Literal["waiting", "forming", "running", "over"]
 
 
 class CellOutput:
-    """Where the output of one cell goes: folded, to its sink; also what comes when the cell is over."""
+    """Where the output of one cell goes: folded, to its sink; also what comes when the cell is over.
 
-    def __init__(self, mesh: ProcMesh, sink: Sink, *, raw: bool) -> None:
+    Args:
+        mesh: whose ranks write.
+        sink: where it is shown.
+        raw: whether each rank's lines are shown for themselves.
+        stream: whether it is shown as it comes, or all of it at the end.
+    """
+
+    def __init__(self, mesh: ProcMesh, sink: Sink, *, raw: bool, stream: bool = True) -> None:
         self.sink = sink
+        self._stream = stream
+        self._held: list[tuple[Any, str]] = []
         self._events: deque[OutputEvent | RichEvent] = deque()
         self._folder = OutputFolder(mesh.ranks, raw=raw)
         self._rich = RichFolder(mesh.ranks)
@@ -83,12 +92,14 @@ class CellOutput:
         with self._turning:
             self._take(now)
             self._write(self._folder.drain(now))
-            self._rich.show(self.sink, now)
+            if self._stream:
+                self._rich.show(self.sink, now)
 
     def finish(self, now: float) -> None:
         """Show all that is left."""
         with self._turning:
             self._take(now)
+            self._stream = True
             self._write(self._folder.finish(now))
             self._rich.show(self.sink, now, everything=True)
             self._is_open = False
@@ -112,8 +123,11 @@ class CellOutput:
             self._folder.feed(line.rank, line.stream, line.text, now, line.dropped_lines)
 
     def _write(self, lines: Any) -> None:
-        for stream, text in render(lines):
-            self.sink.write(stream, text)
+        self._held += render(lines)  # folding has bounded it
+        if self._stream:
+            for stream, text in self._held:
+                self.sink.write(stream, text)
+            self._held.clear()
 
 
 class Lane:

@@ -10,6 +10,7 @@ from monarch_kernel.agent.processes import gpu_ids
 from monarch_kernel.notebook.display import LiveView
 from monarch_kernel.notebook.meshes import Meshes
 from monarch_kernel.notebook.options import COMMANDS, UsageProblem, one_name, parse_up, tokens
+from monarch_kernel.notebook.usage import command_help, mesh_help
 from monarch_kernel.ui.text import meshes_text
 
 __all__ = ["MeshCommands"]
@@ -35,7 +36,10 @@ class MeshCommands:
         command = words[0]
         if command not in COMMANDS:
             raise UsageProblem(f"%mesh: unknown command {command!r}; one of {', '.join(COMMANDS)} (%mesh? says more)")
-        getattr(self, command)(line.split(None, 1)[1] if len(words) > 1 else "")
+        if words[1:] in (["--help"], ["-h"]):
+            words = ["help", command]
+            line = " ".join(words)
+        getattr(self, words[0])(line.split(None, 1)[1] if len(words) > 1 else "")
 
     def up(self, rest: str) -> None:
         """Bring a mesh up; its name becomes a variable."""
@@ -50,6 +54,11 @@ class MeshCommands:
             )
         entry = self._meshes.up(options)
         self._shell.user_ns[options.name] = entry.mesh
+
+    def help(self, rest: str) -> None:
+        """Say what a command takes, or all of them."""
+        words = tokens(rest)
+        print(command_help(words[0]) if words else mesh_help())
 
     def show(self, rest: str) -> None:
         """Show the live view of a mesh, or of all, once more."""

@@ -13,6 +13,7 @@ from monarch_kernel.notebook.options import COMMANDS, option_names
 __all__ = ["candidates", "make_matcher"]
 
 _VALUES = {"--device": ["auto", "cpu", "cuda"], "--on": ["local"]}
+_NAMES = ("--mesh",)
 
 
 def make_matcher(meshes: Meshes) -> Callable[[CompletionContext], SimpleMatcherResult]:
@@ -32,20 +33,27 @@ def make_matcher(meshes: Meshes) -> Callable[[CompletionContext], SimpleMatcherR
 def candidates(text: str, meshes: Sequence[str]) -> list[tuple[str, str]]:
     """Words that may stand at the end of a line, with their kinds; none if the line is no magic of ours."""
     words = text.split()
-    if not words or words[0] not in ("%mesh", "%%remote", "%remote") or text == words[0]:
+    if not words or words[0] not in ("%mesh", "%%remote", "%remote", "%autoremote") or text == words[0]:
         return []
     done = words[1:] if text[-1].isspace() else words[1:-1]
     partial = "" if text[-1].isspace() else words[-1]
     names = [(name, "mesh") for name in meshes]
     if done and done[-1] in _VALUES:
         return [(value, "value") for value in _VALUES[done[-1]]]
+    if done and done[-1] in _NAMES:
+        return names
     if words[0] == "%mesh":
         if not done:
             return [(command, "command") for command in COMMANDS]
-        if done[0] == "up":
-            return [(option, "option") for option in option_names("up") if option not in done or option == "--env"]
+        if options := option_names(f"%mesh {done[0]}", aliases=True):
+            return [(option, "option") for option in options if option not in done or option == "--env"]
+        if done[0] == "help":
+            return [(command, "command") for command in COMMANDS]
         if done[0] == "down":
             names = [*names, ("--all", "option")]
         return names if done[0] in COMMANDS else []
-    options = [(option, "option") for option in option_names("remote") if words[0] == "%%remote" and option not in done]
-    return options if done or partial.startswith("-") else [*names, *options]
+    options = option_names(words[0], aliases=True) if words[0] != "%remote" or partial.startswith("--") else []
+    offered = [(option, "option") for option in options if option not in done]
+    if words[0] == "%autoremote" and not done:
+        offered.append(("off", "value"))
+    return offered if done or partial.startswith("-") else [*names, *offered]

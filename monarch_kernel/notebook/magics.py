@@ -11,23 +11,28 @@ from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
-from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
+from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class, no_var_expand
 
 from monarch_kernel.actor.meshes import CellResult
 from monarch_kernel.errors import LaunchError, MonarchError, RanksError, format_ranks
 from monarch_kernel.mesh import ValueMesh
+from monarch_kernel.notebook.autoremote import CellTransformer
 from monarch_kernel.notebook.background import BackgroundCell
 from monarch_kernel.notebook.cells import RemoteCell
 from monarch_kernel.notebook.commands import MeshCommands
 from monarch_kernel.notebook.complete import make_matcher
 from monarch_kernel.notebook.display import Sink, show_bundles
-from monarch_kernel.notebook.meshes import Entry, Meshes, root_name
+from monarch_kernel.notebook.meshes import Entry, Meshes
 from monarch_kernel.notebook.options import (
     RemoteOptions,
     UsageProblem,
     parse_remote,
+    split_options,
     tokens,
 )
+from monarch_kernel.notebook.peers import PeerMagics
+from monarch_kernel.notebook.selector import root_name
+from monarch_kernel.notebook.usage import documented, mesh_help, options_help
 from monarch_kernel.ui.errors import error_block
 
 __all__ = ["MeshMagics", "load", "unload"]
@@ -44,72 +49,113 @@ class MeshMagics(Magics):
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
         self.meshes = Meshes()
+        self.transformer = CellTransformer(shell)
+        self.peers = PeerMagics(shell, self.meshes)
         self._commands = MeshCommands(shell, self.meshes)
 
     @no_var_expand
     @line_magic
+    @documented(mesh_help())
     def mesh(self, line: str) -> None:
-        """Bring meshes of ranks up and down, and look at them.
-
-        ::
-
-            %mesh                            the meshes that are up
-            %mesh up [NAME] -n N             bring up N ranks (processes) on this machine; NAME becomes a variable
-                     --gpus N                ranks with a GPU each
-                     --device auto|cuda|cpu  auto: GPUs where there are enough (default)
-                     --axes dp=2,tp=4        name the axes; else the one axis is gpus
-                     --env K=V               add to the ranks' environment; may be repeated
-                     --on local              who provides the machines
-            %mesh show [NAME]                the live view
-            %mesh interrupt NAME             interrupt what the ranks run; their state is kept
-            %mesh down NAME | --all          end the ranks
-        """
+        """Bring meshes of ranks up and down, and look at them."""
         with _UsageErrors():
             self._commands.run(line)
 
     @no_var_expand
     @line_cell_magic
+    @documented(options_help("%%remote") + "\n\n%remote [SELECTOR] [--OPTION]... EXPRESSION")
     def remote(self, line: str, cell: str | None = None) -> BackgroundCell | None:
         """Run a cell, or evaluate an expression, on the ranks of a mesh.
 
-        ::
-
-            %%remote [SELECTOR] [--out NAME] [--background] [--raw] [--timeout S]
-            code
-
-            %remote [SELECTOR] EXPRESSION
-
-        SELECTOR is a mesh or a slice of one: ``trainers``, ``trainers[0]``, ``trainers[0:4]``,
-        ``trainers.slice(dp=0)``; left out, it is the mesh last brought up. The ranks' variables ``rank``,
-        ``world_size``, ``local_rank``, ``device`` and ``mesh`` (a DeviceMesh) are there, and so is a process group.
-
-        --out NAME    NAME becomes a ValueMesh of the value of the cell's last expression on every rank
-        --background  return at once, with a handle: .state, .result(), .cancel(), await; --out names it
-        --raw         show each rank's lines for themselves, equal ones too
-        --timeout S   interrupt the ranks after S seconds
+        The ranks' variables ``rank``, ``world_size``, ``local_rank``, ``device`` and ``mesh`` (a DeviceMesh) are there,
+        and so is a process group. With --background a handle comes back at once: .state, .result(), .cancel(), await.
         """
         with _UsageErrors():
             if cell is None:
-                self._remote_line(line)
-                return None
+                return self._remote_line(line)
             options = parse_remote(line)
-            entry, mesh = self.meshes.select(options.selector, self.shell.user_ns)
+            if options.local:  # else `CellTransformer` has seen to it
+                raise UsageProblem("%%remote --local has to be the first line of a cell")
+            entry, mesh = self.meshes.select(options.selector, self.shell.user_ns, options.targets)
             # One line down, so that line numbers in errors are those of the notebook's cell, with its %%remote line.
             return self._run(entry, mesh, "\n" + cell, options)
 
-    def _remote_line(self, line: str) -> None:
-        words = line.split(None, 1)
-        if not words:
-            raise UsageProblem("%remote: write an expression, such as %remote trainers[0:2] torch.cuda.mem_get_info()")
-        first = tokens(line)[0]
-        name = root_name(first)
-        selector = ""
-        if self.meshes.is_mesh(name, self.shell.user_ns):
-            selector, line = first, line.strip()[len(first) :]
-        entry, mesh = self.meshes.select(selector, self.shell.user_ns)
-        if not line.strip():
-            raise UsageProblem(f"%remote: write an expression after {first}")
-        self._run(entry, mesh, line.strip(), RemoteOptions(selector))
+    @no_var_expand
+    @line_cell_magic
+    @documented(options_help("%autoremote") + "\n\n%autoremote off\n%autoremote")
+    def autoremote(self, line: str, cell: str | None = None) -> BackgroundCell | None:
+        """Run every cell from now on as if it began with ``%%remote``, or say whether that is so.
+
+        A cell that begins with ``%%local`` runs in the kernel, and so does one that begins with a magic of ours.
+        """
+        with _UsageErrors():
+            if cell is not None:
+                return self._autoremote_cell(line, cell)
+            if words := tokens(line):
+                print(self._switch(line.strip(), words))
+            else:
+                print(self._mode_text())
+            return None
+
+    def _switch(self, line: str, words: list[str]) -> str:
+        if words == ["off"]:
+            self.transformer.mode = None
+            return self._mode_text()
+        options = parse_remote("" if words == ["on"] else line, "%autoremote")
+        if options.local:
+            raise UsageProblem("%autoremote: --local is for one cell: %%remote --local")
+        entry, _ = self.meshes.select(options.selector, self.shell.user_ns, options.targets)
+        named = line if options.selector else " ".join([entry.mesh.name, *(word for word in words if word != "on")])
+        self.transformer.mode = named
+        return self._mode_text()
+
+    def _mode_text(self) -> str:
+        mode = self.transformer.mode
+        if mode is None:
+            return "autoremote is off: cells run in the kernel; %autoremote SELECTOR switches it on"
+        return (
+            f"autoremote is on: cells run as %%remote {mode}; %%local keeps one in the kernel, %autoremote off ends it"
+        )
+
+    def _autoremote_cell(self, line: str, cell: str) -> BackgroundCell | None:
+        options = parse_remote(line, "%autoremote")
+        try:
+            entry, mesh = self.meshes.select(options.selector, self.shell.user_ns, options.targets)
+        except UsageProblem as problem:
+            self.transformer.mode = None
+            raise UsageProblem(f"%autoremote {line}: {problem}; autoremote is off now, this cell has not run") from None
+        return self._run(entry, mesh, cell, options)
+
+    @no_var_expand
+    @cell_magic
+    def local(self, line: str, cell: str) -> None:
+        """Run a cell in the kernel, also while ``%autoremote`` is on.
+
+        ::
+
+            %%local
+            code
+        """
+        # `CellTransformer` takes the line away where it may stand.
+        raise UsageError("%%local has to be the first line of a cell")
+
+    def _remote_line(self, line: str) -> BackgroundCell | None:
+        before, rest = split_options(line, "%remote")
+        selector = next(iter(tokens(rest)), "")
+        if self.meshes.is_mesh(root_name(selector), self.shell.user_ns):
+            rest = rest[len(selector) :]
+        else:
+            selector = ""
+        after, expression = split_options(rest, "%remote")
+        given = " ".join(filter(None, [before, after]))
+        options = parse_remote(f"{given} --mesh {selector}" if selector else given, "%remote")
+        if options.local:
+            raise UsageProblem("%remote: --local is for cells: %%remote --local")
+        entry, mesh = self.meshes.select(options.selector, self.shell.user_ns, options.targets)
+        if not expression:
+            what = f" after {selector or given}" if selector or given else ""
+            raise UsageProblem(f"%remote: write an expression{what}, such as %remote {entry.mesh.name}[0] rank + 1")
+        return self._run(entry, mesh, expression, options)
 
     def _run(self, entry: Entry, mesh: Any, code: str, options: RemoteOptions) -> BackgroundCell | None:
         self._check_syntax(code)
@@ -121,6 +167,7 @@ class MeshMagics(Magics):
             number=self._cell_number(),
             want_value=bool(options.out),
             raw=options.raw,
+            stream=options.stream,
             timeout_s=options.timeout_s,
         )
         if options.background:
@@ -220,12 +267,17 @@ def _is_local_code(filename: str) -> bool:
 
 
 def load(shell: InteractiveShell) -> MeshMagics:
-    """Add the magics to a shell."""
+    """Add the magics to a shell; to our kernel's, which has them, nothing is added."""
+    loaded: tuple[MeshMagics, object] | None = getattr(shell, _EXTENSION, None)
+    if loaded is not None:
+        return loaded[0]
     magics = MeshMagics(shell)
     shell.register_magics(magics)
     shell.set_custom_exc((MonarchError,), _show_error)
     matcher = make_matcher(magics.meshes)
     shell.Completer.custom_matchers.append(matcher)
+    magics.transformer.install()
+    magics.peers.register()
     atexit.register(magics.meshes.close)
     setattr(shell, _EXTENSION, (magics, matcher))
     return magics
@@ -244,6 +296,9 @@ def unload(shell: InteractiveShell) -> None:
     atexit.unregister(close)
     close()
     shell.Completer.custom_matchers.remove(matcher)
+    magics.transformer.remove()
+    magics.peers.remove()
     shell.set_custom_exc((), None)
-    for kind, name in (("line", "mesh"), ("line", "remote"), ("cell", "remote")):
-        shell.magics_manager.magics[kind].pop(name, None)
+    for kind, names in magics.magics.items():
+        for name in names:
+            shell.magics_manager.magics[kind].pop(name, None)

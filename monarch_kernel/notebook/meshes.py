@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import time
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from monarch_kernel.actor.meshes import CellResult, ProcMesh, shutdown_context, this_host
 from monarch_kernel.controller.future import Future
@@ -17,6 +17,7 @@ from monarch_kernel.notebook.cells import CellOutput, Lane, RemoteCell, run_in_f
 from monarch_kernel.notebook.display import LiveView, Sink
 from monarch_kernel.notebook.interrupts import HeldInterrupts
 from monarch_kernel.notebook.options import UpOptions, UsageProblem
+from monarch_kernel.notebook.selector import evaluate, pick_ranks, root_name
 from monarch_kernel.train.group import GroupStore
 
 __all__ = ["Entry", "Meshes", "root_name"]
@@ -164,39 +165,57 @@ class Meshes:
         """Whether a variable is a mesh, or a slice of one, as far as cells are concerned."""
         return name in self._entries or (name is not None and isinstance(namespace.get(name), ProcMesh))
 
-    def select(self, selector: str, namespace: Mapping[str, Any]) -> tuple[Entry, ProcMesh]:
+    def select(self, selector: str, namespace: Mapping[str, Any], targets: str = "") -> tuple[Entry, ProcMesh]:
         """The mesh that a selector means; an empty one means the mesh last brought up.
+
+        Args:
+            selector: see `evaluate`.
+            namespace: the user's variables.
+            targets: which of its ranks, see `pick_ranks`; empty for all.
 
         Raises:
             UsageProblem: it means none.
         """
+        entry, mesh = self._select(selector, namespace)
+        return entry, mesh[pick_ranks(targets, mesh.ranks)] if targets else mesh
+
+    def _select(self, selector: str, namespace: Mapping[str, Any]) -> tuple[Entry, ProcMesh]:
         self._forget_closed()
-        if not self._entries:
+        if not self._entries and not self.is_mesh(root_name(selector), namespace):
             raise UsageProblem("no mesh is up; bring one up with: %mesh up NAME -n 4")
         if not selector:
             entry = self._entries[self._latest]
             return entry, entry.mesh
         name = root_name(selector)
-        if name is None:
-            raise UsageProblem(
-                f"{selector!r} selects no mesh; write a name and, if need be, a slice, such as "
-                f"{self._latest}[0:2] or {self._latest}.slice(...)"
-            )
-        if not self.is_mesh(name, namespace):
-            raise UsageProblem(f"there is no mesh {name!r}; there is: {', '.join(self._entries)}")
-        scope = {name: self._entries[name].mesh} if name in self._entries else {}
-        try:
-            mesh = eval(selector, {"__builtins__": {"slice": slice}}, {**namespace, **scope})
-        except Exception as error:
-            raise UsageProblem(f"{selector}: {error}") from None
+        if name is not None and not self.is_mesh(name, namespace):
+            raise UsageProblem(f"there is no mesh {name!r}; there is: {', '.join(self._entries) or 'none'}")
+        ours = {name: entry.mesh for name, entry in self._entries.items()}
+        mesh = evaluate(selector, ChainMap(ours, cast("dict[str, Any]", namespace)), self._latest)
         if not isinstance(mesh, ProcMesh):
             raise UsageProblem(f"{selector!r} is a {type(mesh).__name__}, not a mesh; write such as {name}[0:2]")
-        if mesh.name not in self._entries:
+        return self._entry_of(mesh, selector), mesh
+
+    def _entry_of(self, mesh: ProcMesh, selector: str) -> Entry:
+        """What is known of a mesh; one that the user has made with ``spawn_procs`` becomes known by its first cell."""
+        whole = mesh.whole
+        for entry in self._entries.values():
+            if entry.mesh.procs == whole.procs:
+                return entry
+        if mesh._runtime.closed or any(death.kind == "stopped" for death in mesh.deaths().values()):
+            have = ", ".join(self._entries) or "none"
+            raise UsageProblem(f"{selector}: mesh {mesh.name!r} is down; there is: {have}")
+        if mesh.name in self._entries:
             raise UsageProblem(
-                f"{selector}: cells run on meshes that %mesh up has brought up, and {mesh.name!r} is none, or is down; "
-                f"there is: {', '.join(self._entries)}"
+                f"{selector}: another mesh is called {mesh.name!r}; give this one a name of its own: "
+                "spawn_procs(..., name=...)"
             )
-        return self._entries[mesh.name], mesh
+        if self._store is None:
+            self._store = GroupStore()
+        options = UpOptions(mesh.name, dict(whole.extent), gpus=False, device="auto")
+        entry = self._entries[mesh.name] = Entry(whole, options, Lane(whole, self._store.form))
+        self.background.start()
+        self._latest = self._latest or mesh.name
+        return entry
 
     # -- cells
 
@@ -210,10 +229,11 @@ class Meshes:
         number: int,
         want_value: bool,
         raw: bool,
+        stream: bool,
         timeout_s: float | None,
     ) -> RemoteCell:
         """A cell that waits for its turn; to be driven with `run` or by the `background`."""
-        output = CellOutput(mesh, sink, raw=raw)
+        output = CellOutput(mesh, sink, raw=raw, stream=stream)
         return RemoteCell(
             entry.lane, mesh, code, number=number, want_value=want_value, output=output, timeout_s=timeout_s
         )
@@ -251,20 +271,3 @@ class Meshes:
     def _draw(self, now: float) -> None:
         for entry in list(self._entries.values()):
             entry.view.follow(entry.mesh.view(), now)
-
-
-def root_name(selector: str) -> str | None:
-    """The variable that a selector starts with: ``t`` of ``t[0:2].slice(dp=0)``; None if it is nothing like that."""
-    try:
-        node: ast.expr = ast.parse(selector.strip(), mode="eval").body
-    except (SyntaxError, ValueError):
-        return None
-    while True:
-        if isinstance(node, ast.Name):
-            return node.id
-        if isinstance(node, (ast.Subscript, ast.Attribute)):
-            node = node.value
-        elif isinstance(node, ast.Call):
-            node = node.func
-        else:
-            return None

@@ -7,7 +7,7 @@ import functools
 import keyword
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -19,6 +19,8 @@ __all__ = [
     "option_names",
     "parse_remote",
     "parse_up",
+    "parser_of",
+    "split_options",
     "tokens",
 ]
 
@@ -26,7 +28,19 @@ COMMANDS = {
     "up": "bring a mesh up",
     "show": "show the live view of a mesh, or of all",
     "down": "end a mesh, or all of them",
-    "interrupt": "interrupt what a mesh runs",
+    "interrupt": "interrupt what a mesh runs; state is kept",
+    "help": "what a command takes",
+}
+
+_GROUPS = "equal lines of several ranks are shown once here, with their ranks; --raw shows each rank's own"
+# Options of ipyparallel's %%px that have no meaning here, and what there is instead.
+_PEERS = {
+    "--group-outputs": _GROUPS,
+    "--progress-after": "the table of the mesh shows what its ranks do",
+    "--signal-on-interrupt": "Kernel > Interrupt raises KeyboardInterrupt on the ranks",
+    "-e": _GROUPS,
+    "--engine": _GROUPS,
+    "--verbose": "a cell that runs is seen in the table of its mesh",
 }
 
 
@@ -62,7 +76,10 @@ class RemoteOptions:
         out: variable that takes the values of the last expression; empty for none.
         raw: whether to show every line of every rank for itself.
         timeout_s: after which the cell is interrupted; None for never.
-        background: whether the notebook goes on meanwhile.
+        background: whether the cell returns at once, while the ranks go on.
+        targets: which ranks of the selected mesh, such as ``0,2``, ``1-3``, ``0:4:2``; empty for all.
+        stream: whether output is shown while the cell runs, or only at its end.
+        local: whether the kernel runs the cell, too.
     """
 
     selector: str = ""
@@ -70,50 +87,100 @@ class RemoteOptions:
     raw: bool = False
     timeout_s: float | None = None
     background: bool = False
+    targets: str = ""
+    stream: bool = True
+    local: bool = False
 
 
 class _Parser(argparse.ArgumentParser):
+    """The one place that knows what a magic takes: parsing, help, completion and errors read it."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, add_help=False, allow_abbrev=False)
+
     def error(self, message: str) -> NoReturn:
         raise UsageProblem(f"{self.prog}: {message}")
 
 
-def _up_parser() -> _Parser:
-    parser = _Parser("%mesh up", add_help=False, allow_abbrev=False)
-    parser.add_argument("name", nargs="?", default="mesh")
-    parser.add_argument("-n")
-    parser.add_argument("--gpus")
-    parser.add_argument("--axes")
-    parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
-    parser.add_argument("--on", choices=["local"], default="local")
-    parser.add_argument("--env", action="append", default=[])
+def _up_parser(magic: str) -> _Parser:
+    parser = _Parser(magic)
+    add = parser.add_argument
+    add("name", nargs="?", default="mesh", metavar="NAME", help="becomes a variable, the mesh (default: mesh)")
+    add("-n", metavar="N", help="bring up N ranks (processes) on this machine")
+    add("--gpus", metavar="N", help="ranks with a GPU each")
+    add("--axes", metavar="A=N,B=M", help="name the axes, such as dp=2,tp=4; else the one axis is gpus")
+    add("--device", choices=["auto", "cuda", "cpu"], default="auto", help="auto (default): GPUs where there are enough")
+    add("--on", choices=["local"], default="local", help="who provides the machines")
+    add("--env", action="append", default=[], metavar="K=V", help="add to the ranks' environment; may be repeated")
     return parser
+
+
+def _remote_parser(magic: str) -> _Parser:
+    parser = _Parser(magic)
+    add = parser.add_argument
+    add(
+        "selector",
+        nargs="?",
+        default="",
+        metavar="SELECTOR",
+        help="a mesh or a slice of one: t, t[0], t[0:4], t.slice(dp=0); left out, the mesh last brought up",
+    )
+    add("--mesh", metavar="NAME", help="the same as SELECTOR")
+    add(
+        "-t",
+        "--targets",
+        "--ranks",
+        default="",
+        metavar="RANKS",
+        help="only these of its ranks, as output numbers them: 0,2 or 1-3 or 0:4:2 or all",
+    )
+    add("-o", "--out", default="", metavar="NAME", help="NAME becomes a ValueMesh of every rank's last expression")
+    add("--raw", action="store_true", help="show each rank's lines for themselves, equal ones too")
+    add("--timeout", metavar="S", help="interrupt the ranks after S seconds")
+    add("--local", action="store_true", help="run the cell here, too, when the ranks have run it")
+    add("-a", "--background", "--noblock", action="store_true", help="return at once; the ranks go on")
+    add("-b", "--block", action="store_true", help="wait for the ranks (default)")
+    add("--stream", action="store_true", help="show output while the cell runs (default)")
+    add("--no-stream", action="store_true", help="show output when the cell has ended")
+    return parser
+
+
+_PARSERS: dict[str, Callable[[str], _Parser]] = {
+    "%mesh up": _up_parser,
+    "%%remote": _remote_parser,
+    "%autoremote": _remote_parser,
+    "%remote": _remote_parser,
+}
 
 
 @functools.cache
-def _remote_parser() -> _Parser:
-    parser = _Parser("%%remote", add_help=False, allow_abbrev=False)
-    parser.add_argument("selector", nargs="?", default="")
-    parser.add_argument("--out", default="")
-    parser.add_argument("--raw", action="store_true")
-    parser.add_argument("--background", action="store_true")
-    parser.add_argument("--timeout")
-    return parser
+def parser_of(magic: str) -> _Parser | None:
+    """What knows the arguments of ``%mesh COMMAND`` or ``%%remote``; None for a command without options."""
+    make = _PARSERS.get(magic)
+    return make(magic) if make else None
 
 
-def option_names(magic: str) -> list[str]:
-    """The options of ``up`` or ``remote``, for completion and for errors."""
-    parser = _up_parser() if magic == "up" else _remote_parser()
-    return sorted(name for action in parser._actions for name in action.option_strings)
+def option_names(magic: str, *, aliases: bool = False) -> list[str]:
+    """The options of ``%mesh COMMAND`` or of ``%%remote``: one spelling of each, for errors, or all, for completion."""
+    parser = parser_of(magic)
+    names: list[str] = []
+    for action in parser._actions if parser else ():
+        spellings = sorted(action.option_strings, key=lambda name: not name.startswith("--"))
+        names += spellings if aliases else spellings[:1]
+    return sorted(names)
 
 
 def tokens(line: str) -> list[str]:
     """Split a line at white space that is neither quoted nor inside brackets: ``t[0, 1:3] --out x`` has three tokens.
+
+    A comment ends the line.
 
     Raises:
         UsageProblem: a quotation is not closed.
     """
     found: list[str] = []
     depth = 0
+    line = _without_comment(line)
     try:
         words = re.findall(r"\s+|[^\s]+", line)
         for word in words:
@@ -133,13 +200,51 @@ def tokens(line: str) -> list[str]:
     return found
 
 
-def _parse(parser: _Parser, line: str, magic: str) -> argparse.Namespace:
-    known, unknown = parser.parse_known_args(tokens(line))
+def split_options(line: str, magic: str) -> tuple[str, str]:
+    """Split a line into the options with which it begins and the expression that follows.
+
+    Only the long spellings: ``-t`` is the negative of ``t``.
+    """
+    parser = parser_of(magic)
+    takes_value = {n: a.nargs is None for a in (parser._actions if parser else ()) for n in a.option_strings}
+    end = 0
+    while option := _LONG_OPTION.match(line, end):
+        if option["name"] not in takes_value:
+            break
+        end = option.end()
+        if takes_value[option["name"]] and not option["value"]:
+            word = _WORD.match(line, end)
+            end = word.end() if word else end
+    return line[:end].strip(), line[end:].strip()
+
+
+_LONG_OPTION = re.compile(r"\s*(?P<name>--[a-z-]+)(?P<value>=\S*)?(?=\s|$)")
+_WORD = re.compile(r"\s*\S*")
+
+
+def _without_comment(line: str) -> str:
+    quote = ""
+    for i, sign in enumerate(line):
+        if quote:
+            quote = "" if sign == quote else quote
+        elif sign in "'\"":
+            quote = sign
+        elif sign == "#" and (i == 0 or line[i - 1].isspace()):
+            return line[:i]
+    return line
+
+
+def _parse(line: str, magic: str) -> argparse.Namespace:
+    parser = parser_of(magic)
+    assert parser is not None
+    words = tokens(line)
+    for word in words:
+        if magic != "%mesh up" and (instead := _PEERS.get(word.partition("=")[0])):
+            raise UsageProblem(f"{magic}: there is no {word.partition('=')[0]}: {instead}")
+    known, unknown = parser.parse_known_args(words)
     if unknown:
         what = "option" if unknown[0].startswith("-") else "argument"
-        raise UsageProblem(
-            f"{parser.prog}: unknown {what} {unknown[0]!r}; the options are {', '.join(option_names(magic))}"
-        )
+        raise UsageProblem(f"{magic}: unknown {what} {unknown[0]!r}; the options are {', '.join(option_names(magic))}")
     return known
 
 
@@ -153,9 +258,9 @@ def _count(text: str, option: str) -> int:
     return count
 
 
-def _name(text: str, what: str) -> str:
+def _name(text: str, what: str, example: str = "trainers") -> str:
     if not text.isidentifier() or keyword.iskeyword(text):
-        raise UsageProblem(f"{what} must be a Python variable name, not {text!r}, such as trainers")
+        raise UsageProblem(f"{what} must be a Python variable name, not {text!r}, such as {example}")
     return text
 
 
@@ -182,7 +287,7 @@ def parse_up(line: str, gpus_here: int) -> UpOptions:
     Raises:
         UsageProblem: it can't be; the text says why and what to write.
     """
-    known = _parse(_up_parser(), line, "up")
+    known = _parse(line, "%mesh up")
     count = None if known.n is None else _count(known.n, "-n")
     gpus = None if known.gpus is None else _count(known.gpus, "--gpus")
     name = _name(known.name, "%mesh up: the name of a mesh")
@@ -223,24 +328,38 @@ def parse_up(line: str, gpus_here: int) -> UpOptions:
     return UpOptions(name, axes or {"gpus": size}, wants_gpus, "cuda" if wants_gpus else device, env)
 
 
-def parse_remote(line: str) -> RemoteOptions:
-    """Read what follows ``%%remote``.
+def parse_remote(line: str, magic: str = "%%remote") -> RemoteOptions:
+    """Read what follows ``%%remote``, or another magic that takes the same.
 
     Raises:
         UsageProblem: it can't be; the text says why and what to write.
     """
-    known = _parse(_remote_parser(), line, "remote")
+    known = _parse(line, magic)
+    if known.mesh and known.selector:
+        raise UsageProblem(f"{magic}: --mesh {known.mesh} and {known.selector} both name a mesh; write one of them")
+    for one, other in (("background", "block"), ("stream", "no_stream")):
+        if getattr(known, one) and getattr(known, other):
+            raise UsageProblem(f"{magic}: give --{one} or --{other.replace('_', '-')}, not both")
     if known.out:
-        _name(known.out, "%%remote: --out")
+        _name(known.out, f"{magic}: --out", "losses")
     timeout_s = None
     if known.timeout is not None:
         try:
             timeout_s = float(known.timeout)
         except ValueError:
-            raise UsageProblem(f"%%remote: --timeout takes seconds, not {known.timeout!r}") from None
+            raise UsageProblem(f"{magic}: --timeout takes seconds, not {known.timeout!r}") from None
         if not timeout_s > 0:
-            raise UsageProblem(f"%%remote: --timeout must be more than 0 seconds, not {known.timeout}")
-    return RemoteOptions(known.selector, known.out, known.raw, timeout_s, known.background)
+            raise UsageProblem(f"{magic}: --timeout must be more than 0 seconds, not {known.timeout}")
+    return RemoteOptions(
+        selector=known.selector or known.mesh or "",
+        out=known.out,
+        raw=known.raw,
+        timeout_s=timeout_s,
+        background=known.background,
+        targets="" if known.targets == "all" else known.targets,
+        stream=not known.no_stream,
+        local=known.local,
+    )
 
 
 def one_name(rest: Sequence[str], command: str, known: Sequence[str], *, optional: bool) -> str:

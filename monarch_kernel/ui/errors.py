@@ -27,6 +27,7 @@ _CHAINS = {
     "The above exception was the direct cause of the following exception:": "caused by",
     "During handling of the above exception, another exception occurred:": "raised while handling",
 }
+_NOTEBOOK_FILE = re.compile(r"ipykernel_\d+[/\\]\d+\.py$|^<ipython-input-")  # what the kernel calls its own cells
 _CHAIN = re.compile("|".join(map(re.escape, _CHAINS)))
 
 
@@ -208,6 +209,8 @@ def _place(frame: Frame) -> str:
 
 def _short_file(file: str) -> str:
     """A cell without its angle brackets, a library's file from its package on, any other as it is."""
+    if _NOTEBOOK_FILE.search(file):
+        return "a cell of the notebook"
     if file.startswith("<") and file.endswith(">"):
         return file[1:-1]
     return re.split(r"(?:site|dist)-packages/|/lib/python3[^/]*/", file)[-1]

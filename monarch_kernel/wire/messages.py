@@ -16,6 +16,7 @@ import msgspec
 from monarch_kernel.errors import Failure
 
 __all__ = [
+    "Apply",
     "Call",
     "Failed",
     "FormGroup",
@@ -87,6 +88,16 @@ class Pull(Message, frozen=True):
 
     id: int
     name: str
+
+
+class Apply(Message, frozen=True):
+    """Call a function on the main thread; answer with its result.
+
+    ``payload`` is ``(shared, args)``: the frames of ``(function, text of its cells)``, equal for all ranks, and the rank's own.
+    """
+
+    id: int
+    payload: Payload
 
 
 class FormGroup(Message, frozen=True):

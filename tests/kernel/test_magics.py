@@ -248,11 +248,11 @@ def test_pasted_torchrun_code_works(notebook: Notebook) -> None:
         ("%mesh show u", "there is no mesh 'u'; there is: t"),
         ("%%remote u\n1", "there is no mesh 'u'; there is: t"),
         ("%%remote 1+1\n1", "selects no mesh"),
-        ("%%remote t.name\n1", "is a str, not a mesh"),
+        ("%%remote t.name\n1", "'t.name' selects no mesh"),
         ("%%remote t[9]\n1", "t[9]: axis 'gpus' has size 2: index 9 is out of range"),
         ("%%remote t[0, 0]\n1", "too many indices"),
         ("%%remote t.slice(dp=0)\n1", "dp"),
-        ("%%remote --color red\n1", "unknown option '--color'; the options are --background, --out, --raw, --timeout"),
+        ("%%remote --color red\n1", "unknown option '--color'; the options are --background, --block"),
         ("%%remote --timeout soon\n1", "--timeout takes seconds, not 'soon'"),
         ("%remote", "write an expression"),
         ("%remote t", "write an expression"),
@@ -308,14 +308,18 @@ def test_pulling_what_is_not_there_names_it(notebook: Notebook) -> None:
 @pytest.mark.parametrize(
     ("code", "matches"),
     [
-        ("%mesh ", {"up", "show", "down", "interrupt"}),
+        ("%mesh ", {"up", "show", "down", "interrupt", "help"}),
         ("%mesh d", {"down"}),
         ("x = 1\n%mesh down ", {"t", "--all"}),
         ("%mesh up --de", {"--device"}),
         ("%mesh up --device c", {"cpu", "cuda"}),
         ("%mesh up -n 2 --a", {"--axes"}),
-        ("%%remote ", {"t", "--background", "--out", "--raw", "--timeout"}),
-        ("%%remote t --t", {"--timeout"}),
+        (
+            "%%remote --",
+            {"--background", "--block", "--local", "--mesh", "--no-stream", "--noblock", "--out", "--ranks"}
+            | {"--raw", "--stream", "--targets", "--timeout"},
+        ),
+        ("%%remote t --t", {"--targets", "--timeout"}),
     ],
 )
 def test_tab_completes_our_lines(notebook: Notebook, code: str, matches: set[str]) -> None:

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_kernel.notebook.complete import candidates
-from monarch_kernel.notebook.meshes import root_name
 from monarch_kernel.notebook.options import (
     COMMANDS,
     RemoteOptions,
@@ -17,8 +16,12 @@ from monarch_kernel.notebook.options import (
     option_names,
     parse_remote,
     parse_up,
+    parser_of,
+    split_options,
     tokens,
 )
+from monarch_kernel.notebook.selector import root_name
+from monarch_kernel.notebook.usage import command_help, mesh_help, options_help
 
 
 @pytest.mark.parametrize(
@@ -85,6 +88,20 @@ def test_a_misuse_of_up_is_one_line_that_says_what_to_write(line: str, gpus: int
         ("t[0, 1:3] --out v", RemoteOptions("t[0, 1:3]", "v", False, None)),
         ("--out v t.slice(dp=0, tp=1)", RemoteOptions("t.slice(dp=0, tp=1)", "v", False, None)),
         ("t[[0, 2]] --raw --timeout 1.5", RemoteOptions("t[[0, 2]]", "", True, 1.5)),
+        ("t -o v", RemoteOptions("t", out="v")),
+        ("--mesh t[0:2]", RemoteOptions("t[0:2]")),
+        ("-t 0,2 t", RemoteOptions("t", targets="0,2")),
+        ("t --targets 0:4:2", RemoteOptions("t", targets="0:4:2")),
+        ("t --ranks 1-3", RemoteOptions("t", targets="1-3")),
+        ("t --targets all", RemoteOptions("t")),
+        ("t -a", RemoteOptions("t", background=True)),
+        ("t --noblock", RemoteOptions("t", background=True)),
+        ("t --background", RemoteOptions("t", background=True)),
+        ("t -b --stream", RemoteOptions("t")),
+        ("t --no-stream", RemoteOptions("t", stream=False)),
+        ("t --local", RemoteOptions("t", local=True)),
+        ("t --out v # not --raw", RemoteOptions("t", out="v")),
+        ("# nothing but a comment, isn't it", RemoteOptions()),
     ],
 )
 def test_remote_is_read(line: str, expected: RemoteOptions) -> None:
@@ -94,8 +111,15 @@ def test_remote_is_read(line: str, expected: RemoteOptions) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("--wrong", "unknown option '--wrong'; the options are --background, --out, --raw, --timeout"),
+        ("--wrong", "unknown option '--wrong'; the options are --background, --block, --local, --mesh"),
         ("t u", "unknown argument 'u'"),
+        ("t --mesh u", "--mesh u and t both name a mesh"),
+        ("t -a -b", "give --background or --block, not both"),
+        ("t --stream --no-stream", "give --stream or --no-stream, not both"),
+        ("t --group-outputs engine", "no --group-outputs: equal lines of several ranks are shown once here"),
+        ("t --group-outputs=type", "no --group-outputs: equal lines"),
+        ("t --progress-after 5", "no --progress-after: the table of the mesh"),
+        ("t --signal-on-interrupt 9", "no --signal-on-interrupt: Kernel > Interrupt"),
         ("--out 3", "must be a Python variable name, not '3'"),
         ("--out", "--out"),
         ("--timeout soon", "--timeout takes seconds, not 'soon'"),
@@ -158,20 +182,72 @@ def words(text: str, meshes: tuple[str, ...] = ("t", "other")) -> set[str]:
 
 
 def test_what_may_come_next() -> None:
+    of_up, of_remote = (set(option_names(magic, aliases=True)) for magic in ("%mesh up", "%%remote"))
+    assert {"--targets", "--ranks", "-t", "--noblock"} <= of_remote
     assert words("%mesh ") == set(COMMANDS)
     assert words("%mesh u") == set(COMMANDS)
-    assert words("%mesh up ") == set(option_names("up"))
-    assert words("%mesh up t -n 2 --") == set(option_names("up")) - {"-n"}
-    assert words("%mesh up --env A=1 ") == set(option_names("up"))
+    assert words("%mesh up ") == of_up
+    assert words("%mesh up t -n 2 --") == of_up - {"-n"}
+    assert words("%mesh up --env A=1 ") == of_up
     assert words("%mesh up --device ") == {"auto", "cpu", "cuda"}
     assert words("%mesh show ") == words("%mesh interrupt ") == {"t", "other"}
     assert words("%mesh down ") == {"t", "other", "--all"}
-    assert words("%%remote ") == {"t", "other", *option_names("remote")}
-    assert words("%%remote t --") == set(option_names("remote"))
-    assert words("%%remote t --raw ") == set(option_names("remote")) - {"--raw"}
+    assert words("%mesh help ") == set(COMMANDS)
+    assert words("%%remote ") == {"t", "other", *of_remote}
+    assert words("%%remote t --") == of_remote
+    assert words("%%remote t --raw ") == of_remote - {"--raw"}
+    assert words("%%remote --mesh ") == {"t", "other"}
     assert words("%remote ") == {"t", "other"}
+    assert {name for name in of_remote if name.startswith("--")} <= words("%remote t --")
+    assert words("%autoremote ") == {"t", "other", "off", *of_remote}
 
 
 @pytest.mark.parametrize("text", ["", "x", "%mesh", "%%remote", "%time ", "mesh ", "%mesh nonsense "])
 def test_nothing_is_offered_where_nothing_of_ours_may_come(text: str) -> None:
     assert candidates(text, ["t"]) == []
+
+
+@pytest.mark.parametrize("magic", ["%mesh up", "%%remote", "%autoremote"])
+def test_what_is_parsed_is_what_help_completion_and_errors_list(magic: str) -> None:
+    parser = parser_of(magic)
+    assert parser is not None
+    spellings = {name for action in parser._actions for name in action.option_strings}
+    shown = options_help(magic)
+    assert spellings == set(option_names(magic, aliases=True))
+    assert all(name in shown and action.help for action in parser._actions for name in action.option_strings)
+    with pytest.raises(UsageProblem) as caught:
+        parse_up("t --wrong", 2) if magic == "%mesh up" else parse_remote("--wrong", magic)
+    assert str(caught.value).startswith(f"{magic}: ")
+    assert str(caught.value).endswith(", ".join(option_names(magic)))
+
+
+def test_help_lists_every_command() -> None:
+    assert all(f"%mesh {command}" in mesh_help() for command in COMMANDS)
+    assert options_help("%mesh up") in mesh_help()
+    assert command_help("down") == "%mesh down NAME | --all\n    end a mesh, or all of them"
+    assert "--axes A=N,B=M" in command_help("up")
+    with pytest.raises(UsageProblem, match="no command 'fly'; one of up, show"):
+        command_help("fly")
+
+
+def test_a_comment_ends_a_line_and_a_hash_in_a_word_or_quotation_does_not() -> None:
+    assert tokens("t --out v # x") == ["t", "--out", "v"]
+    assert tokens("up --env A=#1 --env 'B=x #y'") == ["up", "--env", "A=#1", "--env", "B=x #y"]
+    assert tokens("#") == []
+
+
+@pytest.mark.parametrize(
+    ("line", "options", "expression"),
+    [
+        ("rank + 1", "", "rank + 1"),
+        ("--raw rank", "--raw", "rank"),
+        ("--targets 0,2 --raw rank --raw", "--targets 0,2 --raw", "rank --raw"),
+        ("--out=v rank", "--out=v", "rank"),
+        ("-t", "", "-t"),
+        ("--x", "", "--x"),
+        ("--timeout", "--timeout", ""),
+        ("", "", ""),
+    ],
+)
+def test_options_before_an_expression(line: str, options: str, expression: str) -> None:
+    assert split_options(line, "%remote") == (options, expression)

@@ -1,0 +1,80 @@
+"""Help on our magics, written from what parses them, so that it lists what is allowed."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from collections.abc import Callable
+from typing import TypeVar
+
+from monarch_kernel.notebook.options import COMMANDS, UsageProblem, parser_of
+
+__all__ = ["command_help", "documented", "mesh_help", "options_help"]
+
+_WIDTH = 24
+_ARGUMENTS = {"show": "[NAME]", "down": "NAME | --all", "interrupt": "NAME", "help": "[COMMAND]"}
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def options_help(magic: str) -> str:
+    """What a magic takes: the line to write, and a line for each argument; empty if it has no options."""
+    parser = parser_of(magic)
+    if parser is None:
+        return ""
+    options = [action for action in parser._actions if action.option_strings]
+    names = [f"[{action.metavar}]" for action in parser._actions if not action.option_strings]
+    rows = [(_spelling(action), action.help or "") for action in parser._actions]
+    return "\n".join([" ".join([magic, *names, "[OPTION]..." if options else ""]).rstrip(), *_table(rows)])
+
+
+def _spelling(action: argparse.Action) -> str:
+    value = action.metavar or ("|".join(action.choices) if action.choices else "")
+    return f"{', '.join(action.option_strings)} {value}".strip()
+
+
+def _table(rows: list[tuple[str, str]]) -> list[str]:
+    lines = []
+    for left, right in rows:
+        if len(left) >= _WIDTH:
+            lines.append(f"    {left}")
+            left = ""
+        lines.append(f"    {left:<{_WIDTH}}{right}")
+    return lines
+
+
+def mesh_help() -> str:
+    """All commands of ``%mesh``, and the options of those that have some."""
+    rows = [("%mesh", "the meshes that are up")]
+    for command, does in COMMANDS.items():
+        parser = parser_of(f"%mesh {command}")
+        arguments = "[NAME] [OPTION]..." if parser else _ARGUMENTS.get(command, "")
+        rows.append((f"%mesh {command} {arguments}".strip(), does))
+    left = max(len(row[0]) for row in rows) + 2
+    parts = ["\n".join(f"{magic:<{left}}{does}" for magic, does in rows)]
+    parts += filter(None, (options_help(f"%mesh {command}") for command in COMMANDS))
+    return "\n\n".join(parts)
+
+
+def command_help(command: str) -> str:
+    """One command of ``%mesh``.
+
+    Raises:
+        UsageProblem: there is no such command.
+    """
+    if command not in COMMANDS:
+        raise UsageProblem(f"%mesh help: there is no command {command!r}; one of {', '.join(COMMANDS)}")
+    usage = options_help(f"%mesh {command}") or f"%mesh {command} {_ARGUMENTS.get(command, '')}".rstrip()
+    first, newline, rest = usage.partition("\n")
+    return f"{first}\n    {COMMANDS[command]}{newline}{rest}"
+
+
+def documented(usage: str) -> Callable[[F], F]:
+    """Add usage to the docstring of a magic, which is what ``%%remote?`` shows."""
+
+    def add(function: F) -> F:
+        indented = "\n".join(f"    {line}".rstrip() for line in usage.splitlines())
+        function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\n::\n\n{indented}\n"
+        return function
+
+    return add
