@@ -73,6 +73,7 @@ class CellShell:
 
     Attributes:
         namespace: the names that cells see and define.
+        hidden: those in it that IPython put there.
 
     Raises:
         RuntimeError: if the process has an IPython shell already.
@@ -87,6 +88,7 @@ class CellShell:
             os.environ.setdefault("MPLBACKEND", _INLINE_BACKEND)
         self._shell = shell
         self.namespace: dict[str, Any] = shell.user_ns
+        self.hidden = frozenset(shell.user_ns)
         self.namespace.update(namespace)
         self._shell.loop_runner = self._run_in_loop
         self._shell.open(publish)

@@ -17,15 +17,18 @@ from monarch_kernel.errors import Failure
 
 __all__ = [
     "Call",
+    "Complete",
     "Failed",
     "FormGroup",
     "Goodbye",
     "Hello",
     "HostHello",
+    "Inspect",
     "Interrupt",
     "KillRanks",
     "Lost",
     "Message",
+    "Names",
     "Output",
     "OutputChunk",
     "Payload",
@@ -138,6 +141,27 @@ class Release(Message, frozen=True):
     id: int
 
 
+class Complete(Message, frozen=True):
+    """Say at once, whatever runs, what may follow ``expression``; ``imports`` are names that the cell will have.
+
+    Answered with a list of (text, kind); None if the expression means nothing, or can't be told without running code.
+    """
+
+    id: int
+    wanted: Literal["attributes", "private attributes", "keys", "arguments"]
+    expression: str
+    imports: dict[str, str] = {}
+
+
+class Inspect(Message, frozen=True):
+    """Describe at once, whatever runs, what ``expression`` means: title -> text, or None; ``imports`` as in `Complete`."""
+
+    id: int
+    expression: str
+    source: bool
+    imports: dict[str, str] = {}
+
+
 # rank -> controller
 
 
@@ -179,6 +203,13 @@ class Rich(Message, frozen=True):
     id: int
     data: dict[str, Any]
     metadata: dict[str, Any]
+
+
+class Names(Message, frozen=True):
+    """What has changed in the user's namespace: name -> what kind of thing it is, and the names that have gone."""
+
+    changed: dict[str, str]
+    removed: tuple[str, ...] = ()
 
 
 # controller -> host agent
