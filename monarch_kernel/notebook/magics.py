@@ -22,6 +22,7 @@ from monarch_kernel.notebook.commands import MeshCommands
 from monarch_kernel.notebook.complete import make_matcher
 from monarch_kernel.notebook.display import Sink, show_bundles
 from monarch_kernel.notebook.meshes import Entry, Meshes, root_name
+from monarch_kernel.notebook.names import RemoteNames
 from monarch_kernel.notebook.options import (
     RemoteOptions,
     UsageProblem,
@@ -44,6 +45,7 @@ class MeshMagics(Magics):
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
         self.meshes = Meshes()
+        self.names = RemoteNames(self.meshes, shell.user_ns)
         self._commands = MeshCommands(shell, self.meshes)
 
     @no_var_expand
@@ -224,7 +226,7 @@ def load(shell: InteractiveShell) -> MeshMagics:
     magics = MeshMagics(shell)
     shell.register_magics(magics)
     shell.set_custom_exc((MonarchError,), _show_error)
-    matcher = make_matcher(magics.meshes)
+    matcher = make_matcher(magics.meshes, magics.names)
     shell.Completer.custom_matchers.append(matcher)
     atexit.register(magics.meshes.close)
     setattr(shell, _EXTENSION, (magics, matcher))
