@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from IPython.utils.tokenutil import token_at_cursor
+
 from monarch_kernel.actor.meshes import ProcMesh
 from monarch_kernel.errors import MonarchError, format_ranks
 from monarch_kernel.notebook.meshes import Meshes, root_name
@@ -41,6 +43,7 @@ _NAME = re.compile(r"(?<![\w.])((?:[^\W\d]\w*)?)$")
 _CALL = re.compile(rf"(?<![\w.])({_CHAIN})\($")
 _REMOTE_LINE = re.compile(r"^\s*(?:[\w\s,.]+=\s*)?%remote\s+")
 _NOT_PYTHON = re.compile(r"^\s*(?:[%!]|(?:import|from)\s)|\\\S*$")
+_FROM = re.compile(r"^\s*from\s+([\w.]+)\s+import\s+(?:[\w\s]+,\s*)*(\w*)$")
 _BOUND = re.compile(
     r"^[ \t]*(?:(?:async[ \t]+)?(def|class)[ \t]+(\w+)"
     r"|((?:\w+[ \t]*,[ \t]*)*\w+)[ \t]*(?::[^=\n]+)?=(?!=)"
@@ -140,17 +143,22 @@ class RemoteNames:
     def complete(self, text: str, cursor: int) -> Found | None:
         """Say what may stand at the cursor; None if that is not for ranks to say."""
         located = self.locate(text, cursor)
-        if located is None or _NOT_PYTHON.search(located[0].before):
+        if located is None:
             return None
         code, mesh = located
+        if origin := _FROM.search(code.before):  # a module that is not loaded on the ranks is for others to read
+            answer = self._ask(mesh, "attributes", "module", {"module": origin[1]})
+            return _matching(answer, origin[2]) if answer else None
+        if _NOT_PYTHON.search(code.before):
+            return None
         imports = _imports(code.code)
         if key := _KEY.search(code.before):
             expression, quote, written, digits = key.groups()
             answer = self._ask(mesh, "keys", expression, imports)
             if answer or quote:
                 return _keys(answer or [], quote, written or digits or "")
-        if _in_text(code.before):
-            return None
+        if text := _in_text(code.before):
+            return Found("", []) if text == "#" else None
         if attribute := _ATTRIBUTE.search(code.before):
             expression, written = attribute.groups()
             wanted = "private attributes" if written.startswith("_") else "attributes"
@@ -173,6 +181,18 @@ class RemoteNames:
             return None
         rank, about = told
         return {**about, "Ranks": _where(mesh, expression, rank)}
+
+    def inspect(self, text: str, cursor: int, detail: int) -> dict[str, str] | None:
+        """Describe what is at the cursor, or the function in whose call that is; None if it will not run on ranks.
+
+        What is empty means nothing there.
+        """
+        located = self.locate(text, cursor)
+        if located is None:
+            return None
+        code, mesh = located
+        name = token_at_cursor(code.code, code.cursor)
+        return (self.describe(mesh, name, code.code, source=detail > 0) if name else None) or {}
 
     def _arguments(self, mesh: ProcMesh, code: RemoteCode, imports: Mapping[str, str]) -> list[tuple[str, str]]:
         """The arguments of the call in which the cursor is, without those that are written already."""
@@ -320,8 +340,8 @@ def _keys(answer: Sequence[tuple[str | int, str]], quote: str, written: str) -> 
     return Found(written, found)
 
 
-def _in_text(line: str) -> bool:
-    """Whether the end of a line is inside a string or a comment, as far as one line tells."""
+def _in_text(line: str) -> str:
+    """The quote or ``#`` of the string or comment in which a line ends, as far as one line tells; empty if in none."""
     quote = ""
     position = 0
     while position < len(line):
@@ -333,9 +353,9 @@ def _in_text(line: str) -> bool:
         elif character in "\"'":
             quote = character
         elif character == "#":
-            return True
+            return character
         position += 1
-    return bool(quote)
+    return quote
 
 
 def _open_bracket(text: str) -> int:
