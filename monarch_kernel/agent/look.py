@@ -2,9 +2,10 @@
 
 Theory of operation. The thread that asks is not the one that runs the cells, and a cell may be running. So nothing here
 may have an effect, wait for a device or take long: names are looked up in the dictionaries of objects and classes,
-never with ``getattr``; properties, ``__getattr__``, ``__getitem__`` and ``__repr__`` of Python classes are not called;
-what C code gives (a tensor's shape, a slot) is taken only from types whose C code can't call Python. Submodules,
-parameters and buffers of ``torch.nn.Module`` are found where it keeps them. All that is listed is bounded.
+never with ``getattr``, nor with ``isinstance``, which asks an object for its ``__class__``; properties, ``__getattr__``,
+``__getitem__`` and ``__repr__`` of Python classes are not called; what C code gives (a tensor's shape, a slot) is taken
+only from types whose C code can't call Python. Submodules, parameters and buffers of ``torch.nn.Module`` are found where
+it keeps them. All that is listed is bounded.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def about(value: object, *, source: bool) -> dict[str, str]:
     if _is_instance(value) and (text := describe_value(value)) != told["Type"]:
         told["Value"] = text
     place = _unwrapped(value)
-    code = getattr(place, "__code__", None) if isinstance(place, types.FunctionType) else None
+    code = getattr(place, "__code__", None) if type(place) is types.FunctionType else None
     if code is not None:
         told["File"] = f"{code.co_filename}, line {code.co_firstlineno}"
     if source:
@@ -209,9 +210,9 @@ def _attribute(value: object, name: str) -> Any:
             return table[name]
     if raw is None:
         raise LookupError(name)
-    if isinstance(raw, types.FunctionType):
+    if type(raw) is types.FunctionType:
         return types.MethodType(raw, value)
-    if isinstance(raw, (types.MethodDescriptorType, types.WrapperDescriptorType)):
+    if type(raw) in (types.MethodDescriptorType, types.WrapperDescriptorType):
         return raw.__get__(value, type(value))
     return _plain(raw)
 
@@ -350,7 +351,7 @@ def _class_tables(value: object) -> list[Mapping[str, Any]]:
 
 
 def _unwrapped(value: object) -> Any:
-    return value.__func__ if isinstance(value, types.MethodType) else value
+    return value.__func__ if type(value) is types.MethodType else value
 
 
 def _called(value: object) -> Any:

@@ -17,7 +17,7 @@ class NameTracker:
     """Finds what has changed in a namespace since it was last looked at, at little cost where nothing has.
 
     It keeps nothing of the user's alive: names, words and addresses are all that it remembers. So a tensor that was
-    resized in place is seen only when something else changes, too.
+    resized in place is seen only when its name is bound anew.
 
     Args:
         hidden: names that are not the user's.
@@ -26,22 +26,30 @@ class NameTracker:
     def __init__(self, hidden: Collection[str]) -> None:
         self._hidden = frozenset(hidden)
         self._seen: list[object] = []
+        self._marks: dict[str, tuple[int, int]] = {}
         self._told: dict[str, str] = {}
 
     def news(self, namespace: Mapping[str, object]) -> Names | None:
         """Tell what has changed, or None."""
-        values = list(namespace.values())
-        seen = [*namespace, *map(id, values), *map(id, map(type, values))]
+        names, values = list(namespace), list(namespace.values())
+        ids, types = list(map(id, values)), list(map(id, map(type, values)))
+        seen = [*names, *ids, *types]
         if seen == self._seen:
             return None
         self._seen = seen
+        told, marks = self._told, self._marks
         now: dict[str, str] = {}
-        for name, value in zip(list(namespace), values, strict=False):
-            if type(name) is str and name[:1] != "_" and name not in self._hidden and len(name) <= _MAX_LENGTH:
+        for name, value, mark in zip(names, values, zip(ids, types), strict=False):
+            if marks.get(name) == mark:
+                now[name] = told[name]
+            elif type(name) is str and name[:1] != "_" and name not in self._hidden and len(name) <= _MAX_LENGTH:
+                marks[name] = mark
                 now[name] = kind_of(value)
-                if len(now) >= _MAX_NAMES:
-                    break
-        before, self._told = self._told, now
-        changed = {name: kind for name, kind in now.items() if before.get(name) != kind}
-        removed = tuple(name for name in before if name not in now)
+            if len(now) >= _MAX_NAMES:
+                break
+        changed = {name: kind for name, kind in now.items() if told.get(name) != kind}
+        removed = tuple(name for name in told if name not in now)
+        for name in removed:
+            del marks[name]
+        self._told = now
         return Names(changed, removed) if changed or removed else None
