@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import signal
-from collections.abc import Collection
 from importlib.metadata import version
 from types import FrameType
 from typing import Any
@@ -12,9 +11,8 @@ from typing import Any
 from ipykernel.ipkernel import IPythonKernel
 from IPython.core.interactiveshell import InteractiveShell
 
-from monarch_kernel.kernel.status import SteadyStatus
+from monarch_kernel.kernel.tab import RemoteTab
 from monarch_kernel.notebook.magics import load
-from monarch_kernel.ui.names import described
 
 __all__ = ["MonarchKernel"]
 
@@ -39,7 +37,7 @@ def strike_user_code(signum: int, frame: FrameType | None) -> None:
         frame = frame.f_back
 
 
-class MonarchKernel(SteadyStatus):
+class MonarchKernel(RemoteTab):
     """An IPython kernel that is the single controller of meshes of ranks."""
 
     implementation = "monarch_kernel"
@@ -49,6 +47,7 @@ class MonarchKernel(SteadyStatus):
         super().__init__(**kwargs)
         assert self.shell is not None
         self._magics = load(self.shell)
+        self.names = self._magics.names
 
     @property
     def banner(self) -> str:  # type: ignore[override]
@@ -65,18 +64,6 @@ class MonarchKernel(SteadyStatus):
         """Before a request is handled: from now on an interrupt means the user's code."""
         super().pre_handler_hook()  # type: ignore[no-untyped-call]
         signal.signal(signal.SIGINT, strike_user_code)
-
-    async def do_inspect(
-        self, code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Collection[str] = ()
-    ) -> Any:
-        """Describe what is at the cursor: on the ranks, if it will run there."""
-        told = self._magics.names.inspect(code, cursor_pos, detail_level)
-        if told is None:
-            reply = super().do_inspect(code, cursor_pos, detail_level, omit_sections)  # type: ignore[no-untyped-call]
-            return await reply if inspect.isawaitable(reply) else reply
-        shown = {title: text for title, text in told.items() if title.lower() not in omit_sections}
-        data = {"text/plain": described(shown, color=True)} if shown else {}
-        return {"status": "ok", "found": bool(shown), "data": data, "metadata": {}}
 
     async def do_shutdown(self, restart: bool) -> Any:
         """End the ranks, then the kernel."""

@@ -40,7 +40,7 @@ def push_hint(name: str, kind: str, mesh: str) -> str:
             f"{name} is a {kind} in this notebook, not on the ranks: define it in a %%remote cell, or push it: "
             f'{mesh}["{name}"] = {name}'
         )
-    return f'{name} is in this notebook (a {kind}), not on the ranks: {mesh}["{name}"] = {name} pushes it'
+    return f'{name} is in this notebook ({kind}), not on the ranks: {mesh}["{name}"] = {name} pushes it'
 
 
 def pull_hint(name: str, places: Sequence[tuple[str, Sequence[int], bool]]) -> str:

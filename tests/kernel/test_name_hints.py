@@ -35,7 +35,7 @@ def last_line(cell: Cell) -> str:
 def test_what_the_notebook_has(ready: Notebook) -> None:
     cell = ready.run("%%remote\nx + [2]")
     assert cell.ename == "RemoteError"
-    assert last_line(cell) == 'x is in this notebook (a list), not on the ranks: t["x"] = x pushes it'
+    assert last_line(cell) == 'x is in this notebook (list), not on the ranks: t["x"] = x pushes it'
     ready.ok('t["x"] = x')
     ready.ok("%%remote\nx + [2]\ndel x")
 

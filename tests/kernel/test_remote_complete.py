@@ -207,6 +207,24 @@ def test_in_a_subshell_while_a_cell_runs(ready: Notebook) -> None:
     assert control.get_msg(timeout=10)["content"]["status"] == "ok"
 
 
+@pytest.mark.parametrize("runs", ["%%remote\n", ""])
+def test_while_the_notebook_runs_a_cell(ready: Notebook, runs: str) -> None:
+    cell = ready.send(f"{runs}import time\nprint('go', flush=True)\ntime.sleep(3)")
+    cell.wait_for(lambda cell: "go" in cell.stdout)
+    took = []
+    for code in ("model[0].we", "cfg['", "mod", "from torch.nn import Lin") * 2:
+        begin = time.monotonic()
+        assert tab(ready, "%%remote\n" + code)
+        took.append(time.monotonic() - begin)
+    described = ready.ask(ready.client.inspect("%%remote\ntrain", 12))
+    assert "Train it." in described["data"]["text/plain"]
+    assert not cell.reply, "it was to be asked while the cell runs"
+    print(f"main shell: median {1e3 * statistics.median(took):.0f} ms, max {1e3 * max(took):.0f} ms")
+    assert statistics.median(took) < 0.3
+    assert cell.wait().ok, cell.text
+    assert "local_only" in tab(ready, "local_o")
+
+
 def test_before_the_first_cell_and_without_a_mesh(new_notebook: Callable[..., Notebook]) -> None:
     notebook = new_notebook("python3")
     notebook.ok("%load_ext monarch_kernel\nlocal_only = 1")

@@ -13,7 +13,7 @@ def test_a_description() -> None:
 
 
 def test_hints_say_what_to_write() -> None:
-    assert push_hint("x", "list", "t") == 'x is in this notebook (a list), not on the ranks: t["x"] = x pushes it'
+    assert push_hint("x", "list", "t") == 'x is in this notebook (list), not on the ranks: t["x"] = x pushes it'
     assert 'push it: t["f"] = f' in push_hint("f", "function", "t")
     assert "import it" in push_hint("np", "module", "t")
     assert pull_hint("x", [("t", [0, 1], True)]) == (
