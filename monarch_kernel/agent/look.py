@@ -18,12 +18,12 @@ import inspect
 import itertools
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from monarch_kernel.agent.report import describe_value
 
-__all__ = ["about", "arguments", "attributes", "find", "keys", "kind_of"]
+__all__ = ["about", "arguments", "attributes", "find", "keys", "kind_of", "names"]
 
 _MAX_LISTED = 3_000
 _MAX_KEYS = 1_000
@@ -67,6 +67,13 @@ def kind_of(value: object) -> str:
         array: Any = value
         name = f"{name}[{', '.join(map(str, array.shape))}] {str(array.dtype).removeprefix('torch.')}"
     return name[:_MAX_KIND]
+
+
+def names(namespace: Mapping[str, object], hidden: Collection[str]) -> list[tuple[str, str]]:
+    """The user's variables with their kinds."""
+    stored = dict(namespace)
+    theirs = [name for name in stored if type(name) is str and name[:1] != "_" and name not in hidden]
+    return [(name, kind_of(stored[name])) for name in theirs[:_MAX_LISTED]]
 
 
 def find(expression: str, namespace: Mapping[str, object], imports: Mapping[str, str]) -> Any:

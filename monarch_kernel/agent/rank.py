@@ -405,6 +405,8 @@ class Rank:
 
     def _completions(self, message: Complete) -> list[tuple[Any, str]] | None:
         try:
+            if message.wanted == "names":
+                return look.names(self._shell.namespace, self._shell.hidden) if self._shell else []
             value = look.find(message.expression, self._shell.namespace if self._shell else {}, message.imports)
             if message.wanted == "keys":
                 return list(look.keys(value))

@@ -14,7 +14,7 @@ from monarch_kernel.agent.look import kind_of
 from monarch_kernel.errors import RanksError, RemoteError
 from monarch_kernel.mesh import Shaped
 from monarch_kernel.notebook.meshes import Meshes
-from monarch_kernel.ui.names import pull_hint, push_hint
+from monarch_kernel.ui.names import elsewhere_hint, pull_hint, push_hint
 
 __all__ = ["local_hint", "remote_hints", "show_with_hint"]
 
@@ -22,19 +22,23 @@ _NOT_DEFINED = re.compile(r"name '(\w+)' is not defined")
 
 
 def remote_hints(error: RanksError, meshes: Meshes, namespace: Mapping[str, Any]) -> list[str]:
-    """Hints for names that a cell did not find on its ranks, and that the notebook has."""
+    """Hints for names that a cell did not find on its ranks, and that the notebook has, or other ranks."""
     if not isinstance(error, RemoteError):
         return []
     hints: dict[str, None] = {}
     for failure, _ in error.groups():
         missing = _NOT_DEFINED.match(failure.message) if failure.etype == "NameError" else None
-        if missing is not None and missing[1] in namespace and not missing[1].startswith("_"):
-            name, value = missing[1], namespace[missing[1]]
-            owners = [entry.mesh.name for entry in meshes if failure.pid in _pids(entry.mesh)]
-            if isinstance(value, Shaped):
-                hints[f"{name} is a mesh: it is in this notebook only, ranks can't use it"] = None
-            else:
-                hints[push_hint(name, kind_of(value), owners[0] if owners else "mesh")] = None
+        mesh = next((entry.mesh for entry in meshes if failure.pid in _pids(entry.mesh)), None)
+        if missing is None or mesh is None or missing[1].startswith("_"):
+            continue
+        name = missing[1]
+        having = [rank for rank, names in mesh.names().items() if name in names]
+        if isinstance(namespace.get(name), Shaped):
+            hints[f"{name} is a mesh: it is in this notebook only, ranks can't use it"] = None
+        elif having:
+            hints[elsewhere_hint(name, mesh.name, having)] = None
+        elif name in namespace:
+            hints[push_hint(name, kind_of(namespace[name]), mesh.name)] = None
     return list(hints)
 
 

@@ -1,9 +1,10 @@
 """What Tab and Shift-Tab know of the ranks' names, in the part of a cell that will run there.
 
-Theory of operation. Names come from what the ranks have told after their last cell, so they are there at once. Attributes,
-keys and arguments are asked of one rank, an idle one if there is one: it answers whatever it runs, unless native code
-holds its GIL. So a second one is asked when the first is late, and after `CAP_S` in all the last answer that is known is
-given. What the cell itself binds and imports above the cursor is added: it is not on the ranks yet.
+Theory of operation. Names come from what the ranks have told after their last cell, so they are there at once; while a
+cell runs, what it has defined so far is asked, too. Attributes, keys and arguments are asked of one rank, an idle one if
+there is one: it answers whatever it runs, unless native code holds its GIL. So a second one is asked when the first is
+late, and after `CAP_S` in all the last answer that is known is given. What the cell itself binds and imports is added: it
+is not on the ranks yet.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ __all__ = ["Found", "RemoteCode", "RemoteNames", "kinds_on", "remote_code"]
 CAP_S = 0.18
 SECOND_AFTER_S = 0.09
 _KEPT_ANSWERS = 200
-_KEPT_PREDEFINED = {"device": "device", "local_rank": "int", "mesh": "DeviceMesh", "rank": "int", "world_size": "int"}
+_PREDEFINED = {"device": "device", "local_rank": "int", "mesh": "DeviceMesh", "rank": "int", "world_size": "int"}
 """What the first cell will find, until the ranks have told what they have."""
 
 _BRACKETS = r"\[(?:[^\[\]\n]|\[[^\[\]\n]*\])*\]"
@@ -166,7 +167,8 @@ class RemoteNames:
         if name := _NAME.search(code.before):
             known = _merged(
                 self._arguments(mesh, code, imports),
-                kinds_on(mesh).items() or _KEPT_PREDEFINED.items(),
+                (kinds_on(mesh) or _PREDEFINED).items(),
+                self._of_running_cell(mesh),
                 _bound(code.code, imports),
                 _builtin_names(),
             )
@@ -193,6 +195,14 @@ class RemoteNames:
         code, mesh = located
         name = token_at_cursor(code.code, code.cursor)
         return (self.describe(mesh, name, code.code, source=detail > 0) if name else None) or {}
+
+    def _of_running_cell(self, mesh: ProcMesh) -> list[tuple[str, str]]:
+        """What ranks have that run a cell, which they tell of only at its end."""
+        ranks = _best_ranks(mesh)
+        running = [rank.rank for rank in mesh.view().ranks if rank.state == "running"]
+        if not ranks or ranks[0] not in running:
+            return []
+        return self._ask(mesh, "names", "", {}) or []
 
     def _arguments(self, mesh: ProcMesh, code: RemoteCode, imports: Mapping[str, str]) -> list[tuple[str, str]]:
         """The arguments of the call in which the cursor is, without those that are written already."""
@@ -225,10 +235,10 @@ class RemoteNames:
             for rank in _best_ranks(mesh)[:2]:
                 futures[rank] = mesh.look(rank, make)
                 futures[rank].add_done_callback(waiter.set)
-                mesh._runtime.wait(waiter, SECOND_AFTER_S)
-                if waiter.ready:
+                if mesh._runtime.wait(waiter, SECOND_AFTER_S):
                     break
-            mesh._runtime.wait(waiter, max(0.0, deadline - time.monotonic()))
+            if futures:
+                mesh._runtime.wait(waiter, max(0.0, deadline - time.monotonic()))
             return next(((rank, future.get(0)) for rank, future in futures.items() if future.done()), None)
         except MonarchError:  # the mesh, or the session, has just ended
             return None

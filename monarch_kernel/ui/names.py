@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from monarch_kernel.errors import format_ranks
 
-__all__ = ["described", "pull_hint", "push_hint"]
+__all__ = ["described", "elsewhere_hint", "pull_hint", "push_hint"]
 
 _LONG = ("Docstring", "Source")
 
@@ -41,6 +41,11 @@ def push_hint(name: str, kind: str, mesh: str) -> str:
             f'{mesh}["{name}"] = {name}'
         )
     return f'{name} is in this notebook ({kind}), not on the ranks: {mesh}["{name}"] = {name} pushes it'
+
+
+def elsewhere_hint(name: str, mesh: str, having: Sequence[int]) -> str:
+    """Say that only other ranks of a mesh have a name."""
+    return f"{name} is on {format_ranks(having)} of {mesh} only"
 
 
 def pull_hint(name: str, places: Sequence[tuple[str, Sequence[int], bool]]) -> str:

@@ -144,11 +144,12 @@ class Release(Message, frozen=True):
 class Complete(Message, frozen=True):
     """Say at once, whatever runs, what may follow ``expression``; ``imports`` are names that the cell will have.
 
-    Answered with a list of (text, kind); None if the expression means nothing, or can't be told without running code.
+    Answered with a list of (text, kind); None if the expression means nothing, or can't be told without running code. An
+    empty expression means the namespace, of which "names" are wanted.
     """
 
     id: int
-    wanted: Literal["attributes", "private attributes", "keys", "arguments"]
+    wanted: Literal["names", "attributes", "private attributes", "keys", "arguments"]
     expression: str
     imports: dict[str, str] = {}
 

@@ -49,6 +49,10 @@ def test_what_the_notebook_has(ready: Notebook) -> None:
     assert last_line(ready.run('t["x"]')).endswith('t["x"] = x pushes it')
 
 
+def test_what_only_other_ranks_have(ready: Notebook) -> None:
+    assert last_line(ready.run("%%remote\nodd + 1")) == "odd is on [1] of t only"
+
+
 def test_what_the_ranks_have(ready: Notebook) -> None:
     for code in ("model + 1", "def use(): return model\nuse()"):
         cell = ready.run(code)

@@ -127,6 +127,14 @@ def test_our_options_are_completed_as_before(ready: Notebook) -> None:
     assert tab(ready, "%mesh u") == {"up": "command"}
 
 
+def test_what_a_running_cell_has_defined(busy: Callable[[str], Notebook]) -> None:
+    notebook = busy("defined_just_now = 1\nimport time\ntime.sleep(600)")
+    deadline = time.monotonic() + 5
+    while not (offer := tab(notebook, "%%remote\ndefined_j")):
+        assert time.monotonic() < deadline
+    assert offer == {"defined_just_now": "int"}
+
+
 def test_what_push_and_del_do_is_seen(ready: Notebook) -> None:
     ready.ok("t['pushed_x'] = 'text'")
     assert tab(ready, "%%remote\npushed") == {"pushed_x": "str"}
