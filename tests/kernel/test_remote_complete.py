@@ -195,6 +195,19 @@ def test_another_rank_is_asked_then(busy: Callable[[str], Notebook]) -> None:
         assert time.monotonic() - begin < 1
 
 
+def test_an_idle_rank_is_asked_first(ready: Notebook) -> None:
+    ready.ok("%%remote\nown = {f'of_{rank}': 1}")
+    assert tab(ready, "%%remote\nown['") == {"of_0": "int"}
+    ready.ok("%%remote t[0] --background\nwhile True: pass")
+    try:
+        deadline = time.monotonic() + 5
+        while ready.value("t.view().ranks[0].state") != "running":
+            assert time.monotonic() < deadline
+        assert tab(ready, "%%remote\nown['") == {"of_1": "int"}
+    finally:
+        ready.ok("%mesh interrupt t")
+
+
 def test_in_a_subshell_while_a_cell_runs(ready: Notebook) -> None:
     control = ready.client.control_channel
     control.send(ready.client.session.msg("create_subshell_request"))
