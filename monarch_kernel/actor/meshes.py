@@ -24,7 +24,7 @@ from monarch_kernel.events import MeshView
 from monarch_kernel.mesh import Extent, Point, Region, Shaped, ValueMesh
 from monarch_kernel.transport.driver import Waiter
 from monarch_kernel.wire.codec import Packed, dump, dump_call, load, pack
-from monarch_kernel.wire.messages import Call, Ping, Pull, Push, RankSpec, Run, Spawn, StopActor
+from monarch_kernel.wire.messages import Call, Complete, Inspect, Ping, Pull, Push, RankSpec, Run, Spawn, StopActor
 
 __all__ = ["ActorMesh", "CellResult", "HostMesh", "ProcMesh", "gather", "shutdown_context", "this_host"]
 
@@ -355,6 +355,23 @@ class ProcMesh(Shaped):
         """Flat rank -> how it ended, of the ranks that are dead or stopped."""
         found = self._runtime.deaths(self.procs)
         return {rank: found[proc] for rank, proc in zip(self.ranks, self.procs) if proc in found}
+
+    def names(self) -> dict[int, dict[str, str]]:
+        """Flat rank -> the names that cells have defined there -> what kind of thing each is; the ranks are not asked."""
+        return dict(zip(self.ranks, self._runtime.names(self.procs)))
+
+    def look(self, rank: int, make: Callable[[int], Complete | Inspect]) -> Future[Any]:
+        """Ask one rank about its namespace; it answers at once, whatever it runs.
+
+        Args:
+            rank: flat rank in the mesh as it was spawned.
+            make: gives the message for a request id.
+        """
+
+        def read(answers: Sequence[Answer]) -> Any:
+            return None if isinstance(answers[0], Failure) else _read(answers[0])
+
+        return self._runtime.ask(self._base[rank], lambda id: pack(make(id)), read)
 
     def view(self) -> MeshView:
         """The mesh as it is now, for showing."""

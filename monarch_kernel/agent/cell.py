@@ -73,6 +73,7 @@ class CellShell:
 
     Attributes:
         namespace: the names that cells see and define.
+        hidden: those in it that IPython put there.
 
     Raises:
         RuntimeError: if the process has an IPython shell already.
@@ -87,6 +88,7 @@ class CellShell:
             os.environ.setdefault("MPLBACKEND", _INLINE_BACKEND)
         self._shell = shell
         self.namespace: dict[str, Any] = shell.user_ns
+        self.hidden = frozenset(shell.user_ns)
         self.namespace.update(namespace)
         self._shell.loop_runner = self._run_in_loop
         self._shell.open(publish)
@@ -153,8 +155,11 @@ class CellShell:
             if not last_is_value:
                 value = None
             result.result = value
+            pages = shell.take_pages()
             if value is None or quiet:
-                return value, {}, {}
+                return value, pages, {}
+            if pages:
+                shell.display_pub.publish(pages)
             shell.remember(value)
             bundle, metadata = shell.represent(value)
             return value, bundle, metadata
@@ -216,6 +221,8 @@ class CellShell:
             if isinstance(error, SystemExit):
                 why = "a cell cannot end its rank; use %mesh down"
                 failure = replace(failure, message=why if error.code is None else f"{failure.message} ({why})")
+            if pages := self._shell.take_pages():
+                self._shell.display_pub.publish(pages)
             flush()
         except KeyboardInterrupt:  # a second interrupt, while the report of the first was made
             failure = Failure("interrupted", "KeyboardInterrupt", "")
@@ -224,6 +231,7 @@ class CellShell:
     def _forget(self) -> None:
         """Drop the last error, which holds its frames and so their tensors."""
         self._shell.shown.clear()
+        self._shell.pages.clear()
         if self._shell.last_execution_result is not None:  # of a nested cell
             self._shell.last_execution_result = None
         if self._last_error is None:

@@ -36,7 +36,9 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
+from monarch_kernel.agent import look
 from monarch_kernel.agent.apply import Applier
+from monarch_kernel.agent.names import NameTracker
 from monarch_kernel.agent.processes import die_with_parent
 from monarch_kernel.agent.report import describe
 from monarch_kernel.agent.streams import OutputMarks
@@ -47,9 +49,11 @@ from monarch_kernel.wire.codec import Frame, Packed, WireError, dump, load, pack
 from monarch_kernel.wire.messages import (
     Apply,
     Call,
+    Complete,
     Failed,
     FormGroup,
     Hello,
+    Inspect,
     Interrupt,
     Message,
     Payload,
@@ -95,6 +99,8 @@ class Shell(Protocol):
     """What runs cells."""
 
     namespace: dict[str, Any]
+    hidden: frozenset[str]
+    """Names in it that are not the user's."""
 
     def run(self, code: str, number: int) -> Any:
         """Run a cell; the outcome has ``value``, ``bundle`` and ``failure``."""
@@ -214,6 +220,7 @@ class Rank:
         }
         self._shell: Shell | None = None
         self._applier: Applier | None = None
+        self._names: NameTracker | None = None
         self._make_shell: Callable[[Callable[[dict[str, Any], dict[str, Any]], None]], Shell] | None = None
         self._output_marks = marks
         self._token = token
@@ -310,6 +317,7 @@ class Rank:
             self._end_forked_child(outcome.failure)
         if self._exiting:
             raise SystemExit(0)  # SIGTERM came while the cell ran, and the shell took it for the cell's own
+        self._tell_names()
         if outcome.failure is not None:
             self.fail(self.main, message.id, outcome.failure)
         else:
@@ -349,7 +357,17 @@ class Rank:
         namespace = self.shell.namespace
         with self.main.user_code():
             namespace[message.name] = load(message.payload, frames)
+        self._tell_names()
         self.reply(message.id)
+
+    def _tell_names(self) -> None:
+        """Say what has changed in the namespace; before the answer, so that who has that can complete it."""
+        if self._names is None:
+            self._names = NameTracker(self.shell.hidden)
+        with contextlib.suppress(Exception):  # nothing that is found there may fail a cell
+            news = self._names.news(self.shell.namespace)
+            if news is not None:
+                self.driver.submit(pack(news))
 
     def _pull(self, message: Pull, _: Sequence[Frame]) -> None:
         namespace = self.shell.namespace
@@ -405,6 +423,35 @@ class Rank:
             self._interrupt(message.id)
         elif isinstance(message, Release):
             self._release(message.id)
+        elif isinstance(message, Complete):
+            payload, found = dump(self._completions(message), "names")
+            self.driver.send(CONTROLLER, pack(Result(message.id, payload), found))
+        elif isinstance(message, Inspect):  # source is read from files, which may take long
+            threading.Thread(target=self._inspect, args=[message], name="monarch-inspect", daemon=True).start()
+
+    # -- looking into the namespace, whatever runs
+
+    def _completions(self, message: Complete) -> list[tuple[Any, str]] | None:
+        try:
+            if message.wanted == "names":
+                return look.names(self._shell.namespace, self._shell.hidden) if self._shell else []
+            value = look.find(message.expression, self._shell.namespace if self._shell else {}, message.imports)
+            if message.wanted == "keys":
+                return list(look.keys(value))
+            if message.wanted == "arguments":
+                return list(look.arguments(value))
+            return list(look.attributes(value, private=message.wanted == "private attributes"))
+        except Exception:  # what can't be told is not there, as far as Tab is concerned
+            return None
+
+    def _inspect(self, message: Inspect) -> None:
+        try:
+            value = look.find(message.expression, self._shell.namespace if self._shell else {}, message.imports)
+            told = look.about(value, source=message.source)
+        except Exception:
+            told = None
+        payload, frames = dump(told, "a description")
+        self.driver.submit(pack(Result(message.id, payload), frames))
 
     # -- interrupts
 

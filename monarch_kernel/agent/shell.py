@@ -20,6 +20,7 @@ import contextlib
 import getpass
 import linecache
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -151,6 +152,7 @@ class RankShell(InteractiveShell):
     display_formatter: Any
     emit: Publish | None
     shown: list[BaseException]
+    pages: list[str]
 
     @default("exiter")
     def _default_exiter(self) -> ExitAutocall:
@@ -176,6 +178,7 @@ class RankShell(InteractiveShell):
         super().init_instance_attrs()  # type: ignore[no-untyped-call]
         self.emit = None
         self.shown = []
+        self.pages: list[str] = []
         self._memory: dict[str, Any] = {}
         self._last: Any = ""
 
@@ -215,6 +218,12 @@ class RankShell(InteractiveShell):
                 traceback.print_exception(type(error), error, error.__traceback__)
             del self.shown[before:]
         return _encoded(data), metadata
+
+    def take_pages(self) -> dict[str, Any]:
+        """Give what was to be shown in a pager (``x?`` and the like), which a rank has not, as a value is shown."""
+        text = "\n".join(self.pages)
+        self.pages.clear()
+        return {"text/plain": text} if text else {}
 
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
         """Keep an error that IPython wants to print; ``%tb`` prints the last one."""
@@ -295,8 +304,8 @@ def prepare() -> None:
         autoindent=False,
         cache_size=0,  # `Out` would keep every tensor that was ever shown
         colors="nocolor",
-        display_page=True,  # help text is a display: there is no pager
     )
+    shell.set_hook("show_in_pager", _page, 0)  # type: ignore[no-untyped-call]
     shell.cleanup()  # type: ignore[no-untyped-call]
     atexit.unregister(shell.atexit_operations)
     for name in ("__", "___"):
@@ -305,6 +314,13 @@ def prepare() -> None:
     # What is made at first use is then made here, too.
     shell.transform_cell("x = 1")  # type: ignore[no-untyped-call]
     shell.represent(1)
+
+
+def _page(shell: RankShell, data: Any, start: int = 0, screen_lines: int = 0) -> None:
+    text = str(data.get("text/plain", "") if isinstance(data, Mapping) else data)
+    # An address means nothing to the reader, and would make equal objects of several ranks different.
+    text = re.sub(r"(?<= at 0x)[0-9a-f]{6,16}(?=>)", "…", text.strip("\n"))
+    shell.pages.append(re.sub(r"(?m)^(File: +)\S*/(?=<remote cell)", r"\1", text))
 
 
 def _no_input(prompt: object = "", /) -> str:

@@ -107,6 +107,18 @@ class Runtime:
             self._abandon_all()  # closed meanwhile, perhaps before the request was handled
         return future
 
+    def ask(self, proc: int, make: Callable[[int], Packed], finish: Callable[[Sequence[Answer]], T]) -> Future[T]:
+        """Ask a rank something that it answers at once, whatever it is busy with; arguments as for `request`."""
+        if self._closed:
+            raise MeshDownError("the session was shut down; start again with this_host() or %mesh up")
+        id = next(self._ids)
+        future = Future(self, id, finish)
+        self._futures[id] = future  # type: ignore[assignment]
+        self._driver.submit(lambda now: self._state.ask(id, proc, make(id)))
+        if self._over:
+            self._abandon_all()
+        return future
+
     def tell(self, procs: Sequence[int], packed: Packed) -> None:
         """Send ranks a message that has no answer."""
         self._submit(lambda now: self._state.tell(procs, packed))
@@ -177,6 +189,11 @@ class Runtime:
         """Which of these processes are dead or stopped, and how."""
         records = [self._state.ranks.get(proc) for proc in procs]
         return {record.spec.proc: record.death for record in records if record is not None and record.death is not None}
+
+    def names(self, procs: Sequence[int]) -> list[dict[str, str]]:
+        """What each of these processes has told of its namespace: name -> what kind of thing it is."""
+        records = [self._state.ranks.get(proc) for proc in procs]
+        return [{} if record is None else record.names.copy() for record in records]
 
     def view(self, procs: Sequence[int], name: str, axes: dict[str, int], age_s: float) -> MeshView:
         """A mesh as it is now."""

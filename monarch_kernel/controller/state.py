@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
+from sys import intern
 from typing import NamedTuple
 
 from monarch_kernel.controller.exits import describe_exit
@@ -41,6 +42,7 @@ from monarch_kernel.wire.messages import (
     KillRanks,
     Lost,
     Message,
+    Names,
     Output,
     Payload,
     RankSpec,
@@ -70,6 +72,7 @@ HOST_DEADLINE_S = 30.0
 RANK_DEADLINE_S = 120.0
 OUTPUT_GRACE_S = 0.5
 RELEASE_AFTER_S = 1.0
+MAX_NAMES = 4_000
 
 
 class Value(NamedTuple):
@@ -156,7 +159,11 @@ class HostRecord:
 
 @dataclass(slots=True)
 class RankRecord:
-    """A rank's process. ``owed`` maps the requests that it has yet to answer to their notes, in order."""
+    """A rank's process.
+
+    ``owed`` maps the requests that it has yet to answer to their notes, in order; ``asides`` are those that are no work.
+    ``names`` is what it has told of its namespace: name -> what kind of thing it is.
+    """
 
     spec: RankSpec
     host: int
@@ -168,6 +175,8 @@ class RankRecord:
     death: Failure | None = None
     held: list[Packed] = field(default_factory=list)
     owed: dict[int, str] = field(default_factory=dict)
+    asides: set[int] = field(default_factory=set)
+    names: dict[str, str] = field(default_factory=dict)
     busy_since: float = 0.0
     last_request: int = 0
     last_error: str = ""
@@ -285,6 +294,15 @@ class State:
                 record.held.append(message)
         return effects
 
+    def ask(self, id: int, proc: int, packed: Packed) -> list[Effect]:
+        """Ask a rank something that it answers at once, whatever it is busy with, and that does not count as work."""
+        record = self.ranks[proc]
+        if record.death is not None or not record.up:
+            return [Resolve(id, [record.death or Failure("stopped", "NotSent", "the rank is not up yet")], True)]
+        self._pending[id] = _Pending((proc,))
+        record.asides.add(id)
+        return [Send(rank_peer(proc), packed)]
+
     def tell(self, procs: Sequence[int], packed: Packed) -> list[Effect]:
         """Send ranks something that has no answer."""
         effects: list[Effect] = []
@@ -364,6 +382,8 @@ class State:
                 record = self.ranks[reading.proc]
                 record.rss_nbytes, record.cpu_percent = reading.rss_nbytes, reading.cpu_percent
             return []
+        if isinstance(message, Names):
+            return self._heard_names(self.ranks[int(peer[1:])], message)
         if isinstance(message, Hello):
             record = self.ranks[message.proc]
             record.up, record.pid, record.device = True, message.pid, message.device
@@ -428,7 +448,7 @@ class State:
         if peer.startswith(b"R"):
             if isinstance(message, Hello):
                 return message.proc == number and number in self.ranks
-            return isinstance(message, Rich) and number in self.ranks
+            return isinstance(message, (Rich, Names)) and number in self.ranks
         if isinstance(message, HostHello):
             return message.host == number and number in self.hosts
         if isinstance(message, Output):
@@ -486,6 +506,7 @@ class State:
 
     def _answer(self, id: int, proc: int, answer: Answer, now: float, *, still_owed: bool = False) -> list[Effect]:
         record = self.ranks[proc]
+        record.asides.discard(id)
         if not still_owed and record.owed.pop(id, None) is not None:
             record.busy_since = now
             if id not in self._quiet:
@@ -531,6 +552,15 @@ class State:
                 effects += self._accept(held.proc, held.message, held.frames, now)
         return effects
 
+    def _heard_names(self, record: RankRecord, message: Names) -> list[Effect]:
+        names = record.names
+        for name in message.removed:
+            names.pop(name, None)
+        for name, kind in message.changed.items():
+            if name in names or len(names) < MAX_NAMES:
+                names[intern(name)] = intern(kind)  # most ranks have the same
+        return []
+
     def _heard_lost(self, message: Lost, now: float) -> list[Effect]:
         record = self.ranks[message.proc]
         if record.death is not None:
@@ -556,8 +586,9 @@ class State:
         record.death = failure
         self._dead.add(record.spec.proc)
         record.held.clear()
+        record.names.clear()
         effects: list[Effect] = []
-        for id in list(record.owed):
+        for id in [*record.owed, *record.asides]:
             effects += self._answer(id, record.spec.proc, failure, now)
         record.last_error = "" if record.stopping else failure.headline()
         return effects

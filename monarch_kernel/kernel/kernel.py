@@ -11,7 +11,7 @@ from typing import Any
 from ipykernel.ipkernel import IPythonKernel
 from IPython.core.interactiveshell import InteractiveShell
 
-from monarch_kernel.kernel.status import SteadyStatus
+from monarch_kernel.kernel.tab import RemoteTab
 from monarch_kernel.notebook.magics import load
 
 __all__ = ["MonarchKernel"]
@@ -37,7 +37,7 @@ def strike_user_code(signum: int, frame: FrameType | None) -> None:
         frame = frame.f_back
 
 
-class MonarchKernel(SteadyStatus):
+class MonarchKernel(RemoteTab):
     """An IPython kernel that is the single controller of meshes of ranks."""
 
     implementation = "monarch_kernel"
@@ -47,6 +47,7 @@ class MonarchKernel(SteadyStatus):
         super().__init__(**kwargs)
         assert self.shell is not None
         self._magics = load(self.shell)
+        self.names = self._magics.names
 
     @property
     def banner(self) -> str:  # type: ignore[override]

@@ -1,13 +1,14 @@
-"""Completion of our magics' lines: commands, options, names of meshes."""
+"""Completion of our magics' lines (commands, options, names of meshes), and of what will run on ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
 
 from monarch_kernel.notebook.meshes import Meshes
+from monarch_kernel.notebook.names import RemoteNames
 from monarch_kernel.notebook.options import COMMANDS, option_names
 
 __all__ = ["candidates", "make_matcher"]
@@ -16,18 +17,42 @@ _VALUES = {"--device": ["auto", "cpu", "cuda"], "--on": ["local"]}
 _NAMES = ("--mesh",)
 
 
-def make_matcher(meshes: Meshes) -> Callable[[CompletionContext], SimpleMatcherResult]:
+class _Final(list[SimpleCompletion]):
+    """Completions that silence the other matchers even if there are none: IPython asks for their number first."""
+
+    def __len__(self) -> int:
+        return max(1, super().__len__())
+
+
+def make_matcher(meshes: Meshes, remote: RemoteNames) -> Callable[[CompletionContext], SimpleMatcherResult]:
     """A matcher for IPython's completer."""
 
     @context_matcher(identifier="monarch_kernel.mesh", priority=100)  # type: ignore[untyped-decorator]
     def match(context: CompletionContext) -> SimpleMatcherResult:
         text = context.text_until_cursor
-        words = candidates(text, meshes.names)
         token = text.split()[-1] if text and not text[-1].isspace() else ""
-        completions = [SimpleCompletion(text=word, type=kind) for word, kind in words if word.startswith(token)]
-        return {"completions": completions, "suppress": bool(completions), "matched_fragment": token}
+        words = [(word, kind) for word, kind in candidates(text, meshes.names) if word.startswith(token)]
+        found = remote.complete(context.full_text, _offset(context))
+        if found is None:
+            return {"completions": _made(words), "suppress": bool(words), "matched_fragment": token}
+        both = dict([*(words if found.fragment == token else []), *found.matches])
+        return {
+            "completions": _Final(_made(both.items())),
+            "suppress": True,
+            "matched_fragment": found.fragment,
+            "ordered": True,
+        }
 
     return cast("Callable[[CompletionContext], SimpleMatcherResult]", match)
+
+
+def _made(words: Iterable[tuple[str, str]]) -> list[SimpleCompletion]:
+    return [SimpleCompletion(text=word, type=kind) for word, kind in words]
+
+
+def _offset(context: CompletionContext) -> int:
+    lines = context.full_text.split("\n")[: context.cursor_line]
+    return sum(len(line) + 1 for line in lines) + context.cursor_position
 
 
 def candidates(text: str, meshes: Sequence[str]) -> list[tuple[str, str]]:

@@ -22,7 +22,9 @@ from monarch_kernel.notebook.cells import RemoteCell
 from monarch_kernel.notebook.commands import MeshCommands
 from monarch_kernel.notebook.complete import make_matcher
 from monarch_kernel.notebook.display import Sink, show_bundles
+from monarch_kernel.notebook.hints import local_hint, remote_hints, show_with_hint
 from monarch_kernel.notebook.meshes import Entry, Meshes
+from monarch_kernel.notebook.names import RemoteNames
 from monarch_kernel.notebook.options import (
     RemoteOptions,
     UsageProblem,
@@ -51,6 +53,7 @@ class MeshMagics(Magics):
         self.meshes = Meshes()
         self.transformer = CellTransformer(shell)
         self.peers = PeerMagics(shell, self.meshes)
+        self.names = RemoteNames(self.meshes, shell.user_ns)
         self._commands = MeshCommands(shell, self.meshes)
 
     @no_var_expand
@@ -242,12 +245,19 @@ class _UsageErrors:
 
 def _show_error(
     shell: InteractiveShell,
-    kind: type[MonarchError],
-    error: MonarchError,
+    kind: type[MonarchError | NameError],
+    error: MonarchError | NameError,
     tb: TracebackType,
     tb_offset: int | None = None,
 ) -> list[str]:
-    """Show an error of ours in its own words, one of ranks as a block per distinct error, and the local line that met it."""
+    """Show an error of ours in its own words, one of ranks as a block per distinct error, and the local line that met it.
+
+    A name that is not defined is looked for on the other side, too.
+    """
+    if isinstance(error, NameError):
+        magics: MeshMagics = getattr(shell, _EXTENSION)[0]
+        show_with_hint(shell, kind, error, tb, local_hint(error, magics.meshes))
+        return []
     lines = _error_lines(shell, error)
     local = [frame for frame in traceback.extract_tb(tb) if _is_local_code(frame.filename)]
     if local and local[-1].line and not local[-1].line.startswith("get_ipython()"):
@@ -258,7 +268,10 @@ def _show_error(
 
 def _error_lines(shell: InteractiveShell, error: BaseException) -> list[str]:
     if isinstance(error, RanksError):
-        return error_block(error, color=getattr(shell, "colors", "nocolor").lower() != "nocolor")
+        magics: MeshMagics = getattr(shell, _EXTENSION)[0]
+        hints = remote_hints(error, magics.meshes, shell.user_ns)
+        lines = error_block(error, color=getattr(shell, "colors", "nocolor").lower() != "nocolor")
+        return [*lines, "", *hints] if hints else lines
     return f"{type(error).__name__}: {error}".split("\n")
 
 
@@ -273,8 +286,8 @@ def load(shell: InteractiveShell) -> MeshMagics:
         return loaded[0]
     magics = MeshMagics(shell)
     shell.register_magics(magics)
-    shell.set_custom_exc((MonarchError,), _show_error)
-    matcher = make_matcher(magics.meshes)
+    shell.set_custom_exc((MonarchError, NameError), _show_error)
+    matcher = make_matcher(magics.meshes, magics.names)
     shell.Completer.custom_matchers.append(matcher)
     magics.transformer.install()
     magics.peers.register()

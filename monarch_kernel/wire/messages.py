@@ -18,15 +18,18 @@ from monarch_kernel.errors import Failure
 __all__ = [
     "Apply",
     "Call",
+    "Complete",
     "Failed",
     "FormGroup",
     "Goodbye",
     "Hello",
     "HostHello",
+    "Inspect",
     "Interrupt",
     "KillRanks",
     "Lost",
     "Message",
+    "Names",
     "Output",
     "OutputChunk",
     "Payload",
@@ -149,6 +152,28 @@ class Release(Message, frozen=True):
     id: int
 
 
+class Complete(Message, frozen=True):
+    """Say at once, whatever runs, what may follow ``expression``; ``imports`` are names that the cell will have.
+
+    Answered with a list of (text, kind); None if the expression means nothing, or can't be told without running code. An
+    empty expression means the namespace, of which "names" are wanted.
+    """
+
+    id: int
+    wanted: Literal["names", "attributes", "private attributes", "keys", "arguments"]
+    expression: str
+    imports: dict[str, str] = {}
+
+
+class Inspect(Message, frozen=True):
+    """Describe at once, whatever runs, what ``expression`` means: title -> text, or None; ``imports`` as in `Complete`."""
+
+    id: int
+    expression: str
+    source: bool
+    imports: dict[str, str] = {}
+
+
 # rank -> controller
 
 
@@ -190,6 +215,13 @@ class Rich(Message, frozen=True):
     id: int
     data: dict[str, Any]
     metadata: dict[str, Any]
+
+
+class Names(Message, frozen=True):
+    """What has changed in the user's namespace: name -> what kind of thing it is, and the names that have gone."""
+
+    changed: dict[str, str]
+    removed: tuple[str, ...] = ()
 
 
 # controller -> host agent

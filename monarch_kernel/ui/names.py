@@ -1,0 +1,63 @@
+"""What is said of names: what one means on the ranks, and where one is that was looked for on the wrong side. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from monarch_kernel.errors import format_ranks
+
+__all__ = ["described", "elsewhere_hint", "pull_hint", "push_hint"]
+
+_LONG = ("Docstring", "Source")
+
+
+def described(told: Mapping[str, str], *, color: bool) -> str:
+    """Write a description, title -> text, as IPython writes its own."""
+    short = [title for title in told if title not in _LONG]
+    width = max(map(len, short), default=0) + 2
+    lines = []
+    for title in [*short, *(title for title in told if title in _LONG)]:
+        text = told[title]
+        head = f"{title}:".ljust(width)
+        if color:
+            head = f"\x1b[31m{head}\x1b[39m"
+        lines.append(f"{head.rstrip()}\n{text}" if "\n" in text else f"{head}{text}")
+    return "\n".join(lines)
+
+
+def push_hint(name: str, kind: str, mesh: str) -> str:
+    """Say how a name of the notebook gets to the ranks, on which it is not defined.
+
+    Args:
+        name: as it is written.
+        kind: ``module``, ``function``, ``class``, or the type of a value.
+        mesh: name of the mesh that lacks it.
+    """
+    if kind == "module":
+        return f"{name} is a module in this notebook, not on the ranks: import it in a %%remote cell"
+    if kind in ("function", "class"):
+        return (
+            f"{name} is a {kind} in this notebook, not on the ranks: define it in a %%remote cell, or push it: "
+            f'{mesh}["{name}"] = {name}'
+        )
+    return f'{name} is in this notebook ({kind}), not on the ranks: {mesh}["{name}"] = {name} pushes it'
+
+
+def elsewhere_hint(name: str, mesh: str, having: Sequence[int]) -> str:
+    """Say that only other ranks of a mesh have a name."""
+    return f"{name} is on {format_ranks(having)} of {mesh} only"
+
+
+def pull_hint(name: str, places: Sequence[tuple[str, Sequence[int], bool]]) -> str:
+    """Say how a name of the ranks is used, which the notebook does not have.
+
+    Args:
+        name: as it is written.
+        places: meshes, the ranks of each that have it, and whether these are all its ranks; at least one.
+    """
+    where = ", ".join(f"on {format_ranks(ranks)} of {mesh}" for mesh, ranks, _ in places)
+    mesh, ranks, whole = places[0]
+    selector = mesh if whole else f"{mesh}[{list(ranks)}]"
+    return (
+        f'{name} is {where}, not in this notebook: {selector}["{name}"] pulls it, a %%remote {selector} cell runs there'
+    )
