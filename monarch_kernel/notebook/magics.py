@@ -53,7 +53,7 @@ class MeshMagics(Magics):
         self.meshes = Meshes()
         self.transformer = CellTransformer(shell)
         self.peers = PeerMagics(shell, self.meshes)
-        self.names = RemoteNames(self.meshes, shell.user_ns)
+        self.names = RemoteNames(self.meshes, shell.user_ns, lambda: self.transformer.mode)
         self._commands = MeshCommands(shell, self.meshes)
 
     @no_var_expand

@@ -23,8 +23,9 @@ from IPython.utils.tokenutil import token_at_cursor
 
 from monarch_kernel.actor.meshes import ProcMesh
 from monarch_kernel.errors import MonarchError, format_ranks
-from monarch_kernel.notebook.meshes import Meshes, root_name
-from monarch_kernel.notebook.options import UsageProblem, parse_remote, tokens
+from monarch_kernel.notebook.cellform import code_at
+from monarch_kernel.notebook.meshes import Meshes
+from monarch_kernel.notebook.options import UsageProblem
 from monarch_kernel.transport.driver import Waiter
 from monarch_kernel.wire.messages import Complete, Inspect
 
@@ -42,7 +43,6 @@ _ATTRIBUTE = re.compile(rf"(?<![\w.])({_CHAIN})\.((?:[^\W\d]\w*)?)$")
 _KEY = re.compile(rf"(?<![\w.])({_CHAIN})\[\s*(?:([\"'])([^\"'\]\n]*)|(\d*))$")
 _NAME = re.compile(r"(?<![\w.])((?:[^\W\d]\w*)?)$")
 _CALL = re.compile(rf"(?<![\w.])({_CHAIN})\($")
-_REMOTE_LINE = re.compile(r"^\s*(?:[\w\s,.]+=\s*)?%remote\s+")
 _NOT_PYTHON = re.compile(r"^\s*(?:[%!]|(?:import|from)\s)|\\\S*$")
 _FROM = re.compile(r"^\s*from\s+([\w.]+)\s+import\s+(?:[\w\s]+,\s*)*(\w*)$")
 _BOUND = re.compile(
@@ -75,34 +75,19 @@ class RemoteCode:
         return self.code[: self.cursor].rpartition("\n")[2]
 
 
-def remote_code(text: str, cursor: int, is_mesh: Callable[[str | None], bool]) -> RemoteCode | None:
+def remote_code(
+    text: str, cursor: int, is_mesh: Callable[[str | None], bool], autoremote: str | None = None
+) -> RemoteCode | None:
     """Find the code around the cursor that will run on ranks; None if it will run here.
 
     Args:
         text: the whole cell.
         cursor: an offset into it.
         is_mesh: whether a variable is a mesh.
+        autoremote: what ``%autoremote`` was given, if it is on.
     """
-    start = len(text) - len(text.lstrip())
-    header, _, code = text[start:].partition("\n")
-    begin = start + len(header) + 1
-    try:
-        if re.match(r"%%remote(\s|$)", header):
-            if cursor < begin:
-                return None
-            return RemoteCode(parse_remote(header[len("%%remote") :]).selector, code, cursor - begin)
-        begin = text.rfind("\n", 0, cursor) + 1
-        line = text[begin:].partition("\n")[0]
-        magic = _REMOTE_LINE.match(line)
-        if magic is None or cursor < begin + magic.end():
-            return None
-        begin, line = begin + magic.end(), line[magic.end() :]
-        first = next(iter(tokens(line)), "")
-        if first and is_mesh(root_name(first)) and cursor > begin + len(first):
-            return RemoteCode(first, line[len(first) :], cursor - begin - len(first))
-        return RemoteCode("", line, cursor - begin)
-    except UsageProblem:
-        return None
+    form = code_at(text, cursor, autoremote, is_mesh)
+    return None if form is None else RemoteCode(form.selector, form.body, cursor - form.start)
 
 
 @dataclass(frozen=True)
@@ -124,16 +109,18 @@ class RemoteNames:
     Args:
         meshes: the notebook's.
         namespace: the notebook's variables, among which are meshes.
+        mode: gives what ``%autoremote`` was given, if it is on.
     """
 
-    def __init__(self, meshes: Meshes, namespace: Mapping[str, Any]) -> None:
+    def __init__(self, meshes: Meshes, namespace: Mapping[str, Any], mode: Callable[[], str | None]) -> None:
         self._meshes = meshes
+        self._mode = mode
         self._namespace = namespace
         self._answers: OrderedDict[tuple[object, ...], Any] = OrderedDict()
 
     def locate(self, text: str, cursor: int) -> tuple[RemoteCode, ProcMesh] | None:
         """Find the code around the cursor that will run on ranks, and their mesh."""
-        code = remote_code(text, cursor, lambda name: self._meshes.is_mesh(name, self._namespace))
+        code = remote_code(text, cursor, lambda name: self._meshes.is_mesh(name, self._namespace), self._mode())
         if code is None:
             return None
         try:

@@ -266,3 +266,14 @@ def test_before_the_first_cell_and_without_a_mesh(new_notebook: Callable[..., No
     assert tab(notebook, "%%remote\ncfg['l") == {"lr": "int", "layers": "dict"}
     notebook.ok("%mesh down t")
     assert "local_only" in tab(notebook, "%%remote\nlocal_o")
+
+
+def test_in_the_remote_mode_every_cell_is_for_the_ranks(ready: Notebook) -> None:
+    ready.ok("%autoremote t")
+    try:
+        assert tab(ready, "mod") == {"model": "Sequential"}
+        assert "local_only" not in tab(ready, "local_")
+        assert "local_only" in tab(ready, "%%local\nlocal_")
+    finally:
+        ready.ok("%autoremote off")
+    assert "local_only" in tab(ready, "local_")

@@ -20,16 +20,20 @@ def at(text: str) -> RemoteCode | None:
         "%%remote t[0, 1] --raw\na\nb|c\nd": ("t[0, 1]", "a\nbc\nd", "b"),
         "\n\n%%remote t\n|": ("t", "", ""),
         "%remote x|": ("", "x", "x"),
-        "%remote t x.y|z": ("t", " x.yz", " x.y"),
-        "%remote t[0] x|": ("t[0]", " x", " x"),
-        "%remote t|": ("", "t", "t"),
-        "a = 1\nv = %remote t x|\nb": ("t", " x", " x"),
+        "%remote t x.y|z": ("t", "x.yz", "x.y"),
+        "%remote t[0] x|": ("t[0]", "x", "x"),
+        "a = 1\n%remote t x|\nb": ("t", "x", "x"),
     }.items(),
 )
 def test_code_for_ranks(text: str, found: tuple[str, str, str]) -> None:
     code = at(text)
     assert code is not None
     assert (code.selector, code.code, code.before) == found
+
+
+def test_every_cell_is_for_ranks_in_the_remote_mode() -> None:
+    assert remote_code("a\nx", 3, lambda name: name == "t", "t[0] --raw") == RemoteCode("t[0]", "a\nx", 3)
+    assert remote_code("%%local\nx", 9, lambda name: name == "t", "t") is None
 
 
 @pytest.mark.parametrize(
@@ -41,7 +45,7 @@ def test_code_for_ranks(text: str, found: tuple[str, str, str]) -> None:
         "x\n%%remote\ny|",
         "%remot|",
         "%remote|",
-        "%%remote t --no\nx|",
+        "%remote t|",
         "%mesh u|",
     ],
 )
