@@ -76,7 +76,6 @@ def test_names_with_their_kinds(ready: Notebook) -> None:
     assert tab(ready, "%%remote t[0] --raw\nx = wei|\ny = 1") == {"weights": "Tensor[4, 3] float32"}
     assert tab(ready, "%remote tr")["train"] == "function"
     assert tab(ready, "%remote t wor") == {"world_size": "int"}
-    assert tab(ready, "v = %remote t mod") == {"model": "Sequential"}
     assert "_hidden" not in tab(ready, "%%remote\n")
 
 
