@@ -338,6 +338,7 @@ class Rank:
             self._end_forked_child(describe(failure) if failure else None)
         if self._exiting:
             raise SystemExit(0)
+        self._tell_names()
         if failure is not None:
             self.fail(self.main, message.id, failure)
         else:

@@ -94,6 +94,8 @@ def code_at(text: str, cursor: int, autoremote: str | None = None, is_mesh: IsMe
         form = replace(form, start=begin + form.start)
         if not form.body and not text[:cursor].endswith((" ", "\t")):
             return None  # the selector is being written
+    if form.why == "%%remote" and not text[: form.start].endswith("\n"):
+        return None  # its options are being written
     return form if form.runs == "ranks" and cursor >= form.start else None
 
 

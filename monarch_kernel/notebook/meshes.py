@@ -176,16 +176,20 @@ class Meshes:
         Raises:
             UsageProblem: it means none.
         """
-        entry, mesh = self._select(selector, namespace)
-        return entry, mesh[pick_ranks(targets, mesh.ranks)] if targets else mesh
+        mesh = self.find(selector, namespace, targets)
+        return self._entry_of(mesh, selector), mesh
 
-    def _select(self, selector: str, namespace: Mapping[str, Any]) -> tuple[Entry, ProcMesh]:
+    def find(self, selector: str, namespace: Mapping[str, Any], targets: str = "") -> ProcMesh:
+        """The mesh that a selector means, as for `select`, of which nothing is noted: it is only looked at."""
+        mesh = self._find(selector, namespace)
+        return mesh[pick_ranks(targets, mesh.ranks)] if targets else mesh
+
+    def _find(self, selector: str, namespace: Mapping[str, Any]) -> ProcMesh:
         self._forget_closed()
         if not self._entries and not self.is_mesh(root_name(selector), namespace):
             raise UsageProblem("no mesh is up; bring one up with: %mesh up NAME -n 4")
         if not selector:
-            entry = self._entries[self._latest]
-            return entry, entry.mesh
+            return self._entries[self._latest].mesh
         name = root_name(selector)
         if name is not None and not self.is_mesh(name, namespace):
             raise UsageProblem(f"there is no mesh {name!r}; there is: {', '.join(self._entries) or 'none'}")
@@ -193,7 +197,7 @@ class Meshes:
         mesh = evaluate(selector, ChainMap(ours, cast("dict[str, Any]", namespace)), self._latest)
         if not isinstance(mesh, ProcMesh):
             raise UsageProblem(f"{selector!r} is a {type(mesh).__name__}, not a mesh; write such as {name}[0:2]")
-        return self._entry_of(mesh, selector), mesh
+        return mesh
 
     def _entry_of(self, mesh: ProcMesh, selector: str) -> Entry:
         """What is known of a mesh; one that the user has made with ``spawn_procs`` becomes known by its first cell."""

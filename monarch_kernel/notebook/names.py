@@ -23,9 +23,9 @@ from IPython.utils.tokenutil import token_at_cursor
 
 from monarch_kernel.actor.meshes import ProcMesh
 from monarch_kernel.errors import MonarchError, format_ranks
-from monarch_kernel.notebook.cellform import code_at
+from monarch_kernel.notebook.cellform import IsMesh, code_at
 from monarch_kernel.notebook.meshes import Meshes
-from monarch_kernel.notebook.options import UsageProblem
+from monarch_kernel.notebook.options import UsageProblem, parse_remote
 from monarch_kernel.transport.driver import Waiter
 from monarch_kernel.wire.messages import Complete, Inspect
 
@@ -43,6 +43,7 @@ _ATTRIBUTE = re.compile(rf"(?<![\w.])({_CHAIN})\.((?:[^\W\d]\w*)?)$")
 _KEY = re.compile(rf"(?<![\w.])({_CHAIN})\[\s*(?:([\"'])([^\"'\]\n]*)|(\d*))$")
 _NAME = re.compile(r"(?<![\w.])((?:[^\W\d]\w*)?)$")
 _CALL = re.compile(rf"(?<![\w.])({_CHAIN})\($")
+_ASSIGNED = re.compile(r"[ \t]*[\w \t,.]+=[ \t]*(?=%remote\b)")
 _NOT_PYTHON = re.compile(r"^\s*(?:[%!]|(?:import|from)\s)|\\\S*$")
 _FROM = re.compile(r"^\s*from\s+([\w.]+)\s+import\s+(?:[\w\s]+,\s*)*(\w*)$")
 _BOUND = re.compile(
@@ -61,11 +62,13 @@ class RemoteCode:
 
     Attributes:
         selector: expression that gives the mesh.
+        targets: which of its ranks; empty for all.
         code: what will run there.
         cursor: where the cursor is in it.
     """
 
     selector: str
+    targets: str
     code: str
     cursor: int
 
@@ -75,9 +78,7 @@ class RemoteCode:
         return self.code[: self.cursor].rpartition("\n")[2]
 
 
-def remote_code(
-    text: str, cursor: int, is_mesh: Callable[[str | None], bool], autoremote: str | None = None
-) -> RemoteCode | None:
+def remote_code(text: str, cursor: int, is_mesh: IsMesh, autoremote: str | None = None) -> RemoteCode | None:
     """Find the code around the cursor that will run on ranks; None if it will run here.
 
     Args:
@@ -86,8 +87,19 @@ def remote_code(
         is_mesh: whether a variable is a mesh.
         autoremote: what ``%autoremote`` was given, if it is on.
     """
-    form = code_at(text, cursor, autoremote, is_mesh)
-    return None if form is None else RemoteCode(form.selector, form.body, cursor - form.start)
+    if assigned := _ASSIGNED.match(text, text.rfind("\n", 0, cursor) + 1):  # code_at knows a %remote that is a line
+        text, cursor = text[assigned.end() :].partition("\n")[0], cursor - assigned.end()
+    form = code_at(text, cursor, autoremote, is_mesh) if cursor >= 0 else None
+    if form is None:
+        return None
+    code, options = form.body, form.line
+    if form.why == "%remote":
+        code, options = text[form.start :].partition("\n")[0], form.line.removesuffix(form.body)
+    try:
+        targets = parse_remote(options).targets
+    except UsageProblem:  # it is being written
+        targets = ""
+    return RemoteCode(form.selector, targets, code, cursor - form.start)
 
 
 @dataclass(frozen=True)
@@ -124,7 +136,7 @@ class RemoteNames:
         if code is None:
             return None
         try:
-            return code, self._meshes.select(code.selector, self._namespace)[1]
+            return code, self._meshes.find(code.selector, self._namespace, code.targets)
         except UsageProblem:
             return None
 
