@@ -18,7 +18,7 @@ from collections import deque
 from typing import NamedTuple
 
 from monarch_kernel.wire.codec import Packed
-from monarch_kernel.wire.messages import Call, FormGroup, Message, Owed, Pull, Push, Run, Spawn, StopActor
+from monarch_kernel.wire.messages import Apply, Call, FormGroup, Message, Owed, Pull, Push, Run, Spawn, StopActor
 
 __all__ = ["DETACHED", "RICH_NBYTES", "Ledger"]
 
@@ -126,6 +126,8 @@ class Ledger:
             return f"{self._actors.get(message.actor, 'actor')}.stop"
         if isinstance(message, (Push, Pull)):
             return f"{type(message).__name__.lower()} {message.name!r}"
+        if isinstance(message, Apply):
+            return "a function"
         return "forming the process group" if isinstance(message, FormGroup) else ""
 
     def _write(self) -> None:

@@ -10,7 +10,19 @@ import pytest
 
 from monarch_kernel.agent.ledger import DETACHED, RICH_NBYTES, Ledger
 from monarch_kernel.wire.codec import Packed
-from monarch_kernel.wire.messages import Call, FormGroup, Interrupt, Payload, Ping, Pull, Push, Run, Spawn, StopActor
+from monarch_kernel.wire.messages import (
+    Apply,
+    Call,
+    FormGroup,
+    Interrupt,
+    Payload,
+    Ping,
+    Pull,
+    Push,
+    Run,
+    Spawn,
+    StopActor,
+)
 
 
 @pytest.fixture
@@ -36,6 +48,7 @@ def test_what_is_owed_is_told_in_the_users_words(ledger: Ledger) -> None:
         Spawn(6, 1, "counter", (), Payload()),
         Call(7, 1, "add", None, Payload()),
         StopActor(8, 1, ""),
+        Apply(10, Payload()),
         Ping(9),
         Call(0, 1, "add", None, Payload()),
         Interrupt(1),
@@ -50,6 +63,7 @@ def test_what_is_owed_is_told_in_the_users_words(ledger: Ledger) -> None:
         6: ("counter.__init__", None),
         7: ("counter.add", None),
         8: ("counter.stop", None),
+        10: ("a function", None),
     }
 
 

@@ -23,6 +23,7 @@ class Left:
         self.ranks = [FakeRank(hub, proc, token) for proc in (1, 2)]
         self.asked: list[Message] = []
         self._token = token
+        self._agent_spoke = threading.Event()
         self._threads = [threading.Thread(target=self._say, args=[peer]) for peer in (self.agent, *self.ranks)]
         for thread in self._threads:
             thread.start()
@@ -30,12 +31,14 @@ class Left:
     def _say(self, peer: FakeAgent | FakeRank) -> None:
         self.asked += peer.receive_some()[:1]
         if isinstance(peer, FakeRank):
+            self._agent_spoke.wait(10)  # so that there is something to miss
             id = 10 + peer.proc
             peer.send(Hello(self._token, peer.proc, 99, "cpu", (Owed(id, f"cell [{id}]", 5.0, id),)))
         else:
             peer.hello()
             peer.send(Backlog(tuple(OutputChunk(proc, "stdout", f"before {proc}\n", 0) for proc in (1, 2))))
             peer.send(Output(tuple(OutputChunk(proc, "stdout", f"after {proc}\n", 0) for proc in (1, 2))))
+            self._agent_spoke.set()
 
     def join(self) -> None:
         for thread in self._threads:
