@@ -150,7 +150,8 @@ def test_a_kernel_is_killed_and_then_another(place: Path, kernel: Callable[[], N
     assert [rank for rank, _ in third.value("list(found.values())")] == [0, 1]
     assert min(count for _, count in third.value("list(found.values())")) > max(missed) + 15
 
-    # It is a mesh like any other: push, pull, slices, actors, the process group.
+    # It is a mesh like any other: Tab, push, pull, slices, actors, the process group.
+    assert "state" in third.complete("%%remote t\nsta")
     third.ok("t['pushed'] = 5\nassert list(t['pushed'].values()) == [5, 5]")
     assert third.ok("%remote t[1] pushed + rank").plain == "[1] 6"
     third.ok("%%remote t\nimport torch\ntotal = torch.ones(1)\ntorch.distributed.all_reduce(total)", 60)
