@@ -10,6 +10,7 @@ The tree::
     │   ├── ActorError             an endpoint raised, or its result could not travel
     │   ├── RemoteError            a cell (``%%remote``), a push or a pull failed
     │   └── SupervisionError       a rank or an actor that is needed is dead or stopped
+    ├── AttachError                a mesh that outlived its kernel can't be taken up, or a new one can't be kept
     ├── LaunchError                a host or its ranks did not come up
     ├── PayloadError               also a TypeError: a value cannot be sent
     └── MeshDownError              the mesh (or the whole session) has been shut down
@@ -28,6 +29,7 @@ from typing import Any, Literal
 
 __all__ = [
     "ActorError",
+    "AttachError",
     "Failure",
     "Frame",
     "LaunchError",
@@ -232,6 +234,10 @@ class RemoteInterrupt(KeyboardInterrupt):
 
 class LaunchError(MonarchError):
     """A host, or ranks on it, did not come up; the text names the stage and shows the log's last lines."""
+
+
+class AttachError(MonarchError):
+    """A mesh that outlived its kernel can't be taken up (or one can't be brought up as such); the text says what to do."""
 
 
 class PayloadError(MonarchError, TypeError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["MeshView", "OutputEvent", "RankState", "RankView"]
+__all__ = ["DetachedView", "MeshView", "OutputEvent", "RankState", "RankView"]
 
 RankState = Literal["starting", "idle", "running", "failed", "dead", "stopped"]
 
@@ -60,6 +60,25 @@ class MeshView:
     ranks: tuple[RankView, ...]
     where: str = "local"
     age_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DetachedView:
+    """A mesh that outlives its kernels.
+
+    Attributes:
+        name: of the mesh.
+        axes: axis and size, in order.
+        runs: for each rank the cell it runs, empty if none; None if it is dead.
+        detached_s: how long it has had no kernel, in seconds.
+        owner: pid of the kernel that has it; 0 if none has.
+    """
+
+    name: str
+    axes: tuple[tuple[str, int], ...]
+    runs: tuple[str | None, ...]
+    detached_s: float
+    owner: int
 
 
 @dataclass(frozen=True, slots=True)

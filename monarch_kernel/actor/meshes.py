@@ -161,6 +161,7 @@ class HostMesh(Shaped):
                     },
                     cwd=os.getcwd(),
                     sys_path=tuple(sys.path),
+                    record=self._session.record_of(procs[i * per + local_rank]),
                 )
                 for local_rank in range(per)
             ]
@@ -242,7 +243,12 @@ class ProcMesh(Shaped):
 
         finish = gather(self._region, f"{note} failed on {self.name}", RemoteError, read, self._as_spawned)
         return self._runtime.request(
-            self.procs, lambda id: pack(Run(id, code, cell, want_value)), note, finish, listen=listen
+            self.procs,
+            lambda id: pack(Run(id, code, cell, want_value)),
+            note,
+            finish,
+            listen=listen,
+            is_cell=cell > 0,
         )
 
     def run(self, code: str) -> Future[ValueMesh[Any]]:

@@ -12,6 +12,10 @@ do not pass through it. It watches
 - two pipes per rank: its output;
 - a pidfd of the controller: when that process is gone, everything ends at once and the session's directory is removed.
 
+Unless it was told `Outlive`. Then it goes on without a controller: it reads what ranks write, so that they do not block, and
+keeps the last of it (`Backlog`), until another kernel binds the address and says `Attach`. A file ``detached`` says so to
+ranks and to kernels that look for such meshes.
+
 A rank leads a session and process group of its own. When it ends, what it left in its group is asked to end, and after
 `GROUP_GRACE_S` killed. Ranks have the kernel kill them should the agent itself die.
 """
@@ -19,6 +23,7 @@ A rank leads a session and process group of its own. When it ends, what it left 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import selectors
 import shutil
@@ -30,6 +35,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from monarch_kernel.agent.backlog import OutputBacklog
+from monarch_kernel.agent.ledger import DETACHED
 from monarch_kernel.agent.output import OutputStream
 from monarch_kernel.agent.processes import become_subreaper, cpu_seconds, gpu_ids, group_is_alive, rss_nbytes
 from monarch_kernel.agent.zygote import Zygote
@@ -38,11 +45,14 @@ from monarch_kernel.transport.zmq import ZmqDealer
 from monarch_kernel.wire.codec import WireError, join, pack, split
 from monarch_kernel.wire.config import AgentConfig
 from monarch_kernel.wire.messages import (
+    Attach,
+    Backlog,
     Goodbye,
     HostHello,
     KillRanks,
     Lost,
     Message,
+    Outlive,
     Output,
     OutputChunk,
     RankSpec,
@@ -89,6 +99,12 @@ class HostAgent:
         self._groups: dict[int, float] = {}
         self._over = False
         self._session_over = False
+        self._outlives = False
+        self._is_detached = False
+        self._epoch = 0
+        self._leave_at: float | None = None
+        self._backlog = OutputBacklog()
+        self._losses: list[Lost] = []
         self._output_at = 0.0
         self._is_marked = False
         self._readings_at = 0.0
@@ -99,7 +115,7 @@ class HostAgent:
         if config.controller_pid:
             try:
                 self._controller_fd = os.pidfd_open(config.controller_pid)
-                self._selector.register(self._controller_fd, selectors.EVENT_READ, self._end_session)
+                self._selector.register(self._controller_fd, selectors.EVENT_READ, self._controller_ended)
             except ProcessLookupError:
                 self._end_session()
         signal.signal(signal.SIGTERM, lambda *_: self._end())
@@ -107,15 +123,7 @@ class HostAgent:
 
     def run(self) -> None:
         """Serve until the session is over."""
-        hello = HostHello(
-            self._config.token,
-            self._config.host,
-            socket.gethostname(),
-            os.getpid(),
-            len(os.sched_getaffinity(0)),
-            len(gpu_ids()),
-        )
-        self._send(hello)
+        self._say_hello()
         try:
             while not self._over:
                 self._hear()
@@ -129,7 +137,24 @@ class HostAgent:
 
     # -- the controller
 
+    def _say_hello(self) -> None:
+        hello = HostHello(
+            self._config.token,
+            self._config.host,
+            socket.gethostname(),
+            os.getpid(),
+            len(os.sched_getaffinity(0)),
+            len(gpu_ids()),
+        )
+        self._send(hello)
+
     def _send(self, message: Message) -> None:
+        if isinstance(message, Lost):
+            self._losses.append(message)
+        if self._is_detached:
+            if isinstance(message, Output):
+                self._backlog.add(message.chunks)
+            return
         self._transport.send(CONTROLLER, join([pack(message)]))
 
     def _hear(self) -> None:
@@ -145,13 +170,68 @@ class HostAgent:
                 elif isinstance(message, KillRanks):
                     self._kill(message.procs, message.grace_s)
                 elif isinstance(message, Goodbye):
-                    self._end_session()
+                    self._take_leave(message)
+                elif isinstance(message, Outlive):
+                    self._outlives = True
+                elif isinstance(message, Attach):
+                    self._attach(message)
+
+    def _take_leave(self, message: Goodbye) -> None:
+        if message.keep:
+            self._controller_ended()
+        elif message.grace_s and self._ranks:
+            self._kill(list(self._ranks), message.grace_s)
+            self._leave_at = time.monotonic() + message.grace_s + GROUP_GRACE_S
+        else:
+            self._end_session()
 
     def _end(self) -> None:
         self._over = True
+        self._session_over |= self._outlives  # nobody else would remove the directory
 
     def _end_session(self) -> None:
         self._over = self._session_over = True
+
+    # -- without a controller
+
+    def _controller_ended(self) -> None:
+        if self._controller_fd >= 0:
+            self._selector.unregister(self._controller_fd)
+            os.close(self._controller_fd)
+            self._controller_fd = -1
+        if self._leave_at is not None:
+            return
+        if not self._outlives or not self._ranks:
+            self._end_session()
+            return
+        self._is_detached = True
+        path = os.path.join(self._config.directory, DETACHED)
+        with open(f"{path}.new", "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            json.dump({"since": time.time()}, file)
+        os.replace(f"{path}.new", path)
+
+    def _attach(self, message: Attach) -> None:
+        """Tell a new controller all that the last one knew of us, and what has been written and lost since."""
+        if not self._outlives or message.token != self._config.token or message.epoch <= self._epoch:
+            return
+        self._controller_ended()
+        self._epoch = message.epoch
+        try:
+            self._controller_fd = os.pidfd_open(message.controller_pid)
+        except ProcessLookupError:  # it is gone already
+            return
+        self._selector.register(self._controller_fd, selectors.EVENT_READ, self._controller_ended)
+        self._flush_output(time.monotonic())
+        self._is_detached = False
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self._config.directory, DETACHED))
+        self._say_hello()
+        streams = [stream for rank in self._ranks.values() for stream in rank.streams]
+        ends = [OutputChunk(stream.proc, stream.name, "", stream.told_to) for stream in streams]
+        self._send(Backlog((*self._backlog.take(), *ends)))
+        losses, self._losses = self._losses, []
+        for loss in losses:
+            self._send(loss)
 
     # -- ranks come
 
@@ -295,11 +375,16 @@ class HostAgent:
         return _IDLE_S
 
     def _do_what_is_due(self, now: float) -> None:
+        if self._leave_at is not None and (now >= self._leave_at or not (self._ranks or self._groups)):
+            self._end_session()
+            return
         if self._is_marked or now >= self._output_at + OUTPUT_EVERY_S:
             self._is_marked = False
             self._flush_output(now)
         if now >= self._readings_at + READINGS_EVERY_S:
             self._read_meters(now)
+            if self._is_detached and not os.path.isdir(self._config.directory):
+                self._end_session()  # nobody could ever attach
         for rank in self._ranks.values():
             if rank.kill_at is not None and now >= rank.kill_at:
                 signal_rank(rank.pid, signal.SIGKILL)
@@ -349,6 +434,9 @@ class HostAgent:
             os.close(self._controller_fd)
         if self._session_over:  # else the controller lives on, and may launch another agent
             shutil.rmtree(self._config.directory, ignore_errors=True)
+            if self._outlives:
+                with contextlib.suppress(OSError):  # others are there
+                    os.rmdir(os.path.dirname(self._config.directory))
 
     def _kill_children(self) -> None:
         with open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:

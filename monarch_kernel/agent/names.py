@@ -29,6 +29,10 @@ class NameTracker:
         self._marks: dict[str, tuple[int, int]] = {}
         self._told: dict[str, str] = {}
 
+    def everything(self) -> Names:
+        """Tell all that has been told; for a controller that has heard none of it."""
+        return Names(dict(self._told))
+
     def news(self, namespace: Mapping[str, object]) -> Names | None:
         """Tell what has changed, or None."""
         names, values = list(namespace), list(namespace.values())

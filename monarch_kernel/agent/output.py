@@ -75,6 +75,11 @@ class OutputStream:
             self._pending_chars += len(text)
 
     @property
+    def told_to(self) -> int:
+        """The ``end`` of the last chunk that was taken."""
+        return self._told_to
+
+    @property
     def is_marked(self) -> bool:
         """Whether a mark was read that has not been told."""
         return self._marks.last > self._told_to

@@ -7,7 +7,16 @@ import glob
 import os
 import re
 
-__all__ = ["become_subreaper", "cpu_seconds", "die_with_parent", "gpu_ids", "group_is_alive", "rss_nbytes"]
+__all__ = [
+    "become_subreaper",
+    "cpu_seconds",
+    "die_with_parent",
+    "gpu_ids",
+    "group_is_alive",
+    "open_process",
+    "rss_nbytes",
+    "start_ticks",
+]
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -48,6 +57,28 @@ def cpu_seconds(pid: int) -> float:
             return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
     except (OSError, IndexError):
         return 0.0
+
+
+def start_ticks(pid: int) -> int:
+    """When a process started, in ticks since the machine did; 0 if it has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+            return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
+    except (OSError, IndexError):
+        return 0
+
+
+def open_process(pid: int, started: int) -> int:
+    """A descriptor of the process that had this pid when it started then; -1 if that has ended."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except (ProcessLookupError, ValueError):
+        return -1
+    if start_ticks(pid) == started:  # looked at while the descriptor keeps the pid from being used again
+        return pidfd
+    os.close(pidfd)
+    return -1
 
 
 def group_is_alive(pgid: int) -> bool:

@@ -17,6 +17,8 @@ A collective does not see KeyboardInterrupt. If the request goes on `COLLECTIVE_
 is pending, the process group is aborted: the collective raises, the rank's state is kept, the group is formed anew later.
 
 SIGTERM ends the process by way of ``atexit``; nothing else that user code does, except dying, ends it.
+
+A rank whose mesh may outlive the controller keeps a `Ledger` of what it owes, and tells it to the next (`Attach`).
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from typing import Any, NoReturn, Protocol
 
 from monarch_kernel.agent import look
 from monarch_kernel.agent.apply import Applier
+from monarch_kernel.agent.ledger import Ledger
 from monarch_kernel.agent.names import NameTracker
 from monarch_kernel.agent.processes import die_with_parent
 from monarch_kernel.agent.report import describe
@@ -48,9 +51,11 @@ from monarch_kernel.transport.driver import Driver, Waiter
 from monarch_kernel.wire.codec import Frame, Packed, WireError, dump, load, pack, salvage_ids, split
 from monarch_kernel.wire.messages import (
     Apply,
+    Attach,
     Call,
     Complete,
     Failed,
+    Forget,
     FormGroup,
     Hello,
     Inspect,
@@ -224,6 +229,8 @@ class Rank:
         self._make_shell: Callable[[Callable[[dict[str, Any], dict[str, Any]], None]], Shell] | None = None
         self._output_marks = marks
         self._token = token
+        self._ledger = Ledger(spec.record) if spec.record else None
+        self._epoch = 0
         self._exiting = False
         self._pid = os.getpid()
         self.driver: Driver[Packed] = Driver(transport, self._on_message, self._on_item, name="monarch-rank-io")
@@ -271,10 +278,10 @@ class Rank:
         """
         payload, frames = dump(value, "the result") if value is not None else (Payload(), ())
         if not output:
-            self.driver.submit(pack(Result(id, payload), frames))
+            self._answer(id, pack(Result(id, payload), frames))
             return
         written, collectives = self._marks()
-        self.driver.submit(pack(Result(id, payload, bundle or {}, written, collectives), frames))
+        self._answer(id, pack(Result(id, payload, bundle or {}, written, collectives), frames))
 
     def fail(self, executor: Executor, id: int, error: BaseException | Failure) -> None:
         """Answer a request with a failure; says so if it is the consequence of an interrupt or a release."""
@@ -287,7 +294,19 @@ class Rank:
         if kind != failure.kind:
             failure = dataclasses.replace(failure, kind=kind)
         written, collectives = self._marks()
-        self.driver.submit(pack(Failed(id, failure, written, collectives)))
+        self._answer(id, pack(Failed(id, failure, written, collectives)))
+
+    def _answer(self, id: int, packed: Packed) -> None:
+        if self._ledger is not None:
+            self._ledger.answered(id, packed)
+        self.driver.submit(packed)
+
+    def _answer_now(self, id: int, message: Message) -> None:
+        """Answer with the baton held."""
+        packed = pack(message)
+        if self._ledger is not None:
+            self._ledger.answered(id, packed)
+        self.driver.send(CONTROLLER, packed)
 
     @staticmethod
     def _why(executor: Executor, id: int, failure: Failure) -> FailureKind:
@@ -304,7 +323,9 @@ class Rank:
         return self._output_marks.set(), self.group.collectives() if self.group else -1
 
     def _publish(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
-        self.driver.submit(pack(Rich(self.main.current, data, metadata)))
+        packed = pack(Rich(self.main.current, data, metadata))
+        if self._ledger is None or not self._ledger.displayed(packed):
+            self.driver.submit(packed)
 
     # -- what the main executor does
 
@@ -390,6 +411,8 @@ class Rank:
     def _on_message(self, peer: Peer, parts: list[Frame]) -> None:
         try:
             for message, frames in split(parts):
+                if self._ledger is not None:
+                    self._ledger.take(message)
                 if type(message) is Call:
                     executor = self.actors.get(message.actor)
                     if executor is not None:
@@ -397,13 +420,13 @@ class Rank:
                     elif message.id:
                         why = self._stopped.get(message.actor, "it is not on this rank")
                         gone = Failure("stopped", "ActorStopped", why, host=socket.gethostname(), pid=os.getpid())
-                        self.driver.send(CONTROLLER, pack(Failed(message.id, gone)))
+                        self._answer_now(message.id, Failed(message.id, gone))
                 else:
                     self._route(message, frames)
         except WireError as error:
             bad = describe(error)
             for id in salvage_ids(parts):  # who waits for an answer must not wait for ever
-                self.driver.send(CONTROLLER, pack(Failed(id, bad)))
+                self._answer_now(id, Failed(id, bad))
 
     def _route(self, message: Message, frames: Sequence[Frame]) -> None:
         if isinstance(message, (Run, Apply, Push, Pull, Ping, FormGroup)):
@@ -419,7 +442,7 @@ class Rank:
             if stopped is not None:
                 stopped.post(message, frames)
             else:
-                self.driver.send(CONTROLLER, pack(Result(message.id, Payload())))
+                self._answer_now(message.id, Result(message.id, Payload()))
         elif isinstance(message, Interrupt):
             self._interrupt(message.id)
         elif isinstance(message, Release):
@@ -429,6 +452,23 @@ class Rank:
             self.driver.send(CONTROLLER, pack(Result(message.id, payload), found))
         elif isinstance(message, Inspect):  # source is read from files, which may take long
             threading.Thread(target=self._inspect, args=[message], name="monarch-inspect", daemon=True).start()
+        elif isinstance(message, Forget):
+            if self._ledger is not None:
+                self._ledger.forget(message.id)
+        elif isinstance(message, Attach):
+            self._attach(message)
+
+    def _attach(self, message: Attach) -> None:
+        """Tell a new controller who we are, and what the last one did not hear."""
+        if self._ledger is None or message.token != self._token or message.epoch <= self._epoch:
+            return
+        self._epoch = message.epoch
+        owed, missed = self._ledger.attach()
+        self.driver.send(CONTROLLER, pack(Hello(self._token, self.spec.proc, os.getpid(), self.spec.device, owed)))
+        for packed in missed:
+            self.driver.send(CONTROLLER, packed)
+        if self._names is not None:
+            self.driver.send(CONTROLLER, pack(self._names.everything()))
 
     # -- looking into the namespace, whatever runs
 
@@ -476,7 +516,7 @@ class Rank:
                     with contextlib.suppress(ValueError):
                         executor.mailbox.remove(item)
                         dropped = Failure("interrupted", "KeyboardInterrupt", "interrupted before it began")
-                        self.driver.send(CONTROLLER, pack(Failed(id, dropped)))
+                        self._answer_now(id, Failed(id, dropped))
                     return
 
     def _strike_main(self, id: int) -> None:

@@ -99,6 +99,11 @@ class Future(Generic[T]):
     def __repr__(self) -> str:
         return f"<Future {self.id} {'done' if self._done else 'pending'}>"
 
+    def read_with(self, finish: Callable[[Sequence[Answer]], Any]) -> Future[Any]:
+        """Have the result made in another way; for a future that nobody has read."""
+        self._finish = finish
+        return self
+
     def done(self) -> bool:
         """Whether the answers are in."""
         return self._done

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,16 +16,28 @@ from typing import TypeVar
 
 from monarch_kernel.controller.future import Future
 from monarch_kernel.controller.printer import OutputPrinter
-from monarch_kernel.controller.state import Answer, Effect, Expired, Resolve, RichEvent, Send, State, Tell
+from monarch_kernel.controller.resume import Resumed
+from monarch_kernel.controller.state import (
+    Answer,
+    Attached,
+    BacklogEvent,
+    Effect,
+    Expired,
+    Resolve,
+    RichEvent,
+    Send,
+    State,
+    Tell,
+)
 from monarch_kernel.errors import Failure, MeshDownError
 from monarch_kernel.events import MeshView, OutputEvent, RankView
 from monarch_kernel.launch.base import HostHandle, Launcher
 from monarch_kernel.transport.base import Peer, Transport, host_peer, rank_peer
 from monarch_kernel.transport.driver import Driver, Waiter
 from monarch_kernel.wire.codec import Frame, Packed, WireError, pack, split
-from monarch_kernel.wire.messages import Hello, HostHello, Ping, RankSpec
+from monarch_kernel.wire.messages import Attach, Hello, HostHello, Ping, RankSpec
 
-__all__ = ["Listener", "Runtime"]
+__all__ = ["Listener", "Runtime", "first_number"]
 
 T = TypeVar("T")
 
@@ -34,6 +47,12 @@ Item = Callable[[float], "list[Effect]"]
 Listener = Callable[["OutputEvent | RichEvent"], None]
 
 MAX_LISTENERS = 64
+LISTEN_S = 1.0
+
+
+def first_number(epoch: int) -> int:
+    """Where a controller's numbers (of requests, of actors) begin, so that they are not those of an earlier one."""
+    return (epoch << 32) + 1
 
 
 class Runtime:
@@ -43,16 +62,28 @@ class Runtime:
         transport: the controller's end.
         token: what ranks and agents must present.
         output_wait_s: how long `close` waits, in seconds, for what idle ranks have written to arrive.
+        epoch: how many controllers the ranks have had before this one; keeps numbers of requests apart.
+
+    Attributes:
+        resumed: cells of an earlier controller, each with the future of its answers.
+        backlog: what ranks wrote before this controller attached.
+        silent: ranks that have not answered when `attach` returned.
     """
 
-    def __init__(self, transport: Transport, token: str, output_wait_s: float = 0.0) -> None:
+    def __init__(self, transport: Transport, token: str, output_wait_s: float = 0.0, epoch: int = 0) -> None:
         self._output_wait_s = output_wait_s
         self.refused = 0
         self.printer = OutputPrinter()
         self._state = State()
         self._token = token
         self._known: set[Peer] = set()
-        self._ids = itertools.count(1)
+        self._epoch = epoch
+        self._ids = itertools.count(first_number(epoch))
+        self.resumed: list[tuple[Resumed, Future[Sequence[Answer]]]] = []
+        self.backlog: list[BacklogEvent] = []
+        self._missed: list[OutputEvent | RichEvent] = []
+        self.silent: tuple[int, ...] = ()
+        self._attached = Waiter()
         self._procs = itertools.count(1)
         self._host_ids = itertools.count(1)
         self._futures: dict[int, Future[object]] = {}
@@ -78,6 +109,7 @@ class Runtime:
         rank: int | None = None,
         listen: Listener | None = None,
         quiet: bool = False,
+        is_cell: bool = False,
     ) -> Future[T]:
         """Ask ranks for one answer each.
 
@@ -90,6 +122,7 @@ class Runtime:
             listen: gets what the ranks write and display for it, also when it is over; must be quick, for it is called on
                 the leading thread. Without it that is printed.
             quiet: whether nothing is written for it: what comes meanwhile belongs to the request before it.
+            is_cell: whether the next controller wants the answers, too, where the ranks outlive this one.
 
         Raises:
             MeshDownError: the session was shut down.
@@ -102,7 +135,7 @@ class Runtime:
         if listen is not None:
             self._listen(id, listen)  # before anything can be written
         self._futures[id] = future  # type: ignore[assignment]
-        self._driver.submit(partial(self._state.request, id, procs, packed, note, quiet=quiet))
+        self._driver.submit(partial(self._state.request, id, procs, packed, note, quiet=quiet, is_cell=is_cell))
         if self._over:
             self._abandon_all()  # closed meanwhile, perhaps before the request was handled
         return future
@@ -157,6 +190,42 @@ class Runtime:
         if self._closed:
             handle.close(0.1)  # closed meanwhile, perhaps without this handle
         return host
+
+    def attach(self, handle: HostHandle, host: int, specs: Sequence[RankSpec], timeout_s: float) -> bool:
+        """Take up a host agent and its ranks, which another controller has started; False if nobody answers."""
+        self._handles[host] = handle
+        attach = Attach(self._token, os.getpid(), self._epoch)
+        self._submit(partial(self._state.attach, host, specs, attach))
+        self.wait(self._attached, timeout_s)
+        record = self._state.hosts.get(host)
+        return record is not None and record.up
+
+    def listen(self, id: int, listen: Listener) -> None:
+        """Hand on what the ranks write for a resumed cell; what came since this controller attached is there on return."""
+        done = Waiter()
+
+        def item(now: float) -> list[Effect]:
+            self._listeners[id] = listen
+            missed, self._missed = self._missed, []
+            for event in missed:
+                self._listeners.get(event.request, self.printer.take)(event)
+            done.set()
+            return []
+
+        self._submit(item)
+        self.wait(done, LISTEN_S)
+
+    def outlive(self, host: int) -> None:
+        """Have a host agent and its ranks outlive this process."""
+        self._submit(partial(self._state.outlive, host))
+
+    def specs(self, procs: Sequence[int]) -> tuple[RankSpec, ...]:
+        """What these processes were started with."""
+        return tuple(self._state.ranks[proc].spec for proc in procs)
+
+    def agent_pid(self, host: int) -> int:
+        """Process id of a host agent; 0 while it starts."""
+        return self._state.hosts[host].pid
 
     def start_ranks(self, host: int, specs: Sequence[RankSpec]) -> None:
         """Start processes on a host; returns at once."""
@@ -230,22 +299,33 @@ class Runtime:
             )
         return MeshView(name, tuple(axes.items()), tuple(rows), age_s=age_s)
 
-    def close(self, timeout_s: float = 5.0) -> None:
+    def close(self, timeout_s: float = 5.0, grace_s: float = 0.0) -> None:
         """End all ranks, agents and the loop; pending futures end with an error."""
         if self._closed:
             return
         self._await_output()
-        self._submit(self._state.goodbye)
+        self._submit(partial(self._state.goodbye, grace_s=grace_s))
+        self._stop()
+        deadline = time.monotonic() + timeout_s
+        for host, handle in list(self._handles.items()):
+            # An agent that is not up yet has not heard that the session is over.
+            handle.close(max(0.1, deadline - time.monotonic()) if self._state.hosts[host].up else 0.0)
+
+    def leave(self) -> None:
+        """End the loop; ranks and agents go on. Pending futures end with an error."""
+        if self._closed:
+            return
+        self._await_output()
+        self._submit(self._state.leave)
+        self._stop()
+
+    def _stop(self) -> None:
         self._closed = True
         self._driver.close()
         self._over = True
         self._abandon_all()
         self._print()
         self._ended.set()
-        deadline = time.monotonic() + timeout_s
-        for host, handle in list(self._handles.items()):
-            # An agent that is not up yet has not heard that the session is over.
-            handle.close(max(0.1, deadline - time.monotonic()) if self._state.hosts[host].up else 0.0)
 
     def _await_output(self) -> None:
         """Let what idle ranks have written arrive before they are ended."""
@@ -307,11 +387,21 @@ class Runtime:
             elif type(effect) is Tell:
                 if isinstance(effect.event, OutputEvent | RichEvent):
                     self._listeners.get(effect.event.request, self.printer.take)(effect.event)
+                elif isinstance(effect.event, BacklogEvent):
+                    self.backlog.append(effect.event)
                 for watcher in list(self._watchers):
                     try:
                         watcher(effect.event)
                     except Exception:  # a view must not stop the loop
                         _log.exception("a watcher failed")
+            elif type(effect) is Resumed:
+                answers: Future[Sequence[Answer]] = Future(self, effect.id, lambda answers: answers)
+                self._futures[effect.id] = answers  # type: ignore[assignment]
+                self.resumed.append((effect, answers))
+                self._listeners[effect.id] = self._miss  # until somebody listens
+            elif type(effect) is Attached:
+                self.silent = effect.silent
+                self._attached.set()
             elif type(effect) is Expired:
                 handle = self._handles.get(effect.host)
                 if effect.procs:
@@ -319,6 +409,9 @@ class Runtime:
                     self._perform(self._state.give_up_ranks(effect.host, effect.procs, log, time.monotonic()))
                 else:
                     self._lose_host(effect.host, handle.poll() if handle else None)
+
+    def _miss(self, event: OutputEvent | RichEvent) -> None:
+        self._missed.append(event)
 
     def _listen(self, id: int, listen: Listener) -> None:
         """Remember who listens to a request; of those that are over, the latest."""

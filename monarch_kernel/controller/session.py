@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 from monarch_kernel.controller.future import Future
-from monarch_kernel.controller.runtime import Runtime
+from monarch_kernel.controller.runtime import Runtime, first_number
 from monarch_kernel.launch.local import LocalLauncher
 from monarch_kernel.transport.zmq import ZmqRouter
 
@@ -23,15 +23,22 @@ OUTPUT_WAIT_S = 0.5
 
 
 class Session:
-    """All that one controller owns; the directory (mode 0700) holds its socket and logs."""
+    """All that one controller owns; the directory (mode 0700) holds its socket and logs.
 
-    def __init__(self) -> None:
+    Args:
+        directory: an empty one, if not a new one.
+        token: what ranks and agents must present, if not a new one.
+        epoch: how many controllers they have had.
+    """
+
+    def __init__(self, directory: Path | None = None, token: str = "", epoch: int = 0) -> None:
         self.pid = os.getpid()
-        self.directory = Path(tempfile.mkdtemp(prefix="monarch-"))
+        self.directory = directory or Path(tempfile.mkdtemp(prefix="monarch-"))
         address = f"ipc://{self.directory}/controller"
-        self.runtime = Runtime(ZmqRouter(address), secrets.token_hex(16), OUTPUT_WAIT_S)
+        self.token = token or secrets.token_hex(16)
+        self.runtime = Runtime(ZmqRouter(address), self.token, OUTPUT_WAIT_S, epoch)
         self._launcher = LocalLauncher(address, self.directory)
-        self._actors = itertools.count(1)
+        self._actors = itertools.count(first_number(epoch))
         self._local_host: int | None = None
         self._lock = threading.Lock()
 
@@ -45,6 +52,10 @@ class Session:
     def new_actor(self) -> int:
         """A number for a new actor."""
         return next(self._actors)
+
+    def record_of(self, proc: int) -> str:
+        """The file in which a rank keeps a record of what it runs; empty for none."""
+        return ""
 
     def close(self) -> None:
         """End everything; takes as long as the processes take to end."""

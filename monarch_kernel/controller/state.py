@@ -18,6 +18,8 @@ marks its rank has set in its streams; if the agent has not come to them yet the
 
 When a rank of a request fails while others go on, those may wait in a collective for it, for ever. From `RELEASE_AFTER_S` on
 they are asked, once a second, to leave a collective that makes no progress; a rank that computes ignores this.
+
+The host agent and ranks of a mesh that outlived its controller are taken up with `State.attach` (see `Resumption`).
 """
 
 from __future__ import annotations
@@ -29,12 +31,16 @@ from sys import intern
 from typing import NamedTuple
 
 from monarch_kernel.controller.exits import describe_exit
+from monarch_kernel.controller.resume import Resumed, Resumption
 from monarch_kernel.errors import Failure
 from monarch_kernel.events import OutputEvent, RankState
 from monarch_kernel.transport.base import Peer, host_peer, rank_peer
 from monarch_kernel.wire.codec import Frame, Packed, pack
 from monarch_kernel.wire.messages import (
+    Attach,
+    Backlog,
     Failed,
+    Forget,
     Goodbye,
     Hello,
     HostHello,
@@ -43,7 +49,9 @@ from monarch_kernel.wire.messages import (
     Lost,
     Message,
     Names,
+    Outlive,
     Output,
+    OutputChunk,
     Payload,
     RankSpec,
     Readings,
@@ -55,6 +63,8 @@ from monarch_kernel.wire.messages import (
 
 __all__ = [
     "Answer",
+    "Attached",
+    "BacklogEvent",
     "Effect",
     "Expired",
     "HostRecord",
@@ -70,6 +80,8 @@ __all__ = [
 
 HOST_DEADLINE_S = 30.0
 RANK_DEADLINE_S = 120.0
+ATTACH_HOST_S = 10.0
+ATTACH_RANKS_S = 5.0
 OUTPUT_GRACE_S = 0.5
 RELEASE_AFTER_S = 1.0
 MAX_NAMES = 4_000
@@ -122,10 +134,17 @@ class LostEvent(NamedTuple):
     failure: Failure
 
 
+class BacklogEvent(NamedTuple):
+    """What ranks wrote before this controller attached; ``rank`` of each chunk in ``ranks``."""
+
+    chunks: tuple[OutputChunk, ...]
+    ranks: dict[int, int]
+
+
 class Tell(NamedTuple):
     """Effect: an event for whoever watches."""
 
-    event: OutputEvent | RichEvent | LostEvent
+    event: OutputEvent | RichEvent | LostEvent | BacklogEvent
 
 
 class Expired(NamedTuple):
@@ -139,7 +158,13 @@ class Expired(NamedTuple):
     procs: tuple[int, ...] = ()
 
 
-Effect = Send | Resolve | Tell | Expired
+class Attached(NamedTuple):
+    """Effect: what `State.attach` asked for has come; ``silent`` are the ranks that have not answered yet."""
+
+    silent: tuple[int, ...]
+
+
+Effect = Send | Resolve | Tell | Expired | Resumed | Attached
 
 
 @dataclass(slots=True)
@@ -200,15 +225,16 @@ class RankRecord:
 class _Pending:
     """A request that has not resolved; ``waiting`` maps the ranks that owe an answer to their places in ``answers``."""
 
-    __slots__ = ("answers", "collectives", "failed_at", "in_step", "released_at", "waiting")
+    __slots__ = ("answers", "collectives", "failed_at", "in_step", "keepers", "released_at", "waiting")
 
-    def __init__(self, procs: Sequence[int]) -> None:
+    def __init__(self, procs: Sequence[int], keepers: Sequence[int] = ()) -> None:
         self.waiting = {proc: i for i, proc in enumerate(procs)}
         self.answers: list[Answer | None] = [None] * len(procs)
         self.collectives: int | None = None  # as the first rank that answered counts them
         self.in_step = True
         self.failed_at: float | None = None
         self.released_at = 0.0
+        self.keepers = keepers  # ranks that keep their answers until they are told that all are in
 
 
 class _HeldAnswer(NamedTuple):
@@ -230,6 +256,7 @@ class State:
         self._pending: dict[int, _Pending] = {}
         self._held: list[_HeldAnswer] = []
         self._quiet: set[int] = set()
+        self._resumption: Resumption | None = None
 
     @property
     def pending(self) -> int:
@@ -255,6 +282,19 @@ class State:
             return effects
         return self._to_host(record, pack(StartRanks(tuple(specs))))
 
+    def attach(self, host: int, specs: Sequence[RankSpec], attach: Attach, now: float) -> list[Effect]:
+        """Take up a host agent and its ranks, which another controller has started."""
+        self.hosts[host] = HostRecord(host, deadline=now + ATTACH_HOST_S)
+        for spec in specs:
+            self.ranks[spec.proc] = RankRecord(spec, host, deadline=float("inf"))  # it may be in native code for long
+        peers = [host_peer(host), *(rank_peer(spec.proc) for spec in specs)]
+        self._resumption = Resumption(pack(attach), peers, now + ATTACH_RANKS_S)
+        return [Send(peer, self._resumption.packed) for peer in peers]
+
+    def outlive(self, host: int, now: float) -> list[Effect]:
+        """Have a host agent and its ranks outlive this controller."""
+        return self._to_host(self.hosts[host], pack(Outlive()))
+
     def request(
         self,
         id: int,
@@ -264,6 +304,7 @@ class State:
         now: float,
         *,
         quiet: bool = False,
+        is_cell: bool = False,
     ) -> list[Effect]:
         """Ask ranks for one answer each, with the same message or one for each; if one of them is dead nobody is asked.
 
@@ -278,7 +319,7 @@ class State:
             return [Resolve(id, answers, True)]
         if not procs:
             return [Resolve(id, [], True)]
-        self._pending[id] = _Pending(procs)
+        self._pending[id] = _Pending(procs, procs if is_cell and ranks[procs[0]].spec.record else ())
         if quiet:
             self._quiet.add(id)
         effects: list[Effect] = []
@@ -353,11 +394,18 @@ class State:
             effects += self._to_host(self.hosts[host], pack(KillRanks(tuple(ended), grace_s)))
         return effects
 
-    def goodbye(self, now: float) -> list[Effect]:
+    def goodbye(self, now: float, grace_s: float = 0.0) -> list[Effect]:
         """End all ranks and agents."""
-        effects = self.stop_ranks(list(self.ranks), "the session was shut down", 0.0, now)
+        effects = self.stop_ranks(list(self.ranks), "the session was shut down", grace_s, now)
         for record in self.hosts.values():
-            effects += self._to_host(record, pack(Goodbye()))
+            effects += self._to_host(record, pack(Goodbye(grace_s=grace_s)))
+        return effects
+
+    def leave(self, now: float) -> list[Effect]:
+        """Leave all ranks and agents to the next controller."""
+        effects: list[Effect] = []
+        for record in self.hosts.values():
+            effects += self._to_host(record, pack(Goodbye(keep=True)))
         return effects
 
     # -- what happens
@@ -366,11 +414,17 @@ class State:
         """A message of an authenticated peer arrived; what that peer has no business to say is counted and dropped."""
         if type(message) is Result or type(message) is Failed:  # first, for these are by far the most
             rank = self._speakers.get(peer)
-            if rank is not None:
+            if rank is not None and self._resumption is None:
                 return self._heard_answer(rank, message, frames, now)
         if not self._may_say(peer, message):
             self.strays += 1
             return []
+        if isinstance(message, (Result, Failed, Rich, Output)) and self._resumption is not None:
+            if not self._resumption.is_over:
+                self._resumption.hold(peer, message, frames)
+                return []
+            if isinstance(message, (Result, Failed)):
+                return self._heard_answer(self._speakers[peer], message, frames, now)
         if isinstance(message, Output):
             return self._heard_output(message, now)
         if isinstance(message, Rich):
@@ -390,13 +444,22 @@ class State:
             self._speakers[peer] = record
             record.busy_since = now
             held, record.held = record.held, []
-            return [Send(peer, packed) for packed in held]
+            effects: list[Effect] = [Send(peer, packed) for packed in held]
+            if self._resumption is not None:
+                if message.owed:
+                    record.owed = {**{one.id: one.note for one in message.owed}, **record.owed}
+                    record.busy_since = now - message.owed[0].age_s
+                self._resumption.told(message.proc, message.owed)
+                effects += self._go_on(now)
+            return effects
         if isinstance(message, HostHello):
             host = self.hosts[message.host]
             host.up, host.hostname, host.pid = True, message.hostname, message.pid
             host.cpus, host.gpus = message.cpus, message.gpus
             held, host.held = host.held, []
             return [Send(peer, packed) for packed in held]
+        if isinstance(message, Backlog):
+            return self._heard_backlog(message, peer, now)
         assert isinstance(message, Lost)
         return self._heard_lost(message, now)
 
@@ -421,6 +484,11 @@ class State:
     def tick(self, now: float) -> list[Effect]:
         """Time has passed: call this a few times a second."""
         effects: list[Effect] = []
+        if self._resumption is not None:
+            effects += [Send(peer, self._resumption.packed) for peer in self._resumption.asks(now)]
+            effects += self._go_on(now)
+            if self._resumption.is_over and not self._resumption.waiting:
+                self._resumption = None
         if self._held:
             due = [held for held in self._held if held.until <= now]
             if due:
@@ -448,10 +516,12 @@ class State:
         if peer.startswith(b"R"):
             if isinstance(message, Hello):
                 return message.proc == number and number in self.ranks
+            if isinstance(message, (Result, Failed)):
+                return peer in self._speakers
             return isinstance(message, (Rich, Names)) and number in self.ranks
         if isinstance(message, HostHello):
             return message.host == number and number in self.hosts
-        if isinstance(message, Output):
+        if isinstance(message, (Output, Backlog)):
             procs = [chunk.proc for chunk in message.chunks]
         elif isinstance(message, Readings):
             procs = [reading.proc for reading in message.ranks]
@@ -526,7 +596,40 @@ class State:
             return []
         del self._pending[id]
         self._quiet.discard(id)
-        return [Resolve(id, pending.answers, pending.in_step)]  # type: ignore[arg-type]
+        effects: list[Effect] = [Resolve(id, pending.answers, pending.in_step)]  # type: ignore[arg-type]
+        if pending.keepers:
+            forget = pack(Forget(id))
+            effects += [Send(rank_peer(proc), forget) for proc in pending.keepers if self.ranks[proc].death is None]
+        return effects
+
+    def _go_on(self, now: float) -> list[Effect]:
+        """Go on with what was resumed, if all have said what they have or the time is up."""
+        resumption = self._resumption
+        assert resumption is not None
+        if not resumption.is_due(now):
+            return []
+        cells, early = resumption.finish()
+        effects: list[Effect] = []
+        for cell in cells:
+            self._pending[cell.id] = pending = _Pending(cell.procs, cell.procs)
+            if self._dead:  # they may wait in a collective for one that died meanwhile
+                pending.failed_at = now
+            effects.append(cell)
+        effects.append(Attached(tuple(int(peer[1:]) for peer in resumption.waiting if peer.startswith(b"R"))))
+        for peer, message, frames in early:
+            effects += self.heard(message, frames, peer, now)
+        return effects
+
+    def _heard_backlog(self, message: Backlog, peer: Peer, now: float) -> list[Effect]:
+        for chunk in message.chunks:
+            read_to = self.ranks[chunk.proc].read_to
+            read_to[chunk.stream == "stderr"] = max(chunk.end, read_to[chunk.stream == "stderr"])
+        ranks = {chunk.proc: self.ranks[chunk.proc].spec.rank for chunk in message.chunks}
+        effects: list[Effect] = [Tell(BacklogEvent(tuple(chunk for chunk in message.chunks if chunk.text), ranks))]
+        if self._resumption is not None:
+            self._resumption.heard(peer)
+            effects += self._go_on(now)
+        return effects
 
     def _heard_output(self, message: Output, now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -588,6 +691,9 @@ class State:
         record.held.clear()
         record.names.clear()
         effects: list[Effect] = []
+        if self._resumption is not None:
+            self._resumption.heard(rank_peer(record.spec.proc))
+            effects += self._go_on(now)
         for id in [*record.owed, *record.asides]:
             effects += self._answer(id, record.spec.proc, failure, now)
         record.last_error = "" if record.stopping else failure.headline()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,7 +13,7 @@ from pathlib import Path
 
 from monarch_kernel.wire.config import AgentConfig
 
-__all__ = ["LocalLauncher"]
+__all__ = ["AdoptedHost", "LocalHost", "LocalLauncher"]
 
 _AGENT = (sys.executable, "-m", "monarch_kernel.bootstrap", "agent")
 _TERMINATE_S = 2.0
@@ -42,7 +44,7 @@ class LocalLauncher:
             controller_pid=os.getpid(),
             log=str(log),
         )
-        with log.open("wb") as sink:
+        with open(log, "wb", opener=_private) as sink:
             process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,
@@ -65,6 +67,11 @@ class LocalHost:
         self._process = process
         self._log = log
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
     def poll(self) -> str | None:
         """None while it runs; else how it ended."""
         code = self._process.poll()
@@ -75,10 +82,7 @@ class LocalHost:
 
     def log_tail(self) -> tuple[str, ...]:
         """The last lines that the agent wrote."""
-        try:
-            return tuple(self._log.read_text(errors="replace").splitlines()[-20:])
-        except FileNotFoundError:
-            return ()
+        return _tail(self._log)
 
     def close(self, timeout_s: float) -> None:
         """Wait for its end; force it when the time is up."""
@@ -91,3 +95,60 @@ class LocalHost:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+
+
+class AdoptedHost:
+    """An agent on this machine that another process has launched.
+
+    Args:
+        pid: its process id.
+        pidfd: a descriptor of the process, which is closed with the handle; -1 if it has ended.
+        log: what it has written.
+    """
+
+    def __init__(self, pid: int, pidfd: int, log: Path) -> None:
+        self._pid = pid
+        self._fd = pidfd
+        self._log = log
+
+    def poll(self) -> str | None:
+        """None while it runs; else that it ended."""
+        if self._fd >= 0 and not self._ended(0.0):
+            return None
+        return f"the host agent (pid {self._pid}) ended"
+
+    def log_tail(self) -> tuple[str, ...]:
+        """The last lines that the agent wrote."""
+        return _tail(self._log)
+
+    def close(self, timeout_s: float) -> None:
+        """Wait for its end; force it when the time is up."""
+        for signum, wait_s in ((0, timeout_s), (signal.SIGTERM, _TERMINATE_S), (signal.SIGKILL, _TERMINATE_S)):
+            if self._fd < 0:
+                return
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._fd, signum)
+            if self._ended(wait_s) or signum == signal.SIGKILL:
+                self.release()
+
+    def release(self) -> None:
+        """Let it go on, and watch it no more."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _ended(self, timeout_s: float) -> bool:
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        return bool(poll.poll(1000 * timeout_s))
+
+
+def _tail(log: Path) -> tuple[str, ...]:
+    try:
+        return tuple(log.read_text(errors="replace").splitlines()[-20:])
+    except FileNotFoundError:
+        return ()
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -112,6 +112,7 @@ class BackgroundCell:
         background: drives it.
         values: makes the result of what the ranks gave.
         on_end: called once with the cell when it is over, to show its values or its error.
+        born: when it was started, if not now.
     """
 
     def __init__(
@@ -120,19 +121,21 @@ class BackgroundCell:
         background: Background,
         values: Callable[[Any], Any],
         on_end: Callable[[RemoteCell], None],
+        born: float | None = None,
     ) -> None:
         self._cell = cell
         self._values = values
         self._on_end = on_end
         self._done: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self._display_id = uuid.uuid4().hex
-        self._born = self._said_at = time.monotonic()
+        self._said_at = time.monotonic()
+        self._born = self._said_at if born is None else born
         self._said = ""
         self._state = "queued"
         self._where = f"cell [{cell.number}] on {cell.mesh.name}{format_ranks(cell.ranks)}"
         self._showing = threading.Lock()
         cell.output.sink.pin()
-        if self._turn(self._born):  # sent at once, if it is its turn
+        if self._turn(self._said_at):  # sent at once, if it is its turn
             background.drive(self, self._turn)
 
     @property

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import builtins
+from collections.abc import Callable
 
 from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_kernel.agent.processes import gpu_ids
-from monarch_kernel.notebook.display import LiveView
+from monarch_kernel.notebook.attach import resumed_cells, show_missed
+from monarch_kernel.notebook.background import BackgroundCell
+from monarch_kernel.notebook.cells import RemoteCell
+from monarch_kernel.notebook.display import LiveView, Sink
 from monarch_kernel.notebook.meshes import Meshes
 from monarch_kernel.notebook.options import COMMANDS, UsageProblem, one_name, parse_up, tokens
 from monarch_kernel.notebook.usage import command_help, mesh_help
@@ -19,9 +23,10 @@ __all__ = ["MeshCommands"]
 class MeshCommands:
     """One method per command, named like it; each takes the rest of the line."""
 
-    def __init__(self, shell: InteractiveShell, meshes: Meshes) -> None:
+    def __init__(self, shell: InteractiveShell, meshes: Meshes, show_end: Callable[[RemoteCell], None]) -> None:
         self._shell = shell
         self._meshes = meshes
+        self._show_end = show_end
 
     def run(self, line: str) -> None:
         """Do what a line says; list the meshes if it is empty.
@@ -32,6 +37,9 @@ class MeshCommands:
         words = tokens(line)
         if not words:
             print(meshes_text([entry.mesh.view() for entry in self._meshes]))
+            detached = self._meshes.detached.text(self._meshes.names)
+            if detached:
+                print(detached)
             return
         command = words[0]
         if command not in COMMANDS:
@@ -44,14 +52,7 @@ class MeshCommands:
     def up(self, rest: str) -> None:
         """Bring a mesh up; its name becomes a variable."""
         options = parse_up(rest, len(gpu_ids()))
-        if hasattr(builtins, options.name):
-            raise UsageProblem(f"%mesh up: {options.name!r} is a builtin of Python; choose another name")
-        bound = self._shell.user_ns.get(options.name)
-        known = self._meshes.names
-        if options.name in self._shell.user_ns and options.name not in known and type(bound).__name__ != "ProcMesh":
-            raise UsageProblem(
-                f"%mesh up: {options.name!r} is a variable already (a {type(bound).__name__}); choose another name"
-            )
+        self._check_variable(options.name, "up", "choose another name")
         entry = self._meshes.up(options)
         self._shell.user_ns[options.name] = entry.mesh
 
@@ -59,6 +60,30 @@ class MeshCommands:
         """Say what a command takes, or all of them."""
         words = tokens(rest)
         print(command_help(words[0]) if words else mesh_help())
+
+    def _check_variable(self, name: str, command: str, remedy: str) -> None:
+        """See that a name may become a variable."""
+        if hasattr(builtins, name):
+            raise UsageProblem(f"%mesh {command}: {name!r} is a builtin of Python; choose another name")
+        bound = self._shell.user_ns.get(name)
+        if name in self._shell.user_ns and name not in self._meshes.names and type(bound).__name__ != "ProcMesh":
+            raise UsageProblem(f"%mesh {command}: {name!r} is a variable already (a {type(bound).__name__}); {remedy}")
+
+    def attach(self, rest: str) -> None:
+        """Take up a mesh that outlived its kernel; its name becomes a variable again."""
+        words = tokens(rest)
+        if len(words) != 1:
+            raise UsageProblem(f"%mesh attach: name one detached mesh; {self._meshes.detached.said()}")
+        self._check_variable(words[0], "attach", f"del {words[0]} first")
+        entry, taken = self._meshes.attach(words[0])
+        self._shell.user_ns[words[0]] = entry.mesh
+        sink = Sink(self._shell)
+        show_missed(taken, sink)
+        entry.view.show(entry.mesh.view())
+        for cell in resumed_cells(taken, entry.lane, sink):
+            handle = BackgroundCell(cell, self._meshes.background, lambda results: None, self._show_end, cell.born)
+            if not handle.done():
+                handle._ipython_display_()
 
     def show(self, rest: str) -> None:
         """Show the live view of a mesh, or of all, once more."""
@@ -78,6 +103,10 @@ class MeshCommands:
     def down(self, rest: str) -> None:
         """End a mesh, or all of them."""
         words = tokens(rest)
+        if len(words) == 1 and words[0] not in self._meshes.names and self._meshes.detached.has(words[0]):
+            count = self._meshes.detached.down(words[0])
+            print(f"{words[0]}: {count} rank{'s' * (count != 1)} ended")
+            return
         names = (
             self._meshes.names if words == ["--all"] else [one_name(words, "down", self._meshes.names, optional=False)]
         )

@@ -31,7 +31,11 @@ def make_matcher(meshes: Meshes, remote: RemoteNames) -> Callable[[CompletionCon
     def match(context: CompletionContext) -> SimpleMatcherResult:
         text = context.text_until_cursor
         token = text.split()[-1] if text and not text[-1].isspace() else ""
-        words = [(word, kind) for word, kind in candidates(text, meshes.names) if word.startswith(token)]
+        words = [
+            (word, kind)
+            for word, kind in candidates(text, meshes.names, meshes.detached.names)
+            if word.startswith(token)
+        ]
         found = remote.complete(context.full_text, _offset(context))
         if found is None:
             return {"completions": _made(words), "suppress": bool(words), "matched_fragment": token}
@@ -55,7 +59,9 @@ def _offset(context: CompletionContext) -> int:
     return sum(len(line) + 1 for line in lines) + context.cursor_position
 
 
-def candidates(text: str, meshes: Sequence[str]) -> list[tuple[str, str]]:
+def candidates(
+    text: str, meshes: Sequence[str], detached: Callable[[], Sequence[str]] = tuple
+) -> list[tuple[str, str]]:
     """Words that may stand at the end of a line, with their kinds; none if the line is no magic of ours."""
     words = text.split()
     if not words or words[0] not in ("%mesh", "%%remote", "%remote", "%autoremote") or text == words[0]:
@@ -74,8 +80,10 @@ def candidates(text: str, meshes: Sequence[str]) -> list[tuple[str, str]]:
             return [(option, "option") for option in options if option not in done or option == "--env"]
         if done[0] == "help":
             return [(command, "command") for command in COMMANDS]
+        if done[0] == "attach":
+            return [(name, "mesh") for name in detached()]
         if done[0] == "down":
-            names = [*names, ("--all", "option")]
+            names = [*names, *((name, "mesh") for name in detached() if name not in meshes), ("--all", "option")]
         return names if done[0] in COMMANDS else []
     options = option_names(words[0], aliases=True) if words[0] != "%remote" or partial.startswith("--") else []
     offered = [(option, "option") for option in options if option not in done]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import atexit
+import os
+import tempfile
 import traceback
 from collections.abc import Callable
 from types import TracebackType
@@ -14,8 +16,9 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class, no_var_expand
 
 from monarch_kernel.actor.meshes import CellResult
-from monarch_kernel.errors import LaunchError, MonarchError, RanksError, format_ranks
+from monarch_kernel.errors import AttachError, LaunchError, MonarchError, RanksError, format_ranks
 from monarch_kernel.mesh import ValueMesh
+from monarch_kernel.notebook.attach import DetachedMeshes, default_root
 from monarch_kernel.notebook.autoremote import CellTransformer
 from monarch_kernel.notebook.background import BackgroundCell
 from monarch_kernel.notebook.cells import RemoteCell
@@ -50,11 +53,11 @@ class MeshMagics(Magics):
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
-        self.meshes = Meshes()
+        self.meshes = Meshes(DetachedMeshes(default_root(os.environ, tempfile.gettempdir())))
         self.transformer = CellTransformer(shell)
         self.peers = PeerMagics(shell, self.meshes)
         self.names = RemoteNames(self.meshes, shell.user_ns, lambda: self.transformer.mode)
-        self._commands = MeshCommands(shell, self.meshes)
+        self._commands = MeshCommands(shell, self.meshes, self._show_end)
 
     @no_var_expand
     @line_magic
@@ -239,7 +242,7 @@ class _UsageErrors:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if isinstance(error, (UsageProblem, LaunchError)):
+        if isinstance(error, (UsageProblem, AttachError, LaunchError)):
             raise UsageError(str(error)) from None
 
 

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from monarch_kernel.actor.meshes import CellResult, ProcMesh, shutdown_context, this_host
+from monarch_kernel.controller.detached import KeptSession
 from monarch_kernel.controller.future import Future
 from monarch_kernel.errors import LaunchError, RanksError, RemoteInterrupt, format_ranks
 from monarch_kernel.mesh import ValueMesh
+from monarch_kernel.notebook.attach import DetachedMeshes, TakenUp
 from monarch_kernel.notebook.background import Background
 from monarch_kernel.notebook.cells import CellOutput, Lane, RemoteCell, run_in_foreground
 from monarch_kernel.notebook.display import LiveView, Sink
@@ -37,12 +39,18 @@ class Entry:
     options: UpOptions
     lane: Lane
     view: LiveView = field(default_factory=LiveView)
+    kept: KeptSession | None = None  # the mesh's own, if it outlives the kernel
 
 
 class Meshes:
-    """The meshes of one notebook."""
+    """The meshes of one notebook.
 
-    def __init__(self) -> None:
+    Args:
+        detached: those that outlive it.
+    """
+
+    def __init__(self, detached: DetachedMeshes) -> None:
+        self.detached = detached
         self.background = Background(self._draw)
         self._entries: dict[str, Entry] = {}
         self._store: GroupStore | None = None
@@ -93,22 +101,50 @@ class Meshes:
                 f"%mesh up: {options.name!r} is up already, as {dict(there.mesh.extent)}; "
                 f"end it first (%mesh down {options.name}) or choose another name"
             )
-        if self._store is None:
-            self._store = GroupStore()
+        self.detached.check_free(options.name, detach=options.detach)
         device: Any = options.device
-        mesh = this_host().spawn_procs(options.axes, name=options.name, env=options.env, device=device)
-        entry = Entry(mesh, options, Lane(mesh, self._store.form))
+        store = self._group_store()
+        hosts, kept = self.detached.hosts(options.name) if options.detach else (this_host(), None)
+        mesh = hosts.spawn_procs(options.axes, name=options.name, env=options.env, device=device)
+        entry = Entry(mesh, options, Lane(mesh, store.form), kept=kept)
         try:
             with HeldInterrupts() as interrupts:
                 self._await_start(entry, mesh.initialized, "ranks to start", interrupts)
+                if kept is not None:
+                    self.detached.keep(kept, mesh, options)
         except BaseException:
             mesh.stop("it did not come up", grace_s=0.0)
+            if kept is not None:
+                kept.close()
             raise
-        self._entries[options.name] = entry
-        self._latest = options.name
-        self.background.start()
+        self._add(entry)
         entry.view.update(mesh.view(), time.monotonic(), force=True)
         return entry
+
+    def _group_store(self) -> GroupStore:
+        if self._store is None:
+            self._store = GroupStore()
+        return self._store
+
+    def _add(self, entry: Entry) -> None:
+        self._entries[entry.options.name] = entry
+        self._latest = entry.options.name
+        self.background.start()
+
+    def attach(self, name: str) -> tuple[Entry, TakenUp]:
+        """Take up a mesh that outlived its kernel.
+
+        Raises:
+            UsageProblem: there is none, or it is up here.
+            AttachError: it can't be attached.
+        """
+        if name in self.names:
+            raise UsageProblem(f"%mesh attach: {name!r} is attached already")
+        store = self._group_store()
+        taken = self.detached.attach(name)
+        entry = Entry(taken.mesh, taken.options, Lane(taken.mesh, store.form), kept=taken.session)
+        self._add(entry)
+        return entry, taken
 
     def _await_start(self, entry: Entry, future: Future[T], what: str, interrupts: HeldInterrupts) -> None:
         """Wait for a stage of the start, and say what is waited for."""
@@ -145,16 +181,21 @@ class Meshes:
         if self._latest == name:
             self._latest = next(reversed(self._entries), "")
         entry.mesh.stop(f"mesh {name!r} was ended by %mesh down").get()
+        if entry.kept is not None:
+            entry.kept.close()
         entry.view.update(entry.mesh.view(), time.monotonic(), force=True)
         return len(entry.mesh)
 
     def close(self) -> None:
-        """End all meshes, and the session."""
+        """End all meshes but those that outlive us, and the session."""
+        kept = [entry.kept for entry in self._entries.values() if entry.kept is not None]
         self._entries.clear()
         self._latest = ""
         shutdown_context().get()
         self.background.close()
         self.background = Background(self._draw)
+        for session in kept:  # after the background, which would show that their cells have ended
+            session.leave()
         if self._store is not None:
             self._store.close()
             self._store = None

@@ -28,6 +28,7 @@ COMMANDS = {
     "up": "bring a mesh up",
     "show": "show the live view of a mesh, or of all",
     "down": "end a mesh, or all of them",
+    "attach": "take up a mesh that outlived its kernel",
     "interrupt": "interrupt what a mesh runs; state is kept",
     "help": "what a command takes",
 }
@@ -58,6 +59,7 @@ class UpOptions:
         gpus: whether each rank was asked to have a GPU (``--gpus``).
         device: ``auto``, ``cpu`` or ``cuda``.
         env: added to the environment of the ranks.
+        detach: whether the mesh outlives the kernel.
     """
 
     name: str
@@ -65,6 +67,7 @@ class UpOptions:
     gpus: bool
     device: str
     env: dict[str, str] = field(default_factory=dict)
+    detach: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,7 @@ def _up_parser(magic: str) -> _Parser:
     add("--device", choices=["auto", "cuda", "cpu"], default="auto", help="auto (default): GPUs where there are enough")
     add("--on", choices=["local"], default="local", help="who provides the machines")
     add("--env", action="append", default=[], metavar="K=V", help="add to the ranks' environment; may be repeated")
+    add("--detach", action="store_true", help="the mesh outlives the kernel, until %mesh down")
     return parser
 
 
@@ -325,7 +329,7 @@ def parse_up(line: str, gpus_here: int) -> UpOptions:
         if not equals or not key:
             raise UsageProblem(f"%mesh up: --env takes NAME=VALUE, not {pair!r}")
         env[key] = value
-    return UpOptions(name, axes or {"gpus": size}, wants_gpus, "cuda" if wants_gpus else device, env)
+    return UpOptions(name, axes or {"gpus": size}, wants_gpus, "cuda" if wants_gpus else device, env, known.detach)
 
 
 def parse_remote(line: str, magic: str = "%%remote") -> RemoteOptions:

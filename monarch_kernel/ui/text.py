@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from html import escape
 
 from monarch_kernel.errors import format_ranks
-from monarch_kernel.events import MeshView, RankState, RankView
+from monarch_kernel.events import DetachedView, MeshView, RankState, RankView
 
-__all__ = ["format_nbytes", "format_seconds", "mesh_html", "mesh_text", "meshes_text", "plain"]
+__all__ = ["detached_text", "format_nbytes", "format_seconds", "mesh_html", "mesh_text", "meshes_text", "plain"]
 
 NO_MESH = "No mesh is up. Bring one up with: %mesh up NAME -n 4"
+DETACHED = "Not in this kernel (%mesh attach NAME takes one up, %mesh down NAME ends it):"
 
 _SIGNS: dict[RankState, str] = {
     "starting": "…",
@@ -120,6 +121,31 @@ def mesh_html(view: MeshView) -> str:
         f'<table style="{_TABLE_STYLE}"><caption style="{_CAPTION_STYLE}">'
         f"<strong>{name}</strong>{colon}{more}</caption>{''.join(rows)}</table>"
     )
+
+
+def detached_text(views: Sequence[DetachedView]) -> str:
+    """Meshes that this kernel has not, one a line."""
+    lines = _aligned(
+        [
+            ("name", [view.name for view in views], False),
+            ("axes", [" ".join(f"{axis}={size}" for axis, size in view.axes) for view in views], False),
+            ("ranks", [_runs(view.runs) for view in views], False),
+            (
+                "kernel",
+                [
+                    f"pid {view.owner}" if view.owner else f"none for {format_seconds(view.detached_s)}"
+                    for view in views
+                ],
+                False,
+            ),
+        ]
+    )
+    return "\n".join([DETACHED, *lines])
+
+
+def _runs(runs: Sequence[str | None]) -> str:
+    counts = Counter("dead" if one is None else f"running {one}" if one else "idle" for one in runs)
+    return ", ".join(f"{count:,} {what}" for what, count in counts.items())
 
 
 def meshes_text(views: Sequence[MeshView]) -> str:

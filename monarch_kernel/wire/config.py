@@ -1,4 +1,4 @@
-"""What processes of ours tell each other before, or beside, the wire: launcher to agent, agent to zygote."""
+"""What processes of ours tell each other before, or beside, the wire: launcher to agent, agent to zygote, kernel to kernel."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 from monarch_kernel.wire.messages import RankSpec
 
-__all__ = ["AgentConfig", "ForkReport", "ForkRequest"]
+__all__ = ["AgentConfig", "ForkReport", "ForkRequest", "Manifest"]
 
 
 class AgentConfig(msgspec.Struct, frozen=True):
@@ -69,3 +69,48 @@ class ForkReport(msgspec.Struct, frozen=True):
     def decode(cls, data: bytes) -> ForkReport:
         """From one packet."""
         return msgspec.msgpack.decode(data, type=cls)
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What a kernel must know to take up a mesh that outlived another one; a file of its directory, as JSON.
+
+    Attributes:
+        version: of this package, that brought it up: ranks of another version may speak otherwise.
+        name: of the mesh.
+        token: of the session.
+        born: when it was brought up, in seconds since the epoch of the clock.
+        epoch: how many controllers it has had after the first.
+        host: number of the agent.
+        agent_pid: pid of the agent.
+        agent_started: when the agent's process started, in ticks since the machine did: pids are used again.
+        specs: of the ranks.
+        gpus: as asked for with ``--gpus``.
+        device: as asked for with ``--device``.
+        env: as asked for with ``--env``.
+    """
+
+    version: str
+    name: str
+    token: str
+    born: float
+    epoch: int
+    host: int
+    agent_pid: int
+    agent_started: int
+    specs: tuple[RankSpec, ...]
+    gpus: bool
+    device: str
+    env: dict[str, str]
+
+    def encode(self) -> bytes:
+        """As JSON."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Manifest:
+        """From JSON.
+
+        Raises:
+            ValueError: it is no manifest of this version.
+        """
+        return msgspec.json.decode(data, type=cls)

@@ -17,9 +17,12 @@ from monarch_kernel.errors import Failure
 
 __all__ = [
     "Apply",
+    "Attach",
+    "Backlog",
     "Call",
     "Complete",
     "Failed",
+    "Forget",
     "FormGroup",
     "Goodbye",
     "Hello",
@@ -30,8 +33,10 @@ __all__ = [
     "Lost",
     "Message",
     "Names",
+    "Outlive",
     "Output",
     "OutputChunk",
+    "Owed",
     "Payload",
     "Ping",
     "Pull",
@@ -174,16 +179,49 @@ class Inspect(Message, frozen=True):
     imports: dict[str, str] = {}
 
 
+class Forget(Message, frozen=True):
+    """All answers to cell ``id`` are in: the next controller need not have yours. Only for ranks that keep a record."""
+
+    id: int
+
+
+# controller -> rank and host agent
+
+
+class Attach(Message, frozen=True):
+    """A new controller has taken the place of one that ended: say hello again, and what it missed.
+
+    ``epoch`` counts the controllers; one that has been answered is not answered again.
+    """
+
+    token: str
+    controller_pid: int
+    epoch: int
+
+
 # rank -> controller
 
 
+class Owed(msgspec.Struct, array_like=True, frozen=True):
+    """A request that a rank has not answered, or whose answer it keeps.
+
+    ``age_s`` is how long ago it came, in seconds; ``cell`` its number if it is a cell whose answer is wanted still.
+    """
+
+    id: int
+    note: str
+    age_s: float
+    cell: int | None = None
+
+
 class Hello(Message, frozen=True):
-    """First message of a rank: ``token`` proves that it belongs to this session."""
+    """First message of a rank, and its answer to `Attach`: ``token`` proves that it belongs to this session."""
 
     token: str
     proc: int
     pid: int
     device: str
+    owed: tuple[Owed, ...] = ()
 
 
 class Result(Message, frozen=True):
@@ -228,7 +266,10 @@ class Names(Message, frozen=True):
 
 
 class RankSpec(msgspec.Struct, array_like=True, frozen=True):
-    """All that a new rank needs to know; ``env`` is added to its environment before user code runs."""
+    """All that a new rank needs to know; ``env`` is added to its environment before user code runs.
+
+    ``record`` is the file in which a rank that may outlive its controller says what it runs; empty for others.
+    """
 
     proc: int
     rank: int
@@ -242,6 +283,7 @@ class RankSpec(msgspec.Struct, array_like=True, frozen=True):
     env: dict[str, str]
     cwd: str
     sys_path: tuple[str, ...]
+    record: str = ""
 
 
 class StartRanks(Message, frozen=True):
@@ -257,15 +299,22 @@ class KillRanks(Message, frozen=True):
     grace_s: float
 
 
+class Outlive(Message, frozen=True):
+    """From now on keep everything when the controller ends, and wait for the next one."""
+
+
 class Goodbye(Message, frozen=True):
-    """The session is over: end everything and leave."""
+    """The controller leaves: end everything as in `KillRanks` and leave, too; or ``keep`` it for the next controller."""
+
+    keep: bool = False
+    grace_s: float = 0.0
 
 
 # host agent -> controller
 
 
 class HostHello(Message, frozen=True):
-    """First message of a host agent."""
+    """First message of a host agent, and its answer to `Attach`."""
 
     token: str
     host: int
@@ -287,6 +336,12 @@ class OutputChunk(msgspec.Struct, array_like=True, frozen=True):
 
 class Output(Message, frozen=True):
     """What ranks wrote since the last such message, in the order in which it was read."""
+
+    chunks: tuple[OutputChunk, ...]
+
+
+class Backlog(Message, frozen=True):
+    """What ranks wrote while there was no controller; a chunk for each stream at least, for its ``end``."""
 
     chunks: tuple[OutputChunk, ...]
 

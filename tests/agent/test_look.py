@@ -191,6 +191,7 @@ def test_the_tracker_tells_what_changed() -> None:
     space.update(t=torch.zeros(3), y="text")
     del space["x"]
     assert tracker.news(space) == Names({"t": "Tensor[3] float32", "y": "str"}, ("x",))
+    assert tracker.everything() == Names({"t": "Tensor[3] float32", "y": "str"}), "for a controller that is new"
     space["x"] = 1
     assert tracker.news(space) == Names({"x": "int"})
     space.clear()

@@ -308,10 +308,10 @@ def test_pulling_what_is_not_there_names_it(notebook: Notebook) -> None:
 @pytest.mark.parametrize(
     ("code", "matches"),
     [
-        ("%mesh ", {"up", "show", "down", "interrupt", "help"}),
+        ("%mesh ", {"up", "show", "down", "attach", "interrupt", "help"}),
         ("%mesh d", {"down"}),
         ("x = 1\n%mesh down ", {"t", "--all"}),
-        ("%mesh up --de", {"--device"}),
+        ("%mesh up --de", {"--detach", "--device"}),
         ("%mesh up --device c", {"cpu", "cuda"}),
         ("%mesh up -n 2 --a", {"--axes"}),
         (

@@ -51,7 +51,7 @@ def test_up_is_read(line: str, gpus: int, expected: UpOptions) -> None:
         ("-n two", 0, "takes a whole number, such as 4, not 'two'"),
         ("-n", 0, "-n"),
         ("t -n 2.5", 0, "not '2.5'"),
-        ("t --wrong 2", 0, "unknown option '--wrong'; the options are --axes, --device"),
+        ("t --wrong 2", 0, "unknown option '--wrong'; the options are --axes, --detach"),
         ("t u -n 2", 0, "unknown argument 'u'"),
         ("2t -n 2", 0, "must be a Python variable name, not '2t'"),
         ("class -n 2", 0, "must be a Python variable name, not 'class'"),
@@ -251,3 +251,12 @@ def test_a_comment_ends_a_line_and_a_hash_in_a_word_or_quotation_does_not() -> N
 )
 def test_options_before_an_expression(line: str, options: str, expression: str) -> None:
     assert split_options(line, "%remote") == (options, expression)
+
+
+def test_names_of_detached_meshes_are_offered_where_they_can_stand() -> None:
+    def offered(text: str) -> list[str]:
+        return [word for word, _ in candidates(text, ["t"], lambda: ["left", "t"])]
+
+    assert offered("%mesh attach ") == ["left", "t"]
+    assert offered("%mesh down ") == ["t", "left", "--all"]
+    assert offered("%mesh show ") == ["t"]

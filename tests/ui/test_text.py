@@ -8,8 +8,16 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.events import MeshView, RankState, RankView
-from monarch_kernel.ui.text import format_nbytes, format_seconds, mesh_html, mesh_text, meshes_text, plain
+from monarch_kernel.events import DetachedView, MeshView, RankState, RankView
+from monarch_kernel.ui.text import (
+    detached_text,
+    format_nbytes,
+    format_seconds,
+    mesh_html,
+    mesh_text,
+    meshes_text,
+    plain,
+)
 
 MIB = 2**20
 
@@ -198,3 +206,15 @@ def test_format_seconds(seconds: float, text: str) -> None:
 
 def test_plain_drops_terminal_controls_only() -> None:
     assert plain("\x1b[1;31mred\x1b[0m \x1b]8;;http://x\x1b\\link\x1b]8;;\x07\tα\nβ\x07") == "red link\tα\nβ"
+
+
+def test_meshes_of_no_kernel_or_another() -> None:
+    views = [
+        DetachedView("trainers", (("dp", 2), ("tp", 2)), ("cell [5]", "cell [5]", "", None), 75.0, 0),
+        DetachedView("eval", (("gpus", 1),), ("",), 1.0, 4711),
+    ]
+    assert detached_text(views).splitlines()[1:] == [
+        "name      axes       ranks                               kernel",
+        "trainers  dp=2 tp=2  2 running cell [5], 1 idle, 1 dead  none for 1 min 15 s",
+        "eval      gpus=1     1 idle                              pid 4711",
+    ]

@@ -1,0 +1,394 @@
+"""Meshes that outlive the process that brought them up: where they are found, who has them, how they are taken up.
+
+Theory of operation
+===================
+
+Such a mesh has a session of its own, in a directory with a stable place: ``ROOT/NAME``. There are
+
+- ``controller``: the socket. The ranks connect to it again when another controller binds it;
+- ``manifest``: what that controller must know, the token too. Written when the mesh is up; before, it ends with its kernel;
+- ``lock``: held by the living controller. It is a record lock, which the Linux kernel drops when the process ends, however it
+  does, and which a fork of the process does not inherit; ``holder`` has its pid, for messages;
+- ``detached``: written by the host agent while there is no controller;
+- ``rank-N``: what each rank runs.
+
+The directories are of mode 0700, the files of 0600. A directory that belongs to another user, or that others may enter, is
+not trusted: it may have been put there to be talked to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from monarch_kernel.agent.ledger import DETACHED
+from monarch_kernel.agent.processes import open_process, start_ticks
+from monarch_kernel.controller.session import Session
+from monarch_kernel.errors import AttachError
+from monarch_kernel.launch.local import AdoptedHost
+from monarch_kernel.wire.config import Manifest
+from monarch_kernel.wire.messages import RankSpec
+
+__all__ = ["Found", "Home", "KeptSession", "default_root", "end", "find", "home_of"]
+
+ATTACH_S = 8.0
+GRACE_S = 2.0
+_MAX_SOCKET_PATH = 100  # the limit is 107 bytes
+
+
+def default_root(environment: Mapping[str, str], temporary: str) -> Path:
+    """Where a user's meshes are found: what the login gives to each user for such things, or a place in ``temporary``."""
+    runtime = environment.get("XDG_RUNTIME_DIR", "")
+    if runtime and os.path.isdir(runtime):
+        return Path(runtime) / "monarch-kernel"
+    return Path(temporary) / f"monarch-{os.getuid()}"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A mesh that has a kernel no more, as its files tell.
+
+    Attributes:
+        home: its place.
+        manifest: what it is.
+        since: when it was left, in seconds since the epoch of the clock.
+        ranks: of each rank whether it lives, and the cell it runs; empty if none.
+    """
+
+    home: Home
+    manifest: Manifest
+    since: float
+    ranks: tuple[tuple[bool, str], ...]
+
+
+class Home:
+    """The directory of one mesh."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        self.name = name
+        self.path = root / name
+        self._lock = -1
+
+    # -- who has it
+
+    def create(self) -> None:
+        """Make the directory, locked.
+
+        Raises:
+            AttachError: there is one, or it can't be trusted.
+        """
+        if len(os.fsencode(self.path / "controller")) > _MAX_SOCKET_PATH:
+            raise AttachError(
+                f"the path of a socket in {self.path} would be too long; choose a shorter name, or set XDG_RUNTIME_DIR"
+            )
+        draft = Home(self.path.parent, f".{self.name}.{secrets.token_hex(4)}")
+        for _ in range(100):
+            with contextlib.suppress(FileExistsError):
+                self.path.parent.mkdir(0o700, parents=True)
+            _check_private(self.path.parent)
+            with contextlib.suppress(
+                FileNotFoundError
+            ):  # the last mesh there has just ended, and the directory with it
+                draft.path.mkdir(0o700)
+                break
+        draft.lock()
+        try:
+            os.rename(draft.path, self.path)
+        except OSError:
+            draft.remove()
+            raise AttachError(f"there is a mesh in {self.path} already") from None
+        self._lock = draft._lock
+
+    def lock(self) -> None:
+        """Be the one who has the mesh, until `unlock` or the end of the process.
+
+        Raises:
+            AttachError: another living process has it, or the directory can't be trusted.
+        """
+        _check_private(self.path.parent)
+        _check_private(self.path)
+        fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            raise AttachError(
+                f"mesh {self.name!r} is attached to another kernel, pid {self._holder()}, which is alive; "
+                "end that kernel first, or use the mesh there"
+            ) from None
+        if not _is_same(fd, self.path / "lock"):  # another process has just removed what was there
+            os.close(fd)
+            raise AttachError(f"mesh {self.name!r} is gone")
+        self._lock = fd
+        _write(self.path / "holder", f"{os.getpid()} {start_ticks(os.getpid())}".encode())
+
+    def unlock(self) -> None:
+        """Leave it to others."""
+        if self._lock >= 0:
+            with contextlib.suppress(OSError):
+                os.unlink(self.path / "holder")
+            os.close(self._lock)
+            self._lock = -1
+
+    def owner(self) -> int:
+        """Pid of the living process that has it; 0 if none has."""
+        if self._holder() == os.getpid():
+            return os.getpid()  # closing any descriptor of the file would drop our own lock
+        try:
+            fd = os.open(self.path / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return 0
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return self._holder() or -1
+        finally:
+            os.close(fd)
+        return 0
+
+    def _holder(self) -> int:
+        """Who says to have it, and lives."""
+        try:
+            pid, started = map(int, (self.path / "holder").read_bytes().split())
+        except (OSError, ValueError):
+            return 0
+        return pid if start_ticks(pid) == started else 0
+
+    # -- what is in it
+
+    def manifest(self) -> Manifest:
+        """What is there.
+
+        Raises:
+            AttachError: it can't be trusted or read.
+        """
+        _check_private(self.path.parent)
+        _check_private(self.path)
+        try:
+            return Manifest.decode((self.path / "manifest").read_bytes())
+        except (OSError, ValueError) as error:
+            raise AttachError(f"{self.path} holds no mesh that can be attached: {error}") from None
+
+    def is_gone(self) -> bool:
+        """Whether what was there has ended: its agent, or its kernel before the mesh was up."""
+        if self._lock < 0 and self.owner():
+            return False
+        try:
+            manifest = self.manifest()
+        except AttachError:
+            return not (self.path / "manifest").exists() and self._is_ours()
+        pidfd = open_process(manifest.agent_pid, manifest.agent_started)
+        if pidfd >= 0:
+            os.close(pidfd)
+        return pidfd < 0
+
+    def _is_ours(self) -> bool:
+        try:
+            _check_private(self.path)
+        except AttachError:
+            return False
+        return True
+
+    def write(self, manifest: Manifest) -> None:
+        """Say what is there."""
+        _write(self.path / "manifest", manifest.encode())
+
+    def look(self) -> Found:
+        """What the files say.
+
+        Raises:
+            AttachError: they can't be trusted or read.
+        """
+        manifest = self.manifest()
+        since = _read(self.path / DETACHED).get("since", time.time())
+        ranks = []
+        for spec in manifest.specs:
+            record = _read(Path(spec.record))
+            ranks.append((start_ticks(int(record.get("pid", 0))) > 0, str(record.get("runs", ""))))
+        return Found(self, manifest, float(since), tuple(ranks))
+
+    def remove(self) -> None:
+        """Remove it, which must be locked: at once for others, who may bring up another under this name."""
+        trash = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}")
+        with contextlib.suppress(OSError):
+            os.rename(self.path, trash)
+        self.unlock()
+        shutil.rmtree(trash, ignore_errors=True)
+        with contextlib.suppress(OSError):  # others are there
+            self.path.parent.rmdir()
+
+
+def home_of(root: Path, name: str) -> Home | None:
+    """The place of a mesh that has one; what is left of one that has ended is removed."""
+    home = Home(root, name)
+    if not os.path.lexists(home.path):
+        return None
+    if home.is_gone():
+        with contextlib.suppress(AttachError):  # somebody else was quicker
+            home.lock()
+            if home.is_gone():
+                home.remove()
+        return None
+    return home
+
+
+def find(root: Path) -> Iterator[Home]:
+    """The places where meshes are, or were."""
+    with contextlib.suppress(OSError):
+        for name in sorted(os.listdir(root)):
+            if name.isidentifier():
+                yield Home(root, name)
+
+
+class KeptSession(Session):
+    """The session of one mesh that outlives this process.
+
+    Args:
+        home: its place, which this process has locked.
+        manifest: what is there; None for a new mesh.
+    """
+
+    def __init__(self, home: Home, manifest: Manifest | None = None) -> None:
+        self.home = home
+        self._adopted: AdoptedHost | None = None
+        epoch = 0 if manifest is None else manifest.epoch + 1
+        super().__init__(home.path, "" if manifest is None else manifest.token, epoch)
+        os.chmod(home.path / "controller", 0o600)
+
+    def record_of(self, proc: int) -> str:
+        """The file in which a rank keeps a record of what it runs."""
+        return str(self.directory / f"rank-{proc}")
+
+    def keep(self, name: str, specs: tuple[RankSpec, ...], gpus: bool, device: str, env: dict[str, str]) -> None:
+        """Have the mesh, which is up, outlive this process."""
+        host = self.local_host()
+        pid = self.runtime.agent_pid(host)
+        token = self.token
+        started = start_ticks(pid)
+        here = version("monarch_kernel")
+        self.home.write(Manifest(here, name, token, time.time(), 0, host, pid, started, specs, gpus, device, env))
+        self.runtime.outlive(host)
+
+    @classmethod
+    def attach(cls, home: Home) -> tuple[KeptSession, Manifest]:
+        """Take up the mesh of a place.
+
+        Raises:
+            AttachError: it can't be; nothing has changed then.
+        """
+        home.lock()
+        session: KeptSession | None = None
+        try:
+            manifest = home.manifest()
+            here = version("monarch_kernel")
+            if manifest.version != here:
+                raise AttachError(
+                    f"mesh {home.name!r} was brought up by monarch_kernel {manifest.version}, this is {here}; attach it "
+                    f"from there, or end it with %mesh down {home.name}"
+                )
+            pidfd = open_process(manifest.agent_pid, manifest.agent_started)
+            if pidfd < 0:
+                raise AttachError(f"mesh {home.name!r} is gone: its host agent (pid {manifest.agent_pid}) has ended")
+            session = cls(home, manifest)
+            home.write(_of_epoch(manifest, manifest.epoch + 1))
+            handle = AdoptedHost(manifest.agent_pid, pidfd, home.path / f"agent-{manifest.host}.log")
+            session._adopted = handle
+            session._local_host = manifest.host
+            if not session.runtime.attach(handle, manifest.host, manifest.specs, ATTACH_S):
+                raise AttachError(f"the host agent of mesh {home.name!r} (pid {manifest.agent_pid}) does not answer")
+        except BaseException:
+            if session is not None:
+                session.leave()
+            home.unlock()
+            raise
+        return session, manifest
+
+    def leave(self) -> None:
+        """End this process's part; the mesh goes on."""
+        if os.getpid() == self.pid:
+            self.runtime.leave()
+            if self._adopted is not None:
+                self._adopted.release()
+            self.home.unlock()
+
+    def close(self) -> None:
+        """End the mesh; takes as long as its processes take to end."""
+        if os.getpid() == self.pid:
+            self.runtime.close(GRACE_S + 3.0, GRACE_S)
+            self.home.remove()
+
+
+def end(home: Home) -> int:
+    """End a mesh that no kernel has; gives the number of its ranks.
+
+    Raises:
+        AttachError: it can't be.
+    """
+    try:
+        session, manifest = KeptSession.attach(home)
+        session.close()
+    except AttachError:  # it does not answer, or speaks otherwise
+        home.lock()
+        manifest = home.manifest()
+        pidfd = open_process(manifest.agent_pid, manifest.agent_started)
+        AdoptedHost(manifest.agent_pid, pidfd, home.path / f"agent-{manifest.host}.log").close(0.0)
+        home.remove()
+    return len(manifest.specs)
+
+
+def _of_epoch(manifest: Manifest, epoch: int) -> Manifest:
+    values = {name: getattr(manifest, name) for name in manifest.__struct_fields__}
+    return Manifest(**{**values, "epoch": epoch})
+
+
+def _check_private(path: Path) -> None:
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        raise AttachError(f"{path} is not there") from None
+    if not stat.S_ISDIR(found.st_mode):
+        raise AttachError(f"{path} is no directory; remove it")
+    if found.st_uid != os.geteuid():
+        raise AttachError(
+            f"{path} belongs to another user (uid {found.st_uid}), and is not used; it must be yours alone"
+        )
+    if found.st_mode & 0o077:
+        raise AttachError(
+            f"{path} can be entered by other users (mode {stat.S_IMODE(found.st_mode):04o}), and is not used; "
+            f"if nobody has tampered with it: chmod 700 {path}"
+        )
+
+
+def _is_same(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file whole, or not at all."""
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(fd, "wb") as file:
+        file.write(data)
+    os.replace(draft, path)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

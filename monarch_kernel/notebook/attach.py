@@ -1,0 +1,233 @@
+"""Meshes that outlive the kernel, in the notebook: bringing them up, listing them, taking them up again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from monarch_kernel.actor.meshes import CellResult, HostMesh, ProcMesh, gather
+from monarch_kernel.controller.detached import Found, Home, KeptSession, default_root, end, find, home_of
+from monarch_kernel.controller.future import Future
+from monarch_kernel.controller.resume import Resumed
+from monarch_kernel.controller.state import Value
+from monarch_kernel.errors import AttachError, RemoteError, format_ranks
+from monarch_kernel.events import DetachedView
+from monarch_kernel.mesh import Extent, Region
+from monarch_kernel.notebook.cells import CellOutput, Lane, RemoteCell
+from monarch_kernel.notebook.display import Sink
+from monarch_kernel.notebook.options import UpOptions, UsageProblem
+from monarch_kernel.output.folding import OutputFolder, render
+from monarch_kernel.ui.text import detached_text, format_seconds
+
+__all__ = ["DetachedMeshes", "ResumedCell", "TakenUp", "default_root", "resumed_cells", "show_missed"]
+
+
+@dataclass
+class TakenUp:
+    """A mesh that was attached.
+
+    Attributes:
+        mesh: as it was brought up.
+        session: of the mesh alone.
+        options: as it was brought up with.
+        detached_s: how long it had no kernel, in seconds.
+    """
+
+    mesh: ProcMesh
+    session: KeptSession
+    options: UpOptions
+    detached_s: float
+
+
+class DetachedMeshes:
+    """The user's meshes that outlive their kernels.
+
+    Args:
+        root: where they are found.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    # -- up
+
+    def check_free(self, name: str, *, detach: bool) -> None:
+        """See that a mesh may be brought up by this name.
+
+        Raises:
+            UsageProblem: there is a detached one.
+        """
+        home = home_of(self._root, name)
+        if home is None:
+            return
+        owner = home.owner()
+        if not owner:
+            raise UsageProblem(
+                f"%mesh up: a detached mesh {name!r} is there; take it up with %mesh attach {name}, "
+                f"or end it with %mesh down {name}"
+            )
+        if detach:
+            raise UsageProblem(
+                f"%mesh up: a mesh {name!r} that outlives its kernel is attached to another one, pid {owner}; "
+                "choose another name"
+            )
+
+    def hosts(self, name: str) -> tuple[HostMesh, KeptSession]:
+        """This machine, for a mesh that outlives this process.
+
+        Raises:
+            AttachError: it can't be.
+        """
+        home = Home(self._root, name)
+        home.create()
+        try:
+            session = KeptSession(home)
+        except BaseException:
+            home.remove()
+            raise
+        try:
+            return HostMesh(session, Region.whole(Extent()), (session.local_host(),)), session
+        except BaseException:
+            session.close()
+            raise
+
+    @staticmethod
+    def keep(session: KeptSession, mesh: ProcMesh, options: UpOptions) -> None:
+        """Have a mesh that is up outlive this process."""
+        specs = mesh._runtime.specs(mesh.procs)
+        session.keep(mesh.name, specs, options.gpus, options.device, options.env)
+
+    # -- what there is
+
+    def has(self, name: str) -> bool:
+        """Whether there is one, which another kernel may have."""
+        return home_of(self._root, name) is not None
+
+    def names(self) -> list[str]:
+        """Names of those that can be attached."""
+        return [home.name for home in find(self._root) if not home.owner() and not home.is_gone()]
+
+    def said(self) -> str:
+        """Their names, for the end of an error."""
+        names = self.names()
+        return f"there is: {', '.join(names)}" if names else "there is none"
+
+    def text(self, ours: Sequence[str]) -> str:
+        """A table of those that this notebook has not, and what was cleaned up; empty if there is none."""
+        views: list[DetachedView] = []
+        notes: list[str] = []
+        for home in find(self._root):
+            if home.name in ours:
+                continue
+            try:
+                if not self.has(home.name):
+                    notes.append(f"{home.name} is gone: its processes have ended; what was left of it is cleaned up")
+                else:
+                    views.append(_view(home.look(), home.owner()))
+            except AttachError as error:
+                notes.append(f"{home.name}: {error}")
+        return "\n".join([*([detached_text(views)] if views else []), *notes])
+
+    # -- attach and down
+
+    def attach(self, name: str) -> TakenUp:
+        """Take a mesh up.
+
+        Raises:
+            UsageProblem: there is none.
+            AttachError: it can't be attached.
+        """
+        home = self._existing(name, "attach")
+        found = home.look() if not home.owner() else None
+        session, manifest = KeptSession.attach(home)
+        first = manifest.specs[0]
+        extent = Extent(first.axes)
+        procs = [spec.proc for spec in manifest.specs]
+        born = time.monotonic() - (time.time() - manifest.born)
+        mesh = ProcMesh(session, Region.whole(extent), procs, name, born, extent)
+        options = UpOptions(name, dict(first.axes), manifest.gpus, manifest.device, manifest.env, detach=True)
+        return TakenUp(mesh, session, options, time.time() - found.since if found else 0.0)
+
+    def down(self, name: str) -> int:
+        """End a mesh that no kernel has; gives the number of its ranks.
+
+        Raises:
+            AttachError: another kernel has it.
+        """
+        return end(self._existing(name, "down"))
+
+    def _existing(self, name: str, command: str) -> Home:
+        home = home_of(self._root, name)
+        if home is None:
+            raise UsageProblem(f"%mesh {command}: there is no detached mesh {name!r}; {self.said()}")
+        return home
+
+
+def _view(found: Found, owner: int) -> DetachedView:
+    manifest = found.manifest
+    return DetachedView(
+        manifest.name,
+        manifest.specs[0].axes,
+        tuple(runs if alive else None for alive, runs in found.ranks),
+        time.time() - found.since,
+        owner,
+    )
+
+
+class ResumedCell(RemoteCell):
+    """A cell that an earlier kernel has sent; it runs, or has ended meanwhile.
+
+    Attributes:
+        born: when it was sent.
+    """
+
+    def __init__(self, lane: Lane, mesh: ProcMesh, cell: Resumed, future: Future[Any], output: CellOutput) -> None:
+        super().__init__(lane, mesh, "", number=cell.number, want_value=False, output=output)
+        self.born = time.monotonic() - cell.age_s
+        self._future = future
+        self.stage = "running"
+
+
+def resumed_cells(taken: TakenUp, lane: Lane, sink: Sink) -> list[ResumedCell]:
+    """The cells of an earlier kernel, the oldest first, that still run or whose end nobody has seen."""
+    mesh, runtime = taken.mesh, taken.session.runtime
+    cells = []
+    for cell, future in runtime.resumed:
+        region = Region(Extent({"ranks": len(cell.procs)}), tuple(_ranks(mesh, cell.procs)))
+
+        def read(answer: Value) -> CellResult:
+            return CellResult(None, answer.bundle)
+
+        finish = gather(region, f"{cell.note} failed on {mesh.name}", RemoteError, read, mesh._as_spawned)
+        output = CellOutput(mesh._with_region(region), sink, raw=False)
+        runtime.listen(cell.id, output.hear)
+        cells.append(ResumedCell(lane, mesh._with_region(region), cell, future.read_with(finish), output))
+    return cells
+
+
+def show_missed(taken: TakenUp, sink: Sink) -> None:
+    """Show what was written while no kernel had a mesh, and who died."""
+    runtime, mesh = taken.session.runtime, taken.mesh
+    now = time.monotonic()
+    sink.write("stdout", f"{mesh.name}: attached; it was without a kernel for {format_seconds(taken.detached_s)}\n")
+    chunks = [(event.ranks[chunk.proc], chunk) for event in runtime.backlog for chunk in event.chunks]
+    if chunks:
+        sink.write("stdout", "its ranks wrote meanwhile:\n")
+        folder = OutputFolder(mesh.ranks)
+        for rank, chunk in chunks:
+            folder.feed(rank, chunk.stream, chunk.text, now, chunk.dropped_lines)
+        for stream, text in render(folder.finish(now)):
+            sink.write(stream, text)
+    for rank, failure in sorted(mesh.deaths().items()):
+        sink.write("stderr", f"[{rank}] died: {failure.message}\n")
+    if runtime.silent:
+        late = format_ranks(_ranks(mesh, runtime.silent))
+        sink.write("stderr", f"{late} did not answer yet (native code?); what is sent to them waits\n")
+
+
+def _ranks(mesh: ProcMesh, procs: Sequence[int]) -> list[int]:
+    places = {proc: rank for rank, proc in enumerate(mesh._base)}
+    return sorted(places[proc] for proc in procs)

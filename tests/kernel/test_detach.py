@@ -1,0 +1,323 @@
+"""Meshes that outlive their kernel: it restarts, or is killed, and another takes them up."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from .conftest import START_S, Notebook, assert_gone, is_alive
+
+UP = "%mesh up t -n 2 --device cpu --detach"
+COUNT = """\
+%%remote t{options}
+import time
+for count in range(100_000):
+    print("count", count)
+    time.sleep(0.05)
+"""
+WAITS = """\
+%%remote t --background
+import os, time
+print("waits")
+while not os.path.exists({path!r}):
+    time.sleep(0.01)
+from IPython.display import HTML, display
+display(HTML(f"<b>shown by {{rank}}</b>"))
+if rank == 1:
+    print("about to fail")
+    raise ValueError("too late")
+"the value"
+"""
+REDUCES = """\
+%%remote t --background
+import os, time, torch
+total = torch.ones(1)
+while rank == 0 and not os.path.exists({path!r}):
+    time.sleep(0.01)
+torch.distributed.all_reduce(total)
+total.item()
+"""
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the meshes of the test are found; whatever it leaves there is ended."""
+    runtime = Path(tempfile.mkdtemp(prefix="x-"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    root = runtime / "monarch-kernel"
+    yield root
+    for agent in agents(root):
+        below = [agent, *agent.children(recursive=True)]
+        for process in below:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        assert_gone(below)
+    shutil.rmtree(runtime)
+
+
+@pytest.fixture
+def kernel(place: Path) -> Iterator[Callable[[], Notebook]]:
+    """Starts kernels, and ends them; their meshes may stay."""
+    started: list[Notebook] = []
+
+    def start() -> Notebook:
+        started.append(Notebook())
+        return started[-1]
+
+    yield start
+    for notebook in started:
+        notebook.close(leaves=True)
+
+
+def agents(root: Path) -> list[psutil.Process]:
+    found = []
+    for manifest in root.glob("*/manifest"):
+        with suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(json.loads(manifest.read_text())["agent_pid"]))
+    return found
+
+
+def ranks(root: Path) -> list[int]:
+    """Pids of the ranks of ``t``, by rank."""
+    records = sorted((root / "t").glob("rank-*"), key=lambda path: int(path.name.partition("-")[2]))
+    return [json.loads(record.read_text())["pid"] for record in records]
+
+
+def kill(notebook: Notebook) -> None:
+    """Have the kernel die as it does when it runs out of memory."""
+    os.kill(notebook.pid, signal.SIGKILL)
+    wait_until(lambda: not is_alive(psutil.Process(notebook.pid)), "the kernel's end")
+
+
+def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"in vain waited for: {what}"
+        time.sleep(0.01)
+
+
+def counts(text: str) -> list[int]:
+    return [int(count) for count in re.findall(r"count (\d+)", text)]
+
+
+def test_a_kernel_is_killed_and_then_another(place: Path, kernel: Callable[[], Notebook]) -> None:
+    first = kernel()
+    first.ok(UP, START_S)
+    first.ok("%%remote t\nstate = {'rank': rank}")
+    cell = first.send(COUNT.format(options=""))
+    cell.wait_for(lambda cell: len(counts(cell.stdout)) > 4)
+    pids = ranks(place)
+    kill(first)
+    seen = counts(cell.stdout)
+    wait_until((place / "t" / "detached").exists, "the agent's noticing")
+
+    second = kernel()
+    listed = second.ok("%mesh").stdout
+    assert re.search(
+        r"Not in this kernel .*\nname +axes +ranks +kernel\nt +gpus=2 +2 running cell \[3\] +none for \d", listed
+    ), listed
+    attach = second.ok("%mesh attach t")
+    assert attach.stdout.startswith("t: attached; it was without a kernel for ")
+    assert "its ranks wrote meanwhile:\n" in attach.stdout
+    missed = counts(attach.stdout)
+    assert 0 < min(missed) <= max(seen) + 5, (seen, missed)  # hardly anything is lost
+    assert "cell [3] on t[0-1]: running for" in attach.plain
+    assert second.pids() == pids
+    attach.wait_for(
+        lambda cell: max(counts(cell.stdout)) > max(missed) + 10
+    )  # it goes on, and is shown where it was attached
+
+    kill(second)  # while the cell of the first still runs
+    third = kernel()
+    attach = third.ok("%mesh attach t")
+    attach.wait_for(lambda cell: max(counts(cell.stdout)) > max(missed) + 20)
+    third.ok("%mesh interrupt t")
+    attach.wait_for(lambda cell: "KeyboardInterrupt" in cell.error)
+    values = third.ok("%%remote t --out found\n(state['rank'], count)")
+    assert values.ok
+    assert [rank for rank, _ in third.value("list(found.values())")] == [0, 1]
+    assert min(count for _, count in third.value("list(found.values())")) > max(missed) + 15
+
+    # It is a mesh like any other: Tab, push, pull, slices, actors, the process group.
+    assert "state" in third.complete("%%remote t\nsta")
+    third.ok("t['pushed'] = 5\nassert list(t['pushed'].values()) == [5, 5]")
+    assert third.ok("%remote t[1] pushed + rank").plain == "[1] 6"
+    third.ok("%%remote t\nimport torch\ntotal = torch.ones(1)\ntorch.distributed.all_reduce(total)", 60)
+    assert third.ok("%remote total.item()").plain == "[0-1] 2.0"
+    third.ok(
+        "from monarch_kernel.actor import Actor, endpoint\n"
+        "class Echo(Actor):\n    @endpoint\n    def back(self, x): return x\n"
+        "assert list(t.spawn('echo', Echo).back.call(3).get().values()) == [3, 3]"
+    )
+    processes = [*agents(place), *(psutil.Process(pid) for pid in pids)]
+    assert third.ok("%mesh down t").stdout == "t: 2 ranks ended\n"
+    assert_gone(processes)
+    assert not place.exists()
+
+
+def test_a_kernel_restarts_and_a_background_cell_goes_on(
+    place: Path, kernel: Callable[[], Notebook], tmp_path: Path
+) -> None:
+    notebook = kernel()
+    notebook.ok(UP, START_S)
+    cell = notebook.ok(WAITS.format(path=str(tmp_path / "go")))
+    cell.wait_for(lambda cell: "waits" in cell.stdout)
+    notebook.manager.restart_kernel()
+    notebook.client.wait_for_ready(timeout=START_S)
+    assert cell.error == ""
+    assert "2 running cell [2]" in notebook.ok("%mesh").stdout
+    (tmp_path / "go").touch()
+    wait_until(lambda: "running" not in notebook.ok("%mesh").stdout, "the end of the cell")
+    attach = notebook.ok("%mesh attach t")
+    attach.wait_for(lambda cell: cell.error)
+    assert "[1] about to fail\n" in attach.stdout
+    assert "[1] ValueError: too late" in attach.error
+    assert "remote cell [2], line 10" in attach.error
+    assert [data["text/html"] for data in attach.shown if "shown by" in data.get("text/html", "")] == [
+        "<b>shown by 0</b>",
+        "<b>shown by 1</b>",
+    ]
+    assert notebook.ok("%remote rank").plain == "[0] 0\n[1] 1"
+    notebook.manager.restart_kernel()
+    notebook.client.wait_for_ready(timeout=START_S)
+    attach = notebook.ok("%mesh attach t")  # what was seen once is not shown again
+    assert "meanwhile" not in attach.stdout
+    assert attach.error == ""
+    notebook.ok("%mesh down --all")
+    assert not place.exists()
+
+
+def test_a_collective_is_pending_when_the_kernel_dies(
+    place: Path, kernel: Callable[[], Notebook], tmp_path: Path
+) -> None:
+    notebook = kernel()
+    notebook.ok(UP, START_S)
+    notebook.ok(REDUCES.format(path=str(tmp_path / "go")), 60)
+    wait_until(lambda: all("cell" in file.read_text() for file in place.glob("t/rank-*")), "the cell's start")
+    kill(notebook)  # and the store of the process group with it
+    (tmp_path / "go").touch()
+    wait_until(lambda: not any("cell" in file.read_text() for file in place.glob("t/rank-*")), "the cell's end")
+    other = kernel()
+    attach = other.ok("%mesh attach t")
+    attach.wait_for(lambda cell: "[0-1] 2.0" in cell.plain)  # the value that nobody has seen
+    other.ok("%%remote t\ntorch.distributed.all_reduce(total)", 60)  # in a group that was formed anew
+    assert other.ok("%remote total.item()").plain == "[0-1] 4.0"
+    other.ok("%mesh down t")
+
+
+def test_two_kernels(place: Path, kernel: Callable[[], Notebook]) -> None:
+    first, second = kernel(), kernel()
+    first.ok(UP, START_S)
+    has = f"attached to another kernel, pid {first.pid}, which is alive"
+    for code in ("%mesh attach t", "%mesh down t"):
+        cell = second.run(code)
+        assert not cell.ok
+        assert has in cell.stderr, cell.text
+    assert f"2 idle  pid {first.pid}\n" in second.ok("%mesh").stdout
+    assert f"attached to another one, pid {first.pid}" in second.run(UP).stderr
+    assert "'t' is attached already" in first.run("%mesh attach t").stderr
+    assert "there is no detached mesh 'u'; there is none" in second.run("%mesh attach u").stderr
+    assert first.ok("%remote t rank").ok  # nothing of this has disturbed it
+    polite = place.parent / "polite"
+    first.ok(f"%%remote t[0]\nimport atexit, pathlib\natexit.register(pathlib.Path({str(polite)!r}).touch);")
+
+    # Modes: nobody else may enter, and who finds it otherwise does not trust it.
+    for path in (place, place / "t"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    files = list((place / "t").iterdir())
+    assert {file.name for file in files} >= {
+        "controller",
+        "manifest",
+        "lock",
+        "holder",
+        "agent-1.log",
+        "rank-1",
+        "rank-2",
+    }
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+
+    first.close(leaves=True)
+    (place / "t").chmod(0o750)
+    cell = second.run("%mesh attach t")
+    assert (
+        "can be entered by other users (mode 0750), and is not used; if nobody has tampered with it: chmod 700"
+        in cell.stderr
+    )
+    assert "(mode 0750)" in second.ok("%mesh").stdout
+    (place / "t").chmod(0o700)
+    if os.getuid() == 0:
+        os.chown(place / "t", 12345, -1)
+        assert "belongs to another user (uid 12345)" in second.run("%mesh attach t").stderr
+        os.chown(place / "t", 0, -1)
+
+    taken = "a detached mesh 't' is there; take it up with %mesh attach t, or end it with %mesh down t"
+    for line in (UP, UP.removesuffix(" --detach")):
+        assert taken in second.run(line).stderr
+    processes = [*agents(place), *(psutil.Process(pid) for pid in ranks(place))]
+    assert second.ok("%mesh down t").stdout == "t: 2 ranks ended\n"  # without attaching it
+    assert_gone(processes)
+    assert not place.exists()
+    assert polite.exists()
+
+
+def test_what_ends_while_detached(place: Path, kernel: Callable[[], Notebook]) -> None:
+    notebook = kernel()
+    notebook.ok(UP, START_S)
+    kill(notebook)
+    other = kernel()
+    wait_until((place / "t" / "detached").exists, "the agent's noticing")
+    gone = psutil.Process(ranks(place)[1])
+    gone.kill()
+    assert_gone([gone])
+    assert "1 idle, 1 dead" in other.ok("%mesh").stdout
+    attach = other.ok("%mesh attach t")
+    assert "[1] died: killed by SIGKILL" in attach.stderr
+    assert other.ok("%remote t[0] rank").plain == "[0] 0"
+    other.close(leaves=True)
+
+    wait_until((place / "t" / "detached").exists, "the agent's noticing")
+    (agent,) = agents(place)
+    agent.kill()
+    assert_gone([agent])
+    third = kernel()
+    assert "t is gone: its processes have ended; what was left of it is cleaned up" in third.ok("%mesh").stdout
+    assert not place.exists()
+    assert "Not in this kernel" not in third.ok("%mesh").stdout
+    third.ok(UP, START_S)  # the name is free
+    kill(third)
+    wait_until((place / "t" / "detached").exists, "the agent's noticing")
+    (agent,) = agents(place)
+    shutil.rmtree(place)  # nobody can attach it any more
+    assert_gone([agent], 10)
+
+
+def test_a_kernel_that_dies_before_the_mesh_is_up_leaves_nothing(place: Path, kernel: Callable[[], Notebook]) -> None:
+    notebook = kernel()
+    notebook.send(UP)
+    wait_until(lambda: len(notebook.processes()) >= 4, "the start of another agent and its zygote")
+    below = notebook.processes()
+    kill(notebook)
+    assert_gone(below, 10)
+    wait_until(lambda: not (place / "t").exists(), "the directory's end")
+
+
+def test_without_detach_nothing_is_left(place: Path, kernel: Callable[[], Notebook]) -> None:
+    notebook = kernel()
+    notebook.ok(UP.removesuffix(" --detach"), START_S)
+    below = notebook.processes()
+    assert len(below) >= 4
+    kill(notebook)
+    assert_gone(below, 10)
+    assert not place.exists()
