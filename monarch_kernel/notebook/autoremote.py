@@ -19,6 +19,7 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_kernel.notebook.cellform import read_cell
+from monarch_kernel.notebook.options import UsageProblem, tokens
 
 __all__ = ["CellTransformer"]
 
@@ -56,10 +57,12 @@ class CellTransformer:
         if form.why == "%%local":
             following = form.body.lstrip().startswith("%%")  # a cell magic is one on the first line only
             return lines[at + 1 :] if following else [*lines[:at], f"# {lines[at].lstrip()}", *lines[at + 1 :]]
-        if form.why == "%%remote" and _LOCAL.search(form.line):
+        is_local = form.why == "%%remote" and _has_local(form.line)
+        if is_local or (form.why == "%%remote" and at):  # IPython takes a cell magic for one on the first line only
             options = _LOCAL.sub("", form.line).strip()
-            call = f"get_ipython().run_cell_magic('remote', {options!r}, {form.body!r})\n"
-            return [*lines[:at], call, *lines[at + 1 :]]
+            body = "\n" * at + form.body
+            call = f"get_ipython().run_cell_magic('remote', {options!r}, {body!r})\n"
+            return [*lines[:at], call, *(lines[at + 1 :] if is_local else ())]
         return lines
 
     def _is_users_own(self) -> bool:
@@ -83,3 +86,10 @@ class CellTransformer:
         transforms = self._shell.input_transformer_manager.cleanup_transforms
         if self in transforms:
             transforms.remove(self)
+
+
+def _has_local(line: str) -> bool:
+    try:
+        return "--local" in tokens(line)  # and not in a comment
+    except UsageProblem:  # the magic says what is wrong
+        return False

@@ -68,6 +68,17 @@ def test_a_list_is_a_value(procs: ProcMesh) -> None:
     assert procs.run("x[0].values()").get(10).values() == ((0, 1, 2, 3),) * 4
 
 
+def test_values_may_be_sent_before_the_ranks_are_up(procs: ProcMesh) -> None:
+    mesh = this_host().spawn_procs({"r": 3}, device="cpu")
+    try:
+        doubled = mesh.map(lambda x: 2 * x, [1, 2, 3])
+        mesh["x"] = mesh.per_rank([7, 8, 9])
+        assert doubled.get(60).values() == (2, 4, 6)
+        assert mesh["x"].values() == (7, 8, 9)
+    finally:
+        mesh.stop(grace_s=0).get(20)
+
+
 def test_large_values_of_its_own(procs: ProcMesh) -> None:
     arrays = [np.full(1 << 18, rank) for rank in range(4)]
     procs["big"] = procs.per_rank(arrays)

@@ -226,6 +226,19 @@ def test_nothing_of_a_cell_for_both_with_a_syntax_error_is_sent(two: Notebook) -
     assert two.value("next(t._runtime._ids)") == before + 1
 
 
+def test_a_cell_may_begin_with_comments(two: Notebook) -> None:
+    for code in (
+        "\n\n%%remote t\n1 / (1 - rank)",
+        "# why\n\n%%remote t --local\n1 / (1 - rank)",
+        "# why\n# --local\n%%remote t\nq = 1\n1 / (1 - rank)",
+    ):
+        cell = two.run(code)
+        assert cell.ename == "RemoteError"
+        assert re.search(rf"remote cell \[\d+\], line {code.count(chr(10)) + 1}\n", cell.error)
+    assert two.ok("# why\n%%remote t # not --local\nhere_too = rank\nhere_too").plain == "[0] 0\n[1] 1"
+    assert two.value("'here_too' in globals()") is False
+
+
 def test_a_cell_for_both_can_wait_in_the_kernel(two: Notebook) -> None:
     assert two.ok("%%remote t --local\nimport asyncio\nawait asyncio.sleep(0, 5)").plain.split() == ["[0-1]", "5", "5"]
 
