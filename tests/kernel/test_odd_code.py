@@ -103,7 +103,7 @@ def test_what_an_actor_prints_is_shown(notebook: Notebook) -> None:
     cell = notebook.send(f"{code}\nimport time\ntime.sleep(1)").wait()
     assert cell.ok
     seen = [line for line in cell.stdout.splitlines() if "from an endpoint" in line]
-    assert seen in (["t[0-1] from an endpoint"], ["t[0] from an endpoint", "t[1] from an endpoint"])
+    assert sorted(seen) in (["t[0-1] from an endpoint"], ["t[0] from an endpoint", "t[1] from an endpoint"])
 
 
 def test_an_interrupt_while_a_mesh_comes_up_is_one_line(notebook: Notebook) -> None:
