@@ -54,6 +54,7 @@ def run_agent() -> None:
 def run_rank(spec: RankSpec, address: str, token: str, helper: int) -> None:
     """Be a rank, in a process that was just forked from the zygote."""
     from monarch_kernel.actor.instance import host_actors
+    from monarch_kernel.agent.debugger import RankDebugger
     from monarch_kernel.agent.environment import settle
     from monarch_kernel.agent.rank import Rank
     from monarch_kernel.agent.streams import install_streams
@@ -73,6 +74,7 @@ def run_rank(spec: RankSpec, address: str, token: str, helper: int) -> None:
         return CellShell(group.namespace(), publish)
 
     rank.use_shell(make_shell)
+    RankDebugger(rank)
     host_actors(rank)
     rank.serve(helper)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["DetachedView", "MeshView", "OutputEvent", "RankState", "RankView"]
+__all__ = ["DetachedView", "KeptError", "MeshView", "OutputEvent", "RankState", "RankView", "StopEvent"]
 
 RankState = Literal["starting", "idle", "running", "failed", "dead", "stopped"]
 
@@ -100,3 +100,53 @@ class OutputEvent:
     text: str
     dropped_lines: int = 0
     mesh: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptError:
+    """A failure whose frames a rank keeps for a post-mortem.
+
+    Attributes:
+        request: that failed.
+        kind: as in `Failure`.
+        headline: the error in one line.
+        where: the innermost line of the user's own code, such as ``cell [5], line 3``.
+    """
+
+    request: int
+    kind: str
+    headline: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopEvent:
+    """The code that a rank runs for a request stands still in the debugger, and waits for a line of input.
+
+    Attributes:
+        proc: number of the rank's process.
+        rank: flat rank in its mesh.
+        mesh: name of the mesh.
+        request: that stands still.
+        note: what that is, such as ``cell [5]`` or ``counter.add``.
+        turn: number of the prompt.
+        where: the line that comes next.
+        text: what the debugger has said.
+        prompt: that it shows.
+        begins: whether the code ran until now, and is not between two commands.
+        since: when it stopped, on the controller's monotonic clock.
+        is_waiting: whether it waits for a line, and does not carry out the last one.
+    """
+
+    proc: int
+    rank: int
+    mesh: str
+    request: int
+    note: str
+    turn: int
+    where: str
+    text: str
+    prompt: str
+    begins: bool
+    since: float
+    is_waiting: bool = True

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import linecache
+import os
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
@@ -10,7 +12,7 @@ if TYPE_CHECKING:
     from monarch_kernel.controller.future import Future
     from monarch_kernel.mesh import ValueMesh
 
-__all__ = ["Actor", "Endpoint", "EndpointSpec", "endpoint", "endpoints_of"]
+__all__ = ["Actor", "Endpoint", "EndpointSpec", "endpoint", "endpoints_of", "sources_of"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -97,6 +99,18 @@ def endpoint(function: Callable[..., Any] | None = None) -> Any:
 
 class Actor:
     """Base of actors: one instance per rank of the mesh it is spawned on, one message at a time."""
+
+
+def sources_of(cls: type) -> tuple[tuple[str, str], ...]:
+    """Name and text of the code of a class that is in no file: tracebacks and debuggers elsewhere can't read it there."""
+    found: dict[str, str] = {}
+    for base in cls.__mro__:
+        for value in vars(base).values():
+            code = getattr(getattr(value, "function", value), "__code__", None)
+            file = getattr(code, "co_filename", "")
+            if file in linecache.cache and file not in found and not os.path.exists(file):
+                found[file] = "".join(linecache.getlines(file))
+    return tuple(found.items())
 
 
 def endpoints_of(cls: type, reserved: frozenset[str]) -> dict[str, EndpointSpec]:

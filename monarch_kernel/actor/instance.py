@@ -10,6 +10,7 @@ Exception, the actor dies: it answers everything that comes later with the failu
 from __future__ import annotations
 
 import asyncio
+import linecache
 import threading
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
@@ -23,7 +24,7 @@ from monarch_kernel.errors import Failure
 from monarch_kernel.mesh import Point, Region
 from monarch_kernel.transport.driver import Waiter
 from monarch_kernel.wire.codec import Frame, load
-from monarch_kernel.wire.messages import Call, Spawn, StopActor
+from monarch_kernel.wire.messages import Call, PostMortem, Spawn, StopActor
 
 __all__ = ["host_actors"]
 
@@ -83,7 +84,7 @@ class _Host:
         self._methods: dict[str, Any] = {}
         self._is_async = False
         self._death: Failure | None = None
-        executor.handlers = {Spawn: self._spawn, Call: self._call, StopActor: self._stop}
+        executor.handlers |= {Spawn: self._spawn, Call: self._call, StopActor: self._stop}
         threading.Thread(target=self._work, name=f"monarch-actor-{message.name}", daemon=True).start()
 
     def _work(self) -> None:
@@ -114,6 +115,9 @@ class _Host:
 
     def _spawn(self, message: Spawn, frames: Sequence[Frame]) -> None:
         executor = self._executor
+        for file, text in message.sources:
+            lines = text.splitlines(keepends=True)
+            linecache.cache[file] = (len(text), None, lines, file)  # no time of change: checkcache() leaves it alone
         try:
             with executor.user_code():
                 cls, args, kwargs = load(message.payload, frames)
@@ -138,6 +142,7 @@ class _Host:
         if self._death is not None:
             self._rank.fail(executor, id, self._death)
             return
+        executor.kept = None
         try:
             running.set(self._context(message.region))
             args, kwargs = load(message.payload, frames)
@@ -153,12 +158,13 @@ class _Host:
     def _failed(self, id: int, error: BaseException) -> None:
         stopped = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
         interrupted = id != 0 and self._executor.interrupted == id and stopped
+        cause = error
         if interrupted:
             error = KeyboardInterrupt()
         if not interrupted and (not id or not isinstance(error, Exception)):
-            self._rank.fail(self._executor, id, self._die(error))
+            self._rank.fail(self._executor, id, self._die(error), cause)
         else:
-            self._rank.fail(self._executor, id, error)
+            self._rank.fail(self._executor, id, error, cause)
 
     def _stop(self, message: StopActor, _: Sequence[Frame]) -> None:
         self._actor = None
@@ -194,6 +200,10 @@ class _Host:
                     self._stop(item, frames)
                     return
                 executor.current = item.id
+                if isinstance(item, PostMortem):
+                    executor.handlers[PostMortem](item, frames)  # the loop stands still meanwhile
+                    executor.current = 0
+                    continue
                 await self._call_async(loop, item, frames)
                 executor.current = 0
             if not executor.mailbox and self._death is None:
@@ -201,6 +211,7 @@ class _Host:
 
     async def _call_async(self, loop: asyncio.AbstractEventLoop, message: Call, frames: Sequence[Frame]) -> None:
         executor, id = self._executor, message.id
+        executor.kept = None
         try:
             running.set(self._context(message.region))
             args, kwargs = load(message.payload, frames)
@@ -218,3 +229,5 @@ class _Host:
             self._failed(id, error)
         finally:
             executor.strike = None
+            if executor.is_traced:
+                executor.end_tracing()

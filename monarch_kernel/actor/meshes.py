@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, NoReturn, TypeVar, cast
 
-from monarch_kernel.actor.actor import Actor, Endpoint, EndpointSpec, endpoints_of
+from monarch_kernel.actor.actor import Actor, Endpoint, EndpointSpec, endpoints_of, sources_of
 from monarch_kernel.actor.rankwise import apply_messages, by_rank, push_messages
 from monarch_kernel.agent.processes import gpu_ids
 from monarch_kernel.controller.future import Future
@@ -20,11 +20,24 @@ from monarch_kernel.controller.runtime import Listener
 from monarch_kernel.controller.session import Session, close_session, current_session
 from monarch_kernel.controller.state import Answer, Value
 from monarch_kernel.errors import ActorError, Failure, RanksError, RemoteError, SupervisionError, format_ranks
-from monarch_kernel.events import MeshView
+from monarch_kernel.events import MeshView, StopEvent
 from monarch_kernel.mesh import Extent, Point, Region, Shaped, ValueMesh
 from monarch_kernel.transport.driver import Waiter
 from monarch_kernel.wire.codec import Packed, dump, dump_call, load, pack
-from monarch_kernel.wire.messages import Call, Complete, Inspect, Ping, Pull, Push, RankSpec, Run, Spawn, StopActor
+from monarch_kernel.wire.messages import (
+    Call,
+    Complete,
+    Inspect,
+    ListErrors,
+    Ping,
+    PostMortem,
+    Pull,
+    Push,
+    RankSpec,
+    Run,
+    Spawn,
+    StopActor,
+)
 
 __all__ = ["ActorMesh", "CellResult", "HostMesh", "ProcMesh", "gather", "shutdown_context", "this_host"]
 
@@ -348,6 +361,17 @@ class ProcMesh(Shaped):
         mesh.announce(payload, frames)
         return cast(A, mesh)
 
+    def post_mortem(self, request: int) -> Future[ValueMesh[None]]:
+        """Open the debugger where a request failed; resolves when it is left. Its prompts are told to who watches."""
+        finish = gather(self._region, f"debugging {self.name}", RemoteError, _read, self._as_spawned)
+        return self._runtime.request(
+            self.procs, lambda id: pack(PostMortem(id, request)), "a post-mortem", finish, quiet=True
+        )
+
+    def stops(self) -> list[StopEvent]:
+        """What stands still in the debugger on these ranks, by rank."""
+        return self._runtime.stops(self.procs)
+
     def interrupt(self) -> None:
         """Interrupt whatever the ranks run; idle ones are not touched."""
         self._runtime.interrupt_ranks(self.procs)
@@ -366,8 +390,8 @@ class ProcMesh(Shaped):
         """Flat rank -> the names that cells have defined there -> what kind of thing each is; the ranks are not asked."""
         return dict(zip(self.ranks, self._runtime.names(self.procs)))
 
-    def look(self, rank: int, make: Callable[[int], Complete | Inspect]) -> Future[Any]:
-        """Ask one rank about its namespace; it answers at once, whatever it runs.
+    def look(self, rank: int, make: Callable[[int], Complete | Inspect | ListErrors]) -> Future[Any]:
+        """Ask one rank about its namespace, or the errors it keeps; it answers at once, whatever it runs.
 
         Args:
             rank: flat rank in the mesh as it was spawned.
@@ -440,10 +464,10 @@ class ActorMesh(Shaped):
             finish(answers)
             return True
 
-        region = self._region.pack()
+        region, sources = self._region.pack(), sources_of(self._cls)
         self._initialized = self._runtime.request(
             self._procs,
-            lambda id: pack(Spawn(id, self._actor, self.name, region, payload), frames),
+            lambda id: pack(Spawn(id, self._actor, self.name, region, payload, sources), frames),
             f"{self.name}.__init__",
             up,
         )

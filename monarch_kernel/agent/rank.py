@@ -36,7 +36,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from monarch_kernel.agent import look
 from monarch_kernel.agent.apply import Applier
@@ -54,15 +54,19 @@ from monarch_kernel.wire.messages import (
     Attach,
     Call,
     Complete,
+    DebugInput,
     Failed,
     Forget,
     FormGroup,
     Hello,
     Inspect,
     Interrupt,
+    ListErrors,
     Message,
+    PassOver,
     Payload,
     Ping,
+    PostMortem,
     Pull,
     Push,
     RankSpec,
@@ -74,7 +78,7 @@ from monarch_kernel.wire.messages import (
     StopActor,
 )
 
-__all__ = ["Executor", "Group", "Rank", "Shell"]
+__all__ = ["Debugger", "Executor", "Group", "Kept", "Rank", "Shell"]
 
 COLLECTIVE_GRACE_S = 0.3
 RELEASE_AFTER_S = 1.0
@@ -100,6 +104,30 @@ class Group(Protocol):
         ...
 
 
+class Debugger(Protocol):
+    """What stops the user's code for a person to look at it."""
+
+    def interrupt(self, id: int) -> bool:
+        """Raise KeyboardInterrupt in the code of a request, if that waits at a prompt; says whether it does."""
+        ...
+
+    def hear(self, message: DebugInput | PassOver) -> None:
+        """Take what was typed."""
+        ...
+
+    def list_errors(self) -> Any:
+        """What is kept for a post-mortem."""
+        ...
+
+    def post_mortem(self, executor: Executor, kept: Kept) -> None:
+        """Let a person look at a failed request, until they leave."""
+        ...
+
+    def end(self) -> None:
+        """This thread leaves the user's code: trace it no longer."""
+        ...
+
+
 class Shell(Protocol):
     """What runs cells."""
 
@@ -107,9 +135,22 @@ class Shell(Protocol):
     hidden: frozenset[str]
     """Names in it that are not the user's."""
 
+    @property
+    def last_error(self) -> BaseException | None:
+        """The exception that ended the last cell."""
+        ...
+
     def run(self, code: str, number: int) -> Any:
         """Run a cell; the outcome has ``value``, ``bundle`` and ``failure``."""
         ...
+
+
+class Kept(NamedTuple):
+    """How a request failed, and the exception with its frames."""
+
+    request: int
+    failure: Failure
+    error: BaseException
 
 
 class Executor:
@@ -119,12 +160,14 @@ class Executor:
         self.name = name
         self.mailbox: deque[tuple[Any, Sequence[Frame]]] = deque()
         self.waiter = Waiter()
-        self.handlers: dict[type[Message], Handler] = {}
+        self.handlers: dict[type[Message], Handler] = {PostMortem: self._post_mortem}
         self.current = 0
         self.in_user_code = False
         self.interrupted = 0
         self.struck = 0
         self.released = 0
+        self.kept: Kept | None = None
+        self.is_traced = False
         self.thread_id = 0
         self.over = False
         self._taken: tuple[Any, Sequence[Frame]] = (None, ())
@@ -187,9 +230,26 @@ class Executor:
     def leave_user_code(self) -> None:
         """From here on no interrupt strikes, not even one that is on its way to this thread."""
         self.in_user_code = False
+        if self.is_traced:
+            self.end_tracing()
         if self.interrupted and self.interrupted == self.current:
             with self._striking:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread_id), None)
+
+    def _post_mortem(self, message: PostMortem, _: Sequence[Frame]) -> None:
+        debugger, kept = self._rank.debugger, self.kept
+        if debugger is None or kept is None or kept.request != message.request:
+            self._rank.fail(self, message.id, LookupError("the error is no longer kept: something else has run since"))
+            return
+        with self.user_code():
+            debugger.post_mortem(self, kept)
+        self._rank.reply(message.id, output=True)
+
+    def end_tracing(self) -> None:
+        """Have the debugger forget the thread, which is about to leave the user's code."""
+        self.is_traced = False
+        if self._rank.debugger is not None:
+            self._rank.debugger.end()
 
     def strike_thread(self) -> None:
         """Raise KeyboardInterrupt in this executor's thread, if that runs user code."""
@@ -212,11 +272,12 @@ class Rank:
     def __init__(self, spec: RankSpec, transport: Transport, token: str, marks: OutputMarks) -> None:
         self.spec = spec
         self.group: Group | None = None
+        self.debugger: Debugger | None = None
         self.actors: dict[int, Executor] = {}
         self._stopped: dict[int, str] = {}
         self.on_spawn: Callable[[Spawn, Executor], None] | None = None
         self.main = Executor(self, "main")
-        self.main.handlers = {
+        self.main.handlers |= {
             Run: self._run_cell,
             Apply: self._apply,
             Push: self._push,
@@ -280,11 +341,16 @@ class Rank:
         if not output:
             self._answer(id, pack(Result(id, payload), frames))
             return
-        written, collectives = self._marks()
+        written, collectives = self.marks()
         self._answer(id, pack(Result(id, payload, bundle or {}, written, collectives), frames))
 
-    def fail(self, executor: Executor, id: int, error: BaseException | Failure) -> None:
-        """Answer a request with a failure; says so if it is the consequence of an interrupt or a release."""
+    def fail(
+        self, executor: Executor, id: int, error: BaseException | Failure, cause: BaseException | None = None
+    ) -> None:
+        """Answer a request with a failure; says so if it is the consequence of an interrupt or a release.
+
+        ``cause`` is kept with its frames, for a post-mortem.
+        """
         if not id:
             return
         failure = error if isinstance(error, Failure) else describe(error)
@@ -293,7 +359,9 @@ class Rank:
         kind = self._why(executor, id, failure)
         if kind != failure.kind:
             failure = dataclasses.replace(failure, kind=kind)
-        written, collectives = self._marks()
+        if cause is not None and cause.__traceback__ is not None:
+            executor.kept = Kept(id, failure, cause)
+        written, collectives = self.marks()
         self._answer(id, pack(Failed(id, failure, written, collectives)))
 
     def _answer(self, id: int, packed: Packed) -> None:
@@ -316,7 +384,8 @@ class Rank:
             return "released"
         return failure.kind
 
-    def _marks(self) -> tuple[tuple[int, int], int]:
+    def marks(self) -> tuple[tuple[int, int], int]:
+        """Mark what was written so far; also gives how many collectives were started."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
@@ -331,6 +400,7 @@ class Rank:
 
     def _run_cell(self, message: Run, _: Sequence[Frame]) -> None:
         shell = self.shell
+        self.main.kept = None
         signal.signal(signal.SIGINT, self._on_sigint)  # an earlier cell may have set one of its own
         with self.main.user_code():
             outcome = shell.run(message.code, message.cell)
@@ -340,7 +410,7 @@ class Rank:
             raise SystemExit(0)  # SIGTERM came while the cell ran, and the shell took it for the cell's own
         self._tell_names()
         if outcome.failure is not None:
-            self.fail(self.main, message.id, outcome.failure)
+            self.fail(self.main, message.id, outcome.failure, shell.last_error)
         else:
             value = outcome.value if message.want_value else None
             self.reply(message.id, value, outcome.bundle, output=True)
@@ -348,6 +418,7 @@ class Rank:
     def _apply(self, message: Apply, frames: Sequence[Frame]) -> None:
         if self._applier is None:
             self._applier = Applier(self.shell.namespace)
+        self.main.kept = None
         signal.signal(signal.SIGINT, self._on_sigint)
         failure: BaseException | None = None
         try:
@@ -361,7 +432,8 @@ class Rank:
             raise SystemExit(0)
         self._tell_names()
         if failure is not None:
-            self.fail(self.main, message.id, failure)
+            self.fail(self.main, message.id, failure, failure)
+            failure = None  # its frames hold this one
         else:
             self.reply(message.id, value, output=True)
 
@@ -445,6 +517,16 @@ class Rank:
                 self._answer_now(message.id, Result(message.id, Payload()))
         elif isinstance(message, Interrupt):
             self._interrupt(message.id)
+        elif isinstance(message, (DebugInput, PassOver)):
+            if self.debugger is not None:
+                self.debugger.hear(message)
+        elif isinstance(message, PostMortem):
+            executors = (self.main, *self.actors.values())
+            at = next((each for each in executors if each.kept and each.kept.request == message.request), self.main)
+            at.post(message, frames)
+        elif isinstance(message, ListErrors):
+            errors, parts = dump(self.debugger.list_errors() if self.debugger else [])
+            self.driver.send(CONTROLLER, pack(Result(message.id, errors), parts))
         elif isinstance(message, Release):
             self._release(message.id)
         elif isinstance(message, Complete):
@@ -501,6 +583,8 @@ class Rank:
             if executor.current == id:
                 executor.interrupted = id
                 executor.struck = 0
+                if self.debugger is not None and self.debugger.interrupt(id):
+                    return
                 if executor.strike is not None:
                     executor.strike()
                 elif executor is self.main:

@@ -28,7 +28,7 @@ from typing import Any
 
 from monarch_kernel.errors import Failure, FailureKind, Frame
 
-__all__ = ["describe", "describe_value"]
+__all__ = ["describe", "describe_value", "is_machinery", "is_user"]
 
 _VALUE_LENGTH = 80
 _MESSAGE_LENGTH = 20_000
@@ -42,8 +42,11 @@ _MAX_PARSED_LINES = 5_000
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _IPYTHON_CORE = os.sep + os.path.join("IPython", "core") + os.sep
 _LIBRARY = os.path.dirname(os.__file__)
-# What starts a script, and what compiles a cell.
-_MACHINERY = ("<frozen runpy>", os.path.join(_LIBRARY, "runpy.py"), os.path.join(_LIBRARY, "codeop.py"))
+# What starts a script, what compiles a cell, and what raises BdbQuit in it.
+_MACHINERY = (
+    "<frozen runpy>",
+    *(os.path.join(_LIBRARY, name) for name in ("runpy.py", "codeop.py", "bdb.py", "pdb.py")),
+)
 _SCALARS = (bool, int, float, complex, type(None))
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 
@@ -98,6 +101,8 @@ def describe_value(value: object) -> str:
 def _message(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.msg:
         return str(error.msg)  # str(error) repeats file and line, which the frame shows
+    if type(error) is getattr(sys.modules.get("bdb"), "BdbQuit", None):
+        return "debugger quit"
     lines = [str(error)]
     for one in getattr(error, "exceptions", None) or ():  # of an ExceptionGroup
         if isinstance(one, BaseException):
@@ -107,7 +112,7 @@ def _message(error: BaseException) -> str:
 
 def _traceback_text(error: BaseException, own_files: Collection[str]) -> str:
     rendered = traceback.TracebackException.from_exception(error)
-    own = functools.partial(_is_own, own_files=own_files)
+    own = functools.partial(is_machinery, own_files=own_files)
     pending: list[traceback.TracebackException | None] = [rendered]
     while pending:
         part = pending.pop()
@@ -151,11 +156,11 @@ def _pickled(error: BaseException) -> bytes:
 
 
 def _frames(error: BaseException, own_files: Collection[str]) -> Iterator[Frame]:
-    steps = [step for step in _steps(error.__traceback__) if not _is_own(step[0].f_code.co_filename, own_files)]
+    steps = [step for step in _steps(error.__traceback__) if not is_machinery(step[0].f_code.co_filename, own_files)]
     # What leads to the user's code (an event loop, a thread's run) says nothing to the user; what it leads to does.
-    first = next((i for i, (frame, _, _) in enumerate(steps) if _is_user(frame)), 0)
+    first = next((i for i, (frame, _, _) in enumerate(steps) if is_user(frame)), 0)
     for frame, line, end in _middle_cut(steps[first:]):
-        code, user = frame.f_code, _is_user(frame)
+        code, user = frame.f_code, is_user(frame)
         lines = linecache.getlines(code.co_filename, frame.f_globals)
         source, first_line = _around(lines, line)
         variables = tuple(_variables(frame, lines, line, end)) if user else ()
@@ -193,11 +198,13 @@ def _around(lines: list[str], line: int) -> tuple[tuple[str, ...], int]:
     return tuple(_cut(text.rstrip("\r\n"), _SOURCE_WIDTH) for text in lines[first - 1 : line + 2]), first
 
 
-def _is_own(file: str, own_files: Collection[str]) -> bool:
+def is_machinery(file: str, own_files: Collection[str] = ()) -> bool:
+    """Whether a file is of what runs the user's code: this package, IPython's core."""
     return file.startswith(_PACKAGE) or _IPYTHON_CORE in file or file in _MACHINERY or file in own_files
 
 
-def _is_user(frame: FrameType) -> bool:
+def is_user(frame: FrameType) -> bool:
+    """Whether a frame that is no machinery runs the user's own code: a cell, ``__main__``, a file that was not installed."""
     if frame.f_globals.get("__name__") == "__main__":
         return not frame.f_code.co_filename.startswith("<frozen")
     return _is_user_file(frame.f_code.co_filename)

@@ -45,7 +45,7 @@ from IPython.utils.text import LSString, SList
 from traitlets import Instance, Type, default
 from traitlets.config import Config
 
-__all__ = ["Publish", "RankShell", "flush", "prepare"]
+__all__ = ["Publish", "RankShell", "flush", "no_getpass", "no_input", "prepare"]
 
 Publish = Callable[[dict[str, Any], dict[str, Any]], None]
 """Takes the data and the metadata of a display, each by MIME type."""
@@ -267,7 +267,7 @@ class RankShell(InteractiveShell):
         self.builtin_trap.__enter__()
         self.display_trap.__enter__()
         self._getpass = getpass.getpass
-        getpass.getpass = _no_getpass
+        getpass.getpass = no_getpass
 
     def close(self) -> None:
         """Undo what the shell did to the process."""
@@ -310,7 +310,7 @@ def prepare() -> None:
     atexit.unregister(shell.atexit_operations)
     for name in ("__", "___"):
         main.__dict__.pop(name, None)
-    shell.builtin_trap.auto_builtins["input"] = _no_input
+    shell.builtin_trap.auto_builtins["input"] = no_input
     # What is made at first use is then made here, too.
     shell.transform_cell("x = 1")  # type: ignore[no-untyped-call]
     shell.represent(1)
@@ -323,11 +323,13 @@ def _page(shell: RankShell, data: Any, start: int = 0, screen_lines: int = 0) ->
     shell.pages.append(re.sub(r"(?m)^(File: +)\S*/(?=<remote cell)", r"\1", text))
 
 
-def _no_input(prompt: object = "", /) -> str:
+def no_input(prompt: object = "", /) -> str:
+    """What ``input`` is on a rank."""
     raise StdinNotImplementedError(_NO_STDIN.format("input()", "input(...)"))
 
 
-def _no_getpass(prompt: str = "Password: ", stream: object = None, **_: object) -> str:
+def no_getpass(prompt: str = "Password: ", stream: object = None, **_: object) -> str:
+    """What ``getpass.getpass`` is on a rank."""
     raise StdinNotImplementedError(_NO_STDIN.format("getpass()", "getpass.getpass()"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar
@@ -26,6 +27,7 @@ class Owner(Protocol):
     def wait(self, waiter: Waiter, timeout_s: float | None) -> bool: ...
     def interrupt(self, id: int) -> None: ...
     def cancel(self, id: int) -> None: ...
+    def attend(self, future: Future[Any]) -> None: ...
 
 
 class _Nobody:
@@ -38,6 +40,9 @@ class _Nobody:
         pass
 
     def cancel(self, id: int) -> None:
+        pass
+
+    def attend(self, future: Future[Any]) -> None:
         pass
 
 
@@ -64,9 +69,11 @@ class Future(Generic[T]):
         "_done",
         "_error",
         "_finish",
+        "_is_halted",
         "_lock",
         "_owner",
         "_value",
+        "_waiter",
         "id",
         "in_step",
         "rank",
@@ -84,6 +91,8 @@ class Future(Generic[T]):
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[], None]] | None = None  # made when it is needed: futures may be many
         self._lock = threading.Lock()
+        self._is_halted = False
+        self._waiter: Waiter | None = None  # of whoever would attend to ranks that stop in the debugger
 
     @classmethod
     def resolved(cls, value: T) -> Future[T]:
@@ -206,6 +215,13 @@ class Future(Generic[T]):
         self._done = True
         self._call_back()
 
+    def halt(self) -> None:
+        """For the runtime: a rank stands still in the debugger, and whoever waits may attend to it."""
+        self._is_halted = True
+        waiter = self._waiter
+        if waiter is not None:
+            waiter.set()
+
     def abandon(self, error: BaseException) -> None:
         """For the runtime: there will be no answers."""
         self._error = error
@@ -237,7 +253,7 @@ class Future(Generic[T]):
 
     def _wait(self, timeout: float | None) -> None:
         try:
-            over = self.wait(timeout)
+            over = self._wait_and_attend(timeout)
         except KeyboardInterrupt:
             self._owner.interrupt(self.id)
             raise RemoteInterrupt("the wait was interrupted, and so is what the ranks run for it") from None
@@ -245,3 +261,25 @@ class Future(Generic[T]):
             if timeout is None:
                 raise MeshDownError("the session was shut down before an answer came")
             raise TimeoutError(f"no answer within {timeout} s; the request goes on")
+
+    def _wait_and_attend(self, timeout: float | None) -> bool:
+        """Wait for the answers; the clock stands still while somebody attends to ranks that have stopped."""
+        waiter = self._waiter = Waiter()
+        self.add_done_callback(waiter.set)
+        try:
+            while not self._done:
+                begun = time.monotonic()
+                if not self._is_halted and not self._owner.wait(waiter, timeout):
+                    break
+                if self._is_halted:
+                    self._is_halted = waiter.ready = False
+                    if self._done:  # it ended just before that
+                        break
+                    if timeout is not None:
+                        timeout = max(0.0, timeout - (time.monotonic() - begun))
+                    self._owner.attend(self)
+            return self._done
+        finally:
+            self._waiter = None
+            with suppress(ValueError):  # it was called
+                (self._callbacks or []).remove(waiter.set)

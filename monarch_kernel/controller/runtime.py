@@ -30,7 +30,7 @@ from monarch_kernel.controller.state import (
     Tell,
 )
 from monarch_kernel.errors import Failure, MeshDownError
-from monarch_kernel.events import MeshView, OutputEvent, RankView
+from monarch_kernel.events import MeshView, OutputEvent, RankView, StopEvent
 from monarch_kernel.launch.base import HostHandle, Launcher
 from monarch_kernel.transport.base import Peer, Transport, host_peer, rank_peer
 from monarch_kernel.transport.driver import Driver, Waiter
@@ -90,6 +90,7 @@ class Runtime:
         self._listeners: dict[int, Listener] = {}
         self._handles: dict[int, HostHandle] = {}
         self._watchers: list[Callable[[object], None]] = []
+        self.attendant: Callable[[Future[object]], None] | None = None
         self._closed = False
         self._ended = threading.Event()
         self._over = False
@@ -175,6 +176,25 @@ class Runtime:
     def cancel(self, id: int) -> None:
         """End a request for its caller and interrupt it on its ranks."""
         self._submit(partial(self._state.cancel, id))
+
+    def attend(self, future: Future[object]) -> None:
+        """Have somebody asked what ranks should do that stand still in the debugger; returns when none does."""
+        if self.attendant is not None:
+            self.attendant(future)
+
+    def stops(self, procs: Sequence[int] | None = None, request: int = 0) -> list[StopEvent]:
+        """What stands still in the debugger, by rank: on these ranks or on all, for one request or for any."""
+        ranks = list(self._state.ranks.values()) if procs is None else [self._state.ranks.get(proc) for proc in procs]
+        found = [stop for record in ranks if record is not None for stop in list(record.stops.values())]
+        return sorted((stop for stop in found if request in (0, stop.request)), key=lambda stop: (stop.rank, stop.turn))
+
+    def answer_stop(self, stop: StopEvent, line: str) -> None:
+        """Give a debugger the line it waits for."""
+        self._submit(lambda now: self._state.answer_stop(stop, line))
+
+    def pass_over(self, stop: StopEvent, why: str) -> None:
+        """Have code go on where it has stopped, since nobody can be asked."""
+        self._submit(lambda now: self._state.pass_over(stop, why))
 
     def add_host(self, launcher: Launcher) -> int:
         """Launch a host agent; returns at once.
@@ -281,13 +301,16 @@ class Runtime:
                 continue
             state = record.state
             activity = next(iter(list(record.owed.values())), "") if state == "running" else ""
+            stop = next(iter(list(record.stops.values())), None)
+            if activity and stop is not None:
+                activity = f"debugger at {stop.where}"
             rows.append(
                 RankView(
                     rank,
                     point,
                     state,
                     activity,
-                    now - record.busy_since if activity else 0.0,
+                    now - (record.busy_since if stop is None else stop.since) if activity else 0.0,
                     self._state.hosts[record.host].hostname,
                     record.pid,
                     record.device or record.spec.device,
@@ -389,6 +412,13 @@ class Runtime:
                     self._listeners.get(effect.event.request, self.printer.take)(effect.event)
                 elif isinstance(effect.event, BacklogEvent):
                     self.backlog.append(effect.event)
+                elif type(effect.event) is StopEvent:
+                    if self.attendant is None:
+                        why = "only in a notebook is there somebody to ask"
+                        self._perform(self._state.pass_over(effect.event, why))
+                        continue
+                    if (future := self._futures.get(effect.event.request)) is not None:
+                        future.halt()
                 for watcher in list(self._watchers):
                     try:
                         watcher(effect.event)

@@ -25,7 +25,7 @@ The host agent and ranks of a mesh that outlived its controller are taken up wit
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 from sys import intern
 from typing import NamedTuple
@@ -33,12 +33,14 @@ from typing import NamedTuple
 from monarch_kernel.controller.exits import describe_exit
 from monarch_kernel.controller.resume import Resumed, Resumption
 from monarch_kernel.errors import Failure
-from monarch_kernel.events import OutputEvent, RankState
+from monarch_kernel.events import OutputEvent, RankState, StopEvent
 from monarch_kernel.transport.base import Peer, host_peer, rank_peer
 from monarch_kernel.wire.codec import Frame, Packed, pack
 from monarch_kernel.wire.messages import (
     Attach,
     Backlog,
+    Continued,
+    DebugInput,
     Failed,
     Forget,
     Goodbye,
@@ -52,6 +54,7 @@ from monarch_kernel.wire.messages import (
     Outlive,
     Output,
     OutputChunk,
+    PassOver,
     Payload,
     RankSpec,
     Readings,
@@ -59,6 +62,7 @@ from monarch_kernel.wire.messages import (
     Result,
     Rich,
     StartRanks,
+    Stopped,
 )
 
 __all__ = [
@@ -144,7 +148,7 @@ class BacklogEvent(NamedTuple):
 class Tell(NamedTuple):
     """Effect: an event for whoever watches."""
 
-    event: OutputEvent | RichEvent | LostEvent | BacklogEvent
+    event: OutputEvent | RichEvent | LostEvent | BacklogEvent | StopEvent
 
 
 class Expired(NamedTuple):
@@ -188,6 +192,7 @@ class RankRecord:
 
     ``owed`` maps the requests that it has yet to answer to their notes, in order; ``asides`` are those that are no work.
     ``names`` is what it has told of its namespace: name -> what kind of thing it is.
+    ``stops`` are the requests that stand still in the debugger, and where they do.
     """
 
     spec: RankSpec
@@ -202,6 +207,7 @@ class RankRecord:
     owed: dict[int, str] = field(default_factory=dict)
     asides: set[int] = field(default_factory=set)
     names: dict[str, str] = field(default_factory=dict)
+    stops: dict[int, StopEvent] = field(default_factory=dict)
     busy_since: float = 0.0
     last_request: int = 0
     last_error: str = ""
@@ -239,7 +245,7 @@ class _Pending:
 
 class _HeldAnswer(NamedTuple):
     proc: int
-    message: Result | Failed
+    message: Result | Failed | Stopped | Continued
     frames: Sequence[Frame]
     until: float
 
@@ -308,7 +314,7 @@ class State:
     ) -> list[Effect]:
         """Ask ranks for one answer each, with the same message or one for each; if one of them is dead nobody is asked.
 
-        What ranks write while they handle a ``quiet`` request belongs to the one before it.
+        What ranks write while they handle a ``quiet`` request belongs to the one before it, and so does their last error.
         """
         ranks = self.ranks
         if self._dead and not self._dead.isdisjoint(procs):
@@ -370,6 +376,21 @@ class State:
                 record.held += [pack(Interrupt(id)) for id in record.owed]
         return effects
 
+    def answer_stop(self, stop: StopEvent, line: str) -> list[Effect]:
+        """Give the debugger of a rank the line it waits for; nothing happens if it waits no more."""
+        return self._end_stop(stop, DebugInput(stop.request, stop.turn, line))
+
+    def pass_over(self, stop: StopEvent, why: str) -> list[Effect]:
+        """Have the code of a rank go on where it has stopped, since nobody can be asked."""
+        return self._end_stop(stop, PassOver(stop.request, stop.turn, why))
+
+    def _end_stop(self, stop: StopEvent, message: DebugInput | PassOver) -> list[Effect]:
+        record = self.ranks[stop.proc]
+        if record.stops.get(stop.request) is not stop:
+            return []
+        record.stops[stop.request] = replace(stop, is_waiting=False)
+        return [Send(rank_peer(stop.proc), pack(message))]
+
     def cancel(self, id: int, now: float) -> list[Effect]:
         """End a request for the caller, and interrupt it on the ranks."""
         effects = self.interrupt(id)
@@ -427,6 +448,8 @@ class State:
                 return self._heard_answer(self._speakers[peer], message, frames, now)
         if isinstance(message, Output):
             return self._heard_output(message, now)
+        if isinstance(message, (Stopped, Continued)):
+            return self._heard_answer(self.ranks[int(peer[1:])], message, frames, now)
         if isinstance(message, Rich):
             record = self.ranks[int(peer[1:])]
             request = message.id or record.last_request
@@ -518,7 +541,7 @@ class State:
                 return message.proc == number and number in self.ranks
             if isinstance(message, (Result, Failed)):
                 return peer in self._speakers
-            return isinstance(message, (Rich, Names)) and number in self.ranks
+            return isinstance(message, (Rich, Names, Stopped, Continued)) and number in self.ranks
         if isinstance(message, HostHello):
             return message.host == number and number in self.hosts
         if isinstance(message, (Output, Backlog)):
@@ -555,7 +578,7 @@ class State:
         return effects
 
     def _heard_answer(
-        self, record: RankRecord, message: Result | Failed, frames: Sequence[Frame], now: float
+        self, record: RankRecord, message: Result | Failed | Stopped | Continued, frames: Sequence[Frame], now: float
     ) -> list[Effect]:
         written, read_to = message.written, record.read_to
         if (written[0] > read_to[0] or written[1] > read_to[1]) and record.death is None:
@@ -563,7 +586,11 @@ class State:
             return []
         return self._accept(record.spec.proc, message, frames, now)
 
-    def _accept(self, proc: int, message: Result | Failed, frames: Sequence[Frame], now: float) -> list[Effect]:
+    def _accept(
+        self, proc: int, message: Result | Failed | Stopped | Continued, frames: Sequence[Frame], now: float
+    ) -> list[Effect]:
+        if isinstance(message, (Stopped, Continued)):
+            return self._stop_or_resume(self.ranks[proc], message, now)
         pending = self._pending.get(message.id)
         if pending is not None and proc in pending.waiting:
             if pending.collectives is None:
@@ -574,13 +601,29 @@ class State:
         assert isinstance(message, Failed)
         return self._answer(message.id, proc, message.failure, now)
 
+    def _stop_or_resume(self, record: RankRecord, message: Stopped | Continued, now: float) -> list[Effect]:
+        spec, id = record.spec, message.id
+        note = record.owed.get(id)
+        if note is None:  # it was answered meanwhile
+            self.strays += 1
+            return []
+        if isinstance(message, Continued):
+            record.stops.pop(id, None)
+            return []
+        where, text, prompt, begins = message.where, message.text, message.prompt, message.begins
+        stop = StopEvent(spec.proc, spec.rank, spec.mesh, id, note, message.turn, where, text, prompt, begins, now)
+        record.stops[id] = stop
+        return [Tell(stop)]
+
     def _answer(self, id: int, proc: int, answer: Answer, now: float, *, still_owed: bool = False) -> list[Effect]:
         record = self.ranks[proc]
         record.asides.discard(id)
-        if not still_owed and record.owed.pop(id, None) is not None:
+        note = None if still_owed else record.owed.pop(id, None)
+        if note is not None:
             record.busy_since = now
-            if id not in self._quiet:
-                record.last_request = id
+            record.stops.pop(id, None)
+        if note is not None and id not in self._quiet:
+            record.last_request = id
             record.last_error = ""
             if isinstance(answer, Failure) and answer.kind in ("exception", "lost"):
                 record.last_error = answer.headline()  # interrupted and released ranks are well

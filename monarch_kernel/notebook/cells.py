@@ -27,7 +27,7 @@ from monarch_kernel.actor.meshes import CellResult, ProcMesh
 from monarch_kernel.controller.future import Future
 from monarch_kernel.controller.state import RichEvent
 from monarch_kernel.errors import LaunchError, RanksError, RemoteInterrupt, format_ranks
-from monarch_kernel.events import OutputEvent
+from monarch_kernel.events import OutputEvent, StopEvent
 from monarch_kernel.mesh import ValueMesh
 from monarch_kernel.notebook.display import RichFolder, Sink
 from monarch_kernel.notebook.interrupts import HeldInterrupts
@@ -208,6 +208,8 @@ class RemoteCell:
         self._want_value = want_value
         self._timeout_s = timeout_s
         self._deadline = float("inf")
+        self._turned_at = 0.0
+        self._has_stops = False
         self._lane = lane
         self._future: Future[Any] | None = None
         self._result: ValueMesh[CellResult] | None = None
@@ -233,6 +235,9 @@ class RemoteCell:
         if self.stage == "running":
             assert self._future is not None
             self.output.turn(now)
+            if self._has_stops:  # the clock of --timeout stands still meanwhile
+                self._deadline += now - self._turned_at
+            self._turned_at, self._has_stops = now, bool(self.stops())
             if self._future.done():
                 self._end(now)
             elif now >= self._deadline:
@@ -252,6 +257,12 @@ class RemoteCell:
             self._fail(RemoteInterrupt(f"{reason} while the process group was formed; the cell was not sent"))
         elif self._future is not None:
             self._future.interrupt()
+
+    def stops(self) -> list[StopEvent]:
+        """Where it stands still in the debugger, by rank."""
+        if self.stage != "running" or self._future is None:
+            return []
+        return [stop for stop in self.mesh.stops() if stop.request == self._future.id]
 
     def busy_ranks(self) -> list[int]:
         """The ranks that still run it."""
@@ -350,8 +361,14 @@ class RemoteCell:
         self.is_over.set()
 
 
-def run_in_foreground(cell: RemoteCell) -> ValueMesh[CellResult]:
+def run_in_foreground(
+    cell: RemoteCell, attend: Callable[[RemoteCell, HeldInterrupts], None] | None = None
+) -> ValueMesh[CellResult]:
     """Drive a cell until it is over, or until an interrupt of it was in vain for `INTERRUPT_GRACE_S`.
+
+    Args:
+        cell: what runs.
+        attend: called after each turn while ranks stand still in the debugger; may ask the user what they should do.
 
     Raises:
         RemoteInterrupt: it was interrupted; if ranks did not stop the cell is still in its lane.
@@ -373,6 +390,8 @@ def run_in_foreground(cell: RemoteCell) -> ValueMesh[CellResult]:
                 raise RemoteInterrupt(_stuck(cell))
             cell.wait(TURN_S)
             cell.turn(time.monotonic())
+            if attend is not None and not cell.stop_reason and cell.stops():
+                attend(cell, interrupts)
         if interrupts.count and not cell.stop_reason:
             cell.result()
             raise RemoteInterrupt("interrupted, but all ranks had just finished")  # the user wants to stop here, still

@@ -100,6 +100,14 @@ class MeshCommands:
         entry = self._meshes.get(one_name(tokens(rest), "interrupt", self._meshes.names, optional=False))
         entry.mesh.interrupt()
 
+    def debug(self, rest: str) -> None:
+        """Look at a rank in pdb, where it failed or stopped at a breakpoint."""
+        words = tokens(rest)
+        if len(words) > 1:
+            raise UsageProblem(f"%mesh debug: give one selector, such as {words[0]}, not {rest.strip()!r}")
+        entry, mesh = self._meshes.select(words[0] if words else "", self._shell.user_ns)
+        self._meshes.debugger.open(entry.mesh, mesh, words[0] if words else mesh.name)
+
     def down(self, rest: str) -> None:
         """End a mesh, or all of them."""
         words = tokens(rest)

@@ -8,8 +8,10 @@ they are counted while a cell runs on ranks, and acted upon when nothing is half
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -25,6 +27,7 @@ class HeldInterrupts:
 
     def __init__(self) -> None:
         self.count = 0
+        self._raises = False
         self._before: Any = None
 
     def __enter__(self) -> HeldInterrupts:
@@ -38,3 +41,15 @@ class HeldInterrupts:
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
         self.count += 1
+        if self._raises:
+            self._raises = False
+            raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def let_through(self) -> Iterator[None]:
+        """Raise the next one, too, while something waits that only that can end; to be entered in a ``try``."""
+        self._raises = True
+        try:
+            yield
+        finally:
+            self._raises = False

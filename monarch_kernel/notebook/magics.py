@@ -53,7 +53,7 @@ class MeshMagics(Magics):
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
-        self.meshes = Meshes(DetachedMeshes(default_root(os.environ, tempfile.gettempdir())))
+        self.meshes = Meshes(shell, DetachedMeshes(default_root(os.environ, tempfile.gettempdir())))
         self.transformer = CellTransformer(shell)
         self.peers = PeerMagics(shell, self.meshes)
         self.names = RemoteNames(self.meshes, shell.user_ns, lambda: self.transformer.mode)

@@ -8,14 +8,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
+from IPython.core.interactiveshell import InteractiveShell
+
 from monarch_kernel.actor.meshes import CellResult, ProcMesh, shutdown_context, this_host
 from monarch_kernel.controller.detached import KeptSession
 from monarch_kernel.controller.future import Future
 from monarch_kernel.errors import LaunchError, RanksError, RemoteInterrupt, format_ranks
+from monarch_kernel.events import StopEvent
 from monarch_kernel.mesh import ValueMesh
 from monarch_kernel.notebook.attach import DetachedMeshes, TakenUp
 from monarch_kernel.notebook.background import Background
 from monarch_kernel.notebook.cells import CellOutput, Lane, RemoteCell, run_in_foreground
+from monarch_kernel.notebook.debug import DebugPrompt
 from monarch_kernel.notebook.display import LiveView, Sink
 from monarch_kernel.notebook.interrupts import HeldInterrupts
 from monarch_kernel.notebook.options import UpOptions, UsageProblem
@@ -46,12 +50,14 @@ class Meshes:
     """The meshes of one notebook.
 
     Args:
+        shell: the notebook's.
         detached: those that outlive it.
     """
 
-    def __init__(self, detached: DetachedMeshes) -> None:
+    def __init__(self, shell: InteractiveShell, detached: DetachedMeshes) -> None:
         self.detached = detached
         self.background = Background(self._draw)
+        self.debugger = DebugPrompt(shell, lambda key, turn: self.background.drive(key, turn))
         self._entries: dict[str, Entry] = {}
         self._store: GroupStore | None = None
         self._latest = ""
@@ -130,6 +136,7 @@ class Meshes:
         self._entries[entry.options.name] = entry
         self._latest = entry.options.name
         self.background.start()
+        self.debugger.watch(entry.mesh._runtime, self._sink_of)
 
     def attach(self, name: str) -> tuple[Entry, TakenUp]:
         """Take up a mesh that outlived its kernel.
@@ -293,7 +300,8 @@ class Meshes:
             LaunchError: the process group could not be formed.
         """
         try:
-            return run_in_foreground(cell)
+            with self.debugger.foreground(cell) as attend:
+                return run_in_foreground(cell, attend)
         finally:
             entry.view.follow(entry.mesh.view(), time.monotonic(), force=True)
             if cell.stage == "over":
@@ -312,6 +320,11 @@ class Meshes:
             return cell.stage != "over"
 
         return turn
+
+    def _sink_of(self, stop: StopEvent) -> Sink | None:
+        """Where the cell that has stopped shows things; None for what is no cell."""
+        cells = [cell for entry in self for cell in list(entry.lane.cells) if stop in cell.stops()]
+        return cells[0].output.sink if cells else None
 
     def _draw(self, now: float) -> None:
         for entry in list(self._entries.values()):

@@ -30,6 +30,7 @@ COMMANDS = {
     "down": "end a mesh, or all of them",
     "attach": "take up a mesh that outlived its kernel",
     "interrupt": "interrupt what a mesh runs; state is kept",
+    "debug": "look at a rank in pdb, where it failed or stopped",
     "help": "what a command takes",
 }
 

@@ -21,6 +21,8 @@ __all__ = [
     "Backlog",
     "Call",
     "Complete",
+    "Continued",
+    "DebugInput",
     "Failed",
     "Forget",
     "FormGroup",
@@ -30,6 +32,7 @@ __all__ = [
     "Inspect",
     "Interrupt",
     "KillRanks",
+    "ListErrors",
     "Lost",
     "Message",
     "Names",
@@ -37,8 +40,10 @@ __all__ = [
     "Output",
     "OutputChunk",
     "Owed",
+    "PassOver",
     "Payload",
     "Ping",
+    "PostMortem",
     "Pull",
     "Push",
     "RankSpec",
@@ -51,6 +56,7 @@ __all__ = [
     "Spawn",
     "StartRanks",
     "StopActor",
+    "Stopped",
 ]
 
 
@@ -118,13 +124,17 @@ class FormGroup(Message, frozen=True):
 
 
 class Spawn(Message, frozen=True):
-    """Make an actor: ``payload`` is ``(class, args, kwargs)``."""
+    """Make an actor: ``payload`` is ``(class, args, kwargs)``.
+
+    ``sources`` has the text of the code that is in no file, such as a notebook's cell, by its name.
+    """
 
     id: int
     actor: int
     name: str
     region: tuple[Any, ...]
     payload: Payload
+    sources: tuple[tuple[str, str], ...] = ()
 
 
 class Call(Message, frozen=True):
@@ -183,6 +193,35 @@ class Forget(Message, frozen=True):
     """All answers to cell ``id`` are in: the next controller need not have yours. Only for ranks that keep a record."""
 
     id: int
+
+
+class ListErrors(Message, frozen=True):
+    """Answer at once, whatever runs, with a list of the errors (`KeptError`) that are kept. Has its own lane."""
+
+    id: int
+
+
+class PostMortem(Message, frozen=True):
+    """Open the debugger where ``request`` failed; answer when it is left."""
+
+    id: int
+    request: int
+
+
+class DebugInput(Message, frozen=True):
+    """What was typed at prompt ``turn`` of the debugger that request ``id`` is in; empty: end of input. Has its own lane."""
+
+    id: int
+    turn: int
+    line: str
+
+
+class PassOver(Message, frozen=True):
+    """Nobody can be asked at prompt ``turn``: the code of request ``id`` says why, and goes on. Has its own lane."""
+
+    id: int
+    turn: int
+    why: str
 
 
 # controller -> rank and host agent
@@ -245,6 +284,28 @@ class Failed(Message, frozen=True):
     failure: Failure
     written: tuple[int, int] = (0, 0)
     collectives: int = -1
+
+
+class Stopped(Message, frozen=True):
+    """The code of request ``id`` stands still in the debugger at ``where``, has said ``text`` and waits for a line of input.
+
+    ``turn`` grows with each prompt; ``begins`` says that the code ran until now, and is not between two commands.
+    """
+
+    id: int
+    turn: int
+    where: str
+    text: str
+    prompt: str
+    begins: bool
+    written: tuple[int, int] = (0, 0)
+
+
+class Continued(Message, frozen=True):
+    """The code of request ``id`` has left the debugger and goes on."""
+
+    id: int
+    written: tuple[int, int] = (0, 0)
 
 
 class Rich(Message, frozen=True):

@@ -1,0 +1,424 @@
+"""Debugging in the notebook: breakpoints and post-mortems of ranks at a prompt in the cell; and the kernel's own debugger."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty
+from typing import TYPE_CHECKING, Any
+
+import pexpect
+import psutil
+import pytest
+
+from tests.kernel.conftest import Cell
+
+if TYPE_CHECKING:
+    from tests.kernel.conftest import Notebook
+
+pytestmark = pytest.mark.timeout(120)
+
+ASK_S = 20.0
+
+
+class Asking(Cell):
+    """A cell of a frontend in which one can type."""
+
+    def prompt(self, timeout_s: float = ASK_S) -> str:
+        """Wait until it asks; gives the prompt."""
+        found: list[str] = []
+
+        def asks(_: Cell) -> bool:
+            with suppress(Empty):
+                request = self._notebook.client.stdin_channel.get_msg(timeout=0)
+                assert request["parent_header"]["msg_id"] == self.id
+                found.append(request["content"]["prompt"])
+            return bool(found) or (self.idle and bool(self.reply))
+
+        self.wait_for(asks, timeout_s)
+        assert found, f"it ended instead: {self.text}"
+        return found[0]
+
+    def type(self, line: str) -> str:
+        """Answer the prompt; gives what is shown until the next one, or the end."""
+        before = len(self.stdout)
+        self._notebook.client.input(line)
+        found: list[str] = []
+
+        def is_next(_: Cell) -> bool:
+            with suppress(Empty):
+                found.append(self._notebook.client.stdin_channel.get_msg(timeout=0)["content"]["prompt"])
+            return bool(found) or (self.idle and bool(self.reply))
+
+        self.wait_for(is_next)
+        self.asks = found[0] if found else ""
+        # What was written before it asked comes by another channel, perhaps later.
+        length, quiet_since = len(self.stdout), time.monotonic()
+        while found and time.monotonic() < quiet_since + 0.2:
+            self._notebook.pump(0.05)
+            if len(self.stdout) > length:
+                length, quiet_since = len(self.stdout), time.monotonic()
+        return self.stdout[before:]
+
+    asks = ""
+
+
+def send(notebook: Notebook, code: str) -> Asking:
+    """Send a cell whose frontend takes input."""
+    for left in [cell for cell in notebook.cells.values() if isinstance(cell, Asking) and not cell.reply]:
+        notebook.interrupt()  # of a test that failed: the next one is to say something of its own
+        left.wait()
+    cell = Asking(notebook, notebook.client.execute(code, allow_stdin=True))
+    notebook.cells[cell.id] = cell
+    return cell
+
+
+FAILS = "%%remote t[1]\ndef divide(a):\n    b = a * 2\n    return b / 0\nfor i in range(3, 5):\n    divide(i)"
+
+
+def test_post_mortem(notebook: Notebook) -> None:
+    assert notebook.run(FAILS).ename == "RemoteError"
+    cell = send(notebook, "%mesh debug t[1]")
+    assert cell.prompt() == "[1] (Pdb) "
+    cell.wait_for(lambda cell: "-> return b / 0" in cell.stdout)
+    assert "[1] ZeroDivisionError: division by zero (cell [" in cell.stdout
+    assert cell.type("p a, b") == "(3, 6)\n"
+    assert cell.type("rank") == "1\n"
+    assert "    3  \t    b = a * 2\n    4  ->\t    return b / 0\n".replace("    3", "  3").replace(
+        "    4", "  4"
+    ) in cell.type("ll")
+    assert "-> divide(i)" in cell.type("up")
+    assert cell.type("pp i") == "3\n"
+    assert "-> return b / 0" in cell.type("down")
+    walk = cell.type("w")
+    assert [line.partition("]>")[2] for line in walk.splitlines()[::2]] == ["(6)<module>()", "(4)divide()"]
+    assert cell.type("!kept = 7 * b") == ""
+    assert "not available" in cell.type("interact")
+    assert "cannot ask" in cell.type("!input()")
+    cell.type("!import builtins; builtins.kept = kept")
+    cell.type("q")
+    assert cell.ok
+    assert not cell.asks
+    assert notebook.ok("%remote t[1] kept").plain == "[1] 42"
+
+
+def test_post_mortem_takes_the_lowest_that_failed_and_says_what_there_is(notebook: Notebook) -> None:
+    notebook.ok("%%remote\nfine = 1")
+    cell = send(notebook, "%mesh debug t").wait()
+    assert cell.ename == "UsageError"
+    assert "nothing to debug on t: no rank has failed or stopped since its last cell or call" in cell.evalue
+    assert notebook.run("%%remote\n1 / (rank - 1) if rank else [].pop()").ename == "RemoteError"
+    cell = send(notebook, "%mesh debug")
+    assert cell.prompt() == "[0] (Pdb) "
+    cell.wait_for(lambda cell: "also failed: [1]" in cell.stdout)
+    cell.type("c")
+    assert cell.ok
+    notebook.ok("%%remote t[0]\nfine = 1")
+    cell = send(notebook, "%mesh debug t[0]").wait()
+    assert cell.ename == "UsageError"
+    assert (
+        "nothing to debug on t[0]: its last cell or call has not failed or stopped; [1] failed: %mesh debug t[1]"
+        in (cell.evalue)
+    )
+    assert notebook.ok("print([rank.state for rank in t.view().ranks])").stdout == "['idle', 'failed']\n"
+
+
+def test_without_input_there_is_no_prompt_and_no_wait(notebook: Notebook) -> None:
+    assert notebook.run(FAILS).ename == "RemoteError"
+    cell = notebook.run("%mesh debug t[1]")
+    assert cell.ename == "UsageError"
+    assert "this frontend takes no input" in cell.evalue
+    cell = notebook.ok("%%remote\nx = 1\nbreakpoint()\nx += 1\nx")
+    assert "[0-1] breakpoint at cell [" in cell.stderr
+    assert "], line 4 was passed over: this frontend takes no input" in cell.stderr
+    assert cell.plain == "[0-1] 2"
+
+
+def test_breakpoint(notebook: Notebook) -> None:
+    cell = send(
+        notebook,
+        "%%remote\nprint('before')\ndef step(k):\n    breakpoint()\n    k += rank\n    return k\n"
+        "if rank: step(5)\nprint('after')",
+    )
+    assert cell.prompt() == "[1] (Pdb) "
+    cell.wait_for(lambda cell: "-> k += rank" in cell.stdout)
+    assert cell.stdout.index("before") < cell.stdout.index("[1] stopped at breakpoint: cell [")
+    assert "], line 5, in step" in cell.stdout
+    assert "-> return k" in cell.type("n")
+    assert cell.type("p k") == "6\n"
+    assert cell.type("") == "6\n"  # an empty line repeats the last command
+    assert "--Return--" in cell.type("n")
+    assert "(7)<module>" in cell.type("w")
+    cell.type("c")
+    assert cell.ok
+    assert "[1] after\n" in cell.stdout
+
+
+def test_ranks_that_stop_get_their_prompts_one_after_the_other(four: Notebook) -> None:
+    cell = send(
+        four, "%%remote\nimport torch.distributed as dist\nif rank < 3: breakpoint()\nx = 10 * rank\ndist.barrier()\nx"
+    )
+    assert cell.prompt() == "[0] (Pdb) "
+    cell.wait_for(lambda cell: "[0-2] stopped at breakpoint: cell [" in cell.stdout and "-> x = 10" in cell.stdout)
+    assert "[0-2] cell [" in cell.type("ranks")
+    assert cell.type("all p rank") == "[0] 0\n[1] 1\n[2] 2\n"
+    assert cell.type("all p world_size") == "[0-2] 4\n"
+    assert "has not stopped" in cell.type("rank 3")
+    cell.type("rank 2")
+    assert cell.asks == "[2] (Pdb) "
+    cell.type("c")
+    assert cell.asks == "[0] (Pdb) "
+    begun = time.monotonic()
+    cell.type("n")
+    assert cell.asks == "[0] (Pdb) "
+    cell.type("n")  # the barrier, which waits for rank 1
+    assert cell.asks == "[1] (Pdb) "
+    assert "[0] runs on" in cell.stdout
+    assert time.monotonic() - begun < 10
+    cell.type("all c")
+    while cell.asks:
+        cell.type("c")
+    assert cell.ok
+    assert cell.plain == "[0] 0\n[1] 10\n[2] 20\n[3] 30"
+
+
+def test_quit_fails_the_cell_there(notebook: Notebook) -> None:
+    cell = send(notebook, "%%remote\ny = 1\nif rank: breakpoint()\ny = 2")
+    cell.prompt()
+    cell.type("q")
+    assert cell.ename == "RemoteError"
+    assert "[1] BdbQuit: debugger quit" in cell.error
+    assert notebook.ok("%remote y").plain == "[0] 2\n[1] 1"
+
+
+def test_end_of_input_quits(notebook: Notebook) -> None:
+    cell = send(notebook, "%%remote t[0]\nbreakpoint()\ny = 2")
+    cell.prompt()
+    cell.type("\x04")
+    assert "[0] BdbQuit: debugger quit" in cell.error
+
+
+def test_an_interrupt_at_the_prompt_ends_the_cell(notebook: Notebook) -> None:
+    notebook.ok("%%remote\nkept = 5")
+    for _ in range(2):
+        cell = send(notebook, "%%remote\nkept += 1\nbreakpoint()\nkept = 0")
+        cell.prompt()
+        begun = time.monotonic()
+        notebook.interrupt()
+        cell.wait()
+        assert time.monotonic() - begun < 3
+        assert cell.ename == "RemoteInterrupt"
+        assert "[0-1]; their state is kept" in cell.evalue
+    assert notebook.ok("%remote kept").plain == "[0-1] 7"
+
+
+def test_a_rank_that_dies_at_the_prompt_ends_it(new_notebook: Callable[..., Notebook]) -> None:
+    notebook = new_notebook(n=2)
+    pids = notebook.pids()
+    cell = send(notebook, "%%remote\nif rank: breakpoint()\ny = 2")
+    assert cell.prompt() == "[1] (Pdb) "
+    psutil.Process(pids[1]).kill()
+    cell.wait()
+    assert cell.ename == "SupervisionError"
+    cell = send(notebook, "%mesh debug t[1]").wait()
+    assert "nothing to debug on t[1]: [1] is dead" in cell.evalue
+    cell = send(notebook, "%%remote t[0]\nbreakpoint()\ny = 3")
+    cell.prompt()
+    notebook.close()  # looks that nothing is left
+
+
+def test_a_timeout_does_not_run_at_the_prompt(notebook: Notebook) -> None:
+    cell = send(notebook, "%%remote t[1] --timeout 3\nimport time\nbreakpoint()\ntime.sleep(0.5)\n'whole'")
+    cell.prompt()
+    think_until = time.monotonic() + 3.5
+    cell.wait_for(lambda _: time.monotonic() > think_until)
+    cell.type("c")
+    assert cell.plain == "[1] 'whole'"
+
+
+def test_a_cell_in_the_background_waits_until_somebody_attaches(notebook: Notebook) -> None:
+    started = send(notebook, "%%remote --background --out h\nz = rank\nbreakpoint()\nz += 1\nz").wait()
+    started.wait_for(lambda cell: "t[0-1] stopped at breakpoint: cell [" in cell.stdout)
+    assert "%mesh debug t[0] opens the prompt" in started.stdout
+    assert notebook.value("[rank.activity for rank in t.view().ranks]")[0].startswith("debugger at cell [")
+    cell = send(notebook, "%mesh debug t[1]")
+    assert cell.prompt() == "[1] (Pdb) "
+    assert cell.type("p z") == "1\n"
+    cell.type("c")
+    assert cell.ok
+    cell = send(notebook, "%mesh debug t")
+    assert cell.prompt() == "[0] (Pdb) "
+    notebook.interrupt()
+    assert cell.wait().ename == "RemoteInterrupt"
+    assert "[0] still wait" in cell.evalue
+    cell = send(notebook, "%mesh debug t")
+    cell.prompt()
+    cell.type("c")
+    assert cell.ok
+    assert notebook.ok("h.result(5).values()").plain == "(1, 2)"
+
+
+ACTOR = """\
+from monarch_kernel.actor import Actor, endpoint
+class Counter(Actor):
+    def __init__(self): self.n = 0
+    @endpoint
+    def add(self, k):
+        self.n += k
+        breakpoint()
+        return self.n
+    @endpoint
+    def fail(self, k):
+        return self.n / k
+counter = t.spawn("counter", Counter)
+"""
+
+
+def test_endpoints(notebook: Notebook) -> None:
+    notebook.ok(ACTOR)
+    cell = send(notebook, "counter.add.call(0).get().values()")  # the prompt is in the cell that waits
+    assert cell.prompt() == "[0] (Pdb) "
+    cell.wait_for(lambda cell: "-> return self.n\n" in cell.stdout)
+    assert re.search(r"\[0-1\] stopped at breakpoint: \d+.py, line 8, in add", cell.stdout)
+    assert "  8  ->\t        return self.n\n" in cell.type("ll")
+    cell.type("all c")
+    assert cell.plain == "(0, 0)"
+    assert "%mesh debug" not in cell.stdout
+    cell = send(notebook, "counter.add.call(0).get().values()")
+    cell.prompt()
+    notebook.interrupt()
+    assert cell.wait().ename == "RemoteInterrupt"
+    cell = send(notebook, "future = counter.add.call(3)").wait()
+    assert cell.ok
+    activities = "[rank.activity for rank in t.view().ranks]"
+    cell.wait_for(lambda _: all(activity.startswith("debugger at") for activity in notebook.value(activities)))
+    cell = send(notebook, "%mesh debug t[1]")
+    assert cell.prompt() == "[1] (Pdb) "
+    assert cell.type("p self.n").endswith("3\n")  # perhaps after the news that rank 0 has stopped, too
+    cell.type("c")
+    cell = send(notebook, "%mesh debug t[0]")
+    cell.prompt()
+    cell.type("c")
+    assert notebook.ok("future.get(5).values()").plain == "(3, 3)"
+    assert notebook.run("counter.fail.call(0).get()").ename == "ActorError"
+    cell = send(notebook, "%mesh debug t[1]")
+    cell.prompt()
+    assert cell.type("p self.n, k") == "(3, 0)\n"
+    cell.type("q")
+    assert cell.ok
+
+
+@pytest.mark.parametrize("what", ["input('?')", "__import__('getpass').getpass()"])
+def test_ranks_ask_nobody(notebook: Notebook, what: str) -> None:
+    cell = send(notebook, f"%%remote\n{what}").wait(5)
+    assert "StdinNotImplementedError" in cell.error
+    assert "Ask in a local cell and push the answer" in cell.error
+
+
+def test_the_debugger_of_the_kernel_itself(new_notebook: Callable[..., Notebook]) -> None:
+    """As JupyterLab drives it: a breakpoint in a local cell which calls a function is hit, and the cell goes on."""
+    notebook = new_notebook()
+    code = "def double(x):\n    y = 2 * x\n    return y\nprint(double(21))"
+    debugger = _Adapter(notebook)
+    assert debugger.ask("debugInfo")["isStarted"] is False
+    debugger.ask("initialize", clientID="test", adapterID="", pathFormat="path")
+    debugger.ask("attach")
+    path = debugger.ask("dumpCell", code=code)["sourcePath"]
+    points = [{"line": 2}]
+    found = debugger.ask("setBreakpoints", source={"path": path}, breakpoints=points, sourceModified=False)
+    assert [point["verified"] for point in found["breakpoints"]] == [True]
+    debugger.ask("configurationDone")
+    begun = time.monotonic()
+    cell = notebook.send(code)
+    thread = debugger.event("stopped")["threadId"]
+    assert time.monotonic() - begun < 5
+    frame = debugger.ask("stackTrace", threadId=thread)["stackFrames"][0]
+    assert (frame["name"], frame["line"]) == ("double", 2)
+    debugger.ask("next", threadId=thread)
+    debugger.event("stopped")
+    assert debugger.ask("stackTrace", threadId=thread)["stackFrames"][0]["line"] == 3
+    debugger.ask("continue", threadId=thread)
+    assert cell.wait().stdout == "42\n"
+    assert debugger.ask("debugInfo")["isStarted"] is True
+    debugger.ask("disconnect", restart=False, terminateDebuggee=False)
+    assert notebook.ok("print(double(4))").stdout == "8\n"
+
+
+class _Adapter:
+    """Speaks the Debug Adapter Protocol with a kernel, over its control channel."""
+
+    def __init__(self, notebook: Notebook) -> None:
+        self._notebook = notebook
+        self._seq = 0
+        self._events: list[dict[str, Any]] = []
+
+    def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
+        """Make a request; gives the body of the response."""
+        self._seq += 1
+        client = self._notebook.client
+        content = {"type": "request", "seq": self._seq, "command": command, "arguments": arguments}
+        message = client.session.msg("debug_request", content)
+        client.control_channel.send(message)
+        deadline = time.monotonic() + ASK_S
+        while True:
+            assert time.monotonic() < deadline, command
+            with suppress(Empty):
+                reply = client.control_channel.get_msg(timeout=0.1)
+                if reply["parent_header"]["msg_id"] == message["header"]["msg_id"]:
+                    assert reply["content"]["success"], reply["content"]
+                    return dict(reply["content"].get("body") or {})
+
+    def event(self, name: str) -> dict[str, Any]:
+        """Wait for an event; gives its body."""
+        deadline = time.monotonic() + ASK_S
+        client = self._notebook.client
+        while time.monotonic() < deadline:
+            with suppress(Empty):
+                message = client.iopub_channel.get_msg(timeout=0.1)
+                self._notebook._take(message)
+                if message["msg_type"] == "debug_event" and message["content"]["event"] == name:
+                    return dict(message["content"]["body"])
+        pytest.fail(f"no event {name}")
+
+
+def test_in_a_terminal() -> None:
+    terminal = pexpect.spawn(
+        sys.executable,
+        ["-m", "IPython", "--simple-prompt", "--no-banner", "--no-confirm-exit", "--colors=NoColor"],
+        env={**os.environ, "TERM": "dumb"},
+        encoding="utf-8",
+        timeout=40,
+        echo=False,
+    )
+    try:
+        prompt = re.compile(r"In \[\d+\]: ")
+        terminal.expect(prompt)
+        for line in ("%load_ext monarch_kernel", "%mesh up t -n 2 --device cpu", "%remote t 1 / (1 - rank)"):
+            terminal.sendline(line)
+            terminal.expect(prompt)
+        terminal.sendline("%mesh debug t[1]")
+        terminal.expect_exact("[1] (Pdb) ")
+        terminal.sendline("p rank")
+        terminal.expect(r"1\r\n\[1\] \(Pdb\) ")
+        terminal.sendline("q")
+        terminal.expect(prompt)
+        terminal.sendline("%remote t (breakpoint(), rank)[1]")
+        terminal.expect_exact("[0] (Pdb) ")
+        terminal.sendintr()
+        terminal.expect("RemoteInterrupt: interrupted on")
+        terminal.expect(prompt)
+        terminal.sendline("%remote t (breakpoint(), rank)[1]")
+        terminal.expect_exact("[0] (Pdb) ")
+        terminal.sendline("all c")
+        terminal.expect(r"\[0\] 0\s+\[1\] 1")
+        terminal.expect(prompt)
+        below = psutil.Process(terminal.pid).children(recursive=True)
+        terminal.sendline("exit")
+        terminal.expect(pexpect.EOF)
+        assert psutil.wait_procs(below, timeout=3)[1] == []
+    finally:
+        terminal.close(force=True)
