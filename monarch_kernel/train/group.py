@@ -28,6 +28,7 @@ from typing import Any
 
 from monarch_kernel.actor.meshes import ProcMesh, gather
 from monarch_kernel.agent.rank import Rank
+from monarch_kernel.agent.stacks import Collective
 from monarch_kernel.controller.future import Future
 from monarch_kernel.controller.state import Value
 from monarch_kernel.errors import RemoteError
@@ -104,6 +105,7 @@ class RankGroup:
         self._formed = False
         self._aborted = False
         self._rounds = 0
+        self._formed_ns = 0
         self._device_mesh: Callable[[], Any] = lambda: None
         self._namespace: dict[str, Any] = {}
         rank.group = self
@@ -129,8 +131,31 @@ class RankGroup:
 
     def pending_s(self) -> float:
         """Age of the oldest collective that has not ended, in seconds; 0 if there is none."""
-        oldest = min((entry["time_created_ns"] for entry in self._entries() if not entry["retired"]), default=None)
+        oldest = min((entry["time_created_ns"] for entry in self._waiting(self._recorded())), default=None)
         return 0.0 if oldest is None else max(1e-9, (time.time_ns() - oldest) / 1e9)
+
+    def pending(self) -> tuple[tuple[Collective, ...], dict[str, int]]:
+        """Collectives that have not ended, oldest first, and the number of the last one started in each process group."""
+        world = _dist().distributed_c10d._world
+        members = {world.pg_names[group]: tuple(sorted(ranks)) for group, ranks in dict(world.pg_group_ranks).items()}
+        recorded = self._recorded()
+        reached: dict[str, int] = {}
+        for entry in self._current(recorded):
+            label = _group_label(entry)
+            reached[label] = max(reached.get(label, 0), int(entry["collective_seq_id"]))
+        found = [
+            Collective(
+                operation=str(entry["profiling_name"]).partition(":")[2],
+                number=int(entry["collective_seq_id"]),
+                group=_group_label(entry),
+                members=members.get(entry["process_group"][0], ()),
+                shapes=", ".join(map(str, entry["input_sizes"])),
+                age_s=max(0.0, (time.time_ns() - entry["time_created_ns"]) / 1e9),
+                thread=int(entry["thread_id"]),
+            )
+            for entry in sorted(self._waiting(recorded), key=lambda entry: int(entry["time_created_ns"]))
+        ]
+        return tuple(found), reached
 
     def collectives(self) -> int:
         """Collectives started so far in the default group; -1 without a group, -2 if it was aborted."""
@@ -147,7 +172,7 @@ class RankGroup:
         dist = _dist()
 
         self._aborted = True
-        if self._spec.device == "cuda":
+        if self._spec.device == "cuda" and dist.is_initialized():
             dist.distributed_c10d._abort_process_group()
         for fd in list(self._fds):
             try:
@@ -160,15 +185,20 @@ class RankGroup:
         self._fds.clear()
 
     @staticmethod
-    def _entries() -> list[dict[str, Any]]:
+    def _recorded() -> dict[str, Any]:
         """What torch's flight recorder holds."""
         from torch._C import _distributed_c10d as c10d
 
         dump = getattr(c10d, "_dump_fr_trace_json", None)
-        if dump is None:
-            return []
-        recorded = json.loads(dump(includeCollectives=True, onlyActive=True))
-        return list(recorded.get("entries", ()))
+        return {} if dump is None else dict(json.loads(dump(includeCollectives=True, onlyActive=True)))
+
+    def _current(self, recorded: dict[str, Any]) -> list[dict[str, Any]]:
+        """Without the entries of groups that are no more."""
+        return [entry for entry in recorded.get("entries", ()) if entry["time_created_ns"] >= self._formed_ns]
+
+    def _waiting(self, recorded: dict[str, Any]) -> list[dict[str, Any]]:
+        """Those that have not ended."""
+        return [entry for entry in self._current(recorded) if not entry["retired"]]
 
     # -- forming
 
@@ -201,6 +231,7 @@ class RankGroup:
             dist.destroy_process_group()
         self._aborted = False
         self._rounds = 1000 * message.generation
+        self._formed_ns = time.time_ns()
         with self._rank.main.user_code():
             self._init(dist.init_process_group, "cpu:gloo,cuda:nccl" if spec.device == "cuda" else "gloo")
             self._formed = True
@@ -273,6 +304,12 @@ def _dist() -> Any:
     import torch.distributed
 
     return torch.distributed
+
+
+def _group_label(entry: dict[str, Any]) -> str:
+    """What users call a process group: empty for the default one, the axis of a mesh, else torch's name for it."""
+    name, about = entry["process_group"]
+    return "" if about == "default_pg" else str(name if about in ("", "undefined") else about).removeprefix("mesh_")
 
 
 def _socket_fds() -> set[int]:
