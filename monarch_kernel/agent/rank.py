@@ -81,10 +81,11 @@ from monarch_kernel.wire.messages import (
     StopActor,
 )
 
-__all__ = ["Executor", "Group", "Rank", "Shell"]
+__all__ = ["NOT_BEGUN", "Executor", "Group", "Rank", "Shell"]
 
 COLLECTIVE_GRACE_S = 0.3
 ABORT_GRACE_S = 0.1
+NOT_BEGUN = "interrupted before it began"
 RELEASE_AFTER_S = 1.0
 STRIKE_EVERY_S = 0.05
 STRIKE_SIGNAL = signal.SIGRTMIN + 7
@@ -273,10 +274,10 @@ class Rank:
         self.driver.start()
         hello = Hello(self._token, self.spec.proc, os.getpid(), self.spec.device)
         self.driver.submit(pack(hello))
-        while os.getppid() == helper:
-            os.sched_yield()
-        die_with_parent(signal.SIGKILL)
         try:
+            while os.getppid() == helper:
+                os.sched_yield()
+            die_with_parent(signal.SIGKILL)
             self.main.run()
         except SystemExit:
             pass
@@ -532,7 +533,13 @@ class Rank:
                 if getattr(item[0], "id", 0) == id:
                     with contextlib.suppress(ValueError):
                         executor.mailbox.remove(item)
-                        dropped = Failure("interrupted", "KeyboardInterrupt", "interrupted before it began")
+                        dropped = Failure(
+                            "interrupted",
+                            "KeyboardInterrupt",
+                            NOT_BEGUN,
+                            host=socket.gethostname(),
+                            pid=os.getpid(),
+                        )
                         self._answer_now(id, Failed(id, dropped))
                     return
 

@@ -35,7 +35,7 @@ class Collective:
         number: counts the collectives of the group from 1, on every rank alike if they do the same.
         group: name of the process group; empty for the default one.
         members: flat ranks that take part.
-        shapes: of its inputs, such as ``[4]``.
+        shapes: of its inputs, such as ``4x8``; empty if it has none.
         age_s: for how long it has been waiting, in seconds.
         thread: that started it.
     """
@@ -126,7 +126,8 @@ def _awaiting(loop: Any) -> list[FrameType]:
     """Where the coroutine that a request runs in is waiting, if its loop does nothing else at the moment."""
     for task in asyncio.all_tasks(loop):
         frames = list(_frames_of_coroutine(task.get_coro()))
-        if frames and is_machinery(frames[0]):  # ours runs the user's
+        of_user = [frame for frame in frames if not (is_machinery(frame) or _is_of_asyncio(frame))]
+        if of_user and is_machinery(frames[0]):  # ours runs the user's
             return frames
     return []
 

@@ -178,6 +178,15 @@ class Runtime:
         """End a request for its caller and interrupt it on its ranks."""
         self._submit(partial(self._state.cancel, id))
 
+    def answers(self, id: int) -> list[Answer | None]:
+        """What has been answered to a request so far, in the order of its ranks; empty if it is over."""
+        return self._state.answers(id)
+
+    def owed(self, procs: Sequence[int]) -> list[list[int]]:
+        """The requests that each of these processes has yet to answer."""
+        records = [self._state.ranks.get(proc) for proc in procs]
+        return [[] if record is None else list(record.owed) for record in records]
+
     def add_host(self, launcher: Launcher) -> int:
         """Launch a host agent; returns at once.
 

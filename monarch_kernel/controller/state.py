@@ -263,6 +263,11 @@ class State:
         """Number of requests that have not resolved."""
         return len(self._pending)
 
+    def answers(self, id: int) -> list[Answer | None]:
+        """What has been answered to a request so far, in the order of its ranks; empty if it is over."""
+        pending = self._pending.get(id)
+        return [] if pending is None else list(pending.answers)
+
     # -- what the program wants
 
     def add_host(self, host: int, now: float) -> list[Effect]:

@@ -12,7 +12,14 @@ from monarch_kernel.notebook.options import COMMANDS, UsageProblem, parser_of
 __all__ = ["command_help", "documented", "mesh_help", "options_help"]
 
 _WIDTH = 24
-_ARGUMENTS = {"show": "[NAME]", "attach": "NAME", "down": "NAME | --all", "interrupt": "NAME", "help": "[COMMAND]"}
+_ARGUMENTS = {
+    "show": "[NAME]",
+    "attach": "NAME",
+    "down": "NAME | --all",
+    "interrupt": "NAME [--abort]",
+    "stacks": "[NAME]",
+    "help": "[COMMAND]",
+}
 
 F = TypeVar("F", bound=Callable[..., object])
 
