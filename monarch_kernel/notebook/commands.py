@@ -13,8 +13,9 @@ from monarch_kernel.notebook.attach import resumed_cells, show_missed
 from monarch_kernel.notebook.background import BackgroundCell
 from monarch_kernel.notebook.cells import RemoteCell
 from monarch_kernel.notebook.display import LiveView, Sink
-from monarch_kernel.notebook.meshes import Entry, Meshes, root_name
+from monarch_kernel.notebook.meshes import Entry, Meshes
 from monarch_kernel.notebook.options import COMMANDS, UsageProblem, one_name, parse_up, tokens
+from monarch_kernel.notebook.selector import root_name
 from monarch_kernel.notebook.stopping import look
 from monarch_kernel.notebook.usage import command_help, mesh_help
 from monarch_kernel.ui.stacks import stacks_text
