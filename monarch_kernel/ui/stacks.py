@@ -166,4 +166,6 @@ def _short(file: str) -> str:
     cell = _CELL.fullmatch(file)
     if cell:
         return f"cell [{cell[1]}]" if cell[1] != "0" else "code"
+    if file.startswith("<") and file.endswith(">"):
+        return file[1:-1]
     return re.split(r"(?:site|dist)-packages/|/lib/python3[^/]*/", file)[-1]

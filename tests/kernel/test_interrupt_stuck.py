@@ -239,7 +239,8 @@ def test_interrupt_of_a_call(notebook: Notebook, kind: str) -> None:
     interrupted(notebook, cell.wait_for(lambda cell: "go" in cell.stdout))
     assert notebook.value("nappers.one.call().get().values()") == (1, 1)
     notebook.ok("later = nappers.nap.call()")
-    until(notebook, "%mesh stacks", lambda said: "[0-1] actor nappers: " in said)
+    said = until(notebook, "%mesh stacks", lambda said: "[0-1] actor nappers: " in said)
+    assert re.search(r"notebook cell \[\d+\], line 5, in nap: (async )?def nap\(self\): ", said)
     said = notebook.ok("%mesh interrupt t").stdout
     assert "t: interrupted nappers.nap on [0-1]; their state is kept\n" in said
     assert notebook.value("nappers.one.call().get().values()") == (1, 1)
