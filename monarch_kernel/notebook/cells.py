@@ -263,15 +263,18 @@ class RemoteCell:
         elif self._stopping is not None:
             self._stopping.again(now)
         elif self._future is not None:
-            future = self._future
-            self._stopping = Stopping(self._lane.mesh, reason, lambda abort: future.interrupt(abort=abort), now)
+            self._stopping = Stopping(self._lane.mesh, reason, self._interrupt, now)
 
     def note_stop(self, reason: str) -> None:
         """Somebody interrupts all that its ranks do: its end is the end of an interrupted cell."""
         if self.stage == "running" and self._stopping is None:
-            self._stopping = Stopping(self._lane.mesh, reason, lambda abort: None, time.monotonic())
+            self._stopping = Stopping(self._lane.mesh, reason, self._interrupt, time.monotonic(), is_sent=True)
         elif self.stage != "running":
             self.stop(reason)
+
+    def _interrupt(self, abort: bool) -> None:
+        if self._future is not None:
+            self._future.interrupt(abort=abort)
 
     @property
     def is_stopping(self) -> bool:

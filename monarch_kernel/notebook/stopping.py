@@ -52,10 +52,18 @@ class Stopping:
         interrupt: interrupts the work; takes whether to abort process groups, too.
         now: the time.
         abort: whether to do so from the start.
+        is_sent: whether the first interrupt has been sent already.
     """
 
     def __init__(
-        self, mesh: ProcMesh, why: str, interrupt: Callable[[bool], object], now: float, *, abort: bool = False
+        self,
+        mesh: ProcMesh,
+        why: str,
+        interrupt: Callable[[bool], object],
+        now: float,
+        *,
+        abort: bool = False,
+        is_sent: bool = False,
     ) -> None:
         self.mesh = mesh
         self.why = why
@@ -66,7 +74,8 @@ class Stopping:
         self._look_at = now + LOOK_S
         self._has_looked = False
         self._looking: Future[dict[int, Doing | Failure]] | None = None
-        interrupt(abort)
+        if not is_sent:
+            interrupt(abort)
 
     def again(self, now: float) -> None:
         """The user has interrupted once more. Several in quick succession are one: an impatient hand means nothing else."""

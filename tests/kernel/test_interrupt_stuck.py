@@ -83,9 +83,9 @@ STOPS = {
         "GOtime.sleep(600) if rank else dist.barrier(group=group)"
     ),
     "data loader": (
-        "import time, torch\nclass Slow(torch.utils.data.Dataset):\n    def __len__(self): return 9\n"
-        "    def __getitem__(self, i): time.sleep(600)\n"
-        "loader = torch.utils.data.DataLoader(Slow(), num_workers=2)\nGOfor batch in loader: pass"
+        "import time, torch\nclass Slow(torch.utils.data.Dataset):\n    def __len__(self): return 1000\n"
+        "    def __getitem__(self, i): print('go', flush=True); time.sleep(1); return i\n"
+        "loader = torch.utils.data.DataLoader(Slow(), num_workers=2)\nfor batch in loader: pass"
     ),
 }
 
