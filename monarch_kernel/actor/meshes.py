@@ -15,6 +15,7 @@ from typing import Any, Literal, NoReturn, TypeVar, cast
 from monarch_kernel.actor.actor import Actor, Endpoint, EndpointSpec, endpoints_of, sources_of
 from monarch_kernel.actor.rankwise import apply_messages, by_rank, push_messages
 from monarch_kernel.agent.processes import gpu_ids
+from monarch_kernel.agent.stacks import Doing
 from monarch_kernel.controller.future import Future
 from monarch_kernel.controller.runtime import Listener
 from monarch_kernel.controller.session import Session, close_session, current_session
@@ -29,6 +30,7 @@ from monarch_kernel.wire.messages import (
     Complete,
     Inspect,
     ListErrors,
+    Look,
     Ping,
     PostMortem,
     Pull,
@@ -372,9 +374,26 @@ class ProcMesh(Shaped):
         """What stands still in the debugger on these ranks, by rank."""
         return self._runtime.stops(self.procs)
 
-    def interrupt(self) -> None:
-        """Interrupt whatever the ranks run; idle ones are not touched."""
-        self._runtime.interrupt_ranks(self.procs)
+    def interrupt(self, *, abort: bool = False) -> None:
+        """Interrupt whatever the ranks run; idle ones are not touched.
+
+        Args:
+            abort: whether to abort the process groups of ranks that do not stop otherwise.
+        """
+        self._runtime.interrupt_ranks(self.procs, abort=abort)
+
+    def doing(self) -> Future[dict[int, Doing | Failure]]:
+        """What every rank does now, by flat rank; a rank that is not up answers with a `Failure`.
+
+        It takes milliseconds, whatever the ranks run; one whose native code holds the GIL answers when that ends. The
+        future then ends by ``cancel()``, with a `Failure` for each such rank.
+        """
+
+        def finish(answers: Sequence[Answer]) -> dict[int, Doing | Failure]:
+            read = [answer if isinstance(answer, Failure) else _read(answer) for answer in answers]
+            return dict(zip(self.ranks, read, strict=True))
+
+        return self._runtime.ask(self.procs, lambda id: pack(Look(id)), finish)
 
     def stop(self, reason: str = "stopped by client", *, grace_s: float = 2.0) -> Future[None]:
         """End the processes: those that take longer than ``grace_s`` seconds are killed."""
@@ -401,7 +420,7 @@ class ProcMesh(Shaped):
         def read(answers: Sequence[Answer]) -> Any:
             return None if isinstance(answers[0], Failure) else _read(answers[0])
 
-        return self._runtime.ask(self._base[rank], lambda id: pack(make(id)), read)
+        return self._runtime.ask((self._base[rank],), lambda id: pack(make(id)), read)
 
     def view(self) -> MeshView:
         """The mesh as it is now, for showing."""

@@ -14,7 +14,12 @@ when it would be raised; if the request still waits in a mailbox it is answered 
 nothing happens. SIGINT from elsewhere (a terminal, Jupyter's process group) has no effect.
 
 A collective does not see KeyboardInterrupt. If the request goes on `COLLECTIVE_GRACE_S` after an interrupt and a collective
-is pending, the process group is aborted: the collective raises, the rank's state is kept, the group is formed anew later.
+is pending, the process group is aborted: the collective raises, the rank's state is kept, the group is formed anew later. If
+the interrupt says ``abort`` that is done without a collective in sight, too.
+
+Code that ignores SIGINT is struck by a signal of our own. Code that has a handler of its own for SIGINT has that called, once.
+
+`Look` is answered by whoever drives the socket: where the user's code is, and what collectives it waits in.
 
 SIGTERM ends the process by way of ``atexit``; nothing else that user code does, except dying, ends it.
 
@@ -44,6 +49,7 @@ from monarch_kernel.agent.ledger import Ledger
 from monarch_kernel.agent.names import NameTracker
 from monarch_kernel.agent.processes import die_with_parent
 from monarch_kernel.agent.report import describe
+from monarch_kernel.agent.stacks import Collective, Doing, describe_thread
 from monarch_kernel.agent.streams import OutputMarks
 from monarch_kernel.errors import Failure, FailureKind, PayloadError
 from monarch_kernel.transport.base import CONTROLLER, Peer, Transport
@@ -62,6 +68,7 @@ from monarch_kernel.wire.messages import (
     Inspect,
     Interrupt,
     ListErrors,
+    Look,
     Message,
     PassOver,
     Payload,
@@ -78,11 +85,14 @@ from monarch_kernel.wire.messages import (
     StopActor,
 )
 
-__all__ = ["Debugger", "Executor", "Group", "Kept", "Rank", "Shell"]
+__all__ = ["NOT_BEGUN", "Debugger", "Executor", "Group", "Kept", "Rank", "Shell"]
 
 COLLECTIVE_GRACE_S = 0.3
+ABORT_GRACE_S = 0.1
+NOT_BEGUN = "interrupted before it began"
 RELEASE_AFTER_S = 1.0
 STRIKE_EVERY_S = 0.05
+STRIKE_SIGNAL = signal.SIGRTMIN + 7
 SWITCH_INTERVAL_S = 0.001
 
 Handler = Callable[[Any, Sequence[Frame]], None]
@@ -93,6 +103,10 @@ class Group(Protocol):
 
     def pending_s(self) -> float:
         """Age of the oldest collective that has not ended, in seconds; 0 if there is none."""
+        ...
+
+    def pending(self) -> tuple[tuple[Collective, ...], dict[str, int]]:
+        """Collectives that have not ended, and the number of the last one that was started in each process group."""
         ...
 
     def abort(self) -> None:
@@ -315,15 +329,16 @@ class Rank:
             helper: pid of the process that forked us, which ends as soon as it has forked the others.
         """
         signal.signal(signal.SIGINT, self._on_sigint)
+        signal.signal(STRIKE_SIGNAL, self._on_sigint)
         signal.signal(signal.SIGTERM, self._on_sigterm)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self.driver.start()
         hello = Hello(self._token, self.spec.proc, os.getpid(), self.spec.device)
         self.driver.submit(pack(hello))
-        while os.getppid() == helper:
-            os.sched_yield()
-        die_with_parent(signal.SIGKILL)
         try:
+            while os.getppid() == helper:
+                os.sched_yield()
+            die_with_parent(signal.SIGKILL)
             self.main.run()
         except SystemExit:
             pass
@@ -516,7 +531,7 @@ class Rank:
             else:
                 self._answer_now(message.id, Result(message.id, Payload()))
         elif isinstance(message, Interrupt):
-            self._interrupt(message.id)
+            self._interrupt(message.id, message.abort)
         elif isinstance(message, (DebugInput, PassOver)):
             if self.debugger is not None:
                 self.debugger.hear(message)
@@ -534,6 +549,8 @@ class Rank:
             self.driver.send(CONTROLLER, pack(Result(message.id, payload), found))
         elif isinstance(message, Inspect):  # source is read from files, which may take long
             threading.Thread(target=self._inspect, args=[message], name="monarch-inspect", daemon=True).start()
+        elif isinstance(message, Look):
+            self._look(message.id)
         elif isinstance(message, Forget):
             if self._ledger is not None:
                 self._ledger.forget(message.id)
@@ -578,7 +595,7 @@ class Rank:
 
     # -- interrupts
 
-    def _interrupt(self, id: int) -> None:
+    def _interrupt(self, id: int, abort: bool) -> None:
         for executor in (self.main, *self.actors.values()):
             if executor.current == id:
                 executor.interrupted = id
@@ -588,10 +605,11 @@ class Rank:
                 if executor.strike is not None:
                     executor.strike()
                 elif executor is self.main:
-                    self._strike_main(id)
+                    self._strike_main(id, abort)
                 else:
                     executor.strike_thread()
-                timer = threading.Timer(COLLECTIVE_GRACE_S, self._abort_collective, [executor, id])
+                grace_s = ABORT_GRACE_S if abort else COLLECTIVE_GRACE_S
+                timer = threading.Timer(grace_s, self._abort_collective, [executor, id, abort])
                 timer.daemon = True
                 timer.start()
                 return
@@ -599,30 +617,50 @@ class Rank:
                 if getattr(item[0], "id", 0) == id:
                     with contextlib.suppress(ValueError):
                         executor.mailbox.remove(item)
-                        dropped = Failure("interrupted", "KeyboardInterrupt", "interrupted before it began")
+                        dropped = Failure(
+                            "interrupted",
+                            "KeyboardInterrupt",
+                            NOT_BEGUN,
+                            host=socket.gethostname(),
+                            pid=os.getpid(),
+                        )
                         self._answer_now(id, Failed(id, dropped))
                     return
 
-    def _strike_main(self, id: int) -> None:
+    def _strike_main(self, id: int, insist: bool) -> None:
         """Signal the main thread until the signal has been seen: one that comes just before a system call is not."""
         handler = signal.getsignal(signal.SIGINT)
         if self.main.current != id or self.main.struck == id:
             return
-        if handler != self._on_sigint:  # the cell has set one of its own, which is called once
+        if handler != self._on_sigint and callable(handler) and not insist:  # the cell's own, which is called once
             self.main.struck = id
-            if callable(handler):
-                signal.pthread_kill(self.main.thread_id, signal.SIGINT)
-            else:  # SIG_DFL would end the process, and SIG_IGN hide the interrupt
-                self.main.strike_thread()
-        else:
             signal.pthread_kill(self.main.thread_id, signal.SIGINT)
-            timer = threading.Timer(STRIKE_EVERY_S, self._strike_main, [id])
-            timer.daemon = True
-            timer.start()
+            return
+        # Where the cell has set SIG_IGN or SIG_DFL, or does not heed its own handler, ours has a signal of its own.
+        number = signal.SIGINT if handler == self._on_sigint else STRIKE_SIGNAL
+        signal.pthread_kill(self.main.thread_id, number)
+        timer = threading.Timer(STRIKE_EVERY_S, self._strike_main, [id, insist])
+        timer.daemon = True
+        timer.start()
 
-    def _abort_collective(self, executor: Executor, id: int) -> None:
-        if executor.current == id and self.group is not None and self.group.pending_s() > 0:
+    def _abort_collective(self, executor: Executor, id: int, abort: bool) -> None:
+        if executor.current == id and self.group is not None and (abort or self.group.pending_s() > 0):
             self.group.abort()
+
+    def _look(self, id: int) -> None:
+        """Say what this rank does now; on the thread that drives the socket, so that it needs none of those that work."""
+        activities = tuple(
+            describe_thread(executor.thread_id, executor.current, executor.name)
+            for executor in (self.main, *list(self.actors.values()))
+            if executor.current
+        )
+        collectives: tuple[Collective, ...] = ()
+        reached: dict[str, int] = {}
+        if self.group is not None:
+            with contextlib.suppress(Exception):  # torch's recorder is not an interface that is promised
+                collectives, reached = self.group.pending()
+        payload, frames = dump(Doing(activities, collectives, reached), "what the rank does")
+        self.driver.send(CONTROLLER, pack(Result(id, payload), frames))
 
     def _release(self, id: int) -> None:
         for executor in (self.main, *self.actors.values()):

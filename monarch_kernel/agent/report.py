@@ -28,7 +28,7 @@ from typing import Any
 
 from monarch_kernel.errors import Failure, FailureKind, Frame
 
-__all__ = ["describe", "describe_value", "is_machinery", "is_user"]
+__all__ = ["describe", "describe_frames", "describe_value", "is_machinery", "is_user"]
 
 _VALUE_LENGTH = 80
 _MESSAGE_LENGTH = 20_000
@@ -156,21 +156,34 @@ def _pickled(error: BaseException) -> bytes:
 
 
 def _frames(error: BaseException, own_files: Collection[str]) -> Iterator[Frame]:
-    steps = [step for step in _steps(error.__traceback__) if not is_machinery(step[0].f_code.co_filename, own_files)]
-    # What leads to the user's code (an event loop, a thread's run) says nothing to the user; what it leads to does.
-    first = next((i for i, (frame, _, _) in enumerate(steps) if is_user(frame)), 0)
-    for frame, line, end in _middle_cut(steps[first:]):
-        code, user = frame.f_code, is_user(frame)
-        lines = linecache.getlines(code.co_filename, frame.f_globals)
-        source, first_line = _around(lines, line)
-        variables = tuple(_variables(frame, lines, line, end)) if user else ()
-        yield Frame(code.co_filename, line, code.co_name, source, first_line, user, variables)
+    yield from describe_frames(_steps(error.__traceback__), own_files)
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         lines = linecache.getlines(error.filename)
         source, first_line = _around(lines, error.lineno)
         if not source and error.text:
             source, first_line = (error.text.rstrip("\n"),), error.lineno
         yield Frame(error.filename, error.lineno, "<module>", source, first_line, _is_user_file(error.filename))
+
+
+def describe_frames(
+    steps: Iterable[tuple[FrameType, int, int]], own_files: Collection[str] = (), *, with_variables: bool = True
+) -> Iterator[Frame]:
+    """Describe frames as users know them: from their own code on, and without ours.
+
+    Args:
+        steps: frame, line and last line of the expression that is running, outermost first.
+        own_files: names of further files whose frames are machinery of ours.
+        with_variables: whether to look at variables, which must not be those of code that runs on.
+    """
+    known = [step for step in steps if not is_machinery(step[0].f_code.co_filename, own_files)]
+    # What leads to the user's code (an event loop, a thread's run) says nothing to the user; what it leads to does.
+    first = next((i for i, (frame, _, _) in enumerate(known) if is_user(frame)), 0)
+    for frame, line, end in _middle_cut(known[first:]):
+        code, user = frame.f_code, is_user(frame)
+        lines = linecache.getlines(code.co_filename, frame.f_globals)
+        source, first_line = _around(lines, line)
+        variables = tuple(_variables(frame, lines, line, end)) if user and with_variables else ()
+        yield Frame(code.co_filename, line, code.co_name, source, first_line, user, variables)
 
 
 def _steps(trace: TracebackType | None) -> Iterator[tuple[FrameType, int, int]]:

@@ -20,12 +20,14 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
+_WAIT_INTERRUPTED = "the wait was interrupted, and so is what the ranks run for it"
+
 
 class Owner(Protocol):
     """What a future needs of its runtime."""
 
     def wait(self, waiter: Waiter, timeout_s: float | None) -> bool: ...
-    def interrupt(self, id: int) -> None: ...
+    def interrupt(self, id: int, *, abort: bool = False) -> None: ...
     def cancel(self, id: int) -> None: ...
     def attend(self, future: Future[Any]) -> None: ...
 
@@ -36,7 +38,7 @@ class _Nobody:
     def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
         return True
 
-    def interrupt(self, id: int) -> None:
+    def interrupt(self, id: int, *, abort: bool = False) -> None:
         pass
 
     def cancel(self, id: int) -> None:
@@ -158,9 +160,13 @@ class Future(Generic[T]):
             with suppress(ValueError):  # it was called
                 (self._callbacks or []).remove(waiter.set)
 
-    def interrupt(self) -> None:
-        """Interrupt the ranks that have not answered; the future ends when they say so."""
-        self._owner.interrupt(self.id)
+    def interrupt(self, *, abort: bool = False) -> None:
+        """Interrupt the ranks that have not answered; the future ends when they say so.
+
+        Args:
+            abort: whether to abort the process groups of ranks that do not stop otherwise.
+        """
+        self._owner.interrupt(self.id, abort=abort)
 
     def cancel(self) -> None:
         """End the wait for everybody and interrupt the ranks; nothing happens if the answers are in."""
@@ -206,6 +212,9 @@ class Future(Generic[T]):
             except asyncio.CancelledError:
                 self._owner.interrupt(self.id)
                 raise
+            except KeyboardInterrupt:
+                self._owner.interrupt(self.id)
+                raise RemoteInterrupt(_WAIT_INTERRUPTED) from None
         return self.get(0)
 
     def resolve(self, answers: Sequence[Answer], in_step: bool) -> None:
@@ -256,7 +265,7 @@ class Future(Generic[T]):
             over = self._wait_and_attend(timeout)
         except KeyboardInterrupt:
             self._owner.interrupt(self.id)
-            raise RemoteInterrupt("the wait was interrupted, and so is what the ranks run for it") from None
+            raise RemoteInterrupt(_WAIT_INTERRUPTED) from None
         if not over:
             if timeout is None:
                 raise MeshDownError("the session was shut down before an answer came")

@@ -141,14 +141,16 @@ class Runtime:
             self._abandon_all()  # closed meanwhile, perhaps before the request was handled
         return future
 
-    def ask(self, proc: int, make: Callable[[int], Packed], finish: Callable[[Sequence[Answer]], T]) -> Future[T]:
-        """Ask a rank something that it answers at once, whatever it is busy with; arguments as for `request`."""
+    def ask(
+        self, procs: Sequence[int], make: Callable[[int], Packed], finish: Callable[[Sequence[Answer]], T]
+    ) -> Future[T]:
+        """Ask ranks something that they answer at once, whatever they are busy with; arguments as for `request`."""
         if self._closed:
             raise MeshDownError("the session was shut down; start again with this_host() or %mesh up")
         id = next(self._ids)
         future = Future(self, id, finish)
         self._futures[id] = future  # type: ignore[assignment]
-        self._driver.submit(lambda now: self._state.ask(id, proc, make(id)))
+        self._driver.submit(lambda now: self._state.ask(id, procs, make(id), now))
         if self._over:
             self._abandon_all()
         return future
@@ -165,13 +167,13 @@ class Runtime:
             self._ended.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
         return waiter.ready
 
-    def interrupt(self, id: int) -> None:
-        """Interrupt a request on the ranks that have not answered it."""
-        self._submit(lambda now: self._state.interrupt(id))
+    def interrupt(self, id: int, *, abort: bool = False) -> None:
+        """Interrupt a request on the ranks that have not answered it; with ``abort``, at the cost of process groups."""
+        self._submit(lambda now: self._state.interrupt(id, abort=abort))
 
-    def interrupt_ranks(self, procs: Sequence[int]) -> None:
+    def interrupt_ranks(self, procs: Sequence[int], *, abort: bool = False) -> None:
         """Interrupt whatever these ranks run."""
-        self._submit(lambda now: self._state.interrupt_ranks(procs))
+        self._submit(lambda now: self._state.interrupt_ranks(procs, abort=abort))
 
     def cancel(self, id: int) -> None:
         """End a request for its caller and interrupt it on its ranks."""
@@ -195,6 +197,15 @@ class Runtime:
     def pass_over(self, stop: StopEvent, why: str) -> None:
         """Have code go on where it has stopped, since nobody can be asked."""
         self._submit(lambda now: self._state.pass_over(stop, why))
+
+    def answers(self, id: int) -> list[Answer | None]:
+        """What has been answered to a request so far, in the order of its ranks; empty if it is over."""
+        return self._state.answers(id)
+
+    def owed(self, procs: Sequence[int]) -> list[list[int]]:
+        """The requests that each of these processes has yet to answer."""
+        records = [self._state.ranks.get(proc) for proc in procs]
+        return [[] if record is None else list(record.owed) for record in records]
 
     def add_host(self, launcher: Launcher) -> int:
         """Launch a host agent; returns at once.

@@ -269,6 +269,11 @@ class State:
         """Number of requests that have not resolved."""
         return len(self._pending)
 
+    def answers(self, id: int) -> list[Answer | None]:
+        """What has been answered to a request so far, in the order of its ranks; empty if it is over."""
+        pending = self._pending.get(id)
+        return [] if pending is None else list(pending.answers)
+
     # -- what the program wants
 
     def add_host(self, host: int, now: float) -> list[Effect]:
@@ -341,14 +346,24 @@ class State:
                 record.held.append(message)
         return effects
 
-    def ask(self, id: int, proc: int, packed: Packed) -> list[Effect]:
-        """Ask a rank something that it answers at once, whatever it is busy with, and that does not count as work."""
-        record = self.ranks[proc]
-        if record.death is not None or not record.up:
-            return [Resolve(id, [record.death or Failure("stopped", "NotSent", "the rank is not up yet")], True)]
-        self._pending[id] = _Pending((proc,))
-        record.asides.add(id)
-        return [Send(rank_peer(proc), packed)]
+    def ask(self, id: int, procs: Sequence[int], packed: Packed, now: float) -> list[Effect]:
+        """Ask ranks something that they answer at once, whatever they are busy with, and that does not count as work.
+
+        Ranks that are not up answer that they are not.
+        """
+        self._pending[id] = _Pending(procs)
+        effects: list[Effect] = []
+        absent: list[tuple[int, Failure]] = []
+        for proc in procs:
+            record = self.ranks[proc]
+            if record.death is None and record.up:
+                record.asides.add(id)
+                effects.append(Send(rank_peer(proc), packed))
+            else:
+                absent.append((proc, record.death or Failure("stopped", "NotSent", "the rank is not up yet")))
+        for proc, failure in absent:
+            effects += self._answer(id, proc, failure, now, still_owed=True)
+        return effects
 
     def tell(self, procs: Sequence[int], packed: Packed) -> list[Effect]:
         """Send ranks something that has no answer."""
@@ -361,19 +376,19 @@ class State:
                 record.held.append(packed)
         return effects
 
-    def interrupt(self, id: int) -> list[Effect]:
-        """Interrupt a request on the ranks that have not answered it."""
-        return self._poke(id, pack(Interrupt(id)))
+    def interrupt(self, id: int, *, abort: bool = False) -> list[Effect]:
+        """Interrupt a request on the ranks that have not answered it; with ``abort``, at the cost of process groups."""
+        return self._poke(id, pack(Interrupt(id, abort)))
 
-    def interrupt_ranks(self, procs: Iterable[int]) -> list[Effect]:
+    def interrupt_ranks(self, procs: Iterable[int], *, abort: bool = False) -> list[Effect]:
         """Interrupt whatever these ranks run or have queued; an idle rank is not touched."""
         effects: list[Effect] = []
         for proc in procs:
             record = self.ranks[proc]
             if record.death is None and record.up:
-                effects += [Send(rank_peer(proc), pack(Interrupt(id))) for id in record.owed]
+                effects += [Send(rank_peer(proc), pack(Interrupt(id, abort))) for id in record.owed]
             elif record.death is None:
-                record.held += [pack(Interrupt(id)) for id in record.owed]
+                record.held += [pack(Interrupt(id, abort)) for id in record.owed]
         return effects
 
     def answer_stop(self, stop: StopEvent, line: str) -> list[Effect]:

@@ -2,39 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-import signal
 from importlib.metadata import version
-from types import FrameType
 from typing import Any
 
-from ipykernel.ipkernel import IPythonKernel
-from IPython.core.interactiveshell import InteractiveShell
-
+from monarch_kernel.kernel.interrupts import KernelInterrupts
 from monarch_kernel.kernel.tab import RemoteTab
 from monarch_kernel.notebook.magics import load
 
 __all__ = ["MonarchKernel"]
-
-# What calls the user's code, and handles whatever it raises.
-_CALLERS = frozenset(
-    function.__code__
-    for function in (
-        InteractiveShell.run_code,
-        InteractiveShell.user_expressions,
-        IPythonKernel.do_complete,
-        IPythonKernel.do_inspect,
-    )
-)
-
-
-def strike_user_code(signum: int, frame: FrameType | None) -> None:
-    """Handle SIGINT: raise KeyboardInterrupt if the user's code runs, else do nothing."""
-    __tracebackhide__ = True  # the user did not call this
-    while frame is not None:
-        if frame.f_code in _CALLERS:
-            raise KeyboardInterrupt
-        frame = frame.f_back
 
 
 class MonarchKernel(RemoteTab):
@@ -48,6 +25,9 @@ class MonarchKernel(RemoteTab):
         assert self.shell is not None
         self._magics = load(self.shell)
         self.names = self._magics.names
+        self._interrupts = KernelInterrupts()
+        self._interrupts.guard(self.shell)
+        self._magics.meshes.interrupt_others = self._interrupts.strike_subshells
 
     @property
     def banner(self) -> str:  # type: ignore[override]
@@ -58,12 +38,26 @@ class MonarchKernel(RemoteTab):
     def start(self) -> None:
         """Serve; the process that ranks are forked from loads torch meanwhile."""
         super().start()  # type: ignore[no-untyped-call]
+        self._interrupts.install()  # ipykernel ignores SIGINT between cells; a subshell may be running one
         self._magics.meshes.prepare()
 
     def pre_handler_hook(self) -> None:
-        """Before a request is handled: from now on an interrupt means the user's code."""
-        super().pre_handler_hook()  # type: ignore[no-untyped-call]
-        signal.signal(signal.SIGINT, strike_user_code)
+        """Before a request is handled: whatever an earlier cell has made of SIGINT, it is ours again."""
+        self.saved_sigint_handler = self._interrupts.install()
+
+    async def do_execute(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a cell."""
+        with self._interrupts.cell():
+            reply = super().do_execute(*args, **kwargs)  # type: ignore[no-untyped-call]
+            return await reply if inspect.isawaitable(reply) else reply
+
+    def _cancel_on_sigint(self, future: asyncio.Future[Any]) -> Any:
+        """While a cell of the main shell awaits: ipykernel's own does not wake the event loop."""
+        return self._interrupts.awaited(future)
+
+    def _dummy_context_manager(self, *args: Any) -> Any:
+        """While a cell of a subshell awaits, where ipykernel has nothing of the kind."""
+        return self._interrupts.awaited(args[0])
 
     async def do_shutdown(self, restart: bool) -> Any:
         """End the ranks, then the kernel."""

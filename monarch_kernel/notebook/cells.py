@@ -25,20 +25,23 @@ from typing import Any, Literal
 
 from monarch_kernel.actor.meshes import CellResult, ProcMesh
 from monarch_kernel.controller.future import Future
-from monarch_kernel.controller.state import RichEvent
+from monarch_kernel.controller.state import RichEvent, Value
 from monarch_kernel.errors import LaunchError, RanksError, RemoteInterrupt, format_ranks
 from monarch_kernel.events import OutputEvent, StopEvent
 from monarch_kernel.mesh import ValueMesh
 from monarch_kernel.notebook.display import RichFolder, Sink
 from monarch_kernel.notebook.interrupts import HeldInterrupts
+from monarch_kernel.notebook.stopping import Stopping, look, stopping_text
 from monarch_kernel.output.folding import OutputFolder, render
+from monarch_kernel.ui.stacks import doing_lines
+from monarch_kernel.wire.messages import Payload
 
-__all__ = ["INTERRUPT_GRACE_S", "CellOutput", "CellStage", "Lane", "RemoteCell", "run_in_foreground"]
+__all__ = ["CellOutput", "CellStage", "Lane", "RemoteCell", "run_in_foreground"]
 
-INTERRUPT_GRACE_S = 2.0
 TURN_S = 0.05
 _GROUP_TIMEOUT_S = 90.0
 _QUIET_S = 0.2
+_FINISHED = Value(Payload(), (), {})
 
 CellStage = Literal["waiting", "forming", "running", "over"]
 
@@ -162,7 +165,9 @@ class Lane:
             for other in self.cells:
                 if other is cell:
                     return None
-                if not other.ranks.isdisjoint(cell.ranks):
+                # Of a cell that was interrupted in vain only the ranks that go on are in the way.
+                in_the_way = other.busy_ranks() if other.is_stopping else other.ranks
+                if not cell.ranks.isdisjoint(in_the_way):
                     return other
         return None
 
@@ -203,7 +208,7 @@ class RemoteCell:
         self.output = output
         self.stage: CellStage = "waiting"
         self.is_over = threading.Event()
-        self.stop_reason = ""
+        self._stopping: Stopping | None = None
         self._code = code
         self._want_value = want_value
         self._timeout_s = timeout_s
@@ -242,21 +247,66 @@ class RemoteCell:
                 self._end(now)
             elif now >= self._deadline:
                 self._deadline = float("inf")
-                self.stop(f"stopped after {self._timeout_s:g} s (--timeout)")
+                self.stop(f"stopped after {self._timeout_s:g} s (--timeout)", now)
+            elif self._stopping is not None:
+                self._stopping.turn(now)
 
-    def stop(self, reason: str) -> None:
-        """Interrupt it: a cell that was not sent is over, the ranks of others get KeyboardInterrupt, every time."""
-        self.stop_reason = self.stop_reason or reason
+    def stop(self, reason: str, now: float | None = None) -> None:
+        """Interrupt it: a cell that was not sent is over, the ranks of others get KeyboardInterrupt, every time.
+
+        A second time aborts the process groups of ranks that have not stopped, too.
+        """
+        now = time.monotonic() if now is None else now
         if self.stage == "waiting":
             before = self._lane.before(self)
-            why = f"while it waited for cell [{before.number}]" if before else "before it began"
-            self._fail(RemoteInterrupt(f"{reason} {why}; it was not sent"))
+            why = self._what_is_before(before) if before else "before it began; it was not sent"
+            self._fail(RemoteInterrupt(f"{reason} {why}"))
         elif self.stage == "forming":
             assert self._future is not None
             self._future.interrupt()
             self._fail(RemoteInterrupt(f"{reason} while the process group was formed; the cell was not sent"))
+        elif self._stopping is not None:
+            self._stopping.again(now)
         elif self._future is not None:
-            self._future.interrupt()
+            self._stopping = Stopping(self._lane.mesh, reason, self._interrupt, now)
+
+    def note_stop(self, reason: str) -> None:
+        """Somebody interrupts all that its ranks do: its end is the end of an interrupted cell."""
+        if self.stage == "running" and self._stopping is None:
+            self._stopping = Stopping(self._lane.mesh, reason, self._interrupt, time.monotonic(), is_sent=True)
+        elif self.stage != "running":
+            self.stop(reason)
+
+    def _interrupt(self, abort: bool) -> None:
+        if self._future is not None:
+            self._future.interrupt(abort=abort)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it was interrupted."""
+        return self._stopping is not None
+
+    def is_given_up(self, now: float) -> bool:
+        """Whether it was interrupted, in vain, long enough ago."""
+        return self.stage != "over" and self._stopping is not None and self._stopping.is_given_up(now)
+
+    def stop_text(self) -> str:
+        """What has become of the interrupt so far."""
+        assert self._stopping is not None
+        assert self._future is not None
+        answers = self.mesh._runtime.answers(self._future.id)
+        if not answers:  # it has ended just now
+            return f"{self._stopping.why}; all ranks have ended it"
+        return stopping_text(self._stopping, self.mesh.ranks, answers)
+
+    def _what_is_before(self, before: RemoteCell) -> str:
+        """For whom it waits, and, if that was interrupted in vain, what its ranks do."""
+        text = f"while it waited for cell [{before.number}]; it was not sent"
+        if not before.is_stopping:
+            return text
+        mesh = self._lane.mesh
+        lines = doing_lines(mesh.view(), look(mesh), before.busy_ranks())
+        return "\n".join([f"{text}. Cell [{before.number}] was interrupted, and goes on:", *(f"  {x}" for x in lines)])
 
     def stops(self) -> list[StopEvent]:
         """Where it stands still in the debugger, by rank."""
@@ -265,11 +315,13 @@ class RemoteCell:
         return [stop for stop in self.mesh.stops() if stop.request == self._future.id]
 
     def busy_ranks(self) -> list[int]:
-        """The ranks that still run it."""
+        """The ranks that still run it, or are still to run it."""
         if self.stage == "over":
             return []
-        view = {rank.rank: rank.state for rank in self.mesh.view().ranks}
-        return [rank for rank in self.mesh.ranks if view[rank] == "running"]
+        if self._future is None or self.stage != "running":
+            return list(self.mesh.ranks)
+        answers = self.mesh._runtime.answers(self._future.id)
+        return [rank for rank, answer in zip(self.mesh.ranks, answers, strict=False) if answer is None]
 
     def result(self) -> ValueMesh[CellResult]:
         """What the ranks gave, of a cell that is over.
@@ -343,13 +395,18 @@ class RemoteCell:
         try:
             self._result = future.get()
         except RanksError as error:
-            self._error = RemoteInterrupt(_outcome(self.stop_reason, error)) if self.stop_reason else error
+            self._error = RemoteInterrupt(self._outcome(self._stopping, error)) if self._stopping else error
         except Exception as error:
             self._error = error
         else:
-            if self.stop_reason:
-                self._error = RemoteInterrupt(f"{self.stop_reason}, but all ranks had just finished")
+            if self._stopping is not None:
+                self._error = RemoteInterrupt(f"{self._stopping.why}, but all ranks had just finished")
         self._over()
+
+    def _outcome(self, stopping: Stopping, error: RanksError) -> str:
+        """What became of the ranks of a cell that was interrupted."""
+        done = {point.rank: failure for point, failure in error.reports.items()}
+        return stopping_text(stopping, self.mesh.ranks, [done.get(rank, _FINISHED) for rank in self.mesh.ranks])
 
     def _fail(self, error: BaseException) -> None:
         self._error = error
@@ -362,60 +419,35 @@ class RemoteCell:
 
 
 def run_in_foreground(
-    cell: RemoteCell, attend: Callable[[RemoteCell, HeldInterrupts], None] | None = None
+    cell: RemoteCell,
+    interrupt_others: Callable[[], object] = lambda: None,
+    attend: Callable[[RemoteCell, HeldInterrupts], None] | None = None,
 ) -> ValueMesh[CellResult]:
-    """Drive a cell until it is over, or until an interrupt of it was in vain for `INTERRUPT_GRACE_S`.
+    """Drive a cell until it is over, or until an interrupt of it was in vain for a while.
 
     Args:
         cell: what runs.
+        interrupt_others: interrupts what runs on other threads of the notebook.
         attend: called after each turn while ranks stand still in the debugger; may ask the user what they should do.
 
     Raises:
         RemoteInterrupt: it was interrupted; if ranks did not stop the cell is still in its lane.
         MonarchError: as `RemoteCell.result`.
     """
-    with HeldInterrupts() as interrupts:
+    with HeldInterrupts(interrupt_others) as interrupts:
         seen = 0
-        give_up_at = float("inf")
         while cell.stage != "over":
             now = time.monotonic()
             if interrupts.count > seen:
-                if seen:  # the user does not want to wait any longer
-                    give_up_at = now
                 seen = interrupts.count
-                cell.stop("interrupted")
-            if cell.stop_reason:
-                give_up_at = min(give_up_at, now + INTERRUPT_GRACE_S)
-            if now >= give_up_at:
-                raise RemoteInterrupt(_stuck(cell))
+                cell.stop("interrupted", now)
+            if cell.is_given_up(now):
+                raise RemoteInterrupt(cell.stop_text())
             cell.wait(TURN_S)
             cell.turn(time.monotonic())
-            if attend is not None and not cell.stop_reason and cell.stops():
+            if attend is not None and not cell.is_stopping and cell.stops():
                 attend(cell, interrupts)
-        if interrupts.count and not cell.stop_reason:
+        if interrupts.count and not cell.is_stopping:
             cell.result()
             raise RemoteInterrupt("interrupted, but all ranks had just finished")  # the user wants to stop here, still
         return cell.result()
-
-
-def _stuck(cell: RemoteCell) -> str:
-    stuck, name = cell.busy_ranks(), cell.mesh.name
-    others = "" if len(stuck) == len(cell.ranks) else "; the others kept their state"
-    return (
-        f"{cell.stop_reason}; {format_ranks(stuck)} did not stop yet (native code, or code that ignores interrupts){others}. "
-        f"Wait, interrupt again with %mesh interrupt {name}, or end the mesh with %mesh down {name}"
-    )
-
-
-def _outcome(why: str, error: RanksError) -> str:
-    """What became of the ranks of a cell that was interrupted."""
-    by_kind: dict[str, list[int]] = {}
-    for point, failure in error.reports.items():
-        by_kind.setdefault(failure.kind, []).append(point.rank)
-    stopped = by_kind.pop("interrupted", [])
-    parts = [f"{why} on {format_ranks(stopped)}; their state is kept" if stopped else why]
-    if finished := [point.rank for point in error.results]:
-        parts.append(f"{format_ranks(finished)} had finished")
-    for kind, failed in by_kind.items():
-        parts.append(f"{format_ranks(failed)} {kind}: {error.primary.headline()}")
-    return "; ".join(parts)

@@ -7,14 +7,18 @@ from collections.abc import Callable
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from monarch_kernel.actor.meshes import ProcMesh
 from monarch_kernel.agent.processes import gpu_ids
 from monarch_kernel.notebook.attach import resumed_cells, show_missed
 from monarch_kernel.notebook.background import BackgroundCell
 from monarch_kernel.notebook.cells import RemoteCell
 from monarch_kernel.notebook.display import LiveView, Sink
-from monarch_kernel.notebook.meshes import Meshes
+from monarch_kernel.notebook.meshes import Entry, Meshes
 from monarch_kernel.notebook.options import COMMANDS, UsageProblem, one_name, parse_up, tokens
+from monarch_kernel.notebook.selector import root_name
+from monarch_kernel.notebook.stopping import look
 from monarch_kernel.notebook.usage import command_help, mesh_help
+from monarch_kernel.ui.stacks import stacks_text
 from monarch_kernel.ui.text import meshes_text
 
 __all__ = ["MeshCommands"]
@@ -96,9 +100,31 @@ class MeshCommands:
             entry.view.show(entry.mesh.view())
 
     def interrupt(self, rest: str) -> None:
-        """Interrupt what a mesh runs."""
-        entry = self._meshes.get(one_name(tokens(rest), "interrupt", self._meshes.names, optional=False))
-        entry.mesh.interrupt()
+        """Interrupt what a mesh, or a part of it, runs; ``--abort`` also aborts process groups."""
+        words = tokens(rest)
+        abort = "--abort" in words
+        entry, mesh = self._part([word for word in words if word != "--abort"], "interrupt")
+        print(self._meshes.interrupt(entry, mesh, abort=abort))
+
+    def stacks(self, rest: str) -> None:
+        """Say what every rank of a mesh, or of a part of it, does now; of all meshes, if none is named."""
+        words = tokens(rest)
+        parts = [self._part(words, "stacks")] if words else [(entry, entry.mesh) for entry in self._meshes]
+        if not parts:
+            print(meshes_text([]))
+        for entry, mesh in parts:
+            answers = look(entry.mesh)
+            print(stacks_text(entry.mesh.view(), answers, mesh.ranks))
+
+    def _part(self, words: list[str], command: str) -> tuple[Entry, ProcMesh]:
+        """The mesh, or the part of one, that a command names."""
+        names = self._meshes.names
+        if len(words) == 1 and words[0] not in names:
+            name = root_name(words[0])
+            if name in names or self._meshes.is_mesh(name, self._shell.user_ns):
+                return self._meshes.select(words[0], self._shell.user_ns)
+        entry = self._meshes.get(one_name(words, command, names, optional=False))
+        return entry, entry.mesh
 
     def debug(self, rest: str) -> None:
         """Look at a rank in pdb, where it failed or stopped at a breakpoint."""

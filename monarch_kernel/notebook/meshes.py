@@ -24,11 +24,13 @@ from monarch_kernel.notebook.display import LiveView, Sink
 from monarch_kernel.notebook.interrupts import HeldInterrupts
 from monarch_kernel.notebook.options import UpOptions, UsageProblem
 from monarch_kernel.notebook.selector import evaluate, pick_ranks, root_name
+from monarch_kernel.notebook.stopping import AllStopping
 from monarch_kernel.train.group import GroupStore
 
 __all__ = ["Entry", "Meshes", "root_name"]
 
 _PUMP_S = 0.05
+_POLL_S = 0.01
 _UP_TIMEOUT_S = 150.0
 _FIRST_WORD_S = 1.0  # a mesh that is up sooner is shown at once, for frontends that can't update what they have shown
 
@@ -52,6 +54,9 @@ class Meshes:
     Args:
         shell: the notebook's.
         detached: those that outlive it.
+
+    Attributes:
+        interrupt_others: interrupts what runs on other threads of the notebook; called when the main thread is interrupted.
     """
 
     def __init__(self, shell: InteractiveShell, detached: DetachedMeshes) -> None:
@@ -61,6 +66,7 @@ class Meshes:
         self._entries: dict[str, Entry] = {}
         self._store: GroupStore | None = None
         self._latest = ""
+        self.interrupt_others: Callable[[], object] = lambda: None
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
@@ -114,7 +120,7 @@ class Meshes:
         mesh = hosts.spawn_procs(options.axes, name=options.name, env=options.env, device=device)
         entry = Entry(mesh, options, Lane(mesh, store.form), kept=kept)
         try:
-            with HeldInterrupts() as interrupts:
+            with HeldInterrupts(self.interrupt_others) as interrupts:
                 self._await_start(entry, mesh.initialized, "ranks to start", interrupts)
                 if kept is not None:
                     self.detached.keep(kept, mesh, options)
@@ -301,13 +307,33 @@ class Meshes:
         """
         try:
             with self.debugger.foreground(cell) as attend:
-                return run_in_foreground(cell, attend)
+                return run_in_foreground(cell, self.interrupt_others, attend)
         finally:
             entry.view.follow(entry.mesh.view(), time.monotonic(), force=True)
             if cell.stage == "over":
                 self.background.follow(cell.output)
             else:
                 self.background.drive(cell, self._drive_on(cell))
+
+    def interrupt(self, entry: Entry, mesh: ProcMesh, *, abort: bool) -> str:
+        """Interrupt all that a mesh, or a part of it, runs and has queued; gives what became of it."""
+        ranks = set(mesh.ranks)
+        of_lane = [cell for cell in list(entry.lane.cells) if cell.ranks <= ranks]
+        waited = [cell.number for cell in of_lane if cell.stage == "waiting"]
+        view = entry.mesh.view()
+        with HeldInterrupts(self.interrupt_others) as interrupts:
+            stopping = AllStopping(entry.mesh, mesh, abort=abort)
+            for cell in of_lane:
+                cell.note_stop("interrupted by %mesh interrupt")
+            seen = 0
+            while not stopping.is_over():
+                now = time.monotonic()
+                if interrupts.count > seen:
+                    seen = interrupts.count
+                    stopping.again(now)
+                stopping.turn(now)
+                time.sleep(_POLL_S)
+            return stopping.text(view, waited)
 
     def _drive_on(self, cell: RemoteCell) -> Callable[[float], bool]:
         """What is left to do for a cell that did not stop when it was interrupted."""

@@ -29,7 +29,8 @@ COMMANDS = {
     "show": "show the live view of a mesh, or of all",
     "down": "end a mesh, or all of them",
     "attach": "take up a mesh that outlived its kernel",
-    "interrupt": "interrupt what a mesh runs; state is kept",
+    "interrupt": "interrupt what a mesh, or a slice of it, runs; state is kept; --abort: at the cost of process groups",
+    "stacks": "say what every rank does now",
     "debug": "look at a rank in pdb, where it failed or stopped",
     "help": "what a command takes",
 }

@@ -16,7 +16,8 @@ _ARGUMENTS = {
     "show": "[NAME]",
     "attach": "NAME",
     "down": "NAME | --all",
-    "interrupt": "NAME",
+    "interrupt": "NAME [--abort]",
+    "stacks": "[NAME]",
     "debug": "[SELECTOR]",
     "help": "[COMMAND]",
 }

@@ -28,6 +28,7 @@ from typing import Any
 
 from monarch_kernel.actor.meshes import ProcMesh, gather
 from monarch_kernel.agent.rank import Rank
+from monarch_kernel.agent.stacks import Collective
 from monarch_kernel.controller.future import Future
 from monarch_kernel.controller.state import Value
 from monarch_kernel.errors import RemoteError
@@ -101,9 +102,12 @@ class RankGroup:
         self._rank = rank
         self._spec = rank.spec
         self._fds: set[int] = set()
+        self._fds_before: set[int] | None = None  # those that were open when it began to form; None when it does not
+        self._stderr: int | None = None
         self._formed = False
         self._aborted = False
         self._rounds = 0
+        self._formed_ns = 0
         self._device_mesh: Callable[[], Any] = lambda: None
         self._namespace: dict[str, Any] = {}
         rank.group = self
@@ -128,9 +132,34 @@ class RankGroup:
     # -- for the rank
 
     def pending_s(self) -> float:
-        """Age of the oldest collective that has not ended, in seconds; 0 if there is none."""
-        oldest = min((entry["time_created_ns"] for entry in self._entries() if not entry["retired"]), default=None)
+        """Age of the oldest collective that has not ended, in seconds; 0 if there is none. Forming the group is one."""
+        if self._fds_before is not None:
+            return max(1e-9, (time.time_ns() - self._formed_ns) / 1e9)
+        oldest = min((entry["time_created_ns"] for entry in self._waiting(self._recorded())), default=None)
         return 0.0 if oldest is None else max(1e-9, (time.time_ns() - oldest) / 1e9)
+
+    def pending(self) -> tuple[tuple[Collective, ...], dict[str, int]]:
+        """Collectives that have not ended, oldest first, and the number of the last one started in each process group."""
+        world = _dist().distributed_c10d._world
+        members = {world.pg_names[group]: tuple(sorted(ranks)) for group, ranks in dict(world.pg_group_ranks).items()}
+        recorded = self._recorded()
+        reached: dict[str, int] = {}
+        for entry in self._current(recorded):
+            label = _group_label(entry)
+            reached[label] = max(reached.get(label, 0), int(entry["collective_seq_id"]))
+        found = [
+            Collective(
+                operation=str(entry["profiling_name"]).partition(":")[2],
+                number=int(entry["collective_seq_id"]),
+                group=_group_label(entry),
+                members=members.get(entry["process_group"][0], ()),
+                shapes=", ".join("x".join(map(str, size)) or "()" for size in entry["input_sizes"]),
+                age_s=max(0.0, (time.time_ns() - entry["time_created_ns"]) / 1e9),
+                thread=int(entry["thread_id"]),
+            )
+            for entry in sorted(self._waiting(recorded), key=lambda entry: int(entry["time_created_ns"]))
+        ]
+        return tuple(found), reached
 
     def collectives(self) -> int:
         """Collectives started so far in the default group; -1 without a group, -2 if it was aborted."""
@@ -147,8 +176,12 @@ class RankGroup:
         dist = _dist()
 
         self._aborted = True
-        if self._spec.device == "cuda":
+        if self._spec.device == "cuda" and dist.is_initialized():
             dist.distributed_c10d._abort_process_group()
+        if self._fds_before is not None:  # it waits for its peers, or for the store
+            self._fds |= _socket_fds() - self._fds_before
+            if self._stderr is None:
+                self._stderr = _mute_stderr()
         for fd in list(self._fds):
             try:
                 with socket.socket(fileno=os.dup(fd)) as peer:
@@ -160,15 +193,20 @@ class RankGroup:
         self._fds.clear()
 
     @staticmethod
-    def _entries() -> list[dict[str, Any]]:
+    def _recorded() -> dict[str, Any]:
         """What torch's flight recorder holds."""
         from torch._C import _distributed_c10d as c10d
 
         dump = getattr(c10d, "_dump_fr_trace_json", None)
-        if dump is None:
-            return []
-        recorded = json.loads(dump(includeCollectives=True, onlyActive=True))
-        return list(recorded.get("entries", ()))
+        return {} if dump is None else dict(json.loads(dump(includeCollectives=True, onlyActive=True)))
+
+    def _current(self, recorded: dict[str, Any]) -> list[dict[str, Any]]:
+        """Without the entries of groups that are no more."""
+        return [entry for entry in recorded.get("entries", ()) if entry["time_created_ns"] >= self._formed_ns]
+
+    def _waiting(self, recorded: dict[str, Any]) -> list[dict[str, Any]]:
+        """Those that have not ended."""
+        return [entry for entry in self._current(recorded) if not entry["retired"]]
 
     # -- forming
 
@@ -195,17 +233,38 @@ class RankGroup:
             TORCHELASTIC_ERROR_FILE=os.devnull,
         )
         self._patch(dist)
+        self._leave(dist)
+        self._aborted = False
+        self._rounds = 1000 * message.generation
+        self._formed_ns = time.time_ns()
+        self._formed = False
+        self._fds_before = _socket_fds()
+        try:
+            with self._rank.main.user_code():
+                self._init(dist.init_process_group, "cpu:gloo,cuda:nccl" if spec.device == "cuda" else "gloo")
+                self._formed = True
+                self._add_device_mesh()
+        finally:
+            self._fds_before = None
+            muted, self._stderr = self._stderr, None
+            if muted is not None:
+                os.dup2(muted, 2)
+                os.close(muted)
+        self._rank.reply(message.id)
+
+    def _leave(self, dist: Any) -> None:
+        """Forget the group, or what there is of one that was interrupted while it was formed."""
         if dist.is_initialized():
             if not self._aborted:
                 self.abort()  # a peer may be missing: do not wait for it
             dist.destroy_process_group()
-        self._aborted = False
-        self._rounds = 1000 * message.generation
-        with self._rank.main.user_code():
-            self._init(dist.init_process_group, "cpu:gloo,cuda:nccl" if spec.device == "cuda" else "gloo")
-            self._formed = True
-            self._add_device_mesh()
-        self._rank.reply(message.id)
+            return
+        helpers = dist.distributed_c10d
+        world = helpers._world
+        for name in ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg"):
+            getattr(world, name).clear()
+        helpers._unregister_all_process_groups()
+        world.group_count = 0  # it names groups, also in the store: ranks that count differently never meet
 
     def _init(self, init: Callable[..., None], backend: str | None, **options: Any) -> None:
         """Form a group under a prefix of its own: what an earlier one left in the store would be taken for its peers."""
@@ -273,6 +332,24 @@ def _dist() -> Any:
     import torch.distributed
 
     return torch.distributed
+
+
+def _group_label(entry: dict[str, Any]) -> str:
+    """What users call a process group: empty for the default one, the axis of a mesh, else torch's name for it."""
+    name, about = entry["process_group"]
+    return "" if about == "default_pg" else str(name if about in ("", "undefined") else about).removeprefix("mesh_")
+
+
+def _mute_stderr() -> int:
+    """Have this process write to nowhere instead of stderr; gives a descriptor of what it was.
+
+    A store client whose connection is shut down tells of it with its C++ stack, 40 lines on each rank.
+    """
+    before = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+    return before
 
 
 def _socket_fds() -> set[int]:

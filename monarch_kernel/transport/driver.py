@@ -43,6 +43,7 @@ from types import FrameType, TracebackType
 from typing import Any, Generic, TypeVar
 
 from monarch_kernel.transport.base import Peer, Transport
+from monarch_kernel.transport.strikes import USER_THREAD, ThreadShield
 from monarch_kernel.wire.codec import Frame, Packed, join
 
 __all__ = ["Driver", "Waiter"]
@@ -221,7 +222,7 @@ class Driver(Generic[T]):
             return True
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         stands_by = False
-        with self._shield() as shield:
+        with self._shield(waiter) as shield:
             while not waiter.ready and not self._closed:
                 if deadline is not None and time.monotonic() >= deadline:
                     return False
@@ -280,10 +281,20 @@ class Driver(Generic[T]):
 
     # -- leading
 
-    def _shield(self) -> _Shield:
-        return _Shield() if threading.get_ident() == self._main else _NO_SHIELD
+    def _shield(self, waiter: Waiter | None = None) -> _Shield | ThreadShield:
+        if threading.get_ident() == self._main:
+            return _Shield()
+        thread = USER_THREAD.get()
+        return _NO_SHIELD if thread is None else ThreadShield(thread, lambda: self._wake(waiter))
 
-    def _lead(self, waiter: Waiter, deadline: float | None, shield: _Shield) -> bool:
+    def _wake(self, waiter: Waiter | None) -> None:
+        """Have a thread that waits look around; one that does not wait does so soon."""
+        if waiter is not None:
+            waiter.nudge()
+        if self._polling:
+            self._transport.wake()
+
+    def _lead(self, waiter: Waiter, deadline: float | None, shield: _Shield | ThreadShield) -> bool:
         """Lead until ``waiter`` is ready or the time is up; True if another thread was served, and we should stand by."""
         self._leader = waiter
         self._stand_by = False
@@ -312,7 +323,7 @@ class Driver(Generic[T]):
             self._flush()
         return self._next_tick - now
 
-    def _sleep(self, timeout_s: float | None, shield: _Shield) -> None:
+    def _sleep(self, timeout_s: float | None, shield: _Shield | ThreadShield) -> None:
         until_tick = self._tick()
         if until_tick is not None:
             timeout_s = until_tick if timeout_s is None else min(timeout_s, until_tick)
@@ -366,7 +377,7 @@ class Driver(Generic[T]):
             if self._background_asleep:
                 self._background_signal.nudge()
 
-    def _wait_standing_by(self, waiter: Waiter, deadline: float | None, shield: _Shield) -> None:
+    def _wait_standing_by(self, waiter: Waiter, deadline: float | None, shield: _Shield | ThreadShield) -> None:
         self._standing_by.add(waiter)
         try:
             if not waiter.ready and not self._closed:
@@ -376,7 +387,7 @@ class Driver(Generic[T]):
             shield.open = False
             self._standing_by.discard(waiter)
 
-    def _follow(self, waiter: Waiter, deadline: float | None, shield: _Shield) -> None:
+    def _follow(self, waiter: Waiter, deadline: float | None, shield: _Shield | ThreadShield) -> None:
         stays = False
         self._followers.append(waiter)
         try:

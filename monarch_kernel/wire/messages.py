@@ -33,6 +33,7 @@ __all__ = [
     "Interrupt",
     "KillRanks",
     "ListErrors",
+    "Look",
     "Lost",
     "Message",
     "Names",
@@ -156,9 +157,13 @@ class StopActor(Message, frozen=True):
 
 
 class Interrupt(Message, frozen=True):
-    """Raise KeyboardInterrupt in the code that runs request ``id``; if it waits its turn, drop it. Has its own lane."""
+    """Raise KeyboardInterrupt in the code that runs request ``id``; if it waits its turn, drop it. Has its own lane.
+
+    With ``abort``, abort the process groups of the rank if that does not help, whatever it waits for.
+    """
 
     id: int
+    abort: bool = False
 
 
 class Release(Message, frozen=True):
@@ -187,6 +192,12 @@ class Inspect(Message, frozen=True):
     expression: str
     source: bool
     imports: dict[str, str] = {}
+
+
+class Look(Message, frozen=True):
+    """Answer with what you do now (`agent.stacks.Doing`), at once, whatever you do. Has its own lane."""
+
+    id: int
 
 
 class Forget(Message, frozen=True):

@@ -281,3 +281,107 @@ def test_a_rank_without_grace_is_killed_at_once(spare: ProcMesh) -> None:
     pid = spare.run("import atexit, time, os; atexit.register(time.sleep, 1000); os.getpid()").get(LONG_S).item(r=0)
     spare.stop(grace_s=0).get()
     assert wait_until(is_gone(pid), "the rank to be killed", 10) < 1
+
+
+# -- what it does now
+
+
+def doing(mesh: ProcMesh, ready: Callable[[dict[int, Any]], bool]) -> dict[int, Any]:
+    """Look until what the ranks do fits."""
+    seen: list[dict[int, Any]] = []
+
+    def look() -> bool:
+        seen.append(mesh.doing().get(LONG_S))
+        return ready(seen[-1])
+
+    wait_until(look, "the ranks to be where they are expected")
+    return seen[-1]
+
+
+def where(answer: Any) -> tuple[str, int, str]:
+    frame = answer.activities[0].user_frame
+    return frame.file, frame.line, frame.function
+
+
+@pytest.mark.parametrize("wait", ["time.sleep(600)", "await asyncio.sleep(600)", "while True: pass"])
+def test_it_says_what_it_does(procs: ProcMesh, tmp_path: Path, wait: str) -> None:
+    assert all(answer.activities == () for answer in procs.doing().get(LONG_S).values())
+    cell = procs.run(f"import asyncio, time\n\n{wait}")
+    found = doing(procs, lambda answers: all(a.activities and a.activities[0].user_frame for a in answers.values()))
+    found = doing(procs, lambda answers: all(where(a)[1] == 3 for a in answers.values()))
+    assert {where(answer) for answer in found.values()} == {("<remote cell [0]>", 3, "<module>")}
+    procs.interrupt()
+    assert isinstance(cell.exception(LONG_S), RemoteError)
+
+
+def test_it_says_what_its_actors_do(procs: ProcMesh) -> None:
+    body: Any = procs.spawn("body", Body)
+    call = body.execute.call("import time; time.sleep(0.3)")
+    found = doing(procs, lambda answers: all(a.activities and a.activities[0].user_frame for a in answers.values()))
+    assert {answer.activities[0].executor for answer in found.values()} == {"actor body"}
+    assert call.exception(LONG_S) is None
+
+
+def test_a_look_is_no_work(procs: ProcMesh) -> None:
+    assert isinstance(procs.run("1/0").exception(LONG_S), RemoteError)
+    before = [(rank.state, rank.last_error) for rank in procs.view().ranks]
+    procs.doing().get(LONG_S)
+    assert [(rank.state, rank.last_error) for rank in procs.view().ranks] == before
+    assert before[0][0] == "failed"
+    procs.run("1").get(LONG_S)
+
+
+def test_a_dead_rank_is_no_reason_to_wait(spare: ProcMesh) -> None:
+    with pytest.raises(Exception, match="SIGKILL"):
+        spare.run("import os; os.kill(os.getpid(), 9)").get(LONG_S)
+    assert [answer.kind for answer in spare.doing().get(LONG_S).values()] == ["lost"]  # type: ignore[union-attr]
+
+
+def test_a_rank_that_can_not_answer_is_given_up(procs: ProcMesh, tmp_path: Path) -> None:
+    one = procs.slice(r=0)
+    cell = one.run(f"import ctypes\nopen(r'{tmp_path}/begun', 'w').close()\nctypes.PyDLL(None).sleep(1)")
+    wait_until((tmp_path / "begun").exists, "the cell to run")
+    look = procs.doing()
+    assert not look.wait(0.3)
+    look.cancel()
+    answers = look.get(LONG_S)
+    assert [type(answers[rank]).__name__ for rank in (0, 1)] == ["Failure", "Doing"]
+    assert cell.exception(LONG_S) is None
+    assert procs.run("rank").get(LONG_S).values() == (0, 1)
+
+
+# -- what an interrupt strikes
+
+
+@pytest.mark.parametrize("how", ["SIG_IGN", "SIG_DFL"])
+def test_code_that_ignores_the_signal_is_struck_all_the_same(procs: ProcMesh, tmp_path: Path, how: str) -> None:
+    one = procs.slice(r=0)
+    cell = one.run(
+        f"import signal, time\nsignal.signal(signal.SIGINT, signal.{how})\n"
+        f"open(r'{tmp_path}/begun', 'w').close()\ntime.sleep(600)"
+    )
+    wait_until((tmp_path / "begun").exists, "the cell to run")
+    begun = time.monotonic()
+    cell.interrupt()
+    error = cell.exception(LONG_S)
+    assert isinstance(error, RemoteError)
+    assert error.primary.kind == "interrupted"
+    assert time.monotonic() - begun < 2
+
+
+def test_a_handler_of_its_own_is_called_once_and_overruled_by_an_abort(procs: ProcMesh, tmp_path: Path) -> None:
+    one = procs.slice(r=0)
+    cell = one.run(
+        "import signal, time\ncalls = []\n"
+        f"def note(*_): calls.append(1); open(r'{tmp_path}/called', 'w').close()\n"
+        f"signal.signal(signal.SIGINT, note)\nopen(r'{tmp_path}/begun', 'w').close()\ntime.sleep(600)"
+    )
+    wait_until((tmp_path / "begun").exists, "the cell to run")
+    cell.interrupt()
+    wait_until((tmp_path / "called").exists, "the handler to be called")
+    assert not cell.wait(0.3)
+    cell.interrupt(abort=True)
+    error = cell.exception(LONG_S)
+    assert isinstance(error, RemoteError)
+    assert error.primary.kind == "interrupted"
+    assert one.run("calls").get(LONG_S).item() == [1]

@@ -64,7 +64,7 @@ def test_a_question_is_no_work(state: State) -> None:
     state.ranks[1].owed.clear()
     state.ranks[1].last_error = failure.headline()
     before = state.ranks[1].busy_since, state.ranks[1].last_request
-    assert state.ask(7, 1, ASK) == [Send(rank_peer(1), ASK)]
+    assert state.ask(7, [1], ASK, 0.0) == [Send(rank_peer(1), ASK)]
     assert state.ranks[1].state == "failed"
     (answer,) = answers(state.heard(Result(7, Payload(b"x")), (), rank_peer(1), 1.0))
     assert isinstance(answer, Value)
@@ -74,12 +74,12 @@ def test_a_question_is_no_work(state: State) -> None:
 
 
 def test_a_question_ends_in_any_case(state: State) -> None:
-    (answer,) = answers(state.ask(6, 2, ASK))
+    (answer,) = answers(state.ask(6, [2], ASK, 0.0))
     assert isinstance(answer, Failure), "it is not up"
-    state.ask(7, 1, ASK)
+    state.ask(7, [1], ASK, 0.0)
     state.cancel(7, 0.5)
-    state.ask(8, 1, ASK)
+    state.ask(8, [1], ASK, 0.0)
     assert [type(answer) for answer in answers(lose(state))] == [Failure]
-    (answer,) = answers(state.ask(9, 1, ASK))
+    (answer,) = answers(state.ask(9, [1], ASK, 0.0))
     assert isinstance(answer, Failure)
     assert state.pending == 0

@@ -144,7 +144,7 @@ def test_a_kernel_is_killed_and_then_another(place: Path, kernel: Callable[[], N
     attach = third.ok("%mesh attach t")
     attach.wait_for(lambda cell: max(counts(cell.stdout)) > max(missed) + 20)
     third.ok("%mesh interrupt t")
-    attach.wait_for(lambda cell: "KeyboardInterrupt" in cell.error)
+    attach.wait_for(lambda cell: "RemoteInterrupt: interrupted by %mesh interrupt" in cell.error)
     values = third.ok("%%remote t --out found\n(state['rank'], count)")
     assert values.ok
     assert [rank for rank, _ in third.value("list(found.values())")] == [0, 1]

@@ -190,7 +190,9 @@ def test_what_may_come_next() -> None:
     assert words("%mesh up t -n 2 --") == of_up - {"-n"}
     assert words("%mesh up --env A=1 ") == of_up
     assert words("%mesh up --device ") == {"auto", "cpu", "cuda"}
-    assert words("%mesh show ") == words("%mesh interrupt ") == {"t", "other"}
+    assert words("%mesh show ") == words("%mesh stacks ") == {"t", "other"}
+    assert words("%mesh interrupt ") == {"t", "other", "--abort"}
+    assert words("%mesh interrupt t ") == {"--abort"}
     assert words("%mesh down ") == {"t", "other", "--all"}
     assert words("%mesh help ") == set(COMMANDS)
     assert words("%%remote ") == {"t", "other", *of_remote}

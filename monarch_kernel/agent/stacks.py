@@ -1,0 +1,162 @@
+"""What a rank does at this moment, as plain data: for whoever asks why a cell does not end.
+
+It is looked up from another thread than the one that runs the user's code, which may be anywhere, also in native code that
+never comes back, so nothing here waits for it, reads its variables or raises. (Native code that holds the GIL keeps every
+thread of Python from answering.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import linecache
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import Any
+
+from monarch_kernel.agent.report import describe_frames, is_machinery
+from monarch_kernel.errors import Frame
+
+__all__ = ["Activity", "Collective", "Doing", "describe_thread"]
+
+_MAX_CALL = 120
+_MAX_DEPTH = 500
+_RUN_FOREVER = asyncio.base_events.BaseEventLoop.run_forever.__code__
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A collective that has not ended on a rank.
+
+    Attributes:
+        operation: such as ``all_reduce``.
+        number: counts the collectives of the group from 1, on every rank alike if they do the same.
+        group: name of the process group; empty for the default one.
+        members: flat ranks that take part.
+        shapes: of its inputs, such as ``4x8``; empty if it has none.
+        age_s: for how long it has been waiting, in seconds.
+        thread: that started it.
+    """
+
+    operation: str
+    number: int
+    group: str = ""
+    members: tuple[int, ...] = ()
+    shapes: str = ""
+    age_s: float = 0.0
+    thread: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """One request that is being carried out.
+
+    Attributes:
+        request: its id.
+        executor: ``main`` for cells, ``actor NAME`` for calls.
+        frames: where it is, from the user's code on, outermost first; empty where there is no Python frame.
+        call: the innermost call, as it is written in the innermost frame; empty if unknown.
+        thread: that runs it.
+    """
+
+    request: int
+    executor: str
+    frames: tuple[Frame, ...] = ()
+    call: str = ""
+    thread: int = 0
+
+    @property
+    def user_frame(self) -> Frame | None:
+        """The innermost frame that is the user's own code."""
+        return next((frame for frame in reversed(self.frames) if frame.user), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Doing:
+    """What a rank does now.
+
+    Attributes:
+        activities: what it carries out; none if it is idle.
+        collectives: those that have not ended, oldest first.
+        reached: process group -> number of the last collective that this rank has started in it.
+    """
+
+    activities: tuple[Activity, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    reached: dict[str, int] = field(default_factory=dict)
+
+
+def describe_thread(thread: int, request: int, executor: str) -> Activity:
+    """Describe what a thread of this process does for a request; a part that can't be found is empty."""
+    try:
+        steps = _steps_of(thread)
+        frames = tuple(describe_frames(((f, line, line) for f, line, _ in steps), with_variables=False))
+        shown = [step for step in steps if not is_machinery(step[0].f_code.co_filename)]
+        call = _call(*shown[-1]) if shown else ""
+    except Exception:  # the thread goes on while we look: a frame may be gone, an answer without it is better than none
+        return Activity(request, executor, thread=thread)
+    return Activity(request, executor, frames, call, thread)
+
+
+def _steps_of(thread: int) -> list[tuple[FrameType, int, int]]:
+    """Frame, line and instruction of each level, outermost first."""
+    frame = sys._current_frames().get(thread)
+    frames: list[FrameType] = []
+    loop: Any = None
+    while frame is not None and len(frames) < _MAX_DEPTH:
+        frames.append(frame)
+        if frame.f_code is _RUN_FOREVER:
+            loop = frame.f_locals.get("self")
+            break
+        frame = frame.f_back
+    frames.reverse()
+    if loop is not None and all(is_machinery(each.f_code.co_filename) or _is_of_asyncio(each) for each in frames):
+        frames = _awaiting(loop) or frames
+    return [(each, each.f_lineno or 1, each.f_lasti) for each in frames]
+
+
+def _is_of_asyncio(frame: FrameType) -> bool:
+    name = str(frame.f_globals.get("__name__", ""))
+    return name.partition(".")[0] in ("asyncio", "selectors")
+
+
+def _awaiting(loop: Any) -> list[FrameType]:
+    """Where the coroutine that a request runs in is waiting, if its loop does nothing else at the moment."""
+    for task in asyncio.all_tasks(loop):
+        frames = list(_frames_of_coroutine(task.get_coro()))
+        of_user = [frame for frame in frames if not (is_machinery(frame.f_code.co_filename) or _is_of_asyncio(frame))]
+        if of_user and is_machinery(frames[0].f_code.co_filename):  # ours runs the user's
+            return frames
+    return []
+
+
+def _frames_of_coroutine(coroutine: Any) -> Iterator[FrameType]:
+    for _ in range(_MAX_DEPTH):
+        frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
+        if frame is None:
+            return
+        yield frame
+        coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "gi_yieldfrom", None)
+
+
+def _call(frame: FrameType, line: int, instruction: int) -> str:
+    """The expression that a frame evaluates, as it is written: ``work.wait()``."""
+    if sys.version_info < (3, 11) or instruction < 0:
+        return ""
+    first, last, begin, end = _position(frame.f_code, instruction)
+    if first is None or last is None or begin is None or end is None:
+        return ""
+    lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)[first - 1 : last]
+    if not lines:
+        return ""
+    encoded = [text.encode() for text in lines]  # columns are counted in bytes of UTF-8
+    encoded[-1] = encoded[-1][:end]
+    encoded[0] = encoded[0][begin:]
+    text = " ".join(b"".join(encoded).decode(errors="replace").split())
+    return text if len(text) <= _MAX_CALL else text[: _MAX_CALL - 1] + "…"
+
+
+def _position(code: CodeType, instruction: int) -> Sequence[int | None]:
+    return next(itertools.islice(code.co_positions(), instruction // 2, None), (None,) * 4)

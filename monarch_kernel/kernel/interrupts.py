@@ -1,0 +1,186 @@
+"""Interrupts of the kernel: which code they strike, in the main shell and in subshells, cells that await included.
+
+Theory of operation
+===================
+
+Both ways in which a frontend interrupts end in SIGINT: Jupyter signals the kernel's process group, and ipykernel answers an
+``interrupt_request`` by doing the same. The signal's handler runs in the main thread, between two bytecodes, and knows from
+the stack what the main thread is doing. It raises only in code that users wrote; so no interrupt hits a later cell, or the
+kernel itself. A cell that awaits has left the stack: its task is cancelled, and the cell sees the cancellation as a
+KeyboardInterrupt (`_steps`). ipykernel does that from the handler without waking the event loop, so that nothing happens
+until the next message.
+
+Subshells run their cells on threads of their own, which no signal reaches: the handler strikes them (`UserThread`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import threading
+import types
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager
+from types import CodeType, FrameType
+from typing import Any, TypeVar
+
+from ipykernel.ipkernel import IPythonKernel
+from IPython.core.interactiveshell import InteractiveShell
+
+from monarch_kernel.transport.strikes import USER_THREAD, UserThread
+
+__all__ = ["KernelInterrupts"]
+
+T = TypeVar("T")
+
+# What calls the user's code, and handles whatever it raises.
+_CALLERS = frozenset(
+    function.__code__
+    for function in (
+        InteractiveShell.run_code,
+        InteractiveShell.user_expressions,
+        IPythonKernel.do_complete,
+        IPythonKernel.do_inspect,
+    )
+)
+
+
+class _Awaited:
+    """A cell that awaits: the task that runs it on its event loop."""
+
+    def __init__(self, task: asyncio.Future[Any]) -> None:
+        self.is_cancelled = False
+        self._task = task
+        self._loop = asyncio.get_running_loop()
+
+    def cancel(self) -> None:
+        """Cancel it; from any thread, and from a signal handler."""
+        self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if not self._task.done():
+            self.is_cancelled = True
+            self._task.cancel()
+
+
+class KernelInterrupts:
+    """Takes SIGINT for a kernel, and hands it on to the code that runs for the user."""
+
+    def __init__(self) -> None:
+        self._threads: dict[int, UserThread] = {}
+        self._awaited: dict[int, _Awaited] = {}
+
+    def install(self) -> Any:
+        """Handle SIGINT from now on, if this is the main thread; gives the handler that there was."""
+        if threading.current_thread() is threading.main_thread():
+            return signal.signal(signal.SIGINT, self.strike)
+        return None
+
+    def strike(self, signum: int, frame: FrameType | None) -> None:
+        """Interrupt all that runs for the user; the handler of SIGINT."""
+        __tracebackhide__ = True  # the user did not call this
+        self.strike_subshells()
+        caller = frame or sys._getframe(1)  # one that was held back comes without
+        if _is_below_user_code(caller):
+            raise KeyboardInterrupt
+        awaited = self._awaited.get(threading.get_ident())
+        if awaited is not None:
+            awaited.cancel()
+
+    def strike_subshells(self) -> None:
+        """Interrupt what runs in other threads than the main one."""
+        for thread in list(self._threads.values()):
+            thread.strike()
+
+    @contextmanager
+    def cell(self) -> Iterator[None]:
+        """While a cell runs, on any thread of the kernel."""
+        if threading.current_thread() is threading.main_thread():
+            yield
+            return
+        ident = threading.get_ident()
+        thread = self._threads[ident] = UserThread()
+        token = USER_THREAD.set(thread)
+        try:
+            yield
+        finally:
+            del self._threads[ident]
+            thread.leave_user_code()
+            USER_THREAD.reset(token)
+
+    @contextmanager
+    def awaited(self, task: asyncio.Future[Any]) -> Iterator[None]:
+        """While the event loop of the calling thread runs a task for the user's cell."""
+        ident = threading.get_ident()
+        thread = USER_THREAD.get()
+        awaited = self._awaited[ident] = _Awaited(task)
+        if thread is not None:
+            thread.cancel = awaited.cancel
+        try:
+            yield
+        finally:
+            del self._awaited[ident]
+            if thread is not None:
+                thread.cancel = None
+
+    def guard(self, shell: InteractiveShell) -> None:
+        """Have a shell run the user's code so that an interrupt finds it."""
+        run_code: Callable[..., Coroutine[Any, Any, bool]] = shell.run_code
+
+        async def guarded(code: CodeType, *args: Any, **kwargs: Any) -> bool:
+            # Not True, which means an error, if it had just ended.
+            awaited = self._awaited.get(threading.get_ident())
+            return bool(await _steps(run_code(code, *args, **kwargs), awaited, USER_THREAD.get()))
+
+        vars(shell)["run_code"] = guarded
+
+
+@types.coroutine
+def _steps(
+    coroutine: Coroutine[Any, Any, T], awaited: _Awaited | None, thread: UserThread | None
+) -> Generator[Any, Any, T | None]:
+    """Run a coroutine step by step: each is code of the user's, between them is the event loop.
+
+    The cancellation by which `_Awaited` interrupts it becomes KeyboardInterrupt. Gives None if it was interrupted when it had
+    just ended.
+    """
+    step: Callable[[Any], Any] = coroutine.send
+    argument: Any = None
+    while True:
+        try:
+            try:
+                if thread is not None:
+                    thread.enter_user_code()
+                waits_for = step(argument)
+            finally:
+                if thread is not None:
+                    thread.leave_user_code()
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        except KeyboardInterrupt as interrupt:  # struck on the way out of the user's code, which handles all others
+            if thread is not None:
+                thread.leave_user_code()
+            if getattr(coroutine, "cr_frame", None) is None:
+                return None
+            step, argument = coroutine.throw, interrupt
+            continue
+        try:
+            argument = yield waits_for
+            step = coroutine.send
+        except asyncio.CancelledError as cancelled:
+            by_user = awaited is not None and awaited.is_cancelled
+            step, argument = coroutine.throw, KeyboardInterrupt() if by_user else cancelled
+            if awaited is not None:
+                awaited.is_cancelled = False
+        except BaseException as error:
+            step, argument = coroutine.throw, error
+
+
+def _is_below_user_code(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code in _CALLERS:
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,152 @@
+"""Interrupts of threads that no signal reaches: where in such a thread KeyboardInterrupt may be raised.
+
+Theory of operation
+===================
+
+Python runs signal handlers in the main thread. Another thread that runs the user's code (that of a subshell of the kernel) is
+interrupted by whoever learns of the signal: `UserThread.strike`. What that does depends on where the thread is:
+
+- it holds interrupts back, and counts them (`hold`): it is told;
+- it waits for ranks in `Driver.wait`, which nothing may cut in two: its wait is woken, and raises when all is in order
+  (`shielded`);
+- it runs the user's code (`user_code`): an asynchronous KeyboardInterrupt, which is seen at the next bytecode;
+- it is in an event loop, which waits for the user's coroutine: that is cancelled (``cancel``);
+- else nothing happens.
+
+An asynchronous exception is delivered some time after it was set. So whoever leaves the user's code takes back what has not
+been delivered, with the lock held under which it is set: it never strikes code that comes later.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import TracebackType
+
+__all__ = ["USER_THREAD", "ThreadShield", "UserThread"]
+
+_BURST_S = 0.1
+
+
+class UserThread:
+    """The calling thread, for as long as it runs code for the user.
+
+    Attributes:
+        cancel: cancels what the thread's event loop waits for on behalf of the user, if it does.
+    """
+
+    def __init__(self) -> None:
+        self.cancel: Callable[[], object] | None = None
+        self._ident = threading.get_ident()
+        self._lock = threading.RLock()  # the main thread's handler may interrupt the main thread's handler
+        self._in_user_code = False
+        self._struck = False
+        self._struck_at = 0.0
+        self._holders: list[Callable[[], object]] = []
+        self._shields: list[ThreadShield] = []
+
+    def strike(self) -> None:
+        """Interrupt the thread; from any other."""
+        with self._lock:
+            if self._holders:
+                self._holders[-1]()
+            elif self._shields:
+                self._shields[-1].strike()
+            elif self._in_user_code:
+                now = time.monotonic()
+                if self._struck and now < self._struck_at + _BURST_S:
+                    return  # what handles the first one must not be struck by a second
+                self._struck, self._struck_at = True, now
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(self._ident), ctypes.py_object(KeyboardInterrupt)
+                )
+            elif self.cancel is not None:
+                self.cancel()
+
+    def enter_user_code(self) -> None:
+        """From now on an interrupt may strike between any two bytecodes."""
+        self._in_user_code = True
+
+    def leave_user_code(self) -> None:
+        """From now on none does, not even one that is on its way; may be called twice."""
+        with self._lock:
+            self._take_back()
+            self._in_user_code = False
+
+    @contextmanager
+    def hold(self, note: Callable[[], object]) -> Iterator[None]:
+        """Have ``note`` called for each interrupt, instead."""
+        with self._lock:
+            if self._take_back():
+                note()
+            self._holders.append(note)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._holders.remove(note)
+
+    def shield(self, shield: ThreadShield) -> bool:
+        """Have a shield told, instead; whether an interrupt is on its way already."""
+        with self._lock:
+            pending = self._take_back()  # first: what it takes back can't strike between the two
+            self._shields.append(shield)
+            return pending
+
+    def unshield(self, shield: ThreadShield) -> None:
+        """End `shield`."""
+        with self._lock:
+            self._shields.remove(shield)
+
+    def _take_back(self) -> bool:
+        """Take an exception back that was not delivered; whether one had been set."""
+        struck, self._struck = self._struck, False
+        if struck:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._ident), None)
+        return struck
+
+
+USER_THREAD: ContextVar[UserThread | None] = ContextVar("USER_THREAD", default=None)
+"""The thread that runs the code of this context for the user, if it is one that no signal reaches."""
+
+
+class ThreadShield:
+    """Keeps KeyboardInterrupt out of a user's thread, but for the moments when it is ``open``.
+
+    Args:
+        thread: the calling thread.
+        wake: wakes its wait, wherever it waits.
+    """
+
+    __slots__ = ("_pending", "_thread", "_wake", "open")
+
+    def __init__(self, thread: UserThread, wake: Callable[[], object]) -> None:
+        self.open = False
+        self._thread = thread
+        self._wake = wake
+        self._pending = False
+
+    def __enter__(self) -> ThreadShield:
+        self._pending = self._thread.shield(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._thread.unshield(self)
+        if self._pending and error is None:
+            raise KeyboardInterrupt
+
+    def strike(self) -> None:
+        """Note an interrupt, and wake the thread; from any other."""
+        self._pending = True
+        self._wake()
+
+    def expose(self) -> None:
+        """Let interrupts through from now on, also one that was held back; to be called in a ``try`` that closes again."""
+        if self._pending:
+            self._pending = False
+            raise KeyboardInterrupt
+        self.open = True

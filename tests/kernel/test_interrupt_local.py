@@ -1,0 +1,165 @@
+"""Kernel > Interrupt of cells that run here: such as await, and such as run in subshells, local and remote."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.kernel.subshells import in_control, send_to
+
+if TYPE_CHECKING:
+    from tests.kernel.conftest import Cell, Notebook
+
+pytestmark = pytest.mark.timeout(120)
+
+BOUND_S = 2.0
+GO = "print('go', flush=True)\n"
+
+
+@pytest.fixture
+def subshell(notebook: Notebook) -> Iterator[str]:
+    """A subshell of the shared notebook."""
+    name = str(in_control(notebook, "create_subshell_request")["subshell_id"])
+    yield name
+    in_control(notebook, "delete_subshell_request", subshell_id=name)
+
+
+WAYS: dict[str, Callable[[Notebook], object]] = {
+    "signal": lambda notebook: notebook.interrupt(),
+    "message": lambda notebook: in_control(notebook, "interrupt_request"),
+}
+ways = pytest.mark.parametrize("way", WAYS)
+
+
+def stopped(notebook: Notebook, cell: Cell, way: str = "signal", ename: str = "KeyboardInterrupt") -> Cell:
+    """Interrupt a cell that has said go: it ends in time, and says so."""
+    cell.wait_for(lambda cell: "go" in cell.stdout or cell.reply)
+    assert not cell.reply, cell.text
+    begin = time.monotonic()
+    WAYS[way](notebook)
+    cell.wait()
+    assert cell.done_at - begin < BOUND_S
+    assert (cell.reply["status"], cell.ename) == ("error", ename)
+    return cell
+
+
+# -- cells that await
+
+
+AWAITS = {
+    "sleep": "import asyncio; await asyncio.sleep(60)",
+    "never": "import asyncio; await asyncio.get_running_loop().create_future()",
+    "gather": "import asyncio; await asyncio.gather(asyncio.sleep(60), asyncio.sleep(60))",
+    "computes": "import asyncio; await asyncio.sleep(0)\nwhile True: pass",
+    "ranks": "await t.run('import time; print(\"go\", flush=True); time.sleep(60)')",
+}
+
+
+@ways
+@pytest.mark.parametrize("awaits", AWAITS.values(), ids=AWAITS.keys())
+def test_a_cell_that_awaits(notebook: Notebook, awaits: str, way: str) -> None:
+    ename = "RemoteInterrupt" if "t.run" in awaits else "KeyboardInterrupt"
+    cell = stopped(notebook, notebook.send(awaits if "go" in awaits else GO + awaits), way, ename)
+    assert cell.elapsed_s < BOUND_S
+    assert notebook.ok("import asyncio; await asyncio.sleep(0.01); 7").plain == "7"
+    assert notebook.ok("%%remote\nrank").plain == "[0] 0\n[1] 1"
+
+
+def test_a_cell_that_awaits_may_catch_it(notebook: Notebook) -> None:
+    cell = notebook.send(
+        "import asyncio\ntry:\n    print('go', flush=True); await asyncio.sleep(60)\nexcept KeyboardInterrupt: 'caught'\n1 + 1"
+    )
+    cell.wait_for(lambda cell: "go" in cell.stdout)
+    notebook.interrupt()
+    assert cell.wait().plain == "2"
+
+
+def test_a_task_that_a_cell_left_running_goes_on(notebook: Notebook) -> None:
+    notebook.ok(
+        "import asyncio\nasync def count():\n    global n\n    for n in range(10**6): await asyncio.sleep(0.01)"
+    )
+    notebook.ok("n = 0; task = asyncio.create_task(count())")
+    stopped(notebook, notebook.send(GO + "await asyncio.sleep(60)"))
+    before = notebook.value("n")
+    notebook.ok("await asyncio.sleep(0.1)")
+    assert notebook.value("n") > before
+    notebook.ok("task.cancel();")
+
+
+# -- subshells
+
+
+LOCAL = {
+    "loop": "while True: pass",
+    "loop of a function": "def f():\n    while True: pass\nf()",
+    "sleeps": "import time\nwhile True: time.sleep(0.05)",
+    "awaits": "import asyncio; await asyncio.sleep(60)",
+    "awaits and computes": "import asyncio; await asyncio.sleep(0)\nwhile True: pass",
+}
+
+
+@ways
+@pytest.mark.parametrize("code", LOCAL.values(), ids=LOCAL.keys())
+def test_local_code_in_a_subshell(notebook: Notebook, subshell: str, code: str, way: str) -> None:
+    stopped(notebook, send_to(notebook, subshell, GO + code), way)
+    assert send_to(notebook, subshell, "1 + 1").wait().plain == "2"
+    assert notebook.ok("1 + 1").plain == "2"
+
+
+@ways
+@pytest.mark.parametrize("code", ["import time; time.sleep(60)", "while True: pass"])
+def test_a_remote_cell_in_a_subshell(notebook: Notebook, subshell: str, code: str, way: str) -> None:
+    pids = notebook.pids()
+    cell = stopped(notebook, send_to(notebook, subshell, f"%%remote\n{GO}{code}"), way, "RemoteInterrupt")
+    assert cell.evalue == "interrupted on [0-1]; their state is kept"
+    assert send_to(notebook, subshell, "%%remote\nrank").wait().plain == "[0] 0\n[1] 1"
+    assert notebook.pids() == pids
+
+
+@pytest.mark.parametrize("wait", ["t.run('print(1); time.sleep(60)').get()", "t['x']"])
+def test_a_wait_for_ranks_in_a_subshell(notebook: Notebook, subshell: str, wait: str) -> None:
+    notebook.ok("%%remote\nimport time\nclass Slow:\n    def __reduce__(self): time.sleep(60)\nx = Slow()")
+    cell = send_to(notebook, subshell, GO + wait)
+    deadline = time.monotonic() + 20
+    while notebook.value("[rank.state for rank in t.view().ranks]") != ["running"] * 2:
+        assert time.monotonic() < deadline
+    stopped(notebook, cell, ename="RemoteInterrupt")
+    assert send_to(notebook, subshell, "%%remote\nrank").wait().plain == "[0] 0\n[1] 1"
+    assert notebook.ok("%%remote\nrank").plain == "[0] 0\n[1] 1"
+
+
+@pytest.mark.parametrize("code", ["import time; time.sleep(60)", "%%remote\nprint('go')\nwhile True: pass"])
+def test_an_interrupt_reaches_the_main_shell_and_subshells(notebook: Notebook, subshell: str, code: str) -> None:
+    main = notebook.send(code if "remote" in code else GO + code)
+    main.wait_for(lambda cell: "go" in cell.stdout)
+    stopped(notebook, send_to(notebook, subshell, GO + "while True: pass"))
+    assert main.wait().reply["status"] == "error"
+    assert main.ename in ("KeyboardInterrupt", "RemoteInterrupt")
+
+
+def test_an_interrupt_while_nothing_runs_hits_nothing(notebook: Notebook, subshell: str) -> None:
+    for way in WAYS:
+        for _ in range(8):
+            WAYS[way](notebook)
+        code = "import time\nfor _ in range(20): time.sleep(0.005)\n'whole'"
+        assert notebook.ok(code).plain == "'whole'"
+        assert send_to(notebook, subshell, code).wait().plain == "'whole'"
+
+
+def test_a_late_interrupt_of_a_subshell_never_hits_its_next_cell(notebook: Notebook, subshell: str) -> None:
+    outcomes = set()
+    for i in range(40):
+        code = "import time\nend = time.monotonic() + 0.02\nwhile time.monotonic() < end: pass"
+        cell = send_to(notebook, subshell, code)
+        until = time.monotonic() + i * 0.001
+        while time.monotonic() < until:
+            notebook.pump(0.001)
+        notebook.interrupt()
+        outcomes.add(cell.wait().ename)
+        notebook.value("1")  # the main thread has handled the signal
+        following = send_to(notebook, subshell, "sum(range(1000))")
+        assert following.wait().plain == "499500", following.text
+    assert outcomes == {"", "KeyboardInterrupt"}
