@@ -157,7 +157,8 @@ def test_a_cell_that_waits_for_its_turn_can_be_interrupted(notebook: Notebook, t
     wait, go = gate(tmp_path)
     notebook.ok(f"%%remote t --background --out h\n{wait}marker = 'untouched'")
     wait_for_state(notebook, "h", "running")
-    waiting = notebook.send("%%remote t\nmarker = 'overwritten'")
+    code = "print('waits', flush=True); get_ipython().run_cell_magic('remote', 't', \"marker = 'overwritten'\")"
+    waiting = notebook.send(code).wait_for(lambda cell: cell.stdout)
     notebook.pump(0.3)
     notebook.interrupt()
     assert waiting.wait().ename == "RemoteInterrupt"
