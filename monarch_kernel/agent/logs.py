@@ -110,7 +110,7 @@ def _frames(data: bytes) -> Iterator[tuple[int, float, bytes]]:
 
 
 def _paths(directory: str | Path, proc: int) -> tuple[Path, Path]:
-    return Path(directory) / f"rank-{proc}.log", Path(directory) / f"rank-{proc}.log.1"
+    return Path(directory) / f"output-{proc}", Path(directory) / f"output-{proc}.1"
 
 
 def _inode(path: Path) -> int:

@@ -18,6 +18,7 @@ _ARGUMENTS = {
     "down": "NAME | --all",
     "interrupt": "NAME",
     "debug": "[SELECTOR]",
+    "logs": "[SELECTOR] [OPTION]...",
     "help": "[COMMAND]",
 }
 
@@ -55,7 +56,7 @@ def mesh_help() -> str:
     rows = [("%mesh", "the meshes that are up")]
     for command, does in COMMANDS.items():
         parser = parser_of(f"%mesh {command}")
-        arguments = "[NAME] [OPTION]..." if parser else _ARGUMENTS.get(command, "")
+        arguments = _ARGUMENTS.get(command, "[NAME] [OPTION]..." if parser else "")
         rows.append((f"%mesh {command} {arguments}".strip(), does))
     left = max(len(row[0]) for row in rows) + 2
     parts = ["\n".join(f"{magic:<{left}}{does}" for magic, does in rows)]

@@ -161,9 +161,14 @@ class OutputFolder:
             self._board.line_shown()
         return shown
 
-    def finish(self, now: float) -> list[FoldedLine | FoldedItem]:
-        """All that is left, unterminated lines too (as lines), whatever the rate."""
-        for rank, stream in [*self._partials, *self._screens]:
+    def finish(self, now: float, *, goes_on: bool = False) -> list[FoldedLine | FoldedItem]:
+        """All that is left, unterminated lines too (as lines), whatever the rate.
+
+        Args:
+            now: the time in seconds.
+            goes_on: whether more may come: then bars stay live.
+        """
+        for rank, stream in [*self._partials, *([] if goes_on else self._screens)]:
             if lines := self._end_partial(rank, stream):
                 self._enqueue(self._queues[rank], lines, now)
         self._merge(float("inf"), now)

@@ -200,6 +200,18 @@ def test_a_bar_that_never_ends_is_there_in_its_last_state() -> None:
     assert shown.blocks[0].startswith("[0]  60%")
 
 
+def test_a_slow_bar_after_the_end_of_its_cell_stays_one_line() -> None:
+    shown = Shown(1)
+    for n in range(0, 60, 10):
+        shown.write({0: tqdm_line(n)})
+        shown.wait(1.0)
+        shown._take(shown.folder.finish(shown.now, goes_on=True), shown.folder.bars(shown.now, last=True))
+    assert len(shown.blocks) == 1
+    assert shown.blocks[0].startswith("[0]  50%")
+    assert "\n" not in shown.blocks[0]
+    assert shown.lines == []
+
+
 def test_raw_shows_a_line_per_rank() -> None:
     shown = Shown(3, raw=True)
     shown.write(dict.fromkeys(range(3), tqdm_line(50)))
