@@ -14,6 +14,7 @@ from typing import Any, Literal, NoReturn, TypeVar, cast
 
 from monarch_kernel.actor.actor import Actor, Endpoint, EndpointSpec, endpoints_of, sources_of
 from monarch_kernel.actor.rankwise import apply_messages, by_rank, push_messages
+from monarch_kernel.agent.logs import LogRecord
 from monarch_kernel.agent.processes import gpu_ids
 from monarch_kernel.agent.stacks import Doing
 from monarch_kernel.controller.future import Future
@@ -421,6 +422,10 @@ class ProcMesh(Shaped):
             return None if isinstance(answers[0], Failure) else _read(answers[0])
 
         return self._runtime.ask((self._base[rank],), lambda id: pack(make(id)), read)
+
+    def logs(self) -> dict[int, list[LogRecord]]:
+        """Flat rank -> the youngest part of all that it wrote, some megabytes; of dead ranks, too, until they are stopped."""
+        return {rank: self._session.log(proc) for rank, proc in zip(self.ranks, self.procs)}
 
     def view(self) -> MeshView:
         """The mesh as it is now, for showing."""

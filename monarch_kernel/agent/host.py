@@ -31,12 +31,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from monarch_kernel.agent.backlog import OutputBacklog
 from monarch_kernel.agent.ledger import DETACHED
+from monarch_kernel.agent.logs import RankLog
 from monarch_kernel.agent.output import OutputStream
 from monarch_kernel.agent.processes import become_subreaper, cpu_seconds, gpu_ids, group_is_alive, rss_nbytes
 from monarch_kernel.agent.zygote import Zygote
@@ -73,6 +74,7 @@ _IDLE_S = 0.5
 class _Rank:
     spec: RankSpec
     streams: list[OutputStream]
+    log: RankLog
     pid: int = 0
     pidfd: int = -1
     kill_at: float | None = None
@@ -97,6 +99,7 @@ class HostAgent:
         self._selector = selectors.DefaultSelector()
         self._ranks: dict[int, _Rank] = {}
         self._groups: dict[int, float] = {}
+        self._logs_of_dead: dict[int, RankLog] = {}  # until their mesh goes down
         self._over = False
         self._session_over = False
         self._outlives = False
@@ -245,13 +248,14 @@ class HostAgent:
         for spec in specs:
             streams = []
             ends = []
+            log = RankLog(self._config.directory, spec.proc)
             for name in ("stdout", "stderr"):
                 read_end, write_end = os.pipe2(os.O_CLOEXEC)
-                stream = OutputStream(spec.proc, name, read_end)
+                stream = OutputStream(spec.proc, name, read_end, log)
                 self._selector.register(read_end, selectors.EVENT_READ, partial(self._read, stream))
                 streams.append(stream)
                 ends.append(write_end)
-            self._ranks[spec.proc] = _Rank(spec, streams)
+            self._ranks[spec.proc] = _Rank(spec, streams, log)
             theirs.append((ends[0], ends[1]))
         try:
             self._zygote.fork(specs, theirs)
@@ -297,7 +301,10 @@ class HostAgent:
     def _read(self, stream: OutputStream) -> None:
         if stream.fd < 0:
             return  # its rank was lost by what was handled before, in the same turn
-        if not stream.read():
+        is_open = stream.read()
+        if stream.successor >= 0:
+            self._follow(stream)
+        if not is_open:
             self._selector.unregister(stream.fd)
             os.close(stream.fd)
             stream.fd = -1
@@ -306,14 +313,23 @@ class HostAgent:
         if now >= self._output_at + OUTPUT_EVERY_S:
             self._flush_output(now)
 
+    def _follow(self, stream: OutputStream) -> None:
+        """Read the pipe with which a rank has replaced one, and the old one for as long as somebody writes to it."""
+        rank = self._ranks[stream.proc]
+        try:
+            fd = os.open(f"/proc/{rank.pid}/fd/{stream.successor}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:  # the rank has ended
+            stream.successor = -1
+            return
+        rank.streams = [each for each in rank.streams if each.fd >= 0 or each.waiting]
+        successor = stream.succeed(fd)
+        rank.streams.append(successor)
+        self._selector.register(fd, selectors.EVENT_READ, partial(self._read, successor))
+
     def _flush_output(self, now: float) -> None:
         chunks: list[OutputChunk] = []
         for rank in self._ranks.values():
-            for stream in rank.streams:
-                if stream.waiting:
-                    chunk = stream.take(now)
-                    if chunk is not None:
-                        chunks.append(chunk)
+            chunks += _take(rank.streams, now)
         if chunks:
             self._output_at = now
             self._send(Output(tuple(chunks)))
@@ -325,6 +341,8 @@ class HostAgent:
         for proc in procs:
             rank = self._ranks.get(proc)
             if rank is None:
+                if (log := self._logs_of_dead.pop(proc, None)) is not None:
+                    log.remove()
                 continue
             rank.stopping = grace_s
             if rank.pid:
@@ -348,7 +366,7 @@ class HostAgent:
     def _lost(self, rank: _Rank, exit_code: int, signum: int, reason: str, log: tuple[str, ...] = ()) -> None:
         now = time.monotonic()
         del self._ranks[rank.spec.proc]
-        chunks = [chunk for stream in rank.streams if (chunk := stream.take(now, last=True))]
+        chunks = list(_take(rank.streams, now, last=True))
         if chunks:
             self._send(Output(tuple(chunks)))
         last_lines = log or tuple(line for stream in rank.streams for line in stream.tail()[-12:])
@@ -358,6 +376,11 @@ class HostAgent:
                 self._selector.unregister(stream.fd)
                 os.close(stream.fd)
                 stream.fd = -1
+        if rank.stopping is None:
+            rank.log.close()
+            self._logs_of_dead[rank.spec.proc] = rank.log
+        else:
+            rank.log.remove()
         if rank.pidfd >= 0:
             self._selector.unregister(rank.pidfd)
             os.close(rank.pidfd)
@@ -442,6 +465,18 @@ class HostAgent:
         with open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:
             for pid in file.read().split():
                 signal_rank(int(pid), signal.SIGKILL)
+
+
+def _take(streams: Sequence[OutputStream], now: float, *, last: bool = False) -> Iterator[OutputChunk]:
+    """Yield what the streams of a rank may show now, in the order of the marks that they share."""
+    left = [stream for stream in streams if stream.waiting]
+    while left:
+        stream = min(left, key=lambda stream: stream.next_mark)
+        chunk = stream.take(now, last=last)
+        if chunk is not None:
+            yield chunk
+        if chunk is None or not stream.waiting:
+            left.remove(stream)
 
 
 def signal_rank(pid: int, signum: int) -> None:

@@ -12,7 +12,9 @@ import re
 from collections import deque
 from typing import Literal
 
+from monarch_kernel.agent.logs import RankLog
 from monarch_kernel.agent.streams import MarkReader
+from monarch_kernel.wire.marks import switched
 from monarch_kernel.wire.messages import OutputChunk
 
 __all__ = ["OutputStream"]
@@ -31,10 +33,14 @@ class OutputStream:
     """One stream of one rank.
 
     Up to `BURST_CHARS` at once and `CHARS_PER_S` on average pass as they come. What a rank writes above that is dropped and
-    counted by lines, except the last `TAIL_LINES`, which follow every `TAIL_EVERY_S`: so the end is always shown.
+    counted by lines, except the last `TAIL_LINES`, which follow every `TAIL_EVERY_S`: so the end is always shown. The log,
+    which the rank's two streams share, takes all of it.
     """
 
-    def __init__(self, proc: int, name: Literal["stdout", "stderr"], fd: int) -> None:
+    def __init__(self, proc: int, name: Literal["stdout", "stderr"], fd: int, log: RankLog | None = None) -> None:
+        self._log = log
+        self.request = 0  # whose processes the pipe was left to
+        self.successor = -1  # the rank's file descriptor of the pipe that came instead, until `succeed`
         self.proc = proc
         self.name = name
         self.fd = fd
@@ -44,7 +50,7 @@ class OutputStream:
         self._read_to = 0  # in bytes until the first mark, then the last mark
         self._told_to = 0
         self._pending: list[str] = []
-        self._pending_chars = 0
+        self._marked: deque[tuple[str, int]] = deque()  # what was read up to each mark
         self._allowance = float(BURST_CHARS)
         self._allowance_at = 0.0
         self._tail: deque[str] = deque()
@@ -62,17 +68,29 @@ class OutputStream:
                 return True
             if not data:
                 return False
-            self._take_in(self._marks.feed(data))
+            for piece, mark in self._marks.feed(data):
+                self._take_in(piece, mark)
             if len(data) < _READ_NBYTES // 2:
                 return True
         return True
 
-    def _take_in(self, data: bytes) -> None:
-        self._read_to = self._marks.last or self._read_to + len(data)
+    def _take_in(self, data: bytes, mark: int) -> None:
+        if mark and (switch := switched(mark)) is not None:
+            self.request, self.successor = switch
+        elif mark:
+            self._read_to = max(self._read_to, mark)
+        elif not self._marks.last:
+            self._read_to += len(data)
+        if self._log is not None:
+            self._log.write(self.name, data)
         text = self._decoder.decode(data)
         if text:
             self._pending.append(text)
-            self._pending_chars += len(text)
+        if mark and (self._pending or not self._marked):
+            self._marked.append(("".join(self._pending), self._read_to))
+            self._pending.clear()
+        elif mark:
+            self._marked[-1] = (self._marked[-1][0], self._read_to)
 
     @property
     def told_to(self) -> int:
@@ -87,20 +105,30 @@ class OutputStream:
     @property
     def waiting(self) -> bool:
         """Whether `take` may have something to give."""
-        return self._told_to != self._read_to or bool(self._pending or self._tail)
+        return self._told_to != self._read_to or bool(self._pending or self._marked or self._tail)
+
+    @property
+    def next_mark(self) -> float:
+        """The mark up to which `take` gives what it gives next; infinity if none has been read."""
+        return self._marked[0][1] if self._marked else float("inf")
 
     def take(self, now: float, *, last: bool = False) -> OutputChunk | None:
-        """Give what may be shown now; with ``last`` whatever there is."""
-        text = "".join(self._pending)
-        self._pending.clear()
-        self._pending_chars = 0
-        if text:
-            self._remember(text)
+        """Give what may be shown now, up to the next mark; with ``last`` whatever there is."""
         self._allowance = min(BURST_CHARS, self._allowance + (now - self._allowance_at) * CHARS_PER_S)
         self._allowance_at = now
+        if self._marked and not self._tail and len(self._marked[0][0]) <= self._allowance:
+            text, end = self._marked.popleft()
+            request = 0
+        else:
+            request = self.request
+            text, end = "".join([*(text for text, _ in self._marked), *self._pending]), self._read_to
+            self._marked.clear()
+            self._pending.clear()
+        if text:
+            self._remember(text)
         if not self._tail and len(text) <= self._allowance:
             self._allowance -= len(text)
-            return self._chunk(text, 0)
+            return self._chunk(text, 0, end, request)
         shown = ""
         if not self._tail and self._allowance > 0:
             cut = text.rfind("\n", 0, int(self._allowance)) + 1
@@ -112,17 +140,25 @@ class OutputStream:
             shown, dropped = "".join(self._tail), self._dropped
             self._tail.clear()
             self._dropped = 0
-            return self._chunk(shown, dropped)
+            return self._chunk(shown, dropped, self._read_to, request)
         if shown:
             self._tail_at = now
-            return OutputChunk(self.proc, self.name, shown, self._told_to)
+            return OutputChunk(self.proc, self.name, shown, self._told_to, 0, request)
         return None
 
-    def _chunk(self, text: str, dropped: int) -> OutputChunk | None:
-        if not text and self._told_to == self._read_to:
+    def succeed(self, fd: int) -> OutputStream:
+        """The stream that goes on with the rank's output in another pipe, where this one has got to."""
+        self.successor = -1
+        stream = OutputStream(self.proc, self.name, fd, self._log)
+        stream._marks.last = self._marks.last
+        stream._read_to = stream._told_to = self._read_to
+        return stream
+
+    def _chunk(self, text: str, dropped: int, end: int, request: int) -> OutputChunk | None:
+        if not text and self._told_to == end:
             return None
-        self._told_to = self._read_to
-        return OutputChunk(self.proc, self.name, text, self._told_to, dropped)
+        self._told_to = end
+        return OutputChunk(self.proc, self.name, text, self._told_to, dropped, request)
 
     def _hold(self, text: str) -> None:
         lines = text.splitlines(keepends=True)

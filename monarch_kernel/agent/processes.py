@@ -13,6 +13,7 @@ __all__ = [
     "die_with_parent",
     "gpu_ids",
     "group_is_alive",
+    "has_children",
     "open_process",
     "rss_nbytes",
     "start_ticks",
@@ -38,6 +39,15 @@ def die_with_parent(signum: int) -> None:
 def become_subreaper() -> None:
     """Become the parent of descendants whose own parent ends."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def has_children() -> bool:
+    """Whether this process has children, also ended ones that nobody has waited for."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def rss_nbytes(pid: int) -> int:

@@ -47,7 +47,7 @@ from monarch_kernel.agent import look
 from monarch_kernel.agent.apply import Applier
 from monarch_kernel.agent.ledger import Ledger
 from monarch_kernel.agent.names import NameTracker
-from monarch_kernel.agent.processes import die_with_parent
+from monarch_kernel.agent.processes import die_with_parent, has_children
 from monarch_kernel.agent.report import describe
 from monarch_kernel.agent.stacks import Collective, Doing, describe_thread
 from monarch_kernel.agent.streams import OutputMarks
@@ -303,6 +303,7 @@ class Rank:
         self._names: NameTracker | None = None
         self._make_shell: Callable[[Callable[[dict[str, Any], dict[str, Any]], None]], Shell] | None = None
         self._output_marks = marks
+        self._last_cell = 0
         self._token = token
         self._ledger = Ledger(spec.record) if spec.record else None
         self._epoch = 0
@@ -407,7 +408,7 @@ class Rank:
         return self._output_marks.set(), self.group.collectives() if self.group else -1
 
     def _publish(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
-        packed = pack(Rich(self.main.current, data, metadata))
+        packed = pack(Rich(self.main.current, data, metadata, self._output_marks.set(display=True)))
         if self._ledger is None or not self._ledger.displayed(packed):
             self.driver.submit(packed)
 
@@ -417,6 +418,8 @@ class Rank:
         shell = self.shell
         self.main.kept = None
         signal.signal(signal.SIGINT, self._on_sigint)  # an earlier cell may have set one of its own
+        self._output_marks.begin(self._last_cell if has_children() else 0)
+        self._last_cell = message.id
         with self.main.user_code():
             outcome = shell.run(message.code, message.cell)
         if os.getpid() != self._pid:

@@ -28,7 +28,6 @@ import threading
 import time
 import traceback
 import types
-from binascii import b2a_base64
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -44,6 +43,8 @@ from IPython.core.profiledir import ProfileDir
 from IPython.utils.text import LSString, SList
 from traitlets import Instance, Type, default
 from traitlets.config import Config
+
+from monarch_kernel.agent.bundles import encoded
 
 __all__ = ["Publish", "RankShell", "flush", "no_getpass", "no_input", "prepare"]
 
@@ -129,7 +130,7 @@ class _RankPublisher(DisplayPublisher):
         if display_id is not None:
             metadata["monarch_kernel"] = {"display_id": display_id, "update": update}
         flush()
-        self.shell.emit(_encoded(data), metadata)
+        self.shell.emit(encoded(data), metadata)
 
     def clear_output(self, wait: bool = False) -> None:
         flush()
@@ -217,7 +218,7 @@ class RankShell(InteractiveShell):
             for error in self.shown[before:]:
                 traceback.print_exception(type(error), error, error.__traceback__)
             del self.shown[before:]
-        return _encoded(data), metadata
+        return encoded(data), metadata
 
     def take_pages(self) -> dict[str, Any]:
         """Give what was to be shown in a pager (``x?`` and the like), which a rank has not, as a value is shown."""
@@ -331,14 +332,6 @@ def no_input(prompt: object = "", /) -> str:
 def no_getpass(prompt: str = "Password: ", stream: object = None, **_: object) -> str:
     """What ``getpass.getpass`` is on a rank."""
     raise StdinNotImplementedError(_NO_STDIN.format("getpass()", "getpass.getpass()"))
-
-
-def _encoded(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Write binary representations as base64, as Jupyter does."""
-    return {
-        mime: b2a_base64(value, newline=False).decode("ascii") if isinstance(value, bytes) else value
-        for mime, value in data.items()
-    }
 
 
 def flush() -> None:

@@ -14,13 +14,14 @@ import os
 import re
 import sys
 
+from monarch_kernel.wire.marks import FIRST_MARK, switch_mark, switched
+
 __all__ = ["MarkReader", "OutputMarks", "install_streams"]
 
 _MARK = b"\0monarch-kernel mark "
 _DIGITS = 16
 _LENGTH = len(_MARK) + _DIGITS  # far less than what a pipe takes in one piece
 _WHOLE_MARK = re.compile(_MARK + rb"(\d{%d})" % _DIGITS)
-_FIRST = 1 << 40  # more than any stream that was never marked has bytes
 
 
 class OutputMarks:
@@ -32,15 +33,53 @@ class OutputMarks:
 
     def __init__(self, fds: tuple[int, int]) -> None:
         self._fds = fds
-        self._numbers = itertools.count(_FIRST)
+        self._read_ends: list[int] = []
+        self._former: set[tuple[int, int]] = set()  # pipes that were left: device and inode
+        self._numbers = itertools.count(FIRST_MARK, 2)
 
-    def set(self) -> tuple[int, int]:
-        """Mark both streams; gives the marks' numbers, which only grow."""
-        number = next(self._numbers)
+    def set(self, *, display: bool = False) -> tuple[int, int]:
+        """Mark both streams, where a request ends or something is displayed; gives the marks' numbers, which only grow."""
+        number = next(self._numbers) + display
         for fd in self._fds:
             with contextlib.suppress(OSError):
                 os.write(fd, b"%s%0*d" % (_MARK, _DIGITS, number))
         return number, number
+
+    def begin(self, left_running: int) -> None:
+        """A cell begins; ``left_running`` is the request that has left child processes running, 0 if none has."""
+        if left_running:
+            self._switch(left_running)
+        elif self._former:
+            self._take_back()
+
+    def _take_back(self) -> None:
+        """Undo the return of a stream to a pipe that was left, by code that had saved it before that."""
+        for fd, own in enumerate(self._fds, 1):
+            with contextlib.suppress(OSError):
+                there = os.fstat(fd)
+                if (there.st_dev, there.st_ino) in self._former:
+                    os.dup2(own, fd)
+
+    def _switch(self, request: int) -> None:
+        """Go on with pipes of our own, and leave the old ones to the child processes that ``request`` has left running.
+
+        The agent, which reads the old ones, is told there where the new ones are; it opens them by way of /proc.
+        """
+        for read_end in self._read_ends:  # opened by now: its marks have been read since
+            os.close(read_end)
+        self._read_ends = []
+        self._take_back()
+        for fd, own in enumerate(self._fds, 1):
+            read_end, write_end = os.pipe2(os.O_CLOEXEC)
+            self._read_ends.append(read_end)
+            with contextlib.suppress(OSError):
+                os.write(own, b"%s%0*d" % (_MARK, _DIGITS, switch_mark(request, read_end)))
+                left = os.fstat(own)
+                self._former.add((left.st_dev, left.st_ino))
+                if os.path.samestat(os.fstat(fd), left):  # else the user's code has redirected it
+                    os.dup2(write_end, fd)
+                os.dup2(write_end, own, inheritable=False)
+            os.close(write_end)
 
 
 class MarkReader:
@@ -54,23 +93,26 @@ class MarkReader:
         self.last = 0
         self._rest = b""
 
-    def feed(self, data: bytes) -> bytes:
-        """Take the next piece; gives it without marks, and without an end that may be the beginning of a mark."""
+    def feed(self, data: bytes) -> list[tuple[bytes, int]]:
+        """Take what was read next.
+
+        Returns:
+            Pieces, and the mark after each; 0 after the last, which is without what may be the beginning of a mark.
+        """
         if self._rest:
             data, self._rest = self._rest + data, b""
         start = data.rfind(b"\0")
         if start < 0:
-            return data
+            return [(data, 0)]
         # A mark holds no other NUL than its first byte, so only the last NUL can be of an unfinished one.
         end = data[start:]
         digits = end[len(_MARK) :]
         if len(end) < _LENGTH and ((digits.isdigit() and end.startswith(_MARK)) or _MARK.startswith(end)):
             data, self._rest = data[:start], end
-        numbers = _WHOLE_MARK.findall(data)
-        if not numbers:
-            return data
-        self.last = max(self.last, int(numbers[-1]))
-        return _WHOLE_MARK.sub(b"", data)
+        *marked, rest = _WHOLE_MARK.split(data)
+        pieces = [(piece, int(number)) for piece, number in zip(marked[::2], marked[1::2])]
+        self.last = max([self.last, *(mark for _, mark in pieces if switched(mark) is None)])
+        return [*pieces, (rest, 0)]
 
 
 def install_streams() -> OutputMarks:

@@ -11,6 +11,7 @@ import tempfile
 import threading
 from pathlib import Path
 
+from monarch_kernel.agent.logs import LogRecord, read_log
 from monarch_kernel.controller.future import Future
 from monarch_kernel.controller.runtime import Runtime, first_number
 from monarch_kernel.launch.local import LocalLauncher
@@ -56,6 +57,10 @@ class Session:
     def record_of(self, proc: int) -> str:
         """The file in which a rank keeps a record of what it runs; empty for none."""
         return ""
+
+    def log(self, proc: int) -> list[LogRecord]:
+        """What is kept of a rank's output. Its host is this machine; one elsewhere would have to be asked."""
+        return read_log(self.directory, proc)
 
     def close(self) -> None:
         """End everything; takes as long as the processes take to end."""

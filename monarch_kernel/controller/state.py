@@ -13,8 +13,9 @@ comes for an id that has resolved is counted and dropped. So every future ends e
 A rank may be addressed before its process is up: what is sent to it waits here, in order, until it says hello. Hence spawn
 and call need no waiting between them, and order per (controller, rank) is kept. The same holds for host agents.
 
-Output comes from the host agent and results come from the rank, on different connections. An answer therefore says which
-marks its rank has set in its streams; if the agent has not come to them yet the answer waits, at most `OUTPUT_GRACE_S`.
+Output comes from the host agent, results and displays come from the rank, on different connections. An answer or a display
+therefore says which marks its rank has set in its streams; if the agent has not come to them yet it waits, and what was
+written after a display waits for that; each at most `OUTPUT_GRACE_S`.
 
 When a rank of a request fails while others go on, those may wait in a collective for it, for ever. From `RELEASE_AFTER_S` on
 they are asked, once a second, to leave a collective that makes no progress; a rank that computes ignores this.
@@ -24,6 +25,7 @@ The host agent and ranks of a mesh that outlived its controller are taken up wit
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
@@ -36,6 +38,7 @@ from monarch_kernel.errors import Failure
 from monarch_kernel.events import OutputEvent, RankState, StopEvent
 from monarch_kernel.transport.base import Peer, host_peer, rank_peer
 from monarch_kernel.wire.codec import Frame, Packed, pack
+from monarch_kernel.wire.marks import is_display_mark
 from monarch_kernel.wire.messages import (
     Attach,
     Backlog,
@@ -191,8 +194,9 @@ class RankRecord:
     """A rank's process.
 
     ``owed`` maps the requests that it has yet to answer to their notes, in order; ``asides`` are those that are no work.
-    ``names`` is what it has told of its namespace: name -> what kind of thing it is.
-    ``stops`` are the requests that stand still in the debugger, and where they do.
+    ``names`` is what it has told of its namespace: name -> what kind of thing it is. ``stops`` are the requests that stand
+    still in the debugger, and where they do. ``read_to`` are the last marks in its streams that have come, ``shown_to`` is the
+    mark of its last display, ``withheld`` what it wrote after one that has not.
     """
 
     spec: RankSpec
@@ -213,6 +217,8 @@ class RankRecord:
     last_error: str = ""
     last_line: str = ""
     read_to: list[int] = field(default_factory=lambda: [0, 0])
+    shown_to: int = 0
+    withheld: deque[tuple[OutputChunk, float]] = field(default_factory=deque)
     rss_nbytes: int = 0
     cpu_percent: float = 0.0
 
@@ -243,11 +249,22 @@ class _Pending:
         self.keepers = keepers  # ranks that keep their answers until they are told that all are in
 
 
-class _HeldAnswer(NamedTuple):
+_AfterOutput = Result | Failed | Stopped | Continued | Rich
+
+
+class _Held(NamedTuple):
+    """What a rank said after it had written something that has not come yet."""
+
     proc: int
-    message: Result | Failed | Stopped | Continued
+    message: _AfterOutput
     frames: Sequence[Frame]
     until: float
+
+
+def _waits_for_display(record: RankRecord, chunk: OutputChunk) -> bool:
+    """Whether this was written after something was displayed that has not been told yet."""
+    end = record.read_to[chunk.stream == "stderr"]
+    return end > record.shown_to and is_display_mark(end)
 
 
 class State:
@@ -260,7 +277,7 @@ class State:
         self._dead: set[int] = set()
         self._speakers: dict[Peer, RankRecord] = {}
         self._pending: dict[int, _Pending] = {}
-        self._held: list[_HeldAnswer] = []
+        self._held: list[_Held] = []
         self._quiet: set[int] = set()
         self._resumption: Resumption | None = None
 
@@ -422,9 +439,10 @@ class State:
         by_host: dict[int, list[int]] = {}
         for proc in procs:
             record = self.ranks[proc]
+            if record.death is None or not record.stopping:
+                by_host.setdefault(record.host, []).append(proc)  # the agent keeps the logs of the dead until then
             if record.death is None:
                 record.stopping = True
-                by_host.setdefault(record.host, []).append(proc)
                 effects += self._bury(record, Failure("stopped", "Stopped", reason, host=self._hostname(record)), now)
         for host, ended in by_host.items():
             effects += self._to_host(self.hosts[host], pack(KillRanks(tuple(ended), grace_s)))
@@ -451,7 +469,7 @@ class State:
         if type(message) is Result or type(message) is Failed:  # first, for these are by far the most
             rank = self._speakers.get(peer)
             if rank is not None and self._resumption is None:
-                return self._heard_answer(rank, message, frames, now)
+                return self._after_output(rank, message, frames, now)
         if not self._may_say(peer, message):
             self.strays += 1
             return []
@@ -460,15 +478,13 @@ class State:
                 self._resumption.hold(peer, message, frames)
                 return []
             if isinstance(message, (Result, Failed)):
-                return self._heard_answer(self._speakers[peer], message, frames, now)
+                return self._after_output(self._speakers[peer], message, frames, now)
         if isinstance(message, Output):
             return self._heard_output(message, now)
         if isinstance(message, (Stopped, Continued)):
-            return self._heard_answer(self.ranks[int(peer[1:])], message, frames, now)
+            return self._after_output(self.ranks[int(peer[1:])], message, frames, now)
         if isinstance(message, Rich):
-            record = self.ranks[int(peer[1:])]
-            request = message.id or record.last_request
-            return [Tell(RichEvent(request, record.spec.rank, message.data, message.metadata, record.spec.mesh))]
+            return self._after_output(self.ranks[int(peer[1:])], message, frames, now)
         if isinstance(message, Readings):
             for reading in message.ranks:
                 record = self.ranks[reading.proc]
@@ -533,6 +549,10 @@ class State:
                 self._held = [held for held in self._held if held.until > now]
                 for held in due:
                     effects += self._accept(held.proc, held.message, held.frames, now)
+                    effects += self._settle(self.ranks[held.proc], now)
+        for record in self.ranks.values():
+            if record.withheld and record.withheld[0][1] <= now:
+                effects += self._give_up_displays(record, now)
         for id, pending in self._pending.items():
             if pending.failed_at is not None and now >= max(pending.failed_at, pending.released_at) + RELEASE_AFTER_S:
                 pending.released_at = now
@@ -592,18 +612,24 @@ class State:
                 record.held.append(packed)
         return effects
 
-    def _heard_answer(
-        self, record: RankRecord, message: Result | Failed | Stopped | Continued, frames: Sequence[Frame], now: float
+    def _after_output(
+        self, record: RankRecord, message: _AfterOutput, frames: Sequence[Frame], now: float
     ) -> list[Effect]:
+        """Take what a rank says when what it wrote before has come."""
         written, read_to = message.written, record.read_to
         if (written[0] > read_to[0] or written[1] > read_to[1]) and record.death is None:
-            self._held.append(_HeldAnswer(record.spec.proc, message, frames, now + OUTPUT_GRACE_S))
+            self._held.append(_Held(record.spec.proc, message, frames, now + OUTPUT_GRACE_S))
             return []
-        return self._accept(record.spec.proc, message, frames, now)
+        effects = self._accept(record.spec.proc, message, frames, now)
+        return effects + self._settle(record, now) if record.withheld else effects
 
-    def _accept(
-        self, proc: int, message: Result | Failed | Stopped | Continued, frames: Sequence[Frame], now: float
-    ) -> list[Effect]:
+    def _accept(self, proc: int, message: _AfterOutput, frames: Sequence[Frame], now: float) -> list[Effect]:
+        if type(message) is Rich:
+            record = self.ranks[proc]
+            request = message.id or record.last_request
+            record.shown_to = max(record.shown_to, message.written[0])
+            return [Tell(RichEvent(request, record.spec.rank, message.data, message.metadata, record.spec.mesh))]
+        assert not isinstance(message, Rich)
         if isinstance(message, (Stopped, Continued)):
             return self._stop_or_resume(self.ranks[proc], message, now)
         pending = self._pending.get(message.id)
@@ -693,24 +719,12 @@ class State:
         effects: list[Effect] = []
         for chunk in message.chunks:
             record = self.ranks[chunk.proc]
-            request = next((id for id in record.owed if id not in self._quiet), record.last_request)
-            record.read_to[chunk.stream == "stderr"] = chunk.end
-            if chunk.text or chunk.dropped_lines:
-                effects.append(
-                    Tell(
-                        OutputEvent(
-                            request, record.spec.rank, chunk.stream, chunk.text, chunk.dropped_lines, record.spec.mesh
-                        )
-                    )
-                )
-                record.last_line = chunk.text.rstrip("\n").rpartition("\n")[2][-200:] or record.last_line
-        still, self._held = self._held, []
-        for held in still:
-            written, read_to = held.message.written, self.ranks[held.proc].read_to
-            if written[0] > read_to[0] or written[1] > read_to[1]:
-                self._held.append(held)
-            else:
-                effects += self._accept(held.proc, held.message, held.frames, now)
+            if not chunk.request and _waits_for_display(record, chunk):
+                record.withheld.append((chunk, now + OUTPUT_GRACE_S))
+                continue
+            effects += self._tell_output(record, chunk)
+            if self._held:
+                effects += self._settle(record, now)
         return effects
 
     def _heard_names(self, record: RankRecord, message: Names) -> list[Effect]:
@@ -722,6 +736,41 @@ class State:
                 names[intern(name)] = intern(kind)  # most ranks have the same
         return []
 
+    def _tell_output(self, record: RankRecord, chunk: OutputChunk) -> list[Effect]:
+        request = chunk.request or next((id for id in record.owed if id not in self._quiet), record.last_request)
+        if not chunk.request:
+            record.read_to[chunk.stream == "stderr"] = chunk.end
+        if not chunk.text and not chunk.dropped_lines:
+            return []
+        record.last_line = chunk.text.rstrip("\n").rpartition("\n")[2][-200:] or record.last_line
+        spec = record.spec
+        return [Tell(OutputEvent(request, spec.rank, chunk.stream, chunk.text, chunk.dropped_lines, spec.mesh))]
+
+    def _give_up_displays(self, record: RankRecord, now: float) -> list[Effect]:
+        """Tell what was withheld for displays that have not come."""
+        effects: list[Effect] = []
+        while record.withheld:
+            record.shown_to = max(record.read_to)
+            effects += self._settle(record, now)
+        return effects
+
+    def _settle(self, record: RankRecord, now: float) -> list[Effect]:
+        """Take what waited for what has come: answers and displays for output, and output for displays."""
+        effects: list[Effect] = []
+        while True:
+            still, self._held = self._held, []
+            for held in still:
+                written, read_to = held.message.written, self.ranks[held.proc].read_to
+                if written[0] > read_to[0] or written[1] > read_to[1]:
+                    self._held.append(held)
+                else:
+                    effects += self._accept(held.proc, held.message, held.frames, now)
+            ready = next((item for item in record.withheld if not _waits_for_display(record, item[0])), None)
+            if ready is None:
+                return effects
+            record.withheld.remove(ready)
+            effects += self._tell_output(record, ready[0])
+
     def _heard_lost(self, message: Lost, now: float) -> list[Effect]:
         record = self.ranks[message.proc]
         if record.death is not None:
@@ -730,7 +779,7 @@ class State:
         return self._lose(record, message.reason or what, now, message.last_lines)
 
     def _lose(self, record: RankRecord, what: str, now: float, last_lines: tuple[str, ...] = ()) -> list[Effect]:
-        effects: list[Effect] = []
+        effects = self._give_up_displays(record, now)
         for held in [held for held in self._held if held.proc == record.spec.proc]:
             self._held.remove(held)  # it had answered before it died
             effects += self._accept(held.proc, held.message, held.frames, now)

@@ -19,7 +19,7 @@ from monarch_kernel.mesh import Extent, Region
 from monarch_kernel.notebook.cells import CellOutput, Lane, RemoteCell
 from monarch_kernel.notebook.display import Sink
 from monarch_kernel.notebook.options import UpOptions, UsageProblem
-from monarch_kernel.output.folding import OutputFolder, render
+from monarch_kernel.output.folding import FoldedLine, OutputFolder, render
 from monarch_kernel.ui.text import detached_text, format_seconds
 
 __all__ = ["DetachedMeshes", "ResumedCell", "TakenUp", "default_root", "resumed_cells", "show_missed"]
@@ -202,7 +202,7 @@ def resumed_cells(taken: TakenUp, lane: Lane, sink: Sink) -> list[ResumedCell]:
             return CellResult(None, answer.bundle)
 
         finish = gather(region, f"{cell.note} failed on {mesh.name}", RemoteError, read, mesh._as_spawned)
-        output = CellOutput(mesh._with_region(region), sink, raw=False)
+        output = CellOutput(mesh._with_region(region), sink, lane.slots, raw=False)
         runtime.listen(cell.id, output.hear)
         cells.append(ResumedCell(lane, mesh._with_region(region), cell, future.read_with(finish), output))
     return cells
@@ -216,10 +216,10 @@ def show_missed(taken: TakenUp, sink: Sink) -> None:
     chunks = [(event.ranks[chunk.proc], chunk) for event in runtime.backlog for chunk in event.chunks]
     if chunks:
         sink.write("stdout", "its ranks wrote meanwhile:\n")
-        folder = OutputFolder(mesh.ranks)
+        folder = OutputFolder(mesh.ranks, more=f"%mesh logs {mesh.name}")
         for rank, chunk in chunks:
             folder.feed(rank, chunk.stream, chunk.text, now, chunk.dropped_lines)
-        for stream, text in render(folder.finish(now)):
+        for stream, text in render(line for line in folder.finish(now) if isinstance(line, FoldedLine)):
             sink.write(stream, text)
     for rank, failure in sorted(mesh.deaths().items()):
         sink.write("stderr", f"[{rank}] died: {failure.message}\n")

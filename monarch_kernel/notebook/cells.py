@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from monarch_kernel.actor.meshes import CellResult, ProcMesh
@@ -29,10 +30,13 @@ from monarch_kernel.controller.state import RichEvent, Value
 from monarch_kernel.errors import LaunchError, RanksError, RemoteInterrupt, format_ranks
 from monarch_kernel.events import OutputEvent, StopEvent
 from monarch_kernel.mesh import ValueMesh
-from monarch_kernel.notebook.display import RichFolder, Sink
+from monarch_kernel.notebook.display import Sink
 from monarch_kernel.notebook.interrupts import HeldInterrupts
 from monarch_kernel.notebook.stopping import Stopping, look, stopping_text
-from monarch_kernel.output.folding import OutputFolder, render
+from monarch_kernel.output.bars import BarBlock
+from monarch_kernel.output.folding import FoldedItem, FoldedLine, OutputFolder, render
+from monarch_kernel.output.logs import CellMark
+from monarch_kernel.output.rich import Bundle, Clear, RichFolder, RichOutput, RichSlots, compose
 from monarch_kernel.ui.stacks import doing_lines
 from monarch_kernel.wire.messages import Payload
 
@@ -42,6 +46,7 @@ TURN_S = 0.05
 _GROUP_TIMEOUT_S = 90.0
 _QUIET_S = 0.2
 _FINISHED = Value(Payload(), (), {})
+_MARKS = 1_000  # cells that a log can tell apart
 
 CellStage = Literal["waiting", "forming", "running", "over"]
 
@@ -52,17 +57,20 @@ class CellOutput:
     Args:
         mesh: whose ranks write.
         sink: where it is shown.
+        slots: the mesh's displays that can be updated.
         raw: whether each rank's lines are shown for themselves.
         stream: whether it is shown as it comes, or all of it at the end.
     """
 
-    def __init__(self, mesh: ProcMesh, sink: Sink, *, raw: bool, stream: bool = True) -> None:
+    def __init__(self, mesh: ProcMesh, sink: Sink, slots: RichSlots, *, raw: bool, stream: bool = True) -> None:
         self.sink = sink
         self._stream = stream
-        self._held: list[tuple[Any, str]] = []
+        self._held: list[FoldedLine | FoldedItem] = []
         self._events: deque[OutputEvent | RichEvent] = deque()
-        self._folder = OutputFolder(mesh.ranks, raw=raw)
-        self._rich = RichFolder(mesh.ranks)
+        self._folder = OutputFolder(mesh.ranks, raw=raw, more=f"%mesh logs {mesh.name}")
+        self._id = uuid.uuid4().hex
+        self._rich = RichFolder(mesh.ranks, slots, self._id)
+        self._blocks: dict[int, str] = {}  # of progress bars that were shown: their texts
         self._heard_at = 0.0
         self._is_open = False
         self._turning = threading.Lock()
@@ -94,43 +102,82 @@ class CellOutput:
         """Show what is due."""
         with self._turning:
             self._take(now)
-            self._write(self._folder.drain(now))
-            if self._stream:
-                self._rich.show(self.sink, now)
+            shown = self._folder.drain(now)
+            if not self._stream:
+                self._held += shown  # folding has bounded it
+                return
+            self._write(shown, now)
+            self._show(self._rich.release(now))
+            self._show_bars(self._folder.bars(now))
 
-    def finish(self, now: float) -> None:
-        """Show all that is left."""
+    def finish(self, now: float, *, goes_on: bool = False) -> None:
+        """Show all that is left; a progress bar stays live if it ``goes_on``."""
         with self._turning:
             self._take(now)
             self._stream = True
-            self._write(self._folder.finish(now))
-            self._rich.show(self.sink, now, everything=True)
+            held, self._held = self._held, []
+            self._write([*held, *self._folder.finish(now, goes_on=goes_on)], now)
+            self._show(self._rich.release(now, everything=True))
+            self._show_bars(self._folder.bars(now, last=True), last=True)
             self._is_open = False
+
+    def show_values(self, bundles: Mapping[int, Bundle]) -> None:
+        """Show the values of the last expression, by rank."""
+        with self._turning:
+            self._show(compose({rank: (bundle, {}) for rank, bundle in bundles.items()}, self._id))
 
     def turn_late(self, now: float) -> None:
         """Show what came after the end: a line that nobody ends is shown when nothing follows for a while."""
         self.turn(now)
         if now - self._heard_at > _QUIET_S:
-            self.finish(now)
+            self.finish(now, goes_on=True)
 
     def _take(self, now: float) -> None:
-        written: list[OutputEvent] = []
+        events: list[OutputEvent | RichEvent] = []
         while self._events:
-            event = self._events.popleft()
+            events.append(self._events.popleft())
             self._heard_at, self._is_open = now, True
+        for event in sorted(events, key=lambda event: event.rank):  # what came within one turn is shown by rank
             if isinstance(event, OutputEvent):
-                written.append(event)
+                self._folder.feed(event.rank, event.stream, event.text, now, event.dropped_lines)
             else:
-                self._rich.feed(event.rank, event.data, event.metadata, now)
-        for line in sorted(written, key=lambda event: event.rank):  # what came within one turn is shown by rank
-            self._folder.feed(line.rank, line.stream, line.text, now, line.dropped_lines)
+                self._folder.feed_item(event.rank, self._rich.feed(event.rank, event.data, event.metadata), now)
 
-    def _write(self, lines: Any) -> None:
-        self._held += render(lines)  # folding has bounded it
-        if self._stream:
-            for stream, text in self._held:
-                self.sink.write(stream, text)
-            self._held.clear()
+    def _write(self, shown: Iterable[FoldedLine | FoldedItem], now: float) -> None:
+        lines: list[FoldedLine] = []
+        for each in shown:
+            if isinstance(each, FoldedLine):
+                lines.append(each)
+                self._rich.lines_shown(each.ranks)
+            else:
+                self._write_lines(lines)
+                lines = []
+                self._show(self._rich.take(each, now))
+        self._write_lines(lines)
+
+    def _write_lines(self, lines: Sequence[FoldedLine]) -> None:
+        for stream, text in render(lines):
+            self.sink.write(stream, text)
+
+    def _show(self, outputs: Iterable[RichOutput | Clear]) -> None:
+        for output in outputs:
+            if isinstance(output, Clear):
+                self.sink.clear(output.wait)
+                self._folder.cleared()
+            else:
+                self.sink.display(output.data, output.metadata, output.display_id, output.update)
+
+    def _show_bars(self, blocks: Iterable[BarBlock], *, last: bool = False) -> None:
+        for block in blocks:
+            is_new = block.number not in self._blocks
+            self._blocks[block.number] = block.text
+            if self.sink.can_update:
+                self.sink.display({"text/plain": block.text}, None, f"{self._id}-bars-{block.number}", not is_new)
+        if self._blocks and not self.sink.can_update:
+            self.sink.live("" if last else self._blocks[max(self._blocks)])
+            if last:
+                self.sink.write("stdout", "".join(f"{text}\n" for text in self._blocks.values() if text))
+                self._blocks.clear()
 
 
 class Lane:
@@ -145,6 +192,8 @@ class Lane:
         self.mesh = mesh
         self.form = form
         self.needs_group = True
+        self.slots = RichSlots(uuid.uuid4().hex)
+        self.begun: deque[CellMark] = deque(maxlen=_MARKS)
         self.cells: list[RemoteCell] = []
         self._lock = threading.Lock()
 
@@ -375,6 +424,7 @@ class RemoteCell:
 
     def _send(self, now: float) -> None:
         self._deadline = float("inf") if self._timeout_s is None else now + self._timeout_s
+        self._lane.begun.append(CellMark(time.time(), self.number, self.ranks))
         try:
             self._future = self.mesh.run_cell(
                 self._code,

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import builtins
+import sys
 from collections.abc import Callable
 
 from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_kernel.actor.meshes import ProcMesh
 from monarch_kernel.agent.processes import gpu_ids
+from monarch_kernel.errors import format_ranks
 from monarch_kernel.notebook.attach import resumed_cells, show_missed
 from monarch_kernel.notebook.background import BackgroundCell
 from monarch_kernel.notebook.cells import RemoteCell
 from monarch_kernel.notebook.display import LiveView, Sink
 from monarch_kernel.notebook.meshes import Entry, Meshes
-from monarch_kernel.notebook.options import COMMANDS, UsageProblem, one_name, parse_up, tokens
+from monarch_kernel.notebook.options import COMMANDS, UsageProblem, one_name, parse_logs, parse_up, tokens
 from monarch_kernel.notebook.selector import root_name
 from monarch_kernel.notebook.stopping import look
 from monarch_kernel.notebook.usage import command_help, mesh_help
+from monarch_kernel.output.folding import render
+from monarch_kernel.output.logs import log_lines
 from monarch_kernel.ui.stacks import stacks_text
 from monarch_kernel.ui.text import meshes_text
 
@@ -98,6 +102,17 @@ class MeshCommands:
         for entry in shown:
             entry.view = LiveView()
             entry.view.show(entry.mesh.view())
+
+    def logs(self, rest: str) -> None:
+        """Show what ranks have written."""
+        options = parse_logs(rest)
+        entry, mesh = self._meshes.select(options.selector, self._shell.user_ns)
+        logs = mesh.logs()
+        lines = log_lines(logs, list(entry.lane.begun), n_lines=options.lines, stderr=options.stderr, raw=options.raw)
+        if not lines:
+            print(f"{mesh.name}{format_ranks(logs)} has written nothing{' to stderr' * options.stderr}")
+        for stream, text in render(lines):
+            print(text, end="", file=sys.stderr if stream == "stderr" else sys.stdout, flush=True)
 
     def interrupt(self, rest: str) -> None:
         """Interrupt what a mesh, or a part of it, runs; ``--abort`` also aborts process groups."""

@@ -77,7 +77,8 @@ def candidates(
         if not done:
             return [(command, "command") for command in COMMANDS]
         if options := option_names(f"%mesh {done[0]}", aliases=True):
-            return [(option, "option") for option in options if option not in done or option == "--env"]
+            left = [(option, "option") for option in options if option not in done or option == "--env"]
+            return left if done[0] == "up" else [*names, *left]
         if done[0] == "help":
             return [(command, "command") for command in COMMANDS]
         if done[0] == "attach":

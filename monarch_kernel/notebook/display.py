@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from IPython.core.getipython import get_ipython
 from IPython.core.interactiveshell import InteractiveShell
-from IPython.display import publish_display_data
+from IPython.display import clear_output, publish_display_data
 
-from monarch_kernel.errors import format_ranks
 from monarch_kernel.events import MeshView
+from monarch_kernel.output.rich import Bundle
 from monarch_kernel.ui.text import mesh_html, mesh_text
 
-__all__ = ["LiveView", "RichFolder", "Sink", "show_bundles"]
+__all__ = ["LiveView", "Sink"]
 
-Bundle = Mapping[str, Any]
-
-OUR_METADATA = "monarch_kernel"
-"""Key of a display's metadata under which a rank's shell hands on ``display_id`` and ``update``."""
+_UP_AND_ERASE = "\x1b[{n}A\r\x1b[J"  # so many lines
 
 
 class Sink:
@@ -38,6 +36,12 @@ class Sink:
         self._kernel: Any = getattr(shell, "kernel", None)
         self._parent: Any = shell.get_parent() if self._kernel is not None else None  # type: ignore[attr-defined]
         self._is_pinned = False
+        self._live_lines = 0  # of a terminal, at its end
+
+    @property
+    def can_update(self) -> bool:
+        """Whether what was displayed can be brought up to date."""
+        return self._kernel is not None
 
     def pin(self) -> None:
         """From now on output goes to the cell that was running when this was made."""
@@ -48,9 +52,22 @@ class Sink:
         if self._is_pinned:
             self._send("stream", {"name": stream, "text": text})
             return
+        self.live("")
         target = sys.stderr if stream == "stderr" else sys.stdout
         target.write(text)
         target.flush()
+
+    def live(self, text: str) -> None:
+        """Rewrite the last lines of a terminal; nothing in a notebook, which has displays for that."""
+        if self._live_lines:
+            sys.stdout.write(_UP_AND_ERASE.format(n=self._live_lines))
+        self._live_lines = 0
+        if text and not self.can_update and sys.stdout.isatty():
+            width = shutil.get_terminal_size().columns - 1
+            lines = [line[:width] for line in text.split("\n")]
+            sys.stdout.write("".join(f"{line}\n" for line in lines))
+            self._live_lines = len(lines)
+        sys.stdout.flush()
 
     def display(self, data: Bundle, metadata: Bundle | None = None, display_id: str = "", update: bool = False) -> None:
         """Display a MIME bundle, or bring one with the same ``display_id`` up to date."""
@@ -60,6 +77,13 @@ class Sink:
             self._send(kind, {"data": dict(data), "metadata": dict(metadata or {}), "transient": transient})
             return
         publish_display_data(dict(data), dict(metadata or {}), transient=transient, update=update)
+
+    def clear(self, wait: bool) -> None:
+        """Take away what the cell has shown; with ``wait`` when the next output comes."""
+        if self._is_pinned:
+            self._send("clear_output", {"wait": wait})
+        elif self.can_update:
+            clear_output(wait)
 
     def error(self, etype: str, message: str, lines: Sequence[str]) -> None:
         """Show an error without failing a cell."""
@@ -71,76 +95,6 @@ class Sink:
     def _send(self, kind: str, content: dict[str, Any]) -> None:
         kernel = self._kernel
         kernel.session.send(kernel.iopub_socket, kind, content, parent=self._parent, ident=kernel._topic(kind))
-
-
-def show_bundles(sink: Sink, bundles: Sequence[tuple[int, Bundle]], metadata: Bundle | None = None) -> None:
-    """Show what ranks gave, equal ones once, each with its ranks.
-
-    Args:
-        sink: where.
-        bundles: (rank, MIME type -> data).
-        metadata: as for Jupyter's ``display_data``.
-    """
-    groups: list[tuple[list[int], Bundle]] = []
-    for rank, bundle in bundles:
-        if bundle:
-            for ranks, known in groups:
-                if known == bundle:
-                    ranks.append(rank)
-                    break
-            else:
-                groups.append(([rank], bundle))
-    plain: list[str] = []
-    for ranks, bundle in groups:
-        label = format_ranks(ranks)
-        text = str(bundle.get("text/plain", ""))
-        if set(bundle) <= {"text/plain"} and not metadata:
-            indent = "\n" + " " * (len(label) + 1)
-            plain.append(f"{label} " + indent.join(text.splitlines() or [""]))
-            continue
-        _show_plain(sink, plain)
-        theirs = dict(metadata or {})
-        about = theirs.pop(OUR_METADATA, {})
-        display_id, update = about.get("display_id"), bool(about.get("update"))
-        if not update:
-            sink.display({"text/plain": label})
-        sink.display(bundle, theirs, f"{display_id}-{label}" if display_id else "", update)
-    _show_plain(sink, plain)
-
-
-def _show_plain(sink: Sink, lines: list[str]) -> None:
-    if lines:
-        sink.display({"text/plain": "\n".join(lines)})
-        lines.clear()
-
-
-class RichFolder:
-    """Holds what ranks display until all of them have displayed their i-th thing, or the wait is over."""
-
-    def __init__(self, ranks: Sequence[int], window_s: float = 0.1) -> None:
-        self._ranks = len(ranks)
-        self._window_s = window_s
-        self._counts: dict[int, int] = {}
-        self._rows: list[tuple[float, list[tuple[int, Bundle]], Bundle]] = []
-        self._first = 0
-
-    def feed(self, rank: int, data: Bundle, metadata: Bundle, now: float) -> None:
-        """Take something that a rank displayed."""
-        index = max(self._counts.get(rank, 0), self._first)
-        self._counts[rank] = index + 1
-        while len(self._rows) <= index - self._first:
-            self._rows.append((now, [], metadata))
-        self._rows[index - self._first][1].append((rank, data))
-
-    def show(self, sink: Sink, now: float, *, everything: bool = False) -> None:
-        """Show what is complete or has waited long enough."""
-        while self._rows:
-            since, row, metadata = self._rows[0]
-            if not (everything or len(row) >= self._ranks or now - since > self._window_s):
-                return
-            del self._rows[0]
-            self._first += 1
-            show_bundles(sink, sorted(row, key=lambda item: item[0]), metadata)
 
 
 class LiveView:

@@ -24,7 +24,7 @@ from monarch_kernel.notebook.background import BackgroundCell
 from monarch_kernel.notebook.cells import RemoteCell
 from monarch_kernel.notebook.commands import MeshCommands
 from monarch_kernel.notebook.complete import make_matcher
-from monarch_kernel.notebook.display import Sink, show_bundles
+from monarch_kernel.notebook.display import Sink
 from monarch_kernel.notebook.hints import local_hint, remote_hints, show_with_hint
 from monarch_kernel.notebook.meshes import Entry, Meshes
 from monarch_kernel.notebook.names import RemoteNames
@@ -231,8 +231,7 @@ def _nothing(results: ValueMesh[CellResult]) -> None:
 
 
 def _show_values(cell: RemoteCell, results: ValueMesh[CellResult]) -> None:
-    bundles = [(rank, result.bundle) for rank, result in zip(cell.mesh.ranks, results.values(), strict=True)]
-    show_bundles(cell.output.sink, bundles)
+    cell.output.show_values({rank: each.bundle for rank, each in zip(cell.mesh.ranks, results.values(), strict=True)})
 
 
 class _UsageErrors:

@@ -291,7 +291,7 @@ class Meshes:
         timeout_s: float | None,
     ) -> RemoteCell:
         """A cell that waits for its turn; to be driven with `run` or by the `background`."""
-        output = CellOutput(mesh, sink, raw=raw, stream=stream)
+        output = CellOutput(mesh, sink, entry.lane.slots, raw=raw, stream=stream)
         return RemoteCell(
             entry.lane, mesh, code, number=number, want_value=want_value, output=output, timeout_s=timeout_s
         )

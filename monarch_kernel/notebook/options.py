@@ -13,10 +13,12 @@ from typing import NoReturn
 
 __all__ = [
     "COMMANDS",
+    "LogsOptions",
     "RemoteOptions",
     "UpOptions",
     "UsageProblem",
     "option_names",
+    "parse_logs",
     "parse_remote",
     "parse_up",
     "parser_of",
@@ -32,6 +34,7 @@ COMMANDS = {
     "interrupt": "interrupt what a mesh, or a slice of it, runs; state is kept; --abort: at the cost of process groups",
     "stacks": "say what every rank does now",
     "debug": "look at a rank in pdb, where it failed or stopped",
+    "logs": "show what ranks have written, also what was left out",
     "help": "what a command takes",
 }
 
@@ -97,6 +100,23 @@ class RemoteOptions:
     local: bool = False
 
 
+@dataclass(frozen=True)
+class LogsOptions:
+    """``%mesh logs``.
+
+    Attributes:
+        selector: expression that gives a mesh; empty for the one last brought up.
+        lines: of each rank, at most.
+        stderr: whether to show only that stream.
+        raw: whether to show every line of every rank for itself.
+    """
+
+    selector: str
+    lines: int = 200
+    stderr: bool = False
+    raw: bool = False
+
+
 class _Parser(argparse.ArgumentParser):
     """The one place that knows what a magic takes: parsing, help, completion and errors read it."""
 
@@ -151,8 +171,19 @@ def _remote_parser(magic: str) -> _Parser:
     return parser
 
 
+def _logs_parser(magic: str) -> _Parser:
+    parser = _Parser(magic)
+    add = parser.add_argument
+    add("selector", nargs="?", default="", metavar="SELECTOR", help="a mesh or a slice of one: t, t[0], t[0:4]")
+    add("--lines", default="200", metavar="N", help="the last N of each rank (default: 200)")
+    add("--stderr", action="store_true", help="only what was written there")
+    add("--raw", action="store_true", help="show each rank's lines for themselves, equal ones too")
+    return parser
+
+
 _PARSERS: dict[str, Callable[[str], _Parser]] = {
     "%mesh up": _up_parser,
+    "%mesh logs": _logs_parser,
     "%%remote": _remote_parser,
     "%autoremote": _remote_parser,
     "%remote": _remote_parser,
@@ -366,6 +397,18 @@ def parse_remote(line: str, magic: str = "%%remote") -> RemoteOptions:
         stream=not known.no_stream,
         local=known.local,
     )
+
+
+def parse_logs(line: str) -> LogsOptions:
+    """Read what follows ``%mesh logs``.
+
+    Raises:
+        UsageProblem: it can't be; the text says why and what to write.
+    """
+    known = _parse(line, "%mesh logs")
+    if not known.lines.isdecimal() or not int(known.lines):
+        raise UsageProblem(f"%mesh logs: --lines takes a whole number, such as 200, not {known.lines!r}")
+    return LogsOptions(known.selector, int(known.lines), known.stderr, known.raw)
 
 
 def one_name(rest: Sequence[str], command: str, known: Sequence[str], *, optional: bool) -> str:

@@ -19,6 +19,7 @@ _ARGUMENTS = {
     "interrupt": "NAME [--abort]",
     "stacks": "[NAME]",
     "debug": "[SELECTOR]",
+    "logs": "[SELECTOR] [OPTION]...",
     "help": "[COMMAND]",
 }
 
@@ -56,7 +57,7 @@ def mesh_help() -> str:
     rows = [("%mesh", "the meshes that are up")]
     for command, does in COMMANDS.items():
         parser = parser_of(f"%mesh {command}")
-        arguments = "[NAME] [OPTION]..." if parser else _ARGUMENTS.get(command, "")
+        arguments = _ARGUMENTS.get(command, "[NAME] [OPTION]..." if parser else "")
         rows.append((f"%mesh {command} {arguments}".strip(), does))
     left = max(len(row[0]) for row in rows) + 2
     parts = ["\n".join(f"{magic:<{left}}{does}" for magic, does in rows)]

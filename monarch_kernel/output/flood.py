@@ -25,7 +25,7 @@ from typing import Literal
 
 from monarch_kernel.errors import format_ranks
 
-__all__ = ["STDERR", "STDOUT", "FloodGate", "FoldedLine"]
+__all__ = ["STDERR", "STDOUT", "FloodGate", "FoldedItem", "FoldedLine"]
 
 Stream = Literal["stdout", "stderr"]
 
@@ -58,6 +58,14 @@ class FoldedLine:
     note: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class FoldedItem:
+    """Something other than a line, at its place among the lines, for all the ranks that gave it."""
+
+    ranks: tuple[int, ...]
+    key: str
+
+
 @dataclass(slots=True)
 class _Run:
     """Consecutive lines of the same ranks."""
@@ -83,6 +91,7 @@ class FloodGate:
         burst_nbytes: bytes that may come at once.
         last_lines: how many of a rank's last lines ``finish`` shows for sure; fewer where many ranks or very long
             lines would make these alone a flood, or where the rank's own agent left out lines among them.
+        more: a command that shows what is left out.
     """
 
     def __init__(
@@ -93,7 +102,9 @@ class FloodGate:
         burst_lines: int = 1_000,
         burst_nbytes: int = 512 * 1024,
         last_lines: int = 50,
+        more: str = "",
     ) -> None:
+        self._more = f"; all: {more}" if more else ""
         self.left_out: Counter[int] = Counter()
         self._lines_per_s = lines_per_s
         self._nbytes_per_s = nbytes_per_s
@@ -104,7 +115,7 @@ class FloodGate:
         self._nbytes_left = float(burst_nbytes)
         self._refilled_at: float | None = None
         self._next_note_at = float("-inf")
-        self._shown: list[FoldedLine] = []
+        self._shown: list[FoldedLine | FoldedItem] = []
         self._waiting: deque[_Run | _Gap] = deque()
         self._n_waiting = 0
         self._squeeze_above = 2 * burst_lines
@@ -124,6 +135,10 @@ class FloodGate:
             self._waiting.append(_Run(ranks, list(lines[n_shown:])))
             self._wait(len(lines) - n_shown)
 
+    def accept_item(self, item: FoldedItem) -> None:
+        """Take an item, which is shown at its place, or, where lines wait in a flood, before these."""
+        self._shown.append(item)
+
     def leave_out(self, rank: int, n_lines: int) -> None:
         """Take note of lines that ``rank`` wrote next, and that were left out before they came here."""
         self.left_out[rank] += n_lines
@@ -134,7 +149,7 @@ class FloodGate:
             self._waiting.append(_Gap(Counter({rank: n_lines})))
             self._wait(1)
 
-    def release(self, now: float) -> list[FoldedLine]:
+    def release(self, now: float) -> list[FoldedLine | FoldedItem]:
         """What may be shown now."""
         self._refill(now)
         while self._waiting:
@@ -150,7 +165,7 @@ class FloodGate:
                     item = self._waiting[0]
                     assert isinstance(item, _Gap), "a gap is merged into those before it"
                 self._lines_left -= 1
-                self._shown.append(_note(item.counts))
+                self._shown.append(_note(item.counts, self._more))
                 self._n_waiting -= 1
             else:
                 n_shown = self._show(item.ranks, item.lines)
@@ -162,13 +177,13 @@ class FloodGate:
         shown, self._shown = self._shown, []
         return shown
 
-    def finish(self, now: float) -> list[FoldedLine]:
+    def finish(self, now: float) -> list[FoldedLine | FoldedItem]:
         """What may be shown now, then the last lines of every rank, whatever the rate."""
         shown = self.release(now)
         self._squeeze(0)
         for item in self._waiting:
             if isinstance(item, _Gap):
-                shown.append(_note(item.counts))
+                shown.append(_note(item.counts, self._more))
             else:
                 shown.extend(_folded(item.ranks, line) for line in item.lines)
         self._waiting.clear()
@@ -302,7 +317,7 @@ def _label_length(ranks: tuple[int, ...]) -> int:
     return len(format_ranks(ranks))
 
 
-def _note(counts: Counter[int]) -> FoldedLine:
+def _note(counts: Counter[int], more: str) -> FoldedLine:
     """Say how many lines are left out, by rank; ranks with equal counts together."""
     total = sum(counts.values())
     by_count: dict[int, list[int]] = {}
@@ -316,5 +331,5 @@ def _note(counts: Counter[int]) -> FoldedLine:
         n_named = sum(len(ranks) for ranks in list(by_count.values())[:_MAX_RANKS_IN_NOTE])
         parts[_MAX_RANKS_IN_NOTE:] = [f"and {len(counts) - n_named:,} more ranks"]
     lines = "line" if total == 1 else "lines"
-    text = f"… {total:,} {lines} left out here ({', '.join(parts)}; shown: the first and the last)"
+    text = f"… {total:,} {lines} left out here ({', '.join(parts)}; shown: the first and the last{more})"
     return FoldedLine(tuple(sorted(counts)), "stdout", text, note=True)

@@ -18,20 +18,24 @@ the lines that come out are a subsequence of those that went in, and without a f
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from monarch_kernel.errors import format_ranks
-from monarch_kernel.output.flood import STDERR, STDOUT, FloodGate, FoldedLine, Stream
+from monarch_kernel.output.bars import Bar, BarBlock, BarBoard, Row, Screen, fold_key, slowest
+from monarch_kernel.output.flood import STDERR, STDOUT, FloodGate, FoldedItem, FoldedLine, Stream
+from monarch_kernel.output.text import Partial, close_colors, cut, last_update
 
-__all__ = ["FoldedLine", "OutputFolder", "render"]
+__all__ = ["FoldedItem", "FoldedLine", "OutputFolder", "render"]
 
-_GAP = "g"  # the mark of a line that stands for lines left out by the rank's agent; its text is how many
+# Marks of what is no line, but has its place among lines.
+_GAP = "g"  # lines left out by the rank's agent; the text is how many
+_BAR = "b"  # a progress bar that has ended and was not shown live; the text is its stream's mark and what it folds by
+_ITEM = "i"  # anything else, such as a figure; the text is its key
+_MARKED = _GAP + _BAR + _ITEM
 _LOOK_AHEAD = 1_000
 _TRIM_ABOVE = 4_096
 _MARKS: dict[Stream, str] = {"stdout": STDOUT, "stderr": STDERR}
-_ANSI_COLOR = re.compile(r"\x1b\[([0-9;:]*)m")
 
 
 class OutputFolder:
@@ -49,6 +53,8 @@ class OutputFolder:
         burst_lines: lines that may be shown at once.
         burst_nbytes: bytes that may be shown at once.
         last_lines: how many of a rank's last lines ``finish`` shows, even after a flood.
+        item_window_s: how long an item waits for other ranks to give it, too.
+        more: a command that shows all that was written, for the notes on what is left out.
     """
 
     def __init__(
@@ -65,6 +71,8 @@ class OutputFolder:
         burst_lines: int = 1_000,
         burst_nbytes: int = 512 * 1024,
         last_lines: int = 50,
+        item_window_s: float = 0.3,
+        more: str = "",
     ) -> None:
         if not ranks:
             raise ValueError("ranks: at least one is needed")
@@ -74,6 +82,7 @@ class OutputFolder:
             burst_lines=burst_lines,
             burst_nbytes=burst_nbytes,
             last_lines=last_lines,
+            more=more,
         )
         self._holders: dict[str, int] = {}  # line -> how many ranks have it within their look-ahead
         self._queues = {rank: _Queue(rank, self._holders) for rank in sorted(set(ranks))}
@@ -85,11 +94,15 @@ class OutputFolder:
         self._max_lines = max_lines
         self._max_length = max_nbytes
         self._max_line_length = max_line_length
-        self._partials: dict[tuple[int, Stream], _Partial] = {}
+        self._partials: dict[tuple[int, Stream], Partial] = {}
+        self._screens: dict[tuple[int, Stream], Screen] = {}
+        self._board = BarBoard(raw, f"; all: {more}" if more else "")
+        self._ended_bars: dict[str, dict[int, deque[str]]] = {}  # by the line that stands for them, and by rank
+        self._item_delay_s = max(0.0, item_window_s - window_s)
         self._fed: deque[tuple[float, _Queue, int]] = deque()  # when, where, and the position after what was fed
         self._n_held = 0
         self._length_held = 0
-        self._n_gaps_held = 0
+        self._n_marked_held = 0
         self._batch_ranks: tuple[int, ...] = ()
         self._batch: list[str] = []
 
@@ -116,37 +129,77 @@ class OutputFolder:
         Raises:
             ValueError: ``rank`` is not one of the folder's ranks.
         """
-        queue = self._queues.get(rank)
-        if queue is None:
-            raise ValueError(f"rank {rank} is not one of {format_ranks(self._all_ranks)}")
+        queue = self._queue_of(rank)
         lines: list[str] = []
         if dropped_lines > 0:
             # The end of a line that had begun is among what was left out.
             lines += self._end_partial(rank, stream)
             lines.append(f"{_GAP}{dropped_lines}")
-            self._n_gaps_held += 1
-        lines += self._assemble(rank, stream, text)
+            self._n_marked_held += 1
+        lines += self._assemble(rank, stream, text, now)
         if lines:
             self._enqueue(queue, lines, now)
 
-    def drain(self, now: float) -> list[FoldedLine]:
-        """Lines that are ready to be shown."""
-        self._merge(now - self._window_s, now)
-        return self._gate.release(now)
+    def feed_item(self, rank: int, key: str, now: float) -> None:
+        """Take something that has its place among the rank's lines; items with the same key are given together.
 
-    def finish(self, now: float) -> list[FoldedLine]:
-        """All lines that are left, unterminated ones too (as lines), whatever the rate."""
-        for rank, stream in list(self._partials):
+        Raises:
+            ValueError: ``rank`` is not one of the folder's ranks.
+        """
+        queue = self._queue_of(rank)
+        self._n_marked_held += 1
+        self._enqueue(queue, [_ITEM + key], now, self._item_delay_s)
+
+    def drain(self, now: float) -> list[FoldedLine | FoldedItem]:
+        """Lines and items that are ready to be shown."""
+        for (rank, stream), screen in list(self._screens.items()):
+            if lines := self._left(rank, stream, screen.settle(now)):
+                self._enqueue(self._queues[rank], lines, now)
+        self._merge(now - self._window_s, now)
+        shown = self._gate.release(now)
+        if shown:
+            self._board.line_shown()
+        return shown
+
+    def finish(self, now: float, *, goes_on: bool = False) -> list[FoldedLine | FoldedItem]:
+        """All that is left, unterminated lines too (as lines), whatever the rate.
+
+        Args:
+            now: the time in seconds.
+            goes_on: whether more may come: then bars stay live.
+        """
+        for rank, stream in [*self._partials, *([] if goes_on else self._screens)]:
             if lines := self._end_partial(rank, stream):
                 self._enqueue(self._queues[rank], lines, now)
         self._merge(float("inf"), now)
         return self._gate.finish(now)
 
+    def bars(self, now: float, *, last: bool = False) -> list[BarBlock]:
+        """Blocks of progress bars that are to be shown (again); to be called after ``drain``, or ``finish`` and ``last``."""
+        return self._board.update(
+            [(rank, stream, screen) for (rank, stream), screen in self._screens.items()], now, last=last
+        )
+
+    def cleared(self) -> None:
+        """Say that what was shown so far has been taken away."""
+        self._board.forget()
+
+    def _queue_of(self, rank: int) -> _Queue:
+        queue = self._queues.get(rank)
+        if queue is None:
+            raise ValueError(f"rank {rank} is not one of {format_ranks(self._all_ranks)}")
+        return queue
+
     # -- lines --
 
-    def _assemble(self, rank: int, stream: Stream, text: str) -> list[str]:
+    def _assemble(self, rank: int, stream: Stream, text: str, now: float) -> list[str]:
         """Complete lines, each with its stream's mark; the rest is kept until its end comes."""
+        screen = self._screens.get((rank, stream))
         partial = self._partials.pop((rank, stream), None)
+        if screen is None and _rewrites(partial, text):
+            screen = self._screens[rank, stream] = Screen(partial, self._max_line_length)
+        if screen is not None:
+            return self._left(rank, stream, screen.write(text, now))
         n_cut = 0
         if partial is not None:
             text = partial.text + text
@@ -156,32 +209,56 @@ class OutputFolder:
         mark = _MARKS[stream]
         shortened: list[str] = []
         if lines and n_cut:
-            shortened.append(_cut(*_last_update(lines.pop(0), n_cut), self._max_line_length))
+            shortened.append(cut(*last_update(lines.pop(0), n_cut), self._max_line_length))
             n_cut = 0
         if "\r" in text:
-            lines = [_last_update(line)[0] if "\r" in line else line for line in lines]
+            lines = [last_update(line)[0] if "\r" in line else line for line in lines]
         if len(text) > self._max_line_length:
-            lines = [_cut(line, 0, self._max_line_length) for line in lines]
+            lines = [cut(line, 0, self._max_line_length) for line in lines]
         if rest:
-            self._partials[rank, stream] = _Partial.of(rest, n_cut, self._max_line_length)
+            kept = self._partials[rank, stream] = Partial()
+            kept.n_cut = n_cut
+            kept.append(rest, self._max_line_length)
         return [mark + line for line in shortened + lines]
 
     def _end_partial(self, rank: int, stream: Stream) -> list[str]:
+        screen = self._screens.get((rank, stream))
+        if screen is not None:
+            return self._left(rank, stream, screen.settle(0.0, everything=True))
         partial = self._partials.pop((rank, stream), None)
-        if partial is None:
-            return []
-        text, n_cut = _last_update(partial.text, partial.n_cut)
-        if "\r" in partial.text and not text.strip():
-            return []  # a progress bar that has wiped itself
-        return [_MARKS[stream] + _cut(text, n_cut, self._max_line_length)]
+        return [] if partial is None else [_MARKS[stream] + partial.end(self._max_line_length)]
 
-    def _enqueue(self, queue: _Queue, lines: list[str], now: float) -> None:
+    def _left(self, rank: int, stream: Stream, rows: list[Row]) -> list[str]:
+        """Lines of the rows that have left a screen, which goes when no bar is on it."""
+        lines: list[str] = []
+        for row in rows:
+            if row.bar_since is None:
+                lines.append(_MARKS[stream] + row.end(self._max_line_length))
+            elif row.is_blank:
+                continue  # it has wiped itself
+            elif row.shown:
+                self._board.keep(Bar(rank, stream, row.visible))
+            else:
+                text = row.end(self._max_line_length).rstrip()
+                line = f"{_BAR}{_MARKS[stream]}{fold_key(text)}"
+                self._ended_bars.setdefault(line, {}).setdefault(rank, deque()).append(text)
+                self._n_marked_held += 1
+                lines.append(line)
+        screen = self._screens[rank, stream]
+        rest = screen.rest
+        if rest is not None:
+            del self._screens[rank, stream]
+            if rest.text:
+                self._partials[rank, stream] = rest
+        return lines
+
+    def _enqueue(self, queue: _Queue, lines: list[str], now: float, delay_s: float = 0.0) -> None:
         if self._raw:
             self._pass((queue.rank,), lines, now)
             return
         queue.lines += lines
         self._unindexed.add(queue)
-        self._fed.append((now, queue, queue.end))
+        self._fed.append((now + delay_s, queue, queue.end))
         self._n_held += len(lines)
         self._length_held += sum(map(len, lines))
         if self._n_held > self._max_lines or self._length_held > self._max_length:
@@ -299,17 +376,38 @@ class OutputFolder:
             self._pass(self._batch_ranks, batch, now)
 
     def _pass(self, ranks: tuple[int, ...], lines: list[str], now: float) -> None:
-        """Hand lines to the gate, and the gaps between them."""
+        """Hand lines to the gate, and what has its place among them."""
         start = 0
-        if self._n_gaps_held:
+        if self._n_marked_held:
             for i, line in enumerate(lines):
-                if line[0] == _GAP:
+                if line[0] in _MARKED:
                     self._gate.accept(ranks, lines[start:i], now)
-                    for rank in ranks:
-                        self._gate.leave_out(rank, int(line[1:]))
-                    self._n_gaps_held -= len(ranks)
+                    self._pass_marked(ranks, line, now)
+                    self._n_marked_held -= len(ranks)
                     start = i + 1
         self._gate.accept(ranks, lines[start:] if start else lines, now)
+
+    def _pass_marked(self, ranks: tuple[int, ...], line: str, now: float) -> None:
+        if line[0] == _GAP:
+            for rank in ranks:
+                self._gate.leave_out(rank, int(line[1:]))
+        elif line[0] == _ITEM:
+            self._gate.accept_item(FoldedItem(ranks, line[1:]))
+        else:
+            by_rank = self._ended_bars[line]
+            stream: Stream = "stdout" if line[1] == STDOUT else "stderr"
+            bar = slowest([Bar(rank, stream, by_rank[rank].popleft()) for rank in ranks])
+            if not any(by_rank.values()):
+                del self._ended_bars[line]
+            self._gate.accept(ranks, [line[1] + bar.text], now)
+
+
+def _rewrites(partial: Partial | None, text: str) -> bool:
+    """Whether the text rewrites a line, rather than end lines with CR LF."""
+    if "\r" not in text and (partial is None or "\r" not in partial.text):
+        return False
+    whole = text if partial is None else partial.text[-1:] + text
+    return "\r" in whole.replace("\r\n", "\n").rstrip("\r")
 
 
 class _Queue:
@@ -415,44 +513,6 @@ class _Queue:
             self._base = self.position
 
 
-class _Partial:
-    """The beginning of a line whose end has not come: bounded, however long it grows."""
-
-    __slots__ = ("n_cut", "text")
-
-    def __init__(self, text: str, n_cut: int) -> None:
-        self.text = text
-        self.n_cut = n_cut
-
-    @classmethod
-    def of(cls, text: str, n_cut: int, max_length: int) -> _Partial:
-        """Keep what can still be seen of ``text``, from the middle of which ``n_cut`` characters were cut before."""
-        if "\r" in text:
-            visible, n_cut = _last_update(text, n_cut)
-            # The next character overwrites, unless it is the newline of a CR LF.
-            text = f"{visible}\r" if text.endswith("\r") else visible
-        half = max_length // 2
-        if len(text) > 4 * half:
-            n_cut += len(text) - 2 * half
-            text = text[:half] + text[-half:]
-        return cls(text, n_cut)
-
-
-def _last_update(line: str, n_cut: int = 0) -> tuple[str, int]:
-    """What is seen at the end of a line that overwrote itself with carriage returns, and what was cut from that."""
-    _, cr, last = line.rstrip("\r").rpartition("\r")
-    return (last, 0) if cr else (last, n_cut)
-
-
-def _cut(line: str, n_cut: int, max_length: int) -> str:
-    """Shorten a line in the middle, from which ``n_cut`` characters were cut before."""
-    if not n_cut and len(line) <= max_length:
-        return line
-    half = max_length // 2
-    n_cut += max(0, len(line) - 2 * half)
-    return f"{line[:half]} … {n_cut:,} characters left out here … {line[-half:]}"
-
-
 def render(lines: Iterable[FoldedLine], *, width_of_label: int | None = None) -> list[tuple[Stream, str]]:
     """Text to write: ``[0-3] text``, lines of the same stream in one chunk.
 
@@ -466,11 +526,7 @@ def render(lines: Iterable[FoldedLine], *, width_of_label: int | None = None) ->
     labels: dict[tuple[int, ...], str] = {}
     chunks: list[tuple[Stream, list[str]]] = []
     for line in lines:
-        text = line.text
-        if "\x1b" in text:
-            colors = _ANSI_COLOR.findall(text)
-            if colors and colors[-1].strip("0;"):
-                text += "\x1b[0m"
+        text = close_colors(line.text)
         if not line.note:
             label = labels.get(line.ranks)
             if label is None:

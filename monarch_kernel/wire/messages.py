@@ -320,11 +320,12 @@ class Continued(Message, frozen=True):
 
 
 class Rich(Message, frozen=True):
-    """A rich display (figure, HTML ...) made while request ``id`` ran."""
+    """A rich display (figure, HTML ...) made while request ``id`` ran; ``written`` as in `Result`: it comes after that."""
 
     id: int
     data: dict[str, Any]
     metadata: dict[str, Any]
+    written: tuple[int, int] = (0, 0)
 
 
 class Names(Message, frozen=True):
@@ -397,13 +398,17 @@ class HostHello(Message, frozen=True):
 
 
 class OutputChunk(msgspec.Struct, array_like=True, frozen=True):
-    """Text that one rank wrote; ``end`` is the last mark that was read, or how many bytes were read where there is none."""
+    """Text that one rank wrote; ``end`` is the last mark that was read, or how many bytes were read where there is none.
+
+    ``request`` is what started the processes that wrote it, of a pipe that was left to these; 0 for the rank's own pipe.
+    """
 
     proc: int
     stream: Literal["stdout", "stderr"]
     text: str
     end: int
     dropped_lines: int = 0
+    request: int = 0
 
 
 class Output(Message, frozen=True):

@@ -14,6 +14,10 @@ WRITTEN = st.one_of(
 )
 
 
+def text_of(pieces: list[tuple[bytes, int]]) -> bytes:
+    return b"".join(piece for piece, _ in pieces)
+
+
 @given(st.lists(WRITTEN, max_size=6), st.data())
 def test_marks_come_through_any_chunking(pieces: list[bytes], data: st.DataObject) -> None:
     read, write = os.pipe()
@@ -32,7 +36,7 @@ def test_marks_come_through_any_chunking(pieces: list[bytes], data: st.DataObjec
     shown = b""
     while stream:
         n = data.draw(st.integers(1, len(stream)))
-        shown += reader.feed(stream[:n])
+        shown += text_of(reader.feed(stream[:n]))
         stream = stream[n:]
     assert shown == b"".join(pieces) + b"the end"
     assert reader.last == number
@@ -48,8 +52,8 @@ def test_an_unfinished_mark_is_not_told() -> None:
         os.close(read)
         os.close(write)
     reader = MarkReader()
-    assert (reader.feed(data[:-1]), reader.last) == (b"before", 0)
-    assert (reader.feed(data[-1:]), reader.last) == (b"", number)
+    assert (reader.feed(data[:-1]), reader.last) == ([(b"before", 0)], 0)
+    assert (reader.feed(data[-1:]), reader.last) == ([(b"", number), (b"", 0)], number)
 
 
 def test_a_closed_stream_harms_nobody() -> None:
@@ -57,3 +61,18 @@ def test_a_closed_stream_harms_nobody() -> None:
     os.close(read)
     os.close(write)
     assert OutputMarks((write, write)).set()[0] > 0
+
+
+def test_what_was_written_before_a_mark_is_told_from_what_came_after() -> None:
+    read, write = os.pipe()
+    try:
+        marks = OutputMarks((write, -1))
+        os.write(write, b"one")
+        first, _ = marks.set()
+        second, _ = marks.set()
+        os.write(write, b"two")
+        data = os.read(read, 1 << 16)
+    finally:
+        os.close(read)
+        os.close(write)
+    assert MarkReader().feed(data) == [(b"one", first), (b"", second), (b"two", 0)]

@@ -67,13 +67,14 @@ def test_all_that_a_cell_wrote_is_there_when_it_has_ended(notebook: Notebook) ->
 
 def test_a_progress_bar_is_one_line(notebook: Notebook) -> None:
     cell = notebook.ok("%%remote\nfor i in range(101): print(f'\\r{i}%', end='')\nprint()")
-    assert cell.lines() == both("100%")
+    assert f"{cell.stdout}{cell.plain}".split() == ["[0-1]", "100%"]  # live or not, which depends on the machine's load
 
 
 def test_rich_results_are_shown_with_their_ranks(notebook: Notebook) -> None:
     cell = notebook.ok("%%remote\nfrom IPython.display import HTML\nHTML(f'<b>{rank}</b>')")
     shown = [data.get("text/html") or data["text/plain"] for data in cell.shown]
-    assert shown == ["[0]", "<b>0</b>", "[1]", "<b>1</b>"]
+    assert len(shown) == 1, "one output, with a switcher"
+    assert shown[0].index("<b>[0]</b>") < shown[0].index("<b>0</b>") < shown[0].index("<b>[1]</b>")
     cell = notebook.ok("%%remote\nHTML('<i>same</i>')")
     assert [data.get("text/html") or data["text/plain"] for data in cell.shown] == ["[0-1]", "<i>same</i>"]
 
@@ -118,7 +119,9 @@ def test_a_flood_is_bounded_in_order_and_counted(four: Notebook) -> None:
             assert match[1] == match[2]
             kept[int(match[1])].append(int(match[3]))
         else:
-            note = re.fullmatch(r"… ([\d,]+) lines? left out here \((.*); shown: the first and the last\)", line)
+            note = re.fullmatch(
+                r"… ([\d,]+) lines? left out here \((.*); shown: the first and the last; all: %mesh logs t\)", line
+            )
             assert note, line
             left_out.update(counts(note[2]))
     for rank, numbers in kept.items():

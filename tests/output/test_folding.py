@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_kernel.output.folding import FoldedLine, OutputFolder, render
+from monarch_kernel.output.folding import FoldedItem, FoldedLine, OutputFolder, render
 
 Stream = Literal["stdout", "stderr"]
 Events = list[tuple[int, Stream, str]]
@@ -27,11 +27,11 @@ UNBOUNDED: dict[str, Any] = {
 }
 
 
-def shown(lines: list[FoldedLine]) -> list[tuple[tuple[int, ...], str]]:
+def shown(lines: list[Any]) -> list[tuple[tuple[int, ...], str]]:
     return [(line.ranks, line.text) for line in lines]
 
 
-def of_rank(lines: list[FoldedLine], rank: int) -> list[tuple[str, str]]:
+def of_rank(lines: list[Any], rank: int) -> list[tuple[str, str]]:
     return [(line.stream, line.text) for line in lines if rank in line.ranks and not line.note]
 
 
@@ -238,7 +238,7 @@ class TestLines:
         folder.feed(0, "stdout", "x" * 50_000, now=0.0)
         folder.feed(0, "stdout", "\rdone", now=0.0)
         folder.feed(0, "stdout", "\n", now=0.0)
-        assert shown(folder.drain(0.0)) == [((0,), "done")]
+        assert shown(folder.finish(0.0)) == [((0,), "done")]
 
 
 class TestFlood:
@@ -458,3 +458,40 @@ class TestProperties:
             folder.feed(rank, "stdout", "".join(f"{line}\n" for line in lines), now=0.0)
         merged = [line for line in folder.finish(0.0) if line.text.startswith("common")]
         assert shown(merged) == [(tuple(range(len(own))), f"common {i}") for i in range(n_common)]
+
+
+class TestItems:
+    def test_an_item_has_its_place_among_the_lines(self) -> None:
+        folder = OutputFolder(range(2))
+        for rank in range(2):
+            folder.feed(rank, "stdout", "before\n", now=0.0)
+            folder.feed_item(rank, "figure", now=0.0)
+            folder.feed(rank, "stdout", "after\n", now=0.0)
+        assert folder.drain(0.0) == [
+            FoldedLine((0, 1), "stdout", "before"),
+            FoldedItem((0, 1), "figure"),
+            FoldedLine((0, 1), "stdout", "after"),
+        ]
+
+    def test_an_item_waits_longer_than_a_line(self) -> None:
+        folder = OutputFolder(range(2), window_s=0.05, item_window_s=0.3)
+        folder.feed_item(0, "figure", now=0.0)
+        assert folder.drain(0.25) == []
+        folder.feed_item(1, "figure", now=0.25)
+        assert folder.drain(0.25) == [FoldedItem((0, 1), "figure")]
+        folder.feed_item(0, "other", now=1.0)
+        assert folder.drain(1.31) == [FoldedItem((0,), "other")]
+
+    def test_a_flood_of_lines_leaves_out_no_item(self) -> None:
+        folder = OutputFolder([0], burst_lines=10, lines_per_s=1)
+        for i in range(1_000):
+            folder.feed(0, "stdout", f"{i}\n" * 10, now=0.0)
+            folder.feed_item(0, str(i), now=0.0)
+        found = folder.drain(0.0) + folder.finish(0.0)
+        assert [item.key for item in found if isinstance(item, FoldedItem)] == [str(i) for i in range(1_000)]
+
+    def test_an_item_that_looks_like_a_line_is_none(self) -> None:
+        folder = OutputFolder([0])
+        folder.feed(0, "stdout", "ifigure\nbo100%\ng5\n", now=0.0)
+        folder.feed_item(0, "stdout", now=0.0)
+        assert [getattr(each, "text", None) for each in folder.finish(0.0)] == ["ifigure", "bo100%", "g5", None]

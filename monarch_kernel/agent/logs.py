@@ -1,0 +1,127 @@
+"""All that a rank writes, also what is not shown: kept in two files that take turns, so that the youngest part is there.
+
+The agent writes what it has just read as one frame, and never waits for the disk. Frames carry their time, so whoever knows
+when a cell began can say where its output begins.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import os
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+__all__ = ["LogRecord", "RankLog", "read_log"]
+
+FILE_NBYTES = 4 << 20
+_HEAD = struct.Struct("<BdI")  # stream, time, length of what follows
+_STREAMS: tuple[Literal["stdout", "stderr"], ...] = ("stdout", "stderr")
+_ATTEMPTS = 5
+
+
+class LogRecord(NamedTuple):
+    """What was read at once from one stream: ``at`` is in seconds since 1970; ``text`` may begin and end anywhere."""
+
+    at: float
+    stream: Literal["stdout", "stderr"]
+    text: str
+
+
+class RankLog:
+    """The writing end; for the agent.
+
+    Args:
+        directory: where the files are.
+        proc: whose they are.
+        file_nbytes: size of a file from which on the other one takes its turn, and loses what it held.
+    """
+
+    def __init__(self, directory: str, proc: int, file_nbytes: int = FILE_NBYTES) -> None:
+        self._young, self._old = _paths(directory, proc)
+        self._file_nbytes = file_nbytes
+        self._fd = -1
+        self._nbytes = 0
+        self._is_broken = False
+
+    def write(self, stream: Literal["stdout", "stderr"], data: bytes) -> None:
+        """Append; what can't be written (the disk is full) is not kept, and nothing after it."""
+        if self._is_broken or not data:
+            return
+        frame = (_HEAD.pack(stream == "stderr", time.time(), len(data)), data)
+        try:
+            if self._fd < 0:
+                self._fd = os.open(self._young, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+                self._nbytes = 0
+            n = os.writev(self._fd, frame)
+        except OSError:
+            n = 0
+        self._nbytes += n
+        if n < _HEAD.size + len(data):
+            self._is_broken = True
+            self.close()
+        elif self._nbytes >= self._file_nbytes:
+            self.close()
+            with contextlib.suppress(OSError):
+                os.replace(self._young, self._old)
+
+    def close(self) -> None:
+        """Write no more; the files stay."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def remove(self) -> None:
+        """Close, and remove the files."""
+        self.close()
+        for path in (self._young, self._old):
+            path.unlink(missing_ok=True)
+
+
+def read_log(directory: str | Path, proc: int) -> list[LogRecord]:
+    """What is kept of a rank's output, oldest first; empty if it has not written, or its mesh is down."""
+    young, old = _paths(directory, proc)
+    data = b""
+    for _ in range(_ATTEMPTS):
+        inode = _inode(old)
+        data = _content(old) + _content(young)
+        if _inode(old) == inode:  # else the files have taken turns meanwhile
+            break
+    decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in _STREAMS]
+    return [
+        LogRecord(at, _STREAMS[stream], text)
+        for stream, at, piece in _frames(data)
+        if (text := decoders[stream].decode(piece))
+    ]
+
+
+def _frames(data: bytes) -> Iterator[tuple[int, float, bytes]]:
+    start = 0
+    while start + _HEAD.size <= len(data):
+        stream, at, length = _HEAD.unpack_from(data, start)
+        start += _HEAD.size
+        if stream >= len(_STREAMS) or start + length > len(data):
+            return  # it is being written
+        yield stream, at, data[start : start + length]
+        start += length
+
+
+def _paths(directory: str | Path, proc: int) -> tuple[Path, Path]:
+    return Path(directory) / f"output-{proc}", Path(directory) / f"output-{proc}.1"
+
+
+def _inode(path: Path) -> int:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return 0
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
