@@ -20,7 +20,7 @@ from monarch_kernel.wire.config import AgentConfig
 from monarch_kernel.wire.messages import RankSpec
 
 if TYPE_CHECKING:
-    from monarch_kernel.agent.rank import Shell
+    from monarch_kernel.rank.rank import Shell
 
 __all__ = ["main", "run_rank"]
 
@@ -31,7 +31,7 @@ _PRELOAD = (
     "monarch_kernel.transport.zmq",
 )
 # IPython, which actors do not need.
-_PRELOAD_LATER = ("monarch_kernel.agent.cell", "monarch_kernel.agent.shell:prepare", "monarch_kernel.train.group")
+_PRELOAD_LATER = ("monarch_kernel.rank.cell", "monarch_kernel.rank.shell:prepare", "monarch_kernel.train.group")
 
 
 def run_agent() -> None:
@@ -54,10 +54,10 @@ def run_agent() -> None:
 def run_rank(spec: RankSpec, address: str, token: str, helper: int) -> None:
     """Be a rank, in a process that was just forked from the zygote."""
     from monarch_kernel.actor.instance import host_actors
-    from monarch_kernel.agent.debugger import RankDebugger
-    from monarch_kernel.agent.environment import settle
-    from monarch_kernel.agent.rank import Rank
-    from monarch_kernel.agent.streams import install_streams
+    from monarch_kernel.rank.debugger import RankDebugger
+    from monarch_kernel.rank.environment import settle
+    from monarch_kernel.rank.rank import Rank
+    from monarch_kernel.rank.streams import install_streams
     from monarch_kernel.train.group import RankGroup
     from monarch_kernel.transport.base import rank_peer
     from monarch_kernel.transport.zmq import ZmqDealer
@@ -69,7 +69,7 @@ def run_rank(spec: RankSpec, address: str, token: str, helper: int) -> None:
     group = RankGroup(rank)
 
     def make_shell(publish: Callable[[dict[str, Any], dict[str, Any]], None]) -> Shell:
-        from monarch_kernel.agent.cell import CellShell
+        from monarch_kernel.rank.cell import CellShell
 
         return CellShell(group.namespace(), publish)
 

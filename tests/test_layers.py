@@ -19,11 +19,13 @@ LAYERS = (
     ("mesh",),
     ("wire",),
     ("transport", "data"),
-    ("launch", "agent"),
+    ("launch", "agent", "describe"),
+    ("rank",),
     ("controller",),
     ("actor",),
     ("train", "tensor", "debug", "record", "rdma", "spmd"),
-    ("ui", "output"),
+    ("ui", "output", "syntax"),
+    ("running",),
     ("notebook", "testing"),
     ("kernel",),
     ("bootstrap", "cli"),
@@ -34,17 +36,17 @@ TOP = len(LAYERS)  # the root's __init__: may reach anything, lazily
 
 # Third party -> who may import it: a folder, or one module of it.
 BEHIND = {
-    "IPython": ("kernel", "notebook", "agent.cell", "agent.shell"),
+    "IPython": ("kernel", "notebook", "running", "rank.cell", "rank.shell"),
     "anywidget": ("ui",),
     "ipykernel": ("kernel",),
     "ipywidgets": ("ui",),
     "msgspec": ("wire",),
     "ray": ("launch",),
-    "torch": ("agent", "train", "tensor"),
+    "torch": ("rank", "train", "tensor"),
     "zmq": ("transport",),
 }
 # Loading torch takes a second, and these are also imported where it is not needed.
-ONLY_IN_FUNCTIONS = {("torch", "agent"), ("torch", "train")}
+ONLY_IN_FUNCTIONS = {("torch", "rank"), ("torch", "train")}
 
 
 @dataclass(frozen=True)
@@ -172,9 +174,9 @@ BROKEN = {
     "the root": ("monarch_kernel.mesh.shape", "from monarch_kernel import Actor", "not in a lower layer"),
     "the root, relative": ("monarch_kernel.mesh.shape", "from .. import actor", "not in a lower layer"),
     "zmq": ("monarch_kernel.controller.state", "import zmq.asyncio", "imports zmq"),
-    "torch eagerly": ("monarch_kernel.agent.rank", "import torch", "outside a function"),
+    "torch eagerly": ("monarch_kernel.rank.rank", "import torch", "outside a function"),
     "torch elsewhere": ("monarch_kernel.data.roads", "def f():\n    import torch", "imports torch"),
-    "IPython in a rank": ("monarch_kernel.agent.rank", "from IPython.core import x", "imports IPython"),
+    "IPython in a rank": ("monarch_kernel.rank.rank", "from IPython.core import x", "imports IPython"),
     "ipykernel by the root": ("monarch_kernel", "import ipykernel", "imports ipykernel"),
     "kernel by the root": ("monarch_kernel", "from monarch_kernel.kernel import app", "eagerly"),
     "no layer": ("monarch_kernel.utils", "", "in no layer"),
@@ -190,8 +192,8 @@ def test_each_rule_is_enforced(module: str, source: str, report: str) -> None:
         "monarch_kernel.actor": "from monarch_kernel.actor.actor import Actor",
         "monarch_kernel.actor.actor": "from monarch_kernel.controller.runtime import Runtime",
         "monarch_kernel.agent": "",
-        "monarch_kernel.agent.cell": "import IPython\ndef f():\n    import torch",
-        "monarch_kernel.agent.rank": "from .cell import Cell",
+        "monarch_kernel.rank.cell": "import IPython\ndef f():\n    import torch",
+        "monarch_kernel.rank.rank": "from .cell import Cell",
         "monarch_kernel.controller": "",
         "monarch_kernel.controller.runtime": "from . import state\nfrom ..mesh.shape import Region",
         "monarch_kernel.controller.state": "from monarch_kernel.errors import Failure",

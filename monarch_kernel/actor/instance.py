@@ -18,10 +18,11 @@ from typing import Any
 
 from monarch_kernel.actor.actor import EndpointSpec, endpoints_of
 from monarch_kernel.actor.context import ActorInstance, Context, running
-from monarch_kernel.agent.rank import Executor, Rank
-from monarch_kernel.agent.report import describe
+from monarch_kernel.describe.report import describe
 from monarch_kernel.errors import Failure
 from monarch_kernel.mesh import Point, Region
+from monarch_kernel.rank.executor import Executor
+from monarch_kernel.rank.rank import Rank
 from monarch_kernel.transport.driver import Waiter
 from monarch_kernel.wire.codec import Frame, load
 from monarch_kernel.wire.messages import Call, PostMortem, Spawn, StopActor

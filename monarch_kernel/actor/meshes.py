@@ -16,11 +16,11 @@ from monarch_kernel.actor.actor import Actor, Endpoint, EndpointSpec, endpoints_
 from monarch_kernel.actor.rankwise import apply_messages, by_rank, push_messages
 from monarch_kernel.agent.logs import LogRecord
 from monarch_kernel.agent.processes import gpu_ids
-from monarch_kernel.agent.stacks import Doing
+from monarch_kernel.controller.effects import Answer, Value
 from monarch_kernel.controller.future import Future
 from monarch_kernel.controller.runtime import Listener
 from monarch_kernel.controller.session import Session, close_session, current_session
-from monarch_kernel.controller.state import Answer, Value
+from monarch_kernel.describe.stacks import Doing
 from monarch_kernel.errors import ActorError, Failure, RanksError, RemoteError, SupervisionError, format_ranks
 from monarch_kernel.events import MeshView, StopEvent
 from monarch_kernel.mesh import Extent, Point, Region, Shaped, ValueMesh

@@ -36,7 +36,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from monarch_kernel.agent.backlog import OutputBacklog
-from monarch_kernel.agent.ledger import DETACHED
 from monarch_kernel.agent.logs import RankLog
 from monarch_kernel.agent.output import OutputStream
 from monarch_kernel.agent.processes import become_subreaper, cpu_seconds, gpu_ids, group_is_alive, rss_nbytes
@@ -44,7 +43,7 @@ from monarch_kernel.agent.zygote import Zygote
 from monarch_kernel.transport.base import CONTROLLER, host_peer
 from monarch_kernel.transport.zmq import ZmqDealer
 from monarch_kernel.wire.codec import WireError, join, pack, split
-from monarch_kernel.wire.config import AgentConfig
+from monarch_kernel.wire.config import DETACHED, AgentConfig
 from monarch_kernel.wire.messages import (
     Attach,
     Backlog,

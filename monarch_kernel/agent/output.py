@@ -13,8 +13,7 @@ from collections import deque
 from typing import Literal
 
 from monarch_kernel.agent.logs import RankLog
-from monarch_kernel.agent.streams import MarkReader
-from monarch_kernel.wire.marks import switched
+from monarch_kernel.wire.marks import MarkReader, switched
 from monarch_kernel.wire.messages import OutputChunk
 
 __all__ = ["OutputStream"]

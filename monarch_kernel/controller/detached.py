@@ -32,12 +32,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from monarch_kernel.agent.ledger import DETACHED
 from monarch_kernel.agent.processes import open_process, start_ticks
 from monarch_kernel.controller.session import Session
 from monarch_kernel.errors import AttachError
 from monarch_kernel.launch.local import AdoptedHost
-from monarch_kernel.wire.config import Manifest
+from monarch_kernel.wire.config import DETACHED, Manifest
 from monarch_kernel.wire.messages import RankSpec
 
 __all__ = ["Found", "Home", "KeptSession", "default_root", "end", "find", "home_of"]

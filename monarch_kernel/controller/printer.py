@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from monarch_kernel.controller.state import RichEvent
+from monarch_kernel.controller.effects import RichEvent
 from monarch_kernel.errors import format_ranks
 from monarch_kernel.events import OutputEvent
 

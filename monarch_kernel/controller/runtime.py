@@ -14,10 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from monarch_kernel.controller.future import Future
-from monarch_kernel.controller.printer import OutputPrinter
-from monarch_kernel.controller.resume import Resumed
-from monarch_kernel.controller.state import (
+from monarch_kernel.controller.effects import (
     Answer,
     Attached,
     BacklogEvent,
@@ -26,9 +23,12 @@ from monarch_kernel.controller.state import (
     Resolve,
     RichEvent,
     Send,
-    State,
     Tell,
 )
+from monarch_kernel.controller.future import Future
+from monarch_kernel.controller.printer import OutputPrinter
+from monarch_kernel.controller.resume import Resumed
+from monarch_kernel.controller.state import State
 from monarch_kernel.errors import Failure, MeshDownError
 from monarch_kernel.events import MeshView, OutputEvent, RankView, StopEvent
 from monarch_kernel.launch.base import HostHandle, Launcher

@@ -25,17 +25,30 @@ The host agent and ranks of a mesh that outlived its controller are taken up wit
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import repeat
 from sys import intern
 from typing import NamedTuple
 
+from monarch_kernel.controller.effects import (
+    Answer,
+    Attached,
+    BacklogEvent,
+    Effect,
+    Expired,
+    LostEvent,
+    Resolve,
+    RichEvent,
+    Send,
+    Tell,
+    Value,
+)
 from monarch_kernel.controller.exits import describe_exit
-from monarch_kernel.controller.resume import Resumed, Resumption
+from monarch_kernel.controller.records import HostRecord, Pending, RankRecord
+from monarch_kernel.controller.resume import Resumption
 from monarch_kernel.errors import Failure
-from monarch_kernel.events import OutputEvent, RankState, StopEvent
+from monarch_kernel.events import OutputEvent, StopEvent
 from monarch_kernel.transport.base import Peer, host_peer, rank_peer
 from monarch_kernel.wire.codec import Frame, Packed, pack
 from monarch_kernel.wire.marks import is_display_mark
@@ -58,7 +71,6 @@ from monarch_kernel.wire.messages import (
     Output,
     OutputChunk,
     PassOver,
-    Payload,
     RankSpec,
     Readings,
     Release,
@@ -68,22 +80,7 @@ from monarch_kernel.wire.messages import (
     Stopped,
 )
 
-__all__ = [
-    "Answer",
-    "Attached",
-    "BacklogEvent",
-    "Effect",
-    "Expired",
-    "HostRecord",
-    "LostEvent",
-    "RankRecord",
-    "Resolve",
-    "RichEvent",
-    "Send",
-    "State",
-    "Tell",
-    "Value",
-]
+__all__ = ["State"]
 
 HOST_DEADLINE_S = 30.0
 RANK_DEADLINE_S = 120.0
@@ -92,161 +89,6 @@ ATTACH_RANKS_S = 5.0
 OUTPUT_GRACE_S = 0.5
 RELEASE_AFTER_S = 1.0
 MAX_NAMES = 4_000
-
-
-class Value(NamedTuple):
-    """A rank's successful answer: a pickled value, its buffers, and how it looks."""
-
-    payload: Payload
-    frames: Sequence[Frame]
-    bundle: dict[str, object]
-
-
-Answer = Value | Failure
-
-
-class Send(NamedTuple):
-    """Effect: send a message."""
-
-    peer: Peer
-    packed: Packed
-
-
-class Resolve(NamedTuple):
-    """Effect: a request is over; ``answers`` in the order in which its ranks were given.
-
-    ``in_step`` is False if its ranks left their process group unusable, or at different collectives.
-    """
-
-    id: int
-    answers: list[Answer]
-    in_step: bool
-
-
-class RichEvent(NamedTuple):
-    """A rank displayed something rich."""
-
-    request: int
-    rank: int
-    data: dict[str, object]
-    metadata: dict[str, object]
-    mesh: str = ""
-
-
-class LostEvent(NamedTuple):
-    """A rank died that nobody had asked to end."""
-
-    mesh: str
-    rank: int
-    failure: Failure
-
-
-class BacklogEvent(NamedTuple):
-    """What ranks wrote before this controller attached; ``rank`` of each chunk in ``ranks``."""
-
-    chunks: tuple[OutputChunk, ...]
-    ranks: dict[int, int]
-
-
-class Tell(NamedTuple):
-    """Effect: an event for whoever watches."""
-
-    event: OutputEvent | RichEvent | LostEvent | BacklogEvent | StopEvent
-
-
-class Expired(NamedTuple):
-    """Effect: a stage of a start took too long; give up, with what the launcher's log can say.
-
-    ``procs`` are the ranks that have not come up (`State.give_up_ranks`); empty if it is the host agent that has not
-    (`State.host_gone`).
-    """
-
-    host: int
-    procs: tuple[int, ...] = ()
-
-
-class Attached(NamedTuple):
-    """Effect: what `State.attach` asked for has come; ``silent`` are the ranks that have not answered yet."""
-
-    silent: tuple[int, ...]
-
-
-Effect = Send | Resolve | Tell | Expired | Resumed | Attached
-
-
-@dataclass(slots=True)
-class HostRecord:
-    """A host agent."""
-
-    host: int
-    hostname: str = ""
-    pid: int = 0
-    cpus: int = 0
-    gpus: int = 0
-    up: bool = False
-    gone: bool = False
-    deadline: float = 0.0
-    held: list[Packed] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class RankRecord:
-    """A rank's process.
-
-    ``owed`` maps the requests that it has yet to answer to their notes, in order; ``asides`` are those that are no work.
-    ``names`` is what it has told of its namespace: name -> what kind of thing it is. ``stops`` are the requests that stand
-    still in the debugger, and where they do. ``read_to`` are the last marks in its streams that have come, ``shown_to`` is the
-    mark of its last display, ``withheld`` what it wrote after one that has not.
-    """
-
-    spec: RankSpec
-    host: int
-    up: bool = False
-    pid: int = 0
-    device: str = ""
-    deadline: float = 0.0
-    stopping: bool = False
-    death: Failure | None = None
-    held: list[Packed] = field(default_factory=list)
-    owed: dict[int, str] = field(default_factory=dict)
-    asides: set[int] = field(default_factory=set)
-    names: dict[str, str] = field(default_factory=dict)
-    stops: dict[int, StopEvent] = field(default_factory=dict)
-    busy_since: float = 0.0
-    last_request: int = 0
-    last_error: str = ""
-    last_line: str = ""
-    read_to: list[int] = field(default_factory=lambda: [0, 0])
-    shown_to: int = 0
-    withheld: deque[tuple[OutputChunk, float]] = field(default_factory=deque)
-    rss_nbytes: int = 0
-    cpu_percent: float = 0.0
-
-    @property
-    def state(self) -> RankState:
-        """In one word."""
-        if self.death is not None:
-            return "stopped" if self.stopping else "dead"
-        if not self.up:
-            return "starting"
-        if self.owed:
-            return "running"
-        return "failed" if self.last_error else "idle"
-
-
-class _Pending:
-    """A request that has not resolved; ``waiting`` maps the ranks that owe an answer to their places in ``answers``."""
-
-    __slots__ = ("answers", "collectives", "failed_at", "in_step", "keepers", "released_at", "waiting")
-
-    def __init__(self, procs: Sequence[int], keepers: Sequence[int] = ()) -> None:
-        self.waiting = {proc: i for i, proc in enumerate(procs)}
-        self.answers: list[Answer | None] = [None] * len(procs)
-        self.collectives: int | None = None  # as the first rank that answered counts them
-        self.in_step = True
-        self.failed_at: float | None = None
-        self.released_at = 0.0
-        self.keepers = keepers  # ranks that keep their answers until they are told that all are in
 
 
 _AfterOutput = Result | Failed | Stopped | Continued | Rich
@@ -276,7 +118,7 @@ class State:
         self.strays = 0
         self._dead: set[int] = set()
         self._speakers: dict[Peer, RankRecord] = {}
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, Pending] = {}
         self._held: list[_Held] = []
         self._quiet: set[int] = set()
         self._resumption: Resumption | None = None
@@ -347,7 +189,7 @@ class State:
             return [Resolve(id, answers, True)]
         if not procs:
             return [Resolve(id, [], True)]
-        self._pending[id] = _Pending(procs, procs if is_cell and ranks[procs[0]].spec.record else ())
+        self._pending[id] = Pending(procs, procs if is_cell and ranks[procs[0]].spec.record else ())
         if quiet:
             self._quiet.add(id)
         effects: list[Effect] = []
@@ -368,7 +210,7 @@ class State:
 
         Ranks that are not up answer that they are not.
         """
-        self._pending[id] = _Pending(procs)
+        self._pending[id] = Pending(procs)
         effects: list[Effect] = []
         absent: list[tuple[int, Failure]] = []
         for proc in procs:
@@ -695,7 +537,7 @@ class State:
         cells, early = resumption.finish()
         effects: list[Effect] = []
         for cell in cells:
-            self._pending[cell.id] = pending = _Pending(cell.procs, cell.procs)
+            self._pending[cell.id] = pending = Pending(cell.procs, cell.procs)
             if self._dead:  # they may wait in a collective for one that died meanwhile
                 pending.failed_at = now
             effects.append(cell)

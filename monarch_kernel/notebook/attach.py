@@ -10,16 +10,16 @@ from typing import Any
 
 from monarch_kernel.actor.meshes import CellResult, HostMesh, ProcMesh, gather
 from monarch_kernel.controller.detached import Found, Home, KeptSession, default_root, end, find, home_of
+from monarch_kernel.controller.effects import Value
 from monarch_kernel.controller.future import Future
 from monarch_kernel.controller.resume import Resumed
-from monarch_kernel.controller.state import Value
 from monarch_kernel.errors import AttachError, RemoteError, format_ranks
 from monarch_kernel.events import DetachedView
 from monarch_kernel.mesh import Extent, Region
-from monarch_kernel.notebook.cells import CellOutput, Lane, RemoteCell
-from monarch_kernel.notebook.display import Sink
-from monarch_kernel.notebook.options import UpOptions, UsageProblem
 from monarch_kernel.output.folding import FoldedLine, OutputFolder, render
+from monarch_kernel.running.cells import CellOutput, Lane, RemoteCell
+from monarch_kernel.running.display import Sink
+from monarch_kernel.syntax.options import UpOptions, UsageProblem
 from monarch_kernel.ui.text import detached_text, format_seconds
 
 __all__ = ["DetachedMeshes", "ResumedCell", "TakenUp", "default_root", "resumed_cells", "show_missed"]

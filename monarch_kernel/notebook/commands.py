@@ -12,16 +12,16 @@ from monarch_kernel.actor.meshes import ProcMesh
 from monarch_kernel.agent.processes import gpu_ids
 from monarch_kernel.errors import format_ranks
 from monarch_kernel.notebook.attach import resumed_cells, show_missed
-from monarch_kernel.notebook.background import BackgroundCell
-from monarch_kernel.notebook.cells import RemoteCell
-from monarch_kernel.notebook.display import LiveView, Sink
 from monarch_kernel.notebook.meshes import Entry, Meshes
-from monarch_kernel.notebook.options import COMMANDS, UsageProblem, one_name, parse_logs, parse_up, tokens
-from monarch_kernel.notebook.selector import root_name
-from monarch_kernel.notebook.stopping import look
-from monarch_kernel.notebook.usage import command_help, mesh_help
 from monarch_kernel.output.folding import render
 from monarch_kernel.output.logs import log_lines
+from monarch_kernel.running.background import BackgroundCell
+from monarch_kernel.running.cells import RemoteCell
+from monarch_kernel.running.display import LiveView, Sink
+from monarch_kernel.running.stopping import look
+from monarch_kernel.syntax.options import COMMANDS, UsageProblem, one_name, parse_logs, parse_up, tokens
+from monarch_kernel.syntax.selector import root_name
+from monarch_kernel.syntax.usage import command_help, mesh_help
 from monarch_kernel.ui.stacks import stacks_text
 from monarch_kernel.ui.text import meshes_text
 

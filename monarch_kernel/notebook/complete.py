@@ -9,7 +9,7 @@ from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMa
 
 from monarch_kernel.notebook.meshes import Meshes
 from monarch_kernel.notebook.names import RemoteNames
-from monarch_kernel.notebook.options import COMMANDS, option_names
+from monarch_kernel.syntax.options import COMMANDS, option_names
 
 __all__ = ["candidates", "make_matcher"]
 

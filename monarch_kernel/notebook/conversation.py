@@ -16,8 +16,8 @@ from IPython.core.error import StdinNotImplementedError
 
 from monarch_kernel.errors import format_ranks
 from monarch_kernel.events import StopEvent
-from monarch_kernel.notebook.display import Sink
-from monarch_kernel.notebook.interrupts import HeldInterrupts
+from monarch_kernel.running.display import Sink
+from monarch_kernel.running.interrupts import HeldInterrupts
 
 __all__ = ["TOGETHER_S", "Asker", "Conversation", "grouped", "label"]
 

@@ -3,7 +3,7 @@
 Theory of operation
 ===================
 
-pdb runs on the rank (``agent/debugger.py``). The controller knows where ranks stand still (`ProcMesh.stops`), and takes a
+pdb runs on the rank (``rank/debugger.py``). The controller knows where ranks stand still (`ProcMesh.stops`), and takes a
 line for each. Here is who asks the person for that line, with Jupyter's ``input()``:
 
 - a cell in the foreground: its own loop, between two turns (`DebugPrompt.foreground`);
@@ -32,11 +32,11 @@ from monarch_kernel.controller.future import Future
 from monarch_kernel.controller.runtime import Runtime
 from monarch_kernel.errors import MonarchError, RemoteInterrupt, format_ranks
 from monarch_kernel.events import KeptError, StopEvent
-from monarch_kernel.notebook.cells import RemoteCell
 from monarch_kernel.notebook.conversation import TOGETHER_S, Conversation, grouped, label
-from monarch_kernel.notebook.display import Sink
-from monarch_kernel.notebook.interrupts import HeldInterrupts
-from monarch_kernel.notebook.options import UsageProblem
+from monarch_kernel.running.cells import RemoteCell
+from monarch_kernel.running.display import Sink
+from monarch_kernel.running.interrupts import HeldInterrupts
+from monarch_kernel.syntax.options import UsageProblem
 from monarch_kernel.wire.messages import ListErrors
 
 __all__ = ["DebugPrompt"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from monarch_kernel.agent.look import kind_of
+from monarch_kernel.describe.look import kind_of
 from monarch_kernel.errors import RanksError, RemoteError
 from monarch_kernel.mesh import Shaped
 from monarch_kernel.notebook.meshes import Meshes

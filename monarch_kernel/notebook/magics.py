@@ -20,24 +20,24 @@ from monarch_kernel.errors import AttachError, LaunchError, MonarchError, RanksE
 from monarch_kernel.mesh import ValueMesh
 from monarch_kernel.notebook.attach import DetachedMeshes, default_root
 from monarch_kernel.notebook.autoremote import CellTransformer
-from monarch_kernel.notebook.background import BackgroundCell
-from monarch_kernel.notebook.cells import RemoteCell
 from monarch_kernel.notebook.commands import MeshCommands
 from monarch_kernel.notebook.complete import make_matcher
-from monarch_kernel.notebook.display import Sink
 from monarch_kernel.notebook.hints import local_hint, remote_hints, show_with_hint
 from monarch_kernel.notebook.meshes import Entry, Meshes
 from monarch_kernel.notebook.names import RemoteNames
-from monarch_kernel.notebook.options import (
+from monarch_kernel.notebook.peers import PeerMagics
+from monarch_kernel.running.background import BackgroundCell
+from monarch_kernel.running.cells import RemoteCell
+from monarch_kernel.running.display import Sink
+from monarch_kernel.syntax.options import (
     RemoteOptions,
     UsageProblem,
     parse_remote,
     split_options,
     tokens,
 )
-from monarch_kernel.notebook.peers import PeerMagics
-from monarch_kernel.notebook.selector import root_name
-from monarch_kernel.notebook.usage import documented, mesh_help, options_help
+from monarch_kernel.syntax.selector import root_name
+from monarch_kernel.syntax.usage import documented, mesh_help, options_help
 from monarch_kernel.ui.errors import error_block
 
 __all__ = ["MeshMagics", "load", "unload"]

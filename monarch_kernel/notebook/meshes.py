@@ -17,14 +17,14 @@ from monarch_kernel.errors import LaunchError, RanksError, RemoteInterrupt, form
 from monarch_kernel.events import StopEvent
 from monarch_kernel.mesh import ValueMesh
 from monarch_kernel.notebook.attach import DetachedMeshes, TakenUp
-from monarch_kernel.notebook.background import Background
-from monarch_kernel.notebook.cells import CellOutput, Lane, RemoteCell, run_in_foreground
 from monarch_kernel.notebook.debug import DebugPrompt
-from monarch_kernel.notebook.display import LiveView, Sink
-from monarch_kernel.notebook.interrupts import HeldInterrupts
-from monarch_kernel.notebook.options import UpOptions, UsageProblem
-from monarch_kernel.notebook.selector import evaluate, pick_ranks, root_name
-from monarch_kernel.notebook.stopping import AllStopping
+from monarch_kernel.running.background import Background
+from monarch_kernel.running.cells import CellOutput, Lane, RemoteCell, run_in_foreground
+from monarch_kernel.running.display import LiveView, Sink
+from monarch_kernel.running.interrupts import HeldInterrupts
+from monarch_kernel.running.stopping import AllStopping
+from monarch_kernel.syntax.options import UpOptions, UsageProblem
+from monarch_kernel.syntax.selector import evaluate, pick_ranks, root_name
 from monarch_kernel.train.group import GroupStore
 
 __all__ = ["Entry", "Meshes", "root_name"]

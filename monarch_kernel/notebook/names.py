@@ -23,9 +23,9 @@ from IPython.utils.tokenutil import token_at_cursor
 
 from monarch_kernel.actor.meshes import ProcMesh
 from monarch_kernel.errors import MonarchError, format_ranks
-from monarch_kernel.notebook.cellform import IsMesh, code_at
 from monarch_kernel.notebook.meshes import Meshes
-from monarch_kernel.notebook.options import UsageProblem, parse_remote
+from monarch_kernel.syntax.cellform import IsMesh, code_at
+from monarch_kernel.syntax.options import UsageProblem, parse_remote
 from monarch_kernel.transport.driver import Waiter
 from monarch_kernel.wire.messages import Complete, Inspect
 

@@ -27,12 +27,12 @@ from datetime import timedelta
 from typing import Any
 
 from monarch_kernel.actor.meshes import ProcMesh, gather
-from monarch_kernel.agent.rank import Rank
-from monarch_kernel.agent.stacks import Collective
+from monarch_kernel.controller.effects import Value
 from monarch_kernel.controller.future import Future
-from monarch_kernel.controller.state import Value
+from monarch_kernel.describe.stacks import Collective
 from monarch_kernel.errors import RemoteError
 from monarch_kernel.mesh import ValueMesh
+from monarch_kernel.rank.rank import Rank
 from monarch_kernel.wire.codec import Frame, pack
 from monarch_kernel.wire.messages import FormGroup
 

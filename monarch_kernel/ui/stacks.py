@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from monarch_kernel.agent.stacks import Activity, Collective, Doing
+from monarch_kernel.describe.stacks import Activity, Collective, Doing
 from monarch_kernel.errors import Failure, Frame, format_ranks
 from monarch_kernel.events import MeshView, RankView
 from monarch_kernel.ui.text import format_seconds, plain

@@ -6,7 +6,10 @@ import msgspec
 
 from monarch_kernel.wire.messages import RankSpec
 
-__all__ = ["AgentConfig", "ForkReport", "ForkRequest", "Manifest"]
+__all__ = ["DETACHED", "AgentConfig", "ForkReport", "ForkRequest", "Manifest"]
+
+DETACHED = "detached"
+"""File in the directory of a mesh that has no controller now; says since when."""
 
 
 class AgentConfig(msgspec.Struct, frozen=True):

@@ -16,8 +16,8 @@ import pytest
 
 PRELUDE = """\
 import dataclasses, gc, json, os, signal, sys, threading, time, weakref
-from monarch_kernel.agent.cell import CellShell
-from monarch_kernel.agent.shell import prepare
+from monarch_kernel.rank.cell import CellShell
+from monarch_kernel.rank.shell import prepare
 
 published = []
 started = threading.Event()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from monarch_kernel.controller.effects import RichEvent
 from monarch_kernel.controller.printer import OutputPrinter
-from monarch_kernel.controller.state import RichEvent
 from monarch_kernel.events import OutputEvent
 
 

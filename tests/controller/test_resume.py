@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
+from monarch_kernel.controller.effects import Attached, BacklogEvent, Effect, Resolve, RichEvent, Send, Tell
 from monarch_kernel.controller.resume import ASK_LATE_EVERY_S, Resumed
-from monarch_kernel.controller.state import (
-    ATTACH_RANKS_S,
-    RELEASE_AFTER_S,
-    Attached,
-    BacklogEvent,
-    Effect,
-    Resolve,
-    RichEvent,
-    Send,
-    State,
-    Tell,
-)
+from monarch_kernel.controller.state import ATTACH_RANKS_S, RELEASE_AFTER_S, State
 from monarch_kernel.errors import Failure
 from monarch_kernel.events import OutputEvent
 from monarch_kernel.testing import rank_spec

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
+from monarch_kernel.controller.effects import Answer, LostEvent, Value
 from monarch_kernel.controller.future import Future
 from monarch_kernel.controller.runtime import Runtime
-from monarch_kernel.controller.state import OUTPUT_GRACE_S, Answer, LostEvent, Value
+from monarch_kernel.controller.state import OUTPUT_GRACE_S
 from monarch_kernel.errors import Failure, MeshDownError
 from monarch_kernel.events import OutputEvent
 from monarch_kernel.testing import FakeAgent, FakeLauncher, FakePeer, FakeRank, MemoryHub, rank_spec

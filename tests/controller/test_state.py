@@ -10,21 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from monarch_kernel.controller.state import (
-    HOST_DEADLINE_S,
-    OUTPUT_GRACE_S,
-    RANK_DEADLINE_S,
-    RELEASE_AFTER_S,
-    Answer,
-    Effect,
-    Expired,
-    LostEvent,
-    Resolve,
-    Send,
-    State,
-    Tell,
-    Value,
-)
+from monarch_kernel.controller.effects import Answer, Effect, Expired, LostEvent, Resolve, Send, Tell, Value
+from monarch_kernel.controller.state import HOST_DEADLINE_S, OUTPUT_GRACE_S, RANK_DEADLINE_S, RELEASE_AFTER_S, State
 from monarch_kernel.errors import Failure
 from monarch_kernel.events import OutputEvent
 from monarch_kernel.testing import rank_spec

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from monarch_kernel.controller.state import Effect, Resolve, Send, State
+from monarch_kernel.controller.effects import Effect, Resolve, Send
+from monarch_kernel.controller.state import State
 from monarch_kernel.errors import Failure
 from monarch_kernel.transport.base import host_peer, rank_peer
 from monarch_kernel.wire.codec import pack

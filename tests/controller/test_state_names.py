@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_kernel.controller.state import MAX_NAMES, Effect, Resolve, Send, State, Value
+from monarch_kernel.controller.effects import Effect, Resolve, Send, Value
+from monarch_kernel.controller.state import MAX_NAMES, State
 from monarch_kernel.errors import Failure
 from monarch_kernel.testing import rank_spec
 from monarch_kernel.transport.base import host_peer, rank_peer

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_kernel.controller.state import Effect, Send, State, Tell
+from monarch_kernel.controller.effects import Effect, Send, Tell
+from monarch_kernel.controller.state import State
 from monarch_kernel.errors import Failure
 from monarch_kernel.events import StopEvent
 from monarch_kernel.testing import rank_spec

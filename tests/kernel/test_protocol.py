@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import jupyter_kernel_test
 import pytest
 
-from monarch_kernel.notebook.options import COMMANDS
+from monarch_kernel.syntax.options import COMMANDS
 
 pytestmark = pytest.mark.timeout(120)
 

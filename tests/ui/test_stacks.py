@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from monarch_kernel.agent.stacks import Activity, Collective, Doing
+from monarch_kernel.describe.stacks import Activity, Collective, Doing
 from monarch_kernel.errors import Failure, Frame
 from monarch_kernel.events import MeshView, RankState, RankView
 from monarch_kernel.ui.stacks import doing_lines, stacks_text

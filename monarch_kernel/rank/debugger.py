@@ -28,9 +28,10 @@ from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
-from monarch_kernel.agent.rank import Executor, Kept, Rank
-from monarch_kernel.agent.report import is_machinery, is_user
+from monarch_kernel.describe.report import is_machinery, is_user
 from monarch_kernel.events import KeptError
+from monarch_kernel.rank.executor import Executor, Kept
+from monarch_kernel.rank.rank import Rank
 from monarch_kernel.wire.codec import pack
 from monarch_kernel.wire.messages import Continued, DebugInput, Message, PassOver, Stopped
 
@@ -356,13 +357,13 @@ class RankPdb(_Pdb):
 
 def _no_input(prompt: object = "", /) -> str:
     """Say, also where no cell has run and IPython is not in use, why nobody can be asked."""
-    from monarch_kernel.agent.shell import no_input
+    from monarch_kernel.rank.shell import no_input
 
     return no_input(prompt)
 
 
 def _no_getpass(*args: Any, **options: Any) -> str:
-    from monarch_kernel.agent.shell import no_getpass
+    from monarch_kernel.rank.shell import no_getpass
 
     return no_getpass(*args, **options)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_kernel.notebook.complete import candidates
-from monarch_kernel.notebook.options import (
+from monarch_kernel.syntax.options import (
     COMMANDS,
     RemoteOptions,
     UpOptions,
@@ -20,8 +20,8 @@ from monarch_kernel.notebook.options import (
     split_options,
     tokens,
 )
-from monarch_kernel.notebook.selector import root_name
-from monarch_kernel.notebook.usage import command_help, mesh_help, options_help
+from monarch_kernel.syntax.selector import root_name
+from monarch_kernel.syntax.usage import command_help, mesh_help, options_help
 
 
 @pytest.mark.parametrize(

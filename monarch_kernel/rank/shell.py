@@ -44,7 +44,7 @@ from IPython.utils.text import LSString, SList
 from traitlets import Instance, Type, default
 from traitlets.config import Config
 
-from monarch_kernel.agent.bundles import encoded
+from monarch_kernel.describe.bundles import encoded
 
 __all__ = ["Publish", "RankShell", "flush", "no_getpass", "no_input", "prepare"]
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from monarch_kernel.agent.ledger import DETACHED, RICH_NBYTES, Ledger
+from monarch_kernel.rank.ledger import RICH_NBYTES, Ledger
 from monarch_kernel.wire.codec import Packed
+from monarch_kernel.wire.config import DETACHED
 from monarch_kernel.wire.messages import (
     Apply,
     Call,

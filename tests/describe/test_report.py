@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from monarch_kernel.agent import report
-from monarch_kernel.agent.report import describe, describe_value
+from monarch_kernel.describe.report import describe, describe_value
 from monarch_kernel.errors import Failure, Frame, format_ranks
 
 
@@ -43,7 +43,7 @@ def module_from(tmp_path: Path, source: str, name: str = "user_module") -> types
 
 def test_importing_it_loads_nothing_heavy() -> None:
     heavy = "{'IPython', 'torch', 'cloudpickle', 'numpy'}"
-    script = f"import sys, monarch_kernel.agent.report; print(sorted({heavy} & set(sys.modules)))"
+    script = f"import sys, monarch_kernel.describe.report; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

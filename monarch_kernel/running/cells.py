@@ -25,18 +25,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from monarch_kernel.actor.meshes import CellResult, ProcMesh
+from monarch_kernel.controller.effects import RichEvent, Value
 from monarch_kernel.controller.future import Future
-from monarch_kernel.controller.state import RichEvent, Value
 from monarch_kernel.errors import LaunchError, RanksError, RemoteInterrupt, format_ranks
 from monarch_kernel.events import OutputEvent, StopEvent
 from monarch_kernel.mesh import ValueMesh
-from monarch_kernel.notebook.display import Sink
-from monarch_kernel.notebook.interrupts import HeldInterrupts
-from monarch_kernel.notebook.stopping import Stopping, look, stopping_text
 from monarch_kernel.output.bars import BarBlock
 from monarch_kernel.output.folding import FoldedItem, FoldedLine, OutputFolder, render
 from monarch_kernel.output.logs import CellMark
 from monarch_kernel.output.rich import Bundle, Clear, RichFolder, RichOutput, RichSlots, compose
+from monarch_kernel.running.display import Sink
+from monarch_kernel.running.interrupts import HeldInterrupts
+from monarch_kernel.running.stopping import Stopping, look, stopping_text
 from monarch_kernel.ui.stacks import doing_lines
 from monarch_kernel.wire.messages import Payload
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_kernel.mesh import ValueMesh
-from monarch_kernel.notebook.options import UsageProblem
-from monarch_kernel.notebook.selector import evaluate, pick_ranks
+from monarch_kernel.syntax.options import UsageProblem
+from monarch_kernel.syntax.selector import evaluate, pick_ranks
 
 
 class Witness(ValueMesh[int]):

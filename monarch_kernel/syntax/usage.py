@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import TypeVar
 
-from monarch_kernel.notebook.options import COMMANDS, UsageProblem, parser_of
+from monarch_kernel.syntax.options import COMMANDS, UsageProblem, parser_of
 
 __all__ = ["command_help", "documented", "mesh_help", "options_help"]
 

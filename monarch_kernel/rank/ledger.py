@@ -18,12 +18,10 @@ from collections import deque
 from typing import NamedTuple
 
 from monarch_kernel.wire.codec import Packed
+from monarch_kernel.wire.config import DETACHED
 from monarch_kernel.wire.messages import Apply, Call, FormGroup, Message, Owed, Pull, Push, Run, Spawn, StopActor
 
-__all__ = ["DETACHED", "RICH_NBYTES", "Ledger"]
-
-DETACHED = "detached"
-"""Name of the file that is beside the records while there is no controller."""
+__all__ = ["RICH_NBYTES", "Ledger"]
 
 RICH_NBYTES = 4 << 20
 """Of what was displayed (figures) while there was no controller, so much is kept, the last."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from monarch_kernel.agent.look import kind_of
+from monarch_kernel.describe.look import kind_of
 from monarch_kernel.wire.messages import Names
 
 __all__ = ["NameTracker"]

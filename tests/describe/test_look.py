@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from monarch_kernel.agent import look
-from monarch_kernel.agent.names import NameTracker
+from monarch_kernel.describe import look
+from monarch_kernel.describe.names import NameTracker
 from monarch_kernel.wire.messages import Names
 
 

@@ -11,17 +11,11 @@ import contextlib
 import io
 import itertools
 import os
-import re
 import sys
 
-from monarch_kernel.wire.marks import FIRST_MARK, switch_mark, switched
+from monarch_kernel.wire.marks import DIGITS, FIRST_MARK, MARK, switch_mark
 
-__all__ = ["MarkReader", "OutputMarks", "install_streams"]
-
-_MARK = b"\0monarch-kernel mark "
-_DIGITS = 16
-_LENGTH = len(_MARK) + _DIGITS  # far less than what a pipe takes in one piece
-_WHOLE_MARK = re.compile(_MARK + rb"(\d{%d})" % _DIGITS)
+__all__ = ["OutputMarks", "install_streams"]
 
 
 class OutputMarks:
@@ -42,7 +36,7 @@ class OutputMarks:
         number = next(self._numbers) + display
         for fd in self._fds:
             with contextlib.suppress(OSError):
-                os.write(fd, b"%s%0*d" % (_MARK, _DIGITS, number))
+                os.write(fd, b"%s%0*d" % (MARK, DIGITS, number))
         return number, number
 
     def begin(self, left_running: int) -> None:
@@ -73,46 +67,13 @@ class OutputMarks:
             read_end, write_end = os.pipe2(os.O_CLOEXEC)
             self._read_ends.append(read_end)
             with contextlib.suppress(OSError):
-                os.write(own, b"%s%0*d" % (_MARK, _DIGITS, switch_mark(request, read_end)))
+                os.write(own, b"%s%0*d" % (MARK, DIGITS, switch_mark(request, read_end)))
                 left = os.fstat(own)
                 self._former.add((left.st_dev, left.st_ino))
                 if os.path.samestat(os.fstat(fd), left):  # else the user's code has redirected it
                     os.dup2(write_end, fd)
                 os.dup2(write_end, own, inheritable=False)
             os.close(write_end)
-
-
-class MarkReader:
-    """Takes the marks out of what is read.
-
-    Attributes:
-        last: number of the last mark, 0 if there was none.
-    """
-
-    def __init__(self) -> None:
-        self.last = 0
-        self._rest = b""
-
-    def feed(self, data: bytes) -> list[tuple[bytes, int]]:
-        """Take what was read next.
-
-        Returns:
-            Pieces, and the mark after each; 0 after the last, which is without what may be the beginning of a mark.
-        """
-        if self._rest:
-            data, self._rest = self._rest + data, b""
-        start = data.rfind(b"\0")
-        if start < 0:
-            return [(data, 0)]
-        # A mark holds no other NUL than its first byte, so only the last NUL can be of an unfinished one.
-        end = data[start:]
-        digits = end[len(_MARK) :]
-        if len(end) < _LENGTH and ((digits.isdigit() and end.startswith(_MARK)) or _MARK.startswith(end)):
-            data, self._rest = data[:start], end
-        *marked, rest = _WHOLE_MARK.split(data)
-        pieces = [(piece, int(number)) for piece, number in zip(marked[::2], marked[1::2])]
-        self.last = max([self.last, *(mark for _, mark in pieces if switched(mark) is None)])
-        return [*pieces, (rest, 0)]
 
 
 def install_streams() -> OutputMarks:

@@ -35,9 +35,9 @@ from typing import Any
 from IPython.core.compilerop import PyCF_MASK
 from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
-from monarch_kernel.agent.report import describe
-from monarch_kernel.agent.shell import Publish, RankShell, flush, prepare
+from monarch_kernel.describe.report import describe
 from monarch_kernel.errors import Failure
+from monarch_kernel.rank.shell import Publish, RankShell, flush, prepare
 
 __all__ = ["CellOutcome", "CellShell"]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_kernel.notebook.cellform import code_at, read_cell
+from monarch_kernel.syntax.cellform import code_at, read_cell
 
 
 def is_t(name: str | None) -> bool:

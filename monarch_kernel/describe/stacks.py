@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
 
-from monarch_kernel.agent.report import describe_frames, is_machinery
+from monarch_kernel.describe.report import describe_frames, is_machinery
 from monarch_kernel.errors import Frame
 
 __all__ = ["Activity", "Collective", "Doing", "describe_thread"]

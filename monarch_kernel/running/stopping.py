@@ -25,12 +25,12 @@ from dataclasses import replace
 from IPython.core.getipython import get_ipython
 
 from monarch_kernel.actor.meshes import ProcMesh
-from monarch_kernel.agent.rank import NOT_BEGUN
-from monarch_kernel.agent.stacks import Doing
+from monarch_kernel.controller.effects import Answer
 from monarch_kernel.controller.future import Future
-from monarch_kernel.controller.state import Answer
+from monarch_kernel.describe.stacks import Doing
 from monarch_kernel.errors import Failure, Frame, format_ranks
 from monarch_kernel.events import MeshView
+from monarch_kernel.rank.rank import NOT_BEGUN
 from monarch_kernel.ui.interrupts import InterruptOutcome, interrupt_text
 from monarch_kernel.ui.stacks import doing_lines
 

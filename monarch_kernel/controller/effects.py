@@ -1,0 +1,107 @@
+"""What follows from what the controller hears: messages to send, requests that are over, events to tell. Plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from monarch_kernel.controller.resume import Resumed
+from monarch_kernel.errors import Failure
+from monarch_kernel.events import OutputEvent, StopEvent
+from monarch_kernel.transport.base import Peer
+from monarch_kernel.wire.codec import Frame, Packed
+from monarch_kernel.wire.messages import OutputChunk, Payload
+
+__all__ = [
+    "Answer",
+    "Attached",
+    "BacklogEvent",
+    "Effect",
+    "Expired",
+    "LostEvent",
+    "Resolve",
+    "RichEvent",
+    "Send",
+    "Tell",
+    "Value",
+]
+
+
+class Value(NamedTuple):
+    """A rank's successful answer: a pickled value, its buffers, and how it looks."""
+
+    payload: Payload
+    frames: Sequence[Frame]
+    bundle: dict[str, object]
+
+
+Answer = Value | Failure
+
+
+class Send(NamedTuple):
+    """Effect: send a message."""
+
+    peer: Peer
+    packed: Packed
+
+
+class Resolve(NamedTuple):
+    """Effect: a request is over; ``answers`` in the order in which its ranks were given.
+
+    ``in_step`` is False if its ranks left their process group unusable, or at different collectives.
+    """
+
+    id: int
+    answers: list[Answer]
+    in_step: bool
+
+
+class RichEvent(NamedTuple):
+    """A rank displayed something rich."""
+
+    request: int
+    rank: int
+    data: dict[str, object]
+    metadata: dict[str, object]
+    mesh: str = ""
+
+
+class LostEvent(NamedTuple):
+    """A rank died that nobody had asked to end."""
+
+    mesh: str
+    rank: int
+    failure: Failure
+
+
+class BacklogEvent(NamedTuple):
+    """What ranks wrote before this controller attached; ``rank`` of each chunk in ``ranks``."""
+
+    chunks: tuple[OutputChunk, ...]
+    ranks: dict[int, int]
+
+
+class Tell(NamedTuple):
+    """Effect: an event for whoever watches."""
+
+    event: OutputEvent | RichEvent | LostEvent | BacklogEvent | StopEvent
+
+
+class Expired(NamedTuple):
+    """Effect: a stage of a start took too long; give up, with what the launcher's log can say.
+
+    ``procs`` are the ranks that have not come up (`State.give_up_ranks`); empty if it is the host agent that has not
+    (`State.host_gone`).
+    """
+
+    host: int
+    procs: tuple[int, ...] = ()
+
+
+class Attached(NamedTuple):
+    """Effect: what `State.attach` asked for has come; ``silent`` are the ranks that have not answered yet."""
+
+    silent: tuple[int, ...]
+
+
+Effect = Send | Resolve | Tell | Expired | Resumed | Attached

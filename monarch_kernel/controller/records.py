@@ -1,0 +1,90 @@
+"""What the controller keeps of each host agent, rank and unanswered request."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from monarch_kernel.controller.effects import Answer
+from monarch_kernel.errors import Failure
+from monarch_kernel.events import RankState, StopEvent
+from monarch_kernel.wire.codec import Packed
+from monarch_kernel.wire.messages import OutputChunk, RankSpec
+
+__all__ = ["HostRecord", "Pending", "RankRecord"]
+
+
+@dataclass(slots=True)
+class HostRecord:
+    """A host agent."""
+
+    host: int
+    hostname: str = ""
+    pid: int = 0
+    cpus: int = 0
+    gpus: int = 0
+    up: bool = False
+    gone: bool = False
+    deadline: float = 0.0
+    held: list[Packed] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class RankRecord:
+    """A rank's process.
+
+    ``owed`` maps the requests that it has yet to answer to their notes, in order; ``asides`` are those that are no work.
+    ``names`` is what it has told of its namespace: name -> what kind of thing it is. ``stops`` are the requests that stand
+    still in the debugger, and where they do. ``read_to`` are the last marks in its streams that have come, ``shown_to`` is the
+    mark of its last display, ``withheld`` what it wrote after one that has not.
+    """
+
+    spec: RankSpec
+    host: int
+    up: bool = False
+    pid: int = 0
+    device: str = ""
+    deadline: float = 0.0
+    stopping: bool = False
+    death: Failure | None = None
+    held: list[Packed] = field(default_factory=list)
+    owed: dict[int, str] = field(default_factory=dict)
+    asides: set[int] = field(default_factory=set)
+    names: dict[str, str] = field(default_factory=dict)
+    stops: dict[int, StopEvent] = field(default_factory=dict)
+    busy_since: float = 0.0
+    last_request: int = 0
+    last_error: str = ""
+    last_line: str = ""
+    read_to: list[int] = field(default_factory=lambda: [0, 0])
+    shown_to: int = 0
+    withheld: deque[tuple[OutputChunk, float]] = field(default_factory=deque)
+    rss_nbytes: int = 0
+    cpu_percent: float = 0.0
+
+    @property
+    def state(self) -> RankState:
+        """In one word."""
+        if self.death is not None:
+            return "stopped" if self.stopping else "dead"
+        if not self.up:
+            return "starting"
+        if self.owed:
+            return "running"
+        return "failed" if self.last_error else "idle"
+
+
+class Pending:
+    """A request that has not resolved; ``waiting`` maps the ranks that owe an answer to their places in ``answers``."""
+
+    __slots__ = ("answers", "collectives", "failed_at", "in_step", "keepers", "released_at", "waiting")
+
+    def __init__(self, procs: Sequence[int], keepers: Sequence[int] = ()) -> None:
+        self.waiting = {proc: i for i, proc in enumerate(procs)}
+        self.answers: list[Answer | None] = [None] * len(procs)
+        self.collectives: int | None = None  # as the first rank that answered counts them
+        self.in_step = True
+        self.failed_at: float | None = None
+        self.released_at = 0.0
+        self.keepers = keepers  # ranks that keep their answers until they are told that all are in

@@ -1,0 +1,173 @@
+"""An executor: a mailbox and the one thread that empties it, where an interrupt may strike the user's code and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from monarch_kernel.errors import Failure
+from monarch_kernel.transport.driver import Driver, Waiter
+from monarch_kernel.wire.codec import Frame, Packed
+from monarch_kernel.wire.messages import DebugInput, Message, PassOver, PostMortem
+
+__all__ = ["Debugger", "Executor", "Handler", "Kept"]
+
+Handler = Callable[[Any, Sequence[Frame]], None]
+
+
+class Kept(NamedTuple):
+    """How a request failed, and the exception with its frames."""
+
+    request: int
+    failure: Failure
+    error: BaseException
+
+
+class Debugger(Protocol):
+    """What stops the user's code for a person to look at it."""
+
+    def interrupt(self, id: int) -> bool:
+        """Raise KeyboardInterrupt in the code of a request, if that waits at a prompt; says whether it does."""
+        ...
+
+    def hear(self, message: DebugInput | PassOver) -> None:
+        """Take what was typed."""
+        ...
+
+    def list_errors(self) -> Any:
+        """What is kept for a post-mortem."""
+        ...
+
+    def post_mortem(self, executor: Executor, kept: Kept) -> None:
+        """Let a person look at a failed request, until they leave."""
+        ...
+
+    def end(self) -> None:
+        """This thread leaves the user's code: trace it no longer."""
+        ...
+
+
+class Owner(Protocol):
+    """What an executor needs of its rank."""
+
+    driver: Driver[Packed]
+    debugger: Debugger | None
+
+    def reply(self, id: int, value: Any = None, bundle: dict[str, Any] | None = None, *, output: bool = False) -> None:
+        """Answer a request with a value."""
+        ...
+
+    def fail(self, executor: Executor, id: int, error: BaseException | Failure) -> None:
+        """Answer a request with a failure."""
+        ...
+
+
+class Executor:
+    """A mailbox and the thread that empties it, one message at a time."""
+
+    def __init__(self, rank: Owner, name: str) -> None:
+        self.name = name
+        self.mailbox: deque[tuple[Any, Sequence[Frame]]] = deque()
+        self.waiter = Waiter()
+        self.handlers: dict[type[Message], Handler] = {PostMortem: self._post_mortem}
+        self.current = 0
+        self.in_user_code = False
+        self.interrupted = 0
+        self.struck = 0
+        self.released = 0
+        self.kept: Kept | None = None
+        self.is_traced = False
+        self.thread_id = 0
+        self.over = False
+        self._taken: tuple[Any, Sequence[Frame]] = (None, ())
+        self.strike: Callable[[], object] | None = None
+        self._striking = threading.Lock()
+        self._rank = rank
+
+    def post(self, message: Message, frames: Sequence[Frame]) -> None:
+        """File a message; for the thread that drives the socket."""
+        self.mailbox.append((message, frames))
+        self._rank.driver.serve(self.waiter)
+
+    def run(self) -> None:
+        """Empty the mailbox until it is over; drive the socket while it is empty."""
+        self.thread_id = threading.get_ident()
+        mailbox, waiter, wait = self.mailbox, self.waiter, self._rank.driver.wait
+        while not self.over:
+            while mailbox and not self.over:
+                if not self._begin_next():
+                    continue
+                message, frames = self._taken
+                try:
+                    self.handlers[type(message)](message, frames)
+                except KeyboardInterrupt as error:  # struck between the user's code and our own handling of it
+                    self._rank.fail(self, self.current, error)
+                except Exception as error:
+                    self._rank.fail(self, self.current, error)
+                self.current = 0
+                self._taken = message, frames = None, ()
+            waiter.ready = False
+            if not mailbox and not self.over:
+                try:
+                    wait(waiter, patient=True)
+                except Exception:  # of a signal handler that user code has set, such as torch's for DataLoader workers
+                    traceback.print_exc()
+
+    def _begin_next(self) -> bool:
+        """Take the next message; False if an interrupt has just taken it away.
+
+        ``current`` is set before the message leaves the mailbox: an interrupt finds it in one place or the other.
+        """
+        try:
+            self.current = getattr(self.mailbox[0][0], "id", 0)
+            self._taken = self.mailbox.popleft()
+        except IndexError:
+            self.current = 0
+            return False
+        self.current = getattr(self._taken[0], "id", 0)
+        return True
+
+    @contextlib.contextmanager
+    def user_code(self) -> Any:
+        """Where an interrupt may strike."""
+        self.in_user_code = True
+        try:
+            yield
+        finally:
+            self.leave_user_code()
+
+    def leave_user_code(self) -> None:
+        """From here on no interrupt strikes, not even one that is on its way to this thread."""
+        self.in_user_code = False
+        if self.is_traced:
+            self.end_tracing()
+        if self.interrupted and self.interrupted == self.current:
+            with self._striking:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread_id), None)
+
+    def _post_mortem(self, message: PostMortem, _: Sequence[Frame]) -> None:
+        debugger, kept = self._rank.debugger, self.kept
+        if debugger is None or kept is None or kept.request != message.request:
+            self._rank.fail(self, message.id, LookupError("the error is no longer kept: something else has run since"))
+            return
+        with self.user_code():
+            debugger.post_mortem(self, kept)
+        self._rank.reply(message.id, output=True)
+
+    def end_tracing(self) -> None:
+        """Have the debugger forget the thread, which is about to leave the user's code."""
+        self.is_traced = False
+        if self._rank.debugger is not None:
+            self._rank.debugger.end()
+
+    def strike_thread(self) -> None:
+        """Raise KeyboardInterrupt in this executor's thread, if that runs user code."""
+        with self._striking:
+            if self.in_user_code:
+                interrupt = ctypes.py_object(KeyboardInterrupt)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread_id), interrupt)

@@ -1,0 +1,1 @@
+"""Cells on ranks, from their turn to their end: driven, shown, interrupted."""
