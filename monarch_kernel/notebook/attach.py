@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from monarch_kernel.actor.meshes import CellResult, HostMesh, ProcMesh, gather
+from monarch_kernel.actor.answers import CellResult, gather
+from monarch_kernel.actor.hosts import HostMesh
+from monarch_kernel.actor.procs import ProcMesh
 from monarch_kernel.controller.detached import Found, Home, KeptSession, default_root, end, find, home_of
 from monarch_kernel.controller.effects import Value
 from monarch_kernel.controller.future import Future

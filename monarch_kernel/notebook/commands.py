@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from monarch_kernel.actor.meshes import ProcMesh
+from monarch_kernel.actor.procs import ProcMesh
 from monarch_kernel.agent.processes import gpu_ids
 from monarch_kernel.errors import format_ranks
 from monarch_kernel.notebook.attach import resumed_cells, show_missed

@@ -15,7 +15,7 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class, no_var_expand
 
-from monarch_kernel.actor.meshes import CellResult
+from monarch_kernel.actor.answers import CellResult
 from monarch_kernel.errors import AttachError, LaunchError, MonarchError, RanksError, format_ranks
 from monarch_kernel.mesh import ValueMesh
 from monarch_kernel.notebook.attach import DetachedMeshes, default_root

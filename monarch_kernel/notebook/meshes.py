@@ -10,7 +10,9 @@ from typing import Any, TypeVar, cast
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from monarch_kernel.actor.meshes import CellResult, ProcMesh, shutdown_context, this_host
+from monarch_kernel.actor.answers import CellResult
+from monarch_kernel.actor.hosts import shutdown_context, this_host
+from monarch_kernel.actor.procs import ProcMesh
 from monarch_kernel.controller.detached import KeptSession
 from monarch_kernel.controller.future import Future
 from monarch_kernel.errors import LaunchError, RanksError, RemoteInterrupt, format_ranks

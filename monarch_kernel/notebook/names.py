@@ -21,7 +21,7 @@ from typing import Any
 
 from IPython.utils.tokenutil import token_at_cursor
 
-from monarch_kernel.actor.meshes import ProcMesh
+from monarch_kernel.actor.procs import ProcMesh
 from monarch_kernel.errors import MonarchError, format_ranks
 from monarch_kernel.notebook.meshes import Meshes
 from monarch_kernel.syntax.cellform import IsMesh, code_at

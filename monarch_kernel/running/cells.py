@@ -24,7 +24,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from monarch_kernel.actor.meshes import CellResult, ProcMesh
+from monarch_kernel.actor.answers import CellResult
+from monarch_kernel.actor.procs import ProcMesh
 from monarch_kernel.controller.effects import RichEvent, Value
 from monarch_kernel.controller.future import Future
 from monarch_kernel.errors import LaunchError, RanksError, RemoteInterrupt, format_ranks

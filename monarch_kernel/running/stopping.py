@@ -24,7 +24,7 @@ from dataclasses import replace
 
 from IPython.core.getipython import get_ipython
 
-from monarch_kernel.actor.meshes import ProcMesh
+from monarch_kernel.actor.procs import ProcMesh
 from monarch_kernel.controller.effects import Answer
 from monarch_kernel.controller.future import Future
 from monarch_kernel.describe.stacks import Doing

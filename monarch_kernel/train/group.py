@@ -26,7 +26,8 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from monarch_kernel.actor.meshes import ProcMesh, gather
+from monarch_kernel.actor.answers import gather
+from monarch_kernel.actor.procs import ProcMesh
 from monarch_kernel.controller.effects import Value
 from monarch_kernel.controller.future import Future
 from monarch_kernel.describe.stacks import Collective

@@ -1,0 +1,214 @@
+"""Meshes of actors, and how their endpoints are called."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn, Protocol
+
+from monarch_kernel.actor.actor import Actor, Endpoint, EndpointSpec, sources_of
+from monarch_kernel.actor.answers import gather, read_value
+from monarch_kernel.controller.effects import Answer
+from monarch_kernel.controller.future import Future
+from monarch_kernel.controller.runtime import Runtime
+from monarch_kernel.errors import ActorError, Failure, SupervisionError
+from monarch_kernel.mesh import Region, Shaped, ValueMesh
+from monarch_kernel.transport.driver import Waiter
+from monarch_kernel.wire.codec import dump_call, pack
+from monarch_kernel.wire.messages import (
+    Call,
+    Spawn,
+    StopActor,
+)
+
+__all__ = ["RESERVED", "ActorMesh"]
+
+
+class Procs(Protocol):
+    """What a mesh of actors needs of the mesh of processes that it is on."""
+
+    _runtime: Runtime
+    _base: Sequence[int]
+
+
+class ActorMesh(Shaped):
+    """Actors of one class, one a rank; its endpoints are attributes."""
+
+    def __init__(
+        self,
+        procs: Procs,
+        region: Region,
+        name: str,
+        actor: int,
+        cls: type[Actor],
+        endpoints: dict[str, EndpointSpec],
+        born_on: Region | None = None,
+    ) -> None:
+        self._proc_mesh = procs
+        self._runtime = procs._runtime
+        self._born_on = born_on or region
+        self._region = region
+        self._actor = actor
+        self._cls = cls
+        self._endpoints = endpoints
+        self._initialized: Future[bool] | None = None
+        self.name = name
+        self._procs = tuple(procs._base[rank] for rank in region.ranks)
+        self._packed = None if region is self._born_on else region.pack()
+
+    def __repr__(self) -> str:
+        return f"<ActorMesh {self.name} of {self._cls.__name__} {self.extent}>"
+
+    def _with_region(self, region: Region) -> ActorMesh:
+        part = ActorMesh(self._proc_mesh, region, self.name, self._actor, self._cls, self._endpoints, self._born_on)
+        part._initialized = self._initialized
+        return part
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"actor mesh {self.name!r} can't travel to a rank: calls between ranks are not supported yet")
+
+    def __getattr__(self, name: str) -> Any:
+        spec = self.__dict__.get("_endpoints", {}).get(name)
+        if spec is None:
+            have = ", ".join(sorted(self.__dict__.get("_endpoints", {}))) or "none"
+            raise AttributeError(f"{self._cls.__name__} has no endpoint {name!r}; it has: {have}")
+        bound = _BoundEndpoint(self, spec)
+        self.__dict__[name] = bound
+        return bound
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._endpoints})
+
+    def announce(self, payload: Any, frames: Any) -> None:
+        """Send the spawn; for `ProcMesh.spawn`."""
+        finish = gather(self._region, f"spawning {self.name} failed", ActorError, read_value)
+
+        def up(answers: Sequence[Answer]) -> bool:
+            finish(answers)
+            return True
+
+        region, sources = self._region.pack(), sources_of(self._cls)
+        self._initialized = self._runtime.request(
+            self._procs,
+            lambda id: pack(Spawn(id, self._actor, self.name, region, payload, sources), frames),
+            f"{self.name}.__init__",
+            up,
+        )
+
+    @property
+    def initialized(self) -> Future[bool]:
+        """Resolves when every actor's constructor has run, or raises what it raised."""
+        assert self._initialized is not None
+        return self._initialized
+
+    def stop(self, reason: str = "stopped by client") -> Future[None]:
+        """Stop the actors; calls from now on raise."""
+        finish = gather(self._region, f"stopping {self.name}", ActorError, read_value)
+
+        def stopped(answers: Sequence[Answer]) -> None:
+            finish(answers)
+
+        return self._runtime.request(
+            self._procs, lambda id: pack(StopActor(id, self._actor, reason)), f"{self.name}.stop", stopped
+        )
+
+
+class _BoundEndpoint(Endpoint[Any, Any]):
+    """An endpoint of a mesh."""
+
+    def __init__(self, mesh: ActorMesh, spec: EndpointSpec) -> None:
+        self._spec = spec
+        self._mesh = mesh
+        self._note = f"{mesh.name}.{spec.name}"
+        self._finish = gather(mesh._region, f"{self._note}() failed on {mesh.name}", ActorError, read_value)
+        self.__doc__ = spec.__doc__
+
+    def __repr__(self) -> str:
+        return f"<endpoint {self._note}{self._spec.signature} on {self._mesh.extent}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise TypeError(
+            f"{self._note} is an endpoint: say how to call it with .call(), .call_one(), .choose(), .stream() "
+            "or .broadcast()"
+        )
+
+    def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[int], Any]:
+        spec, mesh = self._spec, self._mesh
+        spec.check(args, kwargs)
+        payload, frames = dump_call(args, kwargs, spec.names)
+        return lambda id: pack(Call(id, mesh._actor, spec.name, mesh._packed, payload), frames)
+
+    def call(self, *args: Any, **kwargs: Any) -> Future[ValueMesh[Any]]:
+        """Call it on every rank; the result has the shape of the mesh."""
+        mesh = self._mesh
+        return mesh._runtime.request(mesh._procs, self._make(args, kwargs), self._note, self._finish)
+
+    def call_one(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call it on a mesh of exactly one actor."""
+        mesh = self._mesh
+        if len(mesh._procs) != 1:
+            raise ValueError(
+                f"{self._note}.call_one() needs a mesh of one actor, this one has {len(mesh._procs)}: {mesh.extent}; "
+                "slice it, or use .call()"
+            )
+        return mesh._runtime.request(mesh._procs, self._make(args, kwargs), self._note, self._finish_one)
+
+    def _finish_one(self, answers: Sequence[Answer]) -> Any:
+        answer = answers[0]
+        return self._finish(answers).values()[0] if isinstance(answer, Failure) else read_value(answer)
+
+    def _call_at(self, index: int, make: Callable[[int], Any]) -> Future[Any]:
+        mesh = self._mesh
+        point = mesh.extent.point(index)
+        one = Region(mesh.extent, mesh._region.ranks)
+
+        def finish(answers: Sequence[Answer]) -> Any:
+            answer = answers[0]
+            if not isinstance(answer, Failure):
+                return read_value(answer)
+            gone = answer.kind in ("lost", "stopped")
+            raise (SupervisionError if gone else ActorError)(f"{self._note}() failed on {mesh.name}", {point: answer})
+
+        rank = one.ranks[index]
+        return mesh._runtime.request((mesh._procs[index],), make, self._note, finish, rank)
+
+    def choose(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call it on one actor, chosen at random."""
+        return self._call_at(random.randrange(len(self._mesh._procs)), self._make(args, kwargs))
+
+    def stream(self, *args: Any, **kwargs: Any) -> Iterator[Future[Any]]:
+        """Call it on every rank; gives one future each, with its ``.rank``, in the order in which answers come."""
+        make = self._make(args, kwargs)
+        futures = [self._call_at(i, make) for i in range(len(self._mesh._procs))]
+        return _as_they_come(self._mesh, futures)
+
+    def broadcast(self, *args: Any, **kwargs: Any) -> None:
+        """Call it on every rank, and do not wait for answers; there are none."""
+        mesh = self._mesh
+        mesh._runtime.tell(mesh._procs, self._make(args, kwargs)(0))
+
+
+def _as_they_come(mesh: ActorMesh, futures: Sequence[Future[Any]]) -> Iterator[Future[Any]]:
+    arrived: deque[Future[Any]] = deque()
+    waiter = Waiter()
+
+    def note(future: Future[Any]) -> Callable[[], None]:
+        def arrive() -> None:
+            arrived.append(future)
+            waiter.set()
+
+        return arrive
+
+    for future in futures:
+        future.add_done_callback(note(future))
+    for _ in futures:
+        while not arrived:
+            waiter.ready = False
+            if not arrived:
+                mesh._runtime.wait(waiter, None)
+        yield arrived.popleft()
+
+
+RESERVED = frozenset(name for name in {*dir(ActorMesh), "name", "initialized"} if not name.startswith("__"))
+"""Names that an actor's endpoints can't have."""

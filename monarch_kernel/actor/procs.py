@@ -1,0 +1,287 @@
+"""Meshes of processes, one a rank: cells run on them, variables are pushed and pulled, actors are spawned."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from typing import Any, TypeVar, cast
+
+from monarch_kernel.actor.actor import Actor, endpoints_of
+from monarch_kernel.actor.answers import CellResult, check_name, check_type, gather, read_value
+from monarch_kernel.actor.endpoints import RESERVED, ActorMesh
+from monarch_kernel.actor.rankwise import apply_messages, by_rank, push_messages
+from monarch_kernel.agent.logs import LogRecord
+from monarch_kernel.controller.effects import Answer, Value
+from monarch_kernel.controller.future import Future
+from monarch_kernel.controller.runtime import Listener
+from monarch_kernel.controller.session import Session
+from monarch_kernel.describe.stacks import Doing
+from monarch_kernel.errors import Failure, RemoteError, SupervisionError
+from monarch_kernel.events import MeshView, StopEvent
+from monarch_kernel.mesh import Extent, Point, Region, Shaped, ValueMesh
+from monarch_kernel.wire.codec import Packed, dump, pack
+from monarch_kernel.wire.messages import (
+    Complete,
+    Inspect,
+    ListErrors,
+    Look,
+    Ping,
+    PostMortem,
+    Pull,
+    Push,
+    Run,
+)
+
+__all__ = ["ProcMesh"]
+
+A = TypeVar("A", bound=Actor)
+T = TypeVar("T")
+
+
+class ProcMesh(Shaped):
+    """Processes, one a rank; cells run on them, and actors are spawned on them."""
+
+    def __init__(
+        self, session: Session, region: Region, procs: Sequence[int], name: str, born: float, extent: Extent
+    ) -> None:
+        self._session = session
+        self._runtime = session.runtime
+        self._region = region
+        self._base = procs
+        self._born = born
+        self._as_spawned = extent
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"<ProcMesh {self.name} {self.extent}>"
+
+    def _with_region(self, region: Region) -> ProcMesh:
+        return ProcMesh(self._session, region, self._base, self.name, self._born, self._as_spawned)
+
+    @cached_property
+    def procs(self) -> tuple[int, ...]:
+        """Numbers of the processes, unique in the session."""
+        return tuple(self._base[rank] for rank in self._region.ranks)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Flat ranks in the mesh as it was spawned."""
+        return tuple(self._region.ranks)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this is all of the mesh as it was spawned."""
+        return len(self._region) == len(self._base)
+
+    @property
+    def whole(self) -> ProcMesh:
+        """All of the mesh as it was spawned."""
+        return self._with_region(Region.whole(self._as_spawned))
+
+    @property
+    def initialized(self) -> Future[bool]:
+        """Resolves when every process is up and has done what it was sent before."""
+        finish = gather(self._region, f"starting {self.name}", SupervisionError, read_value, self._as_spawned)
+
+        def up(answers: Sequence[Answer]) -> bool:
+            finish(answers)
+            return True
+
+        return self._runtime.request(self.procs, lambda id: pack(Ping(id)), "ping", up, quiet=True)
+
+    def run_cell(
+        self, code: str, *, cell: int = 0, want_value: bool = False, listen: Listener | None = None
+    ) -> Future[ValueMesh[CellResult]]:
+        """Run code in the namespace of every rank, as a cell.
+
+        Args:
+            code: IPython syntax.
+            cell: number to show in tracebacks and in the view.
+            want_value: whether the value of the last expression is to be sent here.
+            listen: gets what the cell writes and displays, on the leading thread; without it that is printed.
+        """
+        check_type("code", code, str)
+        note = f"cell [{cell}]" if cell else "a cell"
+
+        def read(answer: Value) -> CellResult:
+            return CellResult(read_value(answer), answer.bundle)
+
+        finish = gather(self._region, f"{note} failed on {self.name}", RemoteError, read, self._as_spawned)
+        return self._runtime.request(
+            self.procs,
+            lambda id: pack(Run(id, code, cell, want_value)),
+            note,
+            finish,
+            listen=listen,
+            is_cell=cell > 0,
+        )
+
+    def run(self, code: str) -> Future[ValueMesh[Any]]:
+        """Run code in the namespace of every rank; gives the value of its last expression."""
+        check_type("code", code, str)
+        finish = gather(self._region, f"code failed on {self.name}", RemoteError, read_value, self._as_spawned)
+        return self._runtime.request(self.procs, lambda id: pack(Run(id, code, 0, True)), "code", finish)
+
+    def __getitem__(self, key: Any) -> Any:
+        """``mesh["x"]`` pulls a variable as a `ValueMesh`; ``mesh[0]``, ``mesh[0:4]``, ``mesh[0, 1:3]`` give slices.
+
+        A list gives the ranks with these places, along one axis: ``mesh[[0, 1, 3]]``; a `Point` gives the rank there.
+        """
+        if isinstance(key, list):
+            ranks = [self._region.ranks[index] for index in key]
+            return self._with_region(Region(Extent({"ranks": len(ranks)}), tuple(ranks)))
+        if isinstance(key, Point):
+            return self._with_region(self._region.slice(**key))
+        if not isinstance(key, str):
+            if isinstance(key, tuple) and any(isinstance(each, str) for each in key):
+                raise TypeError(f"{self.name}[...] takes a slice or a name, not both; such as {self.name}[0:2]['x']")
+            return self._with_region(self._region.index(key))
+        check_name(key)
+        finish = gather(
+            self._region, f"pulling {key!r} from {self.name} failed", RemoteError, read_value, self._as_spawned
+        )
+        return self._runtime.request(
+            self.procs, lambda id: pack(Pull(id, key)), f"pull {key!r}", finish, quiet=True
+        ).get()
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        """Push a value to every rank's namespace, and wait until it is there.
+
+        Of a `ValueMesh` every rank gets its own value; `per_rank` makes one of a list.
+
+        Raises:
+            ValueError: a `ValueMesh` has another extent.
+            PayloadError: the value can't be sent.
+        """
+        check_name(key)
+        make: Callable[[int], Packed | Sequence[Packed]]
+        if isinstance(value, ValueMesh):
+            make = push_messages(key, by_rank(self._region, value, f"{self.name}[{key!r}]"), self.ranks)
+        else:
+            payload, frames = dump(value, f"the value for {key!r} (a {type(value).__name__})")
+            make = lambda id: pack(Push(id, key, payload), frames)  # noqa: E731
+        finish = gather(
+            self._region, f"pushing {key!r} to {self.name} failed", RemoteError, read_value, self._as_spawned
+        )
+        self._runtime.request(self.procs, make, f"push {key!r}", finish, quiet=True).get()
+
+    def per_rank(self, values: Iterable[T]) -> ValueMesh[T]:
+        """One value for each rank, in their order, for pushing: ``mesh["lr"] = mesh.per_rank([1e-3, 3e-4])``.
+
+        Raises:
+            ValueError: they are too few or too many.
+        """
+        return by_rank(self._region, values, f"{self.name}.per_rank()")
+
+    def map(self, function: Callable[..., T], *values: Iterable[Any]) -> Future[ValueMesh[T]]:
+        """Call a function on every rank, with the rank's own value of each list or `ValueMesh`, where cells run.
+
+        The function travels with what it refers to here; a name that is not defined here means the rank's variable.
+
+        Raises:
+            TypeError: it is no plain function, or can't be sent.
+            ValueError: there is not one value for each rank.
+        """
+        given = [by_rank(self._region, each, f"{self.name}.map(): values {i}") for i, each in enumerate(values, 1)]
+        make = apply_messages(function, given, self.ranks)
+        note = f"{getattr(function, '__name__', 'a function')}()"
+        finish = gather(self._region, f"{note} failed on {self.name}", RemoteError, read_value, self._as_spawned)
+        return self._runtime.request(self.procs, make, note, finish)
+
+    def spawn(self, name: str, cls: type[A], *args: Any, **kwargs: Any) -> A:
+        """Make an actor of a class on every rank; returns at once, a handle with the class's endpoints.
+
+        Raises:
+            TypeError: the arguments do not fit the constructor, or can't be sent.
+            ValueError: the class is no `Actor`, or its endpoints can't be.
+            SupervisionError: ranks were stopped.
+        """
+        check_type("name", name, str)
+        endpoints = endpoints_of(cls, RESERVED)
+        if cls.__init__ is object.__init__:
+            if args or kwargs:
+                raise TypeError(f"{cls.__name__}() takes no arguments")
+        else:
+            try:
+                inspect.signature(cls).bind(*args, **kwargs)
+            except TypeError as error:
+                signature = inspect.signature(cls).replace(return_annotation=inspect.Signature.empty)
+                raise TypeError(f"{cls.__name__}{signature}: {error}") from None
+        stopped = {rank: death for rank, death in self.deaths().items() if death.kind == "stopped"}
+        if stopped:
+            reports = {self._as_spawned.point(rank): death for rank, death in stopped.items()}
+            raise SupervisionError(f"spawning {name} on {self.name} failed: it was not sent", reports, {})
+        payload, frames = dump((cls, args, kwargs), f"class {cls.__name__} or its arguments")
+        mesh = ActorMesh(self, self._region, name, self._session.new_actor(), cls, endpoints)
+        # Ranks know their place in the process mesh as spawned; a mesh of actors on a slice counts from there.
+        mesh.announce(payload, frames)
+        return cast(A, mesh)
+
+    def post_mortem(self, request: int) -> Future[ValueMesh[None]]:
+        """Open the debugger where a request failed; resolves when it is left. Its prompts are told to who watches."""
+        finish = gather(self._region, f"debugging {self.name}", RemoteError, read_value, self._as_spawned)
+        return self._runtime.request(
+            self.procs, lambda id: pack(PostMortem(id, request)), "a post-mortem", finish, quiet=True
+        )
+
+    def stops(self) -> list[StopEvent]:
+        """What stands still in the debugger on these ranks, by rank."""
+        return self._runtime.stops(self.procs)
+
+    def interrupt(self, *, abort: bool = False) -> None:
+        """Interrupt whatever the ranks run; idle ones are not touched.
+
+        Args:
+            abort: whether to abort the process groups of ranks that do not stop otherwise.
+        """
+        self._runtime.interrupt_ranks(self.procs, abort=abort)
+
+    def doing(self) -> Future[dict[int, Doing | Failure]]:
+        """What every rank does now, by flat rank; a rank that is not up answers with a `Failure`.
+
+        It takes milliseconds, whatever the ranks run; one whose native code holds the GIL answers when that ends. The
+        future then ends by ``cancel()``, with a `Failure` for each such rank.
+        """
+
+        def finish(answers: Sequence[Answer]) -> dict[int, Doing | Failure]:
+            read = [answer if isinstance(answer, Failure) else read_value(answer) for answer in answers]
+            return dict(zip(self.ranks, read, strict=True))
+
+        return self._runtime.ask(self.procs, lambda id: pack(Look(id)), finish)
+
+    def stop(self, reason: str = "stopped by client", *, grace_s: float = 2.0) -> Future[None]:
+        """End the processes: those that take longer than ``grace_s`` seconds are killed."""
+        self._runtime.stop_ranks(self.procs, reason, grace_s)
+        return self._runtime.request((), lambda id: pack(Ping(id)), "", lambda answers: None)
+
+    def deaths(self) -> dict[int, Failure]:
+        """Flat rank -> how it ended, of the ranks that are dead or stopped."""
+        found = self._runtime.deaths(self.procs)
+        return {rank: found[proc] for rank, proc in zip(self.ranks, self.procs) if proc in found}
+
+    def names(self) -> dict[int, dict[str, str]]:
+        """Flat rank -> the names that cells have defined there -> what kind of thing each is; the ranks are not asked."""
+        return dict(zip(self.ranks, self._runtime.names(self.procs)))
+
+    def look(self, rank: int, make: Callable[[int], Complete | Inspect | ListErrors]) -> Future[Any]:
+        """Ask one rank about its namespace, or the errors it keeps; it answers at once, whatever it runs.
+
+        Args:
+            rank: flat rank in the mesh as it was spawned.
+            make: gives the message for a request id.
+        """
+
+        def read(answers: Sequence[Answer]) -> Any:
+            return None if isinstance(answers[0], Failure) else read_value(answers[0])
+
+        return self._runtime.ask((self._base[rank],), lambda id: pack(make(id)), read)
+
+    def logs(self) -> dict[int, list[LogRecord]]:
+        """Flat rank -> the youngest part of all that it wrote, some megabytes; of dead ranks, too, until they are stopped."""
+        return {rank: self._session.log(proc) for rank, proc in zip(self.ranks, self.procs)}
+
+    def view(self) -> MeshView:
+        """The mesh as it is now, for showing."""
+        return self._runtime.view(self._base, self.name, dict(self._as_spawned), time.monotonic() - self._born)
