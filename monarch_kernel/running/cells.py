@@ -215,9 +215,10 @@ class Lane:
             for other in self.cells:
                 if other is cell:
                     return None
-                # Of a cell that was interrupted in vain only the ranks that go on are in the way.
+                # Of a cell that was interrupted in vain only the ranks that go on are in the way. When none does it has yet
+                # to take its last turn, in which it says whether the process group is still good.
                 in_the_way = other.busy_ranks() if other.is_stopping else other.ranks
-                if not cell.ranks.isdisjoint(in_the_way):
+                if not in_the_way or not cell.ranks.isdisjoint(in_the_way):
                     return other
         return None
 

@@ -16,21 +16,18 @@ Nothing here waits: whoever waits for the work anyway calls `Stopping.turn`.
 
 from __future__ import annotations
 
-import linecache
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-
-from IPython.core.getipython import get_ipython
 
 from monarch_kernel.actor.procs import ProcMesh
 from monarch_kernel.controller.effects import Answer
 from monarch_kernel.controller.future import Future
 from monarch_kernel.describe.stacks import Doing
-from monarch_kernel.errors import Failure, Frame, format_ranks
+from monarch_kernel.errors import Failure, format_ranks
 from monarch_kernel.events import MeshView
 from monarch_kernel.rank.rank import NOT_BEGUN
+from monarch_kernel.running.places import in_notebook
 from monarch_kernel.ui.interrupts import InterruptOutcome, interrupt_text
 from monarch_kernel.ui.stacks import doing_lines
 
@@ -180,19 +177,8 @@ def _seen(looking: Future[dict[int, Doing | Failure]], timeout_s: float) -> dict
 
 def _located(doing: Doing) -> Doing:
     """With the source of what the notebook defined, such as an actor's class: it is known here, and not on the ranks."""
-    activities = (replace(each, frames=tuple(map(_with_source, each.frames))) for each in doing.activities)
+    activities = (replace(each, frames=tuple(map(in_notebook, each.frames))) for each in doing.activities)
     return replace(doing, activities=tuple(activities))
-
-
-def _with_source(frame: Frame) -> Frame:
-    source = "" if frame.source else linecache.getline(frame.file, frame.line).rstrip("\n")
-    if not source:
-        return frame
-    name_of = getattr(getattr(get_ipython(), "compile", None), "format_code_name", lambda file: None)
-    name = name_of(frame.file)  # such as ("Cell", "In[5]")
-    number = re.search(r"\d+", name[1]) if name else None
-    file = f"<notebook cell [{number[0]}]>" if number else frame.file
-    return replace(frame, file=file, source=(source,), first_line=frame.line, user=frame.user or bool(number))
 
 
 def stopping_text(stopping: Stopping, ranks: Sequence[int], answers: Sequence[Answer | None]) -> str:
