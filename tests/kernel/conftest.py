@@ -195,6 +195,15 @@ class Notebook:
             self.pump(0.02)
         return self._replies.pop(id)
 
+    def sync(self) -> None:
+        """Take all that the kernel has published so far: other channels may have been quicker."""
+        message = self.client.session.msg("kernel_info_request", {})
+        last = self.cells[message["header"]["msg_id"]] = Cell(self, message["header"]["msg_id"])
+        self.client.control_channel.send(message)
+        last.wait_for(lambda cell: cell.idle)
+        self.client.control_channel.get_msg(timeout=START_S)
+        del self.cells[last.id]
+
     def pump(self, timeout_s: float) -> None:
         """Take what has come, and wait a moment if nothing has."""
         with suppress(Empty):

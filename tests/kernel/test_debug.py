@@ -41,6 +41,7 @@ class Asking(Cell):
 
         self.wait_for(asks, timeout_s)
         assert found, f"it ended instead: {self.text}"
+        self._notebook.sync()
         return found[0]
 
     def type(self, line: str) -> str:
@@ -56,12 +57,7 @@ class Asking(Cell):
 
         self.wait_for(is_next)
         self.asks = found[0] if found else ""
-        # What was written before it asked comes by another channel, perhaps later.
-        length, quiet_since = len(self.stdout), time.monotonic()
-        while found and time.monotonic() < quiet_since + 0.2:
-            self._notebook.pump(0.05)
-            if len(self.stdout) > length:
-                length, quiet_since = len(self.stdout), time.monotonic()
+        self._notebook.sync()
         return self.stdout[before:]
 
     asks = ""

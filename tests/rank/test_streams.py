@@ -7,7 +7,8 @@ import os
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_kernel.rank.streams import MarkReader, OutputMarks
+from monarch_kernel.rank.streams import OutputMarks
+from monarch_kernel.wire.marks import MarkReader
 
 WRITTEN = st.one_of(
     st.binary(max_size=30), st.sampled_from([b"\0", b"\0monarch-kernel", b"\0monarch-kernel mark 12 x"])
