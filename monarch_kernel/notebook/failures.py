@@ -27,8 +27,8 @@ class Failures:
         self._meshes = meshes
 
     def install(self) -> None:
-        """From now on a cell's errors are shown here: ours, and names that may be on the other side."""
-        self._shell.set_custom_exc((MonarchError, NameError), self._show_raised)
+        """From now on these are shown here: errors of ours, names that may be on the other side, and interrupts."""
+        self._shell.set_custom_exc((MonarchError, NameError, KeyboardInterrupt), self._show_raised)
 
     def remove(self) -> None:
         """Leave all errors to IPython."""
@@ -42,13 +42,17 @@ class Failures:
     def _show_raised(
         self,
         shell: InteractiveShell,
-        kind: type[MonarchError | NameError],
-        error: MonarchError | NameError,
+        kind: type[BaseException],
+        error: BaseException,
         tb: TracebackType,
         tb_offset: int | None = None,
     ) -> list[str]:
         if isinstance(error, NameError):
             self._show_with_hint(error, tb)
+            return []
+        if isinstance(error, KeyboardInterrupt):
+            _drop_hidden_end(tb)
+            shell.showtraceback((kind, error, tb), running_compiled_code=True)
             return []
         lines = self._remember(error, tb)
         shell._showtraceback(kind, error, lines)
@@ -97,6 +101,16 @@ class Failures:
         finally:
             with suppress(AttributeError):
                 del error._render_traceback_  # type: ignore[attr-defined]  # it holds the frames, by way of the traceback
+
+
+def _drop_hidden_end(tb: TracebackType) -> None:
+    """Take the innermost frames away if they want to be hidden: IPython shows the last one in any case."""
+    last: TracebackType | None = tb
+    while last is not None:
+        if not last.tb_frame.f_locals.get("__tracebackhide__"):
+            tb = last
+        last = last.tb_next
+    tb.tb_next = None
 
 
 def _is_local_code(filename: str) -> bool:
