@@ -192,13 +192,12 @@ class MeshMagics(Magics):
             raise
         if options.out:
             self.shell.user_ns[options.out] = _values(results)
-        _show_values(cell, results)
         return None
 
     def _show_end(self, cell: RemoteCell) -> None:
         """Show what a cell in the background came to, where it was started."""
         try:
-            _show_values(cell, cell.result())
+            cell.show_values()
         except (MonarchError, KeyboardInterrupt) as error:
             self.failures.show_late(error, cell.output.sink)
         self.meshes.background.follow(cell.output)
@@ -226,10 +225,6 @@ def _values(results: ValueMesh[CellResult]) -> ValueMesh[Any]:
 
 def _nothing(results: ValueMesh[CellResult]) -> None:
     return None
-
-
-def _show_values(cell: RemoteCell, results: ValueMesh[CellResult]) -> None:
-    cell.output.show_values({rank: each.bundle for rank, each in zip(cell.mesh.ranks, results.values(), strict=True)})
 
 
 class _UsageErrors:

@@ -404,6 +404,15 @@ class RemoteCell:
         assert self._result is not None
         return self._result
 
+    def show_values(self) -> None:
+        """Show the values of the last expression.
+
+        Raises:
+            MonarchError: as `result`.
+        """
+        bundles = (each.bundle for each in self.result().values())
+        self.output.show_values(dict(zip(self.mesh.ranks, bundles, strict=True)))
+
     # -- stages
 
     def _begin(self, now: float) -> None:
