@@ -36,7 +36,7 @@ class Failures:
 
     def show_late(self, error: BaseException, sink: Sink) -> None:
         """Show the error of a cell in the background where that was started."""
-        lines = self._remember(error, None)
+        lines = self._remember(error, error.__traceback__)
         sink.error(type(error).__name__, str(error), lines)
 
     def _show_raised(
@@ -65,7 +65,8 @@ class Failures:
         if local and local[-1].line and not local[-1].line.startswith("get_ipython()"):
             place = f"    at line {local[-1].lineno} of this cell: {local[-1].line}"
         render = partial(self._lines, error, place)
-        error._render_traceback_ = render  # type: ignore[attr-defined]
+        if isinstance(error, MonarchError):  # RemoteInterrupt has its own
+            error._render_traceback_ = render  # type: ignore[attr-defined]
         # What IPython does with the errors that it shows itself.
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, tb
         if sys.version_info >= (3, 12):
