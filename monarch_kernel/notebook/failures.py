@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from contextlib import suppress
@@ -17,6 +18,8 @@ from monarch_kernel.running.display import Sink
 from monarch_kernel.ui.errors import error_block
 
 __all__ = ["Failures"]
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 class Failures:
@@ -51,7 +54,7 @@ class Failures:
             self._show_with_hint(error, tb)
             return []
         if isinstance(error, KeyboardInterrupt):
-            _drop_hidden_end(tb)
+            _drop_own_end(tb)
             shell.showtraceback((kind, error, tb), running_compiled_code=True)
             return []
         lines = self._remember(error, tb)
@@ -104,14 +107,18 @@ class Failures:
                 del error._render_traceback_  # type: ignore[attr-defined]  # it holds the frames, by way of the traceback
 
 
-def _drop_hidden_end(tb: TracebackType) -> None:
-    """Take the innermost frames away if they want to be hidden: IPython shows the last one in any case."""
-    last: TracebackType | None = tb
-    while last is not None:
-        if not last.tb_frame.f_locals.get("__tracebackhide__"):
-            tb = last
-        last = last.tb_next
-    tb.tb_next = None
+def _drop_own_end(tb: TracebackType) -> None:
+    """Take away what an interrupt met below the user's code: the handler of the signal, the inside of a magic of ours."""
+    last = tb
+    each: TracebackType | None = tb
+    is_own = False
+    while each is not None:
+        file = each.tb_frame.f_code.co_filename
+        is_own = (is_own or file.startswith(_PACKAGE)) and not _is_local_code(file)
+        if not is_own:
+            last = each
+        each = each.tb_next
+    last.tb_next = None
 
 
 def _is_local_code(filename: str) -> bool:

@@ -18,7 +18,8 @@ GO = "print('go', flush=True)\n"
     "code", ["import time; time.sleep(60)", "while True: pass", "import asyncio; await asyncio.sleep(60)"]
 )
 def test_a_local_interrupt_shows_no_frame_of_ours(notebook: Notebook, code: str) -> None:
-    cell = notebook.send(GO + code).wait_for(lambda cell: "go" in cell.stdout)
+    # Not flushed here, where an interrupt might meet the flush.
+    cell = notebook.send(f"print('go')\n{code}").wait_for(lambda cell: "go" in cell.stdout)
     notebook.interrupt()
     cell.wait()
     assert cell.ename == "KeyboardInterrupt"
@@ -26,6 +27,18 @@ def test_a_local_interrupt_shows_no_frame_of_ours(notebook: Notebook, code: str)
     assert "monarch_kernel" not in cell.error
     assert "hidden" not in cell.error
     assert "monarch_kernel" not in notebook.ok("%tb").error
+
+
+def test_an_interrupt_of_a_magic_shows_no_frame_of_ours(notebook: Notebook) -> None:
+    notebook.ok("import monarch_kernel.output.logs as logs\nkept = logs._bounded")
+    notebook.ok("def slow(lines):\n    print('go')\n    while True: pass")
+    notebook.ok("slow.__code__ = slow.__code__.replace(co_filename=logs.__file__)")
+    cell = notebook.send("logs._bounded = slow\n%mesh logs t").wait_for(lambda cell: "go" in cell.stdout)
+    notebook.interrupt()
+    assert cell.wait().ename == "KeyboardInterrupt"
+    assert "get_ipython().run_line_magic('mesh', 'logs t')" in cell.error
+    assert "monarch_kernel" not in cell.error
+    notebook.ok("logs._bounded = kept")
 
 
 def test_a_cell_that_catches_it_and_ends_is_not_said_to_have_been_late(notebook: Notebook) -> None:
