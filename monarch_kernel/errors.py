@@ -149,6 +149,10 @@ def _with_consequences(reports: dict[Any, Failure]) -> dict[Any, Failure]:
 class MonarchError(Exception):
     """Base of all errors of monarch_kernel."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = {name: value for name, value in vars(self).items() if name != "_render_traceback_"}
+        return type(self), self.args, state  # without the way in which a notebook has shown it
+
 
 class RanksError(MonarchError):
     """Something failed on some ranks; the others' results are kept.

@@ -79,7 +79,6 @@ class KernelInterrupts:
 
     def strike(self, signum: int, frame: FrameType | None) -> None:
         """Interrupt all that runs for the user; the handler of SIGINT."""
-        __tracebackhide__ = True  # the user did not call this
         self.strike_subshells()
         caller = frame or sys._getframe(1)  # one that was held back comes without
         if _is_below_user_code(caller):

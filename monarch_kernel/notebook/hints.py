@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
-from types import TracebackType
 from typing import Any
-
-from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_kernel.describe.look import kind_of
 from monarch_kernel.errors import RanksError, RemoteError
@@ -16,7 +12,7 @@ from monarch_kernel.mesh import Shaped
 from monarch_kernel.notebook.meshes import Meshes
 from monarch_kernel.ui.names import elsewhere_hint, pull_hint, push_hint
 
-__all__ = ["local_hint", "remote_hints", "show_with_hint"]
+__all__ = ["local_hint", "remote_hints"]
 
 _NOT_DEFINED = re.compile(r"name '(\w+)' is not defined")
 
@@ -49,23 +45,6 @@ def local_hint(error: NameError, meshes: Meshes) -> str:
         return ""
     places = list(_places(missing[1], meshes))
     return pull_hint(missing[1], places) if places else ""
-
-
-def show_with_hint(
-    shell: InteractiveShell, kind: type[BaseException], error: BaseException, tb: TracebackType, hint: str
-) -> None:
-    """Show an error as IPython does, with one more line at its end."""
-    if hint:
-
-        def render() -> list[str]:
-            return [*shell.InteractiveTB.structured_traceback(kind, error, tb), hint]
-
-        error._render_traceback_ = render  # type: ignore[attr-defined]
-    try:
-        shell.showtraceback((kind, error, tb), running_compiled_code=True)
-    finally:
-        with suppress(AttributeError):
-            del error._render_traceback_  # type: ignore[attr-defined]  # it holds the frames, by way of the traceback
 
 
 def _pids(mesh: Any) -> Iterable[int]:

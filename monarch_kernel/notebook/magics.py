@@ -6,7 +6,6 @@ import ast
 import atexit
 import os
 import tempfile
-import traceback
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -22,7 +21,7 @@ from monarch_kernel.notebook.attach import DetachedMeshes, default_root
 from monarch_kernel.notebook.autoremote import CellTransformer
 from monarch_kernel.notebook.commands import MeshCommands
 from monarch_kernel.notebook.complete import make_matcher
-from monarch_kernel.notebook.hints import local_hint, remote_hints, show_with_hint
+from monarch_kernel.notebook.failures import Failures
 from monarch_kernel.notebook.meshes import Entry, Meshes
 from monarch_kernel.notebook.names import RemoteNames
 from monarch_kernel.notebook.peers import PeerMagics
@@ -38,7 +37,6 @@ from monarch_kernel.syntax.options import (
 )
 from monarch_kernel.syntax.selector import root_name
 from monarch_kernel.syntax.usage import documented, mesh_help, options_help
-from monarch_kernel.ui.errors import error_block
 
 __all__ = ["MeshMagics", "load", "unload"]
 
@@ -56,6 +54,7 @@ class MeshMagics(Magics):
         self.meshes = Meshes(shell, DetachedMeshes(default_root(os.environ, tempfile.gettempdir())))
         self.transformer = CellTransformer(shell)
         self.peers = PeerMagics(shell, self.meshes)
+        self.failures = Failures(shell, self.meshes)
         self.names = RemoteNames(self.meshes, shell.user_ns, lambda: self.transformer.mode)
         self._commands = MeshCommands(shell, self.meshes, self._show_end)
 
@@ -193,16 +192,14 @@ class MeshMagics(Magics):
             raise
         if options.out:
             self.shell.user_ns[options.out] = _values(results)
-        _show_values(cell, results)
         return None
 
     def _show_end(self, cell: RemoteCell) -> None:
         """Show what a cell in the background came to, where it was started."""
         try:
-            _show_values(cell, cell.result())
+            cell.show_values()
         except (MonarchError, KeyboardInterrupt) as error:
-            lines = _error_lines(self.shell, error)
-            cell.output.sink.error(type(error).__name__, str(error), lines)
+            self.failures.show_late(error, cell.output.sink)
         self.meshes.background.follow(cell.output)
 
     def _cell_number(self) -> int:
@@ -230,10 +227,6 @@ def _nothing(results: ValueMesh[CellResult]) -> None:
     return None
 
 
-def _show_values(cell: RemoteCell, results: ValueMesh[CellResult]) -> None:
-    cell.output.show_values({rank: each.bundle for rank, each in zip(cell.mesh.ranks, results.values(), strict=True)})
-
-
 class _UsageErrors:
     """Turns our one-line problems into IPython's, which are shown without a traceback."""
 
@@ -245,42 +238,6 @@ class _UsageErrors:
             raise UsageError(str(error)) from None
 
 
-def _show_error(
-    shell: InteractiveShell,
-    kind: type[MonarchError | NameError],
-    error: MonarchError | NameError,
-    tb: TracebackType,
-    tb_offset: int | None = None,
-) -> list[str]:
-    """Show an error of ours in its own words, one of ranks as a block per distinct error, and the local line that met it.
-
-    A name that is not defined is looked for on the other side, too.
-    """
-    if isinstance(error, NameError):
-        magics: MeshMagics = getattr(shell, _EXTENSION)[0]
-        show_with_hint(shell, kind, error, tb, local_hint(error, magics.meshes))
-        return []
-    lines = _error_lines(shell, error)
-    local = [frame for frame in traceback.extract_tb(tb) if _is_local_code(frame.filename)]
-    if local and local[-1].line and not local[-1].line.startswith("get_ipython()"):
-        lines[1:1] = [f"    at line {local[-1].lineno} of this cell: {local[-1].line}"]
-    shell._showtraceback(kind, error, lines)
-    return lines
-
-
-def _error_lines(shell: InteractiveShell, error: BaseException) -> list[str]:
-    if isinstance(error, RanksError):
-        magics: MeshMagics = getattr(shell, _EXTENSION)[0]
-        hints = remote_hints(error, magics.meshes, shell.user_ns)
-        lines = error_block(error, color=getattr(shell, "colors", "nocolor").lower() != "nocolor")
-        return [*lines, "", *hints] if hints else lines
-    return f"{type(error).__name__}: {error}".split("\n")
-
-
-def _is_local_code(filename: str) -> bool:
-    return "ipykernel_" in filename or filename.startswith(("<ipython-input", "Cell In"))
-
-
 def load(shell: InteractiveShell) -> MeshMagics:
     """Add the magics to a shell; to our kernel's, which has them, nothing is added."""
     loaded: tuple[MeshMagics, object] | None = getattr(shell, _EXTENSION, None)
@@ -288,7 +245,7 @@ def load(shell: InteractiveShell) -> MeshMagics:
         return loaded[0]
     magics = MeshMagics(shell)
     shell.register_magics(magics)
-    shell.set_custom_exc((MonarchError, NameError), _show_error)
+    magics.failures.install()
     matcher = make_matcher(magics.meshes, magics.names)
     shell.Completer.custom_matchers.append(matcher)
     magics.transformer.install()
@@ -313,7 +270,7 @@ def unload(shell: InteractiveShell) -> None:
     shell.Completer.custom_matchers.remove(matcher)
     magics.transformer.remove()
     magics.peers.remove()
-    shell.set_custom_exc((), None)
+    magics.failures.remove()
     for kind, names in magics.magics.items():
         for name in names:
             shell.magics_manager.magics[kind].pop(name, None)

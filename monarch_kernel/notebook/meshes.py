@@ -299,7 +299,7 @@ class Meshes:
         )
 
     def run(self, entry: Entry, cell: RemoteCell) -> ValueMesh[CellResult]:
-        """Drive a cell to its end, and show what it writes meanwhile.
+        """Drive a cell to its end, and show what it writes meanwhile, and its values.
 
         Raises:
             RemoteError: it failed on some ranks.
@@ -309,7 +309,9 @@ class Meshes:
         """
         try:
             with self.debugger.foreground(cell) as attend:
-                return run_in_foreground(cell, self.interrupt_others, attend)
+                results = run_in_foreground(cell, self.interrupt_others, attend)
+            cell.show_values()  # here, where %%capture has them
+            return results
         finally:
             entry.view.follow(entry.mesh.view(), time.monotonic(), force=True)
             if cell.stage == "over":

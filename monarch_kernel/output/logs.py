@@ -50,7 +50,8 @@ def log_lines(
     folder = OutputFolder(list(logs), raw=raw, burst_lines=10**9, burst_nbytes=10**12)
     for rank, records in logs.items():
         shown: CellMark | None = None
-        lines = [line for line in _lines(rank, records, marks) if line.stream == "stderr" or not stderr]
+        wanted = [record for record in records if record.stream == "stderr" or not stderr]
+        lines = list(_lines(rank, _tail(wanted, n_lines), marks))
         for line in lines[-n_lines:]:
             if line.mark is not None and line.mark is not shown:
                 shown = line.mark
@@ -58,6 +59,27 @@ def log_lines(
                 folder.feed(rank, "stdout", f"-- cell [{shown.number}], {at} --\n", 0.0)
             folder.feed(rank, line.stream, f"{line.text}\n", 0.0)
     return _bounded([line for line in folder.finish(0.0) if isinstance(line, FoldedLine)])
+
+
+def _tail(records: Sequence[LogRecord], n_lines: int) -> Sequence[LogRecord]:
+    """The end of some records that holds their last lines: of megabytes mostly a few lines are asked for."""
+    first, n_ends = len(records), 0
+    while first and n_ends <= n_lines:
+        first -= 1
+        n_ends += records[first].text.count("\n")
+    # The first line of each stream that ends there may have begun long before.
+    begins = []
+    for stream in ("stdout", "stderr"):
+        text = ""
+        for record in reversed(records[:first]):
+            if record.stream == stream:
+                _, newline, last = record.text.rpartition("\n")
+                text = last + text
+                if newline:
+                    break
+        if text:
+            begins.append(LogRecord(records[first].at, stream, text))
+    return [*begins, *records[first:]]
 
 
 def _lines(rank: int, records: Sequence[LogRecord], marks: Sequence[CellMark]) -> Iterator[_Line]:

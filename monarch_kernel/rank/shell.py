@@ -230,7 +230,9 @@ class RankShell(InteractiveShell):
         """Keep an error that IPython wants to print; ``%tb`` prints the last one."""
         error = exc_tuple[1] if exc_tuple else sys.exc_info()[1]
         if error is None:
-            print("No traceback of this cell to show: that of an earlier one is with its output.", file=sys.stderr)
+            print(
+                "No traceback of this cell to show; in a local cell %tb shows that of an earlier one.", file=sys.stderr
+            )
         elif len(self.shown) < _KEPT_ERRORS:
             self.shown.append(error)
 

@@ -44,6 +44,7 @@ from monarch_kernel.wire.messages import Payload
 __all__ = ["CellOutput", "CellStage", "Lane", "RemoteCell", "run_in_foreground"]
 
 TURN_S = 0.05
+_WAIT_NOTE_S = 2.0
 _GROUP_TIMEOUT_S = 90.0
 _QUIET_S = 0.2
 _FINISHED = Value(Payload(), (), {})
@@ -353,11 +354,26 @@ class RemoteCell:
     def _what_is_before(self, before: RemoteCell) -> str:
         """For whom it waits, and, if that was interrupted in vain, what its ranks do."""
         text = f"while it waited for cell [{before.number}]; it was not sent"
+        why = "\n".join(self._why_not_over(before))
+        return f"{text}. {why}" if why else text
+
+    def waiting_text(self) -> str:
+        """For whom it waits, for the user who waits with it; empty if it does not."""
+        before = self._lane.before(self) if self.stage == "waiting" else None
+        if before is None:
+            return ""
+        ranks = format_ranks(self.ranks.intersection(before.busy_ranks()))
+        text = (
+            f"waits for cell [{before.number}] on {ranks} of {self._lane.mesh.name}; Kernel > Interrupt ends the wait"
+        )
+        return "\n".join([text, *self._why_not_over(before)])
+
+    def _why_not_over(self, before: RemoteCell) -> list[str]:
         if not before.is_stopping:
-            return text
+            return []
         mesh = self._lane.mesh
         lines = doing_lines(mesh.view(), look(mesh), before.busy_ranks())
-        return "\n".join([f"{text}. Cell [{before.number}] was interrupted, and goes on:", *(f"  {x}" for x in lines)])
+        return [f"Cell [{before.number}] was interrupted, and goes on:", *(f"  {line}" for line in lines)]
 
     def stops(self) -> list[StopEvent]:
         """Where it stands still in the debugger, by rank."""
@@ -388,6 +404,15 @@ class RemoteCell:
             raise self._error
         assert self._result is not None
         return self._result
+
+    def show_values(self) -> None:
+        """Show the values of the last expression.
+
+        Raises:
+            MonarchError: as `result`.
+        """
+        bundles = (each.bundle for each in self.result().values())
+        self.output.show_values(dict(zip(self.mesh.ranks, bundles, strict=True)))
 
     # -- stages
 
@@ -452,7 +477,7 @@ class RemoteCell:
             self._error = error
         else:
             if self._stopping is not None:
-                self._error = RemoteInterrupt(f"{self._stopping.why}, but all ranks had just finished")
+                self._error = RemoteInterrupt(f"{self._stopping.why}, but all ranks ran to their end")
         self._over()
 
     def _outcome(self, stopping: Stopping, error: RanksError) -> str:
@@ -488,8 +513,13 @@ def run_in_foreground(
     """
     with HeldInterrupts(interrupt_others) as interrupts:
         seen = 0
+        note_at = time.monotonic() + _WAIT_NOTE_S
         while cell.stage != "over":
             now = time.monotonic()
+            if now >= note_at:
+                note_at = float("inf")
+                if text := cell.waiting_text():
+                    cell.output.sink.write("stderr", f"{text}\n")
             if interrupts.count > seen:
                 seen = interrupts.count
                 cell.stop("interrupted", now)
@@ -501,5 +531,5 @@ def run_in_foreground(
                 attend(cell, interrupts)
         if interrupts.count and not cell.is_stopping:
             cell.result()
-            raise RemoteInterrupt("interrupted, but all ranks had just finished")  # the user wants to stop here, still
+            raise RemoteInterrupt("interrupted, but all ranks ran to their end")  # the user wants to stop here, still
         return cell.result()

@@ -141,7 +141,7 @@ class LiveView:
         """Show a line of text in its place."""
         if self._last != (text, text) and (first or self._is_live):
             self._last = (text, text)
-            publish_display_data({"text/plain": text}, transient={"display_id": self._id}, update=not first)
+            self._display({"text/plain": text}, update=not first)
 
     def _publish(self, view: MeshView, update: bool) -> None:
         if update and self._has_table and not self._is_live:
@@ -151,5 +151,13 @@ class LiveView:
         faces = (mesh_text(view), mesh_html(view))
         if faces != self._last or not update:
             self._last = faces
-            data = {"text/plain": faces[0], "text/html": faces[1]}
-            publish_display_data(data, transient={"display_id": self._id}, update=update)
+            self._display({"text/plain": faces[0], "text/html": faces[1]}, update)
+
+    def _display(self, data: Bundle, update: bool) -> None:
+        shell = get_ipython()
+        if not update or shell is None:
+            publish_display_data(dict(data), transient={"display_id": self._id}, update=update)
+            return
+        sink = Sink(shell)
+        sink.pin()  # past the %%capture of the cell that happens to run: what is updated is not its output
+        sink.display(data, None, self._id, update)

@@ -15,6 +15,7 @@ __all__ = ["CellForm", "code_at", "read_cell"]
 # What works on meshes, or may end the mode, is for the kernel also while every other cell is for the ranks.
 _OURS = re.compile(
     r"%{1,2}(?:autoremote|mesh|remote|local|px|autopx|ranks?)(?![\w.])"
+    r"|%(?:tb|xmode)(?![\w.])"  # errors of ranks are shown by the kernel
     r"|autoremote[ \t]+(?:off|on)[ \t]*$"
     r"|%(?:un|re)?load_ext[ \t]+monarch_kernel\b"
     r"|(?:exit|quit)(?:\(\))?[ \t;]*$"

@@ -20,6 +20,7 @@ _MAX_LAST_LINES = 10
 _MAX_CAUSES = 3
 _MAX_WIDTH = 160
 _MAX_HEADLINE = 500
+_SHOWN_BY = "%tb Verbose shows them"
 _CONTEXT_LINES = 2  # of source, before and after the failing one
 
 # What Python writes between the tracebacks of chained exceptions, and what it means, read from the later one.
@@ -78,7 +79,7 @@ def error_block(error: RanksError, *, color: bool, verbose: bool = False) -> lis
     if hidden := blocks[n_blocks:]:
         label = format_ranks(rank for _, ranks in hidden for rank in ranks)
         errors = "1 more distinct error" if len(hidden) == 1 else f"{len(hidden):,} more distinct errors"
-        lines.append(f"and {errors} on {label}: all are in error.reports")
+        lines.append(f"and {errors} on {label} ({_SHOWN_BY})")
     if released:
         verb = "was" if len(released) == 1 else "were"
         cause = "a collective for the ranks above" if blocks else "a collective"
@@ -104,7 +105,7 @@ def _block(error: RanksError, failure: Failure, ranks: Sequence[int], paint: _Pa
     if failure.kind == "interrupted":
         yield from _interrupted(failure, paint)
     elif failure.frames:
-        yield from _frames(failure, paint, verbose)
+        yield from _frames(failure, paint, verbose, _whose_variables(error, ranks))
     elif failure.traceback:
         tail = [line for line in plain(failure.traceback).splitlines() if line.strip()]
         if len(tail) > 1:  # else it is the headline again
@@ -153,7 +154,14 @@ def _interrupted(failure: Failure, paint: _Paint) -> Iterator[str]:
         yield f"    {paint.place(_place(where))}" + (f": {source}" if source else "")
 
 
-def _frames(failure: Failure, paint: _Paint, verbose: bool) -> Iterator[str]:
+def _whose_variables(error: RanksError, ranks: Sequence[int]) -> str:
+    """The rank of which variables are shown, if others that had the same error have different ones; else empty."""
+    theirs = [each for point, each in error.reports.items() if point.rank in ranks]
+    kinds = {tuple(frame.variables for frame in each.frames) for each in theirs}
+    return f", on {format_ranks(ranks[:1])}" if len(kinds) > 1 else ""
+
+
+def _frames(failure: Failure, paint: _Paint, verbose: bool, whose: str) -> Iterator[str]:
     """The user's frames with their source; those of libraries folded into one line where they come together."""
     frames = failure.frames
     of_user = [i for i, frame in enumerate(frames) if frame.user]
@@ -166,17 +174,20 @@ def _frames(failure: Failure, paint: _Paint, verbose: bool) -> Iterator[str]:
         shown = {*of_user[:2], *of_user[2 - _MAX_USER_FRAMES :]}
     else:
         shown = {*of_user, innermost}
+    last_folded = max(set(range(len(frames))) - shown, default=-1)
     for is_shown, group in groupby(range(len(frames)), key=shown.__contains__):
         indices = list(group)
         if is_shown:
             for i in indices:
-                yield from _frame(frames[i], paint, with_variables=i == innermost, whole=verbose)
+                yield from _frame(frames[i], paint, verbose)
+                if i == innermost:
+                    yield from _variables(frames[i], paint, verbose, whose)
         else:
-            hint = " (full traceback: error.reports[point].traceback)" if indices[-1] == len(frames) - 1 else ""
+            hint = f" ({_SHOWN_BY})" if indices[-1] == last_folded else ""
             yield paint.dim(f"    {_folded_frames([frames[i] for i in indices])}{hint}")
 
 
-def _frame(frame: Frame, paint: _Paint, *, with_variables: bool, whole: bool = False) -> Iterator[str]:
+def _frame(frame: Frame, paint: _Paint, whole: bool) -> Iterator[str]:
     yield f"    {paint.place(_place(frame))}"
     first = frame.first_line
     numbered = [(first + i, text) for i, text in enumerate(frame.source)]
@@ -191,14 +202,16 @@ def _frame(frame: Frame, paint: _Paint, *, with_variables: bool, whole: bool = F
             yield f"    {paint.mark(f'----> {n:>{width}}')} {text}".rstrip()
         else:
             yield f"          {paint.dim(f'{n:>{width}}')} {text}".rstrip()
-    if with_variables:
-        shown = frame.variables if whole else frame.variables[:_MAX_VARIABLES]
-        if shown:
-            yield paint.dim("    where")
-        for name, description in shown:
-            yield f"          {name}: {_narrow(plain(description).replace(chr(10), ' '), whole)}"
-        if len(frame.variables) > len(shown):
-            yield paint.dim(f"          … and {len(frame.variables) - len(shown)} more variables")
+
+
+def _variables(frame: Frame, paint: _Paint, whole: bool, whose: str) -> Iterator[str]:
+    shown = frame.variables if whole else frame.variables[:_MAX_VARIABLES]
+    if shown:
+        yield paint.dim(f"    where{whose}")
+    for name, description in shown:
+        yield f"          {name}: {_narrow(plain(description).replace(chr(10), ' '), whole)}"
+    if len(frame.variables) > len(shown):
+        yield paint.dim(f"          … and {len(frame.variables) - len(shown)} more variables")
 
 
 def _place(frame: Frame) -> str:
@@ -235,7 +248,7 @@ def _causes(failure: Failure) -> Iterator[str]:
     chain = [f"{link} {cause}" for link, cause in zip(reversed(links), reversed(before), strict=True)]
     yield from chain[:_MAX_CAUSES]
     if len(chain) > _MAX_CAUSES:
-        yield f"… and {len(chain) - _MAX_CAUSES} more (error.reports[point].traceback)"
+        yield f"… and {len(chain) - _MAX_CAUSES} more ({_SHOWN_BY})"
 
 
 def _last_line(text: str) -> str:

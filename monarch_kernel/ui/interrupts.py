@@ -47,7 +47,7 @@ class InterruptOutcome:
 def interrupt_text(outcome: InterruptOutcome) -> str:
     """Write it for the user: one line if all went well, else also where ranks are and what can be done about it."""
     if not (outcome.stopped or outcome.dropped or outcome.stuck or outcome.failed):
-        return f"{outcome.why}, but all ranks had just finished"
+        return f"{outcome.why}, but all ranks ran to their end"
     parts = [outcome.why]
     if outcome.stopped:
         parts = [f"{outcome.why} on {format_ranks(outcome.stopped)}; their state is kept"]
@@ -76,7 +76,7 @@ def _advice(outcome: InterruptOutcome, busy: Sequence[int]) -> list[str]:
         lines.append(f"%mesh interrupt {who} --abort aborts their process groups, too; state outside of them is kept")
     lines.append(f"%mesh stacks {name} says what they do now; %mesh down {name} ends them, and with them their state")
     return [
-        f"They stop when they come back to Python; cells on {who} wait until then.",
+        f"They stop when they come back to Python, unless they catch KeyboardInterrupt; cells on {who} wait until then.",
         *(f"{line[0].upper() if line[0] != '%' else '%'}{line[1:]}." for line in lines),
     ]
 

@@ -82,6 +82,8 @@ def test_what_is_for_the_kernel_stays_there(auto: Notebook) -> None:
     assert auto.ok("%remote t[1] rank").plain == "[1] 1"
     assert auto.ok("%%remote t[1] --out v\nrank").plain == "[1] 1"
     assert auto.ok("%%remote?").reply["payload"]
+    failed = auto.run("1/0").error
+    assert auto.ok("%tb").error == failed
     assert auto.ok("%mesh help down").stdout.startswith("%mesh down NAME | --all")
     auto.ok("# nothing but a comment")
 

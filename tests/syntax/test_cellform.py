@@ -51,6 +51,8 @@ def test_a_cell_is_read(text: str, mode: str | None, runs: str, why: str, select
     [
         "%mesh",
         "%mesh down t",
+        "%tb Verbose",
+        "%xmode Verbose",
         "# look\n\n%mesh show\nx = 1",
         "%autoremote off",
         "autoremote off",

@@ -86,8 +86,7 @@ def test_one_block_shows_the_users_lines_and_folds_the_librarys() -> None:
         "    ----> 12         return self.fc(x)",
         "    where",
         "          x: Tensor[4, 3] float32 cpu",
-        "    … 2 frames in torch/nn/modules/module.py, torch/nn/functional.py …"
-        " (full traceback: error.reports[point].traceback)",
+        "    … 2 frames in torch/nn/modules/module.py, torch/nn/functional.py … (%tb Verbose shows them)",
         "",
         "[0,2] finished; their results are in error.results",
     ]
@@ -151,7 +150,7 @@ def test_chained_exceptions_are_named_the_nearest_first() -> None:
 def test_without_a_frame_of_the_user_the_innermost_is_shown() -> None:
     lines = block_of({0: replace(SHAPES, frames=(MODULE, LINEAR))})
     assert lines[4:] == [
-        "    … 1 frame in torch/nn/modules/module.py …",
+        "    … 1 frame in torch/nn/modules/module.py … (%tb Verbose shows them)",
         "    torch/nn/functional.py, line 22, in linear",
     ]
 
@@ -164,9 +163,18 @@ def test_without_frames_the_end_of_the_traceback_is_shown() -> None:
 def test_deep_recursion_shows_the_way_in_and_the_end() -> None:
     again = Frame("<remote cell [6]>", 2, "f", ("def f(n):", "    return f(n - 1)"), 1, True, (("n", "int 3"),))
     lines = block_of({0: replace(SHAPES, frames=(CELL, *[again] * 900))})
-    assert "    … 896 frames in remote cell [6] …" in lines
+    assert "    … 896 frames in remote cell [6] … (%tb Verbose shows them)" in lines
     assert sum("remote cell [6], line 2, in f" in line for line in lines) == 4
     assert sum("n: int 3" in line for line in lines) == 1
+
+
+def test_variables_that_differ_say_whose_they_are() -> None:
+    def of(value: str) -> Failure:
+        return replace(SHAPES, frames=(replace(CELL, variables=(("rank", value),)),))
+
+    assert "    where, on [1]" in block_of({1: of("1"), 3: of("3")})
+    assert "    where" in block_of({1: of("1"), 3: of("1")})
+    assert "    where" in block_of({1: of("1")})
 
 
 def test_a_block_is_bounded_and_says_what_it_leaves_out() -> None:
@@ -192,7 +200,7 @@ def test_many_distinct_errors_are_counted() -> None:
     reports = {rank: replace(SHAPES, message=f"error {rank}") for rank in range(20)}
     lines = block_of(reports)
     assert sum(line.startswith("[") for line in lines) == 8
-    assert lines[-1] == "and 12 more distinct errors on [8-19]: all are in error.reports"
+    assert lines[-1] == "and 12 more distinct errors on [8-19] (%tb Verbose shows them)"
     assert sum(line.startswith("[") for line in block_of(reports, verbose=True)) == 20
 
 

@@ -10,7 +10,7 @@ def test_all_stopped() -> None:
 
 
 def test_all_had_finished() -> None:
-    assert interrupt_text(InterruptOutcome("t", finished=[0, 1])) == "interrupted, but all ranks had just finished"
+    assert interrupt_text(InterruptOutcome("t", finished=[0, 1])) == "interrupted, but all ranks ran to their end"
 
 
 def test_some_finished_and_some_failed() -> None:
@@ -28,7 +28,7 @@ def test_stuck_ranks_come_with_their_place_and_what_can_be_done() -> None:
         "interrupted on [0]; their state is kept; [1-2] did not stop within 1.8 s\n"
         "  [1-2] cell [5], line 2: spin()\n"
         "      called from f()\n"
-        "They stop when they come back to Python; cells on t[1:3] wait until then.\n"
+        "They stop when they come back to Python, unless they catch KeyboardInterrupt; cells on t[1:3] wait until then.\n"
         "%mesh interrupt t[1:3] --abort aborts their process groups, too; state outside of them is kept.\n"
         "%mesh stacks t says what they do now; %mesh down t ends them, and with them their state."
     )
