@@ -107,7 +107,9 @@ class Conversation:
         elif len(words) == 2 and words[0] == "rank" and re.fullmatch(r"\d+", words[1]):
             if int(words[1]) in waiting:
                 self._rank = int(words[1])
-                self._shown.discard((waiting[self._rank].proc, waiting[self._rank].turn))
+                chosen = waiting[self._rank]
+                if (chosen.proc, chosen.turn) in self._shown:  # else it is told where it is, before the prompt
+                    self._say(f"[{chosen.rank}] {chosen.where}")
             else:
                 self._say(f"[{words[1]}] has not stopped; stopped: {format_ranks(waiting)}")
         elif len(words) > 1 and words[0] == "all":
