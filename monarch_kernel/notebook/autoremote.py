@@ -60,9 +60,11 @@ class CellTransformer:
         is_local = form.why == "%%remote" and _has_local(form.line)
         if is_local or (form.why == "%%remote" and at):  # IPython takes a cell magic for one on the first line only
             options = _LOCAL.sub("", form.line).strip()
-            body = "\n" * at + form.body
+            body = "\n" * at + (form.body or "\n")
             call = f"get_ipython().run_cell_magic('remote', {options!r}, {body!r})\n"
             return [*lines[:at], call, *(lines[at + 1 :] if is_local else ())]
+        if form.why == "%%remote" and not form.body.strip():  # IPython refuses a cell magic without a body
+            return [*lines[: at + 1], "\n"]
         return lines
 
     def _is_users_own(self) -> bool:

@@ -43,6 +43,8 @@ from monarch_kernel.ui.errors import error_block
 __all__ = ["MeshMagics", "load", "unload"]
 
 _EXTENSION = "_monarch_kernel"
+_REMOTE_USAGE = options_help("%%remote") + "\n\n%remote [SELECTOR] [--OPTION]... EXPRESSION"
+_AUTOREMOTE_USAGE = options_help("%autoremote") + "\n\n%autoremote off\n%autoremote"
 
 
 @magics_class
@@ -69,7 +71,7 @@ class MeshMagics(Magics):
 
     @no_var_expand
     @line_cell_magic
-    @documented(options_help("%%remote") + "\n\n%remote [SELECTOR] [--OPTION]... EXPRESSION")
+    @documented(_REMOTE_USAGE)
     def remote(self, line: str, cell: str | None = None) -> BackgroundCell | None:
         """Run a cell, or evaluate an expression, on the ranks of a mesh.
 
@@ -77,6 +79,9 @@ class MeshMagics(Magics):
         and so is a process group. With --background a handle comes back at once: .state, .result(), .cancel(), await.
         """
         with _UsageErrors():
+            if _asks_for_help(line):
+                print(_REMOTE_USAGE)
+                return None
             if cell is None:
                 return self._remote_line(line)
             options = parse_remote(line)
@@ -88,7 +93,7 @@ class MeshMagics(Magics):
 
     @no_var_expand
     @line_cell_magic
-    @documented(options_help("%autoremote") + "\n\n%autoremote off\n%autoremote")
+    @documented(_AUTOREMOTE_USAGE)
     def autoremote(self, line: str, cell: str | None = None) -> BackgroundCell | None:
         """Run every cell from now on as if it began with ``%%remote``, or say whether that is so.
 
@@ -97,7 +102,9 @@ class MeshMagics(Magics):
         with _UsageErrors():
             if cell is not None:
                 return self._autoremote_cell(line, cell)
-            if words := tokens(line):
+            if _asks_for_help(line):
+                print(_AUTOREMOTE_USAGE)
+            elif words := tokens(line):
                 print(self._switch(line.strip(), words))
             else:
                 print(self._mode_text())
@@ -232,6 +239,10 @@ def _nothing(results: ValueMesh[CellResult]) -> None:
 
 def _show_values(cell: RemoteCell, results: ValueMesh[CellResult]) -> None:
     cell.output.show_values({rank: each.bundle for rank, each in zip(cell.mesh.ranks, results.values(), strict=True)})
+
+
+def _asks_for_help(line: str) -> bool:
+    return line.strip() == "--help"
 
 
 class _UsageErrors:

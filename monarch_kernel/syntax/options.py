@@ -163,7 +163,9 @@ def _remote_parser(magic: str) -> _Parser:
     add("-o", "--out", default="", metavar="NAME", help="NAME becomes a ValueMesh of every rank's last expression")
     add("--raw", action="store_true", help="show each rank's lines for themselves, equal ones too")
     add("--timeout", metavar="S", help="interrupt the ranks after S seconds")
-    add("--local", action="store_true", help="run the cell here, too, when the ranks have run it")
+    # That is for cells: elsewhere it is read, to be refused in words of its own, but not offered.
+    of_local = "run the cell here, too, when the ranks have run it" if magic == "%%remote" else argparse.SUPPRESS
+    add("--local", action="store_true", help=of_local)
     add("-a", "--background", "--noblock", action="store_true", help="return at once; the ranks go on")
     add("-b", "--block", action="store_true", help="wait for the ranks (default)")
     add("--stream", action="store_true", help="show output while the cell runs (default)")
@@ -202,6 +204,8 @@ def option_names(magic: str, *, aliases: bool = False) -> list[str]:
     parser = parser_of(magic)
     names: list[str] = []
     for action in parser._actions if parser else ():
+        if action.help == argparse.SUPPRESS:
+            continue
         spellings = sorted(action.option_strings, key=lambda name: not name.startswith("--"))
         names += spellings if aliases else spellings[:1]
     return sorted(names)
