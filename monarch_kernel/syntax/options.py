@@ -31,7 +31,7 @@ COMMANDS = {
     "show": "show the live view of a mesh, or of all",
     "down": "end a mesh, or all of them",
     "attach": "take up a mesh that outlived its kernel",
-    "interrupt": "interrupt what a mesh, or a slice of it, runs; state is kept; --abort: at the cost of process groups",
+    "interrupt": "interrupt what it runs, keep its state; --abort: abort process groups, too",
     "stacks": "say what every rank does now",
     "debug": "look at a rank in pdb, where it failed or stopped",
     "logs": "show what ranks have written, also what was left out",
@@ -149,7 +149,7 @@ def _remote_parser(magic: str) -> _Parser:
         nargs="?",
         default="",
         metavar="SELECTOR",
-        help="a mesh or a slice of one: t, t[0], t[0:4], t.slice(dp=0); left out, the mesh last brought up",
+        help="t, t[0], t[0:4], t.slice(dp=0); left out, the mesh last brought up",
     )
     add("--mesh", metavar="NAME", help="the same as SELECTOR")
     add(
@@ -158,7 +158,7 @@ def _remote_parser(magic: str) -> _Parser:
         "--ranks",
         default="",
         metavar="RANKS",
-        help="only these of its ranks, as output numbers them: 0,2 or 1-3 or 0:4:2 or all",
+        help="only these ranks, as output numbers them: 0,2 or 1-3 or 0:4:2 or all",
     )
     add("-o", "--out", default="", metavar="NAME", help="NAME becomes a ValueMesh of every rank's last expression")
     add("--raw", action="store_true", help="show each rank's lines for themselves, equal ones too")
