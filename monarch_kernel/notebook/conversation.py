@@ -24,9 +24,7 @@ __all__ = ["TOGETHER_S", "Asker", "Conversation", "grouped", "label"]
 PATIENCE_S = 1.0
 TOGETHER_S = 0.1
 """Ranks that stop within this time, in seconds, are told in one line."""
-_HELP = (
-    "of several ranks: 'ranks' lists those that have stopped, 'all COMMAND' goes to each, 'rank N' to that one's prompt"
-)
+_HELP = "several ranks: 'ranks' lists them, 'all COMMAND' goes to each, 'rank N' goes to that one's prompt"
 
 
 class Asker(Protocol):
