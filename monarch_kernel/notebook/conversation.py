@@ -35,7 +35,7 @@ class Asker(Protocol):
         ...
 
     def ask(self, prompt: str, stop: StopEvent, interrupts: HeldInterrupts) -> str | None:
-        """Ask for a line; None if it was interrupted, or the rank is gone."""
+        """Ask for a line; None if it was interrupted, the rank is gone, or another conversation asks."""
         ...
 
     def answer(self, stop: StopEvent, line: str) -> None:

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from tests.kernel.conftest import Cell
+from tests.kernel.subshells import in_control
 
 if TYPE_CHECKING:
     from tests.kernel.conftest import Notebook
@@ -488,3 +489,32 @@ def test_classes_of_the_notebook_are_called_so(notebook: Notebook) -> None:
     assert cell.type("p k") == "3\n"
     cell.type("q")
     notebook.ok("waits.stop().get()")
+
+
+def test_one_prompt_at_a_time(notebook: Notebook) -> None:
+    """Cells of subshells share one channel for answers, which two threads must not read."""
+
+    def in_subshell(code: str) -> Asking:
+        content = {"code": code, "silent": False, "store_history": True, "allow_stdin": True, "stop_on_error": True}
+        message = notebook.client.session.msg("execute_request", content)
+        message["header"]["subshell_id"] = subshell
+        notebook.client.shell_channel.send(message)
+        cell = Asking(notebook, message["header"]["msg_id"])
+        notebook.cells[cell.id] = cell
+        return cell
+
+    subshell = in_control(notebook, "create_subshell_request")["subshell_id"]
+    first = send(notebook, "%%remote t[0]\nbreakpoint()\nrank")
+    assert first.prompt() == "[0] (Pdb) "
+    other = in_subshell("%mesh debug t[0]")
+    other.wait()
+    assert "another cell asks at this moment" in other.evalue
+    second = in_subshell("%%remote t[1]\nbreakpoint()\nrank")
+    second.wait_for(lambda cell: "stopped at breakpoint" in cell.stdout)
+    assert first.type("p rank") == "0\n"
+    notebook.client.input("c")
+    assert first.wait().plain == "[0] 0"
+    assert second.prompt() == "[1] (Pdb) "
+    second.type("c")
+    assert second.plain == "[1] 1"
+    in_control(notebook, "delete_subshell_request", subshell_id=str(subshell))
