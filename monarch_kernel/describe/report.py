@@ -28,7 +28,7 @@ from typing import Any
 
 from monarch_kernel.errors import Failure, FailureKind, Frame
 
-__all__ = ["describe", "describe_frames", "describe_value", "is_machinery", "is_user"]
+__all__ = ["describe", "describe_frames", "describe_value", "is_machinery", "is_of_debugger", "is_user"]
 
 _VALUE_LENGTH = 80
 _MESSAGE_LENGTH = 20_000
@@ -101,7 +101,7 @@ def describe_value(value: object) -> str:
 def _message(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.msg:
         return str(error.msg)  # str(error) repeats file and line, which the frame shows
-    if type(error) is getattr(sys.modules.get("bdb"), "BdbQuit", None):
+    if _is_quit(error):
         return "debugger quit"
     lines = [str(error)]
     for one in getattr(error, "exceptions", None) or ():  # of an ExceptionGroup
@@ -110,9 +110,15 @@ def _message(error: BaseException) -> str:
     return "\n".join([*lines, ""])[:-1]  # an exact str, also where __str__ gives one of a derived class
 
 
+def _is_quit(error: BaseException) -> bool:
+    """Whether a person has left the debugger, which then raises this in the code that it looked at."""
+    return type(error) is getattr(sys.modules.get("bdb"), "BdbQuit", None)
+
+
 def _traceback_text(error: BaseException, own_files: Collection[str]) -> str:
     rendered = traceback.TracebackException.from_exception(error)
     own = functools.partial(is_machinery, own_files=own_files)
+    is_not_ours = isinstance(error, SyntaxError) or _is_quit(error)
     pending: list[traceback.TracebackException | None] = [rendered]
     while pending:
         part = pending.pop()
@@ -120,11 +126,11 @@ def _traceback_text(error: BaseException, own_files: Collection[str]) -> str:
             continue
         if part.stack:
             kept = [summary for summary in part.stack if not own(summary.filename)]
-            # Frames of ours alone are all there is to find a bug of ours by; but a cell's syntax is not ours.
-            part.stack[:] = _middle_cut(kept if kept or isinstance(error, SyntaxError) else list(part.stack))
+            # Frames of ours alone are all there is to find a bug of ours by; but a cell's syntax, or `q`, is not ours.
+            part.stack[:] = _middle_cut(kept if kept or is_not_ours else list(part.stack))
         pending += [part.__cause__, part.__context__, *(getattr(part, "exceptions", None) or ())]
-    misspelt = isinstance(error, SyntaxError) and not rendered.stack  # its place is in the text of the error itself
-    return "".join(rendered.format_exception_only() if misspelt else rendered.format())
+    is_without_place = is_not_ours and not rendered.stack  # that of misspelt code is in the text of the error itself
+    return "".join(rendered.format_exception_only() if is_without_place else rendered.format())
 
 
 class _BoundedBuffer(io.BytesIO):
@@ -214,6 +220,11 @@ def _around(lines: list[str], line: int) -> tuple[tuple[str, ...], int]:
 def is_machinery(file: str, own_files: Collection[str] = ()) -> bool:
     """Whether a file is of what runs the user's code: this package, IPython's core."""
     return file.startswith(_PACKAGE) or _IPYTHON_CORE in file or file in _MACHINERY or file in own_files
+
+
+def is_of_debugger(frame: FrameType) -> bool:
+    """Whether a frame is where code that is traced leads to the debugger; what it calls is the debugger's, too."""
+    return frame.f_code.co_name == "trace_dispatch" and frame.f_code.co_filename in _MACHINERY
 
 
 def is_user(frame: FrameType) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
 
-from monarch_kernel.describe.report import describe_frames, is_machinery
+from monarch_kernel.describe.report import describe_frames, is_machinery, is_of_debugger
 from monarch_kernel.errors import Frame
 
 __all__ = ["Activity", "Collective", "Doing", "describe_thread"]
@@ -112,6 +112,7 @@ def _steps_of(thread: int) -> list[tuple[FrameType, int, int]]:
             break
         frame = frame.f_back
     frames.reverse()
+    frames = list(itertools.takewhile(lambda each: not is_of_debugger(each), frames))
     if loop is not None and all(is_machinery(each.f_code.co_filename) or _is_of_asyncio(each) for each in frames):
         frames = _awaiting(loop) or frames
     return [(each, each.f_lineno or 1, each.f_lasti) for each in frames]

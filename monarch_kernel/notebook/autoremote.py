@@ -24,6 +24,7 @@ from monarch_kernel.syntax.options import UsageProblem, tokens
 __all__ = ["CellTransformer"]
 
 _HELP = re.compile(r"\s*%mesh[ \t]+(?P<command>\w+)[ \t]*\?{1,2}\s*")
+_HELP_OF_RANKS = re.compile(r"\s*%remote[ \t]+(?P<line>[^\n]*[\w\])*]\?{1,2})\s*")
 _LOCAL = re.compile(r"(?<!\S)--local(?!\S)")
 _MODE_HEADER = re.compile(r"\s*%%autoremote(?![\w.])[^\n]*\n?")
 
@@ -46,6 +47,8 @@ class CellTransformer:
         text = "".join(lines)
         if one := _HELP.fullmatch(text):
             return [f"%mesh help {one['command']}\n"]
+        if one := _HELP_OF_RANKS.fullmatch(text):  # IPython would look for the name here
+            return [f"get_ipython().run_line_magic('remote', {one['line']!r})\n"]
         if header := _MODE_HEADER.match(
             text
         ):  # by hand; else the first line of code would be taken for the first of all
@@ -60,9 +63,11 @@ class CellTransformer:
         is_local = form.why == "%%remote" and _has_local(form.line)
         if is_local or (form.why == "%%remote" and at):  # IPython takes a cell magic for one on the first line only
             options = _LOCAL.sub("", form.line).strip()
-            body = "\n" * at + form.body
+            body = "\n" * at + (form.body or "\n")
             call = f"get_ipython().run_cell_magic('remote', {options!r}, {body!r})\n"
             return [*lines[:at], call, *(lines[at + 1 :] if is_local else ())]
+        if form.why == "%%remote" and not form.body.strip():  # IPython refuses a cell magic without a body
+            return [*lines[: at + 1], "\n"]
         return lines
 
     def _is_users_own(self) -> bool:

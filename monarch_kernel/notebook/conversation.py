@@ -24,9 +24,7 @@ __all__ = ["TOGETHER_S", "Asker", "Conversation", "grouped", "label"]
 PATIENCE_S = 1.0
 TOGETHER_S = 0.1
 """Ranks that stop within this time, in seconds, are told in one line."""
-_HELP = (
-    "of several ranks: 'ranks' lists those that have stopped, 'all COMMAND' goes to each, 'rank N' to that one's prompt"
-)
+_HELP = "several ranks: 'ranks' lists them, 'all COMMAND' goes to each, 'rank N' goes to that one's prompt"
 
 
 class Asker(Protocol):
@@ -37,7 +35,7 @@ class Asker(Protocol):
         ...
 
     def ask(self, prompt: str, stop: StopEvent, interrupts: HeldInterrupts) -> str | None:
-        """Ask for a line; None if it was interrupted, or the rank is gone."""
+        """Ask for a line; None if it was interrupted, the rank is gone, or another conversation asks."""
         ...
 
     def answer(self, stop: StopEvent, line: str) -> None:
@@ -107,7 +105,9 @@ class Conversation:
         elif len(words) == 2 and words[0] == "rank" and re.fullmatch(r"\d+", words[1]):
             if int(words[1]) in waiting:
                 self._rank = int(words[1])
-                self._shown.discard((waiting[self._rank].proc, waiting[self._rank].turn))
+                chosen = waiting[self._rank]
+                if (chosen.proc, chosen.turn) in self._shown:  # else it is told where it is, before the prompt
+                    self._say(f"[{chosen.rank}] {chosen.where}")
             else:
                 self._say(f"[{words[1]}] has not stopped; stopped: {format_ranks(waiting)}")
         elif len(words) > 1 and words[0] == "all":

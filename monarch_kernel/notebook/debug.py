@@ -64,6 +64,8 @@ class DebugPrompt:
         self._attended: list[Callable[[], list[StopEvent]]] = []
         self._untold: list[StopEvent] = []
         self._lock = threading.Lock()
+        self._prompt = threading.Lock()  # cells of subshells share the one channel on which answers come
+        self._holder: tuple[int, Runtime, int] | None = None  # thread and request that are at their prompt
         self._asking: Callable[[float], bool] | None = None
         self._is_gone = False
 
@@ -102,7 +104,8 @@ class DebugPrompt:
         """Leave it to the caller to tell of some stops."""
         self._attended.append(stops)
         try:
-            yield
+            with self._leaving_the_prompt():
+                yield
         finally:
             self._attended.remove(stops)
 
@@ -141,6 +144,8 @@ class DebugPrompt:
         """
         if not self.may_ask():
             raise UsageProblem(f"%mesh debug: {_NO_STDIN}")
+        if self._is_held():
+            raise UsageProblem("%mesh debug: another cell asks at this moment; answer there, or interrupt it")
         sink = Sink(self._shell)
         if mesh.stops():
             self._converse(mesh, None, sink)
@@ -164,7 +169,7 @@ class DebugPrompt:
 
     def _converse(self, mesh: ProcMesh, post_mortem: Future[Any] | None, sink: Sink) -> None:
         conversation = Conversation(self, sink)
-        with HeldInterrupts() as interrupts:
+        with self._leaving_the_prompt(), HeldInterrupts() as interrupts:
             while not (post_mortem.done() if post_mortem is not None else not mesh.stops()):
                 if interrupts.count:
                     if post_mortem is not None:
@@ -231,11 +236,35 @@ class DebugPrompt:
         """Ask for a line, which ends in a newline, or is empty at the end of the input.
 
         Returns:
-            None if it was interrupted, or there is nobody any more to give the line to.
+            None if it was interrupted, there is nobody any more to give the line to, or another cell asks.
 
         Raises:
             StdinNotImplementedError: the frontend takes no input.
         """
+        runtime = self._runtime_of(stop)
+        if runtime is None or self._is_held() or not self._prompt.acquire(blocking=False):
+            return None
+        try:
+            self._holder = threading.get_ident(), runtime, stop.request
+            return self._ask(prompt, stop, interrupts)
+        finally:
+            self._prompt.release()
+
+    def _is_held(self) -> bool:
+        """Whether a cell of another thread is at its prompt, or between two of them."""
+        thread, runtime, request = self._holder or (0, None, 0)
+        return runtime is not None and thread != threading.get_ident() and bool(runtime.stops(request=request))
+
+    @contextlib.contextmanager
+    def _leaving_the_prompt(self) -> Iterator[None]:
+        """Let others ask at the end."""
+        try:
+            yield
+        finally:
+            if self._holder is not None and self._holder[0] == threading.get_ident():
+                self._holder = None
+
+    def _ask(self, prompt: str, stop: StopEvent, interrupts: HeldInterrupts) -> str | None:
         main = threading.current_thread() is threading.main_thread()
         seen = interrupts.count
 

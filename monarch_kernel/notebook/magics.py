@@ -41,6 +41,8 @@ from monarch_kernel.syntax.usage import documented, mesh_help, options_help
 __all__ = ["MeshMagics", "load", "unload"]
 
 _EXTENSION = "_monarch_kernel"
+_REMOTE_USAGE = options_help("%%remote") + "\n\n%remote [SELECTOR] [--OPTION]... EXPRESSION"
+_AUTOREMOTE_USAGE = options_help("%autoremote") + "\n\n%autoremote off\n%autoremote"
 
 
 @magics_class
@@ -68,7 +70,7 @@ class MeshMagics(Magics):
 
     @no_var_expand
     @line_cell_magic
-    @documented(options_help("%%remote") + "\n\n%remote [SELECTOR] [--OPTION]... EXPRESSION")
+    @documented(_REMOTE_USAGE)
     def remote(self, line: str, cell: str | None = None) -> BackgroundCell | None:
         """Run a cell, or evaluate an expression, on the ranks of a mesh.
 
@@ -76,6 +78,9 @@ class MeshMagics(Magics):
         and so is a process group. With --background a handle comes back at once: .state, .result(), .cancel(), await.
         """
         with _UsageErrors():
+            if _asks_for_help(line):
+                print(_REMOTE_USAGE)
+                return None
             if cell is None:
                 return self._remote_line(line)
             options = parse_remote(line)
@@ -87,7 +92,7 @@ class MeshMagics(Magics):
 
     @no_var_expand
     @line_cell_magic
-    @documented(options_help("%autoremote") + "\n\n%autoremote off\n%autoremote")
+    @documented(_AUTOREMOTE_USAGE)
     def autoremote(self, line: str, cell: str | None = None) -> BackgroundCell | None:
         """Run every cell from now on as if it began with ``%%remote``, or say whether that is so.
 
@@ -96,7 +101,9 @@ class MeshMagics(Magics):
         with _UsageErrors():
             if cell is not None:
                 return self._autoremote_cell(line, cell)
-            if words := tokens(line):
+            if _asks_for_help(line):
+                print(_AUTOREMOTE_USAGE)
+            elif words := tokens(line):
                 print(self._switch(line.strip(), words))
             else:
                 print(self._mode_text())
@@ -225,6 +232,10 @@ def _values(results: ValueMesh[CellResult]) -> ValueMesh[Any]:
 
 def _nothing(results: ValueMesh[CellResult]) -> None:
     return None
+
+
+def _asks_for_help(line: str) -> bool:
+    return line.strip() == "--help"
 
 
 class _UsageErrors:

@@ -41,6 +41,7 @@ _BRACKETS = r"\[(?:[^\[\]\n]|\[[^\[\]\n]*\])*\]"
 _CHAIN = rf"(?:[^\W\d]\w*|\"[^\"\n]*\"|'[^'\n]*')(?:\.[^\W\d]\w*|{_BRACKETS})*"
 _ATTRIBUTE = re.compile(rf"(?<![\w.])({_CHAIN})\.((?:[^\W\d]\w*)?)$")
 _KEY = re.compile(rf"(?<![\w.])({_CHAIN})\[\s*(?:([\"'])([^\"'\]\n]*)|(\d*))$")
+_VARIABLE = re.compile(r"[^\W\d]\w*")
 _NAME = re.compile(r"(?<![\w.])((?:[^\W\d]\w*)?)$")
 _CALL = re.compile(rf"(?<![\w.])({_CHAIN})\($")
 _ASSIGNED = re.compile(r"[ \t]*[\w \t,.]+=[ \t]*(?=%remote\b)")
@@ -177,11 +178,11 @@ class RemoteNames:
     def describe(self, mesh: ProcMesh, expression: str, code: str, *, source: bool) -> dict[str, str] | None:
         """Describe what an expression means on ranks: title -> text; None if nothing is known of it."""
         imports = _imports(code)
-        told = self._ask_first(mesh, lambda id: Inspect(id, expression, source, imports))
+        told = self._ask_first(mesh, expression, lambda id: Inspect(id, expression, source, imports))
         if told is None or told[1] is None:
             return None
         rank, about = told
-        return {**about, "Ranks": _where(mesh, expression, rank)}
+        return {**about, "Ranks": _where(mesh, expression, rank, about.get("Value", ""))}
 
     def inspect(self, text: str, cursor: int, detail: int) -> dict[str, str] | None:
         """Describe what is at the cursor, or the function in whose call that is; None if it will not run on ranks.
@@ -217,7 +218,7 @@ class RemoteNames:
     def _ask(self, mesh: ProcMesh, wanted: Any, expression: str, imports: Mapping[str, str]) -> Any:
         """Ask a rank; the last answer that is known if it takes too long."""
         about = (mesh.name, mesh.procs, wanted, expression)
-        told = self._ask_first(mesh, lambda id: Complete(id, wanted, expression, dict(imports)))
+        told = self._ask_first(mesh, expression, lambda id: Complete(id, wanted, expression, dict(imports)))
         if told is None:
             return self._answers.get(about)
         self._answers[about] = told[1]
@@ -225,13 +226,15 @@ class RemoteNames:
             self._answers.popitem(last=False)
         return told[1]
 
-    def _ask_first(self, mesh: ProcMesh, make: Callable[[int], Complete | Inspect]) -> tuple[int, Any] | None:
+    def _ask_first(
+        self, mesh: ProcMesh, expression: str, make: Callable[[int], Complete | Inspect]
+    ) -> tuple[int, Any] | None:
         """Ask a rank, and another one if that is late; gives the rank that has answered, and what."""
         deadline = time.monotonic() + CAP_S
         futures: dict[int, Any] = {}
         waiter = Waiter()
         try:
-            for rank in _best_ranks(mesh)[:2]:
+            for rank in _best_ranks(mesh, expression)[:2]:
                 futures[rank] = mesh.look(rank, make)
                 futures[rank].add_done_callback(waiter.set)
                 if mesh._runtime.wait(waiter, SECOND_AFTER_S):
@@ -255,15 +258,20 @@ def kinds_on(mesh: ProcMesh) -> dict[str, str]:
     return kinds
 
 
-def _best_ranks(mesh: ProcMesh) -> list[int]:
-    """Ranks that can answer, idle ones first."""
+def _best_ranks(mesh: ProcMesh, expression: str = "") -> list[int]:
+    """Ranks that can answer: those that have the variable of the expression before others, then idle ones."""
     states = {rank.rank: rank.state for rank in mesh.view().ranks}
     idle = [rank for rank in mesh.ranks if states[rank] in ("idle", "failed")]
-    return idle + [rank for rank in mesh.ranks if states[rank] == "running"]
+    ranks = idle + [rank for rank in mesh.ranks if states[rank] == "running"]
+    names, variable = mesh.names(), _VARIABLE.match(expression)
+    return sorted(ranks, key=lambda rank: variable is not None and variable[0] not in names[rank])
 
 
-def _where(mesh: ProcMesh, expression: str, asked: int) -> str:
-    """On which ranks a variable is, and where it is of another kind; of what is no variable only who was asked."""
+def _where(mesh: ProcMesh, expression: str, asked: int, value: str) -> str:
+    """On which ranks a variable is, and where it is of another kind; of what is no variable only who was asked.
+
+    A value of which the kind does not tell all is said to be that of one rank.
+    """
     names = mesh.names()
     kinds = {rank: names[rank][expression] for rank in names if expression in names[rank]}
     if not kinds:
@@ -277,7 +285,9 @@ def _where(mesh: ProcMesh, expression: str, asked: int) -> str:
     others = [f"{kind} on {format_ranks(ranks)}" for kind, ranks in groups.items() if kind != own]
     missing = [rank for rank in names if rank not in kinds]
     others += [f"not on {format_ranks(missing)}"] if missing else []
-    return f"{own} on {format_ranks(groups[own])}, {', '.join(others)}" if others else format_ranks(kinds)
+    text = f"{own} on {format_ranks(groups[own])}, {', '.join(others)}" if others else format_ranks(kinds)
+    is_of_one = value and not value.startswith(own) and len(groups[own]) > 1
+    return f"{text}; the value is that of {format_ranks([asked])}" if is_of_one else text
 
 
 # What is in the text.

@@ -24,11 +24,13 @@ import os
 import pdb
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
-from monarch_kernel.describe.report import is_machinery, is_user
+from monarch_kernel.describe.report import is_machinery, is_of_debugger, is_user
+from monarch_kernel.errors import is_notebook_file
 from monarch_kernel.events import KeptError
 from monarch_kernel.rank.executor import Executor, Kept
 from monarch_kernel.rank.rank import Rank
@@ -97,7 +99,7 @@ class RankDebugger:
             kept = executor.kept
             if kept is not None:
                 where = kept.failure.user_frame
-                text = _place(where.file, where.line, where.function) if where else ""
+                text = _place(where.file, where.line, where.function) if where else _raised_at(kept.error)
                 found.append(KeptError(kept.request, kept.failure.kind, kept.failure.headline(), text))
         return sorted(found, key=lambda error: error.request)
 
@@ -317,8 +319,11 @@ class RankPdb(_Pdb):
         return done
 
     def get_stack(self, f: FrameType | None, t: TracebackType | None) -> tuple[list[tuple[FrameType, int]], int]:
-        """The stack, from the user's own code on."""
+        """The stack, from the user's own code on, to where it led to a debugger."""
         stack, index = super().get_stack(f, t)
+        if f is None:  # what was interrupted at a prompt failed there
+            stack = _without_debugger(stack) or stack
+            index = min(index, len(stack) - 1)
         first = next((i for i, (frame, _) in enumerate(stack) if _is_users(frame)), 0)
         first = min(first, index)
         return stack[first:], index - first
@@ -372,6 +377,15 @@ def _is_users(frame: FrameType) -> bool:
     return not is_machinery(frame.f_code.co_filename) and is_user(frame)
 
 
+def _without_debugger(steps: Iterable[tuple[FrameType, int]]) -> list[tuple[FrameType, int]]:
+    return list(itertools.takewhile(lambda step: not is_of_debugger(step[0]), steps))
+
+
+def _raised_at(error: BaseException) -> str:
+    steps = _without_debugger(traceback.walk_tb(error.__traceback__))
+    return _where(steps) if steps else ""
+
+
 def _where(stack: Sequence[tuple[FrameType, int]]) -> str:
     """The innermost line of the user's own code."""
     frame, line = next((step for step in reversed(stack) if _is_users(step[0])), stack[-1])
@@ -380,4 +394,5 @@ def _where(stack: Sequence[tuple[FrameType, int]]) -> str:
 
 def _place(file: str, line: int, function: str) -> str:
     name = file.removeprefix("<remote ").removesuffix(">") if file.startswith("<remote ") else os.path.basename(file)
+    name = "a cell of the notebook" if is_notebook_file(file) else name
     return f"{name}, line {line}" + (f", in {function}" if not function.startswith("<") else "")

@@ -31,7 +31,7 @@ COMMANDS = {
     "show": "show the live view of a mesh, or of all",
     "down": "end a mesh, or all of them",
     "attach": "take up a mesh that outlived its kernel",
-    "interrupt": "interrupt what a mesh, or a slice of it, runs; state is kept; --abort: at the cost of process groups",
+    "interrupt": "interrupt what it runs, keep its state; --abort: abort process groups, too",
     "stacks": "say what every rank does now",
     "debug": "look at a rank in pdb, where it failed or stopped",
     "logs": "show what ranks have written, also what was left out",
@@ -149,7 +149,7 @@ def _remote_parser(magic: str) -> _Parser:
         nargs="?",
         default="",
         metavar="SELECTOR",
-        help="a mesh or a slice of one: t, t[0], t[0:4], t.slice(dp=0); left out, the mesh last brought up",
+        help="t, t[0], t[0:4], t.slice(dp=0); left out, the mesh last brought up",
     )
     add("--mesh", metavar="NAME", help="the same as SELECTOR")
     add(
@@ -158,12 +158,14 @@ def _remote_parser(magic: str) -> _Parser:
         "--ranks",
         default="",
         metavar="RANKS",
-        help="only these of its ranks, as output numbers them: 0,2 or 1-3 or 0:4:2 or all",
+        help="only these ranks, as output numbers them: 0,2 or 1-3 or 0:4:2 or all",
     )
     add("-o", "--out", default="", metavar="NAME", help="NAME becomes a ValueMesh of every rank's last expression")
     add("--raw", action="store_true", help="show each rank's lines for themselves, equal ones too")
     add("--timeout", metavar="S", help="interrupt the ranks after S seconds")
-    add("--local", action="store_true", help="run the cell here, too, when the ranks have run it")
+    # That is for cells: elsewhere it is read, to be refused in words of its own, but not offered.
+    of_local = "run the cell here, too, when the ranks have run it" if magic == "%%remote" else argparse.SUPPRESS
+    add("--local", action="store_true", help=of_local)
     add("-a", "--background", "--noblock", action="store_true", help="return at once; the ranks go on")
     add("-b", "--block", action="store_true", help="wait for the ranks (default)")
     add("--stream", action="store_true", help="show output while the cell runs (default)")
@@ -202,6 +204,8 @@ def option_names(magic: str, *, aliases: bool = False) -> list[str]:
     parser = parser_of(magic)
     names: list[str] = []
     for action in parser._actions if parser else ():
+        if action.help == argparse.SUPPRESS:
+            continue
         spellings = sorted(action.option_strings, key=lambda name: not name.startswith("--"))
         names += spellings if aliases else spellings[:1]
     return sorted(names)

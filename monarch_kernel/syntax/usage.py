@@ -31,9 +31,10 @@ def options_help(magic: str) -> str:
     parser = parser_of(magic)
     if parser is None:
         return ""
-    options = [action for action in parser._actions if action.option_strings]
-    names = [f"[{action.metavar}]" for action in parser._actions if not action.option_strings]
-    rows = [(_spelling(action), action.help or "") for action in parser._actions]
+    actions = [action for action in parser._actions if action.help != argparse.SUPPRESS]
+    options = [action for action in actions if action.option_strings]
+    names = [f"[{action.metavar}]" for action in actions if not action.option_strings]
+    rows = [(_spelling(action), action.help or "") for action in actions]
     return "\n".join([" ".join([magic, *names, "[OPTION]..." if options else ""]).rstrip(), *_table(rows)])
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from monarch_kernel.errors import Failure, Frame, RanksError, format_ranks
+from monarch_kernel.errors import Failure, Frame, RanksError, format_ranks, is_notebook_file
 from monarch_kernel.ui.text import plain
 
 __all__ = ["error_block"]
@@ -28,7 +28,6 @@ _CHAINS = {
     "The above exception was the direct cause of the following exception:": "caused by",
     "During handling of the above exception, another exception occurred:": "raised while handling",
 }
-_NOTEBOOK_FILE = re.compile(r"ipykernel_\d+[/\\]\d+\.py$|^<ipython-input-")  # what the kernel calls its own cells
 _CHAIN = re.compile("|".join(map(re.escape, _CHAINS)))
 
 
@@ -222,7 +221,7 @@ def _place(frame: Frame) -> str:
 
 def _short_file(file: str) -> str:
     """A cell without its angle brackets, a library's file from its package on, any other as it is."""
-    if _NOTEBOOK_FILE.search(file):
+    if is_notebook_file(file):
         return "a cell of the notebook"
     if file.startswith("<") and file.endswith(">"):
         return file[1:-1]

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from tests.kernel.conftest import Cell
+from tests.kernel.subshells import in_control
 
 if TYPE_CHECKING:
     from tests.kernel.conftest import Notebook
@@ -279,7 +280,7 @@ def test_endpoints(notebook: Notebook) -> None:
     cell = send(notebook, "counter.add.call(0).get().values()")  # the prompt is in the cell that waits
     assert cell.prompt() == "[0] (Pdb) "
     cell.wait_for(lambda cell: "-> return self.n\n" in cell.stdout)
-    assert re.search(r"\[0-1\] stopped at breakpoint: \d+.py, line 8, in add", cell.stdout)
+    assert "[0-1] stopped at breakpoint: a cell of the notebook, line 8, in add\n" in cell.stdout
     assert "  8  ->\t        return self.n\n" in cell.type("ll")
     cell.type("all c")
     assert cell.plain == "(0, 0)"
@@ -418,3 +419,98 @@ def test_in_a_terminal() -> None:
         assert psutil.wait_procs(below, timeout=3)[1] == []
     finally:
         terminal.close(force=True)
+
+
+def shows(notebook: Notebook, what: str) -> None:
+    """Wait until the table of the mesh has it."""
+    deadline = time.monotonic() + ASK_S
+    while not re.search(what, shown := notebook.ok("%mesh show t").plain):
+        assert time.monotonic() < deadline, shown
+
+
+def test_what_was_interrupted_at_a_prompt_can_be_looked_at(notebook: Notebook) -> None:
+    cell = send(notebook, "%%remote t[0]\ndef f(k):\n    breakpoint()\n    return k\nf(7)")
+    cell.prompt()
+    notebook.interrupt()
+    assert cell.wait().ename == "RemoteInterrupt"
+    cell = send(notebook, "%mesh debug t[0]")
+    cell.prompt()
+    assert cell.type("p k") == "7\n"
+    assert "debugger.py" not in cell.type("w")
+    cell.type("q")
+
+
+def test_quitting_where_the_cell_ends_shows_nothing_of_the_debugger(notebook: Notebook) -> None:
+    cell = send(notebook, "%%remote t[0]\n1\nbreakpoint()")
+    cell.prompt()
+    cell.type("q")
+    assert "[0] BdbQuit: debugger quit" in cell.error
+    assert "debugger.py" not in cell.error
+    assert "bdb.py" not in cell.error
+
+
+def test_choosing_a_rank_says_where_it_is(notebook: Notebook) -> None:
+    cell = send(notebook, "%%remote t\ndef f(k):\n    breakpoint()\n    return k\nf(rank)")
+    cell.prompt()
+    cell.type("all p k")
+    assert re.fullmatch(r"\[1\] cell \[\d+\], line 4, in f\n", cell.type("rank 1"))
+    assert cell.asks == "[1] (Pdb) "
+    cell.type("all c")
+
+
+def test_stacks_end_where_the_code_has_stopped(notebook: Notebook) -> None:
+    notebook.ok("%%remote t[0] --background --out run\nbreakpoint()")
+    shows(notebook, "debugger at")
+    stacks = notebook.ok("%mesh stacks t").stdout
+    assert "line 2: breakpoint()\n[1] idle\n" in stacks
+    assert "threading" not in stacks
+    notebook.ok("run.cancel()")
+
+
+def test_classes_of_the_notebook_are_called_so(notebook: Notebook) -> None:
+    notebook.ok(
+        "from monarch_kernel.actor import Actor, endpoint\n"
+        "class Waits(Actor):\n    @endpoint\n    async def go(self, k):\n        breakpoint()\n        return k\n"
+        "waits = t[0].spawn('waits', Waits)"
+    )
+    cell = send(notebook, "waits.go.call_one(3).get()")
+    cell.prompt()
+    assert "stopped at breakpoint: a cell of the notebook, line 6, in go" in cell.stdout
+    notebook.interrupt()
+    assert cell.wait().ename == "RemoteInterrupt"
+    shows(notebook, "2 idle|1 failed")
+    cell = send(notebook, "%mesh debug t[0]")
+    cell.prompt()
+    assert "[0] KeyboardInterrupt (a cell of the notebook, line 6, in go)" in cell.stdout
+    assert cell.type("p k") == "3\n"
+    cell.type("q")
+    notebook.ok("waits.stop().get()")
+
+
+def test_one_prompt_at_a_time(notebook: Notebook) -> None:
+    """Cells of subshells share one channel for answers, which two threads must not read."""
+
+    def in_subshell(code: str) -> Asking:
+        content = {"code": code, "silent": False, "store_history": True, "allow_stdin": True, "stop_on_error": True}
+        message = notebook.client.session.msg("execute_request", content)
+        message["header"]["subshell_id"] = subshell
+        notebook.client.shell_channel.send(message)
+        cell = Asking(notebook, message["header"]["msg_id"])
+        notebook.cells[cell.id] = cell
+        return cell
+
+    subshell = in_control(notebook, "create_subshell_request")["subshell_id"]
+    first = send(notebook, "%%remote t[0]\nbreakpoint()\nrank")
+    assert first.prompt() == "[0] (Pdb) "
+    other = in_subshell("%mesh debug t[0]")
+    other.wait()
+    assert "another cell asks at this moment" in other.evalue
+    second = in_subshell("%%remote t[1]\nbreakpoint()\nrank")
+    second.wait_for(lambda cell: "stopped at breakpoint" in cell.stdout)
+    assert first.type("p rank") == "0\n"
+    notebook.client.input("c")
+    assert first.wait().plain == "[0] 0"
+    assert second.prompt() == "[1] (Pdb) "
+    second.type("c")
+    assert second.plain == "[1] 1"
+    in_control(notebook, "delete_subshell_request", subshell_id=str(subshell))

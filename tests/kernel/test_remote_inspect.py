@@ -125,3 +125,10 @@ def test_in_the_stock_kernel_help_works_and_shift_tab_is_local(new_notebook: Cal
     notebook.ok(DEFINES)
     assert "[0-1] Signature: train" in notebook.ok("%%remote\ntrain?").plain
     assert inspect(notebook, "%%remote\ntrain|") == ""
+
+
+@pytest.mark.parametrize("line", ["train?", "t train?", "t[0] train??", "--targets 0 train?"])
+def test_help_in_a_line(ready: Notebook, line: str) -> None:
+    text = ready.ok(f"%remote {line}").plain
+    assert "train(steps, rate=0.1)" in text
+    assert ("return steps" in text) == line.endswith("??")

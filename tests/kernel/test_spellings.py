@@ -231,6 +231,22 @@ def test_help_on_one_command(notebook: Notebook, code: str) -> None:
     assert "--axes A=N,B=M" in says
 
 
+@pytest.mark.parametrize("code", ["%%remote --help", "%%remote --help\nrank", "%remote --help", "%autoremote --help"])
+def test_help_is_an_option_too(notebook: Notebook, code: str) -> None:
+    shown = notebook.ok(code).stdout
+    assert "[SELECTOR] [OPTION]..." in shown
+    assert "--timeout S" in shown
+
+
+@pytest.mark.parametrize("code", ["%%remote t", "%%remote t\n\n", "# why\n%%remote t", "%%remote t --local"])
+def test_a_cell_may_be_empty(notebook: Notebook, code: str) -> None:
+    """It frees what a failed cell has kept for the debugger."""
+    notebook.run("%remote t 1 / 0")
+    assert "failed" in notebook.ok("%mesh").plain + notebook.ok("%mesh").stdout
+    assert not notebook.ok(code).text.strip()
+    assert "failed" not in notebook.ok("%mesh").stdout
+
+
 @pytest.mark.parametrize("magic", ["%%remote", "%remote", "%autoremote", "%%local", "%mesh"])
 def test_help_is_under_the_magics_own_name(notebook: Notebook, magic: str) -> None:
     (page,) = notebook.ok(f"{magic}?").reply["payload"]

@@ -200,8 +200,8 @@ def test_what_may_come_next() -> None:
     assert words("%%remote t --raw ") == of_remote - {"--raw"}
     assert words("%%remote --mesh ") == {"t", "other"}
     assert words("%remote ") == {"t", "other"}
-    assert {name for name in of_remote if name.startswith("--")} <= words("%remote t --")
-    assert words("%autoremote ") == {"t", "other", "off", *of_remote}
+    assert {name for name in of_remote if name.startswith("--")} - {"--local"} <= words("%remote t --")
+    assert words("%autoremote ") == {"t", "other", "off", *of_remote} - {"--local"}
 
 
 @pytest.mark.parametrize("text", ["", "x", "%mesh", "%%remote", "%time ", "mesh ", "%mesh nonsense "])
@@ -209,7 +209,13 @@ def test_nothing_is_offered_where_nothing_of_ours_may_come(text: str) -> None:
     assert candidates(text, ["t"]) == []
 
 
-@pytest.mark.parametrize("magic", ["%mesh up", "%%remote", "%autoremote"])
+def test_what_is_for_cells_is_not_offered_elsewhere() -> None:
+    for magic in ("%remote", "%autoremote"):
+        assert "--local" not in words(f"{magic} t --") | set(option_names(magic)) | set(options_help(magic).split())
+        assert parse_remote("--local", magic).local  # to be refused in words of its own
+
+
+@pytest.mark.parametrize("magic", ["%mesh up", "%%remote"])
 def test_what_is_parsed_is_what_help_completion_and_errors_list(magic: str) -> None:
     parser = parser_of(magic)
     assert parser is not None
