@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from monarch_kernel.errors import Failure, Frame, RanksError, format_ranks
-from monarch_kernel.ui.text import plain
+from monarch_kernel.ui.text import plain, short_file
 
 __all__ = ["error_block"]
 
@@ -27,7 +27,6 @@ _CHAINS = {
     "The above exception was the direct cause of the following exception:": "caused by",
     "During handling of the above exception, another exception occurred:": "raised while handling",
 }
-_NOTEBOOK_FILE = re.compile(r"ipykernel_\d+[/\\]\d+\.py$|^<ipython-input-")  # what the kernel calls its own cells
 _CHAIN = re.compile("|".join(map(re.escape, _CHAINS)))
 
 
@@ -204,20 +203,11 @@ def _frame(frame: Frame, paint: _Paint, *, with_variables: bool, whole: bool = F
 def _place(frame: Frame) -> str:
     """``remote cell [5], line 3`` or ``model.py, line 12, in forward``."""
     function = "" if frame.function in ("", "<module>") else f", in {frame.function}"
-    return f"{_short_file(frame.file)}, line {frame.line}{function}"
-
-
-def _short_file(file: str) -> str:
-    """A cell without its angle brackets, a library's file from its package on, any other as it is."""
-    if _NOTEBOOK_FILE.search(file):
-        return "a cell of the notebook"
-    if file.startswith("<") and file.endswith(">"):
-        return file[1:-1]
-    return re.split(r"(?:site|dist)-packages/|/lib/python3[^/]*/", file)[-1]
+    return f"{short_file(frame.file)}, line {frame.line}{function}"
 
 
 def _folded_frames(frames: Sequence[Frame]) -> str:
-    files = list(dict.fromkeys(_short_file(frame.file) for frame in frames))
+    files = list(dict.fromkeys(short_file(frame.file) for frame in frames))
     names = ", ".join(files[:2]) + (", …" if len(files) > 2 else "")
     return f"… {len(frames):,} frame{'' if len(frames) == 1 else 's'} in {names} …"
 
