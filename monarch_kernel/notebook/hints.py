@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -16,7 +17,13 @@ from monarch_kernel.mesh import Shaped
 from monarch_kernel.notebook.meshes import Meshes
 from monarch_kernel.ui.names import elsewhere_hint, pull_hint, push_hint
 
-__all__ = ["local_hint", "remote_hints", "show_with_hint"]
+__all__ = ["MISUSE", "local_hint", "remote_hints", "show_plainly"]
+
+MISUSE = (AttributeError, IndexError, KeyError, NameError, TimeoutError, TypeError, ValueError)
+"""What our functions raise, besides errors of ours, where they refuse a call."""
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_IPYTHON = os.sep + os.path.join("IPython", "core") + os.sep
 
 _NOT_DEFINED = re.compile(r"name '(\w+)' is not defined")
 
@@ -51,14 +58,16 @@ def local_hint(error: NameError, meshes: Meshes) -> str:
     return pull_hint(missing[1], places) if places else ""
 
 
-def show_with_hint(
+def show_plainly(
     shell: InteractiveShell, kind: type[BaseException], error: BaseException, tb: TracebackType, hint: str
 ) -> None:
-    """Show an error as IPython does, with one more line at its end."""
-    if hint:
+    """Show an error as IPython does: down to the line that has called us, and with one more line at its end."""
+    shown = _without_our_frames(tb)
+    if hint or shown is not tb:
 
         def render() -> list[str]:
-            return [*shell.InteractiveTB.structured_traceback(kind, error, tb), hint]
+            lines = shell.InteractiveTB.structured_traceback(kind, error, shown)
+            return [*lines, hint] if hint else lines
 
         error._render_traceback_ = render  # type: ignore[attr-defined]
     try:
@@ -66,6 +75,26 @@ def show_with_hint(
     finally:
         with suppress(AttributeError):
             del error._render_traceback_  # type: ignore[attr-defined]  # it holds the frames, by way of the traceback
+
+
+def _without_our_frames(tb: TracebackType) -> TracebackType:
+    """A traceback up to the line that has called us, if it ends in our code: the message says why we refuse the call.
+
+    What a magic raises in this way is a fault of ours, and shown whole.
+    """
+    steps = []
+    step: TracebackType | None = tb
+    while step is not None:
+        steps.append(step)
+        step = step.tb_next
+    files = [each.tb_frame.f_code.co_filename for each in steps]
+    theirs = [i for i, file in enumerate(files) if not file.startswith(_OURS)]
+    if not theirs or theirs[-1] == len(steps) - 1 or _IPYTHON in files[theirs[-1]]:
+        return tb
+    shown = None
+    for each in reversed(steps[: theirs[-1] + 1]):
+        shown = TracebackType(shown, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return shown or tb
 
 
 def _pids(mesh: Any) -> Iterable[int]:

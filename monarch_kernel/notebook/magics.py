@@ -22,7 +22,7 @@ from monarch_kernel.notebook.attach import DetachedMeshes, default_root
 from monarch_kernel.notebook.autoremote import CellTransformer
 from monarch_kernel.notebook.commands import MeshCommands
 from monarch_kernel.notebook.complete import make_matcher
-from monarch_kernel.notebook.hints import local_hint, remote_hints, show_with_hint
+from monarch_kernel.notebook.hints import MISUSE, local_hint, remote_hints, show_plainly
 from monarch_kernel.notebook.meshes import Entry, Meshes
 from monarch_kernel.notebook.names import RemoteNames
 from monarch_kernel.notebook.peers import PeerMagics
@@ -247,18 +247,20 @@ class _UsageErrors:
 
 def _show_error(
     shell: InteractiveShell,
-    kind: type[MonarchError | NameError],
-    error: MonarchError | NameError,
+    kind: type[Exception],
+    error: Exception,
     tb: TracebackType,
     tb_offset: int | None = None,
 ) -> list[str]:
     """Show an error of ours in its own words, one of ranks as a block per distinct error, and the local line that met it.
 
-    A name that is not defined is looked for on the other side, too.
+    Others are shown as IPython does, without our frames at the end of their traceback. A name that is not defined is looked
+    for on the other side, too.
     """
-    if isinstance(error, NameError):
+    if not isinstance(error, MonarchError):
         magics: MeshMagics = getattr(shell, _EXTENSION)[0]
-        show_with_hint(shell, kind, error, tb, local_hint(error, magics.meshes))
+        hint = local_hint(error, magics.meshes) if isinstance(error, NameError) else ""
+        show_plainly(shell, kind, error, tb, hint)
         return []
     lines = _error_lines(shell, error)
     local = [frame for frame in traceback.extract_tb(tb) if _is_local_code(frame.filename)]
@@ -288,7 +290,7 @@ def load(shell: InteractiveShell) -> MeshMagics:
         return loaded[0]
     magics = MeshMagics(shell)
     shell.register_magics(magics)
-    shell.set_custom_exc((MonarchError, NameError), _show_error)
+    shell.set_custom_exc((MonarchError, *MISUSE), _show_error)
     matcher = make_matcher(magics.meshes, magics.names)
     shell.Completer.custom_matchers.append(matcher)
     magics.transformer.install()
@@ -303,13 +305,13 @@ def unload(shell: InteractiveShell) -> None:
     magics, matcher = getattr(shell, _EXTENSION, (None, None))
     if magics is None:
         return
-    delattr(shell, _EXTENSION)
     for entry in magics.meshes:
         if shell.user_ns.get(entry.mesh.name) is entry.mesh:
             del shell.user_ns[entry.mesh.name]
     close: Callable[[], None] = magics.meshes.close
     atexit.unregister(close)
-    close()
+    close()  # cells in the background show their end
+    delattr(shell, _EXTENSION)
     shell.Completer.custom_matchers.remove(matcher)
     magics.transformer.remove()
     magics.peers.remove()
