@@ -211,6 +211,10 @@ class RanksError(MonarchError):
             key=lambda group: (_ORDER[group[0].kind], group[1]),
         )
 
+    def __repr__(self) -> str:
+        said = "; ".join(f"{format_ranks(ranks)} {failure.headline()}" for failure, ranks in self.groups())
+        return f"<{type(self).__name__}: {self.what}: {said}>"
+
     def __str__(self) -> str:
         lines = [self.what]
         for failure, ranks in self.groups():

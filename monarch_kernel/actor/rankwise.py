@@ -48,7 +48,8 @@ def by_rank(region: Region, values: Iterable[T], what: str) -> ValueMesh[T]:
         raise TypeError(f"{what}: one value for each rank, such as a list, not a {type(values).__name__}")
     items = tuple(islice(values, len(region) + 1))  # of a generator that never ends, too
     if len(items) != len(region):
-        given = f"{len(items)} were given" if len(items) < len(region) else "more were given"
+        few = "1 was given" if len(items) == 1 else f"{len(items)} were given"
+        given = few if len(items) < len(region) else "more were given"
         raise ValueError(f"{what}: {region.extent} has {len(region)} ranks and needs as many values, but {given}")
     return ValueMesh(region.extent, items)
 

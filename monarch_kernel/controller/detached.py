@@ -25,6 +25,7 @@ import os
 import secrets
 import shutil
 import stat
+import struct
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ __all__ = ["Found", "Home", "KeptSession", "default_root", "end", "find", "home_
 ATTACH_S = 8.0
 GRACE_S = 2.0
 _MAX_SOCKET_PATH = 100  # the limit is 107 bytes
+_FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 
 
 def default_root(environment: Mapping[str, str], temporary: str) -> Path:
@@ -121,9 +123,10 @@ class Home:
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
+            owner = _locked_by(fd) or self._holder()
             os.close(fd)
             raise AttachError(
-                f"mesh {self.name!r} is attached to another kernel, pid {self._holder()}, which is alive; "
+                f"mesh {self.name!r} is attached to another kernel, pid {owner}, which is alive; "
                 "end that kernel first, or use the mesh there"
             ) from None
         if not _is_same(fd, self.path / "lock"):  # another process has just removed what was there
@@ -149,12 +152,9 @@ class Home:
         except OSError:
             return 0
         try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return self._holder() or -1
+            return _locked_by(fd)
         finally:
             os.close(fd)
-        return 0
 
     def _holder(self) -> int:
         """Who says to have it, and lives."""
@@ -177,7 +177,9 @@ class Home:
         try:
             return Manifest.decode((self.path / "manifest").read_bytes())
         except (OSError, ValueError) as error:
-            raise AttachError(f"{self.path} holds no mesh that can be attached: {error}") from None
+            raise AttachError(
+                f"{self.path} holds no mesh that can be attached: {error}; to remove it ends what is left of the mesh"
+            ) from None
 
     def is_gone(self) -> bool:
         """Whether what was there has ended: its agent, or its kernel before the mesh was up."""
@@ -305,7 +307,10 @@ class KeptSession(Session):
             session._adopted = handle
             session._local_host = manifest.host
             if not session.runtime.attach(handle, manifest.host, manifest.specs, ATTACH_S):
-                raise AttachError(f"the host agent of mesh {home.name!r} (pid {manifest.agent_pid}) does not answer")
+                raise AttachError(
+                    f"the host agent of mesh {home.name!r} (pid {manifest.agent_pid}) does not answer; attach it again when "
+                    f"the machine is less busy, or end it with %mesh down {home.name}"
+                )
         except BaseException:
             if session is not None:
                 session.leave()
@@ -367,6 +372,12 @@ def _check_private(path: Path) -> None:
             f"{path} can be entered by other users (mode {stat.S_IMODE(found.st_mode):04o}), and is not used; "
             f"if nobody has tampered with it: chmod 700 {path}"
         )
+
+
+def _locked_by(fd: int) -> int:
+    """Pid of the other process that has a record lock on a file; 0 if none has. It is asked for, and not tried."""
+    kind, *_, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)))
+    return 0 if kind == fcntl.F_UNLCK else int(pid) or -1  # it may be in a container that we can't look into
 
 
 def _is_same(fd: int, path: Path) -> bool:

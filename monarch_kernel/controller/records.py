@@ -34,6 +34,7 @@ class HostRecord:
 class RankRecord:
     """A rank's process.
 
+    ``is_adopted`` says that it came up under an earlier controller.
     ``owed`` maps the requests that it has yet to answer to their notes, in order; ``asides`` are those that are no work.
     ``names`` is what it has told of its namespace: name -> what kind of thing it is. ``stops`` are the requests that stand
     still in the debugger, and where they do. ``read_to`` are the last marks in its streams that have come, ``shown_to`` is the
@@ -46,6 +47,7 @@ class RankRecord:
     pid: int = 0
     device: str = ""
     deadline: float = 0.0
+    is_adopted: bool = False
     stopping: bool = False
     death: Failure | None = None
     held: list[Packed] = field(default_factory=list)

@@ -225,6 +225,7 @@ class Runtime:
     def attach(self, handle: HostHandle, host: int, specs: Sequence[RankSpec], timeout_s: float) -> bool:
         """Take up a host agent and its ranks, which another controller has started; False if nobody answers."""
         self._handles[host] = handle
+        self.attendant = lambda future: None  # what has stopped waits for whoever attaches to attend to it
         attach = Attach(self._token, os.getpid(), self._epoch)
         self._submit(partial(self._state.attach, host, specs, attach))
         self.wait(self._attached, timeout_s)

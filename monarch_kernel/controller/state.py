@@ -121,6 +121,7 @@ class State:
         self._pending: dict[int, Pending] = {}
         self._held: list[_Held] = []
         self._quiet: set[int] = set()
+        self._cells: set[int] = set()
         self._resumption: Resumption | None = None
 
     @property
@@ -156,7 +157,8 @@ class State:
         """Take up a host agent and its ranks, which another controller has started."""
         self.hosts[host] = HostRecord(host, deadline=now + ATTACH_HOST_S)
         for spec in specs:
-            self.ranks[spec.proc] = RankRecord(spec, host, deadline=float("inf"))  # it may be in native code for long
+            never = float("inf")  # it may be in native code for long
+            self.ranks[spec.proc] = RankRecord(spec, host, deadline=never, is_adopted=True)
         peers = [host_peer(host), *(rank_peer(spec.proc) for spec in specs)]
         self._resumption = Resumption(pack(attach), peers, now + ATTACH_RANKS_S)
         return [Send(peer, self._resumption.packed) for peer in peers]
@@ -178,7 +180,8 @@ class State:
     ) -> list[Effect]:
         """Ask ranks for one answer each, with the same message or one for each; if one of them is dead nobody is asked.
 
-        What ranks write while they handle a ``quiet`` request belongs to the one before it, and so does their last error.
+        What ranks write while they handle a ``quiet`` request belongs to the one before it, and so does their last error;
+        what they write while they have a cell to answer belongs to that.
         """
         ranks = self.ranks
         if self._dead and not self._dead.isdisjoint(procs):
@@ -192,6 +195,8 @@ class State:
         self._pending[id] = Pending(procs, procs if is_cell and ranks[procs[0]].spec.record else ())
         if quiet:
             self._quiet.add(id)
+        if is_cell:
+            self._cells.add(id)
         effects: list[Effect] = []
         each = repeat(packed) if isinstance(packed, Packed) else packed
         for proc, message in zip(procs, each):
@@ -522,6 +527,7 @@ class State:
             return []
         del self._pending[id]
         self._quiet.discard(id)
+        self._cells.discard(id)
         effects: list[Effect] = [Resolve(id, pending.answers, pending.in_step)]  # type: ignore[arg-type]
         if pending.keepers:
             forget = pack(Forget(id))
@@ -538,6 +544,7 @@ class State:
         effects: list[Effect] = []
         for cell in cells:
             self._pending[cell.id] = pending = Pending(cell.procs, cell.procs)
+            self._cells.add(cell.id)
             if self._dead:  # they may wait in a collective for one that died meanwhile
                 pending.failed_at = now
             effects.append(cell)
@@ -579,7 +586,7 @@ class State:
         return []
 
     def _tell_output(self, record: RankRecord, chunk: OutputChunk) -> list[Effect]:
-        request = chunk.request or next((id for id in record.owed if id not in self._quiet), record.last_request)
+        request = chunk.request or self._writer(record)
         if not chunk.request:
             record.read_to[chunk.stream == "stderr"] = chunk.end
         if not chunk.text and not chunk.dropped_lines:
@@ -587,6 +594,11 @@ class State:
         record.last_line = chunk.text.rstrip("\n").rpartition("\n")[2][-200:] or record.last_line
         spec = record.spec
         return [Tell(OutputEvent(request, spec.rank, chunk.stream, chunk.text, chunk.dropped_lines, spec.mesh))]
+
+    def _writer(self, record: RankRecord) -> int:
+        """The request that what a rank writes now is taken for: its cell, even if actors work beside it; else the oldest."""
+        owed = [id for id in record.owed if id not in self._quiet]
+        return next((id for id in owed if id in self._cells), owed[0] if owed else record.last_request)
 
     def _give_up_displays(self, record: RankRecord, now: float) -> list[Effect]:
         """Tell what was withheld for displays that have not come."""
@@ -627,7 +639,7 @@ class State:
             effects += self._accept(held.proc, held.message, held.frames, now)
         note = next(iter(record.owed.values()), "")
         text = f"{what}; it was running {note}" if note and record.up else what
-        etype = "RankDied" if record.up else "RankNotStarted"
+        etype = "RankDied" if record.up or record.is_adopted else "RankNotStarted"
         host = self._hostname(record)
         failure = Failure("lost", etype, text, host=host, pid=record.pid, last_lines=last_lines)
         effects += self._bury(record, failure, now)

@@ -92,6 +92,7 @@ class MeshCommands:
             handle = BackgroundCell(cell, self._meshes.background, lambda results: None, self._show_end, cell.born)
             if not handle.done():
                 handle._ipython_display_()
+        self._meshes.attend_to_stops(entry)  # they are told below the cell that has stopped
 
     def show(self, rest: str) -> None:
         """Show the live view of a mesh, or of all, once more."""

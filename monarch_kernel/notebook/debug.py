@@ -81,6 +81,8 @@ class DebugPrompt:
             self._sink_of = sink_of
             runtime.attendant = lambda future: self.attend(runtime, future)
             runtime.watch(self._hear)
+            for stop in runtime.stops():
+                self._hear(stop)
 
     def _runtime_of(self, stop: StopEvent) -> Runtime | None:
         """The one whose rank waits there; None if none does any more."""
@@ -200,7 +202,8 @@ class DebugPrompt:
         """On the leading thread."""
         if isinstance(event, StopEvent) and event.begins:
             with self._lock:
-                self._untold.append(event)
+                if event not in self._untold:  # it came while we began to watch
+                    self._untold.append(event)
             self._drive(self, self._tell)
 
     def _tell(self, now: float) -> bool:

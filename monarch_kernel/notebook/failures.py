@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 
@@ -15,11 +16,16 @@ from monarch_kernel.errors import MonarchError, RanksError
 from monarch_kernel.notebook.hints import local_hint, remote_hints
 from monarch_kernel.notebook.meshes import Meshes
 from monarch_kernel.running.display import Sink
+from monarch_kernel.running.places import in_notebook
 from monarch_kernel.ui.errors import error_block
 
 __all__ = ["Failures"]
 
+_MISUSE = (AttributeError, IndexError, KeyError, NameError, TimeoutError, TypeError, ValueError)
+"""What our functions raise, besides errors of ours, where they refuse a call."""
+
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_IPYTHON = os.sep + os.path.join("IPython", "core") + os.sep
 
 
 class Failures:
@@ -30,8 +36,8 @@ class Failures:
         self._meshes = meshes
 
     def install(self) -> None:
-        """From now on these are shown here: errors of ours, names that may be on the other side, and interrupts."""
-        self._shell.set_custom_exc((MonarchError, NameError, KeyboardInterrupt), self._show_raised)
+        """From now on these are shown here: errors of ours, calls that we refuse, missing names, and interrupts."""
+        self._shell.set_custom_exc((MonarchError, *_MISUSE, KeyboardInterrupt), self._show_raised)
 
     def remove(self) -> None:
         """Leave all errors to IPython."""
@@ -50,12 +56,12 @@ class Failures:
         tb: TracebackType,
         tb_offset: int | None = None,
     ) -> list[str]:
-        if isinstance(error, NameError):
-            self._show_with_hint(error, tb)
-            return []
         if isinstance(error, KeyboardInterrupt):
             _drop_own_end(tb)
             shell.showtraceback((kind, error, tb), running_compiled_code=True)
+            return []
+        if not isinstance(error, MonarchError):
+            self._show_plainly(error, tb)
             return []
         lines = self._remember(error, tb)
         shell._showtraceback(kind, error, lines)
@@ -80,7 +86,7 @@ class Failures:
         hints: list[str] = []
         if isinstance(error, RanksError):
             lines = error_block(
-                error,
+                _placed(error),
                 color=getattr(self._shell, "colors", "nocolor").lower() != "nocolor",
                 verbose=self._shell.InteractiveTB.mode == "Verbose",
             )
@@ -91,13 +97,16 @@ class Failures:
             lines.insert(1, place)
         return [*lines, "", *hints] if hints else lines
 
-    def _show_with_hint(self, error: NameError, tb: TracebackType) -> None:
-        """Show an error as IPython does, with one more line at its end if ranks have the name."""
+    def _show_plainly(self, error: BaseException, tb: TracebackType) -> None:
+        """Show an error as IPython does: down to the line that has called us, and with one more line if ranks have a name."""
         shell, kind = self._shell, type(error)
-        if hint := local_hint(error, self._meshes):
+        hint = local_hint(error, self._meshes) if isinstance(error, NameError) else ""
+        shown = _without_our_frames(tb)
+        if hint or shown is not tb:
 
             def render() -> list[str]:
-                return [*shell.InteractiveTB.structured_traceback(kind, error, tb), hint]
+                lines: list[str] = shell.InteractiveTB.structured_traceback(kind, error, shown)
+                return [*lines, hint] if hint else lines
 
             error._render_traceback_ = render  # type: ignore[attr-defined]
         try:
@@ -105,6 +114,35 @@ class Failures:
         finally:
             with suppress(AttributeError):
                 del error._render_traceback_  # type: ignore[attr-defined]  # it holds the frames, by way of the traceback
+
+
+def _placed(error: RanksError) -> RanksError:
+    """The error with its places in the notebook's own cells named as the notebook numbers them."""
+    reports = {
+        point: replace(failure, frames=tuple(map(in_notebook, failure.frames)))
+        for point, failure in error.reports.items()
+    }
+    return type(error)(error.what, reports, error.results)
+
+
+def _without_our_frames(tb: TracebackType) -> TracebackType:
+    """A traceback up to the line that has called us, if it ends in our code: the message says why we refuse the call.
+
+    What a magic raises in this way is a fault of ours, and shown whole.
+    """
+    steps = []
+    step: TracebackType | None = tb
+    while step is not None:
+        steps.append(step)
+        step = step.tb_next
+    files = [each.tb_frame.f_code.co_filename for each in steps]
+    theirs = [i for i, file in enumerate(files) if not file.startswith(_PACKAGE)]
+    if not theirs or theirs[-1] == len(steps) - 1 or _IPYTHON in files[theirs[-1]]:
+        return tb
+    shown = None
+    for each in reversed(steps[: theirs[-1] + 1]):
+        shown = TracebackType(shown, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return shown or tb
 
 
 def _drop_own_end(tb: TracebackType) -> None:

@@ -271,13 +271,13 @@ def unload(shell: InteractiveShell) -> None:
     magics, matcher = getattr(shell, _EXTENSION, (None, None))
     if magics is None:
         return
-    delattr(shell, _EXTENSION)
     for entry in magics.meshes:
         if shell.user_ns.get(entry.mesh.name) is entry.mesh:
             del shell.user_ns[entry.mesh.name]
     close: Callable[[], None] = magics.meshes.close
     atexit.unregister(close)
-    close()
+    close()  # cells in the background show their end
+    delattr(shell, _EXTENSION)
     shell.Completer.custom_matchers.remove(matcher)
     magics.transformer.remove()
     magics.peers.remove()

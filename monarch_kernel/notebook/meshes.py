@@ -132,6 +132,7 @@ class Meshes:
                 kept.close()
             raise
         self._add(entry)
+        self.attend_to_stops(entry)
         entry.view.update(mesh.view(), time.monotonic(), force=True)
         return entry
 
@@ -144,10 +145,13 @@ class Meshes:
         self._entries[entry.options.name] = entry
         self._latest = entry.options.name
         self.background.start()
+
+    def attend_to_stops(self, entry: Entry) -> None:
+        """Be who is asked when ranks stop in the debugger; also those that have stopped before."""
         self.debugger.watch(entry.mesh._runtime, self._sink_of)
 
     def attach(self, name: str) -> tuple[Entry, TakenUp]:
-        """Take up a mesh that outlived its kernel.
+        """Take up a mesh that outlived its kernel; to its ranks that have stopped nobody attends yet.
 
         Raises:
             UsageProblem: there is none, or it is up here.
@@ -274,6 +278,7 @@ class Meshes:
         options = UpOptions(mesh.name, dict(whole.extent), gpus=False, device="auto")
         entry = self._entries[mesh.name] = Entry(whole, options, Lane(whole, self._store.form))
         self.background.start()
+        self.attend_to_stops(entry)
         self._latest = self._latest or mesh.name
         return entry
 

@@ -25,7 +25,7 @@ import pdb
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -83,7 +83,7 @@ class RankDebugger:
         """Take what was typed."""
         with self._lock:
             question = self._asked.get(message.id)
-            if question is None or question.turn != message.turn:
+            if question is None or question.stopped.turn != message.turn:
                 return
             del self._asked[message.id]
         if isinstance(message, PassOver):
@@ -91,6 +91,21 @@ class RankDebugger:
         else:
             question.line = message.line
         question.answered.set()
+
+    def ask_again(self, owed: Collection[int]) -> list[Stopped]:
+        """Give what waits at a prompt to a new controller, whose user has not seen it.
+
+        Prompts of requests that it is not ``owed``, such as post-mortems, nobody will ever answer: they are left.
+        """
+        with self._lock:
+            asked = {id: question.stopped for id, question in self._asked.items()}
+        for id in asked.keys() - set(owed):
+            self.interrupt(id)
+        return [
+            Stopped(id, stop.turn, stop.where, stop.text, stop.prompt, begins=True, written=stop.written)
+            for id, stop in asked.items()
+            if id in owed
+        ]
 
     def list_errors(self) -> list[KeptError]:
         """What is kept for a post-mortem, the oldest first."""
@@ -165,7 +180,7 @@ class RankDebugger:
         Raises:
             KeyboardInterrupt: the request is to end instead.
         """
-        question = _Question(stopped.turn)
+        question = _Question(stopped)
         with self._lock:
             if executor.interrupted == stopped.id:
                 raise KeyboardInterrupt
@@ -196,8 +211,8 @@ class RankDebugger:
 class _Question:
     """A prompt that waits for its line."""
 
-    def __init__(self, turn: int) -> None:
-        self.turn = turn
+    def __init__(self, stopped: Stopped) -> None:
+        self.stopped = stopped
         self.answered = threading.Event()
         self.line = ""
         self.refused = ""

@@ -7,13 +7,13 @@ import ctypes
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from monarch_kernel.errors import Failure
 from monarch_kernel.transport.driver import Driver, Waiter
 from monarch_kernel.wire.codec import Frame, Packed
-from monarch_kernel.wire.messages import DebugInput, Message, PassOver, PostMortem
+from monarch_kernel.wire.messages import DebugInput, Message, PassOver, PostMortem, Stopped
 
 __all__ = ["Debugger", "Executor", "Handler", "Kept"]
 
@@ -37,6 +37,10 @@ class Debugger(Protocol):
 
     def hear(self, message: DebugInput | PassOver) -> None:
         """Take what was typed."""
+        ...
+
+    def ask_again(self, owed: Collection[int]) -> list[Stopped]:
+        """What waits at a prompt, for a new controller that is owed these requests; prompts of others are left."""
         ...
 
     def list_errors(self) -> Any:

@@ -427,6 +427,9 @@ class Rank:
         self.driver.send(CONTROLLER, pack(Hello(self._token, self.spec.proc, os.getpid(), self.spec.device, owed)))
         for packed in missed:
             self.driver.send(CONTROLLER, packed)
+        if self.debugger is not None:
+            for stopped in self.debugger.ask_again({one.id for one in owed}):
+                self.driver.send(CONTROLLER, pack(stopped))
         if self._names is not None:
             self.driver.send(CONTROLLER, pack(self._names.everything()))
 

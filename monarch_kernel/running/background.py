@@ -112,7 +112,7 @@ class BackgroundCell:
         background: drives it.
         values: makes the result of what the ranks gave.
         on_end: called once with the cell when it is over, to show its values or its error.
-        born: when it was started, if not now.
+        born: when it was sent, if it runs already.
     """
 
     def __init__(
@@ -129,9 +129,9 @@ class BackgroundCell:
         self._done: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self._display_id = uuid.uuid4().hex
         self._said_at = time.monotonic()
-        self._born = self._said_at if born is None else born
+        self._since = self._said_at if born is None else born
         self._said = ""
-        self._state = "queued"
+        self._state = "queued" if born is None else "running"
         self._where = f"cell [{cell.number}] on {cell.mesh.name}{format_ranks(cell.ranks)}"
         self._showing = threading.Lock()
         cell.output.sink.pin()
@@ -191,11 +191,9 @@ class BackgroundCell:
         return asyncio.wrap_future(self._done).__await__()
 
     def __repr__(self) -> str:
-        end = self._said_at if self.done() else time.monotonic()
-        seconds = format_seconds(end - self._born)
-        if self._state == "queued":
-            return f"{self._where}: queued for {seconds}"
-        return f"{self._where}: {self._state} {'for' if self._state == 'running' else 'after'} {seconds}"
+        goes_on = self._state in ("queued", "running")
+        seconds = format_seconds((time.monotonic() if goes_on else self._said_at) - self._since)
+        return f"{self._where}: {self._state} {'for' if goes_on else 'after'} {seconds}"
 
     def _ipython_display_(self) -> None:
         """Show it as a line that is kept up to date; more than one place may show it."""
@@ -220,8 +218,9 @@ class BackgroundCell:
         cell, state = self._cell, self._state
         if cell.stage != "over":
             cell.turn(now)
-        if cell.stage == "running":
+        if cell.stage == "running" and self._state == "queued":
             self._state = "running"
+            self._since = now
         if cell.stage == "over":
             self._end(now)
         if self._state != state or now >= self._said_at + _SAY_EVERY_S:
@@ -231,13 +230,18 @@ class BackgroundCell:
 
     def _end(self, now: float) -> None:
         self._said_at = now
+        result, error = None, None
         try:
             result = self._values(self._cell.result())
-        except BaseException as error:  # also RemoteInterrupt, which is a KeyboardInterrupt: whoever asks gets it
+        except BaseException as failure:  # also RemoteInterrupt, which is a KeyboardInterrupt: whoever asks gets it
+            error = failure
             self._state = "cancelled" if isinstance(error, KeyboardInterrupt) else "failed"
-            self._on_end(self._cell)
-            self._done.set_exception(error)
         else:
             self._state = "done"
+        try:
             self._on_end(self._cell)
-            self._done.set_result(result)
+        finally:  # whoever waits must not wait for ever
+            if error is not None:
+                self._done.set_exception(error)
+            else:
+                self._done.set_result(result)

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from monarch_kernel.errors import Failure, Frame, RanksError, format_ranks, is_notebook_file
-from monarch_kernel.ui.text import plain
+from monarch_kernel.errors import Failure, Frame, RanksError, format_ranks
+from monarch_kernel.ui.text import plain, short_file
 
 __all__ = ["error_block"]
 
@@ -216,20 +216,11 @@ def _variables(frame: Frame, paint: _Paint, whole: bool, whose: str) -> Iterator
 def _place(frame: Frame) -> str:
     """``remote cell [5], line 3`` or ``model.py, line 12, in forward``."""
     function = "" if frame.function in ("", "<module>") else f", in {frame.function}"
-    return f"{_short_file(frame.file)}, line {frame.line}{function}"
-
-
-def _short_file(file: str) -> str:
-    """A cell without its angle brackets, a library's file from its package on, any other as it is."""
-    if is_notebook_file(file):
-        return "a cell of the notebook"
-    if file.startswith("<") and file.endswith(">"):
-        return file[1:-1]
-    return re.split(r"(?:site|dist)-packages/|/lib/python3[^/]*/", file)[-1]
+    return f"{short_file(frame.file)}, line {frame.line}{function}"
 
 
 def _folded_frames(frames: Sequence[Frame]) -> str:
-    files = list(dict.fromkeys(_short_file(frame.file) for frame in frames))
+    files = list(dict.fromkeys(short_file(frame.file) for frame in frames))
     names = ", ".join(files[:2]) + (", …" if len(files) > 2 else "")
     return f"… {len(frames):,} frame{'' if len(frames) == 1 else 's'} in {names} …"
 

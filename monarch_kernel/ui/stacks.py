@@ -13,7 +13,7 @@ from dataclasses import replace
 from monarch_kernel.describe.stacks import Activity, Collective, Doing
 from monarch_kernel.errors import Failure, Frame, format_ranks
 from monarch_kernel.events import MeshView, RankView
-from monarch_kernel.ui.text import format_seconds, plain
+from monarch_kernel.ui.text import format_seconds, plain, short_file
 
 __all__ = ["doing_lines", "no_answer", "stacks_text"]
 
@@ -166,6 +166,4 @@ def _short(file: str) -> str:
     cell = _CELL.fullmatch(file)
     if cell:
         return f"cell [{cell[1]}]" if cell[1] != "0" else "code"
-    if file.startswith("<") and file.endswith(">"):
-        return file[1:-1]
-    return re.split(r"(?:site|dist)-packages/|/lib/python3[^/]*/", file)[-1]
+    return short_file(file)

@@ -111,6 +111,21 @@ def test_one_process_has_it_until_it_ends(root: Path) -> None:
     home.remove()
 
 
+def test_who_has_it_is_known_before_they_say_so(root: Path) -> None:
+    home = Home(root, "t")
+    home.create()
+    home.unlock()
+    other = has_it(root, "(home.path / 'holder').unlink()")
+    try:
+        assert home.owner() == other.pid
+        with pytest.raises(AttachError, match=f"attached to another kernel, pid {other.pid}, which is alive"):
+            home.lock()
+    finally:
+        end(other)
+    home.lock()
+    home.remove()
+
+
 def test_a_fork_of_the_one_who_had_it_has_it_not(root: Path) -> None:
     home = Home(root, "t")
     home.create()

@@ -133,6 +133,17 @@ def test_what_is_no_cell_keeps_its_rank_busy_but_is_not_resumed() -> None:
     assert state.ranks[1].state == "idle"
 
 
+def test_what_a_rank_writes_belongs_to_its_cell_also_where_an_actor_was_called_before() -> None:
+    state = attaching()
+    agent(state)
+    rank(state, 1, hello(1, Owed(5, "counter.add", 70.0), CELL))
+    rank(state, 2, hello(2))
+    (effect,) = state.heard(Output((OutputChunk(1, "stdout", "x\n", 9),)), (), host_peer(HOST), 0.0)
+    assert isinstance(effect, Tell)
+    assert isinstance(effect.event, OutputEvent)
+    assert effect.event.request == 7
+
+
 def test_a_rank_that_does_not_answer_is_not_waited_for_long() -> None:
     state = attaching()
     agent(state)
@@ -156,6 +167,7 @@ def test_one_that_died_is_not_waited_for_and_its_peers_are_released() -> None:
     effects = state.heard(Lost(2, 0, 9, "", (), 0), (), host_peer(HOST), 1.0)
     assert Attached(()) in effects
     assert state.ranks[2].death is not None
+    assert state.ranks[2].death.etype == "RankDied"  # it had started, under the other controller
     assert (rank_peer(1), Release(7)) in sends(state.tick(1.0 + RELEASE_AFTER_S))
 
 

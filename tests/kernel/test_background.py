@@ -231,3 +231,16 @@ def test_the_kernel_stays_busy_for_the_whole_cell(notebook: Notebook) -> None:
     after_control = seen[seen.index((message["header"]["msg_id"], "idle")) + 1 :]
     assert after_control == [(cell.id, "busy"), (cell.id, "idle")]
     cell.wait()
+
+
+def test_the_time_in_the_queue_is_not_counted(notebook: Notebook, tmp_path: Any) -> None:
+    wait, go = gate(tmp_path)
+    notebook.ok(f"%%remote t --background --out first\n{wait}")
+    notebook.ok("%%remote t --background --out second\n1")
+    deadline = time.monotonic() + 20
+    while "queued for 1." not in notebook.ok("print(repr(second))").stdout:
+        assert time.monotonic() < deadline
+    go()
+    notebook.ok("second.result(20)")
+    assert "done after 0." in notebook.ok("print(repr(second))").stdout
+    assert "done after 0." not in notebook.ok("print(repr(first))").stdout

@@ -514,3 +514,13 @@ def test_one_prompt_at_a_time(notebook: Notebook) -> None:
     second.type("c")
     assert second.plain == "[1] 1"
     in_control(notebook, "delete_subshell_request", subshell_id=str(subshell))
+
+
+def test_a_mesh_that_the_program_has_made(new_notebook: Callable[..., Notebook]) -> None:
+    notebook = new_notebook()
+    notebook.ok("from monarch_kernel.actor import this_host\nown = this_host().spawn_procs({'r': 2}, device='cpu')", 60)
+    cell = send(notebook, "%%remote own[0]\nbreakpoint()\nx = 1")
+    assert cell.prompt(60) == "[0] (Pdb) "
+    cell.type("c")
+    assert cell.ok
+    assert "passed over" not in cell.stderr

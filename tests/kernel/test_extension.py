@@ -94,3 +94,18 @@ def test_in_a_terminal() -> None:
         assert psutil.wait_procs(below, timeout=3)[1] == []
     finally:
         terminal.close(force=True)
+
+
+def test_what_runs_in_the_background_when_the_extension_is_unloaded(new_notebook: Callable[..., Notebook]) -> None:
+    notebook = new_notebook("python3")
+    notebook.ok("%load_ext monarch_kernel")
+    notebook.ok("%mesh up t -n 2 --device cpu", 60)
+    cell = notebook.ok("%%remote --background --out run\nprint('begins', flush=True)\nimport time; time.sleep(600)")
+    cell.wait_for(lambda cell: "begins" in cell.stdout)
+    unload = notebook.ok("%unload_ext monarch_kernel")
+    assert unload.text.strip() == ""
+    cell.wait_for(lambda cell: "[0-1] Stopped: the session was shut down" in cell.error)
+    shown = notebook.ok("run.exception(20)").plain
+    assert re.fullmatch(
+        r"<SupervisionError: cell \[\d\] failed on t: \[0-1\] Stopped: the session was shut down>", shown
+    )

@@ -234,3 +234,11 @@ def test_colour_is_only_added(verbose: bool) -> None:
 def test_colours_of_the_error_itself_are_dropped() -> None:
     lines = block_of({0: replace(LOST, message="\x1b[31mred", last_lines=("\x1b[32mgreen",))})
     assert not any("\x1b" in line for line in lines)
+
+
+def test_an_error_of_ranks_is_one_line_where_it_is_a_value() -> None:
+    error = RemoteError("cell [5] failed on t", {At(0): SHAPES, At(1): SHAPES, At(3): RELEASED})
+    assert repr(error) == (
+        "<RemoteError: cell [5] failed on t: [0-1] RuntimeError: mat1 and mat2 shapes cannot be multiplied; "
+        "[3] RuntimeError: aborted>"
+    )

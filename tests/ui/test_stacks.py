@@ -107,6 +107,14 @@ def test_cells_and_actors_of_one_rank() -> None:
     assert said[-1] == "[0] actor trainer: /home/me/model.py, line 9, in step: self.go()"
 
 
+def test_a_class_of_the_notebook() -> None:
+    actor = Activity(8, "actor a", (Frame("/tmp/ipykernel_12/345.py", 9, "step", ("self.go()",), 9, True),), "", 2)
+    assert (
+        text(view("running"), {0: Doing((actor,), (), {})})
+        == "[0] actor a: a cell of the notebook, line 9, in step: self.go()"
+    )
+
+
 def test_a_rank_that_does_not_answer() -> None:
     gone = Failure("interrupted", "CancelledError", "cancelled by the caller")
     said = "[0] does not answer, while it runs cell [5]: native code that holds the GIL, or a stopped process"
