@@ -185,14 +185,13 @@ def _located(doing: Doing) -> Doing:
 
 
 def _with_source(frame: Frame) -> Frame:
-    source = "" if frame.source else linecache.getline(frame.file, frame.line).rstrip("\n")
-    if not source:
-        return frame
     name_of = getattr(getattr(get_ipython(), "compile", None), "format_code_name", lambda file: None)
     name = name_of(frame.file)  # such as ("Cell", "In[5]")
     number = re.search(r"\d+", name[1]) if name else None
-    file = f"<notebook cell [{number[0]}]>" if number else frame.file
-    return replace(frame, file=file, source=(source,), first_line=frame.line, user=frame.user or bool(number))
+    source = "" if frame.source else linecache.getline(frame.file, frame.line).rstrip("\n")
+    if source:
+        frame = replace(frame, source=(source,), first_line=frame.line)
+    return replace(frame, file=f"<notebook cell [{number[0]}]>", user=True) if number else frame
 
 
 def stopping_text(stopping: Stopping, ranks: Sequence[int], answers: Sequence[Answer | None]) -> str:
