@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.agent import report
+from monarch_kernel.describe import report
 from monarch_kernel.describe.report import describe, describe_value
 from monarch_kernel.errors import Failure, Frame, format_ranks
 
