@@ -22,7 +22,6 @@ __all__ = [
     "mesh_text",
     "meshes_text",
     "plain",
-    "short_file",
 ]
 
 NO_MESH = "No mesh is up. Bring one up with: %mesh up NAME -n 4"
@@ -46,8 +45,6 @@ _MAX_NOTED = 16
 _MAX_LONGEST = 4
 _MAX_ERROR = {"text": 80, "html": 200}
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]")
-
-_NOTEBOOK_FILE = re.compile(r"ipykernel_\d+[/\\]\d+\.py$|^<ipython-input-")  # what the kernel calls its own cells
 
 _TABLE_STYLE = (
     "border-collapse:collapse;font-variant-numeric:tabular-nums;"
@@ -278,14 +275,3 @@ def _html_row(rank: RankView, row: Sequence[str], titles: Sequence[str], right: 
 
 def _cell_style(is_right: bool, wrap: bool = False) -> str:
     return _CELL_STYLE.format(align="right" if is_right else "left", wrap="normal" if wrap else "nowrap")
-
-
-def short_file(file: str) -> str:
-    """A cell without its angle brackets, a library's file from its package on, any other as it is."""
-    if _NOTEBOOK_FILE.search(file):
-        return "a cell of the notebook"
-    if file == "<remote cell [0]>":  # no cell of the notebook, but what a program runs with `ProcMesh.run`
-        return "code"
-    if file.startswith("<") and file.endswith(">"):
-        return file[1:-1]
-    return re.split(r"(?:site|dist)-packages/|/lib/python3[^/]*/", file)[-1]
