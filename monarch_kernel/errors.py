@@ -41,10 +41,8 @@ __all__ = [
     "RemoteInterrupt",
     "SupervisionError",
     "format_ranks",
-    "is_notebook_file",
 ]
 
-_NOTEBOOK_FILE = re.compile(r"ipykernel_\d+[/\\]\d+\.py$|^<ipython-input-")
 
 FailureKind = Literal["exception", "interrupted", "lost", "released", "stopped"]
 
@@ -115,11 +113,6 @@ class Failure:
     def headline(self) -> str:
         """The error in one line: ``ZeroDivisionError: division by zero``."""
         return f"{self.etype}: {self.message}" if self.message else self.etype
-
-
-def is_notebook_file(file: str) -> bool:
-    """Whether a file is what a kernel calls one of its own cells: a name that says nothing to users."""
-    return _NOTEBOOK_FILE.search(file) is not None
 
 
 def format_ranks(ranks: Iterable[int]) -> str:

@@ -167,6 +167,15 @@ class ProcMesh(Shaped):
         )
         self._runtime.request(self.procs, make, f"push {key!r}", finish, quiet=True).get()
 
+    def __delitem__(self, key: str) -> None:
+        """Refuse: a name is deleted where it is.
+
+        Raises:
+            TypeError: always.
+        """
+        check_name(key)
+        raise TypeError(f"a name is deleted by a cell on the ranks: %remote {self.name} del {key}")
+
     def per_rank(self, values: Iterable[T]) -> ValueMesh[T]:
         """One value for each rank, in their order, for pushing: ``mesh["lr"] = mesh.per_rank([1e-3, 3e-4])``.
 

@@ -29,8 +29,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
+from monarch_kernel.describe.places import short_cell
 from monarch_kernel.describe.report import is_machinery, is_of_debugger, is_user
-from monarch_kernel.errors import is_notebook_file
 from monarch_kernel.events import KeptError
 from monarch_kernel.rank.executor import Executor, Kept
 from monarch_kernel.rank.rank import Rank
@@ -408,6 +408,6 @@ def _where(stack: Sequence[tuple[FrameType, int]]) -> str:
 
 
 def _place(file: str, line: int, function: str) -> str:
-    name = file.removeprefix("<remote ").removesuffix(">") if file.startswith("<remote ") else os.path.basename(file)
-    name = "a cell of the notebook" if is_notebook_file(file) else name
-    return f"{name}, line {line}" + (f", in {function}" if not function.startswith("<") else "")
+    return f"{os.path.basename(short_cell(file))}, line {line}" + (
+        f", in {function}" if not function.startswith("<") else ""
+    )

@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+from monarch_kernel.describe.places import short_file
 from monarch_kernel.errors import Failure, Frame, RanksError, format_ranks
-from monarch_kernel.ui.text import plain, short_file
+from monarch_kernel.ui.text import plain
 
 __all__ = ["error_block"]
 

@@ -6,14 +6,14 @@ and ranks that wait in different collectives of one group are told apart.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from monarch_kernel.describe.places import short_cell
 from monarch_kernel.describe.stacks import Activity, Collective, Doing
 from monarch_kernel.errors import Failure, Frame, format_ranks
 from monarch_kernel.events import MeshView, RankView
-from monarch_kernel.ui.text import format_seconds, plain, short_file
+from monarch_kernel.ui.text import format_seconds, plain
 
 __all__ = ["doing_lines", "no_answer", "stacks_text"]
 
@@ -21,7 +21,6 @@ _MAX_BLOCKS = 12
 _MAX_USER_FRAMES = 4
 _MAX_WIDTH = 120
 _SAME_SHAPES = ("all_reduce", "broadcast", "reduce")  # of others the inputs may differ from rank to rank
-_CELL = re.compile(r"<remote cell \[(\d+)\]>")
 
 Answers = Mapping[int, "Doing | Failure"]
 
@@ -104,7 +103,7 @@ def _activity_lines(activity: Activity, rank: RankView, *, waits: bool) -> list[
         lines[0] = f"{activity.executor}: {lines[0]}"
     inner = activity.frames[-1]
     if activity.call and not inner.user and not waits:
-        lines.append(f"in {activity.call} ({_short(inner.file)}, line {inner.line})")
+        lines.append(f"in {activity.call} ({short_cell(inner.file)}, line {inner.line})")
     for frame in reversed(frames[:-1][-_MAX_USER_FRAMES:]):
         lines.append(f"called from {_place(frame)}")
     return lines
@@ -157,13 +156,5 @@ def _place(frame: Frame) -> str:
     function = "" if frame.function in ("", "<module>") else f", in {frame.function}"
     index = frame.line - frame.first_line
     source = plain(frame.source[index]).strip() if 0 <= index < len(frame.source) else ""
-    text = f"{_short(frame.file)}, line {frame.line}{function}" + (f": {source}" if source else "")
+    text = f"{short_cell(frame.file)}, line {frame.line}{function}" + (f": {source}" if source else "")
     return text if len(text) <= _MAX_WIDTH else text[: _MAX_WIDTH - 1] + "…"
-
-
-def _short(file: str) -> str:
-    """A cell as the user counts it, a library's file from its package on, any other as it is."""
-    cell = _CELL.fullmatch(file)
-    if cell:
-        return f"cell [{cell[1]}]" if cell[1] != "0" else "code"
-    return short_file(file)

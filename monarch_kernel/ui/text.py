@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from html import escape
 
-from monarch_kernel.errors import format_ranks, is_notebook_file
+from monarch_kernel.errors import format_ranks
 from monarch_kernel.events import DetachedView, MeshView, RankState, RankView
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "mesh_text",
     "meshes_text",
     "plain",
-    "short_file",
 ]
 
 NO_MESH = "No mesh is up. Bring one up with: %mesh up NAME -n 4"
@@ -276,14 +275,3 @@ def _html_row(rank: RankView, row: Sequence[str], titles: Sequence[str], right: 
 
 def _cell_style(is_right: bool, wrap: bool = False) -> str:
     return _CELL_STYLE.format(align="right" if is_right else "left", wrap="normal" if wrap else "nowrap")
-
-
-def short_file(file: str) -> str:
-    """A cell without its angle brackets, a library's file from its package on, any other as it is."""
-    if is_notebook_file(file):
-        return "a cell of the notebook"
-    if file == "<remote cell [0]>":  # no cell of the notebook, but what a program runs with `ProcMesh.run`
-        return "code"
-    if file.startswith("<") and file.endswith(">"):
-        return file[1:-1]
-    return re.split(r"(?:site|dist)-packages/|/lib/python3[^/]*/", file)[-1]

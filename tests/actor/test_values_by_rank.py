@@ -298,3 +298,8 @@ def test_spawning_on_a_stopped_mesh_says_so_at_once(procs: ProcMesh) -> None:
         mesh.spawn("idle", Idle)
     assert "spawning idle on gone failed" in str(caught.value)
     assert [point.rank for point in caught.value.reports] == [0, 1]
+
+
+def test_a_name_is_deleted_on_the_ranks(procs: ProcMesh) -> None:
+    with pytest.raises(TypeError, match=r"by a cell on the ranks: %remote t del x"):
+        del procs["x"]

@@ -100,9 +100,9 @@ def person(procs: ProcMesh) -> Iterator[Person]:
 def test_a_breakpoint_stops_the_code_with_its_source(person: Person) -> None:
     future = person.mesh.run("def f(a):\n    breakpoint()\n    b = a + 1\n    return b\nf(3)")
     stop = person.stop()
-    assert (stop.rank, stop.where, stop.prompt, stop.begins) == (1, "cell [0], line 3, in f", "(Pdb) ", True)
+    assert (stop.rank, stop.where, stop.prompt, stop.begins) == (1, "code, line 3, in f", "(Pdb) ", True)
     assert stop.text.endswith("f()\n-> b = a + 1\n")
-    assert person.mesh.view().ranks[1].activity == "debugger at cell [0], line 3, in f"
+    assert person.mesh.view().ranks[1].activity == "debugger at code, line 3, in f"
     stop = person.say(stop, "ll")
     assert "  3  ->\t    b = a + 1\n" in stop.text
     assert not stop.begins
@@ -125,10 +125,10 @@ def test_stepping_ends_where_the_cell_does(person: Person) -> None:
 
 def test_every_way_into_pdb_leads_here(person: Person) -> None:
     ways = {
-        "import pdb\npdb.set_trace()\nx = 1": "cell [0], line 3",
-        "import pdb\npdb.Pdb().set_trace()\nx = 1": "cell [0], line 3",
-        "import pdb\ntry: 1 / 0\nexcept Exception: pdb.post_mortem()": "cell [0], line 2",
-        "import pdb\nclass Mine(pdb.Pdb): pass\nMine(stdin=None).set_trace()\nx = 1": "cell [0], line 4",
+        "import pdb\npdb.set_trace()\nx = 1": "code, line 3",
+        "import pdb\npdb.Pdb().set_trace()\nx = 1": "code, line 3",
+        "import pdb\ntry: 1 / 0\nexcept Exception: pdb.post_mortem()": "code, line 2",
+        "import pdb\nclass Mine(pdb.Pdb): pass\nMine(stdin=None).set_trace()\nx = 1": "code, line 4",
     }
     for code, where in ways.items():
         future = person.mesh.run(code)
@@ -145,7 +145,7 @@ def test_torchs_breakpoint_of_one_rank(person: Person) -> None:
     future = person.mesh.run(code)
     stop = person.stop()
     assert "ATTENTION" in stop.text
-    assert "cell [0], line 4, in f" in stop.where
+    assert "code, line 4, in f" in stop.where
     stop = person.say(stop, "up")
     assert "-> dist.breakpoint()" in stop.text
     assert person.leave(person.say(stop, "p a"), "c", future).values() == (5,)
@@ -254,7 +254,7 @@ def test_a_failure_is_kept_until_the_next_cell(person: Person) -> None:
     ).get(LONG_S)
     assert mesh.run("f()").exception(LONG_S) is not None
     (kept,) = errors(mesh)
-    assert (kept.kind, kept.where) == ("exception", "cell [0], line 6, in f")
+    assert (kept.kind, kept.where) == ("exception", "code, line 6, in f")
     mesh["pushed"] = 1  # neither pushes nor pulls end it
     for _ in range(2):
         look = mesh.post_mortem(kept.request)
