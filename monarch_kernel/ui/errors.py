@@ -86,7 +86,7 @@ def error_block(error: RanksError, *, color: bool, verbose: bool = False) -> lis
         lines.append(paint.dim(f"{format_ranks(released)} waited in {cause} and {verb} released"))
     if finished := sorted(point.rank for point in error.results):
         theirs = "its result is" if len(finished) == 1 else "their results are"
-        lines.append(f"{format_ranks(finished)} finished; {theirs} in error.results")
+        lines.append(f"{format_ranks(finished)} finished; {theirs} in sys.last_value.results")
     while lines and not lines[-1]:
         lines.pop()
     return lines

@@ -42,7 +42,7 @@ def test_an_error_names_its_ranks_and_the_users_line(notebook: Notebook) -> None
     assert cell.ename == "RemoteError"
     assert "[1] ZeroDivisionError: division by zero" in cell.error
     assert "----> 4     1 / 0" in cell.error  # counted from the line of %%remote, as the notebook does
-    assert "[0] finished; its result is in error.results" in cell.error
+    assert "[0] finished; its result is in sys.last_value.results" in cell.error
     assert "monarch_kernel/" not in cell.error
     assert notebook.ok("%%remote\nvalue").plain == "[0] 0\n[1] 1"
 

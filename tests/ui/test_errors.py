@@ -88,7 +88,7 @@ def test_one_block_shows_the_users_lines_and_folds_the_librarys() -> None:
         "          x: Tensor[4, 3] float32 cpu",
         "    … 2 frames in torch/nn/modules/module.py, torch/nn/functional.py … (%tb Verbose shows them)",
         "",
-        "[0,2] finished; their results are in error.results",
+        "[0,2] finished; their results are in sys.last_value.results",
     ]
 
 
@@ -119,7 +119,7 @@ def test_a_lost_rank_shows_how_it_died_and_its_last_lines() -> None:
         "    | step 41",
         "    | step 42",
         "",
-        "[0] finished; its result is in error.results",
+        "[0] finished; its result is in sys.last_value.results",
     ]
 
 
