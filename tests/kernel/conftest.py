@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +15,7 @@ from pathlib import Path
 from queue import Empty
 from typing import Any
 
+import pexpect
 import psutil
 import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
@@ -279,6 +282,53 @@ def is_alive(process: psutil.Process) -> bool:
 def sessions_left() -> set[Path]:
     """What sessions have in the directory for temporary files."""
     return set(Path(tempfile.gettempdir()).glob("monarch-*"))
+
+
+class Terminal:
+    """IPython in a terminal.
+
+    Attributes:
+        process: of pexpect.
+    """
+
+    PROMPT = re.compile(r"In \[\d+\]: ")
+
+    def __init__(self) -> None:
+        self.process = pexpect.spawn(
+            sys.executable,
+            ["-m", "IPython", "--simple-prompt", "--no-banner", "--no-confirm-exit", "--colors=NoColor"],
+            env={**os.environ, "TERM": "dumb"},
+            encoding="utf-8",
+            timeout=40,
+            echo=False,
+        )
+        self.process.expect(self.PROMPT)
+
+    def enter(self, line: str) -> str:
+        """Enter a line; gives what is shown until the next prompt."""
+        self.process.sendline(line)
+        self.process.expect(self.PROMPT)
+        return str(self.process.before)
+
+    def leave(self) -> None:
+        """Leave IPython; all that it started ends with it."""
+        below = psutil.Process(self.process.pid).children(recursive=True)
+        assert len(below) >= 4  # agent, zygote, two ranks
+        self.process.sendline("exit")
+        self.process.expect(pexpect.EOF)
+        assert_gone(below)
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    """IPython in a terminal, with our extension and a mesh ``t`` of two ranks."""
+    terminal = Terminal()
+    try:
+        terminal.enter("%load_ext monarch_kernel")
+        assert "2 ranks (2 idle)" in terminal.enter("%mesh up t -n 2 --device cpu")
+        yield terminal
+    finally:
+        terminal.process.close(force=True)
 
 
 def _with_mesh(n: int) -> Iterator[Notebook]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-import pexpect
 import pytest
 
-from tests.kernel.conftest import BRINGS_UP, START_S, Notebook
+from tests.kernel.conftest import BRINGS_UP, START_S, Notebook, Terminal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -248,33 +245,11 @@ def test_a_cell_for_both_can_wait_in_the_kernel(two: Notebook) -> None:
 # -- in a terminal
 
 
-def test_in_a_terminal() -> None:
-    terminal = pexpect.spawn(
-        sys.executable,
-        ["-m", "IPython", "--simple-prompt", "--no-banner", "--no-confirm-exit", "--colors=NoColor"],
-        env={**os.environ, "TERM": "dumb"},
-        encoding="utf-8",
-        timeout=40,
-        echo=False,
-    )
-    try:
-        prompt = re.compile(r"In \[\d+\]: ")
-        terminal.expect(prompt)
-
-        def enter(line: str) -> str:
-            terminal.sendline(line)
-            terminal.expect(prompt)
-            return str(terminal.before)
-
-        enter("%load_ext monarch_kernel")
-        enter("%mesh up t -n 2 --device cpu")
-        assert "autoremote is on" in enter("%autoremote t")
-        assert re.search(r"\[0\] 0\s+\[1\] 1", enter("rank"))
-        assert "[1] ZeroDivisionError" in enter("1 / (1 - rank)")
-        assert "autoremote is off" in enter("autoremote off")
-        assert "Out[" in enter("1 + 1")
-        enter("%autoremote t")
-        terminal.sendline("exit")
-        terminal.expect(pexpect.EOF)
-    finally:
-        terminal.close(force=True)
+def test_in_a_terminal(terminal: Terminal) -> None:
+    assert "autoremote is on" in terminal.enter("%autoremote t")
+    assert re.search(r"\[0\] 0\s+\[1\] 1", terminal.enter("rank"))
+    assert "[1] ZeroDivisionError" in terminal.enter("1 / (1 - rank)")
+    assert "autoremote is off" in terminal.enter("autoremote off")
+    assert "Out[" in terminal.enter("1 + 1")
+    terminal.enter("%autoremote t")
+    terminal.leave()

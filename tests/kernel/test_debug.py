@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty
 from typing import TYPE_CHECKING, Any
 
-import pexpect
 import psutil
 import pytest
 
@@ -19,7 +16,7 @@ from tests.kernel.conftest import Cell
 from tests.kernel.subshells import in_control
 
 if TYPE_CHECKING:
-    from tests.kernel.conftest import Notebook
+    from tests.kernel.conftest import Notebook, Terminal
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -382,43 +379,25 @@ class _Adapter:
         pytest.fail(f"no event {name}")
 
 
-def test_in_a_terminal() -> None:
-    terminal = pexpect.spawn(
-        sys.executable,
-        ["-m", "IPython", "--simple-prompt", "--no-banner", "--no-confirm-exit", "--colors=NoColor"],
-        env={**os.environ, "TERM": "dumb"},
-        encoding="utf-8",
-        timeout=40,
-        echo=False,
-    )
-    try:
-        prompt = re.compile(r"In \[\d+\]: ")
-        terminal.expect(prompt)
-        for line in ("%load_ext monarch_kernel", "%mesh up t -n 2 --device cpu", "%remote t 1 / (1 - rank)"):
-            terminal.sendline(line)
-            terminal.expect(prompt)
-        terminal.sendline("%mesh debug t[1]")
-        terminal.expect_exact("[1] (Pdb) ")
-        terminal.sendline("p rank")
-        terminal.expect(r"1\r\n\[1\] \(Pdb\) ")
-        terminal.sendline("q")
-        terminal.expect(prompt)
-        terminal.sendline("%remote t (breakpoint(), rank)[1]")
-        terminal.expect_exact("[0] (Pdb) ")
-        terminal.sendintr()
-        terminal.expect("RemoteInterrupt: interrupted on")
-        terminal.expect(prompt)
-        terminal.sendline("%remote t (breakpoint(), rank)[1]")
-        terminal.expect_exact("[0] (Pdb) ")
-        terminal.sendline("all c")
-        terminal.expect(r"\[0\] 0\s+\[1\] 1")
-        terminal.expect(prompt)
-        below = psutil.Process(terminal.pid).children(recursive=True)
-        terminal.sendline("exit")
-        terminal.expect(pexpect.EOF)
-        assert psutil.wait_procs(below, timeout=3)[1] == []
-    finally:
-        terminal.close(force=True)
+def test_in_a_terminal(terminal: Terminal) -> None:
+    process = terminal.process
+    terminal.enter("%remote t 1 / (1 - rank)")
+    process.sendline("%mesh debug t[1]")
+    process.expect_exact("[1] (Pdb) ")
+    process.sendline("p rank")
+    process.expect(r"1\r\n\[1\] \(Pdb\) ")
+    terminal.enter("q")
+    process.sendline("%remote t (breakpoint(), rank)[1]")
+    process.expect_exact("[0] (Pdb) ")
+    process.sendintr()
+    process.expect("RemoteInterrupt: interrupted on")
+    process.expect(terminal.PROMPT)
+    process.sendline("%remote t (breakpoint(), rank)[1]")
+    process.expect_exact("[0] (Pdb) ")
+    process.sendline("all c")
+    process.expect(r"\[0\] 0\s+\[1\] 1")
+    process.expect(terminal.PROMPT)
+    terminal.leave()
 
 
 def shows(notebook: Notebook, what: str) -> None:

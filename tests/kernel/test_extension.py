@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import pexpect
 import psutil
 import pytest
 
 if TYPE_CHECKING:
-    from tests.kernel.conftest import Notebook
+    from tests.kernel.conftest import Notebook, Terminal
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -59,41 +56,16 @@ def test_the_stock_kernel_ends_its_ranks_when_it_ends(new_notebook: Callable[...
     notebook.close()  # which looks
 
 
-def test_in_a_terminal() -> None:
-    terminal = pexpect.spawn(
-        sys.executable,
-        ["-m", "IPython", "--simple-prompt", "--no-banner", "--no-confirm-exit", "--colors=NoColor"],
-        env={**os.environ, "TERM": "dumb"},
-        encoding="utf-8",
-        timeout=40,
-        echo=False,
-    )
-    try:
-        prompt = re.compile(r"In \[\d+\]: ")
-        terminal.expect(prompt)
-
-        def enter(line: str) -> str:
-            terminal.sendline(line)
-            terminal.expect(prompt)
-            return str(terminal.before)
-
-        enter("%load_ext monarch_kernel")
-        assert "2 ranks (2 idle)" in enter("%mesh up t -n 2 --device cpu")
-        assert re.search(r"\[0\] 0\s+\[1\] 1", enter("%remote t rank"))
-        assert "[1] ZeroDivisionError" in enter("%remote t 1 / (1 - rank)")
-        terminal.sendline("%remote t (print('go', flush=True), __import__('time').sleep(600))")
-        terminal.expect(r"\] go")
-        terminal.sendintr()
-        terminal.expect("RemoteInterrupt: interrupted on")
-        terminal.expect(prompt)
-        assert re.search(r"\[0\] 0\s+\[1\] 1", enter("%remote t rank"))
-        below = psutil.Process(terminal.pid).children(recursive=True)
-        assert len(below) >= 4
-        terminal.sendline("exit")
-        terminal.expect(pexpect.EOF)
-        assert psutil.wait_procs(below, timeout=3)[1] == []
-    finally:
-        terminal.close(force=True)
+def test_in_a_terminal(terminal: Terminal) -> None:
+    assert re.search(r"\[0\] 0\s+\[1\] 1", terminal.enter("%remote t rank"))
+    assert "[1] ZeroDivisionError" in terminal.enter("%remote t 1 / (1 - rank)")
+    terminal.process.sendline("%remote t (print('go', flush=True), __import__('time').sleep(600))")
+    terminal.process.expect(r"\] go")
+    terminal.process.sendintr()
+    terminal.process.expect("RemoteInterrupt: interrupted on")
+    terminal.process.expect(terminal.PROMPT)
+    assert re.search(r"\[0\] 0\s+\[1\] 1", terminal.enter("%remote t rank"))
+    terminal.leave()
 
 
 def test_what_runs_in_the_background_when_the_extension_is_unloaded(new_notebook: Callable[..., Notebook]) -> None:
