@@ -242,3 +242,13 @@ def test_an_error_of_ranks_is_one_line_where_it_is_a_value() -> None:
         "<RemoteError: cell [5] failed on t: [0-1] RuntimeError: mat1 and mat2 shapes cannot be multiplied; "
         "[3] RuntimeError: aborted>"
     )
+
+
+def test_an_error_of_many_ranks_takes_little_more_than_that_of_one() -> None:
+    def text(n_ranks: int) -> str:
+        reports = {At(rank): replace(SHAPES, pid=1_000 + rank) for rank in range(n_ranks)}
+        return "\n".join(error_block(RemoteError("cell [5] failed on t", reports), color=False))
+
+    assert "[0-63] RuntimeError" in text(64)
+    assert len(text(64)) < 2 * len(text(1))
+    assert len(text(1024)) < 2 * len(text(1))
