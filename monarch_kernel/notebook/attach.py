@@ -19,8 +19,9 @@ from monarch_kernel.errors import AttachError, RemoteError, format_ranks
 from monarch_kernel.events import DetachedView
 from monarch_kernel.mesh import Extent, Region
 from monarch_kernel.output.folding import FoldedLine, OutputFolder, render
-from monarch_kernel.running.cells import CellOutput, Lane, RemoteCell
+from monarch_kernel.running.cells import Lane, RemoteCell
 from monarch_kernel.running.display import Sink
+from monarch_kernel.running.output import CellOutput
 from monarch_kernel.syntax.options import UpOptions, UsageProblem
 from monarch_kernel.ui.text import detached_text, format_seconds
 

@@ -21,9 +21,10 @@ from monarch_kernel.mesh import ValueMesh
 from monarch_kernel.notebook.attach import DetachedMeshes, TakenUp
 from monarch_kernel.notebook.debug import DebugPrompt
 from monarch_kernel.running.background import Background
-from monarch_kernel.running.cells import CellOutput, Lane, RemoteCell, run_in_foreground
+from monarch_kernel.running.cells import Lane, RemoteCell, run_in_foreground
 from monarch_kernel.running.display import LiveView, Sink
 from monarch_kernel.running.interrupts import HeldInterrupts
+from monarch_kernel.running.output import CellOutput
 from monarch_kernel.running.stopping import AllStopping
 from monarch_kernel.syntax.options import UpOptions, UsageProblem
 from monarch_kernel.syntax.selector import evaluate, pick_ranks, root_name

@@ -11,7 +11,8 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from monarch_kernel.errors import format_ranks
-from monarch_kernel.running.cells import TURN_S, CellOutput, RemoteCell
+from monarch_kernel.running.cells import TURN_S, RemoteCell
+from monarch_kernel.running.output import CellOutput
 from monarch_kernel.ui.text import format_seconds
 
 __all__ = ["Background", "BackgroundCell"]
