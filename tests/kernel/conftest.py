@@ -181,6 +181,14 @@ class Notebook:
         """Of the ranks, as the controller knows them."""
         return list(self.value(f"[rank.pid for rank in {mesh}.view().ranks]"))
 
+    def wait_blocked(self) -> None:
+        """Wait until the main thread has been blocked for a while: just before it blocks, Python can miss a signal."""
+        stat, asleep, deadline = Path(f"/proc/{self.pid}/task/{self.pid}/stat"), 0, time.monotonic() + 10
+        while asleep < 5:
+            assert time.monotonic() < deadline, "the main thread does not block"
+            asleep = asleep + 1 if stat.read_text().rpartition(")")[2].split()[0] == "S" else 0
+            time.sleep(0.01)
+
     def interrupt(self) -> None:
         """As Kernel > Interrupt does: a signal to the kernel's process group."""
         self.manager.interrupt_kernel()

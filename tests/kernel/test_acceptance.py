@@ -120,6 +120,7 @@ def test_an_interrupt_stops_a_loop_on_all_ranks(four: Notebook) -> None:
 def test_an_interrupt_of_a_local_cell_leaves_an_idle_mesh_alone(four: Notebook) -> None:
     pids = four.pids()
     cell = four.send("print('sleeps', flush=True); import time; time.sleep(60)").wait_for(lambda cell: cell.stdout)
+    four.wait_blocked()
     four.interrupt()
     assert cell.wait(5).ename == "KeyboardInterrupt"
     assert labelled(four.ok("%%remote t\nrank >= 0")) == ["[0-3] True"]

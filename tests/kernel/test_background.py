@@ -146,6 +146,7 @@ def test_an_interrupt_of_the_wait_leaves_the_cell_alone(notebook: Notebook, tmp_
     wait, go = gate(tmp_path)
     notebook.ok(f"%%remote t --background --out h\n{wait}'went on'")
     waiting = notebook.send("print('waits', flush=True); h.result()").wait_for(lambda cell: cell.stdout)
+    notebook.wait_blocked()
     notebook.interrupt()
     assert waiting.wait().ename == "KeyboardInterrupt"
     assert state_of(notebook, "h") == "running"

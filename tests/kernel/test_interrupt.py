@@ -62,6 +62,7 @@ def test_an_interrupt_of_a_local_cell_leaves_ranks_alone(notebook: Notebook) -> 
     pids = notebook.pids()
     cell = notebook.send("print('go')\nimport time; time.sleep(60)")
     cell.wait_for(lambda cell: "go" in cell.stdout)
+    notebook.wait_blocked()
     notebook.interrupt()
     assert cell.wait().ename == "KeyboardInterrupt"
     assert notebook.ok("%%remote\nrank").plain == "[0] 0\n[1] 1"

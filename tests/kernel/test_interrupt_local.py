@@ -135,7 +135,10 @@ def test_a_wait_for_ranks_in_a_subshell(notebook: Notebook, subshell: str, wait:
 def test_an_interrupt_reaches_the_main_shell_and_subshells(notebook: Notebook, subshell: str, code: str) -> None:
     main = notebook.send(code if "remote" in code else GO + code)
     main.wait_for(lambda cell: "go" in cell.stdout)
-    stopped(notebook, send_to(notebook, subshell, GO + "while True: pass"))
+    busy = send_to(notebook, subshell, GO + "while True: pass")
+    busy.wait_for(lambda cell: "go" in cell.stdout)
+    notebook.wait_blocked()
+    stopped(notebook, busy)
     assert main.wait().reply["status"] == "error"
     assert main.ename in ("KeyboardInterrupt", "RemoteInterrupt")
 
