@@ -19,6 +19,7 @@ LAYERS = (
     ("mesh",),
     ("wire",),
     ("transport", "data"),
+    ("asking",),
     ("launch", "agent", "describe"),
     ("rank",),
     ("controller",),

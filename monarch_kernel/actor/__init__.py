@@ -10,7 +10,7 @@ from monarch_kernel.actor.context import context, current_actor_name, current_ra
 from monarch_kernel.actor.endpoints import ActorMesh
 from monarch_kernel.actor.hosts import HostMesh, shutdown_context, this_host
 from monarch_kernel.actor.procs import ProcMesh
-from monarch_kernel.controller.future import Future
+from monarch_kernel.asking.future import Future
 from monarch_kernel.errors import ActorError, SupervisionError
 from monarch_kernel.mesh import Extent, Point, ValueMesh
 

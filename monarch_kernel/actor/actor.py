@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 if TYPE_CHECKING:
-    from monarch_kernel.controller.future import Future
+    from monarch_kernel.asking.future import Future
     from monarch_kernel.mesh import ValueMesh
 
 __all__ = ["Actor", "Endpoint", "EndpointSpec", "endpoint", "endpoints_of", "sources_of"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from monarch_kernel.controller.effects import Answer, Value
+from monarch_kernel.asking.answer import Answer, Value
 from monarch_kernel.errors import Failure, RanksError, SupervisionError, format_ranks
 from monarch_kernel.mesh import Extent, Point, Region, ValueMesh
 from monarch_kernel.wire.codec import load

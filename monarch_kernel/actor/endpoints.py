@@ -9,8 +9,8 @@ from typing import Any, NoReturn, Protocol
 
 from monarch_kernel.actor.actor import Actor, Endpoint, EndpointSpec, sources_of
 from monarch_kernel.actor.answers import gather, read_value
-from monarch_kernel.controller.effects import Answer
-from monarch_kernel.controller.future import Future
+from monarch_kernel.asking.answer import Answer
+from monarch_kernel.asking.future import Future
 from monarch_kernel.controller.runtime import Runtime
 from monarch_kernel.errors import ActorError, Failure, SupervisionError
 from monarch_kernel.mesh import Region, Shaped, ValueMesh

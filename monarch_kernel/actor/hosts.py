@@ -11,7 +11,7 @@ from typing import Literal
 from monarch_kernel.actor.answers import check_type
 from monarch_kernel.actor.procs import ProcMesh
 from monarch_kernel.agent.processes import gpu_ids
-from monarch_kernel.controller.future import Future
+from monarch_kernel.asking.future import Future
 from monarch_kernel.controller.session import Session, close_session, current_session
 from monarch_kernel.mesh import Extent, Region, Shaped
 from monarch_kernel.wire.messages import (

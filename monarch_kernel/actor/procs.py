@@ -13,8 +13,8 @@ from monarch_kernel.actor.answers import CellResult, check_name, check_type, gat
 from monarch_kernel.actor.endpoints import RESERVED, ActorMesh
 from monarch_kernel.actor.rankwise import apply_messages, by_rank, push_messages
 from monarch_kernel.agent.logs import LogRecord
-from monarch_kernel.controller.effects import Answer, Value
-from monarch_kernel.controller.future import Future
+from monarch_kernel.asking.answer import Answer, Value
+from monarch_kernel.asking.future import Future
 from monarch_kernel.controller.runtime import Listener
 from monarch_kernel.controller.session import Session
 from monarch_kernel.describe.stacks import Doing

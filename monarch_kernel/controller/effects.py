@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
+from monarch_kernel.asking.answer import Answer
 from monarch_kernel.controller.resume import Resumed
 from monarch_kernel.errors import Failure
 from monarch_kernel.events import OutputEvent, StopEvent
 from monarch_kernel.transport.base import Peer
-from monarch_kernel.wire.codec import Frame, Packed
-from monarch_kernel.wire.messages import OutputChunk, Payload
+from monarch_kernel.wire.codec import Packed
+from monarch_kernel.wire.messages import OutputChunk
 
 __all__ = [
-    "Answer",
     "Attached",
     "BacklogEvent",
     "Effect",
@@ -23,19 +22,7 @@ __all__ = [
     "RichEvent",
     "Send",
     "Tell",
-    "Value",
 ]
-
-
-class Value(NamedTuple):
-    """A rank's successful answer: a pickled value, its buffers, and how it looks."""
-
-    payload: Payload
-    frames: Sequence[Frame]
-    bundle: dict[str, object]
-
-
-Answer = Value | Failure
 
 
 class Send(NamedTuple):

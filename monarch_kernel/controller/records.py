@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from monarch_kernel.controller.effects import Answer
+from monarch_kernel.asking.answer import Answer
 from monarch_kernel.errors import Failure
 from monarch_kernel.events import RankState, StopEvent
 from monarch_kernel.wire.codec import Packed

@@ -14,18 +14,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from monarch_kernel.controller.effects import (
-    Answer,
-    Attached,
-    BacklogEvent,
-    Effect,
-    Expired,
-    Resolve,
-    RichEvent,
-    Send,
-    Tell,
-)
-from monarch_kernel.controller.future import Future
+from monarch_kernel.asking.answer import Answer
+from monarch_kernel.asking.future import Future
+from monarch_kernel.asking.numbers import numbers
+from monarch_kernel.controller.effects import Attached, BacklogEvent, Effect, Expired, Resolve, RichEvent, Send, Tell
 from monarch_kernel.controller.printer import OutputPrinter
 from monarch_kernel.controller.resume import Resumed
 from monarch_kernel.controller.state import State
@@ -37,7 +29,7 @@ from monarch_kernel.transport.driver import Driver, Waiter
 from monarch_kernel.wire.codec import Frame, Packed, WireError, pack, split
 from monarch_kernel.wire.messages import Attach, Hello, HostHello, Ping, RankSpec
 
-__all__ = ["Listener", "Runtime", "first_number"]
+__all__ = ["Listener", "Runtime"]
 
 T = TypeVar("T")
 
@@ -48,11 +40,6 @@ Listener = Callable[["OutputEvent | RichEvent"], None]
 
 MAX_LISTENERS = 64
 LISTEN_S = 1.0
-
-
-def first_number(epoch: int) -> int:
-    """Where a controller's numbers (of requests, of actors) begin, so that they are not those of an earlier one."""
-    return (epoch << 32) + 1
 
 
 class Runtime:
@@ -78,7 +65,7 @@ class Runtime:
         self._token = token
         self._known: set[Peer] = set()
         self._epoch = epoch
-        self._ids = itertools.count(first_number(epoch))
+        self._ids = numbers(epoch)
         self.resumed: list[tuple[Resumed, Future[Sequence[Answer]]]] = []
         self.backlog: list[BacklogEvent] = []
         self._missed: list[OutputEvent | RichEvent] = []

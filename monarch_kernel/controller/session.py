@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import itertools
 import os
 import secrets
 import shutil
@@ -12,8 +11,9 @@ import threading
 from pathlib import Path
 
 from monarch_kernel.agent.logs import LogRecord, read_log
-from monarch_kernel.controller.future import Future
-from monarch_kernel.controller.runtime import Runtime, first_number
+from monarch_kernel.asking.future import Future
+from monarch_kernel.asking.numbers import numbers
+from monarch_kernel.controller.runtime import Runtime
 from monarch_kernel.launch.local import LocalLauncher
 from monarch_kernel.transport.zmq import ZmqRouter
 
@@ -39,7 +39,7 @@ class Session:
         self.token = token or secrets.token_hex(16)
         self.runtime = Runtime(ZmqRouter(address), self.token, OUTPUT_WAIT_S, epoch)
         self._launcher = LocalLauncher(address, self.directory)
-        self._actors = itertools.count(first_number(epoch))
+        self._actors = numbers(epoch)
         self._local_host: int | None = None
         self._lock = threading.Lock()
 

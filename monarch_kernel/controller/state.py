@@ -31,8 +31,8 @@ from itertools import repeat
 from sys import intern
 from typing import NamedTuple
 
+from monarch_kernel.asking.answer import Answer, Value
 from monarch_kernel.controller.effects import (
-    Answer,
     Attached,
     BacklogEvent,
     Effect,
@@ -42,7 +42,6 @@ from monarch_kernel.controller.effects import (
     RichEvent,
     Send,
     Tell,
-    Value,
 )
 from monarch_kernel.controller.exits import describe_exit
 from monarch_kernel.controller.records import HostRecord, Pending, RankRecord

@@ -11,9 +11,9 @@ from typing import Any
 from monarch_kernel.actor.answers import CellResult, gather
 from monarch_kernel.actor.hosts import HostMesh
 from monarch_kernel.actor.procs import ProcMesh
+from monarch_kernel.asking.answer import Value
+from monarch_kernel.asking.future import Future
 from monarch_kernel.controller.detached import Found, Home, KeptSession, default_root, end, find, home_of
-from monarch_kernel.controller.effects import Value
-from monarch_kernel.controller.future import Future
 from monarch_kernel.controller.resume import Resumed
 from monarch_kernel.errors import AttachError, RemoteError, format_ranks
 from monarch_kernel.events import DetachedView

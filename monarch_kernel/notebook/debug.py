@@ -28,7 +28,7 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_kernel.actor.procs import ProcMesh
-from monarch_kernel.controller.future import Future
+from monarch_kernel.asking.future import Future
 from monarch_kernel.controller.runtime import Runtime
 from monarch_kernel.errors import MonarchError, RemoteInterrupt, format_ranks
 from monarch_kernel.events import KeptError, StopEvent

@@ -13,8 +13,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from monarch_kernel.actor.answers import CellResult
 from monarch_kernel.actor.hosts import shutdown_context, this_host
 from monarch_kernel.actor.procs import ProcMesh
+from monarch_kernel.asking.future import Future
 from monarch_kernel.controller.detached import KeptSession
-from monarch_kernel.controller.future import Future
 from monarch_kernel.errors import LaunchError, RanksError, RemoteInterrupt, format_ranks
 from monarch_kernel.events import StopEvent
 from monarch_kernel.mesh import ValueMesh

@@ -26,8 +26,8 @@ from typing import Any, Literal
 
 from monarch_kernel.actor.answers import CellResult
 from monarch_kernel.actor.procs import ProcMesh
-from monarch_kernel.controller.effects import Value
-from monarch_kernel.controller.future import Future
+from monarch_kernel.asking.answer import Value
+from monarch_kernel.asking.future import Future
 from monarch_kernel.errors import LaunchError, RanksError, RemoteInterrupt, format_ranks
 from monarch_kernel.events import StopEvent
 from monarch_kernel.mesh import ValueMesh

@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from monarch_kernel.actor.procs import ProcMesh
-from monarch_kernel.controller.effects import Answer
-from monarch_kernel.controller.future import Future
+from monarch_kernel.asking.answer import Answer
+from monarch_kernel.asking.future import Future
 from monarch_kernel.describe.stacks import Doing
 from monarch_kernel.errors import Failure, format_ranks
 from monarch_kernel.events import MeshView

@@ -28,8 +28,8 @@ from typing import Any
 
 from monarch_kernel.actor.answers import gather
 from monarch_kernel.actor.procs import ProcMesh
-from monarch_kernel.controller.effects import Value
-from monarch_kernel.controller.future import Future
+from monarch_kernel.asking.answer import Value
+from monarch_kernel.asking.future import Future
 from monarch_kernel.describe.stacks import Collective
 from monarch_kernel.errors import RemoteError
 from monarch_kernel.mesh import ValueMesh

@@ -6,8 +6,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from monarch_kernel.controller.effects import Value
-from monarch_kernel.controller.runtime import Runtime, first_number
+from monarch_kernel.asking.answer import Value
+from monarch_kernel.asking.numbers import first_number
+from monarch_kernel.controller.runtime import Runtime
 from monarch_kernel.testing import FakeAgent, FakeHost, FakeRank, MemoryHub, rank_spec
 from monarch_kernel.wire.codec import pack
 from monarch_kernel.wire.messages import Attach, Backlog, Hello, Message, Output, OutputChunk, Owed, Ping

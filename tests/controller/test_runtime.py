@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.controller.effects import Answer, LostEvent, Value
-from monarch_kernel.controller.future import Future
+from monarch_kernel.asking.answer import Answer, Value
+from monarch_kernel.asking.future import Future
+from monarch_kernel.controller.effects import LostEvent
 from monarch_kernel.controller.runtime import Runtime
 from monarch_kernel.controller.state import OUTPUT_GRACE_S
 from monarch_kernel.errors import Failure, MeshDownError

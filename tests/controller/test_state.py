@@ -10,7 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from monarch_kernel.controller.effects import Answer, Effect, Expired, LostEvent, Resolve, Send, Tell, Value
+from monarch_kernel.asking.answer import Answer, Value
+from monarch_kernel.controller.effects import Effect, Expired, LostEvent, Resolve, Send, Tell
 from monarch_kernel.controller.state import HOST_DEADLINE_S, OUTPUT_GRACE_S, RANK_DEADLINE_S, RELEASE_AFTER_S, State
 from monarch_kernel.errors import Failure
 from monarch_kernel.events import OutputEvent

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_kernel.controller.effects import Effect, Resolve, Send, Value
+from monarch_kernel.asking.answer import Value
+from monarch_kernel.controller.effects import Effect, Resolve, Send
 from monarch_kernel.controller.state import MAX_NAMES, State
 from monarch_kernel.errors import Failure
 from monarch_kernel.testing import rank_spec

@@ -13,7 +13,7 @@ import cloudpickle
 import pytest
 
 from monarch_kernel.actor import Actor, ActorError, ProcMesh, endpoint, shutdown_context, this_host
-from monarch_kernel.controller.future import Future
+from monarch_kernel.asking.future import Future
 from monarch_kernel.errors import RemoteError
 from monarch_kernel.events import KeptError, StopEvent
 from monarch_kernel.wire.messages import ListErrors

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar
 
-from monarch_kernel.controller.effects import Answer
+from monarch_kernel.asking.answer import Answer
 from monarch_kernel.errors import MeshDownError, RemoteInterrupt
 from monarch_kernel.transport.driver import Waiter
 
