@@ -7,17 +7,34 @@ from typing import Protocol
 
 from monarch_kernel.wire.codec import Frame
 
-__all__ = ["CONTROLLER", "Peer", "Transport", "host_peer", "rank_peer"]
+__all__ = ["CONTROLLER", "Peer", "Transport", "host_peer", "is_rank", "proc_of", "rank_peer"]
 
 Peer = bytes
-"""Name of a process on the wire: `CONTROLLER`, ``R<proc>`` for a rank, ``H<host>`` for a host agent."""
+"""Name of a process: `CONTROLLER`, ``R<proc>`` or ``R<proc>+<incarnation>`` for a rank, ``H<host>`` for a host agent."""
 
 CONTROLLER: Peer = b"C"
 
 
-def rank_peer(proc: int) -> Peer:
-    """Name of a rank's process."""
-    return b"R%d" % proc
+def rank_peer(proc: int, incarnation: int = 0) -> Peer:
+    """Name of a rank's process; ``incarnation`` counts those that were put in place of one that died.
+
+    Each has a name of its own, so nothing that is sent to one, or comes from it, is ever taken for the other's.
+    """
+    return b"R%d+%d" % (proc, incarnation) if incarnation else b"R%d" % proc
+
+
+def is_rank(peer: Peer) -> bool:
+    """Whether this is the name of a rank's process."""
+    return peer.startswith(b"R")
+
+
+def proc_of(peer: Peer) -> int:
+    """Number of the rank, or 0 for the controller, which is a process like others to those who call it."""
+    if peer == CONTROLLER:
+        return 0
+    if not is_rank(peer):
+        raise ValueError(f"{peer!r} is not the name of a rank")
+    return int(peer[1:].partition(b"+")[0])
 
 
 def host_peer(host: int) -> Peer:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_kernel.transport.base import CONTROLLER, Peer, Transport, host_peer, rank_peer
+from monarch_kernel.transport.base import CONTROLLER, Peer, Transport, host_peer, is_rank, proc_of, rank_peer
 from monarch_kernel.transport.memory import MemoryHub
 from monarch_kernel.transport.zmq import ZmqDealer, ZmqRouter
 from monarch_kernel.wire.codec import Frame
@@ -351,6 +351,17 @@ class TestMemory:
 
 
 def test_names() -> None:
-    assert rank_peer(12) == b"R12"
+    assert rank_peer(12) == rank_peer(12, 0) == b"R12"
+    assert rank_peer(12, 3) == b"R12+3"
+    assert proc_of(rank_peer(12)) == proc_of(rank_peer(12, 3)) == 12
+    assert proc_of(CONTROLLER) == 0
+    with pytest.raises(ValueError, match="H3"):
+        proc_of(host_peer(3))
+    assert [is_rank(peer) for peer in (rank_peer(1), rank_peer(1, 2), host_peer(1), CONTROLLER)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
     assert host_peer(3) == b"H3"
     assert CONTROLLER not in {rank_peer(0), host_peer(0)}
