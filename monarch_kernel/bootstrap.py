@@ -54,18 +54,22 @@ def run_agent() -> None:
 def run_rank(spec: RankSpec, address: str, token: str, helper: int) -> None:
     """Be a rank, in a process that was just forked from the zygote."""
     from monarch_kernel.actor.instance import host_actors
+    from monarch_kernel.asking.home import HOME
     from monarch_kernel.rank.debugger import RankDebugger
     from monarch_kernel.rank.environment import settle
     from monarch_kernel.rank.rank import Rank
     from monarch_kernel.rank.streams import install_streams
     from monarch_kernel.train.group import RankGroup
     from monarch_kernel.transport.base import rank_peer
-    from monarch_kernel.transport.zmq import ZmqDealer
+    from monarch_kernel.transport.zmq import ZmqRank
 
     settle(spec)
     marks = install_streams()
     faulthandler.enable(2, all_threads=False)
-    rank = Rank(spec, ZmqDealer(address, rank_peer(spec.proc)), token, marks)
+    name = rank_peer(spec.proc, spec.incarnation)
+    own_address = f"{address.rpartition('/')[0]}/{name.decode()}"
+    rank = Rank(spec, ZmqRank(address, name, own_address), token, marks, own_address)
+    HOME.asker = rank.peers
     group = RankGroup(rank)
 
     def make_shell(publish: Callable[[dict[str, Any], dict[str, Any]], None]) -> Shell:

@@ -11,10 +11,11 @@ from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar
 
 from monarch_kernel.asking.answer import Answer
+from monarch_kernel.asking.home import opened_for
 from monarch_kernel.errors import MeshDownError, RemoteInterrupt
 from monarch_kernel.transport.driver import Waiter
 
-__all__ = ["Future"]
+__all__ = ["Future", "Owner"]
 
 T = TypeVar("T")
 
@@ -255,7 +256,8 @@ class Future(Generic[T]):
         with self._lock:
             if self._finish is not None:
                 try:
-                    self._value = self._finish(self._answers)
+                    with opened_for(self._owner):
+                        self._value = self._finish(self._answers)
                 except Exception as error:
                     self._error = error
                 self._finish, self._answers = None, ()

@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from monarch_kernel.errors import Failure
-from monarch_kernel.transport.driver import Driver, Waiter
-from monarch_kernel.wire.codec import Frame, Packed
+from monarch_kernel.transport.driver import Waiter
+from monarch_kernel.wire.codec import Frame
 from monarch_kernel.wire.messages import DebugInput, Message, PassOver, PostMortem, Stopped
 
-__all__ = ["Debugger", "Executor", "Handler", "Kept"]
+__all__ = ["Debugger", "Driving", "Executor", "Handler", "Kept"]
 
 Handler = Callable[[Any, Sequence[Frame]], None]
 
@@ -56,10 +56,22 @@ class Debugger(Protocol):
         ...
 
 
-class Owner(Protocol):
-    """What an executor needs of its rank."""
+class Driving(Protocol):
+    """What an executor needs of the driver of its process's transport."""
 
-    driver: Driver[Packed]
+    def serve(self, waiter: Waiter) -> None:
+        """Set a thread's waiter ready, and leave the baton to that thread."""
+        ...
+
+    def wait(self, waiter: Waiter, timeout_s: float | None = None, *, patient: bool = False) -> bool:
+        """Wait until ``waiter`` is ready, driving the transport meanwhile."""
+        ...
+
+
+class Owner(Protocol):
+    """What an executor needs of the process that it works in."""
+
+    driving: Driving
     debugger: Debugger | None
 
     def reply(self, id: int, value: Any = None, bundle: dict[str, Any] | None = None, *, output: bool = False) -> None:
@@ -96,12 +108,14 @@ class Executor:
     def post(self, message: Message, frames: Sequence[Frame]) -> None:
         """File a message; for the thread that drives the socket."""
         self.mailbox.append((message, frames))
-        self._rank.driver.serve(self.waiter)
+        if not self.current or not self.waiter.leads:
+            self._rank.driving.serve(self.waiter)
+        # else it works, and looks into the mailbox when it is done
 
     def run(self) -> None:
         """Empty the mailbox until it is over; drive the socket while it is empty."""
         self.thread_id = threading.get_ident()
-        mailbox, waiter, wait = self.mailbox, self.waiter, self._rank.driver.wait
+        mailbox, waiter, wait = self.mailbox, self.waiter, self._rank.driving.wait
         while not self.over:
             while mailbox and not self.over:
                 if not self._begin_next():

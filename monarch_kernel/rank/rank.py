@@ -30,10 +30,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
 import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -41,37 +39,39 @@ from types import FrameType
 from typing import Any, NoReturn, Protocol
 
 from monarch_kernel.agent.processes import die_with_parent, has_children
+from monarch_kernel.asking.numbers import CONTROLLER_PROC, made_by
 from monarch_kernel.describe import look
 from monarch_kernel.describe.names import NameTracker
 from monarch_kernel.describe.report import describe
 from monarch_kernel.describe.stacks import Collective, Doing, describe_thread
-from monarch_kernel.errors import Failure, FailureKind, PayloadError
+from monarch_kernel.errors import Failure
 from monarch_kernel.rank.apply import Applier
-from monarch_kernel.rank.executor import Debugger, Executor, Kept
+from monarch_kernel.rank.asker import RankAsker, RankItem
+from monarch_kernel.rank.executor import Executor
 from monarch_kernel.rank.ledger import Ledger
 from monarch_kernel.rank.streams import OutputMarks
-from monarch_kernel.transport.base import CONTROLLER, Peer, Transport
+from monarch_kernel.rank.workplace import Workplace, later
+from monarch_kernel.transport.base import CONTROLLER, Peer, PeerTransport
 from monarch_kernel.transport.driver import Driver
-from monarch_kernel.wire.codec import Frame, Packed, WireError, dump, load, pack, salvage_ids, split
+from monarch_kernel.wire.codec import Frame, Packed, WireError, dump, load, pack, replace, salvage_ids, split
 from monarch_kernel.wire.messages import (
     Apply,
     Attach,
-    Call,
     Complete,
     DebugInput,
     Failed,
+    Fence,
     Forget,
     FormGroup,
     Hello,
     Inspect,
-    Interrupt,
     ListErrors,
     Look,
     Message,
     PassOver,
     Payload,
+    PeerNews,
     Ping,
-    PostMortem,
     Pull,
     Push,
     RankSpec,
@@ -79,19 +79,19 @@ from monarch_kernel.wire.messages import (
     Result,
     Rich,
     Run,
-    Spawn,
-    StopActor,
 )
 
-__all__ = ["NOT_BEGUN", "Group", "Rank", "Shell"]
+__all__ = ["Group", "Rank", "RankItem", "Shell"]
 
 COLLECTIVE_GRACE_S = 0.3
 ABORT_GRACE_S = 0.1
-NOT_BEGUN = "interrupted before it began"
 RELEASE_AFTER_S = 1.0
 STRIKE_EVERY_S = 0.05
 STRIKE_SIGNAL = signal.SIGRTMIN + 7
 SWITCH_INTERVAL_S = 0.001
+
+_FROM_PEERS = (Run, Apply, Push, Pull, Ping, Look, Release)
+"""What other ranks may want, besides what concerns actors."""
 
 
 class Group(Protocol):
@@ -131,7 +131,7 @@ class Shell(Protocol):
         ...
 
 
-class Rank:
+class Rank(Workplace):
     """The process as a whole.
 
     Args:
@@ -141,13 +141,15 @@ class Rank:
         marks: of what we write to stdout and stderr.
     """
 
-    def __init__(self, spec: RankSpec, transport: Transport, token: str, marks: OutputMarks) -> None:
+    def __init__(
+        self, spec: RankSpec, transport: PeerTransport, token: str, marks: OutputMarks, address: str = ""
+    ) -> None:
         self.spec = spec
+        self.driver: Driver[RankItem] = Driver(transport, self._on_message, self._on_item, name="monarch-rank-io")
+        self.hello = Hello(token, spec.proc, os.getpid(), spec.device, address=address)
+        self.peers = RankAsker(spec, self.driver, transport, self.hello)
+        super().__init__(spec.proc, self.driver, self.peers)
         self.group: Group | None = None
-        self.debugger: Debugger | None = None
-        self.actors: dict[int, Executor] = {}
-        self._stopped: dict[int, str] = {}
-        self.on_spawn: Callable[[Spawn, Executor], None] | None = None
         self.main = Executor(self, "main")
         self.main.handlers |= {
             Run: self._run_cell,
@@ -167,7 +169,6 @@ class Rank:
         self._epoch = 0
         self._exiting = False
         self._pid = os.getpid()
-        self.driver: Driver[Packed] = Driver(transport, self._on_message, self._on_item, name="monarch-rank-io")
 
     def use_shell(self, make_shell: Callable[[Callable[[dict[str, Any], dict[str, Any]], None]], Shell]) -> None:
         """Say how to make the shell; it is made for the first cell."""
@@ -192,8 +193,7 @@ class Rank:
         signal.signal(signal.SIGTERM, self._on_sigterm)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self.driver.start()
-        hello = Hello(self._token, self.spec.proc, os.getpid(), self.spec.device)
-        self.driver.submit(pack(hello))
+        self.driver.submit(pack(self.hello))
         try:
             while os.getppid() == helper:
                 os.sched_yield()
@@ -203,60 +203,29 @@ class Rank:
             pass
         self._exit()
 
-    # -- answers, for executors
+    # -- answers
 
-    def reply(self, id: int, value: Any = None, bundle: dict[str, Any] | None = None, *, output: bool = False) -> None:
-        """Answer a request with a value.
-
-        Raises:
-            PayloadError: the value can't be pickled; the request is still unanswered.
-        """
-        payload, frames = dump(value, "the result") if value is not None else (Payload(), ())
-        if not output:
-            self._answer(id, pack(Result(id, payload), frames))
+    def send_answer(self, id: int, packed: Packed) -> None:
+        """Send an answer to the process that has made its request; for any thread."""
+        if made_by(id) != CONTROLLER_PROC:
+            self.driver.submit(lambda: self.peers.send_answer(id, packed))
             return
-        written, collectives = self.marks()
-        self._answer(id, pack(Result(id, payload, bundle or {}, written, collectives), frames))
-
-    def fail(
-        self, executor: Executor, id: int, error: BaseException | Failure, cause: BaseException | None = None
-    ) -> None:
-        """Answer a request with a failure; says so if it is the consequence of an interrupt or a release.
-
-        ``cause`` is kept with its frames, for a post-mortem.
-        """
-        if not id:
-            return
-        failure = error if isinstance(error, Failure) else describe(error)
-        if isinstance(error, PayloadError):  # its text says all; the frames are ours
-            failure = dataclasses.replace(failure, frames=(), traceback="")
-        kind = self._why(executor, id, failure)
-        if kind != failure.kind:
-            failure = dataclasses.replace(failure, kind=kind)
-        if cause is not None and cause.__traceback__ is not None:
-            executor.kept = Kept(id, failure, cause)
-        written, collectives = self.marks()
-        self._answer(id, pack(Failed(id, failure, written, collectives)))
-
-    def _answer(self, id: int, packed: Packed) -> None:
         if self._ledger is not None:
             self._ledger.answered(id, packed)
         self.driver.submit(packed)
 
-    def _answer_now(self, id: int, message: Message) -> None:
-        """Answer with the baton held."""
-        packed = pack(message)
+    def send_answer_now(self, id: int, packed: Packed) -> None:
+        """The same, with the baton held."""
+        if made_by(id) != CONTROLLER_PROC:
+            self.peers.send_answer(id, packed)
+            return
         if self._ledger is not None:
             self._ledger.answered(id, packed)
         self.driver.send(CONTROLLER, packed)
 
-    @staticmethod
-    def _why(executor: Executor, id: int, failure: Failure) -> FailureKind:
-        if executor.interrupted == id and failure.etype in {"KeyboardInterrupt", "RuntimeError", "DistBackendError"}:
-            return "interrupted"
-        if executor.released == id and failure.etype in {"RuntimeError", "DistBackendError", "DistNetworkError"}:
-            return "released"
-        return failure.kind
+    def executors(self) -> list[Executor]:
+        """All that work: the main thread, and the actors."""
+        return [self.main, *list(self.actors.values())]
 
     def marks(self) -> tuple[tuple[int, int], int]:
         """Mark what was written so far; also gives how many collectives were started."""
@@ -353,61 +322,61 @@ class Rank:
 
     # -- with the baton held
 
-    def _on_item(self, packed: Packed) -> None:
-        self.driver.send(CONTROLLER, packed)
+    def _on_item(self, item: RankItem) -> None:
+        if isinstance(item, Packed):
+            self.driver.send(CONTROLLER, item)
+        else:
+            item()
 
     def _on_message(self, peer: Peer, parts: list[Frame]) -> None:
         try:
             for message, frames in split(parts):
+                if peer != CONTROLLER:
+                    self._hear_peer(message, frames, peer)
+                    continue
                 if self._ledger is not None:
                     self._ledger.take(message)
-                if type(message) is Call:
-                    executor = self.actors.get(message.actor)
-                    if executor is not None:
-                        executor.post(message, frames)
-                    elif message.id:
-                        why = self._stopped.get(message.actor, "it is not on this rank")
-                        gone = Failure("stopped", "ActorStopped", why, host=socket.gethostname(), pid=os.getpid())
-                        self._answer_now(message.id, Failed(message.id, gone))
-                else:
+                if not self.hear(message, frames, peer):
                     self._route(message, frames)
         except WireError as error:
             bad = describe(error)
-            for id in salvage_ids(parts):  # who waits for an answer must not wait for ever
-                self._answer_now(id, Failed(id, bad))
+            if peer == CONTROLLER:
+                for id in salvage_ids(parts):  # who waits for an answer must not wait for ever
+                    self.send_answer_now(id, pack(Failed(id, bad)))
+
+    def _hear_peer(self, message: Message, frames: Sequence[Frame], peer: Peer) -> None:
+        """Take what another rank says; what one may not say is dropped."""
+        if isinstance(message, Hello):
+            self.peers.admit(peer, message)
+        elif not self.peers.is_admitted(peer):
+            self.peers.refused += 1
+        elif isinstance(message, (Result, Failed)):
+            self.peers.answered(peer, message, frames)
+        elif not self.hear(message, frames, peer) and isinstance(message, _FROM_PEERS):
+            self._route(message, frames)
+
+    def fence(self, message: Fence, peer: Peer) -> None:
+        """Answer, when all is sent to ``peer`` that is to be: what a new process in an old place must be sent, too."""
+        self.peers.when_met(peer, lambda: self.send_answer_now(message.id, pack(Result(message.id, Payload()))))
 
     def _route(self, message: Message, frames: Sequence[Frame]) -> None:
         if isinstance(message, (Run, Apply, Push, Pull, Ping, FormGroup)):
             self.main.post(message, frames)
-        elif isinstance(message, Spawn):
-            executor = self.actors[message.actor] = Executor(self, f"actor {message.name}")
-            assert self.on_spawn is not None
-            self.on_spawn(message, executor)
-            executor.post(message, frames)
-        elif isinstance(message, StopActor):
-            stopped = self.actors.pop(message.actor, None)
-            self._stopped[message.actor] = message.reason
-            if stopped is not None:
-                stopped.post(message, frames)
-            else:
-                self._answer_now(message.id, Result(message.id, Payload()))
-        elif isinstance(message, Interrupt):
-            self._interrupt(message.id, message.abort)
+        elif isinstance(message, (Result, Failed)):
+            self.peers.answered(CONTROLLER, message, frames)
+        elif isinstance(message, PeerNews):
+            self.peers.hear_news(message)
         elif isinstance(message, (DebugInput, PassOver)):
             if self.debugger is not None:
                 self.debugger.hear(message)
-        elif isinstance(message, PostMortem):
-            executors = (self.main, *self.actors.values())
-            at = next((each for each in executors if each.kept and each.kept.request == message.request), self.main)
-            at.post(message, frames)
         elif isinstance(message, ListErrors):
             errors, parts = dump(self.debugger.list_errors() if self.debugger else [])
-            self.driver.send(CONTROLLER, pack(Result(message.id, errors), parts))
+            self.send_answer_now(message.id, pack(Result(message.id, errors), parts))
         elif isinstance(message, Release):
             self._release(message.id)
         elif isinstance(message, Complete):
             payload, found = dump(self._completions(message), "names")
-            self.driver.send(CONTROLLER, pack(Result(message.id, payload), found))
+            self.send_answer_now(message.id, pack(Result(message.id, payload), found))
         elif isinstance(message, Inspect):  # source is read from files, which may take long
             threading.Thread(target=self._inspect, args=[message], name="monarch-inspect", daemon=True).start()
         elif isinstance(message, Look):
@@ -424,7 +393,7 @@ class Rank:
             return
         self._epoch = message.epoch
         owed, missed = self._ledger.attach()
-        self.driver.send(CONTROLLER, pack(Hello(self._token, self.spec.proc, os.getpid(), self.spec.device, owed)))
+        self.driver.send(CONTROLLER, pack(replace(self.hello, owed=owed)))
         for packed in missed:
             self.driver.send(CONTROLLER, packed)
         if self.debugger is not None:
@@ -455,41 +424,20 @@ class Rank:
         except Exception:
             told = None
         payload, frames = dump(told, "a description")
-        self.driver.submit(pack(Result(message.id, payload), frames))
+        self.send_answer(message.id, pack(Result(message.id, payload), frames))
 
     # -- interrupts
 
-    def _interrupt(self, id: int, abort: bool) -> None:
-        for executor in (self.main, *self.actors.values()):
-            if executor.current == id:
-                executor.interrupted = id
-                executor.struck = 0
-                if self.debugger is not None and self.debugger.interrupt(id):
-                    return
-                if executor.strike is not None:
-                    executor.strike()
-                elif executor is self.main:
-                    self._strike_main(id, abort)
-                else:
-                    executor.strike_thread()
-                grace_s = ABORT_GRACE_S if abort else COLLECTIVE_GRACE_S
-                timer = threading.Timer(grace_s, self._abort_collective, [executor, id, abort])
-                timer.daemon = True
-                timer.start()
-                return
-            for item in list(executor.mailbox):
-                if getattr(item[0], "id", 0) == id:
-                    with contextlib.suppress(ValueError):
-                        executor.mailbox.remove(item)
-                        dropped = Failure(
-                            "interrupted",
-                            "KeyboardInterrupt",
-                            NOT_BEGUN,
-                            host=socket.gethostname(),
-                            pid=os.getpid(),
-                        )
-                        self._answer_now(id, Failed(id, dropped))
-                    return
+    def strike(self, executor: Executor, id: int, abort: bool) -> None:
+        """Raise KeyboardInterrupt in what an executor runs for a request."""
+        if executor is self.main:
+            self._strike_main(id, abort)
+        else:
+            super().strike(executor, id, abort)
+
+    def after_strike(self, executor: Executor, id: int, abort: bool) -> None:
+        """Abort the process group in a while, if the request waits in a collective."""
+        later(ABORT_GRACE_S if abort else COLLECTIVE_GRACE_S, self._abort_collective, executor, id, abort)
 
     def _strike_main(self, id: int, insist: bool) -> None:
         """Signal the main thread until the signal has been seen: one that comes just before a system call is not."""
@@ -503,9 +451,7 @@ class Rank:
         # Where the cell has set SIG_IGN or SIG_DFL, or does not heed its own handler, ours has a signal of its own.
         number = signal.SIGINT if handler == self._on_sigint else STRIKE_SIGNAL
         signal.pthread_kill(self.main.thread_id, number)
-        timer = threading.Timer(STRIKE_EVERY_S, self._strike_main, [id, insist])
-        timer.daemon = True
-        timer.start()
+        later(STRIKE_EVERY_S, self._strike_main, id, insist)
 
     def _abort_collective(self, executor: Executor, id: int, abort: bool) -> None:
         if executor.current == id and self.group is not None and (abort or self.group.pending_s() > 0):
@@ -515,7 +461,7 @@ class Rank:
         """Say what this rank does now; on the thread that drives the socket, so that it needs none of those that work."""
         activities = tuple(
             describe_thread(executor.thread_id, executor.current, executor.name)
-            for executor in (self.main, *list(self.actors.values()))
+            for executor in self.executors()
             if executor.current
         )
         collectives: tuple[Collective, ...] = ()
@@ -524,10 +470,10 @@ class Rank:
             with contextlib.suppress(Exception):  # torch's recorder is not an interface that is promised
                 collectives, reached = self.group.pending()
         payload, frames = dump(Doing(activities, collectives, reached), "what the rank does")
-        self.driver.send(CONTROLLER, pack(Result(id, payload), frames))
+        self.send_answer_now(id, pack(Result(id, payload), frames))
 
     def _release(self, id: int) -> None:
-        for executor in (self.main, *self.actors.values()):
+        for executor in self.executors():
             if executor.current == id and self.group is not None and self.group.pending_s() > RELEASE_AFTER_S:
                 executor.released = id
                 self.group.abort()

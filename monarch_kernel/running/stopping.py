@@ -26,7 +26,7 @@ from monarch_kernel.asking.future import Future
 from monarch_kernel.describe.stacks import Doing
 from monarch_kernel.errors import Failure, format_ranks
 from monarch_kernel.events import MeshView
-from monarch_kernel.rank.rank import NOT_BEGUN
+from monarch_kernel.rank.workplace import NOT_BEGUN
 from monarch_kernel.running.places import in_notebook
 from monarch_kernel.ui.interrupts import InterruptOutcome, interrupt_text
 from monarch_kernel.ui.stacks import doing_lines

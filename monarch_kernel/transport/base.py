@@ -7,7 +7,17 @@ from typing import Protocol
 
 from monarch_kernel.wire.codec import Frame
 
-__all__ = ["CONTROLLER", "Peer", "Transport", "host_peer", "is_rank", "proc_of", "rank_peer"]
+__all__ = [
+    "CONTROLLER",
+    "Peer",
+    "PeerTransport",
+    "Transport",
+    "host_peer",
+    "incarnation_of",
+    "is_rank",
+    "proc_of",
+    "rank_peer",
+]
 
 Peer = bytes
 """Name of a process: `CONTROLLER`, ``R<proc>`` or ``R<proc>+<incarnation>`` for a rank, ``H<host>`` for a host agent."""
@@ -35,6 +45,11 @@ def proc_of(peer: Peer) -> int:
     if not is_rank(peer):
         raise ValueError(f"{peer!r} is not the name of a rank")
     return int(peer[1:].partition(b"+")[0])
+
+
+def incarnation_of(peer: Peer) -> int:
+    """How many processes have had the place of a rank before it."""
+    return int(peer.partition(b"+")[2] or 0)
 
 
 def host_peer(host: int) -> Peer:
@@ -66,4 +81,16 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Give up what the transport holds; messages not yet handed over are sent for a short while."""
+        ...
+
+
+class PeerTransport(Transport, Protocol):
+    """A rank's transport, which also reaches other ranks: those it has connected to, and those that have connected to it."""
+
+    def connect(self, peer: Peer, address: str) -> None:
+        """Connect to a rank that is to be asked; what is sent to it goes that way from now on."""
+        ...
+
+    def disconnect(self, peer: Peer) -> None:
+        """Give up a connection; what has not been sent is dropped."""
         ...

@@ -100,6 +100,12 @@ class MemoryTransport:
         """Hand a message over; False if no such peer is connected."""
         return self._hub.carry(self._name, peer, parts)
 
+    def connect(self, peer: Peer, address: str) -> None:
+        """Nothing: all who are in the hub reach each other."""
+
+    def disconnect(self, peer: Peer) -> None:
+        """Nothing: who has left is reached no more."""
+
     def recv(self) -> tuple[Peer, list[Frame]] | None:
         """Give the next message and its sender, or None."""
         return self._arrived.popleft() if self._arrived else None

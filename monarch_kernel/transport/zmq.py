@@ -1,5 +1,7 @@
 """ZeroMQ: the controller binds one ROUTER, every rank and host agent connects a DEALER with its name as identity.
 
+Ranks bind a ROUTER, too. One that asks another connects a DEALER to it, whose requests and their answers stay on that link.
+
 Queues are unbounded on both sides (high-water mark 0): the controller never blocks on a slow rank, and what a rank has not
 read is held by the rank's own I/O thread. On one machine the address is ``ipc://`` in a directory of mode 0700.
 """
@@ -7,6 +9,7 @@ read is held by the rank's own I/O thread. On one machine the address is ``ipc:/
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +19,7 @@ from zmq.backend import Socket as PlainSocket
 from monarch_kernel.transport.base import CONTROLLER, Peer
 from monarch_kernel.wire.codec import Frame
 
-__all__ = ["ZmqDealer", "ZmqRouter"]
+__all__ = ["ZmqDealer", "ZmqRank", "ZmqRouter"]
 
 _ZERO_COPY_NBYTES = 64 * 1024
 _LINGER_MS = 1000
@@ -88,20 +91,23 @@ class _ZmqSocket:
             self._context.term()
 
     def _send(self, parts: Sequence[Frame]) -> None:
-        socket = self._socket
-        for part in parts[:-1]:
-            _send(socket, part, _NOBLOCK | _SNDMORE, copy=len(part) < _ZERO_COPY_NBYTES)
-        _send(socket, parts[-1], _NOBLOCK, copy=len(parts[-1]) < _ZERO_COPY_NBYTES)
+        _send_all(self._socket, parts)
 
-    def _recv_rest(self, parts: list[Frame]) -> list[Frame]:
-        socket = self._socket
-        while _get(socket, _RCVMORE):
-            parts.append(_recv(socket, _NOBLOCK, copy=False).buffer)
-        return parts
+
+def _send_all(socket: Any, parts: Sequence[Frame]) -> None:
+    for part in parts[:-1]:
+        _send(socket, part, _NOBLOCK | _SNDMORE, copy=len(part) < _ZERO_COPY_NBYTES)
+    _send(socket, parts[-1], _NOBLOCK, copy=len(parts[-1]) < _ZERO_COPY_NBYTES)
+
+
+def _recv_rest(socket: Any, parts: list[Frame]) -> list[Frame]:
+    while _get(socket, _RCVMORE):
+        parts.append(_recv(socket, _NOBLOCK, copy=False).buffer)
+    return parts
 
 
 class ZmqRouter(_ZmqSocket):
-    """The controller's end."""
+    """The controller's end; what it sends to itself it receives next."""
 
     # Before it sleeps, the one controller lets others run this often: an answer that comes meanwhile needs no wake-up, which
     # takes a third off a small call. Ranks do not, for they may outnumber the cores.
@@ -111,9 +117,18 @@ class ZmqRouter(_ZmqSocket):
         super().__init__(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.bind(address)
+        self._to_myself: deque[list[Frame]] = deque()
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Return when a message may have arrived, `wake` was called, or the time is up."""
+        if not self._to_myself:
+            super().wait(timeout_s)
 
     def send(self, peer: Peer, parts: Sequence[Frame]) -> bool:
         """Hand a message over without blocking; False if no such peer is connected."""
+        if peer == CONTROLLER:
+            self._to_myself.append(_as_received(parts))
+            return True
         try:
             self._send([peer, *parts])
         except zmq.ZMQError as error:
@@ -124,13 +139,15 @@ class ZmqRouter(_ZmqSocket):
 
     def recv(self) -> tuple[Peer, list[Frame]] | None:
         """Give the next message and its sender, or None."""
+        if self._to_myself:
+            return CONTROLLER, self._to_myself.popleft()
         try:
             peer = _recv(self._socket, _NOBLOCK)
         except zmq.Again:
             return None
         if not _get(self._socket, _RCVMORE):
             return peer, []
-        return peer, self._recv_rest([_recv(self._socket, _NOBLOCK)])
+        return peer, _recv_rest(self._socket, [_recv(self._socket, _NOBLOCK)])
 
 
 class ZmqDealer(_ZmqSocket):
@@ -154,4 +171,116 @@ class ZmqDealer(_ZmqSocket):
             first = _recv(self._socket, _NOBLOCK)
         except zmq.Again:
             return None
-        return CONTROLLER, self._recv_rest([first])
+        return CONTROLLER, _recv_rest(self._socket, [first])
+
+
+class ZmqRank(ZmqDealer):
+    """The end of a rank: connected to the controller, to the ranks that it asks, and to those that ask it.
+
+    Args:
+        address: of the controller.
+        name: of the rank on the wire.
+        own_address: where the rank listens.
+    """
+
+    def __init__(self, address: str, name: Peer, own_address: str) -> None:
+        super().__init__(address, name)
+        self._name = name
+        self._askers = self._context.socket(zmq.ROUTER)
+        self._askers.set_hwm(0)
+        self._askers.setsockopt(zmq.LINGER, _LINGER_MS)
+        self._askers.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._askers.bind(own_address)
+        self._items.append((self._askers, _POLLIN))
+        self._asked: dict[Peer, zmq.Socket[bytes]] = {}
+        self._names: dict[Any, Peer] = {self._socket: CONTROLLER}
+        self._ready: deque[Any] = deque()
+        self._to_myself: deque[list[Frame]] = deque()
+
+    def connect(self, peer: Peer, address: str) -> None:
+        """Connect to a rank that is to be asked; what is sent to it goes that way from now on."""
+        socket = self._context.socket(zmq.DEALER)
+        socket.set_hwm(0)
+        socket.setsockopt(zmq.LINGER, _LINGER_MS)
+        socket.setsockopt(zmq.ROUTING_ID, self._name)
+        socket.connect(address)
+        self._asked[peer] = socket
+        self._names[socket] = peer
+        self._items.append((socket, _POLLIN))
+
+    def disconnect(self, peer: Peer) -> None:
+        """Give up a connection; what has not been sent is dropped."""
+        socket = self._asked.pop(peer, None)
+        if socket is not None:
+            del self._names[socket]
+            self._items.remove((socket, _POLLIN))
+            if socket in self._ready:
+                self._ready.remove(socket)
+            socket.close(linger=0)
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Return when a message may have arrived, `wake` was called, or the time is up."""
+        if not self._to_myself and not self._ready:
+            self._poll(-1 if timeout_s is None else max(0, int(timeout_s * 1000 + 0.999)))
+
+    def send(self, peer: Peer, parts: Sequence[Frame]) -> bool:
+        """Hand a message over without blocking; False if no such peer is connected."""
+        if peer == CONTROLLER:
+            self._send(parts)
+        elif peer == self._name:
+            self._to_myself.append(_as_received(parts))
+        elif (socket := self._asked.get(peer)) is not None:
+            _send_all(socket, parts)
+        else:
+            try:
+                _send_all(self._askers, [peer, *parts])
+            except zmq.ZMQError as error:
+                if error.errno == zmq.EHOSTUNREACH:
+                    return False
+                raise
+        return True
+
+    def recv(self) -> tuple[Peer, list[Frame]] | None:
+        """Give the next message and its sender, or None; each connection in its turn."""
+        if self._to_myself:
+            return self._name, self._to_myself.popleft()
+        if not self._ready:
+            self._poll(0)
+        while self._ready:
+            socket = self._ready[0]
+            try:
+                first = _recv(socket, _NOBLOCK)
+            except zmq.Again:
+                self._ready.popleft()
+                continue
+            self._ready.rotate(-1)
+            if socket is not self._askers:
+                return self._names[socket], _recv_rest(socket, [first])
+            if not _get(socket, _RCVMORE):
+                return first, []
+            return first, _recv_rest(socket, [_recv(socket, _NOBLOCK)])
+        return None
+
+    def close(self) -> None:
+        """Close all connections; what was sent lingers for up to a second."""
+        if self._event is not None:
+            for peer in list(self._asked):
+                self._asked.pop(peer).close()
+            self._askers.close()
+            super().close()
+
+    def _poll(self, timeout_ms: int) -> None:
+        events: list[Any] = zmq.zmq_poll(self._items, timeout_ms)
+        for source, _ in events:
+            if source == self._wake:
+                try:
+                    os.eventfd_read(self._wake)
+                except BlockingIOError:
+                    pass
+            else:
+                self._ready.append(source)
+
+
+def _as_received(parts: Sequence[Frame]) -> list[Frame]:
+    """Copies, as if the message had come from elsewhere: the receiver may write to its frames."""
+    return [memoryview(bytearray(part)) if i else bytes(part) for i, part in enumerate(parts)]

@@ -14,7 +14,7 @@ import pickle
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from operator import or_
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import cloudpickle
 import msgspec
@@ -33,11 +33,13 @@ __all__ = [
     "join",
     "load",
     "pack",
+    "replace",
     "salvage_ids",
     "split",
 ]
 
 Frame = bytes | memoryview
+MessageT = TypeVar("MessageT", bound=Message)
 
 INLINE_NBYTES = 64 * 1024
 """Larger pickles travel in a frame of their own, which the transport can hand on without a copy."""
@@ -74,6 +76,11 @@ def pack(message: Message, frames: tuple[Frame, ...] = ()) -> Packed:
         return Packed(_encoder.encode(message), frames)
     except (UnicodeEncodeError, TypeError, OverflowError):
         return Packed(_encoder.encode(_as_plain(message)), frames)
+
+
+def replace(message: MessageT, **fields: Any) -> MessageT:
+    """A copy of a message with other fields."""
+    return msgspec.structs.replace(message, **fields)
 
 
 def salvage_ids(parts: Sequence[Frame]) -> list[int]:

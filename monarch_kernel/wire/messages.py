@@ -3,8 +3,10 @@
 Headers are msgspec structs: typed, validated, decoded without running code. What users send (arguments, results, classes)
 is an opaque `Payload`, which only its receiver opens, after the sender has been authenticated.
 
-``id`` is a request made by the controller: every rank that is asked answers it once, with `Result` or `Failed`. A ``proc``
-is the number of a rank process, unique in a session; a ``region`` is `Region.pack()` of the mesh that was addressed.
+``id`` is a request: every rank that is asked answers it once, with `Result` or `Failed`, to the process that has made it, which
+the number tells (`asking.numbers`). A ``proc`` is the number of a rank's place, unique in a session, 0 that of the controller's
+process; an ``incarnation`` counts the processes that have had the place before; a ``region`` is `Region.pack()` of the mesh
+that was addressed.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ __all__ = [
     "Continued",
     "DebugInput",
     "Failed",
+    "Fence",
     "Forget",
     "FormGroup",
     "Goodbye",
@@ -35,6 +38,7 @@ __all__ = [
     "ListErrors",
     "Look",
     "Lost",
+    "Meet",
     "Message",
     "Names",
     "Outlive",
@@ -43,6 +47,7 @@ __all__ = [
     "Owed",
     "PassOver",
     "Payload",
+    "PeerNews",
     "Ping",
     "PostMortem",
     "Pull",
@@ -127,7 +132,8 @@ class FormGroup(Message, frozen=True):
 class Spawn(Message, frozen=True):
     """Make an actor: ``payload`` is ``(class, args, kwargs)``.
 
-    ``sources`` has the text of the code that is in no file, such as a notebook's cell, by its name.
+    ``sources`` has the text of the code that is in no file, such as a notebook's cell, by its name. ``owner`` is the actor that
+    has spawned it, in the process that has made the number ``actor``; 0 for the program itself.
     """
 
     id: int
@@ -136,6 +142,7 @@ class Spawn(Message, frozen=True):
     region: tuple[Any, ...]
     payload: Payload
     sources: tuple[tuple[str, str], ...] = ()
+    owner: int = 0
 
 
 class Call(Message, frozen=True):
@@ -249,7 +256,34 @@ class Attach(Message, frozen=True):
     epoch: int
 
 
+# rank -> any
+
+
+class Fence(Message, frozen=True):
+    """Answer at once, whatever runs: all that you have sent me before has then arrived. Has its own lane."""
+
+    id: int
+
+
+# controller -> rank
+
+
+class PeerNews(Message, frozen=True):
+    """A process that you wanted to meet is up and listens at ``address``, or has ended (``death``)."""
+
+    proc: int
+    incarnation: int
+    address: str
+    death: Failure | None = None
+
+
 # rank -> controller
+
+
+class Meet(Message, frozen=True):
+    """Tell me when this process is up, and when it ends: I have something to ask it."""
+
+    proc: int
 
 
 class Owed(msgspec.Struct, array_like=True, frozen=True):
@@ -265,13 +299,17 @@ class Owed(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Hello(Message, frozen=True):
-    """First message of a rank, and its answer to `Attach`: ``token`` proves that it belongs to this session."""
+    """First message of a rank, also to another rank, and its answer to `Attach`.
+
+    ``token`` proves that it belongs to this session; ``address`` is where it listens to other ranks.
+    """
 
     token: str
     proc: int
     pid: int
     device: str
     owed: tuple[Owed, ...] = ()
+    address: str = ""
 
 
 class Result(Message, frozen=True):
@@ -342,6 +380,7 @@ class RankSpec(msgspec.Struct, array_like=True, frozen=True):
     """All that a new rank needs to know; ``env`` is added to its environment before user code runs.
 
     ``record`` is the file in which a rank that may outlive its controller says what it runs; empty for others.
+    ``incarnation`` counts the processes that have had its place before.
     """
 
     proc: int
@@ -357,6 +396,7 @@ class RankSpec(msgspec.Struct, array_like=True, frozen=True):
     cwd: str
     sys_path: tuple[str, ...]
     record: str = ""
+    incarnation: int = 0
 
 
 class StartRanks(Message, frozen=True):

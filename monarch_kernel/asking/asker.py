@@ -1,0 +1,53 @@
+"""What meshes of processes and actors need of whoever carries their requests: the controller, or a rank that asks others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from monarch_kernel.asking.answer import Answer
+from monarch_kernel.asking.future import Future, Owner
+from monarch_kernel.errors import Failure
+from monarch_kernel.wire.codec import Packed
+
+__all__ = ["Asker"]
+
+T = TypeVar("T")
+
+
+class Asker(Owner, Protocol):
+    """Carries requests to processes, and their answers back."""
+
+    def request(
+        self,
+        procs: Sequence[int],
+        make: Callable[[int], Packed | Sequence[Packed]],
+        note: str,
+        finish: Callable[[Sequence[Answer]], T],
+        rank: int | None = None,
+        *,
+        quiet: bool = False,
+    ) -> Future[T]:
+        """Ask processes for one answer each; if one of them is dead nobody is asked.
+
+        Args:
+            procs: whom to ask.
+            make: gives the message for a request id, or one for each process.
+            note: what they do meanwhile, in the user's words.
+            finish: makes the future's result of the answers.
+            rank: for a future of one rank.
+            quiet: whether nothing is written for it.
+        """
+        ...
+
+    def tell(self, procs: Sequence[int], packed: Packed) -> None:
+        """Send processes a message that has no answer."""
+        ...
+
+    def deaths(self, procs: Sequence[int]) -> dict[int, Failure]:
+        """Which of these processes are known to be dead or stopped, and how they ended."""
+        ...
+
+    def new_number(self) -> int:
+        """A number for a new actor or port, which says that this process has made it."""
+        ...

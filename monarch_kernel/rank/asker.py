@@ -1,0 +1,170 @@
+"""A rank as one that asks other processes: carries out what `asking.peers` decides, over the rank's transport."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from monarch_kernel.asking.answer import Answer
+from monarch_kernel.asking.future import Future
+from monarch_kernel.asking.numbers import CONTROLLER_PROC, made_by, numbers
+from monarch_kernel.asking.peers import Connect, Disconnect, PeerEffect, Peers, Resolved, ToPeer
+from monarch_kernel.errors import Failure
+from monarch_kernel.transport.base import CONTROLLER, Peer, PeerTransport, incarnation_of, proc_of, rank_peer
+from monarch_kernel.transport.driver import Driver, Waiter
+from monarch_kernel.wire.codec import Frame, Packed, pack
+from monarch_kernel.wire.messages import Failed, Hello, PeerNews, RankSpec, Result
+
+__all__ = ["RankAsker", "RankItem"]
+
+T = TypeVar("T")
+
+RankItem = Packed | Callable[[], None]
+"""What a rank submits to its driver: a message for the controller, or something to do with the baton held."""
+
+RELEASE_EVERY_S = 1.0
+
+
+class RankAsker:
+    """Asks other processes for what runs on a rank, and says hello to them.
+
+    Args:
+        spec: of the rank.
+        driver: of its transport.
+        transport: connected to the controller.
+        hello: what it says of itself.
+
+    Attributes:
+        refused: messages of peers that did not present the token.
+    """
+
+    def __init__(self, spec: RankSpec, driver: Driver[RankItem], transport: PeerTransport, hello: Hello) -> None:
+        name = rank_peer(spec.proc, spec.incarnation)
+        self.refused = 0
+        self._driver = driver
+        self._transport = transport
+        self._hello = pack(hello)
+        self._token = hello.token
+        self._state = Peers(spec.proc, name)
+        self._numbers: Iterator[int] = numbers(spec.incarnation, spec.proc)
+        self._futures: dict[int, Future[Any]] = {}
+        self._askers: dict[int, Peer] = {spec.proc: name}  # those that have said hello, and we ourselves
+        self._admitted: set[Peer] = {name}
+        self._for_news: list[tuple[Peer, Callable[[], None]]] = []
+        self._is_releasing = False
+
+    # -- for any thread
+
+    def new_number(self) -> int:
+        """A number for a new actor or port, which says that this process has made it."""
+        return next(self._numbers)
+
+    def request(
+        self,
+        procs: Sequence[int],
+        make: Callable[[int], Packed | Sequence[Packed]],
+        note: str,
+        finish: Callable[[Sequence[Answer]], T],
+        rank: int | None = None,
+        *,
+        quiet: bool = False,
+    ) -> Future[T]:
+        """Ask processes for one answer each; if one of them is dead nobody is asked."""
+        id = next(self._numbers)
+        future = self._futures[id] = Future(self, id, finish, rank)
+        packed = make(id)
+        self._driver.submit(lambda: self._perform(self._state.request(id, procs, packed)))
+        return future
+
+    def tell(self, procs: Sequence[int], packed: Packed) -> None:
+        """Send processes a message that has no answer."""
+        self._driver.submit(lambda: self._perform(self._state.tell(procs, packed)))
+
+    def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
+        """Wait until ``waiter`` is ready, driving the transport meanwhile."""
+        return self._driver.wait(waiter, timeout_s)
+
+    def interrupt(self, id: int, *, abort: bool = False) -> None:
+        """Interrupt a request where it has not been answered."""
+        self._driver.submit(lambda: self._perform(self._state.interrupt(id, abort=abort)))
+
+    def cancel(self, id: int) -> None:
+        """End a request for its caller, and interrupt it where it has not been answered."""
+        self._driver.submit(lambda: self._perform(self._state.cancel(id, time.monotonic())))
+
+    def attend(self, future: Future[Any]) -> None:
+        """Nothing: whoever asks from a rank is not asked about what stands still in the debugger."""
+
+    def deaths(self, procs: Sequence[int]) -> dict[int, Failure]:
+        """Which of these processes are known to have ended, and how."""
+        return self._state.deaths(procs)
+
+    # -- with the baton held
+
+    def hear_news(self, news: PeerNews) -> None:
+        """The controller says that a process is up, or has ended."""
+        self._perform(self._state.news(news, time.monotonic()))
+        waiting, self._for_news = self._for_news, []
+        for peer, then in waiting:
+            self.when_met(peer, then)
+
+    def when_met(self, peer: Peer, then: Callable[[], None]) -> None:
+        """Do something when all is sent that a peer is sent as soon as it is up; at once if it was not asked yet."""
+        known = CONTROLLER_PROC if peer == CONTROLLER else self._state.incarnation(proc_of(peer))
+        if 0 <= known < incarnation_of(peer):
+            self._for_news.append((peer, then))
+        else:
+            then()
+
+    def admit(self, peer: Peer, hello: Hello) -> None:
+        """A peer presents the token, under its own name; or does not, and is not heard."""
+        if hello.token != self._token or proc_of(peer) != hello.proc:
+            self.refused += 1
+            return
+        self._admitted.add(peer)
+        known = self._askers.get(hello.proc)
+        if known is None or incarnation_of(known) < incarnation_of(peer):
+            if known is not None:
+                self._admitted.discard(known)
+            self._askers[hello.proc] = peer
+
+    def is_admitted(self, peer: Peer) -> bool:
+        """Whether a peer has presented the token, or is one that we have connected to."""
+        return peer in self._admitted
+
+    def answered(self, peer: Peer, message: Result | Failed, frames: Sequence[Frame]) -> None:
+        """A process has answered a request of ours."""
+        self._perform(self._state.answered(proc_of(peer), message, frames, time.monotonic()))
+
+    def send_answer(self, id: int, packed: Packed) -> None:
+        """Answer a request of a peer's."""
+        peer = self._askers.get(made_by(id))
+        if peer is not None:
+            self._driver.send(peer, packed)
+
+    def _perform(self, effects: Sequence[PeerEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, ToPeer):
+                self._driver.send(effect.peer, effect.packed)
+            elif isinstance(effect, Resolved):
+                future = self._futures.pop(effect.id, None)
+                if future is not None:
+                    future.resolve(effect.answers, True)
+            elif isinstance(effect, Connect):
+                self._admitted.add(effect.peer)
+                self._transport.connect(effect.peer, effect.address)
+                self._driver.send(effect.peer, self._hello)
+            elif isinstance(effect, Disconnect):
+                self._admitted.discard(effect.peer)
+                self._transport.disconnect(effect.peer)
+        if self._state.has_failed and not self._is_releasing:
+            self._is_releasing = True
+            timer = threading.Timer(RELEASE_EVERY_S, self._driver.submit, [self._release])
+            timer.daemon = True
+            timer.start()
+
+    def _release(self) -> None:
+        self._is_releasing = False
+        self._perform(self._state.tick(time.monotonic()))

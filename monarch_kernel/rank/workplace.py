@@ -1,0 +1,229 @@
+"""Where actors work: a process with an executor for each of its actors, be it a rank or the controller's own process."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from monarch_kernel.asking.asker import Asker
+from monarch_kernel.asking.numbers import made_by
+from monarch_kernel.describe.report import describe
+from monarch_kernel.errors import Failure, FailureKind, PayloadError
+from monarch_kernel.rank.executor import Debugger, Driving, Executor, Kept
+from monarch_kernel.transport.base import Peer
+from monarch_kernel.wire.codec import Frame, Packed, dump, pack
+from monarch_kernel.wire.messages import (
+    Call,
+    Failed,
+    Fence,
+    Interrupt,
+    Message,
+    Payload,
+    PostMortem,
+    Result,
+    Spawn,
+    StopActor,
+)
+
+__all__ = ["NOT_BEGUN", "Workplace", "later"]
+
+NOT_BEGUN = "interrupted before it began"
+_MAX_STOPPED = 1 << 16
+
+
+class Workplace:
+    """Files messages into the mailboxes of actors, and answers for them.
+
+    A call may come before the `Spawn` of its actor, if these are sent by different processes. It is kept, and the process that
+    made the actor's number is asked to answer a `Fence`: what it has sent before has then come, or never will.
+
+    Args:
+        proc: the place of this process.
+        driving: the driver of its transport.
+        asker: carries requests of its actors.
+    """
+
+    def __init__(self, proc: int, driving: Driving, asker: Asker) -> None:
+        self.proc = proc
+        self.driving = driving
+        self.asker = asker
+        self.debugger: Debugger | None = None
+        self.actors: dict[int, Executor] = {}
+        self.on_spawn: Callable[[Spawn, Executor], None] | None = None
+        self._stopped: dict[int, str] = {}
+        self._early: dict[int, list[tuple[Call, Sequence[Frame]]]] = {}
+
+    # -- for subclasses
+
+    def send_answer(self, id: int, packed: Packed) -> None:
+        """Send an answer to the process that has made its request; for any thread."""
+        raise NotImplementedError
+
+    def send_answer_now(self, id: int, packed: Packed) -> None:
+        """The same, with the baton held."""
+        raise NotImplementedError
+
+    def executors(self) -> list[Executor]:
+        """All that work."""
+        return list(self.actors.values())
+
+    def marks(self) -> tuple[tuple[int, int], int]:
+        """Mark what was written so far; also gives how many collectives were started."""
+        return (0, 0), -1
+
+    def strike(self, executor: Executor, id: int, abort: bool) -> None:
+        """Raise KeyboardInterrupt in what an executor runs for a request."""
+        if executor.strike is not None:
+            executor.strike()
+        else:
+            executor.strike_thread()
+
+    # -- answers, for executors
+
+    def reply(self, id: int, value: Any = None, bundle: dict[str, Any] | None = None, *, output: bool = False) -> None:
+        """Answer a request with a value.
+
+        Raises:
+            PayloadError: the value can't be pickled; the request is still unanswered.
+        """
+        payload, frames = dump(value, "the result") if value is not None else (Payload(), ())
+        if not output:
+            self.send_answer(id, pack(Result(id, payload), frames))
+            return
+        written, collectives = self.marks()
+        self.send_answer(id, pack(Result(id, payload, bundle or {}, written, collectives), frames))
+
+    def fail(
+        self, executor: Executor, id: int, error: BaseException | Failure, cause: BaseException | None = None
+    ) -> None:
+        """Answer a request with a failure; says so if it is the consequence of an interrupt or a release.
+
+        ``cause`` is kept with its frames, for a post-mortem.
+        """
+        if not id:
+            return
+        failure = error if isinstance(error, Failure) else describe(error)
+        if isinstance(error, PayloadError):  # its text says all; the frames are ours
+            failure = dataclasses.replace(failure, frames=(), traceback="")
+        kind = self._why(executor, id, failure)
+        if kind != failure.kind:
+            failure = dataclasses.replace(failure, kind=kind)
+        if cause is not None and cause.__traceback__ is not None:
+            executor.kept = Kept(id, failure, cause)
+        written, collectives = self.marks()
+        self.send_answer(id, pack(Failed(id, failure, written, collectives)))
+
+    @staticmethod
+    def _why(executor: Executor, id: int, failure: Failure) -> FailureKind:
+        if executor.interrupted == id and failure.etype in {"KeyboardInterrupt", "RuntimeError", "DistBackendError"}:
+            return "interrupted"
+        if executor.released == id and failure.etype in {"RuntimeError", "DistBackendError", "DistNetworkError"}:
+            return "released"
+        return failure.kind
+
+    # -- with the baton held
+
+    def hear(self, message: Message, frames: Sequence[Frame], peer: Peer) -> bool:
+        """Take a message about actors; False if it is about something else."""
+        if type(message) is Call:
+            executor = self.actors.get(message.actor)
+            if executor is not None:
+                executor.post(message, frames)
+            else:
+                self._call_unknown(message, frames)
+        elif isinstance(message, Spawn):
+            executor = self.actors[message.actor] = Executor(self, f"actor {message.name}")
+            assert self.on_spawn is not None
+            self.on_spawn(message, executor)
+            executor.post(message, frames)
+            for call, parts in self._early.pop(message.actor, ()):
+                executor.post(call, parts)
+        elif isinstance(message, StopActor):
+            stopped = self.actors.pop(message.actor, None)
+            self._note_stopped(message.actor, message.reason)
+            if stopped is not None:
+                stopped.post(message, frames)
+            elif message.id:
+                self.send_answer_now(message.id, pack(Result(message.id, Payload())))
+        elif isinstance(message, Interrupt):
+            self._interrupt(message.id, message.abort)
+        elif isinstance(message, Fence):
+            self.fence(message, peer)
+        elif isinstance(message, PostMortem):
+            at = [each for each in self.executors() if each.kept and each.kept.request == message.request]
+            (at or self.executors())[0].post(message, frames)
+        else:
+            return False
+        return True
+
+    def fence(self, message: Fence, peer: Peer) -> None:
+        """Answer, since all that was sent to ``peer`` before is on its way."""
+        self.send_answer_now(message.id, pack(Result(message.id, Payload())))
+
+    def refuse(self, id: int, why: str) -> None:
+        """Answer that an actor is not here."""
+        if id:
+            gone = Failure("stopped", "ActorStopped", why, host=socket.gethostname(), pid=os.getpid())
+            self.send_answer_now(id, pack(Failed(id, gone)))
+
+    def _note_stopped(self, actor: int, reason: str) -> None:
+        self._stopped[actor] = reason
+        while len(self._stopped) > _MAX_STOPPED:
+            del self._stopped[next(iter(self._stopped))]
+
+    def _call_unknown(self, message: Call, frames: Sequence[Frame]) -> None:
+        maker = made_by(message.actor)
+        if message.actor in self._stopped or maker == self.proc:
+            self.refuse(message.id, self._stopped.get(message.actor, "it is not on this rank"))
+            return
+        early = self._early.get(message.actor)
+        if early is not None:
+            early.append((message, frames))
+            return
+        self._early[message.actor] = [(message, frames)]
+
+        def over(answers: object) -> None:
+            pass
+
+        fence = self.asker.request((maker,), lambda id: pack(Fence(id)), "", over, quiet=True)
+        fence.add_done_callback(lambda: self._give_up_early(message.actor))
+
+    def _give_up_early(self, actor: int) -> None:
+        """All that the maker of an actor has sent is here: if the actor is not, it never will be."""
+        for call, _ in self._early.pop(actor, ()):
+            self.refuse(call.id, "it is not on this rank")
+
+    # -- interrupts
+
+    def _interrupt(self, id: int, abort: bool) -> None:
+        for executor in self.executors():
+            if executor.current == id:
+                executor.interrupted = id
+                executor.struck = 0
+                if self.debugger is None or not self.debugger.interrupt(id):
+                    self.strike(executor, id, abort)
+                    self.after_strike(executor, id, abort)
+                return
+            for item in list(executor.mailbox):
+                if getattr(item[0], "id", 0) == id:
+                    with contextlib.suppress(ValueError):
+                        executor.mailbox.remove(item)
+                        host = socket.gethostname()
+                        dropped = Failure("interrupted", "KeyboardInterrupt", NOT_BEGUN, host=host, pid=os.getpid())
+                        self.send_answer_now(id, pack(Failed(id, dropped)))
+                    return
+
+    def after_strike(self, executor: Executor, id: int, abort: bool) -> None:
+        """See to it that an interrupt helps."""
+
+
+def later(seconds: float, function: Callable[..., Any], *args: Any) -> None:
+    """Call something on a thread of its own, in a while."""
+    timer = threading.Timer(seconds, function, args)
+    timer.daemon = True
+    timer.start()
