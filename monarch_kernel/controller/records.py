@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from monarch_kernel.asking.answer import Answer
 from monarch_kernel.errors import Failure
 from monarch_kernel.events import RankState, StopEvent
+from monarch_kernel.transport.base import Peer, rank_peer
 from monarch_kernel.wire.codec import Packed
 from monarch_kernel.wire.messages import OutputChunk, RankSpec
 
@@ -32,8 +33,10 @@ class HostRecord:
 
 @dataclass(slots=True)
 class RankRecord:
-    """A rank's process.
+    """A rank's process; another that takes its place has a record of its own.
 
+    ``has_ended`` says that its host agent has said so, or is gone itself; until then ``death`` is what we have decided.
+    ``former`` is who was there before, as long as that one has not ended: this one is not started until then.
     ``is_adopted`` says that it came up under an earlier controller.
     ``owed`` maps the requests that it has yet to answer to their notes, in order; ``asides`` are those that are no work.
     ``names`` is what it has told of its namespace: name -> what kind of thing it is. ``stops`` are the requests that stand
@@ -50,6 +53,8 @@ class RankRecord:
     is_adopted: bool = False
     stopping: bool = False
     death: Failure | None = None
+    has_ended: bool = False
+    former: RankRecord | None = None
     held: list[Packed] = field(default_factory=list)
     owed: dict[int, str] = field(default_factory=dict)
     asides: set[int] = field(default_factory=set)
@@ -64,6 +69,10 @@ class RankRecord:
     withheld: deque[tuple[OutputChunk, float]] = field(default_factory=deque)
     rss_nbytes: int = 0
     cpu_percent: float = 0.0
+    peer: Peer = b""
+
+    def __post_init__(self) -> None:
+        self.peer = rank_peer(self.spec.proc, self.spec.incarnation)
 
     @property
     def state(self) -> RankState:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from monarch_kernel.transport.base import Peer, rank_peer
+from monarch_kernel.transport.base import Peer, proc_of
 from monarch_kernel.wire.codec import Frame, Packed
 from monarch_kernel.wire.messages import Message, Owed
 
@@ -63,12 +63,18 @@ class Resumption:
         self._ask_at = now + (ASK_LATE_EVERY_S if self.is_over else 0.0)
         return tuple(self.waiting)
 
-    def told(self, proc: int, owed: Iterable[Owed]) -> None:
+    def told(self, peer: Peer, owed: Iterable[Owed]) -> None:
         """A rank has said what it owes."""
         for one in owed:
             if one.cell is not None:
-                self._cells.setdefault(one.id, []).append((proc, one))
-        self.heard(rank_peer(proc))
+                self._cells.setdefault(one.id, []).append((proc_of(peer), one))
+        self.heard(peer)
+
+    def renamed(self, peer: Peer, new: Peer) -> None:
+        """In the place of a rank there is another by now, which is to be asked."""
+        if peer in self.waiting:
+            self.waiting[self.waiting.index(peer)] = new
+            self._ask_at = 0.0
 
     def heard(self, peer: Peer) -> None:
         """A peer has answered, or never will."""

@@ -24,7 +24,7 @@ from monarch_kernel.controller.state import State
 from monarch_kernel.errors import Failure, MeshDownError
 from monarch_kernel.events import MeshView, OutputEvent, RankView, StopEvent
 from monarch_kernel.launch.base import HostHandle, Launcher
-from monarch_kernel.transport.base import Peer, Transport, host_peer, rank_peer
+from monarch_kernel.transport.base import Peer, Transport, host_peer
 from monarch_kernel.transport.driver import Driver, Waiter
 from monarch_kernel.wire.codec import Frame, Packed, WireError, pack, split
 from monarch_kernel.wire.messages import Attach, Hello, HostHello, Ping, RankSpec
@@ -386,7 +386,7 @@ class Runtime:
         """Whether a stranger presents the token, under its own name."""
         self._driver.catch_up()  # it may be somebody whom we expect since a moment ago
         if isinstance(message, Hello):
-            good = message.proc in self._state.ranks and peer == rank_peer(message.proc)
+            good = message.proc in self._state.ranks and peer == self._state.ranks[message.proc].peer
         elif isinstance(message, HostHello):
             good = message.host in self._state.hosts and peer == host_peer(message.host)
         else:

@@ -20,6 +20,11 @@ written after a display waits for that; each at most `OUTPUT_GRACE_S`.
 When a rank of a request fails while others go on, those may wait in a collective for it, for ever. From `RELEASE_AFTER_S` on
 they are asked, once a second, to leave a collective that makes no progress; a rank that computes ignores this.
 
+In the place of a rank that has died another process can be started (`State.heal`): the same number, which handles hold, a
+record and a name on the wire (`Peer`) of its own. So nothing that was meant for the one, or comes from it, is taken for the
+other's. A rank that is to be replaced while it lives is first given up, and has ended when its host agent says so; only then
+the next one is started, so nobody ever has to tell apart two that run.
+
 The host agent and ranks of a mesh that outlived its controller are taken up with `State.attach` (see `Resumption`).
 """
 
@@ -48,7 +53,7 @@ from monarch_kernel.controller.records import HostRecord, Pending, RankRecord
 from monarch_kernel.controller.resume import Resumption
 from monarch_kernel.errors import Failure
 from monarch_kernel.events import OutputEvent, StopEvent
-from monarch_kernel.transport.base import Peer, host_peer, rank_peer
+from monarch_kernel.transport.base import Peer, host_peer, is_rank, proc_of, rank_peer
 from monarch_kernel.wire.codec import Frame, Packed, pack
 from monarch_kernel.wire.marks import is_display_mark
 from monarch_kernel.wire.messages import (
@@ -158,9 +163,53 @@ class State:
         for spec in specs:
             never = float("inf")  # it may be in native code for long
             self.ranks[spec.proc] = RankRecord(spec, host, deadline=never, is_adopted=True)
-        peers = [host_peer(host), *(rank_peer(spec.proc) for spec in specs)]
+        peers = [host_peer(host), *(self.ranks[spec.proc].peer for spec in specs)]
         self._resumption = Resumption(pack(attach), peers, now + ATTACH_RANKS_S)
         return [Send(peer, self._resumption.packed) for peer in peers]
+
+    def is_lost(self, proc: int) -> bool:
+        """Whether a rank has died, and was not stopped: another can take its place."""
+        record = self.ranks[proc]
+        return record.death is not None and not record.stopping
+
+    def heal(self, procs: Sequence[int], now: float, host: int = 0) -> list[Effect]:
+        """Start processes in place of those that are lost; what is sent to these numbers from now on waits for them.
+
+        ``host`` is for those whose host agent has ended.
+        """
+        starts: dict[int, list[RankSpec]] = {}
+        effects: list[Effect] = []
+        for proc in procs:
+            if not self.is_lost(proc):
+                continue
+            former = self.ranks[proc]
+            spec = former.spec.succeeded(former.spec.incarnation + 1)
+            at = host or former.host if self.hosts[former.host].gone else former.host
+            record = self.ranks[proc] = RankRecord(spec, at, deadline=now + RANK_DEADLINE_S)
+            self._speakers.pop(former.peer, None)
+            self._dead.discard(proc)
+            if self.hosts[at].gone:
+                effects += self._lose(record, "the host agent is gone", now)
+            elif former.has_ended or self.hosts[former.host].gone:
+                starts.setdefault(at, []).append(spec)
+            else:
+                record.former = former.former or former
+        for at, specs in starts.items():
+            effects += self._to_host(self.hosts[at], pack(StartRanks(tuple(specs))))
+        return effects
+
+    def retire(self, procs: Iterable[int], why: str, grace_s: float, now: float) -> list[Effect]:
+        """End processes that others shall replace (`heal`); they are lost from now on, which is news to nobody."""
+        effects: list[Effect] = []
+        by_host: dict[int, list[int]] = {}
+        for proc in procs:
+            record = self.ranks[proc]
+            if record.death is None:
+                by_host.setdefault(record.host, []).append(proc)
+                effects += self._lose(record, why, now, asked=True)
+        for host, ended in by_host.items():
+            effects += self._to_host(self.hosts[host], pack(KillRanks(tuple(ended), grace_s, True)))
+        return effects
 
     def outlive(self, host: int, now: float) -> list[Effect]:
         """Have a host agent and its ranks outlive this controller."""
@@ -204,7 +253,7 @@ class State:
                 record.busy_since = now
             record.owed[id] = note
             if record.up:
-                effects.append(Send(rank_peer(proc), message))
+                effects.append(Send(record.peer, message))
             else:
                 record.held.append(message)
         return effects
@@ -221,7 +270,7 @@ class State:
             record = self.ranks[proc]
             if record.death is None and record.up:
                 record.asides.add(id)
-                effects.append(Send(rank_peer(proc), packed))
+                effects.append(Send(record.peer, packed))
             else:
                 absent.append((proc, record.death or Failure("stopped", "NotSent", "the rank is not up yet")))
         for proc, failure in absent:
@@ -234,7 +283,7 @@ class State:
         for proc in procs:
             record = self.ranks[proc]
             if record.up:
-                effects.append(Send(rank_peer(proc), packed))
+                effects.append(Send(record.peer, packed))
             elif record.death is None:
                 record.held.append(packed)
         return effects
@@ -249,7 +298,7 @@ class State:
         for proc in procs:
             record = self.ranks[proc]
             if record.death is None and record.up:
-                effects += [Send(rank_peer(proc), pack(Interrupt(id, abort))) for id in record.owed]
+                effects += [Send(record.peer, pack(Interrupt(id, abort))) for id in record.owed]
             elif record.death is None:
                 record.held += [pack(Interrupt(id, abort)) for id in record.owed]
         return effects
@@ -267,7 +316,7 @@ class State:
         if record.stops.get(stop.request) is not stop:
             return []
         record.stops[stop.request] = replace(stop, is_waiting=False)
-        return [Send(rank_peer(stop.proc), pack(message))]
+        return [Send(record.peer, pack(message))]
 
     def cancel(self, id: int, now: float) -> list[Effect]:
         """End a request for the caller, and interrupt it on the ranks."""
@@ -328,16 +377,16 @@ class State:
         if isinstance(message, Output):
             return self._heard_output(message, now)
         if isinstance(message, (Stopped, Continued)):
-            return self._after_output(self.ranks[int(peer[1:])], message, frames, now)
+            return self._after_output(self.ranks[proc_of(peer)], message, frames, now)
         if isinstance(message, Rich):
-            return self._after_output(self.ranks[int(peer[1:])], message, frames, now)
+            return self._after_output(self.ranks[proc_of(peer)], message, frames, now)
         if isinstance(message, Readings):
             for reading in message.ranks:
                 record = self.ranks[reading.proc]
                 record.rss_nbytes, record.cpu_percent = reading.rss_nbytes, reading.cpu_percent
             return []
         if isinstance(message, Names):
-            return self._heard_names(self.ranks[int(peer[1:])], message)
+            return self._heard_names(self.ranks[proc_of(peer)], message)
         if isinstance(message, Hello):
             record = self.ranks[message.proc]
             record.up, record.pid, record.device = True, message.pid, message.device
@@ -349,13 +398,15 @@ class State:
                 if message.owed:
                     record.owed = {**{one.id: one.note for one in message.owed}, **record.owed}
                     record.busy_since = now - message.owed[0].age_s
-                self._resumption.told(message.proc, message.owed)
+                self._resumption.told(peer, message.owed)
                 effects += self._go_on(now)
             return effects
         if isinstance(message, HostHello):
             host = self.hosts[message.host]
             host.up, host.hostname, host.pid = True, message.hostname, message.pid
             host.cpus, host.gpus = message.cpus, message.gpus
+            if self._resumption is not None:
+                self._rename(message.incarnations)
             held, host.held = host.held, []
             return [Send(peer, packed) for packed in held]
         if isinstance(message, Backlog):
@@ -368,8 +419,11 @@ class State:
         self.hosts[host].gone = True
         effects: list[Effect] = []
         for record in self.ranks.values():
-            if record.host == host and record.death is None:
-                effects += self._lose(record, reason, now, log)
+            if record.host == host:
+                record.has_ended = True
+                record.former = None
+                if record.death is None:
+                    effects += self._lose(record, reason, now, log)
         return effects
 
     def give_up_ranks(self, host: int, procs: Sequence[int], log: tuple[str, ...], now: float) -> list[Effect]:
@@ -416,16 +470,21 @@ class State:
 
     def _may_say(self, peer: Peer, message: Message) -> bool:
         """Whether a rank speaks for itself, or a host agent for itself and the ranks it was given."""
-        number = int(peer[1:])
-        if peer.startswith(b"R"):
+        if is_rank(peer):
+            number = proc_of(peer)
+            if number not in self.ranks or self.ranks[number].peer != peer:  # who is in its place now is another
+                return False
             if isinstance(message, Hello):
-                return message.proc == number and number in self.ranks
+                return message.proc == number
             if isinstance(message, (Result, Failed)):
                 return peer in self._speakers
-            return isinstance(message, (Rich, Names, Stopped, Continued)) and number in self.ranks
+            return isinstance(message, (Rich, Names, Stopped, Continued))
+        number = int(peer[1:])
         if isinstance(message, HostHello):
-            return message.host == number and number in self.hosts
-        if isinstance(message, (Output, Backlog)):
+            procs = [proc for proc, _ in message.incarnations]
+            if message.host != number or number not in self.hosts:
+                return False
+        elif isinstance(message, (Output, Backlog)):
             procs = [chunk.proc for chunk in message.chunks]
         elif isinstance(message, Readings):
             procs = [reading.proc for reading in message.ranks]
@@ -434,6 +493,17 @@ class State:
         else:
             return False
         return all(proc in self.ranks and self.ranks[proc].host == number for proc in procs)
+
+    def _rename(self, incarnations: Iterable[tuple[int, int]]) -> None:
+        """Expect those who are there now, and not those who were there when the mesh was described to us."""
+        assert self._resumption is not None
+        for proc, incarnation in incarnations:
+            record = self.ranks[proc]
+            if record.spec.incarnation != incarnation:
+                former = record.peer
+                record.spec = record.spec.succeeded(incarnation)
+                record.peer = rank_peer(proc, incarnation)
+                self._resumption.renamed(former, record.peer)
 
     def _hostname(self, record: RankRecord) -> str:
         return self.hosts[record.host].hostname
@@ -453,7 +523,7 @@ class State:
         for proc in pending.waiting:
             record = self.ranks[proc]
             if record.up:
-                effects.append(Send(rank_peer(proc), packed))
+                effects.append(Send(record.peer, packed))
             else:
                 record.held.append(packed)
         return effects
@@ -530,7 +600,8 @@ class State:
         effects: list[Effect] = [Resolve(id, pending.answers, pending.in_step)]  # type: ignore[arg-type]
         if pending.keepers:
             forget = pack(Forget(id))
-            effects += [Send(rank_peer(proc), forget) for proc in pending.keepers if self.ranks[proc].death is None]
+            keepers = [self.ranks[proc] for proc in pending.keepers]
+            effects += [Send(keeper.peer, forget) for keeper in keepers if keeper.up and keeper.death is None]
         return effects
 
     def _go_on(self, now: float) -> list[Effect]:
@@ -547,7 +618,7 @@ class State:
             if self._dead:  # they may wait in a collective for one that died meanwhile
                 pending.failed_at = now
             effects.append(cell)
-        effects.append(Attached(tuple(int(peer[1:]) for peer in resumption.waiting if peer.startswith(b"R"))))
+        effects.append(Attached(tuple(proc_of(peer) for peer in resumption.waiting if is_rank(peer))))
         for peer, message, frames in early:
             effects += self.heard(message, frames, peer, now)
         return effects
@@ -567,6 +638,9 @@ class State:
         effects: list[Effect] = []
         for chunk in message.chunks:
             record = self.ranks[chunk.proc]
+            if record.former is not None:  # the next one has not been started
+                effects += self._tell_output(record.former, chunk)
+                continue
             if not chunk.request and _waits_for_display(record, chunk):
                 record.withheld.append((chunk, now + OUTPUT_GRACE_S))
                 continue
@@ -626,12 +700,19 @@ class State:
 
     def _heard_lost(self, message: Lost, now: float) -> list[Effect]:
         record = self.ranks[message.proc]
+        if record.former is not None:
+            record.former = None
+            if record.death is None:
+                return self._to_host(self.hosts[record.host], pack(StartRanks((record.spec,))))
+        record.has_ended = True
         if record.death is not None:
             return []
         what = describe_exit(message.exit_code, message.signal, message.rss_nbytes or record.rss_nbytes)
         return self._lose(record, message.reason or what, now, message.last_lines)
 
-    def _lose(self, record: RankRecord, what: str, now: float, last_lines: tuple[str, ...] = ()) -> list[Effect]:
+    def _lose(
+        self, record: RankRecord, what: str, now: float, last_lines: tuple[str, ...] = (), *, asked: bool = False
+    ) -> list[Effect]:
         effects = self._give_up_displays(record, now)
         for held in [held for held in self._held if held.proc == record.spec.proc]:
             self._held.remove(held)  # it had answered before it died
@@ -642,7 +723,8 @@ class State:
         host = self._hostname(record)
         failure = Failure("lost", etype, text, host=host, pid=record.pid, last_lines=last_lines)
         effects += self._bury(record, failure, now)
-        effects.append(Tell(LostEvent(record.spec.mesh, record.spec.rank, failure)))
+        if not asked:
+            effects.append(Tell(LostEvent(record.spec.mesh, record.spec.rank, failure)))
         return effects
 
     def _bury(self, record: RankRecord, failure: Failure, now: float) -> list[Effect]:
@@ -652,7 +734,7 @@ class State:
         record.names.clear()
         effects: list[Effect] = []
         if self._resumption is not None:
-            self._resumption.heard(rank_peer(record.spec.proc))
+            self._resumption.heard(record.peer)
             effects += self._go_on(now)
         for id in [*record.owed, *record.asides]:
             effects += self._answer(id, record.spec.proc, failure, now)

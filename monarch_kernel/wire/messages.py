@@ -379,8 +379,8 @@ class Names(Message, frozen=True):
 class RankSpec(msgspec.Struct, array_like=True, frozen=True):
     """All that a new rank needs to know; ``env`` is added to its environment before user code runs.
 
+    ``incarnation`` counts the processes that this one comes after, each of which died in this place.
     ``record`` is the file in which a rank that may outlive its controller says what it runs; empty for others.
-    ``incarnation`` counts the processes that have had its place before.
     """
 
     proc: int
@@ -398,18 +398,23 @@ class RankSpec(msgspec.Struct, array_like=True, frozen=True):
     record: str = ""
     incarnation: int = 0
 
+    def succeeded(self, incarnation: int) -> RankSpec:
+        """The same place for another process."""
+        return msgspec.structs.replace(self, incarnation=incarnation)
+
 
 class StartRanks(Message, frozen=True):
-    """Start processes."""
+    """Start processes; one that takes the place of another is asked for when the other's `Lost` has come."""
 
     specs: tuple[RankSpec, ...]
 
 
 class KillRanks(Message, frozen=True):
-    """End processes: politely, and after ``grace_s`` seconds for certain."""
+    """End processes: politely, and after ``grace_s`` seconds for certain; with ``keep_logs`` others will take their places."""
 
     procs: tuple[int, ...]
     grace_s: float
+    keep_logs: bool = False
 
 
 class Outlive(Message, frozen=True):
@@ -427,7 +432,7 @@ class Goodbye(Message, frozen=True):
 
 
 class HostHello(Message, frozen=True):
-    """First message of a host agent, and its answer to `Attach`."""
+    """First message of a host agent, and its answer to `Attach`: with (proc, incarnation) of its ranks that were replaced."""
 
     token: str
     host: int
@@ -435,6 +440,7 @@ class HostHello(Message, frozen=True):
     pid: int
     cpus: int
     gpus: int
+    incarnations: tuple[tuple[int, int], ...] = ()
 
 
 class OutputChunk(msgspec.Struct, array_like=True, frozen=True):

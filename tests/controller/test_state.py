@@ -16,7 +16,7 @@ from monarch_kernel.controller.state import HOST_DEADLINE_S, OUTPUT_GRACE_S, RAN
 from monarch_kernel.errors import Failure
 from monarch_kernel.events import OutputEvent
 from monarch_kernel.testing import rank_spec
-from monarch_kernel.transport.base import host_peer, rank_peer
+from monarch_kernel.transport.base import host_peer, proc_of, rank_peer
 from monarch_kernel.wire.codec import join, pack, split
 from monarch_kernel.wire.messages import (
     Failed,
@@ -54,6 +54,7 @@ class RankModel:
     """What should be true of one rank."""
 
     host: int
+    incarnation: int = 0
     up: bool = False
     dead: str = ""
     addressed: list[int] = field(default_factory=list)
@@ -99,13 +100,18 @@ class AnyOrder(RuleBasedStateMachine):
         if peer[:1] == b"H":
             assert int(peer[1:]) in self.up_hosts, "sent to a host agent before it said hello"
             return
-        rank = self.ranks[int(peer[1:])]
+        proc = proc_of(peer)
+        rank = self.ranks[proc]
+        assert peer == self.peer(proc), "sent to one that is there no more"
         assert rank.up, "sent to a rank before it said hello"
         assert not rank.dead, "sent to a rank that is gone"
         if isinstance(message, (Interrupt, Release)):
             before = [m.id for m in rank.inbox if isinstance(m, Ping)]
             assert message.id in before, "interrupted or released before it was asked"
         rank.inbox.append(message)
+
+    def peer(self, proc: int) -> bytes:
+        return rank_peer(proc, self.ranks[proc].incarnation)
 
     def expect(self, id: int, proc: int, answer: str) -> None:
         """The first answer of a rank counts."""
@@ -166,7 +172,7 @@ class AnyOrder(RuleBasedStateMachine):
         """Early, late, again, or of a rank that has been given up."""
         proc = self.rank_ids(data)
         self.ranks[proc].up = True
-        self.absorb(self.state.heard(Hello(TOKEN, proc, 1000 + proc, "cpu"), (), rank_peer(proc), self.now))
+        self.absorb(self.state.heard(Hello(TOKEN, proc, 1000 + proc, "cpu"), (), self.peer(proc), self.now))
 
     @rule(data=st.data())
     def request(self, data: st.DataObject) -> None:
@@ -203,7 +209,7 @@ class AnyOrder(RuleBasedStateMachine):
             rank.held.append((id, answer, rank.written, self.now + OUTPUT_GRACE_S))
         else:
             self.expect(id, proc, answer)
-        self.absorb(self.state.heard(message, (), rank_peer(proc), self.now))
+        self.absorb(self.state.heard(message, (), self.peer(proc), self.now))
 
     @rule(data=st.data())
     def output(self, data: st.DataObject) -> None:
@@ -242,7 +248,9 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def lost(self, data: st.DataObject) -> None:
-        proc = self.rank_ids(data)
+        self.lost_at(self.rank_ids(data))
+
+    def lost_at(self, proc: int) -> None:
         rank = self.ranks[proc]
         if not rank.dead:
             running = rank.up and self.owes(proc)
