@@ -238,4 +238,4 @@ class Peers:
                 pending.failed_at = now
             return []
         del self._pending[id]
-        return [Resolved(id, pending.answers)]  # type: ignore[list-item]
+        return [Resolved(id, pending.answers)]  # type: ignore[arg-type]

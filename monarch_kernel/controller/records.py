@@ -37,6 +37,7 @@ class RankRecord:
 
     ``has_ended`` says that its host agent has said so, or is gone itself; until then ``death`` is what we have decided.
     ``former`` is who was there before, as long as that one has not ended: this one is not started until then.
+    ``address`` is where it listens to other ranks, ``watchers`` are those that have something to ask it.
     ``is_adopted`` says that it came up under an earlier controller.
     ``owed`` maps the requests that it has yet to answer to their notes, in order; ``asides`` are those that are no work.
     ``names`` is what it has told of its namespace: name -> what kind of thing it is. ``stops`` are the requests that stand
@@ -70,6 +71,8 @@ class RankRecord:
     rss_nbytes: int = 0
     cpu_percent: float = 0.0
     peer: Peer = b""
+    address: str = ""
+    watchers: dict[Peer, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.peer = rank_peer(self.spec.proc, self.spec.incarnation)

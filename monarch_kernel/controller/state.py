@@ -69,12 +69,14 @@ from monarch_kernel.wire.messages import (
     Interrupt,
     KillRanks,
     Lost,
+    Meet,
     Message,
     Names,
     Outlive,
     Output,
     OutputChunk,
     PassOver,
+    PeerNews,
     RankSpec,
     Readings,
     Release,
@@ -185,7 +187,9 @@ class State:
             former = self.ranks[proc]
             spec = former.spec.succeeded(former.spec.incarnation + 1)
             at = host or former.host if self.hosts[former.host].gone else former.host
-            record = self.ranks[proc] = RankRecord(spec, at, deadline=now + RANK_DEADLINE_S)
+            record = self.ranks[proc] = RankRecord(
+                spec, at, deadline=now + RANK_DEADLINE_S, watchers=former.watchers
+            )
             self._speakers.pop(former.peer, None)
             self._dead.discard(proc)
             if self.hosts[at].gone:
@@ -387,13 +391,17 @@ class State:
             return []
         if isinstance(message, Names):
             return self._heard_names(self.ranks[proc_of(peer)], message)
+        if isinstance(message, Meet):
+            return self._heard_meet(message.proc, peer)
         if isinstance(message, Hello):
             record = self.ranks[message.proc]
             record.up, record.pid, record.device = True, message.pid, message.device
+            record.address = message.address
             self._speakers[peer] = record
             record.busy_since = now
             held, record.held = record.held, []
             effects: list[Effect] = [Send(peer, packed) for packed in held]
+            effects += self._tell_watchers(record)
             if self._resumption is not None:
                 if message.owed:
                     record.owed = {**{one.id: one.note for one in message.owed}, **record.owed}
@@ -478,7 +486,7 @@ class State:
                 return message.proc == number
             if isinstance(message, (Result, Failed)):
                 return peer in self._speakers
-            return isinstance(message, (Rich, Names, Stopped, Continued))
+            return isinstance(message, (Rich, Names, Stopped, Continued, Meet))
         number = int(peer[1:])
         if isinstance(message, HostHello):
             procs = [proc for proc, _ in message.incarnations]
@@ -658,6 +666,28 @@ class State:
                 names[intern(name)] = intern(kind)  # most ranks have the same
         return []
 
+    def _heard_meet(self, proc: int, peer: Peer) -> list[Effect]:
+        """A rank has something to ask another: tell it now, if that one is up or has ended, and whenever that changes."""
+        record = self.ranks.get(proc)
+        if record is None:
+            nobody = Failure("lost", "NoSuchRank", f"this session has no process {proc}")
+            return [Send(peer, pack(PeerNews(proc, 0, "", nobody)))]
+        record.watchers[peer] = None
+        return [Send(peer, self._news(record))] if record.up or record.death is not None else []
+
+    def _tell_watchers(self, record: RankRecord) -> list[Effect]:
+        gone = [peer for peer in record.watchers if self._speakers.get(peer) is None]
+        for peer in gone:
+            del record.watchers[peer]
+        if not record.watchers:
+            return []
+        news = self._news(record)
+        return [Send(peer, news) for peer in record.watchers]
+
+    @staticmethod
+    def _news(record: RankRecord) -> Packed:
+        return pack(PeerNews(record.spec.proc, record.spec.incarnation, record.address, record.death))
+
     def _tell_output(self, record: RankRecord, chunk: OutputChunk) -> list[Effect]:
         request = chunk.request or self._writer(record)
         if not chunk.request:
@@ -732,7 +762,8 @@ class State:
         self._dead.add(record.spec.proc)
         record.held.clear()
         record.names.clear()
-        effects: list[Effect] = []
+        self._speakers.pop(record.peer, None)
+        effects: list[Effect] = self._tell_watchers(record)
         if self._resumption is not None:
             self._resumption.heard(record.peer)
             effects += self._go_on(now)
