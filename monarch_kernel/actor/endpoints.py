@@ -10,8 +10,9 @@ from typing import Any, NoReturn, Protocol
 from monarch_kernel.actor.actor import Actor, Endpoint, EndpointSpec, sources_of
 from monarch_kernel.actor.answers import gather, read_value
 from monarch_kernel.asking.answer import Answer
+from monarch_kernel.asking.asker import Asker
 from monarch_kernel.asking.future import Future
-from monarch_kernel.controller.runtime import Runtime
+from monarch_kernel.asking.home import opener
 from monarch_kernel.errors import ActorError, Failure, SupervisionError
 from monarch_kernel.mesh import Region, Shaped, ValueMesh
 from monarch_kernel.transport.driver import Waiter
@@ -28,7 +29,7 @@ __all__ = ["RESERVED", "ActorMesh"]
 class Procs(Protocol):
     """What a mesh of actors needs of the mesh of processes that it is on."""
 
-    _runtime: Runtime
+    _asker: Asker
     _base: Sequence[int]
 
 
@@ -41,16 +42,17 @@ class ActorMesh(Shaped):
         region: Region,
         name: str,
         actor: int,
-        cls: type[Actor],
+        cls: type[Actor] | str,
         endpoints: dict[str, EndpointSpec],
         born_on: Region | None = None,
     ) -> None:
         self._proc_mesh = procs
-        self._runtime = procs._runtime
+        self._asker = procs._asker
         self._born_on = born_on or region
         self._region = region
         self._actor = actor
         self._cls = cls
+        self._kind = cls if isinstance(cls, str) else cls.__name__
         self._endpoints = endpoints
         self._initialized: Future[bool] | None = None
         self.name = name
@@ -58,21 +60,22 @@ class ActorMesh(Shaped):
         self._packed = None if region is self._born_on else region.pack()
 
     def __repr__(self) -> str:
-        return f"<ActorMesh {self.name} of {self._cls.__name__} {self.extent}>"
+        return f"<ActorMesh {self.name} of {self._kind} {self.extent}>"
 
     def _with_region(self, region: Region) -> ActorMesh:
         part = ActorMesh(self._proc_mesh, region, self.name, self._actor, self._cls, self._endpoints, self._born_on)
         part._initialized = self._initialized
         return part
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(f"actor mesh {self.name!r} can't travel to a rank: calls between ranks are not supported yet")
+    def __reduce__(self) -> tuple[Any, ...]:
+        procs = tuple(self._proc_mesh._base)
+        return _open_actors, (procs, self._region, self.name, self._actor, self._kind, self._endpoints, self._born_on)
 
     def __getattr__(self, name: str) -> Any:
         spec = self.__dict__.get("_endpoints", {}).get(name)
         if spec is None:
             have = ", ".join(sorted(self.__dict__.get("_endpoints", {}))) or "none"
-            raise AttributeError(f"{self._cls.__name__} has no endpoint {name!r}; it has: {have}")
+            raise AttributeError(f"{self._kind} has no endpoint {name!r}; it has: {have}")
         bound = _BoundEndpoint(self, spec)
         self.__dict__[name] = bound
         return bound
@@ -89,7 +92,7 @@ class ActorMesh(Shaped):
             return True
 
         region, sources = self._region.pack(), sources_of(self._cls)
-        self._initialized = self._runtime.request(
+        self._initialized = self._asker.request(
             self._procs,
             lambda id: pack(Spawn(id, self._actor, self.name, region, payload, sources), frames),
             f"{self.name}.__init__",
@@ -99,7 +102,15 @@ class ActorMesh(Shaped):
     @property
     def initialized(self) -> Future[bool]:
         """Resolves when every actor's constructor has run, or raises what it raised."""
-        assert self._initialized is not None
+        if self._initialized is None:  # it came as an argument: who has spawned it knows more
+            finish = gather(self._region, f"spawning {self.name} failed", ActorError, read_value)
+            payload, frames = dump_call((), {}, ())
+            self._initialized = self._asker.request(
+                self._procs,
+                lambda id: pack(Call(id, self._actor, "", self._packed, payload), frames),
+                f"{self.name}.__init__",
+                lambda answers: bool(finish(answers)) or True,
+            )
         return self._initialized
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
@@ -109,7 +120,7 @@ class ActorMesh(Shaped):
         def stopped(answers: Sequence[Answer]) -> None:
             finish(answers)
 
-        return self._runtime.request(
+        return self._asker.request(
             self._procs, lambda id: pack(StopActor(id, self._actor, reason)), f"{self.name}.stop", stopped
         )
 
@@ -142,7 +153,7 @@ class _BoundEndpoint(Endpoint[Any, Any]):
     def call(self, *args: Any, **kwargs: Any) -> Future[ValueMesh[Any]]:
         """Call it on every rank; the result has the shape of the mesh."""
         mesh = self._mesh
-        return mesh._runtime.request(mesh._procs, self._make(args, kwargs), self._note, self._finish)
+        return mesh._asker.request(mesh._procs, self._make(args, kwargs), self._note, self._finish)
 
     def call_one(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call it on a mesh of exactly one actor."""
@@ -152,7 +163,7 @@ class _BoundEndpoint(Endpoint[Any, Any]):
                 f"{self._note}.call_one() needs a mesh of one actor, this one has {len(mesh._procs)}: {mesh.extent}; "
                 "slice it, or use .call()"
             )
-        return mesh._runtime.request(mesh._procs, self._make(args, kwargs), self._note, self._finish_one)
+        return mesh._asker.request(mesh._procs, self._make(args, kwargs), self._note, self._finish_one)
 
     def _finish_one(self, answers: Sequence[Answer]) -> Any:
         answer = answers[0]
@@ -171,7 +182,7 @@ class _BoundEndpoint(Endpoint[Any, Any]):
             raise (SupervisionError if gone else ActorError)(f"{self._note}() failed on {mesh.name}", {point: answer})
 
         rank = one.ranks[index]
-        return mesh._runtime.request((mesh._procs[index],), make, self._note, finish, rank)
+        return mesh._asker.request((mesh._procs[index],), make, self._note, finish, rank)
 
     def choose(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call it on one actor, chosen at random."""
@@ -186,7 +197,7 @@ class _BoundEndpoint(Endpoint[Any, Any]):
     def broadcast(self, *args: Any, **kwargs: Any) -> None:
         """Call it on every rank, and do not wait for answers; there are none."""
         mesh = self._mesh
-        mesh._runtime.tell(mesh._procs, self._make(args, kwargs)(0))
+        mesh._asker.tell(mesh._procs, self._make(args, kwargs)(0))
 
 
 def _as_they_come(mesh: ActorMesh, futures: Sequence[Future[Any]]) -> Iterator[Future[Any]]:
@@ -206,8 +217,29 @@ def _as_they_come(mesh: ActorMesh, futures: Sequence[Future[Any]]) -> Iterator[F
         while not arrived:
             waiter.ready = False
             if not arrived:
-                mesh._runtime.wait(waiter, None)
+                mesh._asker.wait(waiter, None)
         yield arrived.popleft()
+
+
+class _Places:
+    """The processes of a mesh of actors that came as an argument or as a result."""
+
+    def __init__(self, asker: Asker, procs: Sequence[int]) -> None:
+        self._asker = asker
+        self._base = procs
+
+
+def _open_actors(
+    procs: Sequence[int],
+    region: Region,
+    name: str,
+    actor: int,
+    kind: str,
+    endpoints: dict[str, EndpointSpec],
+    born_on: Region,
+) -> ActorMesh:
+    born_on = region if region == born_on else born_on
+    return ActorMesh(_Places(opener(), procs), region, name, actor, kind, endpoints, born_on)
 
 
 RESERVED = frozenset(name for name in {*dir(ActorMesh), "name", "initialized"} if not name.startswith("__"))

@@ -73,7 +73,7 @@ class HostMesh(Shaped):
             )
         runtime = self._session.runtime
         world = extent.nelements
-        procs = tuple(runtime.new_proc() for _ in range(world))
+        procs = runtime.new_procs(world)
         name = name or f"procs{procs[0]}"
         for i, base in enumerate(self._region.ranks):
             specs = [
@@ -99,7 +99,7 @@ class HostMesh(Shaped):
                 for local_rank in range(per)
             ]
             runtime.start_ranks(self._hosts[base], specs)
-        return ProcMesh(self._session, Region.whole(extent), procs, name, time.monotonic(), extent)
+        return ProcMesh(runtime, Region.whole(extent), procs, name, time.monotonic(), extent, self._session)
 
     def shutdown(self) -> Future[None]:
         """End the session: all processes and agents."""

@@ -14,8 +14,10 @@ from monarch_kernel.actor.endpoints import RESERVED, ActorMesh
 from monarch_kernel.actor.rankwise import apply_messages, by_rank, push_messages
 from monarch_kernel.agent.logs import LogRecord
 from monarch_kernel.asking.answer import Answer, Value
+from monarch_kernel.asking.asker import Asker
 from monarch_kernel.asking.future import Future
-from monarch_kernel.controller.runtime import Listener
+from monarch_kernel.asking.home import opener
+from monarch_kernel.controller.runtime import Listener, Runtime
 from monarch_kernel.controller.session import Session
 from monarch_kernel.describe.stacks import Doing
 from monarch_kernel.errors import Failure, RemoteError, SupervisionError
@@ -44,10 +46,17 @@ class ProcMesh(Shaped):
     """Processes, one a rank; cells run on them, and actors are spawned on them."""
 
     def __init__(
-        self, session: Session, region: Region, procs: Sequence[int], name: str, born: float, extent: Extent
+        self,
+        asker: Asker,
+        region: Region,
+        procs: Sequence[int],
+        name: str,
+        born: float,
+        extent: Extent,
+        session: Session | None = None,
     ) -> None:
+        self._asker = asker
         self._session = session
-        self._runtime = session.runtime
         self._region = region
         self._base = procs
         self._born = born
@@ -58,7 +67,17 @@ class ProcMesh(Shaped):
         return f"<ProcMesh {self.name} {self.extent}>"
 
     def _with_region(self, region: Region) -> ProcMesh:
-        return ProcMesh(self._session, region, self._base, self.name, self._born, self._as_spawned)
+        return ProcMesh(self._asker, region, self._base, self.name, self._born, self._as_spawned, self._session)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _open_procs, (self._region, tuple(self._base), self.name, self._as_spawned)
+
+    @property
+    def _runtime(self) -> Runtime:
+        """The controller's; what only that knows or can do is not to be had elsewhere."""
+        if not isinstance(self._asker, Runtime):
+            raise RuntimeError(f"mesh {self.name!r} came here as an argument: this can be done only where the mesh was made")
+        return self._asker
 
     @cached_property
     def procs(self) -> tuple[int, ...]:
@@ -89,7 +108,7 @@ class ProcMesh(Shaped):
             finish(answers)
             return True
 
-        return self._runtime.request(self.procs, lambda id: pack(Ping(id)), "ping", up, quiet=True)
+        return self._asker.request(self.procs, lambda id: pack(Ping(id)), "ping", up, quiet=True)
 
     def run_cell(
         self, code: str, *, cell: int = 0, want_value: bool = False, listen: Listener | None = None
@@ -122,7 +141,7 @@ class ProcMesh(Shaped):
         """Run code in the namespace of every rank; gives the value of its last expression."""
         check_type("code", code, str)
         finish = gather(self._region, f"code failed on {self.name}", RemoteError, read_value, self._as_spawned)
-        return self._runtime.request(self.procs, lambda id: pack(Run(id, code, 0, True)), "code", finish)
+        return self._asker.request(self.procs, lambda id: pack(Run(id, code, 0, True)), "code", finish)
 
     def __getitem__(self, key: Any) -> Any:
         """``mesh["x"]`` pulls a variable as a `ValueMesh`; ``mesh[0]``, ``mesh[0:4]``, ``mesh[0, 1:3]`` give slices.
@@ -142,7 +161,7 @@ class ProcMesh(Shaped):
         finish = gather(
             self._region, f"pulling {key!r} from {self.name} failed", RemoteError, read_value, self._as_spawned
         )
-        return self._runtime.request(
+        return self._asker.request(
             self.procs, lambda id: pack(Pull(id, key)), f"pull {key!r}", finish, quiet=True
         ).get()
 
@@ -165,7 +184,7 @@ class ProcMesh(Shaped):
         finish = gather(
             self._region, f"pushing {key!r} to {self.name} failed", RemoteError, read_value, self._as_spawned
         )
-        self._runtime.request(self.procs, make, f"push {key!r}", finish, quiet=True).get()
+        self._asker.request(self.procs, make, f"push {key!r}", finish, quiet=True).get()
 
     def __delitem__(self, key: str) -> None:
         """Refuse: a name is deleted where it is.
@@ -197,7 +216,7 @@ class ProcMesh(Shaped):
         make = apply_messages(function, given, self.ranks)
         note = f"{getattr(function, '__name__', 'a function')}()"
         finish = gather(self._region, f"{note} failed on {self.name}", RemoteError, read_value, self._as_spawned)
-        return self._runtime.request(self.procs, make, note, finish)
+        return self._asker.request(self.procs, make, note, finish)
 
     def spawn(self, name: str, cls: type[A], *args: Any, **kwargs: Any) -> A:
         """Make an actor of a class on every rank; returns at once, a handle with the class's endpoints.
@@ -223,7 +242,7 @@ class ProcMesh(Shaped):
             reports = {self._as_spawned.point(rank): death for rank, death in stopped.items()}
             raise SupervisionError(f"spawning {name} on {self.name} failed: it was not sent", reports, {})
         payload, frames = dump((cls, args, kwargs), f"class {cls.__name__} or its arguments")
-        mesh = ActorMesh(self, self._region, name, self._session.new_actor(), cls, endpoints)
+        mesh = ActorMesh(self, self._region, name, self._asker.new_number(), cls, endpoints)
         # Ranks know their place in the process mesh as spawned; a mesh of actors on a slice counts from there.
         mesh.announce(payload, frames)
         return cast(A, mesh)
@@ -267,7 +286,7 @@ class ProcMesh(Shaped):
 
     def deaths(self) -> dict[int, Failure]:
         """Flat rank -> how it ended, of the ranks that are dead or stopped."""
-        found = self._runtime.deaths(self.procs)
+        found = self._asker.deaths(self.procs)
         return {rank: found[proc] for rank, proc in zip(self.ranks, self.procs) if proc in found}
 
     def names(self) -> dict[int, dict[str, str]]:
@@ -289,8 +308,15 @@ class ProcMesh(Shaped):
 
     def logs(self) -> dict[int, list[LogRecord]]:
         """Flat rank -> the youngest part of all that it wrote, some megabytes; of dead ranks, too, until they are stopped."""
+        if self._session is None:
+            raise RuntimeError(f"mesh {self.name!r} came here as an argument: its logs are read where the mesh was made")
         return {rank: self._session.log(proc) for rank, proc in zip(self.ranks, self.procs)}
 
     def view(self) -> MeshView:
         """The mesh as it is now, for showing."""
         return self._runtime.view(self._base, self.name, dict(self._as_spawned), time.monotonic() - self._born)
+
+
+def _open_procs(region: Region, procs: Sequence[int], name: str, extent: Extent) -> ProcMesh:
+    """A mesh that came as an argument or as a result."""
+    return ProcMesh(opener(), region, procs, name, time.monotonic(), extent)

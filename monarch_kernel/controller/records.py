@@ -75,7 +75,7 @@ class RankRecord:
     watchers: dict[Peer, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.peer = rank_peer(self.spec.proc, self.spec.incarnation)
+        self.peer = self.peer or rank_peer(self.spec.proc, self.spec.incarnation)
 
     @property
     def state(self) -> RankState:

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.future import Future
-from monarch_kernel.asking.numbers import numbers
+from monarch_kernel.asking.numbers import CONTROLLER_PROC, made_by, numbers
 from monarch_kernel.controller.effects import Attached, BacklogEvent, Effect, Expired, Resolve, RichEvent, Send, Tell
 from monarch_kernel.controller.printer import OutputPrinter
 from monarch_kernel.controller.resume import Resumed
@@ -24,7 +24,8 @@ from monarch_kernel.controller.state import State
 from monarch_kernel.errors import Failure, MeshDownError
 from monarch_kernel.events import MeshView, OutputEvent, RankView, StopEvent
 from monarch_kernel.launch.base import HostHandle, Launcher
-from monarch_kernel.transport.base import Peer, Transport, host_peer
+from monarch_kernel.controller.workplace import FOR_ACTORS, ControllerWorkplace
+from monarch_kernel.transport.base import CONTROLLER, Peer, Transport, host_peer
 from monarch_kernel.transport.driver import Driver, Waiter
 from monarch_kernel.wire.codec import Frame, Packed, WireError, pack, split
 from monarch_kernel.wire.messages import Attach, Hello, HostHello, Ping, RankSpec
@@ -63,7 +64,7 @@ class Runtime:
         self.printer = OutputPrinter()
         self._state = State()
         self._token = token
-        self._known: set[Peer] = set()
+        self._known: set[Peer] = {CONTROLLER}
         self._epoch = epoch
         self._ids = numbers(epoch)
         self.resumed: list[tuple[Resumed, Future[Sequence[Answer]]]] = []
@@ -71,7 +72,8 @@ class Runtime:
         self._missed: list[OutputEvent | RichEvent] = []
         self.silent: tuple[int, ...] = ()
         self._attached = Waiter()
-        self._procs = itertools.count(1)
+        self._lock = threading.Lock()
+        self._next_proc = CONTROLLER_PROC + 1
         self._host_ids = itertools.count(1)
         self._futures: dict[int, Future[object]] = {}
         self._listeners: dict[int, Listener] = {}
@@ -81,10 +83,11 @@ class Runtime:
         self._closed = False
         self._ended = threading.Event()
         self._over = False
-        self._driver: Driver[Item] = Driver(
+        self.driver: Driver[Item] = Driver(
             transport, self._on_message, self._on_item, on_tick=self._on_tick, name="monarch-controller"
         )
-        self._driver.start()
+        self.workplace = ControllerWorkplace(self)
+        self.driver.start()
 
     # -- for any thread
 
@@ -123,7 +126,7 @@ class Runtime:
         if listen is not None:
             self._listen(id, listen)  # before anything can be written
         self._futures[id] = future  # type: ignore[assignment]
-        self._driver.submit(partial(self._state.request, id, procs, packed, note, quiet=quiet, is_cell=is_cell))
+        self.driver.submit(partial(self._state.request, id, procs, packed, note, quiet=quiet, is_cell=is_cell))
         if self._over:
             self._abandon_all()  # closed meanwhile, perhaps before the request was handled
         return future
@@ -137,10 +140,18 @@ class Runtime:
         id = next(self._ids)
         future = Future(self, id, finish)
         self._futures[id] = future  # type: ignore[assignment]
-        self._driver.submit(lambda now: self._state.ask(id, procs, make(id), now))
+        self.driver.submit(lambda now: self._state.ask(id, procs, make(id), now))
         if self._over:
             self._abandon_all()
         return future
+
+    def send_answer(self, id: int, packed: Packed) -> None:
+        """Answer a request that a rank, or this process itself, has made of an actor here."""
+        self._submit(lambda now: self._state.answer_to(made_by(id), packed))
+
+    def host_actors(self) -> None:
+        """Have this process asked like a rank, from now on: actors are spawned here."""
+        self._submit(lambda now: self._state.host_actors())
 
     def tell(self, procs: Sequence[int], packed: Packed) -> None:
         """Send ranks a message that has no answer."""
@@ -149,7 +160,7 @@ class Runtime:
     def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
         """Wait until ``waiter`` is ready, driving the loop meanwhile."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        if not self._driver.wait(waiter, timeout_s) and self._closed:
+        if not self.driver.wait(waiter, timeout_s) and self._closed:
             # Another thread closes the session; in a moment it will have ended every future.
             self._ended.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
         return waiter.ready
@@ -264,9 +275,16 @@ class Runtime:
         """Whether the session is over."""
         return self._closed
 
-    def new_proc(self) -> int:
-        """A number for a new process."""
-        return next(self._procs)
+    def new_procs(self, count: int) -> range:
+        """Numbers for the places of a new mesh, one after the other: a rank knows those of its peers by its own."""
+        with self._lock:
+            first = self._next_proc
+            self._next_proc += count
+        return range(first, first + count)
+
+    def new_number(self) -> int:
+        """A number for a new actor or port, which says that this process has made it."""
+        return next(self._ids)
 
     def watch(self, watcher: Callable[[object], None]) -> Callable[[], None]:
         """Have events handed to something quick, on the leading thread; returns a function that ends it."""
@@ -343,7 +361,8 @@ class Runtime:
 
     def _stop(self) -> None:
         self._closed = True
-        self._driver.close()
+        self.workplace.close()
+        self.driver.close()
         self._over = True
         self._abandon_all()
         self._print()
@@ -351,7 +370,7 @@ class Runtime:
 
     def _await_output(self) -> None:
         """Let what idle ranks have written arrive before they are ended."""
-        idle = [proc for proc, record in list(self._state.ranks.items()) if record.state in ("idle", "failed")]
+        idle = [proc for proc, record in list(self._state.ranks.items()) if record.state in ("idle", "failed") and proc != CONTROLLER_PROC]
         if idle and self._output_wait_s:
             self.request(idle, lambda id: pack(Ping(id)), "", lambda answers: None).wait(self._output_wait_s)
 
@@ -366,7 +385,7 @@ class Runtime:
 
     def _submit(self, item: Item) -> None:
         if not self._closed:
-            self._driver.submit(item)
+            self.driver.submit(item)
 
     def _on_item(self, item: Item) -> None:
         self._perform(item(time.monotonic()))
@@ -378,13 +397,16 @@ class Runtime:
                 if peer not in self._known and not self._admit(peer, message):
                     self.refused += 1
                     return
-                self._perform(self._state.heard(message, frames, peer, now))
+                if type(message) in FOR_ACTORS:
+                    self.workplace.hear(message, frames, peer)
+                else:
+                    self._perform(self._state.heard(message, frames, peer, now))
         except WireError:
             self.refused += 1
 
     def _admit(self, peer: Peer, message: object) -> bool:
         """Whether a stranger presents the token, under its own name."""
-        self._driver.catch_up()  # it may be somebody whom we expect since a moment ago
+        self.driver.catch_up()  # it may be somebody whom we expect since a moment ago
         if isinstance(message, Hello):
             good = message.proc in self._state.ranks and peer == self._state.ranks[message.proc].peer
         elif isinstance(message, HostHello):
@@ -399,7 +421,7 @@ class Runtime:
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
             if type(effect) is Send:
-                self._driver.send(effect.peer, effect.packed)
+                self.driver.send(effect.peer, effect.packed)
             elif type(effect) is Resolve:
                 if self.printer.holds(effect.id):
                     self._print()  # what was printed before a request ended is shown before it ends

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from monarch_kernel.agent.logs import LogRecord, read_log
 from monarch_kernel.asking.future import Future
-from monarch_kernel.asking.numbers import numbers
 from monarch_kernel.controller.runtime import Runtime
 from monarch_kernel.launch.local import LocalLauncher
 from monarch_kernel.transport.zmq import ZmqRouter
@@ -39,7 +38,6 @@ class Session:
         self.token = token or secrets.token_hex(16)
         self.runtime = Runtime(ZmqRouter(address), self.token, OUTPUT_WAIT_S, epoch)
         self._launcher = LocalLauncher(address, self.directory)
-        self._actors = numbers(epoch)
         self._local_host: int | None = None
         self._lock = threading.Lock()
 
@@ -49,10 +47,6 @@ class Session:
             if self._local_host is None or self.runtime.host_is_gone(self._local_host):
                 self._local_host = self.runtime.add_host(self._launcher)
             return self._local_host
-
-    def new_actor(self) -> int:
-        """A number for a new actor."""
-        return next(self._actors)
 
     def record_of(self, proc: int) -> str:
         """The file in which a rank keeps a record of what it runs; empty for none."""

@@ -37,6 +37,7 @@ from sys import intern
 from typing import NamedTuple
 
 from monarch_kernel.asking.answer import Answer, Value
+from monarch_kernel.asking.numbers import CONTROLLER_PROC
 from monarch_kernel.controller.effects import (
     Attached,
     BacklogEvent,
@@ -53,7 +54,7 @@ from monarch_kernel.controller.records import HostRecord, Pending, RankRecord
 from monarch_kernel.controller.resume import Resumption
 from monarch_kernel.errors import Failure
 from monarch_kernel.events import OutputEvent, StopEvent
-from monarch_kernel.transport.base import Peer, host_peer, is_rank, proc_of, rank_peer
+from monarch_kernel.transport.base import CONTROLLER, Peer, host_peer, is_rank, proc_of, rank_peer
 from monarch_kernel.wire.codec import Frame, Packed, pack
 from monarch_kernel.wire.marks import is_display_mark
 from monarch_kernel.wire.messages import (
@@ -219,6 +220,19 @@ class State:
         """Have a host agent and its ranks outlive this controller."""
         return self._to_host(self.hosts[host], pack(Outlive()))
 
+    def host_actors(self) -> list[Effect]:
+        """Be asked like a rank: the controller's own process has actors."""
+        if CONTROLLER_PROC not in self.ranks:
+            spec = RankSpec(CONTROLLER_PROC, 0, 1, 0, 1, (), "this process", "cpu", 0, {}, "", ())
+            record = RankRecord(spec, host=0, up=True, peer=CONTROLLER)
+            self.ranks[CONTROLLER_PROC] = self._speakers[CONTROLLER] = record
+        return []
+
+    def answer_to(self, proc: int, packed: Packed) -> list[Effect]:
+        """Answer a request that a rank has made of an actor here."""
+        record = self.ranks.get(proc)
+        return [] if record is None or record.death is not None else [Send(record.peer, packed)]
+
     def request(
         self,
         id: int,
@@ -349,7 +363,8 @@ class State:
 
     def goodbye(self, now: float, grace_s: float = 0.0) -> list[Effect]:
         """End all ranks and agents."""
-        effects = self.stop_ranks(list(self.ranks), "the session was shut down", grace_s, now)
+        theirs = [proc for proc in self.ranks if proc != CONTROLLER_PROC]
+        effects = self.stop_ranks(theirs, "the session was shut down", grace_s, now)
         for record in self.hosts.values():
             effects += self._to_host(record, pack(Goodbye(grace_s=grace_s)))
         return effects

@@ -1,0 +1,83 @@
+"""The controller's own process as a place where actors work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from monarch_kernel.asking.asker import Asker
+from monarch_kernel.asking.numbers import CONTROLLER_PROC
+from monarch_kernel.describe.report import describe
+from monarch_kernel.rank.workplace import Workplace
+from monarch_kernel.transport.driver import Driver
+from monarch_kernel.transport.base import Peer
+from monarch_kernel.wire.codec import Frame, Packed, pack
+from monarch_kernel.wire.messages import (
+    Apply,
+    Call,
+    Failed,
+    Fence,
+    Interrupt,
+    Message,
+    Payload,
+    Ping,
+    PostMortem,
+    Pull,
+    Push,
+    Result,
+    Run,
+    Spawn,
+    StopActor,
+)
+
+__all__ = ["FOR_ACTORS", "ControllerWorkplace"]
+
+_FOR_RANKS = (Apply, Pull, Push, Run)
+
+FOR_ACTORS: frozenset[type[Message]] = frozenset(
+    {Call, Fence, Interrupt, Ping, PostMortem, Spawn, StopActor, *_FOR_RANKS}
+)
+"""What ranks, and this process itself, may ask of the actors here; the last are refused."""
+
+
+class Owner(Asker, Protocol):
+    """What the workplace needs of the runtime."""
+
+    driver: Driver[Any]
+
+    def send_answer(self, id: int, packed: Packed) -> None:
+        """Send an answer to the process that has made its request."""
+        ...
+
+
+class ControllerWorkplace(Workplace):
+    """Where the actors of the controller's own process work: those spawned on ``this_proc()``, and those one per name."""
+
+    def __init__(self, runtime: Owner) -> None:
+        super().__init__(CONTROLLER_PROC, runtime.driver, runtime)
+        self._runtime = runtime
+
+    def send_answer(self, id: int, packed: Packed) -> None:
+        """Send an answer to the process that has made its request; for any thread."""
+        self._runtime.send_answer(id, packed)
+
+    def send_answer_now(self, id: int, packed: Packed) -> None:
+        """The same, with the baton held."""
+        self._runtime.send_answer(id, packed)
+
+    def hear(self, message: Message, frames: Sequence[Frame], peer: Peer) -> bool:
+        """Take a message about actors; what ranks alone can do is refused."""
+        if isinstance(message, Ping):
+            self.send_answer_now(message.id, pack(Result(message.id, Payload())))
+        elif isinstance(message, _FOR_RANKS):
+            why = "code and variables are for ranks; this is the process of the program itself, which has actors only"
+            self.send_answer_now(message.id, pack(Failed(message.id, describe(RuntimeError(why)))))
+        else:
+            return super().hear(message, frames, peer)
+        return True
+
+    def close(self) -> None:
+        """End the threads of the actors."""
+        for executor in self.executors():
+            executor.over = True
+            executor.waiter.set()
