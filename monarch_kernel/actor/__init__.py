@@ -5,7 +5,7 @@ The names are those of PyTorch Monarch's ``monarch.actor``.
 
 from __future__ import annotations
 
-from monarch_kernel.actor.actor import Actor, endpoint
+from monarch_kernel.actor.actor import Actor, concurrent_endpoint, endpoint
 from monarch_kernel.actor.context import context, current_actor_name, current_rank, current_size
 from monarch_kernel.actor.endpoints import ActorMesh
 from monarch_kernel.actor.hosts import HostMesh, shutdown_context, this_host
@@ -25,6 +25,7 @@ __all__ = [
     "ProcMesh",
     "SupervisionError",
     "ValueMesh",
+    "concurrent_endpoint",
     "context",
     "current_actor_name",
     "current_rank",

@@ -5,17 +5,29 @@ from __future__ import annotations
 import inspect
 import linecache
 import os
-from collections.abc import Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 if TYPE_CHECKING:
     from monarch_kernel.asking.future import Future
-    from monarch_kernel.mesh import ValueMesh
+    from monarch_kernel.mesh import Extent, ValueMesh
+    from monarch_kernel.mesh.shape import AxisIndex
 
-__all__ = ["Actor", "Endpoint", "EndpointSpec", "endpoint", "endpoints_of", "sources_of"]
+__all__ = [
+    "Actor",
+    "Endpoint",
+    "EndpointSpec",
+    "concurrent_endpoint",
+    "endpoint",
+    "endpoints_of",
+    "sources_of",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+ActorT = TypeVar("ActorT", bound="Actor")
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 class EndpointSpec:
@@ -23,29 +35,40 @@ class EndpointSpec:
 
     Attributes:
         function: the method as written.
-        signature: of its parameters after ``self``.
+        signature: of what callers give: the parameters after ``self``, and after the port if it takes one.
         is_async: whether it is a coroutine function.
+        is_concurrent: whether calls of it overlap.
+        takes_port: whether it answers through a port, which it gets as its first argument.
+        propagate: how the shape of its result follows from its arguments.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        is_concurrent: bool = False,
+        takes_port: bool = False,
+        propagate: Any = None,
+    ) -> None:
         self.function = function
         self.name = function.__name__
         self.is_async = inspect.iscoroutinefunction(function)
+        self.is_concurrent = is_concurrent
+        self.takes_port = takes_port
+        self.propagate = propagate
         self.__doc__ = function.__doc__
+        first = ("self", "the port that it answers through")[: 1 + takes_port]
         parameters = list(inspect.signature(function).parameters.values())
-        if not parameters or parameters[0].kind not in (
-            inspect.Parameter.POSITIONAL_ONLY,
-            inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        ):
-            raise TypeError(f"endpoint {self.name!r} must take self as its first parameter")
-        self.signature = inspect.Signature(parameters[1:])
-        self.names = tuple(
-            parameter.name
-            for parameter in parameters[1:]
-            if parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        )
-        self._plain = len(self.names) == len(parameters) - 1 and all(
-            parameter.default is inspect.Parameter.empty for parameter in parameters[1:]
+        for place, what in enumerate(first):
+            if len(parameters) <= place or parameters[place].kind not in _POSITIONAL:
+                raise TypeError(
+                    f"endpoint {self.name!r} must take {what} as its {('first', 'second')[place]} parameter"
+                )
+        given = parameters[len(first) :]
+        self.signature = inspect.Signature(given)
+        self.names = tuple(parameter.name for parameter in given if parameter.kind in _POSITIONAL)
+        self._plain = len(self.names) == len(given) and all(
+            parameter.default is inspect.Parameter.empty for parameter in given
         )
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -78,27 +101,111 @@ class Endpoint(Generic[P, R]):
         def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None: ...
 
 
+class _Marks(Protocol):
+    """What ``@endpoint(...)`` gives: it marks a method."""
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> Endpoint[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[Any, P], R], /) -> Endpoint[P, R]: ...
+
+
+class _MarksPorted(Protocol):
+    """What ``@endpoint(explicit_response_port=True)`` gives: the method gets a port before what callers give."""
+
+    def __call__(self, function: Callable[Concatenate[Any, Any, P], Any], /) -> Endpoint[P, Any]: ...
+
+
+class _MarksConcurrent(Protocol):
+    """What ``@concurrent_endpoint(...)`` gives: it marks a coroutine function."""
+
+    def __call__(self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> Endpoint[P, R]: ...
+
+
 @overload
-def endpoint(function: Callable[Concatenate[Any, P], Awaitable[R]]) -> Endpoint[P, R]: ...
+def endpoint(function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> Endpoint[P, R]: ...
 @overload
-def endpoint(function: Callable[Concatenate[Any, P], R]) -> Endpoint[P, R]: ...
+def endpoint(function: Callable[Concatenate[Any, P], R], /) -> Endpoint[P, R]: ...
 @overload
-def endpoint() -> Callable[[Callable[Concatenate[Any, P], R]], Endpoint[P, R]]: ...
-def endpoint(function: Callable[..., Any] | None = None) -> Any:
+def endpoint(*, propagate: Any = None, explicit_response_port: Literal[False] = False) -> _Marks: ...
+@overload
+def endpoint(*, propagate: Any = None, explicit_response_port: Literal[True]) -> _MarksPorted: ...
+def endpoint(
+    function: Callable[..., Any] | None = None, /, *, propagate: Any = None, explicit_response_port: bool = False
+) -> Any:
     """Mark a method (sync or async) as callable from elsewhere.
 
+    Args:
+        function: the method; without it the options are kept for the method that follows.
+        propagate: how the shape of its result follows from its arguments, for ``rref``.
+        explicit_response_port: whether it gets a `Port` as its first argument and answers through that, not by returning.
+
     Raises:
-        TypeError: what is marked is no function.
+        TypeError: what is marked is no function, or takes no self (or no port).
     """
+    return _mark("endpoint", function, takes_port=explicit_response_port, propagate=propagate)
+
+
+@overload
+def concurrent_endpoint(function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> Endpoint[P, R]: ...
+@overload
+def concurrent_endpoint(
+    *, propagate: Any = None, explicit_response_port: Literal[False] = False
+) -> _MarksConcurrent: ...
+@overload
+def concurrent_endpoint(*, propagate: Any = None, explicit_response_port: Literal[True]) -> _MarksPorted: ...
+def concurrent_endpoint(
+    function: Callable[..., Any] | None = None, /, *, propagate: Any = None, explicit_response_port: bool = False
+) -> Any:
+    """Mark an async method whose calls begin in the order in which they came, and then overlap.
+
+    What still runs when the actor ends is cancelled, before its ``__cleanup__``. Arguments are those of `endpoint`.
+
+    Raises:
+        TypeError: as for `endpoint`.
+        ValueError: the method is not async.
+    """
+    return _mark(
+        "concurrent_endpoint", function, is_concurrent=True, takes_port=explicit_response_port, propagate=propagate
+    )
+
+
+def _mark(name: str, function: Callable[..., Any] | None, **options: Any) -> Any:
     if function is None:
-        return endpoint
+        return lambda method: _mark(name, method, **options)
+    if isinstance(function, EndpointSpec):
+        raise TypeError(f"{function.name!r} is marked twice; options of an endpoint go into one @{name}(...)")
     if not callable(function) or not hasattr(function, "__code__"):
-        raise TypeError(f"@endpoint marks methods, not {type(function).__name__} {function!r}")
-    return EndpointSpec(function)
+        raise TypeError(f"@{name} marks methods, not {type(function).__name__} {function!r}")
+    spec = EndpointSpec(function, **options)
+    if spec.is_concurrent and not spec.is_async:
+        raise ValueError(f"@{name} marks async methods: calls of {spec.name!r}, which is sync, can't overlap")
+    return spec
 
 
 class Actor:
-    """Base of actors: one instance per rank of the mesh it is spawned on, one message at a time."""
+    """Base of actors: one instance per rank of the mesh it is spawned on, one message at a time.
+
+    A subclass may have a method ``__cleanup__(self, exc)``, sync or async. It runs once, when the actor ends: with None when
+    it is stopped, with the exception when it fails.
+    """
+
+    if TYPE_CHECKING:
+        # `ProcMesh.spawn` gives an `ActorMesh`, typed as the class, so that calls of endpoints are checked.
+
+        @property
+        def extent(self) -> Extent: ...
+        @property
+        def sizes(self) -> dict[str, int]: ...
+        @property
+        def initialized(self) -> Future[bool]: ...
+        def size(self, axis: str | None = None) -> int: ...
+        def slice(self: ActorT, /, **axes: AxisIndex) -> ActorT: ...
+        def split(self: ActorT, /, **axes: Sequence[str] | int) -> ActorT: ...
+        def flatten(self: ActorT, name: str) -> ActorT: ...
+        def rename(self: ActorT, /, **names: str) -> ActorT: ...
+        def stop(self, reason: str = "stopped by client") -> Future[None]: ...
+        def __len__(self) -> int: ...
 
 
 def sources_of(cls: type) -> tuple[tuple[str, str], ...]:
