@@ -13,6 +13,7 @@ if __name__ == "__main__" and sys.path and not getattr(sys.flags, "safe_path", F
     del sys.path[0]
 
 import faulthandler
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,9 @@ def run_agent() -> None:
 def run_rank(spec: RankSpec, address: str, token: str, helper: int) -> None:
     """Be a rank, in a process that was just forked from the zygote."""
     from monarch_kernel.actor.instance import host_actors
+    from monarch_kernel.actor.procs import ProcMesh
     from monarch_kernel.asking.home import HOME
+    from monarch_kernel.mesh import Extent, Region
     from monarch_kernel.rank.debugger import RankDebugger
     from monarch_kernel.rank.environment import settle
     from monarch_kernel.rank.rank import Rank
@@ -69,7 +72,6 @@ def run_rank(spec: RankSpec, address: str, token: str, helper: int) -> None:
     name = rank_peer(spec.proc, spec.incarnation)
     own_address = f"{address.rpartition('/')[0]}/{name.decode()}"
     rank = Rank(spec, ZmqRank(address, name, own_address), token, marks, own_address)
-    HOME.asker = rank.peers
     group = RankGroup(rank)
 
     def make_shell(publish: Callable[[dict[str, Any], dict[str, Any]], None]) -> Shell:
@@ -79,7 +81,11 @@ def run_rank(spec: RankSpec, address: str, token: str, helper: int) -> None:
 
     rank.use_shell(make_shell)
     RankDebugger(rank)
-    host_actors(rank)
+    extent = Extent(dict(spec.axes))
+    places = range(spec.proc - spec.rank, spec.proc - spec.rank + spec.world_size)
+    mesh = ProcMesh(rank.peers, Region.whole(extent), places, spec.mesh, time.monotonic(), extent)
+    HOME.asker, HOME.place = rank.peers, mesh.process(spec.rank)
+    host_actors(rank, spec.rank, mesh)
     rank.serve(helper)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from monarch_kernel.actor.actor import Actor, concurrent_endpoint, endpoint
 from monarch_kernel.actor.context import context, current_actor_name, current_rank, current_size
 from monarch_kernel.actor.endpoints import ActorMesh
-from monarch_kernel.actor.hosts import HostMesh, shutdown_context, this_host
+from monarch_kernel.actor.hosts import HostMesh, shutdown_context, this_host, this_proc
 from monarch_kernel.actor.procs import ProcMesh
 from monarch_kernel.asking.future import Future
 from monarch_kernel.errors import ActorError, SupervisionError
@@ -33,4 +33,5 @@ __all__ = [
     "endpoint",
     "shutdown_context",
     "this_host",
+    "this_proc",
 ]

@@ -20,6 +20,7 @@ __all__ = [
     "concurrent_endpoint",
     "endpoint",
     "endpoints_of",
+    "from_outline",
     "sources_of",
 ]
 
@@ -64,12 +65,20 @@ class EndpointSpec:
                 raise TypeError(
                     f"endpoint {self.name!r} must take {what} as its {('first', 'second')[place]} parameter"
                 )
-        given = parameters[len(first) :]
+        self.take(parameters[len(first) :])
+
+    def take(self, given: Sequence[inspect.Parameter]) -> None:
+        """Say what callers give."""
         self.signature = inspect.Signature(given)
         self.names = tuple(parameter.name for parameter in given if parameter.kind in _POSITIONAL)
         self._plain = len(self.names) == len(given) and all(
             parameter.default is inspect.Parameter.empty for parameter in given
         )
+
+    def outline(self) -> tuple[Any, ...]:
+        """What holders of a handle need, for `from_outline`: no code, and of the signature only what fits."""
+        given = tuple((one.name, one.kind, one.default is not one.empty) for one in self.signature.parameters.values())
+        return (self.name, given, self.is_async, self.is_concurrent, self.takes_port, self.__doc__)
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Bind arguments to the signature.
@@ -87,6 +96,17 @@ class EndpointSpec:
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """On an instance the plain method, so that actors can call their own; on the class the mark."""
         return self if instance is None else self.function.__get__(instance, owner)
+
+
+def from_outline(outline: tuple[Any, ...]) -> EndpointSpec:
+    """The mark of an endpoint whose code is elsewhere."""
+    name, given, is_async, is_concurrent, takes_port, doc = outline
+    spec = EndpointSpec.__new__(EndpointSpec)
+    spec.name, spec.__doc__ = name, doc
+    spec.is_async, spec.is_concurrent, spec.takes_port, spec.propagate = is_async, is_concurrent, takes_port, None
+    empty = inspect.Parameter.empty
+    spec.take([inspect.Parameter(each, kind, default=... if optional else empty) for each, kind, optional in given])
+    return spec
 
 
 class Endpoint(Generic[P, R]):

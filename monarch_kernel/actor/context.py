@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 from monarch_kernel.mesh import Extent, Point
 
@@ -18,11 +19,19 @@ class ActorInstance:
         name: as given to ``spawn``.
         actor_id: number of the spawn in its session.
         rank: place in the mesh as spawned.
+        proc_mesh: the processes of its mesh, as spawned; None for the program itself.
     """
 
     name: str
     actor_id: int
     rank: Point
+    proc_mesh: Any = None
+    _flat: int = 0
+
+    @property
+    def proc(self) -> Any:
+        """Its own process, as a mesh without axes; None for the program itself."""
+        return None if self.proc_mesh is None else self.proc_mesh.process(self._flat)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, Protocol
 
-from monarch_kernel.actor.actor import Actor, Endpoint, EndpointSpec, sources_of
+from monarch_kernel.actor.actor import Actor, Endpoint, EndpointSpec, from_outline, sources_of
 from monarch_kernel.actor.answers import gather, read_value
+from monarch_kernel.actor.context import running
 from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.asker import Asker
 from monarch_kernel.asking.future import Future
@@ -69,7 +70,8 @@ class ActorMesh(Shaped):
 
     def __reduce__(self) -> tuple[Any, ...]:
         procs = tuple(self._proc_mesh._base)
-        return _open_actors, (procs, self._region, self.name, self._actor, self._kind, self._endpoints, self._born_on)
+        outlines = tuple(spec.outline() for spec in self._endpoints.values())
+        return _open_actors, (procs, self._region, self.name, self._actor, self._kind, outlines, self._born_on)
 
     def __getattr__(self, name: str) -> Any:
         spec = self.__dict__.get("_endpoints", {}).get(name)
@@ -91,10 +93,11 @@ class ActorMesh(Shaped):
             finish(answers)
             return True
 
-        region, sources = self._region.pack(), sources_of(self._cls)
+        assert isinstance(self._cls, type)
+        region, sources, owner = self._region.pack(), sources_of(self._cls), running.get().actor_instance.actor_id
         self._initialized = self._asker.request(
             self._procs,
-            lambda id: pack(Spawn(id, self._actor, self.name, region, payload, sources), frames),
+            lambda id: pack(Spawn(id, self._actor, self.name, region, payload, sources, owner), frames),
             f"{self.name}.__init__",
             up,
         )
@@ -235,9 +238,11 @@ def _open_actors(
     name: str,
     actor: int,
     kind: str,
-    endpoints: dict[str, EndpointSpec],
+    outlines: Sequence[tuple[Any, ...]],
     born_on: Region,
 ) -> ActorMesh:
+    """A mesh of actors that came as an argument or as a result."""
+    endpoints = {spec.name: spec for spec in map(from_outline, outlines)}
     born_on = region if region == born_on else born_on
     return ActorMesh(_Places(opener(), procs), region, name, actor, kind, endpoints, born_on)
 

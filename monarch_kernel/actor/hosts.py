@@ -6,19 +6,22 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, cast
 
 from monarch_kernel.actor.answers import check_type
+from monarch_kernel.actor.instance import host_actors
 from monarch_kernel.actor.procs import ProcMesh
 from monarch_kernel.agent.processes import gpu_ids
 from monarch_kernel.asking.future import Future
+from monarch_kernel.asking.home import HOME
+from monarch_kernel.asking.numbers import CONTROLLER_PROC
 from monarch_kernel.controller.session import Session, close_session, current_session
 from monarch_kernel.mesh import Extent, Region, Shaped
 from monarch_kernel.wire.messages import (
     RankSpec,
 )
 
-__all__ = ["HostMesh", "shutdown_context", "this_host"]
+__all__ = ["HostMesh", "shutdown_context", "this_host", "this_proc"]
 
 Device = Literal["auto", "cpu", "cuda"]
 
@@ -104,6 +107,21 @@ class HostMesh(Shaped):
     def shutdown(self) -> Future[None]:
         """End the session: all processes and agents."""
         return shutdown_context()
+
+
+def this_proc() -> ProcMesh:
+    """The process of the caller, as a mesh without axes: a rank for code that runs there, else that of the program itself."""
+    if HOME.place is not None:
+        return cast(ProcMesh, HOME.place)
+    session = current_session()
+    runtime = session.runtime
+    mesh = ProcMesh(
+        runtime, Region.whole(Extent()), (CONTROLLER_PROC,), "this process", time.monotonic(), Extent(), session
+    )
+    if runtime.workplace.on_spawn is None:
+        host_actors(runtime.workplace, 0, mesh)
+        runtime.host_actors()
+    return mesh
 
 
 def this_host() -> HostMesh:

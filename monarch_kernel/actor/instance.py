@@ -18,11 +18,13 @@ from typing import Any
 
 from monarch_kernel.actor.actor import EndpointSpec, endpoints_of
 from monarch_kernel.actor.context import ActorInstance, Context, running
+from monarch_kernel.actor.procs import ProcMesh
+from monarch_kernel.asking.home import opened_for
 from monarch_kernel.describe.report import describe
 from monarch_kernel.errors import Failure
 from monarch_kernel.mesh import Point, Region
 from monarch_kernel.rank.executor import Executor
-from monarch_kernel.rank.rank import Rank
+from monarch_kernel.rank.workplace import Workplace
 from monarch_kernel.transport.driver import Waiter
 from monarch_kernel.wire.codec import Frame, load
 from monarch_kernel.wire.messages import Call, PostMortem, Spawn, StopActor
@@ -30,13 +32,19 @@ from monarch_kernel.wire.messages import Call, PostMortem, Spawn, StopActor
 __all__ = ["host_actors"]
 
 
-def host_actors(rank: Rank) -> None:
-    """Let a rank host actors."""
+def host_actors(workplace: Workplace, rank: int, proc_mesh: ProcMesh) -> None:
+    """Let a process host actors.
+
+    Args:
+        workplace: of the process.
+        rank: its flat rank in the mesh of processes as spawned.
+        proc_mesh: that mesh.
+    """
 
     def on_spawn(message: Spawn, executor: Executor) -> None:
-        _Host(rank, message, executor)
+        _Host(workplace, rank, proc_mesh, message, executor)
 
-    rank.on_spawn = on_spawn
+    workplace.on_spawn = on_spawn
 
 
 class _LoopWaiter(Waiter):
@@ -71,14 +79,16 @@ async def _outcome(work: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException |
 class _Host:
     """One actor on this rank."""
 
-    def __init__(self, rank: Rank, message: Spawn, executor: Executor) -> None:
-        self._rank = rank
+    def __init__(
+        self, workplace: Workplace, rank: int, proc_mesh: ProcMesh, message: Spawn, executor: Executor
+    ) -> None:
+        self._rank = workplace
         self._executor = executor
         self._region = Region.unpack(message.region)
-        point = self._region.locate(rank.spec.rank)
+        point = self._region.locate(rank)
         assert point is not None
         self._point: Point = point
-        self._self = ActorInstance(message.name, message.actor, point)
+        self._self = ActorInstance(message.name, message.actor, point, proc_mesh, rank)
         self._whole = Context(self._self, point)
         self._parts: dict[str, Context] = {}
         self._actor: Any = None
@@ -89,7 +99,8 @@ class _Host:
         threading.Thread(target=self._work, name=f"monarch-actor-{message.name}", daemon=True).start()
 
     def _work(self) -> None:
-        self._executor.run()
+        with opened_for(self._rank.asker):  # handles that come as arguments
+            self._executor.run()
 
     def _context(self, region: tuple[Any, ...] | None) -> Context:
         if region is None:
@@ -142,6 +153,9 @@ class _Host:
         executor, id = self._executor, message.id
         if self._death is not None:
             self._rank.fail(executor, id, self._death)
+            return
+        if not message.method:  # whoever holds a handle may want to know whether it is up
+            self._rank.reply(id)
             return
         executor.kept = None
         try:

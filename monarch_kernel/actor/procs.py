@@ -76,7 +76,9 @@ class ProcMesh(Shaped):
     def _runtime(self) -> Runtime:
         """The controller's; what only that knows or can do is not to be had elsewhere."""
         if not isinstance(self._asker, Runtime):
-            raise RuntimeError(f"mesh {self.name!r} came here as an argument: this can be done only where the mesh was made")
+            raise RuntimeError(
+                f"mesh {self.name!r} came here as an argument: this can be done only where the mesh was made"
+            )
         return self._asker
 
     @cached_property
@@ -98,6 +100,10 @@ class ProcMesh(Shaped):
     def whole(self) -> ProcMesh:
         """All of the mesh as it was spawned."""
         return self._with_region(Region.whole(self._as_spawned))
+
+    def process(self, rank: int) -> ProcMesh:
+        """One process, by its flat rank in the mesh as spawned, as a mesh without axes."""
+        return self._with_region(Region(Extent(), (rank,)))
 
     @property
     def initialized(self) -> Future[bool]:
@@ -309,7 +315,9 @@ class ProcMesh(Shaped):
     def logs(self) -> dict[int, list[LogRecord]]:
         """Flat rank -> the youngest part of all that it wrote, some megabytes; of dead ranks, too, until they are stopped."""
         if self._session is None:
-            raise RuntimeError(f"mesh {self.name!r} came here as an argument: its logs are read where the mesh was made")
+            raise RuntimeError(
+                f"mesh {self.name!r} came here as an argument: its logs are read where the mesh was made"
+            )
         return {rank: self._session.log(proc) for rank, proc in zip(self.ranks, self.procs)}
 
     def view(self) -> MeshView:

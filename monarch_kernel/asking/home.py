@@ -15,10 +15,16 @@ __all__ = ["HOME", "opened_for", "opener"]
 
 
 class _Home:
-    """The asker of this process: what a handle means needs no argument, so it is kept here, and only here."""
+    """What this process is to a session: what a handle means needs no argument, so it is kept here, and only here.
+
+    Attributes:
+        asker: carries its requests.
+        place: itself, as a mesh of one process.
+    """
 
     def __init__(self) -> None:
         self.asker: Any = None
+        self.place: Any = None
 
 
 HOME = _Home()

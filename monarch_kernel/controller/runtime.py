@@ -21,10 +21,10 @@ from monarch_kernel.controller.effects import Attached, BacklogEvent, Effect, Ex
 from monarch_kernel.controller.printer import OutputPrinter
 from monarch_kernel.controller.resume import Resumed
 from monarch_kernel.controller.state import State
+from monarch_kernel.controller.workplace import FOR_ACTORS, ControllerWorkplace
 from monarch_kernel.errors import Failure, MeshDownError
 from monarch_kernel.events import MeshView, OutputEvent, RankView, StopEvent
 from monarch_kernel.launch.base import HostHandle, Launcher
-from monarch_kernel.controller.workplace import FOR_ACTORS, ControllerWorkplace
 from monarch_kernel.transport.base import CONTROLLER, Peer, Transport, host_peer
 from monarch_kernel.transport.driver import Driver, Waiter
 from monarch_kernel.wire.codec import Frame, Packed, WireError, pack, split
@@ -370,7 +370,8 @@ class Runtime:
 
     def _await_output(self) -> None:
         """Let what idle ranks have written arrive before they are ended."""
-        idle = [proc for proc, record in list(self._state.ranks.items()) if record.state in ("idle", "failed") and proc != CONTROLLER_PROC]
+        ranks = [record for record in list(self._state.ranks.values()) if record.spec.proc != CONTROLLER_PROC]
+        idle = [record.spec.proc for record in ranks if record.state in ("idle", "failed")]
         if idle and self._output_wait_s:
             self.request(idle, lambda id: pack(Ping(id)), "", lambda answers: None).wait(self._output_wait_s)
 

@@ -188,9 +188,7 @@ class State:
             former = self.ranks[proc]
             spec = former.spec.succeeded(former.spec.incarnation + 1)
             at = host or former.host if self.hosts[former.host].gone else former.host
-            record = self.ranks[proc] = RankRecord(
-                spec, at, deadline=now + RANK_DEADLINE_S, watchers=former.watchers
-            )
+            record = self.ranks[proc] = RankRecord(spec, at, deadline=now + RANK_DEADLINE_S, watchers=former.watchers)
             self._speakers.pop(former.peer, None)
             self._dead.discard(proc)
             if self.hosts[at].gone:

@@ -9,8 +9,8 @@ from monarch_kernel.asking.asker import Asker
 from monarch_kernel.asking.numbers import CONTROLLER_PROC
 from monarch_kernel.describe.report import describe
 from monarch_kernel.rank.workplace import Workplace
-from monarch_kernel.transport.driver import Driver
 from monarch_kernel.transport.base import Peer
+from monarch_kernel.transport.driver import Driver
 from monarch_kernel.wire.codec import Frame, Packed, pack
 from monarch_kernel.wire.messages import (
     Apply,

@@ -150,7 +150,7 @@ class DetachedMeshes:
         extent = Extent(first.axes)
         procs = [spec.proc for spec in manifest.specs]
         born = time.monotonic() - (time.time() - manifest.born)
-        mesh = ProcMesh(session, Region.whole(extent), procs, name, born, extent)
+        mesh = ProcMesh(session.runtime, Region.whole(extent), procs, name, born, extent, session)
         options = UpOptions(name, dict(first.axes), manifest.gpus, manifest.device, manifest.env, detach=True)
         return TakenUp(mesh, session, options, time.time() - found.since if found else 0.0)
 
