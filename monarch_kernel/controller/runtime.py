@@ -83,11 +83,11 @@ class Runtime:
         self._closed = False
         self._ended = threading.Event()
         self._over = False
-        self.driver: Driver[Item] = Driver(
+        self._driver: Driver[Item] = Driver(
             transport, self._on_message, self._on_item, on_tick=self._on_tick, name="monarch-controller"
         )
-        self.workplace = ControllerWorkplace(self)
-        self.driver.start()
+        self.workplace = ControllerWorkplace(self, self._driver)
+        self._driver.start()
 
     # -- for any thread
 
@@ -126,7 +126,7 @@ class Runtime:
         if listen is not None:
             self._listen(id, listen)  # before anything can be written
         self._futures[id] = future  # type: ignore[assignment]
-        self.driver.submit(partial(self._state.request, id, procs, packed, note, quiet=quiet, is_cell=is_cell))
+        self._driver.submit(partial(self._state.request, id, procs, packed, note, quiet=quiet, is_cell=is_cell))
         if self._over:
             self._abandon_all()  # closed meanwhile, perhaps before the request was handled
         return future
@@ -140,7 +140,7 @@ class Runtime:
         id = next(self._ids)
         future = Future(self, id, finish)
         self._futures[id] = future  # type: ignore[assignment]
-        self.driver.submit(lambda now: self._state.ask(id, procs, make(id), now))
+        self._driver.submit(lambda now: self._state.ask(id, procs, make(id), now))
         if self._over:
             self._abandon_all()
         return future
@@ -160,7 +160,7 @@ class Runtime:
     def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
         """Wait until ``waiter`` is ready, driving the loop meanwhile."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        if not self.driver.wait(waiter, timeout_s) and self._closed:
+        if not self._driver.wait(waiter, timeout_s) and self._closed:
             # Another thread closes the session; in a moment it will have ended every future.
             self._ended.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
         return waiter.ready
@@ -362,7 +362,7 @@ class Runtime:
     def _stop(self) -> None:
         self._closed = True
         self.workplace.close()
-        self.driver.close()
+        self._driver.close()
         self._over = True
         self._abandon_all()
         self._print()
@@ -386,7 +386,7 @@ class Runtime:
 
     def _submit(self, item: Item) -> None:
         if not self._closed:
-            self.driver.submit(item)
+            self._driver.submit(item)
 
     def _on_item(self, item: Item) -> None:
         self._perform(item(time.monotonic()))
@@ -407,7 +407,7 @@ class Runtime:
 
     def _admit(self, peer: Peer, message: object) -> bool:
         """Whether a stranger presents the token, under its own name."""
-        self.driver.catch_up()  # it may be somebody whom we expect since a moment ago
+        self._driver.catch_up()  # it may be somebody whom we expect since a moment ago
         if isinstance(message, Hello):
             good = message.proc in self._state.ranks and peer == self._state.ranks[message.proc].peer
         elif isinstance(message, HostHello):
@@ -422,7 +422,7 @@ class Runtime:
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
             if type(effect) is Send:
-                self.driver.send(effect.peer, effect.packed)
+                self._driver.send(effect.peer, effect.packed)
             elif type(effect) is Resolve:
                 if self.printer.holds(effect.id):
                     self._print()  # what was printed before a request ended is shown before it ends

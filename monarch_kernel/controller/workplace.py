@@ -43,8 +43,6 @@ FOR_ACTORS: frozenset[type[Message]] = frozenset(
 class Owner(Asker, Protocol):
     """What the workplace needs of the runtime."""
 
-    driver: Driver[Any]
-
     def send_answer(self, id: int, packed: Packed) -> None:
         """Send an answer to the process that has made its request."""
         ...
@@ -53,8 +51,8 @@ class Owner(Asker, Protocol):
 class ControllerWorkplace(Workplace):
     """Where the actors of the controller's own process work: those spawned on ``this_proc()``, and those one per name."""
 
-    def __init__(self, runtime: Owner) -> None:
-        super().__init__(CONTROLLER_PROC, runtime.driver, runtime)
+    def __init__(self, runtime: Owner, driver: Driver[Any]) -> None:
+        super().__init__(CONTROLLER_PROC, driver, runtime)
         self._runtime = runtime
 
     def send_answer(self, id: int, packed: Packed) -> None:

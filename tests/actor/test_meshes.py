@@ -28,7 +28,7 @@ from monarch_kernel.actor import (
     shutdown_context,
     this_host,
 )
-from monarch_kernel.errors import PayloadError, RemoteError
+from monarch_kernel.errors import RemoteError
 
 LONG_S = 60.0
 
@@ -263,11 +263,6 @@ def test_an_unknown_endpoint_is_an_attribute_error_that_lists_those_there_are(wo
         workers.rnak  # noqa: B018
     assert {"rank", "add", "slice"} <= set(dir(workers))
     assert workers.rank.__doc__ == "Flat rank in the mesh as spawned."
-
-
-def test_an_actor_mesh_does_not_travel_yet(workers: Worker) -> None:
-    with pytest.raises(PayloadError, match="calls between ranks are not supported yet"):
-        workers.collect.call(workers)
 
 
 # -- algebra

@@ -65,7 +65,7 @@ class Lab:
         self.launcher = FakeLauncher()
         self.host = self.runtime.add_host(self.launcher)
         self.agent = FakeAgent(hub, self.host, TOKEN)
-        self.procs = [self.runtime.new_proc() for _ in range(count)]
+        self.procs = list(self.runtime.new_procs(count))
         specs = [rank_spec(proc, rank=i, world_size=count) for i, proc in enumerate(self.procs)]
         self.runtime.start_ranks(self.host, specs)
         self.ranks = {proc: Rank(hub, proc, TOKEN) for proc in self.procs}
