@@ -41,6 +41,7 @@ __all__ = [
     "RemoteInterrupt",
     "SupervisionError",
     "format_ranks",
+    "rebuild_exception",
 ]
 
 

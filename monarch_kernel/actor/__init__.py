@@ -9,6 +9,7 @@ from monarch_kernel.actor.actor import Actor, concurrent_endpoint, endpoint
 from monarch_kernel.actor.context import context, current_actor_name, current_rank, current_size
 from monarch_kernel.actor.endpoints import ActorMesh
 from monarch_kernel.actor.hosts import HostMesh, shutdown_context, this_host, this_proc
+from monarch_kernel.actor.ports import Channel, Port, PortReceiver
 from monarch_kernel.actor.procs import ProcMesh
 from monarch_kernel.asking.future import Future
 from monarch_kernel.errors import ActorError, SupervisionError
@@ -18,10 +19,13 @@ __all__ = [
     "Actor",
     "ActorError",
     "ActorMesh",
+    "Channel",
     "Extent",
     "Future",
     "HostMesh",
     "Point",
+    "Port",
+    "PortReceiver",
     "ProcMesh",
     "SupervisionError",
     "ValueMesh",

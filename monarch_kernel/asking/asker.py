@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 
 from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.future import Future, Owner
+from monarch_kernel.asking.ports import PortTable
 from monarch_kernel.errors import Failure
 from monarch_kernel.wire.codec import Packed
 
@@ -16,7 +17,13 @@ T = TypeVar("T")
 
 
 class Asker(Owner, Protocol):
-    """Carries requests to processes, and their answers back."""
+    """Carries requests to processes, and their answers back.
+
+    Attributes:
+        ports: those that this process has open.
+    """
+
+    ports: PortTable
 
     def request(
         self,

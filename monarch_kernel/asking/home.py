@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
 
-__all__ = ["HOME", "opened_for", "opener"]
+__all__ = ["HOME", "opened_by", "opened_for", "opener"]
 
 
 class _Home:
@@ -41,6 +41,11 @@ def opened_for(asker: Any) -> Iterator[None]:
         yield
     finally:
         _opening.reset(token)
+
+
+def opened_by() -> Any:
+    """The `Asker` that `opened_for` names, or None."""
+    return _opening.get()
 
 
 def opener() -> Any:

@@ -17,6 +17,7 @@ from typing import TypeVar
 from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.future import Future
 from monarch_kernel.asking.numbers import CONTROLLER_PROC, made_by, numbers
+from monarch_kernel.asking.ports import PortTable
 from monarch_kernel.controller.effects import Attached, BacklogEvent, Effect, Expired, Resolve, RichEvent, Send, Tell
 from monarch_kernel.controller.printer import OutputPrinter
 from monarch_kernel.controller.resume import Resumed
@@ -61,6 +62,7 @@ class Runtime:
     def __init__(self, transport: Transport, token: str, output_wait_s: float = 0.0, epoch: int = 0) -> None:
         self._output_wait_s = output_wait_s
         self.refused = 0
+        self.ports = PortTable()
         self.printer = OutputPrinter()
         self._state = State()
         self._token = token

@@ -21,6 +21,7 @@ from monarch_kernel.wire.messages import (
     Message,
     Payload,
     Ping,
+    PortSend,
     PostMortem,
     Pull,
     Push,
@@ -35,7 +36,7 @@ __all__ = ["FOR_ACTORS", "ControllerWorkplace"]
 _FOR_RANKS = (Apply, Pull, Push, Run)
 
 FOR_ACTORS: frozenset[type[Message]] = frozenset(
-    {Call, Fence, Interrupt, Ping, PostMortem, Spawn, StopActor, *_FOR_RANKS}
+    {Call, Fence, Interrupt, Ping, PortSend, PostMortem, Spawn, StopActor, *_FOR_RANKS}
 )
 """What ranks, and this process itself, may ask of the actors here; the last are refused."""
 

@@ -11,6 +11,7 @@ from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.future import Future
 from monarch_kernel.asking.numbers import CONTROLLER_PROC, made_by, numbers
 from monarch_kernel.asking.peers import Connect, Disconnect, PeerEffect, Peers, Resolved, ToPeer
+from monarch_kernel.asking.ports import PortTable
 from monarch_kernel.errors import Failure
 from monarch_kernel.transport.base import CONTROLLER, Peer, PeerTransport, incarnation_of, proc_of, rank_peer
 from monarch_kernel.transport.driver import Driver, Waiter
@@ -43,6 +44,7 @@ class RankAsker:
     def __init__(self, spec: RankSpec, driver: Driver[RankItem], transport: PeerTransport, hello: Hello) -> None:
         name = rank_peer(spec.proc, spec.incarnation)
         self.refused = 0
+        self.ports = PortTable()
         self._driver = driver
         self._transport = transport
         self._hello = pack(hello)

@@ -24,6 +24,7 @@ from monarch_kernel.wire.messages import (
     Interrupt,
     Message,
     Payload,
+    PortSend,
     PostMortem,
     Result,
     Spawn,
@@ -152,6 +153,8 @@ class Workplace:
                 self.send_answer_now(message.id, pack(Result(message.id, Payload())))
         elif isinstance(message, Interrupt):
             self._interrupt(message.id, message.abort)
+        elif isinstance(message, PortSend):
+            self.asker.ports.hear(message, frames)
         elif isinstance(message, Fence):
             self.fence(message, peer)
         elif isinstance(message, PostMortem):

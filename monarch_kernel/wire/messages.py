@@ -49,6 +49,7 @@ __all__ = [
     "Payload",
     "PeerNews",
     "Ping",
+    "PortSend",
     "PostMortem",
     "Pull",
     "Push",
@@ -254,6 +255,17 @@ class Attach(Message, frozen=True):
     token: str
     controller_pid: int
     epoch: int
+
+
+# any -> any
+
+
+class PortSend(Message, frozen=True):
+    """A value, or an error, for a port of the process that has made its number."""
+
+    port: int
+    payload: Payload
+    failure: Failure | None = None
 
 
 # rank -> any

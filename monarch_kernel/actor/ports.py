@@ -1,0 +1,135 @@
+"""Channels: what is sent into a port, in any process, comes out of its receiver, in the process that has opened it."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Generic, NoReturn, TypeVar
+
+from monarch_kernel.actor.answers import read_value
+from monarch_kernel.asking.answer import Answer
+from monarch_kernel.asking.asker import Asker
+from monarch_kernel.asking.future import Future
+from monarch_kernel.asking.home import HOME, opened_by
+from monarch_kernel.asking.numbers import made_by
+from monarch_kernel.controller.session import current_session
+from monarch_kernel.describe.report import describe
+from monarch_kernel.errors import Failure, rebuild_exception
+from monarch_kernel.wire.codec import dump, pack
+from monarch_kernel.wire.messages import Payload, PortSend
+
+__all__ = ["Channel", "Port", "PortReceiver", "asker_here"]
+
+T = TypeVar("T")
+
+
+def asker_here() -> Asker:
+    """What carries the requests of the code that runs here: of a rank, or of the session of the program."""
+    asker: Asker | None = opened_by() or HOME.asker
+    if asker is None:
+        runtime = current_session().runtime
+        runtime.host_actors()
+        return runtime
+    return asker
+
+
+class Port(Generic[T]):
+    """Where values are sent to; can be passed on to any process, as an argument or inside of one."""
+
+    def __init__(self, asker: Asker, number: int) -> None:
+        self._asker = asker
+        self._number = number
+
+    def __repr__(self) -> str:
+        return f"<Port {self._number:#x}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Port) and other._number == self._number
+
+    def __hash__(self) -> int:
+        return hash(self._number)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _open_port, (self._number,)
+
+    def send(self, value: T) -> None:
+        """Send a value; those of one sender arrive in their order. Nobody hears of it if the receiver is gone.
+
+        Raises:
+            PayloadError: it can't be pickled.
+        """
+        payload, frames = dump(value, f"what is sent into a port (a {type(value).__name__})")
+        self._asker.tell((made_by(self._number),), pack(PortSend(self._number, payload), frames))
+
+    def exception(self, error: BaseException) -> None:
+        """Send an error, which the receiver's future raises."""
+        self._asker.tell((made_by(self._number),), pack(PortSend(self._number, Payload(), describe(error))))
+
+
+class PortReceiver(Generic[T]):
+    """Where values come out, in the order in which they have arrived."""
+
+    def __init__(self, asker: Asker, number: int) -> None:
+        self._asker = asker
+        self._number = number
+        self._lock = threading.Lock()
+        self._arrived: deque[Answer] = deque()
+        self._waiting: deque[Future[Any]] = deque()
+        ours = weakref.ref(self)
+
+        def take(answer: Answer) -> None:
+            receiver = ours()
+            if receiver is not None:
+                receiver._take(answer)
+
+        asker.ports.open(number, take)
+        weakref.finalize(self, asker.ports.close, number)
+
+    def __repr__(self) -> str:
+        return f"<PortReceiver {self._number:#x}, {len(self._arrived)} arrived>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a PortReceiver stays where Channel.open() was called; pass the Port on")
+
+    def recv(self) -> Future[T]:
+        """The next value that has not been asked for; an error that was sent is raised by the future."""
+        future: Future[T] = Future(self._asker, self._asker.new_number(), self._read)
+        with self._lock:
+            if not self._arrived:
+                self._waiting.append(future)
+                return future
+            answer = self._arrived.popleft()
+        future.resolve([answer], True)
+        return future
+
+    def _take(self, answer: Answer) -> None:
+        with self._lock:
+            if not self._waiting:
+                self._arrived.append(answer)
+                return
+            future = self._waiting.popleft()
+        future.resolve([answer], True)
+
+    def _read(self, answers: Sequence[Answer]) -> T:
+        (answer,) = answers
+        if isinstance(answer, Failure):
+            raise rebuild_exception(answer)
+        return read_value(answer)  # type: ignore[no-any-return]
+
+
+class Channel(Generic[T]):
+    """Makes ports."""
+
+    @staticmethod
+    def open() -> tuple[Port[Any], PortReceiver[Any]]:
+        """A port, which may travel, and its receiver, which stays here."""
+        asker = asker_here()
+        number = asker.new_number()
+        return Port(asker, number), PortReceiver(asker, number)
+
+
+def _open_port(number: int) -> Port[Any]:
+    """A port that came from elsewhere."""
+    return Port(asker_here(), number)
