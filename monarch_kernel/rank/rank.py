@@ -492,6 +492,11 @@ class Rank(Workplace):
     def _exit(self) -> NoReturn:
         self._exiting = True
         with contextlib.suppress(BaseException):
+            retiring = [executor.retire() for executor in list(self.actors.values()) if executor.retire is not None]
+            for wait in retiring:
+                if wait is not None:
+                    wait()
+        with contextlib.suppress(BaseException):
             atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):

@@ -78,8 +78,9 @@ class Workplace:
 
     def strike(self, executor: Executor, id: int, abort: bool) -> None:
         """Raise KeyboardInterrupt in what an executor runs for a request."""
-        if executor.strike is not None:
-            executor.strike()
+        strike = executor.strikes.get(id)
+        if strike is not None:
+            strike()
         else:
             executor.strike_thread()
 
@@ -202,7 +203,7 @@ class Workplace:
 
     def _interrupt(self, id: int, abort: bool) -> None:
         for executor in self.executors():
-            if executor.current == id:
+            if executor.current == id or id in executor.strikes:
                 executor.interrupted = id
                 executor.struck = 0
                 if self.debugger is None or not self.debugger.interrupt(id):
