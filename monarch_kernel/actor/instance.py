@@ -72,6 +72,7 @@ class _Host:
         self._whole = Context(self._self, point)
         self._parts: dict[str, Context] = {}
         self._actor: Any = None
+        self._cleans_up = False
         self._specs: dict[str, EndpointSpec] = {}
         self._methods: dict[str, Any] = {}
         self._death: Failure | None = None
@@ -133,19 +134,20 @@ class _Host:
         print(f"__cleanup__ of actor {self._self.name!r} failed, too:", file=sys.stderr)
         traceback.print_exception(type(error), error, error.__traceback__)
 
-    def _retire(self) -> Callable[[], object] | None:
+    def _retire(self) -> threading.Thread | None:
         """The process ends: clean up, if there is something to clean up. What runs is interrupted, what waits is dropped."""
-        if not hasattr(self._actor, "__cleanup__") or self._death is not None:
+        if not self._cleans_up:
             return None
         executor = self._executor
-        executor.mailbox.clear()
+        if self._actor is not None:  # else it is at it
+            executor.mailbox.clear()
+            for strike in list(executor.strikes.values()):
+                strike()
+            if executor.current and not executor.strikes:
+                executor.interrupted = executor.current
+                executor.strike_thread()
         executor.post(StopActor(0, self._self.actor_id, "the process was stopped"), ())
-        for strike in list(executor.strikes.values()):
-            strike()
-        if executor.current and not executor.strikes:
-            executor.interrupted = executor.current
-            executor.strike_thread()
-        return self._thread.join
+        return self._thread
 
     # -- sync
 
@@ -154,6 +156,9 @@ class _Host:
         for file, text in message.sources:
             lines = text.splitlines(keepends=True)
             linecache.cache[file] = (len(text), None, lines, file)  # no time of change: checkcache() leaves it alone
+        if self._rank.broken is not None:
+            self._rank.fail(executor, message.id, self._die(self._rank.broken))
+            return
         try:
             with executor.user_code():
                 cls, args, kwargs = load(message.payload, frames)
@@ -169,6 +174,9 @@ class _Host:
 
     def _make(self, cls: type, args: Any, kwargs: Any) -> None:
         self._actor = cls(*args, **kwargs)
+        self._cleans_up = hasattr(cls, "__cleanup__")
+        if self._cleans_up:
+            self._rank.note_cleanup()
         self._methods = {name: getattr(self._actor, name) for name in self._specs}
 
     def _call(self, message: Call, frames: Sequence[Frame]) -> None:

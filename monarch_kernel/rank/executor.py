@@ -88,7 +88,7 @@ class Executor:
 
     Attributes:
         strikes: what interrupts each request that does not run in this thread alone, but on its event loop.
-        retire: has the work of this executor end for good, because its process does; gives what to wait for, if anything.
+        retire: has the actor end, because its process does; with the baton held. Gives the thread, if that cleans up.
     """
 
     def __init__(self, rank: Owner, name: str) -> None:
@@ -107,7 +107,7 @@ class Executor:
         self.over = False
         self.taken: tuple[Any, Sequence[Frame]] = (None, ())
         self.strikes: dict[int, Callable[[], object]] = {}
-        self.retire: Callable[[], Callable[[], object] | None] | None = None
+        self.retire: Callable[[], threading.Thread | None] | None = None
         self._striking = threading.Lock()
         self._rank = rank
 
