@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from monarch_kernel.actor.actor import Actor, concurrent_endpoint, endpoint
 from monarch_kernel.actor.context import context, current_actor_name, current_rank, current_size
-from monarch_kernel.actor.endpoints import ActorMesh
+from monarch_kernel.actor.endpoints import ActorMesh, as_endpoint, send
 from monarch_kernel.actor.hosts import HostMesh, shutdown_context, this_host, this_proc
 from monarch_kernel.actor.ports import Channel, Port, PortReceiver
 from monarch_kernel.actor.procs import ProcMesh
@@ -29,12 +29,14 @@ __all__ = [
     "ProcMesh",
     "SupervisionError",
     "ValueMesh",
+    "as_endpoint",
     "concurrent_endpoint",
     "context",
     "current_actor_name",
     "current_rank",
     "current_size",
     "endpoint",
+    "send",
     "shutdown_context",
     "this_host",
     "this_proc",

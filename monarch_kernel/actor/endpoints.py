@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, Protocol
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from types import FunctionType
+from typing import Any, Literal, NoReturn, ParamSpec, Protocol, TypeVar, overload
 
 from monarch_kernel.actor.actor import Actor, Endpoint, EndpointSpec, from_outline, sources_of
 from monarch_kernel.actor.answers import gather, read_value
@@ -24,7 +26,10 @@ from monarch_kernel.wire.messages import (
     StopActor,
 )
 
-__all__ = ["RESERVED", "ActorMesh"]
+__all__ = ["RESERVED", "ActorMesh", "as_endpoint", "send"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Procs(Protocol):
@@ -76,6 +81,9 @@ class ActorMesh(Shaped):
     def __getattr__(self, name: str) -> Any:
         spec = self.__dict__.get("_endpoints", {}).get(name)
         if spec is None:
+            method = inspect.getattr_static(self.__dict__.get("_cls"), name, None)
+            if isinstance(method, FunctionType) and not name.startswith("_"):
+                return PlainMethod(self, method)
             have = ", ".join(sorted(self.__dict__.get("_endpoints", {}))) or "none"
             raise AttributeError(f"{self._kind} has no endpoint {name!r}; it has: {have}")
         bound = _BoundEndpoint(self, spec)
@@ -201,6 +209,65 @@ class _BoundEndpoint(Endpoint[Any, Any]):
         """Call it on every rank, and do not wait for answers; there are none."""
         mesh = self._mesh
         mesh._asker.tell(mesh._procs, self._make(args, kwargs)(0))
+
+
+class PlainMethod:
+    """A method of an actor that is no endpoint, as the holders of its mesh see it."""
+
+    def __init__(self, mesh: ActorMesh, function: FunctionType) -> None:
+        self._mesh = mesh
+        self._function = function
+        self.__doc__ = function.__doc__
+
+    def __repr__(self) -> str:
+        return f"<{self._mesh.name}.{self._function.__name__}, no endpoint>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        said = f"{self._mesh.name}.{self._function.__name__}"
+        raise TypeError(f"{said} is no endpoint: mark it with @endpoint, or call as_endpoint({said}).call(...)")
+
+
+@overload
+def as_endpoint(method: Callable[P, Coroutine[Any, Any, R]], *, propagate: Any = None) -> Endpoint[P, R]: ...
+@overload
+def as_endpoint(method: Callable[P, R], *, propagate: Any = None) -> Endpoint[P, R]: ...
+def as_endpoint(method: Any, *, propagate: Any = None) -> Any:
+    """Call a method of an actor as an endpoint, though it was not marked as one: ``as_endpoint(mesh.method).call()``.
+
+    Args:
+        method: of a mesh of actors, where that was spawned.
+        propagate: as for `endpoint`.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if isinstance(method, _BoundEndpoint):
+        return method
+    if not isinstance(method, PlainMethod):
+        raise TypeError(f"as_endpoint() takes a method of a mesh of actors, not a {type(method).__name__}")
+    return _BoundEndpoint(method._mesh, EndpointSpec(method._function, propagate=propagate))
+
+
+def send(
+    endpoint: Endpoint[P, R],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    selection: Literal["all", "choose"] = "all",
+) -> None:
+    """Call an endpoint of every actor of a mesh, or of one chosen at random, and do not wait for it.
+
+    Raises:
+        TypeError: it is no endpoint, or the arguments do not fit.
+        ValueError: there is no such selection.
+    """
+    if not isinstance(endpoint, _BoundEndpoint):
+        raise TypeError(f"send() takes an endpoint of a mesh of actors, not a {type(endpoint).__name__}")
+    if selection not in ("all", "choose"):
+        raise ValueError(f"selection must be 'all' or 'choose', not {selection!r}")
+    mesh = endpoint._mesh
+    procs = mesh._procs if selection == "all" else (random.choice(mesh._procs),)
+    mesh._asker.tell(procs, endpoint._make(args, kwargs)(0))
 
 
 def _as_they_come(mesh: ActorMesh, futures: Sequence[Future[Any]]) -> Iterator[Future[Any]]:

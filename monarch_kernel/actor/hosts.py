@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import Literal, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, cast
 
 from monarch_kernel.actor.answers import check_type
 from monarch_kernel.actor.instance import host_actors
 from monarch_kernel.actor.procs import ProcMesh
+from monarch_kernel.actor.rankwise import cells_of
 from monarch_kernel.agent.processes import gpu_ids
+from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.future import Future
 from monarch_kernel.asking.home import HOME
 from monarch_kernel.asking.numbers import CONTROLLER_PROC
 from monarch_kernel.controller.session import Session, close_session, current_session
+from monarch_kernel.errors import Failure, LaunchError
 from monarch_kernel.mesh import Extent, Region, Shaped
+from monarch_kernel.wire.codec import dump_bytes, pack
 from monarch_kernel.wire.messages import (
+    Ping,
     RankSpec,
 )
 
 __all__ = ["HostMesh", "shutdown_context", "this_host", "this_proc"]
+
+_MAX_BOOTSTRAP_NBYTES = 1 << 17  # it travels in one packet to the process that forks the ranks
 
 Device = Literal["auto", "cpu", "cuda"]
 
@@ -43,6 +51,7 @@ class HostMesh(Shaped):
     def spawn_procs(
         self,
         per_host: Mapping[str, int] | None = None,
+        bootstrap: Callable[[], Any] | None = None,
         *,
         name: str = "",
         env: Mapping[str, str] | None = None,
@@ -52,17 +61,20 @@ class HostMesh(Shaped):
 
         Args:
             per_host: axis -> number of processes along it on each host, such as ``{"gpus": 8}``.
+            bootstrap: a function without arguments, sync or async, that each process runs before it has any actor. If it
+                raises, ``initialized`` of the mesh and of what is spawned on it do, too.
             name: what the mesh is called in messages.
             env: added to the environment of the processes.
             device: ``cuda`` gives each process a GPU of its own, ``cpu`` none; ``auto`` is ``cuda`` where there are GPUs.
 
         Raises:
-            TypeError: a name or a value of ``env`` is no str.
+            TypeError: a name or a value of ``env`` is no str; ``bootstrap`` takes arguments, or can't be sent.
             ValueError: an axis is named twice, or there are fewer GPUs than processes.
         """
         for key, value in (env or {}).items():
             check_type(f"env[{key!r}]", value, str)
         check_type("name", name, str)
+        boot = b"" if bootstrap is None else _pack_bootstrap(bootstrap)
         local = Extent(per_host or {})
         extent = Extent([*self.extent.items(), *local.items()])
         per = local.nelements
@@ -98,15 +110,51 @@ class HostMesh(Shaped):
                     cwd=os.getcwd(),
                     sys_path=tuple(sys.path),
                     record=self._session.record_of(procs[i * per + local_rank]),
+                    bootstrap=boot,
                 )
                 for local_rank in range(per)
             ]
             runtime.start_ranks(self._hosts[base], specs)
         return ProcMesh(runtime, Region.whole(extent), procs, name, time.monotonic(), extent, self._session)
 
+    @property
+    def initialized(self) -> Future[bool]:
+        """Resolves when every host is up and can start processes; raises a `LaunchError` if one did not come up."""
+
+        def up(answers: Sequence[Answer]) -> bool:
+            for answer in answers:
+                if isinstance(answer, Failure):
+                    raise LaunchError("\n".join([f"a host is gone: {answer.message}", *answer.last_lines]))
+            return True
+
+        return self._session.runtime.await_hosts(self._numbers, up)
+
+    def stop(self, reason: str = "stopped by client", *, grace_s: float = 2.0) -> Future[None]:
+        """End all processes on these hosts, and with them their actors; the hosts stay, and can start others."""
+        runtime = self._session.runtime
+        runtime.stop_ranks(runtime.procs_on(self._numbers), reason, grace_s)
+        return runtime.request((), lambda id: pack(Ping(id)), "", lambda answers: None)
+
+    @property
+    def _numbers(self) -> tuple[int, ...]:
+        return tuple(self._hosts[base] for base in self._region.ranks)
+
     def shutdown(self) -> Future[None]:
         """End the session: all processes and agents."""
         return shutdown_context()
+
+
+def _pack_bootstrap(function: Callable[[], Any]) -> bytes:
+    if not callable(function):
+        raise TypeError(f"bootstrap must be a function, not a {type(function).__name__}")
+    what = f"bootstrap {getattr(function, '__name__', 'function')}()"
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise TypeError(f"{what} is called without arguments: {error}") from None
+    except ValueError:
+        pass  # a builtin without a signature
+    return dump_bytes((function, cells_of(function)), what, _MAX_BOOTSTRAP_NBYTES)
 
 
 def this_proc() -> ProcMesh:

@@ -5,19 +5,27 @@ messages are handed to it by whoever drives the socket. Either way one message i
 
 An exception in an endpoint that owes an answer is the answer. Without one (broadcast, ``__init__``), and for whatever is no
 Exception, the actor dies: it answers everything that comes later with the failure that ended it. The process lives on.
+
+However an actor ends, it ends in this order: concurrent calls are cancelled and their callers told; ``__cleanup__`` runs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import linecache
+import os
+import socket
+import sys
 import threading
-from collections.abc import Coroutine, Sequence
+import traceback
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
 from monarch_kernel.actor.actor import EndpointSpec, endpoints_of
 from monarch_kernel.actor.context import ActorInstance, Context, running
+from monarch_kernel.actor.loop import AsyncCall, LoopWaiter, Stepped, outcome, run_loop
 from monarch_kernel.actor.procs import ProcMesh
 from monarch_kernel.asking.home import opened_for
 from monarch_kernel.describe.report import describe
@@ -25,11 +33,12 @@ from monarch_kernel.errors import Failure
 from monarch_kernel.mesh import Point, Region
 from monarch_kernel.rank.executor import Executor
 from monarch_kernel.rank.workplace import Workplace
-from monarch_kernel.transport.driver import Waiter
 from monarch_kernel.wire.codec import Frame, load
 from monarch_kernel.wire.messages import Call, PostMortem, Spawn, StopActor
 
 __all__ = ["host_actors"]
+
+CANCEL_S = 2.0
 
 
 def host_actors(workplace: Workplace, rank: int, proc_mesh: ProcMesh) -> None:
@@ -45,35 +54,6 @@ def host_actors(workplace: Workplace, rank: int, proc_mesh: ProcMesh) -> None:
         _Host(workplace, rank, proc_mesh, message, executor)
 
     workplace.on_spawn = on_spawn
-
-
-class _LoopWaiter(Waiter):
-    """Wakes an event loop instead of a thread."""
-
-    __slots__ = ("_event", "_loop")
-    leads = False
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-        super().__init__()
-        self._loop = loop
-        self._event = event
-
-    def set(self) -> None:
-        self.ready = True
-        try:
-            self._loop.call_soon_threadsafe(self._event.set)
-        except RuntimeError:
-            pass  # the loop has ended, and with it the actor
-
-
-async def _outcome(work: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
-    """Wait for an endpoint; for asyncio a SystemExit would be the end of its loop."""
-    try:
-        return await work, None
-    except asyncio.CancelledError:
-        raise
-    except BaseException as error:
-        return None, error
 
 
 class _Host:
@@ -92,11 +72,17 @@ class _Host:
         self._whole = Context(self._self, point)
         self._parts: dict[str, Context] = {}
         self._actor: Any = None
+        self._cleans_up = False
+        self._specs: dict[str, EndpointSpec] = {}
         self._methods: dict[str, Any] = {}
-        self._is_async = False
         self._death: Failure | None = None
+        self._cause: BaseException | None = None
+        self._async_calls: dict[AsyncCall, None] = {}  # in the order in which they began
+        self._wake: Callable[[], object] = executor.waiter.set
         executor.handlers |= {Spawn: self._spawn, Call: self._call, StopActor: self._stop}
-        threading.Thread(target=self._work, name=f"monarch-actor-{message.name}", daemon=True).start()
+        executor.retire = self._retire
+        self._thread = threading.Thread(target=self._work, name=f"monarch-actor-{message.name}", daemon=True)
+        self._thread.start()
 
     def _work(self) -> None:
         with opened_for(self._rank.asker):  # handles that come as arguments
@@ -115,13 +101,53 @@ class _Host:
             known = self._parts[key] = Context(self._self, point)
         return known
 
+    def _method(self, name: str) -> Any:
+        """An endpoint, or a plain method that the caller takes for one."""
+        found = self._methods.get(name)
+        if found is None:
+            found = self._methods[name] = getattr(self._actor, name)
+        return found
+
+    # -- how it ends
+
     def _die(self, error: BaseException | Failure) -> Failure:
+        """From now on everything is answered with the failure that ended it."""
         failure = error if isinstance(error, Failure) else describe(error)
         name = self._self.name
-        self._death = replace(failure, kind="stopped", message=f"{failure.message} (this ended actor {name!r})")
-        self._actor = None
-        self._methods.clear()
+        if self._death is None:
+            self._death = replace(failure, kind="stopped", message=f"{failure.message} (this ended actor {name!r})")
+            self._cause = error if isinstance(error, BaseException) else None
         return failure
+
+    def _clean_up(self, error: BaseException | None) -> Any:
+        """The last that the actor does."""
+        actor, self._actor = self._actor, None
+        self._methods.clear()
+        cleanup = getattr(actor, "__cleanup__", None)
+        if cleanup is None:
+            return None
+        running.set(self._whole)
+        return cleanup(error)
+
+    def _report_cleanup(self, error: BaseException) -> None:
+        """A failure after the one that ended the actor, which its caller knows already, is told where it can be read."""
+        print(f"__cleanup__ of actor {self._self.name!r} failed, too:", file=sys.stderr)
+        traceback.print_exception(type(error), error, error.__traceback__)
+
+    def _retire(self) -> threading.Thread | None:
+        """The process ends: clean up, if there is something to clean up. What runs is interrupted, what waits is dropped."""
+        if not self._cleans_up:
+            return None
+        executor = self._executor
+        if self._actor is not None:  # else it is at it
+            executor.mailbox.clear()
+            for strike in list(executor.strikes.values()):
+                strike()
+            if executor.current and not executor.strikes:
+                executor.interrupted = executor.current
+                executor.strike_thread()
+        executor.post(StopActor(0, self._self.actor_id, "the process was stopped"), ())
+        return self._thread
 
     # -- sync
 
@@ -130,24 +156,28 @@ class _Host:
         for file, text in message.sources:
             lines = text.splitlines(keepends=True)
             linecache.cache[file] = (len(text), None, lines, file)  # no time of change: checkcache() leaves it alone
+        if self._rank.broken is not None:
+            self._rank.fail(executor, message.id, self._die(self._rank.broken))
+            return
         try:
             with executor.user_code():
                 cls, args, kwargs = load(message.payload, frames)
-                specs = endpoints_of(cls, frozenset())
-                self._is_async = any(spec.is_async for spec in specs.values())
-                if self._is_async:
-                    asyncio.run(self._live(message, cls, args, kwargs, specs))
+                self._specs = endpoints_of(cls, frozenset())
+                if any(spec.is_async for spec in self._specs.values()):
+                    run_loop(self._live(message, cls, args, kwargs), self._broken)
                     return
                 running.set(self._whole)
-                self._make(cls, args, kwargs, specs)
+                self._make(cls, args, kwargs)
             self._rank.reply(message.id)
         except BaseException as error:  # whatever __init__ raises ends the actor, not the process
-            failure = self._die(error)
-            self._rank.fail(executor, executor.current, failure)  # of a loop that was ended: the call that ran
+            self._rank.fail(executor, executor.current, self._die(error))
 
-    def _make(self, cls: type, args: Any, kwargs: Any, specs: dict[str, EndpointSpec]) -> None:
+    def _make(self, cls: type, args: Any, kwargs: Any) -> None:
         self._actor = cls(*args, **kwargs)
-        self._methods = {name: getattr(self._actor, name) for name in specs}
+        self._cleans_up = hasattr(cls, "__cleanup__")
+        if self._cleans_up:
+            self._rank.note_cleanup()
+        self._methods = {name: getattr(self._actor, name) for name in self._specs}
 
     def _call(self, message: Call, frames: Sequence[Frame]) -> None:
         executor, id = self._executor, message.id
@@ -162,42 +192,66 @@ class _Host:
             running.set(self._context(message.region))
             args, kwargs = load(message.payload, frames)
             executor.in_user_code = True
-            value = self._methods[message.method](*args, **kwargs)
+            value = self._method(message.method)(*args, **kwargs)
             executor.leave_user_code()
             if id:
                 self._rank.reply(id, value)
         except BaseException as error:
             executor.leave_user_code()
-            self._failed(id, error)
+            self._failed(id, error, executor.interrupted == id)
+            if self._death is not None:
+                self._end()
 
-    def _failed(self, id: int, error: BaseException) -> None:
+    def _failed(self, id: int, error: BaseException, was_interrupted: bool) -> None:
+        """An endpoint has raised: that is its answer, or the actor's end."""
         stopped = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
-        interrupted = id != 0 and self._executor.interrupted == id and stopped
-        cause = error
-        if interrupted:
-            error = KeyboardInterrupt()
-        if not interrupted and (not id or not isinstance(error, Exception)):
-            self._rank.fail(self._executor, id, self._die(error), cause)
-        else:
-            self._rank.fail(self._executor, id, error, cause)
+        answer: BaseException | Failure = error
+        if self._death is not None:  # another call has ended it, and so this one
+            answer = self._death
+        elif id and was_interrupted and stopped:
+            answer = replace(describe(KeyboardInterrupt()), kind="interrupted")
+        elif not id or not isinstance(error, Exception):
+            answer = self._die(error)
+        self._rank.fail(self._executor, id, answer, error)
+
+    def _end(self) -> None:
+        """Clean up after a failure; what that raises in turn is written to stderr."""
+        error, self._cause = self._cause, None  # its frames hold what the actor held
+        try:
+            with self._executor.user_code():
+                work = self._clean_up(error)
+                if inspect.isawaitable(work):
+                    asyncio.run(_wait_for(work))
+        except BaseException as problem:
+            self._report_cleanup(problem)
 
     def _stop(self, message: StopActor, _: Sequence[Frame]) -> None:
-        self._actor = None
-        self._methods.clear()
-        self._executor.over = True
-        self._rank.reply(message.id)
+        executor = self._executor
+        executor.over = True
+        try:
+            if self._death is None:
+                with executor.user_code():
+                    work = self._clean_up(None)
+                    if inspect.isawaitable(work):
+                        asyncio.run(_wait_for(work))
+        except BaseException as error:
+            self._rank.fail(executor, message.id, error)
+        else:
+            if message.id:
+                self._rank.reply(message.id)
 
     # -- async
 
-    async def _live(self, message: Spawn, cls: type, args: Any, kwargs: Any, specs: dict[str, EndpointSpec]) -> None:
+    async def _live(self, message: Spawn, cls: type, args: Any, kwargs: Any) -> None:
         """The life of an async actor, on its own loop."""
         executor = self._executor
         loop = asyncio.get_running_loop()
         event = asyncio.Event()
-        of_thread, executor.waiter = executor.waiter, _LoopWaiter(loop, event)
+        of_thread, executor.waiter = executor.waiter, LoopWaiter(loop, event)
+        self._wake = event.set
         running.set(self._whole)
         try:
-            self._make(cls, args, kwargs, specs)
+            self._make(cls, args, kwargs)
             executor.leave_user_code()  # from now on an interrupt cancels the task
             self._rank.reply(message.id)
             await self._serve(loop, event)
@@ -210,39 +264,135 @@ class _Host:
         while self._death is None:
             event.clear()
             while executor.mailbox and self._death is None:
-                item, frames = executor.mailbox.popleft()
+                if not executor.begin_next():
+                    continue
+                item, frames = executor.taken
                 if isinstance(item, StopActor):
-                    self._stop(item, frames)
+                    await self._stop_async(loop, item)
                     return
-                executor.current = item.id
                 if isinstance(item, PostMortem):
                     executor.handlers[PostMortem](item, frames)  # the loop stands still meanwhile
-                    executor.current = 0
-                    continue
-                await self._call_async(loop, item, frames)
+                else:
+                    await self._call_async(loop, item, frames)
                 executor.current = 0
+                executor.taken = item, frames = None, ()
             if not executor.mailbox and self._death is None:
                 await event.wait()
+        await self._end_async()
 
     async def _call_async(self, loop: asyncio.AbstractEventLoop, message: Call, frames: Sequence[Frame]) -> None:
         executor, id = self._executor, message.id
+        if not message.method:
+            self._rank.reply(id)
+            return
         executor.kept = None
         try:
             running.set(self._context(message.region))
             args, kwargs = load(message.payload, frames)
-            work: Coroutine[Any, Any, Any] = self._methods[message.method](*args, **kwargs)
-            task = loop.create_task(_outcome(work))
-            executor.strike = lambda: loop.call_soon_threadsafe(task.cancel)
-            if id and executor.interrupted == id:
-                task.cancel()
-            value, error = await task
-            if error is not None:
-                raise error
-            if id:
-                self._rank.reply(id, value)
+            method = self._method(message.method)
+            spec = self._specs.get(message.method)
         except BaseException as error:
-            self._failed(id, error)
-        finally:
-            executor.strike = None
+            self._failed(id, error, False)
+            return
+        if spec is not None and spec.is_concurrent:
+            call = AsyncCall(id, loop.create_task(outcome(lambda: self._overlap(id, method(*args, **kwargs)))))
+            self._enter(call)
+            call.task.add_done_callback(lambda _: self._answer(call))
+            await asyncio.sleep(0)  # it runs to its first wait before we go on
+            return
+        call = AsyncCall(id, loop.create_task(outcome(lambda: method(*args, **kwargs))))
+        self._enter(call)
+        await asyncio.wait([call.task])
+        self._answer(call)
+        if executor.is_traced:
+            executor.end_tracing()
+
+    def _overlap(self, id: int, work: Coroutine[Any, Any, Any]) -> Stepped:
+        """Have a call known as the one that this thread runs, whenever it does."""
+        executor, before = self._executor, 0
+
+        def enter() -> None:
+            nonlocal before
+            before, executor.current = executor.current, id
+
+        def leave() -> None:
+            executor.current = before
             if executor.is_traced:
                 executor.end_tracing()
+
+        return Stepped(work, enter, leave)
+
+    def _enter(self, call: AsyncCall) -> None:
+        """From now on an interrupt finds the call; one that came a moment ago is not lost."""
+        self._async_calls[call] = None
+        if call.id:
+            self._executor.strikes[call.id] = call.strike
+            if self._executor.interrupted == call.id:
+                call.strike()
+
+    def _leave(self, call: AsyncCall) -> bool:
+        """Whether nobody else has answered the call; from now on somebody has."""
+        if call not in self._async_calls:
+            return False
+        del self._async_calls[call]
+        self._executor.strikes.pop(call.id, None)
+        return True
+
+    def _answer(self, call: AsyncCall) -> None:
+        """Say what a call came to, unless somebody has."""
+        if not self._leave(call):
+            return
+        try:
+            value, error = call.task.result()
+            if error is not None:
+                raise error
+            if call.id:
+                self._rank.reply(call.id, value)
+        except BaseException as error:
+            self._failed(call.id, error, call.was_interrupted or self._executor.interrupted == call.id)
+            if self._death is not None:
+                for other in self._async_calls:
+                    other.task.cancel()
+                self._wake()
+
+    async def _cancel_calls(self, why: Failure) -> None:
+        """Cancel what still runs, and tell who has called it why."""
+        tasks = []
+        for call in list(self._async_calls):
+            self._leave(call)
+            self._rank.fail(self._executor, call.id, why)
+            call.task.cancel()
+            tasks.append(call.task)
+        if tasks:
+            await asyncio.wait(tasks, timeout=CANCEL_S)
+
+    async def _end_async(self) -> None:
+        """As `_end`."""
+        assert self._death is not None
+        error, self._cause = self._cause, None
+        await self._cancel_calls(self._death)
+        _, problem = await outcome(lambda: self._clean_up(error))
+        if problem is not None:
+            self._report_cleanup(problem)
+
+    async def _stop_async(self, loop: asyncio.AbstractEventLoop, message: StopActor) -> None:
+        """As `_stop`."""
+        executor = self._executor
+        executor.over = True
+        why = Failure("stopped", "ActorStopped", message.reason, host=socket.gethostname(), pid=os.getpid())
+        await self._cancel_calls(why)
+        call = AsyncCall(message.id, loop.create_task(outcome(lambda: self._clean_up(None))))
+        self._enter(call)
+        await asyncio.wait([call.task])
+        self._answer(call)
+
+    async def _broken(self, error: BaseException) -> None:
+        """The loop was ended by what its life or a task of the user's raised."""
+        failure = self._die(error)
+        if self._actor is None:
+            self._rank.fail(self._executor, self._executor.current, failure)
+        await self._end_async()
+
+
+async def _wait_for(work: Any) -> Any:
+    return await work

@@ -17,7 +17,7 @@ from monarch_kernel.mesh import Region, ValueMesh
 from monarch_kernel.wire.codec import Packed, dump, pack
 from monarch_kernel.wire.messages import Apply, Push
 
-__all__ = ["apply_messages", "by_rank", "push_messages"]
+__all__ = ["apply_messages", "by_rank", "cells_of", "push_messages"]
 
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ def apply_messages(
         raise TypeError(f"map() calls {_name(function)} with {len(values)} values: {error}") from None
     except ValueError:
         pass  # a builtin without a signature
-    payload, frames = dump((function, _sources(function)), f"function {_name(function)}")
+    payload, frames = dump((function, cells_of(function)), f"function {_name(function)}")
     # Out of band, so that all messages hold the same bytes.
     shared = [pickle.PickleBuffer(part) for part in ((payload.data, *frames) if payload.data else frames)]
     made = []
@@ -102,7 +102,7 @@ def _name(function: Callable[..., Any]) -> str:
     return str(getattr(function, "__qualname__", None) or repr(function))
 
 
-def _sources(function: Callable[..., Any]) -> dict[str, str]:
+def cells_of(function: Callable[..., Any]) -> dict[str, str]:
     """The text of the notebook's cells in which a function and those it refers to were defined: ranks have no such files."""
     found: dict[str, str] = {}
     seen: set[int] = set()

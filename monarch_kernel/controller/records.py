@@ -27,6 +27,7 @@ class HostRecord:
     gpus: int = 0
     up: bool = False
     gone: bool = False
+    end: Failure | None = None
     deadline: float = 0.0
     held: list[Packed] = field(default_factory=list)
 
@@ -38,6 +39,7 @@ class RankRecord:
     ``has_ended`` says that its host agent has said so, or is gone itself; until then ``death`` is what we have decided.
     ``former`` is who was there before, as long as that one has not ended: this one is not started until then.
     ``address`` is where it listens to other ranks, ``watchers`` are those that have something to ask it.
+    ``cleans_up`` says that it has actors that want to clean up when the session ends.
     ``is_adopted`` says that it came up under an earlier controller.
     ``owed`` maps the requests that it has yet to answer to their notes, in order; ``asides`` are those that are no work.
     ``names`` is what it has told of its namespace: name -> what kind of thing it is. ``stops`` are the requests that stand
@@ -53,6 +55,7 @@ class RankRecord:
     deadline: float = 0.0
     is_adopted: bool = False
     stopping: bool = False
+    cleans_up: bool = False
     death: Failure | None = None
     has_ended: bool = False
     former: RankRecord | None = None

@@ -222,6 +222,23 @@ class Runtime:
             handle.close(0.1)  # closed meanwhile, perhaps without this handle
         return host
 
+    def await_hosts(self, hosts: Sequence[int], finish: Callable[[Sequence[Answer]], T]) -> Future[T]:
+        """A future that resolves when each of these host agents is up or gone."""
+        if self._closed:
+            raise MeshDownError("the session was shut down; start again with this_host() or %mesh up")
+        id = self.new_number()
+        future = Future(self, id, finish)
+        self._futures[id] = future  # type: ignore[assignment]
+        self.driver.submit(partial(self._state.await_hosts, id, hosts))
+        if self._over:
+            self._abandon_all()
+        return future
+
+    def procs_on(self, hosts: Sequence[int]) -> tuple[int, ...]:
+        """The processes of these hosts that have not ended."""
+        ranks = list(self._state.ranks.items())
+        return tuple(proc for proc, record in ranks if record.host in hosts and record.death is None)
+
     def attach(self, handle: HostHandle, host: int, specs: Sequence[RankSpec], timeout_s: float) -> bool:
         """Take up a host agent and its ranks, which another controller has started; False if nobody answers."""
         self._handles[host] = handle

@@ -60,6 +60,7 @@ from monarch_kernel.wire.marks import is_display_mark
 from monarch_kernel.wire.messages import (
     Attach,
     Backlog,
+    CleansUp,
     Continued,
     DebugInput,
     Failed,
@@ -77,6 +78,7 @@ from monarch_kernel.wire.messages import (
     Output,
     OutputChunk,
     PassOver,
+    Payload,
     PeerNews,
     RankSpec,
     Readings,
@@ -93,6 +95,7 @@ HOST_DEADLINE_S = 30.0
 RANK_DEADLINE_S = 120.0
 ATTACH_HOST_S = 10.0
 ATTACH_RANKS_S = 5.0
+CLEANUP_S = 2.0
 OUTPUT_GRACE_S = 0.5
 RELEASE_AFTER_S = 1.0
 MAX_NAMES = 4_000
@@ -130,6 +133,7 @@ class State:
         self._quiet: set[int] = set()
         self._cells: set[int] = set()
         self._resumption: Resumption | None = None
+        self._for_hosts: dict[int, tuple[int, ...]] = {}
 
     @property
     def pending(self) -> int:
@@ -147,6 +151,20 @@ class State:
         """Expect a host agent to come up."""
         self.hosts[host] = HostRecord(host, deadline=now + HOST_DEADLINE_S)
         return []
+
+    def await_hosts(self, id: int, hosts: Sequence[int], now: float) -> list[Effect]:
+        """Resolve a request when each of these host agents is up or gone."""
+        self._for_hosts[id] = tuple(hosts)
+        return self._tell_of_hosts()
+
+    def _tell_of_hosts(self) -> list[Effect]:
+        effects: list[Effect] = []
+        for id, hosts in list(self._for_hosts.items()):
+            records = [self.hosts[host] for host in hosts]
+            if all(record.up or record.gone for record in records):
+                del self._for_hosts[id]
+                effects.append(Resolve(id, [record.end or Value(Payload(), (), {}) for record in records], True))
+        return effects
 
     def start_ranks(self, host: int, specs: Sequence[RankSpec], now: float) -> list[Effect]:
         """Start processes on a host."""
@@ -360,9 +378,14 @@ class State:
         return effects
 
     def goodbye(self, now: float, grace_s: float = 0.0) -> list[Effect]:
-        """End all ranks and agents."""
-        theirs = [proc for proc in self.ranks if proc != CONTROLLER_PROC]
-        effects = self.stop_ranks(theirs, "the session was shut down", grace_s, now)
+        """End all ranks and agents; those whose actors clean up are given some time for it."""
+        why = "the session was shut down"
+        tidy = [proc for proc, rank in self.ranks.items() if rank.cleans_up and rank.death is None]
+        theirs = [proc for proc in self.ranks if proc != CONTROLLER_PROC and proc not in tidy]
+        effects = self.stop_ranks(theirs, why, grace_s, now)
+        if tidy:
+            grace_s = max(grace_s, CLEANUP_S)
+            effects += self.stop_ranks(tidy, why, grace_s, now)
         for record in self.hosts.values():
             effects += self._to_host(record, pack(Goodbye(grace_s=grace_s)))
         return effects
@@ -406,6 +429,9 @@ class State:
             return self._heard_names(self.ranks[proc_of(peer)], message)
         if isinstance(message, Meet):
             return self._heard_meet(message.proc, peer)
+        if isinstance(message, CleansUp):
+            self.ranks[proc_of(peer)].cleans_up = True
+            return []
         if isinstance(message, Hello):
             record = self.ranks[message.proc]
             record.up, record.pid, record.device = True, message.pid, message.device
@@ -429,7 +455,7 @@ class State:
             if self._resumption is not None:
                 self._rename(message.incarnations)
             held, host.held = host.held, []
-            return [Send(peer, packed) for packed in held]
+            return [*(Send(peer, packed) for packed in held), *self._tell_of_hosts()]
         if isinstance(message, Backlog):
             return self._heard_backlog(message, peer, now)
         assert isinstance(message, Lost)
@@ -438,7 +464,8 @@ class State:
     def host_gone(self, host: int, reason: str, log: tuple[str, ...], now: float) -> list[Effect]:
         """A host agent ended; its ranks went with it."""
         self.hosts[host].gone = True
-        effects: list[Effect] = []
+        self.hosts[host].end = Failure("lost", "HostLost", reason, last_lines=log)
+        effects: list[Effect] = self._tell_of_hosts()
         for record in self.ranks.values():
             if record.host == host:
                 record.has_ended = True
@@ -499,7 +526,7 @@ class State:
                 return message.proc == number
             if isinstance(message, (Result, Failed)):
                 return peer in self._speakers
-            return isinstance(message, (Rich, Names, Stopped, Continued, Meet))
+            return isinstance(message, (Rich, Names, Stopped, Continued, Meet, CleansUp))
         number = int(peer[1:])
         if isinstance(message, HostHello):
             procs = [proc for proc, _ in message.incarnations]

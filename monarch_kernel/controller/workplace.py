@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from monarch_kernel.asking.asker import Asker
 from monarch_kernel.asking.numbers import CONTROLLER_PROC
+from monarch_kernel.controller.effects import Effect
 from monarch_kernel.describe.report import describe
 from monarch_kernel.rank.workplace import Workplace
 from monarch_kernel.transport.base import Peer
@@ -33,6 +34,7 @@ from monarch_kernel.wire.messages import (
 
 __all__ = ["FOR_ACTORS", "ControllerWorkplace"]
 
+CLEANUP_S = 2.0
 _FOR_RANKS = (Apply, Pull, Push, Run)
 
 FOR_ACTORS: frozenset[type[Message]] = frozenset(
@@ -76,7 +78,16 @@ class ControllerWorkplace(Workplace):
         return True
 
     def close(self) -> None:
-        """End the threads of the actors."""
+        """End the actors, and their threads."""
+
+        def submit(tell: Callable[[], None]) -> None:
+            def item(now: float) -> list[Effect]:
+                tell()
+                return []
+
+            self._runtime.driver.submit(item)
+
+        self.retire(submit, CLEANUP_S)
         for executor in self.executors():
             executor.over = True
             executor.waiter.set()

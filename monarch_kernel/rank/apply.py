@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import inspect
 import linecache
 from collections.abc import Sequence
 from types import FunctionType
 from typing import Any
 
-from monarch_kernel.wire.codec import Frame, load
+from monarch_kernel.wire.codec import Frame, load, load_bytes
 from monarch_kernel.wire.messages import Payload
 
-__all__ = ["Applier"]
+__all__ = ["Applier", "run_bootstrap"]
+
+
+def run_bootstrap(data: bytes) -> None:
+    """Call the function that a `RankSpec` brings along, and wait for it if it is async.
+
+    Raises:
+        BaseException: whatever it raises.
+    """
+    function, sources = load_bytes(data)
+    for file, text in sources.items():
+        linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    result = function()
+    if inspect.isawaitable(result):
+
+        async def wait() -> None:
+            await result
+
+        asyncio.run(wait())
 
 
 class Applier:

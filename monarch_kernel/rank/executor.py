@@ -84,7 +84,12 @@ class Owner(Protocol):
 
 
 class Executor:
-    """A mailbox and the thread that empties it, one message at a time."""
+    """A mailbox and the thread that empties it, one message at a time.
+
+    Attributes:
+        strikes: what interrupts each request that does not run in this thread alone, but on its event loop.
+        retire: has the actor end, because its process does; with the baton held. Gives the thread, if that cleans up.
+    """
 
     def __init__(self, rank: Owner, name: str) -> None:
         self.name = name
@@ -100,8 +105,9 @@ class Executor:
         self.is_traced = False
         self.thread_id = 0
         self.over = False
-        self._taken: tuple[Any, Sequence[Frame]] = (None, ())
-        self.strike: Callable[[], object] | None = None
+        self.taken: tuple[Any, Sequence[Frame]] = (None, ())
+        self.strikes: dict[int, Callable[[], object]] = {}
+        self.retire: Callable[[], threading.Thread | None] | None = None
         self._striking = threading.Lock()
         self._rank = rank
 
@@ -118,9 +124,9 @@ class Executor:
         mailbox, waiter, wait = self.mailbox, self.waiter, self._rank.driving.wait
         while not self.over:
             while mailbox and not self.over:
-                if not self._begin_next():
+                if not self.begin_next():
                     continue
-                message, frames = self._taken
+                message, frames = self.taken
                 try:
                     self.handlers[type(message)](message, frames)
                 except KeyboardInterrupt as error:  # struck between the user's code and our own handling of it
@@ -128,7 +134,7 @@ class Executor:
                 except Exception as error:
                     self._rank.fail(self, self.current, error)
                 self.current = 0
-                self._taken = message, frames = None, ()
+                self.taken = message, frames = None, ()
             waiter.ready = False
             if not mailbox and not self.over:
                 try:
@@ -136,18 +142,18 @@ class Executor:
                 except Exception:  # of a signal handler that user code has set, such as torch's for DataLoader workers
                     traceback.print_exc()
 
-    def _begin_next(self) -> bool:
-        """Take the next message; False if an interrupt has just taken it away.
+    def begin_next(self) -> bool:
+        """Take the next message, into ``taken``; False if an interrupt has just taken it away.
 
         ``current`` is set before the message leaves the mailbox: an interrupt finds it in one place or the other.
         """
         try:
             self.current = getattr(self.mailbox[0][0], "id", 0)
-            self._taken = self.mailbox.popleft()
+            self.taken = self.mailbox.popleft()
         except IndexError:
             self.current = 0
             return False
-        self.current = getattr(self._taken[0], "id", 0)
+        self.current = getattr(self.taken[0], "id", 0)
         return True
 
     @contextlib.contextmanager

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import os
 import signal
 import sys
@@ -45,7 +46,7 @@ from monarch_kernel.describe.names import NameTracker
 from monarch_kernel.describe.report import describe
 from monarch_kernel.describe.stacks import Collective, Doing, describe_thread
 from monarch_kernel.errors import Failure
-from monarch_kernel.rank.apply import Applier
+from monarch_kernel.rank.apply import Applier, run_bootstrap
 from monarch_kernel.rank.asker import RankAsker, RankItem
 from monarch_kernel.rank.executor import Executor
 from monarch_kernel.rank.ledger import Ledger
@@ -57,6 +58,7 @@ from monarch_kernel.wire.codec import Frame, Packed, WireError, dump, load, pack
 from monarch_kernel.wire.messages import (
     Apply,
     Attach,
+    CleansUp,
     Complete,
     DebugInput,
     Failed,
@@ -79,6 +81,7 @@ from monarch_kernel.wire.messages import (
     Result,
     Rich,
     Run,
+    Spawn,
 )
 
 __all__ = ["Group", "Rank", "RankItem", "Shell"]
@@ -168,6 +171,8 @@ class Rank(Workplace):
         self._ledger = Ledger(spec.record) if spec.record else None
         self._epoch = 0
         self._exiting = False
+        self._cleans_up = False
+        self._unborn: list[tuple[Spawn, Executor]] | None = [] if spec.bootstrap else None
         self._pid = os.getpid()
 
     def use_shell(self, make_shell: Callable[[Callable[[dict[str, Any], dict[str, Any]], None]], Shell]) -> None:
@@ -198,10 +203,41 @@ class Rank(Workplace):
             while os.getppid() == helper:
                 os.sched_yield()
             die_with_parent(signal.SIGKILL)
+            if self.spec.bootstrap:
+                self._boot()
             self.main.run()
         except SystemExit:
             pass
         self._exit()
+
+    # -- before any actor
+
+    def _boot(self) -> None:
+        """Run the function that the mesh was given for it; if it raises no actor lives here, and each spawn says why."""
+        try:
+            with self.main.user_code():
+                run_bootstrap(self.spec.bootstrap)
+        except (
+            BaseException
+        ) as error:  # the border of the process: whatever it raises is told to who waits for the mesh
+            if self._exiting:
+                raise
+            failure = describe(error)
+            said = f"{failure.message} (raised by the bootstrap of this process)"
+            self.broken = dataclasses.replace(failure, message=said)
+        self.driver.submit(self._let_live)
+
+    def begin(self, message: Spawn, executor: Executor) -> None:
+        """Have an actor live, when the bootstrap is done."""
+        if self._unborn is None:
+            super().begin(message, executor)
+        else:
+            self._unborn.append((message, executor))
+
+    def _let_live(self) -> None:
+        unborn, self._unborn = self._unborn or [], None
+        for message, executor in unborn:
+            self.begin(message, executor)
 
     # -- answers
 
@@ -214,6 +250,12 @@ class Rank(Workplace):
             self._ledger.answered(id, packed)
         self.driver.submit(packed)
 
+    def note_cleanup(self) -> None:
+        """Have the controller wait for it when the session ends."""
+        if not self._cleans_up:
+            self._cleans_up = True
+            self.driver.submit(pack(CleansUp()))
+
     def send_answer_now(self, id: int, packed: Packed) -> None:
         """The same, with the baton held."""
         if made_by(id) != CONTROLLER_PROC:
@@ -225,7 +267,7 @@ class Rank(Workplace):
 
     def executors(self) -> list[Executor]:
         """All that work: the main thread, and the actors."""
-        return [self.main, *list(self.actors.values())]
+        return [self.main, *super().executors()]
 
     def marks(self) -> tuple[tuple[int, int], int]:
         """Mark what was written so far; also gives how many collectives were started."""
@@ -318,6 +360,9 @@ class Rank(Workplace):
             self.reply(message.id, namespace[message.name])
 
     def _ping(self, message: Ping, _: Sequence[Frame]) -> None:
+        if self.broken is not None:
+            self.fail(self.main, message.id, self.broken)
+            return
         self.reply(message.id, output=True)
 
     # -- with the baton held
@@ -401,6 +446,8 @@ class Rank(Workplace):
                 self.driver.send(CONTROLLER, pack(stopped))
         if self._names is not None:
             self.driver.send(CONTROLLER, pack(self._names.everything()))
+        if self._cleans_up:
+            self.driver.send(CONTROLLER, pack(CleansUp()))
 
     # -- looking into the namespace, whatever runs
 
@@ -491,6 +538,8 @@ class Rank(Workplace):
 
     def _exit(self) -> NoReturn:
         self._exiting = True
+        with contextlib.suppress(BaseException):
+            self.retire(self.driver.submit)
         with contextlib.suppress(BaseException):
             atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):

@@ -47,6 +47,9 @@ class Workplace:
         proc: the place of this process.
         driving: the driver of its transport.
         asker: carries requests of its actors.
+
+    Attributes:
+        broken: why no actor can live here, if none can.
     """
 
     def __init__(self, proc: int, driving: Driving, asker: Asker) -> None:
@@ -56,7 +59,9 @@ class Workplace:
         self.debugger: Debugger | None = None
         self.actors: dict[int, Executor] = {}
         self.on_spawn: Callable[[Spawn, Executor], None] | None = None
+        self.broken: Failure | None = None
         self._stopped: dict[int, str] = {}
+        self._stopping: list[Executor] = []
         self._early: dict[int, list[tuple[Call, Sequence[Frame]]]] = {}
 
     # -- for subclasses
@@ -70,17 +75,27 @@ class Workplace:
         raise NotImplementedError
 
     def executors(self) -> list[Executor]:
-        """All that work."""
-        return list(self.actors.values())
+        """All that work, also those that have been told to stop and are not done."""
+        self._stopping = [each for each in self._stopping if each.current or not each.over]
+        return [*self.actors.values(), *self._stopping]
 
     def marks(self) -> tuple[tuple[int, int], int]:
         """Mark what was written so far; also gives how many collectives were started."""
         return (0, 0), -1
 
+    def begin(self, message: Spawn, executor: Executor) -> None:
+        """Have an actor live, on a thread of its own."""
+        assert self.on_spawn is not None
+        self.on_spawn(message, executor)
+
+    def note_cleanup(self) -> None:
+        """An actor has something to clean up when the process ends."""
+
     def strike(self, executor: Executor, id: int, abort: bool) -> None:
         """Raise KeyboardInterrupt in what an executor runs for a request."""
-        if executor.strike is not None:
-            executor.strike()
+        strike = executor.strikes.get(id)
+        if strike is not None:
+            strike()
         else:
             executor.strike_thread()
 
@@ -139,8 +154,7 @@ class Workplace:
                 self._call_unknown(message, frames)
         elif isinstance(message, Spawn):
             executor = self.actors[message.actor] = Executor(self, f"actor {message.name}")
-            assert self.on_spawn is not None
-            self.on_spawn(message, executor)
+            self.begin(message, executor)
             executor.post(message, frames)
             for call, parts in self._early.pop(message.actor, ()):
                 executor.post(call, parts)
@@ -148,6 +162,7 @@ class Workplace:
             stopped = self.actors.pop(message.actor, None)
             self._note_stopped(message.actor, message.reason)
             if stopped is not None:
+                self._stopping.append(stopped)
                 stopped.post(message, frames)
             elif message.id:
                 self.send_answer_now(message.id, pack(Result(message.id, Payload())))
@@ -201,11 +216,34 @@ class Workplace:
         for call, _ in self._early.pop(actor, ()):
             self.refuse(call.id, "it is not on this rank")
 
+    # -- the end of the process
+
+    def retire(self, submit: Callable[[Callable[[], None]], object], timeout_s: float | None = None) -> None:
+        """Have all actors clean up that can, and wait for them.
+
+        Args:
+            submit: has something done with the baton held.
+            timeout_s: how long each may take.
+        """
+        threads: list[threading.Thread | None] = []
+        told = threading.Event()
+
+        def tell() -> None:
+            threads.extend(executor.retire() for executor in self.executors() if executor.retire is not None)
+            told.set()
+
+        if self.actors:
+            submit(tell)
+            told.wait(timeout_s)
+        for thread in threads:
+            if thread is not None and thread is not threading.current_thread():
+                thread.join(timeout_s)
+
     # -- interrupts
 
     def _interrupt(self, id: int, abort: bool) -> None:
         for executor in self.executors():
-            if executor.current == id:
+            if executor.current == id or id in executor.strikes:
                 executor.interrupted = id
                 executor.struck = 0
                 if self.debugger is None or not self.debugger.interrupt(id):

@@ -29,9 +29,11 @@ __all__ = [
     "Packed",
     "WireError",
     "dump",
+    "dump_bytes",
     "dump_call",
     "join",
     "load",
+    "load_bytes",
     "pack",
     "replace",
     "salvage_ids",
@@ -181,6 +183,27 @@ def dump(value: Any, what: str = "the value") -> tuple[Payload, tuple[Frame, ...
     if len(data) > INLINE_NBYTES:
         return Payload(b"", len(frames) + 1), (data, *frames)
     return Payload(data, len(frames)), tuple(frames)
+
+
+def dump_bytes(value: Any, what: str, limit_nbytes: int) -> bytes:
+    """Pickle a value into one piece, for what travels in a header.
+
+    Raises:
+        PayloadError: it cannot be pickled, or is larger than ``limit_nbytes``.
+    """
+    payload, frames = dump(value, what)
+    nbytes = len(payload.data) + sum(memoryview(frame).nbytes for frame in frames)
+    if nbytes > limit_nbytes:
+        raise PayloadError(
+            f"{what} is too large to travel: {nbytes} bytes, at most {limit_nbytes}; load data inside of it"
+        )
+    return pickle.dumps((payload.data, tuple(bytes(frame) for frame in frames)), 5)
+
+
+def load_bytes(data: bytes) -> Any:
+    """Unpickle what `dump_bytes` gave."""
+    inline, frames = pickle.loads(data)
+    return load(Payload(inline, len(frames)), frames)
 
 
 def dump_call(args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str]) -> tuple[Payload, tuple[Frame, ...]]:

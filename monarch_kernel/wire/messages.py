@@ -22,6 +22,7 @@ __all__ = [
     "Attach",
     "Backlog",
     "Call",
+    "CleansUp",
     "Complete",
     "Continued",
     "DebugInput",
@@ -298,6 +299,10 @@ class Meet(Message, frozen=True):
     proc: int
 
 
+class CleansUp(Message, frozen=True):
+    """An actor of mine has a ``__cleanup__``: give me time for it when the session ends."""
+
+
 class Owed(msgspec.Struct, array_like=True, frozen=True):
     """A request that a rank has not answered, or whose answer it keeps.
 
@@ -392,6 +397,7 @@ class RankSpec(msgspec.Struct, array_like=True, frozen=True):
     """All that a new rank needs to know; ``env`` is added to its environment before user code runs.
 
     ``incarnation`` counts the processes that this one comes after, each of which died in this place.
+    ``bootstrap`` is a pickled function that it runs before any actor, with the text of its cells; empty for none.
     ``record`` is the file in which a rank that may outlive its controller says what it runs; empty for others.
     """
 
@@ -409,6 +415,7 @@ class RankSpec(msgspec.Struct, array_like=True, frozen=True):
     sys_path: tuple[str, ...]
     record: str = ""
     incarnation: int = 0
+    bootstrap: bytes = b""
 
     def succeeded(self, incarnation: int) -> RankSpec:
         """The same place for another process."""

@@ -33,6 +33,9 @@ class Trainer(Actor):
     def reset(self) -> None:
         self.lr = 0.0
 
+    def peek(self, n: int) -> float:
+        return self.lr * n
+
 
 class Server(Actor):
     @endpoint
@@ -75,6 +78,8 @@ KNOWN = {
     "server.load.call_one('x').get()": "bytes",
     "server.generate.call_one('x', tokens=2).get()": "list[str]",
     "server.count.call_one().get()": "int",
+    "as_endpoint(trainer.peek).call(3)": "Future[ValueMesh[float]]",
+    "send(trainer.step, (3,), {})": "None",
     "server.later.call_one('x')": "Future[Any]",
 }
 
@@ -95,6 +100,8 @@ REFUSED = {
     "server.load.call(3)": "arg-type",
     "server.generate.call('x', tokens='y')": "arg-type",
     "server.later.call()": "call-arg",
+    "as_endpoint(trainer.peek).call('3')": "arg-type",
+    "as_endpoint(3)": "call-overload",
     "concurrent_endpoint(lambda self: 1)": "arg-type|call-overload|return-value|misc",
     "procs.spawn('x', int)": "type-var",
 }

@@ -12,13 +12,21 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from monarch_kernel.asking.answer import Answer, Value
 from monarch_kernel.controller.effects import Effect, Expired, LostEvent, Resolve, Send, Tell
-from monarch_kernel.controller.state import HOST_DEADLINE_S, OUTPUT_GRACE_S, RANK_DEADLINE_S, RELEASE_AFTER_S, State
+from monarch_kernel.controller.state import (
+    CLEANUP_S,
+    HOST_DEADLINE_S,
+    OUTPUT_GRACE_S,
+    RANK_DEADLINE_S,
+    RELEASE_AFTER_S,
+    State,
+)
 from monarch_kernel.errors import Failure
 from monarch_kernel.events import OutputEvent
 from monarch_kernel.testing import rank_spec
 from monarch_kernel.transport.base import host_peer, proc_of, rank_peer
 from monarch_kernel.wire.codec import join, pack, split
 from monarch_kernel.wire.messages import (
+    CleansUp,
     Failed,
     Goodbye,
     Hello,
@@ -453,6 +461,13 @@ def test_goodbye_ends_all() -> None:
     effects = state.goodbye(0.0)
     assert len(resolves(effects)) == 1
     assert [type(message) for _, message in sends(effects)] == [KillRanks, Goodbye]
+
+
+def test_goodbye_gives_time_to_ranks_that_have_something_to_clean_up() -> None:
+    state = running(2)
+    state.heard(CleansUp(), (), rank_peer(2), 0.0)
+    said = [message for _, message in sends(state.goodbye(0.0))]
+    assert said == [KillRanks((1,), 0.0), KillRanks((2,), CLEANUP_S), Goodbye(grace_s=CLEANUP_S)]
 
 
 def test_a_host_that_does_not_come_up_expires() -> None:

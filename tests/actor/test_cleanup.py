@@ -1,0 +1,203 @@
+"""The last that an actor does: ``__cleanup__`` runs once, however the actor ends, and never stands in the way of others."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from monarch_kernel.actor import (
+    Actor,
+    ActorError,
+    ProcMesh,
+    SupervisionError,
+    endpoint,
+    shutdown_context,
+    this_host,
+)
+
+LONG_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def procs() -> Iterator[ProcMesh]:
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    mesh = this_host().spawn_procs({"r": 2}, device="cpu")
+    mesh.initialized.get(LONG_S)
+    yield mesh
+    shutdown_context().get()
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+class Tidy(Actor):
+    """Writes how it ended, a line each time."""
+
+    def __init__(self, path: str, *, fail: bool = False, fail_at_end: bool = False) -> None:
+        self.path = path
+        self.fail_at_end = fail_at_end
+        if fail:
+            raise ValueError("not born")
+
+    @endpoint
+    def fail(self, error: BaseException) -> None:
+        raise error
+
+    @endpoint
+    def rank(self) -> int:
+        return 1
+
+    @endpoint
+    def sleep(self, started: str) -> None:
+        Path(started).touch()
+        while True:
+            time.sleep(0.001)
+
+    def __cleanup__(self, error: BaseException | None) -> None:
+        with open(self.path, "a") as file:
+            file.write(f"{error!r}\n")
+        if self.fail_at_end:
+            raise RuntimeError("no end")
+
+
+class AsyncTidy(Tidy):
+    """The same, asynchronous."""
+
+    @endpoint
+    async def fail(self, error: BaseException) -> None:
+        raise error
+
+    @endpoint
+    async def rank(self) -> int:
+        return 1
+
+    @endpoint
+    async def sleep(self, started: str) -> None:
+        Path(started).touch()
+        await asyncio.sleep(1000)
+
+    async def __cleanup__(self, error: BaseException | None) -> None:  # type: ignore[override]
+        await asyncio.sleep(0)
+        super().__cleanup__(error)
+
+
+both = pytest.mark.parametrize("kind", [Tidy, AsyncTidy])
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + LONG_S
+    while not condition():
+        assert time.monotonic() < deadline, f"in vain waited for: {what}"
+        time.sleep(0.005)
+
+
+@both
+def test_a_stop_waits_for_it(procs: ProcMesh, kind: type[Tidy], tmp_path: Path) -> None:
+    end = tmp_path / "end"
+    tidy = procs.slice(r=0).spawn("tidy", kind, str(end))
+    tidy.rank.broadcast()
+    tidy.stop().get(LONG_S)
+    assert end.read_text() == "None\n"
+
+
+@both
+@pytest.mark.parametrize("error", [ValueError("no good"), SystemExit(3), KeyboardInterrupt()])
+def test_a_failure_is_given_to_it(procs: ProcMesh, kind: type[Tidy], error: BaseException, tmp_path: Path) -> None:
+    end = tmp_path / "end"
+    tidy = procs.slice(r=0).spawn("tidy", kind, str(end))
+    tidy.fail.broadcast(error)
+    with pytest.raises(SupervisionError):
+        tidy.rank.call_one().get(LONG_S)
+    wait_until(end.exists, "the cleanup")
+    tidy.stop().get(LONG_S)  # it has ended already
+    assert end.read_text() == f"{error!r}\n"
+    assert procs.slice(r=0).spawn("tidy", kind, str(end)).rank.call_one().get(LONG_S) == 1
+
+
+@both
+def test_an_error_that_is_an_answer_ends_nothing(procs: ProcMesh, kind: type[Tidy], tmp_path: Path) -> None:
+    end = tmp_path / "end"
+    tidy = procs.slice(r=0).spawn("tidy", kind, str(end))
+    with pytest.raises(ActorError):
+        tidy.fail.call_one(ValueError("no good")).get(LONG_S)
+    assert tidy.rank.call_one().get(LONG_S) == 1
+    assert not end.exists()
+    tidy.stop().get(LONG_S)
+
+
+@both
+def test_what_was_not_born_is_not_cleaned_up(procs: ProcMesh, kind: type[Tidy], tmp_path: Path) -> None:
+    end = tmp_path / "end"
+    tidy = procs.slice(r=0).spawn("tidy", kind, str(end), fail=True)
+    with pytest.raises(ActorError, match="not born"):
+        tidy.initialized.get(LONG_S)
+    tidy.stop().get(LONG_S)
+    assert not end.exists()
+
+
+@both
+def test_a_cleanup_that_fails_is_told_by_the_stop(procs: ProcMesh, kind: type[Tidy], tmp_path: Path) -> None:
+    tidy = procs.spawn("tidy", kind, str(tmp_path / "end"), fail_at_end=True)
+    with pytest.raises(ActorError, match="stopping tidy") as caught:
+        tidy.stop("enough").get(LONG_S)
+    assert {repr(error) for error in caught.value.failures.values()} == {"RuntimeError('no end')"}
+    with pytest.raises(SupervisionError, match="enough"):
+        tidy.rank.call().get(LONG_S)
+
+
+@both
+def test_a_stop_that_is_interrupted_interrupts_what_it_waits_for(
+    procs: ProcMesh, kind: type[Tidy], tmp_path: Path
+) -> None:
+    tidy = procs.slice(r=0).spawn("tidy", kind, str(tmp_path / "end"))
+    running = tidy.sleep.call_one(str(tmp_path / "started"))
+    wait_until((tmp_path / "started").exists, "the actor to sleep")
+    stopping = tidy.stop()
+    assert not stopping.done()
+    running.interrupt()
+    stopping.get(LONG_S)
+    assert (tmp_path / "end").read_text() == "None\n"
+
+
+@both
+@pytest.mark.parametrize("busy", [False, True])
+def test_it_runs_when_the_processes_are_stopped(kind: type[Tidy], busy: bool, procs: ProcMesh, tmp_path: Path) -> None:
+    mesh = this_host().spawn_procs({"r": 1}, device="cpu")
+    tidy: Any = mesh.spawn("tidy", kind, str(tmp_path / "end"))
+    tidy.initialized.get(LONG_S)
+    if busy:
+        tidy.sleep.call(str(tmp_path / "started"))
+        wait_until((tmp_path / "started").exists, "the actor to sleep")
+    mesh.stop(grace_s=LONG_S).get(LONG_S)
+    wait_until(lambda: (tmp_path / "end").exists() and bool((tmp_path / "end").read_text()), "the cleanup")
+    assert (tmp_path / "end").read_text() == "None\n"
+
+
+def test_it_runs_when_a_script_ends(tmp_path: Path) -> None:
+    program = f"""
+        from monarch_kernel.actor import *
+
+        class Tidy(Actor):
+            @endpoint
+            def pid(self):
+                import os
+                return os.getpid()
+            def __cleanup__(self, error):
+                open(f"{tmp_path}/{{current_rank().rank}}", "w").write(repr(error))
+
+        print(len(this_host().spawn_procs({{"r": 2}}, device="cpu").spawn("tidy", Tidy).pid.call().get()))
+    """
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=LONG_S, check=False
+    )
+    assert (run.stdout, run.stderr) == ("2\n", "")
+    assert {name: (tmp_path / name).read_text() for name in os.listdir(tmp_path)} == {"0": "None", "1": "None"}
