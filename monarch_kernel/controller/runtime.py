@@ -229,7 +229,7 @@ class Runtime:
         id = self.new_number()
         future = Future(self, id, finish)
         self._futures[id] = future  # type: ignore[assignment]
-        self.driver.submit(partial(self._state.await_hosts, id, hosts))
+        self._driver.submit(partial(self._state.await_hosts, id, hosts))
         if self._over:
             self._abandon_all()
         return future
