@@ -8,7 +8,7 @@ from __future__ import annotations
 from monarch_kernel.actor.actor import Actor, concurrent_endpoint, endpoint
 from monarch_kernel.actor.context import context, current_actor_name, current_rank, current_size
 from monarch_kernel.actor.endpoints import ActorMesh, as_endpoint, send
-from monarch_kernel.actor.hosts import HostMesh, shutdown_context, this_host, this_proc
+from monarch_kernel.actor.hosts import HostMesh, get_or_spawn_controller, shutdown_context, this_host, this_proc
 from monarch_kernel.actor.ports import Channel, Port, PortReceiver
 from monarch_kernel.actor.procs import ProcMesh
 from monarch_kernel.asking.future import Future
@@ -36,6 +36,7 @@ __all__ = [
     "current_rank",
     "current_size",
     "endpoint",
+    "get_or_spawn_controller",
     "send",
     "shutdown_context",
     "this_host",

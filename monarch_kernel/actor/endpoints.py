@@ -114,15 +114,24 @@ class ActorMesh(Shaped):
     def initialized(self) -> Future[bool]:
         """Resolves when every actor's constructor has run, or raises what it raised."""
         if self._initialized is None:  # it came as an argument: who has spawned it knows more
-            finish = gather(self._region, f"spawning {self.name} failed", ActorError, read_value)
-            payload, frames = dump_call((), {}, ())
-            self._initialized = self._asker.request(
-                self._procs,
-                lambda id: pack(Call(id, self._actor, "", self._packed, payload), frames),
-                f"{self.name}.__init__",
-                lambda answers: bool(finish(answers)) or True,
-            )
+            self._initialized = self._ping()
         return self._initialized
+
+    def _ping(self) -> Future[bool]:
+        """Resolves when every actor has done what it was sent before; raises if one is no more."""
+        finish = gather(self._region, f"spawning {self.name} failed", ActorError, read_value)
+        payload, frames = dump_call((), {}, ())
+
+        def up(answers: Sequence[Answer]) -> bool:
+            finish(answers)
+            return True
+
+        return self._asker.request(
+            self._procs,
+            lambda id: pack(Call(id, self._actor, "", self._packed, payload), frames),
+            f"{self.name}.__init__",
+            up,
+        )
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
         """Stop the actors; calls from now on raise."""

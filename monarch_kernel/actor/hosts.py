@@ -7,19 +7,25 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
+from monarch_kernel.actor.actor import Actor, endpoints_of
 from monarch_kernel.actor.answers import check_type
+from monarch_kernel.actor.directory import DIRECTORY, directory_of, spawn_of
+from monarch_kernel.actor.endpoints import RESERVED
 from monarch_kernel.actor.instance import host_actors
-from monarch_kernel.actor.procs import ProcMesh
+from monarch_kernel.actor.ports import asker_here
+from monarch_kernel.actor.procs import ProcMesh, check_constructor
 from monarch_kernel.actor.rankwise import cells_of
 from monarch_kernel.agent.processes import gpu_ids
 from monarch_kernel.asking.answer import Answer
+from monarch_kernel.asking.asker import Asker
 from monarch_kernel.asking.future import Future
-from monarch_kernel.asking.home import HOME
+from monarch_kernel.asking.home import HOME, opener
 from monarch_kernel.asking.numbers import CONTROLLER_PROC
+from monarch_kernel.controller.runtime import Runtime
 from monarch_kernel.controller.session import Session, close_session, current_session
-from monarch_kernel.errors import Failure, LaunchError
+from monarch_kernel.errors import ActorError, Failure, LaunchError
 from monarch_kernel.mesh import Extent, Region, Shaped
 from monarch_kernel.wire.codec import dump_bytes, pack
 from monarch_kernel.wire.messages import (
@@ -27,18 +33,22 @@ from monarch_kernel.wire.messages import (
     RankSpec,
 )
 
-__all__ = ["HostMesh", "shutdown_context", "this_host", "this_proc"]
+__all__ = ["HostMesh", "get_or_spawn_controller", "serve_ranks", "shutdown_context", "this_host", "this_proc"]
 
 _MAX_BOOTSTRAP_NBYTES = 1 << 17  # it travels in one packet to the process that forks the ranks
 
+A = TypeVar("A", bound=Actor)
 Device = Literal["auto", "cpu", "cuda"]
+
+THE_CALLERS_HOST = 0
+"""Stands for the host that a rank is on, until the program gives it its number."""
 
 
 class HostMesh(Shaped):
     """Machines of a session."""
 
-    def __init__(self, session: Session, region: Region, hosts: Sequence[int]) -> None:
-        self._session = session
+    def __init__(self, asker: Asker, region: Region, hosts: Sequence[int]) -> None:
+        self._asker = asker
         self._region = region
         self._hosts = hosts
 
@@ -46,7 +56,20 @@ class HostMesh(Shaped):
         return f"<HostMesh {self.extent}>"
 
     def _with_region(self, region: Region) -> HostMesh:
-        return HostMesh(self._session, region, self._hosts)
+        return HostMesh(self._asker, region, self._hosts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _open_hosts, (self._region, tuple(self._hosts))
+
+    @property
+    def _session(self) -> Session:
+        """Of the program; what only that knows or can do is not to be had elsewhere."""
+        session = getattr(self._asker, "session", None)
+        if not isinstance(session, Session):
+            raise RuntimeError(
+                "this can be done only by the program that has the hosts; ranks can spawn_procs() on them"
+            )
+        return session
 
     def spawn_procs(
         self,
@@ -75,6 +98,10 @@ class HostMesh(Shaped):
             check_type(f"env[{key!r}]", value, str)
         check_type("name", name, str)
         boot = b"" if bootstrap is None else _pack_bootstrap(bootstrap)
+        if not isinstance(self._asker, Runtime):  # on a rank: only the program starts processes
+            options = {"name": name, "env": env, "device": device}
+            spawned = directory_of(self._asker).spawn_procs.call_one(self, per_host, bootstrap, options)
+            return cast(ProcMesh, rethrow(spawned))
         local = Extent(per_host or {})
         extent = Extent([*self.extent.items(), *local.items()])
         per = local.nelements
@@ -140,7 +167,12 @@ class HostMesh(Shaped):
         return tuple(self._hosts[base] for base in self._region.ranks)
 
     def shutdown(self) -> Future[None]:
-        """End the session: all processes and agents."""
+        """End the session: all processes and agents.
+
+        Raises:
+            RuntimeError: this is a rank; only the program can end its session.
+        """
+        assert self._session
         return shutdown_context()
 
 
@@ -159,23 +191,62 @@ def _pack_bootstrap(function: Callable[[], Any]) -> bytes:
 
 def this_proc() -> ProcMesh:
     """The process of the caller, as a mesh without axes: a rank for code that runs there, else that of the program itself."""
-    if HOME.place is not None:
-        return cast(ProcMesh, HOME.place)
-    session = current_session()
+    return cast(ProcMesh, HOME.place) if HOME.place is not None else serve_ranks(current_session())
+
+
+def serve_ranks(session: Session) -> ProcMesh:
+    """Have the program's own process host actors, and so do what only it can do for ranks; gives it as a mesh."""
     runtime = session.runtime
     mesh = ProcMesh(
         runtime, Region.whole(Extent()), (CONTROLLER_PROC,), "this process", time.monotonic(), Extent(), session
     )
     if runtime.workplace.on_spawn is None:
         host_actors(runtime.workplace, 0, mesh)
+        runtime.workplace.services[DIRECTORY] = spawn_of
         runtime.host_actors()
     return mesh
 
 
+def get_or_spawn_controller(name: str, cls: type[A], *args: Any, **kwargs: Any) -> Future[A]:
+    """The one actor of this name in the whole job, in the program's own process; spawned by the first call.
+
+    Raises:
+        TypeError: the arguments do not fit the constructor, or can't be sent.
+        ValueError: the class is no `Actor`, or its endpoints can't be.
+    """
+    check_type("name", name, str)
+    endpoints_of(cls, RESERVED)
+    check_constructor(cls, args, kwargs)
+    asker = asker_here()
+    if isinstance(asker, Runtime):
+        serve_ranks(asker.session)
+    place = ProcMesh(asker, Region.whole(Extent()), (CONTROLLER_PROC,), "the program", time.monotonic(), Extent())
+    return cast("Future[A]", directory_of(asker).get_or_spawn.call_one(place, name, cls, args, kwargs))
+
+
+def rethrow(future: Future[Any]) -> Any:
+    """Wait for what the directory does; what went wrong there is raised as if it had been done here."""
+    try:
+        return future.get()
+    except ActorError as error:
+        raise error.exception from None
+
+
+def _open_hosts(region: Region, hosts: Sequence[int]) -> HostMesh:
+    """A mesh of hosts that came as an argument or as a result."""
+    asker = opener()
+    if isinstance(asker, Runtime):
+        hosts = [asker.session.local_host() if host == THE_CALLERS_HOST else host for host in hosts]
+    return HostMesh(asker, region, hosts)
+
+
 def this_host() -> HostMesh:
     """The machine of the caller, as a mesh of one host with no axes."""
+    if HOME.asker is not None:
+        return HostMesh(HOME.asker, Region.whole(Extent()), (THE_CALLERS_HOST,))
     session = current_session()
-    return HostMesh(session, Region.whole(Extent()), (session.local_host(),))
+    serve_ranks(session)
+    return HostMesh(session.runtime, Region.whole(Extent()), (session.local_host(),))
 
 
 def shutdown_context() -> Future[None]:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 from monarch_kernel.actor.actor import Actor, endpoints_of
 from monarch_kernel.actor.answers import CellResult, check_name, check_type, gather, read_value
+from monarch_kernel.actor.directory import directory_of
 from monarch_kernel.actor.endpoints import RESERVED, ActorMesh
 from monarch_kernel.actor.rankwise import apply_messages, by_rank, push_messages
 from monarch_kernel.agent.logs import LogRecord
@@ -36,7 +37,7 @@ from monarch_kernel.wire.messages import (
     Run,
 )
 
-__all__ = ["ProcMesh"]
+__all__ = ["ProcMesh", "check_constructor"]
 
 A = TypeVar("A", bound=Actor)
 T = TypeVar("T")
@@ -234,15 +235,7 @@ class ProcMesh(Shaped):
         """
         check_type("name", name, str)
         endpoints = endpoints_of(cls, RESERVED)
-        if cls.__init__ is object.__init__:
-            if args or kwargs:
-                raise TypeError(f"{cls.__name__}() takes no arguments")
-        else:
-            try:
-                inspect.signature(cls).bind(*args, **kwargs)
-            except TypeError as error:
-                signature = inspect.signature(cls).replace(return_annotation=inspect.Signature.empty)
-                raise TypeError(f"{cls.__name__}{signature}: {error}") from None
+        check_constructor(cls, args, kwargs)
         stopped = {rank: death for rank, death in self.deaths().items() if death.kind == "stopped"}
         if stopped:
             reports = {self._as_spawned.point(rank): death for rank, death in stopped.items()}
@@ -287,6 +280,8 @@ class ProcMesh(Shaped):
 
     def stop(self, reason: str = "stopped by client", *, grace_s: float = 2.0) -> Future[None]:
         """End the processes: those that take longer than ``grace_s`` seconds are killed."""
+        if not isinstance(self._asker, Runtime):  # on a rank: only the program ends processes
+            return cast("Future[None]", directory_of(self._asker).stop_procs.call_one(self, reason, grace_s))
         self._runtime.stop_ranks(self.procs, reason, grace_s)
         return self._runtime.request((), lambda id: pack(Ping(id)), "", lambda answers: None)
 
@@ -323,6 +318,19 @@ class ProcMesh(Shaped):
     def view(self) -> MeshView:
         """The mesh as it is now, for showing."""
         return self._runtime.view(self._base, self.name, dict(self._as_spawned), time.monotonic() - self._born)
+
+
+def check_constructor(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse arguments that do not fit."""
+    if cls.__init__ is object.__init__:  # type: ignore[misc]
+        if args or kwargs:
+            raise TypeError(f"{cls.__name__}() takes no arguments")
+        return
+    try:
+        inspect.signature(cls).bind(*args, **kwargs)
+    except TypeError as error:
+        signature = inspect.signature(cls).replace(return_annotation=inspect.Signature.empty)
+        raise TypeError(f"{cls.__name__}{signature}: {error}") from None
 
 
 def _open_procs(region: Region, procs: Sequence[int], name: str, extent: Extent) -> ProcMesh:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.future import Future
@@ -56,6 +56,7 @@ class Runtime:
     Attributes:
         resumed: cells of an earlier controller, each with the future of its answers.
         backlog: what ranks wrote before this controller attached.
+        session: what owns it, if anything does.
         silent: ranks that have not answered when `attach` returned.
     """
 
@@ -88,6 +89,7 @@ class Runtime:
         self._driver: Driver[Item] = Driver(
             transport, self._on_message, self._on_item, on_tick=self._on_tick, name="monarch-controller"
         )
+        self.session: Any = None
         self.workplace = ControllerWorkplace(self, self._driver)
         self._driver.start()
 

@@ -37,6 +37,7 @@ class Session:
         address = f"ipc://{self.directory}/controller"
         self.token = token or secrets.token_hex(16)
         self.runtime = Runtime(ZmqRouter(address), self.token, OUTPUT_WAIT_S, epoch)
+        self.runtime.session = self
         self._launcher = LocalLauncher(address, self.directory)
         self._local_host: int | None = None
         self._lock = threading.Lock()

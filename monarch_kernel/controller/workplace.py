@@ -10,7 +10,7 @@ from monarch_kernel.asking.numbers import CONTROLLER_PROC
 from monarch_kernel.controller.effects import Effect
 from monarch_kernel.describe.report import describe
 from monarch_kernel.rank.workplace import Workplace
-from monarch_kernel.transport.base import Peer
+from monarch_kernel.transport.base import CONTROLLER, Peer
 from monarch_kernel.transport.driver import Driver
 from monarch_kernel.wire.codec import Frame, Packed, pack
 from monarch_kernel.wire.messages import (
@@ -52,10 +52,15 @@ class Owner(Asker, Protocol):
 
 
 class ControllerWorkplace(Workplace):
-    """Where the actors of the controller's own process work: those spawned on ``this_proc()``, and those one per name."""
+    """Where the actors of the controller's own process work: those spawned on ``this_proc()``, and those one per name.
+
+    Attributes:
+        services: numbers of actors that are there for every process -> what makes them, when they are first called.
+    """
 
     def __init__(self, runtime: Owner, driver: Driver[Any]) -> None:
         super().__init__(CONTROLLER_PROC, driver, runtime)
+        self.services: dict[int, Callable[[], tuple[Spawn, Sequence[Frame]]]] = {}
         self._runtime = runtime
         self._driver = driver
 
@@ -77,6 +82,15 @@ class ControllerWorkplace(Workplace):
         else:
             return super().hear(message, frames, peer)
         return True
+
+    def call_unknown(self, message: Call, frames: Sequence[Frame]) -> None:
+        """Make a service that has not been called yet."""
+        make = self.services.get(message.actor)
+        if make is None or message.actor in self.actors:
+            super().call_unknown(message, frames)
+            return
+        super().hear(*make(), CONTROLLER)
+        super().hear(message, frames, CONTROLLER)
 
     def close(self) -> None:
         """End the actors, and their threads."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from monarch_kernel.actor.answers import CellResult, gather
-from monarch_kernel.actor.hosts import HostMesh
+from monarch_kernel.actor.hosts import HostMesh, serve_ranks
 from monarch_kernel.actor.procs import ProcMesh
 from monarch_kernel.asking.answer import Value
 from monarch_kernel.asking.future import Future
@@ -92,7 +92,8 @@ class DetachedMeshes:
             home.remove()
             raise
         try:
-            return HostMesh(session, Region.whole(Extent()), (session.local_host(),)), session
+            serve_ranks(session)
+            return HostMesh(session.runtime, Region.whole(Extent()), (session.local_host(),)), session
         except BaseException:
             session.close()
             raise
@@ -146,6 +147,7 @@ class DetachedMeshes:
         home = self._existing(name, "attach")
         found = home.look() if not home.owner() else None
         session, manifest = KeptSession.attach(home)
+        serve_ranks(session)
         first = manifest.specs[0]
         extent = Extent(first.axes)
         procs = [spec.proc for spec in manifest.specs]

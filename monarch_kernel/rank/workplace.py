@@ -151,7 +151,7 @@ class Workplace:
             if executor is not None:
                 executor.post(message, frames)
             else:
-                self._call_unknown(message, frames)
+                self.call_unknown(message, frames)
         elif isinstance(message, Spawn):
             executor = self.actors[message.actor] = Executor(self, f"actor {message.name}")
             self.begin(message, executor)
@@ -194,7 +194,8 @@ class Workplace:
         while len(self._stopped) > _MAX_STOPPED:
             del self._stopped[next(iter(self._stopped))]
 
-    def _call_unknown(self, message: Call, frames: Sequence[Frame]) -> None:
+    def call_unknown(self, message: Call, frames: Sequence[Frame]) -> None:
+        """Keep a call until its actor is there, or never will be."""
         maker = made_by(message.actor)
         if message.actor in self._stopped or maker == self.proc:
             self.refuse(message.id, self._stopped.get(message.actor, "it is not on this rank"))
