@@ -40,7 +40,7 @@ from monarch_kernel.agent.logs import RankLog
 from monarch_kernel.agent.output import OutputStream
 from monarch_kernel.agent.processes import become_subreaper, cpu_seconds, gpu_ids, group_is_alive, rss_nbytes
 from monarch_kernel.agent.zygote import Zygote
-from monarch_kernel.transport.base import CONTROLLER, host_peer
+from monarch_kernel.transport.base import CONTROLLER, host_peer, rank_peer
 from monarch_kernel.transport.zmq import ZmqDealer
 from monarch_kernel.wire.codec import WireError, join, pack, split
 from monarch_kernel.wire.config import DETACHED, AgentConfig
@@ -365,6 +365,8 @@ class HostAgent:
     def _lost(self, rank: _Rank, exit_code: int, signum: int, reason: str, log: tuple[str, ...] = ()) -> None:
         now = time.monotonic()
         del self._ranks[rank.spec.proc]
+        with contextlib.suppress(OSError):  # where it listened to other ranks
+            os.unlink(os.path.join(self._config.directory, rank_peer(rank.spec.proc, rank.spec.incarnation).decode()))
         chunks = list(_take(rank.streams, now, last=True))
         if chunks:
             self._send(Output(tuple(chunks)))

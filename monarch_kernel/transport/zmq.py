@@ -191,6 +191,8 @@ class ZmqRank(ZmqDealer):
         self._askers.setsockopt(zmq.LINGER, _LINGER_MS)
         self._askers.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._askers.bind(own_address)
+        if own_address.startswith("ipc://"):
+            os.chmod(own_address.removeprefix("ipc://"), 0o600)
         self._items.append((self._askers, _POLLIN))
         self._asked: dict[Peer, zmq.Socket[bytes]] = {}
         self._names: dict[Any, Peer] = {self._socket: CONTROLLER}
