@@ -43,11 +43,11 @@ BEHIND = {
     "ipywidgets": ("ui",),
     "msgspec": ("wire",),
     "ray": ("launch",),
-    "torch": ("rank", "train", "tensor"),
+    "torch": ("rank", "spmd", "train", "tensor"),
     "zmq": ("transport",),
 }
 # Loading torch takes a second, and these are also imported where it is not needed.
-ONLY_IN_FUNCTIONS = {("torch", "rank"), ("torch", "train")}
+ONLY_IN_FUNCTIONS = {("torch", "rank"), ("torch", "spmd"), ("torch", "train")}
 
 
 @dataclass(frozen=True)

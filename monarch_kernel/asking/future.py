@@ -183,7 +183,7 @@ class Future(Generic[T]):
             self._call_back()
 
     def as_asyncio(self) -> asyncio.Future[T]:
-        """A future of the running event loop."""
+        """A future of the running event loop; who cancels it interrupts the ranks, as who cancels a task that awaits this."""
         loop = asyncio.get_running_loop()
         theirs: asyncio.Future[T] = loop.create_future()
 
@@ -195,6 +195,11 @@ class Future(Generic[T]):
                 else:
                     theirs.set_result(self.get(0))
 
+        def pass_on(theirs: asyncio.Future[T]) -> None:
+            if theirs.cancelled():
+                self._owner.interrupt(self.id)
+
+        theirs.add_done_callback(pass_on)
         self.add_done_callback(lambda: _call_soon(loop, copy))
         return theirs
 

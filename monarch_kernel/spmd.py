@@ -1,0 +1,121 @@
+"""Programs that were written for torchrun, in actors: the environment that ``torch.distributed`` reads."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from monarch_kernel.actor import Actor, ProcMesh, current_rank, endpoint
+
+__all__ = ["setup_torch_elastic_env", "setup_torch_elastic_env_async"]
+
+AddressKind = Literal["ipv4", "ipv6"]
+
+_LOOPBACK = {"ipv4": "127.0.0.1", "ipv6": "::1"}
+
+
+class _Rendezvous(Actor):
+    """Hosts the store at which the ranks meet, as long as its process lives: nobody else can take the port."""
+
+    def __init__(self, address: str) -> None:
+        import torch.distributed
+
+        dist: Any = torch.distributed  # few of its names are typed
+        self._store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
+
+    @endpoint
+    def port(self) -> int:
+        return int(self._store.port)
+
+
+class _Environment(Actor):
+    """Says where it is, and sets variables there."""
+
+    @endpoint
+    def host(self) -> str:
+        return socket.gethostname()
+
+    @endpoint
+    def set(self, hosts: Sequence[str], address: str, port: int, has_store: bool) -> None:
+        rank, names = current_rank().rank, list(dict.fromkeys(hosts))
+        host = hosts[rank]
+        os.environ.update(
+            RANK=str(rank),
+            WORLD_SIZE=str(len(hosts)),
+            LOCAL_RANK=str(hosts[:rank].count(host)),
+            LOCAL_WORLD_SIZE=str(hosts.count(host)),
+            GROUP_RANK=str(names.index(host)),
+            GROUP_WORLD_SIZE=str(len(names)),
+            ROLE_RANK=str(rank),
+            ROLE_WORLD_SIZE=str(len(hosts)),
+            ROLE_NAME="default",
+            MASTER_ADDR=address,
+            MASTER_PORT=str(port),
+            TORCHELASTIC_USE_AGENT_STORE=str(has_store),
+            TORCHELASTIC_RESTART_COUNT="0",
+            TORCHELASTIC_MAX_RESTARTS="0",
+        )
+
+
+async def setup_torch_elastic_env_async(
+    proc_mesh: ProcMesh,
+    master_addr: str | None = None,
+    master_port: int | None = None,
+    use_ipaddr: AddressKind | None = None,
+) -> None:
+    """As `setup_torch_elastic_env`, without blocking the event loop."""
+    _check(master_addr, master_port)
+    environment = proc_mesh.spawn("environment", _Environment)
+    hosts = await environment.host.call()
+    address, port = master_addr or _address(use_ipaddr), master_port
+    if port is None:
+        port = await _first(proc_mesh).spawn("rendezvous", _Rendezvous, address).port.call_one()
+    await environment.set.call(hosts.values(), address, port, master_port is None)
+    await environment.stop()
+
+
+def setup_torch_elastic_env(
+    proc_mesh: ProcMesh,
+    master_addr: str | None = None,
+    master_port: int | None = None,
+    use_ipaddr: AddressKind | None = None,
+) -> None:
+    """Set on each rank what torchrun sets, so that its actors can call ``torch.distributed.init_process_group()``.
+
+    Without an address the first rank of the mesh hosts the store where they meet, for as long as it lives. At an address that
+    is given rank 0 of the group opens the store, as ``init_process_group()`` does.
+
+    Args:
+        proc_mesh: the ranks; of a slice they are counted within it.
+        master_addr: where to meet; needs ``master_port``.
+        master_port: the port there.
+        use_ipaddr: which kind of address to meet at, if none is given.
+
+    Raises:
+        ValueError: one of address and port is given without the other.
+        RanksError: it failed on some ranks.
+    """
+    _check(master_addr, master_port)
+    environment = proc_mesh.spawn("environment", _Environment)
+    hosts = environment.host.call().get()
+    address, port = master_addr or _address(use_ipaddr), master_port
+    if port is None:
+        port = _first(proc_mesh).spawn("rendezvous", _Rendezvous, address).port.call_one().get()
+    environment.set.call(hosts.values(), address, port, master_port is None).get()
+    environment.stop().get()
+
+
+def _check(address: str | None, port: int | None) -> None:
+    if (address is None) != (port is None):
+        raise ValueError("master_addr and master_port go together: give both, or none")
+
+
+def _address(kind: AddressKind | None) -> str:
+    """All ranks are on this machine."""
+    return _LOOPBACK[kind or "ipv4"]
+
+
+def _first(mesh: ProcMesh) -> ProcMesh:
+    return mesh.flatten("rank").slice(rank=0)

@@ -1,0 +1,321 @@
+"""Cancelling and waiting with a limit: a cancel reaches the code that runs for it, wherever that waits; a timeout alone does not."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from monarch_kernel.actor import (
+    Actor,
+    ActorError,
+    Future,
+    ProcMesh,
+    concurrent_endpoint,
+    context,
+    endpoint,
+    shutdown_context,
+    this_host,
+    this_proc,
+)
+
+LONG_S = 30.0
+
+
+class Sleeper(Actor):
+    """Waits, and remembers what ended the wait."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def note(self, folder: str) -> None:
+        Path(folder, f"{context().actor_instance.name}-{context().actor_instance.rank.rank}").touch()
+
+    @endpoint
+    def sleep(self, folder: str) -> None:
+        self.note(folder)
+        try:
+            while True:
+                time.sleep(0.001)
+        except BaseException as error:
+            self.seen.append(type(error).__name__)
+            raise
+        finally:
+            self.seen.append("left")
+
+    @endpoint
+    def ask(self, other: Any, folder: str) -> Any:
+        self.note(folder)
+        try:
+            return other.sleep.call_one(folder).get()
+        except BaseException as error:
+            self.seen.append("KeyboardInterrupt" if isinstance(error, KeyboardInterrupt) else type(error).__name__)
+            raise
+
+    @endpoint
+    def stubborn(self, folder: str) -> str:
+        self.note(folder)
+        try:
+            while True:
+                time.sleep(0.001)
+        except KeyboardInterrupt:
+            return "as you wish"
+
+    @endpoint
+    def look(self) -> list[str]:
+        return self.seen
+
+    @endpoint
+    def rank(self) -> int:
+        self.seen.append("asked")
+        return context().actor_instance.rank.rank
+
+
+class AsyncSleeper(Sleeper):
+    """The same, asynchronous."""
+
+    @endpoint
+    async def sleep(self, folder: str) -> None:
+        self.note(folder)
+        try:
+            await asyncio.sleep(1000)
+        except BaseException as error:
+            self.seen.append(type(error).__name__)
+            raise
+        finally:
+            self.seen.append("left")
+
+    @endpoint
+    async def ask(self, other: Any, folder: str) -> Any:
+        self.note(folder)
+        try:
+            return await other.sleep.call_one(folder)
+        except BaseException as error:
+            self.seen.append(type(error).__name__)
+            raise
+
+    @endpoint
+    async def stubborn(self, folder: str) -> str:
+        self.note(folder)
+        try:
+            await asyncio.sleep(1000)
+        except asyncio.CancelledError:
+            return "as you wish"
+        return ""
+
+    @endpoint
+    async def look(self) -> list[str]:
+        return self.seen
+
+    @endpoint
+    async def rank(self) -> int:
+        self.seen.append("asked")
+        return context().actor_instance.rank.rank
+
+
+class Overlapping(AsyncSleeper):
+    """The same, side by side."""
+
+    @concurrent_endpoint
+    async def sleep(self, folder: str) -> None:
+        await AsyncSleeper.sleep.function(self, folder)  # type: ignore[attr-defined]
+
+
+every = pytest.mark.parametrize("kind", [Sleeper, AsyncSleeper, Overlapping])
+both = pytest.mark.parametrize("kind", [Sleeper, AsyncSleeper])
+RAISED = {Sleeper: "KeyboardInterrupt", AsyncSleeper: "CancelledError", Overlapping: "CancelledError"}
+
+
+@pytest.fixture(scope="module")
+def procs() -> Iterator[ProcMesh]:
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    mesh = this_host().spawn_procs({"r": 3}, device="cpu")
+    mesh.initialized.get(LONG_S)
+    yield mesh
+    shutdown_context().get()
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+def wait_for(folder: Path, *names: str) -> None:
+    deadline = time.monotonic() + LONG_S
+    while not all((folder / name).exists() for name in names):
+        assert time.monotonic() < deadline, f"in vain waited for {names}"
+        time.sleep(0.002)
+
+
+def ended(future: Future[Any]) -> ActorError:
+    """The error of a call that was cancelled; it is there at once."""
+    assert future.wait(LONG_S)
+    error = future.exception(0)
+    assert isinstance(error, ActorError)
+    assert {report.kind for report in error.reports.values()} == {"interrupted"}
+    return error
+
+
+@every
+def test_a_cancel_reaches_the_endpoint_and_the_actor_lives(
+    procs: ProcMesh, kind: type[Sleeper], tmp_path: Path
+) -> None:
+    sleeper = procs.spawn("sleeper", kind)
+    future = sleeper.sleep.call(str(tmp_path))
+    wait_for(tmp_path, *(f"sleeper-{rank}" for rank in range(3)))
+    begun = time.perf_counter()
+    future.cancel()
+    assert "cancelled by the caller" in str(ended(future))
+    assert time.perf_counter() - begun < 1.0
+    assert sleeper.look.call().get(LONG_S).values() == ([RAISED[kind], "left"],) * 3
+    future.cancel()  # nothing happens
+    assert sleeper.rank.call().get(LONG_S).values() == (0, 1, 2)
+
+
+@both
+def test_what_waits_its_turn_never_begins(procs: ProcMesh, kind: type[Sleeper], tmp_path: Path) -> None:
+    sleeper = procs.slice(r=0).spawn("sleeper", kind)
+    running, waiting = sleeper.sleep.call_one(str(tmp_path)), sleeper.rank.call_one()
+    wait_for(tmp_path, "sleeper-0")
+    waiting.cancel()
+    ended(waiting)
+    running.cancel()
+    ended(running)
+    assert sleeper.look.call_one().get(LONG_S) == [RAISED[kind], "left"]
+
+
+@both
+def test_a_call_that_is_over_is_not_cancelled(procs: ProcMesh, kind: type[Sleeper]) -> None:
+    sleeper = procs.spawn("sleeper", kind)
+    future = sleeper.rank.call()
+    assert future.wait(LONG_S)
+    future.cancel()
+    assert future.get(0).values() == (0, 1, 2)
+    assert sleeper.look.call().get(LONG_S).values() == (["asked"],) * 3
+
+
+@both
+def test_ranks_that_have_answered_keep_their_results(procs: ProcMesh, kind: type[Sleeper], tmp_path: Path) -> None:
+    sleeper = procs.spawn("sleeper", kind)
+    busy = sleeper.slice(r=1).sleep.call_one(str(tmp_path))
+    wait_for(tmp_path, "sleeper-1")
+    future = sleeper.rank.call()
+    for rank in (0, 2):
+        sleeper.slice(r=rank).look.call_one().get(LONG_S)
+    future.cancel()
+    error = ended(future)
+    assert error.ranks == (1,)
+    assert {point.rank: value for point, value in error.results.items()} == {0: 0, 2: 2}
+    busy.cancel()
+    assert sleeper.slice(r=1).look.call_one().get(LONG_S) == [RAISED[kind], "left"]
+
+
+@every
+def test_a_timeout_alone_leaves_the_endpoint_alone(procs: ProcMesh, kind: type[Sleeper], tmp_path: Path) -> None:
+    sleeper = procs.slice(r=0).spawn("sleeper", kind)
+    future = sleeper.sleep.call_one(str(tmp_path))
+    for wait in (future.get, future.exception):
+        with pytest.raises(TimeoutError, match="the request goes on"):
+            wait(0.05)
+    assert not future.wait(0.05)
+    assert not future.done()
+    if kind is Overlapping:
+        assert sleeper.look.call_one().get(LONG_S) == []
+    wait_for(tmp_path, "sleeper-0")
+    future.cancel()
+    assert sleeper.look.call_one().get(LONG_S) == [RAISED[kind], "left"]
+
+
+@pytest.mark.parametrize("where", ["another rank", "the same rank", "the controller"])
+@pytest.mark.parametrize("asked", [Sleeper, AsyncSleeper, Overlapping])
+@pytest.mark.parametrize("asking", [Sleeper, AsyncSleeper])
+def test_a_cancel_is_passed_on(
+    procs: ProcMesh, asking: type[Sleeper], asked: type[Sleeper], where: str, tmp_path: Path
+) -> None:
+    place = {"another rank": procs.slice(r=1), "the same rank": procs.slice(r=0), "the controller": this_proc()}[where]
+    first, second = procs.slice(r=0).spawn("first", asking), place.spawn("second", asked)
+    future = first.ask.call_one(second, str(tmp_path))
+    wait_for(tmp_path, "first-0", "second-0")
+    future.cancel()
+    ended(future)
+    assert first.look.call_one().get(LONG_S) == [RAISED[asking]]
+    assert second.look.call_one().get(LONG_S) == [RAISED[asked], "left"]
+    second.stop().get(LONG_S)
+
+
+@both
+def test_an_endpoint_may_answer_in_spite_of_it(procs: ProcMesh, kind: type[Sleeper], tmp_path: Path) -> None:
+    sleeper = procs.slice(r=0).spawn("sleeper", kind)
+    interrupted, cancelled = sleeper.stubborn.call_one(str(tmp_path)), None
+    wait_for(tmp_path, "sleeper-0")
+    interrupted.interrupt()
+    assert interrupted.get(LONG_S) == "as you wish"  # an interrupt waits for the answer, a cancel does not
+    (tmp_path / "sleeper-0").unlink()
+    cancelled = sleeper.stubborn.call_one(str(tmp_path))
+    wait_for(tmp_path, "sleeper-0")
+    cancelled.cancel()
+    ended(cancelled)
+    assert sleeper.rank.call_one().get(LONG_S) == 0
+
+
+@every
+def test_a_task_that_is_cancelled_cancels_what_it_awaits(procs: ProcMesh, kind: type[Sleeper], tmp_path: Path) -> None:
+    sleeper = procs.slice(r=0).spawn("sleeper", kind)
+
+    async def wait() -> None:
+        for count, wrap in enumerate((lambda future: future, lambda future: future.as_asyncio()), 1):
+            task = asyncio.ensure_future(wrap(sleeper.sleep.call_one(str(tmp_path))))
+            while not (tmp_path / "sleeper-0").exists():
+                await asyncio.sleep(0.001)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert await sleeper.look.call_one() == [RAISED[kind], "left"] * count
+            (tmp_path / "sleeper-0").unlink()
+
+    asyncio.run(wait())
+
+
+@every
+def test_a_shield_keeps_a_timeout_of_asyncio_here(procs: ProcMesh, kind: type[Sleeper], tmp_path: Path) -> None:
+    sleeper = procs.slice(r=0).spawn("sleeper", kind)
+    future = sleeper.sleep.call_one(str(tmp_path))
+
+    async def wait() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.shield(future.as_asyncio()), 0.05)
+
+    asyncio.run(wait())
+    assert not future.done()
+    wait_for(tmp_path, "sleeper-0")
+    future.cancel()
+    assert sleeper.look.call_one().get(LONG_S) == [RAISED[kind], "left"]
+
+
+def test_a_future_may_be_cancelled_by_another_thread(procs: ProcMesh, tmp_path: Path) -> None:
+    sleeper = procs.slice(r=0).spawn("sleeper", Sleeper)
+    future = sleeper.sleep.call_one(str(tmp_path))
+    wait_for(tmp_path, "sleeper-0")
+    thread = threading.Timer(0.05, future.cancel)
+    thread.start()
+    with pytest.raises(ActorError, match="cancelled by the caller"):
+        future.get(LONG_S)
+    thread.join()
+
+
+@every
+def test_many_cancels_at_any_moment_leave_the_actor_well(procs: ProcMesh, kind: type[Sleeper], tmp_path: Path) -> None:
+    sleeper = procs.spawn("sleeper", kind)
+    gaps: list[Callable[[], object]] = [lambda: None, lambda: time.sleep(0), lambda: time.sleep(0.001)]
+    for i in range(120):
+        future = sleeper.sleep.call(str(tmp_path)) if i % 2 else sleeper.rank.call()
+        gaps[i % 3]()
+        future.cancel()
+        assert future.wait(LONG_S)
+    for seen in sleeper.look.call().get(LONG_S).values():
+        assert set(seen) <= {RAISED[kind], "left", "asked"}
+        assert seen.count(RAISED[kind]) == seen.count("left")

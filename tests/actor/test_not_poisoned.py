@@ -1,0 +1,255 @@
+"""A failure ends what failed, and nothing else: whatever happened, the next spawn works on the same processes, same name too."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from monarch_kernel.actor import (
+    Actor,
+    ActorError,
+    ProcMesh,
+    SupervisionError,
+    concurrent_endpoint,
+    endpoint,
+    shutdown_context,
+    this_host,
+)
+from monarch_kernel.errors import PayloadError, RanksError
+
+LONG_S = 30.0
+
+
+class Unpicklable(Exception):
+    """An error that does not survive pickling."""
+
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(f"{a} {b}")
+        self.lock = threading.Lock()
+
+
+class Evil(BaseException):
+    """No Exception, and it can't even be shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Poison(Actor):
+    """Fails in as many ways as there are."""
+
+    def __init__(self, how: str = "") -> None:
+        if how:
+            self.fail_now(how)
+
+    def fail_now(self, how: str) -> Any:
+        if how == "error":
+            raise ValueError("no good")
+        if how == "unpicklable error":
+            raise Unpicklable(1, 2)
+        if how == "evil":
+            raise Evil
+        if how == "exit":
+            sys.exit(3)
+        if how == "interrupt":
+            raise KeyboardInterrupt
+        if how == "cancelled":
+            raise asyncio.CancelledError
+        if how == "generator exit":
+            raise GeneratorExit
+        if how == "stop iteration":
+            raise StopIteration
+        if how == "recursion":
+            return self.fail_now(how)
+        if how == "memory":
+            raise MemoryError
+        if how == "group":
+            raise ValueError("outer") from Unpicklable(3, 4)
+        raise AssertionError(how)
+
+    @endpoint
+    def fail(self, how: str) -> Any:
+        return self.fail_now(how)
+
+    @endpoint
+    def lock(self) -> Any:
+        return threading.Lock()
+
+    @endpoint
+    def thread(self) -> None:
+        def work() -> None:
+            raise ValueError("in a thread")
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+    @endpoint
+    def ok(self) -> int:
+        return 1
+
+
+class AsyncPoison(Poison):
+    """The same, asynchronous."""
+
+    @endpoint
+    async def fail(self, how: str) -> Any:
+        await asyncio.sleep(0)
+        return self.fail_now(how)
+
+    @concurrent_endpoint
+    async def fail_beside(self, how: str) -> Any:
+        await asyncio.sleep(0)
+        return self.fail_now(how)
+
+    @endpoint
+    async def lock(self) -> Any:
+        return threading.Lock()
+
+    @endpoint
+    async def thread(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, self.fail_now, "error")
+
+    @endpoint
+    async def ok(self) -> int:
+        return 1
+
+
+WAYS = [
+    "error",
+    "unpicklable error",
+    "evil",
+    "exit",
+    "interrupt",
+    "cancelled",
+    "generator exit",
+    "stop iteration",
+    "recursion",
+    "memory",
+    "group",
+]
+both = pytest.mark.parametrize("kind", [Poison, AsyncPoison])
+
+
+@pytest.fixture(scope="module")
+def procs() -> Iterator[ProcMesh]:
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    mesh = this_host().spawn_procs({"r": 2}, device="cpu")
+    mesh.initialized.get(LONG_S)
+    yield mesh
+    shutdown_context().get()
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+@pytest.fixture
+def the_processes_stay(procs: ProcMesh) -> Iterator[None]:
+    """After the test both kinds of actor work on the very same processes, under the same name."""
+    before = procs.run("import os; os.getpid()").get(LONG_S).values()
+    yield
+    for kind in (Poison, AsyncPoison):
+        again = procs.spawn("poison", kind)
+        assert again.ok.call().get(LONG_S).values() == (1, 1)
+        again.stop().get(LONG_S)
+    assert procs.run("os.getpid()").get(LONG_S).values() == before
+
+
+@both
+@pytest.mark.parametrize("how", WAYS)
+def test_init(procs: ProcMesh, kind: type[Poison], how: str, the_processes_stay: None) -> None:
+    poison = procs.spawn("poison", kind, how)
+    with pytest.raises(ActorError):
+        poison.initialized.get(LONG_S)
+    with pytest.raises(SupervisionError, match="this ended actor 'poison'"):
+        poison.ok.call().get(LONG_S)
+    poison.stop().get(LONG_S)
+
+
+@both
+@pytest.mark.parametrize("how", WAYS)
+def test_call(procs: ProcMesh, kind: type[Poison], how: str, the_processes_stay: None) -> None:
+    poison = procs.spawn("poison", kind)
+    with pytest.raises(RanksError):
+        poison.fail.call(how).get(LONG_S)
+    if how in ("error", "unpicklable error", "recursion", "memory", "group", "stop iteration"):  # an Exception
+        assert poison.ok.call().get(LONG_S).values() == (1, 1)
+    else:
+        with pytest.raises(SupervisionError, match="this ended actor 'poison'"):
+            poison.ok.call().get(LONG_S)
+
+
+@both
+@pytest.mark.parametrize("how", WAYS)
+def test_broadcast(procs: ProcMesh, kind: type[Poison], how: str, the_processes_stay: None) -> None:
+    poison = procs.spawn("poison", kind)
+    poison.fail.broadcast(how)
+    with pytest.raises(SupervisionError, match="this ended actor 'poison'"):
+        poison.ok.call().get(LONG_S)
+
+
+@pytest.mark.parametrize("adverb", ["call", "broadcast"])
+@pytest.mark.parametrize("how", WAYS)
+def test_concurrent(procs: ProcMesh, how: str, adverb: str, the_processes_stay: None) -> None:
+    poison = procs.spawn("poison", AsyncPoison)
+    sent = getattr(poison.fail_beside, adverb)(how)
+    if sent is not None:
+        with pytest.raises(RanksError):
+            sent.get(LONG_S)
+
+
+@both
+def test_results_and_threads(procs: ProcMesh, kind: type[Poison], the_processes_stay: None) -> None:
+    poison = procs.spawn("poison", kind)
+    for _ in range(3):
+        with pytest.raises(ActorError, match="can't be pickled"):
+            poison.lock.call().get(LONG_S)
+    if kind is AsyncPoison:
+        with pytest.raises(ActorError, match="no good"):
+            poison.thread.call().get(LONG_S)
+    else:
+        poison.thread.call().get(LONG_S)
+    assert poison.ok.call().get(LONG_S).values() == (1, 1)
+
+
+@both
+def test_what_cannot_be_sent_or_opened(procs: ProcMesh, kind: type[Poison], the_processes_stay: None) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+            return exec, ("raise LookupError('opened')",)
+
+    with pytest.raises(PayloadError):
+        procs.spawn("poison", kind, threading.Lock())  # type: ignore[arg-type]
+    unborn = procs.spawn("poison", kind, Bomb())  # type: ignore[arg-type]
+    with pytest.raises(ActorError, match="opened"):
+        unborn.initialized.get(LONG_S)
+    poison = procs.spawn("poison", kind)
+    with pytest.raises(ActorError, match="opened"):
+        poison.fail.call(Bomb()).get(LONG_S)  # type: ignore[arg-type]
+    assert poison.ok.call().get(LONG_S).values() == (1, 1)
+
+
+def test_many_failures_in_a_random_order_leave_nothing_behind(procs: ProcMesh, the_processes_stay: None) -> None:
+    count = "import threading; sum(t.name.startswith('monarch-actor') for t in threading.enumerate())"
+    before = procs.run(count).get(LONG_S).values()
+    rng = random.Random(0)
+    for _ in range(60):
+        kind, how = rng.choice([Poison, AsyncPoison]), rng.choice(WAYS)
+        if rng.random() < 0.3:
+            poison = procs.spawn("poison", kind, how)
+        else:
+            poison = procs.spawn("poison", kind)
+            sent = poison.fail.call(how) if rng.random() < 0.5 else poison.fail.broadcast(how)  # type: ignore[func-returns-value]
+            if sent is not None and rng.random() < 0.5:
+                sent.exception(LONG_S)
+        poison.stop().get(LONG_S)
+    deadline = time.monotonic() + LONG_S
+    while (now := procs.run(count).get(LONG_S).values()) != before:
+        assert time.monotonic() < deadline, f"threads of actors are left: {now}, before {before}"
