@@ -1,0 +1,66 @@
+"""Our notebooks, executed as a reader would, in tests."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+
+__all__ = ["NOTEBOOKS", "Run", "read", "text_of"]
+
+NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+
+
+class Run:
+    """What ``execute.py`` made of a notebook.
+
+    Attributes:
+        code: exit code.
+        stdout: what it wrote to the terminal.
+        stderr: what it wrote of an error that ended the run.
+        notebook: the notebook with its outputs.
+        html: the page.
+    """
+
+    def __init__(self, notebook: NotebookNode, folder: Path) -> None:
+        path = folder / "demo.ipynb"
+        nbformat.write(notebook, path)  # type: ignore[no-untyped-call]
+        run = subprocess.run(
+            [sys.executable, str(NOTEBOOKS / "execute.py"), str(path), "--out", str(folder / "out")],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=380,
+            # Four CPU ranks everywhere, so that one can say which of them fails.
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        )
+        self.code, self.stdout, self.stderr = run.returncode, run.stdout, run.stderr
+        self.notebook = read(folder / "out" / "demo.ipynb")
+        self.html = (folder / "out" / "demo.html").read_text(encoding="utf-8")
+
+    def shown_by(self, snippet: str) -> str:
+        """All text that the one cell with this piece of source shows."""
+        (cell,) = [cell for cell in self.notebook.cells if cell.cell_type == "code" and snippet in cell.source]
+        return text_of(cell)
+
+
+def read(path: Path) -> NotebookNode:
+    notebook: NotebookNode = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+    return notebook
+
+
+def text_of(cell: NotebookNode) -> str:
+    parts = []
+    for output in cell.outputs:
+        if output.output_type == "stream":
+            parts.append(output.text)
+        elif output.output_type == "error":
+            parts.append("\n".join([f"{output.ename}: {output.evalue}", *output.traceback]))
+        else:
+            parts.append(output.data.get("text/plain", ""))
+    return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(parts))
