@@ -40,12 +40,36 @@ from monarch_kernel.mesh import Region
 LONG_S = 30.0
 """For what takes a moment: a failure, not a measure."""
 
-NAMES = (
-    "Accumulator Actor ActorError ActorMesh Channel Extent Future HostMesh MeshFailure Point Port "
-    "PortReceiver ProcMesh SupervisionError ValueMesh as_endpoint concurrent_endpoint context "
-    "current_actor_name current_rank current_size endpoint get_or_spawn_controller send shutdown_context "
-    "this_host this_proc unhandled_fault_hook "
-).split()  # noqa: SIM905
+NAMES = [
+    "Accumulator",
+    "Actor",
+    "ActorError",
+    "ActorMesh",
+    "Channel",
+    "Extent",
+    "Future",
+    "HostMesh",
+    "MeshFailure",
+    "Point",
+    "Port",
+    "PortReceiver",
+    "ProcMesh",
+    "SupervisionError",
+    "ValueMesh",
+    "as_endpoint",
+    "concurrent_endpoint",
+    "context",
+    "current_actor_name",
+    "current_rank",
+    "current_size",
+    "endpoint",
+    "get_or_spawn_controller",
+    "send",
+    "shutdown_context",
+    "this_host",
+    "this_proc",
+    "unhandled_fault_hook",
+]
 
 names_missing = {
     "Accumulator": "accumulators are not there yet",
