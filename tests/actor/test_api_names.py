@@ -78,15 +78,13 @@ names_missing = {
     "Port": "channels are not there yet",
     "PortReceiver": "channels are not there yet",
     "as_endpoint": "as_endpoint is not there yet",
-    "concurrent_endpoint": "concurrent endpoints are not there yet",
-    "get_or_spawn_controller": "actors in the controller's process are not there yet",
+    "get_or_spawn_controller": "get_or_spawn_controller is not there yet",
     "send": "send is not there yet",
-    "this_proc": "actors in the controller's process are not there yet",
     "unhandled_fault_hook": "supervision is not there yet",
 }
 bootstrap = pytest.mark.xfail(reason="spawn_procs has no bootstrap yet")
 hosts_initialized = pytest.mark.xfail(reason="meshes of hosts have no initialized and stop yet")
-own_process = pytest.mark.xfail(reason="actors in the controller's process are not there yet")
+controllers = pytest.mark.xfail(reason="get_or_spawn_controller is not there yet")
 context_meshes = pytest.mark.xfail(reason="the context knows no meshes yet")
 concurrent = pytest.mark.xfail(reason="concurrent endpoints are not there yet")
 plain_methods = pytest.mark.xfail(reason="as_endpoint is not there yet")
@@ -204,14 +202,12 @@ def test_this_host_is_one_host_without_axes() -> None:
     assert (dict(hosts.extent), hosts.size(), len(hosts)) == ({}, 1, 1)
 
 
-@own_process
 def test_this_proc_is_the_callers_process_without_axes() -> None:
     here = api.this_proc()  # type: ignore[attr-defined,unused-ignore]
     assert isinstance(here, ProcMesh)
     assert (dict(here.extent), len(here)) == ({}, 1)
 
 
-@own_process
 def test_actors_live_in_the_controllers_process_on_threads_of_their_own_and_get_copies() -> None:
     here = api.this_proc().spawn("here", Worker, 3)  # type: ignore[attr-defined,unused-ignore]
     pid, thread = here.process.call_one().get(LONG_S)
@@ -224,7 +220,7 @@ def test_actors_live_in_the_controllers_process_on_threads_of_their_own_and_get_
     here.stop().get(LONG_S)
 
 
-@own_process
+@controllers
 def test_a_controller_actor_is_one_per_name() -> None:
     get: Any = api.get_or_spawn_controller  # type: ignore[attr-defined,unused-ignore]
     first = get("the counter", Worker, 10)
@@ -450,7 +446,6 @@ def test_the_decorator_takes_options() -> None:
     assert len(parameters) >= 1
 
 
-@response_ports
 def test_the_decorator_takes_propagate_and_explicit_response_port() -> None:
     mark: Any = endpoint
     mark(propagate=None, explicit_response_port=False)(lambda self: None)
@@ -512,7 +507,6 @@ def test_concurrent_endpoints_start_in_order_and_overlap(procs: ProcMesh) -> Non
     assert [future.get(LONG_S) for future in entering] == [[0, 1, 2, 3, 4]] * 5
 
 
-@concurrent
 def test_concurrent_endpoints_are_async(procs: ProcMesh) -> None:
     with pytest.raises((TypeError, ValueError), match="async"):
 

@@ -112,7 +112,7 @@ class Parent(Actor):
     def __supervise__(self, failure: Any) -> object:
         self.told.append(
             {
-                "text": str(failure),
+                "text": failure.report(),
                 "ranks": tuple(getattr(failure, "crashed_ranks", ())),
                 "mesh": getattr(getattr(failure, "mesh", None), "name", ""),
                 "type": type(failure).__name__,
@@ -154,7 +154,7 @@ class AsyncParent(Actor):
 
     async def __supervise__(self, failure: Any) -> bool:
         await asyncio.sleep(0)
-        self.told.append(str(failure))
+        self.told.append(failure.report())
         return self.verdict
 
 
@@ -361,7 +361,7 @@ def test_what_nobody_handles_reaches_the_hook_once(one: Any, faults: list[Any]) 
     child.fail.broadcast("nobody asked")
     wait_until(lambda: faults, "the hook")
     assert isinstance(faults[0], api.MeshFailure)  # type: ignore[attr-defined,unused-ignore]
-    assert "nobody asked" in str(faults[0])
+    assert "nobody asked" in faults[0].report()
     assert faults[0].mesh.name == "orphan"
     with pytest.raises(SupervisionError, match="nobody asked"):
         child.process.call_one().get(LONG_S)
@@ -374,7 +374,7 @@ def test_the_hook_gets_what_goes_all_the_way_up(one: Any, other: Any, faults: li
     child = top.spawn.call_one(other).get(LONG_S)
     child.fail.broadcast("nobody asked")
     wait_until(lambda: faults, "the hook")
-    assert "nobody asked" in str(faults[0])
+    assert "nobody asked" in faults[0].report()
     with pytest.raises(SupervisionError):
         top.failures.call_one().get(LONG_S)
     assert len(faults) == 1
@@ -398,9 +398,9 @@ def test_the_hook_is_told_of_a_dead_process(doomed: Any, faults: list[Any]) -> N
     child = doomed.spawn("orphans", Child)
     child.slice(r=1).die.call_one().exception(LONG_S)
     wait_until(lambda: faults, "the hook")
-    assert faults[0].crashed_ranks == (1,) or list(faults[0].crashed_ranks) == [1]
-    assert "exit code 17" in str(faults[0])
-    assert "the last words" in str(faults[0])
+    assert faults[0].crashed_ranks == (1,)
+    assert "exit code 17" in faults[0].report()
+    assert "the last words" in faults[0].report()
 
 
 @hook
