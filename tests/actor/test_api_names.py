@@ -86,7 +86,6 @@ bootstrap = pytest.mark.xfail(reason="spawn_procs has no bootstrap yet")
 hosts_initialized = pytest.mark.xfail(reason="meshes of hosts have no initialized and stop yet")
 controllers = pytest.mark.xfail(reason="get_or_spawn_controller is not there yet")
 context_meshes = pytest.mark.xfail(reason="the context knows no meshes yet")
-concurrent = pytest.mark.xfail(reason="concurrent endpoints are not there yet")
 plain_methods = pytest.mark.xfail(reason="as_endpoint is not there yet")
 response_ports = pytest.mark.xfail(reason="ports are not there yet")
 
@@ -483,7 +482,6 @@ def test_an_explicit_response_port_is_answered_when_the_actor_likes(procs: ProcM
         bad.get(LONG_S)
 
 
-@concurrent
 def test_concurrent_endpoints_start_in_order_and_overlap(procs: ProcMesh) -> None:
     class Gate(Actor):
         def __init__(self) -> None:

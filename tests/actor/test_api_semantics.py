@@ -27,8 +27,6 @@ LONG_S = 30.0
 QUICK_S = 1.0
 """What is told at once; the machine may be busy."""
 
-cleanup = pytest.mark.xfail(reason="__cleanup__ is not there yet")
-
 
 class Log(Actor):
     """Remembers what it is told."""
@@ -414,14 +412,12 @@ def test_the_death_of_a_process_is_told_in_milliseconds() -> None:
 # -- 10: __cleanup__
 
 
-@cleanup
 def test_cleanup_runs_on_stop_with_none(one: ProcMesh, tmp_path: Path) -> None:
     tidy: Any = one.spawn("tidy", Tidy, str(tmp_path / "end"))
     tidy.stop().get(LONG_S)
     assert (tmp_path / "end").read_text() == "None"
 
 
-@cleanup
 def test_cleanup_runs_on_failure_with_the_exception(one: ProcMesh, tmp_path: Path) -> None:
     tidy = one.spawn("tidy", Tidy, str(tmp_path / "end"))
     tidy.fail.broadcast()
@@ -430,7 +426,6 @@ def test_cleanup_runs_on_failure_with_the_exception(one: ProcMesh, tmp_path: Pat
     assert (tmp_path / "end").read_text() == "ValueError('no good')"
 
 
-@cleanup
 def test_cleanup_runs_when_the_processes_are_stopped(tmp_path: Path) -> None:
     with doomed() as mesh:
         mesh.slice(r=0).spawn("tidy", Tidy, str(tmp_path / "end")).initialized.get(LONG_S)  # type: ignore[attr-defined]
