@@ -73,20 +73,12 @@ NAMES = [
 
 names_missing = {
     "Accumulator": "accumulators are not there yet",
-    "Channel": "channels are not there yet",
     "MeshFailure": "supervision is not there yet",
-    "Port": "channels are not there yet",
-    "PortReceiver": "channels are not there yet",
-    "as_endpoint": "as_endpoint is not there yet",
     "get_or_spawn_controller": "get_or_spawn_controller is not there yet",
-    "send": "send is not there yet",
     "unhandled_fault_hook": "supervision is not there yet",
 }
-bootstrap = pytest.mark.xfail(reason="spawn_procs has no bootstrap yet")
-hosts_initialized = pytest.mark.xfail(reason="meshes of hosts have no initialized and stop yet")
 controllers = pytest.mark.xfail(reason="get_or_spawn_controller is not there yet")
 context_meshes = pytest.mark.xfail(reason="the context knows no meshes yet")
-plain_methods = pytest.mark.xfail(reason="as_endpoint is not there yet")
 response_ports = pytest.mark.xfail(reason="ports are not there yet")
 
 
@@ -255,7 +247,6 @@ def test_spawn_procs_and_spawn_return_at_once(procs: ProcMesh) -> None:
     mesh.stop(grace_s=0).get(LONG_S)
 
 
-@bootstrap
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_bootstrap_runs_in_each_process_before_any_actor(procs: ProcMesh, kind: str) -> None:
     def prepare() -> None:
@@ -273,7 +264,6 @@ def test_bootstrap_runs_in_each_process_before_any_actor(procs: ProcMesh, kind: 
     mesh.stop(grace_s=0).get(LONG_S)
 
 
-@hosts_initialized
 def test_hosts_say_when_they_are_up(procs: ProcMesh) -> None:
     assert this_host().initialized.get(LONG_S) is True  # type: ignore[attr-defined,unused-ignore]
     assert callable(this_host().stop)  # type: ignore[attr-defined,unused-ignore]
@@ -513,7 +503,6 @@ def test_concurrent_endpoints_are_async(procs: ProcMesh) -> None:
             def sync(self) -> None: ...
 
 
-@plain_methods
 def test_a_plain_method_can_be_called_as_an_endpoint(one: Any) -> None:
     assert api.as_endpoint(one.plain).call_one(6).get(LONG_S) == 42  # type: ignore[attr-defined,unused-ignore]
 

@@ -32,7 +32,7 @@ from monarch_kernel.actor import (
 LONG_S = 30.0
 """For what takes a moment: a failure, not a measure."""
 
-ports = pytest.mark.xfail(reason="channels are not there yet")
+accumulators = pytest.mark.xfail(reason="accumulators are not there yet")
 controllers = pytest.mark.xfail(reason="get_or_spawn_controller is not there yet")
 family = pytest.mark.xfail(reason="what an actor has spawned does not end with it yet")
 
@@ -427,7 +427,6 @@ def test_a_controller_actor_is_the_same_for_all(callers: Any) -> None:
 # -- channels
 
 
-@ports
 def test_ports_are_sent_anywhere_and_received_in_order(callers: Any) -> None:
     port, receiver = api.Channel.open()  # type: ignore[attr-defined,unused-ignore]
     assert isinstance(port, api.Port)  # type: ignore[attr-defined,unused-ignore]
@@ -446,7 +445,6 @@ def test_ports_are_sent_anywhere_and_received_in_order(callers: Any) -> None:
         assert [number for who, number in heard if who == rank] == list(range(50))
 
 
-@ports
 def test_a_port_takes_an_exception(caller: Any) -> None:
     port, receiver = api.Channel.open()  # type: ignore[attr-defined,unused-ignore]
     caller.run.call_one(lambda port: port.exception(ValueError("no good")), port).get(LONG_S)
@@ -454,7 +452,6 @@ def test_a_port_takes_an_exception(caller: Any) -> None:
         receiver.recv().get(LONG_S)
 
 
-@ports
 def test_a_channel_of_a_rank_is_sent_to_from_elsewhere(callers: Any) -> None:
     def listen(sender: Any) -> list[int]:
         from monarch_kernel.actor import Channel  # type: ignore[attr-defined,unused-ignore]
@@ -466,7 +463,6 @@ def test_a_channel_of_a_rank_is_sent_to_from_elsewhere(callers: Any) -> None:
     assert callers.slice(dp=0, tp=0).run.call_one(listen, callers.slice(dp=1, tp=1)).get(LONG_S) == [0, 1, 2]
 
 
-@ports
 def test_receiving_is_awaited(async_caller: Any) -> None:
     async def listen() -> int:
         from monarch_kernel.actor import Channel  # type: ignore[attr-defined,unused-ignore]
@@ -478,7 +474,7 @@ def test_receiving_is_awaited(async_caller: Any) -> None:
     assert async_caller.run.call_one(listen).get(LONG_S) == 3
 
 
-@ports
+@accumulators
 def test_an_accumulator_folds_in_order_of_arrival(log: Any, callers: Any, tmp_path: Path) -> None:
     total = api.Accumulator(log.add, 0, lambda so_far, value: so_far + value)  # type: ignore[attr-defined,unused-ignore]
     assert total.accumulate("x").get(LONG_S) == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -62,7 +63,10 @@ class Sync(Actor):
 
     @endpoint
     def ask_who_catches(self, other: Any, back: Any) -> str:
-        return other.catch.call_one(back).get()  # type: ignore[no-any-return]
+        future = other.catch.call_one(back)
+        while True:
+            with contextlib.suppress(DeadlockError):
+                return future.get()  # type: ignore[no-any-return]
 
     @endpoint
     def wait_for(self, path: str, *way: Any) -> Any:
