@@ -68,7 +68,7 @@ class _Host:
         point = self._region.locate(rank)
         assert point is not None
         self._point: Point = point
-        self._self = ActorInstance(message.name, message.actor, point, proc_mesh, rank)
+        self._self = ActorInstance(message.name, message.actor, point, proc_mesh._with_region(self._region), rank)
         self._whole = Context(self._self, point)
         self._parts: dict[str, Context] = {}
         self._actor: Any = None

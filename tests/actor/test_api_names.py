@@ -78,7 +78,6 @@ names_missing = {
     "unhandled_fault_hook": "supervision is not there yet",
 }
 controllers = pytest.mark.xfail(reason="get_or_spawn_controller is not there yet")
-context_meshes = pytest.mark.xfail(reason="the context knows no meshes yet")
 response_ports = pytest.mark.xfail(reason="ports are not there yet")
 
 
@@ -566,7 +565,6 @@ def test_the_context_knows_the_actor(workers: Any) -> None:
     assert len({each[5] for each in found}) == 1
 
 
-@context_meshes
 def test_the_context_knows_the_process_and_the_mesh_of_processes(procs: ProcMesh, workers: Any) -> None:
     assert workers.meshes.call().get(LONG_S).values() == (({}, {"dp": 2, "tp": 2}),) * 4
     half: Any = procs.slice(dp=1).spawn("half", Worker)
