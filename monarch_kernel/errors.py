@@ -10,6 +10,7 @@ The tree::
     │   ├── ActorError             an endpoint raised, or its result could not travel
     │   ├── RemoteError            a cell (``%%remote``), a push or a pull failed
     │   └── SupervisionError       a rank or an actor that is needed is dead or stopped
+    ├── DeadlockError              actors wait for each other in a circle
     ├── AttachError                a mesh that outlived its kernel can't be taken up, or a new one can't be kept
     ├── LaunchError                a host or its ranks did not come up
     ├── PayloadError               also a TypeError: a value cannot be sent
@@ -30,6 +31,7 @@ from typing import Any, Literal
 __all__ = [
     "ActorError",
     "AttachError",
+    "DeadlockError",
     "Failure",
     "Frame",
     "LaunchError",
@@ -248,6 +250,23 @@ class LaunchError(MonarchError):
 
 class AttachError(MonarchError):
     """A mesh that outlived its kernel can't be taken up (or one can't be brought up as such); the text says what to do."""
+
+
+class DeadlockError(MonarchError):
+    """Actors wait for each other in a circle, which the text names; raised where one of them waits.
+
+    An actor handles one message at a time, so one that waits for an answer does not answer meanwhile.
+    """
+
+    def __init__(self, circle: str) -> None:
+        super().__init__(circle)
+        self.circle = circle
+
+    def __str__(self) -> str:
+        return (
+            f"these wait for each other, and none of them can go on: {self.circle}; an actor handles one message at a time: "
+            "call back with broadcast(), or let the endpoint that waits be a @concurrent_endpoint"
+        )
 
 
 class PayloadError(MonarchError, TypeError):

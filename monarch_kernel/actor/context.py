@@ -19,7 +19,7 @@ class ActorInstance:
         name: as given to ``spawn``.
         actor_id: number of the spawn in its session.
         rank: place in the mesh as spawned.
-        proc_mesh: the processes of its mesh, as spawned; None for the program itself.
+        proc_mesh: the processes that it was spawned on; None for the program itself.
     """
 
     name: str

@@ -68,7 +68,7 @@ class _Host:
         point = self._region.locate(rank)
         assert point is not None
         self._point: Point = point
-        self._self = ActorInstance(message.name, message.actor, point, proc_mesh, rank)
+        self._self = ActorInstance(message.name, message.actor, point, proc_mesh._with_region(self._region), rank)
         self._whole = Context(self._self, point)
         self._parts: dict[str, Context] = {}
         self._actor: Any = None
@@ -81,6 +81,7 @@ class _Host:
         self._wake: Callable[[], object] = executor.waiter.set
         executor.handlers |= {Spawn: self._spawn, Call: self._call, StopActor: self._stop}
         executor.retire = self._retire
+        executor.calls = self._async_calls
         self._thread = threading.Thread(target=self._work, name=f"monarch-actor-{message.name}", daemon=True)
         self._thread.start()
 
@@ -295,12 +296,14 @@ class _Host:
             self._failed(id, error, False)
             return
         if spec is not None and spec.is_concurrent:
-            call = AsyncCall(id, loop.create_task(outcome(lambda: self._overlap(id, method(*args, **kwargs)))))
+            call = AsyncCall(
+                message, loop.create_task(outcome(lambda: self._overlap(id, method(*args, **kwargs)))), overlaps=True
+            )
             self._enter(call)
             call.task.add_done_callback(lambda _: self._answer(call))
             await asyncio.sleep(0)  # it runs to its first wait before we go on
             return
-        call = AsyncCall(id, loop.create_task(outcome(lambda: method(*args, **kwargs))))
+        call = AsyncCall(message, loop.create_task(outcome(lambda: method(*args, **kwargs))))
         self._enter(call)
         await asyncio.wait([call.task])
         self._answer(call)
@@ -381,7 +384,7 @@ class _Host:
         executor.over = True
         why = Failure("stopped", "ActorStopped", message.reason, host=socket.gethostname(), pid=os.getpid())
         await self._cancel_calls(why)
-        call = AsyncCall(message.id, loop.create_task(outcome(lambda: self._clean_up(None))))
+        call = AsyncCall(message, loop.create_task(outcome(lambda: self._clean_up(None))))
         self._enter(call)
         await asyncio.wait([call.task])
         self._answer(call)

@@ -43,13 +43,17 @@ class AsyncCall:
 
     Attributes:
         id: of the request; 0 for a broadcast.
+        message: the request.
         task: where it runs.
+        overlaps: whether the next message is taken meanwhile.
         was_interrupted: whether it was asked to stop.
     """
 
-    def __init__(self, id: int, task: asyncio.Task[Any]) -> None:
-        self.id = id
+    def __init__(self, message: Any, task: asyncio.Task[Any], *, overlaps: bool = False) -> None:
+        self.id: int = message.id
+        self.message = message
         self.task = task
+        self.overlaps = overlaps
         self.was_interrupted = False
         self._loop = task.get_loop()
 

@@ -55,6 +55,14 @@ class Asker(Owner, Protocol):
         """Which of these processes are known to be dead or stopped, and how they ended."""
         ...
 
+    def waiting_for(self, id: int) -> Sequence[int]:
+        """The processes that have yet to answer a request; with the baton held."""
+        ...
+
+    def submit(self, do: Callable[[], object]) -> None:
+        """Have something done with the baton held, soon."""
+        ...
+
     def new_number(self) -> int:
         """A number for a new actor or port, which says that this process has made it."""
         ...

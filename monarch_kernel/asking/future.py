@@ -12,6 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.home import opened_for
+from monarch_kernel.asking.waits import PATIENCE_S, Awaited, Wait
 from monarch_kernel.errors import MeshDownError, RemoteInterrupt
 from monarch_kernel.transport.driver import Waiter
 
@@ -31,6 +32,7 @@ class Owner(Protocol):
     def interrupt(self, id: int, *, abort: bool = False) -> None: ...
     def cancel(self, id: int) -> None: ...
     def attend(self, future: Future[Any]) -> None: ...
+    def linger(self, wait: Wait) -> float | None: ...
 
 
 class _Nobody:
@@ -47,6 +49,9 @@ class _Nobody:
 
     def attend(self, future: Future[Any]) -> None:
         pass
+
+    def linger(self, wait: Wait) -> float | None:
+        return None
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
@@ -185,7 +190,8 @@ class Future(Generic[T]):
     def as_asyncio(self) -> asyncio.Future[T]:
         """A future of the running event loop; who cancels it interrupts the ranks, as who cancels a task that awaits this."""
         loop = asyncio.get_running_loop()
-        theirs: asyncio.Future[T] = loop.create_future()
+        theirs: Awaited[T] = Awaited(self, loop)
+        stop_watching = self._watch(theirs, loop)
 
         def copy() -> None:
             if not theirs.done():
@@ -196,6 +202,7 @@ class Future(Generic[T]):
                     theirs.set_result(self.get(0))
 
         def pass_on(theirs: asyncio.Future[T]) -> None:
+            stop_watching()
             if theirs.cancelled():
                 self._owner.interrupt(self.id)
 
@@ -206,7 +213,8 @@ class Future(Generic[T]):
     def __await__(self) -> Generator[Any, None, T]:
         if not self._done:
             loop = asyncio.get_running_loop()
-            done: asyncio.Future[None] = loop.create_future()
+            done: Awaited[None] = Awaited(self, loop)
+            stop_watching = self._watch(done, loop)
 
             def wake() -> None:
                 if not done.done():
@@ -221,7 +229,35 @@ class Future(Generic[T]):
             except KeyboardInterrupt:
                 self._owner.interrupt(self.id)
                 raise RemoteInterrupt(_WAIT_INTERRUPTED) from None
+            finally:
+                stop_watching()
         return self.get(0)
+
+    def _watch(self, awaited: Awaited[Any], loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
+        """Tell the owner if something is awaited for long; gives what ends that."""
+        wait: Wait | None = None
+        timer: asyncio.TimerHandle
+        begun = time.monotonic()
+
+        def fail() -> None:
+            if wait is not None and wait.error is not None and not awaited.done():
+                awaited.set_exception(wait.error)
+
+        def linger() -> None:
+            nonlocal wait, timer
+            wait = wait or Wait(self, lambda: _call_soon(loop, fail), is_awaited=True)
+            wait.lasts_s = time.monotonic() - begun
+            pause_s = self._owner.linger(wait)
+            if pause_s is not None:
+                timer = loop.call_later(pause_s, linger)
+
+        def stop() -> None:
+            timer.cancel()
+            if wait is not None:
+                wait.over = True
+
+        timer = loop.call_later(PATIENCE_S, linger)
+        return stop
 
     def resolve(self, answers: Sequence[Answer], in_step: bool) -> None:
         """For the runtime: the answers are in."""
@@ -282,20 +318,37 @@ class Future(Generic[T]):
         """Wait for the answers; the clock stands still while somebody attends to ranks that have stopped."""
         waiter = self._waiter = Waiter()
         self.add_done_callback(waiter.set)
+        wait: Wait | None = None
+        patience: float | None = PATIENCE_S
+        waited_s = 0.0
         try:
             while not self._done:
                 begun = time.monotonic()
-                if not self._is_halted and not self._owner.wait(waiter, timeout):
-                    break
+                least = timeout if patience is None else patience if timeout is None else min(patience, timeout)
+                in_vain = not self._is_halted and not self._owner.wait(waiter, least)
+                passed_s = time.monotonic() - begun
+                waited_s += passed_s
+                if timeout is not None:
+                    timeout = max(0.0, timeout - passed_s)
+                if patience is not None:
+                    patience = max(0.0, patience - passed_s)
                 if self._is_halted:
                     self._is_halted = waiter.ready = False
+                    if wait is not None and wait.error is not None:
+                        raise wait.error
                     if self._done:  # it ended just before that
                         break
-                    if timeout is not None:
-                        timeout = max(0.0, timeout - (time.monotonic() - begun))
                     self._owner.attend(self)
+                elif in_vain and (timeout == 0.0 or patience is None):
+                    break
+                elif in_vain and patience == 0.0:
+                    wait = wait or Wait(self, self.halt, ends_by_itself=timeout is not None)
+                    wait.lasts_s = waited_s
+                    patience = self._owner.linger(wait)
             return self._done
         finally:
             self._waiter = None
+            if wait is not None:
+                wait.over = True
             with suppress(ValueError):  # it was called
                 (self._callbacks or []).remove(waiter.set)

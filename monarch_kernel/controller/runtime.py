@@ -18,6 +18,7 @@ from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.future import Future
 from monarch_kernel.asking.numbers import CONTROLLER_PROC, made_by, numbers
 from monarch_kernel.asking.ports import PortTable
+from monarch_kernel.asking.waits import Wait
 from monarch_kernel.controller.effects import Attached, BacklogEvent, Effect, Expired, Resolve, RichEvent, Send, Tell
 from monarch_kernel.controller.printer import OutputPrinter
 from monarch_kernel.controller.resume import Resumed
@@ -180,6 +181,23 @@ class Runtime:
     def cancel(self, id: int) -> None:
         """End a request for its caller and interrupt it on its ranks."""
         self._submit(partial(self._state.cancel, id))
+
+    def linger(self, wait: Wait) -> float | None:
+        """A wait lasts; for the thread that waits. Gives when to say so again, in seconds."""
+        return None if self._closed else self.workplace.circles.linger(wait)
+
+    def waiting_for(self, id: int) -> Sequence[int]:
+        """The processes that have yet to answer a request; with the baton held."""
+        return self._state.waiting_for(id)
+
+    def submit(self, do: Callable[[], object]) -> None:
+        """Have something done with the baton held, soon."""
+
+        def item(now: float) -> list[Effect]:
+            do()
+            return []
+
+        self._submit(item)
 
     def attend(self, future: Future[object]) -> None:
         """Have somebody asked what ranks should do that stand still in the debugger; returns when none does."""

@@ -145,6 +145,11 @@ class State:
         pending = self._pending.get(id)
         return [] if pending is None else list(pending.answers)
 
+    def waiting_for(self, id: int) -> list[int]:
+        """The processes that have yet to answer a request."""
+        pending = self._pending.get(id)
+        return [] if pending is None else list(pending.waiting)
+
     # -- what the program wants
 
     def add_host(self, host: int, now: float) -> list[Effect]:

@@ -24,6 +24,7 @@ from monarch_kernel.wire.messages import (
     Ping,
     PortSend,
     PostMortem,
+    Probe,
     Pull,
     Push,
     Result,
@@ -38,7 +39,7 @@ CLEANUP_S = 2.0
 _FOR_RANKS = (Apply, Pull, Push, Run)
 
 FOR_ACTORS: frozenset[type[Message]] = frozenset(
-    {Call, Fence, Interrupt, Ping, PortSend, PostMortem, Spawn, StopActor, *_FOR_RANKS}
+    {Call, Fence, Interrupt, Ping, PortSend, PostMortem, Probe, Spawn, StopActor, *_FOR_RANKS}
 )
 """What ranks, and this process itself, may ask of the actors here; the last are refused."""
 
@@ -71,6 +72,10 @@ class ControllerWorkplace(Workplace):
     def send_answer_now(self, id: int, packed: Packed) -> None:
         """The same, with the baton held."""
         self._runtime.send_answer(id, packed)
+
+    def name(self) -> str:
+        """How to call the process in an error."""
+        return "the controller"
 
     def hear(self, message: Message, frames: Sequence[Frame], peer: Peer) -> bool:
         """Take a message about actors; what ranks alone can do is refused."""

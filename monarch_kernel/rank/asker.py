@@ -12,6 +12,7 @@ from monarch_kernel.asking.future import Future
 from monarch_kernel.asking.numbers import CONTROLLER_PROC, made_by, numbers
 from monarch_kernel.asking.peers import Connect, Disconnect, PeerEffect, Peers, Resolved, ToPeer
 from monarch_kernel.asking.ports import PortTable
+from monarch_kernel.asking.waits import Wait
 from monarch_kernel.errors import Failure
 from monarch_kernel.transport.base import CONTROLLER, Peer, PeerTransport, incarnation_of, proc_of, rank_peer
 from monarch_kernel.transport.driver import Driver, Waiter
@@ -22,7 +23,7 @@ __all__ = ["RankAsker", "RankItem"]
 
 T = TypeVar("T")
 
-RankItem = Packed | Callable[[], None]
+RankItem = Packed | Callable[[], object]
 """What a rank submits to its driver: a message for the controller, or something to do with the baton held."""
 
 RELEASE_EVERY_S = 1.0
@@ -39,6 +40,7 @@ class RankAsker:
 
     Attributes:
         refused: messages of peers that did not present the token.
+        on_linger: is told of waits that last.
     """
 
     def __init__(self, spec: RankSpec, driver: Driver[RankItem], transport: PeerTransport, hello: Hello) -> None:
@@ -56,6 +58,7 @@ class RankAsker:
         self._admitted: set[Peer] = {name}
         self._for_news: list[tuple[Peer, Callable[[], None]]] = []
         self._is_releasing = False
+        self.on_linger: Callable[[Wait], float | None] = lambda wait: None
 
     # -- for any thread
 
@@ -98,6 +101,18 @@ class RankAsker:
 
     def attend(self, future: Future[Any]) -> None:
         """Nothing: whoever asks from a rank is not asked about what stands still in the debugger."""
+
+    def linger(self, wait: Wait) -> float | None:
+        """A wait lasts; for the thread that waits. Gives when to say so again, in seconds."""
+        return self.on_linger(wait)
+
+    def waiting_for(self, id: int) -> Sequence[int]:
+        """The processes that have yet to answer a request; with the baton held."""
+        return self._state.waiting_for(id)
+
+    def submit(self, do: Callable[[], object]) -> None:
+        """Have something done with the baton held, soon."""
+        self._driver.submit(do)
 
     def deaths(self, procs: Sequence[int]) -> dict[int, Failure]:
         """Which of these processes are known to have ended, and how."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import threading
@@ -13,9 +14,9 @@ from typing import Any, NamedTuple, Protocol
 from monarch_kernel.errors import Failure
 from monarch_kernel.transport.driver import Waiter
 from monarch_kernel.wire.codec import Frame
-from monarch_kernel.wire.messages import DebugInput, Message, PassOver, PostMortem, Stopped
+from monarch_kernel.wire.messages import Call, DebugInput, Message, PassOver, PostMortem, Stopped
 
-__all__ = ["Debugger", "Driving", "Executor", "Handler", "Kept"]
+__all__ = ["Debugger", "Driving", "Executor", "Handler", "Kept", "OnLoop"]
 
 Handler = Callable[[Any, Sequence[Frame]], None]
 
@@ -83,10 +84,25 @@ class Owner(Protocol):
         ...
 
 
+class OnLoop(Protocol):
+    """A call that runs on the event loop of an executor.
+
+    Attributes:
+        message: what it handles.
+        task: where it runs.
+        overlaps: whether the next message is taken meanwhile.
+    """
+
+    message: Call
+    task: asyncio.Task[Any]
+    overlaps: bool
+
+
 class Executor:
     """A mailbox and the thread that empties it, one message at a time.
 
     Attributes:
+        calls: what runs on its event loop, if it has one.
         strikes: what interrupts each request that does not run in this thread alone, but on its event loop.
         retire: has the actor end, because its process does; with the baton held. Gives the thread, if that cleans up.
     """
@@ -106,6 +122,7 @@ class Executor:
         self.thread_id = 0
         self.over = False
         self.taken: tuple[Any, Sequence[Frame]] = (None, ())
+        self.calls: Collection[OnLoop] = ()
         self.strikes: dict[int, Callable[[], object]] = {}
         self.retire: Callable[[], threading.Thread | None] | None = None
         self._striking = threading.Lock()

@@ -152,6 +152,7 @@ class Rank(Workplace):
         self.hello = Hello(token, spec.proc, os.getpid(), spec.device, address=address)
         self.peers = RankAsker(spec, self.driver, transport, self.hello)
         super().__init__(spec.proc, self.driver, self.peers)
+        self.peers.on_linger = self.circles.linger
         self.group: Group | None = None
         self.main = Executor(self, "main")
         self.main.handlers |= {
@@ -268,6 +269,10 @@ class Rank(Workplace):
     def executors(self) -> list[Executor]:
         """All that work: the main thread, and the actors."""
         return [self.main, *super().executors()]
+
+    def name(self) -> str:
+        """How to call the process in an error."""
+        return f"{self.spec.mesh}[{self.spec.rank}]"
 
     def marks(self) -> tuple[tuple[int, int], int]:
         """Mark what was written so far; also gives how many collectives were started."""

@@ -14,6 +14,7 @@ from monarch_kernel.asking.asker import Asker
 from monarch_kernel.asking.numbers import made_by
 from monarch_kernel.describe.report import describe
 from monarch_kernel.errors import Failure, FailureKind, PayloadError
+from monarch_kernel.rank.circles import Circles
 from monarch_kernel.rank.executor import Debugger, Driving, Executor, Kept
 from monarch_kernel.transport.base import Peer
 from monarch_kernel.wire.codec import Frame, Packed, dump, pack
@@ -26,6 +27,7 @@ from monarch_kernel.wire.messages import (
     Payload,
     PortSend,
     PostMortem,
+    Probe,
     Result,
     Spawn,
     StopActor,
@@ -63,6 +65,7 @@ class Workplace:
         self._stopped: dict[int, str] = {}
         self._stopping: list[Executor] = []
         self._early: dict[int, list[tuple[Call, Sequence[Frame]]]] = {}
+        self.circles = Circles(self)
 
     # -- for subclasses
 
@@ -78,6 +81,10 @@ class Workplace:
         """All that work, also those that have been told to stop and are not done."""
         self._stopping = [each for each in self._stopping if each.current or not each.over]
         return [*self.actors.values(), *self._stopping]
+
+    def name(self) -> str:
+        """How to call the process in an error."""
+        raise NotImplementedError
 
     def marks(self) -> tuple[tuple[int, int], int]:
         """Mark what was written so far; also gives how many collectives were started."""
@@ -172,6 +179,8 @@ class Workplace:
             self.asker.ports.hear(message, frames)
         elif isinstance(message, Fence):
             self.fence(message, peer)
+        elif isinstance(message, Probe):
+            self.circles.hear(message)
         elif isinstance(message, PostMortem):
             at = [each for each in self.executors() if each.kept and each.kept.request == message.request]
             (at or self.executors())[0].post(message, frames)

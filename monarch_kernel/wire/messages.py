@@ -52,6 +52,7 @@ __all__ = [
     "Ping",
     "PortSend",
     "PostMortem",
+    "Probe",
     "Pull",
     "Push",
     "RankSpec",
@@ -276,6 +277,19 @@ class Fence(Message, frozen=True):
     """Answer at once, whatever runs: all that you have sent me before has then arrived. Has its own lane."""
 
     id: int
+
+
+class Probe(Message, frozen=True):
+    """The wait ``wait`` lasts, and depends on ``request``, which you owe: pass it on if that waits, too. Has its own lane.
+
+    ``path`` has the endpoints by way of which it has come, each with the one it is queued behind; ``round`` counts the probes
+    of the wait. See `asking.deadlock`.
+    """
+
+    wait: int
+    round: int
+    request: int
+    path: tuple[tuple[str, str], ...]
 
 
 # controller -> rank

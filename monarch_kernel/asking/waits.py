@@ -1,0 +1,106 @@
+"""Waits for futures, as far as somebody else has to know of them: those that last.
+
+A wait that is over soon costs nothing more than it would without this. One that lasts longer than `PATIENCE_S` is a `Wait`: its
+owner is told (`Owner.linger`), and may end it with an error.
+
+What an async endpoint waits for is not told by anybody: it is read off its task. A task that waits for a future of ours, for
+another task or for all of several (``asyncio.gather``) needs them; of anything else (a sleep, an event, the first of several,
+what has a timeout around it) we do not know what ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from monarch_kernel.asking.future import Future
+
+__all__ = ["PATIENCE_S", "Awaited", "Wait", "futures_needed_by"]
+
+PATIENCE_S = 0.2
+"""A wait that lasts longer is looked at."""
+
+T = TypeVar("T")
+
+
+class Wait:
+    """A wait for a future that lasts.
+
+    Args:
+        future: what is waited for.
+        wake: has the thread or loop that waits look at ``error``.
+        ends_by_itself: whether it was given a timeout.
+        is_awaited: whether an event loop goes on meanwhile; else a thread stands still.
+
+    Attributes:
+        lasts_s: for how long, in seconds, when its owner was told last.
+        error: what ends it; None until something does.
+        over: whether it has ended.
+        number: by which others know it; 0 for those that nobody needs to know.
+    """
+
+    __slots__ = ("ends_by_itself", "error", "future", "is_awaited", "lasts_s", "number", "over", "wake")
+
+    def __init__(
+        self, future: Future[Any], wake: Callable[[], object], *, ends_by_itself: bool = False, is_awaited: bool = False
+    ) -> None:
+        self.future = future
+        self.wake = wake
+        self.ends_by_itself = ends_by_itself
+        self.is_awaited = is_awaited
+        self.lasts_s = 0.0
+        self.error: BaseException | None = None
+        self.over = False
+        self.number = 0
+
+    def fail(self, error: BaseException) -> None:
+        """End it with an error, which is raised where it waits; the future stays as it is. For any thread."""
+        self.error = error
+        self.wake()
+
+
+class Awaited(asyncio.Future[T]):
+    """What an event loop waits for in place of a future of ours."""
+
+    def __init__(self, future: Future[Any], loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self.of = future
+
+
+def futures_needed_by(task: asyncio.Task[Any]) -> set[Future[Any]]:
+    """The futures without which a task can't go on; also for another thread than that of its loop, which goes on meanwhile."""
+    found: set[Future[Any]] = set()
+    tasks, pending = {task}, [*_waits_for(task)]
+    while pending:
+        one = pending.pop()
+        if one.done():
+            continue
+        if isinstance(one, Awaited):
+            found.add(one.of)
+        elif isinstance(one, asyncio.Task):
+            if one not in tasks:
+                tasks.add(one)
+                pending += _waits_for(one)
+        else:
+            pending += getattr(one, "_children", ())  # of asyncio.gather
+    return found
+
+
+def _waits_for(task: asyncio.Task[Any]) -> Iterator[asyncio.Future[Any]]:
+    waiter = getattr(task, "_fut_waiter", None)
+    if waiter is not None and not _has_timeout(task):
+        yield waiter
+
+
+def _has_timeout(task: asyncio.Task[Any]) -> bool:
+    if sys.version_info < (3, 11):
+        return False  # there a timeout has a task of its own
+    timers: Any = getattr(task.get_loop(), "_scheduled", ())
+    for timer in list(timers):
+        owner = getattr(timer._callback, "__self__", None)  # asyncio has no other way to ask
+        if isinstance(owner, asyncio.Timeout) and not timer.cancelled() and getattr(owner, "_task", None) is task:
+            return True
+    return False

@@ -1,0 +1,304 @@
+"""Actors that wait for each other in a circle are told so, where they wait; nobody else is, and quick calls cost nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from monarch_kernel.actor import (
+    Actor,
+    ActorError,
+    ProcMesh,
+    concurrent_endpoint,
+    context,
+    endpoint,
+    shutdown_context,
+    this_host,
+    this_proc,
+)
+from monarch_kernel.errors import DeadlockError
+
+LONG_S = 30.0
+"""For what takes a moment: a failure, not a measure."""
+SOON_S = 10.0
+"""Within which a circle is told; it takes a quarter of a second on an idle machine."""
+
+
+class Sync(Actor):
+    """Calls others, and waits."""
+
+    @endpoint
+    def go(self, *way: Any) -> Any:
+        """Call the first, which goes on with the rest."""
+        return way[0].go.call(*way[1:]).get().values() if way else "the end"
+
+    @endpoint
+    def go_within(self, seconds: float, *way: Any) -> str:
+        try:
+            way[0].go.call(*way[1:]).get(seconds)
+        except TimeoutError:
+            return "timeout"
+        return "the end"
+
+    @endpoint
+    def catch(self, back: Any) -> str:
+        """Wait for who waits for us, twice, and go on."""
+        circles = []
+        future = back.go.call_one()
+        for _ in range(2):
+            try:
+                future.get()
+            except DeadlockError as error:
+                circles.append(error.circle)
+        assert not future.done()
+        return " and ".join(circles)
+
+    @endpoint
+    def ask_who_catches(self, other: Any, back: Any) -> str:
+        future = other.catch.call_one(back)
+        while True:
+            with contextlib.suppress(DeadlockError):
+                return future.get()  # type: ignore[no-any-return]
+
+    @endpoint
+    def wait_for(self, path: str, *way: Any) -> Any:
+        deadline = time.monotonic() + LONG_S
+        while not Path(path).exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        return way[0].go.call(*way[1:]).get().values() if way else None
+
+    @endpoint
+    def broadcast_to(self, other: Any, *way: Any) -> None:
+        other.go.broadcast(*way)
+
+    @endpoint
+    def to_next(self, line: Any) -> Any:
+        me = context().actor_instance.rank.rank
+        return line.slice(rank=(me + 1) % len(line)).go.call_one().get()
+
+
+class Async(Actor):
+    """The same on an event loop."""
+
+    @endpoint
+    async def go(self, *way: Any) -> Any:
+        return (await way[0].go.call(*way[1:])).values() if way else "the end"
+
+    @endpoint
+    async def gather(self, *others: Any, back: Any) -> Any:
+        """Wait for several, of which the last comes back."""
+        futures = [other.go.call() for other in others[:-1]] + [others[-1].go.call(back)]
+        return await asyncio.gather(*futures)
+
+    @endpoint
+    async def first(self, *others: Any, back: Any) -> int:
+        """Wait for the first of several: which that is can't be known."""
+        futures = [asyncio.ensure_future(other.go.call(back)) for other in others]
+        done, _ = await asyncio.wait(
+            [*futures, asyncio.ensure_future(asyncio.sleep(1.0))], return_when="FIRST_COMPLETED"
+        )
+        return len(done)
+
+    @endpoint
+    async def go_within(self, seconds: float, *way: Any) -> str:
+        try:
+            await asyncio.wait_for(way[0].go.call(*way[1:]), seconds)
+        except (TimeoutError, asyncio.TimeoutError):
+            return "timeout"
+        return "the end"
+
+    @endpoint
+    async def block(self, *way: Any) -> Any:
+        return way[0].go.call(*way[1:]).get().values()
+
+
+class Overlapping(Actor):
+    """Answers while it waits."""
+
+    @concurrent_endpoint
+    async def go(self, *way: Any) -> Any:
+        return (await way[0].go.call(*way[1:])).values() if way else "the end"
+
+
+@pytest.fixture(scope="module")
+def procs() -> Iterator[ProcMesh]:
+    """Three processes; ranks can't import tests, so the classes of this module travel by value."""
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    mesh = this_host().spawn_procs({"r": 3}, device="cpu", name="t")
+    mesh.initialized.get(LONG_S)
+    yield mesh
+    shutdown_context().get()
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+@pytest.fixture
+def spawn(procs: ProcMesh) -> Iterator[Callable[..., Any]]:
+    """Actors, each of one rank, that end with the test."""
+    made: list[Any] = []
+
+    def spawn(name: str, cls: type[Actor], rank: int) -> Any:
+        made.append(procs.slice(r=rank).spawn(name, cls))
+        return made[-1]
+
+    yield spawn
+    for mesh in made:
+        mesh.stop().get(LONG_S)
+
+
+def circle_of(error: BaseException | None) -> str:
+    """The circle that a failed call was told, through however many calls."""
+    assert isinstance(error, ActorError), error
+    cause: BaseException = error
+    while isinstance(cause, ActorError):
+        cause = cause.exception
+    assert isinstance(cause, DeadlockError), cause
+    return cause.circle
+
+
+@pytest.mark.parametrize("kind", [Sync, Async])
+def test_two_that_call_each_other_are_told(spawn: Any, kind: type[Actor]) -> None:
+    a, b = spawn("a", kind, 0), spawn("b", kind, 1)
+    begun = time.perf_counter()
+    error = a.go.call_one(b, a).exception(LONG_S)
+    assert time.perf_counter() - begun < SOON_S
+    assert circle_of(error) in (
+        "a.go on t[0] -> b.go on t[1] -> a.go on t[0] (behind a.go)",
+        "b.go on t[1] -> a.go on t[0] (behind a.go) -> b.go on t[1]",
+    )
+    assert "these wait for each other" in str(error)
+    assert a.go.call_one(b).get(LONG_S) == ("the end",)  # all go on as before
+
+
+@pytest.mark.parametrize("kind", [Sync, Async])
+def test_one_that_calls_itself_is_told(spawn: Any, kind: type[Actor]) -> None:
+    a = spawn("a", kind, 2)
+    error = a.go.call_one(a).exception(LONG_S)
+    assert circle_of(error) == "a.go on t[2] -> a.go on t[2] (behind a.go)"
+
+
+def test_a_circle_through_several_processes_and_kinds_is_told(spawn: Any) -> None:
+    a, b, c = spawn("a", Sync, 0), spawn("b", Async, 1), spawn("c", Sync, 2)
+    assert circle_of(a.go.call_one(b, c, a).exception(LONG_S)).count(" -> ") == 3
+    assert a.go.call_one(b, c).get(LONG_S) == (("the end",),)
+
+
+def test_a_circle_within_one_process_is_told(spawn: Any) -> None:
+    a, b = spawn("a", Sync, 0), spawn("b", Sync, 0)
+    assert circle_of(a.go.call_one(b, a).exception(LONG_S)).count("t[0]") == 3
+
+
+def test_a_circle_through_the_controllers_process_is_told(spawn: Any) -> None:
+    a, here = spawn("a", Sync, 0), this_proc().spawn("here", Sync)
+    for way in ((a, (here, a)), (here, (a, here))):
+        circle = circle_of(way[0].go.call_one(*way[1]).exception(LONG_S))
+        assert "here.go on the controller" in circle
+        assert "a.go on t[0]" in circle
+    here.stop().get(LONG_S)
+
+
+def test_what_waits_behind_another_call_is_on_the_circle(spawn: Any, tmp_path: Path) -> None:
+    """The call of ``a`` stands in the queue of ``b`` behind one that comes to wait for ``a`` only later."""
+    a, b = spawn("a", Sync, 0), spawn("b", Sync, 1)
+    other = b.wait_for.call_one(str(tmp_path / "go"), a)
+    first = a.go.call_one(b)
+    with pytest.raises(TimeoutError):
+        first.get(0.5)  # longer than it takes to look for a circle, which there is none yet
+    (tmp_path / "go").touch()
+    assert (
+        circle_of(other.exception(LONG_S))
+        == "b.wait_for on t[1] -> a.go on t[0] (behind a.go) -> b.go on t[1] (behind b.wait_for)"
+    )
+    assert first.get(LONG_S) == ("the end",)
+
+
+def test_a_circle_of_a_whole_mesh_is_told(procs: ProcMesh) -> None:
+    ring: Any = procs.spawn("ring", Sync)
+    line = ring.rename(r="rank")
+    error = line.to_next.call(line).exception(LONG_S)
+    assert "ring.to_next on t[" in circle_of(error)
+    assert line.slice(rank=0).go.call_one().get(LONG_S) == "the end"
+    ring.stop().get(LONG_S)
+
+
+def test_a_call_of_many_is_on_a_circle_if_one_of_them_is(procs: ProcMesh, spawn: Any) -> None:
+    a, many = spawn("a", Sync, 0), procs.spawn("many", Sync)
+    assert "many.go on t[" in circle_of(a.go.call_one(many, a).exception(LONG_S))
+    many.stop().get(LONG_S)  # type: ignore[attr-defined]
+
+
+def test_a_broadcast_that_waits_can_be_on_a_circle(spawn: Any) -> None:
+    a, b = spawn("a", Sync, 0), spawn("b", Sync, 1)
+    a.broadcast_to.call_one(b, a, b).get(LONG_S)  # b waits for a, which waits for b
+    deadline = time.monotonic() + LONG_S
+    while b.go.call_one().exception(LONG_S) is None:  # an exception without a reply ends it
+        assert time.monotonic() < deadline
+    assert "these wait for each other" in str(b.go.call_one().exception(LONG_S))
+
+
+def test_those_who_wait_for_a_circle_are_not_on_it(spawn: Any) -> None:
+    a, b, c = spawn("a", Sync, 0), spawn("b", Sync, 1), spawn("c", Sync, 2)
+    assert "c." not in circle_of(c.go.call_one(a, b, a).exception(LONG_S))
+
+
+# -- async
+
+
+def test_waiting_for_all_of_several_is_waiting_for_each(spawn: Any) -> None:
+    a, b, c = spawn("a", Async, 0), spawn("b", Sync, 1), spawn("c", Sync, 2)
+    assert "c.go on t[2]" in circle_of(a.gather.call_one(b, c, back=a).exception(LONG_S))
+
+
+def test_waiting_for_the_first_of_several_is_no_circle(spawn: Any) -> None:
+    a, b, c = spawn("a", Async, 0), spawn("b", Async, 1), spawn("c", Async, 2)
+    assert a.first.call_one(b, c, back=a).get(LONG_S) == 1
+
+
+def test_an_event_loop_that_stands_still_can_be_on_a_circle(spawn: Any) -> None:
+    a, b = spawn("a", Async, 0), spawn("b", Async, 1)
+    assert "a.block" in circle_of(a.block.call_one(b, a).exception(LONG_S))
+
+
+def test_endpoints_that_overlap_make_no_circle(spawn: Any) -> None:
+    a, b = spawn("a", Overlapping, 0), spawn("b", Sync, 1)
+    assert a.go.call_one(b, a).get(LONG_S) == (("the end",),)
+    c = spawn("c", Overlapping, 2)
+    assert "b.go" in circle_of(c.go.call_one(b, c, b).exception(LONG_S))
+
+
+# -- what is none
+
+
+@pytest.mark.parametrize("kind", [Sync, Async])
+def test_a_wait_with_a_timeout_ends_by_itself(spawn: Any, kind: type[Actor]) -> None:
+    a, b = spawn("a", kind, 0), spawn("b", kind, 1)
+    begun = time.perf_counter()
+    assert a.go_within.call_one(0.7, b, a).get(LONG_S) == "timeout"
+    assert time.perf_counter() - begun >= 0.7
+
+
+def test_long_calls_are_no_circles(spawn: Any, tmp_path: Path) -> None:
+    a, b, c = spawn("a", Sync, 0), spawn("b", Sync, 1), spawn("c", Sync, 2)
+    slow = c.wait_for.call_one(str(tmp_path / "go"))
+    waiting = a.go.call_one(b, c)  # in the queue behind it
+    with pytest.raises(TimeoutError):
+        waiting.get(0.7)
+    (tmp_path / "go").touch()
+    assert waiting.get(LONG_S) == (("the end",),)
+    slow.get(LONG_S)
+
+
+def test_who_catches_the_error_may_go_on(spawn: Any) -> None:
+    """The future stays good; the circle is told again, as long as there is one."""
+    a, b = spawn("a", Sync, 0), spawn("b", Sync, 1)
+    circle = "b.catch on t[1] -> a.go on t[0] (behind a.ask_who_catches) -> b.catch on t[1]"
+    assert a.ask_who_catches.call_one(b, a).get(LONG_S) == f"{circle} and {circle}"
