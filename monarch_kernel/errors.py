@@ -10,6 +10,7 @@ The tree::
     │   ├── ActorError             an endpoint raised, or its result could not travel
     │   ├── RemoteError            a cell (``%%remote``), a push or a pull failed
     │   └── SupervisionError       a rank or an actor that is needed is dead or stopped
+    ├── EditError                  an edit can't be taken over by what lives; nothing has changed
     ├── AttachError                a mesh that outlived its kernel can't be taken up, or a new one can't be kept
     ├── LaunchError                a host or its ranks did not come up
     ├── PayloadError               also a TypeError: a value cannot be sent
@@ -30,6 +31,7 @@ from typing import Any, Literal
 __all__ = [
     "ActorError",
     "AttachError",
+    "EditError",
     "Failure",
     "Frame",
     "LaunchError",
@@ -244,6 +246,10 @@ class RemoteInterrupt(KeyboardInterrupt):
 
 class LaunchError(MonarchError):
     """A host, or ranks on it, did not come up; the text names the stage and shows the log's last lines."""
+
+
+class EditError(MonarchError):
+    """Edited code can't be taken over by what lives (actors, modules); the text says why, and nothing has changed."""
 
 
 class AttachError(MonarchError):

@@ -57,6 +57,7 @@ class ControllerWorkplace(Workplace):
     def __init__(self, runtime: Owner, driver: Driver[Any]) -> None:
         super().__init__(CONTROLLER_PROC, driver, runtime)
         self._runtime = runtime
+        self._driver = driver
 
     def send_answer(self, id: int, packed: Packed) -> None:
         """Send an answer to the process that has made its request; for any thread."""
@@ -85,7 +86,7 @@ class ControllerWorkplace(Workplace):
                 tell()
                 return []
 
-            self._runtime.driver.submit(item)
+            self._driver.submit(item)
 
         self.retire(submit, CLEANUP_S)
         for executor in self.executors():
