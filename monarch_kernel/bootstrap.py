@@ -56,6 +56,7 @@ def run_rank(spec: RankSpec, address: str, token: str, helper: int) -> None:
     """Be a rank, in a process that was just forked from the zygote."""
     from monarch_kernel.actor.instance import host_actors
     from monarch_kernel.actor.procs import ProcMesh
+    from monarch_kernel.actor.renewal import Renewal
     from monarch_kernel.asking.home import HOME
     from monarch_kernel.mesh import Extent, Region
     from monarch_kernel.rank.debugger import RankDebugger
@@ -81,6 +82,7 @@ def run_rank(spec: RankSpec, address: str, token: str, helper: int) -> None:
 
     rank.use_shell(make_shell)
     RankDebugger(rank)
+    Renewal(rank)
     extent = Extent(dict(spec.axes))
     places = range(spec.proc - spec.rank, spec.proc - spec.rank + spec.world_size)
     mesh = ProcMesh(rank.peers, Region.whole(extent), places, spec.mesh, time.monotonic(), extent)

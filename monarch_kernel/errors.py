@@ -11,6 +11,7 @@ The tree::
     │   ├── RemoteError            a cell (``%%remote``), a push or a pull failed
     │   └── SupervisionError       a rank or an actor that is needed is dead or stopped
     ├── DeadlockError              actors wait for each other in a circle
+    ├── EditError                  an edit can't be taken over by what lives; nothing has changed
     ├── AttachError                a mesh that outlived its kernel can't be taken up, or a new one can't be kept
     ├── LaunchError                a host or its ranks did not come up
     ├── PayloadError               also a TypeError: a value cannot be sent
@@ -32,6 +33,7 @@ __all__ = [
     "ActorError",
     "AttachError",
     "DeadlockError",
+    "EditError",
     "Failure",
     "Frame",
     "LaunchError",
@@ -246,6 +248,10 @@ class RemoteInterrupt(KeyboardInterrupt):
 
 class LaunchError(MonarchError):
     """A host, or ranks on it, did not come up; the text names the stage and shows the log's last lines."""
+
+
+class EditError(MonarchError):
+    """Edited code can't be taken over by what lives (actors, modules); the text says why, and nothing has changed."""
 
 
 class AttachError(MonarchError):

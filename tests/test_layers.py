@@ -20,7 +20,7 @@ LAYERS = (
     ("wire",),
     ("transport", "data"),
     ("asking",),
-    ("launch", "agent", "describe"),
+    ("launch", "agent", "describe", "edit"),
     ("rank",),
     ("controller",),
     ("actor",),

@@ -248,8 +248,17 @@ def endpoints_of(cls: type, reserved: frozenset[str]) -> dict[str, EndpointSpec]
     """
     if not (isinstance(cls, type) and issubclass(cls, Actor)):
         raise ValueError(f"{getattr(cls, '__name__', cls)!r} is no Actor: derive it from monarch_kernel.actor.Actor")
+    return endpoints_among(cls, cls.__mro__, reserved)
+
+
+def endpoints_among(cls: type, classes: Sequence[type], reserved: frozenset[str]) -> dict[str, EndpointSpec]:
+    """The endpoints of an actor class as they would be if these were its bases, in the order in which Python asks them.
+
+    Raises:
+        ValueError: as for `endpoints_of`.
+    """
     found: dict[str, EndpointSpec] = {}
-    for base in reversed(cls.__mro__):
+    for base in reversed(classes):
         for name, value in vars(base).items():
             if isinstance(value, EndpointSpec):
                 found[name] = value

@@ -12,12 +12,16 @@ from typing import Any, Literal, NoReturn, ParamSpec, Protocol, TypeVar, overloa
 from monarch_kernel.actor.actor import Actor, Endpoint, EndpointSpec, from_outline, sources_of
 from monarch_kernel.actor.answers import gather, read_value
 from monarch_kernel.actor.context import running
+from monarch_kernel.actor.editing import Target, class_now, reload_classes
+from monarch_kernel.actor.interface import interface_of
 from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.asker import Asker
 from monarch_kernel.asking.future import Future
 from monarch_kernel.asking.home import opener
+from monarch_kernel.edit.classes import key_of
+from monarch_kernel.edit.prospect import Reloaded
 from monarch_kernel.errors import ActorError, Failure, SupervisionError
-from monarch_kernel.mesh import Region, Shaped, ValueMesh
+from monarch_kernel.mesh import Extent, Region, Shaped, ValueMesh
 from monarch_kernel.transport.driver import Waiter
 from monarch_kernel.wire.codec import dump_call, pack
 from monarch_kernel.wire.messages import (
@@ -57,41 +61,42 @@ class ActorMesh(Shaped):
         self._born_on = born_on or region
         self._region = region
         self._actor = actor
-        self._cls = cls
-        self._kind = cls if isinstance(cls, str) else cls.__name__
-        self._endpoints = endpoints
+        self._interface = interface_of(self._asker.shared, actor, cls, endpoints)
         self._initialized: Future[bool] | None = None
         self.name = name
         self._procs = tuple(procs._base[rank] for rank in region.ranks)
         self._packed = None if region is self._born_on else region.pack()
+        if "reload" in endpoints:  # what the user calls so goes first
+            self.__dict__["reload"] = _BoundEndpoint(self, endpoints["reload"])
 
     def __repr__(self) -> str:
-        return f"<ActorMesh {self.name} of {self._kind} {self.extent}>"
+        return f"<ActorMesh {self.name} of {self._interface.kind} {self.extent}>"
 
     def _with_region(self, region: Region) -> ActorMesh:
-        part = ActorMesh(self._proc_mesh, region, self.name, self._actor, self._cls, self._endpoints, self._born_on)
+        known = self._interface
+        part = ActorMesh(self._proc_mesh, region, self.name, self._actor, known.cls, known.endpoints, self._born_on)
         part._initialized = self._initialized
         return part
 
     def __reduce__(self) -> tuple[Any, ...]:
         procs = tuple(self._proc_mesh._base)
-        outlines = tuple(spec.outline() for spec in self._endpoints.values())
-        return _open_actors, (procs, self._region, self.name, self._actor, self._kind, outlines, self._born_on)
+        known = self._interface
+        outlines = tuple(spec.outline() for spec in known.endpoints.values())
+        return _open_actors, (procs, self._region, self.name, self._actor, known.kind, outlines, self._born_on)
 
     def __getattr__(self, name: str) -> Any:
-        spec = self.__dict__.get("_endpoints", {}).get(name)
-        if spec is None:
-            method = inspect.getattr_static(self.__dict__.get("_cls"), name, None)
+        interface = self.__dict__.get("_interface")
+        if interface is None:  # half unpickled
+            raise AttributeError(name)
+        if name not in interface.endpoints:
+            method = inspect.getattr_static(interface.cls, name, None)
             if isinstance(method, FunctionType) and not name.startswith("_"):
                 return PlainMethod(self, method)
-            have = ", ".join(sorted(self.__dict__.get("_endpoints", {}))) or "none"
-            raise AttributeError(f"{self._kind} has no endpoint {name!r}; it has: {have}")
-        bound = _BoundEndpoint(self, spec)
-        self.__dict__[name] = bound
+        bound = self.__dict__[name] = _BoundEndpoint(self, interface.find(name))
         return bound
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *self._endpoints})
+        return sorted({*super().__dir__(), *self._interface.endpoints} - self._interface.removed)
 
     def announce(self, payload: Any, frames: Any) -> None:
         """Send the spawn; for `ProcMesh.spawn`."""
@@ -101,8 +106,12 @@ class ActorMesh(Shaped):
             finish(answers)
             return True
 
-        assert isinstance(self._cls, type)
-        region, sources, owner = self._region.pack(), sources_of(self._cls), running.get().actor_instance.actor_id
+        assert isinstance(self._interface.cls, type)
+        region, sources, owner = (
+            self._region.pack(),
+            sources_of(self._interface.cls),
+            running.get().actor_instance.actor_id,
+        )
         self._initialized = self._asker.request(
             self._procs,
             lambda id: pack(Spawn(id, self._actor, self.name, region, payload, sources, owner), frames),
@@ -144,6 +153,27 @@ class ActorMesh(Shaped):
             self._procs, lambda id: pack(StopActor(id, self._actor, reason)), f"{self.name}.stop", stopped
         )
 
+    def reload(self, cls: type | None = None) -> Reloaded:
+        """Have the actors go on with their class as it is now in the notebook; waits until they do.
+
+        Their state stays. Other actors of the class, on the ranks of this mesh, go on with it, too. A class with a method
+        ``__reload__(self)`` has it called for each actor, before its next message.
+
+        Args:
+            cls: the class that theirs becomes; left out, the one that has its name now.
+
+        Raises:
+            TypeError: it is no class, or one that is imported.
+            EditError: it was refused, with the reasons; nothing has changed.
+            RanksError: ranks could not make the class, and nothing has changed; or a ``__reload__`` failed.
+        """
+        known = self._interface.cls
+        new = class_now(known, self.name) if cls is None else cls
+        key = key_of(known) if isinstance(known, type) else (new.__module__, known)
+        base = Extent({"ranks": len(self._proc_mesh._base)})
+        place = Target(self._asker, self._procs, self._region, base, getattr(self._proc_mesh, "name", self.name))
+        return reload_classes(place, [(new, key)], RESERVED)
+
 
 class _BoundEndpoint(Endpoint[Any, Any]):
     """An endpoint of a mesh."""
@@ -165,7 +195,8 @@ class _BoundEndpoint(Endpoint[Any, Any]):
         )
 
     def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[int], Any]:
-        spec, mesh = self._spec, self._mesh
+        mesh = self._mesh
+        spec = mesh._interface.find(self._spec.name)
         spec.check(args, kwargs)
         payload, frames = dump_call(args, kwargs, spec.names)
         return lambda id: pack(Call(id, mesh._actor, spec.name, mesh._packed, payload), frames)
@@ -323,5 +354,7 @@ def _open_actors(
     return ActorMesh(_Places(opener(), procs), region, name, actor, kind, endpoints, born_on)
 
 
-RESERVED = frozenset(name for name in {*dir(ActorMesh), "name", "initialized"} if not name.startswith("__"))
+RESERVED = frozenset(
+    name for name in {*dir(ActorMesh), "name", "initialized"} if not name.startswith("__") and name != "reload"
+)
 """Names that an actor's endpoints can't have."""

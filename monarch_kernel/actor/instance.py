@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import linecache
 import os
 import socket
@@ -33,10 +34,13 @@ from monarch_kernel.errors import Failure
 from monarch_kernel.mesh import Point, Region
 from monarch_kernel.rank.executor import Executor
 from monarch_kernel.rank.workplace import Workplace
-from monarch_kernel.wire.codec import Frame, load
+from monarch_kernel.transport.driver import Waiter
+from monarch_kernel.wire.codec import Frame, dump_call, load
 from monarch_kernel.wire.messages import Call, PostMortem, Spawn, StopActor
 
 __all__ = ["host_actors"]
+
+_FIRST = "__first_"
 
 CANCEL_S = 2.0
 
@@ -51,7 +55,7 @@ def host_actors(workplace: Workplace, rank: int, proc_mesh: ProcMesh) -> None:
     """
 
     def on_spawn(message: Spawn, executor: Executor) -> None:
-        _Host(workplace, rank, proc_mesh, message, executor)
+        workplace.hosted[message.actor] = _Host(workplace, rank, proc_mesh, message, executor)
 
     workplace.on_spawn = on_spawn
 
@@ -71,6 +75,12 @@ class _Host:
         self._self = ActorInstance(message.name, message.actor, point, proc_mesh._with_region(self._region), rank)
         self._whole = Context(self._self, point)
         self._parts: dict[str, Context] = {}
+        self.actor = message.actor
+        self.cls: type = object
+        self.is_async = False
+        self.begun = threading.Event()
+        self._turns = itertools.count()
+        self._is_renewed = False
         self._actor: Any = None
         self._cleans_up = False
         self._specs: dict[str, EndpointSpec] = {}
@@ -108,6 +118,56 @@ class _Host:
         if found is None:
             found = self._methods[name] = getattr(self._actor, name)
         return found
+
+    # -- its class changes
+
+    @property
+    def name(self) -> str:
+        """What the actor is called."""
+        return self._self.name
+
+    @property
+    def instance(self) -> Any:
+        """The actor; None before it has been made, and when it has ended."""
+        return self._actor
+
+    @property
+    def ended(self) -> bool:
+        """Whether the actor was stopped or has died."""
+        return self._death is not None or self._executor.over
+
+    def renew(self) -> None:
+        """Take the endpoints of its class as it is now."""
+        if self._actor is not None:
+            self._specs = endpoints_of(type(self._actor), frozenset())
+            self._methods = {name: getattr(self._actor, name) for name in self._specs}
+            self._is_renewed = True
+
+    def put_first(self, function: Callable[[], Any]) -> Waiter:
+        """Have something run on the actor before whatever waits; it must not raise. Gives what is to be served then."""
+        name = f"{_FIRST}{next(self._turns)}"
+
+        def run() -> Any:
+            self._methods.pop(name, None)
+            return function()
+
+        self._methods[name] = run
+        payload, frames = dump_call((), {}, ())
+        self._executor.mailbox.appendleft((Call(0, self._self.actor_id, name, None, payload), frames))
+        return self._executor.waiter
+
+    def _lacks(self, message: Call) -> bool:
+        """Answer a call of an endpoint that the class has no more, if it is one; a broadcast must not end the actor."""
+        name = message.method
+        if not self._is_renewed or name in self._methods or hasattr(self._actor, name):
+            return False
+        have = ", ".join(sorted(self._specs)) or "none"
+        kind = type(self._actor).__name__
+        gone = AttributeError(f"{kind} has no endpoint {name!r} any more: its class has been reloaded; it has: {have}")
+        self._rank.fail(self._executor, message.id, gone)
+        if not message.id:
+            print(f"a broadcast was dropped: {gone}", file=sys.stderr)
+        return True
 
     # -- how it ends
 
@@ -159,12 +219,15 @@ class _Host:
             linecache.cache[file] = (len(text), None, lines, file)  # no time of change: checkcache() leaves it alone
         if self._rank.broken is not None:
             self._rank.fail(executor, message.id, self._die(self._rank.broken))
+            self.begun.set()
             return
         try:
             with executor.user_code():
                 cls, args, kwargs = load(message.payload, frames)
                 self._specs = endpoints_of(cls, frozenset())
-                if any(spec.is_async for spec in self._specs.values()):
+                self.cls, self.is_async = cls, any(spec.is_async for spec in self._specs.values())
+                self.begun.set()
+                if self.is_async:
                     run_loop(self._live(message, cls, args, kwargs), self._broken)
                     return
                 running.set(self._whole)
@@ -172,12 +235,14 @@ class _Host:
             self._rank.reply(message.id)
         except BaseException as error:  # whatever __init__ raises ends the actor, not the process
             self._rank.fail(executor, executor.current, self._die(error))
+            self.begun.set()
 
     def _make(self, cls: type, args: Any, kwargs: Any) -> None:
         self._actor = cls(*args, **kwargs)
         self._cleans_up = hasattr(cls, "__cleanup__")
         if self._cleans_up:
             self._rank.note_cleanup()
+        self._specs = endpoints_of(type(self._actor), frozenset())  # it may have been reloaded meanwhile
         self._methods = {name: getattr(self._actor, name) for name in self._specs}
 
     def _call(self, message: Call, frames: Sequence[Frame]) -> None:
@@ -187,6 +252,8 @@ class _Host:
             return
         if not message.method:  # whoever holds a handle may want to know whether it is up
             self._rank.reply(id)
+            return
+        if self._lacks(message):
             return
         executor.kept = None
         try:
@@ -285,6 +352,8 @@ class _Host:
         executor, id = self._executor, message.id
         if not message.method:
             self._rank.reply(id)
+            return
+        if self._lacks(message):
             return
         executor.kept = None
         try:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 from monarch_kernel.actor.actor import Actor, endpoints_of
 from monarch_kernel.actor.answers import CellResult, check_name, check_type, gather, read_value
 from monarch_kernel.actor.directory import directory_of
+from monarch_kernel.actor.editing import Target, check_class, reload_classes
 from monarch_kernel.actor.endpoints import RESERVED, ActorMesh
 from monarch_kernel.actor.rankwise import apply_messages, by_rank, push_messages
 from monarch_kernel.agent.logs import LogRecord
@@ -21,6 +22,8 @@ from monarch_kernel.asking.home import opener
 from monarch_kernel.controller.runtime import Listener, Runtime
 from monarch_kernel.controller.session import Session
 from monarch_kernel.describe.stacks import Doing
+from monarch_kernel.edit.classes import key_of
+from monarch_kernel.edit.prospect import Reloaded
 from monarch_kernel.errors import Failure, RemoteError, SupervisionError
 from monarch_kernel.events import MeshView, StopEvent
 from monarch_kernel.mesh import Extent, Point, Region, Shaped, ValueMesh
@@ -245,6 +248,24 @@ class ProcMesh(Shaped):
         # Ranks know their place in the process mesh as spawned; a mesh of actors on a slice counts from there.
         mesh.announce(payload, frames)
         return cast(A, mesh)
+
+    def reload(self, *classes: type) -> Reloaded:
+        """Have living actors, and other objects, go on with their classes as they are now in the notebook; waits for it.
+
+        Concerned are all classes on the ranks that have the same module and qualified name, and what derives from them. State
+        stays; methods, endpoints and class attributes are those of the new class. Classes of the notebook that a new one
+        refers to, and that were defined anew, too, go along. A class with a method ``__reload__(self)`` has it called for
+        each actor, before its next message.
+
+        Raises:
+            TypeError: what is given is no class, or one that is imported.
+            EditError: it was refused, with the reasons; nothing has changed, on no rank.
+            RanksError: ranks could not make the classes, and nothing has changed; or a ``__reload__`` failed.
+        """
+        if not classes:
+            raise TypeError(f"say which classes: {self.name}.reload(Trainer)")
+        place = Target(self._asker, self.procs, self._region, self._as_spawned, self.name)
+        return reload_classes(place, [(cls, key_of(cls)) for cls in classes if check_class(cls)], RESERVED)
 
     def post_mortem(self, request: int) -> Future[ValueMesh[None]]:
         """Open the debugger where a request failed; resolves when it is left. Its prompts are told to who watches."""

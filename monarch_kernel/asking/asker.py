@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.future import Future, Owner
@@ -21,9 +21,11 @@ class Asker(Owner, Protocol):
 
     Attributes:
         ports: those that this process has open.
+        shared: what handles of one actor share, by its number.
     """
 
     ports: PortTable
+    shared: MutableMapping[int, Any]
 
     def request(
         self,
@@ -49,6 +51,10 @@ class Asker(Owner, Protocol):
 
     def tell(self, procs: Sequence[int], packed: Packed) -> None:
         """Send processes a message that has no answer."""
+        ...
+
+    def tell_all(self, packed: Packed) -> None:
+        """Send all processes that are known a message that has no answer."""
         ...
 
     def deaths(self, procs: Sequence[int]) -> dict[int, Failure]:

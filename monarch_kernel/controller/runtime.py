@@ -10,9 +10,10 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.future import Future
@@ -59,12 +60,14 @@ class Runtime:
         backlog: what ranks wrote before this controller attached.
         session: what owns it, if anything does.
         silent: ranks that have not answered when `attach` returned.
+        shared: what handles of one actor share, by its number.
     """
 
     def __init__(self, transport: Transport, token: str, output_wait_s: float = 0.0, epoch: int = 0) -> None:
         self._output_wait_s = output_wait_s
         self.refused = 0
         self.ports = PortTable()
+        self.shared: MutableMapping[int, Any] = WeakValueDictionary()
         self.printer = OutputPrinter()
         self._state = State()
         self._token = token
@@ -161,6 +164,10 @@ class Runtime:
     def tell(self, procs: Sequence[int], packed: Packed) -> None:
         """Send ranks a message that has no answer."""
         self._submit(lambda now: self._state.tell(procs, packed))
+
+    def tell_all(self, packed: Packed) -> None:
+        """Send every rank a message that has no answer."""
+        self._submit(lambda now: self._state.tell(list(self._state.ranks), packed))
 
     def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
         """Wait until ``waiter`` is ready, driving the loop meanwhile."""

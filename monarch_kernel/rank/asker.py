@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.future import Future
@@ -41,12 +42,14 @@ class RankAsker:
     Attributes:
         refused: messages of peers that did not present the token.
         on_linger: is told of waits that last.
+        shared: what handles of one actor share, by its number.
     """
 
     def __init__(self, spec: RankSpec, driver: Driver[RankItem], transport: PeerTransport, hello: Hello) -> None:
         name = rank_peer(spec.proc, spec.incarnation)
         self.refused = 0
         self.ports = PortTable()
+        self.shared: MutableMapping[int, Any] = WeakValueDictionary()
         self._driver = driver
         self._transport = transport
         self._hello = pack(hello)
@@ -86,6 +89,9 @@ class RankAsker:
     def tell(self, procs: Sequence[int], packed: Packed) -> None:
         """Send processes a message that has no answer."""
         self._driver.submit(lambda: self._perform(self._state.tell(procs, packed)))
+
+    def tell_all(self, packed: Packed) -> None:
+        """Send nobody anything: only the controller knows all there are."""
 
     def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
         """Wait until ``waiter`` is ready, driving the transport meanwhile."""

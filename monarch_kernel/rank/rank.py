@@ -60,11 +60,11 @@ from monarch_kernel.wire.messages import (
     Attach,
     CleansUp,
     Complete,
+    Conclude,
     DebugInput,
     Failed,
     Fence,
     Forget,
-    FormGroup,
     Hello,
     Inspect,
     ListErrors,
@@ -78,6 +78,7 @@ from monarch_kernel.wire.messages import (
     Push,
     RankSpec,
     Release,
+    Reload,
     Result,
     Rich,
     Run,
@@ -93,7 +94,7 @@ STRIKE_EVERY_S = 0.05
 STRIKE_SIGNAL = signal.SIGRTMIN + 7
 SWITCH_INTERVAL_S = 0.001
 
-_FROM_PEERS = (Run, Apply, Push, Pull, Ping, Look, Release)
+_FROM_PEERS = (Run, Apply, Push, Pull, Ping, Look, Release, Reload, Conclude)
 """What other ranks may want, besides what concerns actors."""
 
 
@@ -162,6 +163,7 @@ class Rank(Workplace):
             Pull: self._pull,
             Ping: self._ping,
         }
+        self.asides: dict[type[Message], Callable[[Any], None]] = {}
         self._shell: Shell | None = None
         self._applier: Applier | None = None
         self._names: NameTracker | None = None
@@ -410,12 +412,14 @@ class Rank(Workplace):
         self.peers.when_met(peer, lambda: self.send_answer_now(message.id, pack(Result(message.id, Payload()))))
 
     def _route(self, message: Message, frames: Sequence[Frame]) -> None:
-        if isinstance(message, (Run, Apply, Push, Pull, Ping, FormGroup)):
+        if type(message) in self.main.handlers:
             self.main.post(message, frames)
         elif isinstance(message, (Result, Failed)):
             self.peers.answered(CONTROLLER, message, frames)
         elif isinstance(message, PeerNews):
             self.peers.hear_news(message)
+        elif (hear := self.asides.get(type(message))) is not None:
+            hear(message)
         elif isinstance(message, (DebugInput, PassOver)):
             if self.debugger is not None:
                 self.debugger.hear(message)

@@ -7,8 +7,9 @@ import dataclasses
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 from monarch_kernel.asking.asker import Asker
 from monarch_kernel.asking.numbers import made_by
@@ -52,6 +53,8 @@ class Workplace:
 
     Attributes:
         broken: why no actor can live here, if none can.
+        actors: number -> its mailbox.
+        hosted: number -> what looks after the actor (`actor.renewal.Hosted`), as long as there is something to look after.
     """
 
     def __init__(self, proc: int, driving: Driving, asker: Asker) -> None:
@@ -60,6 +63,7 @@ class Workplace:
         self.asker = asker
         self.debugger: Debugger | None = None
         self.actors: dict[int, Executor] = {}
+        self.hosted: MutableMapping[int, Any] = WeakValueDictionary()
         self.on_spawn: Callable[[Spawn, Executor], None] | None = None
         self.broken: Failure | None = None
         self._stopped: dict[int, str] = {}

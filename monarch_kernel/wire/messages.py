@@ -24,6 +24,7 @@ __all__ = [
     "Call",
     "CleansUp",
     "Complete",
+    "Conclude",
     "Continued",
     "DebugInput",
     "Failed",
@@ -59,6 +60,8 @@ __all__ = [
     "Reading",
     "Readings",
     "Release",
+    "Reload",
+    "Reshaped",
     "Result",
     "Rich",
     "Run",
@@ -121,6 +124,33 @@ class Apply(Message, frozen=True):
 
     id: int
     payload: Payload
+
+
+class Reload(Message, frozen=True):
+    """Prepare living classes to become what new ones are; answer with what that comes to (`actor.renewal.Prospect`).
+
+    ``payload`` is ``(what dump_classes gave, text of their cells)``; ``edit`` is what `Conclude` calls it.
+    """
+
+    id: int
+    edit: int
+    payload: Payload
+
+
+class Reshaped(Message, frozen=True):
+    """The class of an actor, called ``kind``, has these endpoints from now on; for handles of it. Has its own lane."""
+
+    actor: int
+    kind: str
+    outlines: tuple[tuple[Any, ...], ...]
+
+
+class Conclude(Message, frozen=True):
+    """Do what was prepared for an edit, if ``keep``, or leave everything as it was; id 0: no answer."""
+
+    id: int
+    edit: int
+    keep: bool
 
 
 class FormGroup(Message, frozen=True):

@@ -1,0 +1,176 @@
+"""Living actors get the class as it is now in the notebook: the side of whoever asks for it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from monarch_kernel.actor.actor import Actor, endpoints_among, endpoints_of, from_outline, sources_of
+from monarch_kernel.actor.answers import gather, read_value
+from monarch_kernel.actor.interface import Interface
+from monarch_kernel.asking.asker import Asker
+from monarch_kernel.edit.classes import Key, dump_classes, key_of, mro_after, travels_by_value
+from monarch_kernel.edit.prospect import Prospect, Reloaded
+from monarch_kernel.errors import EditError, RemoteError, format_ranks
+from monarch_kernel.mesh import Extent, Region
+from monarch_kernel.wire.codec import Packed, dump, pack
+from monarch_kernel.wire.messages import Conclude, Reload, Reshaped
+
+__all__ = ["Target", "check_class", "class_now", "reload_classes"]
+
+
+class Target(NamedTuple):
+    """The processes that an edit is for.
+
+    Attributes:
+        asker: carries the requests.
+        procs: the processes.
+        region: their ranks.
+        base: the mesh of processes as spawned.
+        name: of that mesh.
+    """
+
+    asker: Asker
+    procs: Sequence[int]
+    region: Region
+    base: Extent
+    name: str
+
+
+def class_now(cls: type[Actor] | str, actor: str) -> type:
+    """The class of the notebook that has the name that an actor's class has.
+
+    Raises:
+        TypeError: there is none.
+    """
+    if isinstance(cls, str):
+        raise TypeError(
+            f"{actor} came here as an argument, without its class {cls}: say which class, {actor}.reload({cls})"
+        )
+    found: Any = sys.modules.get(cls.__module__)
+    for part in cls.__qualname__.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, type):
+        raise TypeError(f"there is no class {cls.__qualname__} now; say which one it has become: {actor}.reload(...)")
+    return found
+
+
+def reload_classes(target: Target, classes: Sequence[tuple[type, Key]], reserved: frozenset[str]) -> Reloaded:
+    """Have living classes become what these are, on all ranks or on none.
+
+    Args:
+        target: where.
+        classes: each with the key of the living ones that are to become it.
+        reserved: names that endpoints can't have.
+
+    Raises:
+        TypeError: what is given is no class, or one that is imported.
+        EditError: it was refused, with the reasons; nothing has changed.
+        RanksError: ranks failed to make the classes (nothing has changed), or hooks of actors failed.
+    """
+    for cls, _ in classes:
+        check_class(cls)
+        if issubclass(cls, Actor):
+            endpoints_of(cls, reserved)
+    what = ", ".join(cls.__qualname__ for cls, _ in classes)
+    payload, frames = dump((dump_classes(classes), _sources(classes)), f"class {what}")
+    edit = target.asker.new_number()
+    prospects = _prepare(target, edit, f"reload({what})", lambda id: pack(Reload(id, edit, payload), frames))
+    actors: dict[str, list[int]] = {}
+    outlines: dict[int, tuple[tuple[Any, ...], ...]] = {}
+    for rank, prospect in zip(target.region.ranks, prospects):
+        outlines.update(prospect.outlines)
+        for name in prospect.actors.values():
+            actors.setdefault(name, []).append(rank)
+    changes = tuple(dict.fromkeys(change for prospect in prospects for change in prospect.changes))
+    if not changes:
+        _forget(target, edit)
+        raise EditError(_nothing(what, target, prospects))
+    try:
+        _conclude(target, edit, f"{what} was reloaded on {target.name}, but not all is well")
+    finally:  # a hook that failed has not kept the class from changing
+        _tell_handles(target.asker, outlines, classes)
+    left = tuple(dict.fromkeys(why for prospect in prospects for why in prospect.left))
+    return Reloaded(target.name, {name: tuple(ranks) for name, ranks in actors.items()}, changes, left)
+
+
+def check_class(cls: type) -> bool:
+    """See that it is a class that can be reloaded.
+
+    Raises:
+        TypeError: it is none, or one that is imported.
+    """
+    if not isinstance(cls, type):
+        raise TypeError(f"reload() takes classes, not {cls!r} (of type {type(cls).__name__})")
+    if not travels_by_value(cls):
+        raise TypeError(
+            f"{cls.__qualname__} is imported from {cls.__module__}: edit the file, then mesh.sync({cls.__module__!r})"
+        )
+    return True
+
+
+def _sources(classes: Sequence[tuple[type, Key]]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for cls, _ in classes:
+        found.update(sources_of(cls))
+    return found
+
+
+def _prepare(target: Target, edit: int, what: str, make: Any) -> Sequence[Prospect]:
+    """Ask all ranks what an edit comes to; raises, and has all forget it, if one is against it."""
+    finish = gather(target.region, f"{what} failed on {target.name}", RemoteError, read_value, target.base)
+    future = target.asker.request(target.procs, make, what, finish)
+    try:
+        prospects: Sequence[Prospect] = future.get().values()
+        reasons: dict[str, list[int]] = {}
+        for rank, prospect in zip(target.region.ranks, prospects):
+            for why in prospect.refused:
+                reasons.setdefault(why, []).append(rank)
+        if reasons:
+            lines = (f"    {format_ranks(ranks)} {why}" for why, ranks in reasons.items())
+            raise EditError("\n".join([f"{what} was refused on {target.name}, and nothing has changed:", *lines]))
+    except BaseException:
+        _forget(target, edit)
+        raise
+    return prospects
+
+
+def _forget(target: Target, edit: int) -> None:
+    target.asker.tell(target.procs, pack(Conclude(0, edit, False)))
+
+
+def _conclude(target: Target, edit: int, failed: str) -> None:
+    finish = gather(target.region, failed, RemoteError, read_value, target.base)
+
+    def make(id: int) -> Packed:
+        return pack(Conclude(id, edit, True))
+
+    target.asker.request(target.procs, make, "__reload__", finish).get()
+
+
+def _nothing(what: str, target: Target, prospects: Sequence[Prospect]) -> str:
+    others = sorted({f"{name} (a {cls})" for prospect in prospects for name, cls in prospect.others})
+    have = f"; the actors there: {', '.join(others)}" if others else "; no actor is there"
+    return f"nothing on {target.name} is of a class called {what}{have}"
+
+
+def _tell_handles(asker: Asker, outlines: dict[int, Any], classes: Sequence[tuple[type, Key]]) -> None:
+    """Have the handles of this process, and of all others, know the endpoints as they are now."""
+    becomes = {key: cls for cls, key in classes}
+    for actor, plain in outlines.items():
+        interface: Interface | None = asker.shared.get(actor)
+        kind = ""
+        if interface is not None:
+            known = interface.cls
+            if isinstance(known, str):
+                interface.hear(known, plain)
+            else:
+                news = {base: becomes[key_of(base)] for base in known.__mro__ if key_of(base) in becomes}
+                endpoints = endpoints_among(known, mro_after(known, news), frozenset())
+                if endpoints.keys() == {one[0] for one in plain}:
+                    interface.change(news.get(known, known), endpoints)
+                else:
+                    interface.change(news.get(known, known), {spec.name: spec for spec in map(from_outline, plain)})
+            kind = interface.kind
+        asker.tell_all(pack(Reshaped(actor, kind, plain)))

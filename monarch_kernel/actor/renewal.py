@@ -1,0 +1,275 @@
+"""The rank's side of edits: living actors get their class as it is now.
+
+Theory of operation
+===================
+
+An edit has two steps, so that it is refused everywhere if it is refused anywhere. First each rank makes new classes of what
+has come, finds those that live here under the same names, and says what speaks against it; nothing has changed then. Then
+it is told to conclude: to make the living classes what the new ones are (`edit.patch`), or to forget them.
+
+That happens on the main thread, in order with cells, whatever the actors do at that moment: one that runs an endpoint for
+hours has the new methods as soon as it calls them. A class that has a method ``__reload__`` has it called for each actor,
+on the actor's own thread (or loop), before the next message; the answer to `Conclude` waits for these.
+"""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
+from weakref import WeakSet
+
+from monarch_kernel.actor.actor import endpoints_among
+from monarch_kernel.edit.classes import Arrived, identify, is_numbered, living_classes, load_classes, mro_after
+from monarch_kernel.edit.patch import at_once, become, is_same_code, objections
+from monarch_kernel.edit.prospect import ClassChange, Prospect
+from monarch_kernel.rank.asker import RankItem
+from monarch_kernel.rank.rank import Rank
+from monarch_kernel.transport.driver import Driver, Waiter
+from monarch_kernel.wire.codec import Frame, load
+from monarch_kernel.wire.messages import Conclude, Reload, Reshaped
+
+__all__ = ["Hosted", "Renewal"]
+
+BEGIN_S = 60.0
+
+
+class Hosted(Protocol):
+    """What a renewal needs of an actor on this rank."""
+
+    actor: int
+    cls: type
+    is_async: bool
+    begun: threading.Event
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def ended(self) -> bool: ...
+    @property
+    def instance(self) -> Any: ...
+    def renew(self) -> None: ...
+    def put_first(self, function: Callable[[], Any]) -> Waiter: ...
+
+
+class _Prepared:
+    """An edit that waits for its conclusion.
+
+    Attributes:
+        pairs: new class -> the living one that becomes it.
+        aliases: other classes of the same name -> the one that lives on for all of them.
+        numbers: what classes are known by elsewhere.
+        actors: whose class changes.
+    """
+
+    def __init__(self) -> None:
+        self.pairs: dict[type, type] = {}
+        self.aliases: dict[type, type] = {}
+        self.numbers: list[tuple[type, str]] = []
+        self.actors: list[Hosted] = []
+        self.sources: dict[str, str] = {}
+
+
+class Renewal:
+    """Gives the actors of a rank their classes as they are now."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._superseded: WeakSet[type] = WeakSet()  # they are there until the garbage collector comes by
+        self._prepared: tuple[int, _Prepared] | None = None
+        rank.main.handlers |= {Reload: self._reload, Conclude: self._conclude}
+        rank.asides[Reshaped] = self._hear_reshaped
+
+    def _reload(self, message: Reload, frames: Sequence[Frame]) -> None:
+        self._prepared = None
+        with self._rank.main.user_code():
+            hosts = self._hosts()
+            data, sources = load(message.payload, frames)
+            arrived = load_classes(data)
+            self._superseded.update(each.cls for each in arrived)
+            living = living_classes(arrived, self._superseded)
+        if not any(living[each.cls] for each in arrived if each.as_key):
+            self._prepared = message.edit, _Prepared()
+            others = sorted((host.name, host.cls.__name__) for host in hosts)
+            self._rank.reply(message.id, Prospect(others=tuple(others)))
+            return
+        prepared = _Prepared()
+        prepared.sources = sources
+        outlines: dict[int, Any] = {}
+        _pair(arrived, living, {base for host in hosts for base in host.cls.__mro__}, prepared)
+        left: list[str] = []
+        refused = self._check(arrived, hosts, prepared, left, outlines)
+        if refused:
+            self._rank.reply(message.id, Prospect(refused=tuple(refused)))
+            return
+        self._prepared = message.edit, prepared
+        actors = {host.actor: host.name for host in prepared.actors}
+        changes = tuple(_change(new, old) for new, old in prepared.pairs.items())
+        self._rank.reply(message.id, Prospect(actors, outlines, changes, left=tuple(left)))
+
+    def _hear_reshaped(self, message: Reshaped) -> None:
+        interface = self._rank.peers.shared.get(message.actor)
+        if interface is not None:
+            interface.hear(message.kind or interface.kind, message.outlines)
+
+    def _hosts(self) -> list[Hosted]:
+        """The actors of this rank; one that was just spawned may have to unpickle its class first."""
+        hosts = [host for host in list(self._rank.hosted.values()) if not host.ended]
+        for host in hosts:
+            host.begun.wait(BEGIN_S)
+        return hosts
+
+    def _check(
+        self,
+        arrived: Sequence[Arrived],
+        hosts: Sequence[Hosted],
+        prepared: _Prepared,
+        left: list[str],
+        outlines: dict[int, Any],
+    ) -> list[str]:
+        """What speaks against an edit; takes classes out of it that only came along, if it is against these."""
+        refused = []
+        asked = {each.cls for each in arrived if each.as_key}
+        for old, why in objections(prepared.pairs, prepared.aliases).items():
+            new = next(new for new, living in prepared.pairs.items() if living is old)
+            if new in asked:
+                refused.append(f"{old.__qualname__}: {why}")
+            else:
+                left.append(f"{old.__qualname__} stays as it is: {why}")
+                del prepared.pairs[new]
+        becomes = {old: new for new, old in prepared.pairs.items()}
+        becomes |= {old: becomes[to] for old, to in prepared.aliases.items() if to in becomes}
+        for host in hosts:
+            if set(becomes).isdisjoint(host.cls.__mro__):
+                continue
+            prepared.actors.append(host)
+            try:
+                specs = endpoints_among(host.cls, mro_after(host.cls, becomes), frozenset())
+            except ValueError as error:
+                refused.append(str(error))
+                continue
+            outlines[host.actor] = tuple(spec.outline() for spec in specs.values())
+            if any(spec.is_async is not host.is_async for spec in specs.values()):
+                kinds = "async" if host.is_async else "sync", "sync" if host.is_async else "async"
+                refused.append(
+                    f"{host.cls.__qualname__}: the endpoints of actor {host.name!r} are {kinds[0]} and would be {kinds[1]}; "
+                    "an actor's thread can't change that: spawn it again"
+                )
+        return list(dict.fromkeys(refused))
+
+    def _conclude(self, message: Conclude, _: Sequence[Frame]) -> None:
+        known, self._prepared = self._prepared, None
+        if not message.keep:
+            if message.id:
+                self._rank.reply(message.id)
+            return
+        if known is None or known[0] != message.edit:
+            raise RuntimeError("another edit has come between; nothing has changed here")
+        prepared = known[1]
+        for file, text in prepared.sources.items():
+            linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+        hooks = _Hooks(self._rank.driver, lambda failed: self._answer(message.id, failed))
+        with at_once():
+            become(prepared.pairs, prepared.aliases)
+            for cls, number in prepared.numbers:
+                identify(cls, number)
+                self._superseded.discard(cls)
+            self._superseded.update(prepared.aliases)
+            for host in prepared.actors:
+                host.cls = prepared.aliases.get(host.cls, host.cls)
+                host.renew()
+                hooks.run(host)
+        hooks.start()
+
+    def _answer(self, id: int, failed: BaseException | None) -> None:
+        if failed is None:
+            self._rank.reply(id)
+        else:
+            self._rank.fail(self._rank.main, id, failed)
+
+
+class _Hooks:
+    """The ``__reload__`` of each actor, and who wants to know when the last one is over."""
+
+    def __init__(self, driver: Driver[RankItem], done: Callable[[BaseException | None], None]) -> None:
+        self._driver = driver
+        self._left = 1
+        self._done = done
+        self._failed: BaseException | None = None
+        self._lock = threading.Lock()
+
+    def run(self, host: Hosted) -> None:
+        """Have the hook of an actor run before its next message."""
+        instance = host.instance
+        hook = getattr(type(instance), "__reload__", None)
+        if instance is None or hook is None:
+            return
+        with self._lock:
+            self._left += 1
+
+        def run() -> None:
+            try:
+                hook(instance)
+            except BaseException as error:
+                self._over(error)
+            else:
+                self._over(None)
+
+        async def run_async() -> None:
+            try:
+                result = hook(instance)
+                if inspect.isawaitable(result):
+                    await result
+            except BaseException as error:
+                self._over(error)
+            else:
+                self._over(None)
+
+        waiter = host.put_first(run_async if host.is_async else run)
+        self._driver.submit(lambda: self._driver.serve(waiter))
+
+    def start(self) -> None:
+        """All that there are have been given."""
+        self._over(None)
+
+    def _over(self, error: BaseException | None) -> None:
+        with self._lock:
+            self._left -= 1
+            self._failed = self._failed or error
+            over = not self._left
+        if over:
+            self._done(self._failed)
+
+
+def _pair(
+    arrived: Sequence[Arrived], living: Mapping[type, list[type]], in_use: Collection[type], prepared: _Prepared
+) -> None:
+    """Find out which living class becomes which new one; of several that have the name, one that actors are of."""
+    for each in arrived:
+        olds = living[each.cls]
+        if not olds:
+            prepared.numbers.append((each.cls, each.number))
+            continue
+        lives_on = max(olds, key=lambda cls: (is_numbered(cls, each.number), cls in in_use))
+        if each.as_key is None and is_numbered(lives_on, each.number):  # it came along, and was not defined anew
+            prepared.aliases[each.cls] = lives_on
+        else:
+            prepared.pairs[each.cls] = lives_on
+        prepared.aliases |= {old: lives_on for old in olds if old is not lives_on}
+        prepared.numbers.append((lives_on, each.number))
+
+
+def _change(new: type, old: type) -> ClassChange:
+    ours, theirs = _function_members(old), _function_members(new)
+    return ClassChange(
+        old.__qualname__,
+        changed=tuple(sorted(one for one in ours.keys() & theirs.keys() if not is_same_code(ours[one], theirs[one]))),
+        added=tuple(sorted(theirs.keys() - ours.keys())),
+        removed=tuple(sorted(ours.keys() - theirs.keys())),
+    )
+
+
+def _function_members(cls: type) -> dict[str, Any]:
+    return {name: value for name, value in vars(cls).items() if is_same_code(value, value)}

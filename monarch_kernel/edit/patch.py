@@ -1,0 +1,341 @@
+"""Living classes and functions become what new ones are, in place.
+
+Theory of operation
+===================
+
+Whoever edits a class and evaluates it again has two: a new one, which nothing knows, and the one that instances, derived
+classes, bound methods and variables refer to everywhere. Not all of these references can be found, let alone changed (tuples,
+weak references, what native code keeps). So the living class stays the object that it is and takes over what the new one
+has: members, bases, documentation. The few references to the new class, in what was made together with it (``__class__``
+cells of methods that use ``super()``, variables, derived classes, instances), are found by the garbage collector, and made
+references to the living one. Functions that were methods, or are in a module, take over the code of the new ones, too, so
+that a hook or a callback that somebody keeps runs the new code.
+
+Instances keep their layout: where the new class needs another one (``__slots__``, bases in native code), it is refused, and
+so is what would leave instances that mean something else (members of an Enum, fields of a named tuple).
+
+`objections` finds all that before anything changes; `become` does not fail after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import gc
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import CellType, FunctionType, GetSetDescriptorType, MappingProxyType, MemberDescriptorType
+from typing import Any
+
+__all__ = ["all_classes", "at_once", "become", "has_instances", "is_same_code", "objections", "refer_to"]
+
+_OF_THE_LAYOUT = (MemberDescriptorType, GetSetDescriptorType)
+_NOT_MEMBERS = frozenset({"__dict__", "__weakref__", "_abc_impl", "__slots__"})
+_SWITCH_INTERVAL_S = 10.0
+NOTHING: Mapping[type, type] = MappingProxyType({})
+
+
+def all_classes() -> Iterator[type]:
+    """Every class of this process, bases first."""
+    seen: set[type] = {object}
+    pending: list[type] = [object]
+    while pending:
+        found: list[type] = type.__subclasses__(pending.pop())
+        for cls in found:
+            if cls not in seen:
+                seen.add(cls)
+                pending.append(cls)
+                yield cls
+
+
+def has_instances(classes: Iterable[type]) -> bool:
+    """Whether there are objects of these classes, or of classes derived from them."""
+    wanted = tuple(classes)
+    return any(not issubclass(type(each), type) and issubclass(type(each), wanted) for each in gc.get_objects())
+
+
+def objections(pairs: Mapping[type, type], aliases: Mapping[type, type] = NOTHING) -> dict[type, str]:
+    """What keeps living classes from becoming what new ones are: living class -> why; nothing has changed afterwards.
+
+    Args:
+        pairs: new class -> the living one.
+        aliases: further classes -> what they stand for.
+    """
+    stand_for = {**aliases, **pairs}
+    found: dict[type, str] = {}
+    undo: list[tuple[type, tuple[type, ...]]] = []
+    try:
+        for new, old in _bases_first(pairs):
+            why = _objection(new, old, stand_for)
+            if why:
+                found[old] = why
+                continue
+            bases = _bases(new, stand_for)
+            if bases == old.__bases__:
+                continue
+            before = old.__bases__
+            try:  # only Python knows which layouts go together
+                old.__bases__ = bases
+            except TypeError as error:
+                found[old] = f"its base classes have changed from {_names(before)} to {_names(bases)}: {error}"
+            else:
+                undo.append((old, before))
+    finally:
+        for old, before in reversed(undo):
+            old.__bases__ = before
+    return found
+
+
+def become(pairs: Mapping[type, type], aliases: Mapping[type, type] = NOTHING) -> None:
+    """Have living classes take over what new ones are.
+
+    A call that runs goes on with the code it has; what it calls next is new.
+
+    Args:
+        pairs: new class -> the living one; `objections` has none.
+        aliases: further classes -> those that references to them are to be references to.
+    """
+    stand_for = {**aliases, **pairs}
+    with at_once():
+        for new, old in _bases_first(pairs):
+            if new is not old and not issubclass(new, enum.Enum):
+                bases = _bases(new, stand_for)
+                if bases != old.__bases__:
+                    old.__bases__ = bases
+                _take_members(new, old)
+        refer_to(stand_for, (pairs, aliases))
+
+
+@contextlib.contextmanager
+def at_once() -> Iterator[None]:
+    """Have what happens here, which waits for nothing, happen at once to other threads."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def refer_to(pairs: Mapping[type, type], but: Sequence[object] = ()) -> None:
+    """Make references to some classes (the keys) references to others, as far as these are in variables or containers.
+
+    Args:
+        pairs: class -> what references to it are to be references to.
+        but: containers that stay as they are; so does ``pairs``.
+    """
+    if not pairs:
+        return
+    spared = {id(pairs), *map(id, but)}
+    holders = [holder for holder in gc.get_referrers(*pairs) if id(holder) not in spared]
+    owners = _owners_of_dicts() if any(type(holder) is dict and "__doc__" in holder for holder in holders) else {}
+    for holder in holders:
+        owner = owners.get(id(holder))
+        if owner is None:
+            _refer_in(holder, pairs)
+            continue
+        for name, value in vars(owner).copy().items():
+            if isinstance(value, type) and value in pairs:
+                type.__setattr__(owner, name, pairs[value])
+
+
+def is_same_code(one: object, other: object) -> bool:
+    """Whether two members of classes (functions, or what holds functions) do the same."""
+    ours, theirs = dict(_functions(one)), dict(_functions(other))
+    if ours.keys() != theirs.keys() or not ours:
+        return False
+    return all(_same_function(ours[key], theirs[key]) for key in ours)
+
+
+# -- what is refused
+
+
+def _objection(new: type, old: type, pairs: Mapping[type, type]) -> str:
+    kind = pairs.get(type(new), type(new))
+    if kind is not type(old):
+        return f"its metaclass has changed from {type(old).__name__} to {kind.__name__}"
+    if issubclass(new, enum.Enum):
+        same = {name: member.value for name, member in new.__members__.items()} == {
+            name: member.value
+            for name, member in old.__members__.items()  # type: ignore[attr-defined]
+        }
+        return "" if same else "members of an Enum are what they are: it has changed"
+    if issubclass(new, tuple) and getattr(new, "_fields", ()) != getattr(old, "_fields", ()):
+        return f"its fields have changed from {_said(old._fields)} to {_said(getattr(new, '_fields', ()))}"  # type: ignore[attr-defined]
+    if not old.__dictoffset__:
+        extra = sorted(_slots(new) - _slots(old)) or (["__dict__"] if _has_dict(new) else [])
+        if extra:
+            return f"its instances have __slots__ and no place for {', '.join(extra)}"
+    return ""
+
+
+def _slots(cls: type) -> set[str]:
+    """The slots of instances; those of a class that has travelled by value have lost them, but are still called so."""
+    declared = (vars(base).get("__slots__", ()) for base in cls.__mro__)
+    return {name for names in declared for name in ([names] if isinstance(names, str) else names)}
+
+
+def _has_dict(cls: type) -> bool:
+    return bool(cls.__dictoffset__) and not all("__slots__" in vars(base) for base in cls.__mro__[:-1])
+
+
+def _said(names: Iterable[str]) -> str:
+    return f"({', '.join(names)})"
+
+
+def _names(classes: Iterable[type]) -> str:
+    return _said(cls.__name__ for cls in classes)
+
+
+# -- what is taken over
+
+
+def _bases_first(pairs: Mapping[type, type]) -> list[tuple[type, type]]:
+    return sorted(pairs.items(), key=lambda pair: len(pair[0].__mro__))
+
+
+def _bases(new: type, pairs: Mapping[type, type]) -> tuple[type, ...]:
+    return tuple(pairs.get(base, base) for base in new.__bases__)
+
+
+def _take_members(new: type, old: type) -> None:
+    theirs, ours = dict(vars(new)), dict(vars(old))
+    for name, value in ours.items():
+        if name not in theirs and name not in _NOT_MEMBERS and not isinstance(value, _OF_THE_LAYOUT):
+            type.__delattr__(old, name)
+    for name, value in theirs.items():
+        if name in _NOT_MEMBERS or isinstance(value, _OF_THE_LAYOUT):
+            continue
+        if name in ours:
+            _update_functions(ours[name], value)
+        type.__setattr__(old, name, value)
+
+
+def _update_functions(old: object, new: object) -> None:
+    """Have the functions of an old member, which somebody may keep, run the code of a new one's."""
+    theirs = dict(_functions(new))
+    for key, function in _functions(old):
+        if key in theirs:
+            update_function(function, theirs[key])
+
+
+def update_function(old: FunctionType, new: FunctionType) -> bool:
+    """Have a living function do what a new one does; False where that can't be, and nothing has changed."""
+    names = old.__code__.co_freevars
+    if old is new or names != new.__code__.co_freevars or not _may_see_the_same(old, new):
+        return old is new
+    for name, ours, theirs in zip(names, old.__closure__ or (), new.__closure__ or ()):
+        if name != "__class__" and ours is not theirs:
+            _copy_cell(ours, theirs)
+    old.__code__ = new.__code__
+    old.__defaults__ = new.__defaults__
+    old.__kwdefaults__ = new.__kwdefaults__
+    old.__doc__ = new.__doc__
+    old.__annotations__ = new.__annotations__
+    old.__dict__.update(new.__dict__)
+    return True
+
+
+def _may_see_the_same(old: FunctionType, new: FunctionType) -> bool:
+    """Whether the code of the new function finds its variables where the old one looks for them."""
+    ours, theirs = old.__globals__, new.__globals__
+    if ours is theirs:
+        return True
+    module = sys.modules.get(ours.get("__name__", ""))
+    if module is not None and vars(module) is ours:
+        return False  # what belongs to a module of this process is not overwritten from elsewhere
+    ours.update(theirs)
+    return True
+
+
+def _copy_cell(ours: CellType, theirs: CellType) -> None:
+    try:
+        value = theirs.cell_contents
+    except ValueError:  # it is empty
+        return
+    try:
+        before = ours.cell_contents
+    except ValueError:
+        before = None
+    if isinstance(before, FunctionType) and isinstance(value, FunctionType):
+        update_function(before, value)
+    ours.cell_contents = value
+
+
+def _functions(member: object) -> Iterator[tuple[str, FunctionType]]:
+    """The functions that a member of a class is made of: of a property three, of what a decorator made those it keeps."""
+    if isinstance(member, FunctionType):
+        yield "", member
+    elif isinstance(member, (staticmethod, classmethod)):
+        yield from _functions(member.__func__)
+    elif isinstance(member, property):
+        for name in ("fget", "fset", "fdel"):
+            if isinstance(function := getattr(member, name), FunctionType):
+                yield name, function
+    elif not isinstance(member, type):
+        kept = getattr(member, "__dict__", {})
+        yield from ((name, value) for name, value in kept.items() if isinstance(value, FunctionType))
+
+
+def _same_function(one: FunctionType, other: FunctionType) -> bool:
+    ours, theirs = one.__code__, other.__code__
+    if (ours.co_code, ours.co_names, ours.co_varnames) != (theirs.co_code, theirs.co_names, theirs.co_varnames):
+        return False
+    plain = (one.__defaults__, one.__kwdefaults__), (other.__defaults__, other.__kwdefaults__)
+    return repr(_constants(ours)) == repr(_constants(theirs)) and repr(plain[0]) == repr(plain[1])
+
+
+def _constants(code: Any) -> list[Any]:
+    return [
+        (_constants(each), each.co_code, each.co_names) if hasattr(each, "co_code") else each for each in code.co_consts
+    ]
+
+
+# -- references
+
+
+def _owners_of_dicts() -> dict[int, type]:
+    """The dictionaries behind classes, by identity: what is set there behind Python's back may not be seen."""
+    return {id(gc.get_referents(vars(cls))[0]): cls for cls in all_classes()}
+
+
+def _refer_in(holder: Any, pairs: Mapping[type, type]) -> None:
+    def other(value: Any) -> Any:
+        return pairs.get(value, value) if isinstance(value, type) else value
+
+    if isinstance(holder, CellType):
+        holder.cell_contents = other(holder.cell_contents)
+    elif isinstance(holder, dict):
+        _refer_in_dict(holder, other)
+    elif type(holder) is list:
+        holder[:] = [other(value) for value in holder]
+    elif type(holder) is set:
+        for value in [value for value in holder if other(value) is not value]:
+            holder.discard(value)
+            holder.add(other(value))
+    elif isinstance(holder, type):
+        if holder not in pairs and not set(holder.__bases__).isdisjoint(pairs):
+            holder.__bases__ = tuple(other(base) for base in holder.__bases__)
+    else:
+        _refer_in_object(holder, pairs, other)
+
+
+def _refer_in_dict(holder: dict[Any, Any], other: Callable[[Any], Any]) -> None:
+    for key, value in list(holder.items()):
+        if other(value) is not value:
+            holder[key] = value = other(value)
+        if other(key) is not key:
+            del holder[key]
+            holder[other(key)] = value
+
+
+def _refer_in_object(holder: Any, pairs: Mapping[type, type], other: Callable[[Any], Any]) -> None:
+    if type(holder) in pairs:
+        with contextlib.suppress(TypeError):  # one of another layout, which stays what it is
+            object.__setattr__(holder, "__class__", pairs[type(holder)])
+    try:
+        kept = object.__getattribute__(holder, "__dict__")
+    except AttributeError:
+        return
+    if type(kept) is dict:  # the collector does not see one that is kept inside its object
+        _refer_in_dict(kept, other)
