@@ -49,7 +49,7 @@ from monarch_kernel.controller.effects import (
     Send,
     Tell,
 )
-from monarch_kernel.controller.exits import describe_exit
+from monarch_kernel.controller.exits import describe_exit, signal_name
 from monarch_kernel.controller.records import HostRecord, Pending, RankRecord
 from monarch_kernel.controller.resume import Resumption
 from monarch_kernel.errors import Failure
@@ -778,10 +778,21 @@ class State:
         if record.death is not None:
             return []
         what = describe_exit(message.exit_code, message.signal, message.rss_nbytes or record.rss_nbytes)
-        return self._lose(record, message.reason or what, now, message.last_lines)
+        exit_code = None if message.signal or message.reason else message.exit_code
+        return self._lose(
+            record, message.reason or what, now, message.last_lines, exit_code, signal_name(message.signal)
+        )
 
     def _lose(
-        self, record: RankRecord, what: str, now: float, last_lines: tuple[str, ...] = (), *, asked: bool = False
+        self,
+        record: RankRecord,
+        what: str,
+        now: float,
+        last_lines: tuple[str, ...] = (),
+        exit_code: int | None = None,
+        signal: str = "",
+        *,
+        asked: bool = False,
     ) -> list[Effect]:
         effects = self._give_up_displays(record, now)
         for held in [held for held in self._held if held.proc == record.spec.proc]:
@@ -791,7 +802,9 @@ class State:
         text = f"{what}; it was running {note}" if note and record.up else what
         etype = "RankDied" if record.up or record.is_adopted else "RankNotStarted"
         host = self._hostname(record)
-        failure = Failure("lost", etype, text, host=host, pid=record.pid, last_lines=last_lines)
+        failure = Failure(
+            "lost", etype, text, host=host, pid=record.pid, last_lines=last_lines, exit_code=exit_code, signal=signal
+        )
         effects += self._bury(record, failure, now)
         if not asked:
             effects.append(Tell(LostEvent(record.spec.mesh, record.spec.rank, failure)))
