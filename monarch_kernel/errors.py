@@ -201,8 +201,16 @@ class MeshFailure:
         """The last lines that the process wrote, if it died."""
         return self.primary.last_lines
 
-    def __str__(self) -> str:
+    def without_mesh(self) -> MeshFailure:
+        """For another process, to which the mesh means nothing."""
+        return replace(self, mesh=None)
+
+    def headline(self) -> str:
+        """The failure in one line: ``workers[1] failed: RankDied: killed by SIGKILL``."""
         return f"{self.mesh_name}{format_ranks(self.reports)} failed: {self.primary.headline()}"
+
+    def __str__(self) -> str:
+        return self.report()
 
     def report(self) -> str:
         """The failure in full: what failed where, and under it what that was caused by."""

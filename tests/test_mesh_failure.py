@@ -26,7 +26,8 @@ def test_it_says_what_has_failed_where() -> None:
     assert failure.crashed_ranks == (1, 2, 3)
     assert (failure.signal, failure.exit_code, failure.host) == ("SIGKILL", None, "node1")
     assert failure.last_lines == ("step 7", "step 8")
-    assert str(failure) == "workers[1-3] failed: RankDied: killed by SIGKILL; it was running workers.step"
+    assert failure.headline() == "workers[1-3] failed: RankDied: killed by SIGKILL; it was running workers.step"
+    assert str(failure) == failure.report()
     assert failure.report().splitlines() == [
         "workers[1-2] failed: RankDied: killed by SIGKILL; it was running workers.step",
         "    on host node1, pid 17",

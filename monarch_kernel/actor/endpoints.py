@@ -103,6 +103,7 @@ class ActorMesh(Shaped):
 
         assert isinstance(self._cls, type)
         region, sources, owner = self._region.pack(), sources_of(self._cls), running.get().actor_instance.actor_id
+        self._asker.spawned(self._actor, self.name, owner, self._procs, self)
         self._initialized = self._asker.request(
             self._procs,
             lambda id: pack(Spawn(id, self._actor, self.name, region, payload, sources, owner), frames),
@@ -131,6 +132,7 @@ class ActorMesh(Shaped):
         def stopped(answers: Sequence[Answer]) -> None:
             finish(answers)
 
+        self._asker.stopped(self._actor, self._procs)
         return self._asker.request(
             self._procs, lambda id: pack(StopActor(id, self._actor, reason)), f"{self.name}.stop", stopped
         )

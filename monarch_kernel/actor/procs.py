@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 from monarch_kernel.actor.actor import Actor, endpoints_of
 from monarch_kernel.actor.answers import CellResult, check_name, check_type, gather, read_value
 from monarch_kernel.actor.endpoints import RESERVED, ActorMesh
+from monarch_kernel.actor.faults import call_fault_hook
 from monarch_kernel.actor.rankwise import apply_messages, by_rank, push_messages
 from monarch_kernel.agent.logs import LogRecord
 from monarch_kernel.asking.answer import Answer, Value
@@ -57,6 +58,8 @@ class ProcMesh(Shaped):
     ) -> None:
         self._asker = asker
         self._session = session
+        if isinstance(asker, Runtime):
+            asker.faults.tell = call_fault_hook
         self._region = region
         self._base = procs
         self._born = born
@@ -230,7 +233,7 @@ class ProcMesh(Shaped):
         Raises:
             TypeError: the arguments do not fit the constructor, or can't be sent.
             ValueError: the class is no `Actor`, or its endpoints can't be.
-            SupervisionError: ranks were stopped.
+            SupervisionError: ranks are dead or stopped.
         """
         check_type("name", name, str)
         endpoints = endpoints_of(cls, RESERVED)
@@ -243,9 +246,8 @@ class ProcMesh(Shaped):
             except TypeError as error:
                 signature = inspect.signature(cls).replace(return_annotation=inspect.Signature.empty)
                 raise TypeError(f"{cls.__name__}{signature}: {error}") from None
-        stopped = {rank: death for rank, death in self.deaths().items() if death.kind == "stopped"}
-        if stopped:
-            reports = {self._as_spawned.point(rank): death for rank, death in stopped.items()}
+        if deaths := self.deaths():
+            reports = {self._as_spawned.point(rank): death for rank, death in deaths.items()}
             raise SupervisionError(f"spawning {name} on {self.name} failed: it was not sent", reports, {})
         payload, frames = dump((cls, args, kwargs), f"class {cls.__name__} or its arguments")
         mesh = ActorMesh(self, self._region, name, self._asker.new_number(), cls, endpoints)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.future import Future, Owner
@@ -53,6 +53,14 @@ class Asker(Owner, Protocol):
 
     def deaths(self, procs: Sequence[int]) -> dict[int, Failure]:
         """Which of these processes are known to be dead or stopped, and how they ended."""
+        ...
+
+    def spawned(self, actor: int, name: str, owner: int, procs: Sequence[int], mesh: Any) -> None:
+        """Say that a mesh of actors is about to be spawned in these processes: its owner is told when one of them fails."""
+        ...
+
+    def stopped(self, actor: int, procs: Sequence[int]) -> None:
+        """Say that actors are about to be stopped in these processes, which is then no failure."""
         ...
 
     def new_number(self) -> int:

@@ -27,7 +27,10 @@ _WAIT_INTERRUPTED = "the wait was interrupted, and so is what the ranks run for 
 class Owner(Protocol):
     """What a future needs of its runtime."""
 
-    def wait(self, waiter: Waiter, timeout_s: float | None) -> bool: ...
+    def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
+        """Wait until ``waiter`` is ready; False if the time is up. It may be set ready when nothing has come for it."""
+        ...
+
     def interrupt(self, id: int, *, abort: bool = False) -> None: ...
     def cancel(self, id: int) -> None: ...
     def attend(self, future: Future[Any]) -> None: ...
@@ -155,8 +158,14 @@ class Future(Generic[T]):
             return True
         waiter = Waiter()
         self.add_done_callback(waiter.set)
+        deadline = None if timeout is None else time.monotonic() + timeout
         try:
-            return self._owner.wait(waiter, timeout) or self._done
+            while not self._done:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if not self._owner.wait(waiter, left):
+                    break
+                waiter.ready = False  # for one that was woken for something else
+            return self._done
         finally:
             with suppress(ValueError):  # it was called
                 (self._callbacks or []).remove(waiter.set)
@@ -282,12 +291,12 @@ class Future(Generic[T]):
                 begun = time.monotonic()
                 if not self._is_halted and not self._owner.wait(waiter, timeout):
                     break
-                if self._is_halted:
-                    self._is_halted = waiter.ready = False
-                    if self._done:  # it ended just before that
-                        break
-                    if timeout is not None:
-                        timeout = max(0.0, timeout - (time.monotonic() - begun))
+                is_halted, self._is_halted, waiter.ready = self._is_halted, False, False
+                if self._done:  # perhaps just before it was halted
+                    break
+                if timeout is not None:
+                    timeout = max(0.0, timeout - (time.monotonic() - begun))
+                if is_halted:
                     self._owner.attend(self)
             return self._done
         finally:

@@ -43,6 +43,7 @@ from monarch_kernel.controller.effects import (
     BacklogEvent,
     Effect,
     Expired,
+    Gone,
     LostEvent,
     Resolve,
     RichEvent,
@@ -372,7 +373,9 @@ class State:
                 by_host.setdefault(record.host, []).append(proc)  # the agent keeps the logs of the dead until then
             if record.death is None:
                 record.stopping = True
-                effects += self._bury(record, Failure("stopped", "Stopped", reason, host=self._hostname(record)), now)
+                effects += self._bury(
+                    record, Failure("stopped", "Stopped", reason, host=self._hostname(record)), now, True
+                )
         for host, ended in by_host.items():
             effects += self._to_host(self.hosts[host], pack(KillRanks(tuple(ended), grace_s)))
         return effects
@@ -805,18 +808,21 @@ class State:
         failure = Failure(
             "lost", etype, text, host=host, pid=record.pid, last_lines=last_lines, exit_code=exit_code, signal=signal
         )
-        effects += self._bury(record, failure, now)
+        effects += self._bury(record, failure, now, asked)
         if not asked:
             effects.append(Tell(LostEvent(record.spec.mesh, record.spec.rank, failure)))
         return effects
 
-    def _bury(self, record: RankRecord, failure: Failure, now: float) -> list[Effect]:
+    def _bury(self, record: RankRecord, failure: Failure, now: float, asked: bool) -> list[Effect]:
+        spec, is_told = record.spec, asked or bool(record.owed or record.watchers)
+        told = replace(failure, kind="stopped") if asked else failure
         record.death = failure
         self._dead.add(record.spec.proc)
         record.held.clear()
         record.names.clear()
         self._speakers.pop(record.peer, None)
         effects: list[Effect] = self._tell_watchers(record)
+        effects.append(Gone(spec.proc, spec.incarnation, spec.mesh, spec.rank, told, is_told))
         if self._resumption is not None:
             self._resumption.heard(record.peer)
             effects += self._go_on(now)

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from monarch_kernel.errors import Failure, MeshFailure
 
@@ -98,13 +98,14 @@ class _Child:
     owner: int
     ranks: dict[int, int]
     alive: dict[int, int | None]
+    mesh: Any
 
 
 @dataclass(slots=True)
 class _News:
     """What has failed of one child, and has not been looked at."""
 
-    name: str
+    child: _Child
     reports: dict[int, Failure] = field(default_factory=dict)
     causes: dict[int, MeshFailure] = field(default_factory=dict)
 
@@ -136,10 +137,13 @@ class Family:
 
     # -- what is spawned here
 
-    def spawned(self, actor: int, name: str, owner: int, procs: Sequence[int]) -> list[Effect]:
-        """An actor of this process, or its program, has spawned a mesh of actors in these processes, by flat rank."""
+    def spawned(self, actor: int, name: str, owner: int, procs: Sequence[int], mesh: Any = None) -> list[Effect]:
+        """An actor of this process, or its program, has spawned a mesh of actors in these processes, by flat rank.
+
+        ``mesh`` is what the owner has of it, for the failures that it is told.
+        """
         alive = {proc: self._up.get(proc) for proc in procs}
-        child = _Child(actor, name, owner, {proc: rank for rank, proc in enumerate(procs)}, alive)
+        child = _Child(actor, name, owner, {proc: rank for rank, proc in enumerate(procs)}, alive, mesh)
         self._children[actor] = child
         self._of_owner.setdefault(owner, {})[actor] = child
         return []
@@ -186,7 +190,7 @@ class Family:
         found = news.pop(actor)
         if not news:
             del self._news[owner]
-        return MeshFailure(found.name, found.reports, found.causes, actor)
+        return MeshFailure(found.child.name, found.reports, found.causes, actor, found.child.mesh)
 
     # -- what lives here
 
@@ -200,7 +204,8 @@ class Family:
         owner = self._hosted.pop(actor, None)
         if owner is None:
             return []
-        effects: list[Effect] = list(self.owner_ended(actor, "its owner has failed" if failure else "its owner ended"))
+        effects = self.owner_ended(actor, "its owner has failed" if failure else "its owner ended")
+        cause = None if cause is None else cause.without_mesh()
         if actor in self._orphans:  # there is nobody to tell
             self._orphans.remove(actor)
             return effects
@@ -211,8 +216,9 @@ class Family:
         self._news.pop(owner, None)
         effects: list[Effect] = []
         for child in list(self._of_owner.get(owner, {}).values()):
-            if child.alive:
-                effects.append(Stop(child.actor, tuple(child.alive), reason))
+            effects.append(
+                Stop(child.actor, tuple(child.ranks), reason)
+            )  # those that failed answer until they are stopped
             self._forget(child)
         return effects
 
@@ -264,7 +270,7 @@ class Family:
         del child.alive[proc]
         rank, owner = child.ranks[proc], child.owner
         is_first = owner not in self._news
-        found = self._news.setdefault(owner, {}).setdefault(child.actor, _News(child.name))
+        found = self._news.setdefault(owner, {}).setdefault(child.actor, _News(child))
         found.reports[rank] = failure
         if cause is not None:
             found.causes[rank] = cause
