@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "Frame",
     "LaunchError",
     "MeshDownError",
+    "MeshFailure",
     "MonarchError",
     "PayloadError",
     "RanksError",
@@ -91,6 +92,8 @@ class Failure:
         pid: process id there.
         exception: the pickled exception; empty where it can't be pickled.
         last_lines: for a lost rank, the last lines it wrote.
+        exit_code: for a lost rank that ended by itself, with what; else None.
+        signal: for a lost rank that was killed by a signal, its name, such as ``SIGKILL``.
     """
 
     kind: FailureKind
@@ -102,6 +105,8 @@ class Failure:
     pid: int = 0
     exception: bytes = b""
     last_lines: tuple[str, ...] = ()
+    exit_code: int | None = None
+    signal: str = ""
 
     @property
     def user_frame(self) -> Frame | None:
@@ -129,6 +134,121 @@ def format_ranks(ranks: Iterable[int]) -> str:
         else:
             spans.append([rank, rank])
     return "[" + ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans) + "]"
+
+
+@dataclass(frozen=True, slots=True)
+class MeshFailure:
+    """What has failed in a mesh of actors, as its owner is told of it by ``__supervise__``; plain data.
+
+    Ranks count within the mesh as it was spawned. ``host``, ``exit_code``, ``signal`` and ``last_lines`` are those of
+    the report that says most.
+
+    Attributes:
+        mesh_name: as given to ``spawn``.
+        reports: rank -> how its actor ended.
+        causes: rank -> what failed below it, and was not handled there; without the ranks that failed by themselves.
+        actor: number of the spawn in its session.
+        mesh: the mesh, where the owner is told; None in what other processes report.
+    """
+
+    mesh_name: str
+    reports: dict[int, Failure]
+    causes: dict[int, MeshFailure] = field(default_factory=dict)
+    actor: int = 0
+    mesh: Any = field(default=None, compare=False, repr=False)
+
+    @property
+    def crashed_ranks(self) -> tuple[int, ...]:
+        """The ranks that failed, sorted."""
+        return tuple(sorted(self.reports))
+
+    @property
+    def primary(self) -> Failure:
+        """The report to look at first: the death of a process before an exception, then by rank."""
+        return min(self.reports.items(), key=lambda item: (_ORDER[item[1].kind], item[0]))[1]
+
+    @property
+    def cause(self) -> MeshFailure | None:
+        """What failed below the lowest rank that has failed because of something else."""
+        return self.causes[min(self.causes)] if self.causes else None
+
+    @property
+    def root_cause(self) -> MeshFailure:
+        """What failed first, as far down as it is known; this one, if nothing else is its cause."""
+        found = self
+        while (below := found.cause) is not None:
+            found = below
+        return found
+
+    @property
+    def exception(self) -> BaseException:
+        """The primary report as an exception object."""
+        return rebuild_exception(self.primary)
+
+    @property
+    def host(self) -> str:
+        """Name of the machine."""
+        return self.primary.host
+
+    @property
+    def exit_code(self) -> int | None:
+        """With what the process ended; None if that is not what failed, or if it was a signal."""
+        return self.primary.exit_code
+
+    @property
+    def signal(self) -> str:
+        """The signal that killed the process, such as ``SIGKILL``; empty if there was none."""
+        return self.primary.signal
+
+    @property
+    def last_lines(self) -> tuple[str, ...]:
+        """The last lines that the process wrote, if it died."""
+        return self.primary.last_lines
+
+    def without_mesh(self) -> MeshFailure:
+        """For another process, to which the mesh means nothing."""
+        return replace(self, mesh=None)
+
+    def headline(self) -> str:
+        """The failure in one line: ``workers[1] failed: RankDied: killed by SIGKILL``."""
+        return f"{self.mesh_name}{format_ranks(self.reports)} failed: {self.primary.headline()}"
+
+    def __str__(self) -> str:
+        return self.report()
+
+    def report(self) -> str:
+        """The failure in full: what failed where, and under it what that was caused by."""
+        lines: list[str] = []
+        for failure, ranks in _grouped(self.reports):
+            lines += [f"{self.mesh_name}{format_ranks(ranks)} failed: {failure.headline()}", *_details(failure)]
+        told: list[MeshFailure] = []
+        for rank in sorted(self.causes):
+            if self.causes[rank] not in told:
+                told.append(self.causes[rank])
+                lines.append(f"caused by {self.causes[rank].report()}")
+        return "\n".join(lines)
+
+
+def _grouped(reports: Mapping[int, Failure]) -> list[tuple[Failure, tuple[int, ...]]]:
+    """Distinct failures with their ranks, causes first, then by lowest rank."""
+    groups: dict[tuple[object, ...], tuple[Failure, list[int]]] = {}
+    for rank, failure in sorted(reports.items()):
+        groups.setdefault(failure.fingerprint, (failure, []))[1].append(rank)
+    found = [(failure, tuple(ranks)) for failure, ranks in groups.values()]
+    return sorted(found, key=lambda group: (_ORDER[group[0].kind], group[1]))
+
+
+def _details(failure: Failure) -> list[str]:
+    """Where something failed, and the last that was written there."""
+    lines = []
+    where = failure.user_frame
+    if where is not None:
+        lines.append(f"    {where.file}, line {where.line}, in {where.function}")
+        if where.source:
+            lines.append(f"    > {where.source[where.line - where.first_line].strip()}")
+    if failure.host:
+        lines.append(f"    on host {failure.host}, pid {failure.pid}")
+    return lines + [f"    | {line}" for line in failure.last_lines[-5:]]
 
 
 _ORDER = {"lost": 0, "exception": 1, "stopped": 2, "interrupted": 3, "released": 4}
@@ -201,13 +321,7 @@ class RanksError(MonarchError):
 
     def groups(self) -> list[tuple[Failure, tuple[int, ...]]]:
         """Distinct failures with the ranks that had them, causes first, then by lowest rank."""
-        groups: dict[tuple[object, ...], tuple[Failure, list[int]]] = {}
-        for point, failure in sorted(self.reports.items(), key=lambda item: item[0].rank):
-            groups.setdefault(failure.fingerprint, (failure, []))[1].append(point.rank)
-        return sorted(
-            ((failure, tuple(ranks)) for failure, ranks in groups.values()),
-            key=lambda group: (_ORDER[group[0].kind], group[1]),
-        )
+        return _grouped({point.rank: failure for point, failure in self.reports.items()})
 
     def __repr__(self) -> str:
         said = "; ".join(f"{format_ranks(ranks)} {failure.headline()}" for failure, ranks in self.groups())

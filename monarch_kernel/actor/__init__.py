@@ -8,11 +8,12 @@ from __future__ import annotations
 from monarch_kernel.actor.actor import Actor, concurrent_endpoint, endpoint
 from monarch_kernel.actor.context import context, current_actor_name, current_rank, current_size
 from monarch_kernel.actor.endpoints import ActorMesh, as_endpoint, send
+from monarch_kernel.actor.faults import unhandled_fault_hook
 from monarch_kernel.actor.hosts import HostMesh, get_or_spawn_controller, shutdown_context, this_host, this_proc
 from monarch_kernel.actor.ports import Channel, Port, PortReceiver
 from monarch_kernel.actor.procs import ProcMesh
 from monarch_kernel.asking.future import Future
-from monarch_kernel.errors import ActorError, SupervisionError
+from monarch_kernel.errors import ActorError, MeshFailure, SupervisionError
 from monarch_kernel.mesh import Extent, Point, ValueMesh
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Extent",
     "Future",
     "HostMesh",
+    "MeshFailure",
     "Point",
     "Port",
     "PortReceiver",
@@ -41,4 +43,5 @@ __all__ = [
     "shutdown_context",
     "this_host",
     "this_proc",
+    "unhandled_fault_hook",
 ]

@@ -112,6 +112,7 @@ class ActorMesh(Shaped):
             sources_of(self._interface.cls),
             running.get().actor_instance.actor_id,
         )
+        self._asker.spawned(self._actor, self.name, owner, self._procs, self)
         self._initialized = self._asker.request(
             self._procs,
             lambda id: pack(Spawn(id, self._actor, self.name, region, payload, sources, owner), frames),
@@ -149,6 +150,7 @@ class ActorMesh(Shaped):
         def stopped(answers: Sequence[Answer]) -> None:
             finish(answers)
 
+        self._asker.stopped(self._actor, self._procs)
         return self._asker.request(
             self._procs, lambda id: pack(StopActor(id, self._actor, reason)), f"{self.name}.stop", stopped
         )

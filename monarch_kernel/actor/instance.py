@@ -6,12 +6,17 @@ messages are handed to it by whoever drives the socket. Either way one message i
 An exception in an endpoint that owes an answer is the answer. Without one (broadcast, ``__init__``), and for whatever is no
 Exception, the actor dies: it answers everything that comes later with the failure that ended it. The process lives on.
 
-However an actor ends, it ends in this order: concurrent calls are cancelled and their callers told; ``__cleanup__`` runs.
+However an actor ends, it ends in this order: concurrent calls are cancelled and their callers told; what it had spawned is
+stopped; ``__cleanup__`` runs.
+
+Of a failure of what it has spawned an actor is told by ``__supervise__``: on its own thread, between two messages or while an
+endpoint waits for something; an async one as a task on its loop. If it does not handle that it ends, and with it what runs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import itertools
 import linecache
@@ -19,20 +24,23 @@ import os
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from monarch_kernel.actor.actor import EndpointSpec, endpoints_of
 from monarch_kernel.actor.context import ActorInstance, Context, running
 from monarch_kernel.actor.loop import AsyncCall, LoopWaiter, Stepped, outcome, run_loop
 from monarch_kernel.actor.procs import ProcMesh
+from monarch_kernel.asking.future import Future
 from monarch_kernel.asking.home import opened_for
 from monarch_kernel.describe.report import describe
-from monarch_kernel.errors import Failure
+from monarch_kernel.errors import Failure, MeshFailure, format_ranks
 from monarch_kernel.mesh import Point, Region
-from monarch_kernel.rank.executor import Executor
+from monarch_kernel.rank.executor import CALLED, Executor
 from monarch_kernel.rank.workplace import Workplace
 from monarch_kernel.transport.driver import Waiter
 from monarch_kernel.wire.codec import Frame, dump_call, load
@@ -43,6 +51,12 @@ __all__ = ["host_actors"]
 _FIRST = "__first_"
 
 CANCEL_S = 2.0
+CHILDREN_S = 5.0
+"""How long an actor waits for what it had spawned to be stopped before it cleans up, in seconds."""
+
+
+class _Ends(BaseException):
+    """Raised where an endpoint waits for something, when the actor ends meanwhile."""
 
 
 def host_actors(workplace: Workplace, rank: int, proc_mesh: ProcMesh) -> None:
@@ -89,6 +103,10 @@ class _Host:
         self._cause: BaseException | None = None
         self._async_calls: dict[AsyncCall, None] = {}  # in the order in which they began
         self._wake: Callable[[], object] = executor.waiter.set
+        self._untold: list[MeshFailure] = []
+        self._children: list[Future[None]] = []
+        self._supervision: asyncio.Task[None] | None = None
+        executor.attend = executor.call
         executor.handlers |= {Spawn: self._spawn, Call: self._call, StopActor: self._stop}
         executor.retire = self._retire
         executor.calls = self._async_calls
@@ -171,14 +189,25 @@ class _Host:
 
     # -- how it ends
 
-    def _die(self, error: BaseException | Failure) -> Failure:
-        """From now on everything is answered with the failure that ended it."""
+    def _die(self, error: BaseException | Failure, cause: MeshFailure | None = None) -> Failure:
+        """From now on everything is answered with the failure that ended it, and the owner is told."""
         failure = error if isinstance(error, Failure) else describe(error)
         name = self._self.name
         if self._death is None:
             self._death = replace(failure, kind="stopped", message=f"{failure.message} (this ended actor {name!r})")
             self._cause = error if isinstance(error, BaseException) else None
-        return failure
+            self._children = self._rank.supervisor.ended(self._self.actor_id, failure, cause)
+            return failure
+        return self._death
+
+    def _wait_for_children(self) -> None:
+        deadline = time.monotonic() + CHILDREN_S
+        for child in self._children:
+            child.wait(max(0.0, deadline - time.monotonic()))
+
+    async def _await_children(self) -> None:
+        if self._children:
+            await asyncio.wait([child.as_asyncio() for child in self._children], timeout=CHILDREN_S)
 
     def _clean_up(self, error: BaseException | None) -> Any:
         """The last that the actor does."""
@@ -209,6 +238,77 @@ class _Host:
                 executor.strike_thread()
         executor.post(StopActor(0, self._self.actor_id, "the process was stopped"), ())
         return self._thread
+
+    # -- what it has spawned
+
+    def _next_failure(self) -> MeshFailure | None:
+        if self._death is not None or self._executor.over:
+            return None
+        return self._untold.pop(0) if self._untold else self._rank.supervisor.take(self._self.actor_id)
+
+    def _judge(self, failure: MeshFailure, is_handled: object, error: BaseException | None) -> bool:
+        """Whether the actor goes on after a failure of what it has spawned."""
+        if is_handled and error is None:
+            return True
+        if error is None:
+            which = f"{failure.mesh_name}{format_ranks(failure.crashed_ranks)}"
+            text = f"actor {self._self.name!r} did not handle the failure of {which}: {failure.root_cause.headline()}"
+            unhandled = Failure("exception", "UnhandledFailure", text, host=socket.gethostname(), pid=os.getpid())
+            self._die(unhandled, failure)
+        else:
+            self._die(error, failure)
+        return False
+
+    def _look(self) -> None:
+        """Handle what has failed, on the actor's thread; within an endpoint that waits, if one runs.
+
+        Raises:
+            _Ends: the actor has ended, and so does the endpoint.
+        """
+        executor = self._executor
+        is_within, supervise = executor.in_user_code, getattr(self._actor, "__supervise__", None)
+        while (failure := self._next_failure()) is not None:
+            is_handled, error = None, None
+            if supervise is not None:
+                before = running.set(self._whole)
+                executor.in_user_code = True
+                try:
+                    is_handled = supervise(failure)
+                    if inspect.isawaitable(is_handled):
+                        is_handled = asyncio.run(_wait_for(is_handled))
+                except BaseException as raised:
+                    if is_within and executor.current and executor.interrupted == executor.current:
+                        self._untold.append(failure)  # it was the endpoint that was interrupted
+                        raise
+                    error = raised
+                finally:
+                    running.reset(before)
+                    if not is_within:
+                        executor.leave_user_code()
+            if not self._judge(failure, is_handled, error):
+                if is_within:
+                    raise _Ends
+                self._end()
+
+    def _look_async(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Handle what has failed as soon as the loop comes to it; called on the loop."""
+        if self._supervision is None:
+            self._supervision = loop.create_task(self._supervise_all())
+
+    async def _supervise_all(self) -> None:
+        try:
+            while (failure := self._next_failure()) is not None:
+                running.set(self._whole)
+                supervise = getattr(self._actor, "__supervise__", None)
+                is_handled, error = None, None
+                if supervise is not None:
+                    is_handled, error = await outcome(partial(supervise, failure))
+                if self._death is None and not self._judge(failure, is_handled, error):
+                    for call in self._async_calls:
+                        call.task.cancel()
+                    self._wake()
+        finally:
+            self._supervision = None
 
     # -- sync
 
@@ -244,6 +344,8 @@ class _Host:
             self._rank.note_cleanup()
         self._specs = endpoints_of(type(self._actor), frozenset())  # it may have been reloaded meanwhile
         self._methods = {name: getattr(self._actor, name) for name in self._specs}
+        if self._executor.waiter.leads:
+            self._executor.look = self._look
 
     def _call(self, message: Call, frames: Sequence[Frame]) -> None:
         executor, id = self._executor, message.id
@@ -267,8 +369,8 @@ class _Host:
         except BaseException as error:
             executor.leave_user_code()
             self._failed(id, error, executor.interrupted == id)
-            if self._death is not None:
-                self._end()
+        if self._death is not None:
+            self._end()
 
     def _failed(self, id: int, error: BaseException, was_interrupted: bool) -> None:
         """An endpoint has raised: that is its answer, or the actor's end."""
@@ -285,6 +387,8 @@ class _Host:
     def _end(self) -> None:
         """Clean up after a failure; what that raises in turn is written to stderr."""
         error, self._cause = self._cause, None  # its frames hold what the actor held
+        if hasattr(self._actor, "__cleanup__"):
+            self._wait_for_children()
         try:
             with self._executor.user_code():
                 work = self._clean_up(error)
@@ -298,6 +402,8 @@ class _Host:
         executor.over = True
         try:
             if self._death is None:
+                self._children = self._rank.supervisor.ended(self._self.actor_id, request=message.id)
+                self._wait_for_children()
                 with executor.user_code():
                     work = self._clean_up(None)
                     if inspect.isawaitable(work):
@@ -321,6 +427,7 @@ class _Host:
         try:
             self._make(cls, args, kwargs)
             executor.leave_user_code()  # from now on an interrupt cancels the task
+            executor.attend = lambda: _call_soon(loop, lambda: self._look_async(loop))
             self._rank.reply(message.id)
             await self._serve(loop, event)
         finally:
@@ -338,7 +445,9 @@ class _Host:
                 if isinstance(item, StopActor):
                     await self._stop_async(loop, item)
                     return
-                if isinstance(item, PostMortem):
+                if item is CALLED:
+                    self._look_async(loop)
+                elif isinstance(item, PostMortem):
                     executor.handlers[PostMortem](item, frames)  # the loop stands still meanwhile
                 else:
                     await self._call_async(loop, item, frames)
@@ -443,6 +552,8 @@ class _Host:
         assert self._death is not None
         error, self._cause = self._cause, None
         await self._cancel_calls(self._death)
+        if hasattr(self._actor, "__cleanup__"):
+            await self._await_children()
         _, problem = await outcome(lambda: self._clean_up(error))
         if problem is not None:
             self._report_cleanup(problem)
@@ -453,6 +564,10 @@ class _Host:
         executor.over = True
         why = Failure("stopped", "ActorStopped", message.reason, host=socket.gethostname(), pid=os.getpid())
         await self._cancel_calls(why)
+        if self._supervision is not None:
+            self._supervision.cancel()
+        self._children = self._rank.supervisor.ended(self._self.actor_id, request=message.id)
+        await self._await_children()
         call = AsyncCall(message, loop.create_task(outcome(lambda: self._clean_up(None))))
         self._enter(call)
         await asyncio.wait([call.task])
@@ -464,6 +579,11 @@ class _Host:
         if self._actor is None:
             self._rank.fail(self._executor, self._executor.current, failure)
         await self._end_async()
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop has ended
+        loop.call_soon_threadsafe(function)
 
 
 async def _wait_for(work: Any) -> Any:

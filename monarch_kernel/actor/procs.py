@@ -13,6 +13,7 @@ from monarch_kernel.actor.answers import CellResult, check_name, check_type, gat
 from monarch_kernel.actor.directory import directory_of
 from monarch_kernel.actor.editing import Target, check_class, reload_classes
 from monarch_kernel.actor.endpoints import RESERVED, ActorMesh
+from monarch_kernel.actor.faults import call_fault_hook
 from monarch_kernel.actor.rankwise import apply_messages, by_rank, push_messages
 from monarch_kernel.agent.logs import LogRecord
 from monarch_kernel.asking.answer import Answer, Value
@@ -61,6 +62,8 @@ class ProcMesh(Shaped):
     ) -> None:
         self._asker = asker
         self._session = session
+        if isinstance(asker, Runtime):
+            asker.faults.tell = call_fault_hook
         self._region = region
         self._base = procs
         self._born = born
@@ -234,14 +237,13 @@ class ProcMesh(Shaped):
         Raises:
             TypeError: the arguments do not fit the constructor, or can't be sent.
             ValueError: the class is no `Actor`, or its endpoints can't be.
-            SupervisionError: ranks were stopped.
+            SupervisionError: ranks are dead or stopped.
         """
         check_type("name", name, str)
         endpoints = endpoints_of(cls, RESERVED)
         check_constructor(cls, args, kwargs)
-        stopped = {rank: death for rank, death in self.deaths().items() if death.kind == "stopped"}
-        if stopped:
-            reports = {self._as_spawned.point(rank): death for rank, death in stopped.items()}
+        if deaths := self.deaths():
+            reports = {self._as_spawned.point(rank): death for rank, death in deaths.items()}
             raise SupervisionError(f"spawning {name} on {self.name} failed: it was not sent", reports, {})
         payload, frames = dump((cls, args, kwargs), f"class {cls.__name__} or its arguments")
         mesh = ActorMesh(self, self._region, name, self._asker.new_number(), cls, endpoints)

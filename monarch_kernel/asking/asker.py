@@ -69,6 +69,14 @@ class Asker(Owner, Protocol):
         """Have something done with the baton held, soon."""
         ...
 
+    def spawned(self, actor: int, name: str, owner: int, procs: Sequence[int], mesh: Any) -> None:
+        """Say that a mesh of actors is about to be spawned in these processes: its owner is told when one of them fails."""
+        ...
+
+    def stopped(self, actor: int, procs: Sequence[int]) -> None:
+        """Say that actors are about to be stopped in these processes, which is then no failure."""
+        ...
+
     def new_number(self) -> int:
         """A number for a new actor or port, which says that this process has made it."""
         ...

@@ -28,7 +28,10 @@ _WAIT_INTERRUPTED = "the wait was interrupted, and so is what the ranks run for 
 class Owner(Protocol):
     """What a future needs of its runtime."""
 
-    def wait(self, waiter: Waiter, timeout_s: float | None) -> bool: ...
+    def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
+        """Wait until ``waiter`` is ready; False if the time is up. It may be set ready when nothing has come for it."""
+        ...
+
     def interrupt(self, id: int, *, abort: bool = False) -> None: ...
     def cancel(self, id: int) -> None: ...
     def attend(self, future: Future[Any]) -> None: ...
@@ -160,8 +163,14 @@ class Future(Generic[T]):
             return True
         waiter = Waiter()
         self.add_done_callback(waiter.set)
+        deadline = None if timeout is None else time.monotonic() + timeout
         try:
-            return self._owner.wait(waiter, timeout) or self._done
+            while not self._done:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if not self._owner.wait(waiter, left):
+                    break
+                waiter.ready = False  # for one that was woken for something else
+            return self._done
         finally:
             with suppress(ValueError):  # it was called
                 (self._callbacks or []).remove(waiter.set)
@@ -332,12 +341,12 @@ class Future(Generic[T]):
                     timeout = max(0.0, timeout - passed_s)
                 if patience is not None:
                     patience = max(0.0, patience - passed_s)
-                if self._is_halted:
-                    self._is_halted = waiter.ready = False
+                is_halted, self._is_halted, waiter.ready = self._is_halted, False, False
+                if self._done:  # perhaps just before it was halted
+                    break
+                if is_halted:
                     if wait is not None and wait.error is not None:
                         raise wait.error
-                    if self._done:  # it ended just before that
-                        break
                     self._owner.attend(self)
                 elif in_vain and (timeout == 0.0 or patience is None):
                     break

@@ -17,6 +17,7 @@ __all__ = [
     "BacklogEvent",
     "Effect",
     "Expired",
+    "Gone",
     "LostEvent",
     "Resolve",
     "RichEvent",
@@ -91,4 +92,19 @@ class Attached(NamedTuple):
     silent: tuple[int, ...]
 
 
-Effect = Send | Resolve | Tell | Expired | Resumed | Attached
+class Gone(NamedTuple):
+    """Effect: a rank is dead, or was stopped.
+
+    ``is_told`` says that somebody is told of it in any case: whoever has asked for it, who waits for an answer, or another rank
+    that has to do with it.
+    """
+
+    proc: int
+    incarnation: int
+    mesh: str
+    rank: int
+    death: Failure
+    is_told: bool
+
+
+Effect = Gone | Send | Resolve | Tell | Expired | Resumed | Attached

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-__all__ = ["describe_exit"]
+__all__ = ["describe_exit", "signal_name"]
 
 _MEANINGS = {
     "SIGKILL": "likely the kernel's out-of-memory killer, or somebody's kill -9",
@@ -21,10 +21,15 @@ def describe_exit(exit_code: int, signum: int, rss_nbytes: int = 0) -> str:
     """Say how a process ended: by which signal, with its likely meaning, or with which exit code."""
     memory = f"; it held {rss_nbytes / 2**20:,.0f} MiB at the last reading" if rss_nbytes else ""
     if signum:
-        try:
-            name = signal.Signals(signum).name
-        except ValueError:
-            name = f"signal {signum}"
+        name = signal_name(signum)
         meaning = _MEANINGS.get(name)
         return f"killed by {name}" + (f" ({meaning})" if meaning else "") + memory
     return f"the process ended with exit code {exit_code}" + memory
+
+
+def signal_name(signum: int) -> str:
+    """Name a signal: ``SIGKILL``; empty for none."""
+    try:
+        return signal.Signals(signum).name if signum else ""
+    except ValueError:
+        return f"signal {signum}"

@@ -20,15 +20,28 @@ from monarch_kernel.asking.future import Future
 from monarch_kernel.asking.numbers import CONTROLLER_PROC, made_by, numbers
 from monarch_kernel.asking.ports import PortTable
 from monarch_kernel.asking.waits import Wait
-from monarch_kernel.controller.effects import Attached, BacklogEvent, Effect, Expired, Resolve, RichEvent, Send, Tell
+from monarch_kernel.controller.effects import (
+    Attached,
+    BacklogEvent,
+    Effect,
+    Expired,
+    Gone,
+    Resolve,
+    RichEvent,
+    Send,
+    Tell,
+)
+from monarch_kernel.controller.faults import Faults
 from monarch_kernel.controller.printer import OutputPrinter
 from monarch_kernel.controller.resume import Resumed
 from monarch_kernel.controller.state import State
 from monarch_kernel.controller.workplace import FOR_ACTORS, ControllerWorkplace
-from monarch_kernel.errors import Failure, MeshDownError
+from monarch_kernel.errors import Failure, MeshDownError, MeshFailure
 from monarch_kernel.events import MeshView, OutputEvent, RankView, StopEvent
 from monarch_kernel.launch.base import HostHandle, Launcher
-from monarch_kernel.transport.base import CONTROLLER, Peer, Transport, host_peer
+from monarch_kernel.rank.executor import working
+from monarch_kernel.supervise.family import PROGRAM, Process
+from monarch_kernel.transport.base import CONTROLLER, Peer, Transport, host_peer, incarnation_of
 from monarch_kernel.transport.driver import Driver, Waiter
 from monarch_kernel.wire.codec import Frame, Packed, WireError, pack, split
 from monarch_kernel.wire.messages import Attach, Hello, HostHello, Ping, RankSpec
@@ -95,6 +108,7 @@ class Runtime:
         )
         self.session: Any = None
         self.workplace = ControllerWorkplace(self, self._driver)
+        self.faults = Faults(lambda: self.workplace.supervisor.take(PROGRAM))
         self._driver.start()
 
     # -- for any thread
@@ -161,6 +175,23 @@ class Runtime:
         """Have this process asked like a rank, from now on: actors are spawned here."""
         self._submit(lambda now: self._state.host_actors())
 
+    def do(self, function: Callable[[], None]) -> None:
+        """Have something done with the baton held, in order per thread."""
+
+        def item(now: float) -> list[Effect]:
+            function()
+            return []
+
+        self._submit(item)
+
+    def spawned(self, actor: int, name: str, owner: int, procs: Sequence[int], mesh: object) -> None:
+        """Say that a mesh of actors is about to be spawned in these processes."""
+        self.workplace.supervisor.spawned(actor, name, owner, procs, mesh)
+
+    def stopped(self, actor: int, procs: Sequence[int]) -> None:
+        """Say that actors are about to be stopped in these processes."""
+        self.workplace.supervisor.stopped(actor, procs)
+
     def tell(self, procs: Sequence[int], packed: Packed) -> None:
         """Send ranks a message that has no answer."""
         self._submit(lambda now: self._state.tell(procs, packed))
@@ -171,6 +202,9 @@ class Runtime:
 
     def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
         """Wait until ``waiter`` is ready, driving the loop meanwhile."""
+        executor = working.get()
+        if executor is not None and executor.thread_id == threading.get_ident():
+            return executor.wait(waiter, timeout_s)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         if not self._driver.wait(waiter, timeout_s) and self._closed:
             # Another thread closes the session; in a moment it will have ended every future.
@@ -412,6 +446,7 @@ class Runtime:
         self._over = True
         self._abandon_all()
         self._print()
+        self.faults.tell_all()
         self._ended.set()
 
     def _await_output(self) -> None:
@@ -462,6 +497,8 @@ class Runtime:
             return False
         if good and message.token == self._token:
             self._known.add(peer)
+            if isinstance(message, Hello):
+                self.workplace.supervisor.up(Process(message.proc, incarnation_of(peer)))
             return True
         return False
 
@@ -492,6 +529,11 @@ class Runtime:
                         watcher(effect.event)
                     except Exception:  # a view must not stop the loop
                         _log.exception("a watcher failed")
+            elif type(effect) is Gone:
+                supervisor = self.workplace.supervisor
+                known = supervisor.gone(Process(effect.proc, effect.incarnation), effect.death)
+                if not known and not effect.is_told and not self._closed:
+                    self.faults.add(MeshFailure(effect.mesh, {effect.rank: effect.death}))
             elif type(effect) is Resumed:
                 answers: Future[Sequence[Answer]] = Future(self, effect.id, lambda answers: answers)
                 self._futures[effect.id] = answers  # type: ignore[assignment]

@@ -43,13 +43,14 @@ from monarch_kernel.controller.effects import (
     BacklogEvent,
     Effect,
     Expired,
+    Gone,
     LostEvent,
     Resolve,
     RichEvent,
     Send,
     Tell,
 )
-from monarch_kernel.controller.exits import describe_exit
+from monarch_kernel.controller.exits import describe_exit, signal_name
 from monarch_kernel.controller.records import HostRecord, Pending, RankRecord
 from monarch_kernel.controller.resume import Resumption
 from monarch_kernel.errors import Failure
@@ -377,7 +378,9 @@ class State:
                 by_host.setdefault(record.host, []).append(proc)  # the agent keeps the logs of the dead until then
             if record.death is None:
                 record.stopping = True
-                effects += self._bury(record, Failure("stopped", "Stopped", reason, host=self._hostname(record)), now)
+                effects += self._bury(
+                    record, Failure("stopped", "Stopped", reason, host=self._hostname(record)), now, True
+                )
         for host, ended in by_host.items():
             effects += self._to_host(self.hosts[host], pack(KillRanks(tuple(ended), grace_s)))
         return effects
@@ -783,10 +786,21 @@ class State:
         if record.death is not None:
             return []
         what = describe_exit(message.exit_code, message.signal, message.rss_nbytes or record.rss_nbytes)
-        return self._lose(record, message.reason or what, now, message.last_lines)
+        exit_code = None if message.signal or message.reason else message.exit_code
+        return self._lose(
+            record, message.reason or what, now, message.last_lines, exit_code, signal_name(message.signal)
+        )
 
     def _lose(
-        self, record: RankRecord, what: str, now: float, last_lines: tuple[str, ...] = (), *, asked: bool = False
+        self,
+        record: RankRecord,
+        what: str,
+        now: float,
+        last_lines: tuple[str, ...] = (),
+        exit_code: int | None = None,
+        signal: str = "",
+        *,
+        asked: bool = False,
     ) -> list[Effect]:
         effects = self._give_up_displays(record, now)
         for held in [held for held in self._held if held.proc == record.spec.proc]:
@@ -796,19 +810,24 @@ class State:
         text = f"{what}; it was running {note}" if note and record.up else what
         etype = "RankDied" if record.up or record.is_adopted else "RankNotStarted"
         host = self._hostname(record)
-        failure = Failure("lost", etype, text, host=host, pid=record.pid, last_lines=last_lines)
-        effects += self._bury(record, failure, now)
+        failure = Failure(
+            "lost", etype, text, host=host, pid=record.pid, last_lines=last_lines, exit_code=exit_code, signal=signal
+        )
+        effects += self._bury(record, failure, now, asked)
         if not asked:
             effects.append(Tell(LostEvent(record.spec.mesh, record.spec.rank, failure)))
         return effects
 
-    def _bury(self, record: RankRecord, failure: Failure, now: float) -> list[Effect]:
+    def _bury(self, record: RankRecord, failure: Failure, now: float, asked: bool) -> list[Effect]:
+        spec, is_told = record.spec, asked or bool(record.owed or record.watchers)
+        told = replace(failure, kind="stopped") if asked else failure
         record.death = failure
         self._dead.add(record.spec.proc)
         record.held.clear()
         record.names.clear()
         self._speakers.pop(record.peer, None)
         effects: list[Effect] = self._tell_watchers(record)
+        effects.append(Gone(spec.proc, spec.incarnation, spec.mesh, spec.rank, told, is_told))
         if self._resumption is not None:
             self._resumption.heard(record.peer)
             effects += self._go_on(now)

@@ -8,12 +8,15 @@ from typing import Any, Protocol
 from monarch_kernel.asking.asker import Asker
 from monarch_kernel.asking.numbers import CONTROLLER_PROC
 from monarch_kernel.controller.effects import Effect
+from monarch_kernel.controller.faults import Faults
 from monarch_kernel.describe.report import describe
 from monarch_kernel.rank.workplace import Workplace
+from monarch_kernel.supervise.family import Process
 from monarch_kernel.transport.base import CONTROLLER, Peer
 from monarch_kernel.transport.driver import Driver
 from monarch_kernel.wire.codec import Frame, Packed, pack
 from monarch_kernel.wire.messages import (
+    ActorEnded,
     Apply,
     Call,
     Failed,
@@ -31,6 +34,7 @@ from monarch_kernel.wire.messages import (
     Run,
     Spawn,
     StopActor,
+    Unhandled,
 )
 
 __all__ = ["FOR_ACTORS", "ControllerWorkplace"]
@@ -39,13 +43,19 @@ CLEANUP_S = 2.0
 _FOR_RANKS = (Apply, Pull, Push, Run)
 
 FOR_ACTORS: frozenset[type[Message]] = frozenset(
-    {Call, Fence, Interrupt, Ping, PortSend, PostMortem, Probe, Spawn, StopActor, *_FOR_RANKS}
+    {ActorEnded, Call, Fence, Interrupt, Ping, PortSend, PostMortem, Probe, Spawn, StopActor, Unhandled, *_FOR_RANKS}
 )
 """What ranks, and this process itself, may ask of the actors here; the last are refused."""
 
 
 class Owner(Asker, Protocol):
     """What the workplace needs of the runtime."""
+
+    faults: Faults
+
+    def do(self, function: Callable[[], None]) -> None:
+        """Have something done with the baton held, in order per thread."""
+        ...
 
     def send_answer(self, id: int, packed: Packed) -> None:
         """Send an answer to the process that has made its request."""
@@ -77,9 +87,25 @@ class ControllerWorkplace(Workplace):
         """How to call the process in an error."""
         return "the controller"
 
+    def submit(self, function: Callable[[], None]) -> None:
+        """Have something done with the baton held, in order per thread."""
+        self._runtime.do(function)
+
+    def watch(self, process: Process) -> None:
+        """Have the supervisor told when a process has ended, as it is of all; with the baton held."""
+        death = self._runtime.deaths((process.proc,)).get(process.proc)
+        if death is not None:
+            self.supervisor.gone(process, death)
+
+    def attend(self) -> None:
+        """Something has failed that the program has spawned."""
+        self._runtime.faults.call()
+
     def hear(self, message: Message, frames: Sequence[Frame], peer: Peer) -> bool:
         """Take a message about actors; what ranks alone can do is refused."""
-        if isinstance(message, Ping):
+        if isinstance(message, Unhandled):
+            self._runtime.faults.add(message.failure)
+        elif isinstance(message, Ping):
             self.send_answer_now(message.id, pack(Result(message.id, Payload())))
         elif isinstance(message, _FOR_RANKS):
             why = "code and variables are for ranks; this is the process of the program itself, which has actors only"

@@ -15,6 +15,9 @@ from monarch_kernel.asking.peers import Connect, Disconnect, PeerEffect, Peers, 
 from monarch_kernel.asking.ports import PortTable
 from monarch_kernel.asking.waits import Wait
 from monarch_kernel.errors import Failure
+from monarch_kernel.rank.executor import working
+from monarch_kernel.rank.supervisor import Supervisor
+from monarch_kernel.supervise.family import Process
 from monarch_kernel.transport.base import CONTROLLER, Peer, PeerTransport, incarnation_of, proc_of, rank_peer
 from monarch_kernel.transport.driver import Driver, Waiter
 from monarch_kernel.wire.codec import Frame, Packed, pack
@@ -62,6 +65,7 @@ class RankAsker:
         self._for_news: list[tuple[Peer, Callable[[], None]]] = []
         self._is_releasing = False
         self.on_linger: Callable[[Wait], float | None] = lambda wait: None
+        self.supervisor: Supervisor | None = None
 
     # -- for any thread
 
@@ -95,6 +99,9 @@ class RankAsker:
 
     def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
         """Wait until ``waiter`` is ready, driving the transport meanwhile."""
+        executor = working.get()
+        if executor is not None and executor.thread_id == threading.get_ident():
+            return executor.wait(waiter, timeout_s)
         return self._driver.wait(waiter, timeout_s)
 
     def interrupt(self, id: int, *, abort: bool = False) -> None:
@@ -124,11 +131,39 @@ class RankAsker:
         """Which of these processes are known to have ended, and how."""
         return self._state.deaths(procs)
 
+    def spawned(self, actor: int, name: str, owner: int, procs: Sequence[int], mesh: Any) -> None:
+        """Say that a mesh of actors is about to be spawned in these processes."""
+        assert self.supervisor is not None
+        self.supervisor.spawned(actor, name, owner, procs, mesh)
+
+    def stopped(self, actor: int, procs: Sequence[int]) -> None:
+        """Say that actors are about to be stopped in these processes."""
+        assert self.supervisor is not None
+        self.supervisor.stopped(actor, procs)
+
     # -- with the baton held
+
+    def watch(self, process: Process) -> None:
+        """Have the supervisor told when a process has ended; at once if it has."""
+        proc = process.proc
+        if proc == CONTROLLER_PROC:  # we end with it, or it has a successor
+            return
+        self._perform(self._state.meet(proc))
+        death = self._state.deaths((proc,)).get(proc)
+        if death is None and self._state.incarnation(proc) > process.incarnation:
+            death = Failure("lost", "RankDied", "it ended, and was replaced")
+        if death is not None and self.supervisor is not None:
+            self.supervisor.gone(process, death)
 
     def hear_news(self, news: PeerNews) -> None:
         """The controller says that a process is up, or has ended."""
         self._perform(self._state.news(news, time.monotonic()))
+        if self.supervisor is not None:
+            process = Process(news.proc, news.incarnation)
+            if news.death is None:
+                self.supervisor.up(process)
+            else:
+                self.supervisor.gone(process, news.death)
         waiting, self._for_news = self._for_news, []
         for peer, then in waiting:
             self.when_met(peer, then)

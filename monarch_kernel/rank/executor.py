@@ -9,6 +9,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
 from monarch_kernel.errors import Failure
@@ -16,9 +17,18 @@ from monarch_kernel.transport.driver import Waiter
 from monarch_kernel.wire.codec import Frame
 from monarch_kernel.wire.messages import Call, DebugInput, Message, PassOver, PostMortem, Stopped
 
-__all__ = ["Debugger", "Driving", "Executor", "Handler", "Kept", "OnLoop"]
+__all__ = ["CALLED", "Debugger", "Driving", "Executor", "Handler", "Kept", "OnLoop", "working"]
 
 Handler = Callable[[Any, Sequence[Frame]], None]
+
+
+class _Called:
+    """Stands in a mailbox for a call of `Executor.look`."""
+
+    id = 0
+
+
+CALLED = _Called()
 
 
 class Kept(NamedTuple):
@@ -103,6 +113,8 @@ class Executor:
 
     Attributes:
         calls: what runs on its event loop, if it has one.
+        attend: has the actor look at what has failed of what it has spawned; with the baton held.
+        look: does so on this thread: between two messages, or while the code of one waits for something.
         strikes: what interrupts each request that does not run in this thread alone, but on its event loop.
         retire: has the actor end, because its process does; with the baton held. Gives the thread, if that cleans up.
     """
@@ -125,6 +137,11 @@ class Executor:
         self.calls: Collection[OnLoop] = ()
         self.strikes: dict[int, Callable[[], object]] = {}
         self.retire: Callable[[], threading.Thread | None] | None = None
+        self.attend: Callable[[], object] | None = None
+        self.look: Callable[[], object] | None = None
+        self._is_called = False
+        self._is_looking = False
+        self._waits_for: Waiter | None = None
         self._striking = threading.Lock()
         self._rank = rank
 
@@ -138,6 +155,7 @@ class Executor:
     def run(self) -> None:
         """Empty the mailbox until it is over; drive the socket while it is empty."""
         self.thread_id = threading.get_ident()
+        working.set(self)
         mailbox, waiter, wait = self.mailbox, self.waiter, self._rank.driving.wait
         while not self.over:
             while mailbox and not self.over:
@@ -145,7 +163,11 @@ class Executor:
                     continue
                 message, frames = self.taken
                 try:
-                    self.handlers[type(message)](message, frames)
+                    if message is CALLED:
+                        self._is_called = True
+                        self._look()
+                    else:
+                        self.handlers[type(message)](message, frames)
                 except KeyboardInterrupt as error:  # struck between the user's code and our own handling of it
                     self._rank.fail(self, self.current, error)
                 except Exception as error:
@@ -158,6 +180,35 @@ class Executor:
                     wait(waiter, patient=True)
                 except Exception:  # of a signal handler that user code has set, such as torch's for DataLoader workers
                     traceback.print_exc()
+
+    def call(self) -> None:
+        """Have `look` called by this thread as soon as that can be, before what is in the mailbox; with the baton held."""
+        self._is_called = True
+        self.mailbox.appendleft((CALLED, ()))
+        if not self.current:
+            self._rank.driving.serve(self.waiter)
+        waits_for = self._waits_for
+        if waits_for is not None:
+            waits_for.set()
+
+    def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
+        """Wait, in code that this thread runs; it returns early when it was called meanwhile."""
+        before, self._waits_for = self._waits_for, waiter
+        try:
+            self._look()  # it was called before it could be seen that this waits
+            ready = self._rank.driving.wait(waiter, timeout_s)
+            self._look()
+            return ready or waiter.ready
+        finally:
+            self._waits_for = before
+
+    def _look(self) -> None:
+        if self._is_called and not self._is_looking and self.look is not None:
+            self._is_called, self._is_looking = False, True
+            try:
+                self.look()
+            finally:
+                self._is_looking = False
 
     def begin_next(self) -> bool:
         """Take the next message, into ``taken``; False if an interrupt has just taken it away.
@@ -212,3 +263,7 @@ class Executor:
             if self.in_user_code:
                 interrupt = ctypes.py_object(KeyboardInterrupt)
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread_id), interrupt)
+
+
+working: ContextVar[Executor | None] = ContextVar("monarch_kernel_working", default=None)
+"""The executor whose thread this is; set by the thread itself."""

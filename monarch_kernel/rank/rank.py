@@ -52,6 +52,7 @@ from monarch_kernel.rank.executor import Executor
 from monarch_kernel.rank.ledger import Ledger
 from monarch_kernel.rank.streams import OutputMarks
 from monarch_kernel.rank.workplace import Workplace, later
+from monarch_kernel.supervise.family import PROGRAM, Process
 from monarch_kernel.transport.base import CONTROLLER, Peer, PeerTransport
 from monarch_kernel.transport.driver import Driver
 from monarch_kernel.wire.codec import Frame, Packed, WireError, dump, load, pack, replace, salvage_ids, split
@@ -83,6 +84,7 @@ from monarch_kernel.wire.messages import (
     Rich,
     Run,
     Spawn,
+    Unhandled,
 )
 
 __all__ = ["Group", "Rank", "RankItem", "Shell"]
@@ -154,6 +156,7 @@ class Rank(Workplace):
         self.peers = RankAsker(spec, self.driver, transport, self.hello)
         super().__init__(spec.proc, self.driver, self.peers)
         self.peers.on_linger = self.circles.linger
+        self.peers.supervisor = self.supervisor
         self.group: Group | None = None
         self.main = Executor(self, "main")
         self.main.handlers |= {
@@ -267,6 +270,19 @@ class Rank(Workplace):
         if self._ledger is not None:
             self._ledger.answered(id, packed)
         self.driver.send(CONTROLLER, packed)
+
+    def submit(self, function: Callable[[], None]) -> None:
+        """Have something done with the baton held, in order per thread."""
+        self.driver.submit(function)
+
+    def watch(self, process: Process) -> None:
+        """Have the supervisor told when a process has ended; with the baton held."""
+        self.peers.watch(process)
+
+    def attend(self) -> None:
+        """What a cell here has spawned is the program's affair, and so are its failures."""
+        while (failure := self.supervisor.take(PROGRAM)) is not None:
+            self.driver.submit(pack(Unhandled(failure.without_mesh())))
 
     def executors(self) -> list[Executor]:
         """All that work: the main thread, and the actors."""

@@ -17,9 +17,12 @@ from monarch_kernel.describe.report import describe
 from monarch_kernel.errors import Failure, FailureKind, PayloadError
 from monarch_kernel.rank.circles import Circles
 from monarch_kernel.rank.executor import Debugger, Driving, Executor, Kept
-from monarch_kernel.transport.base import Peer
+from monarch_kernel.rank.supervisor import Supervisor
+from monarch_kernel.supervise.family import Process
+from monarch_kernel.transport.base import Peer, incarnation_of, proc_of
 from monarch_kernel.wire.codec import Frame, Packed, dump, pack
 from monarch_kernel.wire.messages import (
+    ActorEnded,
     Call,
     Failed,
     Fence,
@@ -70,8 +73,21 @@ class Workplace:
         self._stopping: list[Executor] = []
         self._early: dict[int, list[tuple[Call, Sequence[Frame]]]] = {}
         self.circles = Circles(self)
+        self.supervisor = Supervisor(self)
 
     # -- for subclasses
+
+    def submit(self, function: Callable[[], None]) -> None:
+        """Have something done with the baton held, in order per thread."""
+        raise NotImplementedError
+
+    def watch(self, process: Process) -> None:
+        """Have the supervisor told when a process has ended; with the baton held."""
+        raise NotImplementedError
+
+    def attend(self) -> None:
+        """Something has failed that the program of this process has spawned, and no actor."""
+        raise NotImplementedError
 
     def send_answer(self, id: int, packed: Packed) -> None:
         """Send an answer to the process that has made its request; for any thread."""
@@ -165,6 +181,7 @@ class Workplace:
                 self.call_unknown(message, frames)
         elif isinstance(message, Spawn):
             executor = self.actors[message.actor] = Executor(self, f"actor {message.name}")
+            self.supervisor.hosts(message.actor, _process(peer))
             self.begin(message, executor)
             executor.post(message, frames)
             for call, parts in self._early.pop(message.actor, ()):
@@ -181,6 +198,8 @@ class Workplace:
             self._interrupt(message.id, message.abort)
         elif isinstance(message, PortSend):
             self.asker.ports.hear(message, frames)
+        elif isinstance(message, ActorEnded):
+            self.supervisor.child_ended(message, _process(peer))
         elif isinstance(message, Fence):
             self.fence(message, peer)
         elif isinstance(message, Probe):
@@ -195,6 +214,13 @@ class Workplace:
     def fence(self, message: Fence, peer: Peer) -> None:
         """Answer, since all that was sent to ``peer`` before is on its way."""
         self.send_answer_now(message.id, pack(Result(message.id, Payload())))
+
+    def end_actor(self, actor: int, reason: str) -> None:
+        """Stop an actor that works here; with the baton held."""
+        stopped = self.actors.pop(actor, None)
+        self._note_stopped(actor, reason)
+        if stopped is not None:
+            stopped.post(StopActor(0, actor, reason), ())
 
     def refuse(self, id: int, why: str) -> None:
         """Answer that an actor is not here."""
@@ -275,6 +301,10 @@ class Workplace:
 
     def after_strike(self, executor: Executor, id: int, abort: bool) -> None:
         """See to it that an interrupt helps."""
+
+
+def _process(peer: Peer) -> Process:
+    return Process(proc_of(peer), incarnation_of(peer))
 
 
 def later(seconds: float, function: Callable[..., Any], *args: Any) -> None:

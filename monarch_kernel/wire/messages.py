@@ -15,9 +15,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from monarch_kernel.errors import Failure
+from monarch_kernel.errors import Failure, MeshFailure
 
 __all__ = [
+    "ActorEnded",
     "Apply",
     "Attach",
     "Backlog",
@@ -69,6 +70,7 @@ __all__ = [
     "StartRanks",
     "StopActor",
     "Stopped",
+    "Unhandled",
 ]
 
 
@@ -322,6 +324,14 @@ class Probe(Message, frozen=True):
     path: tuple[tuple[str, str], ...]
 
 
+class ActorEnded(Message, frozen=True):
+    """To the process of its owner: an actor is over. Without a failure it was stopped; ``cause`` is what it did not handle."""
+
+    actor: int
+    failure: Failure | None
+    cause: MeshFailure | None = None
+
+
 # controller -> rank
 
 
@@ -345,6 +355,12 @@ class Meet(Message, frozen=True):
 
 class CleansUp(Message, frozen=True):
     """An actor of mine has a ``__cleanup__``: give me time for it when the session ends."""
+
+
+class Unhandled(Message, frozen=True):
+    """Something has failed that no actor owns, but code which a cell has run on this rank."""
+
+    failure: MeshFailure
 
 
 class Owed(msgspec.Struct, array_like=True, frozen=True):

@@ -1,4 +1,4 @@
-"""Cancelling and waiting with a limit: a cancel reaches the code that runs for it, wherever that waits; a timeout alone does not."""
+"""Cancelling and waiting with a limit: a cancel reaches the code that runs, wherever that waits; a timeout alone does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A failure ends what failed, and nothing else: whatever happened, the next spawn works on the same processes, same name too."""
+"""A failure ends what failed, and nothing else: whatever happened, the next spawn works on the same processes."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from monarch_kernel.asking.answer import Answer, Value
-from monarch_kernel.controller.effects import Effect, Expired, LostEvent, Resolve, Send, Tell
+from monarch_kernel.controller.effects import Effect, Expired, Gone, LostEvent, Resolve, Send, Tell
 from monarch_kernel.controller.state import (
     CLEANUP_S,
     HOST_DEADLINE_S,
@@ -434,7 +434,9 @@ def test_who_had_answered_before_it_died_has_answered() -> None:
 
 def test_a_request_of_a_dead_rank_is_not_sent_to_the_others() -> None:
     state = running(2)
-    (effect,) = state.heard(Lost(1, 3, 0, "", (), 0), (), b"H1", 0.0)
+    gone, effect = state.heard(Lost(1, 3, 0, "", (), 0), (), b"H1", 0.0)
+    assert isinstance(gone, Gone)
+    assert (gone.proc, gone.death.exit_code, gone.is_told) == (1, 3, False)
     assert isinstance(effect, Tell)
     assert isinstance(effect.event, LostEvent)
     (over,) = ask(state, 1)

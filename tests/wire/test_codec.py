@@ -42,8 +42,11 @@ plain = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dic
 frames_of_any = st.lists(st.binary(max_size=20), max_size=3).map(tuple)
 
 
-def fitting(hint: Any) -> st.SearchStrategy[Any]:
-    """Values of an annotated type; raises for a type that nobody has thought of, so that new fields enter the tests."""
+def fitting(hint: Any, within: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
+    """Values of an annotated type; raises for a type that nobody has thought of, so that new fields enter the tests.
+
+    ``within`` are the types of which it is a part; one that is a part of itself is so once.
+    """
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     simple = {
         int: integers,
@@ -59,16 +62,20 @@ def fitting(hint: Any) -> st.SearchStrategy[Any]:
     if origin is typing.Literal:
         return st.sampled_from(args)
     if origin in (typing.Union, types.UnionType):
-        return st.one_of([fitting(arg) for arg in args])
+        return st.one_of([fitting(arg, within) for arg in args])
     if origin is tuple and args[-1] is ...:
-        return st.lists(fitting(args[0]), max_size=3).map(tuple)
+        return st.lists(fitting(args[0], within), max_size=3).map(tuple)
     if origin is tuple:
-        return st.tuples(*[fitting(arg) for arg in args])
+        return st.tuples(*[fitting(arg, within) for arg in args])
     if origin in (dict, collections.abc.Mapping):
-        return st.dictionaries(fitting(args[0]), fitting(args[1]), max_size=3)
+        if within.count(args[1]) > 1:
+            return st.just({})
+        return st.dictionaries(fitting(args[0], within), fitting(args[1], within), max_size=3)
     if isinstance(hint, type) and (dataclasses.is_dataclass(hint) or issubclass(hint, msgspec.Struct)):
         hints = typing.get_type_hints(hint)
-        return st.builds(hint, **{name: fitting(kind) for name, kind in hints.items() if not name.startswith("__")})
+        return st.builds(
+            hint, **{name: fitting(kind, (*within, hint)) for name, kind in hints.items() if not name.startswith("__")}
+        )
     raise NotImplementedError(hint)
 
 

@@ -1,0 +1,69 @@
+"""What an owner reads of a failure of what it has spawned."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from monarch_kernel.errors import Failure, Frame, MeshFailure
+
+LOST = Failure(
+    "lost",
+    "RankDied",
+    "killed by SIGKILL; it was running workers.step",
+    host="node1",
+    pid=17,
+    last_lines=("step 7", "step 8"),
+    signal="SIGKILL",
+)
+LINE = Frame("train.py", 12, "step", ("def step():", "    x = y / 0", "    return x"), 11, user=True)
+RAISED = Failure("exception", "ZeroDivisionError", "division by zero", (LINE,), host="node2", pid=18)
+
+
+def test_it_says_what_has_failed_where() -> None:
+    failure = MeshFailure("workers", {3: RAISED, 1: LOST, 2: LOST})
+    assert failure.crashed_ranks == (1, 2, 3)
+    assert (failure.signal, failure.exit_code, failure.host) == ("SIGKILL", None, "node1")
+    assert failure.last_lines == ("step 7", "step 8")
+    assert failure.headline() == "workers[1-3] failed: RankDied: killed by SIGKILL; it was running workers.step"
+    assert str(failure) == failure.report()
+    assert failure.report().splitlines() == [
+        "workers[1-2] failed: RankDied: killed by SIGKILL; it was running workers.step",
+        "    on host node1, pid 17",
+        "    | step 7",
+        "    | step 8",
+        "workers[3] failed: ZeroDivisionError: division by zero",
+        "    train.py, line 12, in step",
+        "    > x = y / 0",
+        "    on host node2, pid 18",
+    ]
+
+
+def test_it_says_what_it_was_caused_by() -> None:
+    below = MeshFailure("workers", {1: LOST})
+    middle = MeshFailure("groups", {0: Failure("exception", "NotHandled", "it did not handle that")}, {0: below})
+    failure = MeshFailure("trainer", {2: RAISED}, {2: middle})
+    assert failure.cause is middle
+    assert failure.root_cause is below
+    assert below.root_cause is below
+    assert below.cause is None
+    assert [line for line in failure.report().splitlines() if not line.startswith(" ")] == [
+        "trainer[2] failed: ZeroDivisionError: division by zero",
+        "caused by groups[0] failed: NotHandled: it did not handle that",
+        "caused by workers[1] failed: RankDied: killed by SIGKILL; it was running workers.step",
+    ]
+
+
+def test_a_cause_of_many_ranks_is_told_once() -> None:
+    below = MeshFailure("workers", {1: LOST})
+    failure = MeshFailure("trainer", {0: RAISED, 1: RAISED}, {0: below, 1: below})
+    assert failure.report().count("caused by") == 1
+
+
+def test_it_travels_and_gives_the_exception() -> None:
+    raised = Failure("exception", "ValueError", "no", exception=pickle.dumps(ValueError("no")))
+    failure = MeshFailure("workers", {0: raised}, {0: MeshFailure("below", {1: LOST})}, 7)
+    assert pickle.loads(pickle.dumps(failure)) == failure
+    with pytest.raises(ValueError, match="no"):
+        raise failure.exception
