@@ -17,7 +17,7 @@ from monarch_kernel.asking.home import opener
 from monarch_kernel.errors import ActorError, Failure, SupervisionError
 from monarch_kernel.mesh import Region, Shaped, ValueMesh
 from monarch_kernel.transport.driver import Waiter
-from monarch_kernel.wire.codec import dump_call, pack
+from monarch_kernel.wire.codec import Packed, dump_call, pack
 from monarch_kernel.wire.messages import (
     Call,
     Spawn,
@@ -95,12 +95,18 @@ class ActorMesh(Shaped):
 
         assert isinstance(self._cls, type)
         region, sources, owner = self._region.pack(), sources_of(self._cls), running.get().actor_instance.actor_id
+
+        def make(id: int, living: Sequence[int] | None = None) -> Packed:
+            part = None if living is None else self._places_of(living)
+            return pack(Spawn(id, self._actor, self.name, region, payload, sources, owner, part), frames)
+
         self._initialized = self._asker.request(
-            self._procs,
-            lambda id: pack(Spawn(id, self._actor, self.name, region, payload, sources, owner), frames),
-            f"{self.name}.__init__",
-            up,
+            self._procs, make, f"{self.name}.__init__", up, spawned=(self._actor, make)
         )
+
+    def _places_of(self, procs: Sequence[int]) -> tuple[tuple[int, int], ...]:
+        """Rank and process of the actors that are in these processes."""
+        return tuple((rank, proc) for rank, proc in zip(self._region.ranks, self._procs) if proc in procs)
 
     @property
     def initialized(self) -> Future[bool]:
@@ -123,6 +129,7 @@ class ActorMesh(Shaped):
         def stopped(answers: Sequence[Answer]) -> None:
             finish(answers)
 
+        self._asker.forget_spawn(self._actor, self._procs)
         return self._asker.request(
             self._procs, lambda id: pack(StopActor(id, self._actor, reason)), f"{self.name}.stop", stopped
         )

@@ -11,11 +11,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
 from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.future import Future
+from monarch_kernel.asking.kept import MakeSpawn
 from monarch_kernel.asking.numbers import CONTROLLER_PROC, made_by, numbers
 from monarch_kernel.controller.effects import Attached, BacklogEvent, Effect, Expired, Resolve, RichEvent, Send, Tell
 from monarch_kernel.controller.printer import OutputPrinter
@@ -30,7 +32,7 @@ from monarch_kernel.transport.driver import Driver, Waiter
 from monarch_kernel.wire.codec import Frame, Packed, WireError, pack, split
 from monarch_kernel.wire.messages import Attach, Hello, HostHello, Ping, RankSpec
 
-__all__ = ["Listener", "Runtime"]
+__all__ = ["Healing", "Listener", "Runtime"]
 
 T = TypeVar("T")
 
@@ -41,6 +43,21 @@ Listener = Callable[["OutputEvent | RichEvent"], None]
 
 MAX_LISTENERS = 64
 LISTEN_S = 1.0
+
+
+@dataclass
+class Healing:
+    """What becomes of the processes that take the places of others.
+
+    Attributes:
+        replaced: the places.
+        failures: what failed, empty for the process itself, in which place, and how.
+        parts: requests that are not over.
+    """
+
+    replaced: tuple[int, ...] = ()
+    failures: list[tuple[str, int, Failure]] = field(default_factory=list)
+    parts: set[int] = field(default_factory=set)
 
 
 class Runtime:
@@ -101,6 +118,7 @@ class Runtime:
         listen: Listener | None = None,
         quiet: bool = False,
         is_cell: bool = False,
+        spawned: tuple[int, MakeSpawn] | None = None,
     ) -> Future[T]:
         """Ask ranks for one answer each.
 
@@ -114,6 +132,7 @@ class Runtime:
                 the leading thread. Without it that is printed.
             quiet: whether nothing is written for it: what comes meanwhile belongs to the request before it.
             is_cell: whether the next controller wants the answers, too, where the ranks outlive this one.
+            spawned: the actor that it makes, and what gives the message for processes that come in place of others.
 
         Raises:
             MeshDownError: the session was shut down.
@@ -126,7 +145,8 @@ class Runtime:
         if listen is not None:
             self._listen(id, listen)  # before anything can be written
         self._futures[id] = future  # type: ignore[assignment]
-        self._driver.submit(partial(self._state.request, id, procs, packed, note, quiet=quiet, is_cell=is_cell))
+        ask = partial(self._state.request, id, procs, packed, note, quiet=quiet, is_cell=is_cell, spawned=spawned)
+        self._driver.submit(ask)
         if self._over:
             self._abandon_all()  # closed meanwhile, perhaps before the request was handled
         return future
@@ -253,6 +273,11 @@ class Runtime:
         """What these processes were started with."""
         return tuple(self._state.ranks[proc].spec for proc in procs)
 
+    def incarnations(self, procs: Sequence[int]) -> tuple[int, ...]:
+        """How many processes each of these places has had before the one of now."""
+        records = [self._state.ranks.get(proc) for proc in procs]
+        return tuple(0 if record is None else record.spec.incarnation for record in records)
+
     def agent_pid(self, host: int) -> int:
         """Process id of a host agent; 0 while it starts."""
         return self._state.hosts[host].pid
@@ -265,10 +290,55 @@ class Runtime:
         """End processes; returns at once, they are gone for the program."""
         self._submit(partial(self._state.stop_ranks, procs, reason, grace_s))
 
+    def heal(
+        self,
+        procs: Sequence[int],
+        finish: Callable[[Healing], T],
+        *,
+        host: int = 0,
+        retire: str = "",
+        grace_s: float = 0.0,
+    ) -> Future[T]:
+        """Start processes in place of those that are lost, and have them make the actors that were there.
+
+        Args:
+            procs: whose places; nothing is done about those that live, but those that are not up yet are waited for.
+            finish: makes the future's result of what has become of it.
+            host: number of a host agent, for places on one that has ended; 0 where there is none.
+            retire: why those that live are ended, so that all are replaced; empty if they go on.
+            grace_s: how long these have for that, in seconds, before they are killed.
+
+        Raises:
+            MeshDownError: the session was shut down.
+        """
+        if self._closed:
+            raise MeshDownError("the session was shut down; start again with this_host() or %mesh up")
+        healing = Healing()
+        future = Future(self, next(self._ids), lambda _: finish(healing))
+        self._futures[future.id] = future  # type: ignore[assignment]
+
+        def item(now: float) -> list[Effect]:
+            effects = self._state.retire(procs, retire, grace_s, now) if retire else []
+            return effects + self._heal(future.id, procs, healing, host, now)
+
+        self._driver.submit(item)
+        if self._over:
+            self._abandon_all()
+        return future
+
+    def forget_spawn(self, actor: int, procs: Sequence[int]) -> None:
+        """Those that come in place of these processes are not to have an actor."""
+        self._submit(lambda now: self._state.forget_spawn(actor, procs))
+
     def host_is_gone(self, host: int) -> bool:
         """Whether a host agent has ended."""
         record = self._state.hosts.get(host)
         return record is not None and record.gone
+
+    def hosts_are_gone(self, procs: Sequence[int]) -> bool:
+        """Whether the host agent of one of these processes has ended."""
+        records = [self._state.ranks.get(proc) for proc in procs]
+        return any(record is not None and self.host_is_gone(record.host) for record in records)
 
     @property
     def closed(self) -> bool:
@@ -387,6 +457,38 @@ class Runtime:
     def _submit(self, item: Item) -> None:
         if not self._closed:
             self._driver.submit(item)
+
+    def _heal(self, id: int, procs: Sequence[int], healing: Healing, host: int, now: float) -> list[Effect]:
+        """Start those that are to come; the future with this id ends when they are up and have their actors."""
+        state = self._state
+        lost = tuple(proc for proc in procs if state.is_lost(proc))
+        self._known.difference_update(state.ranks[proc].peer for proc in lost)
+        effects = state.heal(lost, now, host)
+        healing.replaced = lost
+        for kept, having in state.kept(lost):
+            part = self._part(id, healing, having, kept.note)
+            effects += state.spawn_again(part, kept, having, now)
+        coming = tuple(proc for proc in procs if not state.ranks[proc].up)
+        part = self._part(id, healing, coming, "")
+        return effects + state.request(part, coming, pack(Ping(part)), "ping", now, quiet=True)
+
+    def _part(self, whole: int, healing: Healing, procs: Sequence[int], note: str) -> int:
+        """The number of a request whose answers are part of another's."""
+
+        def over() -> None:
+            if self._over:  # and all futures with it
+                return
+            healing.parts.discard(part.id)
+            answers = zip(procs, part.get(0), strict=True)
+            healing.failures += [(note, proc, answer) for proc, answer in answers if isinstance(answer, Failure)]
+            if not healing.parts and (future := self._futures.pop(whole, None)) is not None:
+                future.resolve((), True)
+
+        part: Future[Sequence[Answer]] = Future(self, next(self._ids), lambda answers: answers)
+        self._futures[part.id] = part  # type: ignore[assignment]
+        healing.parts.add(part.id)
+        part.add_done_callback(over)
+        return part.id
 
     def _on_item(self, item: Item) -> None:
         self._perform(item(time.monotonic()))

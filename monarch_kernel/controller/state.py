@@ -37,6 +37,7 @@ from sys import intern
 from typing import NamedTuple
 
 from monarch_kernel.asking.answer import Answer, Value
+from monarch_kernel.asking.kept import KeptSpawn, KeptSpawns, MakeSpawn
 from monarch_kernel.asking.numbers import CONTROLLER_PROC
 from monarch_kernel.controller.effects import (
     Attached,
@@ -130,6 +131,7 @@ class State:
         self._quiet: set[int] = set()
         self._cells: set[int] = set()
         self._resumption: Resumption | None = None
+        self._kept = KeptSpawns()
 
     @property
     def pending(self) -> int:
@@ -169,6 +171,21 @@ class State:
         peers = [host_peer(host), *(self.ranks[spec.proc].peer for spec in specs)]
         self._resumption = Resumption(pack(attach), peers, now + ATTACH_RANKS_S)
         return [Send(peer, self._resumption.packed) for peer in peers]
+
+    def forget_spawn(self, actor: int, procs: Iterable[int]) -> list[Effect]:
+        """An actor is stopped on these ranks: those that come in their places are not to have it."""
+        self._kept.forget(procs, actor)
+        return []
+
+    def kept(self, procs: Iterable[int]) -> list[tuple[KeptSpawn, tuple[int, ...]]]:
+        """The actors that those who come in these places are to have, and which of them; oldest first."""
+        return list(self._kept.of(procs))
+
+    def spawn_again(self, id: int, kept: KeptSpawn, procs: Sequence[int], now: float) -> list[Effect]:
+        """Have those who have come in the places of others make an actor that was there."""
+        living = [proc for proc in kept.procs if proc not in procs and self.ranks[proc].death is None]
+        self._kept.sent_again(kept, id)
+        return self.request(id, procs, kept.make(id, living), kept.note, now)
 
     def is_lost(self, proc: int) -> bool:
         """Whether a rank has died, and was not stopped: another can take its place."""
@@ -241,8 +258,11 @@ class State:
         *,
         quiet: bool = False,
         is_cell: bool = False,
+        spawned: tuple[int, MakeSpawn] | None = None,
     ) -> list[Effect]:
         """Ask ranks for one answer each, with the same message or one for each; if one of them is dead nobody is asked.
+
+        What is ``spawned``, an actor, is asked of those that come in the places of these ranks, too (`heal`).
 
         What ranks write while they handle a ``quiet`` request belongs to the one before it, and so does their last error;
         what they write while they have a cell to answer belongs to that.
@@ -256,6 +276,8 @@ class State:
             return [Resolve(id, answers, True)]
         if not procs:
             return [Resolve(id, [], True)]
+        if spawned is not None:
+            self._kept.add(spawned[0], procs, note, spawned[1], id)
         self._pending[id] = Pending(procs, procs if is_cell and ranks[procs[0]].spec.record else ())
         if quiet:
             self._quiet.add(id)
@@ -354,6 +376,7 @@ class State:
                 by_host.setdefault(record.host, []).append(proc)  # the agent keeps the logs of the dead until then
             if record.death is None:
                 record.stopping = True
+                self._kept.forget((proc,))
                 effects += self._bury(record, Failure("stopped", "Stopped", reason, host=self._hostname(record)), now)
         for host, ended in by_host.items():
             effects += self._to_host(self.hosts[host], pack(KillRanks(tuple(ended), grace_s)))
@@ -600,6 +623,8 @@ class State:
         if note is not None:
             record.busy_since = now
             record.stops.pop(id, None)
+        if note is not None and isinstance(answer, Failure) and record.death is None:
+            self._kept.refused(id, proc)
         if note is not None and id not in self._quiet:
             record.last_request = id
             record.last_error = ""
@@ -618,6 +643,7 @@ class State:
         del self._pending[id]
         self._quiet.discard(id)
         self._cells.discard(id)
+        self._kept.over(id)
         effects: list[Effect] = [Resolve(id, pending.answers, pending.in_step)]  # type: ignore[arg-type]
         if pending.keepers:
             forget = pack(Forget(id))
