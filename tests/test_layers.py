@@ -18,7 +18,7 @@ LAYERS = (
     ("errors", "events", "meter"),
     ("mesh",),
     ("wire",),
-    ("transport", "data"),
+    ("transport", "data", "supervise"),
     ("asking",),
     ("launch", "agent", "describe"),
     ("rank",),
