@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -19,7 +20,17 @@ from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.future import Future
 from monarch_kernel.asking.kept import MakeSpawn
 from monarch_kernel.asking.numbers import CONTROLLER_PROC, made_by, numbers
-from monarch_kernel.controller.effects import Attached, BacklogEvent, Effect, Expired, Resolve, RichEvent, Send, Tell
+from monarch_kernel.controller.effects import (
+    Attached,
+    BacklogEvent,
+    Due,
+    Effect,
+    Expired,
+    Resolve,
+    RichEvent,
+    Send,
+    Tell,
+)
 from monarch_kernel.controller.printer import OutputPrinter
 from monarch_kernel.controller.resume import Resumed
 from monarch_kernel.controller.state import State
@@ -27,6 +38,7 @@ from monarch_kernel.controller.workplace import FOR_ACTORS, ControllerWorkplace
 from monarch_kernel.errors import Failure, MeshDownError
 from monarch_kernel.events import MeshView, OutputEvent, RankView, StopEvent
 from monarch_kernel.launch.base import HostHandle, Launcher
+from monarch_kernel.supervise.policy import RestartPolicy
 from monarch_kernel.transport.base import CONTROLLER, Peer, Transport, host_peer
 from monarch_kernel.transport.driver import Driver, Waiter
 from monarch_kernel.wire.codec import Frame, Packed, WireError, pack, split
@@ -43,6 +55,7 @@ Listener = Callable[["OutputEvent | RichEvent"], None]
 
 MAX_LISTENERS = 64
 LISTEN_S = 1.0
+RESTART_GRACE_S = 2.0
 
 
 @dataclass
@@ -82,6 +95,7 @@ class Runtime:
         self._state = State()
         self._token = token
         self._known: set[Peer] = {CONTROLLER}
+        self._new_hosts: dict[int, Callable[[], int]] = {}
         self._epoch = epoch
         self._ids = numbers(epoch)
         self.resumed: list[tuple[Resumed, Future[Sequence[Answer]]]] = []
@@ -326,6 +340,17 @@ class Runtime:
             self._abandon_all()
         return future
 
+    def restart_when_lost(self, procs: Sequence[int], policy: RestartPolicy, host: Callable[[], int]) -> None:
+        """Have others take the places of these processes, which are a mesh, when they die.
+
+        Args:
+            procs: by rank.
+            policy: when, and how often.
+            host: gives the number of a host agent, if that of these has ended.
+        """
+        self._new_hosts.update(dict.fromkeys(procs, host))
+        self._submit(lambda now: self._state.restart_when_lost(procs, policy))
+
     def forget_spawn(self, actor: int, procs: Sequence[int]) -> None:
         """Those that come in place of these processes are not to have an actor."""
         self._submit(lambda now: self._state.forget_spawn(actor, procs))
@@ -470,7 +495,26 @@ class Runtime:
             effects += state.spawn_again(part, kept, having, now)
         coming = tuple(proc for proc in procs if not state.ranks[proc].up)
         part = self._part(id, healing, coming, "")
-        return effects + state.request(part, coming, pack(Ping(part)), "ping", now, quiet=True)
+        return effects + state.request(part, coming, pack(Ping(part)), "", now, quiet=True)
+
+    def _restart(self, due: Due) -> None:
+        """Carry out a restart that nobody waits for."""
+
+        def restart(host: int, now: float) -> list[Effect]:
+            effects = self._state.retire(due.procs, due.retire, RESTART_GRACE_S, now)
+            return effects + self._heal(0, due.procs, Healing(), host, now)
+
+        def launch() -> None:
+            with suppress(MeshDownError):
+                host = new_host()
+                self._submit(lambda now: restart(host, now))
+
+        if not self.hosts_are_gone(due.procs):
+            self._perform(restart(0, time.monotonic()))  # at once: nobody else may find a dead rank there
+            return
+        # An agent is a new process, which the thread that drives the loop must not wait for.
+        new_host = self._new_hosts[due.procs[0]]
+        threading.Thread(target=launch, name="monarch-restart", daemon=True).start()
 
     def _part(self, whole: int, healing: Healing, procs: Sequence[int], note: str) -> int:
         """The number of a request whose answers are part of another's."""
@@ -553,6 +597,8 @@ class Runtime:
                 self._futures[effect.id] = answers  # type: ignore[assignment]
                 self.resumed.append((effect, answers))
                 self._listeners[effect.id] = self._miss  # until somebody listens
+            elif type(effect) is Due:
+                self._restart(effect)
             elif type(effect) is Attached:
                 self.silent = effect.silent
                 self._attached.set()

@@ -42,6 +42,7 @@ from monarch_kernel.asking.numbers import CONTROLLER_PROC
 from monarch_kernel.controller.effects import (
     Attached,
     BacklogEvent,
+    Due,
     Effect,
     Expired,
     LostEvent,
@@ -53,8 +54,9 @@ from monarch_kernel.controller.effects import (
 from monarch_kernel.controller.exits import describe_exit
 from monarch_kernel.controller.records import HostRecord, Pending, RankRecord
 from monarch_kernel.controller.resume import Resumption
-from monarch_kernel.errors import Failure
+from monarch_kernel.errors import Failure, format_ranks
 from monarch_kernel.events import OutputEvent, StopEvent
+from monarch_kernel.supervise.policy import RestartPolicy, Restarts
 from monarch_kernel.transport.base import CONTROLLER, Peer, host_peer, is_rank, proc_of, rank_peer
 from monarch_kernel.wire.codec import Frame, Packed, pack
 from monarch_kernel.wire.marks import is_display_mark
@@ -111,6 +113,13 @@ class _Held(NamedTuple):
     until: float
 
 
+class _Mesh(NamedTuple):
+    """Processes, in the order of their ranks, that are restarted when they die."""
+
+    procs: tuple[int, ...]
+    restarts: Restarts
+
+
 def _waits_for_display(record: RankRecord, chunk: OutputChunk) -> bool:
     """Whether this was written after something was displayed that has not been told yet."""
     end = record.read_to[chunk.stream == "stderr"]
@@ -132,6 +141,7 @@ class State:
         self._cells: set[int] = set()
         self._resumption: Resumption | None = None
         self._kept = KeptSpawns()
+        self._restarts: dict[int, _Mesh] = {}
 
     @property
     def pending(self) -> int:
@@ -172,6 +182,12 @@ class State:
         self._resumption = Resumption(pack(attach), peers, now + ATTACH_RANKS_S)
         return [Send(peer, self._resumption.packed) for peer in peers]
 
+    def restart_when_lost(self, procs: Sequence[int], policy: RestartPolicy) -> list[Effect]:
+        """Have others take the places of these processes, which are a mesh, when they die (`Due`)."""
+        mesh = _Mesh(tuple(procs), Restarts(policy, range(len(procs))))
+        self._restarts.update(dict.fromkeys(procs, mesh))
+        return []
+
     def forget_spawn(self, actor: int, procs: Iterable[int]) -> list[Effect]:
         """An actor is stopped on these ranks: those that come in their places are not to have it."""
         self._kept.forget(procs, actor)
@@ -203,6 +219,8 @@ class State:
             if not self.is_lost(proc):
                 continue
             former = self.ranks[proc]
+            if (mesh := self._restarts.get(proc)) is not None:
+                mesh.restarts.forget(former.spec.rank)
             spec = former.spec.succeeded(former.spec.incarnation + 1)
             at = host or former.host if self.hosts[former.host].gone else former.host
             record = self.ranks[proc] = RankRecord(spec, at, deadline=now + RANK_DEADLINE_S, watchers=former.watchers)
@@ -377,6 +395,7 @@ class State:
             if record.death is None:
                 record.stopping = True
                 self._kept.forget((proc,))
+                self._restarts.pop(proc, None)
                 effects += self._bury(record, Failure("stopped", "Stopped", reason, host=self._hostname(record)), now)
         for host, ended in by_host.items():
             effects += self._to_host(self.hosts[host], pack(KillRanks(tuple(ended), grace_s)))
@@ -468,7 +487,7 @@ class State:
                 record.former = None
                 if record.death is None:
                     effects += self._lose(record, reason, now, log)
-        return effects
+        return effects + self._due(now)
 
     def give_up_ranks(self, host: int, procs: Sequence[int], log: tuple[str, ...], now: float) -> list[Effect]:
         """Ranks did not come up in time; should they still come, they are ended."""
@@ -477,7 +496,7 @@ class State:
         for proc in procs:
             if self.ranks[proc].death is None:
                 effects += self._lose(self.ranks[proc], what, now, log)
-        return effects + self._to_host(self.hosts[host], pack(KillRanks(tuple(procs), 0.0)))
+        return effects + self._to_host(self.hosts[host], pack(KillRanks(tuple(procs), 0.0, True))) + self._due(now)
 
     def tick(self, now: float) -> list[Effect]:
         """Time has passed: call this a few times a second."""
@@ -508,7 +527,7 @@ class State:
         for record in self.ranks.values():
             if not record.up and record.death is None and self.hosts[record.host].up and now >= record.deadline:
                 late.setdefault(record.host, []).append(record.spec.proc)
-        return effects + [Expired(host, tuple(procs)) for host, procs in late.items()]
+        return effects + [Expired(host, tuple(procs)) for host, procs in late.items()] + self._due(now)
 
     # -- inside
 
@@ -777,7 +796,7 @@ class State:
         if record.death is not None:
             return []
         what = describe_exit(message.exit_code, message.signal, message.rss_nbytes or record.rss_nbytes)
-        return self._lose(record, message.reason or what, now, message.last_lines)
+        return self._lose(record, message.reason or what, now, message.last_lines) + self._due(now)
 
     def _lose(
         self, record: RankRecord, what: str, now: float, last_lines: tuple[str, ...] = (), *, asked: bool = False
@@ -786,14 +805,28 @@ class State:
         for held in [held for held in self._held if held.proc == record.spec.proc]:
             self._held.remove(held)  # it had answered before it died
             effects += self._accept(held.proc, held.message, held.frames, now)
-        note = next(iter(record.owed.values()), "")
+        note = next(filter(None, record.owed.values()), "")
         text = f"{what}; it was running {note}" if note and record.up else what
+        mesh = self._restarts.get(record.spec.proc)
+        if mesh is not None and not asked and (follows := mesh.restarts.died(record.spec.rank, now)):
+            text = f"{text}; {follows}"
         etype = "RankDied" if record.up or record.is_adopted else "RankNotStarted"
         host = self._hostname(record)
         failure = Failure("lost", etype, text, host=host, pid=record.pid, last_lines=last_lines)
         effects += self._bury(record, failure, now)
         if not asked:
             effects.append(Tell(LostEvent(record.spec.mesh, record.spec.rank, failure)))
+        return effects
+
+    def _due(self, now: float) -> list[Effect]:
+        """The restarts whose time has come."""
+        effects: list[Effect] = []
+        for mesh in {id(mesh): mesh for mesh in self._restarts.values()}.values() if self._restarts else ():
+            ranks = mesh.restarts.due(now)
+            procs = tuple(mesh.procs[rank] for rank in ranks)
+            if procs:
+                lost = format_ranks(rank for rank, proc in zip(ranks, procs) if self.is_lost(proc))
+                effects.append(Due(procs, f"ended, for {lost} died and the mesh is restarted"))
         return effects
 
     def _bury(self, record: RankRecord, failure: Failure, now: float) -> list[Effect]:

@@ -121,7 +121,14 @@ class Meshes:
         device: Any = options.device
         store = self._group_store()
         hosts, kept = self.detached.hosts(options.name) if options.detach else (this_host(), None)
-        mesh = hosts.spawn_procs(options.axes, name=options.name, env=options.env, device=device)
+        mesh = hosts.spawn_procs(
+            options.axes,
+            name=options.name,
+            env=options.env,
+            device=device,
+            restart=options.restart,
+            max_restarts=options.max_restarts,
+        )
         entry = Entry(mesh, options, Lane(mesh, store.form), kept=kept)
         try:
             with HeldInterrupts(self.interrupt_others) as interrupts:
