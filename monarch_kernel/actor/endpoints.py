@@ -15,7 +15,7 @@ from monarch_kernel.asking.asker import Asker
 from monarch_kernel.asking.future import Future
 from monarch_kernel.asking.home import opener
 from monarch_kernel.errors import ActorError, Failure, SupervisionError
-from monarch_kernel.mesh import Region, Shaped, ValueMesh
+from monarch_kernel.mesh import Extent, Region, Shaped, ValueMesh
 from monarch_kernel.transport.driver import Waiter
 from monarch_kernel.wire.codec import Packed, dump_call, pack
 from monarch_kernel.wire.messages import (
@@ -24,7 +24,7 @@ from monarch_kernel.wire.messages import (
     StopActor,
 )
 
-__all__ = ["RESERVED", "ActorMesh"]
+__all__ = ["RESERVED", "ActorMesh", "living_actors"]
 
 
 class Procs(Protocol):
@@ -237,6 +237,21 @@ class _Places:
     def __init__(self, asker: Asker, procs: Sequence[int]) -> None:
         self._asker = asker
         self._base = procs
+
+
+def living_actors(
+    asker: Asker, message: Spawn, cls: type[Actor], endpoints: dict[str, EndpointSpec]
+) -> ActorMesh | None:
+    """The mesh of the actors that live on, for one that comes in the place of another; None if none does."""
+    if not message.living:
+        return None
+    places = dict(message.living)
+    procs = tuple(
+        places.get(rank, -1) for rank in range(max(places) + 1)
+    )  # what is not in the region is never looked at
+    region = Region(Extent({"ranks": len(places)}), tuple(places))
+    born_on = Region.unpack(message.region)
+    return ActorMesh(_Places(asker, procs), region, message.name, message.actor, cls, endpoints, born_on)
 
 
 def _open_actors(

@@ -10,14 +10,16 @@ Exception, the actor dies: it answers everything that comes later with the failu
 from __future__ import annotations
 
 import asyncio
+import inspect
 import linecache
 import threading
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
-from monarch_kernel.actor.actor import EndpointSpec, endpoints_of
+from monarch_kernel.actor.actor import Actor, EndpointSpec, endpoints_of
 from monarch_kernel.actor.context import ActorInstance, Context, running
+from monarch_kernel.actor.endpoints import living_actors
 from monarch_kernel.actor.procs import ProcMesh
 from monarch_kernel.asking.home import opened_for
 from monarch_kernel.describe.report import describe
@@ -85,6 +87,7 @@ class _Host:
         self._rank = workplace
         self._executor = executor
         self._region = Region.unpack(message.region)
+        self._at = rank  # in the mesh of processes as spawned, from which regions count
         point = self._region.locate(rank)
         assert point is not None
         self._point: Point = point
@@ -108,7 +111,7 @@ class _Host:
         key = repr(region)
         known = self._parts.get(key)
         if known is None:
-            point = Region.unpack(region).locate(self._point.rank)
+            point = Region.unpack(region).locate(self._at)
             assert point is not None
             if len(self._parts) > 256:
                 self._parts.clear()
@@ -140,6 +143,8 @@ class _Host:
                     return
                 running.set(self._whole)
                 self._make(cls, args, kwargs, specs)
+                if inspect.isawaitable(self._restore(message, cls, specs)):
+                    raise TypeError(f"{cls.__name__}.__restore__ is async, and its endpoints are not")
             self._rank.reply(message.id)
         except BaseException as error:  # whatever __init__ raises ends the actor, not the process
             failure = self._die(error)
@@ -148,6 +153,13 @@ class _Host:
     def _make(self, cls: type, args: Any, kwargs: Any, specs: dict[str, EndpointSpec]) -> None:
         self._actor = cls(*args, **kwargs)
         self._methods = {name: getattr(self._actor, name) for name in specs}
+
+    def _restore(self, message: Spawn, cls: type[Actor], specs: dict[str, EndpointSpec]) -> Any:
+        """Let an actor that comes in the place of another take its state from those that live on."""
+        restore = getattr(self._actor, "__restore__", None)
+        if message.living is None or restore is None:
+            return None
+        return restore(living_actors(self._rank.asker, message, cls, specs))
 
     def _call(self, message: Call, frames: Sequence[Frame]) -> None:
         executor, id = self._executor, message.id
@@ -198,6 +210,9 @@ class _Host:
         running.set(self._whole)
         try:
             self._make(cls, args, kwargs, specs)
+            restored = self._restore(message, cls, specs)
+            if inspect.isawaitable(restored):
+                await restored
             executor.leave_user_code()  # from now on an interrupt cancels the task
             self._rank.reply(message.id)
             await self._serve(loop, event)
