@@ -46,7 +46,9 @@ def gather(
         said = what
         if len(reports) < len(answers) - len(values):
             dead = format_ranks(point.rank for point in reports)
-            said = f"{what}: it was not sent, because {dead} are gone; slice them out, or bring the mesh up again"
+            can_heal = all(report.kind == "lost" for report in reports.values())
+            remedy = "heal the mesh (.heal())" if can_heal else "bring the mesh up again"
+            said = f"{what}: it was not sent, because {dead} are gone; slice them out, or {remedy}"
         raise (SupervisionError if gone else error)(said, reports, dict(zip(succeeded, values)))
 
     return finish

@@ -23,14 +23,14 @@ from monarch_kernel.edit.prospect import Reloaded
 from monarch_kernel.errors import ActorError, Failure, SupervisionError
 from monarch_kernel.mesh import Extent, Region, Shaped, ValueMesh
 from monarch_kernel.transport.driver import Waiter
-from monarch_kernel.wire.codec import dump_call, pack
+from monarch_kernel.wire.codec import Packed, dump_call, pack
 from monarch_kernel.wire.messages import (
     Call,
     Spawn,
     StopActor,
 )
 
-__all__ = ["RESERVED", "ActorMesh", "as_endpoint", "send"]
+__all__ = ["RESERVED", "ActorMesh", "as_endpoint", "living_actors", "send"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -112,13 +112,19 @@ class ActorMesh(Shaped):
             sources_of(self._interface.cls),
             running.get().actor_instance.actor_id,
         )
+
+        def make(id: int, living: Sequence[int] | None = None) -> Packed:
+            part = None if living is None else self._places_of(living)
+            return pack(Spawn(id, self._actor, self.name, region, payload, sources, owner, part), frames)
+
         self._asker.spawned(self._actor, self.name, owner, self._procs, self)
         self._initialized = self._asker.request(
-            self._procs,
-            lambda id: pack(Spawn(id, self._actor, self.name, region, payload, sources, owner), frames),
-            f"{self.name}.__init__",
-            up,
+            self._procs, make, f"{self.name}.__init__", up, spawned=(self._actor, make)
         )
+
+    def _places_of(self, procs: Sequence[int]) -> tuple[tuple[int, int], ...]:
+        """Rank and process of the actors that are in these processes."""
+        return tuple((rank, proc) for rank, proc in zip(self._region.ranks, self._procs) if proc in procs)
 
     @property
     def initialized(self) -> Future[bool]:
@@ -151,6 +157,7 @@ class ActorMesh(Shaped):
             finish(answers)
 
         self._asker.stopped(self._actor, self._procs)
+        self._asker.forget_spawn(self._actor, self._procs)
         return self._asker.request(
             self._procs, lambda id: pack(StopActor(id, self._actor, reason)), f"{self.name}.stop", stopped
         )
@@ -339,6 +346,21 @@ class _Places:
     def __init__(self, asker: Asker, procs: Sequence[int]) -> None:
         self._asker = asker
         self._base = procs
+
+
+def living_actors(
+    asker: Asker, message: Spawn, cls: type[Actor], endpoints: dict[str, EndpointSpec]
+) -> ActorMesh | None:
+    """The mesh of the actors that live on, for one that comes in the place of another; None if none does."""
+    if not message.living:
+        return None
+    places = dict(message.living)
+    procs = tuple(
+        places.get(rank, -1) for rank in range(max(places) + 1)
+    )  # what is not in the region is never looked at
+    region = Region(Extent({"ranks": len(places)}), tuple(places))
+    born_on = Region.unpack(message.region)
+    return ActorMesh(_Places(asker, procs), region, message.name, message.actor, cls, endpoints, born_on)
 
 
 def _open_actors(

@@ -27,6 +27,7 @@ from monarch_kernel.controller.runtime import Runtime
 from monarch_kernel.controller.session import Session, close_session, current_session
 from monarch_kernel.errors import ActorError, Failure, LaunchError
 from monarch_kernel.mesh import Extent, Region, Shaped
+from monarch_kernel.supervise.policy import Restart, RestartPolicy
 from monarch_kernel.wire.codec import dump_bytes, pack
 from monarch_kernel.wire.messages import (
     Ping,
@@ -79,6 +80,10 @@ class HostMesh(Shaped):
         name: str = "",
         env: Mapping[str, str] | None = None,
         device: Device = "auto",
+        restart: Restart = "never",
+        max_restarts: int = 3,
+        restart_within_s: float = 300.0,
+        backoff_s: float = 1.0,
     ) -> ProcMesh:
         """Start processes on every host; returns at once, the first answer waits for them.
 
@@ -89,11 +94,17 @@ class HostMesh(Shaped):
             name: what the mesh is called in messages.
             env: added to the environment of the processes.
             device: ``cuda`` gives each process a GPU of its own, ``cpu`` none; ``auto`` is ``cuda`` where there are GPUs.
+            restart: what is replaced when a process dies: nothing (``never``), its ``rank``, or the whole ``mesh``; the actors
+                that were there are made again (`ProcMesh.heal`).
+            max_restarts: how often that is done for the same rank (or the mesh) within ``restart_within_s`` seconds.
+            restart_within_s: how long a restart counts.
+            backoff_s: how long the second restart waits, in seconds; each further one twice as long, the first not at all.
 
         Raises:
             TypeError: a name or a value of ``env`` is no str; ``bootstrap`` takes arguments, or can't be sent.
-            ValueError: an axis is named twice, or there are fewer GPUs than processes.
+            ValueError: an axis is named twice, there are fewer GPUs than processes, or restarts make no sense.
         """
+        policy = RestartPolicy(restart, max_restarts, restart_within_s, backoff_s)
         for key, value in (env or {}).items():
             check_type(f"env[{key!r}]", value, str)
         check_type("name", name, str)
@@ -142,6 +153,8 @@ class HostMesh(Shaped):
                 for local_rank in range(per)
             ]
             runtime.start_ranks(self._hosts[base], specs)
+        if policy.restart != "never":
+            runtime.restart_when_lost(procs, policy, self._session.local_host)
         return ProcMesh(runtime, Region.whole(extent), procs, name, time.monotonic(), extent, self._session)
 
     @property

@@ -31,8 +31,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from monarch_kernel.actor.actor import EndpointSpec, endpoints_of
+from monarch_kernel.actor.actor import Actor, EndpointSpec, endpoints_of
 from monarch_kernel.actor.context import ActorInstance, Context, running
+from monarch_kernel.actor.endpoints import living_actors
 from monarch_kernel.actor.loop import AsyncCall, LoopWaiter, Stepped, outcome, run_loop
 from monarch_kernel.actor.procs import ProcMesh
 from monarch_kernel.asking.future import Future
@@ -83,6 +84,7 @@ class _Host:
         self._rank = workplace
         self._executor = executor
         self._region = Region.unpack(message.region)
+        self._at = rank  # in the mesh of processes as spawned, from which regions count
         point = self._region.locate(rank)
         assert point is not None
         self._point: Point = point
@@ -123,7 +125,7 @@ class _Host:
         key = repr(region)
         known = self._parts.get(key)
         if known is None:
-            point = Region.unpack(region).locate(self._point.rank)
+            point = Region.unpack(region).locate(self._at)
             assert point is not None
             if len(self._parts) > 256:
                 self._parts.clear()
@@ -332,6 +334,8 @@ class _Host:
                     return
                 running.set(self._whole)
                 self._make(cls, args, kwargs)
+                if inspect.isawaitable(self._restore(message, cls, self._specs)):
+                    raise TypeError(f"{cls.__name__}.__restore__ is async, and its endpoints are not")
             self._rank.reply(message.id)
         except BaseException as error:  # whatever __init__ raises ends the actor, not the process
             self._rank.fail(executor, executor.current, self._die(error))
@@ -346,6 +350,13 @@ class _Host:
         self._methods = {name: getattr(self._actor, name) for name in self._specs}
         if self._executor.waiter.leads:
             self._executor.look = self._look
+
+    def _restore(self, message: Spawn, cls: type[Actor], specs: dict[str, EndpointSpec]) -> Any:
+        """Let an actor that comes in the place of another take its state from those that live on."""
+        restore = getattr(self._actor, "__restore__", None)
+        if message.living is None or restore is None:
+            return None
+        return restore(living_actors(self._rank.asker, message, cls, specs))
 
     def _call(self, message: Call, frames: Sequence[Frame]) -> None:
         executor, id = self._executor, message.id
@@ -426,6 +437,9 @@ class _Host:
         running.set(self._whole)
         try:
             self._make(cls, args, kwargs)
+            restored = self._restore(message, cls, self._specs)
+            if inspect.isawaitable(restored):
+                await restored
             executor.leave_user_code()  # from now on an interrupt cancels the task
             executor.attend = lambda: _call_soon(loop, lambda: self._look_async(loop))
             self._rank.reply(message.id)

@@ -20,12 +20,12 @@ from monarch_kernel.asking.answer import Answer, Value
 from monarch_kernel.asking.asker import Asker
 from monarch_kernel.asking.future import Future
 from monarch_kernel.asking.home import opener
-from monarch_kernel.controller.runtime import Listener, Runtime
+from monarch_kernel.controller.runtime import Healing, Listener, Runtime
 from monarch_kernel.controller.session import Session
 from monarch_kernel.describe.stacks import Doing
 from monarch_kernel.edit.classes import key_of
 from monarch_kernel.edit.prospect import Reloaded
-from monarch_kernel.errors import Failure, RemoteError, SupervisionError
+from monarch_kernel.errors import ActorError, Failure, RemoteError, SupervisionError
 from monarch_kernel.events import MeshView, StopEvent
 from monarch_kernel.mesh import Extent, Point, Region, Shaped, ValueMesh
 from monarch_kernel.wire.codec import Packed, dump, pack
@@ -307,6 +307,53 @@ class ProcMesh(Shaped):
             return cast("Future[None]", directory_of(self._asker).stop_procs.call_one(self, reason, grace_s))
         self._runtime.stop_ranks(self.procs, reason, grace_s)
         return self._runtime.request((), lambda id: pack(Ping(id)), "", lambda answers: None)
+
+    def heal(self) -> Future[tuple[int, ...]]:
+        """Start a new process in the place of each rank that has died, and have it make the actors that were there.
+
+        The others go on, with their state. Handles stay good: what is called from now on waits for the new processes, while
+        calls that had reached a dead one have failed, and are not repeated. An actor that is made again may take its state
+        from the others (`Actor.__restore__`).
+
+        Returns:
+            The flat ranks that were replaced, when they are up and their actors are made.
+
+        Raises:
+            SupervisionError: ranks were stopped; in the future, new processes have died, too.
+            ActorError: in the future, actors could not be made again.
+        """
+        return self._replace("")
+
+    def restart(self, *, grace_s: float = 2.0) -> Future[tuple[int, ...]]:
+        """End the processes and `heal`; those that take longer than ``grace_s`` seconds to end are killed."""
+        return self._replace("ended to be restarted", grace_s)
+
+    def _replace(self, retire: str, grace_s: float = 0.0) -> Future[tuple[int, ...]]:
+        what = f"healing {self.name}"
+        places = {proc: rank for rank, proc in zip(self.ranks, self.procs)}
+        stopped = {rank: death for rank, death in self.deaths().items() if death.kind == "stopped"}
+        if stopped:
+            reports = {self._as_spawned.point(rank): death for rank, death in stopped.items()}
+            raise SupervisionError(f"{what} failed: it was stopped; bring up another", reports, {})
+
+        def finish(healing: Healing) -> tuple[int, ...]:
+            if healing.failures:
+                gone = [failure for failure in healing.failures if failure[2].kind in ("lost", "stopped")]
+                reports = {self._as_spawned.point(places[proc]): death for _, proc, death in gone or healing.failures}
+                if gone:
+                    raise SupervisionError(f"{what} failed", reports)
+                raise ActorError(
+                    f"{what}: {', '.join(sorted({note for note, *_ in healing.failures}))} failed", reports
+                )
+            return tuple(sorted(places[proc] for proc in healing.replaced))
+
+        is_homeless = self._session is not None and self._runtime.hosts_are_gone(self.procs)
+        host = self._session.local_host() if self._session is not None and is_homeless else 0
+        return self._runtime.heal(self.procs, finish, host=host, retire=retire, grace_s=grace_s)
+
+    def incarnations(self) -> tuple[int, ...]:
+        """How many processes have had the place of each rank before the one that is there, or that was last."""
+        return self._runtime.incarnations(self.procs)
 
     def deaths(self) -> dict[int, Failure]:
         """Flat rank -> how it ended, of the ranks that are dead or stopped."""

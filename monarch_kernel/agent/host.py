@@ -80,6 +80,7 @@ class _Rank:
     rss_nbytes: int = 0
     cpu_s: float = 0.0
     stopping: float | None = field(default=None)
+    keeps_log: bool = False
 
 
 class HostAgent:
@@ -107,6 +108,7 @@ class HostAgent:
         self._leave_at: float | None = None
         self._backlog = OutputBacklog()
         self._losses: list[Lost] = []
+        self._incarnations: dict[int, int] = {}  # of the places where another rank was before
         self._output_at = 0.0
         self._is_marked = False
         self._readings_at = 0.0
@@ -147,6 +149,7 @@ class HostAgent:
             os.getpid(),
             len(os.sched_getaffinity(0)),
             len(gpu_ids()),
+            tuple(self._incarnations.items()),
         )
         self._send(hello)
 
@@ -170,7 +173,7 @@ class HostAgent:
                 if isinstance(message, StartRanks):
                     self._start(message.specs)
                 elif isinstance(message, KillRanks):
-                    self._kill(message.procs, message.grace_s)
+                    self._kill(message.procs, message.grace_s, keep_logs=message.keep_logs)
                 elif isinstance(message, Goodbye):
                     self._take_leave(message)
                 elif isinstance(message, Outlive):
@@ -247,7 +250,11 @@ class HostAgent:
         for spec in specs:
             streams = []
             ends = []
-            log = RankLog(self._config.directory, spec.proc)
+            log = RankLog(self._config.directory, spec.proc, goes_on=spec.incarnation > 0)
+            if spec.incarnation:
+                self._incarnations[spec.proc] = spec.incarnation
+                self._logs_of_dead.pop(spec.proc, None)
+                self._losses = [loss for loss in self._losses if loss.proc != spec.proc]
             for name in ("stdout", "stderr"):
                 read_end, write_end = os.pipe2(os.O_CLOEXEC)
                 stream = OutputStream(spec.proc, name, read_end, log)
@@ -283,7 +290,7 @@ class HostAgent:
         rank.pidfd = os.pidfd_open(report.pid)
         self._selector.register(rank.pidfd, selectors.EVENT_READ, partial(self._ended, rank))
         if rank.stopping is not None:  # it was to be ended before it had begun
-            self._kill([report.proc], rank.stopping)
+            self._kill([report.proc], rank.stopping, keep_logs=rank.keeps_log)
 
     def _zygote_ended(self) -> None:
         if self._zygote is None:
@@ -335,7 +342,7 @@ class HostAgent:
 
     # -- ranks go
 
-    def _kill(self, procs: Sequence[int], grace_s: float) -> None:
+    def _kill(self, procs: Sequence[int], grace_s: float, *, keep_logs: bool = False) -> None:
         now = time.monotonic()
         for proc in procs:
             rank = self._ranks.get(proc)
@@ -344,6 +351,7 @@ class HostAgent:
                     log.remove()
                 continue
             rank.stopping = grace_s
+            rank.keeps_log = keep_logs
             if rank.pid:
                 signal_rank(rank.pid, signal.SIGTERM if grace_s else signal.SIGKILL)
                 rank.kill_at = now + grace_s
@@ -377,7 +385,7 @@ class HostAgent:
                 self._selector.unregister(stream.fd)
                 os.close(stream.fd)
                 stream.fd = -1
-        if rank.stopping is None:
+        if rank.stopping is None or rank.keeps_log:
             rank.log.close()
             self._logs_of_dead[rank.spec.proc] = rank.log
         else:

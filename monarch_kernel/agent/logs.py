@@ -38,13 +38,15 @@ class RankLog:
         directory: where the files are.
         proc: whose they are.
         file_nbytes: size of a file from which on the other one takes its turn, and loses what it held.
+        goes_on: whether to go on after what an earlier process in that place has written.
     """
 
-    def __init__(self, directory: str, proc: int, file_nbytes: int = FILE_NBYTES) -> None:
+    def __init__(self, directory: str, proc: int, file_nbytes: int = FILE_NBYTES, *, goes_on: bool = False) -> None:
         self._young, self._old = _paths(directory, proc)
         self._file_nbytes = file_nbytes
         self._fd = -1
         self._nbytes = 0
+        self._goes_on = goes_on
         self._is_broken = False
 
     def write(self, stream: Literal["stdout", "stderr"], data: bytes) -> None:
@@ -54,8 +56,10 @@ class RankLog:
         frame = (_HEAD.pack(stream == "stderr", time.time(), len(data)), data)
         try:
             if self._fd < 0:
-                self._fd = os.open(self._young, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-                self._nbytes = 0
+                begin = os.O_APPEND if self._goes_on else os.O_TRUNC
+                self._fd = os.open(self._young, os.O_CREAT | begin | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+                self._nbytes = os.fstat(self._fd).st_size
+                self._goes_on = False
             n = os.writev(self._fd, frame)
         except OSError:
             n = 0

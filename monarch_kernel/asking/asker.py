@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.future import Future, Owner
+from monarch_kernel.asking.kept import MakeSpawn
 from monarch_kernel.asking.ports import PortTable
 from monarch_kernel.errors import Failure
 from monarch_kernel.wire.codec import Packed
@@ -36,6 +37,7 @@ class Asker(Owner, Protocol):
         rank: int | None = None,
         *,
         quiet: bool = False,
+        spawned: tuple[int, MakeSpawn] | None = None,
     ) -> Future[T]:
         """Ask processes for one answer each; if one of them is dead nobody is asked.
 
@@ -46,6 +48,7 @@ class Asker(Owner, Protocol):
             finish: makes the future's result of the answers.
             rank: for a future of one rank.
             quiet: whether nothing is written for it.
+            spawned: the actor that it makes, and what gives the message for processes that come in place of others.
         """
         ...
 
@@ -55,6 +58,10 @@ class Asker(Owner, Protocol):
 
     def tell_all(self, packed: Packed) -> None:
         """Send all processes that are known a message that has no answer."""
+        ...
+
+    def forget_spawn(self, actor: int, procs: Sequence[int]) -> None:
+        """Those that come in place of these processes are not to have an actor."""
         ...
 
     def deaths(self, procs: Sequence[int]) -> dict[int, Failure]:

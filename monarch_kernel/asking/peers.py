@@ -14,12 +14,13 @@ everybody. What comes for an id that has resolved is dropped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import NamedTuple
 
 from monarch_kernel.asking.answer import Answer, Value
+from monarch_kernel.asking.kept import KeptSpawns, MakeSpawn
 from monarch_kernel.asking.numbers import CONTROLLER_PROC
 from monarch_kernel.errors import Failure
 from monarch_kernel.transport.base import CONTROLLER, Peer, rank_peer
@@ -90,9 +91,15 @@ class Peers:
     Args:
         proc: its own place.
         name: its own name on the wire.
+        numbers: gives numbers for requests that nobody has made: of what is spawned again.
+
+    Attributes:
+        kept: what was spawned from here, for processes that come in place of others.
     """
 
-    def __init__(self, proc: int, name: Peer) -> None:
+    def __init__(self, proc: int, name: Peer, numbers: Iterator[int]) -> None:
+        self.kept = KeptSpawns()
+        self._numbers = numbers
         self._peers = {CONTROLLER_PROC: _Peer(CONTROLLER), proc: _Peer(name)}
         self._pending: dict[int, _Pending] = {}
 
@@ -123,7 +130,14 @@ class Peers:
 
     # -- what the program wants
 
-    def request(self, id: int, procs: Sequence[int], packed: Packed | Sequence[Packed]) -> list[PeerEffect]:
+    def request(
+        self,
+        id: int,
+        procs: Sequence[int],
+        packed: Packed | Sequence[Packed],
+        note: str = "",
+        spawned: tuple[int, MakeSpawn] | None = None,
+    ) -> list[PeerEffect]:
         """Ask processes for one answer each; if one of them is known to be dead nobody is asked."""
         deaths = self.deaths(procs)
         if deaths:
@@ -131,6 +145,8 @@ class Peers:
             return [Resolved(id, [deaths.get(proc, not_sent) for proc in procs])]
         if not procs:
             return [Resolved(id, [])]
+        if spawned is not None:
+            self.kept.add(spawned[0], procs, note, spawned[1], id)
         self._pending[id] = _Pending(procs)
         effects: list[PeerEffect] = []
         for proc, message in zip(procs, repeat(packed) if isinstance(packed, Packed) else packed):
@@ -169,6 +185,8 @@ class Peers:
         known = self._peers.get(proc)
         if known is not None:
             known.owed.pop(message.id, None)
+        if isinstance(message, Failed):
+            self.kept.refused(message.id, proc)
         return self._answer(message.id, proc, answer, now)
 
     def news(self, news: PeerNews, now: float) -> list[PeerEffect]:
@@ -177,13 +195,18 @@ class Peers:
         if news.incarnation < known.incarnation or (news.incarnation == known.incarnation and known.death is not None):
             return []
         effects: list[PeerEffect] = []
+        is_another = 0 <= known.incarnation < news.incarnation
         if news.death is not None or news.incarnation > known.incarnation:
             effects += self._lose(news.proc, known, news.death, now)
+        if news.death is not None and news.death.kind == "stopped":
+            self.kept.forget((news.proc,))
         known.incarnation = news.incarnation
         if news.death is None:
             known.death = None
             known.name = rank_peer(news.proc, news.incarnation)
             effects.append(Connect(known.name, news.address))
+            if is_another:
+                effects += self._spawn_again(news.proc, known)
             effects += [ToPeer(known.name, packed) for packed in known.held]
             known.held.clear()
         return effects
@@ -212,6 +235,18 @@ class Peers:
     def _poke(self, id: int, packed: Packed) -> list[PeerEffect]:
         return self.tell(self.waiting_for(id), packed)
 
+    def _spawn_again(self, proc: int, known: _Peer) -> list[PeerEffect]:
+        """Have who has come in place of another make what was spawned there from here, before it is asked anything else."""
+        effects: list[PeerEffect] = []
+        for kept, _ in self.kept.of((proc,)):
+            id = next(self._numbers)
+            self.kept.sent_again(kept, id)
+            self._pending[id] = _Pending((proc,))
+            known.owed[id] = None
+            others = kept.procs - {proc} - self.deaths(tuple(kept.procs)).keys()
+            effects.append(ToPeer(known.name, kept.make(id, sorted(others))))
+        return effects
+
     def _lose(self, proc: int, known: _Peer, death: Failure | None, now: float) -> list[PeerEffect]:
         """A process has ended; without ``death`` that was not told, for another has its place already."""
         effects: list[PeerEffect] = [Disconnect(known.name)] if known.name else []
@@ -238,4 +273,5 @@ class Peers:
                 pending.failed_at = now
             return []
         del self._pending[id]
+        self.kept.over(id)
         return [Resolved(id, pending.answers)]  # type: ignore[arg-type]

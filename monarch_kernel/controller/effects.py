@@ -15,6 +15,7 @@ from monarch_kernel.wire.messages import OutputChunk
 __all__ = [
     "Attached",
     "BacklogEvent",
+    "Due",
     "Effect",
     "Expired",
     "Gone",
@@ -86,6 +87,13 @@ class Expired(NamedTuple):
     procs: tuple[int, ...] = ()
 
 
+class Due(NamedTuple):
+    """Effect: others are to take the places of these processes, those that live, too, for which ``retire`` says why."""
+
+    procs: tuple[int, ...]
+    retire: str
+
+
 class Attached(NamedTuple):
     """Effect: what `State.attach` asked for has come; ``silent`` are the ranks that have not answered yet."""
 
@@ -107,4 +115,4 @@ class Gone(NamedTuple):
     is_told: bool
 
 
-Effect = Gone | Send | Resolve | Tell | Expired | Resumed | Attached
+Effect = Gone | Send | Resolve | Tell | Expired | Resumed | Attached | Due

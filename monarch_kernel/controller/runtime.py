@@ -11,18 +11,22 @@ import os
 import threading
 import time
 from collections.abc import Callable, MutableMapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.future import Future
+from monarch_kernel.asking.kept import MakeSpawn
 from monarch_kernel.asking.numbers import CONTROLLER_PROC, made_by, numbers
 from monarch_kernel.asking.ports import PortTable
 from monarch_kernel.asking.waits import Wait
 from monarch_kernel.controller.effects import (
     Attached,
     BacklogEvent,
+    Due,
     Effect,
     Expired,
     Gone,
@@ -41,12 +45,13 @@ from monarch_kernel.events import MeshView, OutputEvent, RankView, StopEvent
 from monarch_kernel.launch.base import HostHandle, Launcher
 from monarch_kernel.rank.executor import working
 from monarch_kernel.supervise.family import PROGRAM, Process
+from monarch_kernel.supervise.policy import RestartPolicy
 from monarch_kernel.transport.base import CONTROLLER, Peer, Transport, host_peer, incarnation_of
 from monarch_kernel.transport.driver import Driver, Waiter
 from monarch_kernel.wire.codec import Frame, Packed, WireError, pack, split
 from monarch_kernel.wire.messages import Attach, Hello, HostHello, Ping, RankSpec
 
-__all__ = ["Listener", "Runtime"]
+__all__ = ["Healing", "Listener", "Runtime"]
 
 T = TypeVar("T")
 
@@ -57,6 +62,22 @@ Listener = Callable[["OutputEvent | RichEvent"], None]
 
 MAX_LISTENERS = 64
 LISTEN_S = 1.0
+RESTART_GRACE_S = 2.0
+
+
+@dataclass
+class Healing:
+    """What becomes of the processes that take the places of others.
+
+    Attributes:
+        replaced: the places.
+        failures: what failed, empty for the process itself, in which place, and how.
+        parts: requests that are not over.
+    """
+
+    replaced: tuple[int, ...] = ()
+    failures: list[tuple[str, int, Failure]] = field(default_factory=list)
+    parts: set[int] = field(default_factory=set)
 
 
 class Runtime:
@@ -85,6 +106,7 @@ class Runtime:
         self._state = State()
         self._token = token
         self._known: set[Peer] = {CONTROLLER}
+        self._new_hosts: dict[int, Callable[[], int]] = {}
         self._epoch = epoch
         self._ids = numbers(epoch)
         self.resumed: list[tuple[Resumed, Future[Sequence[Answer]]]] = []
@@ -123,6 +145,7 @@ class Runtime:
         listen: Listener | None = None,
         quiet: bool = False,
         is_cell: bool = False,
+        spawned: tuple[int, MakeSpawn] | None = None,
     ) -> Future[T]:
         """Ask ranks for one answer each.
 
@@ -136,6 +159,7 @@ class Runtime:
                 the leading thread. Without it that is printed.
             quiet: whether nothing is written for it: what comes meanwhile belongs to the request before it.
             is_cell: whether the next controller wants the answers, too, where the ranks outlive this one.
+            spawned: the actor that it makes, and what gives the message for processes that come in place of others.
 
         Raises:
             MeshDownError: the session was shut down.
@@ -148,7 +172,8 @@ class Runtime:
         if listen is not None:
             self._listen(id, listen)  # before anything can be written
         self._futures[id] = future  # type: ignore[assignment]
-        self._driver.submit(partial(self._state.request, id, procs, packed, note, quiet=quiet, is_cell=is_cell))
+        ask = partial(self._state.request, id, procs, packed, note, quiet=quiet, is_cell=is_cell, spawned=spawned)
+        self._driver.submit(ask)
         if self._over:
             self._abandon_all()  # closed meanwhile, perhaps before the request was handled
         return future
@@ -333,6 +358,11 @@ class Runtime:
         """What these processes were started with."""
         return tuple(self._state.ranks[proc].spec for proc in procs)
 
+    def incarnations(self, procs: Sequence[int]) -> tuple[int, ...]:
+        """How many processes each of these places has had before the one of now."""
+        records = [self._state.ranks.get(proc) for proc in procs]
+        return tuple(0 if record is None else record.spec.incarnation for record in records)
+
     def agent_pid(self, host: int) -> int:
         """Process id of a host agent; 0 while it starts."""
         return self._state.hosts[host].pid
@@ -345,10 +375,66 @@ class Runtime:
         """End processes; returns at once, they are gone for the program."""
         self._submit(partial(self._state.stop_ranks, procs, reason, grace_s))
 
+    def heal(
+        self,
+        procs: Sequence[int],
+        finish: Callable[[Healing], T],
+        *,
+        host: int = 0,
+        retire: str = "",
+        grace_s: float = 0.0,
+    ) -> Future[T]:
+        """Start processes in place of those that are lost, and have them make the actors that were there.
+
+        Args:
+            procs: whose places; nothing is done about those that live, but those that are not up yet are waited for.
+            finish: makes the future's result of what has become of it.
+            host: number of a host agent, for places on one that has ended; 0 where there is none.
+            retire: why those that live are ended, so that all are replaced; empty if they go on.
+            grace_s: how long these have for that, in seconds, before they are killed.
+
+        Raises:
+            MeshDownError: the session was shut down.
+        """
+        if self._closed:
+            raise MeshDownError("the session was shut down; start again with this_host() or %mesh up")
+        healing = Healing()
+        future = Future(self, next(self._ids), lambda _: finish(healing))
+        self._futures[future.id] = future  # type: ignore[assignment]
+
+        def item(now: float) -> list[Effect]:
+            effects = self._state.retire(procs, retire, grace_s, now) if retire else []
+            return effects + self._heal(future.id, procs, healing, host, now)
+
+        self._driver.submit(item)
+        if self._over:
+            self._abandon_all()
+        return future
+
+    def restart_when_lost(self, procs: Sequence[int], policy: RestartPolicy, host: Callable[[], int]) -> None:
+        """Have others take the places of these processes, which are a mesh, when they die.
+
+        Args:
+            procs: by rank.
+            policy: when, and how often.
+            host: gives the number of a host agent, if that of these has ended.
+        """
+        self._new_hosts.update(dict.fromkeys(procs, host))
+        self._submit(lambda now: self._state.restart_when_lost(procs, policy))
+
+    def forget_spawn(self, actor: int, procs: Sequence[int]) -> None:
+        """Those that come in place of these processes are not to have an actor."""
+        self._submit(lambda now: self._state.forget_spawn(actor, procs))
+
     def host_is_gone(self, host: int) -> bool:
         """Whether a host agent has ended."""
         record = self._state.hosts.get(host)
         return record is not None and record.gone
+
+    def hosts_are_gone(self, procs: Sequence[int]) -> bool:
+        """Whether the host agent of one of these processes has ended."""
+        records = [self._state.ranks.get(proc) for proc in procs]
+        return any(record is not None and self.host_is_gone(record.host) for record in records)
 
     @property
     def closed(self) -> bool:
@@ -469,6 +555,57 @@ class Runtime:
         if not self._closed:
             self._driver.submit(item)
 
+    def _heal(self, id: int, procs: Sequence[int], healing: Healing, host: int, now: float) -> list[Effect]:
+        """Start those that are to come; the future with this id ends when they are up and have their actors."""
+        state = self._state
+        lost = tuple(proc for proc in procs if state.is_lost(proc))
+        self._known.difference_update(state.ranks[proc].peer for proc in lost)
+        effects = state.heal(lost, now, host)
+        healing.replaced = lost
+        for kept, having in state.kept(lost):
+            part = self._part(id, healing, having, kept.note)
+            effects += state.spawn_again(part, kept, having, now)
+        coming = tuple(proc for proc in procs if not state.ranks[proc].up)
+        part = self._part(id, healing, coming, "")
+        return effects + state.request(part, coming, pack(Ping(part)), "", now, quiet=True)
+
+    def _restart(self, due: Due) -> None:
+        """Carry out a restart that nobody waits for."""
+
+        def restart(host: int, now: float) -> list[Effect]:
+            effects = self._state.retire(due.procs, due.retire, RESTART_GRACE_S, now)
+            return effects + self._heal(0, due.procs, Healing(), host, now)
+
+        def launch() -> None:
+            with suppress(MeshDownError):
+                host = new_host()
+                self._submit(lambda now: restart(host, now))
+
+        if not self.hosts_are_gone(due.procs):
+            self._perform(restart(0, time.monotonic()))  # at once: nobody else may find a dead rank there
+            return
+        # An agent is a new process, which the thread that drives the loop must not wait for.
+        new_host = self._new_hosts[due.procs[0]]
+        threading.Thread(target=launch, name="monarch-restart", daemon=True).start()
+
+    def _part(self, whole: int, healing: Healing, procs: Sequence[int], note: str) -> int:
+        """The number of a request whose answers are part of another's."""
+
+        def over() -> None:
+            if self._over:  # and all futures with it
+                return
+            healing.parts.discard(part.id)
+            answers = zip(procs, part.get(0), strict=True)
+            healing.failures += [(note, proc, answer) for proc, answer in answers if isinstance(answer, Failure)]
+            if not healing.parts and (future := self._futures.pop(whole, None)) is not None:
+                future.resolve((), True)
+
+        part: Future[Sequence[Answer]] = Future(self, next(self._ids), lambda answers: answers)
+        self._futures[part.id] = part  # type: ignore[assignment]
+        healing.parts.add(part.id)
+        part.add_done_callback(over)
+        return part.id
+
     def _on_item(self, item: Item) -> None:
         self._perform(item(time.monotonic()))
 
@@ -539,6 +676,8 @@ class Runtime:
                 self._futures[effect.id] = answers  # type: ignore[assignment]
                 self.resumed.append((effect, answers))
                 self._listeners[effect.id] = self._miss  # until somebody listens
+            elif type(effect) is Due:
+                self._restart(effect)
             elif type(effect) is Attached:
                 self.silent = effect.silent
                 self._attached.set()

@@ -37,10 +37,12 @@ from sys import intern
 from typing import NamedTuple
 
 from monarch_kernel.asking.answer import Answer, Value
+from monarch_kernel.asking.kept import KeptSpawn, KeptSpawns, MakeSpawn
 from monarch_kernel.asking.numbers import CONTROLLER_PROC
 from monarch_kernel.controller.effects import (
     Attached,
     BacklogEvent,
+    Due,
     Effect,
     Expired,
     Gone,
@@ -53,8 +55,9 @@ from monarch_kernel.controller.effects import (
 from monarch_kernel.controller.exits import describe_exit, signal_name
 from monarch_kernel.controller.records import HostRecord, Pending, RankRecord
 from monarch_kernel.controller.resume import Resumption
-from monarch_kernel.errors import Failure
+from monarch_kernel.errors import Failure, format_ranks
 from monarch_kernel.events import OutputEvent, StopEvent
+from monarch_kernel.supervise.policy import RestartPolicy, Restarts
 from monarch_kernel.transport.base import CONTROLLER, Peer, host_peer, is_rank, proc_of, rank_peer
 from monarch_kernel.wire.codec import Frame, Packed, pack
 from monarch_kernel.wire.marks import is_display_mark
@@ -114,6 +117,13 @@ class _Held(NamedTuple):
     until: float
 
 
+class _Mesh(NamedTuple):
+    """Processes, in the order of their ranks, that are restarted when they die."""
+
+    procs: tuple[int, ...]
+    restarts: Restarts
+
+
 def _waits_for_display(record: RankRecord, chunk: OutputChunk) -> bool:
     """Whether this was written after something was displayed that has not been told yet."""
     end = record.read_to[chunk.stream == "stderr"]
@@ -135,6 +145,8 @@ class State:
         self._cells: set[int] = set()
         self._resumption: Resumption | None = None
         self._for_hosts: dict[int, tuple[int, ...]] = {}
+        self._kept = KeptSpawns()
+        self._restarts: dict[int, _Mesh] = {}
 
     @property
     def pending(self) -> int:
@@ -194,6 +206,27 @@ class State:
         self._resumption = Resumption(pack(attach), peers, now + ATTACH_RANKS_S)
         return [Send(peer, self._resumption.packed) for peer in peers]
 
+    def restart_when_lost(self, procs: Sequence[int], policy: RestartPolicy) -> list[Effect]:
+        """Have others take the places of these processes, which are a mesh, when they die (`Due`)."""
+        mesh = _Mesh(tuple(procs), Restarts(policy, range(len(procs))))
+        self._restarts.update(dict.fromkeys(procs, mesh))
+        return []
+
+    def forget_spawn(self, actor: int, procs: Iterable[int]) -> list[Effect]:
+        """An actor is stopped on these ranks: those that come in their places are not to have it."""
+        self._kept.forget(procs, actor)
+        return []
+
+    def kept(self, procs: Iterable[int]) -> list[tuple[KeptSpawn, tuple[int, ...]]]:
+        """The actors that those who come in these places are to have, and which of them; oldest first."""
+        return list(self._kept.of(procs))
+
+    def spawn_again(self, id: int, kept: KeptSpawn, procs: Sequence[int], now: float) -> list[Effect]:
+        """Have those who have come in the places of others make an actor that was there."""
+        living = [proc for proc in kept.procs if proc not in procs and self.ranks[proc].death is None]
+        self._kept.sent_again(kept, id)
+        return self.request(id, procs, kept.make(id, living), kept.note, now)
+
     def is_lost(self, proc: int) -> bool:
         """Whether a rank has died, and was not stopped: another can take its place."""
         record = self.ranks[proc]
@@ -210,6 +243,8 @@ class State:
             if not self.is_lost(proc):
                 continue
             former = self.ranks[proc]
+            if (mesh := self._restarts.get(proc)) is not None:
+                mesh.restarts.forget(former.spec.rank)
             spec = former.spec.succeeded(former.spec.incarnation + 1)
             at = host or former.host if self.hosts[former.host].gone else former.host
             record = self.ranks[proc] = RankRecord(spec, at, deadline=now + RANK_DEADLINE_S, watchers=former.watchers)
@@ -265,8 +300,11 @@ class State:
         *,
         quiet: bool = False,
         is_cell: bool = False,
+        spawned: tuple[int, MakeSpawn] | None = None,
     ) -> list[Effect]:
         """Ask ranks for one answer each, with the same message or one for each; if one of them is dead nobody is asked.
+
+        What is ``spawned``, an actor, is asked of those that come in the places of these ranks, too (`heal`).
 
         What ranks write while they handle a ``quiet`` request belongs to the one before it, and so does their last error;
         what they write while they have a cell to answer belongs to that.
@@ -280,6 +318,8 @@ class State:
             return [Resolve(id, answers, True)]
         if not procs:
             return [Resolve(id, [], True)]
+        if spawned is not None:
+            self._kept.add(spawned[0], procs, note, spawned[1], id)
         self._pending[id] = Pending(procs, procs if is_cell and ranks[procs[0]].spec.record else ())
         if quiet:
             self._quiet.add(id)
@@ -378,6 +418,8 @@ class State:
                 by_host.setdefault(record.host, []).append(proc)  # the agent keeps the logs of the dead until then
             if record.death is None:
                 record.stopping = True
+                self._kept.forget((proc,))
+                self._restarts.pop(proc, None)
                 effects += self._bury(
                     record, Failure("stopped", "Stopped", reason, host=self._hostname(record)), now, True
                 )
@@ -480,7 +522,7 @@ class State:
                 record.former = None
                 if record.death is None:
                     effects += self._lose(record, reason, now, log)
-        return effects
+        return effects + self._due(now)
 
     def give_up_ranks(self, host: int, procs: Sequence[int], log: tuple[str, ...], now: float) -> list[Effect]:
         """Ranks did not come up in time; should they still come, they are ended."""
@@ -489,7 +531,7 @@ class State:
         for proc in procs:
             if self.ranks[proc].death is None:
                 effects += self._lose(self.ranks[proc], what, now, log)
-        return effects + self._to_host(self.hosts[host], pack(KillRanks(tuple(procs), 0.0)))
+        return effects + self._to_host(self.hosts[host], pack(KillRanks(tuple(procs), 0.0, True))) + self._due(now)
 
     def tick(self, now: float) -> list[Effect]:
         """Time has passed: call this a few times a second."""
@@ -520,7 +562,7 @@ class State:
         for record in self.ranks.values():
             if not record.up and record.death is None and self.hosts[record.host].up and now >= record.deadline:
                 late.setdefault(record.host, []).append(record.spec.proc)
-        return effects + [Expired(host, tuple(procs)) for host, procs in late.items()]
+        return effects + [Expired(host, tuple(procs)) for host, procs in late.items()] + self._due(now)
 
     # -- inside
 
@@ -635,6 +677,8 @@ class State:
         if note is not None:
             record.busy_since = now
             record.stops.pop(id, None)
+        if note is not None and isinstance(answer, Failure) and record.death is None:
+            self._kept.refused(id, proc)
         if note is not None and id not in self._quiet:
             record.last_request = id
             record.last_error = ""
@@ -653,6 +697,7 @@ class State:
         del self._pending[id]
         self._quiet.discard(id)
         self._cells.discard(id)
+        self._kept.over(id)
         effects: list[Effect] = [Resolve(id, pending.answers, pending.in_step)]  # type: ignore[arg-type]
         if pending.keepers:
             forget = pack(Forget(id))
@@ -789,7 +834,7 @@ class State:
         exit_code = None if message.signal or message.reason else message.exit_code
         return self._lose(
             record, message.reason or what, now, message.last_lines, exit_code, signal_name(message.signal)
-        )
+        ) + self._due(now)
 
     def _lose(
         self,
@@ -806,8 +851,11 @@ class State:
         for held in [held for held in self._held if held.proc == record.spec.proc]:
             self._held.remove(held)  # it had answered before it died
             effects += self._accept(held.proc, held.message, held.frames, now)
-        note = next(iter(record.owed.values()), "")
+        note = next(filter(None, record.owed.values()), "")
         text = f"{what}; it was running {note}" if note and record.up else what
+        mesh = self._restarts.get(record.spec.proc)
+        if mesh is not None and not asked and (follows := mesh.restarts.died(record.spec.rank, now)):
+            text = f"{text}; {follows}"
         etype = "RankDied" if record.up or record.is_adopted else "RankNotStarted"
         host = self._hostname(record)
         failure = Failure(
@@ -816,6 +864,17 @@ class State:
         effects += self._bury(record, failure, now, asked)
         if not asked:
             effects.append(Tell(LostEvent(record.spec.mesh, record.spec.rank, failure)))
+        return effects
+
+    def _due(self, now: float) -> list[Effect]:
+        """The restarts whose time has come."""
+        effects: list[Effect] = []
+        for mesh in {id(mesh): mesh for mesh in self._restarts.values()}.values() if self._restarts else ():
+            ranks = mesh.restarts.due(now)
+            procs = tuple(mesh.procs[rank] for rank in ranks)
+            if procs:
+                lost = format_ranks(rank for rank, proc in zip(ranks, procs) if self.is_lost(proc))
+                effects.append(Due(procs, f"ended, for {lost} died and the mesh is restarted"))
         return effects
 
     def _bury(self, record: RankRecord, failure: Failure, now: float, asked: bool) -> list[Effect]:

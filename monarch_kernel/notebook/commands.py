@@ -132,6 +132,23 @@ class MeshCommands:
             answers = look(entry.mesh)
             print(stacks_text(entry.mesh.view(), answers, mesh.ranks))
 
+    def heal(self, rest: str) -> None:
+        """Start new processes in place of dead ranks of a mesh, or of a part of it; of the last one, if none is named."""
+        self._replace(rest, "heal", restart=False)
+
+    def restart(self, rest: str) -> None:
+        """End the ranks of a mesh, or of a part of it, and start new processes in their places."""
+        if not tokens(rest):
+            raise UsageProblem("%mesh restart: say which ranks: a mesh or a slice of one, such as t, t[0], t[0:4]")
+        self._replace(rest, "restart", restart=True)
+
+    def _replace(self, rest: str, command: str, *, restart: bool) -> None:
+        words = tokens(rest)
+        if len(words) > 1:
+            raise UsageProblem(f"%mesh {command}: give one selector, such as {words[0]}, not {rest.strip()!r}")
+        entry, mesh = self._meshes.select(words[0] if words else "", self._shell.user_ns)
+        print(self._meshes.replace_ranks(entry, mesh, restart=restart))
+
     def _part(self, words: list[str], command: str) -> tuple[Entry, ProcMesh]:
         """The mesh, or the part of one, that a command names."""
         names = self._meshes.names

@@ -13,7 +13,7 @@ from monarch_kernel.syntax.options import COMMANDS, option_names
 
 __all__ = ["candidates", "make_matcher"]
 
-_VALUES = {"--device": ["auto", "cpu", "cuda"], "--on": ["local"]}
+_VALUES = {"--device": ["auto", "cpu", "cuda"], "--on": ["local"], "--restart": ["never", "rank", "mesh"]}
 _NAMES = ("--mesh",)
 
 

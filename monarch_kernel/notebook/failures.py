@@ -13,7 +13,7 @@ from types import TracebackType
 from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_kernel.errors import MonarchError, RanksError
-from monarch_kernel.notebook.hints import local_hint, remote_hints
+from monarch_kernel.notebook.hints import heal_hint, local_hint, remote_hints
 from monarch_kernel.notebook.meshes import Meshes
 from monarch_kernel.running.display import Sink
 from monarch_kernel.running.places import in_notebook
@@ -91,6 +91,8 @@ class Failures:
                 verbose=self._shell.InteractiveTB.mode == "Verbose",
             )
             hints = remote_hints(error, self._meshes, self._shell.user_ns)
+            if hint := heal_hint(error, self._meshes):
+                hints.append(hint)
         else:
             lines = f"{type(error).__name__}: {error}".split("\n")
         if place:

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from monarch_kernel.describe.look import kind_of
-from monarch_kernel.errors import RanksError, RemoteError
+from monarch_kernel.errors import RanksError, RemoteError, format_ranks
 from monarch_kernel.mesh import Shaped
 from monarch_kernel.notebook.meshes import Meshes
 from monarch_kernel.ui.names import elsewhere_hint, pull_hint, push_hint
 
-__all__ = ["local_hint", "remote_hints"]
+__all__ = ["heal_hint", "local_hint", "remote_hints"]
 
 _NOT_DEFINED = re.compile(r"name '(\w+)' is not defined")
 
@@ -36,6 +36,19 @@ def remote_hints(error: RanksError, meshes: Meshes, namespace: Mapping[str, Any]
         elif name in namespace:
             hints[push_hint(name, kind_of(namespace[name]), mesh.name)] = None
     return list(hints)
+
+
+def heal_hint(error: RanksError, meshes: Meshes) -> str:
+    """How to go on after a rank has died; empty if none has, or if there is another in its place by now."""
+    died = {failure.pid for failure in error.reports.values() if failure.kind == "lost"}
+    for entry in meshes:
+        deaths = {rank: death for rank, death in entry.mesh.deaths().items() if death.pid in died}
+        if deaths and all(death.kind == "lost" for death in deaths.values()):
+            name = entry.options.name
+            return (
+                f"%mesh heal {name} puts new processes in place of {format_ranks(deaths)}; the others keep their state"
+            )
+    return ""
 
 
 def local_hint(error: NameError, meshes: Meshes) -> str:

@@ -20,6 +20,7 @@ from monarch_kernel.events import StopEvent
 from monarch_kernel.mesh import ValueMesh
 from monarch_kernel.notebook.attach import DetachedMeshes, TakenUp
 from monarch_kernel.notebook.debug import DebugPrompt
+from monarch_kernel.notebook.healing import replace_ranks
 from monarch_kernel.running.background import Background
 from monarch_kernel.running.cells import Lane, RemoteCell, run_in_foreground
 from monarch_kernel.running.display import LiveView, Sink
@@ -120,7 +121,14 @@ class Meshes:
         device: Any = options.device
         store = self._group_store()
         hosts, kept = self.detached.hosts(options.name) if options.detach else (this_host(), None)
-        mesh = hosts.spawn_procs(options.axes, name=options.name, env=options.env, device=device)
+        mesh = hosts.spawn_procs(
+            options.axes,
+            name=options.name,
+            env=options.env,
+            device=device,
+            restart=options.restart,
+            max_restarts=options.max_restarts,
+        )
         entry = Entry(mesh, options, Lane(mesh, store.form), kept=kept)
         try:
             with HeldInterrupts(self.interrupt_others) as interrupts:
@@ -344,6 +352,13 @@ class Meshes:
                 stopping.turn(now)
                 time.sleep(_POLL_S)
             return stopping.text(view, waited)
+
+    def replace_ranks(self, entry: Entry, mesh: ProcMesh, *, restart: bool) -> str:
+        """Have new processes take the places of dead ranks, or of all, of a mesh or a part of it; gives what became of it."""
+        try:
+            return replace_ranks(entry.lane, mesh, self.interrupt_others, restart=restart)
+        finally:
+            entry.view.follow(entry.mesh.view(), time.monotonic(), force=True)
 
     def _drive_on(self, cell: RemoteCell) -> Callable[[float], bool]:
         """What is left to do for a cell that did not stop when it was interrupted."""

@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 
 from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.future import Future
+from monarch_kernel.asking.kept import MakeSpawn
 from monarch_kernel.asking.numbers import CONTROLLER_PROC, made_by, numbers
 from monarch_kernel.asking.peers import Connect, Disconnect, PeerEffect, Peers, Resolved, ToPeer
 from monarch_kernel.asking.ports import PortTable
@@ -57,8 +58,8 @@ class RankAsker:
         self._transport = transport
         self._hello = pack(hello)
         self._token = hello.token
-        self._state = Peers(spec.proc, name)
         self._numbers: Iterator[int] = numbers(spec.incarnation, spec.proc)
+        self._state = Peers(spec.proc, name, self._numbers)
         self._futures: dict[int, Future[Any]] = {}
         self._askers: dict[int, Peer] = {spec.proc: name}  # those that have said hello, and we ourselves
         self._admitted: set[Peer] = {name}
@@ -82,12 +83,13 @@ class RankAsker:
         rank: int | None = None,
         *,
         quiet: bool = False,
+        spawned: tuple[int, MakeSpawn] | None = None,
     ) -> Future[T]:
         """Ask processes for one answer each; if one of them is dead nobody is asked."""
         id = next(self._numbers)
         future = self._futures[id] = Future(self, id, finish, rank)
         packed = make(id)
-        self._driver.submit(lambda: self._perform(self._state.request(id, procs, packed)))
+        self._driver.submit(lambda: self._perform(self._state.request(id, procs, packed, note, spawned)))
         return future
 
     def tell(self, procs: Sequence[int], packed: Packed) -> None:
@@ -126,6 +128,10 @@ class RankAsker:
     def submit(self, do: Callable[[], object]) -> None:
         """Have something done with the baton held, soon."""
         self._driver.submit(do)
+
+    def forget_spawn(self, actor: int, procs: Sequence[int]) -> None:
+        """Those that come in place of these processes are not to have an actor."""
+        self._driver.submit(lambda: self._state.kept.forget(procs, actor))
 
     def deaths(self, procs: Sequence[int]) -> dict[int, Failure]:
         """Which of these processes are known to have ended, and how."""

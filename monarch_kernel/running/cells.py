@@ -62,6 +62,7 @@ class Lane:
         self.mesh = mesh
         self.form = form
         self.needs_group = True
+        self.group_members: tuple[int, ...] = ()  # incarnations of the ranks when the group was last formed
         self.slots = RichSlots(uuid.uuid4().hex)
         self.begun: deque[CellMark] = deque(maxlen=_MARKS)
         self.cells: list[RemoteCell] = []
@@ -93,9 +94,17 @@ class Lane:
 
     def wants_group(self, mesh: ProcMesh) -> bool:
         """Whether the group is to be formed now: not while a rank is dead, or one that could not join is busy."""
-        if not self.needs_group or self.form is None or self.mesh.deaths():
+        in_place = not self.needs_group and self.group_members == self.mesh.incarnations()
+        if in_place or self.form is None or self.mesh.deaths():
             return False
         return not any(rank.state == "running" and rank.rank not in mesh.ranks for rank in self.mesh.view().ranks)
+
+    def begin_group(self) -> Future[Any]:
+        """Have the group formed by the processes that are there now."""
+        assert self.form is not None
+        self.needs_group = True
+        self.group_members = self.mesh.incarnations()
+        return self.form(self.mesh)
 
 
 class RemoteCell:
@@ -285,10 +294,10 @@ class RemoteCell:
     # -- stages
 
     def _begin(self, now: float) -> None:
-        if self._lane.wants_group(self.mesh) and self._lane.form is not None:
+        if self._lane.wants_group(self.mesh):
             self._deadline = now + _GROUP_TIMEOUT_S
             try:
-                self._future = self._lane.form(self._lane.mesh)
+                self._future = self._lane.begin_group()
             except Exception as error:  # the store could not be made
                 self._fail(error)
                 return

@@ -9,7 +9,9 @@ import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import NoReturn, get_args
+
+from monarch_kernel.supervise.policy import Restart
 
 __all__ = [
     "COMMANDS",
@@ -32,6 +34,8 @@ COMMANDS = {
     "down": "end a mesh, or all of them",
     "attach": "take up a mesh that outlived its kernel",
     "interrupt": "interrupt what it runs, keep its state; --abort: abort process groups, too",
+    "heal": "start new processes in place of dead ranks; the others keep their state",
+    "restart": "end ranks, and start new processes in their places",
     "stacks": "say what every rank does now",
     "debug": "look at a rank in pdb, where it failed or stopped",
     "logs": "show what ranks have written, also what was left out",
@@ -65,6 +69,8 @@ class UpOptions:
         device: ``auto``, ``cpu`` or ``cuda``.
         env: added to the environment of the ranks.
         detach: whether the mesh outlives the kernel.
+        restart: what is replaced when a rank dies: nothing (``never``), that ``rank``, or the ``mesh``.
+        max_restarts: how often that is done.
     """
 
     name: str
@@ -73,6 +79,8 @@ class UpOptions:
     device: str
     env: dict[str, str] = field(default_factory=dict)
     detach: bool = False
+    restart: Restart = "never"
+    max_restarts: int = 3
 
 
 @dataclass(frozen=True)
@@ -137,6 +145,13 @@ def _up_parser(magic: str) -> _Parser:
     add("--device", choices=["auto", "cuda", "cpu"], default="auto", help="auto (default): GPUs where there are enough")
     add("--on", choices=["local"], default="local", help="who provides the machines")
     add("--env", action="append", default=[], metavar="K=V", help="add to the ranks' environment; may be repeated")
+    add("--restart", choices=get_args(Restart), default="never", help="what is replaced when a rank dies")
+    add(
+        "--max-restarts",
+        default="3",
+        metavar="N",
+        help="how often, within 5 minutes, before it is given up (default: 3)",
+    )
     add("--detach", action="store_true", help="the mesh outlives the kernel, until %mesh down")
     return parser
 
@@ -366,7 +381,10 @@ def parse_up(line: str, gpus_here: int) -> UpOptions:
         if not equals or not key:
             raise UsageProblem(f"%mesh up: --env takes NAME=VALUE, not {pair!r}")
         env[key] = value
-    return UpOptions(name, axes or {"gpus": size}, wants_gpus, "cuda" if wants_gpus else device, env, known.detach)
+    max_restarts = _count(known.max_restarts, "--max-restarts")
+    device = "cuda" if wants_gpus else device
+    axes = axes or {"gpus": size}
+    return UpOptions(name, axes, wants_gpus, device, env, known.detach, known.restart, max_restarts)
 
 
 def parse_remote(line: str, magic: str = "%%remote") -> RemoteOptions:

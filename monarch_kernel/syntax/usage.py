@@ -17,6 +17,8 @@ _ARGUMENTS = {
     "attach": "NAME",
     "down": "NAME | --all",
     "interrupt": "NAME [--abort]",
+    "heal": "[SELECTOR]",
+    "restart": "SELECTOR",
     "stacks": "[NAME]",
     "debug": "[SELECTOR]",
     "logs": "[SELECTOR] [OPTION]...",

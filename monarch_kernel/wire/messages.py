@@ -168,7 +168,8 @@ class Spawn(Message, frozen=True):
     """Make an actor: ``payload`` is ``(class, args, kwargs)``.
 
     ``sources`` has the text of the code that is in no file, such as a notebook's cell, by its name. ``owner`` is the actor that
-    has spawned it, in the process that has made the number ``actor``; 0 for the program itself.
+    has spawned it, in the process that has made the number ``actor``; 0 for the program itself. ``living`` is for a rank that
+    has come in place of another: (rank, proc) of the same actor where it lives on.
     """
 
     id: int
@@ -178,6 +179,7 @@ class Spawn(Message, frozen=True):
     payload: Payload
     sources: tuple[tuple[str, str], ...] = ()
     owner: int = 0
+    living: tuple[tuple[int, int], ...] | None = None
 
 
 class Call(Message, frozen=True):

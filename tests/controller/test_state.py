@@ -498,7 +498,7 @@ def test_a_rank_that_does_not_come_up_is_lost() -> None:
     assert isinstance(over.answers[0], Failure)
     assert over.answers[0].etype == "RankNotStarted"
     assert over.answers[0].last_lines == ("ImportError: no torch",)
-    assert Send(b"H1", pack(KillRanks((1,), 0.0))) in effects  # should it still come
+    assert Send(b"H1", pack(KillRanks((1,), 0.0, True))) in effects  # should it still come
     assert state.tick(RANK_DEADLINE_S + 1) == []
 
 

@@ -1,0 +1,76 @@
+"""Replacing ranks of a notebook's mesh: what is waited for, and what is said of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from monarch_kernel.actor.procs import ProcMesh
+from monarch_kernel.asking.future import Future
+from monarch_kernel.errors import LaunchError, MonarchError, RemoteInterrupt, format_ranks
+from monarch_kernel.running.cells import Lane
+from monarch_kernel.running.interrupts import HeldInterrupts
+
+__all__ = ["replace_ranks"]
+
+_PUMP_S = 0.05
+_GROUP_TIMEOUT_S = 60.0
+
+
+def replace_ranks(
+    lane: Lane, mesh: ProcMesh, interrupt_others: Callable[[], object], *, restart: bool, grace_s: float = 2.0
+) -> str:
+    """Have new processes take the places of ranks, and have the group formed anew if there was one; gives what became of it.
+
+    Args:
+        lane: of the whole mesh.
+        mesh: it, or the part of it whose ranks are replaced.
+        interrupt_others: interrupts what runs on other threads of the notebook.
+        restart: whether to replace those that live, too, and not only the dead.
+        grace_s: how long these have to end, in seconds, before they are killed.
+
+    Raises:
+        RemoteInterrupt: the wait was interrupted; what was begun goes on.
+        SupervisionError: new processes have died, or the mesh was stopped.
+        ActorError: actors could not be made again.
+    """
+    had_group = bool(lane.group_members) and not lane.cells
+    begun = time.monotonic()
+    with HeldInterrupts(interrupt_others) as interrupts:
+        replaced: tuple[int, ...] = _wait(mesh.restart(grace_s=grace_s) if restart else mesh.heal(), interrupts)
+        if not replaced:
+            return (
+                f"{mesh.name}: no rank is dead{'' if mesh.is_whole else ' there'}; %mesh restart replaces living ones"
+            )
+        said = _said(mesh, replaced, time.monotonic() - begun)
+        if not had_group or lane.mesh.deaths():
+            return said
+        begun = time.monotonic()
+        future = lane.begin_group()
+        try:
+            _wait(future, interrupts, _GROUP_TIMEOUT_S)
+        except MonarchError as error:
+            future.cancel()
+            why = str(error).partition("\n")[0]
+            return f"{said}; the process group could not be formed anew ({why}): the next cell tries again"
+        lane.needs_group = False
+        return f"{said}; process group formed anew in {time.monotonic() - begun:.2f} s"
+
+
+def _wait(future: Future[Any], interrupts: HeldInterrupts, timeout_s: float = float("inf")) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not future.wait(_PUMP_S):
+        if interrupts.count:
+            raise RemoteInterrupt("interrupted; what is begun goes on, and the next cell waits for it")
+        if time.monotonic() >= deadline:
+            raise LaunchError(f"no end within {timeout_s:g} s")
+    return future.get()
+
+
+def _said(mesh: ProcMesh, replaced: Sequence[int], took_s: float) -> str:
+    alive = [rank for rank in mesh.whole.ranks if rank not in replaced]
+    state = f"it has no variables yet, {format_ranks(alive)} kept theirs" if alive else "they have no variables yet"
+    if len(replaced) > 1 and alive:
+        state = f"they have no variables yet, {format_ranks(alive)} kept theirs"
+    return f"{mesh.name}: {format_ranks(replaced)} replaced in {took_s:.2f} s; {state}"

@@ -1,0 +1,109 @@
+"""When processes that died are replaced by themselves: how often, how soon, and when it is given up. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+__all__ = ["Restart", "RestartPolicy", "Restarts"]
+
+Restart = Literal["never", "rank", "mesh"]
+"""What is replaced when a rank dies: nothing, that rank, or all ranks of its mesh."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """What follows when a rank of a mesh dies.
+
+    The first restart is at once, the second ``backoff_s`` seconds after the death, and each further one after twice as long.
+    Restarts that are longer ago than ``within_s`` are forgotten.
+
+    Attributes:
+        restart: what is replaced.
+        max_restarts: how many restarts of the same rank (or, with ``mesh``, of the mesh) there may be within ``within_s``.
+        within_s: seconds.
+        backoff_s: the first wait, in seconds.
+        max_backoff_s: the longest wait, in seconds.
+
+    Raises:
+        ValueError: it is none of these, or a number is negative.
+    """
+
+    restart: Restart = "never"
+    max_restarts: int = 3
+    within_s: float = 300.0
+    backoff_s: float = 1.0
+    max_backoff_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.restart not in get_args(Restart):
+            raise ValueError(f"restart must be one of {', '.join(map(repr, get_args(Restart)))}, not {self.restart!r}")
+        for name in ("max_restarts", "within_s", "backoff_s", "max_backoff_s"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+                raise ValueError(f"{name} must be a number of at least 0, not {value!r}")
+
+    def wait_s(self, nth: int) -> float:
+        """How long the ``nth`` restart within the time waits, counted from 1."""
+        return min(self.max_backoff_s, self.backoff_s * 2.0 ** min(nth - 2, 64)) if nth > 1 else 0.0
+
+
+class Restarts:
+    """The restarts of one mesh.
+
+    Args:
+        policy: what follows when a rank dies.
+        ranks: all of the mesh.
+    """
+
+    def __init__(self, policy: RestartPolicy, ranks: Iterable[int]) -> None:
+        self.policy = policy
+        self._ranks = tuple(ranks)
+        self._past: dict[int, deque[float]] = {}  # what is restarted -> when its restarts were due; see `_unit`
+        self._due: dict[int, float] = {}
+
+    @property
+    def next_at(self) -> float:
+        """When something is due; infinity if nothing is."""
+        return min(self._due.values(), default=float("inf"))
+
+    def died(self, rank: int, now: float) -> str:
+        """A rank has died that nobody had asked to end; gives what follows, in words for the user, empty if nothing does."""
+        policy = self.policy
+        if policy.restart == "never":
+            return ""
+        unit = self._unit(rank)
+        whole = "the mesh" if policy.restart == "mesh" else "it"
+        if unit in self._due:
+            return self._told(self._due[unit] - now)
+        past = self._past.setdefault(unit, deque())
+        while past and past[0] <= now - policy.within_s:
+            past.popleft()
+        if len(past) >= policy.max_restarts:
+            times = f"{len(past)} time{'s' * (len(past) != 1)} within {policy.within_s:g} s"
+            return f"{whole} is not restarted, for that was done {times}"
+        wait_s = policy.wait_s(len(past) + 1)
+        self._due[unit] = now + wait_s
+        past.append(now + wait_s)
+        return self._told(wait_s)
+
+    def due(self, now: float) -> tuple[int, ...]:
+        """The ranks to replace now; each is given once."""
+        units = [unit for unit, at in self._due.items() if at <= now]
+        for unit in units:
+            del self._due[unit]
+        return self._ranks if units and self.policy.restart == "mesh" else tuple(units)
+
+    def forget(self, rank: int) -> None:
+        """A rank is replaced by somebody else's wish: what is planned for it, alone, is done."""
+        if self.policy.restart == "rank":
+            self._due.pop(rank, None)
+
+    def _unit(self, rank: int) -> int:
+        return rank if self.policy.restart == "rank" else -1
+
+    def _told(self, wait_s: float) -> str:
+        what = "the mesh is restarted" if self.policy.restart == "mesh" else "another process takes its place"
+        return f"{what} in {wait_s:.1f} s" if wait_s > 0.05 else what

@@ -1,0 +1,445 @@
+"""Ranks that die and are replaced, with real processes: state, actors, their order, and restarts by policy."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from monarch_kernel.actor import Actor, ProcMesh, SupervisionError, current_rank, endpoint, shutdown_context, this_host
+from monarch_kernel.controller.session import current_session
+from monarch_kernel.errors import ActorError
+
+LONG_S = 30.0
+
+
+class Counter(Actor):
+    """Counts its calls; one that is made again goes on where the others are."""
+
+    def __init__(self, begin: int = 0) -> None:
+        self.n = begin
+        self.restored_by = -1
+
+    def __restore__(self, peers: Any) -> None:
+        self.restored_by = 0 if peers is None else len(peers)
+        if peers is not None:
+            self.n = max(peers.count.call().get().values())
+
+    @endpoint
+    def count(self) -> int:
+        return self.n
+
+    @endpoint
+    def add(self) -> tuple[int, int]:
+        self.n += 1
+        return self.n, self.restored_by
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    def die(self) -> None:
+        os._exit(17)
+
+    @endpoint
+    def place(self) -> int:
+        return current_rank().rank
+
+
+class AsyncCounter(Actor):
+    def __init__(self) -> None:
+        self.n = 0
+
+    async def __restore__(self, peers: Any) -> None:
+        self.n = await peers.count.choose()
+
+    @endpoint
+    async def count(self) -> int:
+        return self.n
+
+    @endpoint
+    async def add(self) -> int:
+        self.n += 1
+        return self.n
+
+
+class Parent(Actor):
+    """Spawns actors from a rank."""
+
+    @endpoint
+    def spawn(self, procs: Any) -> Any:
+        self.children = procs.spawn("children", Counter, 100)
+        self.children.add.call().get()
+        return self.children
+
+    @endpoint
+    def add(self) -> list[int]:
+        return [n for n, _ in self.children.add.call().get().values()]
+
+
+class Brittle(Actor):
+    """Can be made as long as a file is not there."""
+
+    def __init__(self, path: str) -> None:
+        if os.path.exists(path):
+            raise RuntimeError("no second time")
+
+    @endpoint
+    def ping(self) -> int:
+        return os.getpid()
+
+
+class Hasty(Actor):
+    async def __restore__(self, peers: Any) -> None:
+        pass
+
+    @endpoint
+    def ping(self) -> int:
+        return os.getpid()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def by_value() -> Iterator[None]:
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    yield
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[None]:
+    mesh = this_host().spawn_procs({"r": 1}, device="cpu")
+    mesh.initialized.get(LONG_S)
+    mesh.stop(grace_s=0).get()
+    yield
+    shutdown_context().get()
+
+
+@pytest.fixture
+def procs(session: None) -> Iterator[ProcMesh]:
+    mesh = this_host().spawn_procs({"r": 3}, device="cpu")
+    yield mesh
+    mesh.stop(grace_s=0).get()
+
+
+@pytest.fixture
+def make(session: None) -> Iterator[Callable[..., ProcMesh]]:
+    """Spawns processes that are the test's own."""
+    made: list[ProcMesh] = []
+
+    def spawn(n: int = 2, **options: Any) -> ProcMesh:
+        made.append(this_host().spawn_procs({"r": n}, device="cpu", **options))
+        return made[-1]
+
+    yield spawn
+    for mesh in made:
+        mesh.stop(grace_s=0).get()
+
+
+def wait_until(condition: Callable[[], object], what: str, timeout_s: float = LONG_S) -> float:
+    begun = time.monotonic()
+    while not condition():
+        assert time.monotonic() < begun + timeout_s, f"in vain waited for: {what}"
+        time.sleep(0.002)
+    return time.monotonic() - begun
+
+
+def kill(procs: ProcMesh, *ranks: int) -> None:
+    pids = {rank.rank: rank.pid for rank in procs.view().ranks}
+    for rank in ranks:
+        os.kill(pids[rank], signal.SIGKILL)
+    wait_until(lambda: set(ranks) <= set(procs.deaths()), "the news of the deaths")
+
+
+# -- actors
+
+
+def test_an_actor_is_made_again_and_takes_its_state_from_the_others(procs: ProcMesh) -> None:
+    counter: Any = procs.spawn("counter", Counter, 5)
+    slow: Any = procs.spawn("async", AsyncCounter)
+    assert counter.add.call().get(LONG_S).values() == ((6, -1), (6, -1), (6, -1))
+    assert slow.add.call().get(LONG_S).values() == (1, 1, 1)
+    for times in (1, 2):
+        kill(procs, 1)
+        assert procs.heal().get(LONG_S) == (1,)
+        assert counter.add.call().get(LONG_S).values() == ((6 + times, -1), (6 + times, 2), (6 + times, -1))
+        assert slow.add.call().get(LONG_S).values() == (1 + times,) * 3
+    assert procs.incarnations() == (0, 2, 0)
+
+
+def test_several_are_replaced_at_once(procs: ProcMesh) -> None:
+    counter: Any = procs.spawn("counter", Counter, 5)
+    counter.add.call().get(LONG_S)
+    kill(procs, 0, 2)
+    assert procs.heal().get(LONG_S) == (0, 2)
+    assert counter.add.call().get(LONG_S).values() == ((7, 1), (7, -1), (7, 1))
+    kill(procs, 0, 1, 2)
+    assert procs.heal().get(LONG_S) == (0, 1, 2)
+    assert counter.add.call().get(LONG_S).values() == ((6, 0), (6, 0), (6, 0)), "nobody is left to ask"
+
+
+def test_handles_and_their_slices_stay_good(procs: ProcMesh) -> None:
+    part: Any = procs.slice(r=slice(1, 3)).spawn("part", Counter)
+    one = part.slice(r=0)
+    assert part.slice(r=slice(0, 2)).place.call().get(LONG_S).values() == (0, 1)
+    before = part.pid.call().get(LONG_S).values()
+    kill(procs, 1)
+    procs.heal().get(LONG_S)
+    assert one.pid.call_one().get(LONG_S) != before[0]
+    assert part.place.call().get(LONG_S).values() == (0, 1)
+    assert part.slice(r=1).pid.call_one().get(LONG_S) == before[1]
+
+
+def test_calls_made_before_the_process_is_up_wait_for_it_and_its_actor(procs: ProcMesh) -> None:
+    counter: Any = procs.spawn("counter", Counter)
+    counter.add.call().get(LONG_S)
+    kill(procs, 2)
+    healed = procs.heal()
+    futures = [counter.slice(r=2).add.call_one() for _ in range(20)]
+    last = counter.slice(r=2).count.call_one()
+    counts = [future.get(LONG_S)[0] for future in futures]
+    assert counts == list(range(2, 22)), "in order, after it has taken its state from the others"
+    assert last.get(LONG_S) == 21
+    assert healed.get(LONG_S) == (2,)
+
+
+def test_actors_that_a_rank_has_spawned_are_made_again(procs: ProcMesh) -> None:
+    parent: Any = procs.slice(r=0).spawn("parent", Parent)
+    children = parent.spawn.call_one(procs.slice(r=slice(1, 3))).get(LONG_S)
+    kill(procs, 2)
+    procs.heal().get(LONG_S)
+    one, two = parent.add.call_one().get(LONG_S)
+    assert (one, two - one) in ((102, 0), (102, 1)), "its state is that of the other, before or after this call"
+    assert [by for _, by in children.add.call().get(LONG_S).values()] == [-1, 1]
+
+
+def test_what_was_stopped_is_not_made_again(procs: ProcMesh) -> None:
+    stopped: Any = procs.spawn("stopped", Counter)
+    half: Any = procs.spawn("half", Counter)
+    half.add.call().get(LONG_S)
+    stopped.stop("no longer needed").get(LONG_S)
+    half.slice(r=0).stop().get(LONG_S)
+    kill(procs, 0, 1)
+    procs.heal().get(LONG_S)
+    for gone in (stopped.slice(r=0), half.slice(r=0)):
+        with pytest.raises(SupervisionError, match="not on this rank"):
+            gone.count.call_one().get(LONG_S)
+    assert half.slice(r=1).count.call_one().get(LONG_S) == 1
+
+
+def test_an_actor_that_can_not_be_made_again_is_told_and_the_mesh_lives(procs: ProcMesh, tmp_path: Any) -> None:
+    path = tmp_path / "made"
+    brittle: Any = procs.spawn("brittle", Brittle, str(path))
+    counter: Any = procs.spawn("counter", Counter)
+    hasty: Any = procs.spawn("hasty", Hasty)
+    assert brittle.initialized.get(LONG_S)
+    path.touch()
+    kill(procs, 1)
+    with pytest.raises(ActorError, match=r"brittle.__init__, hasty.__init__ failed") as caught:
+        procs.heal().get(LONG_S)
+    assert caught.value.ranks == (1,)
+    assert "Hasty.__restore__ is async" in str(caught.value) or "no second time" in str(caught.value)
+    with pytest.raises(SupervisionError, match="no second time"):
+        brittle.slice(r=1).ping.call_one().get(LONG_S)
+    assert isinstance(brittle.slice(r=0).ping.call_one().get(LONG_S), int)
+    assert counter.add.call().get(LONG_S).values()[1] == (1, 2)
+    assert hasty.slice(r=2).ping.call_one().get(LONG_S)
+    kill(procs, 1)
+    assert procs.heal().get(LONG_S) == (1,), "what has failed to be made is not tried again"
+
+
+def test_a_spawn_on_a_mesh_with_a_dead_rank_fails_at_once_and_names_it(procs: ProcMesh) -> None:
+    procs.initialized.get(LONG_S)
+    kill(procs, 1)
+    begun = time.monotonic()
+    late: Any = procs.spawn("late", Counter)
+    with pytest.raises(SupervisionError, match=r"spawning late failed: .* \[1\] are gone") as caught:
+        late.initialized.get(LONG_S)
+    assert time.monotonic() - begun < 0.5
+    assert caught.value.ranks == (1,)
+    procs.heal().get(LONG_S)
+    again: Any = procs.spawn("late", Counter)
+    assert again.add.call().get(LONG_S).values() == ((1, -1),) * 3
+
+
+# -- the mesh
+
+
+def test_a_heal_that_fails_can_be_done_again(procs: ProcMesh) -> None:
+    counter: Any = procs.spawn("counter", Counter)
+    counter.add.call().get(LONG_S)
+    kill(procs, 1)
+    first = procs.heal()
+    wait_until(lambda: procs.incarnations()[1] == 1 and procs.view().ranks[1].pid, "the new process")
+    kill(procs, 1)
+    if (error := first.exception(LONG_S)) is not None:  # it may have been up for a moment
+        assert isinstance(error, SupervisionError)
+        assert error.ranks == (1,)
+    assert procs.heal().get(LONG_S) == (1,)
+    assert counter.add.call().get(LONG_S).values()[1] == (2, 2)
+    assert procs.incarnations() == (0, 2, 0)
+
+
+def test_two_that_heal_at_the_same_time_have_one_process_made(procs: ProcMesh) -> None:
+    procs.initialized.get(LONG_S)
+    kill(procs, 0)
+    healed = [procs.heal(), procs.heal()]
+    assert [future.get(LONG_S) for future in healed] == [(0,), ()]
+    assert procs.view().ranks[0].state == "idle"
+    assert procs.incarnations() == (1, 0, 0)
+
+
+def test_a_heal_of_healthy_ranks_does_nothing(procs: ProcMesh) -> None:
+    procs.initialized.get(LONG_S)
+    assert procs.heal().get(LONG_S) == ()
+    assert procs.incarnations() == (0, 0, 0)
+
+
+def test_a_part_is_healed_alone(procs: ProcMesh) -> None:
+    procs.initialized.get(LONG_S)
+    kill(procs, 0, 2)
+    assert procs.slice(r=slice(0, 2)).heal().get(LONG_S) == (0,)
+    assert set(procs.deaths()) == {2}
+
+
+def test_a_mesh_that_was_stopped_can_not_be_healed(make: Callable[..., ProcMesh]) -> None:
+    mesh = make(1)
+    mesh.initialized.get(LONG_S)
+    mesh.stop("it is done", grace_s=0).get(LONG_S)
+    with pytest.raises(SupervisionError, match="it is done"):
+        mesh.heal()
+
+
+def test_living_ranks_are_restarted(procs: ProcMesh) -> None:
+    counter: Any = procs.spawn("counter", Counter)
+    before = counter.pid.call().get(LONG_S).values()
+    counter.add.call().get(LONG_S)
+    pending = counter.slice(r=0).pid.call_one()
+    assert procs.slice(r=0).restart().get(LONG_S) == (0,)
+    assert pending.exception(LONG_S) is None or "ended to be restarted" in str(pending.exception(LONG_S))
+    after = counter.pid.call().get(LONG_S).values()
+    assert [a == b for a, b in zip(before, after)] == [False, True, True]
+    assert counter.count.call().get(LONG_S).values() == (1, 1, 1)
+    wait_until(lambda: not os.path.exists(f"/proc/{before[0]}"), "the former process to be gone")
+
+
+# -- restarts by themselves
+
+
+def test_a_rank_is_restarted_by_itself_and_nobody_finds_it_dead(make: Callable[..., ProcMesh]) -> None:
+    mesh = make(3, restart="rank")
+    counter: Any = mesh.spawn("counter", Counter)
+    before = counter.pid.call().get(LONG_S).values()
+    counter.add.call().get(LONG_S)
+    with pytest.raises(SupervisionError, match="exit code 17; .*another process takes its place"):
+        counter.slice(r=1).die.call_one().get(LONG_S)
+    assert [by for _, by in counter.add.call().get(LONG_S).values()] == [-1, 2, -1]
+    after = counter.pid.call().get(LONG_S).values()
+    assert [a == b for a, b in zip(before, after)] == [True, False, True]
+
+
+def test_a_rank_that_dies_again_and_again_is_given_up(make: Callable[..., ProcMesh]) -> None:
+    mesh = make(2, restart="rank", max_restarts=2, backoff_s=0.05)
+    counter: Any = mesh.spawn("counter", Counter)
+    counter.add.call().get(LONG_S)
+    for _ in range(2):
+        with pytest.raises(SupervisionError, match="another process takes its place"):
+            counter.slice(r=1).die.call_one().get(LONG_S)
+        wait_until(lambda: not mesh.deaths(), "the restart")
+    with pytest.raises(SupervisionError, match="it is not restarted, for that was done 2 times within 300 s"):
+        counter.slice(r=1).die.call_one().get(LONG_S)
+    assert set(mesh.deaths()) == {1}
+    assert mesh.heal().get(LONG_S) == (1,), "by hand it is done nevertheless"
+
+
+def test_a_mesh_is_restarted_whole(make: Callable[..., ProcMesh]) -> None:
+    mesh = make(2, restart="mesh")
+    counter: Any = mesh.spawn("counter", Counter, 3)
+    before = counter.pid.call().get(LONG_S).values()
+    counter.add.call().get(LONG_S)
+    with pytest.raises(SupervisionError, match="the mesh is restarted"):
+        counter.slice(r=0).die.call_one().get(LONG_S)
+    assert counter.add.call().get(LONG_S).values() == ((4, 0), (4, 0))
+    assert not set(before) & set(counter.pid.call().get(LONG_S).values())
+
+
+def test_a_mesh_that_is_stopped_is_not_restarted(make: Callable[..., ProcMesh]) -> None:
+    mesh = make(2, restart="rank")
+    mesh.initialized.get(LONG_S)
+    pids = [rank.pid for rank in mesh.view().ranks]
+    mesh.stop(grace_s=0).get(LONG_S)
+    wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), "the processes to be gone")
+    assert mesh.incarnations() == (0, 0)
+
+
+# -- many times
+
+
+@pytest.mark.parametrize("cycles", [12])
+def test_kill_and_heal_at_random_moments_of_a_stream_of_calls(make: Callable[..., ProcMesh], cycles: int) -> None:
+    """Each call ends with a result or an error that names the rank, and the others lose nothing and take nothing twice."""
+    mesh = make(4)
+    counter: Any = mesh.spawn("counter", Counter)
+    counter.add.call().get(LONG_S)
+    dice = random.Random(7)
+    sent = [1, 1, 1, 1]
+    is_over = threading.Event()
+    errors: list[BaseException] = []
+
+    def stream() -> None:
+        while not is_over.is_set():
+            rank = dice.randrange(4)
+            future = counter.slice(r=rank).add.call_one()
+            error = future.exception(LONG_S)
+            if error is None:
+                sent[rank] += 1
+            else:
+                errors.append(error)
+                assert isinstance(error, SupervisionError), error
+                assert rank == 2, "only the one that is killed fails"
+                assert "killed by SIGKILL" in str(error)
+
+    thread = threading.Thread(target=stream)
+    thread.start()
+    try:
+        for _ in range(cycles):
+            time.sleep(random.uniform(0, 0.02))  # the moment is random, nothing waits for it
+            kill(mesh, 2)
+            assert mesh.heal().get(LONG_S) == (2,)
+    finally:
+        is_over.set()
+        thread.join()
+    counts = counter.count.call().get(LONG_S).values()
+    assert [counts[rank] for rank in (0, 1, 3)] == [sent[rank] for rank in (0, 1, 3)]
+    assert mesh.incarnations() == (0, 0, cycles, 0)
+
+
+# -- sessions of their own: last, for they end the one that is shared
+
+
+def test_ranks_whose_host_agent_died_go_to_a_new_one(no_session: None) -> None:
+    procs = this_host().spawn_procs({"r": 2}, device="cpu")
+    counter: Any = procs.spawn("counter", Counter)
+    counter.add.call().get(LONG_S)
+    agent = current_session().runtime.agent_pid(current_session().local_host())
+    os.kill(agent, signal.SIGKILL)
+    wait_until(lambda: len(procs.deaths()) == 2, "the loss of all ranks")
+    assert procs.heal().get(LONG_S) == (0, 1)
+    assert counter.add.call().get(LONG_S).values() == ((1, 0), (1, 0))
+
+
+@pytest.fixture
+def no_session() -> Iterator[None]:
+    """The test begins and ends without one."""
+    shutdown_context().get()
+    yield
+    shutdown_context().get()
