@@ -11,8 +11,10 @@ from typing import Any
 
 from monarch_kernel.actor.actor import Actor, EndpointSpec, endpoint, endpoints_of
 from monarch_kernel.actor.endpoints import RESERVED, ActorMesh
+from monarch_kernel.actor.faults import call_fault_hook
 from monarch_kernel.asking.asker import Asker
 from monarch_kernel.asking.numbers import CONTROLLER_PROC, first_number
+from monarch_kernel.errors import MeshFailure
 from monarch_kernel.mesh import Extent, Region
 from monarch_kernel.wire.codec import dump
 from monarch_kernel.wire.messages import Spawn
@@ -30,6 +32,11 @@ class _Directory(Actor):
 
     def __init__(self) -> None:
         self._named: dict[str, Any] = {}
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        """What it has spawned for others is the program's; it goes on, and makes another when it is asked again."""
+        call_fault_hook(failure)
+        return True
 
     @endpoint
     def spawn_procs(
