@@ -71,14 +71,7 @@ NAMES = [
     "unhandled_fault_hook",
 ]
 
-names_missing = {
-    "Accumulator": "accumulators are not there yet",
-    "MeshFailure": "supervision is not there yet",
-    "get_or_spawn_controller": "get_or_spawn_controller is not there yet",
-    "unhandled_fault_hook": "supervision is not there yet",
-}
-controllers = pytest.mark.xfail(reason="get_or_spawn_controller is not there yet")
-response_ports = pytest.mark.xfail(reason="ports are not there yet")
+names_missing = {"Accumulator": "accumulators are not there yet"}
 
 
 class Worker(Actor):
@@ -172,9 +165,8 @@ def test_the_name_is_there_and_public(name: str) -> None:
     assert name in api.__all__
 
 
-@pytest.mark.xfail(reason="monarch_kernel.spmd is not there yet")
 def test_spmd_sets_the_environment_of_torchrun(procs: ProcMesh) -> None:
-    from monarch_kernel.spmd import setup_torch_elastic_env  # type: ignore[import-not-found,unused-ignore]
+    from monarch_kernel.spmd import setup_torch_elastic_env
 
     setup_torch_elastic_env(procs)
     wanted = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -210,7 +202,6 @@ def test_actors_live_in_the_controllers_process_on_threads_of_their_own_and_get_
     here.stop().get(LONG_S)
 
 
-@controllers
 def test_a_controller_actor_is_one_per_name() -> None:
     get: Any = api.get_or_spawn_controller  # type: ignore[attr-defined,unused-ignore]
     first = get("the counter", Worker, 10)
@@ -440,7 +431,6 @@ def test_the_decorator_takes_propagate_and_explicit_response_port() -> None:
     mark(explicit_response_port=True)(lambda self, port: None)
 
 
-@response_ports
 def test_an_explicit_response_port_is_answered_when_the_actor_likes(procs: ProcMesh) -> None:
     mark: Any = endpoint
 
@@ -506,7 +496,6 @@ def test_a_plain_method_can_be_called_as_an_endpoint(one: Any) -> None:
     assert api.as_endpoint(one.plain).call_one(6).get(LONG_S) == 42  # type: ignore[attr-defined,unused-ignore]
 
 
-@response_ports
 def test_send_delivers_to_a_port(workers: Any) -> None:
     port, receiver = api.Channel.open()  # type: ignore[attr-defined,unused-ignore]
     api.send(workers.rank, (), {}, port=port)  # type: ignore[attr-defined,unused-ignore]

@@ -32,10 +32,6 @@ from monarch_kernel.actor import (
 LONG_S = 30.0
 """For what takes a moment: a failure, not a measure."""
 
-accumulators = pytest.mark.xfail(reason="accumulators are not there yet")
-controllers = pytest.mark.xfail(reason="get_or_spawn_controller is not there yet")
-family = pytest.mark.xfail(reason="what an actor has spawned does not end with it yet")
-
 
 class Log(Actor):
     """Remembers what it is told, and by whose place in the mesh that was addressed."""
@@ -373,7 +369,6 @@ def test_an_actor_spawns_in_its_own_process(caller: Any) -> None:
     assert caller.run.call_one(use).get(LONG_S) == (True, True)
 
 
-@family
 def test_what_a_stopped_actor_has_spawned_is_stopped(procs: ProcMesh) -> None:
     parent: Any = procs.slice(dp=0, tp=0).spawn("parent", Caller)
     child = parent.run.call_one(lambda procs: procs.spawn("child", Log), procs.slice(dp=1, tp=1)).get(LONG_S)
@@ -383,7 +378,6 @@ def test_what_a_stopped_actor_has_spawned_is_stopped(procs: ProcMesh) -> None:
         child.add.call_one(1).get(LONG_S)
 
 
-@family
 def test_what_a_dead_actor_has_spawned_is_stopped(procs: ProcMesh) -> None:
     parent: Any = procs.slice(dp=0, tp=0).spawn("parent", Caller)
     child = parent.run.call_one(lambda procs: procs.spawn("child", Log), procs.slice(dp=1, tp=1)).get(LONG_S)
@@ -413,7 +407,6 @@ def test_ranks_call_actors_in_the_controllers_process(caller: Any) -> None:
     here.stop().get(LONG_S)
 
 
-@controllers
 def test_a_controller_actor_is_the_same_for_all(callers: Any) -> None:
     def count(name: str) -> int:
         from monarch_kernel.actor import get_or_spawn_controller  # type: ignore[attr-defined,unused-ignore]
@@ -474,7 +467,6 @@ def test_receiving_is_awaited(async_caller: Any) -> None:
     assert async_caller.run.call_one(listen).get(LONG_S) == 3
 
 
-@accumulators
 def test_an_accumulator_folds_in_order_of_arrival(log: Any, callers: Any, tmp_path: Path) -> None:
     total = api.Accumulator(log.add, 0, lambda so_far, value: so_far + value)  # type: ignore[attr-defined,unused-ignore]
     assert total.accumulate("x").get(LONG_S) == 4

@@ -29,10 +29,6 @@ from monarch_kernel.actor import (
 LONG_S = 30.0
 """For what takes a moment: a failure, not a measure."""
 
-supervision = pytest.mark.xfail(reason="supervision is not there yet")
-hook = pytest.mark.xfail(reason="supervision is not there yet")
-cleanup = pytest.mark.xfail(reason="actors can't spawn actors yet")
-
 
 class Child(Actor):
     """Fails in several ways, and says in a file how it ended."""
@@ -212,7 +208,6 @@ def told(parent: Any, count: int = 1) -> list[Any]:
 # -- to the owner
 
 
-@supervision
 @pytest.mark.parametrize("kind", [Parent, AsyncParent])
 def test_the_owner_is_told_when_a_broadcast_ends_its_child(one: Any, other: Any, faults: Any, kind: Any) -> None:
     parent = one.spawn("parent", kind)
@@ -223,7 +218,6 @@ def test_the_owner_is_told_when_a_broadcast_ends_its_child(one: Any, other: Any,
     assert not faults
 
 
-@supervision
 def test_the_owner_is_told_of_the_mesh_and_the_ranks(one: Any, procs: Any, faults: Any) -> None:
     parent = one.spawn("parent", Parent)
     child = parent.spawn.call_one(procs, "kids").get(LONG_S)
@@ -234,14 +228,12 @@ def test_the_owner_is_told_of_the_mesh_and_the_ranks(one: Any, procs: Any, fault
     assert "ValueError: nobody asked" in failure["text"]
 
 
-@supervision
 def test_the_owner_is_told_when_a_child_can_not_be_made(one: Any, other: Any, faults: Any) -> None:
     parent = one.spawn("parent", Parent)
     parent.spawn.call_one(other, "unborn", Unborn).get(LONG_S)
     assert "no weights" in told(parent)[0]["text"]
 
 
-@supervision
 def test_the_owner_is_told_when_the_process_of_a_child_dies(one: Any, doomed: Any, faults: Any) -> None:
     parent = one.spawn("parent", Parent)
     child = parent.spawn.call_one(doomed).get(LONG_S)
@@ -255,7 +247,6 @@ def test_the_owner_is_told_when_the_process_of_a_child_dies(one: Any, doomed: An
     assert "SIGKILL" in told(parent, 2)[1]["text"]
 
 
-@supervision
 def test_an_error_with_a_reply_is_the_callers_and_not_the_owners(one: Any, other: Any, faults: Any) -> None:
     parent = one.spawn("parent", Parent)
     child = parent.spawn.call_one(other).get(LONG_S)
@@ -265,7 +256,6 @@ def test_an_error_with_a_reply_is_the_callers_and_not_the_owners(one: Any, other
     assert parent.failures.call_one().get(LONG_S) == []
 
 
-@supervision
 def test_a_holder_of_a_reference_is_not_told(one: Any, other: Any, faults: Any) -> None:
     parent, holder = one.spawn("parent", Parent), one.spawn("holder", Parent)
     child = parent.spawn.call_one(other).get(LONG_S)
@@ -274,7 +264,6 @@ def test_a_holder_of_a_reference_is_not_told(one: Any, other: Any, faults: Any) 
     assert holder.failures.call_one().get(LONG_S) == []
 
 
-@supervision
 def test_a_child_that_is_stopped_is_no_failure(one: Any, other: Any, faults: Any) -> None:
     parent = one.spawn("parent", Parent)
     child = parent.spawn.call_one(other).get(LONG_S)
@@ -288,7 +277,6 @@ def test_a_child_that_is_stopped_is_no_failure(one: Any, other: Any, faults: Any
 # -- when it is told
 
 
-@supervision
 @pytest.mark.parametrize("kind", [Parent, AsyncParent])
 def test_an_owner_is_told_while_an_endpoint_of_its_own_waits(one: Any, other: Any, faults: Any, kind: Any) -> None:
     parent = one.spawn("parent", kind)
@@ -296,7 +284,6 @@ def test_an_owner_is_told_while_an_endpoint_of_its_own_waits(one: Any, other: An
     assert parent.wait_until_told.call_one(child, LONG_S).get(LONG_S) == 1
 
 
-@supervision
 def test_an_owner_is_told_on_its_own_thread_between_messages(one: Any, other: Any, faults: Any) -> None:
     parent = one.spawn("parent", Parent)
     child = parent.spawn.call_one(other).get(LONG_S)
@@ -308,7 +295,6 @@ def test_an_owner_is_told_on_its_own_thread_between_messages(one: Any, other: An
 # -- up the tree
 
 
-@supervision
 @pytest.mark.parametrize("verdict", [False, None])
 def test_what_the_owner_does_not_handle_goes_to_the_owners_owner(
     one: Any, other: Any, faults: Any, tmp_path: Path, verdict: object
@@ -329,7 +315,6 @@ def test_what_the_owner_does_not_handle_goes_to_the_owners_owner(
     assert not faults
 
 
-@supervision
 def test_an_owner_without_supervise_passes_on(one: Any, other: Any, faults: Any) -> None:
     class Plain(Actor):
         @endpoint
@@ -342,7 +327,6 @@ def test_an_owner_without_supervise_passes_on(one: Any, other: Any, faults: Any)
     assert "nobody asked" in told(top)[0]["text"]
 
 
-@supervision
 def test_an_owner_that_raises_fails_with_both(one: Any, other: Any, faults: Any) -> None:
     top = one.spawn("top", Parent)
     middle = top.spawn.call_one(other, "middle", Parent, RuntimeError("not my problem")).get(LONG_S)
@@ -355,7 +339,6 @@ def test_an_owner_that_raises_fails_with_both(one: Any, other: Any, faults: Any)
 # -- at the root
 
 
-@hook
 def test_what_nobody_handles_reaches_the_hook_once(one: Any, faults: list[Any]) -> None:
     child = one.spawn("orphan", Child)
     child.fail.broadcast("nobody asked")
@@ -368,7 +351,6 @@ def test_what_nobody_handles_reaches_the_hook_once(one: Any, faults: list[Any]) 
     assert len(faults) == 1
 
 
-@hook
 def test_the_hook_gets_what_goes_all_the_way_up(one: Any, other: Any, faults: list[Any]) -> None:
     top = one.spawn("top", Parent, False)
     child = top.spawn.call_one(other).get(LONG_S)
@@ -380,7 +362,6 @@ def test_the_hook_gets_what_goes_all_the_way_up(one: Any, other: Any, faults: li
     assert len(faults) == 1
 
 
-@hook
 def test_the_hook_is_read_when_the_fault_happens(one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     first: list[Any] = []
     second: list[Any] = []
@@ -393,7 +374,6 @@ def test_the_hook_is_read_when_the_fault_happens(one: Any, monkeypatch: pytest.M
     assert not first
 
 
-@hook
 def test_the_hook_is_told_of_a_dead_process(doomed: Any, faults: list[Any]) -> None:
     child = doomed.spawn("orphans", Child)
     child.slice(r=1).die.call_one().exception(LONG_S)
@@ -403,7 +383,6 @@ def test_the_hook_is_told_of_a_dead_process(doomed: Any, faults: list[Any]) -> N
     assert "the last words" in faults[0].report()
 
 
-@hook
 def test_a_hook_that_raises_stops_nothing(one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[Any] = []
 
@@ -421,7 +400,6 @@ def test_a_hook_that_raises_stops_nothing(one: Any, monkeypatch: pytest.MonkeyPa
 # -- the end
 
 
-@cleanup
 def test_what_an_actor_has_spawned_is_stopped_before_it_is_cleaned_up(one: Any, other: Any, tmp_path: Path) -> None:
     ends = tmp_path / "ends"
     parent = one.spawn("parent", Parent, True, str(ends))

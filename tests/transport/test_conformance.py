@@ -13,7 +13,7 @@ import pytest
 
 from monarch_kernel.transport.base import CONTROLLER, Peer, Transport, host_peer, is_rank, proc_of, rank_peer
 from monarch_kernel.transport.memory import MemoryHub
-from monarch_kernel.transport.zmq import ZmqDealer, ZmqRouter
+from monarch_kernel.transport.zmq import ZmqDealer, ZmqRank, ZmqRouter
 from monarch_kernel.wire.codec import Frame
 
 DEADLINE_S = 20.0
@@ -69,7 +69,22 @@ def make_zmq(folder: Path) -> Callable[[Peer], Transport]:
     return lambda name: ZmqRouter(address) if name == CONTROLLER else ZmqDealer(address, name)
 
 
-KINDS: dict[str, Callable[[Path], Callable[[Peer], Transport]]] = {"memory": make_memory, "zmq": make_zmq}
+def make_zmq_ranks(folder: Path) -> Callable[[Peer], Transport]:
+    address = f"ipc://{folder}/c"
+
+    def make(name: Peer) -> Transport:
+        if name == CONTROLLER:
+            return ZmqRouter(address)
+        return ZmqRank(address, name, f"ipc://{folder}/{name.decode()}")
+
+    return make
+
+
+KINDS: dict[str, Callable[[Path], Callable[[Peer], Transport]]] = {
+    "memory": make_memory,
+    "zmq": make_zmq,
+    "zmq ranks": make_zmq_ranks,
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)

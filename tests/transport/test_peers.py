@@ -1,0 +1,104 @@
+"""What transports of ranks do among each other: one connects to the other, and what belongs together keeps its order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from monarch_kernel.transport.base import CONTROLLER, Peer, PeerTransport, rank_peer
+from monarch_kernel.transport.memory import MemoryHub
+from monarch_kernel.transport.zmq import ZmqRank, ZmqRouter
+
+from .test_conformance import receive
+
+A, B = rank_peer(1), rank_peer(2)
+Make = Callable[[Peer], PeerTransport]
+
+
+@pytest.fixture(params=["memory", "zmq"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
+    """Makes ranks of a session whose controller is there."""
+    made: list[PeerTransport] = []
+    hub = MemoryHub()
+    address = f"ipc://{tmp_path}/c"
+    controller = hub.connect(CONTROLLER) if request.param == "memory" else ZmqRouter(address)
+
+    def rank(name: Peer) -> PeerTransport:
+        if request.param == "memory":
+            made.append(hub.connect(name))
+        else:
+            made.append(ZmqRank(address, name, f"ipc://{tmp_path}/{name.decode()}"))
+        return made[-1]
+
+    yield rank
+    for each in made:
+        each.close()
+    controller.close()
+
+
+@pytest.fixture
+def pair(make: Make, tmp_path: Path) -> tuple[PeerTransport, PeerTransport]:
+    """Two ranks, of which the first has connected to the second."""
+    a, b = make(A), make(B)
+    a.connect(B, f"ipc://{tmp_path}/{B.decode()}")
+    return a, b
+
+
+def test_one_asks_and_the_other_answers_on_the_same_link(pair: tuple[PeerTransport, PeerTransport]) -> None:
+    a, b = pair
+    for i in range(200):
+        assert a.send(B, [b"%d" % i, b"frame"])
+    assert [receive(b) for _ in range(200)] == [(A, [b"%d" % i, b"frame"]) for i in range(200)]
+    for i in range(200):
+        assert b.send(A, [b"%d" % i])  # it has not connected to A
+    assert [receive(a) for _ in range(200)] == [(B, [b"%d" % i]) for i in range(200)]
+
+
+def test_both_may_ask(pair: tuple[PeerTransport, PeerTransport], tmp_path: Path) -> None:
+    a, b = pair
+    b.connect(A, f"ipc://{tmp_path}/{A.decode()}")
+    assert a.send(B, [b"from a"])
+    assert b.send(A, [b"from b"])
+    assert receive(b) == (A, [b"from a"])
+    assert receive(a) == (B, [b"from b"])
+
+
+def test_what_a_rank_sends_to_itself_arrives_as_a_copy(make: Make) -> None:
+    a = make(A)
+    data = bytearray(b"as it was")
+    assert a.send(A, [b"header", memoryview(data)])
+    data[:] = b"changed!!"
+    a.wait(10.0)  # returns at once
+    assert receive(a) == (A, [b"header", b"as it was"])
+
+
+def test_nobody_is_reached_who_is_not_connected(make: Make) -> None:
+    a, _ = make(A), make(B)
+    assert not a.send(rank_peer(3), [b"x"])
+
+
+def test_a_connection_that_was_given_up_holds_nothing_back(make: Make, tmp_path: Path) -> None:
+    a = make(A)
+    nobody = rank_peer(9)
+    a.connect(nobody, f"ipc://{tmp_path}/{nobody.decode()}")
+    a.send(nobody, [b"never read"])
+    a.disconnect(nobody)
+    a.disconnect(nobody)
+    assert not a.send(nobody, [b"x"])
+
+
+def test_a_flood_of_one_does_not_starve_the_others(make: Make, tmp_path: Path) -> None:
+    """Each connection has its turn: a message of one is received though thousands of another wait before it."""
+    a, b, c = make(A), make(B), make(rank_peer(3))
+    for asker in (b, c):
+        a.connect(B if asker is b else rank_peer(3), f"ipc://{tmp_path}/{(B if asker is b else rank_peer(3)).decode()}")
+        a.send(B if asker is b else rank_peer(3), [b"hello"])
+        receive(asker)
+    for i in range(2000):
+        b.send(A, [b"%d" % i])
+    c.send(A, [b"one"])
+    came = [receive(a) for _ in range(2001)]
+    assert (rank_peer(3), [b"one"]) in came
+    assert [parts for peer, parts in came if peer == B] == [[b"%d" % i] for i in range(2000)]
