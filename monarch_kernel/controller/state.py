@@ -568,6 +568,8 @@ class State:
 
     def _may_say(self, peer: Peer, message: Message) -> bool:
         """Whether a rank speaks for itself, or a host agent for itself and the ranks it was given."""
+        if peer == CONTROLLER:  # we ourselves, where we have actors
+            return isinstance(message, (Result, Failed)) and peer in self._speakers
         if is_rank(peer):
             number = proc_of(peer)
             if number not in self.ranks or self.ranks[number].peer != peer:  # who is in its place now is another

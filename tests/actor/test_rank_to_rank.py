@@ -1,0 +1,278 @@
+"""Calls between ranks: straight to the peer, in order, and answered whatever becomes of the peer or of the controller."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_kernel.actor import (
+    Actor,
+    ActorError,
+    ActorMesh,
+    ProcMesh,
+    SupervisionError,
+    ValueMesh,
+    context,
+    current_rank,
+    endpoint,
+    shutdown_context,
+    this_host,
+    this_proc,
+)
+
+DEADLINE_S = 30.0
+
+
+class Log(Actor):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    @endpoint
+    def note(self, what: Any) -> int:
+        self.seen.append(what)
+        return os.getpid()
+
+    @endpoint
+    def all(self) -> list[Any]:
+        return self.seen
+
+    @endpoint
+    def fail(self, what: str) -> None:
+        raise ValueError(what)
+
+    @endpoint
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class Asker(Actor):
+    """Asks others."""
+
+    def __init__(self, other: Any = None) -> None:
+        self.other = other
+
+    @endpoint
+    def stream_of_calls(self, count: int) -> None:
+        me = context().actor_instance.rank.rank
+        for i in range(count):
+            if i % 3 == 0:
+                self.other.note.broadcast((me, i))
+            elif i % 3 == 1:
+                self.other.note.call_one((me, i))
+            else:
+                self.other.note.call_one((me, i)).get()
+
+    @endpoint
+    def ask(self, other: Any, what: Any) -> Any:
+        return other.note.call(what).get()
+
+    @endpoint
+    def ask_to_fail(self, other: Any) -> Any:
+        return other.fail.call("as asked").get()
+
+    @endpoint
+    def spawn_on(self, procs: Any, count: int) -> Any:
+        """Spawn, and let another rank call at once, before the actor can be there."""
+        return [procs.spawn(f"log{i}", Log) for i in range(count)]
+
+    @endpoint
+    def look_and_ask(self, other: Any) -> tuple[int, Any]:
+        try:
+            return 0, other.all.call().get(timeout=DEADLINE_S).values()
+        except SupervisionError as error:
+            return 1, (error.ranks, str(error))
+
+    @endpoint
+    def wait_for(self, other: Any, seconds: float) -> None:
+        other.sleep.call(seconds).get()
+
+    @endpoint
+    def kill_self(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def procs() -> Iterator[ProcMesh]:
+    """Three processes for all tests that end none."""
+    mesh = this_host().spawn_procs({"gpus": 3}, device="cpu")
+    mesh.initialized.get()
+    yield mesh
+    shutdown_context().get()
+
+
+def test_each_sender_is_heard_in_its_order(procs: ProcMesh) -> None:
+    log = procs.slice(gpus=2).spawn("log", Log)
+    askers = procs.slice(gpus=slice(0, 2)).spawn("askers", Asker, log)
+    askers.stream_of_calls.call(300).get(timeout=DEADLINE_S)
+    seen = log.all.call_one().get()
+    assert sorted(seen) == [(me, i) for me in (0, 1) for i in range(300)]
+    for me in (0, 1):
+        assert [i for who, i in seen if who == me] == list(range(300))
+
+
+def test_a_call_reaches_all_ranks_of_a_mesh_its_own_too(procs: ProcMesh) -> None:
+    log = procs.spawn("log", Log)
+    asker = procs.slice(gpus=1).spawn("asker", Asker)
+    pids = asker.ask.call_one(log, "x").get()
+    assert isinstance(pids, ValueMesh)
+    assert dict(pids.extent) == {"gpus": 3}
+    assert list(pids.values()) == list(procs.run("import os; os.getpid()").get().values())
+    assert asker.ask.call_one(log.slice(gpus=slice(1, 3)), "y").get().values() == pids.values()[1:]
+    assert list(log.all.call().get().values()) == [["x"], ["x", "y"], ["x", "y"]]
+
+
+def test_a_failure_names_the_ranks_of_the_mesh_that_was_called(procs: ProcMesh) -> None:
+    log = procs.spawn("log", Log)
+    asker = procs.slice(gpus=0).spawn("asker", Asker)
+    with pytest.raises(ActorError) as caught:
+        asker.ask_to_fail.call_one(log.slice(gpus=slice(1, 3))).get()
+    inner = caught.value.exception
+    assert isinstance(inner, ActorError)
+    assert inner.ranks == (0, 1)
+    assert "ValueError: as asked" in str(inner)
+    log.note.call("alive").get()
+
+
+def test_calls_that_come_before_the_actor_wait_for_it(procs: ProcMesh) -> None:
+    """Rank 0 spawns on rank 2 and returns the handles; rank 1 and we call at once, by other ways than the spawn takes."""
+    spawner, other = (procs.slice(gpus=i).spawn("asker", Asker) for i in (0, 1))
+    place = procs.slice(gpus=2)
+    for _ in range(20):
+        logs = spawner.spawn_on.call_one(place, 3).get()
+        futures = [other.ask.call_one(log, "from a rank") for log in logs]
+        for log in logs:
+            log.note.call_one("from the program").get(timeout=DEADLINE_S)
+        for future in futures:
+            future.get(timeout=DEADLINE_S)
+        for log in logs:
+            assert sorted(log.all.call_one().get()) == ["from a rank", "from the program"]
+
+
+def test_a_call_of_an_actor_that_was_stopped_says_why(procs: ProcMesh) -> None:
+    spawner, other = (procs.slice(gpus=i).spawn("asker", Asker) for i in (0, 1))
+    (log,) = spawner.spawn_on.call_one(procs.slice(gpus=2), 1).get()
+    log.stop("no longer needed").get()
+    assert other.look_and_ask.call_one(log).get()[0] == 1
+    assert "no longer needed" in other.look_and_ask.call_one(log).get()[1][1]
+
+
+def test_a_rank_that_dies_fails_the_calls_of_its_peers(procs: ProcMesh) -> None:
+    mine = this_host().spawn_procs({"gpus": 2}, device="cpu")
+    asker = mine.slice(gpus=0).spawn("asker", Asker)
+    log = procs.spawn("log", Log)
+    victim = this_host().spawn_procs({"gpus": 2}, device="cpu")
+    theirs = victim.spawn("log", Log)
+    assert asker.look_and_ask.call_one(theirs).get()[0] == 0
+    waiting = asker.wait_for.call_one(theirs.slice(gpus=1), 60.0)
+    victim.spawn("killer", Asker).slice(gpus=1).kill_self.broadcast()
+    begun = time.monotonic()
+    with pytest.raises(ActorError) as caught:
+        waiting.get(timeout=DEADLINE_S)
+    assert time.monotonic() - begun < 5.0
+    assert isinstance(caught.value.exception, SupervisionError)
+    assert "SIGKILL" in str(caught.value)
+    failed, (ranks, text) = asker.look_and_ask.call_one(theirs).get()
+    assert (failed, ranks) == (1, (1,))
+    assert "slice them out" in text
+    assert asker.look_and_ask.call_one(theirs.slice(gpus=0)).get()[0] == 0
+    assert asker.look_and_ask.call_one(log).get()[0] == 0
+    mine.stop().get()
+    victim.stop().get()
+
+
+def test_who_one_is_and_where(procs: ProcMesh) -> None:
+    class Where(Actor):
+        @endpoint
+        def tell(self) -> tuple[Any, ...]:
+            here = context().actor_instance
+            return current_rank(), here.rank, here.proc, here.proc_mesh, this_proc()
+
+    where = procs.spawn("where", Where)
+    for point, (rank, spawned, proc, mesh, this) in where.tell.call().get():
+        assert rank == spawned == point
+        assert dict(mesh.extent) == {"gpus": 3}
+        assert (proc.procs, this.procs) == ((procs.procs[point.rank],),) * 2
+    assert where.slice(gpus=1).tell.call_one().get()[0].extent == {}
+
+
+def test_the_programs_own_process_has_actors() -> None:
+    place = this_proc()
+    log: Any = place.spawn("log", Log)
+    assert log.note.call_one("x").get() == os.getpid()
+    value = ["not shared"]
+    log.note.call_one(value).get()
+    value.append("changed")
+    assert log.all.call_one().get() == ["x", ["not shared"]]
+    with pytest.raises(ActorError, match="as asked"):
+        log.fail.call_one("as asked").get()
+    assert isinstance(log, ActorMesh)
+    log.stop("done").get()
+    with pytest.raises(SupervisionError, match="done"):
+        log.all.call_one().get()
+    with pytest.raises(Exception, match="for ranks"):
+        place.run("1 + 1").get()
+
+
+SCRIPT = """
+import os, signal, sys, threading, time
+from monarch_kernel.actor import Actor, endpoint, this_host
+
+class Log(Actor):
+    def __init__(self): self.count = 0
+    @endpoint
+    def note(self): self.count += 1; return self.count
+
+class Asker(Actor):
+    @endpoint
+    def go(self, log, path):
+        log.note.call_one().get()
+        open(path + '.met', 'w').close()
+        while os.stat('/proc/%d' % os.getpid()) and not state(int(os.environ['CONTROLLER'])) == 'T':
+            time.sleep(0.01)
+        counts = [log.note.call_one().get(timeout=10) for _ in range(50)]
+        with open(path + '.new', 'w') as file: file.write(repr(counts))
+        os.rename(path + '.new', path)
+
+def state(pid):
+    return open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()[0]
+
+procs = this_host().spawn_procs({'gpus': 2}, env={'CONTROLLER': str(os.getpid())}, device='cpu')
+log = procs.slice(gpus=1).spawn('log', Log)
+future = procs.slice(gpus=0).spawn('asker', Asker).go.call_one(log, sys.argv[1])
+future.get()
+print('over')
+"""
+
+
+def test_the_controller_is_not_in_the_way(tmp_path: Path) -> None:
+    """Two ranks that have met go on while the controller is stopped."""
+    script, answer = tmp_path / "script.py", tmp_path / "answer"
+    script.write_text(SCRIPT)
+    controller = subprocess.Popen([sys.executable, str(script), str(answer)], stdout=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + DEADLINE_S
+        while not Path(f"{answer}.met").exists():
+            assert controller.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        controller.send_signal(signal.SIGSTOP)
+        while not answer.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert answer.read_text() == repr(list(range(2, 52)))
+        controller.send_signal(signal.SIGCONT)
+        assert controller.communicate(timeout=DEADLINE_S)[0] == "over\n"
+        assert controller.returncode == 0
+    finally:
+        controller.kill()
+        controller.wait()
