@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from types import FunctionType
-from typing import Any, Literal, NoReturn, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, Protocol, TypeVar, overload
 
-from monarch_kernel.actor.actor import Actor, Endpoint, EndpointSpec, from_outline, sources_of
+from monarch_kernel.actor.actor import WITH_PORT, Actor, Endpoint, EndpointSpec, from_outline, sources_of
 from monarch_kernel.actor.answers import gather, read_value
 from monarch_kernel.actor.context import running
 from monarch_kernel.actor.editing import Target, class_now, reload_classes
 from monarch_kernel.actor.interface import interface_of
+from monarch_kernel.actor.ports import Port
 from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.asker import Asker
 from monarch_kernel.asking.future import Future
@@ -277,15 +279,27 @@ class PlainMethod:
 
 
 @overload
-def as_endpoint(method: Callable[P, Coroutine[Any, Any, R]], *, propagate: Any = None) -> Endpoint[P, R]: ...
+def as_endpoint(
+    method: Callable[P, Coroutine[Any, Any, R]],
+    *,
+    propagate: Any = None,
+    explicit_response_port: Literal[False] = False,
+) -> Endpoint[P, R]: ...
 @overload
-def as_endpoint(method: Callable[P, R], *, propagate: Any = None) -> Endpoint[P, R]: ...
-def as_endpoint(method: Any, *, propagate: Any = None) -> Any:
+def as_endpoint(
+    method: Callable[P, R], *, propagate: Any = None, explicit_response_port: Literal[False] = False
+) -> Endpoint[P, R]: ...
+@overload
+def as_endpoint(
+    method: Callable[Concatenate[Port[R], P], Any], *, propagate: Any = None, explicit_response_port: Literal[True]
+) -> Endpoint[P, R]: ...
+def as_endpoint(method: Any, *, propagate: Any = None, explicit_response_port: bool = False) -> Any:
     """Call a method of an actor as an endpoint, though it was not marked as one: ``as_endpoint(mesh.method).call()``.
 
     Args:
         method: of a mesh of actors, where that was spawned.
         propagate: as for `endpoint`.
+        explicit_response_port: as for `endpoint`.
 
     Raises:
         TypeError: it is something else.
@@ -294,17 +308,27 @@ def as_endpoint(method: Any, *, propagate: Any = None) -> Any:
         return method
     if not isinstance(method, PlainMethod):
         raise TypeError(f"as_endpoint() takes a method of a mesh of actors, not a {type(method).__name__}")
-    return _BoundEndpoint(method._mesh, EndpointSpec(method._function, propagate=propagate))
+    spec = EndpointSpec(method._function, takes_port=explicit_response_port, propagate=propagate)
+    if explicit_response_port:
+        spec.name += WITH_PORT
+    return _BoundEndpoint(method._mesh, spec)
 
 
 def send(
     endpoint: Endpoint[P, R],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    *,
+    port: Port[R] | None = None,
     selection: Literal["all", "choose"] = "all",
 ) -> None:
     """Call an endpoint of every actor of a mesh, or of one chosen at random, and do not wait for it.
+
+    Args:
+        endpoint: of a mesh.
+        args: for it.
+        kwargs: for it.
+        port: gets what each of them answers, values and errors, in the order in which they come.
+        selection: whom to call.
 
     Raises:
         TypeError: it is no endpoint, or the arguments do not fit.
@@ -315,8 +339,23 @@ def send(
     if selection not in ("all", "choose"):
         raise ValueError(f"selection must be 'all' or 'choose', not {selection!r}")
     mesh = endpoint._mesh
-    procs = mesh._procs if selection == "all" else (random.choice(mesh._procs),)
-    mesh._asker.tell(procs, endpoint._make(args, kwargs)(0))
+    places = range(len(mesh._procs)) if selection == "all" else (random.randrange(len(mesh._procs)),)
+    make = endpoint._make(args, kwargs)
+    if port is None:
+        mesh._asker.tell([mesh._procs[place] for place in places], make(0))
+        return
+    for place in places:
+        answer = mesh._asker.request((mesh._procs[place],), make, endpoint._note, _first)
+        answer.add_done_callback(functools.partial(_pass_on, answer, port))
+
+
+def _first(answers: Sequence[Answer]) -> Answer:
+    return answers[0]
+
+
+def _pass_on(answer: Future[Answer], port: Port[Any]) -> None:
+    if answer.exception(0) is None:  # else the session was shut down
+        port.pass_on(answer.get(0))
 
 
 def _as_they_come(mesh: ActorMesh, futures: Sequence[Future[Any]]) -> Iterator[Future[Any]]:
