@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
-from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar
 
-from monarch_kernel.actor.actor import WITH_PORT, Actor, Endpoint, EndpointSpec, from_outline, sources_of
+from monarch_kernel.actor.actor import Actor, Endpoint, EndpointSpec, from_outline, sources_of
 from monarch_kernel.actor.answers import gather, read_value
 from monarch_kernel.actor.context import running
 from monarch_kernel.actor.editing import Target, class_now, reload_classes
 from monarch_kernel.actor.interface import interface_of
-from monarch_kernel.actor.ports import Port
 from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.asker import Asker
 from monarch_kernel.asking.future import Future
@@ -32,7 +30,7 @@ from monarch_kernel.wire.messages import (
     StopActor,
 )
 
-__all__ = ["RESERVED", "ActorMesh", "as_endpoint", "living_actors", "send"]
+__all__ = ["RESERVED", "ActorMesh", "BoundEndpoint", "PlainMethod", "living_actors"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -69,7 +67,7 @@ class ActorMesh(Shaped):
         self._procs = tuple(procs._base[rank] for rank in region.ranks)
         self._packed = None if region is self._born_on else region.pack()
         if "reload" in endpoints:  # what the user calls so goes first
-            self.__dict__["reload"] = _BoundEndpoint(self, endpoints["reload"])
+            self.__dict__["reload"] = BoundEndpoint(self, endpoints["reload"])
 
     def __repr__(self) -> str:
         return f"<ActorMesh {self.name} of {self._interface.kind} {self.extent}>"
@@ -94,7 +92,7 @@ class ActorMesh(Shaped):
             method = inspect.getattr_static(interface.cls, name, None)
             if isinstance(method, FunctionType) and not name.startswith("_"):
                 return PlainMethod(self, method)
-        bound = self.__dict__[name] = _BoundEndpoint(self, interface.find(name))
+        bound = self.__dict__[name] = BoundEndpoint(self, interface.find(name))
         return bound
 
     def __dir__(self) -> list[str]:
@@ -186,7 +184,7 @@ class ActorMesh(Shaped):
         return reload_classes(place, [(new, key)], RESERVED)
 
 
-class _BoundEndpoint(Endpoint[Any, Any]):
+class BoundEndpoint(Endpoint[Any, Any]):
     """An endpoint of a mesh."""
 
     def __init__(self, mesh: ActorMesh, spec: EndpointSpec) -> None:
@@ -205,9 +203,12 @@ class _BoundEndpoint(Endpoint[Any, Any]):
             "or .broadcast()"
         )
 
+    def _spec_now(self) -> EndpointSpec:
+        """What it takes; its class may have been reloaded."""
+        return self._mesh._interface.find(self._spec.name)
+
     def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[int], Any]:
-        mesh = self._mesh
-        spec = mesh._interface.find(self._spec.name)
+        mesh, spec = self._mesh, self._spec_now()
         spec.check(args, kwargs)
         payload, frames = dump_call(args, kwargs, spec.names)
         return lambda id: pack(Call(id, mesh._actor, spec.name, mesh._packed, payload), frames)
@@ -276,86 +277,6 @@ class PlainMethod:
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         said = f"{self._mesh.name}.{self._function.__name__}"
         raise TypeError(f"{said} is no endpoint: mark it with @endpoint, or call as_endpoint({said}).call(...)")
-
-
-@overload
-def as_endpoint(
-    method: Callable[P, Coroutine[Any, Any, R]],
-    *,
-    propagate: Any = None,
-    explicit_response_port: Literal[False] = False,
-) -> Endpoint[P, R]: ...
-@overload
-def as_endpoint(
-    method: Callable[P, R], *, propagate: Any = None, explicit_response_port: Literal[False] = False
-) -> Endpoint[P, R]: ...
-@overload
-def as_endpoint(
-    method: Callable[Concatenate[Port[R], P], Any], *, propagate: Any = None, explicit_response_port: Literal[True]
-) -> Endpoint[P, R]: ...
-def as_endpoint(method: Any, *, propagate: Any = None, explicit_response_port: bool = False) -> Any:
-    """Call a method of an actor as an endpoint, though it was not marked as one: ``as_endpoint(mesh.method).call()``.
-
-    Args:
-        method: of a mesh of actors, where that was spawned.
-        propagate: as for `endpoint`.
-        explicit_response_port: as for `endpoint`.
-
-    Raises:
-        TypeError: it is something else.
-    """
-    if isinstance(method, _BoundEndpoint):
-        return method
-    if not isinstance(method, PlainMethod):
-        raise TypeError(f"as_endpoint() takes a method of a mesh of actors, not a {type(method).__name__}")
-    spec = EndpointSpec(method._function, takes_port=explicit_response_port, propagate=propagate)
-    if explicit_response_port:
-        spec.name += WITH_PORT
-    return _BoundEndpoint(method._mesh, spec)
-
-
-def send(
-    endpoint: Endpoint[P, R],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    port: Port[R] | None = None,
-    selection: Literal["all", "choose"] = "all",
-) -> None:
-    """Call an endpoint of every actor of a mesh, or of one chosen at random, and do not wait for it.
-
-    Args:
-        endpoint: of a mesh.
-        args: for it.
-        kwargs: for it.
-        port: gets what each of them answers, values and errors, in the order in which they come.
-        selection: whom to call.
-
-    Raises:
-        TypeError: it is no endpoint, or the arguments do not fit.
-        ValueError: there is no such selection.
-    """
-    if not isinstance(endpoint, _BoundEndpoint):
-        raise TypeError(f"send() takes an endpoint of a mesh of actors, not a {type(endpoint).__name__}")
-    if selection not in ("all", "choose"):
-        raise ValueError(f"selection must be 'all' or 'choose', not {selection!r}")
-    mesh = endpoint._mesh
-    places = range(len(mesh._procs)) if selection == "all" else (random.randrange(len(mesh._procs)),)
-    make = endpoint._make(args, kwargs)
-    if port is None:
-        mesh._asker.tell([mesh._procs[place] for place in places], make(0))
-        return
-    for place in places:
-        answer = mesh._asker.request((mesh._procs[place],), make, endpoint._note, _first)
-        answer.add_done_callback(functools.partial(_pass_on, answer, port))
-
-
-def _first(answers: Sequence[Answer]) -> Answer:
-    return answers[0]
-
-
-def _pass_on(answer: Future[Answer], port: Port[Any]) -> None:
-    if answer.exception(0) is None:  # else the session was shut down
-        port.pass_on(answer.get(0))
 
 
 def _as_they_come(mesh: ActorMesh, futures: Sequence[Future[Any]]) -> Iterator[Future[Any]]:
