@@ -6,8 +6,9 @@ The names are those of PyTorch Monarch's ``monarch.actor``.
 from __future__ import annotations
 
 from monarch_kernel.actor.actor import Actor, concurrent_endpoint, endpoint
+from monarch_kernel.actor.calls import Accumulator, as_endpoint, send
 from monarch_kernel.actor.context import context, current_actor_name, current_rank, current_size
-from monarch_kernel.actor.endpoints import ActorMesh, as_endpoint, send
+from monarch_kernel.actor.endpoints import ActorMesh
 from monarch_kernel.actor.faults import unhandled_fault_hook
 from monarch_kernel.actor.hosts import HostMesh, get_or_spawn_controller, shutdown_context, this_host, this_proc
 from monarch_kernel.actor.ports import Channel, Port, PortReceiver
@@ -17,6 +18,7 @@ from monarch_kernel.errors import ActorError, MeshFailure, SupervisionError
 from monarch_kernel.mesh import Extent, Point, ValueMesh
 
 __all__ = [
+    "Accumulator",
     "Actor",
     "ActorError",
     "ActorMesh",

@@ -9,11 +9,13 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 if TYPE_CHECKING:
+    from monarch_kernel.actor.ports import Port
     from monarch_kernel.asking.future import Future
     from monarch_kernel.mesh import Extent, ValueMesh
     from monarch_kernel.mesh.shape import AxisIndex
 
 __all__ = [
+    "WITH_PORT",
     "Actor",
     "Endpoint",
     "EndpointSpec",
@@ -27,6 +29,9 @@ __all__ = [
 P = ParamSpec("P")
 R = TypeVar("R")
 ActorT = TypeVar("ActorT", bound="Actor")
+
+WITH_PORT = ":port"
+"""After the name of a method that is no endpoint, and is called as one that takes a port."""
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -133,7 +138,7 @@ class _Marks(Protocol):
 class _MarksPorted(Protocol):
     """What ``@endpoint(explicit_response_port=True)`` gives: the method gets a port before what callers give."""
 
-    def __call__(self, function: Callable[Concatenate[Any, Any, P], Any], /) -> Endpoint[P, Any]: ...
+    def __call__(self, function: Callable[Concatenate[Any, Port[R], P], Any], /) -> Endpoint[P, R]: ...
 
 
 class _MarksConcurrent(Protocol):

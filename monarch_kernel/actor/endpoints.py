@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
-from typing import Any, Literal, NoReturn, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar
 
 from monarch_kernel.actor.actor import Actor, Endpoint, EndpointSpec, from_outline, sources_of
 from monarch_kernel.actor.answers import gather, read_value
@@ -30,7 +30,7 @@ from monarch_kernel.wire.messages import (
     StopActor,
 )
 
-__all__ = ["RESERVED", "ActorMesh", "as_endpoint", "living_actors", "send"]
+__all__ = ["RESERVED", "ActorMesh", "BoundEndpoint", "PlainMethod", "living_actors"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -67,7 +67,7 @@ class ActorMesh(Shaped):
         self._procs = tuple(procs._base[rank] for rank in region.ranks)
         self._packed = None if region is self._born_on else region.pack()
         if "reload" in endpoints:  # what the user calls so goes first
-            self.__dict__["reload"] = _BoundEndpoint(self, endpoints["reload"])
+            self.__dict__["reload"] = BoundEndpoint(self, endpoints["reload"])
 
     def __repr__(self) -> str:
         return f"<ActorMesh {self.name} of {self._interface.kind} {self.extent}>"
@@ -92,7 +92,7 @@ class ActorMesh(Shaped):
             method = inspect.getattr_static(interface.cls, name, None)
             if isinstance(method, FunctionType) and not name.startswith("_"):
                 return PlainMethod(self, method)
-        bound = self.__dict__[name] = _BoundEndpoint(self, interface.find(name))
+        bound = self.__dict__[name] = BoundEndpoint(self, interface.find(name))
         return bound
 
     def __dir__(self) -> list[str]:
@@ -184,7 +184,7 @@ class ActorMesh(Shaped):
         return reload_classes(place, [(new, key)], RESERVED)
 
 
-class _BoundEndpoint(Endpoint[Any, Any]):
+class BoundEndpoint(Endpoint[Any, Any]):
     """An endpoint of a mesh."""
 
     def __init__(self, mesh: ActorMesh, spec: EndpointSpec) -> None:
@@ -203,9 +203,12 @@ class _BoundEndpoint(Endpoint[Any, Any]):
             "or .broadcast()"
         )
 
+    def _spec_now(self) -> EndpointSpec:
+        """What it takes; its class may have been reloaded."""
+        return self._mesh._interface.find(self._spec.name)
+
     def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[int], Any]:
-        mesh = self._mesh
-        spec = mesh._interface.find(self._spec.name)
+        mesh, spec = self._mesh, self._spec_now()
         spec.check(args, kwargs)
         payload, frames = dump_call(args, kwargs, spec.names)
         return lambda id: pack(Call(id, mesh._actor, spec.name, mesh._packed, payload), frames)
@@ -274,49 +277,6 @@ class PlainMethod:
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         said = f"{self._mesh.name}.{self._function.__name__}"
         raise TypeError(f"{said} is no endpoint: mark it with @endpoint, or call as_endpoint({said}).call(...)")
-
-
-@overload
-def as_endpoint(method: Callable[P, Coroutine[Any, Any, R]], *, propagate: Any = None) -> Endpoint[P, R]: ...
-@overload
-def as_endpoint(method: Callable[P, R], *, propagate: Any = None) -> Endpoint[P, R]: ...
-def as_endpoint(method: Any, *, propagate: Any = None) -> Any:
-    """Call a method of an actor as an endpoint, though it was not marked as one: ``as_endpoint(mesh.method).call()``.
-
-    Args:
-        method: of a mesh of actors, where that was spawned.
-        propagate: as for `endpoint`.
-
-    Raises:
-        TypeError: it is something else.
-    """
-    if isinstance(method, _BoundEndpoint):
-        return method
-    if not isinstance(method, PlainMethod):
-        raise TypeError(f"as_endpoint() takes a method of a mesh of actors, not a {type(method).__name__}")
-    return _BoundEndpoint(method._mesh, EndpointSpec(method._function, propagate=propagate))
-
-
-def send(
-    endpoint: Endpoint[P, R],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    selection: Literal["all", "choose"] = "all",
-) -> None:
-    """Call an endpoint of every actor of a mesh, or of one chosen at random, and do not wait for it.
-
-    Raises:
-        TypeError: it is no endpoint, or the arguments do not fit.
-        ValueError: there is no such selection.
-    """
-    if not isinstance(endpoint, _BoundEndpoint):
-        raise TypeError(f"send() takes an endpoint of a mesh of actors, not a {type(endpoint).__name__}")
-    if selection not in ("all", "choose"):
-        raise ValueError(f"selection must be 'all' or 'choose', not {selection!r}")
-    mesh = endpoint._mesh
-    procs = mesh._procs if selection == "all" else (random.choice(mesh._procs),)
-    mesh._asker.tell(procs, endpoint._make(args, kwargs)(0))
 
 
 def _as_they_come(mesh: ActorMesh, futures: Sequence[Future[Any]]) -> Iterator[Future[Any]]:

@@ -31,11 +31,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from monarch_kernel.actor.actor import Actor, EndpointSpec, endpoints_of
+from monarch_kernel.actor.actor import WITH_PORT, Actor, EndpointSpec, endpoints_of
 from monarch_kernel.actor.context import ActorInstance, Context, running
 from monarch_kernel.actor.endpoints import living_actors
 from monarch_kernel.actor.loop import AsyncCall, LoopWaiter, Stepped, outcome, run_loop
 from monarch_kernel.actor.procs import ProcMesh
+from monarch_kernel.actor.response import Responses
 from monarch_kernel.asking.future import Future
 from monarch_kernel.asking.home import opened_for
 from monarch_kernel.describe.report import describe
@@ -101,6 +102,7 @@ class _Host:
         self._cleans_up = False
         self._specs: dict[str, EndpointSpec] = {}
         self._methods: dict[str, Any] = {}
+        self._responses = Responses(workplace, executor)
         self._death: Failure | None = None
         self._cause: BaseException | None = None
         self._async_calls: dict[AsyncCall, None] = {}  # in the order in which they began
@@ -136,8 +138,12 @@ class _Host:
         """An endpoint, or a plain method that the caller takes for one."""
         found = self._methods.get(name)
         if found is None:
-            found = self._methods[name] = getattr(self._actor, name)
+            found = self._methods[name] = getattr(self._actor, name.removesuffix(WITH_PORT))
         return found
+
+    def _takes_port(self, name: str) -> bool:
+        spec = self._specs.get(name)
+        return name.endswith(WITH_PORT) if spec is None else spec.takes_port
 
     # -- its class changes
 
@@ -179,7 +185,7 @@ class _Host:
     def _lacks(self, message: Call) -> bool:
         """Answer a call of an endpoint that the class has no more, if it is one; a broadcast must not end the actor."""
         name = message.method
-        if not self._is_renewed or name in self._methods or hasattr(self._actor, name):
+        if not self._is_renewed or name in self._methods or hasattr(self._actor, name.removesuffix(WITH_PORT)):
             return False
         have = ", ".join(sorted(self._specs)) or "none"
         kind = type(self._actor).__name__
@@ -213,6 +219,7 @@ class _Host:
 
     def _clean_up(self, error: BaseException | None) -> Any:
         """The last that the actor does."""
+        self._responses.is_ending = True
         actor, self._actor = self._actor, None
         self._methods.clear()
         cleanup = getattr(actor, "__cleanup__", None)
@@ -372,19 +379,25 @@ class _Host:
         try:
             running.set(self._context(message.region))
             args, kwargs = load(message.payload, frames)
+            method = self._method(message.method)
+            takes_port = self._takes_port(message.method)
+            if takes_port:
+                args = (self._responses.port(id), *args)
             executor.in_user_code = True
-            value = self._method(message.method)(*args, **kwargs)
+            value = method(*args, **kwargs)
             executor.leave_user_code()
-            if id:
+            if id and not takes_port:
                 self._rank.reply(id, value)
         except BaseException as error:
             executor.leave_user_code()
-            self._failed(id, error, executor.interrupted == id)
+            self._failed(id, error, executor.interrupted == id, self._takes_port(message.method))
         if self._death is not None:
             self._end()
 
-    def _failed(self, id: int, error: BaseException, was_interrupted: bool) -> None:
-        """An endpoint has raised: that is its answer, or the actor's end."""
+    def _failed(self, id: int, error: BaseException, was_interrupted: bool, took_port: bool) -> None:
+        """An endpoint has raised: that is its answer, or, where nobody waits for one, the actor's end."""
+        if took_port and not self._responses.take(id):
+            id = 0
         stopped = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
         answer: BaseException | Failure = error
         if self._death is not None:  # another call has ended it, and so this one
@@ -407,6 +420,8 @@ class _Host:
                     asyncio.run(_wait_for(work))
         except BaseException as problem:
             self._report_cleanup(problem)
+        assert self._death is not None
+        self._responses.end(self._death)
 
     def _stop(self, message: StopActor, _: Sequence[Frame]) -> None:
         executor = self._executor
@@ -419,6 +434,7 @@ class _Host:
                     work = self._clean_up(None)
                     if inspect.isawaitable(work):
                         asyncio.run(_wait_for(work))
+                self._responses.end(_stopped(message))
         except BaseException as error:
             self._rank.fail(executor, message.id, error)
         else:
@@ -484,18 +500,24 @@ class _Host:
             args, kwargs = load(message.payload, frames)
             method = self._method(message.method)
             spec = self._specs.get(message.method)
+            takes_port = self._takes_port(message.method)
+            if takes_port:
+                args = (self._responses.port(id), *args)
         except BaseException as error:
-            self._failed(id, error, False)
+            self._failed(id, error, False, False)
             return
         if spec is not None and spec.is_concurrent:
             call = AsyncCall(
-                message, loop.create_task(outcome(lambda: self._overlap(id, method(*args, **kwargs)))), overlaps=True
+                message,
+                loop.create_task(outcome(lambda: self._overlap(id, method(*args, **kwargs)))),
+                takes_port,
+                overlaps=True,
             )
             self._enter(call)
             call.task.add_done_callback(lambda _: self._answer(call))
             await asyncio.sleep(0)  # it runs to its first wait before we go on
             return
-        call = AsyncCall(message, loop.create_task(outcome(lambda: method(*args, **kwargs))))
+        call = AsyncCall(message, loop.create_task(outcome(lambda: method(*args, **kwargs))), takes_port)
         self._enter(call)
         await asyncio.wait([call.task])
         self._answer(call)
@@ -541,10 +563,11 @@ class _Host:
             value, error = call.task.result()
             if error is not None:
                 raise error
-            if call.id:
+            if call.id and not call.takes_port:
                 self._rank.reply(call.id, value)
         except BaseException as error:
-            self._failed(call.id, error, call.was_interrupted or self._executor.interrupted == call.id)
+            was_interrupted = call.was_interrupted or self._executor.interrupted == call.id
+            self._failed(call.id, error, was_interrupted, call.takes_port)
             if self._death is not None:
                 for other in self._async_calls:
                     other.task.cancel()
@@ -571,12 +594,13 @@ class _Host:
         _, problem = await outcome(lambda: self._clean_up(error))
         if problem is not None:
             self._report_cleanup(problem)
+        self._responses.end(self._death)
 
     async def _stop_async(self, loop: asyncio.AbstractEventLoop, message: StopActor) -> None:
         """As `_stop`."""
         executor = self._executor
         executor.over = True
-        why = Failure("stopped", "ActorStopped", message.reason, host=socket.gethostname(), pid=os.getpid())
+        why = _stopped(message)
         await self._cancel_calls(why)
         if self._supervision is not None:
             self._supervision.cancel()
@@ -585,6 +609,7 @@ class _Host:
         call = AsyncCall(message, loop.create_task(outcome(lambda: self._clean_up(None))))
         self._enter(call)
         await asyncio.wait([call.task])
+        self._responses.end(why)
         self._answer(call)
 
     async def _broken(self, error: BaseException) -> None:
@@ -598,6 +623,10 @@ class _Host:
 def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
     with contextlib.suppress(RuntimeError):  # the loop has ended
         loop.call_soon_threadsafe(function)
+
+
+def _stopped(message: StopActor) -> Failure:
+    return Failure("stopped", "ActorStopped", message.reason, host=socket.gethostname(), pid=os.getpid())
 
 
 async def _wait_for(work: Any) -> Any:

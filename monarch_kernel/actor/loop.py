@@ -45,13 +45,17 @@ class AsyncCall:
         id: of the request; 0 for a broadcast.
         message: the request.
         task: where it runs.
+        takes_port: whether it answers through a port.
         overlaps: whether the next message is taken meanwhile.
         was_interrupted: whether it was asked to stop.
     """
 
-    def __init__(self, message: Any, task: asyncio.Task[Any], *, overlaps: bool = False) -> None:
+    def __init__(
+        self, message: Any, task: asyncio.Task[Any], takes_port: bool = False, *, overlaps: bool = False
+    ) -> None:
         self.id: int = message.id
         self.message = message
+        self.takes_port = takes_port
         self.task = task
         self.overlaps = overlaps
         self.was_interrupted = False

@@ -20,7 +20,7 @@ from monarch_kernel.errors import Failure, rebuild_exception
 from monarch_kernel.wire.codec import dump, pack
 from monarch_kernel.wire.messages import Payload, PortSend
 
-__all__ = ["Channel", "Port", "PortReceiver", "asker_here"]
+__all__ = ["Channel", "Port", "PortReceiver", "asker_here", "open_port"]
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class Port(Generic[T]):
         return hash(self._number)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _open_port, (self._number,)
+        return open_port, (self._number,)
 
     def send(self, value: T) -> None:
         """Send a value; those of one sender arrive in their order. Nobody hears of it if the receiver is gone.
@@ -66,6 +66,14 @@ class Port(Generic[T]):
     def exception(self, error: BaseException) -> None:
         """Send an error, which the receiver's future raises."""
         self._asker.tell((made_by(self._number),), pack(PortSend(self._number, Payload(), describe(error))))
+
+    def pass_on(self, answer: Answer) -> None:
+        """Send what a request was answered with, unopened."""
+        if isinstance(answer, Failure):
+            packed = pack(PortSend(self._number, Payload(), answer))
+        else:
+            packed = pack(PortSend(self._number, answer.payload), tuple(answer.frames))
+        self._asker.tell((made_by(self._number),), packed)
 
 
 class PortReceiver(Generic[T]):
@@ -130,6 +138,6 @@ class Channel(Generic[T]):
         return Port(asker, number), PortReceiver(asker, number)
 
 
-def _open_port(number: int) -> Port[Any]:
+def open_port(number: int) -> Port[Any]:
     """A port that came from elsewhere."""
     return Port(asker_here(), number)

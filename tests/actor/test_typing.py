@@ -51,7 +51,7 @@ class Server(Actor):
         return 1
 
     @endpoint(explicit_response_port=True)
-    async def later(self, port: Any, prompt: str) -> None: ...
+    async def later(self, port: Port[int], prompt: str) -> None: ...
 
 
 procs = this_host().spawn_procs({"gpus": 2})
@@ -80,7 +80,7 @@ KNOWN = {
     "server.count.call_one().get()": "int",
     "as_endpoint(trainer.peek).call(3)": "Future[ValueMesh[float]]",
     "send(trainer.step, (3,), {})": "None",
-    "server.later.call_one('x')": "Future[Any]",
+    "server.later.call_one('x')": "Future[int]",
 }
 
 REFUSED = {

@@ -1,0 +1,195 @@
+"""Ways to call that are no adverbs: methods as endpoints, answers that go to a port or are folded into one value."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
+
+from monarch_kernel.actor.actor import WITH_PORT, Endpoint, EndpointSpec
+from monarch_kernel.actor.endpoints import BoundEndpoint, PlainMethod
+from monarch_kernel.actor.ports import Port
+from monarch_kernel.asking.answer import Answer
+from monarch_kernel.asking.asker import Asker
+from monarch_kernel.asking.future import Future
+from monarch_kernel.asking.waits import Wait
+from monarch_kernel.errors import ActorError, Failure, SupervisionError
+from monarch_kernel.transport.driver import Waiter
+
+__all__ = ["Accumulator", "as_endpoint", "send"]
+
+A = TypeVar("A")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@overload
+def as_endpoint(
+    method: Callable[P, Coroutine[Any, Any, R]],
+    *,
+    propagate: Any = None,
+    explicit_response_port: Literal[False] = False,
+) -> Endpoint[P, R]: ...
+@overload
+def as_endpoint(
+    method: Callable[P, R], *, propagate: Any = None, explicit_response_port: Literal[False] = False
+) -> Endpoint[P, R]: ...
+@overload
+def as_endpoint(
+    method: Callable[Concatenate[Port[R], P], Any], *, propagate: Any = None, explicit_response_port: Literal[True]
+) -> Endpoint[P, R]: ...
+def as_endpoint(method: Any, *, propagate: Any = None, explicit_response_port: bool = False) -> Any:
+    """Call a method of an actor as an endpoint, though it was not marked as one: ``as_endpoint(mesh.method).call()``.
+
+    Args:
+        method: of a mesh of actors, where that was spawned.
+        propagate: as for `endpoint`.
+        explicit_response_port: as for `endpoint`.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if isinstance(method, BoundEndpoint):
+        return method
+    if not isinstance(method, PlainMethod):
+        raise TypeError(f"as_endpoint() takes a method of a mesh of actors, not a {type(method).__name__}")
+    spec = EndpointSpec(method._function, takes_port=explicit_response_port, propagate=propagate)
+    if explicit_response_port:
+        spec.name += WITH_PORT
+    return _MethodEndpoint(method._mesh, spec)
+
+
+class _MethodEndpoint(BoundEndpoint):
+    """A method that is called as an endpoint."""
+
+    def _spec_now(self) -> EndpointSpec:
+        return self._spec
+
+
+def send(
+    endpoint: Endpoint[P, R],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    port: Port[R] | None = None,
+    selection: Literal["all", "choose"] = "all",
+) -> None:
+    """Call an endpoint of every actor of a mesh, or of one chosen at random, and do not wait for it.
+
+    Args:
+        endpoint: of a mesh.
+        args: for it.
+        kwargs: for it.
+        port: gets what each of them answers, values and errors, in the order in which they come.
+        selection: whom to call.
+
+    Raises:
+        TypeError: it is no endpoint, or the arguments do not fit.
+        ValueError: there is no such selection.
+    """
+    if not isinstance(endpoint, BoundEndpoint):
+        raise TypeError(f"send() takes an endpoint of a mesh of actors, not a {type(endpoint).__name__}")
+    if selection not in ("all", "choose"):
+        raise ValueError(f"selection must be 'all' or 'choose', not {selection!r}")
+    mesh = endpoint._mesh
+    places = range(len(mesh._procs)) if selection == "all" else (random.randrange(len(mesh._procs)),)
+    make = endpoint._make(args, kwargs)
+    if port is None:
+        mesh._asker.tell([mesh._procs[place] for place in places], make(0))
+        return
+    for place in places:
+        answer = mesh._asker.request((mesh._procs[place],), make, endpoint._note, _first)
+        answer.add_done_callback(functools.partial(_pass_on, answer, port))
+
+
+def _first(answers: Sequence[Answer]) -> Answer:
+    return answers[0]
+
+
+def _pass_on(answer: Future[Answer], port: Port[Any]) -> None:
+    if answer.exception(0) is None:  # else the session was shut down
+        port.pass_on(answer.get(0))
+
+
+class Accumulator(Generic[P, R, A]):
+    """Calls an endpoint on every rank and folds the answers into one value, in the order in which they come.
+
+    Args:
+        endpoint: of a mesh of actors.
+        identity: what to begin with; each call begins with it, so ``combine`` should give a new value, not change it.
+        combine: gives the next value of the last one and an answer; called by whoever reads the result first.
+    """
+
+    def __init__(self, endpoint: Endpoint[P, R], identity: A, combine: Callable[[A, R], A]) -> None:
+        if not isinstance(endpoint, BoundEndpoint):
+            raise TypeError(f"Accumulator() takes an endpoint of a mesh of actors, not a {type(endpoint).__name__}")
+        self._endpoint = endpoint
+        self._identity = identity
+        self._combine = combine
+
+    def accumulate(self, *args: P.args, **kwargs: P.kwargs) -> Future[A]:
+        """Call the endpoint; the future's result is the folded value, or raises if ranks failed.
+
+        Raises:
+            TypeError: the arguments do not fit, or can't be sent.
+        """
+        endpoint, mesh = self._endpoint, self._endpoint._mesh
+        make = endpoint._make(args, kwargs)
+        calls = [endpoint._call_at(place, make) for place in range(len(mesh._procs))]
+        arrived: list[Future[R]] = []
+
+        def fold(answers: Sequence[Answer]) -> A:
+            reports: dict[Any, Failure] = {}
+            results: dict[Any, R] = {}
+            value = self._identity
+            for call in arrived:
+                error = call.exception(0)
+                if isinstance(error, ActorError | SupervisionError):
+                    reports |= error.reports
+                elif error is not None:
+                    raise error
+                else:
+                    results[mesh.extent.point(calls.index(call))] = result = call.get(0)
+                    value = value if reports else self._combine(value, result)
+            if reports:
+                gone = any(report.kind in ("lost", "stopped") for report in reports.values())
+                what = f"{endpoint._note}() failed on {mesh.name}"
+                raise (SupervisionError if gone else ActorError)(what, reports, results)
+            return value
+
+        folded: Future[A] = Future(_Parts(mesh._asker, calls), mesh._asker.new_number(), fold)
+
+        def arrive(call: Future[R]) -> None:
+            arrived.append(call)
+            if len(arrived) == len(calls):
+                folded.resolve((), True)
+
+        for call in calls:
+            call.add_done_callback(functools.partial(arrive, call))
+        return folded
+
+
+class _Parts:
+    """Owner of a future that is made of others."""
+
+    def __init__(self, asker: Asker, parts: Sequence[Future[Any]]) -> None:
+        self._asker = asker
+        self._parts = parts
+
+    def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
+        return self._asker.wait(waiter, timeout_s)
+
+    def interrupt(self, id: int, *, abort: bool = False) -> None:
+        for part in self._parts:
+            part.interrupt(abort=abort)
+
+    def cancel(self, id: int) -> None:
+        for part in self._parts:
+            part.cancel()
+
+    def attend(self, future: Future[Any]) -> None:
+        self._asker.attend(future)
+
+    def linger(self, wait: Wait) -> float | None:
+        wait.future = next((part for part in self._parts if not part.done()), wait.future)
+        return self._asker.linger(wait)

@@ -1,0 +1,341 @@
+"""Endpoints that answer through a port: when they like, from where they like, once; and calls whose answers go to a port."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from monarch_kernel.actor import (
+    Actor,
+    ActorError,
+    Channel,
+    Port,
+    ProcMesh,
+    SupervisionError,
+    as_endpoint,
+    concurrent_endpoint,
+    context,
+    endpoint,
+    send,
+    shutdown_context,
+    this_host,
+    this_proc,
+)
+
+LONG_S = 30.0
+
+
+class Questions:
+    """What both kinds of desk do with a question."""
+
+    ports: list[Port[Any]]
+
+    def take(self, port: Port[Any], question: str) -> None:
+        if question == "raise":
+            raise ValueError("no good")
+        if question == "at once":
+            port.send("here")
+        elif question == "twice":
+            port.send("here")
+            port.send("again")
+        elif question == "exit":
+            sys.exit(3)
+        elif question == "lock":
+            port.send(threading.Lock())
+        elif question == "thread":
+            thread = threading.Thread(target=port.send, args=["from a thread"])
+            thread.start()
+            thread.join()
+        elif question != "forget":
+            self.ports.append(port)
+
+
+class Desk(Actor, Questions):
+    """Takes questions, and answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.ports = []
+
+    @endpoint(explicit_response_port=True)
+    def ask(self, port: Port[str], question: str = "") -> None:
+        self.take(port, question)
+
+    @endpoint
+    def answer(self, text: str) -> int:
+        for port in self.ports:
+            port.send(text)
+        return len(self.ports)
+
+    @endpoint
+    def refuse(self) -> None:
+        for port in self.ports:
+            port.exception(KeyError("not today"))
+
+    @endpoint
+    def forget(self) -> None:
+        self.ports.clear()
+        gc.collect()
+
+    def plain(self, port: Port[str], text: str) -> None:
+        port.send(text)
+
+    @endpoint
+    def rank(self) -> int:
+        return context().actor_instance.rank.rank
+
+    @endpoint
+    def fail(self) -> int:
+        raise ValueError("no good")
+
+
+class AsyncDesk(Actor, Questions):
+    """The same, asynchronous, with questions that overlap."""
+
+    def __init__(self) -> None:
+        self.ports = []
+
+    @concurrent_endpoint(explicit_response_port=True)
+    async def ask(self, port: Port[str], question: str = "") -> None:
+        await asyncio.sleep(0)
+        self.take(port, question)
+
+    @endpoint
+    async def answer(self, text: str) -> int:
+        await asyncio.sleep(0.01)
+        for port in self.ports:
+            port.send(text)
+        return len(self.ports)
+
+    @endpoint
+    async def refuse(self) -> None:
+        await asyncio.sleep(0.01)
+        for port in self.ports:
+            port.exception(KeyError("not today"))
+
+    @endpoint
+    async def forget(self) -> None:
+        await asyncio.sleep(0.01)
+        self.ports.clear()
+        gc.collect()
+
+    async def plain(self, port: Port[str], text: str) -> None:
+        port.send(text)
+
+
+class Clerk(Actor):
+    """Answers for others."""
+
+    def __init__(self, next_one: Any = None) -> None:
+        self.next_one = next_one
+
+    @endpoint
+    def answer_for(self, port: Port[Any], text: str) -> None:
+        if self.next_one is None:
+            port.send(text)
+        else:
+            self.next_one.answer_for.broadcast(port, f"{text} by way of")
+
+    @endpoint
+    def fail_for(self, port: Port[Any]) -> None:
+        port.exception(KeyError("not mine"))
+
+
+class Front(Actor):
+    """Hands on what it is asked."""
+
+    def __init__(self, clerk: Any) -> None:
+        self.clerk = clerk
+
+    @endpoint(explicit_response_port=True)
+    def ask(self, port: Port[str], text: str) -> None:
+        self.clerk.answer_for.broadcast(port, text)
+
+    @endpoint(explicit_response_port=True)
+    def fail(self, port: Port[str]) -> None:
+        self.clerk.fail_for.broadcast({"inside": [port]}["inside"][0])
+
+    @endpoint(explicit_response_port=True)
+    def ask_by_send(self, port: Port[str]) -> None:
+        send(self.clerk.answer_for, (Channel.open()[0], "x"), {}, port)
+
+
+both = pytest.mark.parametrize("kind", [Desk, AsyncDesk])
+
+
+@pytest.fixture(scope="module")
+def procs() -> Iterator[ProcMesh]:
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    mesh = this_host().spawn_procs({"r": 2}, device="cpu")
+    mesh.initialized.get(LONG_S)
+    yield mesh
+    shutdown_context().get()
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+@both
+def test_the_answer_comes_when_the_port_is_used(procs: ProcMesh, kind: type[Desk]) -> None:
+    desk = procs.spawn("desk", kind)
+    questions = [desk.ask.call(str(i)) for i in range(3)]
+    with pytest.raises(TimeoutError):
+        questions[0].get(0.05)
+    assert desk.answer.call("yes").get(LONG_S).values() == (3, 3)
+    assert [question.get(LONG_S).values() for question in questions] == [("yes", "yes")] * 3
+    assert desk.ask.call("at once").get(LONG_S).values() == ("here", "here")
+    assert desk.slice(r=1).ask.call_one("thread").get(LONG_S) == "from a thread"
+
+
+@both
+def test_an_error_may_be_the_answer(procs: ProcMesh, kind: type[Desk]) -> None:
+    desk = procs.spawn("desk", kind)
+    question = desk.ask.call()
+    desk.refuse.call().get(LONG_S)
+    with pytest.raises(ActorError, match="not today") as caught:
+        question.get(LONG_S)
+    assert isinstance(caught.value.exception, KeyError)
+    with pytest.raises(ActorError, match="no good"):
+        desk.ask.call("raise").get(LONG_S)  # nothing was answered: the error is
+    with pytest.raises(ActorError, match="the response can't be pickled"):
+        desk.ask.call("lock").get(LONG_S)
+    assert desk.ask.call("at once").get(LONG_S).values() == ("here", "here")
+
+
+@both
+def test_a_failure_after_the_answer_ends_the_actor(procs: ProcMesh, kind: type[Desk]) -> None:
+    desk = procs.slice(r=0).spawn("desk", kind)
+    open_question = desk.ask.call_one()
+    assert desk.ask.call_one("twice").get(LONG_S) == "here"
+    with pytest.raises(SupervisionError, match="takes one answer.*this ended actor 'desk'"):
+        open_question.get(LONG_S)
+    with pytest.raises(SupervisionError, match="this ended actor 'desk'"):
+        desk.answer.call_one("").get(LONG_S)
+
+
+@both
+def test_a_port_that_nobody_has_any_more_is_an_error(procs: ProcMesh, kind: type[Desk]) -> None:
+    desk = procs.slice(r=0).spawn("desk", kind)
+    with pytest.raises(ActorError, match="let go of its response port without an answer"):
+        desk.ask.call_one("forget").get(LONG_S)
+    question = desk.ask.call_one()
+    desk.forget.call_one().get(LONG_S)
+    with pytest.raises(ActorError, match="let go of its response port"):
+        question.get(LONG_S)
+    assert desk.answer.call_one("").get(LONG_S) == 0
+
+
+@both
+def test_an_actor_that_ends_owes_nothing(procs: ProcMesh, kind: type[Desk]) -> None:
+    desk = procs.spawn("desk", kind)
+    question = desk.ask.call()
+    desk.stop("closed").get(LONG_S)
+    with pytest.raises(SupervisionError, match="closed"):
+        question.get(LONG_S)
+    desk = procs.spawn("desk", kind)
+    question = desk.ask.call()
+    desk.ask.broadcast("exit")
+    with pytest.raises(SupervisionError, match="SystemExit.*this ended actor 'desk'"):
+        question.get(LONG_S)
+
+
+@both
+def test_a_broadcast_has_a_port_that_leads_nowhere(procs: ProcMesh, kind: type[Desk]) -> None:
+    desk = procs.slice(r=0).spawn("desk", kind)
+    desk.ask.broadcast()
+    desk.ask.broadcast("twice")
+    assert desk.answer.call_one("nobody").get(LONG_S) == 1
+
+
+@both
+def test_a_cancel_of_what_has_returned_ends_the_wait(procs: ProcMesh, kind: type[Desk]) -> None:
+    desk = procs.slice(r=0).spawn("desk", kind)
+    question = desk.ask.call_one()
+    question.cancel()
+    with pytest.raises(ActorError, match="cancelled"):
+        question.get(LONG_S)
+    assert desk.answer.call_one("late").get(LONG_S) in (0, 1)
+
+
+@both
+def test_a_plain_method_may_take_a_port(procs: ProcMesh, kind: type[Desk]) -> None:
+    desk = procs.spawn("desk", kind)
+    answered = as_endpoint(desk.plain, explicit_response_port=True).call("well")
+    assert answered.get(LONG_S).values() == ("well", "well")
+
+
+def test_calls_are_checked_without_the_port(procs: ProcMesh) -> None:
+    desk: Any = procs.spawn("desk", Desk)
+    with pytest.raises(TypeError, match=r"ask\(question: 'str' = ''\): too many positional arguments"):
+        desk.ask.call("a", "b")
+    with pytest.raises(TypeError, match="must take the port that it answers through as its second parameter"):
+
+        class Bad(Actor):
+            @endpoint(explicit_response_port=True)  # type: ignore[arg-type]
+            def ask(self) -> None: ...
+
+
+# -- ports that are passed on
+
+
+@pytest.mark.parametrize("where", ["the other rank", "the same rank", "the controller"])
+def test_another_actor_answers(procs: ProcMesh, where: str) -> None:
+    place = {"the other rank": procs.slice(r=1), "the same rank": procs.slice(r=0), "the controller": this_proc()}[
+        where
+    ]
+    clerk = place.spawn("clerk", Clerk)
+    front = procs.slice(r=0).spawn("front", Front, clerk)
+    assert [front.ask.call_one(str(i)).get(LONG_S) for i in range(3)] == ["0", "1", "2"]
+    with pytest.raises(ActorError, match="not mine"):
+        front.fail.call_one().get(LONG_S)
+    clerk.stop().get(LONG_S)
+
+
+def test_a_port_may_be_passed_on_twice(procs: ProcMesh) -> None:
+    last = procs.slice(r=0).spawn("last", Clerk)
+    middle = procs.slice(r=1).spawn("middle", Clerk, last)
+    front = procs.slice(r=0).spawn("front", Front, middle)
+    assert front.ask.call_one("said").get(LONG_S) == "said by way of"
+
+
+def test_no_port_is_left_open(procs: ProcMesh) -> None:
+    class Count(Actor):
+        @endpoint
+        def count(self) -> int:
+            from monarch_kernel.asking.home import HOME
+
+            return len(HOME.asker.ports)
+
+    count = procs.slice(r=0).spawn("count", Count)
+    before = count.count.call_one().get(LONG_S)
+    front = procs.slice(r=0).spawn("front", Front, procs.slice(r=1).spawn("clerk", Clerk))
+    for i in range(20):
+        assert front.ask.call_one(str(i)).get(LONG_S) == str(i)
+    assert count.count.call_one().get(LONG_S) == before
+
+
+# -- calls whose answers go to a port
+
+
+def test_send_has_answers_and_errors_go_to_a_port(procs: ProcMesh) -> None:
+    desk = procs.spawn("desk", Desk)
+    port, receiver = Channel.open()
+    send(desk.rank, (), {}, port=port)
+    assert sorted(receiver.recv().get(LONG_S) for _ in range(2)) == [0, 1]
+    send(desk.rank, (), {}, port, "choose")
+    assert receiver.recv().get(LONG_S) in (0, 1)
+    send(desk.fail, (), {}, port, "choose")
+    with pytest.raises(ValueError, match="no good"):
+        receiver.recv().get(LONG_S)
+    assert desk.rank.call().get(LONG_S).values() == (0, 1)
+
+
+def test_send_to_a_rank_may_answer_through_a_port_of_a_port(procs: ProcMesh) -> None:
+    clerk = procs.slice(r=1).spawn("clerk", Clerk)
+    front = procs.slice(r=0).spawn("front", Front, clerk)
+    assert front.ask_by_send.call_one().get(LONG_S) is None
