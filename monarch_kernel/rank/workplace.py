@@ -71,7 +71,7 @@ class Workplace:
         self.broken: Failure | None = None
         self._stopped: dict[int, str] = {}
         self._stopping: list[Executor] = []
-        self._early: dict[int, list[tuple[Call, Sequence[Frame]]]] = {}
+        self._early: dict[int, list[tuple[Call | StopActor, Sequence[Frame]]]] = {}
         self.circles = Circles(self)
         self.supervisor = Supervisor(self)
 
@@ -184,9 +184,12 @@ class Workplace:
             self.supervisor.hosts(message.actor, _process(peer))
             self.begin(message, executor)
             executor.post(message, frames)
-            for call, parts in self._early.pop(message.actor, ()):
-                executor.post(call, parts)
+            for early, parts in self._early.pop(message.actor, ()):
+                self.hear(early, parts, peer)
         elif isinstance(message, StopActor):
+            if message.actor not in self.actors and made_by(message.id) != made_by(message.actor):
+                self.call_unknown(message, frames)  # what makes the actor may be on its way from somebody else
+                return True
             stopped = self.actors.pop(message.actor, None)
             self._note_stopped(message.actor, message.reason)
             if stopped is not None:
@@ -233,11 +236,11 @@ class Workplace:
         while len(self._stopped) > _MAX_STOPPED:
             del self._stopped[next(iter(self._stopped))]
 
-    def call_unknown(self, message: Call, frames: Sequence[Frame]) -> None:
-        """Keep a call until its actor is there, or never will be."""
+    def call_unknown(self, message: Call | StopActor, frames: Sequence[Frame]) -> None:
+        """Keep what is meant for an actor until that is there, or never will be."""
         maker = made_by(message.actor)
         if message.actor in self._stopped or maker == self.proc:
-            self.refuse(message.id, self._stopped.get(message.actor, "it is not on this rank"))
+            self._answer_for(message)
             return
         early = self._early.get(message.actor)
         if early is not None:
@@ -253,8 +256,17 @@ class Workplace:
 
     def _give_up_early(self, actor: int) -> None:
         """All that the maker of an actor has sent is here: if the actor is not, it never will be."""
-        for call, _ in self._early.pop(actor, ()):
-            self.refuse(call.id, "it is not on this rank")
+        for early, _ in self._early.pop(actor, ()):
+            self._answer_for(early)
+
+    def _answer_for(self, message: Call | StopActor) -> None:
+        """Answer for an actor that is not here."""
+        if isinstance(message, Call):
+            self.refuse(message.id, self._stopped.get(message.actor, "it is not on this rank"))
+            return
+        self._note_stopped(message.actor, message.reason)
+        if message.id:
+            self.send_answer_now(message.id, pack(Result(message.id, Payload())))
 
     # -- the end of the process
 
