@@ -237,13 +237,14 @@ class ProcMesh(Shaped):
         Raises:
             TypeError: the arguments do not fit the constructor, or can't be sent.
             ValueError: the class is no `Actor`, or its endpoints can't be.
-            SupervisionError: ranks are dead or stopped.
+            SupervisionError: ranks were stopped.
         """
         check_type("name", name, str)
         endpoints = endpoints_of(cls, RESERVED)
         check_constructor(cls, args, kwargs)
-        if deaths := self.deaths():
-            reports = {self._as_spawned.point(rank): death for rank, death in deaths.items()}
+        stopped = {rank: death for rank, death in self.deaths().items() if death.kind == "stopped"}
+        if stopped:
+            reports = {self._as_spawned.point(rank): death for rank, death in stopped.items()}
             raise SupervisionError(f"spawning {name} on {self.name} failed: it was not sent", reports, {})
         payload, frames = dump((cls, args, kwargs), f"class {cls.__name__} or its arguments")
         mesh = ActorMesh(self, self._region, name, self._asker.new_number(), cls, endpoints)

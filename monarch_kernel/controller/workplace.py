@@ -114,7 +114,7 @@ class ControllerWorkplace(Workplace):
             return super().hear(message, frames, peer)
         return True
 
-    def call_unknown(self, message: Call, frames: Sequence[Frame]) -> None:
+    def call_unknown(self, message: Call | StopActor, frames: Sequence[Frame]) -> None:
         """Make a service that has not been called yet."""
         make = self.services.get(message.actor)
         if make is None or message.actor in self.actors:

@@ -168,6 +168,9 @@ class RankAsker:
             process = Process(news.proc, news.incarnation)
             if news.death is None:
                 self.supervisor.up(process)
+                if news.incarnation:
+                    for kept, _ in self._state.kept.of((news.proc,)):
+                        self.supervisor.respawned(kept.actor, news.proc)
             else:
                 self.supervisor.gone(process, news.death)
         waiting, self._for_news = self._for_news, []

@@ -74,8 +74,8 @@ class Supervisor:
         self._submit(spawn)
 
     def respawned(self, actor: int, proc: int) -> None:
-        """An actor that was spawned here is made anew, in a process that has taken its old one's place."""
-        self._submit(lambda family: family.respawned(actor, proc))
+        """An actor that was spawned here is made anew, in a process that has its old one's place; with the baton held."""
+        self._do(lambda family: family.respawned(actor, proc))
 
     def stopped(self, actor: int, procs: Sequence[int]) -> None:
         """Something here stops a mesh of actors, which is its owner or is not."""
@@ -152,6 +152,7 @@ class Supervisor:
                 elif (executor := place.actors.get(effect.owner)) is not None and executor.attend is not None:
                     executor.attend()
             elif isinstance(effect, Stop):
+                place.asker.forget_spawn(effect.actor, effect.procs)
                 over += [self._stop(effect, proc) for proc in effect.procs]
             elif isinstance(effect, TellOwner):
                 self._tell(effect)

@@ -46,8 +46,8 @@ _MAX_STOPPED = 1 << 16
 class Workplace:
     """Files messages into the mailboxes of actors, and answers for them.
 
-    A call, or a stop, may come before the `Spawn` of its actor, if these are sent by different processes. It is kept, and the
-    process that made the actor's number is asked to answer a `Fence`: what it has sent before has then come, or never will.
+    A call or a stop may come before the `Spawn` of its actor, if different processes send these. It is kept, and the process that
+    made the actor's number is asked to answer a `Fence`: what it has sent before has then come, or never will.
 
     Args:
         proc: the place of this process.
@@ -187,10 +187,10 @@ class Workplace:
             for early, parts in self._early.pop(message.actor, ()):
                 self.hear(early, parts, peer)
         elif isinstance(message, StopActor):
-            stopped = self.actors.pop(message.actor, None)
-            if stopped is None and not self._is_over(message.actor):
-                self._keep_early(message, frames)
+            if message.actor not in self.actors and made_by(message.id) != made_by(message.actor):
+                self.call_unknown(message, frames)  # what makes the actor may be on its way from somebody else
                 return True
+            stopped = self.actors.pop(message.actor, None)
             self._note_stopped(message.actor, message.reason)
             if stopped is not None:
                 self._stopping.append(stopped)
@@ -236,18 +236,12 @@ class Workplace:
         while len(self._stopped) > _MAX_STOPPED:
             del self._stopped[next(iter(self._stopped))]
 
-    def call_unknown(self, message: Call, frames: Sequence[Frame]) -> None:
-        """Keep a call until its actor is there, or never will be."""
-        if self._is_over(message.actor):
-            self.refuse(message.id, self._stopped.get(message.actor, "it is not on this rank"))
-        else:
-            self._keep_early(message, frames)
-
-    def _is_over(self, actor: int) -> bool:
-        """Whether an actor that is not here has been, or never will be."""
-        return actor in self._stopped or made_by(actor) == self.proc
-
-    def _keep_early(self, message: Call | StopActor, frames: Sequence[Frame]) -> None:
+    def call_unknown(self, message: Call | StopActor, frames: Sequence[Frame]) -> None:
+        """Keep what is meant for an actor until that is there, or never will be."""
+        maker = made_by(message.actor)
+        if message.actor in self._stopped or maker == self.proc:
+            self._answer_for(message)
+            return
         early = self._early.get(message.actor)
         if early is not None:
             early.append((message, frames))
@@ -257,16 +251,22 @@ class Workplace:
         def over(answers: object) -> None:
             pass
 
-        fence = self.asker.request((made_by(message.actor),), lambda id: pack(Fence(id)), "", over, quiet=True)
+        fence = self.asker.request((maker,), lambda id: pack(Fence(id)), "", over, quiet=True)
         fence.add_done_callback(lambda: self._give_up_early(message.actor))
 
     def _give_up_early(self, actor: int) -> None:
         """All that the maker of an actor has sent is here: if the actor is not, it never will be."""
-        for message, _ in self._early.pop(actor, ()):
-            if isinstance(message, Call):
-                self.refuse(message.id, "it is not on this rank")
-            elif message.id:
-                self.send_answer_now(message.id, pack(Result(message.id, Payload())))
+        for early, _ in self._early.pop(actor, ()):
+            self._answer_for(early)
+
+    def _answer_for(self, message: Call | StopActor) -> None:
+        """Answer for an actor that is not here."""
+        if isinstance(message, Call):
+            self.refuse(message.id, self._stopped.get(message.actor, "it is not on this rank"))
+            return
+        self._note_stopped(message.actor, message.reason)
+        if message.id:
+            self.send_answer_now(message.id, pack(Result(message.id, Payload())))
 
     # -- the end of the process
 

@@ -73,7 +73,10 @@ class AsyncCounter(Actor):
 
 
 class Parent(Actor):
-    """Spawns actors from a rank."""
+    """Spawns actors from a rank, and goes on when one of them fails."""
+
+    def __supervise__(self, failure: Any) -> bool:
+        return True
 
     @endpoint
     def spawn(self, procs: Any) -> Any:
