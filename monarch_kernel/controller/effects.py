@@ -17,6 +17,7 @@ __all__ = [
     "BacklogEvent",
     "Effect",
     "Expired",
+    "Find",
     "LostEvent",
     "Resolve",
     "RichEvent",
@@ -85,10 +86,18 @@ class Expired(NamedTuple):
     procs: tuple[int, ...] = ()
 
 
+class Find(NamedTuple):
+    """Effect: look for a module of the user's and send what was found, as the answer to ``turn``."""
+
+    peer: Peer
+    turn: int
+    name: str
+
+
 class Attached(NamedTuple):
     """Effect: what `State.attach` asked for has come; ``silent`` are the ranks that have not answered yet."""
 
     silent: tuple[int, ...]
 
 
-Effect = Send | Resolve | Tell | Expired | Resumed | Attached
+Effect = Send | Resolve | Tell | Expired | Find | Resumed | Attached

@@ -19,18 +19,30 @@ from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.future import Future
 from monarch_kernel.asking.numbers import CONTROLLER_PROC, made_by, numbers
 from monarch_kernel.asking.ports import PortTable
-from monarch_kernel.controller.effects import Attached, BacklogEvent, Effect, Expired, Resolve, RichEvent, Send, Tell
+from monarch_kernel.controller.effects import (
+    Attached,
+    BacklogEvent,
+    Effect,
+    Expired,
+    Find,
+    Resolve,
+    RichEvent,
+    Send,
+    Tell,
+)
 from monarch_kernel.controller.printer import OutputPrinter
 from monarch_kernel.controller.resume import Resumed
 from monarch_kernel.controller.state import State
 from monarch_kernel.controller.workplace import FOR_ACTORS, ControllerWorkplace
+from monarch_kernel.edit.modules import LocalModules
+from monarch_kernel.edit.sources import find_source
 from monarch_kernel.errors import Failure, MeshDownError
 from monarch_kernel.events import MeshView, OutputEvent, RankView, StopEvent
 from monarch_kernel.launch.base import HostHandle, Launcher
 from monarch_kernel.transport.base import CONTROLLER, Peer, Transport, host_peer
 from monarch_kernel.transport.driver import Driver, Waiter
 from monarch_kernel.wire.codec import Frame, Packed, WireError, pack, split
-from monarch_kernel.wire.messages import Attach, Hello, HostHello, Ping, RankSpec
+from monarch_kernel.wire.messages import Attach, Fetched, Hello, HostHello, Ping, RankSpec
 
 __all__ = ["Listener", "Runtime"]
 
@@ -59,6 +71,7 @@ class Runtime:
         backlog: what ranks wrote before this controller attached.
         silent: ranks that have not answered when `attach` returned.
         shared: what handles of one actor share, by its number.
+        modules: the user's, in this process.
     """
 
     def __init__(self, transport: Transport, token: str, output_wait_s: float = 0.0, epoch: int = 0) -> None:
@@ -66,6 +79,7 @@ class Runtime:
         self.refused = 0
         self.ports = PortTable()
         self.shared: MutableMapping[int, Any] = WeakValueDictionary()
+        self.modules = LocalModules()
         self.printer = OutputPrinter()
         self._state = State()
         self._token = token
@@ -472,6 +486,8 @@ class Runtime:
                         watcher(effect.event)
                     except Exception:  # a view must not stop the loop
                         _log.exception("a watcher failed")
+            elif type(effect) is Find:  # files are read, which may take long
+                threading.Thread(target=self._find, args=[effect], name="monarch-find", daemon=True).start()
             elif type(effect) is Resumed:
                 answers: Future[Sequence[Answer]] = Future(self, effect.id, lambda answers: answers)
                 self._futures[effect.id] = answers  # type: ignore[assignment]
@@ -487,6 +503,11 @@ class Runtime:
                     self._perform(self._state.give_up_ranks(effect.host, effect.procs, log, time.monotonic()))
                 else:
                     self._lose_host(effect.host, handle.poll() if handle else None)
+
+    def _find(self, wanted: Find) -> None:
+        """Give a rank the text of a module of the user's, if there is one."""
+        packed = pack(Fetched(wanted.turn, find_source(wanted.name)))
+        self._submit(lambda now: [Send(wanted.peer, packed)])
 
     def _miss(self, event: OutputEvent | RichEvent) -> None:
         self._missed.append(event)
