@@ -46,7 +46,7 @@ _MAX_STOPPED = 1 << 16
 class Workplace:
     """Files messages into the mailboxes of actors, and answers for them.
 
-    A call or a stop may come before the `Spawn` of its actor, if different processes send these. It is kept, and the process that
+    A call or a stop may come before the `Spawn` of its actor, if different processes send these. It is kept, and the one that
     made the actor's number is asked to answer a `Fence`: what it has sent before has then come, or never will.
 
     Args:
