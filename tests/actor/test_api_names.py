@@ -71,8 +71,6 @@ NAMES = [
     "unhandled_fault_hook",
 ]
 
-names_missing = {"Accumulator": "accumulators are not there yet"}
-
 
 class Worker(Actor):
     """Does as it is told."""
@@ -146,6 +144,17 @@ def workers(procs: ProcMesh) -> Worker:
     return procs.spawn("workers", Worker)
 
 
+@pytest.fixture(scope="module")
+def counters(procs: ProcMesh) -> tuple[Any, ...]:
+    """Actors of the controller; they live as long as the session."""
+    futures = [
+        api.get_or_spawn_controller(name, Worker, start)
+        for name, start in (("counter", 10), ("counter", 99), ("another", 99))
+    ]
+    assert all(isinstance(future, Future) for future in futures)
+    return tuple(future.get(LONG_S) for future in futures)
+
+
 @pytest.fixture
 def one(procs: ProcMesh) -> Iterator[Any]:
     mesh: Any = procs.slice(dp=0, tp=0).spawn("one", Worker, 7)
@@ -156,10 +165,7 @@ def one(procs: ProcMesh) -> Iterator[Any]:
 # -- names
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.xfail(reason=names_missing[n]) if n in names_missing else ()) for n in NAMES],
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_name_is_there_and_public(name: str) -> None:
     assert hasattr(api, name)
     assert name in api.__all__
@@ -202,14 +208,12 @@ def test_actors_live_in_the_controllers_process_on_threads_of_their_own_and_get_
     here.stop().get(LONG_S)
 
 
-def test_a_controller_actor_is_one_per_name() -> None:
-    get: Any = api.get_or_spawn_controller  # type: ignore[attr-defined,unused-ignore]
-    first = get("the counter", Worker, 10)
-    assert isinstance(first, Future)
-    assert first.get(LONG_S).add.call_one(1).get(LONG_S) == 11
-    assert get("the counter", Worker, 99).get(LONG_S).add.call_one(1).get(LONG_S) == 12
-    assert get("another", Worker, 99).get(LONG_S).add.call_one(1).get(LONG_S) == 100
-    assert first.get().process.call_one().get(LONG_S)[0] == os.getpid()
+def test_a_controller_actor_is_one_per_name(counters: tuple[Any, ...]) -> None:
+    first, same, another = counters
+    assert first.add.call_one(1).get(LONG_S) == 11
+    assert same.add.call_one(1).get(LONG_S) == 12
+    assert another.add.call_one(1).get(LONG_S) == 100
+    assert first.process.call_one().get(LONG_S)[0] == os.getpid()
 
 
 def test_spawn_procs_gives_host_axes_then_per_host_axes_in_order() -> None:

@@ -70,6 +70,8 @@ class Sync(Actor):
 
     @endpoint
     def wait_for(self, path: str, *way: Any) -> Any:
+        """Say that this has begun, wait until a file exists, and go on."""
+        Path(f"{path} has begun").touch()
         deadline = time.monotonic() + LONG_S
         while not Path(path).exists():
             assert time.monotonic() < deadline
@@ -81,8 +83,14 @@ class Sync(Actor):
         other.go.broadcast(*way)
 
     @endpoint
-    def to_next(self, line: Any) -> Any:
+    def to_next(self, line: Any, folder: str) -> Any:
+        """Call the next one when all have begun to."""
         me = context().actor_instance.rank.rank
+        Path(folder, str(me)).touch()
+        deadline = time.monotonic() + LONG_S
+        while len(list(Path(folder).iterdir())) < len(line):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
         return line.slice(rank=(me + 1) % len(line)).go.call_one().get()
 
 
@@ -155,6 +163,13 @@ def spawn(procs: ProcMesh) -> Iterator[Callable[..., Any]]:
         mesh.stop().get(LONG_S)
 
 
+def wait_until(path: Path) -> None:
+    deadline = time.monotonic() + LONG_S
+    while not path.exists():
+        assert time.monotonic() < deadline, f"in vain waited for {path}"
+        time.sleep(0.001)
+
+
 def circle_of(error: BaseException | None) -> str:
     """The circle that a failed call was told, through however many calls."""
     assert isinstance(error, ActorError), error
@@ -210,6 +225,7 @@ def test_what_waits_behind_another_call_is_on_the_circle(spawn: Any, tmp_path: P
     """The call of ``a`` stands in the queue of ``b`` behind one that comes to wait for ``a`` only later."""
     a, b = spawn("a", Sync, 0), spawn("b", Sync, 1)
     other = b.wait_for.call_one(str(tmp_path / "go"), a)
+    wait_until(tmp_path / "go has begun")
     first = a.go.call_one(b)
     with pytest.raises(TimeoutError):
         first.get(0.5)  # longer than it takes to look for a circle, which there is none yet
@@ -221,10 +237,10 @@ def test_what_waits_behind_another_call_is_on_the_circle(spawn: Any, tmp_path: P
     assert first.get(LONG_S) == ("the end",)
 
 
-def test_a_circle_of_a_whole_mesh_is_told(procs: ProcMesh) -> None:
+def test_a_circle_of_a_whole_mesh_is_told(procs: ProcMesh, tmp_path: Path) -> None:
     ring: Any = procs.spawn("ring", Sync)
     line = ring.rename(r="rank")
-    error = line.to_next.call(line).exception(LONG_S)
+    error = line.to_next.call(line, str(tmp_path)).exception(LONG_S)
     assert "ring.to_next on t[" in circle_of(error)
     assert line.slice(rank=0).go.call_one().get(LONG_S) == "the end"
     ring.stop().get(LONG_S)
@@ -289,6 +305,7 @@ def test_a_wait_with_a_timeout_ends_by_itself(spawn: Any, kind: type[Actor]) -> 
 def test_long_calls_are_no_circles(spawn: Any, tmp_path: Path) -> None:
     a, b, c = spawn("a", Sync, 0), spawn("b", Sync, 1), spawn("c", Sync, 2)
     slow = c.wait_for.call_one(str(tmp_path / "go"))
+    wait_until(tmp_path / "go has begun")
     waiting = a.go.call_one(b, c)  # in the queue behind it
     with pytest.raises(TimeoutError):
         waiting.get(0.7)
