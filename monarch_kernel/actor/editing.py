@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from monarch_kernel.actor.actor import Actor, endpoints_among, endpoints_of, from_outline, sources_of
@@ -11,13 +11,16 @@ from monarch_kernel.actor.answers import gather, read_value
 from monarch_kernel.actor.interface import Interface
 from monarch_kernel.asking.asker import Asker
 from monarch_kernel.edit.classes import Key, dump_classes, key_of, mro_after, travels_by_value
-from monarch_kernel.edit.prospect import Prospect, Reloaded
+from monarch_kernel.edit.modules import LocalModules
+from monarch_kernel.edit.patch import at_once, become
+from monarch_kernel.edit.prospect import Prospect, Reloaded, Synced
+from monarch_kernel.edit.sources import check_syntax
 from monarch_kernel.errors import EditError, RemoteError, format_ranks
 from monarch_kernel.mesh import Extent, Region
 from monarch_kernel.wire.codec import Packed, dump, pack
-from monarch_kernel.wire.messages import Conclude, Reload, Reshaped
+from monarch_kernel.wire.messages import Conclude, ModuleSource, Reload, Reshaped, Sync
 
-__all__ = ["Target", "check_class", "class_now", "reload_classes"]
+__all__ = ["Target", "check_class", "class_now", "reload_classes", "sync_modules"]
 
 
 class Target(NamedTuple):
@@ -77,12 +80,8 @@ def reload_classes(target: Target, classes: Sequence[tuple[type, Key]], reserved
     payload, frames = dump((dump_classes(classes), _sources(classes)), f"class {what}")
     edit = target.asker.new_number()
     prospects = _prepare(target, edit, f"reload({what})", lambda id: pack(Reload(id, edit, payload), frames))
-    actors: dict[str, list[int]] = {}
-    outlines: dict[int, tuple[tuple[Any, ...], ...]] = {}
-    for rank, prospect in zip(target.region.ranks, prospects):
-        outlines.update(prospect.outlines)
-        for name in prospect.actors.values():
-            actors.setdefault(name, []).append(rank)
+    outlines = {actor: plain for prospect in prospects for actor, plain in prospect.outlines.items()}
+    actors = _where((rank, tuple(each.actors.values())) for rank, each in zip(target.region.ranks, prospects))
     changes = tuple(dict.fromkeys(change for prospect in prospects for change in prospect.changes))
     if not changes:
         _forget(target, edit)
@@ -92,7 +91,7 @@ def reload_classes(target: Target, classes: Sequence[tuple[type, Key]], reserved
     finally:  # a hook that failed has not kept the class from changing
         _tell_handles(target.asker, outlines, classes)
     left = tuple(dict.fromkeys(why for prospect in prospects for why in prospect.left))
-    return Reloaded(target.name, {name: tuple(ranks) for name, ranks in actors.items()}, changes, left)
+    return Reloaded(target.name, actors, changes, left)
 
 
 def check_class(cls: type) -> bool:
@@ -134,6 +133,83 @@ def _prepare(target: Target, edit: int, what: str, make: Any) -> Sequence[Prospe
         _forget(target, edit)
         raise
     return prospects
+
+
+def sync_modules(target: Target, sources: Sequence[ModuleSource], local: LocalModules | None) -> Synced:
+    """Have modules loaded anew that were edited, and what depends on them, on all ranks or on none.
+
+    Args:
+        target: where.
+        sources: the modules as they are now.
+        local: those of this process, which are loaded anew, too; None to leave them.
+
+    Raises:
+        SyntaxError: a module has one; nothing was sent.
+        EditError: it was refused, with the reasons; nothing has changed.
+        RanksError: a module failed on a rank, and nothing has changed; or hooks of actors failed.
+    """
+    check_syntax(sources)
+    edit = target.asker.new_number()
+    modules = tuple(sources)
+    prospects = _prepare(target, edit, "sync()", lambda id: pack(Sync(id, edit, modules)))
+    here = None
+    if local is not None:
+        here = local.edit(sources)
+        try:
+            reasons = here.prepare()
+            if reasons:
+                here.undo()
+                raise EditError("\n    ".join(["sync() was refused here, and nothing has changed:", *reasons]))
+        except BaseException:
+            _forget(target, edit)
+            raise
+    try:
+        _conclude(target, edit, f"modules were loaded anew on {target.name}, but not all is well")
+    finally:
+        changed: set[str] = set()
+        if here is not None:
+            with at_once():
+                here.conclude()
+                become(here.pairs, here.aliases)
+            changed.update(here.edited, here.dependents)
+        outlines = {actor: plain for prospect in prospects for actor, plain in prospect.outlines.items()}
+        _tell_of_modules(target.asker, outlines, changed)
+    by_rank = list(zip(target.region.ranks, (prospect.modules for prospect in prospects)))
+    edited = _where((rank, each.edited) for rank, each in by_rank)
+    dependents = _where((rank, each.dependents) for rank, each in by_rank)
+    absent = _where((rank, each.absent) for rank, each in by_rank)
+    return Synced(
+        target.name,
+        edited,
+        dependents,
+        tuple(source.name for source in sources if source.name not in {*edited, *dependents, *absent}),
+        absent,
+        (*here.edited, *here.dependents) if here is not None else (),
+        _where((rank, tuple(prospect.actors.values())) for rank, prospect in zip(target.region.ranks, prospects)),
+        tuple(dict.fromkeys(change for prospect in prospects for change in prospect.changes)),
+    )
+
+
+def _where(found: Iterable[tuple[int, Sequence[str]]]) -> dict[str, tuple[int, ...]]:
+    ranks: dict[str, list[int]] = {}
+    for rank, names in found:
+        for name in names:
+            ranks.setdefault(name, []).append(rank)
+    return {name: tuple(these) for name, these in ranks.items()}
+
+
+def _tell_of_modules(asker: Asker, outlines: Mapping[int, Any], changed: set[str]) -> None:
+    """Have handles know the endpoints of classes whose modules were loaded anew."""
+    for actor, plain in outlines.items():
+        interface: Interface | None = asker.shared.get(actor)
+        kind = "" if interface is None else interface.kind
+        if interface is not None:
+            known = interface.cls
+            if isinstance(known, type) and not changed.isdisjoint(base.__module__ for base in known.__mro__):
+                interface.change(known, endpoints_of(known, frozenset()))
+            else:
+                interface.change(known, {spec.name: spec for spec in map(from_outline, plain)})
+        asker.tell_all(pack(Reshaped(actor, kind, plain)))
 
 
 def _forget(target: Target, edit: int) -> None:

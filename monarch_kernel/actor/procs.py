@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
+from types import ModuleType
 from typing import Any, TypeVar, cast
 
 from monarch_kernel.actor.actor import Actor, endpoints_of
 from monarch_kernel.actor.answers import CellResult, check_name, check_type, gather, read_value
 from monarch_kernel.actor.directory import directory_of
-from monarch_kernel.actor.editing import Target, check_class, reload_classes
+from monarch_kernel.actor.editing import Target, check_class, reload_classes, sync_modules
 from monarch_kernel.actor.endpoints import RESERVED, ActorMesh
 from monarch_kernel.actor.faults import call_fault_hook
 from monarch_kernel.actor.rankwise import apply_messages, by_rank, push_messages
@@ -24,7 +26,8 @@ from monarch_kernel.controller.runtime import Healing, Listener, Runtime
 from monarch_kernel.controller.session import Session
 from monarch_kernel.describe.stacks import Doing
 from monarch_kernel.edit.classes import key_of
-from monarch_kernel.edit.prospect import Reloaded
+from monarch_kernel.edit.prospect import Reloaded, Synced
+from monarch_kernel.edit.sources import all_sources, sources_for
 from monarch_kernel.errors import ActorError, Failure, RemoteError, SupervisionError
 from monarch_kernel.events import MeshView, StopEvent
 from monarch_kernel.mesh import Extent, Point, Region, Shaped, ValueMesh
@@ -268,6 +271,27 @@ class ProcMesh(Shaped):
             raise TypeError(f"say which classes: {self.name}.reload(Trainer)")
         place = Target(self._asker, self.procs, self._region, self._as_spawned, self.name)
         return reload_classes(place, [(cls, key_of(cls)) for cls in classes if check_class(cls)], RESERVED)
+
+    def sync(self, what: ModuleType | str | os.PathLike[str] | None = None, *, here: bool = True) -> Synced:
+        """Send edited modules to the ranks, and have loaded anew what is imported there, with what depends on it; waits.
+
+        State of objects stays; they go on with their classes as these are now. A module that fails, or a class whose objects
+        can't follow, changes nothing on any rank.
+
+        Args:
+            what: a module or package, its name, or the path of a file or folder; left out, all modules of yours that are
+                imported here or can be from the working directory.
+            here: whether this process loads its own modules anew, too.
+
+        Raises:
+            ValueError: that is no module of yours.
+            SyntaxError: a module has one; nothing was sent.
+            EditError: it was refused, with the reasons; nothing has changed.
+            RanksError: a module failed on a rank, and nothing has changed; or a ``__reload__`` failed.
+        """
+        sources = all_sources() if what is None else sources_for(what)
+        place = Target(self._asker, self.procs, self._region, self._as_spawned, self.name)
+        return sync_modules(place, sources, self._runtime.modules if here else None)
 
     def post_mortem(self, request: int) -> Future[ValueMesh[None]]:
         """Open the debugger where a request failed; resolves when it is left. Its prompts are told to who watches."""

@@ -15,6 +15,7 @@ on the actor's own thread (or loop), before the next message; the answer to `Con
 from __future__ import annotations
 
 import inspect
+import itertools
 import linecache
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,17 +24,21 @@ from weakref import WeakSet
 
 from monarch_kernel.actor.actor import endpoints_among
 from monarch_kernel.edit.classes import Arrived, identify, is_numbered, living_classes, load_classes, mro_after
+from monarch_kernel.edit.finder import Imports
+from monarch_kernel.edit.modules import ModuleEdit
 from monarch_kernel.edit.patch import at_once, become, is_same_code, objections
-from monarch_kernel.edit.prospect import ClassChange, Prospect
+from monarch_kernel.edit.prospect import ClassChange, ModulesChange, Prospect
 from monarch_kernel.rank.asker import RankItem
 from monarch_kernel.rank.rank import Rank
 from monarch_kernel.transport.driver import Driver, Waiter
-from monarch_kernel.wire.codec import Frame, load
-from monarch_kernel.wire.messages import Conclude, Reload, Reshaped
+from monarch_kernel.wire.codec import Frame, load, pack
+from monarch_kernel.wire.messages import Conclude, Fetch, Fetched, ModuleSource, Reload, Reshaped, Sync
 
 __all__ = ["Hosted", "Renewal"]
 
 BEGIN_S = 60.0
+ASK_S = 5.0
+ASK_KEPT_S = 1.0
 
 
 class Hosted(Protocol):
@@ -62,6 +67,8 @@ class _Prepared:
         aliases: other classes of the same name -> the one that lives on for all of them.
         numbers: what classes are known by elsewhere.
         actors: whose class changes.
+        sources: text of the code of new classes, by the name of its cell.
+        modules: those that were run anew.
     """
 
     def __init__(self) -> None:
@@ -70,6 +77,7 @@ class _Prepared:
         self.numbers: list[tuple[type, str]] = []
         self.actors: list[Hosted] = []
         self.sources: dict[str, str] = {}
+        self.modules: ModuleEdit | None = None
 
 
 class Renewal:
@@ -77,13 +85,40 @@ class Renewal:
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
+        self._turns = itertools.count(1)
+        self._asked: dict[int, tuple[Waiter, list[ModuleSource | None]]] = {}
+        self._patience_s = ASK_KEPT_S if rank.spec.record else ASK_S
+        self._imports = Imports(self._ask)
+        self._imports.install()
         self._superseded: WeakSet[type] = WeakSet()  # they are there until the garbage collector comes by
         self._prepared: tuple[int, _Prepared] | None = None
-        rank.main.handlers |= {Reload: self._reload, Conclude: self._conclude}
-        rank.asides[Reshaped] = self._hear_reshaped
+        rank.main.handlers |= {Reload: self._reload, Sync: self._sync, Conclude: self._conclude}
+        rank.asides |= {Reshaped: self._hear_reshaped, Fetched: self._hear_fetched}
+
+    # -- imports
+
+    def _ask(self, name: str) -> ModuleSource | None:
+        """Ask the controller for a module, and wait, on whatever thread imports it."""
+        turn, waiter = next(self._turns), Waiter()
+        answer: list[ModuleSource | None] = []
+        self._asked[turn] = waiter, answer
+        self._rank.driver.submit(pack(Fetch(turn, name)))
+        try:
+            self._rank.driver.wait(waiter, self._patience_s)
+        finally:
+            del self._asked[turn]
+        return answer[0] if answer else None
+
+    def _hear_fetched(self, message: Fetched) -> None:
+        asked = self._asked.get(message.turn)
+        if asked is not None:
+            asked[1].append(message.module)
+            self._rank.driver.serve(asked[0])
+
+    # -- edits
 
     def _reload(self, message: Reload, frames: Sequence[Frame]) -> None:
-        self._prepared = None
+        self._undo()
         with self._rank.main.user_code():
             hosts = self._hosts()
             data, sources = load(message.payload, frames)
@@ -100,7 +135,8 @@ class Renewal:
         outlines: dict[int, Any] = {}
         _pair(arrived, living, {base for host in hosts for base in host.cls.__mro__}, prepared)
         left: list[str] = []
-        refused = self._check(arrived, hosts, prepared, left, outlines)
+        refused = self._check_classes({each.cls for each in arrived if each.as_key}, prepared, left)
+        refused += self._check_actors(hosts, prepared, outlines)
         if refused:
             self._rank.reply(message.id, Prospect(refused=tuple(refused)))
             return
@@ -114,6 +150,33 @@ class Renewal:
         if interface is not None:
             interface.hear(message.kind or interface.kind, message.outlines)
 
+    def _sync(self, message: Sync, _: Sequence[Frame]) -> None:
+        self._undo()
+        prepared = _Prepared()
+        outlines: dict[int, Any] = {}
+        with self._rank.main.user_code():
+            hosts = self._hosts()
+            edit = ModuleEdit(message.modules, self._imports.loaded, self._superseded)
+            refused = edit.prepare()
+            prepared.modules, prepared.pairs, prepared.aliases = edit, edit.pairs, edit.aliases
+            refused += self._check_actors(hosts, prepared, outlines)
+        if refused:
+            edit.undo()
+            self._rank.reply(message.id, Prospect(refused=tuple(refused)))
+            return
+        self._prepared = message.edit, prepared
+        self._imports.edited.update(edit.edited, edit.absent)
+        actors = {host.actor: host.name for host in prepared.actors}
+        changes = tuple(change for new, old in prepared.pairs.items() if not (change := _change(new, old)).is_empty)
+        modules = ModulesChange(edit.edited, edit.dependents, edit.unchanged, edit.absent)
+        self._rank.reply(message.id, Prospect(actors, outlines, changes, modules=modules))
+
+    def _undo(self) -> None:
+        """Forget what was prepared and never concluded."""
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None and prepared[1].modules is not None:
+            prepared[1].modules.undo()
+
     def _hosts(self) -> list[Hosted]:
         """The actors of this rank; one that was just spawned may have to unpickle its class first."""
         hosts = [host for host in list(self._rank.hosted.values()) if not host.ended]
@@ -121,17 +184,9 @@ class Renewal:
             host.begun.wait(BEGIN_S)
         return hosts
 
-    def _check(
-        self,
-        arrived: Sequence[Arrived],
-        hosts: Sequence[Hosted],
-        prepared: _Prepared,
-        left: list[str],
-        outlines: dict[int, Any],
-    ) -> list[str]:
+    def _check_classes(self, asked: Collection[type], prepared: _Prepared, left: list[str]) -> list[str]:
         """What speaks against an edit; takes classes out of it that only came along, if it is against these."""
         refused = []
-        asked = {each.cls for each in arrived if each.as_key}
         for old, why in objections(prepared.pairs, prepared.aliases).items():
             new = next(new for new, living in prepared.pairs.items() if living is old)
             if new in asked:
@@ -139,6 +194,11 @@ class Renewal:
             else:
                 left.append(f"{old.__qualname__} stays as it is: {why}")
                 del prepared.pairs[new]
+        return refused
+
+    def _check_actors(self, hosts: Sequence[Hosted], prepared: _Prepared, outlines: dict[int, Any]) -> list[str]:
+        """What speaks against an edit for the sake of actors; finds out which are concerned, and their endpoints then."""
+        refused = []
         becomes = {old: new for new, old in prepared.pairs.items()}
         becomes |= {old: becomes[to] for old, to in prepared.aliases.items() if to in becomes}
         for host in hosts:
@@ -160,11 +220,12 @@ class Renewal:
         return list(dict.fromkeys(refused))
 
     def _conclude(self, message: Conclude, _: Sequence[Frame]) -> None:
-        known, self._prepared = self._prepared, None
         if not message.keep:
+            self._undo()
             if message.id:
                 self._rank.reply(message.id)
             return
+        known, self._prepared = self._prepared, None
         if known is None or known[0] != message.edit:
             raise RuntimeError("another edit has come between; nothing has changed here")
         prepared = known[1]
@@ -172,6 +233,8 @@ class Renewal:
             linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
         hooks = _Hooks(self._rank.driver, lambda failed: self._answer(message.id, failed))
         with at_once():
+            if prepared.modules is not None:
+                prepared.modules.conclude()
             become(prepared.pairs, prepared.aliases)
             for cls, number in prepared.numbers:
                 identify(cls, number)

@@ -18,6 +18,7 @@ __all__ = [
     "Due",
     "Effect",
     "Expired",
+    "Find",
     "Gone",
     "LostEvent",
     "Resolve",
@@ -94,6 +95,14 @@ class Due(NamedTuple):
     retire: str
 
 
+class Find(NamedTuple):
+    """Effect: look for a module of the user's and send what was found, as the answer to ``turn``."""
+
+    peer: Peer
+    turn: int
+    name: str
+
+
 class Attached(NamedTuple):
     """Effect: what `State.attach` asked for has come; ``silent`` are the ranks that have not answered yet."""
 
@@ -115,4 +124,4 @@ class Gone(NamedTuple):
     is_told: bool
 
 
-Effect = Gone | Send | Resolve | Tell | Expired | Resumed | Attached | Due
+Effect = Gone | Send | Resolve | Tell | Expired | Find | Resumed | Attached | Due

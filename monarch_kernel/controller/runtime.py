@@ -29,6 +29,7 @@ from monarch_kernel.controller.effects import (
     Due,
     Effect,
     Expired,
+    Find,
     Gone,
     Resolve,
     RichEvent,
@@ -40,6 +41,8 @@ from monarch_kernel.controller.printer import OutputPrinter
 from monarch_kernel.controller.resume import Resumed
 from monarch_kernel.controller.state import State
 from monarch_kernel.controller.workplace import FOR_ACTORS, ControllerWorkplace
+from monarch_kernel.edit.modules import LocalModules
+from monarch_kernel.edit.sources import find_source
 from monarch_kernel.errors import Failure, MeshDownError, MeshFailure
 from monarch_kernel.events import MeshView, OutputEvent, RankView, StopEvent
 from monarch_kernel.launch.base import HostHandle, Launcher
@@ -49,7 +52,7 @@ from monarch_kernel.supervise.policy import RestartPolicy
 from monarch_kernel.transport.base import CONTROLLER, Peer, Transport, host_peer, incarnation_of
 from monarch_kernel.transport.driver import Driver, Waiter
 from monarch_kernel.wire.codec import Frame, Packed, WireError, pack, split
-from monarch_kernel.wire.messages import Attach, Hello, HostHello, Ping, RankSpec
+from monarch_kernel.wire.messages import Attach, Fetched, Hello, HostHello, Ping, RankSpec
 
 __all__ = ["Healing", "Listener", "Runtime"]
 
@@ -95,6 +98,7 @@ class Runtime:
         session: what owns it, if anything does.
         silent: ranks that have not answered when `attach` returned.
         shared: what handles of one actor share, by its number.
+        modules: the user's, in this process.
     """
 
     def __init__(self, transport: Transport, token: str, output_wait_s: float = 0.0, epoch: int = 0) -> None:
@@ -102,6 +106,7 @@ class Runtime:
         self.refused = 0
         self.ports = PortTable()
         self.shared: MutableMapping[int, Any] = WeakValueDictionary()
+        self.modules = LocalModules()
         self.printer = OutputPrinter()
         self._state = State()
         self._token = token
@@ -223,7 +228,7 @@ class Runtime:
 
     def tell_all(self, packed: Packed) -> None:
         """Send every rank a message that has no answer."""
-        self._submit(lambda now: self._state.tell(list(self._state.ranks), packed))
+        self._submit(lambda now: self._state.tell([proc for proc in self._state.ranks if proc != CONTROLLER_PROC], packed))
 
     def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
         """Wait until ``waiter`` is ready, driving the loop meanwhile."""
@@ -671,6 +676,8 @@ class Runtime:
                 known = supervisor.gone(Process(effect.proc, effect.incarnation), effect.death)
                 if not known and not effect.is_told and not self._closed:
                     self.faults.add(MeshFailure(effect.mesh, {effect.rank: effect.death}))
+            elif type(effect) is Find:  # files are read, which may take long
+                threading.Thread(target=self._find, args=[effect], name="monarch-find", daemon=True).start()
             elif type(effect) is Resumed:
                 answers: Future[Sequence[Answer]] = Future(self, effect.id, lambda answers: answers)
                 self._futures[effect.id] = answers  # type: ignore[assignment]
@@ -688,6 +695,11 @@ class Runtime:
                     self._perform(self._state.give_up_ranks(effect.host, effect.procs, log, time.monotonic()))
                 else:
                     self._lose_host(effect.host, handle.poll() if handle else None)
+
+    def _find(self, wanted: Find) -> None:
+        """Give a rank the text of a module of the user's, if there is one."""
+        packed = pack(Fetched(wanted.turn, find_source(wanted.name)))
+        self._submit(lambda now: [Send(wanted.peer, packed)])
 
     def _miss(self, event: OutputEvent | RichEvent) -> None:
         self._missed.append(event)

@@ -45,6 +45,7 @@ from monarch_kernel.controller.effects import (
     Due,
     Effect,
     Expired,
+    Find,
     Gone,
     LostEvent,
     Resolve,
@@ -68,6 +69,7 @@ from monarch_kernel.wire.messages import (
     Continued,
     DebugInput,
     Failed,
+    Fetch,
     Forget,
     Goodbye,
     Hello,
@@ -475,6 +477,8 @@ class State:
                 record = self.ranks[reading.proc]
                 record.rss_nbytes, record.cpu_percent = reading.rss_nbytes, reading.cpu_percent
             return []
+        if isinstance(message, Fetch):
+            return [Find(peer, message.turn, message.name)]
         if isinstance(message, Names):
             return self._heard_names(self.ranks[proc_of(peer)], message)
         if isinstance(message, Meet):
@@ -576,7 +580,7 @@ class State:
                 return message.proc == number
             if isinstance(message, (Result, Failed)):
                 return peer in self._speakers
-            return isinstance(message, (Rich, Names, Stopped, Continued, Meet, CleansUp))
+            return isinstance(message, (Rich, Names, Stopped, Continued, Meet, CleansUp, Fetch))
         number = int(peer[1:])
         if isinstance(message, HostHello):
             procs = [proc for proc, _ in message.incarnations]

@@ -28,7 +28,7 @@ from typing import Any
 
 from monarch_kernel.errors import Failure, FailureKind, Frame
 
-__all__ = ["describe", "describe_frames", "describe_value", "is_machinery", "is_of_debugger", "is_user"]
+__all__ = ["describe", "describe_frames", "describe_value", "is_machinery", "is_of_debugger", "is_user", "is_user_file"]
 
 _VALUE_LENGTH = 80
 _MESSAGE_LENGTH = 20_000
@@ -168,7 +168,7 @@ def _frames(error: BaseException, own_files: Collection[str]) -> Iterator[Frame]
         source, first_line = _around(lines, error.lineno)
         if not source and error.text:
             source, first_line = (error.text.rstrip("\n"),), error.lineno
-        yield Frame(error.filename, error.lineno, "<module>", source, first_line, _is_user_file(error.filename))
+        yield Frame(error.filename, error.lineno, "<module>", source, first_line, is_user_file(error.filename))
 
 
 def describe_frames(
@@ -231,10 +231,11 @@ def is_user(frame: FrameType) -> bool:
     """Whether a frame that is no machinery runs the user's own code: a cell, ``__main__``, a file that was not installed."""
     if frame.f_globals.get("__name__") == "__main__":
         return not frame.f_code.co_filename.startswith("<frozen")
-    return _is_user_file(frame.f_code.co_filename)
+    return is_user_file(frame.f_code.co_filename)
 
 
-def _is_user_file(file: str) -> bool:
+def is_user_file(file: str) -> bool:
+    """Whether a file was not installed, and is no part of Python."""
     if file.startswith("<"):
         return file.startswith("<remote cell")
     parts = file.split(os.sep)

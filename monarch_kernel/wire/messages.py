@@ -30,6 +30,8 @@ __all__ = [
     "DebugInput",
     "Failed",
     "Fence",
+    "Fetch",
+    "Fetched",
     "Forget",
     "FormGroup",
     "Goodbye",
@@ -43,6 +45,7 @@ __all__ = [
     "Lost",
     "Meet",
     "Message",
+    "ModuleSource",
     "Names",
     "Outlive",
     "Output",
@@ -70,6 +73,7 @@ __all__ = [
     "StartRanks",
     "StopActor",
     "Stopped",
+    "Sync",
     "Unhandled",
 ]
 
@@ -137,6 +141,33 @@ class Reload(Message, frozen=True):
     id: int
     edit: int
     payload: Payload
+
+
+class ModuleSource(msgspec.Struct, array_like=True, frozen=True):
+    """A module of the user's: its file there where the controller is, and its text; both are empty for a namespace package."""
+
+    name: str
+    file: str
+    text: str
+    is_package: bool
+
+
+class Sync(Message, frozen=True):
+    """Load those of these modules anew that are imported and differ, and what depends on them; answer as to `Reload`.
+
+    What is not imported yet is asked for when it is (`Fetch`). ``edit`` is what `Conclude` calls it.
+    """
+
+    id: int
+    edit: int
+    modules: tuple[ModuleSource, ...]
+
+
+class Fetched(Message, frozen=True):
+    """The module that was asked for as ``turn``; None if there is none. Has its own lane."""
+
+    turn: int
+    module: ModuleSource | None
 
 
 class Reshaped(Message, frozen=True):
@@ -443,6 +474,13 @@ class Rich(Message, frozen=True):
     data: dict[str, Any]
     metadata: dict[str, Any]
     written: tuple[int, int] = (0, 0)
+
+
+class Fetch(Message, frozen=True):
+    """A module is wanted that this rank can't find, or that was edited."""
+
+    turn: int
+    name: str
 
 
 class Names(Message, frozen=True):
