@@ -18,7 +18,7 @@ from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.asker import Asker
 from monarch_kernel.asking.future import Future
 from monarch_kernel.asking.home import opener
-from monarch_kernel.edit.classes import key_of
+from monarch_kernel.edit.classes import key_of, pickle_class
 from monarch_kernel.edit.prospect import Reloaded
 from monarch_kernel.errors import ActorError, Failure, SupervisionError
 from monarch_kernel.mesh import Extent, Region, Shaped, ValueMesh
@@ -106,16 +106,16 @@ class ActorMesh(Shaped):
             finish(answers)
             return True
 
-        assert isinstance(self._interface.cls, type)
-        region, sources, owner = (
-            self._region.pack(),
-            sources_of(self._interface.cls),
-            running.get().actor_instance.actor_id,
-        )
+        known, first = self._interface, self._interface.cls
+        assert isinstance(first, type)
+        region, sources, owner = self._region.pack(), sources_of(first), running.get().actor_instance.actor_id
 
         def make(id: int, living: Sequence[int] | None = None) -> Packed:
             part = None if living is None else self._places_of(living)
-            return pack(Spawn(id, self._actor, self.name, region, payload, sources, owner, part), frames)
+            now, renewed = sources, b""
+            if known.is_changed and isinstance(known.cls, type):
+                now, renewed = sources_of(known.cls), pickle_class(known.cls)
+            return pack(Spawn(id, self._actor, self.name, region, payload, now, owner, part, renewed), frames)
 
         self._asker.spawned(self._actor, self.name, owner, self._procs, self)
         self._initialized = self._asker.request(

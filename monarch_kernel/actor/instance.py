@@ -21,6 +21,7 @@ import inspect
 import itertools
 import linecache
 import os
+import pickle
 import socket
 import sys
 import threading
@@ -333,6 +334,7 @@ class _Host:
         try:
             with executor.user_code():
                 cls, args, kwargs = load(message.payload, frames)
+                cls = pickle.loads(message.renewed) if message.renewed else cls
                 self._specs = endpoints_of(cls, frozenset())
                 self.cls, self.is_async = cls, any(spec.is_async for spec in self._specs.values())
                 self.begun.set()

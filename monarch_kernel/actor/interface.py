@@ -17,12 +17,14 @@ class Interface:
         cls: the class, or its name where the class is elsewhere.
         endpoints: by name.
         removed: names of those that the class had once.
+        is_changed: whether the class is another one than at first, or has other code.
     """
 
     def __init__(self, cls: type[Actor] | str, endpoints: Mapping[str, EndpointSpec]) -> None:
         self.cls = cls
         self.endpoints = dict(endpoints)
         self.removed: set[str] = set()
+        self.is_changed = False
 
     @property
     def kind(self) -> str:
@@ -45,11 +47,13 @@ class Interface:
     def change(self, cls: type[Actor] | str, endpoints: Mapping[str, EndpointSpec]) -> None:
         """Be the endpoints of the class as it is now."""
         self.removed = (self.removed | self.endpoints.keys()) - endpoints.keys()
-        self.cls, self.endpoints = cls, dict(endpoints)
+        self.cls, self.endpoints, self.is_changed = cls, dict(endpoints), True
 
     def hear(self, kind: str, outlines: Iterable[tuple[Any, ...]]) -> None:
-        """The class has changed, elsewhere."""
-        self.change(kind, {spec.name: spec for spec in map(from_outline, outlines)})
+        """The class has changed, elsewhere; where it is here, too, it is no other one."""
+        self.change(
+            self.cls if isinstance(self.cls, type) else kind, {spec.name: spec for spec in map(from_outline, outlines)}
+        )
 
 
 def interface_of(

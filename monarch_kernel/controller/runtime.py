@@ -228,7 +228,9 @@ class Runtime:
 
     def tell_all(self, packed: Packed) -> None:
         """Send every rank a message that has no answer."""
-        self._submit(lambda now: self._state.tell(list(self._state.ranks), packed))
+        self._submit(
+            lambda now: self._state.tell([proc for proc in self._state.ranks if proc != CONTROLLER_PROC], packed)
+        )
 
     def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
         """Wait until ``waiter`` is ready, driving the loop meanwhile."""

@@ -14,7 +14,7 @@ import io
 import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import cloudpickle
 from cloudpickle import cloudpickle as tracker  # its table of classes has no public name
@@ -31,6 +31,7 @@ __all__ = [
     "living_classes",
     "load_classes",
     "mro_after",
+    "pickle_class",
     "travels_by_value",
 ]
 
@@ -104,6 +105,14 @@ def dump_classes(classes: Sequence[tuple[type, Key]]) -> bytes:
     file = io.BytesIO()
     _Pickler(file, None).dump((roots, found))
     return file.getvalue()
+
+
+def pickle_class(cls: type) -> bytes:
+    """Pickle a class as it is now, as arguments are; empty if that can't be."""
+    try:
+        return cast(bytes, cloudpickle.dumps(cls, 5))
+    except Exception:  # of a member that was added since
+        return b""
 
 
 def load_classes(data: bytes) -> list[Arrived]:

@@ -206,17 +206,23 @@ def _take_members(new: type, old: type) -> None:
     for name, value in theirs.items():
         if name in _NOT_MEMBERS or isinstance(value, _OF_THE_LAYOUT):
             continue
-        if name in ours:
-            _update_functions(ours[name], value)
-        type.__setattr__(old, name, value)
+        type.__setattr__(old, name, _merged(ours[name], value) if name in ours else value)
 
 
-def _update_functions(old: object, new: object) -> None:
-    """Have the functions of an old member, which somebody may keep, run the code of a new one's."""
-    theirs = dict(_functions(new))
-    for key, function in _functions(old):
-        if key in theirs:
-            update_function(function, theirs[key])
+def _merged(old: Any, new: Any) -> Any:
+    """The member that a living class is to have for an old one and a new one.
+
+    It is made of the functions that were there, as far as these, which somebody may keep, can run the new code: so it will
+    reach them next time, too.
+    """
+    ours, theirs = dict(_functions(old)), dict(_functions(new))
+    kept = {key: ours[key] for key in theirs if key in ours and update_function(ours[key], theirs[key])}
+    if type(old) is not type(new) or not kept:
+        return new
+    if isinstance(new, (FunctionType, staticmethod, classmethod, property)):
+        return old if len(kept) == len(ours) == len(theirs) else new
+    vars(new).update(kept)
+    return new
 
 
 def update_function(old: FunctionType, new: FunctionType) -> bool:

@@ -196,7 +196,7 @@ class FormGroup(Message, frozen=True):
 
 
 class Spawn(Message, frozen=True):
-    """Make an actor: ``payload`` is ``(class, args, kwargs)``.
+    """Make an actor: ``payload`` is ``(class, args, kwargs)``; ``renewed`` is the class, pickled, if it was reloaded since.
 
     ``sources`` has the text of the code that is in no file, such as a notebook's cell, by its name. ``owner`` is the actor that
     has spawned it, in the process that has made the number ``actor``; 0 for the program itself. ``living`` is for a rank that
@@ -211,6 +211,7 @@ class Spawn(Message, frozen=True):
     sources: tuple[tuple[str, str], ...] = ()
     owner: int = 0
     living: tuple[tuple[int, int], ...] | None = None
+    renewed: bytes = b""
 
 
 class Call(Message, frozen=True):

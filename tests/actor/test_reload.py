@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -479,3 +482,24 @@ class Model(Actor):
     assert mesh.f.call(3).get(LONG_S).values() == (6, 6)
     procs.reload(cell(code.format(10)).Model)
     assert mesh.f.call(3).get(LONG_S).values() == (6, 6), "what is made inside a method is made when it runs"
+
+
+def test_a_rank_that_is_healed_has_the_class_as_it_is_now(procs: ProcMesh, cell: Cell) -> None:
+    mesh = this_host().spawn_procs({"gpus": 2}, device="cpu")  # a new process is one more than this test began with
+    try:
+        counter: Any = mesh.spawn("counter", cell(COUNTER).Counter)
+        counter.initialized.get(LONG_S)
+        second = COUNTER.replace("first", "second").replace("def old", "def new")
+        mesh.reload(cell(second).Counter)
+        pid = mesh.slice(gpus=1).run("import os; os.getpid()").get(LONG_S).values()[0]
+        os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + LONG_S
+        while not mesh.deaths():
+            assert time.monotonic() < deadline, "the death of a rank was not noticed"
+            time.sleep(0.005)
+        mesh.heal().get(LONG_S)
+        assert counter.new.call().get(LONG_S).values() == ("second", "second")
+        mesh.reload(cell(second.replace("second", "third")).Counter)
+        assert counter.new.call().get(LONG_S).values() == ("third", "third")
+    finally:
+        mesh.stop(grace_s=0).get(LONG_S)
