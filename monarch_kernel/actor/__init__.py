@@ -9,11 +9,12 @@ from monarch_kernel.actor.actor import Actor, concurrent_endpoint, endpoint
 from monarch_kernel.actor.calls import Accumulator, as_endpoint, send
 from monarch_kernel.actor.context import context, current_actor_name, current_rank, current_size
 from monarch_kernel.actor.endpoints import ActorMesh
-from monarch_kernel.actor.faults import unhandled_fault_hook
+from monarch_kernel.actor.faults import FaultHook
 from monarch_kernel.actor.hosts import HostMesh, get_or_spawn_controller, shutdown_context, this_host, this_proc
 from monarch_kernel.actor.ports import Channel, Port, PortReceiver
 from monarch_kernel.actor.procs import ProcMesh
 from monarch_kernel.asking.future import Future
+from monarch_kernel.controller.faults import show_fault
 from monarch_kernel.errors import ActorError, MeshFailure, SupervisionError
 from monarch_kernel.mesh import Extent, Point, ValueMesh
 
@@ -47,3 +48,9 @@ __all__ = [
     "this_proc",
     "unhandled_fault_hook",
 ]
+
+unhandled_fault_hook: FaultHook = show_fault
+"""Called with each failure that no actor has handled, one at a time and on a thread of its own; put your own in its place.
+
+This one writes to stderr; in a notebook there is one that shows the failure in the cell that runs, or ran last.
+"""

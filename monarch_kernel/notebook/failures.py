@@ -13,6 +13,7 @@ from types import TracebackType
 from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_kernel.errors import MonarchError, RanksError
+from monarch_kernel.notebook.faults import Faults
 from monarch_kernel.notebook.hints import heal_hint, local_hint, remote_hints
 from monarch_kernel.notebook.meshes import Meshes
 from monarch_kernel.running.display import Sink
@@ -31,9 +32,10 @@ _IPYTHON = os.sep + os.path.join("IPython", "core") + os.sep
 class Failures:
     """Shows errors in our own words: one of ranks as a block per distinct error, each with what helps against it."""
 
-    def __init__(self, shell: InteractiveShell, meshes: Meshes) -> None:
+    def __init__(self, shell: InteractiveShell, meshes: Meshes, faults: Faults) -> None:
         self._shell = shell
         self._meshes = meshes
+        self._faults = faults
 
     def install(self) -> None:
         """From now on these are shown here: errors of ours, calls that we refuse, missing names, and interrupts."""
@@ -85,6 +87,8 @@ class Failures:
     def _lines(self, error: BaseException, place: str) -> list[str]:
         hints: list[str] = []
         if isinstance(error, RanksError):
+            for report in error.reports.values():
+                self._faults.note_shown(report)
             lines = error_block(
                 _placed(error),
                 color=getattr(self._shell, "colors", "nocolor").lower() != "nocolor",

@@ -22,6 +22,7 @@ from monarch_kernel.notebook.autoremote import CellTransformer
 from monarch_kernel.notebook.commands import MeshCommands
 from monarch_kernel.notebook.complete import make_matcher
 from monarch_kernel.notebook.failures import Failures
+from monarch_kernel.notebook.faults import Faults
 from monarch_kernel.notebook.meshes import Entry, Meshes
 from monarch_kernel.notebook.names import RemoteNames
 from monarch_kernel.notebook.peers import PeerMagics
@@ -56,7 +57,8 @@ class MeshMagics(Magics):
         self.meshes = Meshes(shell, DetachedMeshes(default_root(os.environ, tempfile.gettempdir())))
         self.transformer = CellTransformer(shell)
         self.peers = PeerMagics(shell, self.meshes)
-        self.failures = Failures(shell, self.meshes)
+        self.faults = Faults(shell)
+        self.failures = Failures(shell, self.meshes, self.faults)
         self.names = RemoteNames(self.meshes, shell.user_ns, lambda: self.transformer.mode)
         self._commands = MeshCommands(shell, self.meshes, self._show_end)
 
@@ -257,6 +259,7 @@ def load(shell: InteractiveShell) -> MeshMagics:
     magics = MeshMagics(shell)
     shell.register_magics(magics)
     magics.failures.install()
+    magics.faults.install()
     matcher = make_matcher(magics.meshes, magics.names)
     shell.Completer.custom_matchers.append(matcher)
     magics.transformer.install()
@@ -282,6 +285,7 @@ def unload(shell: InteractiveShell) -> None:
     magics.transformer.remove()
     magics.peers.remove()
     magics.failures.remove()
+    magics.faults.remove()
     for kind, names in magics.magics.items():
         for name in names:
             shell.magics_manager.magics[kind].pop(name, None)

@@ -1,0 +1,86 @@
+"""How a notebook shows failures that no actor has handled: at once, where they can be seen, and without failing a cell."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import replace
+
+from IPython.core.interactiveshell import InteractiveShell
+
+import monarch_kernel.actor
+from monarch_kernel.actor.faults import FaultHook
+from monarch_kernel.controller.faults import show_fault
+from monarch_kernel.errors import Failure, MeshFailure
+from monarch_kernel.running.display import Sink
+from monarch_kernel.running.places import in_notebook
+from monarch_kernel.ui.failures import failure_block
+
+__all__ = ["Faults"]
+
+_HOLD_S = 0.3
+_KEEP = 256
+
+
+class Faults:
+    """What the notebook has in place of `unhandled_fault_hook`.
+
+    A failure is held back for a moment: often a cell waits for the actor that has failed, and shows the error itself.
+    """
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self._shell = shell
+        self._shown: deque[Failure] = deque(maxlen=_KEEP)
+        self._news = threading.Condition()
+        self._hook: FaultHook = self.show
+
+    def install(self) -> None:
+        """From now on failures are shown here; a hook of the user's own stays."""
+        if monarch_kernel.actor.unhandled_fault_hook is show_fault:
+            monarch_kernel.actor.unhandled_fault_hook = self._hook
+
+    def remove(self) -> None:
+        """Leave them to the hook that was there."""
+        if monarch_kernel.actor.unhandled_fault_hook is self._hook:
+            monarch_kernel.actor.unhandled_fault_hook = show_fault
+
+    def note_shown(self, failure: Failure) -> None:
+        """The report of a rank is shown as part of an error that a cell raises."""
+        with self._news:
+            self._shown.append(failure)
+            self._news.notify_all()
+
+    def show(self, failure: MeshFailure) -> None:
+        """Show a failure in the cell that runs, or else in the one that ran last; not one that a cell shows, too."""
+        deadline = time.monotonic() + _HOLD_S
+        with self._news:
+            while not self._is_shown(failure):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                self._news.wait(left)
+            else:
+                return
+        color = getattr(self._shell, "colors", "nocolor").lower() != "nocolor"
+        sink = Sink(self._shell)
+        sink.pin()  # what the cell captures is not seen
+        sink.write("stderr", "\n".join(failure_block(_placed(failure), color=color)) + "\n")
+
+    def _is_shown(self, failure: MeshFailure) -> bool:
+        reports = failure.root_cause.reports.values()
+        return all(any(_is_same(report, shown) for shown in self._shown) for report in reports)
+
+
+def _placed(failure: MeshFailure) -> MeshFailure:
+    """The failure with its places in the notebook's own cells named as the notebook numbers them."""
+    reports = {
+        rank: replace(report, frames=tuple(map(in_notebook, report.frames))) for rank, report in failure.reports.items()
+    }
+    return replace(failure, reports=reports, causes={rank: _placed(cause) for rank, cause in failure.causes.items()})
+
+
+def _is_same(report: Failure, shown: Failure) -> bool:
+    """Whether an error that is shown has this report; callers of an actor are told what ended it with a few words more."""
+    where = (report.host, report.pid, report.etype)
+    return where == (shown.host, shown.pid, shown.etype) and shown.message.startswith(report.message)

@@ -1,0 +1,127 @@
+"""A failure that no actor handles is shown where it can be seen; it fails no cell but those that need what has failed."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.kernel.conftest import ANSI, Cell, Notebook
+
+ACTORS = """
+import time
+from monarch_kernel.actor import Actor, endpoint, this_host
+
+class Worker(Actor):
+    @endpoint
+    def fail(self, text):
+        raise ValueError(text)
+
+    @endpoint
+    def ok(self):
+        return 1
+
+class Boss(Actor):
+    @endpoint
+    def hire(self, procs):
+        self.workers = procs.spawn("workers", Worker)
+        return self.workers
+"""
+
+
+@pytest.fixture(scope="module")
+def book(notebook: Notebook) -> Notebook:
+    notebook.ok(ACTORS)
+    return notebook
+
+
+def plain(*cells: Cell) -> str:
+    return ANSI.sub("", "".join(cell.stderr for cell in cells))
+
+
+def shows(cell: Cell, text: str) -> None:
+    cell.wait_for(lambda cell: text in plain(cell))
+
+
+BUSY = "deadline = time.monotonic() + {seconds}\nwhile time.monotonic() < deadline: pass\nprint('went on')"
+HOOKED = """
+import monarch_kernel.actor
+before = monarch_kernel.actor.unhandled_fault_hook
+found = []
+monarch_kernel.actor.unhandled_fault_hook = found.append
+lone.fail.broadcast("mine")
+while not found: time.sleep(0.01)
+monarch_kernel.actor.unhandled_fault_hook = before
+"""
+LONE = "lone = t.slice(gpus=1).spawn('lone', Worker); lone.ok.call_one().get()"
+
+
+def test_it_is_shown_in_the_cell_that_runs_which_goes_on(book: Notebook) -> None:
+    book.ok(LONE)
+    cell = book.send("lone.fail.broadcast('nobody asked')\n" + BUSY.format(seconds=1.5))
+    shows(cell, "ValueError: nobody asked")
+    assert not cell.idle
+    cell.wait()
+    assert cell.ok
+    assert cell.stdout == "went on\n"
+    assert "MeshFailure: lone[0] failed, and no actor has handled that" in plain(cell)
+    after = book.run("lone.ok.call_one().get()")
+    assert after.ename == "SupervisionError"
+    assert "nobody asked" in after.error
+
+
+def test_it_is_shown_in_the_last_cell_if_none_runs(book: Notebook) -> None:
+    book.ok(LONE)
+    cell = book.ok("lone.fail.broadcast('much later')")
+    shows(cell, "ValueError: much later")
+
+
+def test_it_is_not_shown_twice_if_a_cell_waits_for_what_fails(book: Notebook) -> None:
+    book.ok(LONE)
+    book.ok(
+        "def leave(self): raise SystemExit(3)\nWorker.leave = endpoint(leave)\nother = t.slice(gpus=1).spawn('other', Worker)"
+    )
+    cell = book.run("other.leave.call_one().get()")
+    assert cell.ename == "ActorError"
+    probe = book.ok("lone.fail.broadcast('the next one')")
+    shows(probe, "the next one")
+    assert "SystemExit" not in plain(cell, probe)
+
+
+def test_the_chain_is_shown(book: Notebook) -> None:
+    book.ok("boss = t.slice(gpus=0).spawn('boss', Boss); workers = boss.hire.call_one(t.slice(gpus=1)).get()")
+    book.ok("workers.ok.call().get()")
+    cell = book.ok("workers.fail.broadcast('below')")
+    shows(cell, "caused by: workers[0] failed")
+    assert "MeshFailure: boss[0] failed, and no actor has handled that" in plain(cell)
+    assert "actor 'boss' did not handle the failure of workers[0]" in plain(cell)
+    assert "raise ValueError(text)" in plain(cell)
+
+
+def test_a_hook_of_the_users_own_is_called_instead(book: Notebook) -> None:
+    book.ok(LONE)
+    cell = book.ok(HOOKED)
+    assert book.value("(len(found), found[0].mesh is lone, found[0].crashed_ranks)") == (1, True, (0,))
+    assert not cell.stderr
+
+
+def test_the_death_of_an_idle_process_is_shown(book: Notebook) -> None:
+    book.ok("%mesh up u -n 2 --device cpu", 60.0)
+    os.kill(book.pids("u")[1], signal.SIGKILL)
+    cell = book.run(BUSY.format(seconds=1))
+    assert cell.ok
+    everything = plain(*book.cells.values())
+    assert everything.count("u[1] failed") == 1
+    assert "killed by SIGKILL" in everything
+    assert book.run("%%remote u[0]\n1").ok
+    book.ok("%mesh down u")
+
+
+def test_the_death_of_a_process_that_a_cell_needs_is_shown_by_that_cell_alone(book: Notebook) -> None:
+    book.ok("%mesh up u -n 2 --device cpu\nlone = u.spawn('lone', Worker); lone.ok.call().get()", 60.0)
+    cell = book.run("%%remote u[1]\nimport os; os._exit(9)")
+    assert "exit code 9" in cell.error
+    book.ok(BUSY.format(seconds=0.6))
+    assert "exit code 9" not in plain(*book.cells.values())
+    book.ok("%mesh down u")
