@@ -17,13 +17,13 @@ from monarch_kernel.actor.interface import interface_of
 from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.asker import Asker
 from monarch_kernel.asking.future import Future
-from monarch_kernel.asking.home import opener
+from monarch_kernel.asking.home import opened_for, opener
 from monarch_kernel.edit.classes import key_of
 from monarch_kernel.edit.prospect import Reloaded
 from monarch_kernel.errors import ActorError, Failure, SupervisionError
 from monarch_kernel.mesh import Extent, Region, Shaped, ValueMesh
 from monarch_kernel.transport.driver import Waiter
-from monarch_kernel.wire.codec import Packed, dump_call, pack
+from monarch_kernel.wire.codec import Packed, dump, dump_call, load, pack
 from monarch_kernel.wire.messages import (
     Call,
     Spawn,
@@ -107,16 +107,22 @@ class ActorMesh(Shaped):
             return True
 
         assert isinstance(self._interface.cls, type)
-        region, sources, owner = (
-            self._region.pack(),
-            sources_of(self._interface.cls),
-            running.get().actor_instance.actor_id,
-        )
+        region, owner = self._region.pack(), running.get().actor_instance.actor_id
+        sources = sources_of(self._interface.cls)
 
         def make(id: int, living: Sequence[int] | None = None) -> Packed:
             part = None if living is None else self._places_of(living)
             return pack(Spawn(id, self._actor, self.name, region, payload, sources, owner, part), frames)
 
+        def reclass(cls: type[Actor]) -> None:
+            """Actors that are made again are of the class as it is now."""
+            nonlocal payload, frames, sources
+            with opened_for(self._asker):
+                _, args, kwargs = load(payload, frames)
+            payload, frames = dump((cls, args, kwargs), f"class {cls.__name__} or its arguments")
+            sources = sources_of(cls)
+
+        self._interface.on_class = reclass
         self._asker.spawned(self._actor, self.name, owner, self._procs, self)
         self._initialized = self._asker.request(
             self._procs, make, f"{self.name}.__init__", up, spawned=(self._actor, make)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
 from monarch_kernel.actor.actor import Actor, EndpointSpec, from_outline
@@ -17,12 +17,14 @@ class Interface:
         cls: the class, or its name where the class is elsewhere.
         endpoints: by name.
         removed: names of those that the class had once.
+        on_class: is given the class when it has changed, and is not only a name.
     """
 
     def __init__(self, cls: type[Actor] | str, endpoints: Mapping[str, EndpointSpec]) -> None:
         self.cls = cls
         self.endpoints = dict(endpoints)
         self.removed: set[str] = set()
+        self.on_class: Callable[[type[Actor]], None] | None = None
 
     @property
     def kind(self) -> str:
@@ -46,6 +48,8 @@ class Interface:
         """Be the endpoints of the class as it is now."""
         self.removed = (self.removed | self.endpoints.keys()) - endpoints.keys()
         self.cls, self.endpoints = cls, dict(endpoints)
+        if self.on_class is not None and isinstance(cls, type):
+            self.on_class(cls)
 
     def hear(self, kind: str, outlines: Iterable[tuple[Any, ...]]) -> None:
         """The class has changed, elsewhere."""
