@@ -141,6 +141,8 @@ def by_value() -> Iterator[None]:
 def session() -> Iterator[None]:
     mesh = this_host().spawn_procs({"r": 1}, device="cpu")
     mesh.initialized.get(LONG_S)
+    parent: Any = mesh.spawn("parent", Parent)
+    parent.heal.call_one(mesh).get(LONG_S)  # what ranks ask the program for comes up with the first that asks
     mesh.stop(grace_s=0).get()
     yield
     shutdown_context().get()
