@@ -55,6 +55,27 @@ class _Directory(Actor):
         mesh.stop(reason, grace_s=grace_s).get()
 
     @endpoint
+    def replace_procs(self, port: Any, mesh: Any, grace_s: float | None) -> None:
+        """Have others take the places of processes, as `ProcMesh.heal`, or `restart` with a grace; the port is told the end.
+
+        What is healed may itself ask something here, so this does not wait.
+        """
+        try:
+            future = mesh.heal() if grace_s is None else mesh.restart(grace_s=grace_s)
+        except Exception as error:  # it is for whoever waits at the port
+            port.exception(error)
+            return
+
+        def over() -> None:
+            error = future.exception(0)
+            if error is None:
+                port.send(future.get(0))
+            else:
+                port.exception(error)
+
+        future.add_done_callback(over)
+
+    @endpoint
     def get_or_spawn(self, place: Any, name: str, cls: type[Actor], args: Any, kwargs: Any) -> Any:
         """The actor of this name in the program's process; made with the first call, and again if it has ended."""
         known = self._named.get(name)

@@ -110,7 +110,8 @@ class HostMesh(Shaped):
         check_type("name", name, str)
         boot = b"" if bootstrap is None else _pack_bootstrap(bootstrap)
         if not isinstance(self._asker, Runtime):  # on a rank: only the program starts processes
-            options = {"name": name, "env": env, "device": device}
+            options: dict[str, Any] = {"name": name, "env": env, "device": device, "restart": restart}
+            options |= {"max_restarts": max_restarts, "restart_within_s": restart_within_s, "backoff_s": backoff_s}
             spawned = directory_of(self._asker).spawn_procs.call_one(self, per_host, bootstrap, options)
             return cast(ProcMesh, rethrow(spawned))
         local = Extent(per_host or {})

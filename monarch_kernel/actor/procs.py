@@ -16,6 +16,7 @@ from monarch_kernel.actor.directory import directory_of
 from monarch_kernel.actor.editing import Target, check_class, reload_classes, sync_modules
 from monarch_kernel.actor.endpoints import RESERVED, ActorMesh
 from monarch_kernel.actor.faults import call_fault_hook
+from monarch_kernel.actor.ports import Channel
 from monarch_kernel.actor.rankwise import apply_messages, by_rank, push_messages
 from monarch_kernel.agent.logs import LogRecord
 from monarch_kernel.asking.answer import Answer, Value
@@ -347,13 +348,18 @@ class ProcMesh(Shaped):
             SupervisionError: ranks were stopped; in the future, new processes have died, too.
             ActorError: in the future, actors could not be made again.
         """
-        return self._replace("")
+        return self._replace(None)
 
     def restart(self, *, grace_s: float = 2.0) -> Future[tuple[int, ...]]:
         """End the processes and `heal`; those that take longer than ``grace_s`` seconds to end are killed."""
-        return self._replace("ended to be restarted", grace_s)
+        return self._replace(grace_s)
 
-    def _replace(self, retire: str, grace_s: float = 0.0) -> Future[tuple[int, ...]]:
+    def _replace(self, grace_s: float | None) -> Future[tuple[int, ...]]:
+        """Have others take the places of those that are dead; with a grace, of those that live, too."""
+        if not isinstance(self._asker, Runtime):  # on a rank: only the program starts processes
+            port, receiver = Channel.open()
+            directory_of(self._asker).replace_procs.broadcast(port, self, grace_s)
+            return receiver.recv()
         what = f"healing {self.name}"
         places = {proc: rank for rank, proc in zip(self.ranks, self.procs)}
         stopped = {rank: death for rank, death in self.deaths().items() if death.kind == "stopped"}
@@ -372,9 +378,10 @@ class ProcMesh(Shaped):
                 )
             return tuple(sorted(places[proc] for proc in healing.replaced))
 
-        is_homeless = self._session is not None and self._runtime.hosts_are_gone(self.procs)
-        host = self._session.local_host() if self._session is not None and is_homeless else 0
-        return self._runtime.heal(self.procs, finish, host=host, retire=retire, grace_s=grace_s)
+        runtime = self._runtime
+        host = runtime.session.local_host() if runtime.hosts_are_gone(self.procs) else 0
+        retire = "" if grace_s is None else "ended to be restarted"
+        return runtime.heal(self.procs, finish, host=host, retire=retire, grace_s=grace_s or 0.0)
 
     def incarnations(self) -> tuple[int, ...]:
         """How many processes have had the place of each rank before the one that is there, or that was last."""

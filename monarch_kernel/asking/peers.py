@@ -27,7 +27,7 @@ from monarch_kernel.transport.base import CONTROLLER, Peer, rank_peer
 from monarch_kernel.wire.codec import Frame, Packed, pack
 from monarch_kernel.wire.messages import Failed, Interrupt, Meet, PeerNews, Release, Result
 
-__all__ = ["Connect", "Disconnect", "PeerEffect", "Peers", "Resolved", "ToPeer"]
+__all__ = ["Connect", "Disconnect", "PeerEffect", "Peers", "Resolved", "Respawned", "ToPeer"]
 
 RELEASE_AFTER_S = 1.0
 
@@ -52,6 +52,13 @@ class Disconnect(NamedTuple):
     peer: Peer
 
 
+class Respawned(NamedTuple):
+    """Effect: an actor that was spawned from here is made again in a process that has come in the place of another."""
+
+    actor: int
+    proc: int
+
+
 class Resolved(NamedTuple):
     """Effect: a request is over."""
 
@@ -59,7 +66,7 @@ class Resolved(NamedTuple):
     answers: list[Answer]
 
 
-PeerEffect = ToPeer | Connect | Disconnect | Resolved
+PeerEffect = ToPeer | Connect | Disconnect | Resolved | Respawned
 
 
 @dataclass(slots=True)
@@ -244,7 +251,7 @@ class Peers:
             self._pending[id] = _Pending((proc,))
             known.owed[id] = None
             others = kept.procs - {proc} - self.deaths(tuple(kept.procs)).keys()
-            effects.append(ToPeer(known.name, kept.make(id, sorted(others))))
+            effects += [Respawned(kept.actor, proc), ToPeer(known.name, kept.make(id, sorted(others)))]
         return effects
 
     def _lose(self, proc: int, known: _Peer, death: Failure | None, now: float) -> list[PeerEffect]:

@@ -37,6 +37,7 @@ class RankRecord:
     """A rank's process; another that takes its place has a record of its own.
 
     ``has_ended`` says that its host agent has said so, or is gone itself; until then ``death`` is what we have decided.
+    ``is_replaced`` says that another takes its place without anybody having to do something about its death.
     ``former`` is who was there before, as long as that one has not ended: this one is not started until then.
     ``address`` is where it listens to other ranks, ``watchers`` are those that have something to ask it.
     ``cleans_up`` says that it has actors that want to clean up when the session ends.
@@ -58,6 +59,7 @@ class RankRecord:
     cleans_up: bool = False
     death: Failure | None = None
     has_ended: bool = False
+    is_replaced: bool = False
     former: RankRecord | None = None
     held: list[Packed] = field(default_factory=list)
     owed: dict[int, str] = field(default_factory=dict)

@@ -570,6 +570,8 @@ class Runtime:
         effects = state.heal(lost, now, host)
         healing.replaced = lost
         for kept, having in state.kept(lost):
+            for proc in having:
+                self.workplace.supervisor.respawned(kept.actor, proc)
             part = self._part(id, healing, having, kept.note)
             effects += state.spawn_again(part, kept, having, now)
             for proc in having:

@@ -785,7 +785,9 @@ class State:
 
     @staticmethod
     def _news(record: RankRecord) -> Packed:
-        return pack(PeerNews(record.spec.proc, record.spec.incarnation, record.address, record.death))
+        return pack(
+            PeerNews(record.spec.proc, record.spec.incarnation, record.address, record.death, record.is_replaced)
+        )
 
     def _tell_output(self, record: RankRecord, chunk: OutputChunk) -> list[Effect]:
         request = chunk.request or self._writer(record)
@@ -860,14 +862,16 @@ class State:
         note = next(filter(None, record.owed.values()), "")
         text = f"{what}; it was running {note}" if note and record.up else what
         mesh = self._restarts.get(record.spec.proc)
-        if mesh is not None and not asked and (follows := mesh.restarts.died(record.spec.rank, now)):
-            text = f"{text}; {follows}"
+        record.is_replaced = asked
+        if mesh is not None and not asked:
+            record.is_replaced, follows = mesh.restarts.died(record.spec.rank, now)
+            text = f"{text}; {follows}" if follows else text
         etype = "RankDied" if record.up or record.is_adopted else "RankNotStarted"
         host = self._hostname(record)
         failure = Failure(
             "lost", etype, text, host=host, pid=record.pid, last_lines=last_lines, exit_code=exit_code, signal=signal
         )
-        effects += self._bury(record, failure, now, asked)
+        effects += self._bury(record, failure, now, record.is_replaced)
         if not asked:
             effects.append(Tell(LostEvent(record.spec.mesh, record.spec.rank, failure)))
         return effects

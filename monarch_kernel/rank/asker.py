@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -12,7 +13,7 @@ from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.future import Future
 from monarch_kernel.asking.kept import MakeSpawn
 from monarch_kernel.asking.numbers import CONTROLLER_PROC, made_by, numbers
-from monarch_kernel.asking.peers import Connect, Disconnect, PeerEffect, Peers, Resolved, ToPeer
+from monarch_kernel.asking.peers import Connect, Disconnect, PeerEffect, Peers, Resolved, Respawned, ToPeer
 from monarch_kernel.asking.ports import PortTable
 from monarch_kernel.asking.waits import Wait
 from monarch_kernel.errors import Failure
@@ -172,7 +173,8 @@ class RankAsker:
                     for kept, _ in self._state.kept.of((news.proc,)):
                         self.supervisor.respawned(kept.actor, news.proc)
             else:
-                self.supervisor.gone(process, news.death)
+                death = replace(news.death, kind="stopped") if news.is_replaced else news.death
+                self.supervisor.gone(process, death)
         waiting, self._for_news = self._for_news, []
         for peer, then in waiting:
             self.when_met(peer, then)
@@ -223,6 +225,9 @@ class RankAsker:
                 self._admitted.add(effect.peer)
                 self._transport.connect(effect.peer, effect.address)
                 self._driver.send(effect.peer, self._hello)
+            elif isinstance(effect, Respawned):
+                if self.supervisor is not None:
+                    self.supervisor.respawned(effect.actor, effect.proc)
             elif isinstance(effect, Disconnect):
                 self._admitted.discard(effect.peer)
                 self._transport.disconnect(effect.peer)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
-__all__ = ["Restart", "RestartPolicy", "Restarts"]
+__all__ = ["Follows", "Restart", "RestartPolicy", "Restarts"]
 
 Restart = Literal["never", "rank", "mesh"]
 """What is replaced when a rank dies: nothing, that rank, or all ranks of its mesh."""
@@ -50,6 +50,13 @@ class RestartPolicy:
         return min(self.max_backoff_s, self.backoff_s * 2.0 ** min(nth - 2, 64)) if nth > 1 else 0.0
 
 
+class Follows(NamedTuple):
+    """What follows from a death: whether there is a restart, and that in words for the user, empty if nothing is to be said."""
+
+    is_restarted: bool
+    text: str
+
+
 class Restarts:
     """The restarts of one mesh.
 
@@ -69,11 +76,11 @@ class Restarts:
         """When something is due; infinity if nothing is."""
         return min(self._due.values(), default=float("inf"))
 
-    def died(self, rank: int, now: float) -> str:
-        """A rank has died that nobody had asked to end; gives what follows, in words for the user, empty if nothing does."""
+    def died(self, rank: int, now: float) -> Follows:
+        """A rank has died that nobody had asked to end; gives what follows."""
         policy = self.policy
         if policy.restart == "never":
-            return ""
+            return Follows(False, "")
         unit = self._unit(rank)
         whole = "the mesh" if policy.restart == "mesh" else "it"
         if unit in self._due:
@@ -83,7 +90,7 @@ class Restarts:
             past.popleft()
         if len(past) >= policy.max_restarts:
             times = f"{len(past)} time{'s' * (len(past) != 1)} within {policy.within_s:g} s"
-            return f"{whole} is not restarted, for that was done {times}"
+            return Follows(False, f"{whole} is not restarted, for that was done {times}")
         wait_s = policy.wait_s(len(past) + 1)
         self._due[unit] = now + wait_s
         past.append(now + wait_s)
@@ -104,6 +111,6 @@ class Restarts:
     def _unit(self, rank: int) -> int:
         return rank if self.policy.restart == "rank" else -1
 
-    def _told(self, wait_s: float) -> str:
+    def _told(self, wait_s: float) -> Follows:
         what = "the mesh is restarted" if self.policy.restart == "mesh" else "another process takes its place"
-        return f"{what} in {wait_s:.1f} s" if wait_s > 0.05 else what
+        return Follows(True, f"{what} in {wait_s:.1f} s" if wait_s > 0.05 else what)

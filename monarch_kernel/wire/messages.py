@@ -370,12 +370,16 @@ class ActorEnded(Message, frozen=True):
 
 
 class PeerNews(Message, frozen=True):
-    """A process that you wanted to meet is up and listens at ``address``, or has ended (``death``)."""
+    """A process that you wanted to meet is up and listens at ``address``, or has ended (``death``).
+
+    One that ``is_replaced`` will have another in its place by itself: to owners of what was there that is no failure.
+    """
 
     proc: int
     incarnation: int
     address: str
     death: Failure | None = None
+    is_replaced: bool = False
 
 
 # rank -> controller

@@ -73,10 +73,22 @@ class AsyncCounter(Actor):
 
 
 class Parent(Actor):
-    """Spawns actors from a rank, and goes on when one of them fails."""
+    """Spawns actors from a rank, and goes on when they fail."""
+
+    def __init__(self) -> None:
+        self.failures: list[str] = []
 
     def __supervise__(self, failure: Any) -> bool:
+        self.failures.append(str(failure))
         return True
+
+    @endpoint
+    def failed(self) -> list[str]:
+        return self.failures
+
+    @endpoint
+    def heal(self, procs: Any) -> Any:
+        return procs.heal().get()
 
     @endpoint
     def spawn(self, procs: Any) -> Any:
@@ -87,6 +99,13 @@ class Parent(Actor):
     @endpoint
     def add(self) -> list[int]:
         return [n for n, _ in self.children.add.call().get().values()]
+
+
+class Careless(Parent):
+    """Goes down with what it has spawned."""
+
+    def __supervise__(self, failure: Any) -> bool:
+        return False
 
 
 class Brittle(Actor):
@@ -122,6 +141,8 @@ def by_value() -> Iterator[None]:
 def session() -> Iterator[None]:
     mesh = this_host().spawn_procs({"r": 1}, device="cpu")
     mesh.initialized.get(LONG_S)
+    parent: Any = mesh.spawn("parent", Parent)
+    parent.heal.call_one(mesh).get(LONG_S)  # what ranks ask the program for comes up with the first that asks
     mesh.stop(grace_s=0).get()
     yield
     shutdown_context().get()
@@ -222,7 +243,30 @@ def test_actors_that_a_rank_has_spawned_are_made_again(procs: ProcMesh) -> None:
     procs.heal().get(LONG_S)
     one, two = parent.add.call_one().get(LONG_S)
     assert (one, two - one) in ((102, 0), (102, 1)), "its state is that of the other, before or after this call"
+    (failure,) = parent.failed.call_one().get(LONG_S)
+    assert "children[1] failed" in failure
     assert [by for _, by in children.add.call().get(LONG_S).values()] == [-1, 1]
+
+
+def test_an_actor_that_is_told_of_a_failure_can_heal_the_mesh_and_hears_of_the_next_one(procs: ProcMesh) -> None:
+    parent: Any = procs.slice(r=0).spawn("parent", Parent)
+    others = procs.slice(r=slice(1, 3))
+    parent.spawn.call_one(others).get(LONG_S)
+    for times in (1, 2):
+        kill(procs, 2)
+        assert parent.heal.call_one(others).get(LONG_S) == (2,)
+        parent.add.call_one().get(LONG_S)
+        assert len(parent.failed.call_one().get(LONG_S)) == times
+
+
+def test_what_an_owner_that_failed_had_spawned_is_not_made_again(procs: ProcMesh) -> None:
+    careless: Any = procs.slice(r=0).spawn("careless", Careless)
+    children = careless.spawn.call_one(procs.slice(r=slice(1, 3))).get(LONG_S)
+    kill(procs, 2)
+    wait_until(lambda: careless.spawn.call_one(procs).exception(LONG_S), "the end of the owner")
+    procs.heal().get(LONG_S)
+    with pytest.raises(SupervisionError, match=r"\[1\] ActorStopped"):
+        children.add.call().get(LONG_S)
 
 
 def test_what_was_stopped_is_not_made_again(procs: ProcMesh) -> None:
@@ -264,9 +308,9 @@ def test_a_spawn_on_a_mesh_with_a_dead_rank_fails_at_once_and_names_it(procs: Pr
     procs.initialized.get(LONG_S)
     kill(procs, 1)
     begun = time.monotonic()
-    late: Any = procs.spawn("late", Counter)
-    with pytest.raises(SupervisionError, match=r"spawning late failed: .* \[1\] are gone") as caught:
-        late.initialized.get(LONG_S)
+    failed: Any = procs.spawn("late", Counter)
+    with pytest.raises(SupervisionError, match="spawning late failed") as caught:
+        failed.initialized.get(LONG_S)
     assert time.monotonic() - begun < 0.5
     assert caught.value.ranks == (1,)
     procs.heal().get(LONG_S)
@@ -348,6 +392,33 @@ def test_a_rank_is_restarted_by_itself_and_nobody_finds_it_dead(make: Callable[.
     assert [by for _, by in counter.add.call().get(LONG_S).values()] == [-1, 2, -1]
     after = counter.pid.call().get(LONG_S).values()
     assert [a == b for a, b in zip(before, after)] == [True, False, True]
+
+
+def test_a_restart_by_itself_is_no_failure_to_owners(make: Callable[..., ProcMesh], faults: list[Any]) -> None:
+    mesh = make(3, restart="rank", max_restarts=1)
+    parent: Any = mesh.slice(r=0).spawn("parent", Parent)
+    children = parent.spawn.call_one(mesh.slice(r=slice(1, 3))).get(LONG_S)
+    mine: Any = mesh.spawn("mine", Counter)
+    mine.add.call().get(LONG_S)
+    before = mine.pid.call().get(LONG_S).values()
+    os.kill(before[2], signal.SIGKILL)
+    wait_until(lambda: mesh.incarnations() == (0, 0, 1), "the restart")
+    assert mine.pid.call().get(LONG_S).values()[2] != before[2]
+    assert [by for _, by in children.add.call().get(LONG_S).values()] == [-1, 1]
+    assert parent.failed.call_one().get(LONG_S) == []
+    assert faults == []
+    kill(mesh, 2)
+    wait_until(lambda: parent.failed.call_one().get(LONG_S), "the failure, which nothing else follows")
+    wait_until(lambda: faults, "the same for what the program has spawned")
+    assert "it is not restarted, for that was done 1 time" in str(faults[0])
+
+
+@pytest.fixture
+def faults(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The failures that nobody has handled."""
+    found: list[Any] = []
+    monkeypatch.setattr("monarch_kernel.actor.unhandled_fault_hook", found.append)
+    return found
 
 
 def test_a_rank_that_dies_again_and_again_is_given_up(make: Callable[..., ProcMesh]) -> None:

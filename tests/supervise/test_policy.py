@@ -36,10 +36,11 @@ def test_restarts_are_bounded_and_each_death_is_followed_by_one_or_given_up(
     done: set[int] = set()
     for rank, dt in happenings:
         if rank not in dead:
-            said = restarts.died(rank, now)
+            is_restarted, said = restarts.died(rank, now)
             assert said
+            assert ("not restarted" in said) != is_restarted
             dead.add(rank)
-            if "not restarted" in said:
+            if not is_restarted:
                 given_up |= set(RANKS) if policy.restart == "mesh" else {rank}
             elif policy.restart == "rank" or dead == {rank}:
                 accepted.setdefault(rank if policy.restart == "rank" else -1, []).append(now)
@@ -77,16 +78,16 @@ def test_the_first_is_at_once_and_the_next_ever_later() -> None:
         now = restarts.next_at
         assert restarts.due(now) == (2,)
     assert waits == [0.0, 1.0, 2.0, 4.0, 5.0, 5.0]
-    assert restarts.died(2, now) == "it is not restarted, for that was done 6 times within 300 s"
+    assert restarts.died(2, now).text == "it is not restarted, for that was done 6 times within 300 s"
     assert restarts.due(now + 1000) == ()
 
 
 def test_what_is_long_ago_does_not_count() -> None:
     restarts = Restarts(RestartPolicy("rank", max_restarts=1, within_s=10.0), RANKS)
     for now in (0.0, 11.0, 22.0):
-        assert restarts.died(1, now) == "another process takes its place"
+        assert restarts.died(1, now).text == "another process takes its place"
         assert restarts.due(now) == (1,)
-    assert "not restarted, for that was done 1 time within 10 s" in restarts.died(1, 23.0)
+    assert "not restarted, for that was done 1 time within 10 s" in restarts.died(1, 23.0).text
 
 
 def test_ranks_are_counted_one_by_one() -> None:
@@ -99,13 +100,13 @@ def test_ranks_are_counted_one_by_one() -> None:
 
 def test_a_mesh_is_restarted_once_for_all_that_die_meanwhile() -> None:
     restarts = Restarts(RestartPolicy("mesh", max_restarts=2, backoff_s=3.0), RANKS)
-    assert restarts.died(0, 0.0) == "the mesh is restarted"
+    assert restarts.died(0, 0.0).text == "the mesh is restarted"
     assert restarts.due(0.0) == RANKS
-    assert restarts.died(1, 1.0) == "the mesh is restarted in 3.0 s"
-    assert restarts.died(3, 2.0) == "the mesh is restarted in 2.0 s"
+    assert restarts.died(1, 1.0).text == "the mesh is restarted in 3.0 s"
+    assert restarts.died(3, 2.0).text == "the mesh is restarted in 2.0 s"
     assert restarts.due(3.9) == ()
     assert restarts.due(4.0) == RANKS
-    assert restarts.died(1, 5.0) == "the mesh is not restarted, for that was done 2 times within 300 s"
+    assert restarts.died(1, 5.0).text == "the mesh is not restarted, for that was done 2 times within 300 s"
 
 
 def test_one_that_somebody_has_replaced_is_not_replaced_again() -> None:
@@ -119,7 +120,7 @@ def test_one_that_somebody_has_replaced_is_not_replaced_again() -> None:
 
 def test_never_means_never() -> None:
     restarts = Restarts(RestartPolicy(), RANKS)
-    assert restarts.died(1, 0.0) == ""
+    assert restarts.died(1, 0.0) == (False, "")
     assert restarts.due(1e9) == ()
 
 
