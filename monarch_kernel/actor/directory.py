@@ -1,7 +1,7 @@
 """What the program's own process does for others: it starts and ends processes, and has one actor for each name.
 
 It is an actor like others, in the controller's process, but nobody spawns it: it comes up with the first call, and every
-process knows its number.
+process knows its number. What it is asked overlaps: an actor may ask for another while it is itself being made.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from monarch_kernel.actor.actor import Actor, EndpointSpec, endpoint, endpoints_of
+from monarch_kernel.actor.actor import Actor, EndpointSpec, concurrent_endpoint, endpoint, endpoints_of
 from monarch_kernel.actor.endpoints import RESERVED, ActorMesh
 from monarch_kernel.actor.faults import call_fault_hook
 from monarch_kernel.asking.asker import Asker
@@ -39,7 +39,7 @@ class _Directory(Actor):
         return True
 
     @endpoint
-    def spawn_procs(
+    async def spawn_procs(
         self,
         hosts: Any,
         per_host: Mapping[str, int] | None,
@@ -49,19 +49,28 @@ class _Directory(Actor):
         """Start processes on hosts, as `HostMesh.spawn_procs`."""
         return hosts.spawn_procs(per_host, bootstrap, **options)
 
-    @endpoint
-    def stop_procs(self, mesh: Any, reason: str, grace_s: float) -> None:
+    @concurrent_endpoint
+    async def stop_procs(self, mesh: Any, reason: str, grace_s: float) -> None:
         """End the processes of a mesh, as `ProcMesh.stop`."""
-        mesh.stop(reason, grace_s=grace_s).get()
+        await mesh.stop(reason, grace_s=grace_s)
 
-    @endpoint
-    def get_or_spawn(self, place: Any, name: str, cls: type[Actor], args: Any, kwargs: Any) -> Any:
+    @concurrent_endpoint
+    async def get_or_spawn(self, place: Any, name: str, cls: type[Actor], args: Any, kwargs: Any) -> Any:
         """The actor of this name in the program's process; made with the first call, and again if it has ended."""
         known = self._named.get(name)
-        if known is None or known._ping().exception() is not None:
+        if known is not None and known.initialized.done() and not _lives(known):
+            known.stop()
+            known = None
+        if known is None:
             known = self._named[name] = place.spawn(name, cls, *args, **kwargs)
-            known.initialized.get()
+        await known.initialized
         return known
+
+
+def _lives(mesh: Any) -> bool:
+    """Whether an actor of this process has not ended; it is not asked, for it may be busy."""
+    hosted = mesh._asker.workplace.hosted.get(mesh._actor)
+    return hosted is not None and not hosted.ended
 
 
 class _Place:

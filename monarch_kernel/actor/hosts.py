@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, TypeVar, cast
 
 from monarch_kernel.actor.actor import Actor, endpoints_of
@@ -25,7 +26,7 @@ from monarch_kernel.asking.home import HOME, opener
 from monarch_kernel.asking.numbers import CONTROLLER_PROC
 from monarch_kernel.controller.runtime import Runtime
 from monarch_kernel.controller.session import Session, close_session, current_session
-from monarch_kernel.errors import ActorError, Failure, LaunchError
+from monarch_kernel.errors import ActorError, Failure, LaunchError, MonarchError
 from monarch_kernel.mesh import Extent, Region, Shaped
 from monarch_kernel.supervise.policy import Restart, RestartPolicy
 from monarch_kernel.wire.codec import dump_bytes, pack
@@ -226,6 +227,7 @@ def get_or_spawn_controller(name: str, cls: type[A], *args: Any, **kwargs: Any) 
     Raises:
         TypeError: the arguments do not fit the constructor, or can't be sent.
         ValueError: the class is no `Actor`, or its endpoints can't be.
+        ActorError: of the future: its constructor has raised; the next call makes another.
     """
     check_type("name", name, str)
     endpoints_of(cls, RESERVED)
@@ -234,7 +236,17 @@ def get_or_spawn_controller(name: str, cls: type[A], *args: Any, **kwargs: Any) 
     if isinstance(asker, Runtime):
         serve_ranks(asker.session)
     place = ProcMesh(asker, Region.whole(Extent()), (CONTROLLER_PROC,), "the program", time.monotonic(), Extent())
-    return cast("Future[A]", directory_of(asker).get_or_spawn.call_one(place, name, cls, args, kwargs))
+    future = directory_of(asker).get_or_spawn.call_one(place, name, cls, args, kwargs)
+    return cast("Future[A]", future.read_with(partial(_as_if_here, future.finish)))
+
+
+def _as_if_here(finish: Callable[[Sequence[Answer]], Any], answers: Sequence[Answer]) -> Any:
+    """Read an answer of the directory; what went wrong there is raised as if it had been done here."""
+    try:
+        return finish(answers)
+    except ActorError as error:
+        cause = error.exception
+        raise (cause if isinstance(cause, MonarchError) else error) from None
 
 
 def rethrow(future: Future[Any]) -> Any:
