@@ -1,7 +1,7 @@
 """What the program's own process does for others: it starts and ends processes, and has one actor for each name.
 
 It is an actor like others, in the controller's process, but nobody spawns it: it comes up with the first call, and every
-process knows its number.
+process knows its number. What it is asked overlaps: an actor may ask for another while it is itself being made.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from monarch_kernel.actor.actor import Actor, EndpointSpec, endpoint, endpoints_of
+from monarch_kernel.actor.actor import Actor, EndpointSpec, concurrent_endpoint, endpoint, endpoints_of
 from monarch_kernel.actor.endpoints import RESERVED, ActorMesh
 from monarch_kernel.actor.faults import call_fault_hook
 from monarch_kernel.asking.asker import Asker
@@ -19,7 +19,7 @@ from monarch_kernel.mesh import Extent, Region
 from monarch_kernel.wire.codec import dump
 from monarch_kernel.wire.messages import Spawn
 
-__all__ = ["DIRECTORY", "directory_of", "spawn_of"]
+__all__ = ["DIRECTORY", "Processes", "directory_of", "spawn_of"]
 
 DIRECTORY = first_number(0, CONTROLLER_PROC + 1) - 2
 """Its number: the last that the controller could ever make."""
@@ -28,7 +28,7 @@ _NAME = "directory"
 
 
 class _Directory(Actor):
-    """Meshes of processes and actors that ranks have asked for."""
+    """Serves ranks."""
 
     def __init__(self) -> None:
         self._named: dict[str, Any] = {}
@@ -38,8 +38,43 @@ class _Directory(Actor):
         call_fault_hook(failure)
         return True
 
+    @concurrent_endpoint
+    async def stop_procs(self, mesh: Any, reason: str, grace_s: float) -> None:
+        """End the processes of a mesh, as `ProcMesh.stop`."""
+        await mesh.stop(reason, grace_s=grace_s)
+
+    @concurrent_endpoint
+    async def replace_procs(self, mesh: Any, grace_s: float | None) -> Any:
+        """Have others take the places of processes, as `ProcMesh.heal`, or `restart` with a grace."""
+        return await (mesh.heal() if grace_s is None else mesh.restart(grace_s=grace_s))
+
+    @concurrent_endpoint
+    async def get_or_spawn(self, place: Any, name: str, cls: type[Actor], args: Any, kwargs: Any) -> Any:
+        """The actor of this name in the program's process; made with the first call, and again if it has ended."""
+        known = self._named.get(name)
+        if known is not None and known.initialized.done() and not _lives(known):
+            known.stop()
+            known = None
+        if known is None:
+            known = self._named[name] = place.spawn(name, cls, *args, **kwargs)
+        await known.initialized
+        return known
+
+
+def _lives(mesh: Any) -> bool:
+    """Whether an actor of this process has not ended; it is not asked, for it may be busy."""
+    hosted = mesh._asker.workplace.hosted.get(mesh._actor)
+    return hosted is not None and not hosted.ended
+
+
+class Processes(Actor):
+    """Keeps the processes that an actor on a rank has asked for, who owns this one: they end with it."""
+
+    def __init__(self) -> None:
+        self._mesh: Any = None
+
     @endpoint
-    def spawn_procs(
+    def start(
         self,
         hosts: Any,
         per_host: Mapping[str, int] | None,
@@ -47,42 +82,13 @@ class _Directory(Actor):
         options: dict[str, Any],
     ) -> Any:
         """Start processes on hosts, as `HostMesh.spawn_procs`."""
-        return hosts.spawn_procs(per_host, bootstrap, **options)
+        self._mesh = hosts.spawn_procs(per_host, bootstrap, **options)
+        return self._mesh
 
-    @endpoint
-    def stop_procs(self, mesh: Any, reason: str, grace_s: float) -> None:
-        """End the processes of a mesh, as `ProcMesh.stop`."""
-        mesh.stop(reason, grace_s=grace_s).get()
-
-    @endpoint
-    def replace_procs(self, port: Any, mesh: Any, grace_s: float | None) -> None:
-        """Have others take the places of processes, as `ProcMesh.heal`, or `restart` with a grace; the port is told the end.
-
-        What is healed may itself ask something here, so this does not wait.
-        """
-        try:
-            future = mesh.heal() if grace_s is None else mesh.restart(grace_s=grace_s)
-        except Exception as error:  # it is for whoever waits at the port
-            port.exception(error)
-            return
-
-        def over() -> None:
-            error = future.exception(0)
-            if error is None:
-                port.send(future.get(0))
-            else:
-                port.exception(error)
-
-        future.add_done_callback(over)
-
-    @endpoint
-    def get_or_spawn(self, place: Any, name: str, cls: type[Actor], args: Any, kwargs: Any) -> Any:
-        """The actor of this name in the program's process; made with the first call, and again if it has ended."""
-        known = self._named.get(name)
-        if known is None or known._ping().exception() is not None:
-            known = self._named[name] = place.spawn(name, cls, *args, **kwargs)
-            known.initialized.get()
-        return known
+    def __cleanup__(self, error: BaseException | None) -> None:
+        """End the processes."""
+        if self._mesh is not None:
+            self._mesh.stop("their owner ended" if error is None else f"their owner failed: {error}")
 
 
 class _Place:

@@ -7,11 +7,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, TypeVar, cast
 
 from monarch_kernel.actor.actor import Actor, endpoints_of
 from monarch_kernel.actor.answers import check_type
-from monarch_kernel.actor.directory import DIRECTORY, directory_of, spawn_of
+from monarch_kernel.actor.directory import DIRECTORY, Processes, directory_of, spawn_of
 from monarch_kernel.actor.endpoints import RESERVED
 from monarch_kernel.actor.instance import host_actors
 from monarch_kernel.actor.ports import asker_here
@@ -25,7 +26,7 @@ from monarch_kernel.asking.home import HOME, opener
 from monarch_kernel.asking.numbers import CONTROLLER_PROC
 from monarch_kernel.controller.runtime import Runtime
 from monarch_kernel.controller.session import Session, close_session, current_session
-from monarch_kernel.errors import ActorError, Failure, LaunchError
+from monarch_kernel.errors import ActorError, Failure, LaunchError, MonarchError
 from monarch_kernel.mesh import Extent, Region, Shaped
 from monarch_kernel.supervise.policy import Restart, RestartPolicy
 from monarch_kernel.wire.codec import dump_bytes, pack
@@ -112,8 +113,12 @@ class HostMesh(Shaped):
         if not isinstance(self._asker, Runtime):  # on a rank: only the program starts processes
             options: dict[str, Any] = {"name": name, "env": env, "device": device, "restart": restart}
             options |= {"max_restarts": max_restarts, "restart_within_s": restart_within_s, "backoff_s": backoff_s}
-            spawned = directory_of(self._asker).spawn_procs.call_one(self, per_host, bootstrap, options)
-            return cast(ProcMesh, rethrow(spawned))
+            keeper = _program(self._asker).spawn("processes", Processes)
+            try:
+                return cast(ProcMesh, rethrow(keeper.start.call_one(self, per_host, bootstrap, options)))
+            except Exception:
+                keeper.stop("there are no processes to keep")
+                raise
         local = Extent(per_host or {})
         extent = Extent([*self.extent.items(), *local.items()])
         per = local.nelements
@@ -227,6 +232,7 @@ def get_or_spawn_controller(name: str, cls: type[A], *args: Any, **kwargs: Any) 
     Raises:
         TypeError: the arguments do not fit the constructor, or can't be sent.
         ValueError: the class is no `Actor`, or its endpoints can't be.
+        ActorError: of the future: its constructor has raised; the next call makes another.
     """
     check_type("name", name, str)
     endpoints_of(cls, RESERVED)
@@ -234,8 +240,22 @@ def get_or_spawn_controller(name: str, cls: type[A], *args: Any, **kwargs: Any) 
     asker = asker_here()
     if isinstance(asker, Runtime):
         serve_ranks(asker.session)
-    place = ProcMesh(asker, Region.whole(Extent()), (CONTROLLER_PROC,), "the program", time.monotonic(), Extent())
-    return cast("Future[A]", directory_of(asker).get_or_spawn.call_one(place, name, cls, args, kwargs))
+    future = directory_of(asker).get_or_spawn.call_one(_program(asker), name, cls, args, kwargs)
+    return cast("Future[A]", future.read_with(partial(_as_if_here, future.finish)))
+
+
+def _as_if_here(finish: Callable[[Sequence[Answer]], Any], answers: Sequence[Answer]) -> Any:
+    """Read an answer of the directory; what went wrong there is raised as if it had been done here."""
+    try:
+        return finish(answers)
+    except ActorError as error:
+        cause = error.exception
+        raise (cause if isinstance(cause, MonarchError) else error) from None
+
+
+def _program(asker: Asker) -> ProcMesh:
+    """The process of the program, for whoever has this asker."""
+    return ProcMesh(asker, Region.whole(Extent()), (CONTROLLER_PROC,), "the program", time.monotonic(), Extent())
 
 
 def rethrow(future: Future[Any]) -> Any:

@@ -206,6 +206,7 @@ class _Host:
             self._death = replace(failure, kind="stopped", message=f"{failure.message} (this ended actor {name!r})")
             self._cause = error if isinstance(error, BaseException) else None
             self._children = self._rank.supervisor.ended(self._self.actor_id, failure, cause)
+            self._rank.note_death(self._self.actor_id, self._death)
             return failure
         return self._death
 
@@ -468,7 +469,7 @@ class _Host:
     async def _serve(self, loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
         """Until the actor is stopped or dies; what comes after its death is answered without the loop."""
         executor = self._executor
-        while self._death is None:
+        while self._death is None and not executor.over:
             event.clear()
             while executor.mailbox and self._death is None:
                 if not executor.begin_next():
@@ -485,9 +486,10 @@ class _Host:
                     await self._call_async(loop, item, frames)
                 executor.current = 0
                 executor.taken = item, frames = None, ()
-            if not executor.mailbox and self._death is None:
+            if not executor.mailbox and self._death is None and not executor.over:
                 await event.wait()
-        await self._end_async()
+        if self._death is not None:
+            await self._end_async()
 
     async def _call_async(self, loop: asyncio.AbstractEventLoop, message: Call, frames: Sequence[Frame]) -> None:
         executor, id = self._executor, message.id

@@ -16,7 +16,6 @@ from monarch_kernel.actor.directory import directory_of
 from monarch_kernel.actor.editing import Target, check_class, reload_classes, sync_modules
 from monarch_kernel.actor.endpoints import RESERVED, ActorMesh
 from monarch_kernel.actor.faults import call_fault_hook
-from monarch_kernel.actor.ports import Channel
 from monarch_kernel.actor.rankwise import apply_messages, by_rank, push_messages
 from monarch_kernel.agent.logs import LogRecord
 from monarch_kernel.asking.answer import Answer, Value
@@ -357,9 +356,7 @@ class ProcMesh(Shaped):
     def _replace(self, grace_s: float | None) -> Future[tuple[int, ...]]:
         """Have others take the places of those that are dead; with a grace, of those that live, too."""
         if not isinstance(self._asker, Runtime):  # on a rank: only the program starts processes
-            port, receiver = Channel.open()
-            directory_of(self._asker).replace_procs.broadcast(port, self, grace_s)
-            return receiver.recv()
+            return cast("Future[tuple[int, ...]]", directory_of(self._asker).replace_procs.call_one(self, grace_s))
         what = f"healing {self.name}"
         places = {proc: rank for rank, proc in zip(self.ranks, self.procs)}
         stopped = {rank: death for rank, death in self.deaths().items() if death.kind == "stopped"}

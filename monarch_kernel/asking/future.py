@@ -119,6 +119,12 @@ class Future(Generic[T]):
     def __repr__(self) -> str:
         return f"<Future {self.id} {'done' if self._done else 'pending'}>"
 
+    @property
+    def finish(self) -> Callable[[Sequence[Answer]], T]:
+        """How the result is made; of a future that nobody has read."""
+        assert self._finish is not None
+        return self._finish
+
     def read_with(self, finish: Callable[[Sequence[Answer]], Any]) -> Future[Any]:
         """Have the result made in another way; for a future that nobody has read."""
         self._finish = finish

@@ -41,6 +41,7 @@ __all__ = ["NOT_BEGUN", "Workplace", "later"]
 
 NOT_BEGUN = "interrupted before it began"
 _MAX_STOPPED = 1 << 16
+_MAX_DEAD = 16
 
 
 class Workplace:
@@ -69,7 +70,8 @@ class Workplace:
         self.hosted: MutableMapping[int, Any] = WeakValueDictionary()
         self.on_spawn: Callable[[Spawn, Executor], None] | None = None
         self.broken: Failure | None = None
-        self._stopped: dict[int, str] = {}
+        self._stopped: dict[int, str | Failure] = {}
+        self._dead: dict[int, Failure] = {}
         self._stopping: list[Executor] = []
         self._early: dict[int, list[tuple[Call | StopActor, Sequence[Frame]]]] = {}
         self.circles = Circles(self)
@@ -191,6 +193,7 @@ class Workplace:
                 self.call_unknown(message, frames)  # what makes the actor may be on its way from somebody else
                 return True
             stopped = self.actors.pop(message.actor, None)
+            self._dead.pop(message.actor, None)
             self._note_stopped(message.actor, message.reason)
             if stopped is not None:
                 self._stopping.append(stopped)
@@ -225,13 +228,28 @@ class Workplace:
         if stopped is not None:
             stopped.post(StopActor(0, actor, reason), ())
 
-    def refuse(self, id: int, why: str) -> None:
+    def refuse(self, id: int, why: str | Failure) -> None:
         """Answer that an actor is not here."""
         if id:
-            gone = Failure("stopped", "ActorStopped", why, host=socket.gethostname(), pid=os.getpid())
-            self.send_answer_now(id, pack(Failed(id, gone)))
+            if isinstance(why, str):
+                why = Failure("stopped", "ActorStopped", why, host=socket.gethostname(), pid=os.getpid())
+            self.send_answer_now(id, pack(Failed(id, why)))
 
-    def _note_stopped(self, actor: int, reason: str) -> None:
+    def note_death(self, actor: int, failure: Failure) -> None:
+        """An actor has died. Those that died last keep their threads, for a post-mortem; of others the failure is kept."""
+        self.asker.submit(lambda: self._bury(actor, failure))
+
+    def _bury(self, actor: int, failure: Failure) -> None:
+        if actor in self.actors:
+            self._dead[actor] = failure
+        while len(self._dead) > _MAX_DEAD:
+            oldest = next(iter(self._dead))
+            executor = self.actors.pop(oldest)
+            self._note_stopped(oldest, self._dead.pop(oldest))
+            self._stopping.append(executor)
+            executor.post(StopActor(0, oldest, ""), ())
+
+    def _note_stopped(self, actor: int, reason: str | Failure) -> None:
         self._stopped[actor] = reason
         while len(self._stopped) > _MAX_STOPPED:
             del self._stopped[next(iter(self._stopped))]
