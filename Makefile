@@ -5,6 +5,7 @@ VENV := .venv
 BENCH_VENV := .venv-bench
 BIN := $(VENV)/bin
 ARGS ?=
+NOTEBOOK ?= 01_quickstart
 
 # torch is installed first and by its exact version: pulled in as somebody's dependency it could be any build of it.
 TORCH := $(shell grep '^torch==' constraints.txt)
@@ -16,8 +17,8 @@ PIP_INSTALL = -m pip install --disable-pip-version-check --quiet -c constraints.
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.stamp ## Run the first notebook on this machine; the result is in build/demo
-	$(BIN)/python notebooks/execute.py notebooks/01_quickstart.ipynb --out build/demo
+demo: $(VENV)/.stamp ## Run a notebook on this machine, the first or NOTEBOOK=04_actors_rl; the result is in build/demo
+	$(BIN)/python notebooks/execute.py notebooks/$(NOTEBOOK).ipynb --out build/demo
 
 lab: $(VENV)/.stamp ## Open the notebooks in JupyterLab
 	$(BIN)/jupyter lab --notebook-dir notebooks

@@ -97,7 +97,8 @@ def test_a_killed_generator_is_missed_by_nobody(training: Training) -> None:
 
 def test_its_death_is_shown(training: Training) -> None:
     shown = training.run.shown_by("os.kill(pid")
-    assert "generators[1] failed: RankDied: killed by SIGKILL" in shown
+    assert "generators[1] failed" in shown
+    assert "RankDied: killed by SIGKILL" in shown
 
 
 def test_its_successor_flies_with_the_weights_of_the_day(training: Training) -> None:
