@@ -106,6 +106,7 @@ class Peers:
 
     def __init__(self, proc: int, name: Peer, numbers: Iterator[int]) -> None:
         self.kept = KeptSpawns()
+        self._proc = proc
         self._numbers = numbers
         self._peers = {CONTROLLER_PROC: _Peer(CONTROLLER), proc: _Peer(name)}
         self._pending: dict[int, _Pending] = {}
@@ -199,8 +200,10 @@ class Peers:
     def news(self, news: PeerNews, now: float) -> list[PeerEffect]:
         """A process is up, or has ended."""
         known = self._peers.setdefault(news.proc, _Peer())
-        if news.incarnation < known.incarnation or (news.incarnation == known.incarnation and known.death is not None):
+        if news.incarnation < known.incarnation:
             return []
+        if news.incarnation == known.incarnation and (known.death is not None or (known.name and news.death is None)):
+            return []  # another controller says what is known
         effects: list[PeerEffect] = []
         is_another = 0 <= known.incarnation < news.incarnation
         if news.death is not None or news.incarnation > known.incarnation:
@@ -216,6 +219,19 @@ class Peers:
                 effects += self._spawn_again(news.proc, known)
             effects += [ToPeer(known.name, packed) for packed in known.held]
             known.held.clear()
+        return effects
+
+    def controller_is_new(self, now: float) -> list[PeerEffect]:
+        """Another controller has taken the last one's place: it owes us nothing, and must be told whom we have met."""
+        effects: list[PeerEffect] = []
+        for proc, known in self._peers.items():
+            if proc == CONTROLLER_PROC:
+                gone = Failure("lost", "ProgramEnded", "the program that was asked has ended; another has its mesh")
+                owed, known.owed = known.owed, {}
+                for id in owed:
+                    effects += self._answer(id, proc, gone, now)
+            elif proc != self._proc:
+                effects.append(ToPeer(CONTROLLER, pack(Meet(proc))))
         return effects
 
     def tick(self, now: float) -> list[PeerEffect]:

@@ -179,6 +179,10 @@ class RankAsker:
         for peer, then in waiting:
             self.when_met(peer, then)
 
+    def controller_is_new(self) -> None:
+        """Another controller has taken the last one's place."""
+        self._perform(self._state.controller_is_new(time.monotonic()))
+
     def when_met(self, peer: Peer, then: Callable[[], None]) -> None:
         """Do something when all is sent that a peer is sent as soon as it is up; at once if it was not asked yet."""
         known = CONTROLLER_PROC if peer == CONTROLLER else self._state.incarnation(proc_of(peer))

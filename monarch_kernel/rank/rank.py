@@ -473,6 +473,7 @@ class Rank(Workplace):
             self.driver.send(CONTROLLER, pack(self._names.everything()))
         if self._cleans_up:
             self.driver.send(CONTROLLER, pack(CleansUp()))
+        self.peers.controller_is_new()
 
     # -- looking into the namespace, whatever runs
 

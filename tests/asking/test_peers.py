@@ -112,6 +112,20 @@ def test_one_that_was_replaced_before_its_end_was_told_answers_what_it_owed() ->
     assert Disconnect(rank_peer(2)) in effects
 
 
+def test_another_controller_is_told_who_was_met_and_owes_nothing() -> None:
+    state = peers()
+    state.request(1, [0], pack(Ping(1)))
+    state.request(2, [2], pack(Ping(2)))
+    state.news(up(2), 0.0)
+    effects = state.controller_is_new(0.0)
+    assert resolved(effects)[1][0].etype == "ProgramEnded"
+    assert sent(effects) == [(CONTROLLER, Meet(2))]
+    assert state.news(up(2), 0.0) == []  # it says what is known already
+    assert state.pending == 1
+    assert 2 in resolved(state.news(PeerNews(2, 0, "", DEATH), 0.0))
+    assert sent(state.request(3, [0], pack(Ping(3)))) == [(CONTROLLER, Ping(3))]
+
+
 def test_interrupts_go_where_no_answer_has_come_from() -> None:
     state = peers()
     for proc in (2, 3):
