@@ -319,3 +319,57 @@ def test_without_detach_nothing_is_left(place: Path, kernel: Callable[[], Notebo
     kill(notebook)
     assert_gone(below, 10)
     assert not place.exists()
+
+
+ASKS = """\
+from monarch_kernel.actor import Actor, SupervisionError, context, endpoint
+
+class Peer(Actor):
+    @endpoint
+    def greet(self):
+        return context().actor_instance.rank.rank
+
+    @endpoint
+    def serve(self, peers, path):
+        # Greet the other rank whenever a file says so, and note what comes back in another.
+        import os, time
+        for turn in range(100):
+            while not os.path.exists(f"{path}.ask{turn}"):
+                time.sleep(0.01)
+            try:
+                said = repr(peers.slice(gpus=1).greet.call_one().get(timeout=20))
+            except SupervisionError as error:
+                said = str(error)
+            with open(f"{path}.new", "w") as file:
+                file.write(said)
+            os.rename(f"{path}.new", f"{path}.said{turn}")
+
+peers = t.spawn("peers", Peer)
+"""
+
+
+def test_ranks_ask_each_other_without_a_kernel_and_under_the_next(
+    place: Path, kernel: Callable[[], Notebook], tmp_path: Path
+) -> None:
+    """What a rank has to be told of the other's life, the next kernel tells."""
+    path = tmp_path / "peer"
+
+    def ask(turn: int) -> str:
+        Path(f"{path}.ask{turn}").touch()
+        said = Path(f"{path}.said{turn}")
+        wait_until(said.exists, f"turn {turn}")
+        return said.read_text()
+
+    first = kernel()
+    first.ok(UP)
+    first.ok(ASKS)
+    first.ok(f"peers.slice(gpus=0).serve.broadcast(peers, {str(path)!r})")
+    assert ask(0) == "1"
+    kill(first)
+    assert ask(1) == "1"
+    second = kernel()
+    second.ok("%mesh attach t")
+    assert ask(2) == "1"
+    os.kill(ranks(place)[1], signal.SIGKILL)
+    assert "SIGKILL" in ask(3)
+    second.ok("%mesh down t")
