@@ -245,7 +245,7 @@ def sources_of(cls: type) -> tuple[tuple[str, str], ...]:
     return tuple(found.items())
 
 
-def endpoints_of(cls: type, reserved: frozenset[str]) -> dict[str, EndpointSpec]:
+def endpoints_of(cls: Callable[..., Any], reserved: frozenset[str]) -> dict[str, EndpointSpec]:
     """The endpoints of an actor class.
 
     Raises:

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 from monarch_kernel.actor.actor import Actor, endpoints_of
 from monarch_kernel.actor.answers import check_type
@@ -40,6 +40,7 @@ __all__ = ["HostMesh", "get_or_spawn_controller", "serve_ranks", "shutdown_conte
 _MAX_BOOTSTRAP_NBYTES = 1 << 17  # it travels in one packet to the process that forks the ranks
 
 A = TypeVar("A", bound=Actor)
+P = ParamSpec("P")
 Device = Literal["auto", "cpu", "cuda"]
 
 THE_CALLERS_HOST = 0
@@ -226,7 +227,7 @@ def serve_ranks(session: Session) -> ProcMesh:
     return mesh
 
 
-def get_or_spawn_controller(name: str, cls: type[A], *args: Any, **kwargs: Any) -> Future[A]:
+def get_or_spawn_controller(name: str, cls: Callable[P, A], *args: P.args, **kwargs: P.kwargs) -> Future[A]:
     """The one actor of this name in the whole job, in the program's own process; spawned by the first call.
 
     Raises:
@@ -236,6 +237,7 @@ def get_or_spawn_controller(name: str, cls: type[A], *args: Any, **kwargs: Any) 
     """
     check_type("name", name, str)
     endpoints_of(cls, RESERVED)
+    assert isinstance(cls, type)
     check_constructor(cls, args, kwargs)
     asker = asker_here()
     if isinstance(asker, Runtime):

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from types import ModuleType
-from typing import Any, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 from monarch_kernel.actor.actor import Actor, endpoints_of
 from monarch_kernel.actor.answers import CellResult, check_name, check_type, gather, read_value
@@ -47,6 +47,7 @@ from monarch_kernel.wire.messages import (
 __all__ = ["ProcMesh", "check_constructor"]
 
 A = TypeVar("A", bound=Actor)
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -234,7 +235,7 @@ class ProcMesh(Shaped):
         finish = gather(self._region, f"{note} failed on {self.name}", RemoteError, read_value, self._as_spawned)
         return self._asker.request(self.procs, make, note, finish)
 
-    def spawn(self, name: str, cls: type[A], *args: Any, **kwargs: Any) -> A:
+    def spawn(self, name: str, cls: Callable[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
         """Make an actor of a class on every rank; returns at once, a handle with the class's endpoints.
 
         Raises:
@@ -244,6 +245,7 @@ class ProcMesh(Shaped):
         """
         check_type("name", name, str)
         endpoints = endpoints_of(cls, RESERVED)
+        assert isinstance(cls, type)  # a Callable for type checkers, which then know what its constructor takes
         check_constructor(cls, args, kwargs)
         stopped = {rank: death for rank, death in self.deaths().items() if death.kind == "stopped"}
         if stopped:

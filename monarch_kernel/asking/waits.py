@@ -13,17 +13,24 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from monarch_kernel.asking.future import Future
-
-__all__ = ["PATIENCE_S", "Awaited", "Wait", "futures_needed_by"]
+__all__ = ["PATIENCE_S", "Awaited", "Pending", "Wait", "futures_needed_by"]
 
 PATIENCE_S = 0.2
 """A wait that lasts longer is looked at."""
 
 T = TypeVar("T")
+
+
+class Pending(Protocol):
+    """A future of ours, as far as it matters here."""
+
+    id: int
+
+    def done(self) -> bool:
+        """Whether the answers are in."""
+        ...
 
 
 class Wait:
@@ -45,7 +52,7 @@ class Wait:
     __slots__ = ("ends_by_itself", "error", "future", "is_awaited", "lasts_s", "number", "over", "wake")
 
     def __init__(
-        self, future: Future[Any], wake: Callable[[], object], *, ends_by_itself: bool = False, is_awaited: bool = False
+        self, future: Pending, wake: Callable[[], object], *, ends_by_itself: bool = False, is_awaited: bool = False
     ) -> None:
         self.future = future
         self.wake = wake
@@ -65,14 +72,14 @@ class Wait:
 class Awaited(asyncio.Future[T]):
     """What an event loop waits for in place of a future of ours."""
 
-    def __init__(self, future: Future[Any], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, future: Pending, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
         self.of = future
 
 
-def futures_needed_by(task: asyncio.Task[Any]) -> set[Future[Any]]:
+def futures_needed_by(task: asyncio.Task[Any]) -> set[Pending]:
     """The futures without which a task can't go on; also for another thread than that of its loop, which goes on meanwhile."""
-    found: set[Future[Any]] = set()
+    found: set[Pending] = set()
     tasks, pending = {task}, [*_waits_for(task)]
     while pending:
         one = pending.pop()

@@ -80,6 +80,8 @@ KNOWN = {
     "server.count.call_one().get()": "int",
     "as_endpoint(trainer.peek).call(3)": "Future[ValueMesh[float]]",
     "send(trainer.step, (3,), {})": "None",
+    "Accumulator(trainer.step, 0.0, lambda a, b: a + b).accumulate(3)": "Future[float]",
+    "get_or_spawn_controller('t', Trainer, 0.1).get()": "Trainer",
     "server.later.call_one('x')": "Future[int]",
 }
 
@@ -102,6 +104,10 @@ REFUSED = {
     "server.later.call()": "call-arg",
     "as_endpoint(trainer.peek).call('3')": "arg-type",
     "as_endpoint(3)": "call-overload",
+    "Accumulator(trainer.step, 0.0, lambda a, b: a + b).accumulate('3')": "arg-type",
+    "procs.spawn('t', Trainer)": "call-arg",
+    "procs.spawn('t', Trainer, 'x')": "arg-type",
+    "get_or_spawn_controller('t', Trainer, 'x')": "arg-type",
     "concurrent_endpoint(lambda self: 1)": "arg-type|call-overload|return-value|misc",
     "procs.spawn('x', int)": "type-var",
 }
