@@ -118,7 +118,7 @@ class Family:
         self._of_owner: dict[int, dict[int, _Child]] = {}  # owner -> its children
         self._hosted: dict[int, Process] = {}  # actor that lives here -> process of its owner
         self._orphans: set[int] = set()  # those of them that have been told to end
-        self._news: dict[int, dict[int, _News]] = {}  # owner -> child -> what has failed
+        self._news: dict[int, list[_News]] = {}  # owner -> what has failed, and has not been looked at
         self._up: dict[int, int] = {}  # process -> its incarnation, as last heard
 
     @property
@@ -186,11 +186,10 @@ class Family:
         news = self._news.get(owner)
         if news is None:
             return None
-        actor = next(iter(news))
-        found = news.pop(actor)
+        found = news.pop(0)
         if not news:
             del self._news[owner]
-        return MeshFailure(found.child.name, found.reports, found.causes, actor, found.child.mesh)
+        return MeshFailure(found.child.name, found.reports, found.causes, found.child.actor, found.child.mesh)
 
     # -- what lives here
 
@@ -270,7 +269,11 @@ class Family:
         del child.alive[proc]
         rank, owner = child.ranks[proc], child.owner
         is_first = owner not in self._news
-        found = self._news.setdefault(owner, {}).setdefault(child.actor, _News(child))
+        news = self._news.setdefault(owner, [])
+        found = next((each for each in news if each.child is child and rank not in each.reports), None)
+        if found is None:  # or this rank has failed twice, with another process in its place
+            found = _News(child)
+            news.append(found)
         found.reports[rank] = failure
         if cause is not None:
             found.causes[rank] = cause

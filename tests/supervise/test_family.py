@@ -117,6 +117,21 @@ def test_a_rank_that_was_replaced_fails_again() -> None:
     assert family.take(PROGRAM) == MeshFailure("workers", {0: lost("second")}, {}, 7)
 
 
+def test_a_rank_that_fails_again_before_anybody_has_looked_is_told_twice() -> None:
+    family = Family()
+    family.process_up(Process(1))
+    family.spawned(7, "workers", PROGRAM, [1])
+    for incarnation in (0, 1):
+        family.process_up(Process(1, incarnation))
+        family.respawned(7, 1)
+        family.process_gone(Process(1, incarnation), lost(f"death {incarnation}"))
+    assert [family.take(PROGRAM) for _ in range(3)] == [
+        MeshFailure("workers", {0: lost("death 0")}, {}, 7),
+        MeshFailure("workers", {0: lost("death 1")}, {}, 7),
+        None,
+    ]
+
+
 def test_a_spawn_that_waits_for_a_process_to_come_up_is_not_hit_by_the_end_of_the_one_before() -> None:
     family = Family()
     family.spawned(7, "workers", PROGRAM, [1])
@@ -438,4 +453,4 @@ class Trees(RuleBasedStateMachine):
 
 
 TestTrees = Trees.TestCase
-TestTrees.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestTrees.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
