@@ -113,6 +113,11 @@ class Meshes:
                 there.view = LiveView()
                 there.view.show(there.mesh.view())
                 return there
+            if there.options == options:
+                dead = format_ranks(there.mesh.deaths())
+                raise UsageProblem(
+                    f"%mesh up: {options.name!r} is up already, but {dead} are dead; %mesh heal {options.name} replaces them"
+                )
             raise UsageProblem(
                 f"%mesh up: {options.name!r} is up already, as {dict(there.mesh.extent)}; "
                 f"end it first (%mesh down {options.name}) or choose another name"

@@ -71,6 +71,20 @@ def test_removed_nothing_is_left(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_process_in_the_place_of_another_goes_on_after_what_that_one_wrote(tmp_path: Path) -> None:
+    for i, goes_on in enumerate([False, True, True]):
+        log = RankLog(str(tmp_path), 1, file_nbytes=60, goes_on=goes_on)
+        log.write("stdout", b"process %d\n" % i)
+        log.close()
+    assert text_of(tmp_path) == "process 0\nprocess 1\nprocess 2\n"
+    for _ in range(10):
+        log.write("stdout", b"and so on\n")
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 180, "the size is bounded as before"
+    log.close()
+    RankLog(str(tmp_path), 1).write("stdout", b"another mesh\n")
+    assert text_of(tmp_path).endswith("another mesh\n")
+
+
 def test_a_log_that_cannot_be_written_harms_nobody(tmp_path: Path) -> None:
     log = RankLog(str(tmp_path / "is not there"), 1)
     log.write("stdout", b"text\n")
