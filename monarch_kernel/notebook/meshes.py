@@ -116,7 +116,7 @@ class Meshes:
             if there.options == options:
                 dead = format_ranks(there.mesh.deaths())
                 raise UsageProblem(
-                    f"%mesh up: {options.name!r} is up already, but {dead} are dead; %mesh heal {options.name} replaces them"
+                    f"%mesh up: {options.name!r} is up already, but {dead} died; %mesh heal {options.name} replaces them"
                 )
             raise UsageProblem(
                 f"%mesh up: {options.name!r} is up already, as {dict(there.mesh.extent)}; "

@@ -51,6 +51,10 @@ class Counter(Actor):
         os._exit(17)
 
     @endpoint
+    def fail(self) -> None:
+        raise ValueError("on purpose")
+
+    @endpoint
     def place(self) -> int:
         return current_rank().rank
 
@@ -267,6 +271,16 @@ def test_what_an_owner_that_failed_had_spawned_is_not_made_again(procs: ProcMesh
     procs.heal().get(LONG_S)
     with pytest.raises(SupervisionError, match=r"\[1\] ActorStopped"):
         children.add.call().get(LONG_S)
+
+
+def test_an_actor_that_had_died_alone_is_made_again_with_its_rank(procs: ProcMesh) -> None:
+    counter: Any = procs.spawn("counter", Counter)
+    counter.add.call().get(LONG_S)
+    counter.slice(r=1).fail.broadcast()
+    with pytest.raises(SupervisionError, match="on purpose"):
+        counter.slice(r=1).add.call_one().get(LONG_S)
+    assert procs.slice(r=1).restart(grace_s=0).get(LONG_S) == (1,)
+    assert counter.slice(r=1).add.call_one().get(LONG_S) == (2, 2)
 
 
 def test_what_was_stopped_is_not_made_again(procs: ProcMesh) -> None:

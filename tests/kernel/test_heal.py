@@ -99,6 +99,21 @@ def test_actors_of_the_notebook_are_there_again(doomed: Notebook) -> None:
     assert doomed.run("counter.add.call().get()").ename == "SupervisionError"
 
 
+def test_an_actor_is_made_again_as_its_class_is_now(doomed: Notebook) -> None:
+    doomed.ok(ACTOR)
+    doomed.ok(ACTOR.partition("counter = ")[0].replace("self.n += 1", "self.n += 100") + "counter.reload()")
+    assert doomed.ok("counter.add.call().get().values()").plain == "(111, 111, 111, 111)"
+    kill(doomed, 2)
+    doomed.ok("%mesh heal d")
+    assert doomed.ok("counter.add.call().get().values()").plain == "(211, 211, 110, 211)"
+
+
+def test_a_mesh_with_dead_ranks_is_not_brought_up_again(doomed: Notebook) -> None:
+    kill(doomed, 3)
+    cell = doomed.run("%mesh up d -n 4 --device cpu")
+    assert "'d' is up already, but [3] died; %mesh heal d replaces them" in cell.text
+
+
 def test_what_is_asked_while_the_rank_comes_up_waits_for_it(doomed: Notebook) -> None:
     kill(doomed, 1)
     assert doomed.ok("future = d.heal(); d.run('rank').get().values()").plain == "(0, 1, 2, 3)"
@@ -112,6 +127,24 @@ def test_nothing_is_done_where_nobody_is_dead(doomed: Notebook) -> None:
     assert "no rank is dead there" in doomed.ok("%mesh heal d[:3]").stdout
     doomed.ok("%mesh heal d[3]")
     assert doomed.pids("d")[:3] == before[:3]
+
+
+def test_ranks_are_restarted_by_themselves(notebook: Notebook) -> None:
+    notebook.ok("%mesh up e -n 2 --device cpu --restart rank --max-restarts 1")
+    try:
+        notebook.ok("%%remote e\nimport os; x = rank")
+        cell = notebook.run("%%remote e[1]\nos._exit(3)")
+        assert "exit code 3" in cell.error
+        assert "another process takes its place" in cell.error
+        assert "%mesh heal" not in cell.error, "there is nothing to do"
+        cell = notebook.run("%%remote e\nimport torch, os; y = torch.ones(1); torch.distributed.all_reduce(y); int(y)")
+        assert cell.plain == "[0-1] 2"
+        assert notebook.ok("%%remote e[0]\nx").plain == "[0] 0"
+        cell = notebook.run("%%remote e[1]\nos._exit(3)")
+        assert "it is not restarted, for that was done 1 time within 300 s" in cell.error
+        assert "%mesh heal e puts new processes in place of [1]" in cell.error
+    finally:
+        notebook.ok("%mesh down e")
 
 
 def test_living_ranks_are_restarted(doomed: Notebook) -> None:
