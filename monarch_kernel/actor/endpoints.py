@@ -62,6 +62,7 @@ class ActorMesh(Shaped):
         self._region = region
         self._actor = actor
         self._interface = interface_of(self._asker.shared, actor, cls, endpoints)
+        self._interface.handles.add(self)
         self._initialized: Future[bool] | None = None
         self.name = name
         self._procs = tuple(procs._base[rank] for rank in region.ranks)
@@ -96,7 +97,7 @@ class ActorMesh(Shaped):
         return bound
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *self._interface.endpoints} - self._interface.removed)
+        return sorted({*super().__dir__(), *self._interface.endpoints})
 
     def announce(self, payload: Any, frames: Any) -> None:
         """Send the spawn; for `ProcMesh.spawn`."""

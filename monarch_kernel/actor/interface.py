@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
+from weakref import WeakSet
 
 from monarch_kernel.actor.actor import Actor, EndpointSpec, from_outline
 
@@ -17,6 +18,7 @@ class Interface:
         cls: the class, or its name where the class is elsewhere.
         endpoints: by name.
         removed: names of those that the class had once.
+        handles: which keep what they have found here as attributes.
         is_changed: whether the class is another one than at first, or has other code.
     """
 
@@ -25,6 +27,7 @@ class Interface:
         self.endpoints = dict(endpoints)
         self.removed: set[str] = set()
         self.is_changed = False
+        self.handles: WeakSet[Any] = WeakSet()
 
     @property
     def kind(self) -> str:
@@ -48,6 +51,9 @@ class Interface:
         """Be the endpoints of the class as it is now."""
         self.removed = (self.removed | self.endpoints.keys()) - endpoints.keys()
         self.cls, self.endpoints, self.is_changed = cls, dict(endpoints), True
+        for handle in list(self.handles):
+            for name in self.removed & vars(handle).keys():
+                del vars(handle)[name]
 
     def hear(self, kind: str, outlines: Iterable[tuple[Any, ...]]) -> None:
         """The class has changed, elsewhere; where it is here, too, it is no other one."""

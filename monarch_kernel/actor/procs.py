@@ -27,7 +27,7 @@ from monarch_kernel.controller.session import Session
 from monarch_kernel.describe.stacks import Doing
 from monarch_kernel.edit.classes import key_of
 from monarch_kernel.edit.prospect import Reloaded, Synced
-from monarch_kernel.edit.sources import all_sources, sources_for
+from monarch_kernel.edit.sources import find_source, sources_for
 from monarch_kernel.errors import ActorError, Failure, RemoteError, SupervisionError
 from monarch_kernel.events import MeshView, StopEvent
 from monarch_kernel.mesh import Extent, Point, Region, Shaped, ValueMesh
@@ -36,7 +36,9 @@ from monarch_kernel.wire.messages import (
     Complete,
     Inspect,
     ListErrors,
+    ListModules,
     Look,
+    ModuleSource,
     Ping,
     PostMortem,
     Pull,
@@ -275,6 +277,19 @@ class ProcMesh(Shaped):
         place = Target(self._asker, self.procs, self._region, self._as_spawned, self.name)
         return reload_classes(place, [(cls, key_of(cls)) for cls in classes if check_class(cls)], RESERVED)
 
+    def sources(self, what: ModuleType | str | os.PathLike[str] | None = None) -> list[ModuleSource]:
+        """The modules that `sync` would send, as they are in files now.
+
+        Raises:
+            ValueError: that is no module of yours.
+        """
+        if what is not None:
+            return sources_for(what)
+        finish = gather(self._region, "listing modules failed", RemoteError, read_value, self._as_spawned)
+        listed = self._asker.request(self.procs, lambda id: pack(ListModules(id)), "", finish, quiet=True).get()
+        names = dict.fromkeys(name for there in listed.values() for name in there)
+        return [source for name in names if (source := find_source(name)) is not None]
+
     def sync(self, what: ModuleType | str | os.PathLike[str] | None = None, *, here: bool = True) -> Synced:
         """Send edited modules to the ranks, and have loaded anew what is imported there, with what depends on it; waits.
 
@@ -283,7 +298,7 @@ class ProcMesh(Shaped):
 
         Args:
             what: a module or package, its name, or the path of a file or folder; left out, all modules of yours that are
-                imported here or can be from the working directory.
+                imported there.
             here: whether this process loads its own modules anew, too.
 
         Raises:
@@ -292,7 +307,7 @@ class ProcMesh(Shaped):
             EditError: it was refused, with the reasons; nothing has changed.
             RanksError: a module failed on a rank, and nothing has changed; or a ``__reload__`` failed.
         """
-        sources = all_sources() if what is None else sources_for(what)
+        sources = self.sources(what)
         place = Target(self._asker, self.procs, self._region, self._as_spawned, self.name)
         return sync_modules(place, sources, self._runtime.modules if here else None)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import linecache
+import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
@@ -32,7 +33,7 @@ from monarch_kernel.rank.asker import RankItem
 from monarch_kernel.rank.rank import Rank
 from monarch_kernel.transport.driver import Driver, Waiter
 from monarch_kernel.wire.codec import Frame, load, pack
-from monarch_kernel.wire.messages import Conclude, Fetch, Fetched, ModuleSource, Reload, Reshaped, Sync
+from monarch_kernel.wire.messages import Conclude, Fetch, Fetched, ListModules, ModuleSource, Reload, Reshaped, Sync
 
 __all__ = ["Hosted", "Renewal"]
 
@@ -92,7 +93,12 @@ class Renewal:
         self._imports.install()
         self._superseded: WeakSet[type] = WeakSet()  # they are there until the garbage collector comes by
         self._prepared: tuple[int, _Prepared] | None = None
-        rank.main.handlers |= {Reload: self._reload, Sync: self._sync, Conclude: self._conclude}
+        rank.main.handlers |= {
+            Reload: self._reload,
+            ListModules: self._list_modules,
+            Sync: self._sync,
+            Conclude: self._conclude,
+        }
         rank.asides |= {Reshaped: self._hear_reshaped, Fetched: self._hear_fetched}
 
     # -- imports
@@ -149,6 +155,9 @@ class Renewal:
         interface = self._rank.peers.shared.get(message.actor)
         if interface is not None:
             interface.hear(message.kind or interface.kind, message.outlines)
+
+    def _list_modules(self, message: ListModules, _: Sequence[Frame]) -> None:
+        self._rank.reply(message.id, [name for name in self._imports.loaded if name in sys.modules])
 
     def _sync(self, message: Sync, _: Sequence[Frame]) -> None:
         self._undo()

@@ -14,7 +14,7 @@ from types import ModuleType
 from monarch_kernel.describe.report import is_user_file
 from monarch_kernel.wire.messages import ModuleSource
 
-__all__ = ["all_sources", "check_syntax", "digest", "find_source", "is_users", "read_source", "sources_for"]
+__all__ = ["check_syntax", "digest", "find_source", "is_users", "read_source", "sources_for"]
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "dist-packages"})
@@ -181,19 +181,3 @@ def _name_of(path: Path) -> str:
         parts.append(here.name)
         here = here.parent
     return ".".join(reversed(parts))
-
-
-def all_sources() -> list[ModuleSource]:
-    """All of the user's modules that are imported here, and what can be imported from the working directory."""
-    found: dict[str, ModuleSource] = {}
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if name not in ("__main__", "__mp_main__") and isinstance(file, str) and is_users(file):
-            source = find_source(name)
-            if source is not None:
-                found[name] = source
-    here = Path.cwd()
-    if here in {Path(entry or here).resolve() for entry in sys.path}:
-        for source in _below(here, ""):
-            found.setdefault(source.name, source)
-    return list(found.values())

@@ -10,6 +10,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_kernel.actor.procs import ProcMesh
 from monarch_kernel.agent.processes import gpu_ids
+from monarch_kernel.edit.sources import check_syntax
 from monarch_kernel.errors import format_ranks
 from monarch_kernel.notebook.attach import resumed_cells, show_missed
 from monarch_kernel.notebook.meshes import Entry, Meshes
@@ -121,6 +122,25 @@ class MeshCommands:
         abort = "--abort" in words
         entry, mesh = self._part([word for word in words if word != "--abort"], "interrupt")
         print(self._meshes.interrupt(entry, mesh, abort=abort))
+
+    def sync(self, rest: str) -> None:
+        """Send edited modules to a mesh, or to a part of it, and load anew what is imported there and here."""
+        words = tokens(rest)
+        selector = words.pop(0) if words and self._meshes.is_mesh(root_name(words[0]), self._shell.user_ns) else ""
+        if len(words) > 1:
+            raise UsageProblem(
+                f"%mesh sync: give one module or path, not {' '.join(words)!r}, such as %mesh sync t mylib"
+            )
+        _, mesh = self._meshes.select(selector, self._shell.user_ns)
+        what = words[0] if words else None
+        try:
+            check_syntax(mesh.sources(what))
+        except SyntaxError as error:
+            where = f"{error.filename}, line {error.lineno}" if error.lineno else str(error.filename)
+            raise UsageProblem(f"{type(error).__name__} in {where}: {error.msg}; nothing was sent") from None
+        except (OSError, ValueError) as error:
+            raise UsageProblem(f"%mesh sync: {error}") from None
+        print(mesh.sync(what))
 
     def stacks(self, rest: str) -> None:
         """Say what every rank of a mesh, or of a part of it, does now; of all meshes, if none is named."""

@@ -36,6 +36,7 @@ COMMANDS = {
     "interrupt": "interrupt what it runs, keep its state; --abort: abort process groups, too",
     "heal": "start new processes in place of dead ranks; the others keep their state",
     "restart": "end ranks, and start new processes in their places",
+    "sync": "send edited modules to its ranks, and load anew what is imported there",
     "stacks": "say what every rank does now",
     "debug": "look at a rank in pdb, where it failed or stopped",
     "logs": "show what ranks have written, also what was left out",

@@ -19,6 +19,7 @@ _ARGUMENTS = {
     "interrupt": "NAME [--abort]",
     "heal": "[SELECTOR]",
     "restart": "SELECTOR",
+    "sync": "[SELECTOR] [MODULE | PATH]",
     "stacks": "[NAME]",
     "debug": "[SELECTOR]",
     "logs": "[SELECTOR] [OPTION]...",

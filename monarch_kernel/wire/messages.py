@@ -41,6 +41,7 @@ __all__ = [
     "Interrupt",
     "KillRanks",
     "ListErrors",
+    "ListModules",
     "Look",
     "Lost",
     "Meet",
@@ -161,6 +162,12 @@ class Sync(Message, frozen=True):
     id: int
     edit: int
     modules: tuple[ModuleSource, ...]
+
+
+class ListModules(Message, frozen=True):
+    """Answer with the names of the user's modules that are imported."""
+
+    id: int
 
 
 class Fetched(Message, frozen=True):
