@@ -27,6 +27,7 @@ class RankView:
         cpu_percent: processor use at the last reading, 100 is one core.
         last_error: headline of its last failure since its last success; for a dead rank how it died.
         last_line: the last line it wrote.
+        restarts: how many processes were in this place before.
     """
 
     rank: int
@@ -41,6 +42,7 @@ class RankView:
     cpu_percent: float = 0.0
     last_error: str = ""
     last_line: str = ""
+    restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

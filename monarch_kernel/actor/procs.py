@@ -22,6 +22,7 @@ from monarch_kernel.asking.answer import Answer, Value
 from monarch_kernel.asking.asker import Asker
 from monarch_kernel.asking.future import Future
 from monarch_kernel.asking.home import opener
+from monarch_kernel.asking.numbers import CONTROLLER_PROC
 from monarch_kernel.controller.runtime import Healing, Listener, Runtime
 from monarch_kernel.controller.session import Session
 from monarch_kernel.describe.stacks import Doing
@@ -372,6 +373,8 @@ class ProcMesh(Shaped):
 
     def _replace(self, grace_s: float | None) -> Future[tuple[int, ...]]:
         """Have others take the places of those that are dead; with a grace, of those that live, too."""
+        if grace_s is not None and CONTROLLER_PROC in self.procs:
+            raise ValueError("the program's own process can't be restarted; ranks can")
         if not isinstance(self._asker, Runtime):  # on a rank: only the program starts processes
             return cast("Future[tuple[int, ...]]", directory_of(self._asker).replace_procs.call_one(self, grace_s))
         what = f"healing {self.name}"

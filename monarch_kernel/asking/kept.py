@@ -38,16 +38,15 @@ class KeptSpawns:
         kept = self._by_actor[actor] = KeptSpawn(actor, note, make, set(procs))
         self._by_request[request] = kept
 
-    def sent_again(self, kept: KeptSpawn, request: int) -> None:
-        """It is sent as another request to processes that have come in place of others."""
-        self._by_request[request] = kept
-
     def over(self, request: int) -> None:
         """All have answered a request."""
         self._by_request.pop(request, None)
 
     def refused(self, request: int, proc: int) -> None:
-        """What a request asked for has failed in a process that lives: another one would fail there, too."""
+        """The request has failed in a process that lives: there never was such an actor there.
+
+        One that fails to be made *again* is another matter: its next process may have more luck.
+        """
         kept = self._by_request.get(request)
         if kept is not None:
             self.forget((proc,), kept.actor)

@@ -263,7 +263,6 @@ class Peers:
         effects: list[PeerEffect] = []
         for kept, _ in self.kept.of((proc,)):
             id = next(self._numbers)
-            self.kept.sent_again(kept, id)
             self._pending[id] = _Pending((proc,))
             known.owed[id] = None
             others = kept.procs - {proc} - self.deaths(tuple(kept.procs)).keys()

@@ -508,6 +508,7 @@ class Runtime:
                     record.cpu_percent if record.death is None else 0.0,
                     record.last_error,
                     record.last_line,
+                    record.spec.incarnation,
                 )
             )
         return MeshView(name, tuple(axes.items()), tuple(rows), age_s=age_s)

@@ -226,7 +226,6 @@ class State:
     def spawn_again(self, id: int, kept: KeptSpawn, procs: Sequence[int], now: float) -> list[Effect]:
         """Have those who have come in the places of others make an actor that was there."""
         living = [proc for proc in kept.procs if proc not in procs and self.ranks[proc].death is None]
-        self._kept.sent_again(kept, id)
         return self.request(id, procs, kept.make(id, living), kept.note, now)
 
     def is_lost(self, proc: int) -> bool:

@@ -22,7 +22,7 @@ def remote_hints(error: RanksError, meshes: Meshes, namespace: Mapping[str, Any]
     if not isinstance(error, RemoteError):
         return []
     hints: dict[str, None] = {}
-    for failure, _ in error.groups():
+    for failure, ranks in error.groups():
         missing = _NOT_DEFINED.match(failure.message) if failure.etype == "NameError" else None
         mesh = next((entry.mesh for entry in meshes if failure.pid in _pids(entry.mesh)), None)
         if missing is None or mesh is None or missing[1].startswith("_"):
@@ -33,6 +33,8 @@ def remote_hints(error: RanksError, meshes: Meshes, namespace: Mapping[str, Any]
             hints[f"{name} is a mesh: it is in this notebook only, ranks can't use it"] = None
         elif having:
             hints[elsewhere_hint(name, mesh.name, having)] = None
+            if new := [rank for rank in ranks if mesh.view().ranks[rank].restarts]:
+                hints[f"{format_ranks(new)} of {mesh.name} began anew, in place of processes that ended"] = None
         elif name in namespace:
             hints[push_hint(name, kind_of(namespace[name]), mesh.name)] = None
     return list(hints)

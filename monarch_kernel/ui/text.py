@@ -189,6 +189,7 @@ def _columns(view: MeshView, ranks: Sequence[RankView], face: str) -> list[_Colu
         ("activity", [_activity(rank) for rank in ranks], False),
         ("device", [rank.device for rank in ranks], False),
         ("memory", [format_nbytes(rank.rss_nbytes) if rank.rss_nbytes else "" for rank in ranks], True),
+        ("restarts", [str(rank.restarts or "") for rank in ranks], True),
         ("last error", [_one_line(rank.last_error, _MAX_ERROR[face]) for rank in ranks], False),
     ]
     return [column for column in columns if any(column[1]) or column[0] in ("rank", "state")]

@@ -14,7 +14,16 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from monarch_kernel.actor import Actor, ProcMesh, SupervisionError, current_rank, endpoint, shutdown_context, this_host
+from monarch_kernel.actor import (
+    Actor,
+    ProcMesh,
+    SupervisionError,
+    current_rank,
+    endpoint,
+    shutdown_context,
+    this_host,
+    this_proc,
+)
 from monarch_kernel.controller.session import current_session
 from monarch_kernel.errors import ActorError
 
@@ -314,8 +323,10 @@ def test_an_actor_that_can_not_be_made_again_is_told_and_the_mesh_lives(procs: P
     assert isinstance(brittle.slice(r=0).ping.call_one().get(LONG_S), int)
     assert counter.add.call().get(LONG_S).values()[1] == (1, 2)
     assert hasty.slice(r=2).ping.call_one().get(LONG_S)
-    kill(procs, 1)
-    assert procs.heal().get(LONG_S) == (1,), "what has failed to be made is not tried again"
+    hasty.stop().get(LONG_S)
+    path.unlink()
+    assert procs.slice(r=1).restart(grace_s=0).get(LONG_S) == (1,)
+    assert isinstance(brittle.slice(r=1).ping.call_one().get(LONG_S), int), "it is tried again"
 
 
 def test_a_spawn_on_a_mesh_with_a_dead_rank_fails_at_once_and_names_it(procs: ProcMesh) -> None:
@@ -348,6 +359,23 @@ def test_a_heal_that_fails_can_be_done_again(procs: ProcMesh) -> None:
     assert procs.heal().get(LONG_S) == (1,)
     assert counter.add.call().get(LONG_S).values()[1] == (2, 2)
     assert procs.incarnations() == (0, 2, 0)
+
+
+def test_what_could_not_be_made_at_first_is_not_made_again(procs: ProcMesh, tmp_path: Any) -> None:
+    path = tmp_path / "made"
+    path.touch()
+    brittle: Any = procs.spawn("brittle", Brittle, str(path))
+    with pytest.raises(ActorError, match="no second time"):
+        brittle.initialized.get(LONG_S)
+    assert procs.slice(r=1).restart(grace_s=0).get(LONG_S) == (1,)
+    with pytest.raises(SupervisionError, match="not on this rank"):
+        brittle.slice(r=1).ping.call_one().get(LONG_S)
+
+
+def test_the_programs_own_process_is_not_restarted(session: None) -> None:
+    with pytest.raises(ValueError, match="the program's own process"):
+        this_proc().restart()
+    assert this_proc().heal().get(LONG_S) == ()
 
 
 def test_two_that_heal_at_the_same_time_have_one_process_made(procs: ProcMesh) -> None:
@@ -425,6 +453,20 @@ def test_a_restart_by_itself_is_no_failure_to_owners(make: Callable[..., ProcMes
     wait_until(lambda: parent.failed.call_one().get(LONG_S), "the failure, which nothing else follows")
     wait_until(lambda: faults, "the same for what the program has spawned")
     assert "it is not restarted, for that was done 1 time" in str(faults[0])
+
+
+def test_what_fails_to_be_made_again_when_nobody_waits_for_it_is_told(
+    make: Callable[..., ProcMesh], faults: list[Any], tmp_path: Any
+) -> None:
+    mesh = make(2, restart="rank")
+    path = tmp_path / "made"
+    brittle: Any = mesh.spawn("brittle", Brittle, str(path))
+    pid = brittle.slice(r=1).ping.call_one().get(LONG_S)
+    path.touch()
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: faults, "the failure")
+    assert "brittle[1] failed" in str(faults[0])
+    assert "no second time" in str(faults[0])
 
 
 @pytest.fixture

@@ -59,6 +59,9 @@ def test_dead_ranks_are_replaced_and_the_others_keep_their_variables(doomed: Not
     assert [a == b for a, b in zip(before, after)] == [True, True, False, True]
     cell = doomed.run("%%remote d\nstate")
     assert "[2] NameError: name 'state' is not defined" in cell.error
+    assert "state is on [0-1,3] of d only" in cell.error
+    assert "[2] of d began anew, in place of processes that ended" in cell.error
+    assert "restarts" in doomed.ok("%mesh show d").text
     assert doomed.ok("%%remote d[[0, 1, 3]]\nstate").plain == "[0] 0\n[1] 10\n[3] 30"
     assert doomed.ok("%%remote d\nrank, world_size, local_rank").plain.splitlines()[2] == "[2] (2, 4, 2)"
 
