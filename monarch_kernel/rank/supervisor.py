@@ -67,9 +67,8 @@ class Supervisor:
 
         def spawn(family: Family) -> list[Effect]:
             effects = family.spawned(actor, name, owner, procs, mesh)
-            for proc, death in self._workplace.asker.deaths(procs).items():  # known since a moment ago
-                effects += family.process_gone(Process(proc), death)
-            return effects
+            deaths = self._workplace.asker.deaths(procs)  # known since a moment ago, else nothing would be spawned
+            return effects + family.refused(actor, deaths) if deaths else effects
 
         self._submit(spawn)
 

@@ -142,11 +142,22 @@ class Family:
 
         ``mesh`` is what the owner has of it, for the failures that it is told.
         """
+        if owner != PROGRAM and owner not in self._hosted:
+            return [Stop(actor, tuple(procs), "its owner ended")]  # a moment ago
         alive = {proc: self._up.get(proc) for proc in procs}
         child = _Child(actor, name, owner, {proc: rank for rank, proc in enumerate(procs)}, alive, mesh)
         self._children[actor] = child
         self._of_owner.setdefault(owner, {})[actor] = child
         return []
+
+    def refused(self, actor: int, deaths: Mapping[int, Failure]) -> list[Effect]:
+        """A mesh is not made at all, because some of its processes are dead."""
+        child = self._children.get(actor)
+        if child is None:
+            return []
+        not_made = Failure("stopped", "NotSent", "it was not made, because another rank is dead")
+        procs = list(child.alive)
+        return [effect for proc in procs for effect in self._failed(child, proc, deaths.get(proc, not_made), None)]
 
     def respawned(self, actor: int, proc: int) -> list[Effect]:
         """An actor of a mesh that was spawned here was made anew, in the process that has taken its old one's place."""

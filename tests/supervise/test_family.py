@@ -117,6 +117,24 @@ def test_a_rank_that_was_replaced_fails_again() -> None:
     assert family.take(PROGRAM) == MeshFailure("workers", {0: lost("second")}, {}, 7)
 
 
+def test_a_mesh_that_is_not_made_fails_as_a_whole() -> None:
+    family = Family()
+    family.spawned(7, "workers", PROGRAM, [1, 2])
+    assert family.refused(7, {2: lost()}) == [Attend(PROGRAM)]
+    failure = family.take(PROGRAM)
+    assert failure is not None
+    assert [report.etype for _, report in sorted(failure.reports.items())] == ["NotSent", "RankDied"]
+    assert failure.primary == lost()
+
+
+def test_what_an_actor_spawns_as_it_ends_is_stopped() -> None:
+    family = Family()
+    family.hosts(5, Process(3))
+    family.ended(5)
+    assert family.spawned(7, "workers", 5, [1, 2]) == [Stop(7, (1, 2), "its owner ended")]
+    assert not family.children
+
+
 def test_a_rank_that_fails_again_before_anybody_has_looked_is_told_twice() -> None:
     family = Family()
     family.process_up(Process(1))
