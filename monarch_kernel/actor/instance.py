@@ -55,6 +55,7 @@ _FIRST = "__first_"
 
 CANCEL_S = 2.0
 CHILDREN_S = 5.0
+RETIRING_S = 0.3
 """How long an actor waits for what it had spawned to be stopped before it cleans up, in seconds."""
 
 
@@ -210,14 +211,18 @@ class _Host:
             return failure
         return self._death
 
+    def _patience_s(self) -> float:
+        """For how long to wait until what it has spawned has ended; their processes may end with ours, and tell nobody."""
+        return RETIRING_S if self._rank.is_retiring else CHILDREN_S
+
     def _wait_for_children(self) -> None:
-        deadline = time.monotonic() + CHILDREN_S
+        deadline = time.monotonic() + self._patience_s()
         for child in self._children:
             child.wait(max(0.0, deadline - time.monotonic()))
 
     async def _await_children(self) -> None:
         if self._children:
-            await asyncio.wait([child.as_asyncio() for child in self._children], timeout=CHILDREN_S)
+            await asyncio.wait([child.as_asyncio() for child in self._children], timeout=self._patience_s())
 
     def _clean_up(self, error: BaseException | None) -> Any:
         """The last that the actor does."""

@@ -160,7 +160,8 @@ class HostAgent:
             if isinstance(message, Output):
                 self._backlog.add(message.chunks)
             return
-        self._transport.send(CONTROLLER, join([pack(message)]))
+        if self._leave_at is None:  # else the controller has left, and what was sent would be waited for in vain
+            self._transport.send(CONTROLLER, join([pack(message)]))
 
     def _hear(self) -> None:
         while (received := self._transport.recv()) is not None:

@@ -58,6 +58,7 @@ class Workplace:
     Attributes:
         broken: why no actor can live here, if none can.
         actors: number -> its mailbox.
+        is_retiring: whether the process is about to end.
         hosted: number -> what looks after the actor (`actor.renewal.Hosted`), as long as there is something to look after.
     """
 
@@ -73,6 +74,7 @@ class Workplace:
         self._stopped: dict[int, str | Failure] = {}
         self._dead: dict[int, Failure] = {}
         self._stopping: list[Executor] = []
+        self.is_retiring = False
         self._early: dict[int, list[tuple[Call | StopActor, Sequence[Frame]]]] = {}
         self.circles = Circles(self)
         self.supervisor = Supervisor(self)
@@ -299,6 +301,7 @@ class Workplace:
         told = threading.Event()
 
         def tell() -> None:
+            self.is_retiring = True
             threads.extend(executor.retire() for executor in self.executors() if executor.retire is not None)
             told.set()
 

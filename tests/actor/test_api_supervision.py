@@ -128,8 +128,9 @@ class Parent(Actor):
 class AsyncParent(Actor):
     """The same, asynchronous."""
 
-    def __init__(self, verdict: bool = True) -> None:
+    def __init__(self, verdict: bool = True, ends: str = "") -> None:
         self.verdict = verdict
+        self.ends = ends
         self.told: list[str] = []
 
     @endpoint
@@ -152,6 +153,11 @@ class AsyncParent(Actor):
         await asyncio.sleep(0)
         self.told.append(failure.report())
         return self.verdict
+
+    async def __cleanup__(self, error: BaseException | None) -> None:
+        if self.ends:
+            with open(self.ends, "a") as file:
+                file.write("parent\n")
 
 
 @pytest.fixture(scope="module")
@@ -407,3 +413,16 @@ def test_what_an_actor_has_spawned_is_stopped_before_it_is_cleaned_up(one: Any, 
     child.process.call_one().get(LONG_S)
     parent.stop().get(LONG_S)
     assert ends.read_text().splitlines() == ["child None", "parent"]
+
+
+@pytest.mark.parametrize("kind", [Parent, AsyncParent])
+def test_processes_that_are_stopped_together_let_all_clean_up(doomed: Any, tmp_path: Path, kind: Any) -> None:
+    """Who has spawned something in a process that ends at the same moment does not wait for news that nobody sends."""
+    ends = tmp_path / "ends"
+    parent = doomed.slice(r=0).spawn("parent", kind, True, str(ends))
+    child = parent.spawn.call_one(doomed.slice(r=1), "child", Child, str(ends)).get(LONG_S)
+    child.process.call_one().get(LONG_S)
+    doomed.stop().get(LONG_S)
+    wait_until(
+        lambda: ends.exists() and sorted(ends.read_text().splitlines()) == ["child None", "parent"], "cleanup", 10.0
+    )
