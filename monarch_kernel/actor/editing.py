@@ -12,7 +12,7 @@ from monarch_kernel.actor.interface import Interface
 from monarch_kernel.asking.asker import Asker
 from monarch_kernel.edit.classes import Key, dump_classes, key_of, mro_after, travels_by_value
 from monarch_kernel.edit.modules import LocalModules
-from monarch_kernel.edit.patch import at_once, become
+from monarch_kernel.edit.patch import at_once
 from monarch_kernel.edit.prospect import Prospect, Reloaded, Synced
 from monarch_kernel.edit.sources import check_syntax
 from monarch_kernel.errors import EditError, RemoteError, format_ranks
@@ -170,7 +170,7 @@ def sync_modules(target: Target, sources: Sequence[ModuleSource], local: LocalMo
         if here is not None:
             with at_once():
                 here.conclude()
-                become(here.pairs, here.aliases)
+                here.classes.become()
             changed.update(here.edited, here.dependents)
         outlines = {actor: plain for prospect in prospects for actor, plain in prospect.outlines.items()}
         _tell_of_modules(target.asker, outlines, changed)
