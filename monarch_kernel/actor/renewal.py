@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from weakref import WeakSet
 
 from monarch_kernel.actor.actor import endpoints_among
-from monarch_kernel.edit.classes import Arrived, identify, is_numbered, living_classes, load_classes, mro_after
+from monarch_kernel.edit.classes import Arrived, identify, is_numbered, key_of, living_classes, load_classes, mro_after
 from monarch_kernel.edit.finder import Imports
 from monarch_kernel.edit.modules import ModuleEdit
 from monarch_kernel.edit.patch import Succession, at_once, is_same_code
@@ -128,7 +128,8 @@ class Renewal:
             data, sources = load(message.payload, frames)
             arrived = load_classes(data)
             self._superseded.update(each.cls for each in arrived)
-            living = living_classes(arrived, self._superseded)
+            arrived += [self._find(name) for name in message.names]
+            living = living_classes(arrived, {*self._superseded, *(each.cls for each in arrived)})
         if not any(living[each.cls] for each in arrived if each.as_key):
             self._prepared = message.edit, _Prepared()
             others = sorted((host.name, host.cls.__name__) for host in hosts)
@@ -148,6 +149,16 @@ class Renewal:
         actors = {host.actor: host.name for host in prepared.actors}
         changes = tuple(_change(new, old) for new, old in prepared.classes.pairs.items())
         self._rank.reply(message.id, Prospect(actors, outlines, changes, left=tuple(left)))
+
+    def _find(self, name: str) -> Arrived:
+        """A class that cells have defined on this rank."""
+        first, *rest = name.split(".")
+        found = self._rank.shell.namespace.get(first)
+        for part in rest:
+            found = getattr(found, part, None)
+        if not isinstance(found, type):
+            raise NameError(f"no class {name!r} is defined on this rank")
+        return Arrived(found, key_of(found), "", key_of(found))
 
     def _hear_reshaped(self, message: Reshaped) -> None:
         interface = self._rank.peers.shared.get(message.actor)
@@ -243,6 +254,7 @@ class Renewal:
             if prepared.modules is not None:
                 prepared.modules.conclude()
             prepared.classes.become()
+            self._superseded.update(prepared.classes.pairs)
             for cls, number in prepared.numbers:
                 identify(cls, number)
                 self._superseded.discard(cls)

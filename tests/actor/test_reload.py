@@ -465,7 +465,7 @@ def test_a_class_with_an_endpoint_called_reload_keeps_it(procs: ProcMesh, cell: 
 @pytest.mark.parametrize(
     ("given", "error", "text"),
     [
-        ("no class", TypeError, "reload() takes classes, not 'no class' (of type str)"),
+        (5, TypeError, "reload() takes classes, or names of some, not 5 (of type int)"),
         (SimpleNamespace, TypeError, "SimpleNamespace is imported from types: edit the file, then mesh.sync('types')"),
     ],
 )
