@@ -6,13 +6,13 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from monarch_kernel.actor.actor import Actor, endpoints_among, endpoints_of, from_outline, sources_of
+from monarch_kernel.actor.actor import Actor, endpoints_among, endpoints_of, from_outline
 from monarch_kernel.actor.answers import gather, read_value
 from monarch_kernel.actor.interface import Interface
 from monarch_kernel.asking.asker import Asker
 from monarch_kernel.edit.classes import Key, dump_classes, key_of, mro_after, travels_by_value
 from monarch_kernel.edit.modules import LocalModules
-from monarch_kernel.edit.patch import at_once, become
+from monarch_kernel.edit.patch import at_once
 from monarch_kernel.edit.prospect import Prospect, Reloaded, Synced
 from monarch_kernel.edit.sources import check_syntax
 from monarch_kernel.errors import EditError, RemoteError, format_ranks
@@ -59,12 +59,15 @@ def class_now(cls: type[Actor] | str, actor: str) -> type:
     return found
 
 
-def reload_classes(target: Target, classes: Sequence[tuple[type, Key]], reserved: frozenset[str]) -> Reloaded:
+def reload_classes(
+    target: Target, classes: Sequence[tuple[type, Key]], reserved: frozenset[str], names: Sequence[str] = ()
+) -> Reloaded:
     """Have living classes become what these are, on all ranks or on none.
 
     Args:
         target: where.
         classes: each with the key of the living ones that are to become it.
+        names: classes that cells have defined anew on the ranks themselves.
         reserved: names that endpoints can't have.
 
     Raises:
@@ -76,16 +79,17 @@ def reload_classes(target: Target, classes: Sequence[tuple[type, Key]], reserved
         check_class(cls)
         if issubclass(cls, Actor):
             endpoints_of(cls, reserved)
-    what = ", ".join(cls.__qualname__ for cls, _ in classes)
-    payload, frames = dump((dump_classes(classes), _sources(classes)), f"class {what}")
+    what = ", ".join([*(cls.__qualname__ for cls, _ in classes), *names])
+    payload, frames = dump(dump_classes(classes), f"class {what}")
+    these = tuple(names)
     edit = target.asker.new_number()
-    prospects = _prepare(target, edit, f"reload({what})", lambda id: pack(Reload(id, edit, payload), frames))
+    prospects = _prepare(target, edit, f"reload({what})", lambda id: pack(Reload(id, edit, payload, these), frames))
     outlines = {actor: plain for prospect in prospects for actor, plain in prospect.outlines.items()}
     actors = _where((rank, tuple(each.actors.values())) for rank, each in zip(target.region.ranks, prospects))
     changes = tuple(dict.fromkeys(change for prospect in prospects for change in prospect.changes))
     if not changes:
         _forget(target, edit)
-        raise EditError(_nothing(what, target, prospects))
+        raise EditError(_nothing(what, classes, target, prospects))
     try:
         _conclude(target, edit, f"{what} was reloaded on {target.name}, but not all is well")
     finally:  # a hook that failed has not kept the class from changing
@@ -101,19 +105,12 @@ def check_class(cls: type) -> bool:
         TypeError: it is none, or one that is imported.
     """
     if not isinstance(cls, type):
-        raise TypeError(f"reload() takes classes, not {cls!r} (of type {type(cls).__name__})")
+        raise TypeError(f"reload() takes classes, or names of some, not {cls!r} (of type {type(cls).__name__})")
     if not travels_by_value(cls):
         raise TypeError(
             f"{cls.__qualname__} is imported from {cls.__module__}: edit the file, then mesh.sync({cls.__module__!r})"
         )
     return True
-
-
-def _sources(classes: Sequence[tuple[type, Key]]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for cls, _ in classes:
-        found.update(sources_of(cls))
-    return found
 
 
 def _prepare(target: Target, edit: int, what: str, make: Any) -> Sequence[Prospect]:
@@ -170,7 +167,7 @@ def sync_modules(target: Target, sources: Sequence[ModuleSource], local: LocalMo
         if here is not None:
             with at_once():
                 here.conclude()
-                become(here.pairs, here.aliases)
+                here.classes.become()
             changed.update(here.edited, here.dependents)
         outlines = {actor: plain for prospect in prospects for actor, plain in prospect.outlines.items()}
         _tell_of_modules(target.asker, outlines, changed)
@@ -225,7 +222,9 @@ def _conclude(target: Target, edit: int, failed: str) -> None:
     target.asker.request(target.procs, make, "__reload__", finish).get()
 
 
-def _nothing(what: str, target: Target, prospects: Sequence[Prospect]) -> str:
+def _nothing(what: str, classes: Sequence[object], target: Target, prospects: Sequence[Prospect]) -> str:
+    if not classes:
+        return f"nothing on {target.name} is of another class called {what} than the one that is defined there"
     others = sorted({f"{name} (a {cls})" for prospect in prospects for name, cls in prospect.others})
     have = f"; the actors there: {', '.join(others)}" if others else "; no actor is there"
     return f"nothing on {target.name} is of a class called {what}{have}"

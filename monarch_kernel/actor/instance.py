@@ -170,6 +170,9 @@ class _Host:
             self._specs = endpoints_of(type(self._actor), frozenset())
             self._methods = {name: getattr(self._actor, name) for name in self._specs}
             self._is_renewed = True
+            if hasattr(self._actor, "__cleanup__") and not self._cleans_up:
+                self._cleans_up = True
+                self._rank.note_cleanup()
 
     def put_first(self, function: Callable[[], Any]) -> Waiter:
         """Have something run on the actor before whatever waits; it must not raise. Gives what is to be served then."""

@@ -260,13 +260,16 @@ class ProcMesh(Shaped):
         mesh.announce(payload, frames)
         return cast(A, mesh)
 
-    def reload(self, *classes: type) -> Reloaded:
+    def reload(self, *classes: type | str) -> Reloaded:
         """Have living actors, and other objects, go on with their classes as they are now in the notebook; waits for it.
 
         Concerned are all classes on the ranks that have the same module and qualified name, and what derives from them. State
         stays; methods, endpoints and class attributes are those of the new class. Classes of the notebook that a new one
         refers to, and that were defined anew, too, go along. A class with a method ``__reload__(self)`` has it called for
         each actor, before its next message.
+
+        Args:
+            classes: of the notebook; by its name, one that a cell has defined anew on the ranks.
 
         Raises:
             TypeError: what is given is no class, or one that is imported.
@@ -276,7 +279,9 @@ class ProcMesh(Shaped):
         if not classes:
             raise TypeError(f"say which classes: {self.name}.reload(Trainer)")
         place = Target(self._asker, self.procs, self._region, self._as_spawned, self.name)
-        return reload_classes(place, [(cls, key_of(cls)) for cls in classes if check_class(cls)], RESERVED)
+        names = [cls for cls in classes if isinstance(cls, str)]
+        given = [(cls, key_of(cls)) for cls in classes if not isinstance(cls, str) and check_class(cls)]
+        return reload_classes(place, given, RESERVED, names)
 
     def sources(self, what: ModuleType | str | os.PathLike[str] | None = None) -> list[ModuleSource]:
         """The modules that `sync` would send, as they are in files now.

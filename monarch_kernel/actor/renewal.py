@@ -24,10 +24,10 @@ from typing import Any, Protocol
 from weakref import WeakSet
 
 from monarch_kernel.actor.actor import endpoints_among
-from monarch_kernel.edit.classes import Arrived, identify, is_numbered, living_classes, load_classes, mro_after
+from monarch_kernel.edit.classes import Arrived, identify, is_numbered, key_of, living_classes, load_classes, mro_after
 from monarch_kernel.edit.finder import Imports
 from monarch_kernel.edit.modules import ModuleEdit
-from monarch_kernel.edit.patch import at_once, become, is_same_code, objections
+from monarch_kernel.edit.patch import Succession, at_once, is_same_code
 from monarch_kernel.edit.prospect import ClassChange, ModulesChange, Prospect
 from monarch_kernel.rank.asker import RankItem
 from monarch_kernel.rank.rank import Rank
@@ -64,8 +64,7 @@ class _Prepared:
     """An edit that waits for its conclusion.
 
     Attributes:
-        pairs: new class -> the living one that becomes it.
-        aliases: other classes of the same name -> the one that lives on for all of them.
+        classes: which living classes become which new ones.
         numbers: what classes are known by elsewhere.
         actors: whose class changes.
         sources: text of the code of new classes, by the name of its cell.
@@ -73,8 +72,7 @@ class _Prepared:
     """
 
     def __init__(self) -> None:
-        self.pairs: dict[type, type] = {}
-        self.aliases: dict[type, type] = {}
+        self.classes = Succession()
         self.numbers: list[tuple[type, str]] = []
         self.actors: list[Hosted] = []
         self.sources: dict[str, str] = {}
@@ -130,7 +128,8 @@ class Renewal:
             data, sources = load(message.payload, frames)
             arrived = load_classes(data)
             self._superseded.update(each.cls for each in arrived)
-            living = living_classes(arrived, self._superseded)
+            arrived += [self._find(name) for name in message.names]
+            living = living_classes(arrived, {*self._superseded, *(each.cls for each in arrived)})
         if not any(living[each.cls] for each in arrived if each.as_key):
             self._prepared = message.edit, _Prepared()
             others = sorted((host.name, host.cls.__name__) for host in hosts)
@@ -148,8 +147,18 @@ class Renewal:
             return
         self._prepared = message.edit, prepared
         actors = {host.actor: host.name for host in prepared.actors}
-        changes = tuple(_change(new, old) for new, old in prepared.pairs.items())
+        changes = tuple(_change(new, old) for new, old in prepared.classes.pairs.items())
         self._rank.reply(message.id, Prospect(actors, outlines, changes, left=tuple(left)))
+
+    def _find(self, name: str) -> Arrived:
+        """A class that cells have defined on this rank."""
+        first, *rest = name.split(".")
+        found = self._rank.shell.namespace.get(first)
+        for part in rest:
+            found = getattr(found, part, None)
+        if not isinstance(found, type):
+            raise NameError(f"no class {name!r} is defined on this rank")
+        return Arrived(found, key_of(found), "", key_of(found))
 
     def _hear_reshaped(self, message: Reshaped) -> None:
         interface = self._rank.peers.shared.get(message.actor)
@@ -167,7 +176,7 @@ class Renewal:
             hosts = self._hosts()
             edit = ModuleEdit(message.modules, self._imports.loaded, self._superseded)
             refused = edit.prepare()
-            prepared.modules, prepared.pairs, prepared.aliases = edit, edit.pairs, edit.aliases
+            prepared.modules, prepared.classes = edit, edit.classes
             refused += self._check_actors(hosts, prepared, outlines)
         if refused:
             edit.undo()
@@ -176,7 +185,9 @@ class Renewal:
         self._prepared = message.edit, prepared
         self._imports.edited.update(edit.edited, edit.absent)
         actors = {host.actor: host.name for host in prepared.actors}
-        changes = tuple(change for new, old in prepared.pairs.items() if not (change := _change(new, old)).is_empty)
+        changes = tuple(
+            change for new, old in prepared.classes.pairs.items() if not (change := _change(new, old)).is_empty
+        )
         modules = ModulesChange(edit.edited, edit.dependents, edit.unchanged, edit.absent)
         self._rank.reply(message.id, Prospect(actors, outlines, changes, modules=modules))
 
@@ -196,20 +207,18 @@ class Renewal:
     def _check_classes(self, asked: Collection[type], prepared: _Prepared, left: list[str]) -> list[str]:
         """What speaks against an edit; takes classes out of it that only came along, if it is against these."""
         refused = []
-        for old, why in objections(prepared.pairs, prepared.aliases).items():
-            new = next(new for new, living in prepared.pairs.items() if living is old)
-            if new in asked:
+        for old, why in prepared.classes.objections().items():
+            if prepared.classes.new_of(old) in asked:
                 refused.append(f"{old.__qualname__}: {why}")
             else:
                 left.append(f"{old.__qualname__} stays as it is: {why}")
-                del prepared.pairs[new]
+                prepared.classes.leave(old)
         return refused
 
     def _check_actors(self, hosts: Sequence[Hosted], prepared: _Prepared, outlines: dict[int, Any]) -> list[str]:
         """What speaks against an edit for the sake of actors; finds out which are concerned, and their endpoints then."""
         refused = []
-        becomes = {old: new for new, old in prepared.pairs.items()}
-        becomes |= {old: becomes[to] for old, to in prepared.aliases.items() if to in becomes}
+        becomes = prepared.classes.becomes()
         for host in hosts:
             if set(becomes).isdisjoint(host.cls.__mro__):
                 continue
@@ -244,13 +253,14 @@ class Renewal:
         with at_once():
             if prepared.modules is not None:
                 prepared.modules.conclude()
-            become(prepared.pairs, prepared.aliases)
+            prepared.classes.become()
+            self._superseded.update(prepared.classes.pairs)
             for cls, number in prepared.numbers:
                 identify(cls, number)
                 self._superseded.discard(cls)
-            self._superseded.update(prepared.aliases)
+            self._superseded.update(prepared.classes.aliases)
             for host in prepared.actors:
-                host.cls = prepared.aliases.get(host.cls, host.cls)
+                host.cls = prepared.classes.aliases.get(host.cls, host.cls)
                 host.renew()
                 hooks.run(host)
         hooks.start()
@@ -274,16 +284,18 @@ class _Hooks:
 
     def run(self, host: Hosted) -> None:
         """Have the hook of an actor run before its next message."""
-        instance = host.instance
-        hook = getattr(type(instance), "__reload__", None)
-        if instance is None or hook is None:
+        if not hasattr(host.cls, "__reload__"):
             return
         with self._lock:
             self._left += 1
 
+        def call() -> Any:
+            instance = host.instance  # it may be made only now, by the ``__init__`` that it had before
+            return None if instance is None else instance.__reload__()
+
         def run() -> None:
             try:
-                hook(instance)
+                call()
             except BaseException as error:
                 self._over(error)
             else:
@@ -291,7 +303,7 @@ class _Hooks:
 
         async def run_async() -> None:
             try:
-                result = hook(instance)
+                result = call()
                 if inspect.isawaitable(result):
                     await result
             except BaseException as error:
@@ -326,10 +338,9 @@ def _pair(
             continue
         lives_on = max(olds, key=lambda cls: (is_numbered(cls, each.number), cls in in_use))
         if each.as_key is None and is_numbered(lives_on, each.number):  # it came along, and was not defined anew
-            prepared.aliases[each.cls] = lives_on
+            prepared.classes.add_same(each.cls, lives_on)
         else:
-            prepared.pairs[each.cls] = lives_on
-        prepared.aliases |= {old: lives_on for old in olds if old is not lives_on}
+            lives_on = prepared.classes.add(each.cls, olds, lives_on)
         prepared.numbers.append((lives_on, each.number))
 
 

@@ -19,9 +19,11 @@ from monarch_kernel.wire.messages import (
     ActorEnded,
     Apply,
     Call,
+    Conclude,
     Failed,
     Fence,
     Interrupt,
+    ListModules,
     Message,
     Payload,
     Ping,
@@ -30,17 +32,19 @@ from monarch_kernel.wire.messages import (
     Probe,
     Pull,
     Push,
+    Reload,
     Result,
     Run,
     Spawn,
     StopActor,
+    Sync,
     Unhandled,
 )
 
 __all__ = ["FOR_ACTORS", "ControllerWorkplace"]
 
 CLEANUP_S = 2.0
-_FOR_RANKS = (Apply, Pull, Push, Run)
+_FOR_RANKS = (Apply, Conclude, ListModules, Pull, Push, Reload, Run, Sync)
 
 FOR_ACTORS: frozenset[type[Message]] = frozenset(
     {ActorEnded, Call, Fence, Interrupt, Ping, PortSend, PostMortem, Probe, Spawn, StopActor, Unhandled, *_FOR_RANKS}
@@ -109,7 +113,8 @@ class ControllerWorkplace(Workplace):
             self.send_answer_now(message.id, pack(Result(message.id, Payload())))
         elif isinstance(message, _FOR_RANKS):
             why = "code and variables are for ranks; this is the process of the program itself, which has actors only"
-            self.send_answer_now(message.id, pack(Failed(message.id, describe(RuntimeError(why)))))
+            if message.id:
+                self.send_answer_now(message.id, pack(Failed(message.id, describe(RuntimeError(why)))))
         else:
             return super().hear(message, frames, peer)
         return True

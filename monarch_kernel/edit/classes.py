@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import importlib
 import io
+import linecache
+import os
 import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, cast
 
 import cloudpickle
@@ -82,9 +85,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: io.BytesIO, buffer_callback: Callable[[pickle.PickleBuffer], object] | None) -> None:
         super().__init__(file, 5, buffer_callback=buffer_callback)
         self.classes: dict[type, str] = {}
+        self.files: set[str] = set()
 
     def reducer_override(self, obj: Any) -> Any:
         reduced = super().reducer_override(obj)
+        if isinstance(obj, FunctionType) and isinstance(reduced, tuple):  # by value, not by its name
+            self.files.add(obj.__code__.co_filename)
         if isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) > 2:
             number = tracker._get_or_create_tracker_id(obj)
             self.classes[obj] = number
@@ -92,8 +98,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return reduced
 
 
-def dump_classes(classes: Sequence[tuple[type, Key]]) -> bytes:
+def dump_classes(classes: Sequence[tuple[type, Key]]) -> tuple[bytes, dict[str, str]]:
     """Pickle classes, each with the key of those that are to become it, and the classes of the notebook they refer to.
+
+    Returns:
+        The pickle, and the text of the code in it that is in no file: name of the cell -> text.
 
     Raises:
         Exception: whatever comes of a member that can't be pickled.
@@ -104,7 +113,8 @@ def dump_classes(classes: Sequence[tuple[type, Key]]) -> bytes:
     found = [(cls, key_of(cls), number) for cls, number in first.classes.items()]
     file = io.BytesIO()
     _Pickler(file, None).dump((roots, found))
-    return file.getvalue()
+    texts = {name: "".join(linecache.getlines(name)) for name in first.files if not os.path.exists(name)}
+    return file.getvalue(), {name: text for name, text in texts.items() if text}
 
 
 def pickle_class(cls: type) -> bytes:
@@ -160,7 +170,9 @@ def is_numbered(cls: type, number: str) -> bool:
 
 
 def identify(cls: type, number: str) -> None:
-    """From now on a class of this process is the one that has this number elsewhere."""
+    """From now on a class of this process is the one that has this number elsewhere; without a number nothing changes."""
+    if not number:
+        return
     with tracker._DYNAMIC_CLASS_TRACKER_LOCK:
         tracker._DYNAMIC_CLASS_TRACKER_BY_ID[number] = cls
         tracker._DYNAMIC_CLASS_TRACKER_BY_CLASS[cls] = number

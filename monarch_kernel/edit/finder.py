@@ -4,9 +4,9 @@ Theory of operation
 ===================
 
 Three finders stand on ``sys.meta_path``. The first answers for modules that were edited since this process began
-(`Imports.edited`): their text comes from the controller, whatever is on disk here. The second is Python's own for files, with
-a note of what text the user's modules were loaded from, so that it can be told later whether they were edited. The last one
-asks the controller for what nothing else has found.
+(`Imports.edited`): their text comes from the controller, whatever is on disk here. The second, before Python's own for files,
+asks that, and notes what text the user's modules were loaded from, so that it can be told later whether they were edited. The
+last one asks the controller for what nothing else has found.
 
 An import waits for the answer, on whatever thread it is made, as for any other file. The controller gives only modules of the
 user's, in files of Python's; what is installed must be installed here, too. A process that was forked from this one has no
@@ -24,7 +24,6 @@ from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import spec_from_loader
 from types import CodeType, ModuleType
-from typing import Protocol
 
 from monarch_kernel.edit.sources import digest, is_users, read_source
 from monarch_kernel.wire.messages import ModuleSource
@@ -112,12 +111,6 @@ class _Elsewhere(MetaPathFinder):
         return self._imports.fetch(fullname)
 
 
-class Asks(Protocol):
-    """Asks the controller for a module; None if there is none, or no controller."""
-
-    def __call__(self, name: str, /) -> ModuleSource | None: ...
-
-
 class Imports:
     """What this process knows of the user's modules.
 
@@ -138,7 +131,7 @@ class Imports:
     def install(self) -> None:
         """Stand on ``sys.meta_path``, for the life of the process."""
         at = next((i for i, finder in enumerate(sys.meta_path) if finder is PathFinder), len(sys.meta_path))
-        sys.meta_path[at : at + 1] = [_OnDisk(self)]
+        sys.meta_path.insert(at, _OnDisk(self))
         sys.meta_path.insert(0, _Edited(self))
         sys.meta_path.append(_Elsewhere(self))
 

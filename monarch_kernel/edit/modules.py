@@ -27,7 +27,7 @@ from weakref import WeakSet
 import psutil
 
 from monarch_kernel.edit.finder import SourceLoader
-from monarch_kernel.edit.patch import all_classes, has_instances, objections, update_function
+from monarch_kernel.edit.patch import Succession, all_classes, update_function
 from monarch_kernel.edit.sources import digest, find_source, is_users
 from monarch_kernel.wire.messages import ModuleSource
 
@@ -55,8 +55,7 @@ class ModuleEdit:
         dependents: those that import them.
         unchanged: imported, and equal.
         absent: not imported.
-        pairs: new class -> the living one that is to become it.
-        aliases: further classes -> those that stand for them.
+        classes: what becomes of those that live.
     """
 
     def __init__(
@@ -74,8 +73,7 @@ class ModuleEdit:
         self.dependents = tuple(name for name in self._order if name not in self.edited)
         self._before: dict[str, _Before] = {}
         self._new: set[type] = set()
-        self.pairs: dict[type, type] = {}
-        self.aliases: dict[type, type] = {}
+        self.classes = Succession()
 
     def _user_modules(self) -> dict[str, ModuleSource]:
         found: dict[str, ModuleSource] = {}
@@ -129,18 +127,11 @@ class ModuleEdit:
         for new in self._new:
             living = old.get((new.__module__, new.__qualname__), [])
             if living:
-                lives_on = self._as_it_was(new, living)
-                self.pairs[new] = lives_on
-                self.aliases |= {other: lives_on for other in living if other is not lives_on}
-        reasons = []
-        for cls, why in objections(self.pairs, self.aliases).items():
-            if has_instances([cls]):
-                reasons.append(f"{cls.__module__}.{cls.__qualname__}, of which there are objects: {why}")
-            else:  # nothing is lost if the new one takes its place
-                new = next(new for new, living in self.pairs.items() if living is cls)
-                del self.pairs[new]
-                self.aliases = {other: new if to is cls else to for other, to in self.aliases.items()} | {cls: new}
-        return reasons
+                self.classes.add(new, living, self._as_it_was(new, living))
+        return [
+            f"{cls.__module__}.{cls.__qualname__}, of which there are objects: {why}"
+            for cls, why in self.classes.objections().items()
+        ]
 
     def _as_it_was(self, new: type, living: Sequence[type]) -> type:
         """Of several classes of one name, the one that the module had."""
@@ -152,8 +143,8 @@ class ModuleEdit:
 
     def conclude(self) -> None:
         """What modules no longer define goes, and functions that were there do what the new ones do; before classes change."""
-        self._superseded -= self._new.difference(self.pairs)
-        self._superseded |= self.aliases.keys()
+        self._superseded -= self._new.difference(self.classes.pairs)
+        self._superseded |= self.classes.aliases.keys()
         for name, before in self._before.items():
             variables = vars(sys.modules[name])
             for key, value in before.names.items():

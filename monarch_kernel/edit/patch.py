@@ -11,10 +11,11 @@ cells of methods that use ``super()``, variables, derived classes, instances), a
 references to the living one. Functions that were methods, or are in a module, take over the code of the new ones, too, so
 that a hook or a callback that somebody keeps runs the new code.
 
-Instances keep their layout: where the new class needs another one (``__slots__``, bases in native code), it is refused, and
-so is what would leave instances that mean something else (members of an Enum, fields of a named tuple).
+Instances keep their layout: where the new class needs another one (``__slots__``, bases in native code, fields of a named
+tuple), and there are instances, it is refused; where there are none the new class takes the place of the old one. An Enum
+can't be changed either: the new one takes its place, and references to members become references to the new ones.
 
-`objections` finds all that before anything changes; `become` does not fail after it.
+`Succession.objections` finds what can't be before anything changes; `Succession.become` does not fail after it.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ import contextlib
 import enum
 import gc
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import CellType, FunctionType, GetSetDescriptorType, MappingProxyType, MemberDescriptorType
 from typing import Any
 
-__all__ = ["all_classes", "at_once", "become", "has_instances", "is_same_code", "objections", "refer_to"]
+__all__ = ["Succession", "all_classes", "at_once", "become", "has_instances", "is_same_code", "objections", "refer_to"]
 
 _OF_THE_LAYOUT = (MemberDescriptorType, GetSetDescriptorType)
 _NOT_MEMBERS = frozenset({"__dict__", "__weakref__", "_abc_impl", "__slots__"})
@@ -52,6 +53,83 @@ def has_instances(classes: Iterable[type]) -> bool:
     """Whether there are objects of these classes, or of classes derived from them."""
     wanted = tuple(classes)
     return any(not issubclass(type(each), type) and issubclass(type(each), wanted) for each in gc.get_objects())
+
+
+class Succession:
+    """Which living classes become which new ones.
+
+    Attributes:
+        pairs: new class -> the living one that takes over what it has.
+        aliases: further classes -> those that take their places.
+        swaps: the same for members of Enums.
+    """
+
+    def __init__(self) -> None:
+        self.pairs: dict[type, type] = {}
+        self.aliases: dict[type, type] = {}
+        self.swaps: list[tuple[object, object]] = []
+
+    def add(self, new: type, living: Sequence[type], lives_on: type) -> type:
+        """Have several classes of one name become a new one; gives the one that is the class of that name from now on.
+
+        Args:
+            new: the new class.
+            living: those that there are.
+            lives_on: one of these.
+        """
+        if not issubclass(new, enum.Enum):
+            self.pairs[new] = lives_on
+            self.aliases |= {other: lives_on for other in living if other is not lives_on}
+            return lives_on
+        stays = _values(new) == _values(lives_on)
+        remains = lives_on if stays else new
+        for other in (new, *living):
+            if other is not remains:
+                self._alias(other, remains)
+        return remains
+
+    def add_same(self, new: type, lives_on: type) -> None:
+        """Have a living class stay what it is, although a new one has come that is the same."""
+        self._alias(new, lives_on)
+
+    def _alias(self, other: type, remains: type) -> None:
+        self.aliases[other] = remains
+        if issubclass(remains, enum.Enum):
+            ours, theirs = remains.__members__, vars(other).get("_member_map_", {})
+            self.swaps += [(member, ours[name]) for name, member in theirs.items() if name in ours]
+
+    def objections(self) -> dict[type, str]:
+        """What keeps living classes from becoming what new ones are: living class -> why; nothing has changed afterwards."""
+        found: dict[type, str] = {}
+        for old, why in objections(self.pairs, self.aliases).items():
+            if has_instances([old]):
+                found[old] = why
+            else:  # nothing is lost if the new one takes its place
+                new = self.new_of(old)
+                self.leave(old)
+                self.aliases = {other: new if to is old else to for other, to in self.aliases.items()} | {old: new}
+        return found
+
+    def new_of(self, old: type) -> type:
+        """The new class that a living one is to become."""
+        return next(new for new, living in self.pairs.items() if living is old)
+
+    def leave(self, old: type) -> None:
+        """Have a living class stay what it is."""
+        del self.pairs[self.new_of(old)]
+
+    def becomes(self) -> dict[type, type]:
+        """Living class -> what it will be."""
+        found = {old: new for new, old in self.pairs.items()}
+        return found | {old: found.get(to, to) for old, to in self.aliases.items() if old not in self.pairs}
+
+    def become(self) -> None:
+        """Have it happen."""
+        become(self.pairs, self.aliases, self.swaps)
+
+
+def _values(cls: Any) -> dict[str, Any]:
+    return {name: member.value for name, member in cls.__members__.items()} if issubclass(cls, enum.Enum) else {}
 
 
 def objections(pairs: Mapping[type, type], aliases: Mapping[type, type] = NOTHING) -> dict[type, str]:
@@ -86,7 +164,11 @@ def objections(pairs: Mapping[type, type], aliases: Mapping[type, type] = NOTHIN
     return found
 
 
-def become(pairs: Mapping[type, type], aliases: Mapping[type, type] = NOTHING) -> None:
+def become(
+    pairs: Mapping[type, type],
+    aliases: Mapping[type, type] = NOTHING,
+    swaps: Sequence[tuple[object, object]] = (),
+) -> None:
     """Have living classes take over what new ones are.
 
     A call that runs goes on with the code it has; what it calls next is new.
@@ -94,16 +176,16 @@ def become(pairs: Mapping[type, type], aliases: Mapping[type, type] = NOTHING) -
     Args:
         pairs: new class -> the living one; `objections` has none.
         aliases: further classes -> those that references to them are to be references to.
+        swaps: the same for other objects.
     """
     stand_for = {**aliases, **pairs}
     with at_once():
         for new, old in _bases_first(pairs):
-            if new is not old and not issubclass(new, enum.Enum):
-                bases = _bases(new, stand_for)
-                if bases != old.__bases__:
-                    old.__bases__ = bases
-                _take_members(new, old)
-        refer_to(stand_for, (pairs, aliases))
+            bases = _bases(new, stand_for)
+            if bases != old.__bases__:
+                old.__bases__ = bases
+            _take_members(new, old)
+        refer_to(stand_for, swaps, (pairs, aliases))
 
 
 @contextlib.contextmanager
@@ -117,26 +199,30 @@ def at_once() -> Iterator[None]:
         sys.setswitchinterval(interval)
 
 
-def refer_to(pairs: Mapping[type, type], but: Sequence[object] = ()) -> None:
-    """Make references to some classes (the keys) references to others, as far as these are in variables or containers.
+def refer_to(
+    pairs: Mapping[type, type], swaps: Iterable[tuple[object, object]] = (), but: Sequence[object] = ()
+) -> None:
+    """Make references to some objects references to others, as far as these are in variables or containers.
 
     Args:
         pairs: class -> what references to it are to be references to.
-        but: containers that stay as they are; so does ``pairs``.
+        swaps: the same for other objects.
+        but: containers that stay as they are; so do ``pairs`` and ``swaps``.
     """
-    if not pairs:
+    instead = _Instead({id(old): (old, new) for old, new in (*pairs.items(), *swaps) if old is not new})
+    if not instead:
         return
-    spared = {id(pairs), *map(id, but)}
-    holders = [holder for holder in gc.get_referrers(*pairs) if id(holder) not in spared]
+    spared = {id(pairs), id(swaps), *map(id, but), *map(id, instead.values())}
+    holders = [holder for holder in gc.get_referrers(*instead.olds()) if id(holder) not in spared]
     owners = _owners_of_dicts() if any(type(holder) is dict and "__doc__" in holder for holder in holders) else {}
     for holder in holders:
         owner = owners.get(id(holder))
         if owner is None:
-            _refer_in(holder, pairs)
+            _refer_in(holder, instead)
             continue
         for name, value in vars(owner).copy().items():
-            if isinstance(value, type) and value in pairs:
-                type.__setattr__(owner, name, pairs[value])
+            if instead.of(value) is not value:
+                type.__setattr__(owner, name, instead.of(value))
 
 
 def is_same_code(one: object, other: object) -> bool:
@@ -154,12 +240,6 @@ def _objection(new: type, old: type, pairs: Mapping[type, type]) -> str:
     kind = pairs.get(type(new), type(new))
     if kind is not type(old):
         return f"its metaclass has changed from {type(old).__name__} to {kind.__name__}"
-    if issubclass(new, enum.Enum):
-        same = {name: member.value for name, member in new.__members__.items()} == {
-            name: member.value
-            for name, member in old.__members__.items()  # type: ignore[attr-defined]
-        }
-        return "" if same else "members of an Enum are what they are: it has changed"
     if issubclass(new, tuple) and getattr(new, "_fields", ()) != getattr(old, "_fields", ()):
         return f"its fields have changed from {_said(old._fields)} to {_said(getattr(new, '_fields', ()))}"  # type: ignore[attr-defined]
     if not old.__dictoffset__:
@@ -305,43 +385,52 @@ def _owners_of_dicts() -> dict[int, type]:
     return {id(gc.get_referents(vars(cls))[0]): cls for cls in all_classes()}
 
 
-def _refer_in(holder: Any, pairs: Mapping[type, type]) -> None:
-    def other(value: Any) -> Any:
-        return pairs.get(value, value) if isinstance(value, type) else value
+class _Instead(dict[int, tuple[object, object]]):
+    """What to refer to instead of what, by identity: members of two Enums may be equal."""
 
+    def olds(self) -> list[object]:
+        return [old for old, _ in self.values()]
+
+    def of(self, value: Any) -> Any:
+        found = self.get(id(value))
+        return value if found is None else found[1]
+
+
+def _refer_in(holder: Any, instead: _Instead) -> None:
     if isinstance(holder, CellType):
-        holder.cell_contents = other(holder.cell_contents)
+        holder.cell_contents = instead.of(holder.cell_contents)
     elif isinstance(holder, dict):
-        _refer_in_dict(holder, other)
+        _refer_in_dict(holder, instead)
     elif type(holder) is list:
-        holder[:] = [other(value) for value in holder]
+        holder[:] = [instead.of(value) for value in holder]
     elif type(holder) is set:
-        for value in [value for value in holder if other(value) is not value]:
+        for value in [value for value in holder if instead.of(value) is not value]:
             holder.discard(value)
-            holder.add(other(value))
+            holder.add(instead.of(value))
     elif isinstance(holder, type):
-        if holder not in pairs and not set(holder.__bases__).isdisjoint(pairs):
-            holder.__bases__ = tuple(other(base) for base in holder.__bases__)
+        bases = tuple(instead.of(base) for base in holder.__bases__)
+        if id(holder) not in instead and any(one is not other for one, other in zip(bases, holder.__bases__)):
+            holder.__bases__ = bases
     else:
-        _refer_in_object(holder, pairs, other)
+        _refer_in_object(holder, instead)
 
 
-def _refer_in_dict(holder: dict[Any, Any], other: Callable[[Any], Any]) -> None:
+def _refer_in_dict(holder: dict[Any, Any], instead: _Instead) -> None:
     for key, value in list(holder.items()):
-        if other(value) is not value:
-            holder[key] = value = other(value)
-        if other(key) is not key:
+        if instead.of(value) is not value:
+            holder[key] = value = instead.of(value)
+        if instead.of(key) is not key:
             del holder[key]
-            holder[other(key)] = value
+            holder[instead.of(key)] = value
 
 
-def _refer_in_object(holder: Any, pairs: Mapping[type, type], other: Callable[[Any], Any]) -> None:
-    if type(holder) in pairs:
+def _refer_in_object(holder: Any, instead: _Instead) -> None:
+    if id(type(holder)) in instead:
         with contextlib.suppress(TypeError):  # one of another layout, which stays what it is
-            object.__setattr__(holder, "__class__", pairs[type(holder)])
+            object.__setattr__(holder, "__class__", instead.of(type(holder)))
     try:
         kept = object.__getattribute__(holder, "__dict__")
     except AttributeError:
         return
     if type(kept) is dict:  # the collector does not see one that is kept inside its object
-        _refer_in_dict(kept, other)
+        _refer_in_dict(kept, instead)

@@ -136,12 +136,14 @@ class Apply(Message, frozen=True):
 class Reload(Message, frozen=True):
     """Prepare living classes to become what new ones are; answer with what that comes to (`actor.renewal.Prospect`).
 
-    ``payload`` is ``(what dump_classes gave, text of their cells)``; ``edit`` is what `Conclude` calls it.
+    ``payload`` is ``(what dump_classes gave, text of their cells)``; ``edit`` is what `Conclude` calls it. ``names`` are
+    classes that cells have defined anew on the rank itself.
     """
 
     id: int
     edit: int
     payload: Payload
+    names: tuple[str, ...] = ()
 
 
 class ModuleSource(msgspec.Struct, array_like=True, frozen=True):

@@ -392,7 +392,7 @@ class Atom(Actor{1}):
         procs.run("import os; os.environ.pop('MONARCH_ODD', 0)").get(LONG_S)
 
 
-def test_a_helper_that_can_not_change_stays_and_that_is_said(procs: ProcMesh, cell: Cell, spawn: Any) -> None:
+def test_an_enum_of_the_same_cell_goes_along(procs: ProcMesh, cell: Cell, spawn: Any) -> None:
     code = """
 import enum
 class Color(enum.Enum):
@@ -406,12 +406,29 @@ class Painter(Actor):
 """
     mesh = spawn("painter", cell(code.format(1)).Painter)
     mesh.initialized.get(LONG_S)
-    assert procs.reload(cell(code.format(1)).Painter).left == ()
-    assert mesh.f.call().get(LONG_S).values() == ((1, True),) * 2, "an Enum that has not changed is the same"
-    assert procs.reload(cell(code.format(2)).Painter).left == (
-        "Color stays as it is: members of an Enum are what they are: it has changed",
+    for value in (1, 2, 3):
+        assert procs.reload(cell(code.format(value)).Painter).left == ()
+        assert mesh.f.call().get(LONG_S).values() == ((value, True),) * 2
+
+
+def test_a_helper_that_can_not_change_stays_and_that_is_said(procs: ProcMesh, cell: Cell, spawn: Any) -> None:
+    code = """
+import collections
+Pair = collections.namedtuple("Pair", "{0}")
+Pair.__module__ = "__main__"
+class Holder(Actor):
+    def __init__(self):
+        self.pair = Pair(1, 2)
+    @endpoint
+    def f(self):
+        return Pair._fields, type(self.pair) is Pair
+"""
+    mesh = spawn("pairs", cell(code.format("a b")).Holder)
+    mesh.initialized.get(LONG_S)
+    assert procs.reload(cell(code.format("a c")).Holder).left == (
+        "Pair stays as it is: its fields have changed from (a, b) to (a, c)",
     )
-    assert mesh.f.call().get(LONG_S).values() == ((2, False),) * 2
+    assert mesh.f.call().get(LONG_S).values() == ((("a", "c"), False),) * 2
 
 
 def test_a_broadcast_of_a_removed_endpoint_does_not_end_the_actor(procs: ProcMesh, cell: Cell, spawn: Any) -> None:
@@ -448,7 +465,7 @@ def test_a_class_with_an_endpoint_called_reload_keeps_it(procs: ProcMesh, cell: 
 @pytest.mark.parametrize(
     ("given", "error", "text"),
     [
-        ("no class", TypeError, "reload() takes classes, not 'no class' (of type str)"),
+        (5, TypeError, "reload() takes classes, or names of some, not 5 (of type int)"),
         (SimpleNamespace, TypeError, "SimpleNamespace is imported from types: edit the file, then mesh.sync('types')"),
     ],
 )

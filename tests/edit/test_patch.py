@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.edit.patch import become, has_instances, is_same_code, objections
+from monarch_kernel.edit.patch import Succession, become, has_instances, is_same_code, objections
 
 
 def defined(code: str, **names: Any) -> SimpleNamespace:
@@ -147,7 +147,6 @@ def test_a_base_of_another_layout_is_refused() -> None:
         ("class A: __slots__ = ('x',)", "class A: __slots__ = ('x', 'y')", "no place for y"),
         ("class A: __slots__ = ('x',)", "class A: pass", "no place for __dict__"),
         ("class A: pass", "class A(metaclass=abc.ABCMeta): pass", "metaclass has changed from type to ABCMeta"),
-        ("class A(enum.Enum): X = 1", "class A(enum.Enum): X = 2", "members of an Enum"),
         ("A = namedtuple('A', 'x y')", "A = namedtuple('A', 'x z')", "fields have changed from (x, y) to (x, z)"),
     ],
 )
@@ -176,12 +175,51 @@ def test_slots_of_a_class_with_a_dict_are_attributes() -> None:
     assert living.x == 5
 
 
-def test_an_enum_that_has_not_changed_stays_what_it_is() -> None:
-    code = "class Color(enum.Enum):\n    RED = 1\ndef red(value): return value is Color.RED"
-    old, new = defined(code, enum=enum), defined(code, enum=enum)
-    assert objections({new.Color: old.Color}) == {}
-    become({new.Color: old.Color})
-    assert new.red(old.Color.RED)
+COLOR = """
+class Color(enum.IntEnum):
+    RED = {0}
+    BLUE = 2
+class Size(enum.IntEnum):
+    SMALL = 1
+def red(value, default=Color.RED):
+    return value is Color.RED and value is default
+KEPT = [Color.RED, Size.SMALL]
+class Holder:
+    color = Color.RED
+    def __init__(self):
+        self.color = Color.RED
+"""
+
+
+@pytest.mark.parametrize("value", [1, 7])
+def test_members_of_an_enum_are_those_of_the_new_one(value: int) -> None:
+    """Or the old ones, if they are the same: either way all speak of the same ones."""
+    old, new = defined(COLOR.format(1), enum=enum), defined(COLOR.format(value), enum=enum)
+    holder = old.Holder()
+    succession = Succession()
+    remains = succession.add(new.Color, [old.Color], old.Color)
+    succession.add(new.Holder, [old.Holder], old.Holder)
+    assert remains is (old.Color if value == 1 else new.Color)
+    assert succession.objections() == {}
+    succession.become()
+    assert old.Color is new.Color is remains
+    assert holder.color is remains.RED is holder.__class__.color is old.KEPT[0] is new.KEPT[0]
+    assert old.KEPT[1] is old.Size.SMALL is not new.Size.SMALL, "what is equal is not the same"
+
+
+def test_a_class_without_objects_is_replaced_where_it_can_not_be_changed() -> None:
+    old, new = defined("class A: __slots__ = ('x',)"), defined("class A: __slots__ = ('x', 'y')\nB = A")
+    succession = Succession()
+    succession.add(new.A, [old.A], old.A)
+    assert succession.becomes() == {old.A: new.A}
+    assert succession.objections() == {}
+    succession.become()
+    assert old.A is new.A is new.B
+    living, third = new.A(), defined("class A: __slots__ = ('z',)")
+    succession = Succession()
+    succession.add(third.A, [new.A], new.A)
+    assert succession.objections() == {new.A: "its instances have __slots__ and no place for z"}
+    assert type(living) is new.A is old.A
 
 
 def test_dataclasses_and_decorated_methods() -> None:

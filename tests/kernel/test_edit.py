@@ -60,8 +60,26 @@ def test_what_cells_on_ranks_have_made_follows_a_class_of_the_kernel(notebook: N
     notebook.ok("t.reload(Net)")
     cell = notebook.run("%remote t net.f()")
     assert "NameError" in cell.error, "a class of the kernel does not see what ranks have"
+    assert "return 'new', rank" in cell.error
     notebook.ok(net.format("'new'") + "\nt.reload(Net)")
     assert notebook.value("t.run('net.f()').get().values()") == ("new", "new")
+
+
+def test_a_class_that_a_cell_has_defined_anew_on_the_ranks_is_named(notebook: Notebook) -> None:
+    cell = "%%remote t\nclass Model:\n    def f(self): return {0}, rank\n"
+    notebook.ok(cell.format("'old'") + "model = Model()\nkept = model.f")
+    for new in ("'second'", "'third'"):
+        notebook.ok(cell.format(new))
+        report = notebook.ok("t.reload('Model')").plain
+        assert report == "reloaded on t; no actor is of these classes\n    Model: changed f"
+        expected = ((new.strip("'"), 0), (new.strip("'"), 1))
+        assert notebook.value("t.run('model.f()').get().values()") == expected
+        assert notebook.value("t.run('kept()').get().values()") == expected
+        assert notebook.value("t.run('type(model) is Model').get().values()") == (True, True)
+    cell = notebook.run("t.reload('Model')")
+    assert cell.evalue == "nothing on t is of another class called Model than the one that is defined there"
+    cell = notebook.run("t.reload('Nothing')")
+    assert "NameError: no class 'Nothing' is defined on this rank" in cell.evalue
 
 
 @pytest.fixture
