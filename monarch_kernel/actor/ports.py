@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import CancelledError
 from typing import Any, Generic, NoReturn, TypeVar
 
 from monarch_kernel.actor.answers import read_value
@@ -14,9 +15,11 @@ from monarch_kernel.asking.asker import Asker
 from monarch_kernel.asking.future import Future
 from monarch_kernel.asking.home import HOME, opened_by
 from monarch_kernel.asking.numbers import made_by
+from monarch_kernel.asking.waits import Wait
 from monarch_kernel.controller.session import current_session
 from monarch_kernel.describe.report import describe
 from monarch_kernel.errors import Failure, rebuild_exception
+from monarch_kernel.transport.driver import Waiter
 from monarch_kernel.wire.codec import dump, pack
 from monarch_kernel.wire.messages import Payload, PortSend
 
@@ -102,8 +105,11 @@ class PortReceiver(Generic[T]):
         raise TypeError("a PortReceiver stays where Channel.open() was called; pass the Port on")
 
     def recv(self) -> Future[T]:
-        """The next value that has not been asked for; an error that was sent is raised by the future."""
-        future: Future[T] = Future(self._asker, self._asker.new_number(), self._read)
+        """The next value that has not been asked for; an error that was sent is raised by the future.
+
+        A future that is cancelled, or whose wait is interrupted, takes nothing: what arrives goes to the next one.
+        """
+        future: Future[T] = Future(_Receiving(self), self._asker.new_number(), self._read)
         with self._lock:
             if not self._arrived:
                 self._waiting.append(future)
@@ -120,11 +126,41 @@ class PortReceiver(Generic[T]):
             future = self._waiting.popleft()
         future.resolve([answer], True)
 
+    def _withdraw(self, id: int) -> None:
+        with self._lock:
+            withdrawn = [future for future in self._waiting if future.id == id]
+            for future in withdrawn:
+                self._waiting.remove(future)
+        for future in withdrawn:
+            future.abandon(CancelledError("the wait was cancelled; what arrives is for the next recv()"))
+
     def _read(self, answers: Sequence[Answer]) -> T:
         (answer,) = answers
         if isinstance(answer, Failure):
             raise rebuild_exception(answer)
         return read_value(answer)  # type: ignore[no-any-return]
+
+
+class _Receiving:
+    """Owner of the futures of a receiver: there is nobody to interrupt but those who wait."""
+
+    def __init__(self, receiver: PortReceiver[Any]) -> None:
+        self._receiver = receiver
+
+    def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
+        return self._receiver._asker.wait(waiter, timeout_s)
+
+    def interrupt(self, id: int, *, abort: bool = False) -> None:
+        self._receiver._withdraw(id)
+
+    def cancel(self, id: int) -> None:
+        self._receiver._withdraw(id)
+
+    def attend(self, future: Future[Any]) -> None:
+        self._receiver._asker.attend(future)
+
+    def linger(self, wait: Wait) -> float | None:
+        return self._receiver._asker.linger(wait)
 
 
 class Channel(Generic[T]):

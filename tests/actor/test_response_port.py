@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import gc
 import sys
 import threading
@@ -333,6 +334,34 @@ def test_send_has_answers_and_errors_go_to_a_port(procs: ProcMesh) -> None:
     with pytest.raises(ValueError, match="no good"):
         receiver.recv().get(LONG_S)
     assert desk.rank.call().get(LONG_S).values() == (0, 1)
+
+
+def test_a_wait_at_a_receiver_that_was_cancelled_takes_nothing(procs: ProcMesh) -> None:
+    port, receiver = Channel.open()
+    cancelled, waits = receiver.recv(), receiver.recv()
+
+    async def wait() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(receiver.recv(), 0.02)  # type: ignore[arg-type]
+
+    asyncio.run(wait())
+    cancelled.cancel()
+    with pytest.raises(concurrent.futures.CancelledError, match="is for the next recv"):
+        cancelled.get(LONG_S)
+    with pytest.raises(TimeoutError):
+        waits.get(0.02)
+    for i in range(3):
+        port.send(i)
+    assert [waits.get(LONG_S), receiver.recv().get(LONG_S), receiver.recv().get(LONG_S)] == [0, 1, 2]
+
+
+def test_a_receiver_lives_as_long_as_somebody_waits_at_it(procs: ProcMesh) -> None:
+    port, receiver = Channel.open()
+    waits = receiver.recv()
+    del receiver
+    gc.collect()
+    port.send("still there")
+    assert waits.get(LONG_S) == "still there"
 
 
 def test_send_to_a_rank_may_answer_through_a_port_of_a_port(procs: ProcMesh) -> None:
