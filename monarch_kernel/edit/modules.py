@@ -221,7 +221,7 @@ def imported_by(source: ModuleSource, known: Mapping[str, object]) -> set[str]:
             found |= modules
             if len(modules) < len(node.names):
                 found.add(base)
-    return found - {source.name}
+    return found - {source.name, ""}
 
 
 def _run_nodes(tree: ast.AST) -> Iterator[ast.AST]:

@@ -145,6 +145,7 @@ def _below(folder: Path, package: str) -> Iterator[ModuleSource]:
 
 
 def _of_path(path: Path) -> list[ModuleSource]:
+    path = path.parent if path.name == "__init__.py" else path
     is_package = path.is_dir() and (path / "__init__.py").exists()
     file = path / "__init__.py" if is_package else path
     if path.is_file() and path.suffix != ".py":
