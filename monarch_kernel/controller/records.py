@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from monarch_kernel.asking.answer import Answer
+from monarch_kernel.controller.order import OutputOrder
 from monarch_kernel.errors import Failure
 from monarch_kernel.events import RankState, StopEvent
 from monarch_kernel.transport.base import Peer, rank_peer
 from monarch_kernel.wire.codec import Packed
-from monarch_kernel.wire.messages import OutputChunk, RankSpec
+from monarch_kernel.wire.messages import RankSpec
 
 __all__ = ["HostRecord", "Pending", "RankRecord"]
 
@@ -44,8 +44,7 @@ class RankRecord:
     ``is_adopted`` says that it came up under an earlier controller.
     ``owed`` maps the requests that it has yet to answer to their notes, in order; ``asides`` are those that are no work.
     ``names`` is what it has told of its namespace: name -> what kind of thing it is. ``stops`` are the requests that stand
-    still in the debugger, and where they do. ``read_to`` are the last marks in its streams that have come, ``shown_to`` is the
-    mark of its last display, ``withheld`` what it wrote after one that has not.
+    still in the debugger, and where they do. ``order`` is what it wrote and said, as far as it waits.
     """
 
     spec: RankSpec
@@ -70,9 +69,7 @@ class RankRecord:
     last_request: int = 0
     last_error: str = ""
     last_line: str = ""
-    read_to: list[int] = field(default_factory=lambda: [0, 0])
-    shown_to: int = 0
-    withheld: deque[tuple[OutputChunk, float]] = field(default_factory=deque)
+    order: OutputOrder = field(default_factory=OutputOrder)
     rss_nbytes: int = 0
     cpu_percent: float = 0.0
     peer: Peer = b""

@@ -13,9 +13,7 @@ comes for an id that has resolved is counted and dropped. So every future ends e
 A rank may be addressed before its process is up: what is sent to it waits here, in order, until it says hello. Hence spawn
 and call need no waiting between them, and order per (controller, rank) is kept. The same holds for host agents.
 
-Output comes from the host agent, results and displays come from the rank, on different connections. An answer or a display
-therefore says which marks its rank has set in its streams; if the agent has not come to them yet it waits, and what was
-written after a display waits for that; each at most `OUTPUT_GRACE_S`.
+Output comes from the host agent, results and displays come from the rank; `OutputOrder` has them taken in their order.
 
 When a rank of a request fails while others go on, those may wait in a collective for it, for ever. From `RELEASE_AFTER_S` on
 they are asked, once a second, to leave a collective that makes no progress; a rank that computes ignores this.
@@ -54,6 +52,7 @@ from monarch_kernel.controller.effects import (
     Tell,
 )
 from monarch_kernel.controller.exits import describe_exit, signal_name
+from monarch_kernel.controller.order import Said, Spoken
 from monarch_kernel.controller.records import HostRecord, Pending, RankRecord
 from monarch_kernel.controller.resume import Resumption
 from monarch_kernel.errors import Failure, format_ranks
@@ -61,7 +60,6 @@ from monarch_kernel.events import OutputEvent, StopEvent
 from monarch_kernel.supervise.policy import RestartPolicy, Restarts
 from monarch_kernel.transport.base import CONTROLLER, Peer, host_peer, is_rank, proc_of, rank_peer
 from monarch_kernel.wire.codec import Frame, Packed, pack
-from monarch_kernel.wire.marks import is_display_mark
 from monarch_kernel.wire.messages import (
     Attach,
     Backlog,
@@ -102,21 +100,8 @@ RANK_DEADLINE_S = 120.0
 ATTACH_HOST_S = 10.0
 ATTACH_RANKS_S = 5.0
 CLEANUP_S = 2.0
-OUTPUT_GRACE_S = 0.5
 RELEASE_AFTER_S = 1.0
 MAX_NAMES = 4_000
-
-
-_AfterOutput = Result | Failed | Stopped | Continued | Rich
-
-
-class _Held(NamedTuple):
-    """What a rank said after it had written something that has not come yet."""
-
-    proc: int
-    message: _AfterOutput
-    frames: Sequence[Frame]
-    until: float
 
 
 class _Mesh(NamedTuple):
@@ -124,12 +109,6 @@ class _Mesh(NamedTuple):
 
     procs: tuple[int, ...]
     restarts: Restarts
-
-
-def _waits_for_display(record: RankRecord, chunk: OutputChunk) -> bool:
-    """Whether this was written after something was displayed that has not been told yet."""
-    end = record.read_to[chunk.stream == "stderr"]
-    return end > record.shown_to and is_display_mark(end)
 
 
 class State:
@@ -142,7 +121,6 @@ class State:
         self._dead: set[int] = set()
         self._speakers: dict[Peer, RankRecord] = {}
         self._pending: dict[int, Pending] = {}
-        self._held: list[_Held] = []
         self._quiet: set[int] = set()
         self._cells: set[int] = set()
         self._resumption: Resumption | None = None
@@ -544,16 +522,8 @@ class State:
             effects += self._go_on(now)
             if self._resumption.is_over and not self._resumption.waiting:
                 self._resumption = None
-        if self._held:
-            due = [held for held in self._held if held.until <= now]
-            if due:
-                self._held = [held for held in self._held if held.until > now]
-                for held in due:
-                    effects += self._accept(held.proc, held.message, held.frames, now)
-                    effects += self._settle(self.ranks[held.proc], now)
         for record in self.ranks.values():
-            if record.withheld and record.withheld[0][1] <= now:
-                effects += self._give_up_displays(record, now)
+            effects += self._take(record, record.order.due(now), now)
         for id, pending in self._pending.items():
             if pending.failed_at is not None and now >= max(pending.failed_at, pending.released_at) + RELEASE_AFTER_S:
                 pending.released_at = now
@@ -631,22 +601,29 @@ class State:
                 record.held.append(packed)
         return effects
 
-    def _after_output(
-        self, record: RankRecord, message: _AfterOutput, frames: Sequence[Frame], now: float
-    ) -> list[Effect]:
+    def _after_output(self, record: RankRecord, message: Spoken, frames: Sequence[Frame], now: float) -> list[Effect]:
         """Take what a rank says when what it wrote before has come."""
-        written, read_to = message.written, record.read_to
-        if (written[0] > read_to[0] or written[1] > read_to[1]) and record.death is None:
-            self._held.append(_Held(record.spec.proc, message, frames, now + OUTPUT_GRACE_S))
+        order = record.order
+        if record.death is None and order.is_early(message.written):
+            order.hold(message, frames, now)
             return []
         effects = self._accept(record.spec.proc, message, frames, now)
-        return effects + self._settle(record, now) if record.withheld else effects
+        return effects if order.is_settled else effects + self._take(record, order.settle(), now)
 
-    def _accept(self, proc: int, message: _AfterOutput, frames: Sequence[Frame], now: float) -> list[Effect]:
+    def _take(self, record: RankRecord, items: Iterable[Said | OutputChunk], now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for item in items:
+            if isinstance(item, Said):
+                effects += self._accept(record.spec.proc, item.message, item.frames, now)
+            else:
+                effects += self._tell_output(record, item)
+        return effects
+
+    def _accept(self, proc: int, message: Spoken, frames: Sequence[Frame], now: float) -> list[Effect]:
         if type(message) is Rich:
             record = self.ranks[proc]
             request = message.id or record.last_request
-            record.shown_to = max(record.shown_to, message.written[0])
+            record.order.shown(message)
             return [Tell(RichEvent(request, record.spec.rank, message.data, message.metadata, record.spec.mesh))]
         assert not isinstance(message, Rich)
         if isinstance(message, (Stopped, Continued)):
@@ -731,8 +708,7 @@ class State:
 
     def _heard_backlog(self, message: Backlog, peer: Peer, now: float) -> list[Effect]:
         for chunk in message.chunks:
-            read_to = self.ranks[chunk.proc].read_to
-            read_to[chunk.stream == "stderr"] = max(chunk.end, read_to[chunk.stream == "stderr"])
+            self.ranks[chunk.proc].order.caught_up(chunk)
         ranks = {chunk.proc: self.ranks[chunk.proc].spec.rank for chunk in message.chunks}
         effects: list[Effect] = [Tell(BacklogEvent(tuple(chunk for chunk in message.chunks if chunk.text), ranks))]
         if self._resumption is not None:
@@ -747,12 +723,7 @@ class State:
             if record.former is not None:  # the next one has not been started
                 effects += self._tell_output(record.former, chunk)
                 continue
-            if not chunk.request and _waits_for_display(record, chunk):
-                record.withheld.append((chunk, now + OUTPUT_GRACE_S))
-                continue
-            effects += self._tell_output(record, chunk)
-            if self._held:
-                effects += self._settle(record, now)
+            effects += self._take(record, record.order.wrote(chunk, now), now)
         return effects
 
     def _heard_names(self, record: RankRecord, message: Names) -> list[Effect]:
@@ -790,8 +761,6 @@ class State:
 
     def _tell_output(self, record: RankRecord, chunk: OutputChunk) -> list[Effect]:
         request = chunk.request or self._writer(record)
-        if not chunk.request:
-            record.read_to[chunk.stream == "stderr"] = chunk.end
         if not chunk.text and not chunk.dropped_lines:
             return []
         record.last_line = chunk.text.rstrip("\n").rpartition("\n")[2][-200:] or record.last_line
@@ -802,31 +771,6 @@ class State:
         """The request that what a rank writes now is taken for: its cell, even if actors work beside it; else the oldest."""
         owed = [id for id in record.owed if id not in self._quiet]
         return next((id for id in owed if id in self._cells), owed[0] if owed else record.last_request)
-
-    def _give_up_displays(self, record: RankRecord, now: float) -> list[Effect]:
-        """Tell what was withheld for displays that have not come."""
-        effects: list[Effect] = []
-        while record.withheld:
-            record.shown_to = max(record.read_to)
-            effects += self._settle(record, now)
-        return effects
-
-    def _settle(self, record: RankRecord, now: float) -> list[Effect]:
-        """Take what waited for what has come: answers and displays for output, and output for displays."""
-        effects: list[Effect] = []
-        while True:
-            still, self._held = self._held, []
-            for held in still:
-                written, read_to = held.message.written, self.ranks[held.proc].read_to
-                if written[0] > read_to[0] or written[1] > read_to[1]:
-                    self._held.append(held)
-                else:
-                    effects += self._accept(held.proc, held.message, held.frames, now)
-            ready = next((item for item in record.withheld if not _waits_for_display(record, item[0])), None)
-            if ready is None:
-                return effects
-            record.withheld.remove(ready)
-            effects += self._tell_output(record, ready[0])
 
     def _heard_lost(self, message: Lost, now: float) -> list[Effect]:
         record = self.ranks[message.proc]
@@ -854,10 +798,7 @@ class State:
         *,
         asked: bool = False,
     ) -> list[Effect]:
-        effects = self._give_up_displays(record, now)
-        for held in [held for held in self._held if held.proc == record.spec.proc]:
-            self._held.remove(held)  # it had answered before it died
-            effects += self._accept(held.proc, held.message, held.frames, now)
+        effects = self._take(record, record.order.end(), now)  # it had said so before it died
         note = next(filter(None, record.owed.values()), "")
         text = f"{what}; it was running {note}" if note and record.up else what
         mesh = self._restarts.get(record.spec.proc)

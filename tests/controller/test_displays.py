@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_kernel.controller.effects import Effect, RichEvent, Tell
-from monarch_kernel.controller.state import OUTPUT_GRACE_S, State
+from monarch_kernel.controller.order import OUTPUT_GRACE_S
+from monarch_kernel.controller.state import State
 from monarch_kernel.testing import rank_spec
 from monarch_kernel.wire.codec import pack
 from monarch_kernel.wire.marks import FIRST_MARK

@@ -17,8 +17,8 @@ import pytest
 from monarch_kernel.asking.answer import Answer, Value
 from monarch_kernel.asking.future import Future
 from monarch_kernel.controller.effects import LostEvent
+from monarch_kernel.controller.order import OUTPUT_GRACE_S
 from monarch_kernel.controller.runtime import Runtime
-from monarch_kernel.controller.state import OUTPUT_GRACE_S
 from monarch_kernel.errors import Failure, MeshDownError
 from monarch_kernel.events import OutputEvent
 from monarch_kernel.testing import FakeAgent, FakeLauncher, FakePeer, FakeRank, MemoryHub, rank_spec

@@ -12,10 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from monarch_kernel.asking.answer import Answer, Value
 from monarch_kernel.controller.effects import Effect, Expired, Gone, LostEvent, Resolve, Send, Tell
+from monarch_kernel.controller.order import OUTPUT_GRACE_S
 from monarch_kernel.controller.state import (
     CLEANUP_S,
     HOST_DEADLINE_S,
-    OUTPUT_GRACE_S,
     RANK_DEADLINE_S,
     RELEASE_AFTER_S,
     State,
