@@ -14,7 +14,7 @@ from monarch_kernel.edit.classes import Key, dump_classes, key_of, mro_after, tr
 from monarch_kernel.edit.modules import LocalModules
 from monarch_kernel.edit.patch import at_once
 from monarch_kernel.edit.prospect import Prospect, Reloaded, Synced
-from monarch_kernel.edit.sources import check_syntax
+from monarch_kernel.edit.sources import check_syntax, is_users
 from monarch_kernel.errors import EditError, RemoteError, format_ranks
 from monarch_kernel.mesh import Extent, Region
 from monarch_kernel.wire.codec import Packed, dump, pack
@@ -60,13 +60,13 @@ def class_now(cls: type[Actor] | str, actor: str) -> type:
 
 
 def reload_classes(
-    target: Target, classes: Sequence[tuple[type, Key]], reserved: frozenset[str], names: Sequence[str] = ()
+    target: Target, classes: Sequence[tuple[type, Key | None]], reserved: frozenset[str], names: Sequence[str] = ()
 ) -> Reloaded:
     """Have living classes become what these are, on all ranks or on none.
 
     Args:
         target: where.
-        classes: each with the key of the living ones that are to become it.
+        classes: each with the key of the living ones that are to become it; None if it is so only where it was defined anew.
         names: classes that cells have defined anew on the ranks themselves.
         reserved: names that endpoints can't have.
 
@@ -79,7 +79,8 @@ def reload_classes(
         check_class(cls)
         if issubclass(cls, Actor):
             endpoints_of(cls, reserved)
-    what = ", ".join([*(cls.__qualname__ for cls, _ in classes), *names])
+    asked = [(cls, key) for cls, key in classes if key]
+    what = ", ".join([*(cls.__qualname__ for cls, _ in asked), *names]) or "all classes"
     payload, frames = dump(dump_classes(classes), f"class {what}")
     these = tuple(names)
     edit = target.asker.new_number()
@@ -89,11 +90,13 @@ def reload_classes(
     changes = tuple(dict.fromkeys(change for prospect in prospects for change in prospect.changes))
     if not changes:
         _forget(target, edit)
-        raise EditError(_nothing(what, classes, target, prospects))
+        if not asked and not names:
+            return Reloaded(target.name, {}, ())
+        raise EditError(_nothing(what, asked, target, prospects))
     try:
         _conclude(target, edit, f"{what} was reloaded on {target.name}, but not all is well")
     finally:  # a hook that failed has not kept the class from changing
-        _tell_handles(target.asker, outlines, classes)
+        _tell_handles(target.asker, outlines, {key or key_of(cls): cls for cls, key in classes})
     left = tuple(dict.fromkeys(why for prospect in prospects for why in prospect.left))
     return Reloaded(target.name, actors, changes, left)
 
@@ -107,6 +110,11 @@ def check_class(cls: type) -> bool:
     if not isinstance(cls, type):
         raise TypeError(f"reload() takes classes, or names of some, not {cls!r} (of type {type(cls).__name__})")
     if not travels_by_value(cls):
+        file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+        if not is_users(file):
+            raise TypeError(
+                f"{cls.__qualname__} is of {cls.__module__}, which is no module of yours: it can't be reloaded"
+            )
         raise TypeError(
             f"{cls.__qualname__} is imported from {cls.__module__}: edit the file, then mesh.sync({cls.__module__!r})"
         )
@@ -230,9 +238,8 @@ def _nothing(what: str, classes: Sequence[object], target: Target, prospects: Se
     return f"nothing on {target.name} is of a class called {what}{have}"
 
 
-def _tell_handles(asker: Asker, outlines: dict[int, Any], classes: Sequence[tuple[type, Key]]) -> None:
+def _tell_handles(asker: Asker, outlines: dict[int, Any], becomes: Mapping[Key, type]) -> None:
     """Have the handles of this process, and of all others, know the endpoints as they are now."""
-    becomes = {key: cls for cls, key in classes}
     for actor, plain in outlines.items():
         interface: Interface | None = asker.shared.get(actor)
         kind = ""

@@ -26,7 +26,7 @@ from monarch_kernel.asking.numbers import CONTROLLER_PROC
 from monarch_kernel.controller.runtime import Healing, Listener, Runtime
 from monarch_kernel.controller.session import Session
 from monarch_kernel.describe.stacks import Doing
-from monarch_kernel.edit.classes import key_of
+from monarch_kernel.edit.classes import Key, classes_of_notebook, key_of
 from monarch_kernel.edit.prospect import Reloaded, Synced
 from monarch_kernel.edit.sources import find_source, sources_for
 from monarch_kernel.errors import ActorError, Failure, RemoteError, SupervisionError
@@ -269,18 +269,20 @@ class ProcMesh(Shaped):
         each actor, before its next message.
 
         Args:
-            classes: of the notebook; by its name, one that a cell has defined anew on the ranks.
+            classes: of the notebook; by its name, one that a cell has defined anew on the ranks; left out, all of the notebook
+                that were defined anew.
 
         Raises:
             TypeError: what is given is no class, or one that is imported.
             EditError: it was refused, with the reasons; nothing has changed, on no rank.
             RanksError: ranks could not make the classes, and nothing has changed; or a ``__reload__`` failed.
         """
-        if not classes:
-            raise TypeError(f"say which classes: {self.name}.reload(Trainer)")
         place = Target(self._asker, self.procs, self._region, self._as_spawned, self.name)
         names = [cls for cls in classes if isinstance(cls, str)]
+        given: list[tuple[type, Key | None]]
         given = [(cls, key_of(cls)) for cls in classes if not isinstance(cls, str) and check_class(cls)]
+        if not classes:
+            given = [(cls, None) for cls in classes_of_notebook()]
         return reload_classes(place, given, RESERVED, names)
 
     def sources(self, what: ModuleType | str | os.PathLike[str] | None = None) -> list[ModuleSource]:

@@ -130,7 +130,8 @@ class Renewal:
             self._superseded.update(each.cls for each in arrived)
             arrived += [self._find(name) for name in message.names]
             living = living_classes(arrived, {*self._superseded, *(each.cls for each in arrived)})
-        if not any(living[each.cls] for each in arrived if each.as_key):
+        asked = [each for each in arrived if each.as_key]
+        if not any(living[each.cls] for each in asked or arrived):
             self._prepared = message.edit, _Prepared()
             others = sorted((host.name, host.cls.__name__) for host in hosts)
             self._rank.reply(message.id, Prospect(others=tuple(others)))
@@ -140,7 +141,7 @@ class Renewal:
         outlines: dict[int, Any] = {}
         _pair(arrived, living, {base for host in hosts for base in host.cls.__mro__}, prepared)
         left: list[str] = []
-        refused = self._check_classes({each.cls for each in arrived if each.as_key}, prepared, left)
+        refused = self._check_classes({each.cls for each in asked}, prepared, left)
         refused += self._check_actors(hosts, prepared, outlines)
         if refused:
             self._rank.reply(message.id, Prospect(refused=tuple(refused)))

@@ -14,6 +14,7 @@ import io
 import linecache
 import os
 import pickle
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType
@@ -27,6 +28,7 @@ from monarch_kernel.edit.patch import all_classes
 __all__ = [
     "Arrived",
     "Key",
+    "classes_of_notebook",
     "dump_classes",
     "identify",
     "is_numbered",
@@ -98,8 +100,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return reduced
 
 
-def dump_classes(classes: Sequence[tuple[type, Key]]) -> tuple[bytes, dict[str, str]]:
+def dump_classes(classes: Sequence[tuple[type, Key | None]]) -> tuple[bytes, dict[str, str]]:
     """Pickle classes, each with the key of those that are to become it, and the classes of the notebook they refer to.
+
+    Without a key a class only comes along, as the others do.
 
     Returns:
         The pickle, and the text of the code in it that is in no file: name of the cell -> text.
@@ -128,7 +132,7 @@ def pickle_class(cls: type) -> bytes:
 def load_classes(data: bytes) -> list[Arrived]:
     """Make new classes of what `dump_classes` gave; nothing that lives has changed then."""
     roots, found = pickle.loads(data)
-    wanted: dict[type, Key] = dict(roots)
+    wanted: dict[type, Key | None] = dict(roots)
     for cls, (_, qualname), _ in found:
         cls.__qualname__ = qualname  # cloudpickle does not keep it
     return [Arrived(cls, key, number, wanted.get(cls)) for cls, key, number in found]
@@ -161,6 +165,21 @@ def mro_after(cls: type, becomes: Mapping[type, type]) -> list[type]:
     found: list[type] = []
     for base in cls.__mro__:
         found += [each for each in mro_after(base, becomes) if each not in found] if base in becomes else [base]
+    return found
+
+
+def classes_of_notebook() -> list[type]:
+    """The classes that cells have defined, and that can travel."""
+    variables = vars(sys.modules["__main__"])
+    found = []
+    for name, value in list(variables.items()):
+        if (
+            isinstance(value, type)
+            and value.__module__ == "__main__"
+            and value.__name__ == name
+            and pickle_class(value)
+        ):
+            found.append(value)
     return found
 
 

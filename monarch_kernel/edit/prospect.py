@@ -141,6 +141,8 @@ class Reloaded:
     left: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
+        if not self.changes:
+            return f"no class of the notebook that lives on {self.mesh} was defined anew"
         where = ", ".join(f"{name} on {self.mesh}{format_ranks(ranks)}" for name, ranks in self.actors.items())
         lines = [f"reloaded {where}" if where else f"reloaded on {self.mesh}; no actor is of these classes"]
         return "\n".join([*lines, *(f"    {change}" for change in self.changes), *(f"    {why}" for why in self.left)])

@@ -82,6 +82,21 @@ def test_a_class_that_a_cell_has_defined_anew_on_the_ranks_is_named(notebook: No
     assert "NameError: no class 'Nothing' is defined on this rank" in cell.evalue
 
 
+def test_without_an_argument_all_that_was_defined_anew_is_meant(notebook: Notebook) -> None:
+    notebook.ok("globals().pop('Two', None)")  # which an earlier test has left as one that is refused
+    notebook.ok(
+        "class Part:\n    def f(self): return 1\nclass Same:\n    pass\nimport threading; lock = threading.Lock()"
+    )
+    notebook.ok("class Whole(Actor):\n    def __init__(self):\n        self.part, self.same = Part(), Same()")
+    notebook.ok("class Unsendable:\n    lock = lock")
+    notebook.ok("class Whole(Whole):\n    @endpoint\n    def f(self):\n        return self.part.f()")
+    notebook.ok("whole = t.spawn('whole', Whole); whole.initialized.get()")
+    assert notebook.ok("t.reload()").plain.startswith("no class of the notebook that lives on t was defined anew")
+    notebook.ok("class Part:\n    def f(self): return 2")
+    assert notebook.ok("t.reload()").plain == "reloaded on t; no actor is of these classes\n    Part: changed f"
+    assert notebook.value("whole.f.call().get().values()") == (2, 2)
+
+
 @pytest.fixture
 def project(notebook: Notebook, tmp_path: Path) -> Path:
     """A folder on the path of the kernel alone."""
