@@ -575,8 +575,6 @@ class Runtime:
                 self.workplace.supervisor.respawned(kept.actor, proc)
             part = self._part(id, healing, having, kept.note)
             effects += state.spawn_again(part, kept, having, now)
-            for proc in having:
-                self.workplace.supervisor.respawned(kept.actor, proc)
         coming = tuple(proc for proc in procs if not state.ranks[proc].up)
         part = self._part(id, healing, coming, "")
         return effects + state.request(part, coming, pack(Ping(part)), "", now, quiet=True)
