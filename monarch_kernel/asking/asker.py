@@ -60,6 +60,10 @@ class Asker(Owner, Protocol):
         """Send all processes that are known a message that has no answer."""
         ...
 
+    def actor_ended(self, actor: int, proc: int) -> None:
+        """An actor that was spawned here has died, in a process that lives; with the baton held."""
+        ...
+
     def forget_spawn(self, actor: int, procs: Sequence[int]) -> None:
         """Those that come in place of these processes are not to have an actor."""
         ...

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from monarch_kernel.wire.codec import Packed
 
@@ -15,12 +15,18 @@ MakeSpawn = Callable[[int, "Sequence[int] | None"], Packed]
 
 @dataclass(slots=True)
 class KeptSpawn:
-    """One actor mesh: ``procs`` are those that have it, or died with it."""
+    """One actor mesh.
+
+    ``procs`` are those that have it, or died with it; ``coming`` are, by request, those that are making it again, ``failed``
+    those that live on without it.
+    """
 
     actor: int
     note: str
     make: MakeSpawn
     procs: set[int]
+    coming: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    failed: set[int] = field(default_factory=set)
 
 
 class KeptSpawns:
@@ -38,9 +44,22 @@ class KeptSpawns:
         kept = self._by_actor[actor] = KeptSpawn(actor, note, make, set(procs))
         self._by_request[request] = kept
 
+    def again(self, kept: KeptSpawn, request: int, procs: Sequence[int], dead: Collection[int]) -> Packed:
+        """The message for processes that have come in place of others.
+
+        They may ask those where it lives on. Not among these are others that are coming, too: they may be asking *them*.
+        """
+        others = kept.procs.difference(procs, dead, kept.failed, *kept.coming.values())
+        kept.failed.difference_update(procs)
+        kept.coming[request] = tuple(procs)
+        self._by_request[request] = kept
+        return kept.make(request, sorted(others))
+
     def over(self, request: int) -> None:
         """All have answered a request."""
-        self._by_request.pop(request, None)
+        kept = self._by_request.pop(request, None)
+        if kept is not None:
+            kept.coming.pop(request, None)
 
     def refused(self, request: int, proc: int) -> None:
         """The request has failed in a process that lives: there never was such an actor there.
@@ -48,8 +67,13 @@ class KeptSpawns:
         One that fails to be made *again* is another matter: its next process may have more luck.
         """
         kept = self._by_request.get(request)
-        if kept is not None:
+        if kept is not None and request not in kept.coming:
             self.forget((proc,), kept.actor)
+
+    def ended(self, actor: int, proc: int) -> None:
+        """An actor has died alone."""
+        if actor in self._by_actor:
+            self._by_actor[actor].failed.add(proc)
 
     def forget(self, procs: Iterable[int], actor: int = 0) -> None:
         """These processes are no more to have an actor, or any if none is named."""

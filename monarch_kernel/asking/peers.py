@@ -265,8 +265,8 @@ class Peers:
             id = next(self._numbers)
             self._pending[id] = _Pending((proc,))
             known.owed[id] = None
-            others = kept.procs - {proc} - self.deaths(tuple(kept.procs)).keys()
-            effects += [Respawned(kept.actor, proc), ToPeer(known.name, kept.make(id, sorted(others)))]
+            packed = self.kept.again(kept, id, (proc,), self.deaths(tuple(kept.procs)))
+            effects += [Respawned(kept.actor, proc), ToPeer(known.name, packed)]
         return effects
 
     def _lose(self, proc: int, known: _Peer, death: Failure | None, now: float) -> list[PeerEffect]:

@@ -429,6 +429,10 @@ class Runtime:
         self._new_hosts.update(dict.fromkeys(procs, host))
         self._submit(lambda now: self._state.restart_when_lost(procs, policy))
 
+    def actor_ended(self, actor: int, proc: int) -> None:
+        """An actor that was spawned here has died, in a process that lives; with the baton held."""
+        self._state.actor_ended(actor, proc)
+
     def forget_spawn(self, actor: int, procs: Sequence[int]) -> None:
         """Those that come in place of these processes are not to have an actor."""
         self._submit(lambda now: self._state.forget_spawn(actor, procs))

@@ -192,6 +192,10 @@ class State:
         self._restarts.update(dict.fromkeys(procs, mesh))
         return []
 
+    def actor_ended(self, actor: int, proc: int) -> None:
+        """An actor that was spawned here has died, in a process that lives."""
+        self._kept.ended(actor, proc)
+
     def forget_spawn(self, actor: int, procs: Iterable[int]) -> list[Effect]:
         """An actor is stopped on these ranks: those that come in their places are not to have it."""
         self._kept.forget(procs, actor)
@@ -203,8 +207,8 @@ class State:
 
     def spawn_again(self, id: int, kept: KeptSpawn, procs: Sequence[int], now: float) -> list[Effect]:
         """Have those who have come in the places of others make an actor that was there."""
-        living = [proc for proc in kept.procs if proc not in procs and self.ranks[proc].death is None]
-        return self.request(id, procs, kept.make(id, living), kept.note, now)
+        dead = [proc for proc in kept.procs if self.ranks[proc].death is not None]
+        return self.request(id, procs, self._kept.again(kept, id, procs, dead), kept.note, now)
 
     def is_lost(self, proc: int) -> bool:
         """Whether a rank has died, and was not stopped: another can take its place."""

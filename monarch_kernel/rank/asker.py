@@ -130,6 +130,10 @@ class RankAsker:
         """Have something done with the baton held, soon."""
         self._driver.submit(do)
 
+    def actor_ended(self, actor: int, proc: int) -> None:
+        """An actor that was spawned here has died, in a process that lives; with the baton held."""
+        self._state.kept.ended(actor, proc)
+
     def forget_spawn(self, actor: int, procs: Sequence[int]) -> None:
         """Those that come in place of these processes are not to have an actor."""
         self._driver.submit(lambda: self._state.kept.forget(procs, actor))

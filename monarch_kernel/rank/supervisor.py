@@ -115,6 +115,8 @@ class Supervisor:
         """A process tells of an actor that was spawned here."""
         if message.failure is None:
             self._workplace.asker.forget_spawn(message.actor, (process.proc,))
+        else:
+            self._workplace.asker.actor_ended(message.actor, process.proc)
         self._do(lambda family: family.child_ended(message.actor, process, message.failure, message.cause))
 
     def up(self, process: Process) -> None:

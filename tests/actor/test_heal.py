@@ -288,8 +288,11 @@ def test_an_actor_that_had_died_alone_is_made_again_with_its_rank(procs: ProcMes
     counter.slice(r=1).fail.broadcast()
     with pytest.raises(SupervisionError, match="on purpose"):
         counter.slice(r=1).add.call_one().get(LONG_S)
+    kill(procs, 0)
+    procs.heal().get(LONG_S)
+    assert counter.slice(r=0).add.call_one().get(LONG_S) == (2, 1), "one is left to ask"
     assert procs.slice(r=1).restart(grace_s=0).get(LONG_S) == (1,)
-    assert counter.slice(r=1).add.call_one().get(LONG_S) == (2, 2)
+    assert counter.slice(r=1).add.call_one().get(LONG_S) == (3, 2)
 
 
 def test_what_was_stopped_is_not_made_again(procs: ProcMesh) -> None:

@@ -116,7 +116,21 @@ def test_those_who_are_dead_are_not_among_the_living() -> None:
     for proc in (2, 3):
         state.news(PeerNews(proc, 0, "", DEATH), 0.0)
     assert {message.living for _, message in sent(state.news(PeerNews(2, 1, "ipc://2"), 0.0))} == {()}
-    assert {message.living for _, message in sent(state.news(PeerNews(3, 1, "ipc://3"), 0.0))} == {((2, 2),)}
+    assert {message.living for _, message in sent(state.news(PeerNews(3, 1, "ipc://3"), 0.0))} == {()}, (
+        "2 is coming still"
+    )
+
+
+def test_those_who_are_being_made_again_are_not_asked_by_those_who_come_after_them() -> None:
+    """Each would wait for the other."""
+    state = spawned()
+    state.news(PeerNews(2, 0, "", DEATH), 0.0)
+    first = sent(state.news(PeerNews(2, 1, "ipc://2"), 0.0))
+    assert {message.living for _, message in first} == {((3, 3),)}
+    assert {message.living for _, message in sent(state.news(PeerNews(3, 1, "ipc://3"), 0.0))} == {()}
+    for _, message in first:
+        state.answered(2, Result(message.id, Payload()), (), 0.0)
+    assert {message.living for _, message in sent(state.news(PeerNews(3, 2, "ipc://3"), 0.0))} == {((2, 2),)}
 
 
 def test_what_was_stopped_is_not_made_again_and_what_has_failed_is_tried_again() -> None:
@@ -129,6 +143,21 @@ def test_what_was_stopped_is_not_made_again_and_what_has_failed_is_tried_again()
     state.news(PeerNews(2, 1, "", DEATH), 0.0)
     ((_, again),) = sent(state.news(PeerNews(2, 2, "ipc://2"), 0.0))
     assert again.actor == 71
+
+
+def test_those_where_the_actor_died_alone_are_not_among_the_living_until_it_is_made_again() -> None:
+    state = spawned()
+    state.kept.ended(70, 3)
+    state.news(PeerNews(2, 0, "", DEATH), 0.0)
+    again = {message.actor: message.living for _, message in sent(state.news(PeerNews(2, 1, "ipc://2"), 0.0))}
+    assert again == {70: (), 71: ((3, 3),)}
+    for id in list(state._pending):
+        state.answered(2, Result(id, Payload()), (), 0.0)
+    for _, message in sent(state.news(PeerNews(3, 1, "ipc://3"), 0.0)):
+        assert message.living == ((2, 2),)
+        state.answered(3, Result(message.id, Payload()), (), 0.0)
+    again = {message.actor: message.living for _, message in sent(state.news(PeerNews(2, 2, "ipc://2"), 0.0))}
+    assert again == {70: ((3, 3),), 71: ((3, 3),)}
 
 
 def test_nothing_is_kept_for_processes_that_were_stopped() -> None:
