@@ -95,7 +95,7 @@ class Failures:
                 verbose=self._shell.InteractiveTB.mode == "Verbose",
             )
             hints = remote_hints(error, self._meshes, self._shell.user_ns)
-            if hint := heal_hint(error, self._meshes):
+            if hint := heal_hint(error.reports.values(), self._meshes):
                 hints.append(hint)
         else:
             lines = f"{type(error).__name__}: {error}".split("\n")

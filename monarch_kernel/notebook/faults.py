@@ -13,6 +13,8 @@ import monarch_kernel.actor
 from monarch_kernel.actor.faults import FaultHook
 from monarch_kernel.controller.faults import show_fault
 from monarch_kernel.errors import Failure, MeshFailure
+from monarch_kernel.notebook.hints import heal_hint
+from monarch_kernel.notebook.meshes import Meshes
 from monarch_kernel.running.display import Sink
 from monarch_kernel.running.places import in_notebook
 from monarch_kernel.ui.failures import failure_block
@@ -29,8 +31,9 @@ class Faults:
     A failure is held back for a moment: often a cell waits for the actor that has failed, and shows the error itself.
     """
 
-    def __init__(self, shell: InteractiveShell) -> None:
+    def __init__(self, shell: InteractiveShell, meshes: Meshes) -> None:
         self._shell = shell
+        self._meshes = meshes
         self._shown: deque[Failure] = deque(maxlen=_KEEP)
         self._news = threading.Condition()
         self._hook: FaultHook = self.show
@@ -65,7 +68,10 @@ class Faults:
         color = getattr(self._shell, "colors", "nocolor").lower() != "nocolor"
         sink = Sink(self._shell)
         sink.pin()  # what the cell captures is not seen
-        sink.write("stderr", "\n".join(failure_block(_placed(failure), color=color)) + "\n")
+        lines = failure_block(_placed(failure), color=color)
+        if hint := heal_hint(failure.root_cause.reports.values(), self._meshes):
+            lines.append(hint)
+        sink.write("stderr", "\n".join(lines) + "\n")
 
     def _is_shown(self, failure: MeshFailure) -> bool:
         reports = failure.root_cause.reports.values()

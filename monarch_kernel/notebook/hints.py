@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from monarch_kernel.describe.look import kind_of
-from monarch_kernel.errors import RanksError, RemoteError, format_ranks
+from monarch_kernel.errors import Failure, RanksError, RemoteError, format_ranks
 from monarch_kernel.mesh import Shaped
 from monarch_kernel.notebook.meshes import Meshes
 from monarch_kernel.ui.names import elsewhere_hint, pull_hint, push_hint
@@ -40,9 +40,9 @@ def remote_hints(error: RanksError, meshes: Meshes, namespace: Mapping[str, Any]
     return list(hints)
 
 
-def heal_hint(error: RanksError, meshes: Meshes) -> str:
+def heal_hint(reports: Iterable[Failure], meshes: Meshes) -> str:
     """How to go on after a rank has died; empty if none has, or if there is another in its place by now."""
-    died = {failure.pid for failure in error.reports.values() if failure.kind == "lost"}
+    died = {failure.pid for failure in reports if failure.kind == "lost"}
     for entry in meshes:
         deaths = {rank: death for rank, death in entry.mesh.deaths().items() if death.pid in died}
         if deaths and all(death.kind == "lost" for death in deaths.values()):

@@ -57,7 +57,7 @@ class MeshMagics(Magics):
         self.meshes = Meshes(shell, DetachedMeshes(default_root(os.environ, tempfile.gettempdir())))
         self.transformer = CellTransformer(shell)
         self.peers = PeerMagics(shell, self.meshes)
-        self.faults = Faults(shell)
+        self.faults = Faults(shell, self.meshes)
         self.failures = Failures(shell, self.meshes, self.faults)
         self.names = RemoteNames(self.meshes, shell.user_ns, lambda: self.transformer.mode)
         self._commands = MeshCommands(shell, self.meshes, self._show_end)

@@ -123,6 +123,13 @@ def test_what_is_asked_while_the_rank_comes_up_waits_for_it(doomed: Notebook) ->
     assert doomed.ok("future.get()").plain == "(1,)"
 
 
+def test_the_news_of_a_death_says_what_can_be_done(doomed: Notebook) -> None:
+    cell = doomed.ok("1")
+    kill(doomed, 2)
+    says = "%mesh heal d puts new processes in place of [2]"
+    cell.wait_for(lambda _: any(says in each.stderr for each in doomed.cells.values()))
+
+
 def test_nothing_is_done_where_nobody_is_dead(doomed: Notebook) -> None:
     before = doomed.pids("d")
     assert doomed.ok("%mesh heal d").stdout == "d: no rank is dead; %mesh restart replaces living ones\n"
