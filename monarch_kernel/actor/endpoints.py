@@ -151,17 +151,28 @@ class ActorMesh(Shaped):
         )
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
-        """Stop the actors; calls from now on raise."""
-        finish = gather(self._region, f"stopping {self.name}", ActorError, read_value)
+        """Stop the actors; calls from now on raise. Those on ranks that are dead, or die meanwhile, have ended anyhow."""
+        asker, extent = self._asker, self.extent
+        dead = asker.deaths(self._procs)
+        living = {i: proc for i, proc in enumerate(self._procs) if proc not in dead}
+        procs = tuple(living.values())
 
         def stopped(answers: Sequence[Answer]) -> None:
-            finish(answers)
+            failed = {
+                extent.point(i): answer
+                for i, answer in zip(living, answers)
+                if isinstance(answer, Failure) and answer.kind not in ("lost", "stopped")
+            }
+            if failed:
+                raise ActorError(f"stopping {self.name}", failed)
 
-        self._asker.stopped(self._actor, self._procs)
-        self._asker.forget_spawn(self._actor, self._procs)
-        return self._asker.request(
-            self._procs, lambda id: pack(StopActor(id, self._actor, reason)), f"{self.name}.stop", stopped
-        )
+        asker.stopped(self._actor, self._procs)
+        asker.forget_spawn(self._actor, self._procs)
+        note = f"{self.name}.stop"
+        future = asker.request(procs, lambda id: pack(StopActor(id, self._actor, reason)), note, stopped)
+        # If another one dies just now, nobody has been asked.
+        future.add_done_callback(lambda: asker.tell(procs, pack(StopActor(0, self._actor, reason))))
+        return future
 
     def reload(self, cls: type | None = None) -> Reloaded:
         """Have the actors go on with their class as it is now in the notebook; waits until they do.

@@ -135,6 +135,9 @@ class AsyncNode(Node):
 
 
 def note(trial: Trial, owner: tuple[str, int], failure: MeshFailure) -> None:
+    if failure.mesh is None:  # a process that had nothing of the program's
+        assert failure.mesh_name == "procs"
+        return
     assert failure.mesh.name == failure.mesh_name
     for rank, report in failure.reports.items():
         trial.told.append((owner, failure.mesh_name, rank))
