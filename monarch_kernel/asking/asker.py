@@ -52,6 +52,12 @@ class Asker(Owner, Protocol):
         """
         ...
 
+    def ask(
+        self, procs: Sequence[int], make: Callable[[int], Packed], finish: Callable[[Sequence[Answer]], T]
+    ) -> Future[T]:
+        """Ask processes something that they answer at once, whatever they are busy with; arguments as for `request`."""
+        ...
+
     def tell(self, procs: Sequence[int], packed: Packed) -> None:
         """Send processes a message that has no answer."""
         ...

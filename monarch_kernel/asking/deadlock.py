@@ -98,6 +98,7 @@ class Deadlocks:
             where: the endpoint that waits, and where.
         """
         known = self._waits.setdefault(wait, _Wait(request, where))
+        known.request = request  # of several, one after the other
         known.round += 1
         return self._pass_on(known, wait, known.round, ((where, ""),))
 

@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.home import opened_for
-from monarch_kernel.asking.waits import PATIENCE_S, Awaited, Wait
+from monarch_kernel.asking.waits import PATIENCE_S, WARN_AFTER_S, Awaited, Wait
 from monarch_kernel.errors import MeshDownError, RemoteInterrupt
 from monarch_kernel.transport.driver import Waiter
 
@@ -72,6 +72,8 @@ class Future(Generic[T]):
         id: of the request.
         finish: makes the result of the ranks' answers, or raises; called once, by the first reader.
         rank: flat rank that answers, where there is one.
+        note: what the ranks do meanwhile, in the user's words.
+        procs: who is asked.
     """
 
     __slots__ = (
@@ -87,11 +89,23 @@ class Future(Generic[T]):
         "_waiter",
         "id",
         "in_step",
+        "note",
+        "procs",
         "rank",
     )
 
-    def __init__(self, owner: Owner, id: int, finish: Callable[[Sequence[Answer]], T], rank: int | None = None) -> None:
+    def __init__(
+        self,
+        owner: Owner,
+        id: int,
+        finish: Callable[[Sequence[Answer]], T],
+        rank: int | None = None,
+        note: str = "",
+        procs: Sequence[int] = (),
+    ) -> None:
         self.id = id
+        self.note = note
+        self.procs = procs
         self.rank = rank
         self.in_step = True
         self._owner = owner
@@ -134,18 +148,20 @@ class Future(Generic[T]):
         """Whether the answers are in."""
         return self._done
 
-    def get(self, timeout: float | None = None) -> T:
+    def get(self, timeout: float | None = None, *, warn_after_s: float | None = WARN_AFTER_S) -> T:
         """Wait for the result; an interrupt of the wait also reaches the ranks.
 
         Args:
             timeout: seconds; the future stays good when it is over.
+            warn_after_s: if the wait takes longer, it is shown on stderr who has not answered, and what they do; None for
+                never.
 
         Raises:
             TimeoutError: no answer within ``timeout``.
             MonarchError: what the ranks answered instead of a result.
         """
         if not self._done:
-            self._wait(timeout)
+            self._wait(timeout, warn_after_s)
         self._settle()
         if self._error is not None:
             raise self._error
@@ -254,13 +270,15 @@ class Future(Generic[T]):
         timer: asyncio.TimerHandle
         begun = time.monotonic()
 
-        def fail() -> None:
-            if wait is not None and wait.error is not None and not awaited.done():
-                awaited.set_exception(wait.error)
+        def look() -> None:
+            if wait is not None:
+                wait.show_news()
+                if wait.error is not None and not awaited.done():
+                    awaited.set_exception(wait.error)
 
         def linger() -> None:
             nonlocal wait, timer
-            wait = wait or Wait(self, lambda: _call_soon(loop, fail), is_awaited=True)
+            wait = wait or Wait(self, lambda: _call_soon(loop, look), is_awaited=True, warn_after_s=WARN_AFTER_S)
             wait.lasts_s = time.monotonic() - begun
             pause_s = self._owner.linger(wait)
             if pause_s is not None:
@@ -318,9 +336,9 @@ class Future(Generic[T]):
                     self._error = error
                 self._finish, self._answers = None, ()
 
-    def _wait(self, timeout: float | None) -> None:
+    def _wait(self, timeout: float | None, warn_after_s: float | None = WARN_AFTER_S) -> None:
         try:
-            over = self._wait_and_attend(timeout)
+            over = self._wait_and_attend(timeout, warn_after_s)
         except KeyboardInterrupt:
             self._owner.interrupt(self.id)
             raise RemoteInterrupt(_WAIT_INTERRUPTED) from None
@@ -329,7 +347,7 @@ class Future(Generic[T]):
                 raise MeshDownError("the session was shut down before an answer came")
             raise TimeoutError(f"no answer within {timeout} s; the request goes on")
 
-    def _wait_and_attend(self, timeout: float | None) -> bool:
+    def _wait_and_attend(self, timeout: float | None, warn_after_s: float | None) -> bool:
         """Wait for the answers; the clock stands still while somebody attends to ranks that have stopped."""
         waiter = self._waiter = Waiter()
         self.add_done_callback(waiter.set)
@@ -351,13 +369,15 @@ class Future(Generic[T]):
                 if self._done:  # perhaps just before it was halted
                     break
                 if is_halted:
-                    if wait is not None and wait.error is not None:
-                        raise wait.error
+                    if wait is not None:
+                        wait.show_news()
+                        if wait.error is not None:
+                            raise wait.error
                     self._owner.attend(self)
                 elif in_vain and (timeout == 0.0 or patience is None):
                     break
                 elif in_vain and patience == 0.0:
-                    wait = wait or Wait(self, self.halt, ends_by_itself=timeout is not None)
+                    wait = wait or Wait(self, self.halt, ends_by_itself=timeout is not None, warn_after_s=warn_after_s)
                     wait.lasts_s = waited_s
                     patience = self._owner.linger(wait)
             return self._done

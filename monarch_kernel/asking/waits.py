@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
-__all__ = ["PATIENCE_S", "Awaited", "Pending", "Wait", "futures_needed_by"]
+__all__ = ["PATIENCE_S", "WARN_AFTER_S", "Awaited", "Pending", "Wait", "futures_needed_by"]
 
 PATIENCE_S = 0.2
 """A wait that lasts longer is looked at."""
+
+WARN_AFTER_S = 60.0
+"""After a longer wait it is shown who has not answered."""
 
 T = TypeVar("T")
 
@@ -27,6 +30,9 @@ class Pending(Protocol):
     """A future of ours, as far as it matters here."""
 
     id: int
+    note: str
+    procs: Sequence[int]
+    rank: int | None
 
     def done(self) -> bool:
         """Whether the answers are in."""
@@ -38,28 +44,49 @@ class Wait:
 
     Args:
         future: what is waited for.
-        wake: has the thread or loop that waits look at ``error``.
+        wake: has the thread or loop that waits look at ``error`` and ``news``.
         ends_by_itself: whether it was given a timeout.
         is_awaited: whether an event loop goes on meanwhile; else a thread stands still.
+        warn_after_s: after how many seconds it is to be shown who has not answered; None for never, and once it is done.
 
     Attributes:
         lasts_s: for how long, in seconds, when its owner was told last.
         error: what ends it; None until something does.
+        news: what is to be shown where it waits.
         over: whether it has ended.
         number: by which others know it; 0 for those that nobody needs to know.
     """
 
-    __slots__ = ("ends_by_itself", "error", "future", "is_awaited", "lasts_s", "number", "over", "wake")
+    __slots__ = (
+        "ends_by_itself",
+        "error",
+        "future",
+        "is_awaited",
+        "lasts_s",
+        "news",
+        "number",
+        "over",
+        "wake",
+        "warn_after_s",
+    )
 
     def __init__(
-        self, future: Pending, wake: Callable[[], object], *, ends_by_itself: bool = False, is_awaited: bool = False
+        self,
+        future: Pending,
+        wake: Callable[[], object],
+        *,
+        ends_by_itself: bool = False,
+        is_awaited: bool = False,
+        warn_after_s: float | None = None,
     ) -> None:
         self.future = future
         self.wake = wake
         self.ends_by_itself = ends_by_itself
         self.is_awaited = is_awaited
+        self.warn_after_s = warn_after_s
         self.lasts_s = 0.0
         self.error: BaseException | None = None
+        self.news = ""
         self.over = False
         self.number = 0
 
@@ -67,6 +94,17 @@ class Wait:
         """End it with an error, which is raised where it waits; the future stays as it is. For any thread."""
         self.error = error
         self.wake()
+
+    def tell(self, text: str) -> None:
+        """Have something shown where it waits. For any thread."""
+        self.news = text
+        self.wake()
+
+    def show_news(self) -> None:
+        """Show it; for the thread or loop that waits."""
+        news, self.news = self.news, ""
+        if news and not self.over:
+            print(news, file=sys.stderr, flush=True)
 
 
 class Awaited(asyncio.Future[T]):

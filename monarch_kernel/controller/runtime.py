@@ -172,7 +172,7 @@ class Runtime:
         if self._closed:
             raise MeshDownError("the session was shut down; start again with this_host() or %mesh up")
         id = next(self._ids)
-        future = Future(self, id, finish, rank)
+        future = Future(self, id, finish, rank, note, procs)
         packed = make(id)
         if listen is not None:
             self._listen(id, listen)  # before anything can be written
@@ -257,7 +257,7 @@ class Runtime:
 
     def linger(self, wait: Wait) -> float | None:
         """A wait lasts; for the thread that waits. Gives when to say so again, in seconds."""
-        return None if self._closed else self.workplace.circles.linger(wait)
+        return None if self._closed else self.workplace.linger(wait)
 
     def waiting_for(self, id: int) -> Sequence[int]:
         """The processes that have yet to answer a request; with the baton held."""

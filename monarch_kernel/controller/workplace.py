@@ -10,11 +10,12 @@ from monarch_kernel.asking.numbers import CONTROLLER_PROC
 from monarch_kernel.controller.effects import Effect
 from monarch_kernel.controller.faults import Faults
 from monarch_kernel.describe.report import describe
+from monarch_kernel.describe.stacks import Doing
 from monarch_kernel.rank.workplace import Workplace
 from monarch_kernel.supervise.family import Process
 from monarch_kernel.transport.base import CONTROLLER, Peer
 from monarch_kernel.transport.driver import Driver
-from monarch_kernel.wire.codec import Frame, Packed, pack
+from monarch_kernel.wire.codec import Frame, Packed, dump, pack
 from monarch_kernel.wire.messages import (
     ActorEnded,
     Apply,
@@ -24,6 +25,7 @@ from monarch_kernel.wire.messages import (
     Fence,
     Interrupt,
     ListModules,
+    Look,
     Message,
     Payload,
     Ping,
@@ -47,7 +49,21 @@ CLEANUP_S = 2.0
 _FOR_RANKS = (Apply, Conclude, ListModules, Pull, Push, Reload, Run, Sync)
 
 FOR_ACTORS: frozenset[type[Message]] = frozenset(
-    {ActorEnded, Call, Fence, Interrupt, Ping, PortSend, PostMortem, Probe, Spawn, StopActor, Unhandled, *_FOR_RANKS}
+    {
+        ActorEnded,
+        Call,
+        Fence,
+        Interrupt,
+        Look,
+        Ping,
+        PortSend,
+        PostMortem,
+        Probe,
+        Spawn,
+        StopActor,
+        Unhandled,
+        *_FOR_RANKS,
+    }
 )
 """What ranks, and this process itself, may ask of the actors here; the last are refused."""
 
@@ -111,6 +127,9 @@ class ControllerWorkplace(Workplace):
             self._runtime.faults.add(message.failure)
         elif isinstance(message, Ping):
             self.send_answer_now(message.id, pack(Result(message.id, Payload())))
+        elif isinstance(message, Look):
+            payload, parts = dump(Doing(self.activities()), "what the actors do")
+            self.send_answer_now(message.id, pack(Result(message.id, payload), parts))
         elif isinstance(message, _FOR_RANKS):
             why = "code and variables are for ranks; this is the process of the program itself, which has actors only"
             if message.id:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["short_cell", "short_file"]
+from monarch_kernel.errors import Frame
 
+__all__ = ["describe_line", "short_cell", "short_file"]
+
+_MAX_WIDTH = 120
 _CELL = re.compile(r"<remote cell \[(\d+)\]>")
 _NOTEBOOK = re.compile(r"ipykernel_\d+[/\\]\d+\.py$|^<ipython-input-")  # what the kernel calls its own cells
 
@@ -24,3 +27,13 @@ def short_file(file: str) -> str:
 def short_cell(file: str) -> str:
     """The same where it is plain that ranks are spoken of: ``cell [5]``."""
     return short_file(file).removeprefix("remote ") if _CELL.fullmatch(file) else short_file(file)
+
+
+def describe_line(frame: Frame) -> str:
+    """A line of code in words: ``cell [5], line 12, in step: dist.all_reduce(x)``."""
+    function = "" if frame.function in ("", "<module>") else f", in {frame.function}"
+    index = frame.line - frame.first_line
+    source = frame.source[index] if 0 <= index < len(frame.source) else ""
+    code = "".join(char for char in source if char.isprintable()).strip()
+    text = f"{short_cell(frame.file)}, line {frame.line}{function}" + (f": {code}" if code else "")
+    return text if len(text) <= _MAX_WIDTH else text[: _MAX_WIDTH - 1] + "…"

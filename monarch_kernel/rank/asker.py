@@ -88,10 +88,16 @@ class RankAsker:
     ) -> Future[T]:
         """Ask processes for one answer each; if one of them is dead nobody is asked."""
         id = next(self._numbers)
-        future = self._futures[id] = Future(self, id, finish, rank)
+        future = self._futures[id] = Future(self, id, finish, rank, note, procs)
         packed = make(id)
         self._driver.submit(lambda: self._perform(self._state.request(id, procs, packed, note, spawned)))
         return future
+
+    def ask(
+        self, procs: Sequence[int], make: Callable[[int], Packed], finish: Callable[[Sequence[Answer]], T]
+    ) -> Future[T]:
+        """Ask processes something that they answer at once, whatever they are busy with."""
+        return self.request(procs, make, "", finish, quiet=True)
 
     def tell(self, procs: Sequence[int], packed: Packed) -> None:
         """Send processes a message that has no answer."""

@@ -44,7 +44,7 @@ from monarch_kernel.asking.numbers import CONTROLLER_PROC, made_by
 from monarch_kernel.describe import look
 from monarch_kernel.describe.names import NameTracker
 from monarch_kernel.describe.report import describe
-from monarch_kernel.describe.stacks import Collective, Doing, describe_thread
+from monarch_kernel.describe.stacks import Collective, Doing
 from monarch_kernel.errors import Failure
 from monarch_kernel.rank.apply import Applier, run_bootstrap
 from monarch_kernel.rank.asker import RankAsker, RankItem
@@ -155,7 +155,7 @@ class Rank(Workplace):
         self.hello = Hello(token, spec.proc, os.getpid(), spec.device, address=address)
         self.peers = RankAsker(spec, self.driver, transport, self.hello)
         super().__init__(spec.proc, self.driver, self.peers)
-        self.peers.on_linger = self.circles.linger
+        self.peers.on_linger = self.linger
         self.peers.supervisor = self.supervisor
         self.group: Group | None = None
         self.main = Executor(self, "main")
@@ -532,17 +532,12 @@ class Rank(Workplace):
 
     def _look(self, id: int) -> None:
         """Say what this rank does now; on the thread that drives the socket, so that it needs none of those that work."""
-        activities = tuple(
-            describe_thread(executor.thread_id, executor.current, executor.name)
-            for executor in self.executors()
-            if executor.current
-        )
         collectives: tuple[Collective, ...] = ()
         reached: dict[str, int] = {}
         if self.group is not None:
             with contextlib.suppress(Exception):  # torch's recorder is not an interface that is promised
                 collectives, reached = self.group.pending()
-        payload, frames = dump(Doing(activities, collectives, reached), "what the rank does")
+        payload, frames = dump(Doing(self.activities(), collectives, reached), "what the rank does")
         self.send_answer_now(id, pack(Result(id, payload), frames))
 
     def _release(self, id: int) -> None:

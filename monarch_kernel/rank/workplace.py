@@ -13,10 +13,13 @@ from weakref import WeakValueDictionary
 
 from monarch_kernel.asking.asker import Asker
 from monarch_kernel.asking.numbers import made_by
+from monarch_kernel.asking.waits import Wait
 from monarch_kernel.describe.report import describe
+from monarch_kernel.describe.stacks import Activity, describe_thread
 from monarch_kernel.errors import Failure, FailureKind, PayloadError
 from monarch_kernel.rank.circles import Circles
 from monarch_kernel.rank.executor import Debugger, Driving, Executor, Kept
+from monarch_kernel.rank.late import warn_if_late
 from monarch_kernel.rank.supervisor import Supervisor
 from monarch_kernel.supervise.family import Process
 from monarch_kernel.transport.base import Peer, incarnation_of, proc_of
@@ -129,6 +132,19 @@ class Workplace:
             strike()
         else:
             executor.strike_thread()
+
+    def linger(self, wait: Wait) -> float | None:
+        """A wait lasts; for the thread that waits. Gives when to say so again, in seconds."""
+        pauses = [pause for pause in (self.circles.linger(wait), warn_if_late(self.asker, wait)) if pause is not None]
+        return min(pauses, default=None)
+
+    def activities(self) -> tuple[Activity, ...]:
+        """What is carried out here at this moment."""
+        return tuple(
+            describe_thread(executor.thread_id, executor.current, executor.name)
+            for executor in self.executors()
+            if executor.current
+        )
 
     # -- answers, for executors
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from monarch_kernel.describe.places import short_cell
+from monarch_kernel.describe.places import describe_line, short_cell
 from monarch_kernel.describe.stacks import Activity, Collective, Doing
-from monarch_kernel.errors import Failure, Frame, format_ranks
+from monarch_kernel.errors import Failure, format_ranks
 from monarch_kernel.events import MeshView, RankView
 from monarch_kernel.ui.text import format_seconds, plain
 
@@ -19,7 +19,6 @@ __all__ = ["doing_lines", "no_answer", "stacks_text"]
 
 _MAX_BLOCKS = 12
 _MAX_USER_FRAMES = 4
-_MAX_WIDTH = 120
 _SAME_SHAPES = ("all_reduce", "broadcast", "reduce")  # of others the inputs may differ from rank to rank
 
 Answers = Mapping[int, "Doing | Failure"]
@@ -98,14 +97,14 @@ def _activity_lines(activity: Activity, rank: RankView, *, waits: bool) -> list[
     if not frames:
         what = rank.activity if activity.executor == "main" else activity.executor
         return [what or "runs code of its own"]
-    lines = [_place(frames[-1])]
+    lines = [describe_line(frames[-1])]
     if activity.executor != "main":
         lines[0] = f"{activity.executor}: {lines[0]}"
     inner = activity.frames[-1]
     if activity.call and not inner.user and not waits:
         lines.append(f"in {activity.call} ({short_cell(inner.file)}, line {inner.line})")
     for frame in reversed(frames[:-1][-_MAX_USER_FRAMES:]):
-        lines.append(f"called from {_place(frame)}")
+        lines.append(f"called from {describe_line(frame)}")
     return lines
 
 
@@ -149,12 +148,3 @@ def _collectives(answers: Answers, rank: int) -> tuple[Collective, ...]:
 
 def _identity(wait: Collective) -> tuple[object, ...]:
     return (wait.operation, wait.number, wait.group, wait.shapes)
-
-
-def _place(frame: Frame) -> str:
-    """``cell [5], line 12, in step: dist.all_reduce(x)``."""
-    function = "" if frame.function in ("", "<module>") else f", in {frame.function}"
-    index = frame.line - frame.first_line
-    source = plain(frame.source[index]).strip() if 0 <= index < len(frame.source) else ""
-    text = f"{short_cell(frame.file)}, line {frame.line}{function}" + (f": {source}" if source else "")
-    return text if len(text) <= _MAX_WIDTH else text[: _MAX_WIDTH - 1] + "…"

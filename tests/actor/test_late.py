@@ -1,0 +1,188 @@
+"""A wait that takes long shows, once, who has not answered and what these do; where it waits, and whoever waits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from monarch_kernel.actor import Actor, ProcMesh, current_rank, endpoint, shutdown_context, this_host, this_proc
+from monarch_kernel.asking import waits
+
+LONG_S = 30.0
+"""For what takes a moment: a failure, not a measure."""
+
+
+class Slow(Actor):
+    """Answers when a file is there; on some ranks at once."""
+
+    @endpoint
+    def load(self, path: str, *ranks: int) -> int:
+        if not ranks or current_rank().rank in ranks:
+            wait_for(path)
+        return current_rank().rank
+
+    @endpoint
+    def ask(self, other: Any, path: str) -> Any:
+        """Wait for somebody who waits until it was shown that this takes long."""
+        return other.load.call(path).get(warn_after_s=0.3).values()
+
+
+class AsyncSlow(Actor):
+    """The same on an event loop."""
+
+    @endpoint
+    async def load(self, path: str) -> None:
+        while not Path(path).exists():
+            await asyncio.sleep(0.01)
+
+
+def wait_for(path: str) -> None:
+    deadline = time.monotonic() + LONG_S
+    while not Path(path).exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def procs() -> Iterator[ProcMesh]:
+    """Three processes; ranks can't import tests, so what is here travels by value."""
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    mesh = this_host().spawn_procs({"r": 3}, device="cpu")
+    mesh.initialized.get(LONG_S)
+    yield mesh
+    shutdown_context().get()
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+class Shown(list[str]):
+    """What is written to stderr; the first also lets go what waits for a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, text: str) -> None:
+        if text.strip():
+            self.append(text)
+            self.path.touch()
+
+    def flush(self) -> None: ...
+
+
+@contextlib.contextmanager
+def showing(path: Path) -> Iterator[Shown]:
+    with contextlib.redirect_stderr(Shown(path)) as shown:  # type: ignore[type-var]
+        yield shown
+
+
+@pytest.fixture
+def go(tmp_path: Path) -> Path:
+    """A file that something waits for."""
+    return tmp_path / "go"
+
+
+def test_it_names_those_who_have_not_answered_and_where_they_are(procs: ProcMesh, go: Path) -> None:
+    slow = procs.spawn("slow", Slow)
+    slow.load.call("/").get(LONG_S)
+    with showing(go) as shown:
+        assert slow.load.call(str(go), 1, 2).get(LONG_S, warn_after_s=0.3).values() == (0, 1, 2)
+    (text,) = shown  # once
+    head, line = text.splitlines()
+    assert head.startswith("slow.load: no answer for 0.")
+    assert head.endswith("s from [1-2] of 3")
+    assert line.startswith("  [1-2] ")
+    assert "test_late.py, line " in line
+    assert "in wait_for" in line
+
+
+def test_it_says_who_waits_its_turn(procs: ProcMesh, go: Path) -> None:
+    slow = procs.spawn("slow", Slow)
+    slow.load.call("/").get(LONG_S)
+    first = slow.load.call(str(go), 1)
+    with showing(go) as shown:
+        assert slow.load.call("/").get(LONG_S, warn_after_s=0.3).values() == (0, 1, 2)
+    first.get(LONG_S)
+    head, line = shown[0].splitlines()
+    assert head.endswith("from [1] of 3")
+    assert line.startswith("  [1] waits its turn, for the actor is at ")
+
+
+def test_of_a_call_of_one_its_rank_is_named(procs: ProcMesh, go: Path) -> None:
+    slow: Any = procs.spawn("slow", Slow)
+    with showing(go) as shown:
+        future = slow.load.choose(str(go))
+        assert future.get(LONG_S, warn_after_s=0.3) == future.rank
+    assert f"s from [{future.rank}]\n" in shown[0]
+
+
+def test_endpoints_that_await_are_seen_where_they_do(procs: ProcMesh, go: Path) -> None:
+    slow = procs.spawn("slow", AsyncSlow)
+    with showing(go) as shown:
+        slow.load.call(str(go)).get(LONG_S, warn_after_s=0.3)
+    assert "[0-2] " in shown[0]
+    assert "await asyncio.sleep(0.01)" in shown[0]
+
+
+def test_an_await_shows_it_too(procs: ProcMesh, go: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("monarch_kernel.asking.future.WARN_AFTER_S", 0.3)
+    slow = procs.spawn("slow", Slow)
+
+    async def wait() -> Any:
+        return (await slow.load.call(str(go))).values()
+
+    with showing(go) as shown:
+        assert asyncio.run(asyncio.wait_for(wait(), LONG_S)) == (0, 1, 2)
+    assert "from [0-2] of 3" in shown[0]
+
+
+def test_actors_of_the_controller_are_seen(procs: ProcMesh, go: Path) -> None:
+    here = this_proc().spawn("here", Slow)
+    try:
+        with showing(go) as shown:
+            here.load.call(str(go)).get(LONG_S, warn_after_s=0.3)
+    finally:
+        here.stop().get(LONG_S)
+    assert "here.load: no answer for" in shown[0]
+    assert "in wait_for" in shown[0]
+
+
+def test_a_rank_that_waits_shows_it_as_its_own_output(
+    procs: ProcMesh, capfd: pytest.CaptureFixture[str], go: Path
+) -> None:
+    slow = procs.slice(r=1).spawn("slow", Slow)
+    asking = procs.slice(r=0).spawn("asker", Slow).ask.call_one(slow, str(go))
+    text, deadline = "", time.monotonic() + LONG_S
+    while "in wait_for" not in text:
+        assert time.monotonic() < deadline
+        asking.wait(0.05)
+        text += "".join(capfd.readouterr())
+    go.touch()
+    assert asking.get(LONG_S) == (0,)
+    assert "slow.load: no answer for" in text
+
+
+def test_a_process_that_does_not_answer_is_said_to(procs: ProcMesh, go: Path) -> None:
+    procs.run("import ctypes").get(LONG_S)
+    with showing(go) as shown:
+        procs.run("ctypes.PyDLL(None).sleep(2)").get(LONG_S, warn_after_s=0.3)
+    assert "[0-2] does not say what it does" in shown[0]
+
+
+def test_quick_calls_and_those_that_want_nothing_show_nothing(procs: ProcMesh, go: Path) -> None:
+    slow = procs.spawn("slow", Slow)
+    with showing(go) as shown:
+        slow.load.call("/").get(LONG_S, warn_after_s=0.3)
+        with pytest.raises(TimeoutError):
+            slow.load.call(str(go)).get(0.6, warn_after_s=None)
+        go.touch()
+        assert slow.load.call("/").get(LONG_S).values() == (0, 1, 2)
+    assert not shown
+    assert waits.WARN_AFTER_S == 60.0
