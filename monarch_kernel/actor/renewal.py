@@ -27,7 +27,7 @@ from monarch_kernel.actor.actor import endpoints_among
 from monarch_kernel.edit.classes import Arrived, identify, is_numbered, key_of, living_classes, load_classes, mro_after
 from monarch_kernel.edit.finder import Imports
 from monarch_kernel.edit.modules import ModuleEdit
-from monarch_kernel.edit.patch import Succession, at_once, is_same_code
+from monarch_kernel.edit.patch import Succession, at_once, has_instances, is_same_code
 from monarch_kernel.edit.prospect import ClassChange, ModulesChange, Prospect
 from monarch_kernel.rank.asker import RankItem
 from monarch_kernel.rank.rank import Rank
@@ -40,6 +40,7 @@ __all__ = ["Hosted", "Renewal"]
 BEGIN_S = 60.0
 ASK_S = 5.0
 ASK_KEPT_S = 1.0
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 class Hosted(Protocol):
@@ -331,13 +332,17 @@ class _Hooks:
 def _pair(
     arrived: Sequence[Arrived], living: Mapping[type, list[type]], in_use: Collection[type], prepared: _Prepared
 ) -> None:
-    """Find out which living class becomes which new one; of several that have the name, one that actors are of."""
+    """Find out which living class becomes which new one; of several that have the name, one that something is of."""
     for each in arrived:
         olds = living[each.cls]
         if not olds:
             prepared.numbers.append((each.cls, each.number))
             continue
-        lives_on = max(olds, key=lambda cls: (is_numbered(cls, each.number), cls in in_use))
+        lives_on = olds[0]
+        if len(olds) > 1:
+            lives_on = max(
+                reversed(olds), key=lambda cls: (is_numbered(cls, each.number), cls in in_use, has_instances([cls]))
+            )
         if each.as_key is None and is_numbered(lives_on, each.number):  # it came along, and was not defined anew
             prepared.classes.add_same(each.cls, lives_on)
         else:
@@ -346,14 +351,26 @@ def _pair(
 
 
 def _change(new: type, old: type) -> ClassChange:
-    ours, theirs = _function_members(old), _function_members(new)
+    ours, theirs = _members(old), _members(new)
     return ClassChange(
         old.__qualname__,
-        changed=tuple(sorted(one for one in ours.keys() & theirs.keys() if not is_same_code(ours[one], theirs[one]))),
+        changed=tuple(sorted(name for name in ours.keys() & theirs.keys() if _differ(ours[name], theirs[name]))),
         added=tuple(sorted(theirs.keys() - ours.keys())),
         removed=tuple(sorted(ours.keys() - theirs.keys())),
     )
 
 
-def _function_members(cls: type) -> dict[str, Any]:
-    return {name: value for name, value in vars(cls).items() if is_same_code(value, value)}
+def _members(cls: type) -> dict[str, Any]:
+    """What the user has written into a class: functions, and whatever Python has not put there."""
+    return {
+        name: value
+        for name, value in vars(cls).items()
+        if is_same_code(value, value) or not (name.startswith("__") and name.endswith("__"))
+    }
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Whether that can be told without running code of the user's."""
+    if type(one) is type(other) and isinstance(one, _PLAIN):
+        return bool(one != other)
+    return is_same_code(one, one) and not is_same_code(one, other)

@@ -13,11 +13,11 @@ __all__ = ["ClassChange", "ModulesChange", "Prospect", "Reloaded", "Synced"]
 
 @dataclass(frozen=True)
 class ClassChange:
-    """What becomes of the members of a living class that are functions.
+    """What becomes of the members of a living class.
 
     Attributes:
         name: of the class.
-        changed: members that do something else.
+        changed: members that do something else, or have another value.
         added: that are new.
         removed: that are there no more.
     """
@@ -38,7 +38,7 @@ class ClassChange:
             for verb, names in (("changed", self.changed), ("added", self.added), ("removed", self.removed))
             if names
         ]
-        return f"{self.name}: {'; '.join(said) or 'no method has changed'}"
+        return f"{self.name}: {'; '.join(said) or 'as it was'}"
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ def test_state_stays_and_methods_are_new(procs: ProcMesh, cell: Cell, spawn: Any
     assert counter.new.call().get(LONG_S).values() == ((34, "second", True, "Counter"),) * 2
     assert report.actors == {"counter": (0, 1)}
     assert repr(report) == (
-        "reloaded counter on t[0-1]\n    Counter: changed describe, step; added double, new; removed __init__, old"
+        "reloaded counter on t[0-1]\n    Counter: changed describe, step, step_size; added double, new; removed __init__, old"
     )
 
 
@@ -248,7 +248,7 @@ def test_a_class_that_is_no_actor_is_reloaded_for_its_objects(procs: ProcMesh, c
     mesh.initialized.get(LONG_S)
     report = procs.reload(cell(HELPED.format(7)).Net)
     assert mesh.f.call(2).get(LONG_S).values() == ((14, 3, True),) * 2
-    assert repr(report) == "reloaded on t; no actor is of these classes\n    Net: no method has changed"
+    assert repr(report) == "reloaded on t; no actor is of these classes\n    Net: changed scale"
 
 
 def test_arguments_that_come_later_are_of_the_same_class(procs: ProcMesh, cell: Cell, spawn: Any) -> None:

@@ -152,7 +152,8 @@ def test_what_depends_on_it_follows_in_order(procs: ProcMesh, write: Write) -> N
         "t[0-1]: loaded app.config anew\n"
         "t[0-1]: and, since they import these, app.model, app.train\n"
         "here: loaded app anew\n"
-        "t[0-1]: not imported yet, app.later"
+        "t[0-1]: not imported yet, app.later\n"
+        "    Model: changed lr"
     )
 
 
