@@ -85,7 +85,8 @@ def setup_torch_elastic_env(
     """Set on each rank what torchrun sets, so that its actors can call ``torch.distributed.init_process_group()``.
 
     Without an address the first rank of the mesh hosts the store where they meet, for as long as it lives. At an address that
-    is given rank 0 of the group opens the store, as ``init_process_group()`` does.
+    is given rank 0 of the group opens the store, as ``init_process_group()`` does. For a group that is formed once more, call
+    this once more: an old store holds the addresses of the old group.
 
     Args:
         proc_mesh: the ranks; of a slice they are counted within it.
