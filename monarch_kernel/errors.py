@@ -384,7 +384,7 @@ class DeadlockError(MonarchError):
 
     def __str__(self) -> str:
         return (
-            f"these wait for each other, and none of them can go on: {self.circle}; an actor handles one message at a time: "
+            f"calls wait for each other in a circle: {self.circle}; an actor handles one message at a time: "
             "call back with broadcast(), or let the endpoint that waits be a @concurrent_endpoint"
         )
 

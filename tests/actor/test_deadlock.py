@@ -190,7 +190,7 @@ def test_two_that_call_each_other_are_told(spawn: Any, kind: type[Actor]) -> Non
         "a.go on t[0] -> b.go on t[1] -> a.go on t[0] (behind a.go)",
         "b.go on t[1] -> a.go on t[0] (behind a.go) -> b.go on t[1]",
     )
-    assert "these wait for each other" in str(error)
+    assert "calls wait for each other" in str(error)
     assert a.go.call_one(b).get(LONG_S) == ("the end",)  # all go on as before
 
 
@@ -258,7 +258,7 @@ def test_a_broadcast_that_waits_can_be_on_a_circle(spawn: Any) -> None:
     deadline = time.monotonic() + LONG_S
     while b.go.call_one().exception(LONG_S) is None:  # an exception without a reply ends it
         assert time.monotonic() < deadline
-    assert "these wait for each other" in str(b.go.call_one().exception(LONG_S))
+    assert "calls wait for each other" in str(b.go.call_one().exception(LONG_S))
 
 
 def test_those_who_wait_for_a_circle_are_not_on_it(spawn: Any) -> None:
