@@ -531,7 +531,11 @@ class _Host:
             return
         call = AsyncCall(message, loop.create_task(outcome(lambda: method(*args, **kwargs))), takes_port)
         self._enter(call)
-        await asyncio.wait([call.task])
+        try:
+            await call.task  # quicker than asyncio.wait()
+        except asyncio.CancelledError:
+            if not call.task.done():
+                raise
         self._answer(call)
         if executor.is_traced:
             executor.end_tracing()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -121,6 +123,25 @@ def test_bootstrap_may_be_async(spawn: Callable[..., ProcMesh]) -> None:
         os.environ["PREPARED"] = "slowly"
 
     assert spawn(prepare).spawn("workers", Worker).born.call().get(LONG_S).values() == ("slowly", "slowly")
+
+
+def test_who_takes_the_place_of_a_dead_process_runs_it_too(spawn: Callable[..., ProcMesh]) -> None:
+    def prepare() -> None:
+        os.environ["PREPARED"] = f"by {os.getpid()}"
+
+    mesh = spawn(prepare)
+    workers = mesh.spawn("workers", Worker)
+    pids = mesh.run("import os; os.getpid()").get(LONG_S).values()
+    os.kill(pids[1], signal.SIGKILL)
+    deadline = time.monotonic() + LONG_S
+    while not mesh.deaths():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    assert mesh.heal().get(LONG_S) == (1,)
+    now = mesh.run("import os; os.getpid()").get(LONG_S).values()
+    assert now[0] == pids[0]
+    assert now[1] != pids[1]
+    assert workers.born.call().get(LONG_S).values() == tuple(f"by {pid}" for pid in now)
 
 
 @pytest.mark.parametrize("error", [ValueError("no weights"), SystemExit(3)])

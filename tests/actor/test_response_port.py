@@ -245,6 +245,19 @@ def test_an_actor_that_ends_owes_nothing(procs: ProcMesh, kind: type[Desk]) -> N
         question.get(LONG_S)
 
 
+@pytest.mark.parametrize("ends", ["stopped", "failed"])
+def test_a_cleanup_may_answer(procs: ProcMesh, ends: str) -> None:
+    class Closing(Desk):
+        def __cleanup__(self, error: BaseException | None) -> None:
+            for port in self.ports:
+                port.send("closing time")
+
+    desk = procs.slice(r=0).spawn("desk", Closing)
+    question = desk.ask.call_one()
+    desk.stop() if ends == "stopped" else desk.ask.broadcast("raise")
+    assert question.get(LONG_S) == "closing time"
+
+
 @both
 def test_a_broadcast_has_a_port_that_leads_nowhere(procs: ProcMesh, kind: type[Desk]) -> None:
     desk = procs.slice(r=0).spawn("desk", kind)
