@@ -89,6 +89,13 @@ MEASURES: tuple[Measure, ...] = (
         "median round trip of the code `pass` run on every rank, without Jupyter",
     ),
     Measure(
+        "between",
+        "call from one rank to another",
+        "us",
+        (4,),
+        "median round trip of one call with an int, made by one rank, which another returns, timed by the one that calls",
+    ),
+    Measure(
         "outstanding",
         "outstanding calls to one rank",
         "1/s",

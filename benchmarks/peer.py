@@ -44,6 +44,12 @@ class Mesh(Protocol):
     def outstanding(self, count: int) -> list[int]:
         """Send 0, 1, ... to the first rank without waiting, then return all that it gave back."""
 
+    def between(self, count: int) -> list[float]:
+        """Have the first rank call the second with 0, 1, ... one after the other; gives the seconds that each call took.
+
+        `NotImplementedError` where ranks can't call each other.
+        """
+
     def pids(self) -> list[int]:
         """Return the process id of every rank."""
 
@@ -113,6 +119,8 @@ def measure(name: str, peer: Peer, mesh: Mesh, ranks: int, timing: Timing) -> fl
         if values != list(range(timing.outstanding)):
             raise AssertionError("an outstanding call returned a wrong value, or none")
         return timing.outstanding / elapsed
+    if name == "between":
+        return statistics.median(mesh.between(timing.warmup + timing.calls)[timing.warmup :]) * 1e6
     if name == "start_again":
         begin = time.perf_counter()
         peer.start_again(ranks)

@@ -64,6 +64,9 @@ class DaskMesh:
         futures = [self.actors[0].echo(value) for value in range(count)]
         return [future.result() for future in futures]
 
+    def between(self, count: int) -> list[float]:
+        raise NotImplementedError("tasks of Dask are not addressed by other tasks")
+
     def pids(self) -> list[int]:
         return self.rank_pids
 

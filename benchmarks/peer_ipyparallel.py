@@ -50,6 +50,9 @@ class IpyparallelMesh:
         results = [self.first.apply_async(echo, value) for value in range(count)]
         return [result.get() for result in results]
 
+    def between(self, count: int) -> list[float]:
+        raise NotImplementedError("engines of ipyparallel do not call each other")
+
     def pids(self) -> list[int]:
         return self.rank_pids
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 from monarch.actor import Actor, endpoint, shutdown_context, this_host
@@ -28,6 +29,17 @@ class Echo(Actor):
     @endpoint
     def echo(self, value: int) -> int:
         return value
+
+    @endpoint
+    def ask(self, other: Any, count: int) -> list[float]:
+        """Call another, again and again; gives the seconds that each call took."""
+        times = []
+        for value in range(count):
+            begin = time.perf_counter()
+            answer = other.echo.call_one(value).get()
+            times.append(time.perf_counter() - begin)
+            assert answer == value
+        return times
 
     @endpoint
     def run(self, source: str) -> None:
@@ -55,6 +67,10 @@ class MonarchMesh:
     def outstanding(self, count: int) -> list[int]:
         futures = [self.first.echo.call_one(value) for value in range(count)]
         return [future.get() for future in futures]
+
+    def between(self, count: int) -> list[float]:
+        times: list[float] = self.first.ask.call_one(self.actors.slice(gpus=1), count).get()
+        return times
 
     def pids(self) -> list[int]:
         return self.rank_pids

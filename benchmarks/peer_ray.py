@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import ray
@@ -26,6 +27,16 @@ class Echo:
 
     def echo(self, value: int) -> int:
         return value
+
+    def ask(self, other: Any, count: int) -> list[float]:
+        """Call another, again and again; gives the seconds that each call took."""
+        times = []
+        for value in range(count):
+            begin = time.perf_counter()
+            answer = ray.get(other.echo.remote(value))
+            times.append(time.perf_counter() - begin)
+            assert answer == value
+        return times
 
     def run(self, source: str) -> None:
         exec(compile(source, "<cell>", "exec"), self.namespace)
@@ -55,6 +66,10 @@ class RayMesh:
     def outstanding(self, count: int) -> list[int]:
         answers: list[int] = ray.get([self.actors[0].echo.remote(value) for value in range(count)])
         return answers
+
+    def between(self, count: int) -> list[float]:
+        times: list[float] = ray.get(self.actors[0].ask.remote(self.actors[1], count))
+        return times
 
     def pids(self) -> list[int]:
         return self.rank_pids
