@@ -308,7 +308,10 @@ def test_pulling_what_is_not_there_names_it(notebook: Notebook) -> None:
 @pytest.mark.parametrize(
     ("code", "matches"),
     [
-        ("%mesh ", {"up", "show", "down", "attach", "interrupt", "heal", "restart", "stacks", "debug", "logs", "help"}),
+        (
+            "%mesh ",
+            {"up", "show", "down", "attach", "interrupt", "heal", "restart", "sync", "stacks", "debug", "logs", "help"},
+        ),
         ("%mesh d", {"down", "debug"}),
         ("x = 1\n%mesh down ", {"t", "--all"}),
         ("%mesh up --de", {"--detach", "--device"}),
