@@ -533,9 +533,12 @@ class Rank(Workplace):
     def _look(self, id: int) -> None:
         """Say what this rank does now; on the thread that drives the socket, so that it needs none of those that work."""
         activities = tuple(
-            describe_thread(executor.thread_id, executor.current, executor.name)
+            activity
             for executor in self.executors()
-            if executor.current
+            if executor.is_busy
+            for activity in describe_thread(
+                executor.thread_id, executor.current, executor.name, [call.work for call in list(executor.calls)]
+            )
         )
         collectives: tuple[Collective, ...] = ()
         reached: dict[str, int] = {}

@@ -34,7 +34,7 @@ def stacks_text(view: MeshView, answers: Answers, ranks: Collection[int] | None 
         ranks: those to tell of; all, if it is left out.
     """
     chosen = [rank.rank for rank in view.ranks if ranks is None or rank.rank in ranks]
-    busy = [rank for rank in chosen if view.ranks[rank].state == "running"]
+    busy = [rank for rank in chosen if view.ranks[rank].state == "running" or _activities(answers, rank)]
     if not busy and not any(_collectives(answers, rank) for rank in chosen):
         states = sorted({view.ranks[rank].state for rank in chosen} - {"idle", "failed"})
         if not states:
@@ -140,6 +140,12 @@ def _operation(wait: Collective, *, with_group: bool = False) -> str:
     """``all_reduce #17 (shape 16x8)``."""
     group = f" of group {wait.group} {format_ranks(wait.members)}" if with_group and wait.group else ""
     return f"{wait.operation} #{wait.number}{group}" + (f" (shape {wait.shapes})" if wait.shapes else "")
+
+
+def _activities(answers: Answers, rank: int) -> tuple[Activity, ...]:
+    """What it does, also what the controller has not asked it for: a broadcast, a call of another rank."""
+    answer = answers.get(rank)
+    return answer.activities if isinstance(answer, Doing) else ()
 
 
 def _collectives(answers: Answers, rank: int) -> tuple[Collective, ...]:
