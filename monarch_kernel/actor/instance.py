@@ -470,6 +470,7 @@ class _Host:
             executor.leave_user_code()  # from now on an interrupt cancels the task
             executor.attend = lambda: _call_soon(loop, lambda: self._look_async(loop))
             self._rank.reply(message.id)
+            executor.current, executor.taken = 0, (None, ())
             await self._serve(loop, event)
         finally:
             executor.waiter = of_thread
@@ -521,7 +522,7 @@ class _Host:
         if spec is not None and spec.is_concurrent:
             call = AsyncCall(
                 message,
-                loop.create_task(outcome(lambda: self._overlap(id, method(*args, **kwargs)))),
+                loop.create_task(outcome(lambda: self._overlap(call, method(*args, **kwargs)))),
                 takes_port,
                 overlaps=True,
             )
@@ -540,13 +541,14 @@ class _Host:
         if executor.is_traced:
             executor.end_tracing()
 
-    def _overlap(self, id: int, work: Coroutine[Any, Any, Any]) -> Stepped:
+    def _overlap(self, call: AsyncCall, work: Coroutine[Any, Any, Any]) -> Stepped:
         """Have a call known as the one that this thread runs, whenever it does."""
         executor, before = self._executor, 0
+        call.work = work
 
         def enter() -> None:
             nonlocal before
-            before, executor.current = executor.current, id
+            before, executor.current = executor.current, call.id
 
         def leave() -> None:
             executor.current = before

@@ -47,6 +47,7 @@ class AsyncCall:
         task: where it runs.
         takes_port: whether it answers through a port.
         overlaps: whether the next message is taken meanwhile.
+        work: the coroutine that says where it is.
         was_interrupted: whether it was asked to stop.
     """
 
@@ -58,6 +59,7 @@ class AsyncCall:
         self.takes_port = takes_port
         self.task = task
         self.overlaps = overlaps
+        self.work: Any = task.get_coro()
         self.was_interrupted = False
         self._loop = task.get_loop()
 

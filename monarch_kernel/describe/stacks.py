@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import linecache
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
@@ -23,6 +23,7 @@ __all__ = ["Activity", "Collective", "Doing", "describe_thread"]
 
 _MAX_CALL = 120
 _MAX_DEPTH = 500
+_MAX_COROUTINES = 20
 _RUN_FOREVER = asyncio.base_events.BaseEventLoop.run_forever.__code__
 
 
@@ -88,20 +89,30 @@ class Doing:
     reached: dict[str, int] = field(default_factory=dict)
 
 
-def describe_thread(thread: int, request: int, executor: str) -> Activity:
-    """Describe what a thread of this process does for a request; a part that can't be found is empty."""
+def describe_thread(thread: int, request: int, executor: str, coroutines: Collection[Any] = ()) -> list[Activity]:
+    """Describe what a thread of this process does for a request; a part that can't be found is empty.
+
+    Args:
+        thread: its number.
+        request: what it does it for.
+        executor: what the thread is called.
+        coroutines: of the requests that run on its event loop, where several may wait at once.
+    """
     try:
-        steps = _steps_of(thread)
-        frames = tuple(describe_frames(((f, line, line) for f, line, _ in steps), with_variables=False))
-        shown = [step for step in steps if not is_machinery(step[0].f_code.co_filename)]
-        call = _call(*shown[-1]) if shown else ""
+        return [_describe(steps, thread, request, executor) for steps in _stacks_of(thread, coroutines)]
     except Exception:  # the thread goes on while we look: a frame may be gone, an answer without it is better than none
-        return Activity(request, executor, thread=thread)
-    return Activity(request, executor, frames, call, thread)
+        return [Activity(request, executor, thread=thread)]
 
 
-def _steps_of(thread: int) -> list[tuple[FrameType, int, int]]:
-    """Frame, line and instruction of each level, outermost first."""
+def _describe(frames: Sequence[FrameType], thread: int, request: int, executor: str) -> Activity:
+    steps = [(each, each.f_lineno or 1, each.f_lasti) for each in frames]
+    described = tuple(describe_frames(((f, line, line) for f, line, _ in steps), with_variables=False))
+    shown = [step for step in steps if not is_machinery(step[0].f_code.co_filename)]
+    return Activity(request, executor, described, _call(*shown[-1]) if shown else "", thread)
+
+
+def _stacks_of(thread: int, coroutines: Collection[Any]) -> list[list[FrameType]]:
+    """The frames of what a thread does, outermost first; also of each coroutine that waits on its event loop."""
     frame = sys._current_frames().get(thread)
     frames: list[FrameType] = []
     loop: Any = None
@@ -113,9 +124,14 @@ def _steps_of(thread: int) -> list[tuple[FrameType, int, int]]:
         frame = frame.f_back
     frames.reverse()
     frames = list(itertools.takewhile(lambda each: not is_of_debugger(each), frames))
-    if loop is not None and all(is_machinery(each.f_code.co_filename) or _is_of_asyncio(each) for each in frames):
-        frames = _awaiting(loop) or frames
-    return [(each, each.f_lineno or 1, each.f_lasti) for each in frames]
+    if loop is None:
+        return [frames]
+    idle = all(is_machinery(each.f_code.co_filename) or _is_of_asyncio(each) for each in frames)
+    if not coroutines:
+        return [_awaiting(loop) or frames] if idle else [frames]
+    some = itertools.islice(coroutines, _MAX_COROUTINES)
+    waiting = [found for each in some if _is_of_user(found := list(_frames_of_coroutine(each)))]
+    return waiting if idle and waiting else [frames, *waiting]
 
 
 def _is_of_asyncio(frame: FrameType) -> bool:
@@ -127,10 +143,13 @@ def _awaiting(loop: Any) -> list[FrameType]:
     """Where the coroutine that a request runs in is waiting, if its loop does nothing else at the moment."""
     for task in asyncio.all_tasks(loop):
         frames = list(_frames_of_coroutine(task.get_coro()))
-        of_user = [frame for frame in frames if not (is_machinery(frame.f_code.co_filename) or _is_of_asyncio(frame))]
-        if of_user and is_machinery(frames[0].f_code.co_filename):  # ours runs the user's
+        if _is_of_user(frames) and is_machinery(frames[0].f_code.co_filename):  # ours runs the user's
             return frames
     return []
+
+
+def _is_of_user(frames: Sequence[FrameType]) -> bool:
+    return any(not (is_machinery(frame.f_code.co_filename) or _is_of_asyncio(frame)) for frame in frames)
 
 
 def _frames_of_coroutine(coroutine: Any) -> Iterator[FrameType]:

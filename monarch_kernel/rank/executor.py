@@ -101,11 +101,13 @@ class OnLoop(Protocol):
         message: what it handles.
         task: where it runs.
         overlaps: whether the next message is taken meanwhile.
+        work: the coroutine that says where it is.
     """
 
     message: Call
     task: asyncio.Task[Any]
     overlaps: bool
+    work: Any
 
 
 class Executor:
@@ -144,6 +146,11 @@ class Executor:
         self._waits_for: Waiter | None = None
         self._striking = threading.Lock()
         self._rank = rank
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it works on something, also on what nobody waits for."""
+        return self.taken[0] not in (None, CALLED) or bool(self.calls)
 
     def post(self, message: Message, frames: Sequence[Frame]) -> None:
         """File a message; for the thread that drives the socket."""

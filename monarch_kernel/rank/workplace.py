@@ -141,9 +141,12 @@ class Workplace:
     def activities(self) -> tuple[Activity, ...]:
         """What is carried out here at this moment."""
         return tuple(
-            describe_thread(executor.thread_id, executor.current, executor.name)
+            activity
             for executor in self.executors()
-            if executor.current
+            if executor.is_busy
+            for activity in describe_thread(
+                executor.thread_id, executor.current, executor.name, [call.work for call in list(executor.calls)]
+            )
         )
 
     # -- answers, for executors

@@ -29,7 +29,7 @@ from monarch_kernel.events import MeshView
 from monarch_kernel.rank.workplace import NOT_BEGUN
 from monarch_kernel.running.places import in_notebook
 from monarch_kernel.ui.interrupts import InterruptOutcome, interrupt_text
-from monarch_kernel.ui.stacks import doing_lines
+from monarch_kernel.ui.stacks import doing_lines, works
 
 __all__ = ["GRACE_S", "AllStopping", "Stopping", "look", "stopping_text"]
 
@@ -143,7 +143,7 @@ class AllStopping(Stopping):
         name = self.mesh.name
         busy = [rank for rank, owed in self._owed.items() if owed]
         if not busy and not waited:
-            return f"{name}: nothing runs on {format_ranks(self._owed)}"
+            return self._nothing()
         stuck = self.stuck()
         what = ", ".join(dict.fromkeys(before.ranks[rank].activity for rank in busy if before.ranks[rank].activity))
         outcome = InterruptOutcome(
@@ -161,6 +161,19 @@ class AllStopping(Stopping):
         for number in waited:
             lines.append(f"{name}: cell [{number}], which waited for its turn, will not be sent")
         return "\n".join(lines)
+
+    def _nothing(self) -> str:
+        """What is said if nothing was there to be interrupted: actors may work all the same, for whom nobody here waits."""
+        name, answers = self.mesh.name, look(self.mesh)
+        view = self.mesh.view()
+        working = [rank for rank in self._owed if works(view.ranks[rank], answers.get(rank))]
+        if not working:
+            return f"{name}: nothing runs on {format_ranks(self._owed)}"
+        head = (
+            f"{name}: nothing was interrupted, for the notebook waits for nothing there; actors on {format_ranks(working)} "
+            f"work for others, or after a broadcast (%mesh restart {name} ends them, and begins anew)"
+        )
+        return "\n".join([head, *(f"    {line}" for line in doing_lines(view, answers, working))])
 
 
 def look(mesh: ProcMesh) -> dict[int, Doing | Failure]:

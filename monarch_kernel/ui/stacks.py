@@ -15,7 +15,7 @@ from monarch_kernel.errors import Failure, format_ranks
 from monarch_kernel.events import MeshView, RankView
 from monarch_kernel.ui.text import format_seconds, plain
 
-__all__ = ["doing_lines", "no_answer", "stacks_text"]
+__all__ = ["doing_lines", "no_answer", "stacks_text", "works"]
 
 _MAX_BLOCKS = 12
 _MAX_USER_FRAMES = 4
@@ -33,7 +33,9 @@ def stacks_text(view: MeshView, answers: Answers, ranks: Collection[int] | None 
         ranks: those to tell of; all, if it is left out.
     """
     chosen = [rank.rank for rank in view.ranks if ranks is None or rank.rank in ranks]
-    busy = [rank for rank in chosen if view.ranks[rank].state == "running"]
+    busy = [
+        rank for rank in chosen if view.ranks[rank].state == "running" or works(view.ranks[rank], answers.get(rank))
+    ]
     if not busy and not any(_collectives(answers, rank) for rank in chosen):
         states = sorted({view.ranks[rank].state for rank in chosen} - {"idle", "failed"})
         if not states:
@@ -68,6 +70,11 @@ def no_answer(answer: Doing | Failure | None) -> bool:
     return answer is None or (isinstance(answer, Failure) and answer.etype == "CancelledError")
 
 
+def works(rank: RankView, answer: Doing | Failure | None) -> bool:
+    """Whether a rank runs code of the user's, for whomever."""
+    return bool(_activities(rank, answer))
+
+
 def _blocks(rank: RankView, answer: Doing | Failure | None) -> Iterator[tuple[list[str], list[Collective]]]:
     """What one rank does: lines, and the collectives it waits in; one item for each thing that it does."""
     if rank.state in ("dead", "stopped"):
@@ -81,12 +88,13 @@ def _blocks(rank: RankView, answer: Doing | Failure | None) -> Iterator[tuple[li
         yield [plain(answer.headline())], []
     else:
         assert answer is not None
-        if not answer.activities:
+        activities = _activities(rank, answer)
+        if not activities:
             yield [f"between two steps of {rank.activity}" if rank.state == "running" else "idle"], []
         left = list(answer.collectives)
-        for i, activity in enumerate(answer.activities):
+        for i, activity in enumerate(activities):
             # A collective may be started by another thread than the one that waits for it: that of the backward pass.
-            last = i == len(answer.activities) - 1
+            last = i == len(activities) - 1
             mine = [each for each in left if last or each.thread == activity.thread]
             left = [each for each in left if each not in mine]
             yield _activity_lines(activity, rank, waits=bool(mine)), mine
@@ -139,6 +147,16 @@ def _operation(wait: Collective, *, with_group: bool = False) -> str:
     """``all_reduce #17 (shape 16x8)``."""
     group = f" of group {wait.group} {format_ranks(wait.members)}" if with_group and wait.group else ""
     return f"{wait.operation} #{wait.number}{group}" + (f" (shape {wait.shapes})" if wait.shapes else "")
+
+
+def _activities(rank: RankView, answer: Doing | Failure | None) -> list[Activity]:
+    """What it does, also what the controller has not asked it for, such as a call of another rank.
+
+    A thread that the controller waits for may be anywhere; another one that is not in the user's code has done its work.
+    """
+    if not isinstance(answer, Doing):
+        return []
+    return [each for each in answer.activities if rank.state == "running" or each.user_frame is not None]
 
 
 def _collectives(answers: Answers, rank: int) -> tuple[Collective, ...]:

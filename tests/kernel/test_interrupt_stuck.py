@@ -271,6 +271,19 @@ def test_interrupt_while_the_process_group_is_formed(new_notebook: Callable[...,
     assert notebook.ok(f"%%remote\n{REDUCE}").plain == "[0-1] 2.0"
 
 
+def test_interrupt_of_what_nobody_here_waits_for(notebook: Notebook) -> None:
+    notebook.ok(
+        "from monarch_kernel.actor import Actor, endpoint\nclass Naps(Actor):\n    @endpoint\n    def nap(self):\n"
+        "        import time\n        time.sleep(2)\nnaps = t.slice(gpus=1).spawn('naps', Naps)\nnaps.nap.broadcast()"
+    )
+    until(notebook, "%mesh stacks t", lambda said: "time.sleep(2)" in said)
+    said = notebook.ok("%mesh interrupt t").stdout
+    assert "t: nothing was interrupted, for the notebook waits for nothing there; actors on [1] work" in said
+    assert "[1] actor naps: notebook cell [" in said
+    notebook.ok("naps.stop().get(30)")
+    assert notebook.ok("%mesh interrupt t").stdout == "t: nothing runs on [0-1]\n"
+
+
 # -- %mesh stacks
 
 

@@ -142,3 +142,13 @@ def test_many_places_are_bounded() -> None:
     said = text(view(*["running"] * n), answers).splitlines()
     assert len(said) == 13
     assert said[-1] == "and 28 more places, on [12-39]"
+
+
+def test_what_the_controller_has_not_asked_for_is_work_too() -> None:
+    broadcast = at(frame(7, "fly()"), executor="actor pilots")
+    done = Activity(0, "actor judge", (Frame("loop.py", 3, "wait", ("wait()",), 3),))
+    answers = {0: Doing((broadcast,)), 1: Doing((done,))}
+    assert stacks_text(view("idle", "idle"), answers) == (
+        "t: 2 ranks, 1 busy\n[0] actor pilots: cell [5], line 7: fly()\n[1] idle"
+    )
+    assert stacks_text(view("idle", "idle"), {0: Doing(), 1: Doing((done,))}) == "t: nothing runs on [0-1]"
