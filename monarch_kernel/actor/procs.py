@@ -23,7 +23,8 @@ from monarch_kernel.asking.asker import Asker
 from monarch_kernel.asking.future import Future
 from monarch_kernel.asking.home import opener
 from monarch_kernel.asking.numbers import CONTROLLER_PROC
-from monarch_kernel.controller.runtime import Healing, Listener, Runtime
+from monarch_kernel.controller.healing import Healing
+from monarch_kernel.controller.runtime import Listener, Runtime
 from monarch_kernel.controller.session import Session
 from monarch_kernel.describe.stacks import Doing
 from monarch_kernel.edit.classes import Key, classes_of_notebook, key_of

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -37,6 +36,7 @@ from monarch_kernel.controller.effects import (
     Tell,
 )
 from monarch_kernel.controller.faults import Faults
+from monarch_kernel.controller.healing import Healer, Healing
 from monarch_kernel.controller.printer import OutputPrinter
 from monarch_kernel.controller.resume import Resumed
 from monarch_kernel.controller.state import State
@@ -49,12 +49,12 @@ from monarch_kernel.launch.base import HostHandle, Launcher
 from monarch_kernel.rank.executor import working
 from monarch_kernel.supervise.family import PROGRAM, Process
 from monarch_kernel.supervise.policy import RestartPolicy
-from monarch_kernel.transport.base import CONTROLLER, Peer, Transport, host_peer, incarnation_of
+from monarch_kernel.transport.base import CONTROLLER, Peer, Transport, host_peer, incarnation_of, rank_peer
 from monarch_kernel.transport.driver import Driver, Waiter
 from monarch_kernel.wire.codec import Frame, Packed, WireError, pack, split
 from monarch_kernel.wire.messages import Attach, Fetched, Hello, HostHello, Ping, RankSpec
 
-__all__ = ["Healing", "Listener", "Runtime"]
+__all__ = ["Listener", "Runtime"]
 
 T = TypeVar("T")
 
@@ -66,21 +66,6 @@ Listener = Callable[["OutputEvent | RichEvent"], None]
 MAX_LISTENERS = 64
 LISTEN_S = 1.0
 RESTART_GRACE_S = 2.0
-
-
-@dataclass
-class Healing:
-    """What becomes of the processes that take the places of others.
-
-    Attributes:
-        replaced: the places.
-        failures: what failed, empty for the process itself, in which place, and how.
-        parts: requests that are not over.
-    """
-
-    replaced: tuple[int, ...] = ()
-    failures: list[tuple[str, int, Failure]] = field(default_factory=list)
-    parts: set[int] = field(default_factory=set)
 
 
 class Runtime:
@@ -135,6 +120,7 @@ class Runtime:
         )
         self.session: Any = None
         self.workplace = ControllerWorkplace(self, self._driver)
+        self._healer = Healer(self._state, self._request_for, self.workplace.supervisor.respawned)
         self.faults = Faults(lambda: self.workplace.supervisor.take(PROGRAM))
         self._driver.start()
 
@@ -405,13 +391,14 @@ class Runtime:
         """
         if self._closed:
             raise MeshDownError("the session was shut down; start again with this_host() or %mesh up")
-        healing = Healing()
-        future = Future(self, next(self._ids), lambda _: finish(healing))
-        self._futures[future.id] = future  # type: ignore[assignment]
+        id = next(self._ids)
+        healing = Healing(lambda: self._resolve(id))
+        future = Future(self, id, lambda _: finish(healing))
+        self._futures[id] = future  # type: ignore[assignment]
 
         def item(now: float) -> list[Effect]:
             effects = self._state.retire(procs, retire, grace_s, now) if retire else []
-            return effects + self._heal(future.id, procs, healing, host, now)
+            return effects + self._healer.heal(procs, healing, host, now)
 
         self._driver.submit(item)
         if self._over:
@@ -567,28 +554,12 @@ class Runtime:
         if not self._closed:
             self._driver.submit(item)
 
-    def _heal(self, id: int, procs: Sequence[int], healing: Healing, host: int, now: float) -> list[Effect]:
-        """Start those that are to come; the future with this id ends when they are up and have their actors."""
-        state = self._state
-        lost = tuple(proc for proc in procs if state.is_lost(proc))
-        self._known.difference_update(state.ranks[proc].peer for proc in lost)
-        effects = state.heal(lost, now, host)
-        healing.replaced = lost
-        for kept, having in state.kept(lost):
-            for proc in having:
-                self.workplace.supervisor.respawned(kept.actor, proc)
-            part = self._part(id, healing, having, kept.note)
-            effects += state.spawn_again(part, kept, having, now)
-        coming = tuple(proc for proc in procs if not state.ranks[proc].up)
-        part = self._part(id, healing, coming, "")
-        return effects + state.request(part, coming, pack(Ping(part)), "", now, quiet=True)
-
     def _restart(self, due: Due) -> None:
         """Carry out a restart that nobody waits for."""
 
         def restart(host: int, now: float) -> list[Effect]:
             effects = self._state.retire(due.procs, due.retire, RESTART_GRACE_S, now)
-            return effects + self._heal(0, due.procs, Healing(), host, now)
+            return effects + self._healer.heal(due.procs, Healing(), host, now)
 
         def launch() -> None:
             with suppress(MeshDownError):
@@ -602,23 +573,17 @@ class Runtime:
         new_host = self._new_hosts[due.procs[0]]
         threading.Thread(target=launch, name="monarch-restart", daemon=True).start()
 
-    def _part(self, whole: int, healing: Healing, procs: Sequence[int], note: str) -> int:
-        """The number of a request whose answers are part of another's."""
+    def _request_for(self, answered: Callable[[Sequence[Answer]], None]) -> int:
+        """The number of a request that is made with the baton held, and who is given its answers."""
+        future: Future[Sequence[Answer]] = Future(self, next(self._ids), lambda answers: answers)
+        self._futures[future.id] = future  # type: ignore[assignment]
+        future.add_done_callback(lambda: None if self._over else answered(future.get(0)))
+        return future.id
 
-        def over() -> None:
-            if self._over:  # and all futures with it
-                return
-            healing.parts.discard(part.id)
-            answers = zip(procs, part.get(0), strict=True)
-            healing.failures += [(note, proc, answer) for proc, answer in answers if isinstance(answer, Failure)]
-            if not healing.parts and (future := self._futures.pop(whole, None)) is not None:
-                future.resolve((), True)
-
-        part: Future[Sequence[Answer]] = Future(self, next(self._ids), lambda answers: answers)
-        self._futures[part.id] = part  # type: ignore[assignment]
-        healing.parts.add(part.id)
-        part.add_done_callback(over)
-        return part.id
+    def _resolve(self, id: int) -> None:
+        """End a future that is not answered by ranks alone."""
+        if (future := self._futures.pop(id, None)) is not None:
+            future.resolve((), True)
 
     def _on_item(self, item: Item) -> None:
         self._perform(item(time.monotonic()))
@@ -649,7 +614,9 @@ class Runtime:
         if good and message.token == self._token:
             self._known.add(peer)
             if isinstance(message, Hello):
-                self.workplace.supervisor.up(Process(message.proc, incarnation_of(peer)))
+                incarnation = incarnation_of(peer)
+                self._known.difference_update(rank_peer(message.proc, former) for former in range(incarnation))
+                self.workplace.supervisor.up(Process(message.proc, incarnation))
             return True
         return False
 

@@ -399,13 +399,14 @@ class State:
             record = self.ranks[proc]
             if record.death is None or not record.stopping:
                 by_host.setdefault(record.host, []).append(proc)  # the agent keeps the logs of the dead until then
-            if record.death is None:
-                record.stopping = True
-                self._kept.forget((proc,))
-                self._restarts.pop(proc, None)
-                effects += self._bury(
-                    record, Failure("stopped", "Stopped", reason, host=self._hostname(record)), now, True
-                )
+            record.stopping = True
+            self._kept.forget((proc,))
+            self._restarts.pop(proc, None)
+            if record.death is not None:
+                record.death = replace(record.death, kind="stopped")  # nobody will come in its place
+            else:
+                stopped = Failure("stopped", "Stopped", reason, host=self._hostname(record))
+                effects += self._bury(record, stopped, now, True)
         for host, ended in by_host.items():
             effects += self._to_host(self.hosts[host], pack(KillRanks(tuple(ended), grace_s)))
         return effects
@@ -826,9 +827,9 @@ class State:
         for mesh in {id(mesh): mesh for mesh in self._restarts.values()}.values() if self._restarts else ():
             ranks = mesh.restarts.due(now)
             procs = tuple(mesh.procs[rank] for rank in ranks)
-            if procs:
-                lost = format_ranks(rank for rank, proc in zip(ranks, procs) if self.is_lost(proc))
-                effects.append(Due(procs, f"ended, for {lost} died and the mesh is restarted"))
+            lost = [rank for rank, proc in zip(ranks, procs) if self.is_lost(proc)]
+            if lost:  # else somebody has healed it meanwhile
+                effects.append(Due(procs, f"ended, for {format_ranks(lost)} died and the mesh is restarted"))
         return effects
 
     def _bury(self, record: RankRecord, failure: Failure, now: float, asked: bool) -> list[Effect]:

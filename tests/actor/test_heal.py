@@ -409,6 +409,12 @@ def test_a_mesh_that_was_stopped_can_not_be_healed(make: Callable[..., ProcMesh]
     mesh.stop("it is done", grace_s=0).get(LONG_S)
     with pytest.raises(SupervisionError, match="it is done"):
         mesh.heal()
+    dead = make(1)
+    dead.initialized.get(LONG_S)
+    kill(dead, 0)
+    dead.stop(grace_s=0).get(LONG_S)
+    with pytest.raises(SupervisionError, match="it was stopped"):
+        dead.heal()
 
 
 def test_living_ranks_are_restarted(procs: ProcMesh) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from monarch_kernel.controller.effects import LostEvent, Tell
+from monarch_kernel.controller.effects import Due, Effect, Gone, LostEvent, Tell
 from monarch_kernel.controller.state import RANK_DEADLINE_S, State
 from monarch_kernel.errors import Failure
 from monarch_kernel.events import OutputEvent
+from monarch_kernel.supervise.policy import RestartPolicy
 from monarch_kernel.testing import rank_spec
 from monarch_kernel.transport.base import Peer, host_peer, proc_of, rank_peer
 from monarch_kernel.wire.messages import (
@@ -179,6 +182,15 @@ def test_one_that_lives_is_ended_before_the_next_is_started() -> None:
     assert came == [(b"R2+1", Ping(2))]
 
 
+def up_again(state: State, proc: int, incarnation: int) -> list[Effect]:
+    """It says hello, and answers request 2 when it has written something."""
+    peer = rank_peer(proc, incarnation)
+    state.heard(Hello(TOKEN, proc, 300, "cpu"), (), peer, 0.0)
+    state.heard(Output((OutputChunk(proc, "stdout", "text", 5),)), (), AGENT, 0.0)
+    assert state.heard(Result(2, Payload(b"answer"), {}, (6, 0)), (), peer, 0.0) == [], "not all that it wrote has come"
+    return state.heard(Output((OutputChunk(proc, "stdout", "text", 6),)), (), AGENT, 0.0)
+
+
 def test_what_one_wrote_before_its_end_is_its_own() -> None:
     """Its marks count from another beginning, and the request that it wrote for is over."""
     state = running()
@@ -191,8 +203,9 @@ def test_what_one_wrote_before_its_end_is_its_own() -> None:
     assert isinstance(told, Tell)
     assert isinstance(told.event, OutputEvent)
     assert (told.event.request, told.event.text) == (1, "last words")
-    assert state.ranks[2].read_to == [0, 0]
     assert state.ranks[2].last_line == ""
+    (over,) = resolves([*state.heard(Lost(2, 0, 9, "", (), 0), (), AGENT, 0.0), *up_again(state, 2, 1)])
+    assert (over.id, text_of(over.answers[0])) == (2, "answer"), "its marks count from another beginning"
 
 
 def test_a_mesh_that_goes_down_meanwhile_has_nothing_started() -> None:
@@ -251,6 +264,57 @@ def test_a_controller_that_takes_up_a_mesh_learns_who_is_there_now() -> None:
     state.heard(Hello(TOKEN, 2, 20, "cpu"), (), b"R2+3", 0.2)
     assert state.ranks[2].up
     assert not state.ranks[1].up
+
+
+def dues(effects: list[Effect]) -> list[tuple[int, ...]]:
+    return [effect.procs for effect in effects if isinstance(effect, Due)]
+
+
+@pytest.mark.parametrize(("restart", "procs"), [("rank", (2,)), ("mesh", (1, 2))])
+def test_a_restart_by_itself_comes_when_it_is_due(restart: Any, procs: tuple[int, ...]) -> None:
+    state = running()
+    state.restart_when_lost((1, 2), RestartPolicy(restart, backoff_s=5.0))
+    assert dues(state.heard(Lost(2, 0, 9, "", (), 0), (), AGENT, 1.0)) == [procs]
+    state.heal((2,), 1.0)
+    assert dues(state.heard(Lost(2, 0, 9, "", (), 0), (), AGENT, 2.0)) == []
+    assert "in 5.0 s" in text_of(state.ranks[2].death)
+    assert dues(state.tick(6.9)) == []
+    assert dues(state.tick(7.0)) == [procs]
+    assert dues(state.tick(8.0)) == []
+
+
+@pytest.mark.parametrize("restart", ["rank", "mesh"])
+def test_a_mesh_that_was_healed_by_hand_meanwhile_is_left_alone(restart: Any) -> None:
+    state = running()
+    state.restart_when_lost((1, 2), RestartPolicy(restart, backoff_s=5.0))
+    lose(state, 2)
+    state.heal((2,), 0.0)
+    lose(state, 2, 1.0)
+    state.heal((2,), 2.0)
+    assert dues(state.tick(100.0)) == []
+
+
+def test_only_a_death_that_is_given_up_is_a_failure_to_owners() -> None:
+    state = running()
+    state.restart_when_lost((1, 2), RestartPolicy("rank", max_restarts=1))
+    kinds = []
+    for now in (1.0, 2.0):
+        effects = state.heard(Lost(2, 0, 9, "", (), 0), (), AGENT, now)
+        kinds += [effect.death.kind for effect in effects if isinstance(effect, Gone)]
+        state.heal((2,), now)
+    assert kinds == ["stopped", "lost"]
+
+
+def test_ranks_that_are_stopped_are_not_restarted() -> None:
+    state = running()
+    state.restart_when_lost((1, 2), RestartPolicy("rank", backoff_s=5.0))
+    lose(state, 2)
+    state.heal((2,), 0.0)
+    lose(state, 2, 1.0)
+    state.stop_ranks((1, 2), "down", 0.0, 2.0)
+    assert dues(state.tick(100.0)) == []
+    assert state.heal((1, 2), 100.0) == []
+    assert state.ranks[2].state == "stopped"
 
 
 @pytest.mark.parametrize("peer", [b"R2", b"R2+2", b"R9+1"])
