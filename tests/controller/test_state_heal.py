@@ -60,9 +60,8 @@ class AnyOrderWithHeals(AnyOrder):
 
     @rule(data=st.data())
     def stop_ranks(self, data: st.DataObject) -> None:
-        before = {proc for proc, rank in self.ranks.items() if rank.dead}
         super().stop_ranks(data)
-        self.stopped |= {proc for proc, rank in self.ranks.items() if rank.dead} - before
+        self.stopped = {proc for proc, record in self.state.ranks.items() if record.stopping}
 
     def replaced(self, proc: int, *, ended: bool) -> None:
         rank = self.ranks[proc]
