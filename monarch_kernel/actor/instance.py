@@ -41,8 +41,8 @@ from monarch_kernel.actor.response import Responses
 from monarch_kernel.asking.future import Future
 from monarch_kernel.asking.home import opened_for
 from monarch_kernel.describe.report import describe
-from monarch_kernel.errors import Failure, MeshFailure, format_ranks
-from monarch_kernel.mesh import Point, Region
+from monarch_kernel.errors import Failure, MeshFailure, SupervisionError, format_ranks
+from monarch_kernel.mesh import Extent, Point, Region
 from monarch_kernel.rank.executor import CALLED, Executor
 from monarch_kernel.rank.workplace import Workplace
 from monarch_kernel.transport.driver import Waiter
@@ -272,9 +272,13 @@ class _Host:
             return True
         if error is None:
             which = f"{failure.mesh_name}{format_ranks(failure.crashed_ranks)}"
-            text = f"actor {self._self.name!r} did not handle the failure of {which}: {failure.root_cause.headline()}"
+            root = failure.root_cause.primary.headline()
+            text = f"actor {self._self.name!r} did not handle the failure of {which}: {root}"
             unhandled = Failure("exception", "UnhandledFailure", text, host=socket.gethostname(), pid=os.getpid())
             self._die(unhandled, failure)
+            places = Extent({"ranks": max(failure.reports) + 1})
+            reports = {Point(rank, places): report for rank, report in failure.reports.items()}
+            self._cause = SupervisionError(text, reports)  # for __cleanup__, which wants an exception
         else:
             self._die(error, failure)
         return False
