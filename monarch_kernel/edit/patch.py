@@ -297,11 +297,10 @@ def _merged(old: Any, new: Any) -> Any:
     """
     ours, theirs = dict(_functions(old)), dict(_functions(new))
     kept = {key: ours[key] for key in theirs if key in ours and update_function(ours[key], theirs[key])}
-    if type(old) is not type(new) or not kept:
-        return new
     if isinstance(new, (FunctionType, staticmethod, classmethod, property)):
-        return old if len(kept) == len(ours) == len(theirs) else new
-    vars(new).update(kept)
+        return old if type(old) is type(new) and 0 < len(kept) == len(ours) == len(theirs) else new
+    if kept:
+        vars(new).update(kept)
     return new
 
 

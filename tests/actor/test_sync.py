@@ -283,6 +283,19 @@ def test_what_is_not_imported_yet_is_imported_as_it_is_then(procs: ProcMesh, wri
     assert on_ranks(procs, "import fresh; fresh.x") == (2, 2)
 
 
+def test_what_was_edited_is_not_imported_from_an_old_copy(procs: ProcMesh, write: Write, tmp_path: Path) -> None:
+    """As on a host with files of its own: what was sent goes first."""
+    (tmp_path / "copied.py").write_text("x = 'old'")
+    write(copied="x = 'new'")
+    with_copy = procs.slice(gpus=1)
+    with_copy.run(f"import sys; sys.path.insert(0, {str(tmp_path)!r})").get(LONG_S)
+    try:
+        procs.sync("copied")
+        assert with_copy.run("import copied; copied.x").get(LONG_S).values() == ("new",)
+    finally:
+        with_copy.run(f"sys.path.remove({str(tmp_path)!r})").get(LONG_S)
+
+
 def test_without_an_argument_all_that_is_the_users_is_meant(procs: ProcMesh, write: Write) -> None:
     write(mine="x = 1")
     import mine  # type: ignore[import-not-found]

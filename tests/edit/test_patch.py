@@ -246,6 +246,26 @@ class A:
     assert old() == old(2)
 
 
+def test_what_was_kept_is_reached_by_every_edit() -> None:
+    code = """
+class Mark:
+    def __init__(self, function): self.function = function
+    def __get__(self, instance, owner): return self.function.__get__(instance, owner)
+class A:
+    @Mark
+    def marked(self): return {0}
+    @property
+    def size(self): return {0}
+    def plain(self): return {0}
+"""
+    cells = [defined(code.format(i)).A for i in range(4)]
+    living = cells[0]()
+    kept = living.marked, living.plain, cells[0].__dict__["size"].fget
+    for i in (1, 2, 3):
+        become({cells[i]: cells[0]})
+        assert (kept[0](), kept[1](), kept[2](living), living.marked(), living.size, living.plain()) == (i,) * 6
+
+
 def test_abstract_methods_are_those_of_the_new_class() -> None:
     code = "class A(abc.ABC):\n    @abc.abstractmethod\n    def f(self): ...\n    {0}"
     old = defined(code.format("def f(self): return 1"), abc=abc).A
