@@ -148,6 +148,19 @@ def test_an_interrupt_reaches_the_call_it_names(gate: Gate) -> None:
     assert (inside[0].get(LONG_S), inside[3].get(LONG_S)) == (0, 3)
 
 
+def test_interrupts_of_many_calls_end_no_more_than_these(gate: Gate) -> None:
+    inside = [gate.enter.call_one(i) for i in range(40)]
+    gate.look.call_one().get(LONG_S)
+    for future in inside[::2]:
+        future.interrupt()
+    for future in inside[::2]:
+        error = future.exception(LONG_S)
+        assert isinstance(error, ActorError)
+        assert error.primary.kind == "interrupted"
+    gate.unlock.call_one().get(LONG_S)
+    assert [future.get(LONG_S) for future in inside[1::2]] == list(range(1, 40, 2))
+
+
 def test_interrupts_that_come_at_once_are_answered_and_end_nothing_else(gate: Gate) -> None:
     for i in range(100):
         future = gate.enter.call_one(i)

@@ -95,11 +95,10 @@ def spawn(procs: ProcMesh) -> Iterator[Callable[..., ProcMesh]]:
 
 
 def test_bootstrap_runs_before_any_actor_however_long_it_takes(spawn: Callable[..., ProcMesh], tmp_path: Any) -> None:
-    go = str(tmp_path / "go")
+    go, begun = str(tmp_path / "go"), str(tmp_path / "begun")
 
     def prepare() -> None:
-        import time
-
+        open(f"{begun}-{os.getpid()}", "w").close()
         while not os.path.exists(go):
             time.sleep(0.001)
         os.environ["PREPARED"] = "well"
@@ -108,9 +107,14 @@ def test_bootstrap_runs_before_any_actor_however_long_it_takes(spawn: Callable[.
     workers = mesh.spawn("workers", Worker)
     born = workers.born.call()
     up = mesh.initialized
-    with pytest.raises(TimeoutError):
-        up.get(0.1)
-    assert not born.done()
+    deadline = time.monotonic() + LONG_S
+    while len(os.listdir(tmp_path)) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    mesh.doing().get(LONG_S)  # the ranks have received all that was sent before
+    for waits in (up, born):
+        with pytest.raises(TimeoutError):
+            waits.get(0.2)
     open(go, "w").close()
     assert up.get(LONG_S) is True
     assert born.get(LONG_S).values() == ("well", "well")
