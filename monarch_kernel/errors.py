@@ -332,8 +332,10 @@ class RanksError(MonarchError):
         for failure, ranks in self.groups():
             where = failure.user_frame
             place = f" ({where.file}, line {where.line})" if where else ""
-            lines.append(f"{format_ranks(ranks)} {failure.headline()}{place}")
-            lines.append(f"    on host {failure.host}, pid {failure.pid}")
+            head, *rest = failure.headline().split("\n")
+            lines.append(f"{format_ranks(ranks)} {head}{place}")
+            lines.extend(f"    {line}" for line in rest)
+            lines.append(f"    on host {failure.host}" + (f", pid {failure.pid}" if failure.pid else ""))
             if where and where.source:
                 lines.append(f"    > {where.source[where.line - where.first_line].strip()}")
             lines.extend(f"    | {line}" for line in failure.last_lines[-5:])

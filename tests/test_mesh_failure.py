@@ -6,7 +6,8 @@ import pickle
 
 import pytest
 
-from monarch_kernel.errors import Failure, Frame, MeshFailure
+from monarch_kernel.errors import ActorError, Failure, Frame, MeshFailure
+from monarch_kernel.mesh import Extent, Point
 
 LOST = Failure(
     "lost",
@@ -67,3 +68,19 @@ def test_it_travels_and_gives_the_exception() -> None:
     assert pickle.loads(pickle.dumps(failure)) == failure
     with pytest.raises(ValueError, match="no"):
         raise failure.exception
+
+
+def test_an_error_within_an_error_is_indented_below_it_and_its_place_stands_in_its_first_line() -> None:
+    raised = Failure("exception", "ActorError", "below.f() failed\n[0] ValueError: no", (LINE,), host="node2", pid=18)
+    ended = Failure("stopped", "Stopped", "done", host="node1")
+    places = Extent({"r": 2})
+    error = ActorError("f() failed", {Point(0, places): raised, Point(1, places): ended})
+    assert str(error).splitlines() == [
+        "f() failed",
+        "[0] ActorError: below.f() failed (train.py, line 12)",
+        "    [0] ValueError: no",
+        "    on host node2, pid 18",
+        "    > x = y / 0",
+        "[1] Stopped: done",
+        "    on host node1",
+    ]

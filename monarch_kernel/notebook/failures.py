@@ -6,7 +6,6 @@ import os
 import sys
 import traceback
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
 
@@ -17,7 +16,7 @@ from monarch_kernel.notebook.faults import Faults
 from monarch_kernel.notebook.hints import heal_hint, local_hint, remote_hints
 from monarch_kernel.notebook.meshes import Meshes
 from monarch_kernel.running.display import Sink
-from monarch_kernel.running.places import in_notebook
+from monarch_kernel.running.places import placed
 from monarch_kernel.ui.errors import error_block
 
 __all__ = ["Failures"]
@@ -124,10 +123,7 @@ class Failures:
 
 def _placed(error: RanksError) -> RanksError:
     """The error with its places in the notebook's own cells named as the notebook numbers them."""
-    reports = {
-        point: replace(failure, frames=tuple(map(in_notebook, failure.frames)))
-        for point, failure in error.reports.items()
-    }
+    reports = {point: placed(failure) for point, failure in error.reports.items()}
     return type(error)(error.what, reports, error.results)
 
 

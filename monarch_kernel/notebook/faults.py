@@ -16,8 +16,8 @@ from monarch_kernel.errors import Failure, MeshFailure
 from monarch_kernel.notebook.hints import heal_hint
 from monarch_kernel.notebook.meshes import Meshes
 from monarch_kernel.running.display import Sink
-from monarch_kernel.running.places import in_notebook
-from monarch_kernel.ui.failures import failure_block
+from monarch_kernel.running.places import placed
+from monarch_kernel.ui.failures import failure_block, failure_line
 
 __all__ = ["Faults"]
 
@@ -28,12 +28,14 @@ _KEEP = 256
 class Faults:
     """What the notebook has in place of `unhandled_fault_hook`.
 
-    A failure is held back for a moment: often a cell waits for the actor that has failed, and shows the error itself.
+    A failure is held back for a moment: often a cell waits for the actor that has failed, and shows the error itself. Of the
+    actors that a process has taken with it the first is shown with all that is known, each other in a line.
     """
 
     def __init__(self, shell: InteractiveShell, meshes: Meshes) -> None:
         self._shell = shell
         self._meshes = meshes
+        self._told: deque[Failure] = deque(maxlen=_KEEP)
         self._shown: deque[Failure] = deque(maxlen=_KEEP)
         self._news = threading.Condition()
         self._hook: FaultHook = self.show
@@ -56,6 +58,11 @@ class Faults:
 
     def show(self, failure: MeshFailure) -> None:
         """Show a failure in the cell that runs, or else in the one that ran last; not one that a cell shows, too."""
+        color = getattr(self._shell, "colors", "nocolor").lower() != "nocolor"
+        reports = failure.reports.values()
+        if not failure.causes and all(each.kind == "lost" and each in self._told for each in reports):
+            self._write([failure_line(failure, color=color)])
+            return
         deadline = time.monotonic() + _HOLD_S
         with self._news:
             while not self._is_shown(failure):
@@ -65,12 +72,14 @@ class Faults:
                 self._news.wait(left)
             else:
                 return
-        color = getattr(self._shell, "colors", "nocolor").lower() != "nocolor"
+        self._told.extend(reports)
+        lines = failure_block(_placed(failure), color=color)
+        hint = heal_hint(failure.root_cause.reports.values(), self._meshes)
+        self._write([*lines, hint] if hint else lines)
+
+    def _write(self, lines: list[str]) -> None:
         sink = Sink(self._shell)
         sink.pin()  # what the cell captures is not seen
-        lines = failure_block(_placed(failure), color=color)
-        if hint := heal_hint(failure.root_cause.reports.values(), self._meshes):
-            lines.append(hint)
         sink.write("stderr", "\n".join(lines) + "\n")
 
     def _is_shown(self, failure: MeshFailure) -> bool:
@@ -80,9 +89,7 @@ class Faults:
 
 def _placed(failure: MeshFailure) -> MeshFailure:
     """The failure with its places in the notebook's own cells named as the notebook numbers them."""
-    reports = {
-        rank: replace(report, frames=tuple(map(in_notebook, report.frames))) for rank, report in failure.reports.items()
-    }
+    reports = {rank: placed(report) for rank, report in failure.reports.items()}
     return replace(failure, reports=reports, causes={rank: _placed(cause) for rank, cause in failure.causes.items()})
 
 

@@ -8,9 +8,21 @@ from dataclasses import replace
 
 from IPython.core.getipython import get_ipython
 
-from monarch_kernel.errors import Frame
+from monarch_kernel.errors import Failure, Frame
 
-__all__ = ["in_notebook"]
+__all__ = ["in_notebook", "placed"]
+
+_FILE = re.compile(r"(?<=\()[^\s()]*ipykernel_\d+[/\\]\d+\.py(?=, line \d+\))|(?<=\()<ipython-input-[^>]*>")
+
+
+def placed(failure: Failure) -> Failure:
+    """A report with its places in the notebook's own cells named as the notebook numbers them, also in what it quotes."""
+
+    def name(found: re.Match[str]) -> str:
+        return in_notebook(Frame(found[0], 0, "")).file.strip("<>")
+
+    message = _FILE.sub(name, failure.message)
+    return replace(failure, frames=tuple(map(in_notebook, failure.frames)), message=message)
 
 
 def in_notebook(frame: Frame) -> Frame:

@@ -98,7 +98,7 @@ def _block(error: RanksError, failure: Failure, ranks: Sequence[int], paint: _Pa
     headline = plain(_headline(failure)).rstrip().split("\n")
     n_message = len(headline) if verbose else _MAX_MESSAGE_LINES
     yield f"{paint.error(label)} {_colored_headline(_narrow(headline[0], verbose, _MAX_HEADLINE), failure, paint)}"
-    yield from (f"    {_narrow(line, verbose)}" for line in headline[1:n_message])
+    yield from (f"    {_narrow(line, verbose, _MAX_HEADLINE)}" for line in headline[1:n_message])
     if len(headline) > n_message:
         yield paint.dim(f"    … {len(headline) - n_message:,} more lines of the message")
     yield paint.dim(f"    {_processes(error, ranks)}")

@@ -6,7 +6,7 @@ from monarch_kernel.errors import MeshFailure, SupervisionError, format_ranks
 from monarch_kernel.mesh import Extent, Point
 from monarch_kernel.ui.errors import error_block
 
-__all__ = ["failure_block"]
+__all__ = ["failure_block", "failure_line"]
 
 _MAX_CAUSES = 4
 
@@ -29,6 +29,12 @@ def failure_block(failure: MeshFailure, *, color: bool) -> list[str]:
         lines += ["", f"caused by: {cause[0].partition(': ')[2]}", *cause[1:]]
         found, below = found + 1, below.cause
     return [*lines, "", f"What needs {name}{format_ranks(failure.reports)} raises SupervisionError; the others go on."]
+
+
+def failure_line(failure: MeshFailure, *, color: bool) -> str:
+    """Write in one line that what was shown before is the end of this, too."""
+    what = f"{failure.mesh_name}{format_ranks(failure.reports)} failed by the same, and no actor has handled that"
+    return _block(failure, f"{what}: {failure.primary.headline().split(';')[0]}", color)[0]
 
 
 def _block(failure: MeshFailure, what: str, color: bool) -> list[str]:

@@ -125,3 +125,40 @@ def test_the_death_of_a_process_that_a_cell_needs_is_shown_by_that_cell_alone(bo
     book.ok(BUSY.format(seconds=0.6))
     assert "exit code 9" not in plain(*book.cells.values())
     book.ok("%mesh down u")
+
+
+def test_what_one_death_has_ended_is_shown_in_full_once(book: Notebook) -> None:
+    book.ok("%mesh up u -n 2 --device cpu\nones, twos = u.spawn('ones', Worker), u.spawn('twos', Worker)", 60.0)
+    book.ok("ones.ok.call().get(), twos.ok.call().get()")
+    os.kill(book.pids("u")[1], signal.SIGKILL)
+    cell = book.run(BUSY.format(seconds=1.5))
+    everything = plain(*book.cells.values())
+    assert everything.count("MeshFailure: ones[1] failed, and no actor has handled that") == 1
+    assert everything.count("twos[1] failed by the same, and no actor has handled that: RankDied: killed by SIG") == 1
+    assert "%mesh heal u puts new processes in place of [1]; the others keep their state" in everything
+    assert cell.ok
+    book.ok("%mesh down u")
+
+
+def test_a_hook_that_fails_hides_nothing(book: Notebook) -> None:
+    book.ok(LONE)
+    code = HOOKED.replace(
+        "found = []", "def bad(failure): found.append(failure); raise SystemExit('enough')\nfound = []"
+    )
+    cell = book.ok(code.replace("= found.append", "= bad"))
+    shows(cell, "unhandled failure: lone[0] failed: ValueError: mine")
+    assert "unhandled_fault_hook failed:" in plain(cell)
+    assert "SystemExit: enough" in plain(cell)
+    assert "monarch_kernel/" not in plain(cell)
+
+
+def test_places_in_cells_have_their_numbers_also_in_what_an_error_quotes(book: Notebook) -> None:
+    book.ok(LONE)
+    book.ok("""class Caller(Actor):
+    @endpoint
+    def call(self, worker):
+        worker.fail.call_one("below").get()
+""")
+    cell = book.run("t.slice(gpus=0).spawn('caller', Caller).call.call_one(lone).get()")
+    assert "ValueError: below (notebook cell [" in cell.error
+    assert "ipykernel_" not in cell.error
