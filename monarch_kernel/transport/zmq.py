@@ -23,6 +23,8 @@ __all__ = ["ZmqDealer", "ZmqRank", "ZmqRouter"]
 
 _ZERO_COPY_NBYTES = 64 * 1024
 _LINGER_MS = 1000
+_LOOK_EVERY = 16
+"""Of so many messages that are received one is looked for everywhere, so that no flood holds up what others send."""
 
 # pyzmq's enums, and the checks of its Python layer, cost more than the calls themselves.
 _NOBLOCK, _SNDMORE, _POLLIN = int(zmq.NOBLOCK), int(zmq.SNDMORE), int(zmq.POLLIN)
@@ -118,6 +120,7 @@ class ZmqRouter(_ZmqSocket):
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.bind(address)
         self._to_myself: deque[list[Frame]] = deque()
+        self._received = 0
 
     def wait(self, timeout_s: float | None) -> None:
         """Return when a message may have arrived, `wake` was called, or the time is up."""
@@ -139,12 +142,13 @@ class ZmqRouter(_ZmqSocket):
 
     def recv(self) -> tuple[Peer, list[Frame]] | None:
         """Give the next message and its sender, or None."""
-        if self._to_myself:
+        self._received += 1
+        if self._to_myself and self._received % _LOOK_EVERY:
             return CONTROLLER, self._to_myself.popleft()
         try:
             peer = _recv(self._socket, _NOBLOCK)
         except zmq.Again:
-            return None
+            return (CONTROLLER, self._to_myself.popleft()) if self._to_myself else None
         if not _get(self._socket, _RCVMORE):
             return peer, []
         return peer, _recv_rest(self._socket, [_recv(self._socket, _NOBLOCK)])
@@ -198,6 +202,7 @@ class ZmqRank(ZmqDealer):
         self._names: dict[Any, Peer] = {self._socket: CONTROLLER}
         self._ready: deque[Any] = deque()
         self._to_myself: deque[list[Frame]] = deque()
+        self._received = 0
 
     def connect(self, peer: Peer, address: str) -> None:
         """Connect to a rank that is to be asked; what is sent to it goes that way from now on."""
@@ -244,9 +249,11 @@ class ZmqRank(ZmqDealer):
 
     def recv(self) -> tuple[Peer, list[Frame]] | None:
         """Give the next message and its sender, or None; each connection in its turn."""
-        if self._to_myself:
+        self._received += 1
+        looks = not self._received % _LOOK_EVERY
+        if self._to_myself and not looks:
             return self._name, self._to_myself.popleft()
-        if not self._ready:
+        if looks or not self._ready:
             self._poll(0)
         while self._ready:
             socket = self._ready[0]
@@ -261,7 +268,7 @@ class ZmqRank(ZmqDealer):
             if not _get(socket, _RCVMORE):
                 return first, []
             return first, _recv_rest(socket, [_recv(socket, _NOBLOCK)])
-        return None
+        return (self._name, self._to_myself.popleft()) if self._to_myself else None
 
     def close(self) -> None:
         """Close all connections; what was sent lingers for up to a second."""
@@ -279,7 +286,7 @@ class ZmqRank(ZmqDealer):
                     os.eventfd_read(self._wake)
                 except BlockingIOError:
                     pass
-            else:
+            elif source not in self._ready:
                 self._ready.append(source)
 
 
