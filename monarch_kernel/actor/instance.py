@@ -116,6 +116,7 @@ class _Host:
         executor.handlers |= {Spawn: self._spawn, Call: self._call, StopActor: self._stop}
         executor.retire = self._retire
         executor.calls = self._async_calls
+        executor.takes_port = self._takes_port
         self._thread = threading.Thread(target=self._work, name=f"monarch-actor-{message.name}", daemon=True)
         self._thread.start()
 

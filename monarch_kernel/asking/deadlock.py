@@ -17,6 +17,9 @@ the next link to end before, and so on around to the wait that has just found it
 Why none is missed: a probe travels behind its request, on the same link. Of the waits on a circle one is the last to send its
 probes, and by then all others wait. (What loses its last chance in a race is found by the next round of probes.)
 
+A request that is answered through a port is owed by whoever has the port, and who that is nobody knows: while its endpoint
+runs it stands nowhere. What is queued behind that endpoint does wait for it.
+
 A wait that ends by itself, since it was given a timeout, is part of no circle: it is not known here.
 
 A probe that runs into a circle which it has not come from would go around for ever: a wait passes each probe on once.

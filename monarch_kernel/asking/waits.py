@@ -5,14 +5,14 @@ owner is told (`Owner.linger`), and may end it with an error.
 
 What an async endpoint waits for is not told by anybody: it is read off its task. A task that waits for a future of ours, for
 another task or for all of several (``asyncio.gather``) needs them; of anything else (a sleep, an event, the first of several,
-what has a timeout around it) we do not know what ends it.
+what has a timeout around it, or is gathered with any of these) we do not know what ends it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 __all__ = ["PATIENCE_S", "WARN_AFTER_S", "Awaited", "Pending", "Wait", "futures_needed_by"]
@@ -117,27 +117,29 @@ class Awaited(asyncio.Future[T]):
 
 def futures_needed_by(task: asyncio.Task[Any]) -> set[Pending]:
     """The futures without which a task can't go on; also for another thread than that of its loop, which goes on meanwhile."""
+    return _needed_by(task, {})
+
+
+def _needed_by(one: asyncio.Future[Any], known: dict[asyncio.Task[Any], set[Pending]]) -> set[Pending]:
+    if one.done():
+        return set()
+    if isinstance(one, Awaited):
+        return {one.of}
+    if isinstance(one, asyncio.Task):
+        if one not in known:
+            known[one] = set()
+            waiter = getattr(one, "_fut_waiter", None)
+            if waiter is not None and not _has_timeout(one):
+                known[one] = _needed_by(waiter, known)
+        return known[one]
     found: set[Pending] = set()
-    tasks, pending = {task}, [*_waits_for(task)]
-    while pending:
-        one = pending.pop()
-        if one.done():
-            continue
-        if isinstance(one, Awaited):
-            found.add(one.of)
-        elif isinstance(one, asyncio.Task):
-            if one not in tasks:
-                tasks.add(one)
-                pending += _waits_for(one)
-        else:
-            pending += getattr(one, "_children", ())  # of asyncio.gather
+    for child in getattr(one, "_children", ()):  # of asyncio.gather
+        if not child.done():
+            needed = _needed_by(child, known)
+            if not needed:
+                return set()  # it may raise, and then the others are not waited for
+            found |= needed
     return found
-
-
-def _waits_for(task: asyncio.Task[Any]) -> Iterator[asyncio.Future[Any]]:
-    waiter = getattr(task, "_fut_waiter", None)
-    if waiter is not None and not _has_timeout(task):
-        yield waiter
 
 
 def _has_timeout(task: asyncio.Task[Any]) -> bool:

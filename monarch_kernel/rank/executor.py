@@ -115,6 +115,7 @@ class Executor:
 
     Attributes:
         calls: what runs on its event loop, if it has one.
+        takes_port: whether an endpoint is answered through a port, perhaps before it ends, perhaps by another actor.
         attend: has the actor look at what has failed of what it has spawned; with the baton held.
         look: does so on this thread: between two messages, or while the code of one waits for something.
         strikes: what interrupts each request that does not run in this thread alone, but on its event loop.
@@ -137,6 +138,7 @@ class Executor:
         self.over = False
         self.taken: tuple[Any, Sequence[Frame]] = (None, ())
         self.calls: Collection[OnLoop] = ()
+        self.takes_port: Callable[[str], bool] = lambda method: False
         self.strikes: dict[int, Callable[[], object]] = {}
         self.retire: Callable[[], threading.Thread | None] | None = None
         self.attend: Callable[[], object] | None = None

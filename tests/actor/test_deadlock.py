@@ -128,6 +128,46 @@ class Async(Actor):
     async def block(self, *way: Any) -> Any:
         return way[0].go.call(*way[1:]).get().values()
 
+    @endpoint
+    async def watched(self, other: Any, back: Any) -> str:
+        """Wait for a call, and for a watchdog of the user's."""
+        try:
+            await asyncio.gather(other.go.call(back), self._bark())
+        except TimeoutError:
+            return "barked"
+        return "the end"
+
+    async def _bark(self) -> None:
+        await asyncio.sleep(1.0)
+        raise TimeoutError
+
+
+class Passing(Actor):
+    """Passes the port for its answer on, and waits for who waits for it."""
+
+    @endpoint(explicit_response_port=True)
+    def go(self, port: Any, other: Any, back: Any) -> None:
+        other.late.broadcast(port)
+        back.go.call_one().get()
+
+
+class PassingAsync(Actor):
+    """The same on an event loop."""
+
+    @endpoint(explicit_response_port=True)
+    async def go(self, port: Any, other: Any, back: Any) -> None:
+        other.late.broadcast(port)
+        await back.go.call_one()
+
+
+class Late(Actor):
+    """Answers for another."""
+
+    @endpoint
+    def late(self, port: Any) -> None:
+        time.sleep(0.7)  # longer than it takes to look for a circle
+        port.send("late")
+
 
 class Overlapping(Actor):
     """Answers while it waits."""
@@ -300,6 +340,17 @@ def test_a_wait_with_a_timeout_ends_by_itself(spawn: Any, kind: type[Actor]) -> 
     begun = time.perf_counter()
     assert a.go_within.call_one(0.7, b, a).get(LONG_S) == "timeout"
     assert time.perf_counter() - begun >= 0.7
+
+
+def test_what_is_gathered_with_a_watchdog_ends_by_itself(spawn: Any) -> None:
+    a, b = spawn("a", Async, 0), spawn("b", Async, 1)
+    assert a.watched.call_one(b, a).get(LONG_S) == "barked"
+
+
+@pytest.mark.parametrize("kind", [Passing, PassingAsync])
+def test_who_has_passed_its_response_port_on_owes_no_answer(spawn: Any, kind: type[Actor]) -> None:
+    a, b, c = spawn("a", Sync, 0), spawn("b", kind, 1), spawn("c", Late, 2)
+    assert a.go.call_one(b, c, a).get(LONG_S) == ("late",)
 
 
 def test_long_calls_are_no_circles(spawn: Any, tmp_path: Path) -> None:
