@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec,
 if TYPE_CHECKING:
     from monarch_kernel.actor.ports import Port
     from monarch_kernel.asking.future import Future
+    from monarch_kernel.edit.prospect import Reloaded
     from monarch_kernel.mesh import Extent, ValueMesh
     from monarch_kernel.mesh.shape import AxisIndex
 
@@ -212,7 +213,8 @@ class Actor:
     """Base of actors: one instance per rank of the mesh it is spawned on, one message at a time.
 
     A subclass may have a method ``__cleanup__(self, exc)``, sync or async. It runs once, when the actor ends: with None when
-    it is stopped, with the exception when it fails.
+    it is stopped, with the exception when it fails. ``__reload__(self)`` runs after its class has been reloaded, before the
+    next message.
     """
 
     if TYPE_CHECKING:
@@ -230,6 +232,7 @@ class Actor:
         def flatten(self: ActorT, name: str) -> ActorT: ...
         def rename(self: ActorT, /, **names: str) -> ActorT: ...
         def stop(self, reason: str = "stopped by client") -> Future[None]: ...
+        def reload(self, cls: type | None = None) -> Reloaded: ...
         def __len__(self) -> int: ...
 
 

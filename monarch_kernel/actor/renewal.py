@@ -27,8 +27,9 @@ from monarch_kernel.actor.actor import endpoints_among
 from monarch_kernel.edit.classes import Arrived, identify, is_numbered, key_of, living_classes, load_classes, mro_after
 from monarch_kernel.edit.finder import Imports
 from monarch_kernel.edit.modules import ModuleEdit
-from monarch_kernel.edit.patch import Succession, at_once, has_instances, is_same_code
+from monarch_kernel.edit.patch import at_once, has_instances, is_same_code
 from monarch_kernel.edit.prospect import ClassChange, ModulesChange, Prospect
+from monarch_kernel.edit.succession import Succession
 from monarch_kernel.rank.asker import RankItem
 from monarch_kernel.rank.rank import Rank
 from monarch_kernel.transport.driver import Driver, Waiter

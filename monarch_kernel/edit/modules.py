@@ -27,8 +27,9 @@ from weakref import WeakSet
 import psutil
 
 from monarch_kernel.edit.finder import SourceLoader
-from monarch_kernel.edit.patch import Succession, all_classes, update_function
+from monarch_kernel.edit.patch import all_classes, update_function
 from monarch_kernel.edit.sources import digest, find_source, is_users
+from monarch_kernel.edit.succession import Succession
 from monarch_kernel.wire.messages import ModuleSource
 
 __all__ = ["LocalModules", "ModuleEdit", "imported_by", "in_order"]

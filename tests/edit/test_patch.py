@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.edit.patch import Succession, become, has_instances, is_same_code, objections
+from monarch_kernel.edit.patch import become, has_instances, is_same_code, objections
+from monarch_kernel.edit.succession import Succession
 
 
 def defined(code: str, **names: Any) -> SimpleNamespace:
