@@ -28,7 +28,7 @@ __all__ = ["main", "run_rank"]
 _PRELOAD = (
     "torch",
     "torch.distributed",
-    "monarch_kernel.actor.instance",
+    "monarch_kernel.actor.hosting",
     "monarch_kernel.transport.zmq",
 )
 # IPython, which actors do not need.
@@ -54,7 +54,7 @@ def run_agent() -> None:
 
 def run_rank(spec: RankSpec, address: str, token: str, helper: int) -> None:
     """Be a rank, in a process that was just forked from the zygote."""
-    from monarch_kernel.actor.instance import host_actors
+    from monarch_kernel.actor.hosting import host_actors
     from monarch_kernel.actor.procs import ProcMesh
     from monarch_kernel.actor.renewal import Renewal
     from monarch_kernel.asking.home import HOME

@@ -14,7 +14,7 @@ from monarch_kernel.actor.actor import Actor, endpoints_of
 from monarch_kernel.actor.answers import check_type
 from monarch_kernel.actor.directory import DIRECTORY, Processes, directory_of, spawn_of
 from monarch_kernel.actor.endpoints import RESERVED
-from monarch_kernel.actor.instance import host_actors
+from monarch_kernel.actor.hosting import host_actors
 from monarch_kernel.actor.ports import asker_here
 from monarch_kernel.actor.procs import ProcMesh, check_constructor
 from monarch_kernel.actor.rankwise import cells_of

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import monarch_kernel.actor
 from monarch_kernel.actor import Actor, MeshFailure, ProcMesh, context, endpoint
 from monarch_kernel.actor import instance as instance_module
-from monarch_kernel.actor.instance import host_actors
+from monarch_kernel.actor.hosting import host_actors
 from monarch_kernel.controller.runtime import Runtime
 from monarch_kernel.errors import ActorError, Failure, MonarchError, SupervisionError
 from monarch_kernel.mesh import Extent, Region
