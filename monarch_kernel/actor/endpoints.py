@@ -16,11 +16,11 @@ from monarch_kernel.actor.editing import Target, class_now, reload_classes
 from monarch_kernel.actor.interface import interface_of
 from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.asker import Asker
-from monarch_kernel.asking.future import Future
+from monarch_kernel.asking.future import WAIT_INTERRUPTED, Future
 from monarch_kernel.asking.home import opener
 from monarch_kernel.edit.classes import key_of, pickle_class
 from monarch_kernel.edit.prospect import Reloaded
-from monarch_kernel.errors import ActorError, Failure, SupervisionError
+from monarch_kernel.errors import ActorError, Failure, RemoteInterrupt, SupervisionError
 from monarch_kernel.mesh import Extent, Region, Shaped, ValueMesh
 from monarch_kernel.transport.driver import Waiter
 from monarch_kernel.wire.codec import Packed, dump_call, pack
@@ -308,7 +308,13 @@ def _as_they_come(mesh: ActorMesh, futures: Sequence[Future[Any]]) -> Iterator[F
         while not arrived:
             waiter.ready = False
             if not arrived:
-                mesh._asker.wait(waiter, None)
+                try:
+                    mesh._asker.wait(waiter, None)
+                except KeyboardInterrupt:
+                    for future in futures:
+                        if not future.done():
+                            future.interrupt()
+                    raise RemoteInterrupt(WAIT_INTERRUPTED) from None
         yield arrived.popleft()
 
 

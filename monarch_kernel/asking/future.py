@@ -13,16 +13,16 @@ from typing import Any, Generic, Protocol, TypeVar
 from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.home import opened_for
 from monarch_kernel.asking.waits import PATIENCE_S, WARN_AFTER_S, Awaited, Wait
-from monarch_kernel.errors import MeshDownError, RemoteInterrupt
+from monarch_kernel.errors import MeshDownError, MonarchError, RemoteInterrupt
 from monarch_kernel.transport.driver import Waiter
 
-__all__ = ["Future", "Owner"]
+__all__ = ["WAIT_INTERRUPTED", "Future", "Owner"]
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-_WAIT_INTERRUPTED = "the wait was interrupted, and so is what the ranks run for it"
+WAIT_INTERRUPTED = "the wait was interrupted, and so is what the ranks run for it"
 
 
 class Owner(Protocol):
@@ -163,8 +163,11 @@ class Future(Generic[T]):
         if not self._done:
             self._wait(timeout, warn_after_s)
         self._settle()
-        if self._error is not None:
-            raise self._error
+        error = self._error
+        if isinstance(error, MonarchError):
+            raise error.with_traceback(None)  # how it was made here says nothing
+        if error is not None:
+            raise error
         return self._value  # type: ignore[return-value]
 
     result = get
@@ -259,7 +262,7 @@ class Future(Generic[T]):
                 raise
             except KeyboardInterrupt:
                 self._owner.interrupt(self.id)
-                raise RemoteInterrupt(_WAIT_INTERRUPTED) from None
+                raise RemoteInterrupt(WAIT_INTERRUPTED) from None
             finally:
                 stop_watching()
         return self.get(0)
@@ -341,7 +344,7 @@ class Future(Generic[T]):
             over = self._wait_and_attend(timeout, warn_after_s)
         except KeyboardInterrupt:
             self._owner.interrupt(self.id)
-            raise RemoteInterrupt(_WAIT_INTERRUPTED) from None
+            raise RemoteInterrupt(WAIT_INTERRUPTED) from None
         if not over:
             if timeout is None:
                 raise MeshDownError("the session was shut down before an answer came")

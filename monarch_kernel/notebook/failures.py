@@ -21,7 +21,7 @@ from monarch_kernel.ui.errors import error_block
 
 __all__ = ["Failures"]
 
-_MISUSE = (AttributeError, IndexError, KeyError, NameError, TimeoutError, TypeError, ValueError)
+_MISUSE = (AttributeError, IndexError, KeyError, NameError, SyntaxError, TimeoutError, TypeError, ValueError)
 """What our functions raise, besides errors of ours, where they refuse a call."""
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -107,6 +107,12 @@ class Failures:
         shell, kind = self._shell, type(error)
         hint = local_hint(error, self._meshes) if isinstance(error, NameError) else ""
         shown = _without_our_frames(tb)
+        if (
+            isinstance(error, SyntaxError) and shown is not tb
+        ):  # IPython shows these in a way of its own, with all frames
+            lines = shell.InteractiveTB.structured_traceback(kind, error, shown)
+            shell._showtraceback(kind, error, lines)
+            return
         if hint or shown is not tb:
 
             def render() -> list[str]:

@@ -8,7 +8,6 @@ from typing import Any
 
 from monarch_kernel.describe.look import kind_of
 from monarch_kernel.errors import Failure, RanksError, RemoteError, format_ranks
-from monarch_kernel.mesh import Shaped
 from monarch_kernel.notebook.meshes import Meshes
 from monarch_kernel.ui.names import elsewhere_hint, pull_hint, push_hint
 
@@ -29,9 +28,7 @@ def remote_hints(error: RanksError, meshes: Meshes, namespace: Mapping[str, Any]
             continue
         name = missing[1]
         having = [rank for rank, names in mesh.names().items() if name in names]
-        if isinstance(namespace.get(name), Shaped):
-            hints[f"{name} is a mesh: it is in this notebook only, ranks can't use it"] = None
-        elif having:
+        if having:
             hints[elsewhere_hint(name, mesh.name, having)] = None
             if new := [rank for rank in ranks if mesh.view().ranks[rank].restarts]:
                 hints[f"{format_ranks(new)} of {mesh.name} began anew, in place of processes that ended"] = None

@@ -123,6 +123,10 @@ def test_misuse_of_the_magic_is_one_line(notebook: Notebook, project: Path) -> N
     cell = notebook.run("%mesh sync broken")
     assert cell.evalue.startswith(f"SyntaxError in {project}/broken.py, line 1: '(' was never closed")
     assert cell.evalue.endswith("; nothing was sent")
+    cell = notebook.run("t.sync('broken')")
+    assert cell.ename == "SyntaxError"
+    assert "t.sync('broken')" in cell.error
+    assert "monarch_kernel/" not in cell.error
     cell = notebook.run("%mesh sync t no_such_module")
     assert "%mesh sync: module 'no_such_module' is no module of yours" in cell.evalue
     cell = notebook.run("%mesh sync t torch extra")

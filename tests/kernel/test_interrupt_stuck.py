@@ -227,6 +227,18 @@ def test_interrupt_of_a_pull(notebook: Notebook) -> None:
     assert notebook.value("t['fast'].values()") == (7, 7)
 
 
+def test_interrupt_of_a_stream_that_is_waited_for(notebook: Notebook) -> None:
+    notebook.ok(
+        "import time\nfrom monarch_kernel.actor import Actor, endpoint\nclass Long(Actor):\n    @endpoint\n"
+        "    def nap(self): print('go', flush=True); [time.sleep(0.1) for _ in range(6000)]\n"
+        "    @endpoint\n    def one(self): return 1\nlong = t.spawn('long', Long)"
+    )
+    cell = notebook.send("for future in long.nap.stream(): pass")
+    cell.wait_for(lambda cell: "go" in cell.stdout)
+    assert "so is what the ranks run for it" in interrupted(notebook, cell).evalue
+    assert notebook.value("long.one.call().get(30).values()") == (1, 1)
+
+
 @pytest.mark.parametrize("kind", ["async def", "def"])
 def test_interrupt_of_a_call(notebook: Notebook, kind: str) -> None:
     nap = "await asyncio.sleep(600)" if kind == "async def" else "[time.sleep(0.1) for _ in range(6000)]"

@@ -45,7 +45,12 @@ def test_what_the_notebook_has(ready: Notebook) -> None:
     assert ready.ok("%remote double(2)\n%remote del double").plain
 
     assert last_line(ready.run("%remote json.dumps(1)")).endswith("import it in a %%remote cell")
-    assert last_line(ready.run("%remote t + t[0]")) == "t is a mesh: it is in this notebook only, ranks can't use it"
+    assert (
+        last_line(ready.run("%remote len(t)"))
+        == 't is in this notebook (ProcMesh), not on the ranks: t["t"] = t pushes it'
+    )
+    ready.ok('t["t"] = t')
+    assert ready.ok("%remote len(t)\n%remote del t").plain
     assert last_line(ready.run('t["x"]')).endswith('t["x"] = x pushes it')
 
 
