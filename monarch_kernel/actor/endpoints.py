@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
 from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar
@@ -16,13 +15,12 @@ from monarch_kernel.actor.editing import Target, class_now, reload_classes
 from monarch_kernel.actor.interface import interface_of
 from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.asker import Asker
-from monarch_kernel.asking.future import WAIT_INTERRUPTED, Future
-from monarch_kernel.asking.home import opener
+from monarch_kernel.asking.future import Future, as_they_come
+from monarch_kernel.asking.home import Handle, opener
 from monarch_kernel.edit.classes import key_of, pickle_class
 from monarch_kernel.edit.prospect import Reloaded
-from monarch_kernel.errors import ActorError, Failure, RemoteInterrupt, SupervisionError
+from monarch_kernel.errors import ActorError, Failure, SupervisionError
 from monarch_kernel.mesh import Extent, Region, Shaped, ValueMesh
-from monarch_kernel.transport.driver import Waiter
 from monarch_kernel.wire.codec import Packed, dump_call, pack
 from monarch_kernel.wire.messages import (
     Call,
@@ -43,7 +41,7 @@ class Procs(Protocol):
     _base: Sequence[int]
 
 
-class ActorMesh(Shaped):
+class ActorMesh(Handle, Shaped):
     """Actors of one class, one a rank; its endpoints are attributes."""
 
     def __init__(
@@ -267,7 +265,7 @@ class BoundEndpoint(Endpoint[Any, Any]):
         """Call it on every rank; gives one future each, with its ``.rank``, in the order in which answers come."""
         make = self._make(args, kwargs)
         futures = [self._call_at(i, make) for i in range(len(self._mesh._procs))]
-        return _as_they_come(self._mesh, futures)
+        return as_they_come(futures)
 
     def broadcast(self, *args: Any, **kwargs: Any) -> None:
         """Call it on every rank, and do not wait for answers; there are none."""
@@ -289,33 +287,6 @@ class PlainMethod:
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         said = f"{self._mesh.name}.{self._function.__name__}"
         raise TypeError(f"{said} is no endpoint: mark it with @endpoint, or call as_endpoint({said}).call(...)")
-
-
-def _as_they_come(mesh: ActorMesh, futures: Sequence[Future[Any]]) -> Iterator[Future[Any]]:
-    arrived: deque[Future[Any]] = deque()
-    waiter = Waiter()
-
-    def note(future: Future[Any]) -> Callable[[], None]:
-        def arrive() -> None:
-            arrived.append(future)
-            waiter.set()
-
-        return arrive
-
-    for future in futures:
-        future.add_done_callback(note(future))
-    for _ in futures:
-        while not arrived:
-            waiter.ready = False
-            if not arrived:
-                try:
-                    mesh._asker.wait(waiter, None)
-                except KeyboardInterrupt:
-                    for future in futures:
-                        if not future.done():
-                            future.interrupt()
-                    raise RemoteInterrupt(WAIT_INTERRUPTED) from None
-        yield arrived.popleft()
 
 
 class _Places:

@@ -22,7 +22,7 @@ from monarch_kernel.agent.processes import gpu_ids
 from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.asker import Asker
 from monarch_kernel.asking.future import Future
-from monarch_kernel.asking.home import HOME, opener
+from monarch_kernel.asking.home import HOME, Handle, opener
 from monarch_kernel.asking.numbers import CONTROLLER_PROC
 from monarch_kernel.controller.runtime import Runtime
 from monarch_kernel.controller.session import Session, close_session, current_session
@@ -47,7 +47,7 @@ THE_CALLERS_HOST = 0
 """Stands for the host that a rank is on, until the program gives it its number."""
 
 
-class HostMesh(Shaped):
+class HostMesh(Handle, Shaped):
     """Machines of a session."""
 
     def __init__(self, asker: Asker, region: Region, hosts: Sequence[int]) -> None:

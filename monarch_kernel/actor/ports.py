@@ -7,13 +7,13 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import CancelledError
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn
 
 from monarch_kernel.actor.answers import read_value
 from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.asker import Asker
 from monarch_kernel.asking.future import Future
-from monarch_kernel.asking.home import HOME, opened_by
+from monarch_kernel.asking.home import HOME, Handle, opened_by
 from monarch_kernel.asking.numbers import made_by
 from monarch_kernel.asking.waits import Wait
 from monarch_kernel.controller.session import current_session
@@ -25,7 +25,14 @@ from monarch_kernel.wire.messages import Payload, PortSend
 
 __all__ = ["Channel", "Port", "PortReceiver", "asker_here", "open_port"]
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    T = TypeVar("T", default=Any)  # of Channel.open(); Channel[int].open() says more
+else:
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 
 def asker_here() -> Asker:
@@ -38,7 +45,7 @@ def asker_here() -> Asker:
     return asker
 
 
-class Port(Generic[T]):
+class Port(Handle, Generic[T]):
     """Where values are sent to; can be passed on to any process, as an argument or inside of one."""
 
     def __init__(self, asker: Asker, number: int) -> None:
@@ -166,8 +173,8 @@ class _Receiving:
 class Channel(Generic[T]):
     """Makes ports."""
 
-    @staticmethod
-    def open() -> tuple[Port[Any], PortReceiver[Any]]:
+    @classmethod
+    def open(cls) -> tuple[Port[T], PortReceiver[T]]:
         """A port, which may travel, and its receiver, which stays here."""
         asker = asker_here()
         number = asker.new_number()

@@ -21,7 +21,7 @@ from monarch_kernel.agent.logs import LogRecord
 from monarch_kernel.asking.answer import Answer, Value
 from monarch_kernel.asking.asker import Asker
 from monarch_kernel.asking.future import Future
-from monarch_kernel.asking.home import opener
+from monarch_kernel.asking.home import Handle, opener
 from monarch_kernel.asking.numbers import CONTROLLER_PROC
 from monarch_kernel.controller.healing import Healing
 from monarch_kernel.controller.runtime import Listener, Runtime
@@ -55,7 +55,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class ProcMesh(Shaped):
+class ProcMesh(Handle, Shaped):
     """Processes, one a rank; cells run on them, and actors are spawned on them."""
 
     def __init__(

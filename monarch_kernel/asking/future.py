@@ -6,9 +6,10 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.home import opened_for
@@ -16,13 +17,13 @@ from monarch_kernel.asking.waits import PATIENCE_S, WARN_AFTER_S, Awaited, Wait
 from monarch_kernel.errors import MeshDownError, MonarchError, RemoteInterrupt
 from monarch_kernel.transport.driver import Waiter
 
-__all__ = ["WAIT_INTERRUPTED", "Future", "Owner"]
+__all__ = ["Future", "Owner", "as_they_come"]
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-WAIT_INTERRUPTED = "the wait was interrupted, and so is what the ranks run for it"
+_WAIT_INTERRUPTED = "the wait was interrupted, and so is what the ranks run for it"
 
 
 class Owner(Protocol):
@@ -132,6 +133,9 @@ class Future(Generic[T]):
 
     def __repr__(self) -> str:
         return f"<Future {self.id} {'done' if self._done else 'pending'}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Future stays where it was made; pass its result on")
 
     @property
     def finish(self) -> Callable[[Sequence[Answer]], T]:
@@ -262,7 +266,7 @@ class Future(Generic[T]):
                 raise
             except KeyboardInterrupt:
                 self._owner.interrupt(self.id)
-                raise RemoteInterrupt(WAIT_INTERRUPTED) from None
+                raise RemoteInterrupt(_WAIT_INTERRUPTED) from None
             finally:
                 stop_watching()
         return self.get(0)
@@ -344,7 +348,7 @@ class Future(Generic[T]):
             over = self._wait_and_attend(timeout, warn_after_s)
         except KeyboardInterrupt:
             self._owner.interrupt(self.id)
-            raise RemoteInterrupt(WAIT_INTERRUPTED) from None
+            raise RemoteInterrupt(_WAIT_INTERRUPTED) from None
         if not over:
             if timeout is None:
                 raise MeshDownError("the session was shut down before an answer came")
@@ -390,3 +394,43 @@ class Future(Generic[T]):
                 wait.over = True
             with suppress(ValueError):  # it was called
                 (self._callbacks or []).remove(waiter.set)
+
+
+def as_they_come(futures: Sequence[Future[T]]) -> Iterator[Future[T]]:
+    """Give futures of one owner in the order in which they resolve; an interrupt of a wait reaches the ranks of all others.
+
+    For the last one is waited as for one that is alone: if that is in vain, it is told.
+    """
+    left = dict.fromkeys(futures)
+    arrived: deque[Future[T]] = deque()
+    waiter = Waiter()
+
+    def note(future: Future[T]) -> Callable[[], None]:
+        def arrive() -> None:
+            arrived.append(future)
+            waiter.set()
+
+        return arrive
+
+    for future in futures:
+        future._waiter = waiter
+        future.add_done_callback(note(future))
+    while left:
+        try:
+            while not arrived and len(left) > 1:
+                waiter.ready = False
+                halted = next((future for future in left if future._is_halted), None)
+                if halted is not None:
+                    halted._is_halted = False
+                    halted._owner.attend(halted)
+                elif not arrived:
+                    next(iter(left))._owner.wait(waiter, None)
+        except KeyboardInterrupt:
+            for future in left:
+                future.interrupt()
+            raise RemoteInterrupt(_WAIT_INTERRUPTED) from None
+        future = arrived.popleft() if arrived else next(iter(left))
+        if not future._done:
+            future._wait(None)
+        del left[future]
+        yield future

@@ -9,9 +9,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
-__all__ = ["HOME", "opened_by", "opened_for", "opener"]
+__all__ = ["HOME", "Handle", "opened_by", "opened_for", "opener"]
+
+
+HandleT = TypeVar("HandleT", bound="Handle")
+
+
+class Handle:
+    """What means the same wherever it is: a copy of it is itself."""
+
+    def __copy__(self: HandleT) -> HandleT:
+        return self
+
+    def __deepcopy__(self: HandleT, memo: object) -> HandleT:
+        return self
 
 
 class _Home:

@@ -83,6 +83,9 @@ KNOWN = {
     "Accumulator(trainer.step, 0.0, lambda a, b: a + b).accumulate(3)": "Future[float]",
     "get_or_spawn_controller('t', Trainer, 0.1).get()": "Trainer",
     "server.later.call_one('x')": "Future[int]",
+    "Channel.open()": "tuple[Port[Any], PortReceiver[Any]]",
+    "Channel[int].open()": "tuple[Port[int], PortReceiver[int]]",
+    "Channel[int].open()[1].recv().get()": "int",
 }
 
 REFUSED = {
@@ -104,6 +107,7 @@ REFUSED = {
     "server.later.call()": "call-arg",
     "as_endpoint(trainer.peek).call('3')": "arg-type",
     "as_endpoint(3)": "call-overload",
+    "Channel[int].open()[0].send('3')": "arg-type",
     "Accumulator(trainer.step, 0.0, lambda a, b: a + b).accumulate('3')": "arg-type",
     "procs.spawn('t', Trainer)": "call-arg",
     "procs.spawn('t', Trainer, 'x')": "arg-type",
