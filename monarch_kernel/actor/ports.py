@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, Generic, NoReturn
 
@@ -15,10 +15,10 @@ from monarch_kernel.asking.asker import Asker
 from monarch_kernel.asking.future import Future
 from monarch_kernel.asking.home import HOME, Handle, opened_by
 from monarch_kernel.asking.numbers import made_by
-from monarch_kernel.asking.waits import Wait
+from monarch_kernel.asking.waits import WARN_AFTER_S, Wait
 from monarch_kernel.controller.session import current_session
 from monarch_kernel.describe.report import describe
-from monarch_kernel.errors import Failure, rebuild_exception
+from monarch_kernel.errors import Failure, RemoteInterrupt, rebuild_exception
 from monarch_kernel.transport.driver import Waiter
 from monarch_kernel.wire.codec import dump, pack
 from monarch_kernel.wire.messages import Payload, PortSend
@@ -94,7 +94,7 @@ class PortReceiver(Generic[T]):
         self._number = number
         self._lock = threading.Lock()
         self._arrived: deque[Answer] = deque()
-        self._waiting: deque[Future[Any]] = deque()
+        self._waiting: deque[_Coming[Any]] = deque()
         ours = weakref.ref(self)
 
         def take(answer: Answer) -> None:
@@ -114,9 +114,10 @@ class PortReceiver(Generic[T]):
     def recv(self) -> Future[T]:
         """The next value that has not been asked for; an error that was sent is raised by the future.
 
-        A future that is cancelled, or whose wait is interrupted, takes nothing: what arrives goes to the next one.
+        A future that is cancelled, or whose wait is interrupted, takes nothing: what arrives goes to the next one. One whose
+        ``get(timeout)`` was in vain takes nothing until it is asked again.
         """
-        future: Future[T] = Future(_Receiving(self), self._asker.new_number(), self._read)
+        future: _Coming[T] = _Coming(_Receiving(self), self._asker.new_number(), self._read)
         with self._lock:
             if not self._arrived:
                 self._waiting.append(future)
@@ -139,7 +140,32 @@ class PortReceiver(Generic[T]):
             for future in withdrawn:
                 self._waiting.remove(future)
         for future in withdrawn:
-            future.abandon(CancelledError("the wait was cancelled; what arrives is for the next recv()"))
+            future.abandon(_cancelled())
+
+    def _step_aside(self, future: _Coming[Any]) -> bool:
+        """Let others have what arrives, unless somebody else waits for this future; says whether it was given something."""
+        with self._lock:
+            if future not in self._waiting:
+                return not future.is_aside
+            if not future.is_waited_for:
+                self._waiting.remove(future)
+                future.is_aside = True
+            return False
+
+    def _return(self, future: _Coming[Any], *, to_wait: bool = True) -> bool:
+        """A future that had stepped aside has its turn again, or is given up; says whether it had."""
+        with self._lock:
+            if not future.is_aside:
+                return False
+            future.is_aside = False
+            if not to_wait:
+                return True
+            if not self._arrived:
+                self._waiting.append(future)
+                return True
+            answer = self._arrived.popleft()
+        future.resolve([answer], True)
+        return True
 
     def _read(self, answers: Sequence[Answer]) -> T:
         (answer,) = answers
@@ -148,26 +174,74 @@ class PortReceiver(Generic[T]):
         return read_value(answer)  # type: ignore[no-any-return]
 
 
+def _cancelled() -> CancelledError:
+    return CancelledError("the wait was cancelled; what arrives is for the next recv()")
+
+
+class _Coming(Future[T]):
+    """What a receiver gives next. Who waits for a while, in a loop, must not lose what comes later to a future of before.
+
+    Attributes:
+        is_aside: whether it takes nothing for now; with the receiver's lock held.
+    """
+
+    __slots__ = ("_receiver", "is_aside")
+
+    def __init__(self, owner: _Receiving, id: int, finish: Callable[[Sequence[Answer]], T]) -> None:
+        super().__init__(owner, id, finish)
+        self.is_aside = False
+        self._receiver = owner.receiver
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether anybody wants to be told."""
+        return bool(self._callbacks)
+
+    def done(self) -> bool:
+        self._receiver._return(self)
+        return super().done()
+
+    def add_done_callback(self, callback: Callable[[], None]) -> None:
+        super().add_done_callback(callback)
+        self._receiver._return(self)
+
+    def cancel(self) -> None:
+        if self._receiver._return(self, to_wait=False):
+            self.abandon(_cancelled())
+        else:
+            super().cancel()
+
+    def _wait(self, timeout: float | None, warn_after_s: float | None = WARN_AFTER_S) -> None:
+        try:
+            super()._wait(timeout, warn_after_s)
+        except RemoteInterrupt:
+            raise RemoteInterrupt("the wait was interrupted; what arrives is for the next recv()") from None
+        except TimeoutError:
+            if not self._receiver._step_aside(self):
+                raise TimeoutError(f"nothing has arrived within {timeout} s") from None
+            super().wait()  # just now
+
+
 class _Receiving:
     """Owner of the futures of a receiver: there is nobody to interrupt but those who wait."""
 
     def __init__(self, receiver: PortReceiver[Any]) -> None:
-        self._receiver = receiver
+        self.receiver = receiver
 
     def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
-        return self._receiver._asker.wait(waiter, timeout_s)
+        return self.receiver._asker.wait(waiter, timeout_s)
 
     def interrupt(self, id: int, *, abort: bool = False) -> None:
-        self._receiver._withdraw(id)
+        self.receiver._withdraw(id)
 
     def cancel(self, id: int) -> None:
-        self._receiver._withdraw(id)
+        self.receiver._withdraw(id)
 
     def attend(self, future: Future[Any]) -> None:
-        self._receiver._asker.attend(future)
+        self.receiver._asker.attend(future)
 
     def linger(self, wait: Wait) -> float | None:
-        return self._receiver._asker.linger(wait)
+        return self.receiver._asker.linger(wait)
 
 
 class Channel(Generic[T]):

@@ -7,6 +7,7 @@ import concurrent.futures
 import gc
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -347,6 +348,48 @@ def test_send_has_answers_and_errors_go_to_a_port(procs: ProcMesh) -> None:
     with pytest.raises(ValueError, match="no good"):
         receiver.recv().get(LONG_S)
     assert desk.rank.call().get(LONG_S).values() == (0, 1)
+
+
+def test_who_waits_for_a_while_again_and_again_loses_nothing(procs: ProcMesh) -> None:
+    port, receiver = Channel.open()
+    dropped = [receiver.recv() for _ in range(3)]
+    for future in dropped:
+        with pytest.raises(TimeoutError, match="nothing has arrived within 0.01 s"):
+            future.get(0.01)
+    for i in range(6):
+        port.send(i)
+    assert [receiver.recv().get(LONG_S) for _ in range(3)] == [0, 1, 2]
+    assert dropped[1].get(LONG_S) == 3, "asked again, it takes its turn"
+    assert dropped[2].wait(LONG_S)
+    assert dropped[2].get() == 4
+
+    async def wait() -> Any:
+        return await dropped[0]
+
+    assert asyncio.run(wait()) == 5
+    given_up = receiver.recv()
+    with pytest.raises(TimeoutError):
+        given_up.get(0.01)
+    given_up.cancel()
+    port.send(6)
+    with pytest.raises(concurrent.futures.CancelledError):
+        given_up.get(LONG_S)
+    assert receiver.recv().get(LONG_S) == 6
+
+
+def test_a_future_of_a_receiver_that_others_wait_for_keeps_its_turn(procs: ProcMesh) -> None:
+    port, receiver = Channel.open()
+    shared, heard = receiver.recv(), []
+    waits = threading.Thread(target=lambda: heard.append(shared.get(LONG_S)))
+    waits.start()
+    while not shared.is_waited_for:  # type: ignore[attr-defined]
+        time.sleep(0.001)
+    with pytest.raises(TimeoutError):
+        shared.get(0.01)
+    port.send("for both")
+    waits.join(LONG_S)
+    assert heard == ["for both"]
+    assert shared.get(LONG_S) == "for both"
 
 
 def test_a_wait_at_a_receiver_that_was_cancelled_takes_nothing(procs: ProcMesh) -> None:
