@@ -110,6 +110,8 @@ class HostMesh(Handle, Shaped):
         for key, value in (env or {}).items():
             check_type(f"env[{key!r}]", value, str)
         check_type("name", name, str)
+        if per_host is not None and not isinstance(per_host, Mapping):
+            raise TypeError(f"per_host takes the sizes of axes by their names, such as {{'gpus': 4}}, not {per_host!r}")
         boot = b"" if bootstrap is None else _pack_bootstrap(bootstrap)
         if not isinstance(self._asker, Runtime):  # on a rank: only the program starts processes
             options: dict[str, Any] = {"name": name, "env": env, "device": device, "restart": restart}

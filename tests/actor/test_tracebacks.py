@@ -1,4 +1,4 @@
-"""What Python shows of an error that a future raises: the user's line, not how the error was made."""
+"""What is shown of errors in scripts: the user's line, not how the error was made, and what to write instead."""
 
 from __future__ import annotations
 
@@ -37,3 +37,8 @@ def test_it_is_short_and_does_not_grow(procs: ProcMesh) -> None:
         with pytest.raises(ActorError) as raised:
             future.get(LONG_S)
         assert [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)][1:] == ["get"]
+
+
+def test_sizes_without_names_are_refused_in_words(procs: ProcMesh) -> None:
+    with pytest.raises(TypeError, match=r"sizes of axes by their names, such as \{'gpus': 4\}, not 4"):
+        this_host().spawn_procs(4)  # type: ignore[arg-type]
