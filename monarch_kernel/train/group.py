@@ -11,6 +11,9 @@ forms, so that code written for torchrun (and Lightning, Accelerate, the HF Trai
 A collective of gloo that waits for a missing peer can be neither interrupted nor aborted through torch: ``abort()`` returns
 and the caller stays blocked. What ends it is to shut its sockets down from another thread (gloo has no abort of its own:
 pytorch/gloo#388). We know them as the descriptors that appear while a group is made. NCCL has an abort.
+
+A rank that waits for a peer to connect to it has no socket for that yet. If the peer dies then, only gloo's timeout ends the
+wait: it is short while a group is formed, and torch's own from then on. Ranks that come late are waited for before.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from monarch_kernel.actor.answers import gather
 from monarch_kernel.actor.procs import ProcMesh
@@ -40,6 +43,8 @@ from monarch_kernel.wire.messages import FormGroup
 __all__ = ["GroupStore", "RankGroup"]
 
 _JOIN_TIMEOUT = timedelta(seconds=60)
+_CONNECT_TIMEOUT = timedelta(seconds=5)
+"""How long gloo waits for the address of a peer that is there; it waits five times as long for that to connect."""
 
 
 class GroupStore:
@@ -102,8 +107,10 @@ class RankGroup:
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
         self._spec = rank.spec
-        self._fds: set[int] = set()
-        self._fds_before: set[int] | None = None  # those that were open when it began to form; None when it does not
+        self._sockets: set[_Socket] = set()
+        self._sockets_before: set[_Socket] | None = (
+            None  # those that were open when it began to form; None when it does not
+        )
         self._stderr: int | None = None
         self._formed = False
         self._aborted = False
@@ -134,7 +141,7 @@ class RankGroup:
 
     def pending_s(self) -> float:
         """Age of the oldest collective that has not ended, in seconds; 0 if there is none. Forming the group is one."""
-        if self._fds_before is not None:
+        if self._sockets_before is not None:
             return max(1e-9, (time.time_ns() - self._formed_ns) / 1e9)
         oldest = min((entry["time_created_ns"] for entry in self._waiting(self._recorded())), default=None)
         return 0.0 if oldest is None else max(1e-9, (time.time_ns() - oldest) / 1e9)
@@ -179,19 +186,19 @@ class RankGroup:
         self._aborted = True
         if self._spec.device == "cuda" and dist.is_initialized():
             dist.distributed_c10d._abort_process_group()
-        if self._fds_before is not None:  # it waits for its peers, or for the store
-            self._fds |= _socket_fds() - self._fds_before
+        if self._sockets_before is not None:  # it waits for its peers, or for the store
+            self._sockets |= _sockets() - self._sockets_before
             if self._stderr is None:
                 self._stderr = _mute_stderr()
-        for fd in list(self._fds):
+        for fd, _ in self._sockets & _sockets():  # those of a group that has been destroyed are no more
             try:
                 with socket.socket(fileno=os.dup(fd)) as peer:
                     # gloo ends the process when its listener fails, so only connections are shut down
                     if not peer.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                         peer.shutdown(socket.SHUT_RDWR)
             except OSError:
-                pass  # its group has been destroyed
-        self._fds.clear()
+                pass  # it was closed meanwhile
+        self._sockets.clear()
 
     @staticmethod
     def _recorded() -> dict[str, Any]:
@@ -239,14 +246,14 @@ class RankGroup:
         self._rounds = 1000 * message.generation
         self._formed_ns = time.time_ns()
         self._formed = False
-        self._fds_before = _socket_fds()
+        self._sockets_before = _sockets()
         try:
             with self._rank.main.user_code():
                 self._init(dist.init_process_group, "cpu:gloo,cuda:nccl" if spec.device == "cuda" else "gloo")
                 self._formed = True
                 self._add_device_mesh()
         finally:
-            self._fds_before = None
+            self._sockets_before = None
             muted, self._stderr = self._stderr, None
             if muted is not None:
                 os.dup2(muted, 2)
@@ -274,6 +281,10 @@ class RankGroup:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         store = dist.TCPStore(host, port, is_master=False, timeout=_JOIN_TIMEOUT)
         ours = dist.PrefixStore(f"group/{self._rounds}", store)
+        if self._sockets_before is not None:
+            present = [f"present/{rank}" for rank in range(self._spec.world_size)]
+            ours.set(present[self._spec.rank], "")
+            ours.wait(present, _JOIN_TIMEOUT)
         options.update(store=ours, rank=self._spec.rank, world_size=self._spec.world_size)
         init(backend, **options)
 
@@ -300,12 +311,16 @@ class RankGroup:
             return
 
         @functools.wraps(make)
-        def new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
-            before = _socket_fds()
+        def new_process_group_helper(*args: Any, timeout: timedelta | None = None, **kwargs: Any) -> Any:
+            before = _sockets()
+            is_forming = self._sockets_before is not None and timeout is not None
             try:
-                return make(*args, **kwargs)
+                made = make(*args, timeout=_CONNECT_TIMEOUT if is_forming else timeout, **kwargs)
             finally:
-                self._fds |= _socket_fds() - before
+                self._sockets |= _sockets() - before
+            if is_forming and isinstance(made[0], dist.ProcessGroup):
+                helpers._set_pg_timeout(timeout, made[0])
+            return made
 
         new_process_group_helper.monarch_kernel = True  # type: ignore[attr-defined]
         helpers._new_process_group_helper = new_process_group_helper
@@ -353,12 +368,20 @@ def _mute_stderr() -> int:
     return before
 
 
-def _socket_fds() -> set[int]:
+class _Socket(NamedTuple):
+    """A socket of this process; the number of its descriptor alone may be another's a moment later."""
+
+    fd: int
+    inode: str
+
+
+def _sockets() -> set[_Socket]:
     found = set()
     for name in os.listdir("/proc/self/fd"):
         try:
-            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                found.add(int(name))
+            target = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
-            pass
+            continue
+        if target.startswith("socket:"):
+            found.add(_Socket(int(name), target))
     return found

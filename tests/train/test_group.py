@@ -201,6 +201,48 @@ def test_the_death_of_a_rank_in_a_collective_frees_the_others(store: GroupStore,
         mesh.stop(grace_s=0).get()
 
 
+SPY = """
+from torch.distributed import distributed_c10d as helpers
+def timeout_s(group):
+    return group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+while_forming, original = [], helpers._set_pg_timeout
+def spy(timeout, group):
+    while_forming.append(timeout_s(group))
+    original(timeout, group)
+helpers._set_pg_timeout = spy
+"""
+
+
+def test_peers_are_waited_for_briefly_while_a_group_is_formed_and_as_long_as_torch_does_in_collectives(
+    group: ProcMesh, store: GroupStore
+) -> None:
+    """If one dies before it has connected to another, nothing but the timeout frees that one."""
+    try:
+        group.run(SPY).get(LONG_S)
+        store.form(group).get(LONG_S)
+        assert max(group.run("max(while_forming)").get(LONG_S).values()) < 10
+        groups = "(dist.group.WORLD, mesh.get_group('dp'), mesh.get_group('tp'))"
+        after = group.run(f"[timeout_s(each) for each in {groups}]").get(LONG_S)
+        assert after.values() == ([1800.0] * 3,) * 4
+        own = "import datetime; own = dist.new_group(timeout=datetime.timedelta(seconds=77)); found = timeout_s(own)"
+        assert set(group.run(f"{own}\nown = None\nfound").get(LONG_S).values()) == {77.0}
+    finally:
+        group.run("helpers._set_pg_timeout = original").get(LONG_S)
+
+
+def test_sockets_of_the_user_are_not_taken_for_those_of_a_group_that_is_no_more(
+    group: ProcMesh, store: GroupStore
+) -> None:
+    """The system gives the number of a descriptor again at once."""
+    pair = "dist.destroy_process_group(); mesh = None; gc.collect(); pairs = [socket.socketpair() for _ in range(40)]"
+    group.run(f"import gc, socket\n{pair}").get(LONG_S)
+    for _ in range(2):  # the second time the first group is aborted
+        store.form(group).get(LONG_S)
+    use = "[(a.send(b'x'), b.recv(1)) for a, b in pairs] == [(1, b'x')] * 40"
+    assert set(group.run(use).get(LONG_S).values()) == {True}
+    group.run("[end.close() for pair in pairs for end in pair]; pairs = None").get(LONG_S)
+
+
 def test_a_store_can_be_closed_and_made_anew() -> None:
     for _ in range(2):
         store = GroupStore()
