@@ -8,6 +8,7 @@ read is held by the rank's own I/O thread. On one machine the address is ``ipc:/
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
 from collections.abc import Sequence
@@ -70,10 +71,11 @@ class _ZmqSocket:
         )
         for source, _ in events:
             if source == self._wake:
-                try:
-                    os.eventfd_read(self._wake)
-                except BlockingIOError:
-                    pass
+                self._forget_wake()
+
+    def _forget_wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
 
     def wake(self) -> None:
         """Make the current or the next `wait` return at once."""
@@ -282,10 +284,7 @@ class ZmqRank(ZmqDealer):
         events: list[Any] = zmq.zmq_poll(self._items, timeout_ms)
         for source, _ in events:
             if source == self._wake:
-                try:
-                    os.eventfd_read(self._wake)
-                except BlockingIOError:
-                    pass
+                self._forget_wake()
             elif source not in self._ready:
                 self._ready.append(source)
 
