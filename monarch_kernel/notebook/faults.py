@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -21,6 +22,8 @@ from monarch_kernel.ui.failures import failure_block, failure_line
 
 __all__ = ["Faults"]
 
+_log = logging.getLogger(__name__)
+
 _HOLD_S = 0.3
 _KEEP = 256
 
@@ -28,13 +31,16 @@ _KEEP = 256
 class Faults:
     """What the notebook has in place of `unhandled_fault_hook`.
 
-    A failure is held back for a moment: often a cell waits for the actor that has failed, and shows the error itself. Of the
-    actors that a process has taken with it the first is shown with all that is known, each other in a line.
+    A failure is held back for a moment: often a cell waits for the actor that has failed, and shows the error itself, and often
+    other ranks of the mesh fail alike. Of the actors that a process has taken with it the first is shown with all that is
+    known, each other in a line.
     """
 
     def __init__(self, shell: InteractiveShell, meshes: Meshes) -> None:
         self._shell = shell
         self._meshes = meshes
+        self._held: list[tuple[float, MeshFailure]] = []
+        self._is_showing = False
         self._told: deque[Failure] = deque(maxlen=_KEEP)
         self._shown: deque[Failure] = deque(maxlen=_KEEP)
         self._news = threading.Condition()
@@ -57,21 +63,49 @@ class Faults:
             self._news.notify_all()
 
     def show(self, failure: MeshFailure) -> None:
-        """Show a failure in the cell that runs, or else in the one that ran last; not one that a cell shows, too."""
+        """Show a failure soon, in the cell that runs then, or else in the one that ran last; not one that a cell shows, too."""
+        with self._news:
+            self._held.append((time.monotonic() + _HOLD_S, failure))
+            if self._is_showing:
+                return
+            self._is_showing = True
+        threading.Thread(target=self._show_held, name="monarch-faults-shown", daemon=True).start()
+
+    def _show_held(self) -> None:
+        while due := self._next():
+            for failure in due:
+                try:
+                    self._show(failure)
+                except Exception:  # the next one is shown all the same
+                    _log.exception("a failure could not be shown: %s", failure.headline())
+
+    def _next(self) -> list[MeshFailure]:
+        """Wait for the next failures that are to be shown, one for each mesh; none if there are no more."""
+        with self._news:
+            while True:
+                self._held = [item for item in self._held if not self._is_shown(item[1])]
+                if not self._held:
+                    self._is_showing = False
+                    return []
+                left = self._held[0][0] - time.monotonic()
+                if left <= 0:
+                    break
+                self._news.wait(left)
+            held, self._held = self._held, []
+        by_mesh: dict[tuple[int, str], MeshFailure] = {}
+        for _, failure in held:
+            key = (failure.actor, failure.mesh_name)
+            before = by_mesh.get(key, failure)
+            reports, causes = {**before.reports, **failure.reports}, {**before.causes, **failure.causes}
+            by_mesh[key] = replace(failure, reports=reports, causes=causes)
+        return list(by_mesh.values())
+
+    def _show(self, failure: MeshFailure) -> None:
         color = getattr(self._shell, "colors", "nocolor").lower() != "nocolor"
         reports = failure.reports.values()
         if not failure.causes and all(each.kind == "lost" and each in self._told for each in reports):
             self._write([failure_line(failure, color=color)])
             return
-        deadline = time.monotonic() + _HOLD_S
-        with self._news:
-            while not self._is_shown(failure):
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    break
-                self._news.wait(left)
-            else:
-                return
         self._told.extend(reports)
         lines = failure_block(_placed(failure), color=color)
         hint = heal_hint(failure.root_cause.reports.values(), self._meshes)

@@ -162,3 +162,11 @@ def test_places_in_cells_have_their_numbers_also_in_what_an_error_quotes(book: N
     cell = book.run("t.slice(gpus=0).spawn('caller', Caller).call.call_one(lone).get()")
     assert "ValueError: below (notebook cell [" in cell.error
     assert "ipykernel_" not in cell.error
+
+
+def test_ranks_that_fail_one_after_the_other_are_shown_together(book: Notebook) -> None:
+    book.ok("both = t.spawn('both', Worker); both.ok.call().get()")
+    code = "both.slice(gpus=0).fail.broadcast('alike'); time.sleep(0.1); both.slice(gpus=1).fail.broadcast('alike')\n"
+    cell = book.ok(code + BUSY.format(seconds=1))
+    assert "MeshFailure: both[0-1] failed, and no actor has handled that" in plain(cell)
+    assert plain(cell).count("ValueError: alike") == 1
