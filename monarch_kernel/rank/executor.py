@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import threading
 import traceback
 from collections import deque
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from monarch_kernel.errors import Failure
 from monarch_kernel.transport.driver import Waiter
+from monarch_kernel.transport.strikes import ACTOR_THREAD, ActorThread
 from monarch_kernel.wire.codec import Frame
 from monarch_kernel.wire.messages import Call, DebugInput, Message, PassOver, PostMortem, Stopped
 
@@ -146,7 +146,7 @@ class Executor:
         self._is_called = False
         self._is_looking = False
         self._waits_for: Waiter | None = None
-        self._striking = threading.Lock()
+        self._thread = ActorThread()
         self._rank = rank
 
     @property
@@ -163,8 +163,9 @@ class Executor:
 
     def run(self) -> None:
         """Empty the mailbox until it is over; drive the socket while it is empty."""
-        self.thread_id = threading.get_ident()
+        self.thread_id = self._thread.ident = threading.get_ident()
         working.set(self)
+        ACTOR_THREAD.set(self._thread)
         mailbox, waiter, wait = self.mailbox, self.waiter, self._rank.driving.wait
         while not self.over:
             while mailbox and not self.over:
@@ -248,8 +249,7 @@ class Executor:
         if self.is_traced:
             self.end_tracing()
         if self.interrupted and self.interrupted == self.current:
-            with self._striking:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread_id), None)
+            self._thread.take_back()
 
     def _post_mortem(self, message: PostMortem, _: Sequence[Frame]) -> None:
         debugger, kept = self._rank.debugger, self.kept
@@ -268,10 +268,7 @@ class Executor:
 
     def strike_thread(self) -> None:
         """Raise KeyboardInterrupt in this executor's thread, if that runs user code."""
-        with self._striking:
-            if self.in_user_code:
-                interrupt = ctypes.py_object(KeyboardInterrupt)
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread_id), interrupt)
+        self._thread.strike(lambda: self.in_user_code)
 
 
 working: ContextVar[Executor | None] = ContextVar("monarch_kernel_working", default=None)

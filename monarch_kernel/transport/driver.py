@@ -43,7 +43,7 @@ from types import FrameType, TracebackType
 from typing import Any, Generic, TypeVar
 
 from monarch_kernel.transport.base import Peer, Transport
-from monarch_kernel.transport.strikes import USER_THREAD, ThreadShield
+from monarch_kernel.transport.strikes import ACTOR_THREAD, USER_THREAD, ActorThread, ThreadShield, UserThread
 from monarch_kernel.wire.codec import Frame, Packed, join
 
 __all__ = ["Driver", "Waiter"]
@@ -282,9 +282,12 @@ class Driver(Generic[T]):
     # -- leading
 
     def _shield(self, waiter: Waiter | None = None) -> _Shield | ThreadShield:
-        if threading.get_ident() == self._main:
+        me = threading.get_ident()
+        if me == self._main:
             return _Shield()
-        thread = USER_THREAD.get()
+        thread: UserThread | ActorThread | None = USER_THREAD.get()
+        if thread is None and (of_actor := ACTOR_THREAD.get()) is not None and of_actor.ident == me:
+            thread = of_actor
         return _NO_SHIELD if thread is None else ThreadShield(thread, lambda: self._wake(waiter))
 
     def _wake(self, waiter: Waiter | None) -> None:

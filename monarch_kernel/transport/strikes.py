@@ -13,6 +13,9 @@ interrupted by whoever learns of the signal: `UserThread.strike`. What that does
 - it is in an event loop, which waits for the user's coroutine: that is cancelled (``cancel``);
 - else nothing happens.
 
+The thread of an actor (`ActorThread`) is interrupted by a message that names what it runs. That message may even be handled by
+the thread itself, which drives the transport while it waits: so it, too, is struck only when all is in order.
+
 An asynchronous exception is delivered some time after it was set. So whoever leaves the user's code takes back what has not
 been delivered, with the lock held under which it is set: it never strikes code that comes later.
 """
@@ -27,7 +30,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
 
-__all__ = ["USER_THREAD", "ThreadShield", "UserThread"]
+__all__ = ["ACTOR_THREAD", "USER_THREAD", "ActorThread", "ThreadShield", "UserThread"]
 
 _BURST_S = 0.1
 
@@ -110,8 +113,69 @@ class UserThread:
         return struck
 
 
+class ActorThread:
+    """A thread that runs the code of an actor.
+
+    Attributes:
+        ident: of the thread, once it runs.
+    """
+
+    def __init__(self) -> None:
+        self.ident = 0
+        self._lock = threading.Lock()
+        self._shields: list[ThreadShield] = []
+
+    def strike(self, may: Callable[[], bool]) -> None:
+        """Interrupt what it runs, if it may be; from any thread, also from the one that is struck.
+
+        Args:
+            may: whether it runs what is to be interrupted.
+        """
+        with self._lock:
+            if not may():
+                return
+            if self._shields:
+                self._shields[-1].strike()
+            else:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(self.ident), ctypes.py_object(KeyboardInterrupt)
+                )
+
+    def take_back(self) -> None:
+        """Have nothing raised that has not been delivered yet; for the thread itself, when ``may`` is no more."""
+        with self._lock:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), None)
+
+    def shield(self, shield: ThreadShield) -> bool:
+        """Have a shield told, instead; what was on its way is raised here."""
+        try:
+            with self._lock:
+                self._shields.append(shield)
+            _deliver()
+        except BaseException:
+            self.unshield(shield)
+            raise
+        return False
+
+    def unshield(self, shield: ThreadShield) -> None:
+        """End `shield`."""
+        with self._lock:
+            if shield in self._shields:
+                self._shields.remove(shield)
+
+
+def _deliver() -> None:
+    """Does nothing; the interpreter delivers what is on its way where a function begins, and where a loop goes around."""
+    for _ in range(2):
+        pass
+
+
 USER_THREAD: ContextVar[UserThread | None] = ContextVar("USER_THREAD", default=None)
 """The thread that runs the code of this context for the user, if it is one that no signal reaches."""
+
+
+ACTOR_THREAD: ContextVar[ActorThread | None] = ContextVar("ACTOR_THREAD", default=None)
+"""The thread of the actor that this code belongs to; code that the actor runs elsewhere may inherit it."""
 
 
 class ThreadShield:
@@ -124,7 +188,7 @@ class ThreadShield:
 
     __slots__ = ("_pending", "_thread", "_wake", "open")
 
-    def __init__(self, thread: UserThread, wake: Callable[[], object]) -> None:
+    def __init__(self, thread: UserThread | ActorThread, wake: Callable[[], object]) -> None:
         self.open = False
         self._thread = thread
         self._wake = wake

@@ -25,7 +25,7 @@ __all__ = ["ZmqDealer", "ZmqRank", "ZmqRouter"]
 _ZERO_COPY_NBYTES = 64 * 1024
 _LINGER_MS = 1000
 _LOOK_EVERY = 16
-"""Of so many messages that are received one is looked for everywhere, so that no flood holds up what others send."""
+"""After so many messages it is looked who else has sent something, so that no flood holds up what others send."""
 
 # pyzmq's enums, and the checks of its Python layer, cost more than the calls themselves.
 _NOBLOCK, _SNDMORE, _POLLIN = int(zmq.NOBLOCK), int(zmq.SNDMORE), int(zmq.POLLIN)
@@ -122,7 +122,6 @@ class ZmqRouter(_ZmqSocket):
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.bind(address)
         self._to_myself: deque[list[Frame]] = deque()
-        self._received = 0
 
     def wait(self, timeout_s: float | None) -> None:
         """Return when a message may have arrived, `wake` was called, or the time is up."""
@@ -144,13 +143,12 @@ class ZmqRouter(_ZmqSocket):
 
     def recv(self) -> tuple[Peer, list[Frame]] | None:
         """Give the next message and its sender, or None."""
-        self._received += 1
-        if self._to_myself and self._received % _LOOK_EVERY:
+        if self._to_myself:
             return CONTROLLER, self._to_myself.popleft()
         try:
             peer = _recv(self._socket, _NOBLOCK)
         except zmq.Again:
-            return (CONTROLLER, self._to_myself.popleft()) if self._to_myself else None
+            return None
         if not _get(self._socket, _RCVMORE):
             return peer, []
         return peer, _recv_rest(self._socket, [_recv(self._socket, _NOBLOCK)])
@@ -251,11 +249,10 @@ class ZmqRank(ZmqDealer):
 
     def recv(self) -> tuple[Peer, list[Frame]] | None:
         """Give the next message and its sender, or None; each connection in its turn."""
-        self._received += 1
-        looks = not self._received % _LOOK_EVERY
-        if self._to_myself and not looks:
+        if self._to_myself:  # before what others may send because of it
             return self._name, self._to_myself.popleft()
-        if looks or not self._ready:
+        self._received += 1
+        if not self._ready or not self._received % _LOOK_EVERY:
             self._poll(0)
         while self._ready:
             socket = self._ready[0]
@@ -270,7 +267,7 @@ class ZmqRank(ZmqDealer):
             if not _get(socket, _RCVMORE):
                 return first, []
             return first, _recv_rest(socket, [_recv(socket, _NOBLOCK)])
-        return (self._name, self._to_myself.popleft()) if self._to_myself else None
+        return None
 
     def close(self) -> None:
         """Close all connections; what was sent lingers for up to a second."""

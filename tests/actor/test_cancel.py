@@ -321,3 +321,38 @@ def test_many_cancels_at_any_moment_leave_the_actor_well(procs: ProcMesh, kind: 
     for seen in sleeper.look.call().get(LONG_S).values():
         assert set(seen) <= {RAISED[kind], "left", "asked"}
         assert seen.count(RAISED[kind]) == seen.count("left")
+
+
+class Counter(Actor):
+    """Counts what it is sent."""
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    @endpoint
+    def add(self) -> None:
+        self.n += 1
+
+    @endpoint
+    def get(self) -> int:
+        return self.n
+
+
+def test_a_cancel_of_an_endpoint_that_waits_loses_nothing_that_others_are_sent(procs: ProcMesh, tmp_path: Path) -> None:
+    """It drives the transport of its process while it waits, and what it receives then is for other actors, too."""
+    one, two = procs.slice(r=0), procs.slice(r=1)
+    asks, sleeper, counter = one.spawn("asks", Sleeper), two.spawn("sleeper", Sleeper), one.spawn("counter", Counter)
+    for round in range(1, 41):
+        future = asks.ask.call_one(sleeper, str(tmp_path))
+        wait_for(tmp_path, "asks-0")
+        (tmp_path / "asks-0").unlink()
+        for _ in range(3):
+            counter.add.broadcast()
+        future.cancel()
+        for _ in range(7):
+            counter.add.broadcast()
+        assert counter.get.call_one().get(LONG_S) == 10 * round
+        assert isinstance(asks.rank.call_one().get(LONG_S), int)
+        assert isinstance(sleeper.rank.call_one().get(LONG_S), int)
+    for mesh in (asks, sleeper, counter):
+        mesh.stop().get(LONG_S)
