@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -52,6 +53,52 @@ class Host(Actor):
         return True
 
 
+class Heir(Actor):
+    """Asks all that live on, which answer when a file is gone."""
+
+    def __init__(self, gate: str) -> None:
+        self.gate = gate
+        self.asked: list[int] = []
+
+    def __restore__(self, peers: Any) -> None:
+        self.asked.append(0 if peers is None else len(peers))
+        if peers is not None:
+            peers.ask.call().get(LONG_S)
+
+    @endpoint
+    def ask(self) -> None:
+        Path(f"{self.gate}.asked").touch()
+        while os.path.exists(self.gate):
+            time.sleep(0.005)
+
+    @endpoint
+    def found(self) -> list[int]:
+        return self.asked
+
+
+class AsyncHeir(Actor):
+    """The same, asynchronous."""
+
+    def __init__(self, gate: str) -> None:
+        self.gate = gate
+        self.asked: list[int] = []
+
+    async def __restore__(self, peers: Any) -> None:
+        self.asked.append(0 if peers is None else len(peers))
+        if peers is not None:
+            await peers.ask.call()
+
+    @endpoint
+    async def ask(self) -> None:
+        Path(f"{self.gate}.asked").touch()
+        while os.path.exists(self.gate):
+            await asyncio.sleep(0.005)
+
+    @endpoint
+    async def found(self) -> list[int]:
+        return self.asked
+
+
 @pytest.fixture(scope="module", autouse=True)
 def by_value() -> Iterator[None]:
     module = sys.modules[__name__]
@@ -97,6 +144,23 @@ def test_a_rank_that_dies_while_another_is_replaced_is_replaced_too(procs: ProcM
     assert healed.get(LONG_S) == (0, 1, 2)
     assert procs.deaths() == {}
     assert len(guest.pid.call().get(LONG_S)) == 3
+
+
+@pytest.mark.parametrize("kind", [Heir, AsyncHeir])
+def test_an_actor_restores_itself_from_those_that_are_left_when_one_that_it_asks_dies(
+    procs: ProcMesh, tmp_path: Path, kind: type[Any]
+) -> None:
+    gate = tmp_path / "gate"
+    heirs = procs.spawn("heirs", kind, str(gate))
+    heirs.found.call().get(LONG_S)
+    kill(procs, 1)
+    gate.touch()
+    healed = procs.heal()
+    wait_until(lambda: (tmp_path / "gate.asked").exists(), "the first question")
+    kill(procs, 2)
+    gate.unlink()
+    assert healed.get(LONG_S) == (1, 2)
+    assert heirs.slice(r=1).found.call_one().get(LONG_S) == [2, 1]
 
 
 @pytest.mark.parametrize("by", ["the program", "an actor"])
