@@ -297,13 +297,17 @@ class _Places:
         self._base = procs
 
 
+Places = Sequence[tuple[int, int]]
+"""Rank and process of actors."""
+
+
 def living_actors(
-    asker: Asker, message: Spawn, cls: type[Actor], endpoints: dict[str, EndpointSpec]
+    asker: Asker, message: Spawn, living: Places, cls: type[Actor], endpoints: dict[str, EndpointSpec]
 ) -> ActorMesh | None:
     """The mesh of the actors that live on, for one that comes in the place of another; None if none does."""
-    if not message.living:
+    if not living:
         return None
-    places = dict(message.living)
+    places = dict(living)
     procs = tuple(
         places.get(rank, -1) for rank in range(max(places) + 1)
     )  # what is not in the region is never looked at

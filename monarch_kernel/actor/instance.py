@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -365,11 +365,41 @@ class ActorHost:
             self.executor.look = self._look
 
     def restore(self, message: Spawn, cls: type[Actor], specs: dict[str, EndpointSpec]) -> Any:
-        """Let an actor that comes in the place of another take its state from those that live on."""
+        """Let an actor that comes in the place of another take its state from those that live on.
+
+        If some of these die, and it fails for that, it is asked again, with those that are left.
+        """
         restore = getattr(self.instance, "__restore__", None)
         if message.living is None or restore is None:
             return None
-        return restore(living_actors(self.workplace.asker, message, cls, specs))
+        asker, living = self.workplace.asker, message.living
+
+        def attempt() -> Any:
+            return restore(living_actors(asker, message, living, cls, specs))
+
+        def fewer_live() -> bool:
+            nonlocal living
+            before, deaths = living, asker.deaths([proc for _, proc in living])
+            living = tuple(place for place in living if place[1] not in deaths)
+            return len(living) < len(before)
+
+        async def finish(work: Awaitable[Any]) -> None:
+            while True:
+                try:
+                    await work
+                    return
+                except SupervisionError:
+                    if not fewer_live():
+                        raise
+                    work = attempt()
+
+        while True:
+            try:
+                work = attempt()
+                return finish(work) if inspect.isawaitable(work) else None
+            except SupervisionError:
+                if not fewer_live():
+                    raise
 
     def _call(self, message: Call, frames: Sequence[Frame]) -> None:
         executor, id = self.executor, message.id

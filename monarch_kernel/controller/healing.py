@@ -61,7 +61,8 @@ class Healer:
             now: the time.
         """
         state = self._state
-        lost = healing.replaced = tuple(proc for proc in procs if state.is_lost(proc))
+        lost = tuple(proc for proc in procs if state.is_lost(proc))
+        healing.replaced += lost
         effects = state.heal(lost, now, host)
         for kept, having in state.kept(lost):
             for proc in having:

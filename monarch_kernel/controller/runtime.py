@@ -392,7 +392,16 @@ class Runtime:
         if self._closed:
             raise MeshDownError("the session was shut down; start again with this_host() or %mesh up")
         id = next(self._ids)
-        healing = Healing(lambda: self._resolve(id))
+
+        def over() -> None:
+            # Of several that were killed together some are known to be dead later than others.
+            left = [proc for proc in procs if proc not in healing.replaced and self._state.is_lost(proc)]
+            if left and not self.hosts_are_gone(left):
+                self._perform(self._healer.heal(left, healing, 0, time.monotonic()))
+            else:
+                self._resolve(id)
+
+        healing = Healing(over)
         future = Future(self, id, lambda _: finish(healing))
         self._futures[id] = future  # type: ignore[assignment]
 

@@ -1,0 +1,185 @@
+"""Several ranks that die together or one after the other, and what is stopped while some are dead."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from monarch_kernel.actor import Actor, ProcMesh, SupervisionError, endpoint, shutdown_context, this_host
+
+LONG_S = 30.0
+
+
+class Guest(Actor):
+    """Says in a file that it was cleaned up; its making waits until a file is gone."""
+
+    def __init__(self, gate: str = "", ends: str = "") -> None:
+        self.ends = ends
+        while gate and os.path.exists(gate):
+            time.sleep(0.005)
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    def __cleanup__(self, error: BaseException | None) -> None:
+        if self.ends:
+            with open(self.ends, "a") as file:
+                file.write(f"{os.getpid()}\n")
+
+
+class Host(Actor):
+    """Spawns guests, and does not mind when they fail."""
+
+    @endpoint
+    def spawn(self, procs: Any, *args: Any) -> Any:
+        self.guests = procs.spawn("guests", Guest, *args)
+        return self.guests
+
+    @endpoint
+    def release(self) -> None:
+        self.guests.stop().get(LONG_S)
+
+    def __supervise__(self, failure: Any) -> bool:
+        return True
+
+
+class Heir(Actor):
+    """Asks all that live on, which answer when a file is gone."""
+
+    def __init__(self, gate: str) -> None:
+        self.gate = gate
+        self.asked: list[int] = []
+
+    def __restore__(self, peers: Any) -> None:
+        self.asked.append(0 if peers is None else len(peers))
+        if peers is not None:
+            peers.ask.call().get(LONG_S)
+
+    @endpoint
+    def ask(self) -> None:
+        Path(f"{self.gate}.asked").touch()
+        while os.path.exists(self.gate):
+            time.sleep(0.005)
+
+    @endpoint
+    def found(self) -> list[int]:
+        return self.asked
+
+
+class AsyncHeir(Actor):
+    """The same, asynchronous."""
+
+    def __init__(self, gate: str) -> None:
+        self.gate = gate
+        self.asked: list[int] = []
+
+    async def __restore__(self, peers: Any) -> None:
+        self.asked.append(0 if peers is None else len(peers))
+        if peers is not None:
+            await peers.ask.call()
+
+    @endpoint
+    async def ask(self) -> None:
+        Path(f"{self.gate}.asked").touch()
+        while os.path.exists(self.gate):
+            await asyncio.sleep(0.005)
+
+    @endpoint
+    async def found(self) -> list[int]:
+        return self.asked
+
+
+@pytest.fixture(scope="module", autouse=True)
+def by_value() -> Iterator[None]:
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    this_host().initialized.get(LONG_S)
+    yield
+    cloudpickle.unregister_pickle_by_value(module)
+    shutdown_context().get()
+
+
+@pytest.fixture
+def procs() -> Iterator[ProcMesh]:
+    mesh = this_host().spawn_procs({"r": 3}, device="cpu")
+    mesh.initialized.get(LONG_S)
+    yield mesh
+    mesh.stop(grace_s=0).get()
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + LONG_S
+    while not condition():
+        assert time.monotonic() < deadline, f"in vain waited for: {what}"
+        time.sleep(0.002)
+
+
+def kill(procs: ProcMesh, *ranks: int) -> None:
+    pids = {rank.rank: rank.pid for rank in procs.view().ranks}
+    for rank in ranks:
+        os.kill(pids[rank], signal.SIGKILL)
+    wait_until(lambda: set(ranks) <= set(procs.deaths()), "the news of the deaths")
+
+
+def test_a_rank_that_dies_while_another_is_replaced_is_replaced_too(procs: ProcMesh, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    guest = procs.spawn("guest", Guest, str(gate))
+    guest.pid.call().get(LONG_S)
+    kill(procs, 1)
+    gate.touch()
+    healed = procs.heal()
+    wait_until(lambda: procs.view().ranks[1].state == "running", "the new process")
+    kill(procs, 0, 2)
+    gate.unlink()
+    assert healed.get(LONG_S) == (0, 1, 2)
+    assert procs.deaths() == {}
+    assert len(guest.pid.call().get(LONG_S)) == 3
+
+
+@pytest.mark.parametrize("kind", [Heir, AsyncHeir])
+def test_an_actor_restores_itself_from_those_that_are_left_when_one_that_it_asks_dies(
+    procs: ProcMesh, tmp_path: Path, kind: type[Any]
+) -> None:
+    gate = tmp_path / "gate"
+    heirs = procs.spawn("heirs", kind, str(gate))
+    heirs.found.call().get(LONG_S)
+    kill(procs, 1)
+    gate.touch()
+    healed = procs.heal()
+    wait_until(lambda: (tmp_path / "gate.asked").exists(), "the first question")
+    kill(procs, 2)
+    gate.unlink()
+    assert healed.get(LONG_S) == (1, 2)
+    assert heirs.slice(r=1).found.call_one().get(LONG_S) == [2, 1]
+
+
+@pytest.mark.parametrize("by", ["the program", "an actor"])
+def test_stopping_actors_reaches_those_that_live_beside_dead_ranks(procs: ProcMesh, tmp_path: Path, by: str) -> None:
+    ends = tmp_path / "ends"
+    host: Any = procs.slice(r=0).spawn("host", Host)
+    guest: Any = (
+        procs.spawn("guest", Guest, "", str(ends))
+        if by == "the program"
+        else host.spawn.call_one(procs, "", str(ends)).get(LONG_S)
+    )
+    pids = guest.pid.call().get(LONG_S).values()
+    kill(procs, 1)
+    if by == "the program":
+        guest.stop().get(LONG_S)
+    else:
+        host.release.call_one().get(LONG_S)
+    assert sorted(map(int, ends.read_text().split())) == sorted((pids[0], pids[2]))
+    assert procs.heal().get(LONG_S) == (1,)
+    with pytest.raises(SupervisionError) as caught:
+        guest.pid.call().get(LONG_S)
+    assert caught.value.ranks == (0, 1, 2)
