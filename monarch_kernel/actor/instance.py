@@ -260,11 +260,7 @@ class ActorHost:
         executor = self.executor
         if self.instance is not None:  # else it is at it
             executor.mailbox.clear()
-            for strike in list(executor.strikes.values()):
-                strike()
-            if executor.current and not executor.strikes:
-                executor.interrupted = executor.current
-                executor.strike_thread()
+            executor.strike_all()
         executor.post(StopActor(0, self.about.actor_id, "the process was stopped"), ())
         return self._thread
 

@@ -109,6 +109,10 @@ class OnLoop(Protocol):
     overlaps: bool
     work: Any
 
+    def strike(self) -> None:
+        """Interrupt it; from any thread."""
+        ...
+
 
 class Executor:
     """A mailbox and the thread that empties it, one message at a time.
@@ -265,6 +269,15 @@ class Executor:
         self.is_traced = False
         if self._rank.debugger is not None:
             self._rank.debugger.end()
+
+    def strike_all(self) -> None:
+        """Raise KeyboardInterrupt in whatever it works on, or cancel that, also what nobody waits for."""
+        calls = list(self.calls)
+        for call in calls:
+            call.strike()
+        if not calls and self.is_busy:
+            self.interrupted = self.current
+            self.strike_thread()
 
     def strike_thread(self) -> None:
         """Raise KeyboardInterrupt in this executor's thread, if that runs user code."""

@@ -243,11 +243,13 @@ class Workplace:
         self.send_answer_now(message.id, pack(Result(message.id, Payload())))
 
     def end_actor(self, actor: int, reason: str) -> None:
-        """Stop an actor that works here; with the baton held."""
+        """End an actor that works here, and interrupt what it does: its owner is gone; with the baton held."""
         stopped = self.actors.pop(actor, None)
         self._note_stopped(actor, reason)
         if stopped is not None:
+            self._stopping.append(stopped)
             stopped.post(StopActor(0, actor, reason), ())
+            stopped.strike_all()
 
     def refuse(self, id: int, why: str | Failure) -> None:
         """Answer that an actor is not here."""

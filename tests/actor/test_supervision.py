@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -239,6 +240,48 @@ def test_what_a_dead_process_had_spawned_elsewhere_ends(whole: Any, faults: list
             actors.pid.call().get(LONG_S)
     wait_until(lambda: faults, "the hook")
     assert [fault.mesh_name for fault in faults] == ["owner"]
+
+
+class Busy(Actor):
+    """Works for ever, with nobody who waits for it; says in a file that it began, and in another one how it ended."""
+
+    @endpoint
+    def work(self, path: str) -> None:
+        Path(f"{path}-began").touch()
+        while True:
+            sum(range(1000))
+
+    def __cleanup__(self, error: BaseException | None) -> None:
+        Path(os.environ["BUSY"] + "-ended").write_text(repr(error))
+
+
+class AsyncBusy(Busy):
+    """The same on an event loop."""
+
+    @endpoint
+    async def work(self, path: str) -> None:  # type: ignore[override]
+        Path(f"{path}-began").touch()
+        while True:
+            await asyncio.sleep(0.001)
+
+
+class OwnerOfBusy(Actor):
+    """Owns them."""
+
+    @endpoint
+    def spawn(self, procs: Any, kind: type[Actor], path: str) -> None:
+        procs.spawn("busy", kind).work.broadcast(path)
+
+
+@pytest.mark.parametrize("kind", [Busy, AsyncBusy])
+def test_an_orphan_that_works_for_ever_is_interrupted(whole: Any, kind: type[Actor], tmp_path: Path) -> None:
+    path = str(tmp_path / "busy")
+    part(whole, 1).run(f"import os; os.environ['BUSY'] = {path!r}").get()
+    owner: Any = part(whole, 0).spawn("owner", OwnerOfBusy)
+    owner.spawn.call_one(part(whole, 1), kind, path).get(LONG_S)
+    wait_until(Path(f"{path}-began").exists, "it to begin")
+    os.kill(whole.view().ranks[0].pid, signal.SIGKILL)
+    wait_until(Path(f"{path}-ended").exists, "it to end")
 
 
 def test_a_mesh_with_a_dead_rank_is_stopped_where_it_lives(whole: Any, faults: list[MeshFailure]) -> None:
