@@ -337,11 +337,13 @@ class ActorHost:
                 self.specs = endpoints_of(cls, frozenset())
                 self.cls, self.is_async = cls, any(spec.is_async for spec in self.specs.values())
                 self.begun.set()
-                if self.is_async:
-                    life = self._make_life(self)
-                    run_loop(life.live(message, cls, args, kwargs), life.broken)
-                    return
-                running.set(self.whole)
+            if self.is_async:
+                life = self._make_life(self)
+                run_loop(life.live(message, cls, args, kwargs), life.broken)
+                return
+            running.set(self.whole)
+            with executor.user_code():
+                executor.raise_if_struck()
                 self.make(cls, args, kwargs)
                 if inspect.isawaitable(self.restore(message, cls, self.specs)):
                     raise TypeError(f"{cls.__name__}.__restore__ is async, and its endpoints are not")

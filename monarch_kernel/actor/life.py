@@ -41,11 +41,12 @@ class AsyncLife:
         self._wake = event.set
         running.set(self._host.whole)
         try:
-            self._host.make(cls, args, kwargs)
-            restored = self._host.restore(message, cls, self._host.specs)
-            if inspect.isawaitable(restored):
-                await restored
-            executor.leave_user_code()  # from now on an interrupt cancels the task
+            with executor.user_code():  # from then on an interrupt cancels the task
+                executor.raise_if_struck()
+                self._host.make(cls, args, kwargs)
+                restored = self._host.restore(message, cls, self._host.specs)
+                if inspect.isawaitable(restored):
+                    await restored
             executor.attend = lambda: _call_soon(loop, lambda: self.look(loop))
             self._host.workplace.reply(message.id)
             executor.current, executor.taken = 0, (None, ())

@@ -21,6 +21,9 @@ __all__ = ["CALLED", "Debugger", "Driving", "Executor", "Handler", "Kept", "OnLo
 
 Handler = Callable[[Any, Sequence[Frame]], None]
 
+BROADCAST = -1
+"""Stands for the request that has no number, where one is interrupted."""
+
 
 class _Called:
     """Stands in a mailbox for a call of `Executor.look`."""
@@ -252,8 +255,17 @@ class Executor:
         self.in_user_code = False
         if self.is_traced:
             self.end_tracing()
-        if self.interrupted and self.interrupted == self.current:
+        if self.interrupted and self.interrupted == (self.current or BROADCAST):
             self._thread.take_back()
+
+    def raise_if_struck(self) -> None:
+        """Raise what an interrupt has not, which came when no user code ran.
+
+        Raises:
+            KeyboardInterrupt: there was one, of what runs now.
+        """
+        if self.interrupted and self.interrupted == (self.current or BROADCAST):
+            raise KeyboardInterrupt
 
     def _post_mortem(self, message: PostMortem, _: Sequence[Frame]) -> None:
         debugger, kept = self._rank.debugger, self.kept
@@ -276,7 +288,7 @@ class Executor:
         for call in calls:
             call.strike()
         if not calls and self.is_busy:
-            self.interrupted = self.current
+            self.interrupted = self.current or BROADCAST
             self.strike_thread()
 
     def strike_thread(self) -> None:
