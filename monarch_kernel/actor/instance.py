@@ -418,6 +418,7 @@ class ActorHost:
             if takes_port:
                 args = (self.responses.port(id), *args)
             executor.in_user_code = True
+            executor.raise_if_struck()
             value = method(*args, **kwargs)
             executor.leave_user_code()
             if id and not takes_port:

@@ -337,6 +337,14 @@ class Workplace:
 
     def _interrupt(self, id: int, abort: bool) -> None:
         for executor in self.executors():
+            waits = next((item for item in list(executor.mailbox) if getattr(item[0], "id", 0) == id), None)
+            if waits is not None:
+                with contextlib.suppress(ValueError):  # it has begun just now
+                    executor.mailbox.remove(waits)
+                    host = socket.gethostname()
+                    dropped = Failure("interrupted", "KeyboardInterrupt", NOT_BEGUN, host=host, pid=os.getpid())
+                    self.send_answer_now(id, pack(Failed(id, dropped)))
+                    return
             if executor.current == id or id in executor.strikes:
                 executor.interrupted = id
                 executor.struck = 0
@@ -344,14 +352,6 @@ class Workplace:
                     self.strike(executor, id, abort)
                     self.after_strike(executor, id, abort)
                 return
-            for item in list(executor.mailbox):
-                if getattr(item[0], "id", 0) == id:
-                    with contextlib.suppress(ValueError):
-                        executor.mailbox.remove(item)
-                        host = socket.gethostname()
-                        dropped = Failure("interrupted", "KeyboardInterrupt", NOT_BEGUN, host=host, pid=os.getpid())
-                        self.send_answer_now(id, pack(Failed(id, dropped)))
-                    return
 
     def after_strike(self, executor: Executor, id: int, abort: bool) -> None:
         """See to it that an interrupt helps."""
