@@ -118,7 +118,7 @@ class HostMesh(Handle, Shaped):
             options |= {"max_restarts": max_restarts, "restart_within_s": restart_within_s, "backoff_s": backoff_s}
             keeper = _program(self._asker).spawn("processes", Processes)
             try:
-                return cast(ProcMesh, rethrow(keeper.start.call_one(self, per_host, bootstrap, options)))
+                return cast(ProcMesh, _rethrow(keeper.start.call_one(self, per_host, bootstrap, options)))
             except Exception:
                 keeper.stop("there are no processes to keep")
                 raise
@@ -194,7 +194,7 @@ class HostMesh(Handle, Shaped):
         Raises:
             RuntimeError: this is a rank; only the program can end its session.
         """
-        assert self._session
+        _ = self._session  # only the program has one
         return shutdown_context()
 
 
@@ -262,7 +262,7 @@ def _program(asker: Asker) -> ProcMesh:
     return ProcMesh(asker, Region.whole(Extent()), (CONTROLLER_PROC,), "the program", time.monotonic(), Extent())
 
 
-def rethrow(future: Future[Any]) -> Any:
+def _rethrow(future: Future[Any]) -> Any:
     """Wait for what the directory does; what went wrong there is raised as if it had been done here."""
     try:
         return future.get()

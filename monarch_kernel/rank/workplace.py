@@ -7,6 +7,7 @@ import dataclasses
 import os
 import socket
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
@@ -47,7 +48,7 @@ _MAX_STOPPED = 1 << 16
 _MAX_DEAD = 16
 
 
-class Workplace:
+class Workplace(ABC):
     """Files messages into the mailboxes of actors, and answers for them.
 
     A call or a stop may come before the `Spawn` of its actor, if different processes send these. It is kept, and the one that
@@ -84,34 +85,34 @@ class Workplace:
 
     # -- for subclasses
 
+    @abstractmethod
     def submit(self, function: Callable[[], None]) -> None:
         """Have something done with the baton held, in order per thread."""
-        raise NotImplementedError
 
+    @abstractmethod
     def watch(self, process: Process) -> None:
         """Have the supervisor told when a process has ended; with the baton held."""
-        raise NotImplementedError
 
+    @abstractmethod
     def attend(self) -> None:
         """Something has failed that the program of this process has spawned, and no actor."""
-        raise NotImplementedError
 
+    @abstractmethod
     def send_answer(self, id: int, packed: Packed) -> None:
         """Send an answer to the process that has made its request; for any thread."""
-        raise NotImplementedError
 
+    @abstractmethod
     def send_answer_now(self, id: int, packed: Packed) -> None:
         """The same, with the baton held."""
-        raise NotImplementedError
 
     def executors(self) -> list[Executor]:
         """All that work, also those that have been told to stop and are not done."""
         self._stopping = [each for each in self._stopping if each.current or not each.over]
         return [*self.actors.values(), *self._stopping]
 
+    @abstractmethod
     def name(self) -> str:
         """How to call the process in an error."""
-        raise NotImplementedError
 
     def marks(self) -> tuple[tuple[int, int], int]:
         """Mark what was written so far; also gives how many collectives were started."""
@@ -122,7 +123,7 @@ class Workplace:
         assert self.on_spawn is not None
         self.on_spawn(message, executor)
 
-    def note_cleanup(self) -> None:
+    def note_cleanup(self) -> None:  # noqa: B027
         """An actor has something to clean up when the process ends."""
 
     def strike(self, executor: Executor, id: int, abort: bool) -> None:
@@ -353,7 +354,7 @@ class Workplace:
                     self.after_strike(executor, id, abort)
                 return
 
-    def after_strike(self, executor: Executor, id: int, abort: bool) -> None:
+    def after_strike(self, executor: Executor, id: int, abort: bool) -> None:  # noqa: B027
         """See to it that an interrupt helps."""
 
 
