@@ -135,7 +135,6 @@ class Executor:
         self.waiter = Waiter()
         self.handlers: dict[type[Message], Handler] = {PostMortem: self._post_mortem}
         self.current = 0
-        self.in_user_code = False
         self.interrupted = 0
         self.struck = 0
         self.released = 0
@@ -155,6 +154,15 @@ class Executor:
         self._waits_for: Waiter | None = None
         self._thread = ActorThread()
         self._rank = rank
+
+    @property
+    def in_user_code(self) -> bool:
+        """Whether an interrupt may strike."""
+        return self._thread.in_user_code
+
+    @in_user_code.setter
+    def in_user_code(self, is_in: bool) -> None:
+        self._thread.in_user_code = is_in
 
     @property
     def is_busy(self) -> bool:
@@ -293,7 +301,7 @@ class Executor:
 
     def strike_thread(self) -> None:
         """Raise KeyboardInterrupt in this executor's thread, if that runs user code."""
-        self._thread.strike(lambda: self.in_user_code)
+        self._thread.strike()
 
 
 working: ContextVar[Executor | None] = ContextVar("monarch_kernel_working", default=None)

@@ -286,8 +286,8 @@ class Driver(Generic[T]):
         if me == self._main:
             return _Shield()
         thread: UserThread | ActorThread | None = USER_THREAD.get()
-        if thread is None and (of_actor := ACTOR_THREAD.get()) is not None and of_actor.ident == me:
-            thread = of_actor
+        if thread is None and (of_actor := ACTOR_THREAD.get()) is not None:
+            thread = of_actor if of_actor.in_user_code and of_actor.ident == me else None
         return _NO_SHIELD if thread is None else ThreadShield(thread, lambda: self._wake(waiter))
 
     def _wake(self, waiter: Waiter | None) -> None:

@@ -118,21 +118,19 @@ class ActorThread:
 
     Attributes:
         ident: of the thread, once it runs.
+        in_user_code: whether it does so now; else it is never struck, and needs no shield.
     """
 
     def __init__(self) -> None:
         self.ident = 0
+        self.in_user_code = False
         self._lock = threading.Lock()
         self._shields: list[ThreadShield] = []
 
-    def strike(self, may: Callable[[], bool]) -> None:
-        """Interrupt what it runs, if it may be; from any thread, also from the one that is struck.
-
-        Args:
-            may: whether it runs what is to be interrupted.
-        """
+    def strike(self) -> None:
+        """Interrupt the user's code, if it runs that; from any thread, also from the one that is struck."""
         with self._lock:
-            if not may():
+            if not self.in_user_code:
                 return
             if self._shields:
                 self._shields[-1].strike()
@@ -142,7 +140,7 @@ class ActorThread:
                 )
 
     def take_back(self) -> None:
-        """Have nothing raised that has not been delivered yet; for the thread itself, when ``may`` is no more."""
+        """Have nothing raised that has not been delivered yet; for the thread itself, when it has left the user's code."""
         with self._lock:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), None)
 

@@ -261,12 +261,16 @@ class ZmqRank(ZmqDealer):
             except zmq.Again:
                 self._ready.popleft()
                 continue
-            self._ready.rotate(-1)
             if socket is not self._askers:
-                return self._names[socket], _recv_rest(socket, [first])
-            if not _get(socket, _RCVMORE):
-                return first, []
-            return first, _recv_rest(socket, [_recv(socket, _NOBLOCK)])
+                received = self._names[socket], _recv_rest(socket, [first])
+            elif not _get(socket, _RCVMORE):
+                received = first, []
+            else:
+                received = first, _recv_rest(socket, [_recv(socket, _NOBLOCK)])
+            self._ready.popleft()
+            if _get(socket, _EVENTS) & _POLLIN:  # to look costs less than to find nothing
+                self._ready.append(socket)
+            return received
         return None
 
     def close(self) -> None:
