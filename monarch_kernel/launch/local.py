@@ -7,43 +7,51 @@ import os
 import select
 import signal
 import subprocess
-import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from monarch_kernel.launch.base import agent_command
 from monarch_kernel.wire.config import AgentConfig
 
 __all__ = ["AdoptedHost", "LocalHost", "LocalLauncher"]
 
-_AGENT = (sys.executable, "-m", "monarch_kernel.bootstrap", "agent")
 _TERMINATE_S = 2.0
 
 
 class LocalLauncher:
-    """Starts agents as child processes.
+    """Starts agents as child processes: this machine's own, or several that behave as if they were elsewhere.
 
     Args:
-        address: where the controller listens.
-        directory: private directory of the session; the agent removes it if the controller dies.
+        directory: for their logs.
         command: what is run; its standard input is the agent's configuration.
     """
 
-    def __init__(self, address: str, directory: Path, command: Sequence[str] = _AGENT) -> None:
-        self._address = address
+    name = "local"
+
+    def __init__(self, directory: Path, command: Sequence[str] = agent_command()) -> None:
         self._directory = directory
         self._command = command
+        self._hosts: list[LocalHost] = []
 
-    def launch(self, host: int, token: str) -> LocalHost:
-        """Start an agent; the token goes over its standard input, so that no one else on the machine sees it."""
-        log = self._directory / f"agent-{host}.log"
-        config = AgentConfig(
-            host=host,
-            token=token,
-            address=self._address,
-            directory=str(self._directory),
-            controller_pid=os.getpid(),
-            log=str(log),
-        )
+    def launch(self, configs: Sequence[AgentConfig]) -> list[LocalHost]:
+        """Start agents; their configs go over standard input, so that no one else on the machine sees the token."""
+        hosts = [self._start(config) for config in configs]
+        self._hosts += hosts
+        return hosts
+
+    def progress(self) -> str:
+        """Nothing: they start at once."""
+        return ""
+
+    def close(self, timeout_s: float) -> None:
+        """Wait for the end of all agents; force it when the time is up."""
+        deadline = time.monotonic() + timeout_s
+        while self._hosts:
+            self._hosts.pop().close(max(0.0, deadline - time.monotonic()))
+
+    def _start(self, config: AgentConfig) -> LocalHost:
+        log = self._directory / f"agent-{config.host}.log"
         with open(log, "wb", opener=_private) as sink:
             process = subprocess.Popen(
                 self._command,
@@ -62,6 +70,8 @@ class LocalLauncher:
 
 class LocalHost:
     """An agent on this machine."""
+
+    address = ""  # it dials
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self._process = process
@@ -105,6 +115,8 @@ class AdoptedHost:
         pidfd: a descriptor of the process, which is closed with the handle; -1 if it has ended.
         log: what it has written.
     """
+
+    address = ""
 
     def __init__(self, pid: int, pidfd: int, log: Path) -> None:
         self._pid = pid

@@ -6,30 +6,51 @@ import msgspec
 
 from monarch_kernel.wire.messages import RankSpec
 
-__all__ = ["DETACHED", "AgentConfig", "ForkReport", "ForkRequest", "Manifest"]
+__all__ = ["AGENT_VARIABLE", "DETACHED", "AgentConfig", "ForkReport", "ForkRequest", "LinkKeys", "Manifest"]
+
+AGENT_VARIABLE = "MONARCH_AGENT"
+"""Environment variable with an agent's configuration, for engines that give no standard input."""
 
 DETACHED = "detached"
 """File in the directory of a mesh that has no controller now; says since when."""
 
 
+class LinkKeys(msgspec.Struct, frozen=True):
+    """A CURVE key pair, in Z85, that all hosts of a session have, and nobody else: who has it may connect."""
+
+    public: str
+    secret: str
+
+
 class AgentConfig(msgspec.Struct, frozen=True):
-    """Read by the agent from its standard input, as JSON.
+    """What a host agent must know, as JSON: in the environment (`AGENT_VARIABLE`), or else on its standard input.
 
     Attributes:
         host: number of the host in the session.
         token: proves to the controller that the agent and its ranks belong to the session.
-        address: where the controller listens.
-        directory: private directory of the session.
+        addresses: where the controller listens, the best first. On its own machine one, ``ipc://``; elsewhere ``tcp://``, of
+            which the first that answers is taken. Empty: the agent listens, and writes ``MONARCH-AGENT PORT`` to its stdout.
+        keys: of the connections between machines; None on the controller's own machine.
+        directory: private directory of the session; empty: the agent makes one, and removes it.
         controller_pid: the agent ends when this process does; 0 where the controller is on another machine.
-        log: file that the zygote's output is appended to.
+        log: file that the zygote's output is appended to; empty: one in the directory.
+        number_from: environment variable whose number is added to ``host``, for engines that start many agents alike.
+        beat_s: how often the agent says that it is alive, in seconds.
+        grace_s: how long it waits for a controller that has fallen silent, in seconds, before it ends all.
+        is_light: whether ranks are forked without torch, IPython and all else that takes memory.
     """
 
     host: int
     token: str
-    address: str
-    directory: str
-    controller_pid: int
-    log: str
+    addresses: tuple[str, ...]
+    keys: LinkKeys | None = None
+    directory: str = ""
+    controller_pid: int = 0
+    log: str = ""
+    number_from: str = ""
+    beat_s: float = 0.25
+    grace_s: float = 10.0
+    is_light: bool = False
 
     def encode(self) -> bytes:
         """As JSON."""
