@@ -140,7 +140,25 @@ def _new_processes(before: Snapshot) -> set[int]:
 
 
 def _is_marked(pid: int) -> bool:
-    return f"MONARCH_KERNEL_TEST_MARK={MARK}".encode() in _read(pid, "environ").split(b"\0")
+    environ = _read(pid, "environ")
+    deadline = time.monotonic() + GRACE_S
+    while not environ and _is_between_programs(pid) and time.monotonic() < deadline:
+        time.sleep(0.001)
+        environ = _read(pid, "environ")
+    return f"MONARCH_KERNEL_TEST_MARK={MARK}".encode() in environ.split(b"\0")
+
+
+def _is_between_programs(pid: int) -> bool:
+    """Whether a process may be in the midst of an exec(), when its environment can't be read; others may have none."""
+    fields = _read(pid, "stat").rpartition(b")")[2].split()
+    return bool(fields) and fields[0] not in (b"Z", b"X") and fields[1] != b"2" and os.geteuid() in (0, _owner(pid))
+
+
+def _owner(pid: int) -> int:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return -1
 
 
 def _parent(pid: int) -> int:
