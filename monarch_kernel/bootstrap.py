@@ -13,11 +13,14 @@ if __name__ == "__main__" and sys.path and not getattr(sys.flags, "safe_path", F
     del sys.path[0]
 
 import faulthandler
+import os
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from monarch_kernel.wire.config import AgentConfig
+from monarch_kernel.transport.base import host_peer
+from monarch_kernel.wire.config import AGENT_VARIABLE, AgentConfig
 from monarch_kernel.wire.messages import RankSpec
 
 if TYPE_CHECKING:
@@ -39,11 +42,13 @@ def run_agent() -> None:
     """Be a host agent; configured by standard input."""
     from monarch_kernel.agent.zygote import Zygote
 
-    config = AgentConfig.decode(sys.stdin.buffer.read())
+    config = agent_config(os.environ, sys.stdin.buffer.read)
+    address = config.addresses[0] if config.addresses and config.addresses[0].startswith("ipc://") else ""
+    addresses = address, f"ipc://{config.directory}/{host_peer(config.host).decode()}"
 
     def make_zygote() -> Zygote:
         return Zygote(
-            "monarch_kernel.bootstrap:run_rank", _PRELOAD, _PRELOAD_LATER, config.address, config.token, config.log
+            "monarch_kernel.bootstrap:run_rank", _PRELOAD, _PRELOAD_LATER, addresses, config.token, config.log
         )
 
     first = [make_zygote()]  # before anything else is imported: it takes the longest
@@ -52,7 +57,23 @@ def run_agent() -> None:
     HostAgent(config, lambda: first.pop() if first else make_zygote()).run()
 
 
-def run_rank(spec: RankSpec, address: str, token: str, helper: int) -> None:
+def agent_config(environment: MutableMapping[str, str], read: Callable[[], bytes]) -> AgentConfig:
+    """What an agent was told: in its environment, which it does not pass on, or by what ``read`` gives.
+
+    Raises:
+        SystemExit: it was told nothing that it understands.
+    """
+    told = environment.pop(AGENT_VARIABLE, "").encode() or read()
+    try:
+        config = AgentConfig.decode(told)
+        if config.number_from:
+            config = config.numbered(int(environment[config.number_from]))
+    except (ValueError, KeyError) as error:  # without its text: there are secrets in it
+        raise SystemExit(f"this is no configuration of a host agent: {type(error).__name__}") from None
+    return config if config.directory else config.placed(tempfile.mkdtemp(prefix="monarch-"))
+
+
+def run_rank(spec: RankSpec, addresses: Sequence[str], token: str, helper: int) -> None:
     """Be a rank, in a process that was just forked from the zygote."""
     from monarch_kernel.actor.hosting import host_actors
     from monarch_kernel.actor.procs import ProcMesh
@@ -71,8 +92,9 @@ def run_rank(spec: RankSpec, address: str, token: str, helper: int) -> None:
     marks = install_streams()
     faulthandler.enable(2, all_threads=False)
     name = rank_peer(spec.proc, spec.incarnation)
-    own_address = f"{address.rpartition('/')[0]}/{name.decode()}"
-    rank = Rank(spec, ZmqRank(address, name, own_address), token, marks, own_address)
+    controller, gateway = addresses
+    own_address = f"{gateway.rpartition('/')[0]}/{name.decode()}"
+    rank = Rank(spec, ZmqRank(controller, name, own_address, gateway), token, marks, own_address)
     group = RankGroup(rank)
 
     def make_shell(publish: Callable[[dict[str, Any], dict[str, Any]], None]) -> Shell:

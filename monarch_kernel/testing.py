@@ -4,7 +4,7 @@ All speak the real protocol, so the controller can't tell. A rank that answers::
 
     hub = MemoryHub()
     runtime = Runtime(hub.connect(), token="t")
-    host = runtime.add_host(launcher := FakeLauncher())
+    host = add_host(runtime, launcher := FakeLauncher())
     runtime.start_ranks(host, [rank_spec(1)])
     rank = FakeRank(hub, 1, token="t")
     rank.hello()
@@ -19,12 +19,16 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Sequence
 from typing import Literal
 
+from monarch_kernel.controller.runtime import Runtime
 from monarch_kernel.errors import Failure
+from monarch_kernel.launch.base import Launcher
 from monarch_kernel.transport.base import CONTROLLER, Peer, host_peer, rank_peer
 from monarch_kernel.transport.memory import MemoryHub, MemoryTransport
 from monarch_kernel.wire.codec import Frame, dump, join, pack, split
+from monarch_kernel.wire.config import AgentConfig
 from monarch_kernel.wire.messages import (
     Failed,
     Hello,
@@ -48,6 +52,7 @@ __all__ = [
     "FakeRank",
     "MemoryHub",
     "MemoryTransport",
+    "add_host",
     "rank_spec",
 ]
 
@@ -77,6 +82,8 @@ class FakeHost:
         token: what the agent would present.
         closed: whether the controller has released the handle.
     """
+
+    address = ""
 
     def __init__(self, token: str) -> None:
         self.token = token
@@ -110,10 +117,26 @@ class FakeLauncher:
     def __init__(self) -> None:
         self.hosts: dict[int, FakeHost] = {}
 
-    def launch(self, host: int, token: str) -> FakeHost:
-        """Give a handle; no agent comes up unless the test makes one."""
-        handle = self.hosts[host] = FakeHost(token)
-        return handle
+    name = "fake"
+
+    def launch(self, configs: Sequence[AgentConfig]) -> list[FakeHost]:
+        """Give handles; no agent comes up unless the test makes one."""
+        self.hosts |= {config.host: FakeHost(config.token) for config in configs}
+        return [self.hosts[config.host] for config in configs]
+
+    def progress(self) -> str:
+        """Nothing."""
+        return ""
+
+    def close(self, timeout_s: float) -> None:
+        """Close all handles."""
+        for host in self.hosts.values():
+            host.close(timeout_s)
+
+
+def add_host(runtime: Runtime, launcher: Launcher, token: str = "t") -> int:
+    """Have a launcher launch the agent of one host; gives its number."""
+    return runtime.add_hosts(launcher, lambda host: AgentConfig(host, token, ("ipc://nowhere",)))[0]
 
 
 class FakePeer:

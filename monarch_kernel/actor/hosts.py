@@ -163,7 +163,7 @@ class HostMesh(Handle, Shaped):
             ]
             runtime.start_ranks(self._hosts[base], specs)
         if policy.restart != "never":
-            runtime.restart_when_lost(procs, policy, self._session.local_host)
+            runtime.restart_when_lost(procs, policy, self._session.replace_hosts)
         return ProcMesh(runtime, Region.whole(extent), procs, name, time.monotonic(), extent, self._session)
 
     @property

@@ -404,9 +404,10 @@ class ProcMesh(Handle, Shaped):
             return tuple(sorted(places[proc] for proc in healing.replaced))
 
         runtime = self._runtime
-        host = runtime.session.local_host() if runtime.hosts_are_gone(self.procs) else 0
+        gone = runtime.gone_hosts(self.procs)
+        hosts = runtime.session.replace_hosts(gone) if gone else {}
         retire = "" if grace_s is None else "ended to be restarted"
-        return runtime.heal(self.procs, finish, host=host, retire=retire, grace_s=grace_s or 0.0)
+        return runtime.heal(self.procs, finish, hosts=hosts, retire=retire, grace_s=grace_s or 0.0)
 
     def incarnations(self) -> tuple[int, ...]:
         """How many processes have had the place of each rank before the one that is there, or that was last."""

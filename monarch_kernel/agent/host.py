@@ -3,14 +3,16 @@
 Theory of operation
 ===================
 
-One thread, one selector. It never imports torch and never unpickles. On the controller's machine messages to and from ranks
-do not pass through it. It watches
+One thread, one selector. It never imports torch and never unpickles. On the controller's machine messages between that and
+ranks do not pass through it; elsewhere they do (`transport.gateway`). It watches
 
-- the controller's socket: what to start and to end;
+- the sockets of the gateway: what to start and to end, and what to pass on;
 - the zygote's socket: pids of new ranks, or the zygote's end;
 - a pidfd per rank: readable when the process has ended, whose status we then collect, for the kernel made us its parent;
 - two pipes per rank: its output;
-- a pidfd of the controller: when that process is gone, everything ends at once and the session's directory is removed.
+- a pidfd of the controller, on the same machine: when that process is gone, everything ends at once and the session's directory
+  is removed. Elsewhere the controller says that it is alive; when it has been silent for `AgentConfig.grace_s` it counts as
+  gone.
 
 Unless it was told `Outlive`. Then it goes on without a controller: it reads what ranks write, so that they do not block, and
 keeps the last of it (`Backlog`), until another kernel binds the address and says `Attach`. A file ``detached`` says so to
@@ -37,18 +39,20 @@ from functools import partial
 
 from monarch_kernel.agent.backlog import OutputBacklog
 from monarch_kernel.agent.logs import RankLog
+from monarch_kernel.agent.network import own_addresses
 from monarch_kernel.agent.output import OutputStream
 from monarch_kernel.agent.processes import become_subreaper, cpu_seconds, gpu_ids, group_is_alive, rss_nbytes
 from monarch_kernel.agent.zygote import Zygote
-from monarch_kernel.transport.base import CONTROLLER, host_peer, rank_peer
-from monarch_kernel.transport.zmq import ZmqDealer
+from monarch_kernel.transport.base import CONTROLLER, rank_peer
+from monarch_kernel.transport.gateway import Gateway
 from monarch_kernel.wire.codec import WireError, join, pack, split
-from monarch_kernel.wire.config import DETACHED, AgentConfig
+from monarch_kernel.wire.config import DETACHED, LISTENS, AgentConfig
 from monarch_kernel.wire.messages import (
     Attach,
     Backlog,
     Goodbye,
     HostHello,
+    Join,
     KillRanks,
     Lost,
     Message,
@@ -56,6 +60,7 @@ from monarch_kernel.wire.messages import (
     Output,
     OutputChunk,
     RankSpec,
+    Reach,
     Reading,
     Readings,
     StartRanks,
@@ -112,8 +117,12 @@ class HostAgent:
         self._output_at = 0.0
         self._is_marked = False
         self._readings_at = 0.0
-        self._transport = ZmqDealer(config.address, host_peer(config.host))
-        self._selector.register(self._transport.fileno(), selectors.EVENT_READ, lambda: None)
+        self._beat_at = 0.0
+        self._gateway = Gateway(
+            config.host, config.directory, config.addresses, config.keys, config.life, self._watch_gateway
+        )
+        if not config.addresses:
+            print(f"{LISTENS} {self._gateway.port}", flush=True)
         self._watch_zygote()
         self._controller_fd = -1
         if config.controller_pid:
@@ -130,16 +139,24 @@ class HostAgent:
         self._say_hello()
         try:
             while not self._over:
+                soon_s = self._gateway.turn()
                 self._hear()
                 if self._over:
                     break
-                for key, _ in self._selector.select(self._timeout()):
+                timeout_s = self._timeout()
+                for key, _ in self._selector.select(timeout_s if soon_s is None else min(soon_s, timeout_s)):
                     key.data()
                 self._do_what_is_due(time.monotonic())
         finally:
             self._clean_up()
 
     # -- the controller
+
+    def _watch_gateway(self, fd: int, is_open: bool) -> None:
+        if is_open:
+            self._selector.register(fd, selectors.EVENT_READ, lambda: None)
+        else:
+            self._selector.unregister(fd)
 
     def _say_hello(self) -> None:
         hello = HostHello(
@@ -150,6 +167,7 @@ class HostAgent:
             len(os.sched_getaffinity(0)),
             len(gpu_ids()),
             tuple(self._incarnations.items()),
+            tuple(f"tcp://{address}:{self._gateway.port}" for address in own_addresses()) if self._gateway.port else (),
         )
         self._send(hello)
 
@@ -161,10 +179,12 @@ class HostAgent:
                 self._backlog.add(message.chunks)
             return
         if self._leave_at is None:  # else the controller has left, and what was sent would be waited for in vain
-            self._transport.send(CONTROLLER, join([pack(message)]))
+            self._gateway.send(CONTROLLER, join([pack(message)]))
 
     def _hear(self) -> None:
-        while (received := self._transport.recv()) is not None:
+        if self._gateway.is_given_up:
+            self._end_session()
+        while (received := self._gateway.recv()) is not None:
             try:
                 messages = [message for message, _ in split(received[1])]
             except WireError as error:
@@ -177,6 +197,10 @@ class HostAgent:
                     self._kill(message.procs, message.grace_s, keep_logs=message.keep_logs)
                 elif isinstance(message, Goodbye):
                     self._take_leave(message)
+                elif isinstance(message, Reach):
+                    self._gateway.reach(message.host, message.addresses, message.peers)
+                elif isinstance(message, Join):
+                    self._gateway.join(message.parent, message.addresses)
                 elif isinstance(message, Outlive):
                     self._outlives = True
                 elif isinstance(message, Attach):
@@ -263,6 +287,7 @@ class HostAgent:
                 streams.append(stream)
                 ends.append(write_end)
             self._ranks[spec.proc] = _Rank(spec, streams, log)
+            self._gateway.expect(rank_peer(spec.proc, spec.incarnation))
             theirs.append((ends[0], ends[1]))
         try:
             self._zygote.fork(specs, theirs)
@@ -374,8 +399,11 @@ class HostAgent:
     def _lost(self, rank: _Rank, exit_code: int, signum: int, reason: str, log: tuple[str, ...] = ()) -> None:
         now = time.monotonic()
         del self._ranks[rank.spec.proc]
+        name = rank_peer(rank.spec.proc, rank.spec.incarnation)
+        self._gateway.turn()  # what it has still said comes before its end
+        self._gateway.forget(name)
         with contextlib.suppress(OSError):  # where it listened to other ranks
-            os.unlink(os.path.join(self._config.directory, rank_peer(rank.spec.proc, rank.spec.incarnation).decode()))
+            os.unlink(os.path.join(self._config.directory, name.decode()))
         chunks = list(_take(rank.streams, now, last=True))
         if chunks:
             self._send(Output(tuple(chunks)))
@@ -405,9 +433,15 @@ class HostAgent:
             return OUTPUT_EVERY_S
         if self._groups or any(rank.kill_at is not None for rank in self._ranks.values()):
             return 0.05
-        return _IDLE_S
+        return min(_IDLE_S, self._config.beat_s)
 
     def _do_what_is_due(self, now: float) -> None:
+        if now >= self._beat_at:
+            self._beat_at = now + self._config.beat_s
+            self._gateway.beat(now)
+            is_elsewhere = not self._config.controller_pid and not self._is_detached
+            if is_elsewhere and now >= self._gateway.heard_controller_at + self._config.grace_s:
+                self._controller_ended()
         if self._leave_at is not None and (now >= self._leave_at or not (self._ranks or self._groups)):
             self._end_session()
             return
@@ -462,7 +496,7 @@ class HostAgent:
             if pid == 0:
                 self._kill_children()
                 time.sleep(0.002)
-        self._transport.close()
+        self._gateway.close()
         if self._controller_fd >= 0:
             os.close(self._controller_fd)
         if self._session_over:  # else the controller lives on, and may launch another agent

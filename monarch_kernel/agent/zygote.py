@@ -33,16 +33,22 @@ class Zygote:
     """The agent's end: starts the zygote process and asks it for ranks.
 
     Args:
-        entry: ``module:function`` that a forked rank runs with its spec, the address, the token and the helper's pid.
+        entry: ``module:function`` that a forked rank runs with its spec, the addresses, the token and the helper's pid.
         preload: modules to import before the first fork; of ``module:function`` the function is called, too.
         preload_later: the same, but ranks that are already waited for are forked before.
-        address: where the controller listens.
+        addresses: where the controller listens, empty if on another machine, and where the agent does.
         token: for the ranks' hello.
         log: file that the zygote writes to; ranks have pipes of their own.
     """
 
     def __init__(
-        self, entry: str, preload: Sequence[str], preload_later: Sequence[str], address: str, token: str, log: str
+        self,
+        entry: str,
+        preload: Sequence[str],
+        preload_later: Sequence[str],
+        addresses: tuple[str, str],
+        token: str,
+        log: str,
     ) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
@@ -60,7 +66,7 @@ class Zygote:
             )
         assert self._process.stdin is not None
         with self._process.stdin as pipe:
-            pipe.write(json.dumps([entry, list(preload), list(preload_later), address, token]).encode())
+            pipe.write(json.dumps([entry, list(preload), list(preload_later), list(addresses), token]).encode())
 
     @property
     def is_alive(self) -> bool:
@@ -96,11 +102,11 @@ class Zygote:
 
 def serve(fd: int) -> None:
     """Be the zygote, until the agent closes its end."""
-    entry, preload, preload_later, address, token = json.loads(sys.stdin.buffer.read())
+    entry, preload, preload_later, addresses, token = json.loads(sys.stdin.buffer.read())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _load(preload)
     module, function = entry.split(":")
-    run: Callable[[RankSpec, str, str, int], None] = getattr(importlib.import_module(module), function)
+    run: Callable[[RankSpec, Sequence[str], str, int], None] = getattr(importlib.import_module(module), function)
     channel = socket.socket(fileno=fd)
     group: list[tuple[RankSpec, Sequence[int]]] = []
     while True:
@@ -115,7 +121,7 @@ def serve(fd: int) -> None:
         if request.last:
             helper = os.fork()
             if helper == 0:
-                _fork_group(channel, group, run, address, token)
+                _fork_group(channel, group, run, addresses, token)
             for _, pair in group:
                 for end in pair:
                     os.close(end)
@@ -136,8 +142,8 @@ def _load(names: Sequence[str]) -> None:
 def _fork_group(
     channel: socket.socket,
     group: Sequence[tuple[RankSpec, Sequence[int]]],
-    run: Callable[[RankSpec, str, str, int], None],
-    address: str,
+    run: Callable[[RankSpec, Sequence[str], str, int], None],
+    addresses: Sequence[str],
     token: str,
 ) -> None:
     """In the helper: fork the ranks, report, end. Never returns."""
@@ -150,7 +156,7 @@ def _fork_group(
                 channel.send(ForkReport(spec.proc, 0, f"fork failed: {error}").encode())
                 continue
             if pid == 0:
-                _become_rank(channel, group, spec, fds, run, address, token, helper)
+                _become_rank(channel, group, spec, fds, run, addresses, token, helper)
             channel.send(ForkReport(spec.proc, pid).encode())
     finally:
         os._exit(0)
@@ -161,8 +167,8 @@ def _become_rank(
     group: Sequence[tuple[RankSpec, Sequence[int]]],
     spec: RankSpec,
     fds: Sequence[int],
-    run: Callable[[RankSpec, str, str, int], None],
-    address: str,
+    run: Callable[[RankSpec, Sequence[str], str, int], None],
+    addresses: Sequence[str],
     token: str,
     helper: int,
 ) -> None:
@@ -179,7 +185,7 @@ def _become_rank(
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
-        run(spec, address, token, helper)
+        run(spec, addresses, token, helper)
         code = 0
     except BaseException:  # the process's border: what is not caught here would run the zygote's loop a second time
         traceback.print_exc()

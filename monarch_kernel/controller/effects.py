@@ -19,10 +19,12 @@ __all__ = [
     "Effect",
     "Expired",
     "Find",
+    "GiveUp",
     "Gone",
     "LostEvent",
     "Resolve",
     "RichEvent",
+    "Route",
     "Send",
     "Tell",
 ]
@@ -80,12 +82,26 @@ class Tell(NamedTuple):
 class Expired(NamedTuple):
     """Effect: a stage of a start took too long; give up, with what the launcher's log can say.
 
-    ``procs`` are the ranks that have not come up (`State.give_up_ranks`); empty if it is the host agent that has not
-    (`State.host_gone`).
+    ``procs`` are the ranks that have not come up (`State.give_up_ranks`); empty if it is the host agent that has not, or is
+    silent (`State.host_gone`), as ``reason`` says.
     """
 
     host: int
     procs: tuple[int, ...] = ()
+    reason: str = ""
+
+
+class Route(NamedTuple):
+    """Effect: a process is reached by way of a host agent."""
+
+    peer: Peer
+    host: int
+
+
+class GiveUp(NamedTuple):
+    """Effect: a host is gone; should it be heard of again it is told to end."""
+
+    host: int
 
 
 class Due(NamedTuple):
@@ -124,4 +140,4 @@ class Gone(NamedTuple):
     is_told: bool
 
 
-Effect = Gone | Send | Resolve | Tell | Expired | Find | Resumed | Attached | Due
+Effect = GiveUp | Gone | Route | Send | Resolve | Tell | Expired | Find | Resumed | Attached | Due

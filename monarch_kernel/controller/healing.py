@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from monarch_kernel.asking.answer import Answer
@@ -51,19 +51,19 @@ class Healer:
         self._new_request = new_request
         self._respawned = respawned
 
-    def heal(self, procs: Sequence[int], healing: Healing, host: int, now: float) -> list[Effect]:
+    def heal(self, procs: Sequence[int], healing: Healing, hosts: Mapping[int, int], now: float) -> list[Effect]:
         """Start a process in the place of each that is lost; those that are not up yet are waited for, too.
 
         Args:
             procs: the places.
             healing: takes what becomes of them.
-            host: number of a host agent, for places on one that has ended; 0 where there is none.
+            hosts: for each host agent that has ended the one that has come in its place.
             now: the time.
         """
         state = self._state
         lost = tuple(proc for proc in procs if state.is_lost(proc))
         healing.replaced += lost
-        effects = state.heal(lost, now, host)
+        effects = state.heal(lost, now, hosts)
         for kept, having in state.kept(lost):
             for proc in having:
                 self._respawned(kept.actor, proc)

@@ -18,9 +18,20 @@ __all__ = ["HostRecord", "Pending", "RankRecord"]
 
 @dataclass(slots=True)
 class HostRecord:
-    """A host agent."""
+    """A host agent.
+
+    ``is_elsewhere`` says that messages for its ranks go through it, and that it is lost when it is silent for ``lost_after_s``
+    seconds. ``addresses`` are where other hosts can dial it. ``parent`` is the host that passes on for it; 0 for none.
+    ``successor`` is the host that has come in its place.
+    """
 
     host: int
+    is_elsewhere: bool = False
+    lost_after_s: float = float("inf")
+    silence_s: float = 0.0
+    addresses: tuple[str, ...] = ()
+    parent: int = 0
+    successor: int = 0
     hostname: str = ""
     pid: int = 0
     cpus: int = 0

@@ -10,8 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, MutableMapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -29,9 +28,11 @@ from monarch_kernel.controller.effects import (
     Effect,
     Expired,
     Find,
+    GiveUp,
     Gone,
     Resolve,
     RichEvent,
+    Route,
     Send,
     Tell,
 )
@@ -43,15 +44,16 @@ from monarch_kernel.controller.state import State
 from monarch_kernel.controller.workplace import FOR_ACTORS, ControllerWorkplace
 from monarch_kernel.edit.modules import LocalModules
 from monarch_kernel.edit.sources import find_source
-from monarch_kernel.errors import Failure, MeshDownError, MeshFailure
+from monarch_kernel.errors import Failure, LaunchError, MeshDownError, MeshFailure
 from monarch_kernel.events import MeshView, OutputEvent, RankView, StopEvent
 from monarch_kernel.launch.base import HostHandle, Launcher
 from monarch_kernel.rank.executor import working
 from monarch_kernel.supervise.family import PROGRAM, Process
 from monarch_kernel.supervise.policy import RestartPolicy
-from monarch_kernel.transport.base import CONTROLLER, Peer, Transport, host_peer, incarnation_of, rank_peer
+from monarch_kernel.transport.base import CONTROLLER, HostTransport, Peer, host_peer, incarnation_of, rank_peer
 from monarch_kernel.transport.driver import Driver, Waiter
 from monarch_kernel.wire.codec import Frame, Packed, WireError, pack, split
+from monarch_kernel.wire.config import AgentConfig
 from monarch_kernel.wire.messages import Attach, Fetched, Hello, HostHello, Ping, RankSpec
 
 __all__ = ["Listener", "Runtime"]
@@ -62,10 +64,14 @@ _log = logging.getLogger(__name__)
 
 Item = Callable[[float], "list[Effect]"]
 Listener = Callable[["OutputEvent | RichEvent"], None]
+NewHosts = Callable[["Collection[int]"], "Mapping[int, int]"]
+"""Gives for each host agent that is gone another in its place; may take long."""
 
 MAX_LISTENERS = 64
 LISTEN_S = 1.0
 RESTART_GRACE_S = 2.0
+MAX_LISTEN_S = 0.3
+"""Between two ticks the loop has listened for no longer than this: it may have been kept from it for a while."""
 
 
 class Runtime:
@@ -86,9 +92,11 @@ class Runtime:
         modules: the user's, in this process.
     """
 
-    def __init__(self, transport: Transport, token: str, output_wait_s: float = 0.0, epoch: int = 0) -> None:
+    def __init__(self, transport: HostTransport, token: str, output_wait_s: float = 0.0, epoch: int = 0) -> None:
         self._output_wait_s = output_wait_s
-        self.refused = 0
+        self._refused = 0
+        self._transport = transport
+        self._listened_at = time.monotonic()
         self.ports = PortTable()
         self.shared: MutableMapping[int, Any] = WeakValueDictionary()
         self.modules = LocalModules()
@@ -96,7 +104,7 @@ class Runtime:
         self._state = State()
         self._token = token
         self._known: set[Peer] = {CONTROLLER}
-        self._new_hosts: dict[int, Callable[[], int]] = {}
+        self._new_hosts: dict[int, NewHosts] = {}
         self._epoch = epoch
         self._ids = numbers(epoch)
         self.resumed: list[tuple[Resumed, Future[Sequence[Answer]]]] = []
@@ -110,6 +118,7 @@ class Runtime:
         self._futures: dict[int, Future[object]] = {}
         self._listeners: dict[int, Listener] = {}
         self._handles: dict[int, HostHandle] = {}
+        self._dialled: set[int] = set()
         self._watchers: list[Callable[[object], None]] = []
         self.attendant: Callable[[Future[object]], None] | None = None
         self._closed = False
@@ -286,20 +295,105 @@ class Runtime:
         records = [self._state.ranks.get(proc) for proc in procs]
         return [[] if record is None else list(record.owed) for record in records]
 
-    def add_host(self, launcher: Launcher) -> int:
-        """Launch a host agent; returns at once.
+    @property
+    def refused(self) -> int:
+        """Connections and messages of those that do not belong to the session."""
+        return self._refused + self._transport.refused
+
+    def with_baton(self, do: Callable[[], T]) -> T:
+        """Have something done with the baton held, and wait for what it gives.
 
         Raises:
             MeshDownError: the session was shut down.
         """
+        given: list[T] = []
+        errors: list[Exception] = []
+        done = Waiter()
+
+        def item(now: float) -> list[Effect]:
+            try:
+                given.append(do())
+            except Exception as error:  # it is the caller's
+                errors.append(error)
+            done.set()
+            return []
+
+        self._submit(item)
+        self.wait(done, None)
+        if errors:
+            raise errors[0]
+        if not given:
+            raise MeshDownError("the session was shut down")
+        return given[0]
+
+    def add_hosts(
+        self,
+        launcher: Launcher,
+        configs: Callable[[int], AgentConfig],
+        count: int = 1,
+        *,
+        timeout_s: float | None = None,
+        lost_after_s: float | None = None,
+    ) -> tuple[int, ...]:
+        """Have host agents launched; returns at once, their numbers.
+
+        Args:
+            launcher: obtains the hosts.
+            configs: gives what an agent must know, by its number.
+            count: how many.
+            timeout_s: how long one has to come up, in seconds; left out, as long as one on this machine has.
+            lost_after_s: for those on other machines, after how many seconds of silence one is lost.
+
+        Raises:
+            MeshDownError: the session was shut down.
+            LaunchError: the launcher can't.
+        """
         if self._closed:
             raise MeshDownError("the session was shut down; start again with this_host() or %mesh up")
-        host = next(self._host_ids)
-        self._submit(partial(self._state.add_host, host))
-        handle = self._handles[host] = launcher.launch(host, self._token)
+        hosts = tuple(next(self._host_ids) for _ in range(count))
+        for host in hosts:
+            self._submit(partial(self._expect_host, host, timeout_s, lost_after_s))
+        try:
+            handles = launcher.launch([configs(host) for host in hosts])
+        except BaseException:
+            for host in hosts:
+                self._submit(partial(self._state.release_host, host, "it could not be launched", 0.0))
+            raise
+        self._handles.update(zip(hosts, handles, strict=True))
         if self._closed:
-            handle.close(0.1)  # closed meanwhile, perhaps without this handle
-        return host
+            for handle in handles:
+                handle.close(0.1)  # closed meanwhile, perhaps without this handle
+        return hosts
+
+    def _expect_host(self, host: int, timeout_s: float | None, lost_after_s: float | None, now: float) -> list[Effect]:
+        self._transport.route(host_peer(host), host)
+        return self._state.add_host(host, now, timeout_s=timeout_s, lost_after_s=lost_after_s)
+
+    def release_hosts(self, hosts: Sequence[int], reason: str, grace_s: float = 2.0, timeout_s: float = 5.0) -> None:
+        """End host agents and what runs there, and give the hosts back; returns when that is done."""
+        for host in hosts:
+            self._submit(partial(self._state.release_host, host, reason, grace_s))
+        deadline = time.monotonic() + timeout_s + grace_s
+        for host in hosts:
+            if (handle := self._handles.pop(host, None)) is not None:
+                was_up = self._state.hosts[host].up
+                handle.close(max(0.1, deadline - time.monotonic()) if was_up else 0.0)
+
+    def replace_host(self, host: int, successor: int) -> None:
+        """Say that a host has come in place of one that is gone, and give that one back."""
+        self._submit(lambda now: self._state.succeed_host(host, successor))
+        if (handle := self._handles.pop(host, None)) is not None:
+            handle.close(0.0)
+
+    def host_now(self, host: int) -> int:
+        """The number of the host agent that is in this one's place now."""
+        return self._state.host_now(host)
+
+    def gone_hosts(self, procs: Sequence[int]) -> tuple[int, ...]:
+        """The host agents of these processes that have ended."""
+        records = [self._state.ranks.get(proc) for proc in procs]
+        hosts = dict.fromkeys(record.host for record in records if record is not None)
+        return tuple(host for host in hosts if self.host_is_gone(host))
 
     def await_hosts(self, hosts: Sequence[int], finish: Callable[[Sequence[Answer]], T]) -> Future[T]:
         """A future that resolves when each of these host agents is up or gone."""
@@ -323,6 +417,7 @@ class Runtime:
         self._handles[host] = handle
         self.attendant = lambda future: None  # what has stopped waits for whoever attaches to attend to it
         attach = Attach(self._token, os.getpid(), self._epoch)
+        self.with_baton(lambda: self._transport.route(host_peer(host), host))
         self._submit(partial(self._state.attach, host, specs, attach))
         self.wait(self._attached, timeout_s)
         record = self._state.hosts.get(host)
@@ -373,7 +468,7 @@ class Runtime:
         procs: Sequence[int],
         finish: Callable[[Healing], T],
         *,
-        host: int = 0,
+        hosts: Mapping[int, int] | None = None,
         retire: str = "",
         grace_s: float = 0.0,
     ) -> Future[T]:
@@ -382,7 +477,7 @@ class Runtime:
         Args:
             procs: whose places; nothing is done about those that live, but those that are not up yet are waited for.
             finish: makes the future's result of what has become of it.
-            host: number of a host agent, for places on one that has ended; 0 where there is none.
+            hosts: for each host agent that has ended the one that has come in its place.
             retire: why those that live are ended, so that all are replaced; empty if they go on.
             grace_s: how long these have for that, in seconds, before they are killed.
 
@@ -396,8 +491,8 @@ class Runtime:
         def over() -> None:
             # Of several that were killed together some are known to be dead later than others.
             left = [proc for proc in procs if proc not in healing.replaced and self._state.is_lost(proc)]
-            if left and not self.hosts_are_gone(left):
-                self._perform(self._healer.heal(left, healing, 0, time.monotonic()))
+            if left and not self.gone_hosts(left):
+                self._perform(self._healer.heal(left, healing, {}, time.monotonic()))
             else:
                 self._resolve(id)
 
@@ -407,22 +502,22 @@ class Runtime:
 
         def item(now: float) -> list[Effect]:
             effects = self._state.retire(procs, retire, grace_s, now) if retire else []
-            return effects + self._healer.heal(procs, healing, host, now)
+            return effects + self._healer.heal(procs, healing, hosts or {}, now)
 
         self._driver.submit(item)
         if self._over:
             self._abandon_all()
         return future
 
-    def restart_when_lost(self, procs: Sequence[int], policy: RestartPolicy, host: Callable[[], int]) -> None:
+    def restart_when_lost(self, procs: Sequence[int], policy: RestartPolicy, new_hosts: NewHosts) -> None:
         """Have others take the places of these processes, which are a mesh, when they die.
 
         Args:
             procs: by rank.
             policy: when, and how often.
-            host: gives the number of a host agent, if that of these has ended.
+            new_hosts: gives others in place of host agents that have ended.
         """
-        self._new_hosts.update(dict.fromkeys(procs, host))
+        self._new_hosts.update(dict.fromkeys(procs, new_hosts))
         self._submit(lambda now: self._state.restart_when_lost(procs, policy))
 
     def actor_ended(self, actor: int, proc: int) -> None:
@@ -437,11 +532,6 @@ class Runtime:
         """Whether a host agent has ended."""
         record = self._state.hosts.get(host)
         return record is not None and record.gone
-
-    def hosts_are_gone(self, procs: Sequence[int]) -> bool:
-        """Whether the host agent of one of these processes has ended."""
-        records = [self._state.ranks.get(proc) for proc in procs]
-        return any(record is not None and self.host_is_gone(record.host) for record in records)
 
     @property
     def closed(self) -> bool:
@@ -566,20 +656,26 @@ class Runtime:
     def _restart(self, due: Due) -> None:
         """Carry out a restart that nobody waits for."""
 
-        def restart(host: int, now: float) -> list[Effect]:
+        def restart(hosts: Mapping[int, int], now: float) -> list[Effect]:
             effects = self._state.retire(due.procs, due.retire, RESTART_GRACE_S, now)
-            return effects + self._healer.heal(due.procs, Healing(), host, now)
+            return effects + self._healer.heal(due.procs, Healing(), hosts, now)
 
         def launch() -> None:
-            with suppress(MeshDownError):
-                host = new_host()
-                self._submit(lambda now: restart(host, now))
+            hosts: Mapping[int, int] = {}
+            try:
+                hosts = new_hosts(gone)
+            except MeshDownError:
+                return
+            except LaunchError:  # then they are lost once more, and so it is told
+                _log.exception("no host in place of one that is gone")
+            self._submit(lambda now: restart(hosts, now))
 
-        if not self.hosts_are_gone(due.procs):
-            self._perform(restart(0, time.monotonic()))  # at once: nobody else may find a dead rank there
+        gone = self.gone_hosts(due.procs)
+        if not gone:
+            self._perform(restart({}, time.monotonic()))  # at once: nobody else may find a dead rank there
             return
         # An agent is a new process, which the thread that drives the loop must not wait for.
-        new_host = self._new_hosts[due.procs[0]]
+        new_hosts = self._new_hosts[due.procs[0]]
         threading.Thread(target=launch, name="monarch-restart", daemon=True).start()
 
     def _request_for(self, answered: Callable[[Sequence[Answer]], None]) -> int:
@@ -602,14 +698,14 @@ class Runtime:
         try:
             for message, frames in split(parts):
                 if peer not in self._known and not self._admit(peer, message):
-                    self.refused += 1
+                    self._refused += 1
                     return
                 if type(message) in FOR_ACTORS:
                     self.workplace.hear(message, frames, peer)
                 else:
                     self._perform(self._state.heard(message, frames, peer, now))
         except WireError:
-            self.refused += 1
+            self._refused += 1
 
     def _admit(self, peer: Peer, message: object) -> bool:
         """Whether a stranger presents the token, under its own name."""
@@ -673,13 +769,17 @@ class Runtime:
             elif type(effect) is Attached:
                 self.silent = effect.silent
                 self._attached.set()
+            elif type(effect) is Route:
+                self._transport.route(effect.peer, effect.host)
+            elif type(effect) is GiveUp:
+                self._transport.give_up(effect.host)
             elif type(effect) is Expired:
                 handle = self._handles.get(effect.host)
                 if effect.procs:
                     log = handle.log_tail() if handle else ()
                     self._perform(self._state.give_up_ranks(effect.host, effect.procs, log, time.monotonic()))
                 else:
-                    self._lose_host(effect.host, handle.poll() if handle else None)
+                    self._lose_host(effect.host, (handle.poll() if handle else None) or effect.reason)
 
     def _find(self, wanted: Find) -> None:
         """Give a rank the text of a module of the user's, if there is one."""
@@ -702,7 +802,7 @@ class Runtime:
         except (OSError, ValueError):  # nobody can read it any more: stdout is closed
             _log.debug("output of ranks could not be printed", exc_info=True)
 
-    def _lose_host(self, host: int, reason: str | None) -> None:
+    def _lose_host(self, host: int, reason: str) -> None:
         handle = self._handles.get(host)
         log = handle.log_tail() if handle else ()
         why = reason or "the host agent did not come up in time"
@@ -710,6 +810,9 @@ class Runtime:
 
     def _on_tick(self, now: float) -> None:
         self._print()
+        listened_s = min(now - self._listened_at, MAX_LISTEN_S)
+        self._listened_at = now
+        self._perform(self._state.listened(self._transport.heard(), listened_s))
         self._perform(self._state.tick(now))
         for host, handle in list(self._handles.items()):
             record = self._state.hosts.get(host)  # None: just launched
@@ -717,3 +820,6 @@ class Runtime:
                 reason = handle.poll()
                 if reason is not None:
                     self._lose_host(host, reason)
+                elif handle.address and host not in self._dialled:
+                    self._dialled.add(host)
+                    self._transport.dial(host, handle.address)

@@ -8,18 +8,35 @@ import secrets
 import shutil
 import tempfile
 import threading
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from monarch_kernel.agent.logs import LogRecord, read_log
+from monarch_kernel.agent.network import own_addresses
 from monarch_kernel.asking.future import Future
 from monarch_kernel.controller.runtime import Runtime
+from monarch_kernel.launch.base import Launcher
 from monarch_kernel.launch.local import LocalLauncher
+from monarch_kernel.transport.links import new_keys
 from monarch_kernel.transport.zmq import ZmqRouter
+from monarch_kernel.wire.config import AgentConfig
 
 __all__ = ["Session", "close_session", "current_session"]
 
 
 OUTPUT_WAIT_S = 0.5
+CLOSE_S = 5.0
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """Where a host comes from, and another in its place."""
+
+    launcher: Launcher
+    config: AgentConfig
+    timeout_s: float
+    lost_after_s: float
 
 
 class Session:
@@ -34,20 +51,117 @@ class Session:
     def __init__(self, directory: Path | None = None, token: str = "", epoch: int = 0) -> None:
         self.pid = os.getpid()
         self.directory = directory or Path(tempfile.mkdtemp(prefix="monarch-"))
-        address = f"ipc://{self.directory}/controller"
+        self._address = f"ipc://{self.directory}/controller"
+        self._keys = new_keys()
+        self._epoch = epoch
         self.token = token or secrets.token_hex(16)
-        self.runtime = Runtime(ZmqRouter(address), self.token, OUTPUT_WAIT_S, epoch)
+        self._transport = ZmqRouter(self._address, self._keys, epoch)
+        self.runtime = Runtime(self._transport, self.token, OUTPUT_WAIT_S, epoch)
         self.runtime.session = self
-        self._launcher = LocalLauncher(address, self.directory)
+        self._launcher = LocalLauncher(self.directory)
         self._local_host: int | None = None
+        self._origins: dict[int, _Origin] = {}
+        self._launchers: list[Launcher] = []
         self._lock = threading.Lock()
 
     def local_host(self) -> int:
         """Number of this machine's agent, which is launched if it is not there, or no more."""
         with self._lock:
             if self._local_host is None or self.runtime.host_is_gone(self._local_host):
-                self._local_host = self.runtime.add_host(self._launcher)
+                (self._local_host,) = self.runtime.add_hosts(self._launcher, self._config_here)
             return self._local_host
+
+    def add_hosts(
+        self,
+        launcher: Launcher,
+        count: int,
+        *,
+        timeout_s: float = 600.0,
+        lost_after_s: float = 1.0,
+        grace_s: float = 10.0,
+        is_light: bool = False,
+    ) -> tuple[int, ...]:
+        """Have an engine give hosts, each with an agent; returns at once, their numbers.
+
+        Args:
+            launcher: of the engine; closed with the session, or when its last host is given back.
+            count: how many hosts.
+            timeout_s: how long they have to come up, in seconds.
+            lost_after_s: after how many seconds of silence a host is lost.
+            grace_s: how long an agent waits for a controller that is silent, in seconds, before it ends all.
+            is_light: whether ranks there come up without torch and IPython.
+
+        Raises:
+            LaunchError: the engine can't be reached, or will never have that many.
+            MeshDownError: the session was shut down.
+        """
+        port = self.runtime.with_baton(self._transport.listen)
+        beat_s = min(0.25, lost_after_s / 4)
+        config = AgentConfig(
+            0,
+            self.token,
+            tuple(f"tcp://{address}:{port}" for address in own_addresses()),
+            self._keys,
+            life=self._epoch,
+            beat_s=beat_s,
+            grace_s=grace_s,
+            is_light=is_light,
+        )
+        if launcher not in self._launchers:
+            self._launchers.append(launcher)
+        origin = _Origin(launcher, config, timeout_s, lost_after_s)
+        hosts = self.runtime.add_hosts(launcher, config.numbered, count, timeout_s=timeout_s, lost_after_s=lost_after_s)
+        self._origins.update(dict.fromkeys(hosts, origin))
+        return hosts
+
+    def replace_hosts(self, gone: Collection[int]) -> dict[int, int]:
+        """Have others take the places of hosts that are gone, by those that have given them; gives their numbers by the old.
+
+        Raises:
+            LaunchError: an engine can't be reached, or has none.
+            MeshDownError: the session was shut down.
+        """
+        found: dict[int, int] = {}
+        for host in gone:
+            with self._lock:
+                origin = self._origins.get(host)
+                successor = self.runtime.host_now(host)
+                if origin is not None and (successor == host or self.runtime.host_is_gone(successor)):
+                    (new,) = self.runtime.add_hosts(
+                        origin.launcher,
+                        origin.config.numbered,
+                        timeout_s=origin.timeout_s,
+                        lost_after_s=origin.lost_after_s,
+                    )
+                    self._origins[new] = origin
+                    self.runtime.replace_host(successor, new)
+                    successor = new
+            found[host] = self.local_host() if origin is None else successor
+        return found
+
+    def release_hosts(self, hosts: Sequence[int], reason: str, grace_s: float = 2.0) -> None:
+        """Give hosts back to their engines, with all that runs there; returns when that is done."""
+        ours = [host for host in map(self.runtime.host_now, hosts) if host in self._origins]
+        self.runtime.release_hosts(ours, reason, grace_s)
+        for host in ours:
+            launcher = self._origins.pop(host).launcher
+            if launcher in self._launchers and all(each.launcher is not launcher for each in self._origins.values()):
+                self._launchers.remove(launcher)
+                launcher.close(CLOSE_S)
+
+    def _config_here(self, host: int) -> AgentConfig:
+        """What this machine's own agent must know."""
+        return AgentConfig(
+            host,
+            self.token,
+            (self._address,),
+            self._keys,
+            str(self.directory),
+            os.getpid(),
+            str(self.directory / f"agent-{host}.log"),
+            life=self._epoch,
+            beat_s=1.0,
+        )
 
     def record_of(self, proc: int) -> str:
         """The file in which a rank keeps a record of what it runs; empty for none."""
@@ -61,6 +175,8 @@ class Session:
         """End everything; takes as long as the processes take to end."""
         if os.getpid() == self.pid:  # a fork of the controller owns nothing
             self.runtime.close()
+            for launcher in self._launchers:
+                launcher.close(CLOSE_S)
             shutil.rmtree(self.directory, ignore_errors=True)
 
 

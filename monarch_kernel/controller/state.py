@@ -28,7 +28,7 @@ The host agent and ranks of a mesh that outlived its controller are taken up wit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import repeat
 from sys import intern
@@ -44,14 +44,17 @@ from monarch_kernel.controller.effects import (
     Effect,
     Expired,
     Find,
+    GiveUp,
     Gone,
     LostEvent,
     Resolve,
     RichEvent,
+    Route,
     Send,
     Tell,
 )
 from monarch_kernel.controller.exits import describe_exit, signal_name
+from monarch_kernel.controller.hosts import Hosts
 from monarch_kernel.controller.order import Said, Spoken
 from monarch_kernel.controller.records import HostRecord, Pending, RankRecord
 from monarch_kernel.controller.resume import Resumption
@@ -115,7 +118,7 @@ class State:
     """The controller's state."""
 
     def __init__(self) -> None:
-        self.hosts: dict[int, HostRecord] = {}
+        self.hosts = Hosts()
         self.ranks: dict[int, RankRecord] = {}
         self.strays = 0
         self._dead: set[int] = set()
@@ -145,10 +148,47 @@ class State:
 
     # -- what the program wants
 
-    def add_host(self, host: int, now: float) -> list[Effect]:
-        """Expect a host agent to come up."""
-        self.hosts[host] = HostRecord(host, deadline=now + HOST_DEADLINE_S)
+    def add_host(
+        self, host: int, now: float, *, timeout_s: float | None = None, lost_after_s: float | None = None
+    ) -> list[Effect]:
+        """Expect a host agent to come up; on another machine, if it is said after which silence it is lost, in seconds."""
+        record = self.hosts[host] = HostRecord(
+            host, deadline=now + (HOST_DEADLINE_S if timeout_s is None else timeout_s)
+        )
+        if lost_after_s is not None:
+            record.is_elsewhere, record.lost_after_s = True, lost_after_s
         return []
+
+    def succeed_host(self, host: int, successor: int) -> list[Effect]:
+        """A host agent has come in place of one that is gone."""
+        self.hosts[host].successor = successor
+        return []
+
+    def host_now(self, host: int) -> int:
+        """The number of the host agent that is in this one's place now."""
+        while self.hosts[host].successor:
+            host = self.hosts[host].successor
+        return host
+
+    def release_host(self, host: int, reason: str, grace_s: float, now: float) -> list[Effect]:
+        """End a host agent, and its ranks: it is needed no more."""
+        record = self.hosts[host]
+        ranks = [proc for proc, rank in self.ranks.items() if rank.host == host and rank.death is None]
+        effects = self.stop_ranks(ranks, reason, grace_s, now)
+        if record.up and not record.gone:
+            effects.append(Send(host_peer(host), pack(Goodbye(grace_s=grace_s))))
+        record.gone, record.end = True, Failure("stopped", "Released", reason, host=record.hostname)
+        record.held.clear()
+        return [*effects, *self._tell_of_hosts()]
+
+    def listened(self, heard: Container[int], for_s: float) -> list[Effect]:
+        """These hosts were heard of in the last so many seconds, in which we have listened."""
+        effects: list[Effect] = []
+        for record in self.hosts.listened(heard, for_s):
+            name = record.hostname or f"host {record.host}"
+            why = f"nothing was heard of {name} for {record.silence_s:.1f} s: it has died, or the network to it is cut"
+            effects.append(Expired(record.host, reason=why))
+        return effects
 
     def await_hosts(self, id: int, hosts: Sequence[int], now: float) -> list[Effect]:
         """Resolve a request when each of these host agents is up or gone."""
@@ -169,12 +209,19 @@ class State:
         record = self.hosts[host]
         for spec in specs:
             self.ranks[spec.proc] = RankRecord(spec, host, deadline=now + RANK_DEADLINE_S)
+        effects = self._routes(record, specs)
         if record.gone:
-            effects: list[Effect] = []
             for spec in specs:
                 effects += self._lose(self.ranks[spec.proc], "the host agent is gone", now)
             return effects
-        return self._to_host(record, pack(StartRanks(tuple(specs))))
+        return effects + self._to_host(record, pack(StartRanks(tuple(specs))))
+
+    @staticmethod
+    def _routes(host: HostRecord, specs: Iterable[RankSpec]) -> list[Effect]:
+        """Say how processes are reached that are elsewhere."""
+        if not host.is_elsewhere:
+            return []
+        return [Route(rank_peer(spec.proc, spec.incarnation), host.host) for spec in specs]
 
     def attach(self, host: int, specs: Sequence[RankSpec], attach: Attach, now: float) -> list[Effect]:
         """Take up a host agent and its ranks, which another controller has started."""
@@ -215,10 +262,10 @@ class State:
         record = self.ranks[proc]
         return record.death is not None and not record.stopping
 
-    def heal(self, procs: Sequence[int], now: float, host: int = 0) -> list[Effect]:
+    def heal(self, procs: Sequence[int], now: float, hosts: Mapping[int, int] | None = None) -> list[Effect]:
         """Start processes in place of those that are lost; what is sent to these numbers from now on waits for them.
 
-        ``host`` is for those whose host agent has ended.
+        ``hosts`` has for each host agent that is gone the one that those are to be on which were there.
         """
         starts: dict[int, list[RankSpec]] = {}
         effects: list[Effect] = []
@@ -229,10 +276,13 @@ class State:
             if (mesh := self._restarts.get(proc)) is not None:
                 mesh.restarts.forget(former.spec.rank)
             spec = former.spec.succeeded(former.spec.incarnation + 1)
-            at = host or former.host if self.hosts[former.host].gone else former.host
+            at = former.host
+            if self.hosts[at].gone:
+                at = (hosts or {}).get(at, at)
             record = self.ranks[proc] = RankRecord(spec, at, deadline=now + RANK_DEADLINE_S, watchers=former.watchers)
             self._speakers.pop(former.peer, None)
             self._dead.discard(proc)
+            effects += self._routes(self.hosts[at], (spec,))
             if self.hosts[at].gone:
                 effects += self._lose(record, "the host agent is gone", now)
             elif former.has_ended or self.hosts[former.host].gone:
@@ -488,9 +538,12 @@ class State:
             host = self.hosts[message.host]
             host.up, host.hostname, host.pid = True, message.hostname, message.pid
             host.cpus, host.gpus = message.cpus, message.gpus
+            host.addresses = message.addresses
             if self._resumption is not None:
                 self._rename(message.incarnations)
             held, host.held = host.held, []
+            if (join := self.hosts.place(host)) is not None:
+                held.insert(0, pack(join))
             return [*(Send(peer, packed) for packed in held), *self._tell_of_hosts()]
         if isinstance(message, Backlog):
             return self._heard_backlog(message, peer, now)
@@ -501,7 +554,7 @@ class State:
         """A host agent ended; its ranks went with it."""
         self.hosts[host].gone = True
         self.hosts[host].end = Failure("lost", "HostLost", reason, last_lines=log)
-        effects: list[Effect] = self._tell_of_hosts()
+        effects: list[Effect] = [GiveUp(host), *self._tell_of_hosts()]
         for record in self.ranks.values():
             if record.host == host:
                 record.has_ended = True
@@ -747,22 +800,25 @@ class State:
             nobody = Failure("lost", "NoSuchRank", f"this session has no process {proc}")
             return [Send(peer, pack(PeerNews(proc, 0, "", nobody)))]
         record.watchers[peer] = None
-        return [Send(peer, self._news(record))] if record.up or record.death is not None else []
+        return self._news_for(peer, record) if record.up or record.death is not None else []
 
     def _tell_watchers(self, record: RankRecord) -> list[Effect]:
         gone = [peer for peer in record.watchers if self._speakers.get(peer) is None]
         for peer in gone:
             del record.watchers[peer]
-        if not record.watchers:
-            return []
-        news = self._news(record)
-        return [Send(peer, news) for peer in record.watchers]
+        return [effect for peer in record.watchers for effect in self._news_for(peer, record)]
 
-    @staticmethod
-    def _news(record: RankRecord) -> Packed:
-        return pack(
-            PeerNews(record.spec.proc, record.spec.incarnation, record.address, record.death, record.is_replaced)
-        )
+    def _news_for(self, peer: Peer, record: RankRecord) -> list[Effect]:
+        """Tell one process of another: where that is, or how it has ended."""
+        spec, asking = record.spec, self._speakers[peer].host
+        effects: list[Effect] = []
+        address = record.address
+        if asking != record.host and record.death is None:
+            address = ""
+            for host, reach in self.hosts.introduce(asking, record.host, record.peer):
+                effects.append(Send(host_peer(host), pack(reach)))
+        news = PeerNews(spec.proc, spec.incarnation, address, record.death, record.is_replaced)
+        return [*effects, Send(peer, pack(news))]
 
     def _tell_output(self, record: RankRecord, chunk: OutputChunk) -> list[Effect]:
         request = chunk.request or self._writer(record)

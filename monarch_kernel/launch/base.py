@@ -4,15 +4,15 @@ Theory of operation
 ===================
 
 We schedule nothing. An engine (Ray, Slurm, Kubernetes, sshd ...) obtains machines, places what runs there and takes it away; a
-*launcher* asks it for hosts, and has it run one process on each: `agent_command`, with an `AgentConfig`. The agent then connects
-to the controller by itself, or is dialled, if its config has no addresses. From then on the launcher is needed only to say what
-an engine knows and we can't see: why a host is not there yet, how it ended, what it wrote; and to give hosts back.
+*launcher* asks it for hosts, and has it run one process on each: `agent_command`, with an `AgentConfig`. The agent then
+connects to the controller by itself, or is dialled, if its config has no addresses. From then on the launcher is needed only
+to say what an engine knows and we can't see: why a host is not there yet, how it ended, what it wrote; and to give hosts back.
 
 The config holds secrets. It goes by a channel of the engine's that others can't read: standard input, or the environment
 variable `AGENT_VARIABLE`; never by arguments, or by files that others can read.
 
-A launcher is called from any thread, also from the one that drives the controller's loop, which must not wait. So whatever takes
-longer than a few milliseconds is done on a thread of the launcher's own, and the methods give what is known by then.
+A launcher is called from any thread, also from the one that drives the controller's loop, which must not wait. So whatever
+takes longer than a few milliseconds is done on a thread of the launcher's own, and the methods give what is known by then.
 
 Every launcher passes the tests of `tests/launch/test_conformance.py`.
 """

@@ -9,6 +9,7 @@ from monarch_kernel.wire.codec import Frame
 
 __all__ = [
     "CONTROLLER",
+    "HostTransport",
     "Peer",
     "PeerTransport",
     "Transport",
@@ -60,11 +61,15 @@ def host_peer(host: int) -> Peer:
 class Transport(Protocol):
     """Carries multipart messages to named peers, in order per (sender, receiver).
 
-    One thread at a time may call `send`, `recv` and `wait`; any thread may call `wake`.
+    One thread at a time may call `send`, `flush`, `recv` and `wait`; any thread may call `wake`.
     """
 
     def send(self, peer: Peer, parts: Sequence[Frame]) -> bool:
         """Hand a message over without blocking; False if no such peer is connected."""
+        ...
+
+    def flush(self) -> None:
+        """Have what was sent go out, if it waits to be put together with more."""
         ...
 
     def recv(self) -> tuple[Peer, list[Frame]] | None:
@@ -81,6 +86,35 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Give up what the transport holds; messages not yet handed over are sent for a short while."""
+        ...
+
+
+class HostTransport(Transport, Protocol):
+    """The controller's transport, which also reaches other hosts, and through their agents the ranks there.
+
+    Attributes:
+        refused: connections and messages that were not let in.
+    """
+
+    @property
+    def refused(self) -> int:
+        """Connections, and messages between hosts, that were not let in."""
+        ...
+
+    def route(self, peer: Peer, host: int) -> None:
+        """Say which host a process is on, if it is not connected to us itself."""
+        ...
+
+    def dial(self, host: int, address: str) -> None:
+        """Connect to an agent that can't connect to us."""
+        ...
+
+    def heard(self) -> set[int]:
+        """The hosts that were heard of since the last time."""
+        ...
+
+    def give_up(self, host: int) -> None:
+        """A host is gone: should it be heard of again it is told to end."""
         ...
 
 

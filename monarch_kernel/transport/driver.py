@@ -366,6 +366,7 @@ class Driver(Generic[T]):
                     parts = join(batch)  # a broadcast is joined once
                 last = batch
                 self._transport.send(peer, parts)
+            self._transport.flush()
         self._last_flush = time.perf_counter()
 
     def _give_back(self) -> None:

@@ -87,18 +87,43 @@ class MemoryTransport:
         self._hub = hub
         self._name = name
         self._arrived: deque[tuple[Peer, list[Frame]]] = deque()
+        self._heard: set[int] = set()
         # Released when there is something to look at; unlike an Event, a KeyboardInterrupt cannot leave it half set.
         self._signal = threading.Lock()
         self._signal.acquire()
 
     def arrive(self, sender: Peer, parts: list[Frame]) -> None:
         """Called by the hub."""
+        if sender.startswith(b"H"):
+            self._heard.add(int(sender[1:]))
         self._arrived.append((sender, parts))
         self.wake()
 
     def send(self, peer: Peer, parts: Sequence[Frame]) -> bool:
         """Hand a message over; False if no such peer is connected."""
         return self._hub.carry(self._name, peer, parts)
+
+    def flush(self) -> None:
+        """Nothing: what is sent goes out at once."""
+
+    @property
+    def refused(self) -> int:
+        """Nothing: all who are in the hub may be heard."""
+        return 0
+
+    def route(self, peer: Peer, host: int) -> None:
+        """Nothing: all who are in the hub reach each other."""
+
+    def dial(self, host: int, address: str) -> None:
+        """Nothing: all who are in the hub reach each other."""
+
+    def heard(self) -> set[int]:
+        """The hosts that were heard of since the last time."""
+        heard, self._heard = self._heard, set()
+        return heard
+
+    def give_up(self, host: int) -> None:
+        """Nothing: it is up to the test what comes of it."""
 
     def connect(self, peer: Peer, address: str) -> None:
         """Nothing: all who are in the hub reach each other."""

@@ -1,6 +1,7 @@
-"""ZeroMQ: the controller binds one ROUTER, every rank and host agent connects a DEALER with its name as identity.
+"""ZeroMQ: the controller binds one ROUTER, ranks and agent of its machine connect a DEALER with their name as identity.
 
 Ranks bind a ROUTER, too. One that asks another connects a DEALER to it, whose requests and their answers stay on that link.
+What is for processes of other hosts goes to the host's agent (its *gateway*), with the name of whom it is for before it.
 
 Queues are unbounded on both sides (high-water mark 0): the controller never blocks on a slow rank, and what a rank has not
 read is held by the rank's own I/O thread. On one machine the address is ``ipc://`` in a directory of mode 0700.
@@ -8,8 +9,8 @@ read is held by the rank's own I/O thread. On one machine the address is ``ipc:/
 
 from __future__ import annotations
 
-import contextlib
 import os
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -17,145 +18,182 @@ from typing import Any
 import zmq
 from zmq.backend import Socket as PlainSocket
 
-from monarch_kernel.transport.base import CONTROLLER, Peer
-from monarch_kernel.wire.codec import Frame
+from monarch_kernel.transport.base import CONTROLLER, Peer, host_peer
+from monarch_kernel.transport.links import Links
+from monarch_kernel.transport.relay import CONTROLLER_HOST, Relay
+from monarch_kernel.transport.sockets import (
+    LINGER_MS,
+    ZmqSocket,
+    has_message,
+    recv_multipart,
+    recv_rest,
+    send_multipart,
+)
+from monarch_kernel.wire.codec import Frame, WireError
+from monarch_kernel.wire.config import LinkKeys
 
 __all__ = ["ZmqDealer", "ZmqRank", "ZmqRouter"]
 
-_ZERO_COPY_NBYTES = 64 * 1024
-_LINGER_MS = 1000
+BEAT_S = 0.25
 _LOOK_EVERY = 16
 """After so many messages it is looked who else has sent something, so that no flood holds up what others send."""
 
 # pyzmq's enums, and the checks of its Python layer, cost more than the calls themselves.
-_NOBLOCK, _SNDMORE, _POLLIN = int(zmq.NOBLOCK), int(zmq.SNDMORE), int(zmq.POLLIN)
-_RCVMORE, _EVENTS = int(zmq.RCVMORE), int(zmq.EVENTS)
+_NOBLOCK, _POLLIN, _RCVMORE = int(zmq.NOBLOCK), int(zmq.POLLIN), int(zmq.RCVMORE)
 _plain: Any = PlainSocket
-_send, _recv, _get = _plain.send, _plain.recv, _plain.get
+_recv, _get = _plain.recv, _plain.get
 
 
-class _Event:
-    """An eventfd that is closed when the last thread that uses it lets go, so that a late wake can't hit another file."""
+class ZmqRouter(ZmqSocket):
+    """The controller's end; what it sends to itself it receives next.
 
-    __slots__ = ("fd",)
-
-    def __init__(self) -> None:
-        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-
-    def __del__(self) -> None:
-        os.close(self.fd)
-
-
-class _ZmqSocket:
-    """What both ends share: a socket, and an eventfd that wakes whoever waits on it."""
-
-    yields = 0
-
-    def __init__(self, kind: int) -> None:
-        self._context = zmq.Context()
-        self._socket = self._context.socket(kind)
-        self._socket.set_hwm(0)
-        self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
-        self._event: _Event | None = _Event()
-        self._wake = self._event.fd
-        self._items: list[Any] = [(self._socket, _POLLIN), (self._wake, _POLLIN)]
-
-    def wait(self, timeout_s: float | None) -> None:
-        """Return when a message may have arrived, `wake` was called, or the time is up."""
-        for _ in range(self.yields):
-            if _get(self._socket, _EVENTS) & _POLLIN:
-                return
-            os.sched_yield()
-        events: list[Any] = zmq.zmq_poll(
-            self._items, -1 if timeout_s is None else max(0, int(timeout_s * 1000 + 0.999))
-        )
-        for source, _ in events:
-            if source == self._wake:
-                self._forget_wake()
-
-    def _forget_wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._wake)
-
-    def wake(self) -> None:
-        """Make the current or the next `wait` return at once."""
-        event = self._event
-        if event is not None:
-            os.eventfd_write(event.fd, 1)
-
-    def fileno(self) -> int:
-        """A descriptor for an outer poll; edge-triggered, so call `recv` until it gives None before polling."""
-        return int(self._socket.getsockopt(zmq.FD))
-
-    def close(self) -> None:
-        """Close the socket; what was sent lingers for up to a second."""
-        if self._event is not None:
-            self._event = None
-            self._socket.close()
-            self._context.term()
-
-    def _send(self, parts: Sequence[Frame]) -> None:
-        _send_all(self._socket, parts)
-
-
-def _send_all(socket: Any, parts: Sequence[Frame]) -> None:
-    for part in parts[:-1]:
-        _send(socket, part, _NOBLOCK | _SNDMORE, copy=len(part) < _ZERO_COPY_NBYTES)
-    _send(socket, parts[-1], _NOBLOCK, copy=len(parts[-1]) < _ZERO_COPY_NBYTES)
-
-
-def _recv_rest(socket: Any, parts: list[Frame]) -> list[Frame]:
-    while _get(socket, _RCVMORE):
-        parts.append(_recv(socket, _NOBLOCK, copy=False).buffer)
-    return parts
-
-
-class ZmqRouter(_ZmqSocket):
-    """The controller's end; what it sends to itself it receives next."""
+    Args:
+        address: where ranks and the agent of its own machine connect to.
+        keys: of connections to other machines; None where there are to be none.
+        life: how many controllers the session has had before.
+    """
 
     # Before it sleeps, the one controller lets others run this often: an answer that comes meanwhile needs no wake-up, which
     # takes a third off a small call. Ranks do not, for they may outnumber the cores.
     yields = 60
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, keys: LinkKeys | None = None, life: int = 0) -> None:
         super().__init__(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.bind(address)
-        self._to_myself: deque[list[Frame]] = deque()
+        self._arrived: deque[tuple[Peer, list[Frame]]] = deque()
+        self._relay = Relay(CONTROLLER_HOST, life)
+        self._links = Links(self._context, CONTROLLER_HOST, keys, self._watch) if keys else None
+        self._homes: dict[Peer, int] = {}
+        self._neighbours_here: set[int] = set()
+        self._beat_at = 0.0
+
+    # -- other hosts
+
+    def listen(self, port: int = 0) -> int:
+        """Let agents of other machines connect; gives the port.
+
+        Raises:
+            zmq.ZMQError: the port is taken.
+        """
+        assert self._links is not None
+        return self._links.listen(port)
+
+    def dial(self, host: int, address: str) -> None:
+        """Connect to an agent that can't connect to us."""
+        assert self._links is not None
+        self._links.dial(host, [address])
+
+    def route(self, peer: Peer, host: int) -> None:
+        """Say which host a process is on, if it is not connected to us itself."""
+        self._homes[peer] = host
+        self._relay.greet(host)
+
+    def heard(self) -> set[int]:
+        """The hosts that were heard of since the last time."""
+        heard, self._relay.heard = self._relay.heard, set()
+        return heard
+
+    def give_up(self, host: int) -> None:
+        """A host is gone: should it be heard of again it is told to end."""
+        self._relay.give_up(host)
+
+    @property
+    def refused(self) -> int:
+        """Connections, and messages between hosts, that were not let in."""
+        return self._relay.dropped + (self._links.refused if self._links else 0)
+
+    # -- messages
 
     def wait(self, timeout_s: float | None) -> None:
         """Return when a message may have arrived, `wake` was called, or the time is up."""
-        if not self._to_myself:
-            super().wait(timeout_s)
+        if self._arrived:
+            return
+        if self._homes:
+            now = time.monotonic()
+            if now >= self._beat_at:
+                self._beat_at = now + BEAT_S
+                self._relay.beat()
+                self.flush()
+            timeout_s = BEAT_S if timeout_s is None else min(timeout_s, BEAT_S)
+        super().wait(timeout_s)
 
     def send(self, peer: Peer, parts: Sequence[Frame]) -> bool:
         """Hand a message over without blocking; False if no such peer is connected."""
-        if peer == CONTROLLER:
-            self._to_myself.append(_as_received(parts))
+        if (home := self._homes.get(peer)) is not None:
+            self._relay.send(CONTROLLER, peer, home, parts)
             return True
+        if peer == CONTROLLER:
+            self._arrived.append((CONTROLLER, _as_received(parts)))
+            return True
+        return self._hand_over(peer, parts)
+
+    def flush(self) -> None:
+        """Have what is for other hosts go out."""
+        if self._relay.waits:
+            for neighbour, parts in self._relay.flush():
+                if neighbour in self._neighbours_here:
+                    self._hand_over(host_peer(neighbour), parts)
+                elif self._links is not None:
+                    self._links.send(neighbour, parts)
+
+    def recv(self) -> tuple[Peer, list[Frame]] | None:
+        """Give the next message and its sender, or None."""
+        while not self._arrived:
+            try:
+                peer = _recv(self._socket, _NOBLOCK)
+            except zmq.Again:
+                linked = self._links.recv() if self._links is not None else None
+                if linked is None:
+                    if self._relay.waits:
+                        self.flush()
+                    return None
+                self._hear(*linked)
+                continue
+            parts = [] if not _get(self._socket, _RCVMORE) else recv_rest(self._socket, [_recv(self._socket, _NOBLOCK)])
+            if self._homes.get(peer) is None:
+                return peer, parts
+            self._neighbours_here.add(self._homes[peer])
+            self._hear(self._homes[peer], parts)
+        return self._arrived.popleft()
+
+    def close(self) -> None:
+        """Close all sockets; what was sent lingers for up to a second."""
+        if self._event is not None:
+            self.flush()
+            if self._links is not None:
+                self._links.close()
+            super().close()
+
+    def _hand_over(self, peer: Peer, parts: Sequence[Frame]) -> bool:
         try:
-            self._send([peer, *parts])
+            send_multipart(self._socket, [peer, *parts])
         except zmq.ZMQError as error:
             if error.errno == zmq.EHOSTUNREACH:
                 return False
             raise
         return True
 
-    def recv(self) -> tuple[Peer, list[Frame]] | None:
-        """Give the next message and its sender, or None."""
-        if self._to_myself:
-            return CONTROLLER, self._to_myself.popleft()
+    def _hear(self, neighbour: int, parts: Sequence[Frame]) -> None:
         try:
-            peer = _recv(self._socket, _NOBLOCK)
-        except zmq.Again:
-            return None
-        if not _get(self._socket, _RCVMORE):
-            return peer, []
-        return peer, _recv_rest(self._socket, [_recv(self._socket, _NOBLOCK)])
+            for source, senders, receivers, frames in self._relay.hear(neighbour, parts):
+                for sender in senders:
+                    if receivers == [CONTROLLER] and self._homes.get(sender) == source:
+                        self._arrived.append((sender, frames))
+                    else:  # an agent speaks only for itself and its ranks
+                        self._relay.dropped += 1
+        except WireError:
+            self._relay.dropped += 1
+
+    def _watch(self, socket: zmq.Socket[bytes], is_open: bool) -> None:
+        if is_open:
+            self._items.append((socket, _POLLIN))
+        else:
+            self._items.remove((socket, _POLLIN))
 
 
-class ZmqDealer(_ZmqSocket):
-    """The end of a rank or host agent, connected to the controller."""
+class ZmqDealer(ZmqSocket):
+    """An end that is connected to one other, the controller."""
 
     def __init__(self, address: str, name: Peer) -> None:
         super().__init__(zmq.DEALER)
@@ -166,33 +204,34 @@ class ZmqDealer(_ZmqSocket):
         """Hand a message for the controller over without blocking."""
         if peer != CONTROLLER:
             return False
-        self._send(parts)
+        send_multipart(self._socket, parts)
         return True
+
+    def flush(self) -> None:
+        """Nothing: what is sent goes out at once."""
 
     def recv(self) -> tuple[Peer, list[Frame]] | None:
         """Give the next message of the controller, or None."""
-        try:
-            first = _recv(self._socket, _NOBLOCK)
-        except zmq.Again:
-            return None
-        return CONTROLLER, _recv_rest(self._socket, [first])
+        parts = recv_multipart(self._socket)
+        return None if parts is None else (CONTROLLER, parts)
 
 
 class ZmqRank(ZmqDealer):
     """The end of a rank: connected to the controller, to the ranks that it asks, and to those that ask it.
 
     Args:
-        address: of the controller.
+        address: of the controller; empty where that is on another machine, and is reached by way of the gateway.
         name: of the rank on the wire.
         own_address: where the rank listens.
+        gateway: address of its host agent, for processes of other hosts; empty where there are none.
     """
 
-    def __init__(self, address: str, name: Peer, own_address: str) -> None:
-        super().__init__(address, name)
+    def __init__(self, address: str, name: Peer, own_address: str, gateway: str = "") -> None:
+        super().__init__(address or gateway, name)
         self._name = name
         self._askers = self._context.socket(zmq.ROUTER)
         self._askers.set_hwm(0)
-        self._askers.setsockopt(zmq.LINGER, _LINGER_MS)
+        self._askers.setsockopt(zmq.LINGER, LINGER_MS)
         self._askers.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._askers.bind(own_address)
         if own_address.startswith("ipc://"):
@@ -203,20 +242,37 @@ class ZmqRank(ZmqDealer):
         self._ready: deque[Any] = deque()
         self._to_myself: deque[list[Frame]] = deque()
         self._received = 0
+        self._gateway: zmq.Socket[bytes] | None = None
+        self._far: set[Peer] = set()  # who is reached by way of the gateway
+        if not address:
+            self._gateway = self._socket
+            self._far.add(CONTROLLER)
+        elif gateway:
+            self._gateway = self._connect(gateway)
+        if self._gateway is not None:
+            self._names[self._gateway] = b""
 
     def connect(self, peer: Peer, address: str) -> None:
-        """Connect to a rank that is to be asked; what is sent to it goes that way from now on."""
-        socket = self._context.socket(zmq.DEALER)
-        socket.set_hwm(0)
-        socket.setsockopt(zmq.LINGER, _LINGER_MS)
-        socket.setsockopt(zmq.ROUTING_ID, self._name)
-        socket.connect(address)
+        """Connect to a rank that is to be asked; without an address it is on another host, and asked through the gateway."""
+        if not address:
+            self._far.add(peer)
+            return
+        socket = self._connect(address)
         self._asked[peer] = socket
         self._names[socket] = peer
+
+    def _connect(self, address: str) -> zmq.Socket[bytes]:
+        socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        socket.set_hwm(0)
+        socket.setsockopt(zmq.LINGER, LINGER_MS)
+        socket.setsockopt(zmq.ROUTING_ID, self._name)
+        socket.connect(address)
         self._items.append((socket, _POLLIN))
+        return socket
 
     def disconnect(self, peer: Peer) -> None:
         """Give up a connection; what has not been sent is dropped."""
+        self._far.discard(peer)
         socket = self._asked.pop(peer, None)
         if socket is not None:
             del self._names[socket]
@@ -232,15 +288,17 @@ class ZmqRank(ZmqDealer):
 
     def send(self, peer: Peer, parts: Sequence[Frame]) -> bool:
         """Hand a message over without blocking; False if no such peer is connected."""
-        if peer == CONTROLLER:
-            self._send(parts)
+        if peer in self._far:
+            send_multipart(self._gateway, [peer, *parts])
+        elif peer == CONTROLLER:
+            send_multipart(self._socket, parts)
         elif peer == self._name:
             self._to_myself.append(_as_received(parts))
         elif (socket := self._asked.get(peer)) is not None:
-            _send_all(socket, parts)
+            send_multipart(socket, parts)
         else:
             try:
-                _send_all(self._askers, [peer, *parts])
+                send_multipart(self._askers, [peer, *parts])
             except zmq.ZMQError as error:
                 if error.errno == zmq.EHOSTUNREACH:
                     return False
@@ -261,14 +319,17 @@ class ZmqRank(ZmqDealer):
             except zmq.Again:
                 self._ready.popleft()
                 continue
-            if socket is not self._askers:
-                received = self._names[socket], _recv_rest(socket, [first])
+            peer = self._names.get(socket) or first  # of the others the first frame is the name
+            if peer is not first:
+                received = peer, recv_rest(socket, [first])
             elif not _get(socket, _RCVMORE):
-                received = first, []
+                received = peer, []
             else:
-                received = first, _recv_rest(socket, [_recv(socket, _NOBLOCK)])
+                received = peer, recv_rest(socket, [_recv(socket, _NOBLOCK)])
+            if socket is self._gateway:
+                self._far.add(peer)  # and is answered on the same way
             self._ready.popleft()
-            if _get(socket, _EVENTS) & _POLLIN:  # to look costs less than to find nothing
+            if has_message(socket):
                 self._ready.append(socket)
             return received
         return None
@@ -278,6 +339,8 @@ class ZmqRank(ZmqDealer):
         if self._event is not None:
             for peer in list(self._asked):
                 self._asked.pop(peer).close()
+            if self._gateway is not None:
+                self._gateway.close()
             self._askers.close()
             super().close()
 

@@ -6,7 +6,10 @@ import msgspec
 
 from monarch_kernel.wire.messages import RankSpec
 
-__all__ = ["AGENT_VARIABLE", "DETACHED", "AgentConfig", "ForkReport", "ForkRequest", "LinkKeys", "Manifest"]
+__all__ = ["AGENT_VARIABLE", "DETACHED", "LISTENS", "AgentConfig", "ForkReport", "ForkRequest", "LinkKeys", "Manifest"]
+
+LISTENS = "MONARCH-AGENT"
+"""An agent that is to be dialled writes this to its standard output, and the port."""
 
 AGENT_VARIABLE = "MONARCH_AGENT"
 """Environment variable with an agent's configuration, for engines that give no standard input."""
@@ -34,6 +37,7 @@ class AgentConfig(msgspec.Struct, frozen=True):
         directory: private directory of the session; empty: the agent makes one, and removes it.
         controller_pid: the agent ends when this process does; 0 where the controller is on another machine.
         log: file that the zygote's output is appended to; empty: one in the directory.
+        life: how many controllers the session has had before.
         number_from: environment variable whose number is added to ``host``, for engines that start many agents alike.
         beat_s: how often the agent says that it is alive, in seconds.
         grace_s: how long it waits for a controller that has fallen silent, in seconds, before it ends all.
@@ -47,10 +51,19 @@ class AgentConfig(msgspec.Struct, frozen=True):
     directory: str = ""
     controller_pid: int = 0
     log: str = ""
+    life: int = 0
     number_from: str = ""
     beat_s: float = 0.25
     grace_s: float = 10.0
     is_light: bool = False
+
+    def numbered(self, number: int) -> AgentConfig:
+        """The same for the agent with this number of several that were started alike."""
+        return msgspec.structs.replace(self, host=self.host + number, number_from="")
+
+    def placed(self, directory: str) -> AgentConfig:
+        """The same with a directory of the agent's own."""
+        return msgspec.structs.replace(self, directory=directory, log=self.log or f"{directory}/zygote.log")
 
     def encode(self) -> bytes:
         """As JSON."""

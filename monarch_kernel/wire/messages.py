@@ -39,6 +39,7 @@ __all__ = [
     "HostHello",
     "Inspect",
     "Interrupt",
+    "Join",
     "KillRanks",
     "ListErrors",
     "ListModules",
@@ -62,6 +63,7 @@ __all__ = [
     "Pull",
     "Push",
     "RankSpec",
+    "Reach",
     "Reading",
     "Readings",
     "Release",
@@ -381,7 +383,8 @@ class ActorEnded(Message, frozen=True):
 class PeerNews(Message, frozen=True):
     """A process that you wanted to meet is up and listens at ``address``, or has ended (``death``).
 
-    One that ``is_replaced`` will have another in its place by itself: to owners of what was there that is no failure.
+    Without an address it is on another host, and reached by way of the host agent. One that ``is_replaced`` will have another
+    in its place by itself: to owners of what was there that is no failure.
     """
 
     proc: int
@@ -550,6 +553,21 @@ class KillRanks(Message, frozen=True):
     keep_logs: bool = False
 
 
+class Reach(Message, frozen=True):
+    """These processes, which ranks of yours have to do with, are on a host; dial it there, if there are addresses."""
+
+    host: int
+    addresses: tuple[str, ...]
+    peers: tuple[bytes, ...]
+
+
+class Join(Message, frozen=True):
+    """Take the way to the controller by another agent from now on, which can be dialled at these addresses."""
+
+    parent: int
+    addresses: tuple[str, ...]
+
+
 class Outlive(Message, frozen=True):
     """From now on keep everything when the controller ends, and wait for the next one."""
 
@@ -565,7 +583,10 @@ class Goodbye(Message, frozen=True):
 
 
 class HostHello(Message, frozen=True):
-    """First message of a host agent, and its answer to `Attach`: with (proc, incarnation) of its ranks that were replaced."""
+    """First message of a host agent, and its answer to `Attach`: with (proc, incarnation) of its ranks that were replaced.
+
+    ``addresses`` are where other hosts can dial it, the best first; empty where none has to.
+    """
 
     token: str
     host: int
@@ -574,6 +595,7 @@ class HostHello(Message, frozen=True):
     cpus: int
     gpus: int
     incarnations: tuple[tuple[int, int], ...] = ()
+    addresses: tuple[str, ...] = ()
 
 
 class OutputChunk(msgspec.Struct, array_like=True, frozen=True):

@@ -27,7 +27,7 @@ from monarch_kernel.errors import ActorError, Failure, MonarchError, Supervision
 from monarch_kernel.mesh import Extent, Region
 from monarch_kernel.rank.rank import Rank
 from monarch_kernel.rank.streams import OutputMarks
-from monarch_kernel.testing import FakeAgent, FakeLauncher, MemoryHub, rank_spec
+from monarch_kernel.testing import FakeAgent, FakeLauncher, MemoryHub, add_host, rank_spec
 from monarch_kernel.transport.base import rank_peer
 from monarch_kernel.wire.codec import pack
 from monarch_kernel.wire.messages import PeerNews
@@ -152,7 +152,7 @@ class World:
     def __init__(self) -> None:
         self.hub = MemoryHub()
         self.runtime = Runtime(self.hub.connect(), TOKEN)
-        host = self.runtime.add_host(FakeLauncher())
+        host = add_host(self.runtime, FakeLauncher())
         self.agent = FakeAgent(self.hub, host, TOKEN)
         procs = self.runtime.new_procs(N_RANKS)
         specs = [rank_spec(proc, rank=i, world_size=N_RANKS) for i, proc in enumerate(procs)]

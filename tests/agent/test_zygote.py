@@ -88,7 +88,9 @@ def nursery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nursery
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("PROBE_GO", str(go))
     log = tmp_path / "zygote.log"
-    nursery = Nursery(Zygote("probe:run", ["probe"], ["late:prepare"], "ipc://somewhere", "secret", str(log)), log)
+    nursery = Nursery(
+        Zygote("probe:run", ["probe"], ["late:prepare"], ("ipc://somewhere", "ipc://here"), "secret", str(log)), log
+    )
     yield nursery
     nursery.zygote.close()
     for fd in nursery.pipes:
@@ -127,7 +129,11 @@ def test_forks_have_sessions_and_descriptors_of_their_own(nursery: Nursery) -> N
     assert reports == [(10, told[0]["pid"], ""), (13, told[1]["pid"], "")]
     for rank, one in zip((0, 3), told):
         assert one["sid"] == one["pid"] != os.getsid(0)
-        assert (one["address"], one["token"], one["proc"]) == ("ipc://somewhere", "secret", rank + 10)
+        assert (one["address"], one["token"], one["proc"]) == (
+            ["ipc://somewhere", "ipc://here"],
+            "secret",
+            rank + 10,
+        )
         assert one["stdin"] == ""
         assert one["own_random"]
         kinds = {int(fd): name.partition(":")[0] for fd, name in one["fds"].items()}
@@ -153,7 +159,7 @@ def test_what_is_wanted_later_does_not_delay_ranks_that_are_waited_for(
     zygote = nursery.zygote
     monkeypatch.setenv("PROBE_GO", str(gate))
     try:
-        nursery.zygote = Zygote("probe:run", ["probe"], ["late:prepare"], "", "", str(tmp_path / "second.log"))
+        nursery.zygote = Zygote("probe:run", ["probe"], ["late:prepare"], ("", ""), "", str(tmp_path / "second.log"))
         reads = nursery.fork(0, 3)  # before it has imported what it must
         gate.touch()
         assert [json.loads(read_all(out))["prepared"] for out, _ in reads] == ["", ""]
@@ -196,7 +202,7 @@ def test_a_killed_zygote_is_noticed(nursery: Nursery) -> None:
 
 
 def test_an_import_that_fails_is_in_the_log(tmp_path: Path) -> None:
-    zygote = Zygote("no.such:entry", ["no_such_module"], [], "", "", str(tmp_path / "log"))
+    zygote = Zygote("no.such:entry", ["no_such_module"], [], ("", ""), "", str(tmp_path / "log"))
     nursery = Nursery(zygote, tmp_path / "log")
     assert nursery.report() is None
     log = zygote.close()

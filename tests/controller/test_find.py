@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from monarch_kernel.controller.runtime import Runtime
-from monarch_kernel.testing import FakeLauncher, FakeRank, MemoryHub, rank_spec
+from monarch_kernel.testing import FakeLauncher, FakeRank, MemoryHub, add_host, rank_spec
 from monarch_kernel.wire.messages import Fetch, Fetched, Message
 
 
@@ -19,7 +19,7 @@ def test_the_text_of_a_module_is_given_without_importing_it(tmp_path: Path, monk
     hub = MemoryHub()
     runtime = Runtime(hub.connect(), token="t")
     try:
-        runtime.start_ranks(runtime.add_host(FakeLauncher()), [rank_spec(1)])
+        runtime.start_ranks(add_host(runtime, FakeLauncher()), [rank_spec(1)])
         rank = FakeRank(hub, 1, token="t")
         rank.hello()
         found: list[Message] = []

@@ -21,7 +21,7 @@ from monarch_kernel.controller.order import OUTPUT_GRACE_S
 from monarch_kernel.controller.runtime import Runtime
 from monarch_kernel.errors import Failure, MeshDownError
 from monarch_kernel.events import OutputEvent
-from monarch_kernel.testing import FakeAgent, FakeLauncher, FakePeer, FakeRank, MemoryHub, rank_spec
+from monarch_kernel.testing import FakeAgent, FakeLauncher, FakePeer, FakeRank, MemoryHub, add_host, rank_spec
 from monarch_kernel.transport.base import CONTROLLER
 from monarch_kernel.wire.codec import Packed, dump, join, load, pack
 from monarch_kernel.wire.messages import (
@@ -63,7 +63,7 @@ class Lab:
         self.hub = hub
         self.runtime = Runtime(hub.connect(), TOKEN)
         self.launcher = FakeLauncher()
-        self.host = self.runtime.add_host(self.launcher)
+        self.host = add_host(self.runtime, self.launcher)
         self.agent = FakeAgent(hub, self.host, TOKEN)
         self.procs = list(self.runtime.new_procs(count))
         specs = [rank_spec(proc, rank=i, world_size=count) for i, proc in enumerate(self.procs)]
@@ -375,7 +375,7 @@ def test_close_ends_what_is_pending() -> None:
     with pytest.raises(MeshDownError):
         lab.ask()
     with pytest.raises(MeshDownError):
-        lab.runtime.add_host(lab.launcher)
+        add_host(lab.runtime, lab.launcher)
     lab.runtime.stop_ranks(lab.procs, "late")
     lab.runtime.tell(lab.procs, pack(Ping(0)))
     futures[0].cancel()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from monarch_kernel.asking.answer import Answer, Value
-from monarch_kernel.controller.effects import Effect, Expired, Gone, LostEvent, Resolve, Send, Tell
+from monarch_kernel.controller.effects import Effect, Expired, GiveUp, Gone, LostEvent, Resolve, Send, Tell
 from monarch_kernel.controller.order import OUTPUT_GRACE_S
 from monarch_kernel.controller.state import (
     CLEANUP_S,
@@ -477,7 +477,7 @@ def test_a_host_that_does_not_come_up_expires() -> None:
     state.add_host(7, 10.0)
     assert state.tick(10.0 + HOST_DEADLINE_S - 0.1) == []
     assert state.tick(10.0 + HOST_DEADLINE_S) == [Expired(7)]
-    assert state.host_gone(7, "no sign of it", (), 41.0) == []
+    assert state.host_gone(7, "no sign of it", (), 41.0) == [GiveUp(7)]
     assert state.tick(100.0) == []
     state.start_ranks(7, [rank_spec(1)], 101.0)
     (over,) = ask(state, 1, (1,))

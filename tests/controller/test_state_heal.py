@@ -223,7 +223,7 @@ def test_ranks_of_a_host_agent_that_has_ended_go_to_another() -> None:
     assert state.ranks[1].state == "dead"
     assert text_of(state.ranks[1].death) == "the host agent is gone"
     state.add_host(2, 0.0)
-    assert state.heal((1, 2), 0.0, host=2) == []
+    assert state.heal((1, 2), 0.0, hosts={1: 2}) == []
     hello = state.heard(HostHello(TOKEN, 2, "machine1", 1, 1, 0), (), host_peer(2), 0.0)
     ((peer, start),) = sends(hello)
     assert isinstance(start, StartRanks)

@@ -20,6 +20,7 @@ from monarch_kernel.launch.local import LocalHost, LocalLauncher
 from monarch_kernel.testing import rank_spec
 from monarch_kernel.transport.zmq import ZmqRouter
 from monarch_kernel.wire.codec import load, pack
+from monarch_kernel.wire.config import AgentConfig
 from monarch_kernel.wire.messages import Ping, RankSpec, Run
 
 LONG_S = 60.0
@@ -36,12 +37,20 @@ class Controller:
 
     def start(self, command: Sequence[str] | None = None, nranks: int = 2) -> Any:
         """Launch an agent, ask it for ranks, and them for an answer."""
-        launcher = LocalLauncher(self.address, self.directory, *([] if command is None else [command]))
-        self.host = self.runtime.add_host(launcher)
+        self.host = self.launch(LocalLauncher(self.directory, *([] if command is None else [command])))
         specs = [spec_here(rank + 1, rank, nranks) for rank in range(nranks)]
         self.runtime.start_ranks(self.host, specs)
         procs = [spec.proc for spec in specs]
         return self.runtime.request(procs, lambda id: pack(Ping(id)), "ping", list)
+
+    def launch(self, launcher: LocalLauncher) -> int:
+        """Launch the agent of this machine."""
+        return self.runtime.add_hosts(launcher, self.config)[0]
+
+    def config(self, host: int, token: str = "the secret token") -> AgentConfig:
+        """What an agent of this machine must know."""
+        log = str(self.directory / f"agent-{host}.log")
+        return AgentConfig(host, token, (self.address,), None, str(self.directory), os.getpid(), log)
 
     @property
     def handle(self) -> LocalHost:
@@ -126,8 +135,8 @@ def test_an_agent_that_ends_at_once_is_told_with_its_exit_code(controller: Contr
 
 
 def test_an_agent_that_does_not_read_its_configuration_is_no_error_of_the_launch(controller: Controller) -> None:
-    launcher = LocalLauncher(controller.address, controller.directory, ["/bin/false"])
-    handle = launcher.launch(7, "x" * (1 << 20))  # more than the pipe holds
+    launcher = LocalLauncher(controller.directory, ["/bin/false"])
+    (handle,) = launcher.launch([controller.config(7, "x" * (1 << 20))])  # more than the pipe holds
     wait_until(lambda: handle.poll() is not None, "the end")
     assert "exit code 1" in (handle.poll() or "")
 
@@ -231,8 +240,7 @@ def test_a_torch_that_hangs_while_it_is_imported_is_given_up(
 
 
 def test_a_rank_that_fails_while_it_starts_is_told_with_what_it_wrote(controller: Controller) -> None:
-    launcher = LocalLauncher(controller.address, controller.directory)
-    host = controller.runtime.add_host(launcher)
+    host = controller.launch(LocalLauncher(controller.directory))
     spec = spec_here(1, 0, 1)
     values = {name: getattr(spec, name) for name in spec.__struct_fields__}
     controller.runtime.start_ranks(host, [RankSpec(**{**values, "cwd": "/no/such/directory"})])
@@ -245,7 +253,7 @@ def test_a_rank_that_fails_while_it_starts_is_told_with_what_it_wrote(controller
 
 def test_a_second_agent_can_be_launched_after_the_first_has_failed(controller: Controller) -> None:
     failures(controller.start(["/bin/false"]))
-    host = controller.runtime.add_host(LocalLauncher(controller.address, controller.directory))
+    host = controller.launch(LocalLauncher(controller.directory))
     controller.runtime.start_ranks(host, [spec_here(11, 0, 1)])
     assert len(controller.runtime.request([11], lambda id: pack(Ping(id)), "ping", list).get(LONG_S)) == 1
 
