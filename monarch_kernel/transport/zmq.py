@@ -64,6 +64,7 @@ class ZmqRouter(ZmqSocket):
         self._arrived: deque[tuple[Peer, list[Frame]]] = deque()
         self._relay = Relay(CONTROLLER_HOST, life)
         self._links = Links(self._context, CONTROLLER_HOST, keys, self._watch) if keys else None
+        self._is_linked = False
         self._homes: dict[Peer, int] = {}
         self._neighbours_here: set[int] = set()
         self._beat_at = 0.0
@@ -77,11 +78,13 @@ class ZmqRouter(ZmqSocket):
             zmq.ZMQError: the port is taken.
         """
         assert self._links is not None
+        self._is_linked = True
         return self._links.listen(port)
 
     def dial(self, host: int, address: str) -> None:
         """Connect to an agent that can't connect to us."""
         assert self._links is not None
+        self._is_linked = True
         self._links.dial(host, [address])
 
     def route(self, peer: Peer, host: int) -> None:
@@ -143,7 +146,7 @@ class ZmqRouter(ZmqSocket):
             try:
                 peer = _recv(self._socket, _NOBLOCK)
             except zmq.Again:
-                linked = self._links.recv() if self._links is not None else None
+                linked = self._links.recv() if self._is_linked and self._links is not None else None
                 if linked is None:
                     if self._relay.waits:
                         self.flush()
