@@ -47,9 +47,9 @@ def run_agent() -> None:
     addresses = address, f"ipc://{config.directory}/{host_peer(config.host).decode()}"
 
     def make_zygote() -> Zygote:
-        return Zygote(
-            "monarch_kernel.bootstrap:run_rank", _PRELOAD, _PRELOAD_LATER, addresses, config.token, config.log
-        )
+        leftover = config.directory if config.has_own_directory else ""
+        entry = "monarch_kernel.bootstrap:run_rank"
+        return Zygote(entry, _PRELOAD, _PRELOAD_LATER, addresses, config.token, config.log, leftover)
 
     first = [make_zygote()]  # before anything else is imported: it takes the longest
     from monarch_kernel.agent.host import HostAgent

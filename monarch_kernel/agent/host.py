@@ -499,7 +499,9 @@ class HostAgent:
         self._gateway.close()
         if self._controller_fd >= 0:
             os.close(self._controller_fd)
-        if self._session_over:  # else the controller lives on, and may launch another agent
+        if (
+            self._session_over or self._config.has_own_directory
+        ):  # else the controller lives on, and may launch another agent
             shutil.rmtree(self._config.directory, ignore_errors=True)
             if self._outlives:
                 with contextlib.suppress(OSError):  # others are there

@@ -14,6 +14,7 @@ import importlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -39,6 +40,7 @@ class Zygote:
         addresses: where the controller listens, empty if on another machine, and where the agent does.
         token: for the ranks' hello.
         log: file that the zygote writes to; ranks have pipes of their own.
+        leftover: directory that the zygote removes when the agent has ended and could not.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Zygote:
         addresses: tuple[str, str],
         token: str,
         log: str,
+        leftover: str = "",
     ) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
@@ -66,7 +69,9 @@ class Zygote:
             )
         assert self._process.stdin is not None
         with self._process.stdin as pipe:
-            pipe.write(json.dumps([entry, list(preload), list(preload_later), list(addresses), token]).encode())
+            pipe.write(
+                json.dumps([entry, list(preload), list(preload_later), list(addresses), token, leftover]).encode()
+            )
 
     @property
     def is_alive(self) -> bool:
@@ -102,7 +107,7 @@ class Zygote:
 
 def serve(fd: int) -> None:
     """Be the zygote, until the agent closes its end."""
-    entry, preload, preload_later, addresses, token = json.loads(sys.stdin.buffer.read())
+    entry, preload, preload_later, addresses, token, leftover = json.loads(sys.stdin.buffer.read())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _load(preload)
     module, function = entry.split(":")
@@ -115,6 +120,8 @@ def serve(fd: int) -> None:
             preload_later = ()
         packet, fds, _, _ = socket.recv_fds(channel, _PACKET_NBYTES, 2)
         if not packet:
+            if leftover:
+                shutil.rmtree(leftover, ignore_errors=True)
             return
         request = ForkRequest.decode(packet)
         group.append((request.spec, fds))

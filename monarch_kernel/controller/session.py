@@ -157,8 +157,8 @@ class Session:
             (self._address,),
             self._keys,
             str(self.directory),
-            os.getpid(),
-            str(self.directory / f"agent-{host}.log"),
+            controller_pid=os.getpid(),
+            log=str(self.directory / f"agent-{host}.log"),
             life=self._epoch,
             beat_s=1.0,
         )

@@ -34,7 +34,8 @@ class AgentConfig(msgspec.Struct, frozen=True):
         addresses: where the controller listens, the best first. On its own machine one, ``ipc://``; elsewhere ``tcp://``, of
             which the first that answers is taken. Empty: the agent listens, and writes ``MONARCH-AGENT PORT`` to its stdout.
         keys: of the connections between machines; None on the controller's own machine.
-        directory: private directory of the session; empty: the agent makes one, and removes it.
+        directory: private directory of the session; empty: the agent makes one.
+        has_own_directory: whether it has, and so removes it.
         controller_pid: the agent ends when this process does; 0 where the controller is on another machine.
         log: file that the zygote's output is appended to; empty: one in the directory.
         life: how many controllers the session has had before.
@@ -49,6 +50,7 @@ class AgentConfig(msgspec.Struct, frozen=True):
     addresses: tuple[str, ...]
     keys: LinkKeys | None = None
     directory: str = ""
+    has_own_directory: bool = False
     controller_pid: int = 0
     log: str = ""
     life: int = 0
@@ -63,7 +65,8 @@ class AgentConfig(msgspec.Struct, frozen=True):
 
     def placed(self, directory: str) -> AgentConfig:
         """The same with a directory of the agent's own."""
-        return msgspec.structs.replace(self, directory=directory, log=self.log or f"{directory}/zygote.log")
+        log = self.log or f"{directory}/zygote.log"
+        return msgspec.structs.replace(self, directory=directory, log=log, has_own_directory=True)
 
     def encode(self) -> bytes:
         """As JSON."""

@@ -50,7 +50,8 @@ class Controller:
     def config(self, host: int, token: str = "the secret token") -> AgentConfig:
         """What an agent of this machine must know."""
         log = str(self.directory / f"agent-{host}.log")
-        return AgentConfig(host, token, (self.address,), None, str(self.directory), os.getpid(), log)
+        directory = str(self.directory)
+        return AgentConfig(host, token, (self.address,), directory=directory, controller_pid=os.getpid(), log=log)
 
     @property
     def handle(self) -> LocalHost:
