@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,15 +24,17 @@ class LocalLauncher:
     """Starts agents as child processes: this machine's own, or several that behave as if they were elsewhere.
 
     Args:
-        directory: for their logs.
+        directory: for their logs; left out, a new one, which ends with the launcher.
         command: what is run; its standard input is the agent's configuration.
+        python: interpreter of the hosts, if no command is given.
     """
 
     name = "local"
 
-    def __init__(self, directory: Path, command: Sequence[str] = agent_command()) -> None:
-        self._directory = directory
-        self._command = command
+    def __init__(self, directory: Path | None = None, command: Sequence[str] = (), *, python: str = "") -> None:
+        self._own = None if directory else tempfile.TemporaryDirectory(prefix="monarch-", ignore_cleanup_errors=True)
+        self._directory = directory or Path(self._own.name if self._own else "")
+        self._command = command or agent_command(python)
         self._hosts: list[LocalHost] = []
 
     def launch(self, configs: Sequence[AgentConfig]) -> list[LocalHost]:
@@ -49,6 +52,8 @@ class LocalLauncher:
         deadline = time.monotonic() + timeout_s
         while self._hosts:
             self._hosts.pop().close(max(0.0, deadline - time.monotonic()))
+        if self._own is not None:
+            self._own.cleanup()
 
     def _start(self, config: AgentConfig) -> LocalHost:
         log = self._directory / f"agent-{config.host}.log"
