@@ -7,13 +7,14 @@ from typing import cast
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
 
+from monarch_kernel.launch.engines import ENGINES
 from monarch_kernel.notebook.meshes import Meshes
 from monarch_kernel.notebook.names import RemoteNames
-from monarch_kernel.syntax.options import COMMANDS, option_names
+from monarch_kernel.syntax.options import COMMANDS, engine_of, option_names, repeatable
 
 __all__ = ["candidates", "make_matcher"]
 
-_VALUES = {"--device": ["auto", "cpu", "cuda"], "--on": ["local"], "--restart": ["never", "rank", "mesh"]}
+_VALUES = {"--device": ["auto", "cpu", "cuda"], "--on": list(ENGINES), "--restart": ["never", "rank", "mesh"]}
 _NAMES = ("--mesh",)
 
 
@@ -76,8 +77,10 @@ def candidates(
     if words[0] == "%mesh":
         if not done:
             return [(command, "command") for command in COMMANDS]
-        if options := option_names(f"%mesh {done[0]}", aliases=True):
-            left = [(option, "option") for option in options if option not in done or option == "--env"]
+        engine = engine_of(done) if done[0] == "up" else ""
+        if options := option_names(f"%mesh {done[0]}", aliases=True, engine=engine):
+            again = repeatable(f"%mesh {done[0]}", engine)
+            left = [(option, "option") for option in options if option not in done or option in again]
             return left if done[0] == "up" else [*names, *left]
         if done[0] == "help":
             return [(command, "command") for command in COMMANDS]

@@ -7,9 +7,10 @@ import inspect
 from collections.abc import Callable
 from typing import TypeVar
 
+from monarch_kernel.launch.engines import ENGINES, Engine
 from monarch_kernel.syntax.options import COMMANDS, UsageProblem, parser_of
 
-__all__ = ["command_help", "documented", "mesh_help", "options_help"]
+__all__ = ["command_help", "documented", "engine_help", "mesh_help", "options_help"]
 
 _WIDTH = 24
 _ARGUMENTS = {
@@ -41,6 +42,14 @@ def options_help(magic: str) -> str:
     return "\n".join([" ".join([magic, *names, "[OPTION]..." if options else ""]).rstrip(), *_table(rows)])
 
 
+def engine_help(engine: Engine) -> str:
+    """What may be asked of an engine: a line on it, and one for each option of its own."""
+    hosts = "a,b,c|FILE" if "hosts" in engine.takes else "N"
+    rows = [(f"{', '.join(option.flags)} {option.metavar}".strip(), option.help) for option in engine.options]
+    needs = f"; needs monarch_kernel[{engine.extra}]" if engine.extra else ""
+    return "\n".join([f"--on {engine.name} --hosts {hosts}: {engine.help}{needs}", *_table(rows)])
+
+
 def _spelling(action: argparse.Action) -> str:
     value = action.metavar or ("|".join(action.choices) if action.choices else "")
     return f"{', '.join(action.option_strings)} {value}".strip()
@@ -57,7 +66,7 @@ def _table(rows: list[tuple[str, str]]) -> list[str]:
 
 
 def mesh_help() -> str:
-    """All commands of ``%mesh``, and the options of those that have some."""
+    """All commands of ``%mesh``, and the options of those that have some, without those of engines."""
     rows = [("%mesh", "the meshes that are up")]
     for command, does in COMMANDS.items():
         parser = parser_of(f"%mesh {command}")
@@ -79,7 +88,10 @@ def command_help(command: str) -> str:
         raise UsageProblem(f"%mesh help: there is no command {command!r}; one of {', '.join(COMMANDS)}")
     usage = options_help(f"%mesh {command}") or f"%mesh {command} {_ARGUMENTS.get(command, '')}".rstrip()
     first, newline, rest = usage.partition("\n")
-    return f"{first}\n    {COMMANDS[command]}{newline}{rest}"
+    parts = [f"{first}\n    {COMMANDS[command]}{newline}{rest}"]
+    if command == "up":
+        parts += [engine_help(engine) for engine in ENGINES.values()]
+    return "\n\n".join(parts)
 
 
 def documented(usage: str) -> Callable[[F], F]:

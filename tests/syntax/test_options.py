@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monarch_kernel.launch.engines import ENGINES
 from monarch_kernel.notebook.complete import candidates
 from monarch_kernel.syntax.options import (
     COMMANDS,
@@ -41,6 +42,135 @@ from monarch_kernel.syntax.usage import command_help, mesh_help, options_help
 )
 def test_up_is_read(line: str, gpus: int, expected: UpOptions) -> None:
     assert parse_up(line, gpus) == expected
+
+
+FILES = {"hosts.txt": "a  # the first\n\nb, c\n", "./empty": "# none\n", "twice": "a\nb\na\n"}
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (
+            "t --on ray --hosts 4 --gpus 8",
+            UpOptions("t", {"hosts": 4, "gpus": 8}, True, "cuda", engine="ray", hosts=4),
+        ),
+        (
+            "t --on local --hosts 2 -n 3 --device cpu",
+            UpOptions("t", {"hosts": 2, "gpus": 3}, False, "cpu", hosts=2),
+        ),
+        ("t --hosts 1 -n 2", UpOptions("t", {"hosts": 1, "gpus": 2}, False, "auto", hosts=1)),
+        (
+            "t --on=ssh --hosts a,b:2222 -n 1 --user me --tunnel",
+            UpOptions(
+                "t",
+                {"hosts": 2, "gpus": 1},
+                False,
+                "auto",
+                engine="ssh",
+                hosts=2,
+                host_names=("a", "b:2222"),
+                of_engine={"user": "me", "tunnel": True},
+            ),
+        ),
+        (
+            "t --on ssh --hosts hosts.txt --axes dp=3,tp=2",
+            UpOptions("t", {"dp": 3, "tp": 2}, False, "auto", engine="ssh", hosts=3, host_names=("a", "b", "c")),
+        ),
+        (
+            "t --on ssh --hosts a -n 1",
+            UpOptions("t", {"hosts": 1, "gpus": 1}, False, "auto", engine="ssh", hosts=1, host_names=("a",)),
+        ),
+        (
+            "t --on slurm -p debug --hosts 2 -n 2 --cpus 4 --sbatch=--exclusive --sbatch=--nice=1 --env A=1 --wait 60 "
+            "--lost-after 2.5 --python /opt/python --dry-run --restart rank",
+            UpOptions(
+                "t",
+                {"hosts": 2, "gpus": 2},
+                False,
+                "auto",
+                {"A": "1"},
+                restart="rank",
+                engine="slurm",
+                hosts=2,
+                python="/opt/python",
+                wait_s=60.0,
+                lost_after_s=2.5,
+                dry_run=True,
+                of_engine={"partition": "debug", "cpus": 4, "sbatch": ("--exclusive", "--nice=1")},
+            ),
+        ),
+        (
+            "t --on ray --hosts 2 --gpus 4 --axes pp=2,dp=2,tp=2 --resource tpu=1",
+            UpOptions(
+                "t",
+                {"pp": 2, "dp": 2, "tp": 2},
+                True,
+                "cuda",
+                engine="ray",
+                hosts=2,
+                of_engine={"resources": (("tpu", "1"),)},
+            ),
+        ),
+    ],
+)
+def test_up_on_hosts_is_read_whatever_this_machine_has(line: str, expected: UpOptions) -> None:
+    for gpus_here in (0, 1):
+        assert parse_up(line, gpus_here, FILES.get) == expected
+
+
+def test_how_many_ranks_each_host_has_follows_from_the_axes() -> None:
+    assert parse_up("t --on ray --hosts 4 --axes dp=8,tp=2", 0).per_host == 4
+    assert parse_up("t --on ray --hosts 4 -n 3", 0).per_host == 3
+    assert parse_up("t -n 3", 0).per_host == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("t --on ray -n 2", "say which hosts --on ray shall give: --hosts 4"),
+        ("t --on ssh -n 2", "say which hosts --on ssh shall give: --hosts a,b,c"),
+        ("t --on ray --hosts 2", "say how many ranks each host shall have: -n N, or --gpus N"),
+        ("t --on ray --hosts 0 -n 1", "--hosts must be at least 1, not 0"),
+        (
+            "t --on ray --hosts a,b -n 1",
+            "--on ray takes a number of hosts, such as --hosts 4, and chooses them; not 'a,b'",
+        ),
+        (
+            "t --on ssh --hosts 4 -n 1",
+            "--on ssh takes the names of the hosts, such as --hosts a,b,c, or a file; not '4'",
+        ),
+        ("t --on ssh --hosts ./none -n 1", "--hosts ./none: there is no such file"),
+        ("t --on ssh --hosts ./empty -n 1", "there is no host in ./empty"),
+        ("t --on ssh --hosts , -n 1", "there is no host in --hosts"),
+        ("t --on ssh --hosts twice -n 1", "host 'a' stands twice in twice"),
+        ("t --on ssh --hosts=-oProxyCommand=x,b -n 1", "'-oProxyCommand=x' in --hosts is no host"),
+        ("t --on ray --hosts 2 -n 2 --axes dp=3", "--axes dp=3 makes 3 ranks, but 2 hosts with 2 each have 4"),
+        ("t --on ray --hosts 2 --axes dp=3", "makes 3 ranks, which 2 hosts can't share evenly"),
+        ("t --on ray --hosts 2 -n 2 --gpus 2", "not both"),
+        ("t --on ray --hosts 2 --gpus 2 --device cpu", "use -n with --device cpu"),
+        ("t --on ray --hosts 2 -n 1 --detach", "--detach is for ranks on this machine so far"),
+        ("t --on ray --hosts 2 -n 1 --wait soon", "--wait takes seconds, not 'soon'"),
+        ("t --on ray --hosts 2 -n 1 --lost-after 0", "--lost-after must be more than 0 seconds, not 0"),
+        (
+            "t --on ray --hosts 2 -n 1 -p debug",
+            "-p is an option of --on slurm; those of --on ray are --address, --cpus",
+        ),
+        ("t --hosts 2 -n 1 --address auto", "--address is an option of --on ray; say --on ENGINE, too"),
+        ("t --on local --hosts 2 -n 1 --address auto", "--address is an option of --on ray; --on local has none"),
+        ("t -n 1 --cpus 2", "--cpus is an option of --on ray and --on slurm and --on kubernetes; say --on ENGINE, too"),
+        ("t --on slurm --hosts 2 -n 1 --wrong", "unknown option '--wrong'; the options are --account, --axes"),
+        ("t --on slurm --hosts 2 -n 1 --cpus two", "--cpus takes a whole number, such as 4, not 'two'"),
+        ("t --on ray --hosts 2 -n 1 --resource tpu", "--resource takes NAME=VALUE, not"),
+        ("t -n 2 --lost-after 3", "--lost-after is for hosts of an engine: say --on ENGINE --hosts N, too"),
+        ("t -n 2 --dry-run", "--dry-run is for hosts of an engine"),
+        ("t -n 2 --python /p", "--python is for hosts of an engine"),
+    ],
+)
+def test_a_misuse_of_up_on_hosts_is_one_line_that_says_what_to_write(line: str, says: str) -> None:
+    with pytest.raises(UsageProblem) as caught:
+        parse_up(line, 0, FILES.get)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -190,6 +320,12 @@ def test_what_may_come_next() -> None:
     assert words("%mesh up t -n 2 --") == of_up - {"-n"}
     assert words("%mesh up --env A=1 ") == of_up
     assert words("%mesh up --device ") == {"auto", "cpu", "cuda"}
+    assert words("%mesh up --on ") == set(ENGINES)
+    assert "--partition" not in of_up
+    assert words("%mesh up t --on slurm ") - of_up >= {"--partition", "-p", "--sbatch"}
+    assert words("%mesh up t --on slurm -p x --sbatch y ") >= {"--sbatch", "--env"}
+    assert "-p" not in words("%mesh up t --on slurm -p x ")
+    assert "--partition" not in words("%mesh up t --on ray ")
     assert words("%mesh show ") == words("%mesh stacks ") == {"t", "other"}
     assert words("%mesh interrupt ") == {"t", "other", "--abort"}
     assert words("%mesh interrupt t ") == {"--abort"}
@@ -213,6 +349,19 @@ def test_what_is_for_cells_is_not_offered_elsewhere() -> None:
     for magic in ("%remote", "%autoremote"):
         assert "--local" not in words(f"{magic} t --") | set(option_names(magic)) | set(options_help(magic).split())
         assert parse_remote("--local", magic).local  # to be refused in words of its own
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_options_of_engines_are_in_help_completion_and_errors(engine: str) -> None:
+    parser = parser_of("%mesh up", engine)  # no engine's option is spelled like one of ours
+    assert parser is not None
+    spellings = {name for action in parser._actions for name in action.option_strings}
+    assert spellings == set(option_names("%mesh up", aliases=True, engine=engine))
+    assert all(f"{name} " in f"{command_help('up')} ".replace(",", " ") for name in spellings)
+    assert f"--on {engine} --hosts" in command_help("up")
+    with pytest.raises(UsageProblem) as caught:
+        parse_up(f"t --on {engine} --hosts 1 -n 1 --wrong", 0)
+    assert str(caught.value).endswith(", ".join(option_names("%mesh up", engine=engine)))
 
 
 @pytest.mark.parametrize("magic", ["%mesh up", "%%remote"])
