@@ -5,9 +5,59 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["DetachedView", "KeptError", "MeshView", "OutputEvent", "RankState", "RankView", "StopEvent"]
+__all__ = [
+    "DetachedView",
+    "HostState",
+    "HostView",
+    "HostsView",
+    "KeptError",
+    "MeshView",
+    "OutputEvent",
+    "RankState",
+    "RankView",
+    "StopEvent",
+]
 
 RankState = Literal["starting", "idle", "running", "failed", "dead", "stopped"]
+HostState = Literal["starting", "up", "lost", "released"]
+
+
+@dataclass(frozen=True, slots=True)
+class HostView:
+    """One host as the controller sees it now.
+
+    Attributes:
+        number: of the host in its session.
+        name: of the machine; empty while it is not up.
+        state: ``lost`` means that it has ended, was given up, or never came; ``released`` that it was given back.
+        why: how it was lost, in words.
+        log: the last lines of a lost one.
+    """
+
+    number: int
+    name: str
+    state: HostState
+    why: str = ""
+    log: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HostsView:
+    """A mesh of hosts as the controller sees it now.
+
+    Attributes:
+        engine: who has given them, such as ``Slurm``; empty for this machine itself.
+        hosts: by flat rank.
+        waits_for: what the engine says of those that are not up yet, such as ``Slurm: Resources``; empty for nothing.
+    """
+
+    engine: str
+    hosts: tuple[HostView, ...]
+    waits_for: str = ""
+
+    def count(self, state: HostState) -> int:
+        """How many are in a state."""
+        return sum(host.state == state for host in self.hosts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +103,9 @@ class MeshView:
         name: as in ``%mesh up NAME``.
         axes: axis -> size, in order.
         ranks: by flat rank.
-        where: launcher and hosts, such as ``local``.
+        where: engine and hosts, such as ``local`` or ``ray, 4 hosts``.
         age_s: seconds since it was brought up.
+        lost_hosts: those of its hosts that are lost.
     """
 
     name: str
@@ -62,6 +113,7 @@ class MeshView:
     ranks: tuple[RankView, ...]
     where: str = "local"
     age_s: float = 0.0
+    lost_hosts: tuple[HostView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

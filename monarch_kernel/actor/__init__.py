@@ -10,7 +10,14 @@ from monarch_kernel.actor.calls import Accumulator, as_endpoint, send
 from monarch_kernel.actor.context import context, current_actor_name, current_rank, current_size
 from monarch_kernel.actor.endpoints import ActorMesh
 from monarch_kernel.actor.faults import FaultHook
-from monarch_kernel.actor.hosts import HostMesh, get_or_spawn_controller, shutdown_context, this_host, this_proc
+from monarch_kernel.actor.hosts import (
+    HostMesh,
+    allocate,
+    get_or_spawn_controller,
+    shutdown_context,
+    this_host,
+    this_proc,
+)
 from monarch_kernel.actor.ports import Channel, Port, PortReceiver
 from monarch_kernel.actor.procs import ProcMesh
 from monarch_kernel.asking.future import Future
@@ -34,6 +41,7 @@ __all__ = [
     "ProcMesh",
     "SupervisionError",
     "ValueMesh",
+    "allocate",
     "as_endpoint",
     "concurrent_endpoint",
     "context",

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 
@@ -27,6 +28,8 @@ from monarch_kernel.asking.numbers import CONTROLLER_PROC
 from monarch_kernel.controller.runtime import Runtime
 from monarch_kernel.controller.session import Session, close_session, current_session
 from monarch_kernel.errors import ActorError, Failure, LaunchError, MonarchError
+from monarch_kernel.events import HostsView
+from monarch_kernel.launch.base import Launcher
 from monarch_kernel.mesh import Extent, Region, Shaped
 from monarch_kernel.supervise.policy import Restart, RestartPolicy
 from monarch_kernel.wire.codec import dump_bytes, pack
@@ -35,7 +38,15 @@ from monarch_kernel.wire.messages import (
     RankSpec,
 )
 
-__all__ = ["HostMesh", "get_or_spawn_controller", "serve_ranks", "shutdown_context", "this_host", "this_proc"]
+__all__ = [
+    "HostMesh",
+    "allocate",
+    "get_or_spawn_controller",
+    "serve_ranks",
+    "shutdown_context",
+    "this_host",
+    "this_proc",
+]
 
 _MAX_BOOTSTRAP_NBYTES = 1 << 17  # it travels in one packet to the process that forks the ranks
 
@@ -43,12 +54,15 @@ A = TypeVar("A", bound=Actor)
 P = ParamSpec("P")
 Device = Literal["auto", "cpu", "cuda"]
 
-THE_CALLERS_HOST = 0
-"""Stands for the host that a rank is on, until the program gives it its number."""
-
 
 class HostMesh(Handle, Shaped):
-    """Machines of a session."""
+    """Machines of a session.
+
+    Args:
+        asker: carries requests.
+        region: which of the hosts.
+        hosts: their numbers; a negative one stands for the host of that process, which only the program knows.
+    """
 
     def __init__(self, asker: Asker, region: Region, hosts: Sequence[int]) -> None:
         self._asker = asker
@@ -82,6 +96,7 @@ class HostMesh(Handle, Shaped):
         name: str = "",
         env: Mapping[str, str] | None = None,
         device: Device = "auto",
+        axes: Mapping[str, int] | None = None,
         restart: Restart = "never",
         max_restarts: int = 3,
         restart_within_s: float = 300.0,
@@ -95,7 +110,10 @@ class HostMesh(Handle, Shaped):
                 raises, ``initialized`` of the mesh and of what is spawned on it do, too.
             name: what the mesh is called in messages.
             env: added to the environment of the processes.
-            device: ``cuda`` gives each process a GPU of its own, ``cpu`` none; ``auto`` is ``cuda`` where there are GPUs.
+            device: ``cuda`` gives each process a GPU of its own, ``cpu`` none; ``auto`` is ``cuda`` where there are GPUs (of
+                this machine; elsewhere: where there are as many as processes, which each host sees for itself).
+            axes: the axes of all processes, such as ``{"dp": 4, "tp": 4}`` on 2 hosts with 8 each; left out, those of the hosts
+                and then those of ``per_host``. Processes are numbered host by host.
             restart: what is replaced when a process dies: nothing (``never``), its ``rank``, or the whole ``mesh``; the actors
                 that were there are made again (`ProcMesh.heal`).
             max_restarts: how often that is done for the same rank (or the mesh) within ``restart_within_s`` seconds.
@@ -104,7 +122,8 @@ class HostMesh(Handle, Shaped):
 
         Raises:
             TypeError: a name or a value of ``env`` is no str; ``bootstrap`` takes arguments, or can't be sent.
-            ValueError: an axis is named twice, there are fewer GPUs than processes, or restarts make no sense.
+            ValueError: an axis is named twice, axes do not fit the number of processes, there are fewer GPUs than processes, or
+                restarts make no sense.
         """
         policy = RestartPolicy(restart, max_restarts, restart_within_s, backoff_s)
         for key, value in (env or {}).items():
@@ -115,7 +134,12 @@ class HostMesh(Handle, Shaped):
         boot = b"" if bootstrap is None else _pack_bootstrap(bootstrap)
         if not isinstance(self._asker, Runtime):  # on a rank: only the program starts processes
             options: dict[str, Any] = {"name": name, "env": env, "device": device, "restart": restart}
-            options |= {"max_restarts": max_restarts, "restart_within_s": restart_within_s, "backoff_s": backoff_s}
+            options |= {
+                "axes": axes,
+                "max_restarts": max_restarts,
+                "restart_within_s": restart_within_s,
+                "backoff_s": backoff_s,
+            }
             keeper = _program(self._asker).spawn("processes", Processes)
             try:
                 return cast(ProcMesh, _rethrow(keeper.start.call_one(self, per_host, bootstrap, options)))
@@ -123,21 +147,21 @@ class HostMesh(Handle, Shaped):
                 keeper.stop("there are no processes to keep")
                 raise
         local = Extent(per_host or {})
-        extent = Extent([*self.extent.items(), *local.items()])
         per = local.nelements
-        gpus = gpu_ids()
-        if device == "auto":
-            device = "cuda" if gpus else "cpu"
-        if device == "cuda" and per > len(gpus):
-            raise ValueError(
-                f"{per} processes with a GPU each were asked for, and this machine has {len(gpus)} GPUs; "
-                "ask for fewer, or for device='cpu'"
-            )
-        runtime = self._session.runtime
-        world = extent.nelements
+        world = len(self) * per
+        extent = Extent(axes if axes is not None else [*self.extent.items(), *local.items()])
+        if extent.nelements != world:
+            raise ValueError(f"axes {dict(extent)} have {extent.nelements} places, for {world} processes")
+        session = self._session
+        runtime = session.runtime
+        numbers = self._numbers
+        are_here = [session.launcher_of(number) is None for number in numbers]
+        share = _share_here(per, device) if any(are_here) else None
         procs = runtime.new_procs(world)
         name = name or f"procs{procs[0]}"
-        for i, base in enumerate(self._region.ranks):
+        for i, (number, is_here) in enumerate(zip(numbers, are_here, strict=True)):
+            # A host elsewhere fills in by itself what is not known here.
+            known = share if share is not None and is_here else None
             specs = [
                 RankSpec(
                     proc=procs[i * per + local_rank],
@@ -147,36 +171,47 @@ class HostMesh(Handle, Shaped):
                     local_world_size=per,
                     axes=tuple(extent.items()),
                     mesh=name,
-                    device=device,
-                    threads=max(1, len(os.sched_getaffinity(0)) // per),
-                    env={
-                        "GLOO_SOCKET_IFNAME": "lo",  # else gloo takes the interface that the host's name resolves to
-                        **(env or {}),
-                        "CUDA_VISIBLE_DEVICES": gpus[local_rank] if device == "cuda" else "",
-                    },
+                    device=known.device if known else device,
+                    threads=known.threads if known else 0,
+                    env=known.environment(local_rank, env or {}) if known else dict(env or {}),
                     cwd=os.getcwd(),
                     sys_path=tuple(sys.path),
-                    record=self._session.record_of(procs[i * per + local_rank]),
+                    record=session.record_of(procs[i * per + local_rank]) if known else "",
                     bootstrap=boot,
                 )
                 for local_rank in range(per)
             ]
-            runtime.start_ranks(self._hosts[base], specs)
+            runtime.start_ranks(number, specs)
         if policy.restart != "never":
-            runtime.restart_when_lost(procs, policy, self._session.replace_hosts)
-        return ProcMesh(runtime, Region.whole(extent), procs, name, time.monotonic(), extent, self._session)
+            runtime.restart_when_lost(procs, policy, session.replace_hosts)
+        return ProcMesh(runtime, Region.whole(extent), procs, name, time.monotonic(), extent, session)
 
     @property
     def initialized(self) -> Future[bool]:
         """Resolves when every host is up and can start processes; raises a `LaunchError` if one did not come up."""
+        numbers = self._numbers
 
         def up(answers: Sequence[Answer]) -> bool:
-            for answer in answers:
-                if isinstance(answer, Failure):
-                    raise LaunchError("\n".join([f"a host is gone: {answer.message}", *answer.last_lines]))
+            ended = [(i, answer) for i, answer in enumerate(answers) if isinstance(answer, Failure)]
+            if ended:
+                said = [f"{len(ended)} of {len(numbers)} hosts are gone:"] if len(numbers) > 1 else []
+                for i, failure in ended:
+                    what = f"host {i}" if len(numbers) > 1 else "a host is gone"
+                    said += [f"{what}: {failure.message}", *failure.last_lines]
+                raise LaunchError("\n".join(said))
             return True
 
-        return self._session.runtime.await_hosts(self._numbers, up)
+        return self._session.runtime.await_hosts(numbers, up)
+
+    def view(self) -> HostsView:
+        """The hosts as they are now, for showing."""
+        session, numbers = self._session, self._numbers
+        launcher = session.launcher_of(numbers[0])
+        hosts = session.runtime.host_views(numbers)
+        is_coming = any(host.state == "starting" for host in hosts)
+        return HostsView(
+            "" if launcher is None else launcher.name, hosts, launcher.progress() if launcher and is_coming else ""
+        )
 
     def stop(self, reason: str = "stopped by client", *, grace_s: float = 2.0) -> Future[None]:
         """End all processes on these hosts, and with them their actors; the hosts stay, and can start others."""
@@ -186,16 +221,61 @@ class HostMesh(Handle, Shaped):
 
     @property
     def _numbers(self) -> tuple[int, ...]:
-        return tuple(self._hosts[base] for base in self._region.ranks)
+        """Of the agents that are there now: others may have come in their places."""
+        now = self._session.runtime.host_now
+        return tuple(now(self._hosts[base]) for base in self._region.ranks)
 
     def shutdown(self) -> Future[None]:
-        """End the session: all processes and agents.
+        """End all processes on these hosts, and give the hosts back to the engine; of this machine: end the session.
 
         Raises:
             RuntimeError: this is a rank; only the program can end its session.
         """
-        _ = self._session  # only the program has one
-        return shutdown_context()
+        session, numbers = self._session, self._numbers
+        if any(session.launcher_of(number) is None for number in numbers):
+            return shutdown_context()
+        session.release_hosts(numbers, "its host was given back")
+        return Future.resolved(None)
+
+
+@dataclass(frozen=True)
+class _Share:
+    """What each of the processes on this machine gets of it.
+
+    Attributes:
+        device: ``cuda`` or ``cpu``.
+        threads: of its own.
+        gpus: of this machine.
+    """
+
+    device: str
+    threads: int
+    gpus: Sequence[str]
+
+    def environment(self, local_rank: int, env: Mapping[str, str]) -> dict[str, str]:
+        """Of one of them."""
+        return {
+            "GLOO_SOCKET_IFNAME": "lo",  # else gloo takes the interface that the host's name resolves to
+            **env,
+            "CUDA_VISIBLE_DEVICES": self.gpus[local_rank] if self.device == "cuda" else "",
+        }
+
+
+def _share_here(per_host: int, device: Device) -> _Share:
+    """What processes get of this machine.
+
+    Raises:
+        ValueError: it has fewer GPUs.
+    """
+    gpus = gpu_ids()
+    if device == "auto":
+        device = "cuda" if gpus else "cpu"
+    if device == "cuda" and per_host > len(gpus):
+        raise ValueError(
+            f"{per_host} processes with a GPU each were asked for, and this machine has {len(gpus)} GPUs; "
+            "ask for fewer, or for device='cpu'"
+        )
+    return _Share(device, max(1, len(os.sched_getaffinity(0)) // per_host), gpus)
 
 
 def _pack_bootstrap(function: Callable[[], Any]) -> bytes:
@@ -274,17 +354,51 @@ def _open_hosts(region: Region, hosts: Sequence[int]) -> HostMesh:
     """A mesh of hosts that came as an argument or as a result."""
     asker = opener()
     if isinstance(asker, Runtime):
-        hosts = [asker.session.local_host() if host == THE_CALLERS_HOST else host for host in hosts]
+        hosts = [host if host > 0 else asker.session.host_of(-host) for host in hosts]
     return HostMesh(asker, region, hosts)
 
 
 def this_host() -> HostMesh:
     """The machine of the caller, as a mesh of one host with no axes."""
     if HOME.asker is not None:
-        return HostMesh(HOME.asker, Region.whole(Extent()), (THE_CALLERS_HOST,))
+        return HostMesh(HOME.asker, Region.whole(Extent()), (-HOME.place.procs[0],))
     session = current_session()
     serve_ranks(session)
     return HostMesh(session.runtime, Region.whole(Extent()), (session.local_host(),))
+
+
+def allocate(
+    launcher: Launcher, hosts: int = 4, *, axis: str = "hosts", timeout_s: float = 600.0, lost_after_s: float = 1.0
+) -> HostMesh:
+    """Ask an engine for hosts; returns at once, processes can be spawned there before they are up.
+
+    They are given back by ``shutdown`` of the mesh, and when the session ends.
+
+    Args:
+        launcher: of the engine, such as ``SshLauncher(hosts=["a", "b"])``.
+        hosts: how many.
+        axis: what the axis along them is called.
+        timeout_s: how long they may take to come, in seconds; one that has not come by then is lost.
+        lost_after_s: how long one may be silent, in seconds, before it is lost.
+
+    Raises:
+        LaunchError: the engine can't be reached, or will never have that many.
+        RuntimeError: this is a rank; only the program can ask for hosts.
+        ValueError: a number makes no sense.
+    """
+    check_type("axis", axis, str)
+    for what, value in (("hosts", hosts), ("timeout_s", timeout_s), ("lost_after_s", lost_after_s)):
+        if not value > 0:
+            raise ValueError(f"{what} must be more than 0, not {value}")
+    if HOME.asker is not None:
+        raise RuntimeError(
+            "hosts are asked for by the program, not by a rank; ranks can spawn_procs() on those that it has"
+        )
+    session = current_session()
+    serve_ranks(session)
+    extent = Extent({axis: hosts})
+    numbers = session.add_hosts(launcher, hosts, timeout_s=timeout_s, lost_after_s=lost_after_s)
+    return HostMesh(session.runtime, Region.whole(extent), numbers)
 
 
 def shutdown_context() -> Future[None]:

@@ -45,7 +45,7 @@ from monarch_kernel.controller.workplace import FOR_ACTORS, ControllerWorkplace
 from monarch_kernel.edit.modules import LocalModules
 from monarch_kernel.edit.sources import find_source
 from monarch_kernel.errors import Failure, LaunchError, MeshDownError, MeshFailure
-from monarch_kernel.events import MeshView, OutputEvent, RankView, StopEvent
+from monarch_kernel.events import HostView, MeshView, OutputEvent, RankView, StopEvent
 from monarch_kernel.launch.base import HostHandle, Launcher
 from monarch_kernel.rank.executor import working
 from monarch_kernel.supervise.family import PROGRAM, Process
@@ -394,6 +394,27 @@ class Runtime:
         records = [self._state.ranks.get(proc) for proc in procs]
         hosts = dict.fromkeys(record.host for record in records if record is not None)
         return tuple(host for host in hosts if self.host_is_gone(host))
+
+    def host_views(self, hosts: Sequence[int]) -> tuple[HostView, ...]:
+        """Hosts as they are now."""
+        views = []
+        for host in hosts:
+            record = self._state.hosts.get(host)
+            if record is None:  # it was just asked for
+                views.append(HostView(host, "", "starting"))
+            elif record.gone:
+                end = record.end
+                why, log = (end.message, end.last_lines) if end is not None else ("", ())
+                is_released = end is not None and end.kind == "stopped"
+                views.append(HostView(host, record.hostname, "released" if is_released else "lost", why, log))
+            else:
+                views.append(HostView(host, record.hostname, "up" if record.up else "starting"))
+        return tuple(views)
+
+    def host_of(self, proc: int) -> int:
+        """The host of a process, or of the last that was there; 0 if there was none."""
+        record = self._state.ranks.get(proc)
+        return 0 if record is None else record.host
 
     def await_hosts(self, hosts: Sequence[int], finish: Callable[[Sequence[Answer]], T]) -> Future[T]:
         """A future that resolves when each of these host agents is up or gone."""

@@ -61,6 +61,7 @@ class Session:
         self._launcher = LocalLauncher(self.directory)
         self._local_host: int | None = None
         self._origins: dict[int, _Origin] = {}
+        self._held: set[int] = set()  # those that were not given back
         self._launchers: list[Launcher] = []
         self._lock = threading.Lock()
 
@@ -112,6 +113,7 @@ class Session:
         origin = _Origin(launcher, config, timeout_s, lost_after_s)
         hosts = self.runtime.add_hosts(launcher, config.numbered, count, timeout_s=timeout_s, lost_after_s=lost_after_s)
         self._origins.update(dict.fromkeys(hosts, origin))
+        self._held.update(hosts)
         return hosts
 
     def replace_hosts(self, gone: Collection[int]) -> dict[int, int]:
@@ -134,6 +136,8 @@ class Session:
                         lost_after_s=origin.lost_after_s,
                     )
                     self._origins[new] = origin
+                    self._held.discard(successor)
+                    self._held.add(new)
                     self.runtime.replace_host(successor, new)
                     successor = new
             found[host] = self.local_host() if origin is None else successor
@@ -141,13 +145,24 @@ class Session:
 
     def release_hosts(self, hosts: Sequence[int], reason: str, grace_s: float = 2.0) -> None:
         """Give hosts back to their engines, with all that runs there; returns when that is done."""
-        ours = [host for host in map(self.runtime.host_now, hosts) if host in self._origins]
+        ours = [host for host in map(self.runtime.host_now, hosts) if host in self._held]
         self.runtime.release_hosts(ours, reason, grace_s)
         for host in ours:
-            launcher = self._origins.pop(host).launcher
-            if launcher in self._launchers and all(each.launcher is not launcher for each in self._origins.values()):
+            self._held.discard(host)
+            launcher = self._origins[host].launcher
+            if launcher in self._launchers and all(self._origins[each].launcher is not launcher for each in self._held):
                 self._launchers.remove(launcher)
                 launcher.close(CLOSE_S)
+
+    def launcher_of(self, host: int) -> Launcher | None:
+        """Who has given a host, or gave one that is given back; None for this machine itself."""
+        origin = self._origins.get(host)
+        return None if origin is None else origin.launcher
+
+    def host_of(self, proc: int) -> int:
+        """The host of a process; if that is this machine, its agent that is there now."""
+        host = self.runtime.host_of(proc)
+        return self.runtime.host_now(host) if host in self._origins else self.local_host()
 
     def _config_here(self, host: int) -> AgentConfig:
         """What this machine's own agent must know."""

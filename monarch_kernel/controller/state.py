@@ -166,8 +166,8 @@ class State:
 
     def host_now(self, host: int) -> int:
         """The number of the host agent that is in this one's place now."""
-        while self.hosts[host].successor:
-            host = self.hosts[host].successor
+        while (record := self.hosts.get(host)) is not None and record.successor:
+            host = record.successor
         return host
 
     def release_host(self, host: int, reason: str, grace_s: float, now: float) -> list[Effect]:
@@ -541,6 +541,9 @@ class State:
             host.addresses = message.addresses
             if self._resumption is not None:
                 self._rename(message.incarnations)
+            for rank in self.ranks.values():
+                if rank.host == message.host and not rank.up:
+                    rank.deadline = now + RANK_DEADLINE_S  # until now there was nobody to start it
             held, host.held = host.held, []
             if (join := self.hosts.place(host)) is not None:
                 held.insert(0, pack(join))
