@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from IPython.core.interactiveshell import InteractiveShell
 
@@ -13,6 +14,7 @@ from monarch_kernel.agent.processes import gpu_ids
 from monarch_kernel.edit.sources import check_syntax
 from monarch_kernel.errors import format_ranks
 from monarch_kernel.notebook.attach import resumed_cells, show_missed
+from monarch_kernel.notebook.hosts import asked_for
 from monarch_kernel.notebook.meshes import Entry, Meshes
 from monarch_kernel.output.folding import render
 from monarch_kernel.output.logs import log_lines
@@ -27,6 +29,16 @@ from monarch_kernel.ui.stacks import stacks_text
 from monarch_kernel.ui.text import meshes_text
 
 __all__ = ["MeshCommands"]
+
+
+def _read_file(name: str) -> str | None:
+    """The text of a file that lists hosts; None if there is no such file."""
+    try:
+        return Path(name).expanduser().read_text(encoding="utf-8")
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageProblem(f"%mesh up: --hosts {name} can't be read: {error}") from None
 
 
 class MeshCommands:
@@ -60,7 +72,10 @@ class MeshCommands:
 
     def up(self, rest: str) -> None:
         """Bring a mesh up; its name becomes a variable."""
-        options = parse_up(rest, len(gpu_ids()))
+        options = parse_up(rest, len(gpu_ids()), _read_file)
+        if options.dry_run:
+            print(asked_for(options))
+            return
         self._check_variable(options.name, "up", "choose another name")
         entry = self._meshes.up(options)
         self._shell.user_ns[options.name] = entry.mesh

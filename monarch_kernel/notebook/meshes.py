@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_kernel.actor.answers import CellResult
-from monarch_kernel.actor.hosts import shutdown_context, this_host
+from monarch_kernel.actor.hosts import HostMesh, shutdown_context, this_host
 from monarch_kernel.actor.procs import ProcMesh
 from monarch_kernel.asking.future import Future
 from monarch_kernel.controller.detached import KeptSession
@@ -21,6 +21,7 @@ from monarch_kernel.mesh import ValueMesh
 from monarch_kernel.notebook.attach import DetachedMeshes, TakenUp
 from monarch_kernel.notebook.debug import DebugPrompt
 from monarch_kernel.notebook.healing import replace_ranks
+from monarch_kernel.notebook.hosts import Allocation
 from monarch_kernel.running.background import Background
 from monarch_kernel.running.cells import Lane, RemoteCell, run_in_foreground
 from monarch_kernel.running.display import LiveView, Sink
@@ -41,6 +42,19 @@ _FIRST_WORD_S = 1.0  # a mesh that is up sooner is shown at once, for frontends 
 T = TypeVar("T")
 
 
+def _spawn(hosts: HostMesh, per_host: Mapping[str, int], options: UpOptions) -> ProcMesh:
+    device: Any = options.device
+    return hosts.spawn_procs(
+        per_host,
+        name=options.name,
+        env=options.env,
+        device=device,
+        axes=options.axes,
+        restart=options.restart,
+        max_restarts=options.max_restarts,
+    )
+
+
 @dataclass
 class Entry:
     """A mesh with a name, its cells, and the table that shows it."""
@@ -50,6 +64,7 @@ class Entry:
     lane: Lane
     view: LiveView = field(default_factory=LiveView)
     kept: KeptSession | None = None  # the mesh's own, if it outlives the kernel
+    allocation: Allocation | None = None  # its hosts, if they are not this machine
 
 
 class Meshes:
@@ -123,31 +138,43 @@ class Meshes:
                 f"end it first (%mesh down {options.name}) or choose another name"
             )
         self.detached.check_free(options.name, detach=options.detach)
-        device: Any = options.device
         store = self._group_store()
+        view = LiveView()
+        with HeldInterrupts(self.interrupt_others) as interrupts:
+            if options.hosts:
+                entry = self._up_on_hosts(options, store, view, interrupts)
+            else:
+                entry = self._up_here(options, store, view, interrupts)
+        self._add(entry)
+        self.attend_to_stops(entry)
+        entry.view.update(entry.mesh.view(), time.monotonic(), force=True)
+        return entry
+
+    def _up_here(self, options: UpOptions, store: GroupStore, view: LiveView, interrupts: HeldInterrupts) -> Entry:
         hosts, kept = self.detached.hosts(options.name) if options.detach else (this_host(), None)
-        mesh = hosts.spawn_procs(
-            options.axes,
-            name=options.name,
-            env=options.env,
-            device=device,
-            restart=options.restart,
-            max_restarts=options.max_restarts,
-        )
-        entry = Entry(mesh, options, Lane(mesh, store.form), kept=kept)
+        mesh = _spawn(hosts, options.axes, options)
+        entry = Entry(mesh, options, Lane(mesh, store.form), view, kept=kept)
         try:
-            with HeldInterrupts(self.interrupt_others) as interrupts:
-                self._await_start(entry, mesh.initialized, "ranks to start", interrupts)
-                if kept is not None:
-                    self.detached.keep(kept, mesh, options)
+            self._await_start(entry, mesh.initialized, "ranks to start", interrupts)
+            if kept is not None:
+                self.detached.keep(kept, mesh, options)
         except BaseException:
             mesh.stop("it did not come up", grace_s=0.0)
             if kept is not None:
                 kept.close()
             raise
-        self._add(entry)
-        self.attend_to_stops(entry)
-        entry.view.update(mesh.view(), time.monotonic(), force=True)
+        return entry
+
+    def _up_on_hosts(self, options: UpOptions, store: GroupStore, view: LiveView, interrupts: HeldInterrupts) -> Entry:
+        allocation = Allocation(options)
+        try:
+            allocation.wait(view, interrupts)
+            mesh = _spawn(allocation.hosts, {"gpus": options.per_host}, options)
+            entry = Entry(mesh, options, Lane(mesh, store.form), view, allocation=allocation)
+            self._await_start(entry, mesh.initialized, "ranks to start", interrupts)
+        except BaseException:
+            allocation.release()
+            raise
         return entry
 
     def _group_store(self) -> GroupStore:
@@ -216,6 +243,8 @@ class Meshes:
         entry.mesh.stop(f"mesh {name!r} was ended by %mesh down").get()
         if entry.kept is not None:
             entry.kept.close()
+        if entry.allocation is not None:
+            entry.allocation.release()
         entry.view.update(entry.mesh.view(), time.monotonic(), force=True)
         return len(entry.mesh)
 
