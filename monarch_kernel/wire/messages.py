@@ -72,6 +72,7 @@ __all__ = [
     "Result",
     "Rich",
     "Run",
+    "Software",
     "Spawn",
     "StartRanks",
     "StopActor",
@@ -580,6 +581,14 @@ class Goodbye(Message, frozen=True):
 
 
 # host agent -> controller
+
+
+class Software(msgspec.Struct, array_like=True, frozen=True):
+    """What a machine runs our processes with: version and path of Python, versions of packages (empty: not installed)."""
+
+    python: str
+    executable: str
+    packages: dict[str, str]
 
 
 class HostHello(Message, frozen=True):
