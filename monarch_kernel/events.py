@@ -105,7 +105,7 @@ class MeshView:
         ranks: by flat rank.
         where: engine and hosts, such as ``local`` or ``ray, 4 hosts``.
         age_s: seconds since it was brought up.
-        lost_hosts: those of its hosts that are lost.
+        lost_hosts: those of its hosts that are lost, by what they are called.
     """
 
     name: str

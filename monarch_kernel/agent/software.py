@@ -10,6 +10,7 @@ from monarch_kernel.wire.messages import Software
 
 __all__ = ["PACKAGES", "software_here"]
 
+_OURS = __name__.partition(".")[0]
 PACKAGES = ("monarch_kernel", "torch", "cloudpickle")
 """Those whose versions have to do with whether values and calls mean the same on both sides."""
 
@@ -20,6 +21,8 @@ def software_here() -> Software:
 
 
 def _version(name: str) -> str:
+    if name == _OURS:  # of what runs, which may not be what is installed
+        return str(sys.modules[_OURS].__version__)
     try:
         return version(name)
     except PackageNotFoundError:

@@ -10,7 +10,9 @@ import logging
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -589,6 +591,7 @@ class Runtime:
         """A mesh as it is now."""
         now = time.monotonic()
         rows = []
+        hosts = self._hosts_of(procs)
         for rank, proc in enumerate(procs):
             record = self._state.ranks.get(proc)
             coords = []
@@ -612,7 +615,7 @@ class Runtime:
                     state,
                     activity,
                     now - (record.busy_since if stop is None else stop.since) if activity else 0.0,
-                    self._state.hosts[record.host].hostname,
+                    hosts[record.host].name,
                     record.pid,
                     record.device or record.spec.device,
                     record.rss_nbytes if record.death is None else 0,
@@ -622,7 +625,29 @@ class Runtime:
                     record.spec.incarnation,
                 )
             )
-        return MeshView(name, tuple(axes.items()), tuple(rows), age_s=age_s)
+        return MeshView(name, tuple(axes.items()), tuple(rows), age_s=age_s, **self._where(hosts))
+
+    def _hosts_of(self, procs: Sequence[int]) -> dict[int, HostView]:
+        """The hosts of processes, each with a name of its own: several agents of one machine are told apart by number."""
+        records = [self._state.ranks.get(proc) for proc in procs]
+        views = self.host_views(tuple(dict.fromkeys(record.host for record in records if record is not None)))
+        names = Counter(view.name for view in views)
+        return {
+            view.number: replace(view, name=f"{view.name}#{view.number}")
+            if view.name and names[view.name] > 1
+            else view
+            for view in views
+        }
+
+    def _where(self, hosts: Mapping[int, HostView]) -> dict[str, Any]:
+        """What a view of a mesh on these hosts says of them: who has given them, how many they are, which are lost."""
+        launchers = {host: self.session.launcher_of(host) for host in hosts} if self.session is not None else {}
+        engines = dict.fromkeys(launcher.name for launcher in launchers.values() if launcher is not None)
+        if not engines:
+            return {}
+        lost = tuple(view for view in hosts.values() if view.state == "lost" and launchers[view.number] is not None)
+        count = f"{len(hosts)} host{'s' * (len(hosts) != 1)}{f' ({len(lost)} lost)' if lost else ''}"
+        return {"where": f"{', '.join(engines)}: {count}", "lost_hosts": lost}
 
     def close(self, timeout_s: float = 5.0, grace_s: float = 0.0) -> None:
         """End all ranks, agents and the loop; pending futures end with an error."""

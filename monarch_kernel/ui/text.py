@@ -43,6 +43,7 @@ _COLORS: dict[RankState, str] = {
 _MAX_RANKS = 32  # above this only ranks that need attention are listed
 _MAX_NOTED = 16
 _MAX_LONGEST = 4
+_MAX_LOST = 4
 _MAX_ERROR = {"text": 80, "html": 200}
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]")
 
@@ -102,7 +103,7 @@ def mesh_text(view: MeshView) -> str:
         lines += _aligned(columns)
     if rest:
         lines.append(rest)
-    return "\n".join(lines)
+    return "\n".join([*lines, *_lost_hosts(view)])
 
 
 def mesh_html(view: MeshView) -> str:
@@ -122,9 +123,11 @@ def mesh_html(view: MeshView) -> str:
         for rank, row in zip(shown, body, strict=True):
             rows.append(_html_row(rank, row, titles, right))
         rows.append("</tbody>")
-        if rest:
+        below = [*([rest] if rest else []), *_lost_hosts(view)]
+        if below:
             span = f'colspan="{len(titles)}" style="{_cell_style(False, wrap=True)}"'
-            rows.append(f"<tfoot><tr><td {span}>{escape(rest)}</td></tr></tfoot>")
+            feet = "".join(f"<tr><td {span}>{escape(line)}</td></tr>" for line in below)
+            rows.append(f"<tfoot>{feet}</tfoot>")
     return (
         f'<table style="{_TABLE_STYLE}"><caption style="{_CAPTION_STYLE}">'
         f"<strong>{name}</strong>{colon}{more}</caption>{''.join(rows)}</table>"
@@ -236,6 +239,15 @@ def _ranks_to_show(view: MeshView) -> tuple[Sequence[RankView], str]:
     if hidden:
         rest += f"; dead or failed: {format_ranks(hidden)}"
     return shown, rest
+
+
+def _lost_hosts(view: MeshView) -> list[str]:
+    """A line for each host that is lost, and why; of many, for some."""
+    lost = view.lost_hosts
+    named = [f"host {host.name or host.number} is lost: {_one_line(host.why, 160)}" for host in lost[:_MAX_LOST]]
+    more = [f"and {len(lost) - _MAX_LOST} more hosts are lost"] if len(lost) > _MAX_LOST else []
+    remedy = [f"%mesh heal {view.name} asks for {'another' if len(lost) == 1 else 'others'}"] if lost else []
+    return [*named, *more, *remedy]
 
 
 def _one_line(text: str, max_length: int) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.events import DetachedView, MeshView, RankState, RankView
+from monarch_kernel.events import DetachedView, HostView, MeshView, RankState, RankView
 from monarch_kernel.ui.text import (
     detached_text,
     format_nbytes,
@@ -72,6 +72,23 @@ class TestMeshText:
         text = mesh_text(mesh_view(rank_view(0), rank_view(1, host="node2")))
         assert "  host   " in text
         assert "node2" in text
+
+    def test_hosts_that_are_lost_are_named_with_why_and_what_to_do(self) -> None:
+        lost = HostView(2, "node2", "lost", "nothing was heard of it for 1.0 s\nand more", ("its log",))
+        view = replace(
+            mesh_view(rank_view(0), rank_view(1, "dead", host="node2"), name="t"), where="ray: 2 hosts (1 lost)"
+        )
+        for n, remedy in ((1, "another"), (3, "others")):
+            text = mesh_text(replace(view, lost_hosts=(lost,) * n))
+            assert "2 ranks (1 idle, 1 dead), ray: 2 hosts (1 lost), up for" in text
+            assert text.split("\n")[4:] == [
+                *["host node2 is lost: nothing was heard of it for 1.0 s"] * n,
+                f"%mesh heal t asks for {remedy}",
+            ]
+        assert "and 6 more hosts are lost" in mesh_text(replace(view, lost_hosts=(lost,) * 10))
+        html = mesh_html(replace(view, lost_hosts=(lost,)))
+        assert "host node2 is lost" in html
+        assert html.index("<tfoot>") < html.index("node2 is lost") < html.index("</tfoot>")
 
     def test_an_error_takes_one_line_and_no_terminal_controls(self) -> None:
         error = "RuntimeError: \x1b[31mred\x1b[0m\rand\tlong " + "x" * 200 + "\nsecond line"
