@@ -42,13 +42,21 @@ BEHIND = {
     "anywidget": ("ui",),
     "ipykernel": ("kernel",),
     "ipywidgets": ("ui",),
+    "kubernetes": ("launch.apiserver",),
+    "lightning_sdk": ("launch.lightning",),
     "msgspec": ("wire",),
     "ray": ("launch",),
     "torch": ("rank", "spmd", "train", "tensor"),
     "zmq": ("transport",),
 }
 # Loading torch takes a second, and these are also imported where it is not needed.
-ONLY_IN_FUNCTIONS = {("torch", "rank"), ("torch", "spmd"), ("torch", "train")}
+ONLY_IN_FUNCTIONS = {
+    ("kubernetes", "launch"),
+    ("lightning_sdk", "launch"),
+    ("torch", "rank"),
+    ("torch", "spmd"),
+    ("torch", "train"),
+}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,86 @@
+"""A stand-in for a host agent, and the place that it connects back to: for launchers, whatever they launch."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from monarch_kernel.wire.config import AgentConfig
+
+LONG_S = 30.0
+
+STAND_IN = """
+import json, os, socket, sys
+config = json.loads(os.environ["MONARCH_AGENT"])
+number = config["host"] + int(os.environ[config["number_from"]] if config["number_from"] else 0)
+print(f"host {number} starts", flush=True)
+host, _, port = config["addresses"][0].removeprefix("tcp://").rpartition(":")
+home = socket.create_connection((host, int(port)))
+home.sendall(f"{number} {config['token']} {os.getpid()}\\n".encode())
+print(f"host {number} is connected", flush=True)
+order = home.recv(100)
+print(f"host {number} ends: {order.decode() or 'the controller is gone'}", flush=True)
+sys.exit(int(order or b"0"))
+"""
+
+COMMAND = (sys.executable, "-c", STAND_IN)
+
+
+class Home:
+    """Where stand-ins connect to, each for as long as it lives."""
+
+    def __init__(self) -> None:
+        self.token = secrets.token_hex(8)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._connections: dict[int, socket.socket] = {}
+        self.pids: dict[int, int] = {}
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._accept, name="home")
+        self._thread.start()
+
+    def configs(self, numbers: Sequence[int]) -> list[AgentConfig]:
+        """For hosts with these numbers."""
+        address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        return [AgentConfig(host=number, token=self.token, addresses=(address,)) for number in numbers]
+
+    def wait_for(self, numbers: Sequence[int]) -> None:
+        """Wait until they have connected."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.pids.keys() >= set(numbers), LONG_S), f"only {sorted(self.pids)}"
+
+    def end(self, number: int, code: int) -> None:
+        """Have a host end by itself, with this exit code."""
+        self._connections[number].sendall(str(code).encode())
+
+    def close(self) -> None:
+        """Let all go."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+        for connection in self._connections.values():
+            connection.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            with connection.makefile() as lines:
+                number, token, pid = lines.readline().split()
+            assert token == self.token
+            with self._changed:
+                self._connections[int(number)] = connection
+                self.pids[int(number)] = int(pid)
+                self._changed.notify_all()
+
+
+def wait_until(condition: Callable[[], object], what: str, timeout_s: float = LONG_S) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"in vain waited for: {what}"
+        time.sleep(0.005)

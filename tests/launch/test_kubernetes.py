@@ -1,0 +1,370 @@
+"""Hosts as pods: the real client over HTTP, against a small cluster that runs containers as processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_kernel.errors import LaunchError
+from monarch_kernel.launch.kubernetes import KubernetesLauncher
+from monarch_kernel.wire.config import AGENT_VARIABLE
+from tests.launch.cluster import USER, Cluster, Image, Node, RefusedRequest
+from tests.launch.standin import COMMAND, Home, wait_until
+
+Launch = Callable[..., KubernetesLauncher]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path)
+    cluster.images["monarch:1"] = Image({"python3": COMMAND})
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def home() -> Iterator[Home]:
+    home = Home()
+    yield home
+    home.close()
+
+
+@pytest.fixture
+def make(cluster: Cluster) -> Iterator[Launch]:
+    """Makes launchers, and closes them."""
+    made: list[KubernetesLauncher] = []
+
+    def launcher(**options: Any) -> KubernetesLauncher:
+        options.setdefault("kubeconfig", cluster.kubeconfig())
+        made.append(KubernetesLauncher(**{"image": "monarch:1", **options}))
+        return made[-1]
+
+    yield launcher
+    for one in made:
+        one.close(0.0)
+
+
+def test_hosts_come_up_and_go(cluster: Cluster, home: Home, make: Launch) -> None:
+    launcher = make(gpus=2, cpus=1.5, mem="4Gi", node_selector=[("pool", "a")])
+    cluster.nodes = {"node-0": Node(), "node-1": Node(labels={"pool": "a"})}
+    hosts = launcher.launch(home.configs([1, 2]))
+    home.wait_for([1, 2])
+    assert [host.poll() for host in hosts] == [None, None]
+    assert [host.address for host in hosts] == ["", ""]
+    wait_until(lambda: launcher.progress() == "", "nothing to wait for")
+    assert cluster.names("pods") == cluster.names("secrets") == [hosts[0].name, hosts[1].name]
+
+    pod = cluster.find("pods", hosts[0].name)
+    assert pod["spec"]["restartPolicy"] == "Never"
+    assert pod["spec"]["nodeName"] == "node-1"
+    assert pod["spec"]["automountServiceAccountToken"] is False
+    container = pod["spec"]["containers"][0]
+    assert container["resources"] == {
+        "limits": {"nvidia.com/gpu": "2", "memory": "4Gi"},
+        "requests": {"cpu": "1500m", "memory": "4Gi"},
+    }
+    assert "ownerReferences" not in pod["metadata"]
+
+    wait_until(lambda: "host 1 is connected" in hosts[0].log_tail(), "a log")
+    launcher.close(0.0)
+    assert cluster.names("pods") == cluster.names("secrets") == []
+    with pytest.raises(LaunchError, match="is closed"):
+        launcher.launch(home.configs([3]))
+
+
+def test_the_keys_are_in_a_secret_and_nowhere_else(cluster: Cluster, home: Home, make: Launch) -> None:
+    (host,) = make().launch(home.configs([1]))
+    home.wait_for([1])
+    pod = cluster.find("pods", host.name)
+    assert home.token not in str(pod)
+    assert home.token in str(cluster.find("secrets", host.name))
+    (variable,) = (v for v in pod["spec"]["containers"][0]["env"] if v["name"] == AGENT_VARIABLE)
+    assert variable["valueFrom"]["secretKeyRef"]["name"] == host.name
+    assert home.token.encode() not in Path(f"/proc/{cluster.pid(host.name)}/cmdline").read_bytes()
+
+
+def test_one_is_given_back_and_replaced(cluster: Cluster, home: Home, make: Launch) -> None:
+    launcher = make()
+    hosts = launcher.launch(home.configs([1, 2]))
+    home.wait_for([1, 2])
+    hosts[0].close(0.0)
+    hosts[0].close(0.0)
+    wait_until(lambda: cluster.names("pods") == [hosts[1].name], "the pod to go")
+    assert cluster.names("secrets") == [hosts[1].name]
+    (third,) = launcher.launch(home.configs([3]))
+    home.wait_for([3])
+    assert cluster.names("pods") == [hosts[1].name, third.name]
+    assert [hosts[1].poll(), third.poll()] == [None, None]
+
+
+def test_an_agent_that_ends_by_itself_is_waited_for(cluster: Cluster, home: Home, make: Launch) -> None:
+    launcher = make()
+    (host,) = launcher.launch(home.configs([1]))
+    home.wait_for([1])
+    wait_until(lambda: launcher.progress() == "", "the pod to be known as running")
+    home.end(1, 0)
+    launcher.close(10.0)
+    log = (cluster.directory / f"{host.name}.log").read_text().splitlines()
+    assert log[-1] == "host 1 ends: 0"
+
+
+def test_pods_belong_to_the_pod_of_the_notebook(cluster: Cluster, home: Home, make: Launch) -> None:
+    (host,) = make(owner="notebook-0").launch(home.configs([1]))
+    home.wait_for([1])
+    for kind in ("pods", "secrets"):
+        (owner,) = cluster.find(kind, host.name)["metadata"]["ownerReferences"]
+        assert owner == {"apiVersion": "v1", "kind": "Pod", "name": "notebook-0", "uid": "uid-notebook-0"}
+    (stray,) = make(owner="notebook-7").launch(home.configs([2]))
+    wait_until(stray.poll, "the end")
+    assert "the pod 'notebook-7' that shall own the hosts is not there" in str(stray.poll())
+
+
+def test_more_of_a_pod_is_merged_into_ours(cluster: Cluster, home: Home, make: Launch, tmp_path: Path) -> None:
+    file = tmp_path / "more.yaml"
+    file.write_text(
+        "metadata: {annotations: {team: a}}\n"
+        "spec:\n"
+        "  tolerations: [{key: nvidia.com/gpu, operator: Exists}]\n"
+        "  volumes: [{name: data, persistentVolumeClaim: {claimName: data}}]\n"
+        "  containers: [{volumeMounts: [{name: data, mountPath: /data}], imagePullPolicy: Always}]\n"
+    )
+    (host,) = make(pod=str(file)).launch(home.configs([1]))
+    home.wait_for([1])
+    pod = cluster.find("pods", host.name)
+    assert pod["metadata"]["annotations"] == {"team": "a"}
+    assert pod["metadata"]["labels"]["monarch-kernel/host"] == "1"
+    assert [volume["name"] for volume in pod["spec"]["volumes"]] == ["shm", "data"]
+    (container,) = pod["spec"]["containers"]
+    assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/dev/shm", "/data"]
+    assert container["imagePullPolicy"] == "Always"
+
+
+# -- what a pod that is not up waits for
+
+
+def test_a_pod_that_fits_nowhere_says_so_until_it_does(cluster: Cluster, home: Home, make: Launch) -> None:
+    launcher = make(gpus=8)
+    hosts = launcher.launch(home.configs([1, 2]))
+    home.wait_for([1])
+    said = "Kubernetes: Unschedulable: 0/1 nodes are available: 1 Insufficient nvidia.com/gpu"
+    wait_until(lambda: launcher.progress() == said, "the reason")
+    assert any("FailedScheduling" in line for line in hosts[1].log_tail())
+    assert hosts[1].poll() is None
+    cluster.tell_event(hosts[1].name, "TriggeredScaleUp", "pod triggered scale-up: [{gpus 1->2 (max: 3)}]")
+    wait_until(lambda: launcher.progress() == f"{said}; the cluster is adding a node", "the autoscaler")
+    cluster.nodes["node-1"] = Node()
+    home.wait_for([2])
+    wait_until(lambda: launcher.progress() == "", "nothing to wait for")
+
+
+def test_an_image_that_is_being_pulled(cluster: Cluster, home: Home, make: Launch) -> None:
+    cluster.images["monarch:1"].is_there.clear()
+    launcher = make()
+    launcher.launch(home.configs([1, 2]))
+    wait_until(lambda: launcher.progress() == "Kubernetes: pulling the image", "the words")
+    cluster.images["monarch:1"].is_there.set()
+    home.wait_for([1, 2])
+
+
+def test_an_image_that_does_not_exist(cluster: Cluster, home: Home, make: Launch) -> None:
+    launcher = make(image="monarch:2", image_patience_s=0.5)
+    (host,) = launcher.launch(home.configs([1]))
+    wait_until(lambda: "ErrImagePull" in launcher.progress(), "the words")
+    assert host.poll() is None
+    wait_until(host.poll, "the end")
+    assert str(host.poll()).startswith(f"the pod {host.name} did not come up: ErrImagePull: ")
+    assert 'failed to resolve reference "monarch:2": not found' in str(host.poll())
+
+
+def test_a_command_that_is_not_in_the_image(home: Home, make: Launch) -> None:
+    (host,) = make(python="python9").launch(home.configs([1]))
+    wait_until(host.poll, "the end")
+    assert 'StartError: exec: "python9": executable file not found in $PATH' in str(host.poll())
+
+
+def test_an_allocation_is_cancelled_in_the_middle(cluster: Cluster, home: Home, make: Launch) -> None:
+    launcher = make(gpus=8)
+    launcher.launch(home.configs([1, 2, 3, 4]))
+    home.wait_for([1])
+    launcher.close(0.0)
+    assert cluster.names("pods") == cluster.names("secrets") == []
+
+
+# -- how pods end
+
+
+@pytest.fixture
+def running(home: Home, make: Launch) -> tuple[KubernetesLauncher, Any]:
+    launcher = make(mem="4Gi")
+    (host,) = launcher.launch(home.configs([1]))
+    home.wait_for([1])
+    wait_until(lambda: launcher.progress() == "" and host.runs, "the pod to be known as running")
+    return launcher, host
+
+
+def test_the_agent_ends_with_an_error(home: Home, running: Any) -> None:
+    _, host = running
+    home.end(1, 3)
+    wait_until(host.poll, "the end")
+    assert host.poll() == f"the pod {host.name}: the host agent ended with exit code 3"
+    assert host.log_tail()[-1] == "host 1 ends: 3"  # what it wrote last is there when the end is told
+
+
+def test_the_agent_is_killed(cluster: Cluster, running: Any) -> None:
+    _, host = running
+    os.kill(cluster.pid(host.name), signal.SIGKILL)
+    wait_until(host.poll, "the end")
+    assert host.poll() == f"the pod {host.name}: the host agent was killed by signal 9"
+
+
+def test_memory_runs_out(cluster: Cluster, running: Any) -> None:
+    _, host = running
+    cluster.kill_for_memory(host.name)
+    wait_until(host.poll, "the end")
+    assert host.poll() == f"the pod {host.name}: OOMKilled: it used more memory than its limit of 4Gi"
+
+
+def test_a_pod_is_evicted(cluster: Cluster, running: Any) -> None:
+    _, host = running
+    cluster.evict(host.name)
+    wait_until(host.poll, "the end")
+    assert host.poll() == f"the pod {host.name}: Evicted: The node was low on resource: memory."
+
+
+def test_a_pod_is_preempted(cluster: Cluster, running: Any) -> None:
+    _, host = running
+    cluster.preempt(host.name)
+    wait_until(host.poll, "the end")
+    assert "PreemptionByScheduler: default-scheduler: preempting to accommodate a higher priority pod" in host.poll()
+
+
+def test_a_pod_is_deleted_by_somebody(cluster: Cluster, running: Any) -> None:
+    _, host = running
+    cluster.remove(host.name)
+    wait_until(host.poll, "the end")
+    assert host.poll().startswith(f"the pod {host.name}: ")
+
+
+def test_a_node_that_is_lost_does_not_keep_us(cluster: Cluster, running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher, host = running
+    cluster.lose_node(host.name)
+    monkeypatch.setattr("monarch_kernel.launch.kubernetes._GONE_S", 0.3)
+    launcher.close(0.0)  # nobody confirms that it has ended: it is removed by force
+    assert cluster.names("pods") == cluster.names("secrets") == []
+
+
+# -- an API server that is not at its best
+
+
+def test_a_watch_that_breaks_misses_nothing(cluster: Cluster, home: Home, running: Any) -> None:
+    launcher, host = running
+    for forget in (False, True):
+        watches = cluster.watches
+        cluster.break_watches(forget=forget)
+        wait_until(lambda watches=watches: cluster.watches > watches, "another watch")  # type: ignore[misc]
+        assert host.poll() is None
+    cluster.break_watches(forget=True)
+    cluster.remove(host.name)  # nobody may be watching: then the next list has to tell
+    wait_until(host.poll, "the end")
+    launcher.launch(home.configs([2]))
+    home.wait_for([2])
+
+
+def test_an_api_server_that_is_busy_is_asked_again(cluster: Cluster, home: Home, make: Launch) -> None:
+    busy = RefusedRequest(429, "TooManyRequests", "please try again later")
+    conflict = RefusedRequest(409, "Conflict", "the object has been modified; please apply your changes")
+    down = RefusedRequest(503, "ServiceUnavailable", "etcdserver: leader changed")
+    cluster.answers = {("create", "pods"): [busy, conflict], ("create", "secrets"): [down]}
+    (host,) = make().launch(home.configs([1]))
+    home.wait_for([1])
+    assert host.poll() is None
+    assert cluster.requests.count("create pods") == 3
+
+
+def test_what_was_made_without_our_being_told_is_ours(cluster: Cluster, home: Home, make: Launch) -> None:
+    launcher = make()
+    name = launcher._spec.name(1)
+    cluster.answers["create", "pods"] = [RefusedRequest(504, "Timeout", "request did not complete in time")]
+    secret = launcher._spec.secret(1, home.configs([1])[0].encode(), None)
+    cluster.create("secrets", "lab", dict(secret))  # AlreadyExists for who comes next
+    (host,) = launcher.launch(home.configs([1]))
+    home.wait_for([1])
+    assert host.name == name
+    assert host.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("tells_rights", "words"),
+    [
+        (True, "Kubernetes: we may not create pods, delete secrets in namespace 'lab'; the role that is needed is in"),
+        (False, f"Kubernetes: {USER} may not create pods in namespace 'lab'; the role that is needed is in"),
+    ],
+)
+def test_what_we_may_not_do_is_named(
+    cluster: Cluster, home: Home, make: Launch, tells_rights: bool, words: str
+) -> None:
+    cluster.denied = {("create", "pods"), ("delete", "secrets")}
+    cluster.tells_rights = tells_rights
+    (host,) = make().launch(home.configs([1]))
+    wait_until(host.poll, "the end")
+    assert str(host.poll()).startswith(words)
+
+
+def test_events_are_not_needed(cluster: Cluster, home: Home, make: Launch) -> None:
+    cluster.denied = {("list", "events"), ("watch", "events")}
+    launcher = make(gpus=16)
+    launcher.launch(home.configs([1]))
+    wait_until(lambda: "1 Insufficient nvidia.com/gpu" in launcher.progress(), "the words")
+
+
+def test_a_quota_is_told_in_numbers(cluster: Cluster, home: Home, make: Launch) -> None:
+    cluster.gpu_quota = 4
+    hosts = make(gpus=4).launch(home.configs([1, 2]))
+    home.wait_for([1])
+    wait_until(hosts[1].poll, "the end")
+    assert hosts[1].poll() == (
+        "Kubernetes: the quota of namespace 'lab' is used up: gpus, requested: requests.nvidia.com/gpu=4, "
+        "used: requests.nvidia.com/gpu=4, limited: requests.nvidia.com/gpu=4"
+    )
+    assert hosts[0].poll() is None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"namespace": "elsewhere"}, "Kubernetes: there is no namespace 'elsewhere' in this cluster"),
+        ({"token": "an old one"}, "Kubernetes: the API server does not know who we are (401)"),
+        ({"url": "http://127.0.0.1:9"}, "Kubernetes: the API server at http://127.0.0.1:9 can't be reached: "),
+        ({"context": "prod"}, "Kubernetes: the configuration of the cluster can't be used: "),
+    ],
+)
+def test_a_cluster_that_is_not_there_for_us(
+    cluster: Cluster, home: Home, make: Launch, options: dict[str, str], words: str
+) -> None:
+    file = cluster.kubeconfig(**{key: value for key, value in options.items() if key in ("token", "url")})
+    given = {key: value for key, value in options.items() if key in ("namespace", "context")}
+    (host,) = make(kubeconfig=file, **given).launch(home.configs([1]))
+    wait_until(host.poll, "the end")
+    assert str(host.poll()).startswith(words)
+
+
+def test_what_is_wrong_from_the_start(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="no cluster is known: there is no kubeconfig .*nowhere"):
+        KubernetesLauncher(image="monarch:1", kubeconfig=str(tmp_path / "nowhere"))
+    with pytest.raises(LaunchError, match="no image was given"):
+        KubernetesLauncher()
+    with pytest.raises(LaunchError, match="'64 gigs' is no amount of memory; write it as 64Gi"):
+        KubernetesLauncher(image="monarch:1", mem="64 gigs")
+
+
+def test_the_plan_can_be_read(make: Launch) -> None:
+    plan = make(gpus=8, mem="64Gi").plan(4)
+    assert plan.startswith("# 4 × this, in namespace (of the context)\n")
+    assert "kind: Secret" in plan
+    assert "nvidia.com/gpu: '8'" in plan
+    assert "monarch_kernel.bootstrap" in plan
