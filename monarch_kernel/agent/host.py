@@ -71,6 +71,9 @@ __all__ = ["HostAgent"]
 OUTPUT_EVERY_S = 0.01
 READINGS_EVERY_S = 1.0
 GROUP_GRACE_S = 1.0
+CONNECT_S = 60.0
+"""How long an agent on another machine tries to reach the controller."""
+
 _IDLE_S = 0.5
 
 
@@ -118,6 +121,7 @@ class HostAgent:
         self._is_marked = False
         self._readings_at = 0.0
         self._beat_at = 0.0
+        self._born = time.monotonic()
         self._gateway = Gateway(
             config.host, config.directory, config.addresses, config.keys, config.life, self._watch_gateway
         )
@@ -439,8 +443,9 @@ class HostAgent:
         if now >= self._beat_at:
             self._beat_at = now + self._config.beat_s
             self._gateway.beat(now)
-            is_elsewhere = not self._config.controller_pid and not self._is_detached
-            if is_elsewhere and now >= self._gateway.heard_controller_at + self._config.grace_s:
+            heard_at = self._gateway.heard_controller_at
+            silent_until = self._born + CONNECT_S if heard_at is None else heard_at + self._config.grace_s
+            if not self._config.controller_pid and not self._is_detached and now >= silent_until:
                 self._controller_ended()
         if self._leave_at is not None and (now >= self._leave_at or not (self._ranks or self._groups)):
             self._end_session()

@@ -1,8 +1,9 @@
 """Whether a host that joins can work together with the controller: versions that differ, and its clock. Pure.
 
-Values travel as pickles of Python and tensors of torch, and what we say to each other changes with our own version; so hosts whose
-Python or torch is of another minor version, or whose monarch_kernel is another, are refused before anything runs there. What
-differs less is worth a warning. What was built differently of the same version (``2.9.0+cpu``, ``2.9.0+cu128``) is the same.
+Values travel as pickles of Python and tensors of torch, and what we say to each other changes with our own version; so hosts
+whose Python or torch is of another minor version, or whose monarch_kernel is another, are refused before anything runs there.
+What differs less is worth a warning. What was built differently of the same version (``2.9.0+cpu``, ``2.9.0+cu128``) is the
+same.
 """
 
 from __future__ import annotations

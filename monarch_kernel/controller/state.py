@@ -802,6 +802,8 @@ class State:
         if record is None:
             nobody = Failure("lost", "NoSuchRank", f"this session has no process {proc}")
             return [Send(peer, pack(PeerNews(proc, 0, "", nobody)))]
+        if peer not in self._speakers:  # it has ended meanwhile
+            return []
         record.watchers[peer] = None
         return self._news_for(peer, record) if record.up or record.death is not None else []
 

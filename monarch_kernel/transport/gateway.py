@@ -57,7 +57,7 @@ class Gateway:
     Attributes:
         name: of the agent itself.
         address: where ranks connect to.
-        heard_controller_at: when the controller was last heard of.
+        heard_controller_at: when the controller was last heard of; None if it never was.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Gateway:
     ) -> None:
         self.name = host_peer(host)
         self.address = f"ipc://{directory}/{self.name.decode()}"
-        self.heard_controller_at = time.monotonic()
+        self.heard_controller_at: float | None = None
         self._watch_fd = watch
         self._addresses = tuple(addresses)
         self._context: zmq.Context[Any] = zmq.Context()
@@ -177,7 +177,8 @@ class Gateway:
                 busy = True
                 self._hear(*linked, now)
             self._connected()
-            if self._may_flush(now):
+            if self._may_flush():
+                busy = True
                 self._flush()
         return FOLD_S if self._relay.waits or self._unsent or self._is_dialling() else None
 
@@ -283,7 +284,7 @@ class Gateway:
             for parts in messages:
                 self._to_rank(rank, parts)
 
-    def _may_flush(self, now: float) -> bool:
+    def _may_flush(self) -> bool:
         relay = self._relay
         return relay.waits and (relay.senders >= self._expected or time.monotonic() >= self._fold_until)
 
