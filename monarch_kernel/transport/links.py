@@ -35,9 +35,7 @@ LEFTOVER_S = 1.0
 
 _ZAP = "inproc://zeromq.zap.01"
 _KNOCK, _HERE = b"knock", b"here"
-_REFUSALS = int(
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
+_WATCHED = int(zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
 
 
 def new_keys() -> LinkKeys:
@@ -83,6 +81,7 @@ class Links:
         self._taken: dict[int, zmq.Socket[bytes]] = {}
         self._callers: dict[int, bytes] = {}  # who has dialled us, and the name of his connection
         self._ready: deque[tuple[int, list[Frame]]] = deque()
+        self._strangers: dict[int, None] = {}  # descriptors of connections that have not come about yet
         self._new: list[int] = []
         self._leftover: list[
             tuple[float, zmq.Socket[bytes]]
@@ -103,7 +102,7 @@ class Links:
             listener.setsockopt(zmq.ZAP_DOMAIN, b"monarch")
             listener.curve_secretkey, listener.curve_publickey = self._secret, self._public
             listener.curve_server = True
-            self._monitor = listener.get_monitor_socket(_REFUSALS)
+            self._monitor = listener.get_monitor_socket(_WATCHED)
             self._watch(self._monitor, True)
             listener.bind(f"tcp://*:{port or '*'}")
             self.port = int(str(listener.getsockopt_string(zmq.LAST_ENDPOINT)).rpartition(":")[2])
@@ -258,9 +257,21 @@ class Links:
             send_multipart(self._zap, [version, request, *status, b"", b""])
 
     def _count_refusals(self) -> None:
+        """Count the connections that end before they have come about: not all failures have an event of their own.
+
+        The event of success does not say whose it is: it is taken for the youngest one's, since strangers may stay for long.
+        """
         while self._monitor is not None and has_message(self._monitor):
-            recv_monitor_message(self._monitor, zmq.NOBLOCK)
-            self.refused += 1
+            event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
+            kind, fd = event["event"], int(event["value"])
+            if kind == zmq.EVENT_ACCEPTED:
+                self._strangers[fd] = None
+            elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                if self._strangers:
+                    self._strangers.popitem()
+            elif fd in self._strangers:
+                del self._strangers[fd]
+                self.refused += 1
 
 
 def _host_of(name: bytes) -> int | None:

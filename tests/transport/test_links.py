@@ -1,0 +1,179 @@
+"""Connections between hosts: the best address that answers is taken, strangers are refused and counted, breaks are mended."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import zmq
+
+from monarch_kernel.transport.links import Links, new_keys
+from monarch_kernel.wire.config import LinkKeys
+
+LONG_S = 20.0
+
+
+class End:
+    """One host's connections, polled by the test."""
+
+    def __init__(self, host: int, keys: LinkKeys) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.poller = zmq.Poller()
+        self.links = Links(self.context, host, keys, self._watch)
+        self.got: list[tuple[int, list[bytes]]] = []
+
+    def _watch(self, sock: zmq.Socket[bytes], is_open: bool) -> None:
+        if is_open:
+            self.poller.register(sock, zmq.POLLIN)
+        else:
+            self.poller.unregister(sock)
+
+    def turn(self) -> None:
+        self.poller.poll(5)
+        while (received := self.links.recv()) is not None:
+            self.got.append((received[0], [bytes(part) for part in received[1]]))
+
+    def close(self) -> None:
+        self.links.close()
+        self.context.destroy(linger=0)
+
+
+@pytest.fixture
+def keys() -> LinkKeys:
+    return new_keys()
+
+
+@pytest.fixture
+def ends(keys: LinkKeys) -> Iterator[Callable[..., End]]:
+    made: list[End] = []
+
+    def make(host: int, of: LinkKeys = keys) -> End:
+        made.append(End(host, of))
+        return made[-1]
+
+    yield make
+    for end in made:
+        end.close()
+
+
+def turn_until(condition: Callable[[], object], *ends: End) -> None:
+    deadline = time.monotonic() + LONG_S
+    while not condition():
+        assert time.monotonic() < deadline, [end.got for end in ends]
+        for end in ends:
+            end.turn()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def test_who_dials_is_known_by_his_number_and_answered(ends: Callable[..., End]) -> None:
+    controller, agent = ends(0), ends(3)
+    port = controller.links.listen()
+    agent.links.dial(0, [f"tcp://127.0.0.1:{port}"])
+    assert agent.links.send(0, [b"early", b"x" * 100_000])
+    turn_until(lambda: controller.got, controller, agent)
+    assert controller.got == [(3, [b"early", b"x" * 100_000])]
+    assert controller.links.send(3, [b"answer"])
+    turn_until(lambda: agent.got, controller, agent)
+    assert agent.got == [(0, [b"answer"])]
+    assert controller.links.refused == 0
+    assert not controller.links.send(4, [b"nobody"])
+
+
+def test_the_first_address_that_answers_is_taken_though_others_lead_nowhere(ends: Callable[..., End]) -> None:
+    controller, agent = ends(0), ends(1)
+    port = controller.links.listen()
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        agent.links.dial(
+            0,
+            [
+                f"tcp://127.0.0.1:{mute.getsockname()[1]}",
+                f"tcp://127.0.0.1:{free_port()}",
+                "tcp://no-such-host.invalid:1",
+                "nonsense",
+                f"tcp://127.0.0.1:{port}",
+            ],
+        )
+        agent.links.send(0, [b"hello"])
+        turn_until(lambda: controller.got, controller, agent)
+    assert controller.got == [(1, [b"hello"])]
+    assert agent.links.new_connections() == [0]
+    assert agent.links.new_connections() == []
+
+
+def test_a_better_address_is_preferred_to_one_that_answers_sooner(ends: Callable[..., End]) -> None:
+    controller, agent = ends(0), ends(1)
+    port = controller.links.listen()
+    agent.links.dial(0, [f"tcp://localhost:{port}", f"tcp://127.0.0.1:{port}"])
+    turn_until(lambda: not agent.links.is_dialling, controller, agent)
+    (taken,) = agent.links._taken.values()
+    assert b"localhost" in taken.getsockopt(zmq.LAST_ENDPOINT)  # type: ignore[operator]
+
+
+def test_another_host_that_listens_there_is_not_taken_for_the_one(ends: Callable[..., End]) -> None:
+    wrong, right, agent = ends(7), ends(8), ends(1)
+    addresses = [f"tcp://127.0.0.1:{end.links.listen()}" for end in (wrong, right)]
+    agent.links.dial(8, addresses)
+    agent.links.send(8, [b"for 8"])
+    turn_until(lambda: right.got, wrong, right, agent)
+    assert wrong.got == []
+
+
+def raw(kind: int, context: zmq.Context[zmq.Socket[bytes]], port: int, **curve: bytes) -> zmq.Socket[bytes]:
+    sock: zmq.Socket[bytes] = context.socket(kind)
+    sock.linger = 0
+    sock.setsockopt(zmq.ROUTING_ID, b"H1/0")
+    for name, value in curve.items():
+        setattr(sock, name, value)
+    sock.connect(f"tcp://127.0.0.1:{port}")
+    sock.send_multipart([b"let me in"])
+    return sock
+
+
+def strangers(kind: str, context: zmq.Context[zmq.Socket[bytes]], port: int, keys: LinkKeys) -> object:
+    own_public, own_secret = zmq.curve_keypair()
+    if kind == "garbage":
+        sock = socket.create_connection(("127.0.0.1", port))
+        sock.sendall(b"GET / HTTP/1.1\r\nHost: monarch\r\n\r\n" * 20)
+        return sock
+    if kind == "no CURVE":
+        return raw(zmq.DEALER, context, port)
+    server = keys.public.encode() if kind == "its own keys" else zmq.curve_keypair()[0]
+    return raw(
+        zmq.DEALER, context, port, curve_serverkey=server, curve_publickey=own_public, curve_secretkey=own_secret
+    )
+
+
+@pytest.mark.parametrize("kind", ["garbage", "no CURVE", "its own keys", "another's keys"])
+def test_a_stranger_is_refused_counted_and_not_heard(kind: str, ends: Callable[..., End], keys: LinkKeys) -> None:
+    controller, agent = ends(0), ends(2)
+    port = controller.links.listen()
+    agent.links.dial(0, [f"tcp://127.0.0.1:{port}"])
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    stranger = strangers(kind, context, port, keys)
+    try:
+        turn_until(lambda: controller.links.refused, controller, agent)
+        agent.links.send(0, [b"one of us"])
+        turn_until(lambda: controller.got, controller, agent)
+        assert controller.got == [(2, [b"one of us"])]
+    finally:
+        stranger.close()  # type: ignore[attr-defined]
+        context.destroy(linger=0)
+
+
+def test_a_connection_that_is_made_again_is_the_same_host(ends: Callable[..., End]) -> None:
+    controller, agent = ends(0), ends(2)
+    port = controller.links.listen()
+    for i in range(3):
+        agent.links.dial(0, [f"tcp://127.0.0.1:{port}"])
+        agent.links.send(0, [b"%d" % i])
+        turn_until(lambda i=i: len(controller.got) > i, controller, agent)  # type: ignore[misc]
+        controller.links.send(2, [b"%d" % i])
+        turn_until(lambda i=i: len(agent.got) > i, controller, agent)  # type: ignore[misc]
+    assert controller.got == [(2, [b"%d" % i]) for i in range(3)]
+    assert controller.links.refused == 0
