@@ -35,7 +35,12 @@ LEFTOVER_S = 1.0
 
 _ZAP = "inproc://zeromq.zap.01"
 _KNOCK, _HERE = b"knock", b"here"
-_WATCHED = int(zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+_WATCHED = int(
+    zmq.EVENT_ACCEPTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH  # such a connection may stay
+    | zmq.EVENT_DISCONNECTED
+)
 
 
 def new_keys() -> LinkKeys:
@@ -259,16 +264,17 @@ class Links:
     def _count_refusals(self) -> None:
         """Count the connections that end before they have come about: not all failures have an event of their own.
 
-        The event of success does not say whose it is: it is taken for the youngest one's, since strangers may stay for long.
+        The events of handshakes do not say whose they are: they are taken for the youngest one's, since strangers may stay.
         """
         while self._monitor is not None and has_message(self._monitor):
             event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
             kind, fd = event["event"], int(event["value"])
             if kind == zmq.EVENT_ACCEPTED:
                 self._strangers[fd] = None
-            elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            elif kind in (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_HANDSHAKE_FAILED_AUTH):
                 if self._strangers:
                     self._strangers.popitem()
+                self.refused += kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH
             elif fd in self._strangers:
                 del self._strangers[fd]
                 self.refused += 1
