@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import glob
 import os
 import re
+import select
 
 __all__ = [
+    "await_end",
     "become_subreaper",
     "cpu_seconds",
     "die_with_parent",
@@ -39,6 +42,18 @@ def die_with_parent(signum: int) -> None:
 def become_subreaper() -> None:
     """Become the parent of descendants whose own parent ends."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def await_end(parent: int) -> None:
+    """Return when the parent of this process has ended, and this has another; it must be about to end."""
+    with contextlib.suppress(ProcessLookupError):  # it has been collected meanwhile
+        fd = os.pidfd_open(parent)
+        try:
+            while os.getppid() == parent:  # else whoever has its pid now is another
+                select.select([fd], [], [])
+                os.sched_yield()
+        finally:
+            os.close(fd)
 
 
 def has_children() -> bool:

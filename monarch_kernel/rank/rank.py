@@ -39,7 +39,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
-from monarch_kernel.agent.processes import die_with_parent, has_children
+from monarch_kernel.agent.processes import await_end, die_with_parent, has_children
 from monarch_kernel.asking.numbers import CONTROLLER_PROC, made_by
 from monarch_kernel.describe import look
 from monarch_kernel.describe.names import NameTracker
@@ -206,8 +206,7 @@ class Rank(Workplace):
         self.driver.start()
         self.driver.submit(pack(self.hello))
         try:
-            while os.getppid() == helper:
-                os.sched_yield()
+            await_end(helper)
             die_with_parent(signal.SIGKILL)
             if self.spec.bootstrap:
                 self._boot()
