@@ -22,6 +22,7 @@ import functools
 import json
 import os
 import socket
+import sys
 import threading
 import time
 import weakref
@@ -122,12 +123,11 @@ class RankGroup:
         rank.main.handlers[FormGroup] = self._form
 
     def namespace(self) -> dict[str, Any]:
-        """What the user's namespace starts with."""
-        import torch
-
+        """What the user's namespace starts with; a rank without torch is not made to import it."""
         spec = self._spec
-        device = torch.device("cuda", 0) if spec.device == "cuda" else torch.device("cpu")
-        if spec.device == "cuda":
+        torch = sys.modules.get("torch")
+        device = spec.device if torch is None else torch.device(*("cuda", 0) if spec.device == "cuda" else ("cpu",))
+        if torch is not None and spec.device == "cuda":
             torch.cuda.set_device(device)
         self._namespace = {
             "rank": spec.rank,
@@ -148,6 +148,8 @@ class RankGroup:
 
     def pending(self) -> tuple[tuple[Collective, ...], dict[str, int]]:
         """Collectives that have not ended, oldest first, and the number of the last one started in each process group."""
+        if "torch.distributed" not in sys.modules:  # nobody has begun one
+            return (), {}
         world = _dist().distributed_c10d._world
         members = {world.pg_names[group]: tuple(sorted(ranks)) for group, ranks in dict(world.pg_group_ranks).items()}
         recorded = self._recorded()
@@ -171,11 +173,9 @@ class RankGroup:
 
     def collectives(self) -> int:
         """Collectives started so far in the default group; -1 without a group, -2 if it was aborted."""
-        dist = _dist()
-
         if self._aborted:
             return -2
-        if not self._formed or not dist.is_initialized():
+        if not self._formed or not (dist := _dist()).is_initialized():
             return -1
         return int(dist.group.WORLD._get_sequence_number_for_group())
 
@@ -203,6 +203,8 @@ class RankGroup:
     @staticmethod
     def _recorded() -> dict[str, Any]:
         """What torch's flight recorder holds."""
+        if "torch.distributed" not in sys.modules:
+            return {}
         from torch._C import _distributed_c10d as c10d
 
         dump = getattr(c10d, "_dump_fr_trace_json", None)
