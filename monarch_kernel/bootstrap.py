@@ -26,7 +26,7 @@ from monarch_kernel.wire.messages import RankSpec
 if TYPE_CHECKING:
     from monarch_kernel.rank.rank import Shell
 
-__all__ = ["main", "run_rank"]
+__all__ = ["main", "run_light_rank", "run_rank"]
 
 _PRELOAD = (
     "torch",
@@ -36,6 +36,19 @@ _PRELOAD = (
 )
 # IPython, which actors do not need.
 _PRELOAD_LATER = ("monarch_kernel.rank.cell", "monarch_kernel.rank.shell:prepare", "monarch_kernel.train.group")
+# All that `run_rank` imports: what each rank would import by itself would be in the memory of each.
+_PRELOAD_LIGHT = (
+    "monarch_kernel.actor.hosting",
+    "monarch_kernel.transport.zmq",
+    "monarch_kernel.actor.procs",
+    "monarch_kernel.actor.renewal",
+    "monarch_kernel.rank.debugger",
+    "monarch_kernel.rank.environment",
+    "monarch_kernel.rank.light",
+    "monarch_kernel.rank.rank",
+    "monarch_kernel.rank.streams",
+    "monarch_kernel.train.group",
+)
 
 
 def run_agent() -> None:
@@ -45,11 +58,12 @@ def run_agent() -> None:
     config = agent_config(os.environ, sys.stdin.buffer.read)
     address = config.addresses[0] if config.addresses and config.addresses[0].startswith("ipc://") else ""
     addresses = address, f"ipc://{config.directory}/{host_peer(config.host).decode()}"
+    entry = "monarch_kernel.bootstrap:run_light_rank" if config.is_light else "monarch_kernel.bootstrap:run_rank"
+    preload, later = (_PRELOAD_LIGHT, ()) if config.is_light else (_PRELOAD, _PRELOAD_LATER)
 
     def make_zygote() -> Zygote:
         leftover = config.directory if config.has_own_directory else ""
-        entry = "monarch_kernel.bootstrap:run_rank"
-        return Zygote(entry, _PRELOAD, _PRELOAD_LATER, addresses, config.token, config.log, leftover)
+        return Zygote(entry, preload, later, addresses, config.token, config.log, leftover)
 
     first = [make_zygote()]  # before anything else is imported: it takes the longest
     from monarch_kernel.agent.host import HostAgent
@@ -73,7 +87,12 @@ def agent_config(environment: MutableMapping[str, str], read: Callable[[], bytes
     return config if config.directory else config.placed(tempfile.mkdtemp(prefix="monarch-"))
 
 
-def run_rank(spec: RankSpec, addresses: Sequence[str], token: str, helper: int) -> None:
+def run_light_rank(spec: RankSpec, addresses: Sequence[str], token: str, helper: int) -> None:
+    """Be a rank that has neither torch nor IPython, until the user's code imports them."""
+    run_rank(spec, addresses, token, helper, is_light=True)
+
+
+def run_rank(spec: RankSpec, addresses: Sequence[str], token: str, helper: int, *, is_light: bool = False) -> None:
     """Be a rank, in a process that was just forked from the zygote."""
     from monarch_kernel.actor.hosting import host_actors
     from monarch_kernel.actor.procs import ProcMesh
@@ -98,6 +117,10 @@ def run_rank(spec: RankSpec, addresses: Sequence[str], token: str, helper: int) 
     group = RankGroup(rank)
 
     def make_shell(publish: Callable[[dict[str, Any], dict[str, Any]], None]) -> Shell:
+        if is_light:
+            from monarch_kernel.rank.light import LightShell
+
+            return LightShell(group.namespace(), publish)
         from monarch_kernel.rank.cell import CellShell
 
         return CellShell(group.namespace(), publish)

@@ -26,10 +26,9 @@ import asyncio
 import importlib.util
 import inspect
 import os
-import sys
 import types
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from IPython.core.compilerop import PyCF_MASK
@@ -37,29 +36,13 @@ from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, Intera
 
 from monarch_kernel.describe.report import describe
 from monarch_kernel.errors import Failure
+from monarch_kernel.rank.outcome import CellOutcome, followed_by_semicolon, forget_last_error, set_last_error
 from monarch_kernel.rank.shell import Publish, RankShell, flush, prepare
 
-__all__ = ["CellOutcome", "CellShell"]
+__all__ = ["CellShell"]
 
 _CANCEL_S = 2.0
 _INLINE_BACKEND = "module://matplotlib_inline.backend_inline"
-
-
-@dataclass(frozen=True)
-class CellOutcome:
-    """What a cell came to.
-
-    Attributes:
-        value: value of the last expression, also where a ``;`` keeps it from being shown; None if there is none.
-        bundle: the representations of that value by MIME type, as Jupyter sends them; empty if it is not to be shown.
-        failure: why the cell ended early, or None.
-        metadata: what goes with ``bundle``, by MIME type.
-    """
-
-    value: Any = None
-    bundle: dict[str, Any] = field(default_factory=dict)
-    failure: Failure | None = None
-    metadata: dict[str, Any] = field(default_factory=dict)
 
 
 class CellShell:
@@ -70,6 +53,7 @@ class CellShell:
         publish: called with the data and metadata of each ``display``, figure and the like. Where a cell updates or
             clears what it displayed, ``metadata["monarch_kernel"]`` says so: ``display_id``, ``update``,
             ``clear_output`` (True: with the next output).
+        main: the module that cells before have had; left out, a new one.
 
     Attributes:
         namespace: the names that cells see and define.
@@ -79,8 +63,8 @@ class CellShell:
         RuntimeError: if the process has an IPython shell already.
     """
 
-    def __init__(self, namespace: Mapping[str, Any], publish: Publish) -> None:
-        prepare()
+    def __init__(self, namespace: Mapping[str, Any], publish: Publish, main: types.ModuleType | None = None) -> None:
+        prepare(main)
         shell = InteractiveShell.instance()
         if not isinstance(shell, RankShell) or shell.emit is not None:
             raise RuntimeError("this process has an IPython shell already; cells need a process of their own")
@@ -115,6 +99,20 @@ class CellShell:
             value, bundle, metadata = self._run(code, name)
             flush()
         except BaseException as error:  # the border of the process: whatever a cell raises is its outcome
+            return self._failed(error, name)
+        if shell.shown:
+            return self._failed(shell.shown[0], name)
+        return CellOutcome(value, bundle, None, metadata)
+
+    def show(self, value: Any, is_quiet: bool, name: str) -> CellOutcome:
+        """What a cell comes to that was run elsewhere, and has this value."""
+        self._forget()
+        shell = self._shell
+        try:
+            shell.remember(value)
+            bundle, metadata = ({}, {}) if is_quiet else shell.represent(value)
+            flush()
+        except BaseException as error:  # the border of the process: the user's own representations may raise anything
             return self._failed(error, name)
         if shell.shown:
             return self._failed(shell.shown[0], name)
@@ -213,9 +211,7 @@ class CellShell:
         if trace is not None:
             error.__traceback__ = trace
         self._last_error = error
-        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
-        if sys.version_info >= (3, 12):
-            sys.last_exc = error
+        set_last_error(error)
         try:
             failure = describe(error, kind="interrupted" if isinstance(error, KeyboardInterrupt) else "exception")
             if isinstance(error, SystemExit):
@@ -237,9 +233,7 @@ class CellShell:
         if self._last_error is None:
             return
         self._last_error = None
-        for name in ("last_type", "last_value", "last_traceback", "last_exc"):
-            if hasattr(sys, name):
-                delattr(sys, name)
+        forget_last_error()
 
 
 async def _awaited(units: list[types.CodeType], namespace: dict[str, Any]) -> Any:
@@ -289,7 +283,7 @@ def _compiled(shell: RankShell, source: str, name: str) -> tuple[list[types.Code
     """
     compiler: Any = shell.compile
     tree = compile(source, name, "exec", ast.PyCF_ONLY_AST | (compiler.flags & PyCF_MASK), True)
-    quiet = bool(tree.body) and _followed_by_semicolon(source, tree.body[-1])
+    quiet = bool(tree.body) and followed_by_semicolon(source, tree.body[-1])
     tree = shell.transform_ast(tree)  # type: ignore[no-untyped-call]
     body, mode = tree.body, shell.ast_node_interactivity
     if mode == "last_expr_or_assign" and body and (target := _assigned(body[-1])):
@@ -307,13 +301,6 @@ def _compiled(shell: RankShell, source: str, name: str) -> tuple[list[types.Code
     # All units before any is run: a cell with `return` in its last line does nothing, rather than all but that.
     with compiler.extra_flags(ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if shell.autoawait else 0):
         return [compiler(part, name, how) for part, how in parts], value is not None, quiet
-
-
-def _followed_by_semicolon(source: str, statement: ast.stmt) -> bool:
-    if ";" not in source or statement.end_lineno is None:
-        return False
-    line = source.split("\n")[statement.end_lineno - 1].encode()  # columns are counted in bytes of UTF-8
-    return line[statement.end_col_offset :].lstrip().startswith(b";")
 
 
 def _assigned(statement: ast.stmt) -> str | None:

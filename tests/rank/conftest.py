@@ -17,11 +17,12 @@ import pytest
 PRELUDE = """\
 import dataclasses, gc, json, os, signal, sys, threading, time, weakref
 from monarch_kernel.rank.cell import CellShell
+from monarch_kernel.rank.light import LightShell
 from monarch_kernel.rank.shell import prepare
 
 published = []
 started = threading.Event()
-shell = CellShell({"rank": 3, "started": started}, lambda data, metadata: published.append([data, metadata]))
+shell = SHELL({"rank": 3, "started": started}, lambda data, metadata: published.append([data, metadata]))
 report = {}
 
 def run(code, number=1):
@@ -69,15 +70,16 @@ Script = Callable[[str], Ran]
 
 
 @pytest.fixture
-def rank(tmp_path: Path) -> Script:
-    """Runs a script that has a `shell`, fills `report` and may use what the prelude defines."""
+def rank(tmp_path: Path, request: pytest.FixtureRequest) -> Script:
+    """Runs a script that has a `shell`, fills `report` and may use what the prelude defines; a parameter names its class."""
+    shell = getattr(request, "param", "CellShell")
     home = tmp_path / "home"
     home.mkdir()
 
     def script(body: str) -> Ran:
         file, answer = tmp_path / "script.py", tmp_path / "report.json"
         end = "\nshell.close()\njson.dump(report, open(sys.argv[1], 'w'))\n"
-        file.write_text(PRELUDE + textwrap.dedent(body) + end)
+        file.write_text(PRELUDE.replace("SHELL", shell) + textwrap.dedent(body) + end)
         environment = {**os.environ, "HOME": str(home), "IPYTHONDIR": str(home / ".ipython"), "SHELL": "/bin/sh"}
         done = subprocess.run(
             [sys.executable, str(file), str(answer)],

@@ -9,6 +9,8 @@ import pytest
 
 Script = Callable[[str], Any]  # what the fixture `rank` gives
 
+pytestmark = pytest.mark.parametrize("rank", ["CellShell", "LightShell"], indirect=True)
+
 
 def test_the_last_expression_is_the_result(rank: Script) -> None:
     ran = rank(
