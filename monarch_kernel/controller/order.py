@@ -56,6 +56,11 @@ class OutputOrder:
         """Whether nothing that was written waits."""
         return not self._withheld
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits, so that no time need be told (`due`)."""
+        return not self._said and not self._withheld
+
     def hold(self, message: Spoken, frames: Sequence[Frame], now: float) -> None:
         """Keep what is early."""
         self._said.append(Said(message, frames, now + OUTPUT_GRACE_S))

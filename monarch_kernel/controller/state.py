@@ -122,6 +122,8 @@ class State:
         self.ranks: dict[int, RankRecord] = {}
         self.strays = 0
         self._dead: set[int] = set()
+        self._coming: set[int] = set()  # those that may not be up; `tick` looks at nobody else
+        self._unsettled: set[int] = set()  # those of whom something waits in their order; the same
         self._speakers: dict[Peer, RankRecord] = {}
         self._pending: dict[int, Pending] = {}
         self._quiet: set[int] = set()
@@ -210,6 +212,7 @@ class State:
         for spec in specs:
             self.ranks[spec.proc] = RankRecord(spec, host, deadline=now + RANK_DEADLINE_S)
         effects = self._routes(record, specs)
+        self._coming.update(spec.proc for spec in specs)
         if record.gone:
             for spec in specs:
                 effects += self._lose(self.ranks[spec.proc], "the host agent is gone", now)
@@ -283,6 +286,7 @@ class State:
             self._speakers.pop(former.peer, None)
             self._dead.discard(proc)
             effects += self._routes(self.hosts[at], (spec,))
+            self._coming.add(proc)
             if self.hosts[at].gone:
                 effects += self._lose(record, "the host agent is gone", now)
             elif former.has_ended or self.hosts[former.host].gone:
@@ -583,8 +587,11 @@ class State:
             effects += self._go_on(now)
             if self._resumption.is_over and not self._resumption.waiting:
                 self._resumption = None
-        for record in self.ranks.values():
+        for proc in list(self._unsettled):
+            record = self.ranks[proc]
             effects += self._take(record, record.order.due(now), now)
+            if record.order.is_empty:
+                self._unsettled.discard(proc)
         for id, pending in self._pending.items():
             if pending.failed_at is not None and now >= max(pending.failed_at, pending.released_at) + RELEASE_AFTER_S:
                 pending.released_at = now
@@ -593,9 +600,12 @@ class State:
             if not host.up and not host.gone and now >= host.deadline:
                 effects.append(Expired(host.host))
         late: dict[int, list[int]] = {}
-        for record in self.ranks.values():
-            if not record.up and record.death is None and self.hosts[record.host].up and now >= record.deadline:
-                late.setdefault(record.host, []).append(record.spec.proc)
+        for proc in list(self._coming):
+            record = self.ranks[proc]
+            if record.up or record.death is not None:
+                self._coming.discard(proc)
+            elif self.hosts[record.host].up and now >= record.deadline:
+                late.setdefault(record.host, []).append(proc)
         return effects + [Expired(host, tuple(procs)) for host, procs in late.items()] + self._due(now)
 
     # -- inside
@@ -667,6 +677,7 @@ class State:
         order = record.order
         if record.death is None and order.is_early(message.written):
             order.hold(message, frames, now)
+            self._unsettled.add(record.spec.proc)
             return []
         effects = self._accept(record.spec.proc, message, frames, now)
         return effects if order.is_settled else effects + self._take(record, order.settle(), now)
@@ -785,6 +796,8 @@ class State:
                 effects += self._tell_output(record.former, chunk)
                 continue
             effects += self._take(record, record.order.wrote(chunk, now), now)
+            if not record.order.is_empty:
+                self._unsettled.add(chunk.proc)
         return effects
 
     def _heard_names(self, record: RankRecord, message: Names) -> list[Effect]:

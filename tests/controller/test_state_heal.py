@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from monarch_kernel.controller.effects import Due, Effect, Gone, LostEvent, Tell
+from monarch_kernel.controller.effects import Due, Effect, Expired, Gone, LostEvent, Tell
 from monarch_kernel.controller.state import RANK_DEADLINE_S, State
 from monarch_kernel.errors import Failure
 from monarch_kernel.events import OutputEvent
@@ -324,3 +324,12 @@ def test_only_the_one_who_is_there_may_say_hello(peer: Peer) -> None:
     state.heard(Hello(TOKEN, 2, 300, "cpu"), (), peer, 0.0)
     assert state.strays == 1
     assert not state.ranks[2].up
+
+
+def test_one_that_does_not_come_up_in_the_place_of_another_is_lost() -> None:
+    state = running(2)
+    assert state.tick(5.0) == []
+    state.heard(Lost(1, 1, 0, "", (), 0), (), AGENT, 10.0)
+    state.heal((1,), 10.0)
+    assert state.tick(10.0 + RANK_DEADLINE_S - 1) == []
+    assert state.tick(10.0 + RANK_DEADLINE_S) == [Expired(1, (1,))]
