@@ -10,13 +10,14 @@ import codecs
 import os
 import re
 from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 from monarch_kernel.agent.logs import RankLog
 from monarch_kernel.wire.marks import MarkReader, switched
 from monarch_kernel.wire.messages import OutputChunk
 
-__all__ = ["OutputStream"]
+__all__ = ["OutputStream", "fold"]
 
 BURST_CHARS = 1 << 20
 CHARS_PER_S = 512 * 1024
@@ -26,6 +27,25 @@ TAIL_EVERY_S = 0.1
 _OURS = re.compile(r'Extension modules: |\s+File "(.*/monarch_kernel/.*|<frozen runpy>)", line|\s*$')
 _READ_NBYTES = 1 << 16
 _READS_PER_TURN = 16
+
+
+def fold(of_ranks: Iterable[Sequence[OutputChunk]]) -> Iterator[OutputChunk]:
+    """Make one of the chunks of ranks that have written the same; ``of_ranks`` has those of each, in order.
+
+    Only ranks of which all chunks are equal are folded: so each one's are still in their order.
+    """
+    alike: dict[tuple[tuple[object, ...], ...], list[Sequence[OutputChunk]]] = {}
+    for chunks in of_ranks:
+        key = tuple((chunk.stream, chunk.text, chunk.dropped_lines, chunk.request) for chunk in chunks)
+        alike.setdefault(key, []).append(chunks)
+    for first, *others in alike.values():
+        for i, chunk in enumerate(first):
+            also = tuple((chunks[i].proc, chunks[i].end) for chunks in others)
+            if also:
+                chunk = OutputChunk(
+                    chunk.proc, chunk.stream, chunk.text, chunk.end, chunk.dropped_lines, chunk.request, also
+                )
+            yield chunk
 
 
 class OutputStream:

@@ -630,6 +630,7 @@ class State:
                 return False
         elif isinstance(message, (Output, Backlog)):
             procs = [chunk.proc for chunk in message.chunks]
+            procs += [proc for chunk in message.chunks for proc, _ in chunk.also]
         elif isinstance(message, Readings):
             procs = [reading.proc for reading in message.ranks]
         elif isinstance(message, Lost):
@@ -790,7 +791,7 @@ class State:
 
     def _heard_output(self, message: Output, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        for chunk in message.chunks:
+        for chunk in (chunk for folded in message.chunks for chunk in folded.of_each()):
             record = self.ranks[chunk.proc]
             if record.former is not None:  # the next one has not been started
                 effects += self._tell_output(record.former, chunk)

@@ -11,6 +11,7 @@ that was addressed.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -611,6 +612,7 @@ class OutputChunk(msgspec.Struct, array_like=True, frozen=True):
     """Text that one rank wrote; ``end`` is the last mark that was read, or how many bytes were read where there is none.
 
     ``request`` is what started the processes that wrote it, of a pipe that was left to these; 0 for the rank's own pipe.
+    ``also`` are other ranks of the host that wrote the same: the number and the ``end`` of each.
     """
 
     proc: int
@@ -619,10 +621,19 @@ class OutputChunk(msgspec.Struct, array_like=True, frozen=True):
     end: int
     dropped_lines: int = 0
     request: int = 0
+    also: tuple[tuple[int, int], ...] = ()
+
+    def of_each(self) -> Iterator[OutputChunk]:
+        """The chunk of each rank that wrote this."""
+        if not self.also:
+            yield self
+            return
+        for proc, end in ((self.proc, self.end), *self.also):
+            yield OutputChunk(proc, self.stream, self.text, end, self.dropped_lines, self.request)
 
 
 class Output(Message, frozen=True):
-    """What ranks wrote since the last such message, in the order in which it was read."""
+    """What ranks wrote since the last such message; of each in the order in which it was read."""
 
     chunks: tuple[OutputChunk, ...]
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any, Literal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from monarch_kernel.agent.output import (
     BURST_CHARS,
@@ -14,7 +17,9 @@ from monarch_kernel.agent.output import (
     TAIL_LINE_CHARS,
     TAIL_LINES,
     OutputStream,
+    fold,
 )
+from monarch_kernel.wire.messages import OutputChunk
 
 
 class Pipe:
@@ -151,3 +156,34 @@ def test_the_tail_is_the_last_lines_without_frames_of_ours(pipe: Pipe) -> None:
     assert tail[-2:] == ('  File "/home/me/model.py", line 7 in forward', "half a line")
     assert tail[-3] == "line 99"
     assert len(tail) <= 61
+
+
+def chunk_of(proc: int, text: str, end: int, *, stream: Literal["stdout", "stderr"] = "stdout") -> OutputChunk:
+    return OutputChunk(proc, stream, text, end)
+
+
+def test_ranks_that_wrote_the_same_are_told_once_each_with_its_end() -> None:
+    alike = [[chunk_of(proc, "a\n", proc), chunk_of(proc, "b\n", 10 * proc, stream="stderr")] for proc in (1, 2, 3)]
+    folded = list(fold(alike))
+    assert folded == [
+        OutputChunk(1, "stdout", "a\n", 1, also=((2, 2), (3, 3))),
+        OutputChunk(1, "stderr", "b\n", 10, also=((2, 20), (3, 30))),
+    ]
+    assert sorted((each for chunk in folded for each in chunk.of_each()), key=lambda each: each.proc) == [
+        chunk for chunks in alike for chunk in chunks
+    ]
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.sampled_from(["stdout", "stderr"]), st.sampled_from(["", "a", "b\n"])), max_size=4),
+        max_size=6,
+    )
+)
+def test_what_is_folded_is_for_each_rank_what_it_wrote_in_its_order(written: list[list[tuple[Any, str]]]) -> None:
+    of_ranks = [
+        [OutputChunk(proc, stream, text, end) for end, (stream, text) in enumerate(chunks)]
+        for proc, chunks in enumerate(written)
+    ]
+    unfolded = [each for chunk in fold(chunks for chunks in of_ranks if chunks) for each in chunk.of_each()]
+    assert [[chunk for chunk in unfolded if chunk.proc == proc] for proc in range(len(written))] == of_ranks

@@ -408,6 +408,18 @@ def test_an_answer_waits_for_the_output_before_it() -> None:
     assert rest[0].event == OutputEvent(1, 0, "stderr", "war", mesh="procs")
 
 
+def test_what_several_ranks_wrote_alike_is_for_each_of_them_before_its_answer() -> None:
+    state = running(3)
+    ask(state, 1, (1, 2, 3))
+    for proc in (1, 2, 3):
+        assert state.heard(Result(1, Payload(), {}, (10 * proc, 0)), (), b"R%d" % proc, 0.0) == []
+    alike = Output((OutputChunk(1, "stdout", "hello", 10, also=((3, 30), (2, 19))),))
+    effects = state.heard(alike, (), b"H1", 0.1)
+    assert effects == [Tell(OutputEvent(1, rank, "stdout", "hello", mesh="procs")) for rank in (0, 2, 1)]
+    assert state.waiting_for(1) == [2]  # whose last word has not come
+    assert len(resolves(state.heard(Output((OutputChunk(2, "stdout", "", 20),)), (), b"H1", 0.2))) == 1
+
+
 def test_an_answer_does_not_wait_for_output_for_ever() -> None:
     state = running(1)
     ask(state, 1, (1,))
@@ -575,6 +587,7 @@ STRAYS: list[tuple[bytes, Message]] = [
     (b"H1", HostHello(TOKEN, 9, "h", 1, 1, 0)),
     (b"H1", Lost(99, 0, 9, "", (), 0)),
     (b"H1", Output((OutputChunk(1, "stdout", "x", 1), OutputChunk(99, "stdout", "x", 1)))),
+    (b"H1", Output((OutputChunk(1, "stdout", "x", 1, also=((99, 1),)),))),
     (b"H1", Readings((Reading(99, 1, 1.0),))),
     (b"H2", Lost(1, 0, 9, "", (), 0)),
     (b"H2", Readings((Reading(1, 1, 1.0),))),
