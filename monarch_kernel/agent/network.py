@@ -1,43 +1,104 @@
-"""Where this machine can be reached by others."""
+"""By which network interface, and at which address, other hosts reach this one."""
 
 from __future__ import annotations
 
+import ipaddress
 import socket
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+from urllib.parse import urlsplit
 
 import psutil
 
-__all__ = ["interface_of", "own_addresses"]
+__all__ = [
+    "AddressKind",
+    "Interfaces",
+    "address_of",
+    "interface_among",
+    "interface_to",
+    "interfaces",
+    "own_addresses",
+]
 
-_ANYWHERE = ("192.0.2.1", 9)  # of a network for documentation: nothing is sent, only the way there is looked up
-_LOOPBACK = "127.0.0.1"
+AddressKind = Literal["ipv4", "ipv6"]
+Interfaces = Mapping[str, Sequence[str]]
+"""Name of an interface -> its addresses, IPv4 first."""
+
+_ELSEWHERE = ("198.51.100.1", "2001:db8::1")
+"""Addresses that nobody has (RFC 5737, RFC 3849): they stand for all that is not near."""
+
+_FAMILIES: dict[AddressKind, socket.AddressFamily] = {"ipv4": socket.AF_INET, "ipv6": socket.AF_INET6}
 
 
-def own_addresses(towards: str = "") -> list[str]:
-    """IPv4 addresses of this machine, in the order in which others should try them; the loopback's last.
+def own_addresses() -> list[str]:
+    """IPv4 addresses of this machine, in the order in which others should try them; the loopback's last."""
+    having = interfaces()
+    first = interface_to(())
+    found = [each for name in (first, *having) for each in having.get(name, ()) if "." in each]
+    return [*(each for each in dict.fromkeys(found) if not each.startswith("127.")), "127.0.0.1"]
+
+
+def interfaces() -> dict[str, list[str]]:
+    """The interfaces of this machine that are up; link-local addresses, which mean nothing elsewhere, are left out."""
+    found: dict[str, list[str]] = {}
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    for name, entries in psutil.net_if_addrs().items():
+        if name not in up:
+            continue
+        for family in _FAMILIES.values():
+            addresses = [entry.address for entry in entries if entry.family == family]
+            found.setdefault(name, []).extend(
+                each for each in addresses if not ipaddress.ip_address(each).is_link_local
+            )
+    return {name: addresses for name, addresses in found.items() if addresses}
+
+
+def interface_to(addresses: Iterable[str]) -> str:
+    """The interface by which this machine reaches others; empty if it has none.
+
+    It is the one by which it reaches the first of these addresses, such as ``tcp://10.0.0.5:1234``, that is not on this machine
+    itself, as the end of a tunnel is. If there is no such address it is the one by which it reaches most others, and the
+    loopback if there is none.
+    """
+    hosts = [(urlsplit(address).hostname or "") for address in addresses]
+    return interface_among(interfaces(), [local for each in (*hosts, *_ELSEWHERE) if (local := _local_address(each))])
+
+
+def interface_among(having: Interfaces, addresses: Iterable[str]) -> str:
+    """The interface with the first of these addresses that is no loopback's; that of the loopback if there is none."""
+    names = {address: name for name, theirs in having.items() for address in theirs}
+    named = [address for address in addresses if address in names]
+    outward = [address for address in named if not ipaddress.ip_address(address).is_loopback]
+    return next((names[address] for address in (*outward, *named, "127.0.0.1", "::1") if address in names), "")
+
+
+def address_of(interface: str, kind: AddressKind | None = None) -> str:
+    """The address of an interface that others use; empty if it has none.
 
     Args:
-        towards: an address that others are known to be near; left out, the way to anywhere.
+        interface: its name; of several, which commas part, the first; empty for the one by which most others are reached.
+        kind: of the address; left out, IPv4 where there is one, which is what gloo takes.
     """
-    found = [_towards(towards or _ANYWHERE[0])]
-    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
-    for name, addresses in psutil.net_if_addrs().items():
-        if name in up:
-            found += [each.address for each in addresses if each.family == socket.AF_INET]
-    return [*(each for each in dict.fromkeys(found) if each and not each.startswith("127.")), _LOOPBACK]
+    having = interfaces()
+    name = interface.partition(",")[0].removeprefix("=") or interface_to(())
+    addresses = having.get(name) or next((theirs for each, theirs in having.items() if each.startswith(name)), ())
+    wanted = None if kind is None else int(kind[3:])
+    return next((each for each in addresses if wanted in (None, ipaddress.ip_address(each).version)), "")
 
 
-def interface_of(wanted: str) -> str:
-    """Name of the network interface that has an address; empty if none has."""
-    found = [name for name, addresses in psutil.net_if_addrs().items() if any(a.address == wanted for a in addresses)]
-    return str(found[0]) if found else ""
-
-
-def _towards(other: str) -> str:
-    """The address from which packets to another would come."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+def _local_address(address: str) -> str:
+    """The address that packets to another one leave from; none is sent. Empty if there is no way to it."""
+    if not address:
+        return ""
+    try:
+        found = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)
+    except OSError:
+        return ""
+    for family, kind, protocol, _, place in found:
         try:
-            probe.connect((other, _ANYWHERE[1]))
-        except OSError:  # no way there
-            return ""
-        own: str = probe.getsockname()[0]
-        return own
+            with socket.socket(family, kind, protocol) as probe:
+                probe.connect(place)
+                return str(probe.getsockname()[0])
+        except OSError:
+            continue
+    return ""
