@@ -2,23 +2,58 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import sys
+from collections.abc import Callable, Sequence
 
 from monarch_kernel.wire.messages import RankSpec
 
-__all__ = ["settle"]
+__all__ = ["path_here", "settle"]
+
+_INTERPRETERS = re.compile(r"(?:^|/)(?:(?:site|dist)-packages|lib(?:32|64)?/python\d[^/]*|python\d+\.zip)(?:/|$)")
+"""What belongs to an interpreter: its library, and what is installed for it."""
 
 
 def settle(spec: RankSpec) -> None:
     """Give this process, a fork of the zygote, the environment, directory, threads and randomness of its own."""
     os.environ.update(spec.env)
-    threads = os.environ.setdefault("OMP_NUM_THREADS", str(spec.threads)).partition(",")[0]
-    os.chdir(spec.cwd)
-    sys.path[:] = spec.sys_path
+    is_elsewhere = not spec.threads
+    share = spec.threads or max(1, len(os.sched_getaffinity(0)) // spec.local_world_size)
+    threads = os.environ.setdefault("OMP_NUM_THREADS", str(share)).partition(",")[0]
+    if is_elsewhere:
+        with contextlib.suppress(OSError):  # then it stays where the engine has started the agent
+            os.chdir(spec.cwd)
+        sys.path[:] = path_here(spec.sys_path, sys.path, os.path.exists)
+    else:
+        os.chdir(spec.cwd)
+        sys.path[:] = spec.sys_path
     torch = sys.modules.get("torch")
     if torch is not None:  # its thread pool has read OMP_NUM_THREADS in the zygote already
-        torch.set_num_threads(int(threads) if threads.isdecimal() and int(threads) else spec.threads)
+        torch.set_num_threads(int(threads) if threads.isdecimal() and int(threads) else share)
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()  # as Python does for its own: else all ranks go on with the zygote's stream
+
+
+def path_here(theirs: Sequence[str], ours: Sequence[str], exists: Callable[[str], bool]) -> list[str]:
+    """The path of a rank on a host that may have another interpreter than the controller, and other files.
+
+    It is the host's own, and before it, or behind it, the folders of the controller's that are no interpreter's and that are
+    here, too, where the machines share a file system.
+
+    Args:
+        theirs: ``sys.path`` of the controller.
+        ours: of this process.
+        exists: whether there is such a file or folder here.
+    """
+    first: list[str] = []
+    last: list[str] = []
+    is_before = True
+    for entry in theirs:
+        if _INTERPRETERS.search(entry):
+            is_before = False
+        elif entry not in ours and (not entry or exists(entry)):
+            (first if is_before else last).append(entry)
+    return [*first, *ours, *last]

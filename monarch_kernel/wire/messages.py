@@ -515,6 +515,8 @@ class Names(Message, frozen=True):
 class RankSpec(msgspec.Struct, array_like=True, frozen=True):
     """All that a new rank needs to know; ``env`` is added to its environment before user code runs.
 
+    Of a host that the controller does not know ``threads`` is 0 and ``device`` may be "auto": then the host settles them, and
+    takes of ``cwd`` and ``sys_path`` what it has, too.
     ``incarnation`` counts the processes that this one comes after, each of which died in this place.
     ``bootstrap`` is a pickled function that it runs before any actor, with the text of its cells; empty for none.
     ``record`` is the file in which a rank that may outlive its controller says what it runs; empty for others.
@@ -539,6 +541,10 @@ class RankSpec(msgspec.Struct, array_like=True, frozen=True):
     def succeeded(self, incarnation: int) -> RankSpec:
         """The same place for another process."""
         return msgspec.structs.replace(self, incarnation=incarnation)
+
+    def settled(self, device: str, env: dict[str, str]) -> RankSpec:
+        """With what its host has found."""
+        return msgspec.structs.replace(self, device=device, env=env)
 
 
 class StartRanks(Message, frozen=True):
