@@ -474,6 +474,11 @@ class Runtime:
         records = [self._state.ranks.get(proc) for proc in procs]
         return tuple(0 if record is None else record.spec.incarnation for record in records)
 
+    def are_here(self, procs: Sequence[int]) -> bool:
+        """Whether all of these processes are on this machine, and so reach what listens here at the loopback."""
+        ranks, hosts = self._state.ranks, self._state.hosts
+        return not any(hosts[ranks[proc].host].is_elsewhere for proc in procs if proc in ranks)
+
     def agent_pid(self, host: int) -> int:
         """Process id of a host agent; 0 while it starts."""
         return self._state.hosts[host].pid

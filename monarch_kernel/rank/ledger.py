@@ -19,7 +19,19 @@ from typing import NamedTuple
 
 from monarch_kernel.wire.codec import Packed
 from monarch_kernel.wire.config import DETACHED
-from monarch_kernel.wire.messages import Apply, Call, FormGroup, Message, Owed, Pull, Push, Run, Spawn, StopActor
+from monarch_kernel.wire.messages import (
+    Apply,
+    Call,
+    FormGroup,
+    HostStore,
+    Message,
+    Owed,
+    Pull,
+    Push,
+    Run,
+    Spawn,
+    StopActor,
+)
 
 __all__ = ["RICH_NBYTES", "Ledger"]
 
@@ -126,7 +138,7 @@ class Ledger:
             return f"{type(message).__name__.lower()} {message.name!r}"
         if isinstance(message, Apply):
             return "a function"
-        return "forming the process group" if isinstance(message, FormGroup) else ""
+        return "forming the process group" if isinstance(message, (FormGroup, HostStore)) else ""
 
     def _write(self) -> None:
         draft = f"{self._path}.new"

@@ -3,10 +3,16 @@
 Theory of operation
 ===================
 
-The rendezvous store lives in the controller (`GroupStore`), ranks are its clients. Each forming has a *generation*, a prefix
-in the store, so that what a broken group left there does not matter. A rank sets the variables of torchelastic before it
-forms, so that code written for torchrun (and Lightning, Accelerate, the HF Trainer) finds what it expects; a script's own
-``init_process_group()`` finds the group there and is content, or, after ``destroy_process_group()``, forms it again.
+Ranks meet at a rendezvous store, whose clients they are. Of ranks on the controller's machine it lives in the controller. Of
+ranks elsewhere it lives in the process of rank 0, and is made anew for each forming (`HostStore`): the controller may be out
+of reach for all but the agents, as at the other end of a tunnel, while the hosts of a group must reach each other in any
+case. When that process dies the group is broken anyway, and whoever comes in its place has the next store. It listens at the
+one address that gloo takes, too: of the interface in ``GLOO_SOCKET_IFNAME``, which the agent sets if the user has not.
+
+Each forming has a *generation*, a prefix in the store, so that what a broken group left there does not matter. A rank sets the
+variables of torchelastic before it forms, so that code written for torchrun (and Lightning, Accelerate, the HF Trainer) finds
+what it expects; a script's own ``init_process_group()`` finds the group there and is content, or, after
+``destroy_process_group()``, forms it again.
 
 A collective of gloo that waits for a missing peer can be neither interrupted nor aborted through torch: ``abort()`` returns
 and the caller stays blocked. What ends it is to shut its sockets down from another thread (gloo has no abort of its own:
@@ -18,7 +24,6 @@ wait: it is short while a group is formed, and torch's own from then on. Ranks t
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import socket
@@ -28,30 +33,37 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial, wraps
 from typing import Any, NamedTuple
 
-from monarch_kernel.actor.answers import gather
+from monarch_kernel.actor.answers import gather, read_value
 from monarch_kernel.actor.procs import ProcMesh
-from monarch_kernel.asking.answer import Value
+from monarch_kernel.agent.network import address_of, interfaces
 from monarch_kernel.asking.future import Future
+from monarch_kernel.asking.waits import Wait
 from monarch_kernel.describe.stacks import Collective
-from monarch_kernel.errors import RemoteError
+from monarch_kernel.errors import MeshDownError, RemoteError
 from monarch_kernel.mesh import ValueMesh
 from monarch_kernel.rank.rank import Rank
+from monarch_kernel.transport.driver import Waiter
 from monarch_kernel.wire.codec import Frame, pack
-from monarch_kernel.wire.messages import FormGroup
+from monarch_kernel.wire.messages import FormGroup, HostStore
 
 __all__ = ["GroupStore", "RankGroup"]
 
+_NOTE = "forming the process group"
 _JOIN_TIMEOUT = timedelta(seconds=60)
+_REACH_S = 10.0
+"""How long a rank tries to connect to a store on another host."""
+
 _CONNECT_TIMEOUT = timedelta(seconds=5)
 """How long gloo waits for the address of a peer that is there; it waits five times as long for that to connect."""
 
 
 class GroupStore:
-    """The controller's side: hosts the store and has meshes form their groups.
+    """The controller's side: has meshes form their groups, and hosts the store of those on this machine.
 
-    The store needs torch, which takes a second to import: it is made by a thread of its own from the start.
+    That store needs torch, which takes a second to import: it is made by a thread of its own from the start.
     """
 
     def __init__(self) -> None:
@@ -78,28 +90,83 @@ class GroupStore:
 
     def form(self, mesh: ProcMesh) -> Future[ValueMesh[None]]:
         """Have all ranks of a mesh form their default process group, whatever became of the last one."""
+        self._generation += 1
+        generation = self._generation
+        if not mesh._runtime.are_here(mesh.procs):
+            return _Forming(mesh, generation).future
         self._maker.join()
         if self._error is not None:
             raise RuntimeError(f"the store for process groups could not be made: {self._error}") from self._error
-        self._generation += 1
-        generation = self._generation
-
-        def read(answer: Value) -> None:
-            return None
-
-        finish = gather(mesh._region, f"forming the process group of {mesh.name} failed", RemoteError, read)
-        return mesh._runtime.request(
-            mesh.procs,
-            lambda id: pack(FormGroup(id, "127.0.0.1", self._port, generation)),
-            "forming the process group",
-            finish,
-            quiet=True,
-        )
+        return _join(mesh, "127.0.0.1", self._port, generation)
 
     def close(self) -> None:
         """End the store."""
         self._maker.join()
         self._store = None
+
+
+class _Forming:
+    """The forming of a group whose store is in the process of its first rank; the owner of the future of both steps."""
+
+    def __init__(self, mesh: ProcMesh, generation: int) -> None:
+        self._mesh = mesh
+        self._runtime = mesh._runtime
+        self._generation = generation
+        self._is_interrupted = False
+        self._step: Future[Any]
+        self.future: Future[ValueMesh[None]] = Future(self, 0, lambda answers: self._step.get(0))
+        first = mesh.process(mesh.ranks[0])
+        finish = gather(first._region, _what(mesh), RemoteError, read_value, mesh._as_spawned)
+        self._step = self._runtime.request(
+            first.procs, lambda id: pack(HostStore(id)), _NOTE, lambda answers: finish(answers).item(), quiet=True
+        )
+        self._step.add_done_callback(self._hosted)
+
+    def _hosted(self) -> None:
+        if self._step.exception(0) is not None:
+            self.future.resolve((), True)
+            return
+        address, port = self._step.get(0)
+        host = self._mesh.view().ranks[self._mesh.ranks[0]].host
+        where = f"rank {self._mesh.ranks[0]}, on host {host}"
+        try:
+            self._step = _join(self._mesh, address, port, self._generation, where)
+        except MeshDownError as error:
+            self.future.abandon(error)
+            return
+        self._step.add_done_callback(lambda: self.future.resolve((), self._step.in_step))
+        if self._is_interrupted:
+            self._step.interrupt()
+
+    # -- as the owner of the future
+
+    def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
+        return self._runtime.wait(waiter, timeout_s)
+
+    def interrupt(self, id: int, *, abort: bool = False) -> None:
+        self._is_interrupted = True
+        self._step.interrupt(abort=abort)
+
+    def cancel(self, id: int) -> None:
+        self._is_interrupted = True
+        self._step.cancel()
+
+    def attend(self, future: Future[Any]) -> None:
+        self._runtime.attend(self._step)
+
+    def linger(self, wait: Wait) -> float | None:
+        return None
+
+
+def _join(mesh: ProcMesh, host: str, port: int, generation: int, where: str = "") -> Future[ValueMesh[None]]:
+    """Have the ranks of a mesh meet at a store."""
+    message = partial(FormGroup, host=host, port=port, generation=generation, where=where)
+    finish = gather(mesh._region, _what(mesh), RemoteError, lambda answer: None)
+    return mesh._runtime.request(mesh.procs, lambda id: pack(message(id)), _NOTE, finish, quiet=True)
+
+
+def _what(mesh: ProcMesh) -> str:
+    return f"forming the process group of {mesh.name} failed"
 
 
 class RankGroup:
@@ -117,10 +184,11 @@ class RankGroup:
         self._aborted = False
         self._rounds = 0
         self._formed_ns = 0
+        self._store: Any = None  # at which the others meet us
         self._device_mesh: Callable[[], Any] = lambda: None
         self._namespace: dict[str, Any] = {}
         rank.group = self
-        rank.main.handlers[FormGroup] = self._form
+        rank.main.handlers |= {HostStore: self._host_store, FormGroup: self._form}
 
     def namespace(self) -> dict[str, Any]:
         """What the user's namespace starts with; a rank without torch is not made to import it."""
@@ -220,6 +288,28 @@ class RankGroup:
 
     # -- forming
 
+    def _host_store(self, message: HostStore, _: Sequence[Frame]) -> None:
+        """Make a store, and forget the last one, whose clients belong to a group that is no more."""
+        address = address_of(os.environ.get("GLOO_SOCKET_IFNAME", ""))
+        if not address:
+            raise RuntimeError(
+                f"host {socket.gethostname()} has no address at which others could reach it, of the network interface "
+                f"{os.environ.get('GLOO_SOCKET_IFNAME', '')!r} (GLOO_SOCKET_IFNAME); it has {_interfaces_text()}"
+            )
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listener = socket.create_server((address, 0), family=family, backlog=1024)
+        port: int = listener.getsockname()[1]
+        self._store = None
+        self._store = _dist().TCPStore(
+            address,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=_JOIN_TIMEOUT,
+            master_listen_fd=listener.detach(),
+        )
+        self._rank.reply(message.id, (address, port))
+
     def _form(self, message: FormGroup, _: Sequence[Frame]) -> None:
         dist = _dist()
 
@@ -251,6 +341,8 @@ class RankGroup:
         self._sockets_before = _sockets()
         try:
             with self._rank.main.user_code():
+                if message.where and self._store is None:
+                    _reach(message)
                 self._init(dist.init_process_group, "cpu:gloo,cuda:nccl" if spec.device == "cuda" else "gloo")
                 self._formed = True
                 self._add_device_mesh()
@@ -312,7 +404,7 @@ class RankGroup:
         if hasattr(make, "monarch_kernel"):
             return
 
-        @functools.wraps(make)
+        @wraps(make)
         def new_process_group_helper(*args: Any, timeout: timedelta | None = None, **kwargs: Any) -> Any:
             before = _sockets()
             is_forming = self._sockets_before is not None and timeout is not None
@@ -328,7 +420,7 @@ class RankGroup:
         helpers._new_process_group_helper = new_process_group_helper
         original = dist.init_process_group
 
-        @functools.wraps(original)
+        @wraps(original)
         def init_process_group(backend: str | None = None, init_method: str | None = None, **options: Any) -> None:
             """Join the default process group; content if the mesh's own group is there already."""
             spec = self._spec
@@ -343,6 +435,26 @@ class RankGroup:
             original(backend, init_method, **options)
 
         dist.init_process_group = helpers.init_process_group = init_process_group
+
+
+def _reach(message: FormGroup) -> None:
+    """See whether the store can be reached: torch would try for a minute, and say little.
+
+    Raises:
+        ConnectionError: it can't be.
+    """
+    try:
+        socket.create_connection((message.host, message.port), _REACH_S).close()
+    except OSError as error:
+        raise ConnectionError(
+            f"host {socket.gethostname()} can't connect to {message.host} port {message.port}, where the ranks meet "
+            f"({message.where}): {error}. The hosts of a process group must reach each other: look at firewalls between them, "
+            f"or name another interface with --env GLOO_SOCKET_IFNAME=..., of {_interfaces_text()}"
+        ) from None
+
+
+def _interfaces_text() -> str:
+    return ", ".join(f"{name} ({' '.join(addresses)})" for name, addresses in interfaces().items())
 
 
 def _dist() -> Any:

@@ -38,6 +38,7 @@ __all__ = [
     "Goodbye",
     "Hello",
     "HostHello",
+    "HostStore",
     "Inspect",
     "Interrupt",
     "Join",
@@ -199,13 +200,23 @@ class Conclude(Message, frozen=True):
     keep: bool
 
 
+class HostStore(Message, frozen=True):
+    """Host the store at which the ranks of your mesh meet; answer with (address, port)."""
+
+    id: int
+
+
 class FormGroup(Message, frozen=True):
-    """Join (or re-join) the default process group of torch.distributed, whose store listens at ``host:port``."""
+    """Join (or re-join) the default process group of torch.distributed, whose store listens at ``host:port``.
+
+    ``where`` says in the user's words who has the store, if that is not the controller.
+    """
 
     id: int
     host: str
     port: int
     generation: int
+    where: str = ""
 
 
 class Spawn(Message, frozen=True):
