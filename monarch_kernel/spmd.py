@@ -5,15 +5,21 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 from monarch_kernel.actor import Actor, ProcMesh, current_rank, endpoint
+from monarch_kernel.agent.network import AddressKind, address_of
 
 __all__ = ["setup_torch_elastic_env", "setup_torch_elastic_env_async"]
 
-AddressKind = Literal["ipv4", "ipv6"]
-
 _LOOPBACK = {"ipv4": "127.0.0.1", "ipv6": "::1"}
+
+
+class _Place(NamedTuple):
+    """Where a rank is: which host, and at which address others reach that."""
+
+    host: str
+    address: str
 
 
 class _Rendezvous(Actor):
@@ -34,8 +40,10 @@ class _Environment(Actor):
     """Says where it is, and sets variables there."""
 
     @endpoint
-    def host(self) -> str:
-        return socket.gethostname()
+    def place(self, kind: AddressKind | None) -> _Place:
+        # The parent is the host's agent: several may be on one machine, each with ranks and GPUs of its own.
+        host = f"{socket.gethostname()}/{os.getppid()}"
+        return _Place(host, address_of(os.environ.get("GLOO_SOCKET_IFNAME", ""), kind))
 
     @endpoint
     def set(self, hosts: Sequence[str], address: str, port: int, has_store: bool) -> None:
@@ -68,11 +76,11 @@ async def setup_torch_elastic_env_async(
     """As `setup_torch_elastic_env`, without blocking the event loop."""
     _check(master_addr, master_port)
     environment = proc_mesh.spawn("environment", _Environment)
-    hosts = await environment.host.call()
-    address, port = master_addr or _address(use_ipaddr), master_port
+    places = (await environment.place.call(use_ipaddr)).values()
+    address, port = master_addr or _address(places, use_ipaddr), master_port
     if port is None:
         port = await _first(proc_mesh).spawn("rendezvous", _Rendezvous, address).port.call_one()
-    await environment.set.call(hosts.values(), address, port, master_port is None)
+    await environment.set.call([place.host for place in places], address, port, master_port is None)
     await environment.stop()
 
 
@@ -95,16 +103,16 @@ def setup_torch_elastic_env(
         use_ipaddr: which kind of address to meet at, if none is given.
 
     Raises:
-        ValueError: one of address and port is given without the other.
+        ValueError: one of address and port is given without the other, or the host has no address of that kind.
         RanksError: it failed on some ranks.
     """
     _check(master_addr, master_port)
     environment = proc_mesh.spawn("environment", _Environment)
-    hosts = environment.host.call().get()
-    address, port = master_addr or _address(use_ipaddr), master_port
+    places = environment.place.call(use_ipaddr).get().values()
+    address, port = master_addr or _address(places, use_ipaddr), master_port
     if port is None:
         port = _first(proc_mesh).spawn("rendezvous", _Rendezvous, address).port.call_one().get()
-    environment.set.call(hosts.values(), address, port, master_port is None).get()
+    environment.set.call([place.host for place in places], address, port, master_port is None).get()
     environment.stop().get()
 
 
@@ -113,9 +121,17 @@ def _check(address: str | None, port: int | None) -> None:
         raise ValueError("master_addr and master_port go together: give both, or none")
 
 
-def _address(kind: AddressKind | None) -> str:
-    """All ranks are on this machine."""
-    return _LOOPBACK[kind or "ipv4"]
+def _address(places: Sequence[_Place], kind: AddressKind | None) -> str:
+    """Where the ranks meet: on the host of the first one."""
+    if len({place.host for place in places}) == 1:
+        return _LOOPBACK[kind or "ipv4"]
+    if not places[0].address:
+        host = places[0].host.rpartition("/")[0]
+        raise ValueError(
+            f"the host of the first rank ({host}) has no {kind or 'IP'} address that others could reach; "
+            "give master_addr and master_port, or name its network interface in GLOO_SOCKET_IFNAME"
+        )
+    return places[0].address
 
 
 def _first(mesh: ProcMesh) -> ProcMesh:
