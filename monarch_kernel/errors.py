@@ -94,6 +94,7 @@ class Failure:
         last_lines: for a lost rank, the last lines it wrote.
         exit_code: for a lost rank that ended by itself, with what; else None.
         signal: for a lost rank that was killed by a signal, its name, such as ``SIGKILL``.
+        python: for an import that failed, the interpreter there; hosts may have different ones.
     """
 
     kind: FailureKind
@@ -107,6 +108,7 @@ class Failure:
     last_lines: tuple[str, ...] = ()
     exit_code: int | None = None
     signal: str = ""
+    python: str = ""
 
     @property
     def user_frame(self) -> Frame | None:
@@ -247,8 +249,12 @@ def _details(failure: Failure) -> list[str]:
         if where.source:
             lines.append(f"    > {where.source[where.line - where.first_line].strip()}")
     if failure.host:
-        lines.append(f"    on host {failure.host}, pid {failure.pid}")
+        lines.append(f"    on host {failure.host}, pid {failure.pid}{_python(failure)}")
     return lines + [f"    | {line}" for line in failure.last_lines[-5:]]
+
+
+def _python(failure: Failure) -> str:
+    return f", python {failure.python}" if failure.python else ""
 
 
 _ORDER = {"lost": 0, "exception": 1, "stopped": 2, "interrupted": 3, "released": 4}
@@ -335,7 +341,9 @@ class RanksError(MonarchError):
             head, *rest = failure.headline().split("\n")
             lines.append(f"{format_ranks(ranks)} {head}{place}")
             lines.extend(f"    {line}" for line in rest)
-            lines.append(f"    on host {failure.host}" + (f", pid {failure.pid}" if failure.pid else ""))
+            lines.append(
+                f"    on host {failure.host}" + (f", pid {failure.pid}" if failure.pid else "") + _python(failure)
+            )
             if where and where.source:
                 lines.append(f"    > {where.source[where.line - where.first_line].strip()}")
             lines.extend(f"    | {line}" for line in failure.last_lines[-5:])

@@ -83,6 +83,7 @@ def describe(error: BaseException, *, kind: FailureKind = "exception", own_files
         host=socket.gethostname(),
         pid=os.getpid(),
         exception=_pickled(error),
+        python=sys.executable if isinstance(error, ImportError) else "",
     )
 
 

@@ -102,6 +102,8 @@ def _block(error: RanksError, failure: Failure, ranks: Sequence[int], paint: _Pa
     if len(headline) > n_message:
         yield paint.dim(f"    … {len(headline) - n_message:,} more lines of the message")
     yield paint.dim(f"    {_processes(error, ranks)}")
+    if pythons := {each.python for point, each in error.reports.items() if point.rank in ranks and each.python}:
+        yield paint.dim(f"    with {', '.join(sorted(pythons))}")  # what can be imported is what is installed for it
     if failure.kind == "interrupted":
         yield from _interrupted(failure, paint)
     elif failure.frames:
