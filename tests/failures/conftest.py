@@ -1,0 +1,41 @@
+"""Classes of these tests travel by value: ranks do not have the tests' modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import cloudpickle
+import pytest
+
+from monarch_kernel.actor import shutdown_context
+from tests.failures import machines as machines_module
+from tests.failures.machines import Machines
+
+
+@pytest.fixture(scope="session", autouse=True)
+def by_value() -> Iterator[None]:
+    cloudpickle.register_pickle_by_value(machines_module)
+    yield
+    cloudpickle.unregister_pickle_by_value(machines_module)
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[Machines]:
+    """Agents, with nothing between them and the controller; all ends with the test."""
+    yield from _machines(tmp_path, through_proxies=False)
+
+
+@pytest.fixture
+def proxied(tmp_path: Path) -> Iterator[Machines]:
+    """Agents, each of which reaches the controller by a proxy of its own; all ends with the test."""
+    yield from _machines(tmp_path, through_proxies=True)
+
+
+def _machines(directory: Path, *, through_proxies: bool) -> Iterator[Machines]:
+    machines = Machines(directory, through_proxies=through_proxies)
+    try:
+        yield machines
+    finally:
+        shutdown_context().get()
+        machines.close(5.0)

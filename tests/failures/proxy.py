@@ -1,0 +1,134 @@
+"""A network between an agent and its controller that can be made to fail: a TCP proxy in the test's own process."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from contextlib import suppress
+
+__all__ = ["Proxy"]
+
+_CHUNK_NBYTES = 1 << 16
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER without waiting: close() sends RST
+
+
+class Proxy:
+    """Passes on what comes, in both directions, until it is told otherwise.
+
+    Args:
+        host: of whom it passes connections on to.
+        port: the same.
+
+    Attributes:
+        port: where it listens, at 127.0.0.1.
+        connections: how many it has passed on.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.connections = 0
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._passes = threading.Event()
+        self._passes.set()
+        self._is_open = True
+        self._delay_s = 0.0
+        self._halves = False
+        self._hurry = threading.Event()
+        self._start(self._accept)
+
+    # -- what the network does
+
+    def cut(self) -> None:
+        """Pass nothing on from now on; nobody is told, as when a cable is pulled."""
+        self._passes.clear()
+
+    def mend(self) -> None:
+        """Pass on what has come meanwhile, and what comes."""
+        self._passes.set()
+
+    def reset(self) -> None:
+        """Break all connections; others may be made at once. What was on its way is lost."""
+        with self._lock:
+            pairs, self._pairs = self._pairs, []
+        for pair in pairs:
+            for end in pair:
+                with suppress(OSError):
+                    end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                _close(end)
+
+    def lose_half(self) -> None:
+        """Of the next bytes that come pass on one half, and break the connection in the midst of them."""
+        self._halves = True
+
+    def delay(self, seconds: float) -> None:
+        """Have all bytes come later by so much."""
+        self._delay_s = seconds
+
+    def close(self) -> None:
+        """End it, and all connections."""
+        self._is_open = False
+        self._hurry.set()
+        self._passes.set()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes who waits in accept()
+        self._listener.close()
+        self.reset()
+        for thread in self._threads:
+            thread.join(10)
+
+    # -- inside
+
+    def _start(self, run: object, *args: object) -> None:
+        thread = threading.Thread(target=run, args=args, daemon=True)  # type: ignore[arg-type]
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while self._is_open:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            self._passes.wait()
+            try:
+                far = socket.create_connection(self._target, 5)
+            except OSError:
+                near.close()
+                continue
+            far.settimeout(None)
+            for end in (near, far):
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with self._lock:
+                self._pairs.append((near, far))
+            self.connections += 1
+            self._start(self._pump, near, far)
+            self._start(self._pump, far, near)
+            if not self._is_open:
+                self.reset()
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(_CHUNK_NBYTES):
+                if self._delay_s:
+                    self._hurry.wait(self._delay_s)
+                self._passes.wait()
+                if self._halves:
+                    self._halves = False
+                    sink.sendall(data[: len(data) // 2])
+                    break
+                sink.sendall(data)
+        except OSError:
+            pass
+        for end in (source, sink):
+            _close(end)
+
+
+def _close(end: socket.socket) -> None:
+    with suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
+    end.close()

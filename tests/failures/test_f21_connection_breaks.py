@@ -1,0 +1,134 @@
+"""F21: the connection between an agent and its controller breaks, stalls, or ends in the midst of a message.
+
+Short breaks lose nothing and change no order; of a long one both ends know what follows: the host is lost, and its agent ends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from monarch_kernel.actor import ActorMesh, ProcMesh
+from monarch_kernel.asking.future import Future
+from tests.failures.machines import LONG_S, Ledger, Machines, family, hosts_on, is_alive, wait_until
+from tests.failures.proxy import Proxy
+
+LOST_AFTER_S = 1.0
+
+
+@pytest.fixture(scope="module")
+def procs(proxied: Machines) -> ProcMesh:
+    """A rank on each of two hosts."""
+    mesh = hosts_on(proxied, 2, lost_after_s=LOST_AFTER_S).spawn_procs({"gpus": 1}, device="cpu")
+    mesh.initialized.get(LONG_S)
+    return mesh
+
+
+class Stream:
+    """Numbered calls to every rank of a mesh, one after the other without waiting, and what came of them."""
+
+    def __init__(self, mesh: ProcMesh) -> None:
+        self.ledgers: ActorMesh = mesh.spawn("ledgers", Ledger)
+        self.futures: list[Future[object]] = []
+        self.ledgers.all.call().get(LONG_S)
+
+    def flow(self, seconds: float) -> None:
+        """Go on for a while."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self.futures.append(self.ledgers.take.call(len(self.futures)))
+            self.futures[max(0, len(self.futures) - 200)].wait(0.002)
+
+    def check(self) -> None:
+        """Nothing is missing, twice, or out of order, on the way there and back."""
+        last = -1
+        for number, future in enumerate(self.futures):
+            assert set(future.get(LONG_S).values()) == {number}  # type: ignore[attr-defined]
+            last = number
+        assert last >= 100
+        for taken in self.ledgers.all.call().get(LONG_S).values():
+            assert taken == list(range(last + 1))
+
+
+def reset(proxy: Proxy, stream: Stream) -> None:
+    proxy.reset()
+
+
+def half(proxy: Proxy, stream: Stream) -> None:
+    proxy.lose_half()
+
+
+def short_cut(proxy: Proxy, stream: Stream) -> None:
+    proxy.cut()
+    stream.flow(LOST_AFTER_S / 3)
+    proxy.mend()
+
+
+def cut_and_reset(proxy: Proxy, stream: Stream) -> None:
+    proxy.cut()
+    stream.flow(LOST_AFTER_S / 4)
+    proxy.reset()
+    proxy.mend()
+
+
+def delay(proxy: Proxy, stream: Stream) -> None:
+    proxy.delay(0.02)
+    stream.flow(0.3)
+    proxy.delay(0.0)
+
+
+@pytest.mark.parametrize("harm", [reset, half, short_cut, cut_and_reset, delay])
+def test_nothing_is_lost_doubled_or_overtaken(
+    proxied: Machines, procs: ProcMesh, harm: Callable[[Proxy, Stream], None]
+) -> None:
+    stream = Stream(procs)
+    for proxy in proxied.proxies[:2]:
+        stream.flow(0.2)
+        harm(proxy, stream)
+        stream.flow(0.3)
+    stream.check()
+    assert not procs.deaths()
+
+
+def test_connections_that_break_again_and_again_lose_nothing(proxied: Machines, procs: ProcMesh) -> None:
+    stream = Stream(procs)
+    before = proxied.proxies[0].connections
+    for _ in range(5):
+        stream.flow(0.1)
+        proxied.proxies[0].reset()
+        stream.flow(0.1)
+        proxied.proxies[0].lose_half()
+    stream.check()
+    assert proxied.proxies[0].connections >= before + 5
+    assert not procs.deaths()
+
+
+def test_output_and_large_values_survive_a_break(proxied: Machines, procs: ProcMesh) -> None:
+    procs["big"] = bytes(3_000_000)
+    future = procs.run(
+        "import time\nfor i in range(40):\n    print('line', i)\n    time.sleep(0.01)\nlen(big), big * 2"
+    )
+    proxied.proxies[0].lose_half()
+    proxied.proxies[1].reset()
+    found = future.get(LONG_S).values()
+    assert [(length, len(value)) for length, value in found] == [(3_000_000, 6_000_000)] * 2
+
+
+def test_a_host_that_is_cut_off_for_long_is_lost_ends_by_itself_and_can_be_replaced(
+    proxied: Machines, procs: ProcMesh
+) -> None:
+    """Last in this file: it has other proxies afterwards."""
+    below = family(proxied.pid(1))
+    begun = time.monotonic()
+    proxied.proxies[1].cut()
+    wait_until(lambda: len(procs.deaths()) == 1, "the host to be lost", 5.0)
+    assert LOST_AFTER_S / 2 < time.monotonic() - begun < 2 * LOST_AFTER_S + 0.5
+    assert "silent" in procs.deaths()[1].message
+    assert procs.slice(hosts=0).run("rank").get(LONG_S).values() == (0,)
+    assert procs.heal().get(LONG_S) == (1,)
+    assert procs.run("rank").get(LONG_S).values() == (0, 1)
+    proxied.proxies[1].mend()
+    wait_until(lambda: not any(map(is_alive, below)), "what was cut off to end", 15.0)
+    assert procs.run("rank").get(LONG_S).values() == (0, 1)

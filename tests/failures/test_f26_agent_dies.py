@@ -1,0 +1,157 @@
+"""F26: a host agent dies, stands still, or comes back late: its ranks are lost, and the rest of the mesh goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from monarch_kernel.actor import ProcMesh, SupervisionError
+from tests.failures.machines import LONG_S, Ledger, Machines, family, hosts_on, is_alive, wait_until
+
+LOST_AFTER_S = 1.0
+
+BringUp = Callable[[int], ProcMesh]
+
+
+@pytest.fixture
+def bring_up(machines: Machines) -> BringUp:
+    """Gives two ranks on each of some hosts."""
+
+    def bring_up(count: int) -> ProcMesh:
+        hosts = hosts_on(machines, count, lost_after_s=LOST_AFTER_S, is_light=True)
+        mesh = hosts.spawn_procs({"gpus": 2}, device="cpu")
+        mesh.initialized.get(LONG_S)
+        return mesh
+
+    return bring_up
+
+
+def host_of(machines: Machines, mesh: ProcMesh, host: int) -> int:
+    """Which of the agents has the ranks of a host of the mesh now."""
+    ranks = {mesh.view().ranks[2 * host].pid, mesh.view().ranks[2 * host + 1].pid}
+    return next(i for i in range(len(machines.agents)) if ranks <= {each.pid for each in family(machines.pid(i))})
+
+
+def test_ranks_of_different_hosts_have_different_agents(machines: Machines, bring_up: BringUp) -> None:
+    mesh = bring_up(3)
+    agents = [host_of(machines, mesh, host) for host in range(3)]
+    assert len(set(agents)) == 3
+    found = mesh.run("rank, local_rank, world_size").get(LONG_S).values()
+    assert found == tuple((rank, rank % 2, 6) for rank in range(6))
+
+
+def test_the_ranks_of_an_agent_that_is_killed_are_lost_and_the_others_go_on(
+    machines: Machines, bring_up: BringUp
+) -> None:
+    mesh = bring_up(3)
+    ledgers = mesh.spawn("ledgers", Ledger)
+    assert ledgers.take.call(1).get(LONG_S).values() == (1,) * 6
+    mesh.run("kept = rank * 7").get(LONG_S)
+    agent = host_of(machines, mesh, 1)
+    below = family(machines.pid(agent))
+    future = mesh.run("import time\nif rank in (2, 3): time.sleep(600)\nrank")
+    wait_until(lambda: sum(rank.state == "running" for rank in mesh.view().ranks) == 2, "the others to be done")
+    begun = time.monotonic()
+    machines.signal(agent, signal.SIGKILL)
+    error = future.exception(LONG_S)
+    assert time.monotonic() - begun < 3 * LOST_AFTER_S
+    assert isinstance(error, SupervisionError)
+    assert error.ranks == (2, 3)
+    assert {point.rank: value for point, value in error.results.items()} == {0: 0, 1: 1, 4: 4, 5: 5}
+    assert "host agent" in error.reports[mesh.extent.point(2)].message
+    assert error.reports[mesh.extent.point(2)].host == os.uname().nodename
+    wait_until(lambda: not any(map(is_alive, below)), "its ranks to have ended with it")
+    # slices without the host
+    assert mesh.slice(hosts=slice(0, 3, 2)).run("kept").get(LONG_S).values() == (0, 7, 28, 35)
+    assert ledgers.slice(hosts=0).take.call(2).get(LONG_S).values() == (2, 2)
+    with pytest.raises(SupervisionError, match="not sent"):
+        mesh.run("rank").get(LONG_S)
+    # in its place another
+    assert mesh.heal().get(LONG_S) == (2, 3)
+    assert len(machines.agents) == 4
+    assert mesh.run("rank").get(LONG_S).values() == tuple(range(6))
+    assert mesh.slice(hosts=slice(0, 3, 2)).run("kept").get(LONG_S).values() == (0, 7, 28, 35)
+    assert ledgers.all.call().get(LONG_S).values() == ([1, 2], [1, 2], [], [], [1], [1])
+
+
+def test_all_hosts_may_be_lost_together(machines: Machines, bring_up: BringUp) -> None:
+    mesh = bring_up(2)
+    for agent in [host_of(machines, mesh, host) for host in range(2)]:
+        machines.signal(agent, signal.SIGKILL)
+    wait_until(lambda: len(mesh.deaths()) == 4, "all to be lost", 5 * LOST_AFTER_S)
+    assert mesh.heal().get(LONG_S) == tuple(range(4))
+    assert mesh.run("rank").get(LONG_S).values() == tuple(range(4))
+
+
+def test_a_host_that_stands_still_for_a_moment_is_waited_for(machines: Machines, bring_up: BringUp) -> None:
+    mesh = bring_up(2)
+    agent = host_of(machines, mesh, 1)
+    ledger = mesh.slice(hosts=1).spawn("ledger", Ledger)
+    ledger.all.call().get(LONG_S)
+    machines.signal(agent, signal.SIGSTOP)
+    begun = time.monotonic()
+    futures = []
+    try:
+        while time.monotonic() < begun + LOST_AFTER_S / 2:
+            futures.append(ledger.take.call(len(futures)))
+            assert not futures[-1].wait(0.01)
+    finally:
+        machines.signal(agent, signal.SIGCONT)
+    assert [future.get(LONG_S).values() for future in futures] == [(i, i) for i in range(len(futures))]
+    assert ledger.all.call().get(LONG_S).values() == (list(range(len(futures))),) * 2
+    assert not mesh.deaths()
+
+
+def test_a_host_that_stands_still_for_long_is_lost_and_told_to_end_when_it_comes_back(
+    machines: Machines, bring_up: BringUp
+) -> None:
+    mesh = bring_up(2)
+    agent = host_of(machines, mesh, 1)
+    below = family(machines.pid(agent))
+    machines.signal(agent, signal.SIGSTOP)
+    begun = time.monotonic()
+    try:
+        wait_until(lambda: len(mesh.deaths()) == 2, "its ranks to be lost", 5.0)
+        assert LOST_AFTER_S / 2 < time.monotonic() - begun < 2 * LOST_AFTER_S + 0.5
+        (message,) = {death.message for death in mesh.deaths().values()}
+        assert "silent" in message
+        assert mesh.slice(hosts=0).run("rank").get(LONG_S).values() == (0, 1)
+        wait_until(lambda: time.monotonic() > begun + 3.0, "it to have stood still for 3 s")
+        assert all(map(is_alive, below))
+    finally:
+        machines.signal(agent, signal.SIGCONT)
+    wait_until(lambda: not any(map(is_alive, below)), "it and its ranks to end", 5.0)
+    assert "exit code 0" in str(machines.agents[agent].poll())
+    assert mesh.heal().get(LONG_S) == (2, 3)
+    assert mesh.run("rank").get(LONG_S).values() == tuple(range(4))
+
+
+def test_a_host_that_stands_still_can_be_replaced_at_once(machines: Machines, bring_up: BringUp) -> None:
+    mesh = bring_up(2)
+    agent = host_of(machines, mesh, 1)
+    below = family(machines.pid(agent))
+    machines.signal(agent, signal.SIGSTOP)
+    wait_until(lambda: len(mesh.deaths()) == 2, "its ranks to be lost", 5.0)
+    assert mesh.heal().get(LONG_S) == (2, 3)
+    assert mesh.run("rank").get(LONG_S).values() == tuple(range(4))
+    wait_until(lambda: not any(map(is_alive, below)), "the engine to end what it was given back", 5.0)
+
+
+def test_ranks_call_each_other_across_hosts_before_and_after_one_is_replaced(
+    machines: Machines, bring_up: BringUp
+) -> None:
+    mesh = bring_up(2)
+    ledgers = mesh.spawn("ledgers", Ledger)
+    near, far = ledgers.slice(hosts=0, gpus=0), ledgers.slice(hosts=1, gpus=0)
+    assert near.ask.call_one(far, range(20)).get(LONG_S) == list(range(20))
+    machines.signal(host_of(machines, mesh, 1), signal.SIGKILL)
+    wait_until(lambda: len(mesh.deaths()) == 2, "the host to be lost", 5.0)
+    with pytest.raises(Exception, match="host agent|silent"):
+        near.ask.call_one(far, [20]).get(LONG_S)
+    mesh.heal().get(LONG_S)
+    assert near.ask.call_one(far, range(20, 40)).get(LONG_S) == list(range(20, 40))
+    assert far.all.call_one().get(LONG_S) == list(range(20, 40))

@@ -1,0 +1,106 @@
+"""F29: the program is killed: agents elsewhere end their ranks after the grace, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.failures.machines import LONG_S, family, is_alive, wait_until
+
+GRACE_S = 1.5
+PROGRAM = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {here!r})
+from tests.failures.machines import Machines, hosts_on
+machines = Machines(Path({logs!r}))
+mesh = hosts_on(machines, 2, grace_s={grace_s}).spawn_procs({{"gpus": 2}}, device="cpu")
+mesh.initialized.get(60)
+print(*(agent.pid for agent in machines.agents), flush=True)
+mesh.run("import subprocess, time; subprocess.Popen(['sleep', '600']); print('up'); time.sleep(600)").wait({work_s})
+{end}
+"""
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+class Program:
+    """A program with ranks on two hosts, which run a cell."""
+
+    def __init__(self, logs: Path, *, work_s: float = 600.0, end: str = "") -> None:
+        here = str(Path(__file__).parents[2])
+        code = textwrap.dedent(PROGRAM).format(here=here, logs=str(logs), grace_s=GRACE_S, work_s=work_s, end=end)
+        self.process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.agents = [int(pid) for pid in self.process.stdout.readline().split()]
+        assert len(self.agents) == 2
+        for agent in self.agents:  # an agent, its zygote, two ranks, and a child of each of these
+            wait_until(lambda agent=agent: len(family(agent)) == 6, "the cell to run")  # type: ignore[misc]
+
+    def below(self) -> list[psutil.Process]:
+        return [process for agent in self.agents for process in family(agent)]
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def program(logs: Path) -> Iterator[Program]:
+    program = Program(logs)
+    yield program
+    program.close()
+
+
+def directories() -> set[str]:
+    return {name for name in os.listdir(os.environ["TMPDIR"]) if name.startswith("monarch-")}
+
+
+def test_agents_end_their_ranks_when_the_grace_is_over(program: Program) -> None:
+    below = program.below()
+    program.process.send_signal(signal.SIGKILL)
+    begun = time.monotonic()
+    program.process.wait()
+    wait_until(lambda: not any(map(is_alive, below)), "all to end", 3 * GRACE_S + 3.0)
+    assert time.monotonic() - begun > GRACE_S / 2
+    # The session's own directory has lost its only owner that knew of it elsewhere: this machine's agent removes that.
+    wait_until(lambda: not directories(), f"directories to be removed: {directories()}", 5.0)
+
+
+def test_a_controller_that_stands_still_for_less_than_the_grace_loses_nothing(program: Program) -> None:
+    below = program.below()
+    program.process.send_signal(signal.SIGSTOP)
+    begun = time.monotonic()
+    while time.monotonic() < begun + GRACE_S / 2:
+        assert all(map(is_alive, below))
+        time.sleep(0.01)
+    program.process.send_signal(signal.SIGCONT)
+    while time.monotonic() < begun + 2 * GRACE_S:  # neither end takes the other for dead
+        assert all(map(is_alive, below))
+        time.sleep(0.01)
+    assert program.process.poll() is None
+
+
+def test_a_program_that_ends_leaves_nothing(logs: Path) -> None:
+    program = Program(logs, work_s=0.5)
+    try:
+        below = program.below()
+        assert program.process.wait(LONG_S) == 0
+        wait_until(lambda: not any(map(is_alive, below)), "all to end", 5.0)
+        wait_until(lambda: not directories(), f"directories to be removed: {directories()}", 5.0)
+    finally:
+        program.close()

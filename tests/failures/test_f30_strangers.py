@@ -1,0 +1,151 @@
+"""F30: strangers connect, or garbage arrives, at ports of ours: refused and counted, and nothing is unpickled."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+from monarch_kernel.transport.relay import Relay
+
+from monarch_kernel.actor import ProcMesh
+from monarch_kernel.controller.session import Session, current_session
+from monarch_kernel.wire.codec import join, pack
+from monarch_kernel.wire.config import LinkKeys
+from monarch_kernel.wire.messages import Hello, HostHello
+from tests.failures.machines import LONG_S, Machines, hosts_on, wait_until
+
+ZMTP_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00"
+
+
+@pytest.fixture(scope="module")
+def procs(machines: Machines) -> ProcMesh:
+    mesh = hosts_on(machines, 1).spawn_procs({"gpus": 1}, device="cpu")
+    mesh.initialized.get(LONG_S)
+    return mesh
+
+
+def port_of(session: Session) -> int:
+    return session.runtime.with_baton(session._transport.listen)
+
+
+class Bomb:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> object:
+        return os.system, (f"touch {self.path}",)
+
+
+def dealer(context: zmq.Context[zmq.Socket[bytes]], port: int, keys: LinkKeys | None, name: bytes) -> zmq.Socket[bytes]:
+    end = context.socket(zmq.DEALER)
+    end.setsockopt(zmq.ROUTING_ID, name)
+    end.setsockopt(zmq.LINGER, 0)
+    if keys is not None:
+        end.curve_serverkey = current_session()._keys.public.encode()
+        end.curve_publickey, end.curve_secretkey = keys.public.encode(), keys.secret.encode()
+    end.connect(f"tcp://127.0.0.1:{port}")
+    return end
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+def refused_by(act: Callable[[], object]) -> None:
+    """What is done is refused, and counted."""
+    runtime = current_session().runtime
+    before = runtime.refused
+    act()
+    wait_until(lambda: runtime.refused > before, "it to be refused", 10.0)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", os.urandom(4096), ZMTP_GREETING + b"NULL" + bytes(48), bytes(100_000)],
+    ids=["http", "noise", "zmtp", "zeros"],
+)
+def test_plain_tcp_is_refused(procs: ProcMesh, garbage: bytes) -> None:
+    def send() -> None:
+        with socket.create_connection(("127.0.0.1", port_of(current_session())), 5) as stranger:
+            stranger.sendall(garbage)
+            stranger.shutdown(socket.SHUT_WR)
+            stranger.settimeout(5)
+            try:
+                while stranger.recv(4096):
+                    pass
+            except OSError:
+                pass
+
+    refused_by(send)
+    assert procs.run("rank").get(LONG_S).values() == (0,)
+
+
+def test_zmtp_without_curve_is_refused(
+    procs: ProcMesh, context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path
+) -> None:
+    bomb = pickle.dumps(Bomb(tmp_path / "opened"))
+    end = dealer(context, port_of(current_session()), None, b"H1/9")
+    refused_by(lambda: end.send_multipart([bomb, bomb]))
+    assert not end.poll(100)
+    assert not (tmp_path / "opened").exists()
+
+
+def test_another_key_pair_is_refused(procs: ProcMesh, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    public, secret = zmq.curve_keypair()
+    end = dealer(context, port_of(current_session()), LinkKeys(public.decode(), secret.decode()), b"H1/9")
+    refused_by(lambda: end.send_multipart([b"knock", b"1", b"0"]))
+    assert not end.poll(100)
+
+
+@pytest.mark.parametrize("what", ["a host", "a rank", "garbage"])
+def test_the_right_keys_and_a_wrong_token_are_refused(
+    procs: ProcMesh, context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path, what: str
+) -> None:
+    """Such as an agent of this session that was told to end, and a process that has stolen the keys only."""
+    session = current_session()
+    end = dealer(context, port_of(session), session._keys, b"H77/0")
+    relay = Relay(77, default=0)
+    hello = {
+        "a host": (b"H77", [*join([pack(HostHello("no token", 77, "liar", 1, 1, 0))])]),
+        "a rank": (b"R1", [*join([pack(Hello("no token", procs.procs[0], 1, "cpu"))])]),
+        "garbage": (b"H77", [pickle.dumps(Bomb(tmp_path / "opened"))] * 2),
+    }[what]
+    relay.send(hello[0], b"C", 0, hello[1])
+
+    def send() -> None:
+        for _, parts in relay.flush():
+            end.send_multipart(list(parts))
+
+    refused_by(send)
+    assert not (tmp_path / "opened").exists()
+    assert procs.run("rank").get(LONG_S).values() == (0,)
+
+
+def test_the_ports_of_agents_let_nobody_in_either(
+    machines: Machines, procs: ProcMesh, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    import psutil
+
+    agent = psutil.Process(machines.pid(0))
+    ports = {each.laddr.port for each in agent.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
+    assert ports
+    for port in ports:
+        with socket.create_connection(("127.0.0.1", port), 5) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" + os.urandom(1000))
+        public, secret = zmq.curve_keypair()
+        for keys in (None, LinkKeys(public.decode(), secret.decode())):
+            end = dealer(context, port, keys, b"H0/0")
+            end.send_multipart([b"knock", b"0", b"1"])
+            assert not end.poll(200)
+    assert procs.run("rank").get(LONG_S).values() == (0,)
+    assert machines.agents[0].poll() is None
