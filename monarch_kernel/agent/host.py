@@ -39,9 +39,10 @@ from functools import partial
 
 from monarch_kernel.agent.backlog import OutputBacklog
 from monarch_kernel.agent.logs import RankLog
-from monarch_kernel.agent.network import own_addresses
+from monarch_kernel.agent.network import interface_to, own_addresses
 from monarch_kernel.agent.output import OutputStream
 from monarch_kernel.agent.processes import become_subreaper, cpu_seconds, gpu_ids, group_is_alive, rss_nbytes
+from monarch_kernel.agent.share import TooFewGpusError, shared
 from monarch_kernel.agent.zygote import Zygote
 from monarch_kernel.transport.base import CONTROLLER, rank_peer
 from monarch_kernel.transport.gateway import Gateway
@@ -121,6 +122,7 @@ class HostAgent:
         self._is_marked = False
         self._readings_at = 0.0
         self._beat_at = 0.0
+        self._interface = interface_to(config.addresses)
         self._born = time.monotonic()
         self._gateway = Gateway(
             config.host, config.directory, config.addresses, config.keys, config.life, self._watch_gateway
@@ -269,7 +271,10 @@ class HostAgent:
 
     # -- ranks come
 
-    def _start(self, specs: Sequence[RankSpec]) -> None:
+    def _start(self, asked: Sequence[RankSpec]) -> None:
+        specs = [spec for each in asked if (spec := self._share(each)) is not None]
+        if not specs:
+            return
         if self._zygote is not None and not self._zygote.is_alive:
             self._zygote_ended()  # a moment ago: we have not been told yet
         if self._zygote is None:
@@ -301,6 +306,14 @@ class HostAgent:
             for pair in theirs:
                 for end in pair:
                     os.close(end)
+
+    def _share(self, spec: RankSpec) -> RankSpec | None:
+        """Give a rank its share of this host; None if there is not enough, and it is lost."""
+        try:
+            return shared(spec, os.environ, gpu_ids(), socket.gethostname(), self._interface)
+        except TooFewGpusError as error:
+            self._send(Lost(spec.proc, 0, 0, str(error), (), 0))
+            return None
 
     def _watch_zygote(self) -> None:
         assert self._zygote is not None
