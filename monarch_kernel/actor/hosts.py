@@ -25,6 +25,7 @@ from monarch_kernel.asking.asker import Asker
 from monarch_kernel.asking.future import Future
 from monarch_kernel.asking.home import HOME, Handle, opener
 from monarch_kernel.asking.numbers import CONTROLLER_PROC
+from monarch_kernel.controller.compare import Comparison
 from monarch_kernel.controller.runtime import Runtime
 from monarch_kernel.controller.session import Session, close_session, current_session
 from monarch_kernel.errors import ActorError, Failure, LaunchError, MonarchError
@@ -198,7 +199,7 @@ class HostMesh(Handle, Shaped):
                 for i, failure in ended:
                     what = f"host {i}" if len(numbers) > 1 else "a host is gone"
                     said += [f"{what}: {failure.message}", *failure.last_lines]
-                raise LaunchError("\n".join(said))
+                raise LaunchError("\n".join([*said, *self.compare().table]))
             return True
 
         return self._session.runtime.await_hosts(numbers, up)
@@ -212,6 +213,10 @@ class HostMesh(Handle, Shaped):
         return HostsView(
             "" if launcher is None else launcher.name, hosts, launcher.progress() if launcher and is_coming else ""
         )
+
+    def compare(self) -> Comparison:
+        """What those that have come run, and their clocks, beside what is here."""
+        return self._session.runtime.compare_hosts(self._numbers)
 
     def stop(self, reason: str = "stopped by client", *, grace_s: float = 2.0) -> Future[None]:
         """End all processes on these hosts, and with them their actors; the hosts stay, and can start others."""

@@ -436,12 +436,15 @@ class ProcMesh(Handle, Shaped):
         return self._runtime.ask((self._base[rank],), lambda id: pack(make(id)), read)
 
     def logs(self) -> dict[int, list[LogRecord]]:
-        """Flat rank -> the youngest part of all that it wrote, some megabytes; of dead ranks, too, until they are stopped."""
+        """Flat rank -> the youngest part of all that it wrote: some megabytes on this machine, elsewhere one.
+
+        Dead ranks are among them, until they are stopped, or their host is lost.
+        """
         if self._session is None:
             raise RuntimeError(
                 f"mesh {self.name!r} came here as an argument: its logs are read where the mesh was made"
             )
-        return {rank: self._session.log(proc) for rank, proc in zip(self.ranks, self.procs)}
+        return dict(zip(self.ranks, self._session.logs(self.procs)))
 
     def view(self) -> MeshView:
         """The mesh as it is now, for showing."""

@@ -38,11 +38,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from monarch_kernel.agent.backlog import OutputBacklog
-from monarch_kernel.agent.logs import RankLog
+from monarch_kernel.agent.logs import RankLog, log_bytes
 from monarch_kernel.agent.network import interface_to, own_addresses
 from monarch_kernel.agent.output import OutputStream
 from monarch_kernel.agent.processes import become_subreaper, cpu_seconds, gpu_ids, group_is_alive, rss_nbytes
 from monarch_kernel.agent.share import TooFewGpusError, shared
+from monarch_kernel.agent.software import software_here
 from monarch_kernel.agent.zygote import Zygote
 from monarch_kernel.transport.base import CONTROLLER, rank_peer
 from monarch_kernel.transport.gateway import Gateway
@@ -51,10 +52,12 @@ from monarch_kernel.wire.config import DETACHED, LISTENS, AgentConfig
 from monarch_kernel.wire.messages import (
     Attach,
     Backlog,
+    ClockRead,
     Goodbye,
     HostHello,
     Join,
     KillRanks,
+    LogRead,
     Lost,
     Message,
     Outlive,
@@ -62,8 +65,10 @@ from monarch_kernel.wire.messages import (
     OutputChunk,
     RankSpec,
     Reach,
+    ReadClock,
     Reading,
     Readings,
+    ReadLog,
     StartRanks,
 )
 
@@ -174,6 +179,7 @@ class HostAgent:
             len(gpu_ids()),
             tuple(self._incarnations.items()),
             tuple(f"tcp://{address}:{self._gateway.port}" for address in own_addresses()) if self._gateway.port else (),
+            software_here(),
         )
         self._send(hello)
 
@@ -207,6 +213,10 @@ class HostAgent:
                     self._gateway.reach(message.host, message.addresses, message.peers)
                 elif isinstance(message, Join):
                     self._gateway.join(message.parent, message.addresses)
+                elif isinstance(message, ReadClock):
+                    self._send(ClockRead(message.sent, time.time()))
+                elif isinstance(message, ReadLog):
+                    self._send(LogRead(message.id, log_bytes(self._config.directory, message.proc, message.max_nbytes)))
                 elif isinstance(message, Outlive):
                     self._outlives = True
                 elif isinstance(message, Attach):

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-__all__ = ["LogRecord", "RankLog", "read_log"]
+__all__ = ["LogRecord", "RankLog", "log_bytes", "log_records", "read_log"]
 
 FILE_NBYTES = 4 << 20
 _HEAD = struct.Struct("<BdI")  # stream, time, length of what follows
@@ -87,6 +87,11 @@ class RankLog:
 
 def read_log(directory: str | Path, proc: int) -> list[LogRecord]:
     """What is kept of a rank's output, oldest first; empty if it has not written, or its mesh is down."""
+    return log_records(log_bytes(directory, proc))
+
+
+def log_bytes(directory: str | Path, proc: int, max_nbytes: int | None = None) -> bytes:
+    """The same as it is kept, or of that about the youngest ``max_nbytes``."""
     young, old = _paths(directory, proc)
     data = b""
     for _ in range(_ATTEMPTS):
@@ -94,6 +99,14 @@ def read_log(directory: str | Path, proc: int) -> list[LogRecord]:
         data = _content(old) + _content(young)
         if _inode(old) == inode:  # else the files have taken turns meanwhile
             break
+    start = 0
+    while max_nbytes is not None and len(data) - start > max_nbytes and start + _HEAD.size <= len(data):
+        start += _HEAD.size + _HEAD.unpack_from(data, start)[2]
+    return data[start:]
+
+
+def log_records(data: bytes) -> list[LogRecord]:
+    """What `log_bytes` gave."""
     decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in _STREAMS]
     return [
         LogRecord(at, _STREAMS[stream], text)

@@ -13,7 +13,17 @@ from dataclasses import dataclass
 
 from monarch_kernel.wire.messages import Software
 
-__all__ = ["MAX_SKEW_S", "Difference", "clock_offset", "clock_warning", "differences", "refusal", "software_table"]
+__all__ = [
+    "MAX_SKEW_S",
+    "Clock",
+    "Comparison",
+    "Difference",
+    "clock_warning",
+    "compare",
+    "differences",
+    "refusal",
+    "software_table",
+]
 
 MAX_SKEW_S = 1.0
 _PYTHON = "Python"
@@ -39,6 +49,60 @@ class Difference:
 
     def __str__(self) -> str:
         return f"{self.what} is {_shown(self.there)} there and {_shown(self.here)} here"
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A host's clock.
+
+    Attributes:
+        offset_s: by how much it is ahead of ours, in seconds.
+        error_s: by how much that may be wrong, for the way there and back.
+    """
+
+    offset_s: float
+    error_s: float
+
+    @classmethod
+    def read(cls, sent_s: float, at_s: float, received_s: float) -> Clock:
+        """Compare clocks.
+
+        Args:
+            sent_s: when it was asked, by our clock.
+            at_s: when it answered, by its clock.
+            received_s: when the answer came, by our clock.
+        """
+        return cls(at_s - (sent_s + received_s) / 2, max(0.0, received_s - sent_s) / 2)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What hosts have that differs from what is here.
+
+    Attributes:
+        table: of versions, where some differ so that hosts were refused; else empty.
+        warnings: of what differs less, and of clocks.
+    """
+
+    table: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def compare(here: Software, hosts: Sequence[tuple[str, Software, Clock | None]]) -> Comparison:
+    """Compare hosts, each by what it is called, with the controller."""
+    by_difference: dict[Difference, list[str]] = {}
+    for name, there, _ in hosts:
+        for difference in differences(here, there):
+            by_difference.setdefault(difference, []).append(name)
+    warnings = [
+        f"{each.what} is {_shown(each.there)} on {_listed(names)} and {_shown(each.here)} here"
+        for each, names in by_difference.items()
+        if not each.matters
+    ]
+    warnings += filter(None, (clock_warning(name, clock) for name, _, clock in hosts if clock is not None))
+    is_refused = any(difference.matters for difference in by_difference)
+    table = software_table(here, [(name, there) for name, there, _ in hosts]) if is_refused else []
+    return Comparison(tuple(table), tuple(warnings))
 
 
 def differences(here: Software, there: Software) -> list[Difference]:
@@ -77,22 +141,12 @@ def software_table(here: Software, hosts: Iterable[tuple[str, Software]]) -> lis
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in table]
 
 
-def clock_offset(sent_s: float, at_s: float, received_s: float) -> tuple[float, float]:
-    """By how much a host's clock is ahead of ours, and how far off that may be at most, both in seconds.
-
-    Args:
-        sent_s: when it was asked, by our clock.
-        at_s: when it answered, by its clock.
-        received_s: when the answer came, by our clock.
-    """
-    return at_s - (sent_s + received_s) / 2, max(0.0, received_s - sent_s) / 2
-
-
-def clock_warning(name: str, offset_s: float, error_s: float) -> str:
+def clock_warning(name: str, clock: Clock) -> str:
     """What is said of a host whose clock is off for certain; empty if it may be right."""
-    if abs(offset_s) - error_s <= MAX_SKEW_S:
+    if abs(clock.offset_s) - clock.error_s <= MAX_SKEW_S:
         return ""
-    return f"the clock of {name} is {abs(offset_s):.1f} s {'ahead of' if offset_s > 0 else 'behind'} this machine's"
+    which = "ahead of" if clock.offset_s > 0 else "behind"
+    return f"the clock of {name} is {abs(clock.offset_s):.1f} s {which} this machine's"
 
 
 def _versions(software: Software) -> dict[str, str]:

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from monarch_kernel.asking.answer import Answer
+from monarch_kernel.controller.compare import Clock
 from monarch_kernel.controller.order import OutputOrder
 from monarch_kernel.errors import Failure
 from monarch_kernel.events import RankState, StopEvent
 from monarch_kernel.transport.base import Peer, rank_peer
 from monarch_kernel.wire.codec import Packed
-from monarch_kernel.wire.messages import RankSpec
+from monarch_kernel.wire.messages import RankSpec, Software
 
 __all__ = ["HostRecord", "Pending", "RankRecord"]
 
@@ -22,7 +23,8 @@ class HostRecord:
 
     ``is_elsewhere`` says that messages for its ranks go through it, and that it is lost when it is silent for ``lost_after_s``
     seconds. ``addresses`` are where other hosts can dial it. ``parent`` is the host that passes on for it; 0 for none.
-    ``successor`` is the host that has come in its place.
+    ``successor`` is the host that has come in its place. ``software`` is what it runs, ``clock`` is how its time compares with
+    ours.
     """
 
     host: int
@@ -32,6 +34,8 @@ class HostRecord:
     addresses: tuple[str, ...] = ()
     parent: int = 0
     successor: int = 0
+    software: Software | None = None
+    clock: Clock | None = None
     hostname: str = ""
     pid: int = 0
     cpus: int = 0

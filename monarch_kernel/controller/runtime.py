@@ -17,12 +17,15 @@ from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
+from monarch_kernel.agent.logs import LogRecord, log_records
+from monarch_kernel.agent.software import software_here
 from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.future import Future
 from monarch_kernel.asking.kept import MakeSpawn
 from monarch_kernel.asking.numbers import CONTROLLER_PROC, made_by, numbers
 from monarch_kernel.asking.ports import PortTable
 from monarch_kernel.asking.waits import Wait
+from monarch_kernel.controller.compare import Clock, Comparison, compare
 from monarch_kernel.controller.effects import (
     Attached,
     BacklogEvent,
@@ -56,7 +59,17 @@ from monarch_kernel.transport.base import CONTROLLER, HostTransport, Peer, host_
 from monarch_kernel.transport.driver import Driver, Waiter
 from monarch_kernel.wire.codec import Frame, Packed, WireError, pack, split
 from monarch_kernel.wire.config import AgentConfig
-from monarch_kernel.wire.messages import Attach, Fetched, Hello, HostHello, Ping, RankSpec
+from monarch_kernel.wire.messages import (
+    Attach,
+    ClockRead,
+    Fetched,
+    Hello,
+    HostHello,
+    Ping,
+    RankSpec,
+    ReadClock,
+    ReadLog,
+)
 
 __all__ = ["Listener", "Runtime"]
 
@@ -74,6 +87,15 @@ LISTEN_S = 1.0
 RESTART_GRACE_S = 2.0
 MAX_LISTEN_S = 0.3
 """Between two ticks the loop has listened for no longer than this: it may have been kept from it for a while."""
+
+
+def _told_apart(views: Sequence[HostView]) -> tuple[HostView, ...]:
+    """Hosts, each with a name of its own: several agents of one machine are told apart by their numbers."""
+    names = Counter(view.name for view in views)
+    return tuple(
+        replace(view, name=f"{view.name}#{view.number}") if view.name and names[view.name] > 1 else view
+        for view in views
+    )
 
 
 class Runtime:
@@ -352,6 +374,8 @@ class Runtime:
         """
         if self._closed:
             raise MeshDownError("the session was shut down; start again with this_host() or %mesh up")
+        if lost_after_s is not None and self._state.software is None:
+            self._state.software = software_here()
         hosts = tuple(next(self._host_ids) for _ in range(count))
         for host in hosts:
             self._submit(partial(self._expect_host, host, timeout_s, lost_after_s))
@@ -412,6 +436,30 @@ class Runtime:
             else:
                 views.append(HostView(host, record.hostname, "up" if record.up else "starting"))
         return tuple(views)
+
+    def compare_hosts(self, hosts: Sequence[int]) -> Comparison:
+        """What hosts that have come run, and their clocks, beside what is here."""
+        records = [record for host in hosts if (record := self._state.hosts.get(host)) is not None]
+        names = {view.number: view.name for view in _told_apart(self.host_views(hosts))}
+        known = [(names[record.host], record.software, record.clock) for record in records if record.software]
+        return compare(self._state.software, known) if self._state.software is not None else Comparison()
+
+    def read_log(self, host: int, proc: int, max_nbytes: int) -> Future[list[LogRecord]]:
+        """What a host keeps of a rank's output; nothing if the host is gone."""
+
+        def read(answers: Sequence[Answer]) -> list[LogRecord]:
+            (answer,) = answers
+            return [] if isinstance(answer, Failure) else log_records(answer.payload.data)
+
+        if self._closed:
+            return Future.resolved([])
+        id = self.new_number()
+        future = Future(self, id, read)
+        self._futures[id] = future  # type: ignore[assignment]
+        self._driver.submit(partial(self._state.ask_host, id, host, pack(ReadLog(id, proc, max_nbytes))))
+        if self._over:
+            self._abandon_all()
+        return future
 
     def host_of(self, proc: int) -> int:
         """The host of a process, or of the last that was there; 0 if there was none."""
@@ -635,14 +683,8 @@ class Runtime:
     def _hosts_of(self, procs: Sequence[int]) -> dict[int, HostView]:
         """The hosts of processes, each with a name of its own: several agents of one machine are told apart by number."""
         records = [self._state.ranks.get(proc) for proc in procs]
-        views = self.host_views(tuple(dict.fromkeys(record.host for record in records if record is not None)))
-        names = Counter(view.name for view in views)
-        return {
-            view.number: replace(view, name=f"{view.name}#{view.number}")
-            if view.name and names[view.name] > 1
-            else view
-            for view in views
-        }
+        hosts = dict.fromkeys(record.host for record in records if record is not None)
+        return {view.number: view for view in _told_apart(self.host_views(tuple(hosts)))}
 
     def _where(self, hosts: Mapping[int, HostView]) -> dict[str, Any]:
         """What a view of a mesh on these hosts says of them: who has given them, how many they are, which are lost."""
@@ -753,10 +795,24 @@ class Runtime:
                     return
                 if type(message) in FOR_ACTORS:
                     self.workplace.hear(message, frames, peer)
+                elif type(message) is ClockRead:
+                    self._heard_clock(peer, message)
                 else:
                     self._perform(self._state.heard(message, frames, peer, now))
+                    if type(message) is HostHello:
+                        self._ask_for_clock(message.host)
         except WireError:
             self._refused += 1
+
+    def _ask_for_clock(self, host: int) -> None:
+        record = self._state.hosts.get(host)
+        if record is not None and record.is_elsewhere and not record.gone:
+            self._driver.send(host_peer(host), pack(ReadClock(time.time())))
+
+    def _heard_clock(self, peer: Peer, message: ClockRead) -> None:
+        for record in self._state.hosts.values():
+            if host_peer(record.host) == peer:
+                record.clock = Clock.read(message.sent, message.at, time.time())
 
     def _admit(self, peer: Peer, message: object) -> bool:
         """Whether a stranger presents the token, under its own name."""

@@ -27,6 +27,9 @@ __all__ = ["Session", "close_session", "current_session"]
 
 OUTPUT_WAIT_S = 0.5
 CLOSE_S = 5.0
+LOG_S = 20.0
+MAX_LOG_NBYTES = 1 << 20
+"""Of a rank on another machine: what is kept there may be more than a network carries at once."""
 
 
 @dataclass(frozen=True)
@@ -182,9 +185,14 @@ class Session:
         """The file in which a rank keeps a record of what it runs; empty for none."""
         return ""
 
-    def log(self, proc: int) -> list[LogRecord]:
-        """What is kept of a rank's output. Its host is this machine; one elsewhere would have to be asked."""
-        return read_log(self.directory, proc)
+    def logs(self, procs: Sequence[int]) -> list[list[LogRecord]]:
+        """What is kept of the output of ranks; hosts elsewhere are asked, and of those that are gone nothing is left."""
+        asked = {
+            proc: self.runtime.read_log(host, proc, MAX_LOG_NBYTES)
+            for proc in procs
+            if (host := self.runtime.host_of(proc)) in self._origins
+        }
+        return [asked[proc].get(LOG_S) if proc in asked else read_log(self.directory, proc) for proc in procs]
 
     def close(self) -> None:
         """End everything; takes as long as the processes take to end."""

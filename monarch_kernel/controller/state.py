@@ -37,6 +37,7 @@ from typing import NamedTuple
 from monarch_kernel.asking.answer import Answer, Value
 from monarch_kernel.asking.kept import KeptSpawn, KeptSpawns, MakeSpawn
 from monarch_kernel.asking.numbers import CONTROLLER_PROC
+from monarch_kernel.controller.compare import refusal
 from monarch_kernel.controller.effects import (
     Attached,
     BacklogEvent,
@@ -77,6 +78,7 @@ from monarch_kernel.wire.messages import (
     HostHello,
     Interrupt,
     KillRanks,
+    LogRead,
     Lost,
     Meet,
     Message,
@@ -92,6 +94,7 @@ from monarch_kernel.wire.messages import (
     Release,
     Result,
     Rich,
+    Software,
     StartRanks,
     Stopped,
 )
@@ -115,7 +118,14 @@ class _Mesh(NamedTuple):
 
 
 class State:
-    """The controller's state."""
+    """The controller's state.
+
+    Attributes:
+        hosts: by number.
+        ranks: by number of the place; those who are there now, or were last.
+        strays: how much was dropped that nobody expected.
+        software: what the controller runs, with which that of other machines has to agree; None to compare nothing.
+    """
 
     def __init__(self) -> None:
         self.hosts = Hosts()
@@ -130,6 +140,8 @@ class State:
         self._cells: set[int] = set()
         self._resumption: Resumption | None = None
         self._for_hosts: dict[int, tuple[int, ...]] = {}
+        self._of_hosts: dict[int, int] = {}
+        self.software: Software | None = None
         self._kept = KeptSpawns()
         self._restarts: dict[int, _Mesh] = {}
 
@@ -181,7 +193,23 @@ class State:
             effects.append(Send(host_peer(host), pack(Goodbye(grace_s=grace_s))))
         record.gone, record.end = True, Failure("stopped", "Released", reason, host=record.hostname)
         record.held.clear()
-        return [*effects, *self._tell_of_hosts()]
+        return [*effects, *self._end_questions(host), *self._tell_of_hosts()]
+
+    def ask_host(self, id: int, host: int, packed: Packed, now: float) -> list[Effect]:
+        """Ask a host agent for one answer."""
+        record = self.hosts[host]
+        if record.gone or not record.up:
+            return [Resolve(id, [record.end or Failure("lost", "HostNotUp", "the host is not up")], True)]
+        self._of_hosts[id] = host
+        return [Send(host_peer(host), packed)]
+
+    def _end_questions(self, host: int) -> list[Effect]:
+        """A host has ended, and answers nothing any more."""
+        ids = [id for id, asked in self._of_hosts.items() if asked == host]
+        for id in ids:
+            del self._of_hosts[id]
+        end = self.hosts[host].end
+        return [Resolve(id, [end], True) for id in ids if end is not None]
 
     def listened(self, heard: Container[int], for_s: float) -> list[Effect]:
         """These hosts were heard of in the last so many seconds, in which we have listened."""
@@ -542,7 +570,10 @@ class State:
             host = self.hosts[message.host]
             host.up, host.hostname, host.pid = True, message.hostname, message.pid
             host.cpus, host.gpus = message.cpus, message.gpus
-            host.addresses = message.addresses
+            host.addresses, host.software = message.addresses, message.software
+            if why := self._refusal(host):
+                goodbye = Send(host_peer(host.host), pack(Goodbye()))
+                return [goodbye, *self.host_gone(host.host, f"can't be used: {why}", (), now)]
             if self._resumption is not None:
                 self._rename(message.incarnations)
             for rank in self.ranks.values():
@@ -552,6 +583,9 @@ class State:
             if (join := self.hosts.place(host)) is not None:
                 held.insert(0, pack(join))
             return [*(Send(peer, packed) for packed in held), *self._tell_of_hosts()]
+        if isinstance(message, LogRead):
+            asked = self._of_hosts.pop(message.id, None)
+            return [] if asked is None else [Resolve(message.id, [Value(Payload(message.data), (), {})], True)]
         if isinstance(message, Backlog):
             return self._heard_backlog(message, peer, now)
         assert isinstance(message, Lost)
@@ -561,7 +595,7 @@ class State:
         """A host agent ended; its ranks went with it."""
         self.hosts[host].gone = True
         self.hosts[host].end = Failure("lost", "HostLost", reason, last_lines=log)
-        effects: list[Effect] = [GiveUp(host), *self._tell_of_hosts()]
+        effects: list[Effect] = [GiveUp(host), *self._end_questions(host), *self._tell_of_hosts()]
         for record in self.ranks.values():
             if record.host == host:
                 record.has_ended = True
@@ -635,9 +669,17 @@ class State:
             procs = [reading.proc for reading in message.ranks]
         elif isinstance(message, Lost):
             procs = [message.proc]
+        elif isinstance(message, LogRead):
+            return self._of_hosts.get(message.id, number) == number
         else:
             return False
         return all(proc in self.ranks and self.ranks[proc].host == number for proc in procs)
+
+    def _refusal(self, host: HostRecord) -> str:
+        """Why a host that has come can't be used; empty if it can."""
+        if not host.is_elsewhere or host.software is None or self.software is None:
+            return ""
+        return refusal(self.software, host.software)
 
     def _rename(self, incarnations: Iterable[tuple[int, int]]) -> None:
         """Expect those who are there now, and not those who were there when the mesh was described to us."""

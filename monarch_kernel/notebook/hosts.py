@@ -104,7 +104,12 @@ class Allocation:
         if seen.count("up") < len(seen.hosts):
             future.cancel()
             waited_s = time.monotonic() - begin
-            raise LaunchError(missing_text(name, seen, self._options.host_names, waited_s, said=waits_for))
+            missing = missing_text(name, seen, self._options.host_names, waited_s, said=waits_for)
+            raise LaunchError("\n".join([missing, *self.hosts.compare().table]))
+
+    def warnings(self) -> tuple[str, ...]:
+        """What differs a little from what is here, for those that read closely."""
+        return tuple(f"{self._options.name}: {line}" for line in self.hosts.compare().warnings)
 
     def release(self) -> None:
         """Give all back, whatever state they are in."""

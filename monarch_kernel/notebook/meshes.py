@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
@@ -175,6 +176,8 @@ class Meshes:
         except BaseException:
             allocation.release()
             raise
+        for line in allocation.warnings():
+            print(line, file=sys.stderr, flush=True)
         return entry
 
     def _group_store(self) -> GroupStore:

@@ -25,6 +25,7 @@ __all__ = [
     "Backlog",
     "Call",
     "CleansUp",
+    "ClockRead",
     "Complete",
     "Conclude",
     "Continued",
@@ -45,6 +46,7 @@ __all__ = [
     "KillRanks",
     "ListErrors",
     "ListModules",
+    "LogRead",
     "Look",
     "Lost",
     "Meet",
@@ -66,6 +68,8 @@ __all__ = [
     "Push",
     "RankSpec",
     "Reach",
+    "ReadClock",
+    "ReadLog",
     "Reading",
     "Readings",
     "Release",
@@ -587,6 +591,20 @@ class Join(Message, frozen=True):
     addresses: tuple[str, ...]
 
 
+class ReadClock(Message, frozen=True):
+    """Say what time it is; ``sent`` is when this was asked, in seconds since 1970 by the controller's clock."""
+
+    sent: float
+
+
+class ReadLog(Message, frozen=True):
+    """Answer with what is kept of a rank's output: the youngest part, of about ``max_nbytes`` bytes."""
+
+    id: int
+    proc: int
+    max_nbytes: int
+
+
 class Outlive(Message, frozen=True):
     """From now on keep everything when the controller ends, and wait for the next one."""
 
@@ -612,7 +630,8 @@ class Software(msgspec.Struct, array_like=True, frozen=True):
 class HostHello(Message, frozen=True):
     """First message of a host agent, and its answer to `Attach`: with (proc, incarnation) of its ranks that were replaced.
 
-    ``addresses`` are where other hosts can dial it, the best first; empty where none has to.
+    ``addresses`` are where other hosts can dial it, the best first; empty where none has to. ``software`` is what it runs,
+    which has to agree with the controller's.
     """
 
     token: str
@@ -623,6 +642,21 @@ class HostHello(Message, frozen=True):
     gpus: int
     incarnations: tuple[tuple[int, int], ...] = ()
     addresses: tuple[str, ...] = ()
+    software: Software | None = None
+
+
+class ClockRead(Message, frozen=True):
+    """It is ``at``, in seconds since 1970 by this host's clock; ``sent`` as it was asked."""
+
+    sent: float
+    at: float
+
+
+class LogRead(Message, frozen=True):
+    """What was asked for as ``id`` of a rank's output (`agent.logs.log_records` reads it)."""
+
+    id: int
+    data: bytes
 
 
 class OutputChunk(msgspec.Struct, array_like=True, frozen=True):

@@ -7,13 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_kernel.agent.software import PACKAGES, software_here
-from monarch_kernel.controller.compare import (
-    clock_offset,
-    clock_warning,
-    differences,
-    refusal,
-    software_table,
-)
+from monarch_kernel.controller.compare import Clock, clock_warning, compare, differences, refusal, software_table
 from monarch_kernel.wire.messages import Software
 
 
@@ -86,12 +80,30 @@ def test_the_table_has_a_row_for_all_that_run_the_same_and_the_columns_that_diff
 def test_the_true_offset_of_a_clock_is_within_the_error(offset_s: float, there_s: float, back_s: float) -> None:
     sent_s = 1_000_000.0
     at_s = sent_s + there_s + offset_s
-    found_s, error_s = clock_offset(sent_s, at_s, sent_s + there_s + back_s)
-    assert abs(found_s - offset_s) <= error_s + 1e-3
-    if abs(offset_s) <= 1.0:
-        assert not clock_warning("n1", found_s, error_s)  # however long the way was
+    clock = Clock.read(sent_s, at_s, sent_s + there_s + back_s)
+    assert abs(clock.offset_s - offset_s) <= clock.error_s + 1e-3
+    if abs(offset_s) <= 1.0 - 1e-3:
+        assert not clock_warning("n1", clock)  # however long the way was
 
 
 def test_a_clock_that_is_off_is_told_with_the_direction() -> None:
-    assert clock_warning("n1", *clock_offset(100.0, 103.1, 100.2)) == "the clock of n1 is 3.0 s ahead of this machine's"
-    assert clock_warning("n1", *clock_offset(100.0, 98.0, 100.0)) == "the clock of n1 is 2.0 s behind this machine's"
+    assert clock_warning("n1", Clock.read(100.0, 103.1, 100.2)) == "the clock of n1 is 3.0 s ahead of this machine's"
+    assert clock_warning("n1", Clock.read(100.0, 98.0, 100.0)) == "the clock of n1 is 2.0 s behind this machine's"
+
+
+def test_hosts_are_compared_together() -> None:
+    patch, right, wrong = software(torch="2.9.1"), Clock(0.1, 0.0), Clock(9.0, 0.5)
+    fine = compare(HERE, [("a", HERE, right), ("b", patch, None), ("c", patch, wrong)])
+    assert fine.table == ()
+    assert fine.warnings == (
+        "torch is 2.9.1 on b, c and 2.9.0+cpu here",
+        "the clock of c is 9.0 s ahead of this machine's",
+    )
+    refused = compare(HERE, [("a", HERE, right), ("b", software(python="3.12.0", path="/p"), right)])
+    assert refused.warnings == ()
+    assert refused.table == (
+        "host         executable  Python",
+        "this kernel  /here       3.11.4",
+        "a            /here       3.11.4",
+        "b            /p          3.12.0",
+    )
