@@ -21,8 +21,6 @@ refuses for now (it can't be reached, it is busy) is tried again for a while, ev
 from __future__ import annotations
 
 import contextlib
-import heapq
-import itertools
 import re
 import secrets
 import socket
@@ -36,6 +34,7 @@ from typing import Any
 
 from monarch_kernel.errors import LaunchError
 from monarch_kernel.launch.apiserver import REQUEST_S, ApiServer, RefusedError, is_in_cluster
+from monarch_kernel.launch.chores import Chores
 from monarch_kernel.launch.pods import Json, PodSpec, ended, image_trouble, is_up, waits_for
 from monarch_kernel.wire.config import AgentConfig
 
@@ -117,8 +116,7 @@ class KubernetesLauncher:
         self._api: ApiServer | None = None
         self._hosts: dict[str, PodHost] = {}
         self._changed = threading.Condition()  # of anything below, and of hosts
-        self._due: list[tuple[float, int, Callable[[], None]]] = []
-        self._count = itertools.count()
+        self._chores = Chores("monarch-kubernetes")
         self._threads: list[threading.Thread] = []
         self._trouble = ""
         self._is_closed = False
@@ -130,10 +128,8 @@ class KubernetesLauncher:
                 raise LaunchError(f"{_TITLE}: this launcher is closed")
             hosts = [PodHost(self, self._spec.name(config.host), config) for config in configs]
             self._hosts.update((host.name, host) for host in hosts)
-            if not self._threads:
-                self._start("", self._do_what_is_due)
         for host in hosts:
-            self._at(0.0, partial(self._make, host))
+            self._chores.at(0.0, partial(self._make, host))
         return hosts
 
     def progress(self) -> str:
@@ -166,8 +162,9 @@ class KubernetesLauncher:
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-            if self._api is not None:
-                self._api.hang_up()
+        self._chores.close()
+        if self._api is not None:
+            self._api.hang_up()
         for thread in self._threads:
             thread.join()
         if self._api is not None:
@@ -185,23 +182,6 @@ class KubernetesLauncher:
             self._remove(host)
 
     # -- what is due, in its thread
-
-    def _do_what_is_due(self) -> None:
-        while True:
-            with self._changed:
-                while not self._is_closed and (not self._due or self._due[0][0] > time.monotonic()):
-                    self._changed.wait(max(0.0, self._due[0][0] - time.monotonic()) if self._due else None)
-                if self._is_closed:
-                    return
-                task = heapq.heappop(self._due)[2]
-            task()
-
-    def _at(self, delay_s: float, task: Callable[[], None]) -> None:
-        """Have something done later, before what is due later still."""
-        with self._changed:
-            due = time.monotonic() + delay_s if delay_s >= 0 else 0.0
-            heapq.heappush(self._due, (due, next(self._count), task))
-            self._changed.notify_all()
 
     def _connect(self) -> ApiServer:
         if self._api is not None:
@@ -221,9 +201,9 @@ class KubernetesLauncher:
             api.close()
             raise
         self.namespace, self._api = api.namespace, api
-        self._start("-pods", self._watch_pods, api)
+        self._start("pods", self._watch_pods, api)
         if since:
-            self._start("-events", self._watch_events, api, since)
+            self._start("events", self._watch_events, api, since)
         return api
 
     def _find_owner(self, api: ApiServer) -> Json | None:
@@ -290,7 +270,7 @@ class KubernetesLauncher:
         with contextlib.suppress(RefusedError):  # there may be no log, or nobody to ask for it; what we had is kept
             host.log = self._api.log(host.name)
         if delay_s and host.runs and delay_s < 2**_LOG_TIMES:
-            self._at(delay_s, partial(self._fetch_log, host, 2 * delay_s))
+            self._chores.at(delay_s, partial(self._fetch_log, host, 2 * delay_s))
 
     def _has_ended(self, host: PodHost, how: str) -> None:
         self._fetch_log(host)
@@ -345,7 +325,7 @@ class KubernetesLauncher:
             trouble = image_trouble(pod)
             if trouble and host.trouble_since is None:
                 host.trouble_since = time.monotonic()
-                self._at(self._patience_s, partial(self._give_up_image, host))
+                self._chores.at(self._patience_s, partial(self._give_up_image, host))
             if not trouble:
                 host.trouble_since = None
             elif "ErrImagePull" in trouble or not host.trouble:
@@ -358,9 +338,9 @@ class KubernetesLauncher:
                 if is_gone or not host.is_up:
                     host.end = host.end or text  # there is no log
                 else:
-                    self._at(-1.0, partial(self._has_ended, host, text))
+                    self._chores.at(-1.0, partial(self._has_ended, host, text))
             elif host.is_up and not was_up:
-                self._at(1.0, partial(self._fetch_log, host, 1.0))
+                self._chores.at(1.0, partial(self._fetch_log, host, 1.0))
             self._changed.notify_all()
 
     def _watch_events(self, api: ApiServer, since: str) -> None:
@@ -389,7 +369,7 @@ class KubernetesLauncher:
     # -- common
 
     def _start(self, suffix: str, run: Callable[..., None], *args: object) -> None:
-        thread = threading.Thread(target=run, args=args, name=f"monarch-kubernetes{suffix}", daemon=True)
+        thread = threading.Thread(target=run, args=args, name=f"monarch-kubernetes-{suffix}", daemon=True)
         self._threads.append(thread)
         thread.start()
 

@@ -1,0 +1,54 @@
+"""What a launcher does on a thread of its own, because it takes time: one thing after the other, when it is due."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+from collections.abc import Callable
+
+__all__ = ["Chores"]
+
+
+class Chores:
+    """A thread that does what is due; it starts with the first thing, and ends with `close`.
+
+    Args:
+        name: of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._due: list[tuple[float, int, Callable[[], object]]] = []
+        self._count = itertools.count()
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def at(self, delay_s: float, do: Callable[[], object]) -> None:
+        """Have something done after this time; at once, and before all else, if it is negative. Nothing once it is closed."""
+        with self._changed:
+            if self._is_closed:
+                return
+            heapq.heappush(self._due, (time.monotonic() + delay_s if delay_s >= 0 else 0.0, next(self._count), do))
+            if self._thread.ident is None:
+                self._thread.start()
+            self._changed.notify_all()
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Do nothing more, and wait for the end of what is being done."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._is_closed and (not self._due or self._due[0][0] > time.monotonic()):
+                    self._changed.wait(max(0.0, self._due[0][0] - time.monotonic()) if self._due else None)
+                if self._is_closed:
+                    return
+                do = heapq.heappop(self._due)[2]
+            do()
