@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import zmq
-from monarch_kernel.transport.relay import Relay
 
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.controller.session import Session, current_session
+from monarch_kernel.transport.relay import Relay
 from monarch_kernel.wire.codec import join, pack
 from monarch_kernel.wire.config import LinkKeys
 from monarch_kernel.wire.messages import Hello, HostHello

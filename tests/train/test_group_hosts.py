@@ -7,7 +7,6 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import cloudpickle
 import pytest
@@ -16,7 +15,6 @@ from monarch_kernel.actor import Actor, ProcMesh, SupervisionError, current_rank
 from monarch_kernel.errors import RemoteError
 from monarch_kernel.spmd import setup_torch_elastic_env
 from monarch_kernel.train.group import GroupStore
-
 from tests.failures.machines import LONG_S, Machines, family, hosts_on, wait_until
 
 SUM = "x = torch.ones(3) * (rank + 1); dist.all_reduce(x); x.tolist()"
