@@ -39,7 +39,12 @@ from monarch_kernel.wire.config import LinkKeys
 __all__ = ["Gateway"]
 
 FOLD_S = 0.001
-NEIGHBOUR_SILENT_S = 1.0
+PARENT_SILENT_S = 1.0
+NEIGHBOUR_SILENT_S = 3.0
+REDIAL_S = 10.0
+"""After this long without an answer, or without a connection that was given up, another host is dialled once more."""
+
+_DIALLING_S = 0.02
 
 
 class Gateway:
@@ -95,7 +100,10 @@ class Gateway:
         self._relay.greet(CONTROLLER_HOST)
         self._parent = CONTROLLER_HOST
         self._joining: int | None = None
+        self._join_by = 0.0
         self._heard_at: dict[int, float] = {}
+        self._reachable: dict[int, tuple[str, ...]] = {}
+        self._redial_at: dict[int, float] = {}
         self._homes: dict[Peer, int] = {CONTROLLER: CONTROLLER_HOST}
         self._homeless: dict[Peer, list[tuple[Peer, list[Frame]]]] = {}
         self._ranks: set[Peer] = set()
@@ -136,13 +144,21 @@ class Gateway:
             self._homes[peer] = host
             for sender, frames in self._homeless.pop(peer, ()):
                 self._relay.send(sender, peer, host, frames)
-        if addresses and self._links is not None and not self._links.is_connected(host):
-            self._links.dial(host, addresses)
+        if addresses:
+            self._reachable[host] = tuple(addresses)
+            self._dial(host)
+
+    def _dial(self, host: int) -> None:
+        """Try to have a connection to another host, now and once more later."""
+        if self._links is not None and not self._links.is_connected(host):
+            self._links.dial(host, self._reachable[host])
+            self._redial_at[host] = time.monotonic() + REDIAL_S
 
     def join(self, parent: int, addresses: Sequence[str]) -> None:
         """Take the way to the controller by this agent from now on, if it can be reached."""
         if self._links is not None:
             self._joining = parent
+            self._join_by = time.monotonic() + REDIAL_S
             self._links.dial(parent, addresses)
 
     # -- messages
@@ -180,20 +196,34 @@ class Gateway:
             if self._may_flush():
                 busy = True
                 self._flush()
-        return FOLD_S if self._relay.waits or self._unsent or self._is_dialling() else None
+        if self._relay.waits or self._unsent:
+            return FOLD_S
+        return _DIALLING_S if self._links is not None and self._links.is_dialling else None
 
     def beat(self, now: float) -> None:
         """Say that we are alive, and see who else is; call this every `AgentConfig.beat_s`."""
         for neighbour, at in list(self._heard_at.items()):
-            if now < at + NEIGHBOUR_SILENT_S or neighbour == CONTROLLER_HOST or self._links is None:
+            if self._links is None or neighbour == CONTROLLER_HOST:
                 continue
-            del self._heard_at[neighbour]
             if neighbour == self._parent:
-                self._links.dial(CONTROLLER_HOST, self._addresses)
-                self._joining = CONTROLLER_HOST
-            else:
+                if now >= at + PARENT_SILENT_S and self._joining is None:
+                    self._joining = CONTROLLER_HOST
+                    self._links.dial(CONTROLLER_HOST, self._addresses)
+            elif now >= at + NEIGHBOUR_SILENT_S:
+                del self._heard_at[neighbour]
                 self._links.hang_up(neighbour)
                 self._relay.lead(neighbour, self._parent)
+                if neighbour in self._reachable:
+                    self._redial_at[neighbour] = now + REDIAL_S
+        for host, at in list(self._redial_at.items()):
+            if now >= at and self._links is not None:
+                del self._redial_at[host]
+                if self._relay.way(host) != host:
+                    self._links.hang_up(host)
+                    self._dial(host)
+        if self._joining not in (None, CONTROLLER_HOST) and now >= self._join_by and self._links is not None:
+            self._links.hang_up(self._joining)  # it can't be reached; the way stays as it is
+            self._joining = None
         self._relay.beat()
         self._flush()
 
@@ -218,9 +248,6 @@ class Gateway:
 
     def _watch(self, socket: zmq.Socket[bytes], is_open: bool) -> None:
         self._watch_fd(int(socket.getsockopt(zmq.FD)), is_open)
-
-    def _is_dialling(self) -> bool:
-        return self._links is not None and self._links.is_dialling
 
     def _connected(self) -> None:
         """See what connections have come about that we have dialled."""

@@ -108,6 +108,7 @@ class Relay:
 
     Attributes:
         dropped: what had no way, or came where it does not belong.
+        passed_on: messages between other hosts that came by here.
         heard: hosts that were heard of since the owner has last emptied it.
         is_given_up: the controller has given this host up.
     """
@@ -116,6 +117,7 @@ class Relay:
         self.host = host
         self.default = default
         self.dropped = 0
+        self.passed_on = 0
         self.heard: set[int] = set()
         self.is_given_up = False
         self._life = life
@@ -304,6 +306,7 @@ class Relay:
                 elif (whole := self._accept(leg, entry, frames)) is not None:
                     yield Delivery(leg.source, leg.senders, leg.receivers, whole)
             for way, legs in onward.items():
+                self.passed_on += len(legs)
                 self._put(way, Entry(legs, entry.nframes, entry.goes_on, entry.is_cut), frames)
         for beat in envelope.beats:
             if beat.source == self.host or beat.source in self._given_up:

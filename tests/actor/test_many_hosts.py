@@ -1,0 +1,191 @@
+"""Ranks of several hosts: agents of this machine that behave as if they were elsewhere, over TCP and CURVE."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from monarch_kernel.actor import (
+    Actor,
+    HostMesh,
+    ProcMesh,
+    current_rank,
+    endpoint,
+    shutdown_context,
+    this_host,
+    this_proc,
+)
+from monarch_kernel.actor.hosts import allocate
+from monarch_kernel.controller.session import current_session
+from monarch_kernel.events import OutputEvent
+from monarch_kernel.launch.local import LocalLauncher
+
+LONG_S = 60.0
+
+
+class Counter(Actor):
+    """Notes what it is told, and talks to others."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    @endpoint
+    def note(self, value: int) -> int:
+        self.seen.append(value)
+        return len(self.seen)
+
+    @endpoint
+    def notes(self) -> list[int]:
+        return self.seen
+
+    @endpoint
+    def flood(self, other: Any, count: int) -> list[int]:
+        for i in range(count):
+            other.note.broadcast(i)
+        seen: list[int] = other.notes.call_one().get(LONG_S)
+        return seen
+
+    @endpoint
+    def echo(self, value: Any) -> Any:
+        return value
+
+    @endpoint
+    def ask(self, other: Any, value: Any) -> Any:
+        return other.echo.call_one(value).get(LONG_S)
+
+    @endpoint
+    def where(self) -> tuple[int, int]:
+        return current_rank().rank, os.getppid()
+
+
+def passed_on() -> int:
+    return int(current_session()._transport._relay.passed_on)
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + LONG_S
+    while not condition():
+        assert time.monotonic() < deadline, f"in vain waited for: {what}"
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[HostMesh]:
+    shutdown_context().get()
+    mesh = allocate(LocalLauncher(), 3, lost_after_s=20.0)
+    mesh.initialized.get(LONG_S)
+    this_host().initialized.get(LONG_S)  # before any test, each of which may leave nothing
+    yield mesh
+    shutdown_context().get()
+
+
+@pytest.fixture(scope="module")
+def procs(hosts: HostMesh) -> ProcMesh:
+    mesh = hosts.spawn_procs({"gpus": 2}, device="cpu")
+    mesh.initialized.get(LONG_S)
+    return mesh
+
+
+@pytest.fixture
+def counters(procs: ProcMesh) -> Iterator[Counter]:
+    mesh = procs.spawn("counters", Counter)
+    yield mesh
+    mesh.stop().get()  # type: ignore[attr-defined]
+
+
+def at(mesh: Any, host: int, gpu: int = 0) -> Any:
+    return mesh.slice(hosts=host, gpus=gpu)
+
+
+def test_ranks_are_numbered_over_all_hosts_and_each_host_has_its_own_agent(counters: Any) -> None:
+    found = counters.where.call().get(LONG_S).values()
+    assert [rank for rank, _ in found] == list(range(6))
+    parents = [parent for _, parent in found]
+    assert parents[0::2] == parents[1::2]
+    assert len(set(parents)) == 3
+
+
+def test_a_rank_asks_one_of_another_host_past_the_controller(counters: Any) -> None:
+    one, other = at(counters, 0), at(counters, 2)
+    assert one.ask.call_one(other, "first").get(LONG_S) == "first"
+
+    def went_straight() -> bool:  # as soon as the two agents are connected
+        before = passed_on()
+        assert one.ask.call_one(other, 1).get(LONG_S) == 1
+        return passed_on() == before
+
+    wait_until(went_straight, "a way past the controller")
+    before = passed_on()
+    for i in range(50):
+        assert one.ask.call_one(other, i).get(LONG_S) == i
+    assert passed_on() == before
+
+
+def test_order_holds_while_the_way_changes(hosts: HostMesh) -> None:
+    procs = hosts.spawn_procs({"gpus": 1}, device="cpu")  # of these no agents know each other yet
+    counters: Any = procs.spawn("counters", Counter)
+    for source, target in [(0, 1), (1, 0), (2, 0)]:
+        seen = at(counters, source).flood.call_one(at(counters, target), 2000).get(LONG_S)
+        assert seen[-2000:] == list(range(2000))
+    procs.stop().get()
+
+
+def test_ranks_of_this_machine_and_of_others_ask_each_other(counters: Any) -> None:
+    here = this_host().spawn_procs({"gpus": 1}, device="cpu", name="here")
+    local: Any = here.spawn("local", Counter)
+    mine, far = local.slice(gpus=0), at(counters, 1, 1)
+    assert mine.ask.call_one(far, "out").get(LONG_S) == "out"
+    assert far.ask.call_one(mine, "in").get(LONG_S) == "in"
+    assert far.flood.call_one(mine, 500).get(LONG_S) == list(range(500))
+    here.stop().get()
+
+
+def test_an_actor_of_the_program_itself_is_asked_from_other_hosts(counters: Any) -> None:
+    here: Any = this_proc().spawn("mine", Counter)
+    assert at(counters, 2).ask.call_one(here, [1, 2]).get(LONG_S) == [1, 2]
+    here.stop().get()
+
+
+@pytest.mark.parametrize("nbytes", [100_000, 5 << 20, 20 << 20])
+def test_large_values_come_whole(counters: Any, nbytes: int) -> None:
+    value = np.random.default_rng(0).integers(0, 255, nbytes, dtype=np.uint8)
+    got = counters.slice(gpus=0).echo.call(value).get(LONG_S)
+    assert all(np.array_equal(each, value) for each in got.values())
+    assert np.array_equal(at(counters, 0).ask.call_one(at(counters, 1), value).get(LONG_S), value)
+
+
+def test_equal_answers_are_folded_and_still_have_their_own_values(counters: Any) -> None:
+    first, second, *_ = counters.echo.call([1, [2]]).get(LONG_S).values()
+    first[1].append(3)
+    assert second == [1, [2]]
+
+
+def test_output_of_all_hosts_comes(procs: ProcMesh) -> None:
+    said: list[int] = []
+
+    def note(event: object) -> None:
+        if isinstance(event, OutputEvent) and "said" in event.text:
+            said.append(event.rank)
+
+    stop = current_session().runtime.watch(note)
+    procs.run("print('said', flush=True)").get(LONG_S)
+    wait_until(lambda: sorted(said) == list(range(6)), "what six ranks have said")
+    stop()
+
+
+def test_a_rank_that_dies_is_told_with_its_host_and_heals_there(hosts: HostMesh) -> None:
+    procs = hosts.spawn_procs({"gpus": 2}, device="cpu")
+    pid = procs.run("import os; os.getpid()").get(LONG_S).item(hosts=1, gpus=0)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: procs.deaths(), "the death")
+    (death,) = procs.deaths().values()
+    assert death.signal == "SIGKILL"
+    assert procs.heal().get(LONG_S) == (2,)
+    assert len(procs.run("1").get(LONG_S)) == 6
+    procs.stop().get()
