@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -399,6 +400,8 @@ class Runtime:
         """End host agents and what runs there, and give the hosts back; returns when that is done."""
         for host in hosts:
             self._submit(partial(self._state.release_host, host, reason, grace_s))
+        with suppress(MeshDownError):  # then all have been given back
+            self.with_baton(lambda: None)  # what was submitted before is done by then
         deadline = time.monotonic() + timeout_s + grace_s
         for host in hosts:
             if (handle := self._handles.pop(host, None)) is not None:

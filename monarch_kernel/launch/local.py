@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from monarch_kernel.errors import LaunchError
 from monarch_kernel.launch.base import agent_command
 from monarch_kernel.wire.config import AgentConfig
 
@@ -39,9 +40,7 @@ class LocalLauncher:
 
     def launch(self, configs: Sequence[AgentConfig]) -> list[LocalHost]:
         """Start agents; their configs go over standard input, so that no one else on the machine sees the token."""
-        hosts = [self._start(config) for config in configs]
-        self._hosts += hosts
-        return hosts
+        return [self._start(config) for config in configs]
 
     def progress(self) -> str:
         """Nothing: they start at once."""
@@ -58,19 +57,24 @@ class LocalLauncher:
     def _start(self, config: AgentConfig) -> LocalHost:
         log = self._directory / f"agent-{config.host}.log"
         with open(log, "wb", opener=_private) as sink:
-            process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            try:
+                process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.PIPE,
+                    stdout=sink,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise LaunchError(f"{self._command[0]} can't be run: {error.strerror}") from error
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended already, as its handle tells
             process.stdin.write(config.encode())
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
-        return LocalHost(process, log)
+        host = LocalHost(process, log)
+        self._hosts.append(host)
+        return host
 
 
 class LocalHost:

@@ -15,7 +15,7 @@ import pytest
 
 from monarch_kernel.controller import state
 from monarch_kernel.controller.runtime import Runtime
-from monarch_kernel.errors import Failure
+from monarch_kernel.errors import Failure, LaunchError
 from monarch_kernel.launch.local import LocalHost, LocalLauncher
 from monarch_kernel.testing import rank_spec
 from monarch_kernel.transport.zmq import ZmqRouter
@@ -161,7 +161,7 @@ def test_an_agent_that_is_killed_while_it_starts_is_told_with_the_signal(control
 
 
 def test_a_program_that_cannot_be_run_is_an_error_at_once(controller: Controller) -> None:
-    with pytest.raises(FileNotFoundError, match="no/such/python"):
+    with pytest.raises(LaunchError, match="/no/such/python can't be run: No such file"):
         controller.start(["/no/such/python"])
 
 
