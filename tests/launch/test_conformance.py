@@ -1,0 +1,169 @@
+"""What every launcher does, in one class of tests that each passes, with real agents of the real controller.
+
+An engine takes part with a module ``tests/launch/bench_ENGINE.py``, named as in ``--on``. It has a context manager
+``bench(directory)``, which brings the engine up with three hosts at least (or calls ``pytest.skip`` with what is missing),
+gives a `Bench`, and takes the engine down again. It is entered once for all tests here, and so must have opened all that it
+needs when it yields; ``directory`` is its own. Agents must inherit the environment of the tests, so that what is left of them
+is found.
+
+What only one engine has (its errors, its options, its words) is tested in files of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from monarch_kernel.actor.hosts import HostMesh, serve_ranks
+from monarch_kernel.actor.procs import ProcMesh
+from monarch_kernel.controller.session import Session
+from monarch_kernel.errors import LaunchError, SupervisionError
+from monarch_kernel.launch.base import Launcher
+from monarch_kernel.launch.engines import ENGINES
+from monarch_kernel.mesh import Extent, Region
+from tests.launch.bench import Bench
+
+SOON_S = 15.0  # far more than it takes
+
+
+BENCHES = [name for name in ENGINES if importlib.util.find_spec(f"tests.launch.bench_{name}")]
+
+
+@pytest.fixture(scope="module", params=BENCHES)
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    module = importlib.import_module(f"tests.launch.bench_{request.param}")
+    with module.bench(tmp_path_factory.mktemp(request.param)) as bench:
+        yield bench
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    session = Session()
+    serve_ranks(session)
+    yield session
+    session.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_in_the_engine(engine: Bench, session: Session) -> Iterator[None]:
+    """A test that ends, however it does, leaves nothing in the engine when its session is over."""
+    with engine.running():
+        yield
+        session.close()
+        wait_until(lambda: not engine.left(), lambda: f"left in the engine: {engine.left()}")
+
+
+class Hosts:
+    """Some hosts of one launcher, in a session."""
+
+    def __init__(self, session: Session, launcher: Launcher, count: int, timeout_s: float = 60.0) -> None:
+        self.session = session
+        self.launcher = launcher
+        self.numbers = session.add_hosts(launcher, count, timeout_s=timeout_s, is_light=True)
+        self.mesh = HostMesh(session.runtime, Region.whole(Extent({"hosts": count})), self.numbers)
+
+    def ranks(self, name: str = "t", n: int = 1) -> ProcMesh:
+        return self.mesh.spawn_procs({"gpus": n}, name=name, device="cpu")
+
+    def states(self) -> list[str]:
+        return [host.state for host in self.mesh.view().hosts]
+
+    def agent_pid(self, host: int) -> int:
+        return self.session.runtime._state.hosts[self.session.runtime.host_now(self.numbers[host])].pid
+
+
+def wait_until(condition: Callable[[], object], what: Callable[[], object], timeout_s: float = SOON_S) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, what()
+        time.sleep(0.01)
+
+
+class TestLauncher:
+    def test_hosts_come_up_do_work_and_are_given_back_one_by_one(self, engine: Bench, session: Session) -> None:
+        launcher = engine.make(3)
+        hosts = Hosts(session, launcher, 2)
+        ranks = hosts.ranks()  # at once: what is sent waits for them
+        ranks["x"] = ranks.per_rank([10, 20])
+        assert list(ranks.run("x + rank").get(engine.up_s).values()) == [10, 21]
+        assert hosts.states() == ["up", "up"]
+        assert launcher.progress() == ""
+        more = Hosts(session, launcher, 1)  # while it has given others
+        assert more.mesh.initialized.get(engine.up_s)
+        begin = time.monotonic()
+        hosts.mesh.slice(hosts=0).shutdown().get()
+        assert hosts.states() == ["released", "up"]
+        assert ranks.slice(hosts=1).run("x").get(SOON_S).item(gpus=0) == 20
+        hosts.mesh.shutdown().get()
+        assert more.states() == ["up"]
+        more.mesh.shutdown().get()
+        assert time.monotonic() - begin < SOON_S
+        wait_until(lambda: not engine.left(), lambda: f"left, though all were given back: {engine.left()}")
+
+    def test_what_hosts_wait_for_is_said_in_words_until_they_come(self, engine: Bench, session: Session) -> None:
+        with engine.stalled():
+            launcher = engine.make(2)
+            hosts = Hosts(session, launcher, 2)
+            wait_until(
+                lambda: re.search(engine.waits_for, hosts.mesh.view().waits_for), lambda: hosts.mesh.view(), engine.up_s
+            )
+            assert "\n" not in launcher.progress()
+            assert hosts.states() == ["starting", "starting"]
+        assert hosts.mesh.initialized.get(engine.up_s)
+        assert hosts.mesh.view().waits_for == ""
+
+    def test_hosts_that_do_not_come_in_time_are_missed_and_given_back(self, engine: Bench, session: Session) -> None:
+        with engine.stalled():
+            hosts = Hosts(session, engine.make(2), 2, timeout_s=1.0)
+            begin = time.monotonic()
+            with pytest.raises(LaunchError, match="2 of 2 hosts are gone"):
+                hosts.mesh.initialized.get(SOON_S)
+            hosts.mesh.shutdown().get()
+            assert time.monotonic() - begin < SOON_S
+        wait_until(lambda: not engine.left(), lambda: f"left after the deadline: {engine.left()}")
+
+    def test_hosts_that_are_not_wanted_any_more_do_not_come(self, engine: Bench, session: Session) -> None:
+        with engine.stalled():
+            launcher = engine.make(2)
+            hosts = Hosts(session, launcher, 2)
+            ranks = hosts.ranks()
+            begin = time.monotonic()
+            hosts.mesh.shutdown().get()
+            assert time.monotonic() - begin < SOON_S
+            assert hosts.states() == ["released", "released"]
+            with pytest.raises(SupervisionError, match="its host was given back"):
+                ranks.initialized.get(SOON_S)
+        wait_until(lambda: not engine.left(), lambda: f"left of what was cancelled: {engine.left()}")
+        launcher.close(1.0)  # a second time
+
+    def test_a_host_that_dies_is_lost_alone_and_another_takes_its_place(self, engine: Bench, session: Session) -> None:
+        hosts = Hosts(session, engine.make(2), 2)
+        ranks = hosts.ranks(n=2)
+        ranks["x"] = 7
+        former = hosts.agent_pid(1)
+        engine.kill(former)
+        wait_until(lambda: len(ranks.deaths()) == 2, lambda: ranks.deaths(), engine.lost_s)
+        assert sorted(ranks.deaths()) == [2, 3]
+        assert hosts.states() == ["up", "lost"]
+        assert hosts.mesh.view().hosts[1].why
+        assert list(ranks.slice(hosts=0).run("x").get(SOON_S).values()) == [7, 7]
+        assert ranks.heal().get(engine.up_s) == (2, 3)
+        assert hosts.states() == ["up", "up"]
+        assert hosts.agent_pid(1) != former
+        assert list(ranks.run("globals().get('x')").get(SOON_S).values()) == [7, 7, None, None]
+
+    def test_an_agent_that_can_not_start_is_told_with_what_was_written(self, engine: Bench, session: Session) -> None:
+        python = "/no/such/python"
+        try:
+            hosts = Hosts(session, engine.make(1, python), 1)
+            with pytest.raises(LaunchError) as caught:
+                hosts.mesh.initialized.get(engine.up_s)
+        except LaunchError as error:  # at once, where that is known at once
+            assert python in str(error)
+        else:
+            assert python in str(caught.value)
