@@ -40,7 +40,7 @@ from functools import partial
 from monarch_kernel.agent.backlog import OutputBacklog
 from monarch_kernel.agent.logs import RankLog, log_bytes
 from monarch_kernel.agent.network import interface_to, own_addresses
-from monarch_kernel.agent.output import OutputStream
+from monarch_kernel.agent.output import OutputStream, fold
 from monarch_kernel.agent.processes import become_subreaper, cpu_seconds, gpu_ids, group_is_alive, rss_nbytes
 from monarch_kernel.agent.share import TooFewGpusError, shared
 from monarch_kernel.agent.software import software_here
@@ -75,6 +75,10 @@ from monarch_kernel.wire.messages import (
 __all__ = ["HostAgent"]
 
 OUTPUT_EVERY_S = 0.01
+FEW_RANKS = 8
+FOLD_S = 0.0002
+"""For each rank, where there are more than a few: how long what one wrote may wait for others to write the same."""
+
 READINGS_EVERY_S = 1.0
 GROUP_GRACE_S = 1.0
 CONNECT_S = 60.0
@@ -124,7 +128,7 @@ class HostAgent:
         self._losses: list[Lost] = []
         self._incarnations: dict[int, int] = {}  # of the places where another rank was before
         self._output_at = 0.0
-        self._is_marked = False
+        self._output_due: float | None = None  # when what was read is told, at the latest
         self._readings_at = 0.0
         self._beat_at = 0.0
         self._interface = interface_to(config.addresses)
@@ -188,7 +192,7 @@ class HostAgent:
             self._losses.append(message)
         if self._is_detached:
             if isinstance(message, Output):
-                self._backlog.add(message.chunks)
+                self._backlog.add(each for chunk in message.chunks for each in chunk.of_each())
             return
         if self._leave_at is None:  # else the controller has left, and what was sent would be waited for in vain
             self._gateway.send(CONTROLLER, join([pack(message)]))
@@ -367,9 +371,13 @@ class HostAgent:
             self._selector.unregister(stream.fd)
             os.close(stream.fd)
             stream.fd = -1
-        self._is_marked |= stream.is_marked  # somebody waits for it
         now = time.monotonic()
-        if now >= self._output_at + OUTPUT_EVERY_S:
+        nranks = len(self._ranks)
+        due = now + (min(FOLD_S * nranks, OUTPUT_EVERY_S) if nranks > FEW_RANKS else 0.0)
+        if not stream.is_marked:  # else somebody waits for it
+            due = max(due, self._output_at + OUTPUT_EVERY_S)
+        self._output_due = due if self._output_due is None else min(due, self._output_due)
+        if now >= self._output_due and not stream.is_marked:
             self._flush_output(now)
 
     def _follow(self, stream: OutputStream) -> None:
@@ -386,12 +394,11 @@ class HostAgent:
         self._selector.register(fd, selectors.EVENT_READ, partial(self._read, successor))
 
     def _flush_output(self, now: float) -> None:
-        chunks: list[OutputChunk] = []
-        for rank in self._ranks.values():
-            chunks += _take(rank.streams, now)
-        if chunks:
+        self._output_due = None
+        written = [chunks for rank in self._ranks.values() if (chunks := list(_take(rank.streams, now)))]
+        if written:
             self._output_at = now
-            self._send(Output(tuple(chunks)))
+            self._send(Output(tuple(fold(written))))
 
     # -- ranks go
 
@@ -456,6 +463,8 @@ class HostAgent:
     # -- time
 
     def _timeout(self) -> float:
+        if self._output_due is not None:
+            return max(0.0, self._output_due - time.monotonic())
         if any(stream.waiting for rank in self._ranks.values() for stream in rank.streams):
             return OUTPUT_EVERY_S
         if self._groups or any(rank.kill_at is not None for rank in self._ranks.values()):
@@ -473,8 +482,7 @@ class HostAgent:
         if self._leave_at is not None and (now >= self._leave_at or not (self._ranks or self._groups)):
             self._end_session()
             return
-        if self._is_marked or now >= self._output_at + OUTPUT_EVERY_S:
-            self._is_marked = False
+        if now >= (self._output_at + OUTPUT_EVERY_S if self._output_due is None else self._output_due):
             self._flush_output(now)
         if now >= self._readings_at + READINGS_EVERY_S:
             self._read_meters(now)
