@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -66,6 +66,7 @@ from monarch_kernel.wire.messages import (
     Fetched,
     Hello,
     HostHello,
+    Message,
     Ping,
     RankSpec,
     ReadClock,
@@ -129,6 +130,8 @@ class Runtime:
         self._state = State()
         self._token = token
         self._known: set[Peer] = {CONTROLLER}
+        self._read_last: list[Frame] = []  # what `_split` has read last, if it was small
+        self._read: Sequence[tuple[Message, Sequence[Frame]]] = ()
         self._new_hosts: dict[int, NewHosts] = {}
         self._epoch = epoch
         self._ids = numbers(epoch)
@@ -792,7 +795,7 @@ class Runtime:
     def _on_message(self, peer: Peer, parts: list[Frame]) -> None:
         now = time.monotonic()
         try:
-            for message, frames in split(parts):
+            for message, frames in self._split(parts):
                 if peer not in self._known and not self._admit(peer, message):
                     self._refused += 1
                     return
@@ -806,6 +809,15 @@ class Runtime:
                         self._ask_for_clock(message.host)
         except WireError:
             self._refused += 1
+
+    def _split(self, parts: list[Frame]) -> Iterable[tuple[Message, Sequence[Frame]]]:
+        """Take a message apart; one that several ranks have sent (`Relay`) comes once for each of them, and is read once."""
+        if len(parts) != 1:
+            return split(parts)
+        if parts is not self._read_last:
+            self._read = tuple(split(parts))
+            self._read_last = parts
+        return self._read
 
     def _ask_for_clock(self, host: int) -> None:
         record = self._state.hosts.get(host)
