@@ -40,6 +40,7 @@ TOP = len(LAYERS)  # the root's __init__: may reach anything, lazily
 BEHIND = {
     "IPython": ("kernel", "notebook", "running", "rank.cell", "rank.shell"),
     "anywidget": ("ui",),
+    "asyncssh": ("launch.login", "launch.ssh"),
     "ipykernel": ("kernel",),
     "ipywidgets": ("ui",),
     "kubernetes": ("launch.apiserver",),

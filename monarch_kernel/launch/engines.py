@@ -58,6 +58,12 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
+def _tunnel(text: str) -> str:
+    if text not in ("auto", "always", "never"):
+        raise ValueError("takes auto, always or never")
+    return text
+
+
 @dataclass(frozen=True)
 class Option:
     """One option of an engine.
@@ -142,7 +148,10 @@ _SSH = Engine(
         Option(("--port",), "port", "of sshd", "PORT", _count),
         Option(("--identity", "-i"), "identity", "file with the private key", "FILE"),
         Option(("--ssh-config", "-F"), "config", "instead of ~/.ssh/config", "FILE"),
-        Option(("--tunnel",), "tunnel", "connect through SSH, where hosts can't reach this machine"),
+        Option(("--forward-agent",), "forward_agent", "let programs there use your SSH agent"),
+        Option(
+            ("--tunnel",), "tunnel", "hosts connect through SSH: auto (where they must), always, never", "WHEN", _tunnel
+        ),
     ),
 )
 

@@ -1,0 +1,158 @@
+"""Real SSH servers for tests: on ports of this machine, with keys and configuration of their own."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from tests.launch.puppet import wait_for
+
+__all__ = ["SshFolder", "Sshd", "why_no_sshd"]
+
+
+def why_no_sshd() -> str:
+    """Why there can be no SSH servers here; empty if there can."""
+    if not _sshd():
+        return "no sshd here: apt-get install openssh-server"
+    return ""
+
+
+def _sshd() -> str | None:
+    return shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+
+
+class Sshd:
+    """A server. Its settings hold for all connections; sessions of it see the environment of the test."""
+
+    def __init__(self, folder: SshFolder, name: str, settings: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.name = name
+        self.port = _free_port()
+        self.key = folder.path / f"host-{name}"
+        self._config = folder.path / f"sshd-{name}.conf"
+        self._log = folder.path / f"sshd-{name}.log"
+        folder.new_key(self.key)
+        inherited = ("MONARCH_KERNEL_TEST_MARK", "PYTHONPATH", "TMPDIR", "OMP_NUM_THREADS")
+        seen = {key: os.environ[key] for key in inherited if key in os.environ} | dict(environment)
+        lines = [
+            *settings,
+            f"Port {self.port}",
+            "ListenAddress 127.0.0.1",
+            f"HostKey {self.key}",
+            f"AuthorizedKeysFile {folder.authorized_keys}",
+            "StrictModes no",
+            "UsePAM no",
+            "PasswordAuthentication no",
+            "KbdInteractiveAuthentication no",
+            "PermitRootLogin prohibit-password",
+            "PidFile none",
+            "MaxStartups 100",
+            "SetEnv " + " ".join(f"{key}={value}" for key, value in seen.items()),
+        ]
+        self._config.write_text("\n".join(lines) + "\n")
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Come up, at the same port as before."""
+        if os.getuid() == 0:
+            os.makedirs("/run/sshd", mode=0o755, exist_ok=True)
+        command = _sshd()
+        assert command is not None
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen([command, "-D", "-e", "-f", str(self._config)], stderr=log)
+        wait_for(self._answers, f"sshd {self.name}")
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self._log.read_text()
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), 1.0) as probe:
+                return probe.recv(4) == b"SSH-"
+        except OSError:
+            return False
+
+    def break_connections(self) -> int:
+        """Kill the processes of all connections; new ones are welcome. Gives how many there were."""
+        assert self._process is not None
+        children = psutil.Process(self._process.pid).children(recursive=True)
+        servers = [child for child in children if child.name().startswith("sshd")]
+        for server in servers:
+            server.kill()
+        return len(servers)
+
+    def kill(self) -> None:
+        """End all at once, connections and server; what was started by them lives on."""
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGSTOP)  # or it would take another connection
+        self.break_connections()
+        self._process.kill()
+        self._process.wait()
+        self._process = None
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+
+class SshFolder:
+    """Keys and configuration of a user, and the servers that let him in; nothing of the real user's is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.key = path / "id"
+        self.authorized_keys = path / "authorized_keys"
+        self.known_hosts = path / "known_hosts"
+        self.config = path / "config"
+        self.new_key(self.key)
+        self.authorized_keys.write_text(self.key.with_suffix(".pub").read_text())
+        self.known_hosts.write_text("")
+        self.servers: list[Sshd] = []
+        self.write_config()
+
+    def new_key(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)
+
+    def add(self, name: str, settings: Sequence[str] = (), *, known: bool = True, **environment: str) -> Sshd:
+        """Start a server, which the configuration has under this name."""
+        server = Sshd(self, name, settings, environment)
+        self.servers.append(server)
+        if known:
+            self.know(server, server.key)
+        self.write_config()
+        return server
+
+    def know(self, server: Sshd, key: Path) -> None:
+        public = " ".join(key.with_suffix(".pub").read_text().split()[:2])
+        with self.known_hosts.open("a") as file:
+            file.write(f"[127.0.0.1]:{server.port} {public}\n")
+
+    def write_config(self, *more: str) -> None:
+        lines = [f"Host {server.name}\n  Port {server.port}\n  HostName 127.0.0.1" for server in self.servers]
+        lines += [
+            "Host *",
+            f"  User {getpass.getuser()}",
+            f"  IdentityFile {self.key}",
+            "  IdentitiesOnly yes",
+            "  IdentityAgent none",
+            f"  UserKnownHostsFile {self.known_hosts}",
+            *(f"  {line}" for line in more),
+        ]
+        self.config.write_text("\n".join(lines) + "\n")
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.kill()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])

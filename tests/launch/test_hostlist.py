@@ -1,0 +1,84 @@
+"""Lists of hosts, as users write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from monarch_kernel.errors import LaunchError
+from monarch_kernel.launch.hostlist import Place, read_hosts
+
+PLACES = {
+    "node1": Place("node1"),
+    "me@node1.example.org": Place("node1.example.org", "me"),
+    "node1:2222": Place("node1", port=2222),
+    "me@10.0.0.1:2222": Place("10.0.0.1", "me", 2222),
+    "fe80::1%eth0": Place("fe80::1%eth0"),
+    "::1": Place("::1"),
+    "me@[::1]:2222": Place("::1", "me", 2222),
+    "me@corp.com@node1": Place("node1", "me@corp.com"),
+}
+
+
+@pytest.mark.parametrize("text", PLACES)
+def test_place(text: str) -> None:
+    assert Place.parse(text) == PLACES[text]
+    assert str(PLACES[text]) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["node1:", "node1:0", "node1:65536", "node1:ssh", "-oProxyCommand=x", "[::1", "me@", ";ls"]
+)
+def test_no_place(text: str) -> None:
+    with pytest.raises(ValueError, match="is no"):
+        Place.parse(text)
+
+
+def test_list(tmp_path: Path) -> None:
+    expected = [Place("a"), Place("b", "me"), Place("c", port=2222)]
+    assert read_hosts("a,me@b,c:2222") == expected
+    assert read_hosts(" a, me@b ,,c:2222,") == expected
+    assert read_hosts(["a", "me@b", "c:2222"]) == expected
+    file = tmp_path / "hosts"
+    file.write_text("# ours\n\na slots=8\n  me@b   # spare\nc:2222 max_slots=4 slots=2\n")
+    assert read_hosts(file) == read_hosts(str(file)) == expected
+
+
+def test_name_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert read_hosts("hosts") == [Place("hosts")]
+    (tmp_path / "hosts").write_text("a\n")
+    assert read_hosts("hosts") == [Place("a")]
+    assert read_hosts(["hosts"]) == [Place("hosts")]
+
+
+WRONG = {
+    "a\nb gpus=8\n": "hosts, line 2: 'gpus=8' is not understood",
+    "a\nb:x\n": "hosts, line 2: 'b:x': 'x' is no port",
+    "a\nb\n\na\n": "hosts, line 4: a is in the list of hosts twice, the first time in line 1",
+    "# nobody\n": "there is no host in ",
+    "": "there is no host in ",
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_wrong_files(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "hosts"
+    file.write_text(text)
+    with pytest.raises(LaunchError, match=WRONG[text]):
+        read_hosts(file)
+
+
+def test_wrong_lists(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="twice; a host runs one agent"):
+        read_hosts("a,b,a")
+    with pytest.raises(LaunchError, match="no hosts are named"):
+        read_hosts(" , ")
+    with pytest.raises(LaunchError, match="missing can't be read: No such file"):
+        read_hosts(f"{tmp_path}/missing")
+    with pytest.raises(LaunchError, match="Is a directory"):
+        read_hosts(tmp_path)
+    (tmp_path / "key").write_bytes(bytes(range(256)))
+    with pytest.raises(LaunchError, match="is no text"):
+        read_hosts(tmp_path / "key")
