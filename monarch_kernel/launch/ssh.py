@@ -69,8 +69,8 @@ _SHELL = """exec /bin/sh -c 'IFS= read -r s; eval "$s"'"""
 
 _START = (
     "exec 3<&0 </dev/null 2>&1;"
-    ' d=$(umask 077; mktemp -d "${{TMPDIR:-/tmp}}/monarch-ssh-XXXXXX") || exit 1;'
-    ' setsid {command} <&3 3<&- >"$d/log" 2>&1 & a=$!; exec 3<&-; echo "MONARCH-SSH $a $d";'
+    ' d=$(umask 077; mktemp -d "${{TMPDIR:-/tmp}}/monarch-ssh-XXXXXX") || exit 1; : >"$d/log";'
+    ' setsid {command} <&3 3<&- >>"$d/log" 2>&1 & a=$!; exec 3<&-; echo "MONARCH-SSH $a $d";'
     ' tail -n +1 -f "$d/log" 2>/dev/null & t=$!; trap "" PIPE;'  # for nobody may read us any more when the agent ends
     ' wait $a; e=$?; kill $t; s=$(tail -n 20 "$d/log"); rm -rf "$d"; echo; echo "MONARCH-END $e"; echo "$s"'
 )
