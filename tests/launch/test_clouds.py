@@ -1,0 +1,115 @@
+"""Ranks on hosts of a Kubernetes cluster, and of Lightning.ai: with real agents, which dial back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_kernel.actor import ProcMesh, shutdown_context
+from monarch_kernel.actor.hosts import allocate
+from monarch_kernel.launch.base import Launcher
+from monarch_kernel.launch.kubernetes import KubernetesLauncher
+from monarch_kernel.launch.lightning import LightningLauncher
+from monarch_kernel.train.group import GroupStore
+from tests.launch.cluster import Cluster, Image
+from tests.launch.lightnings import lightning_cloud
+from tests.launch.standin import wait_until
+
+LONG_S = 60.0
+
+
+@dataclass
+class Engine:
+    """A launcher, and a hand on what its engine has."""
+
+    launcher: Launcher
+    names: Callable[[], list[str]]  # of what is in the engine
+    pid: Callable[[int], int]  # of what was started on the host with this number
+
+
+@contextlib.contextmanager
+def kubernetes(directory: Path) -> Iterator[Engine]:
+    cluster = Cluster(directory)
+    cluster.images["monarch:1"] = Image({"python3": (sys.executable, "...")})
+    launcher = KubernetesLauncher(image="monarch:1", kubeconfig=cluster.kubeconfig())
+    try:
+        yield Engine(
+            launcher,
+            lambda: cluster.names("pods") + cluster.names("secrets"),
+            lambda number: cluster.pid(launcher._spec.name(number)),
+        )
+    finally:
+        launcher.close(5.0)
+        cluster.close()
+
+
+@contextlib.contextmanager
+def lightning(directory: Path) -> Iterator[Engine]:
+    with lightning_cloud(directory) as cloud:
+        launcher = LightningLauncher(machine="CPU", poll_s=0.2)
+
+        def pid(number: int) -> int:
+            host = next(h for job in launcher._jobs for h in job.hosts if job.configs[h.rank].host == number)
+            process = cloud.machines[host.machine.id].process
+            assert process is not None
+            return process.pid
+
+        try:
+            yield Engine(launcher, cloud.names, pid)
+        finally:
+            launcher.close(5.0)
+
+
+@pytest.fixture(params=["kubernetes", "lightning"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    if request.param == "lightning" and sys.version_info < (3, 11):
+        pytest.skip("the SDK needs Python 3.11")
+    with {"kubernetes": kubernetes, "lightning": lightning}[request.param](tmp_path) as engine:
+        try:
+            yield engine
+        finally:
+            shutdown_context().get()
+
+
+@pytest.fixture
+def store() -> Iterator[GroupStore]:
+    store = GroupStore()
+    yield store
+    store.close()
+
+
+def values(mesh: ProcMesh, code: str) -> list[Any]:
+    return list(mesh.run(code).get(LONG_S).values())
+
+
+def test_a_cell_runs_across_hosts_and_one_is_replaced(engine: Engine, store: GroupStore) -> None:
+    hosts = allocate(engine.launcher, 2)
+    mesh = hosts.spawn_procs({"gpus": 2}, device="cpu")
+    assert dict(mesh.extent) == {"hosts": 2, "gpus": 2}
+    agents = values(mesh, "import os, torch, torch.distributed as dist\nos.getppid()")
+    assert agents[0] == agents[1] != agents[2] == agents[3]
+    assert values(mesh, "os.environ.get('MONARCH_AGENT', 'nothing')") == ["nothing"] * 4  # the keys stay with agents
+    store.form(mesh).get(LONG_S)
+    total = "x = torch.tensor([rank]); dist.all_reduce(x); x.item()"
+    assert values(mesh, total) == [6, 6, 6, 6]
+
+    (lost, died) = hosts._numbers[1], agents[2]
+    os.kill(engine.pid(lost), signal.SIGKILL)
+    wait_until(lambda: mesh.deaths().keys() == {2, 3}, "the loss of its ranks")
+    assert values(mesh.slice(hosts=0), "rank") == [0, 1]
+    assert mesh.heal().get(LONG_S) == (2, 3)
+    mesh.run("import os, torch, torch.distributed as dist").get(LONG_S)
+    assert died not in values(mesh, "os.getppid()")
+    store.form(mesh).get(LONG_S)
+    assert values(mesh, total) == [6, 6, 6, 6]
+
+    hosts.shutdown().get()
+    wait_until(lambda: engine.names() == [], "nothing to be left in the engine")
