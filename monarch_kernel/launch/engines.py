@@ -190,6 +190,9 @@ _KUBERNETES = Engine(
         _CPUS,
         Option(("--mem",), "mem", "memory of each pod, such as 64Gi", "SIZE"),
         Option(("--node-selector",), "node_selector", "only such nodes; may be repeated", "K=V", _pair, repeated=True),
+        Option(("--service-account",), "service_account", "that the pods run as", "NAME"),
+        Option(("--gpu-resource",), "gpu_resource", "what the cluster calls a GPU (nvidia.com/gpu)", "NAME"),
+        Option(("--pod",), "pod", "file with what else the pods shall have: volumes, tolerations ...", "FILE"),
     ),
 )
 
@@ -202,9 +205,12 @@ _LIGHTNING = Engine(
     extra="lightning",
     options=(
         Option(("--machine",), "machine", "of each host, such as H100_X_8", "MACHINE"),
-        Option(("--teamspace",), "teamspace", "instead of the Studio's", "NAME"),
-        Option(("--image",), "image", "instead of the Studio's environment", "IMAGE"),
+        Option(("--studio",), "studio", "whose environment they get; in a Studio, that one (default)", "NAME"),
+        Option(("--image",), "image", "of a container, instead of a Studio's environment", "IMAGE"),
+        Option(("--teamspace",), "teamspace", "instead of the current one", "[OWNER/]NAME"),
+        Option(("--cloud",), "cloud", "provider or account, instead of the teamspace's", "NAME"),
         Option(("--interruptible",), "interruptible", "cheaper machines, which may be taken away"),
+        Option(("--separate",), "separate", "each host is a job of its own, instead of all being one"),
     ),
 )
 
