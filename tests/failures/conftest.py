@@ -20,6 +20,12 @@ def by_value() -> Iterator[None]:
     cloudpickle.unregister_pickle_by_value(machines_module)
 
 
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    """Agents of a module whose tests launch no others; all ends with it."""
+    yield from _machines(tmp_path_factory.mktemp("agents"), through_proxies=False)
+
+
 @pytest.fixture
 def machines(tmp_path: Path) -> Iterator[Machines]:
     """Agents, with nothing between them and the controller; all ends with the test."""

@@ -114,7 +114,7 @@ def family(pid: int) -> list[psutil.Process]:
 def is_alive(process: psutil.Process) -> bool:
     """Whether a process runs; not if nobody has collected its status yet."""
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from monarch_kernel.actor import ProcMesh, SupervisionError
+from monarch_kernel.actor import Future, ProcMesh, SupervisionError, ValueMesh
 from tests.failures.machines import LONG_S, Ledger, Machines, family, hosts_on, is_alive, wait_until
 
 LOST_AFTER_S = 1.0
@@ -94,7 +94,7 @@ def test_a_host_that_stands_still_for_a_moment_is_waited_for(machines: Machines,
     ledger.all.call().get(LONG_S)
     machines.signal(agent, signal.SIGSTOP)
     begun = time.monotonic()
-    futures = []
+    futures: list[Future[ValueMesh[int]]] = []
     try:
         while time.monotonic() < begun + LOST_AFTER_S / 2:
             futures.append(ledger.take.call(len(futures)))
