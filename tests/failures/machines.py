@@ -30,6 +30,7 @@ class Machines:
 
     Attributes:
         agents: in the order in which they were launched.
+        meshes: what `hosts_on` has made of them.
         proxies: of each agent, the same way; empty without ``through_proxies``.
     """
 
@@ -39,6 +40,7 @@ class Machines:
         self._launcher = LocalLauncher(directory)
         self._through_proxies = through_proxies
         self.agents: list[LocalHost] = []
+        self.meshes: list[HostMesh] = []
         self.proxies: list[Proxy] = []
 
     def launch(self, configs: Sequence[AgentConfig]) -> Sequence[LocalHost]:
@@ -99,7 +101,8 @@ def hosts_on(machines: Machines, count: int, **options: Any) -> HostMesh:
     session = current_session()
     serve_ranks(session)
     numbers = session.add_hosts(machines, count, **options)
-    return HostMesh(session.runtime, Region.whole(Extent({"hosts": count})), numbers)
+    machines.meshes.append(HostMesh(session.runtime, Region.whole(Extent({"hosts": count})), numbers))
+    return machines.meshes[-1]
 
 
 def family(pid: int) -> list[psutil.Process]:

@@ -16,7 +16,7 @@ import zmq
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.controller.session import Session, current_session
 from monarch_kernel.transport.relay import Relay
-from monarch_kernel.wire.codec import Frame, join, pack
+from monarch_kernel.wire.codec import join, pack
 from monarch_kernel.wire.config import LinkKeys
 from monarch_kernel.wire.messages import Hello, HostHello
 from tests.failures.machines import LONG_S, Machines, hosts_on, wait_until
@@ -115,7 +115,7 @@ def test_the_right_keys_and_a_wrong_token_are_refused(
 ) -> None:
     """Such as an agent of this session that was told to end, and a process that has stolen the keys only."""
     session = current_session()
-    said: tuple[bytes, list[Frame]] = {
+    said = {
         "a host": (b"H%d" % number, join([pack(HostHello("no token", number, "liar", 1, 1, 0))])),
         "a rank": (b"R1", join([pack(Hello("no token", procs.procs[0], 1, "cpu"))])),
         "garbage": (b"H%d" % number, [pickle.dumps(Bomb(tmp_path / "opened"))] * 2),
