@@ -65,7 +65,7 @@ def run_agent() -> None:
         leftover = config.directory if config.has_own_directory else ""
         return Zygote(entry, preload, later, addresses, config.token, config.log, leftover)
 
-    first = [make_zygote()]  # before anything else is imported: it takes the longest
+    first = [] if config.is_idle else [make_zygote()]  # before anything else is imported: it takes the longest
     from monarch_kernel.agent.host import HostAgent
 
     HostAgent(config, lambda: first.pop() if first else make_zygote()).run()

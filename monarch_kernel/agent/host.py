@@ -113,7 +113,7 @@ class HostAgent:
         become_subreaper()
         self._config = config
         self._make_zygote = make_zygote
-        self._zygote: Zygote | None = make_zygote()  # first of all: it takes the longest
+        self._zygote = None if config.is_idle else make_zygote()  # first of all: it takes the longest
         self._selector = selectors.DefaultSelector()
         self._ranks: dict[int, _Rank] = {}
         self._groups: dict[int, float] = {}
@@ -138,7 +138,8 @@ class HostAgent:
         )
         if not config.addresses:
             print(f"{LISTENS} {self._gateway.port}", flush=True)
-        self._watch_zygote()
+        if self._zygote is not None:
+            self._watch_zygote()
         self._controller_fd = -1
         if config.controller_pid:
             try:

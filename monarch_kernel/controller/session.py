@@ -68,11 +68,16 @@ class Session:
         self._launchers: list[Launcher] = []
         self._lock = threading.Lock()
 
-    def local_host(self) -> int:
-        """Number of this machine's agent, which is launched if it is not there, or no more."""
+    def local_host(self, *, is_idle: bool = False) -> int:
+        """Number of this machine's agent, which is launched if it is not there, or no more.
+
+        One that is launched ``is_idle`` gets nothing ready for ranks: it looks after what we leave, should we be killed.
+        """
         with self._lock:
             if self._local_host is None or self.runtime.host_is_gone(self._local_host):
-                (self._local_host,) = self.runtime.add_hosts(self._launcher, self._config_here)
+                (self._local_host,) = self.runtime.add_hosts(
+                    self._launcher, lambda host: self._config_here(host, is_idle)
+                )
             return self._local_host
 
     def add_hosts(
@@ -99,6 +104,7 @@ class Session:
             LaunchError: the engine can't be reached, or will never have that many.
             MeshDownError: the session was shut down.
         """
+        self.local_host(is_idle=True)
         port = self.runtime.with_baton(self._transport.listen)
         beat_s = min(0.25, lost_after_s / 4)
         config = AgentConfig(
@@ -167,7 +173,7 @@ class Session:
         host = self.runtime.host_of(proc)
         return self.runtime.host_now(host) if host in self._origins else self.local_host()
 
-    def _config_here(self, host: int) -> AgentConfig:
+    def _config_here(self, host: int, is_idle: bool) -> AgentConfig:
         """What this machine's own agent must know."""
         return AgentConfig(
             host,
@@ -179,6 +185,7 @@ class Session:
             log=str(self.directory / f"agent-{host}.log"),
             life=self._epoch,
             beat_s=1.0,
+            is_idle=is_idle,
         )
 
     def record_of(self, proc: int) -> str:

@@ -42,6 +42,7 @@ class AgentConfig(msgspec.Struct, frozen=True):
         number_from: environment variable whose number is added to ``host``, for engines that start many agents alike.
         beat_s: how often the agent says that it is alive, in seconds.
         grace_s: how long it waits for a controller that has fallen silent, in seconds, before it ends all.
+        is_idle: whether nothing is got ready for ranks before the first is asked for.
         is_light: whether ranks are forked without torch, IPython and all else that takes memory.
     """
 
@@ -57,6 +58,7 @@ class AgentConfig(msgspec.Struct, frozen=True):
     number_from: str = ""
     beat_s: float = 0.25
     grace_s: float = 10.0
+    is_idle: bool = False
     is_light: bool = False
 
     def numbered(self, number: int) -> AgentConfig:
