@@ -1,0 +1,114 @@
+"""A Ray cluster of several nodes on this machine, in a process of its own; run as a program it is that process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+NODE_NBYTES = 80 << 20  # the least that Ray takes for its objects
+START_S = 100.0
+
+
+class RayCluster:
+    """A head without resources of its own, and nodes.
+
+    Args:
+        directory: for Ray's files; a short path.
+        nodes: what each has, such as ``{"num_cpus": 1, "num_gpus": 8}``.
+    """
+
+    def __init__(self, directory: Path, nodes: list[dict[str, Any]]) -> None:
+        self._log = open(directory / "cluster.log", "wb")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, str(directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log
+        )
+        try:
+            self.address: str = self._answer()
+            self.raylets = [self.add(**node) for node in nodes]
+        except BaseException:
+            self.close()
+            raise
+
+    def add(self, **resources: Any) -> int:
+        """Add a node; gives the pid of its raylet."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(resources).encode() + b"\n")
+        self._process.stdin.flush()
+        return int(self._answer())
+
+    def power_off(self, raylet: int) -> None:
+        """Have a node die, with all that it runs."""
+        for pid in [raylet, *descendants(raylet)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End all nodes."""
+        self._process.communicate(timeout=START_S)
+        self._log.close()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], START_S)
+        line = self._process.stdout.readline() if ready else b""
+        assert line, f"the Ray cluster did not come up: {Path(self._log.name).read_text()}"
+        return json.loads(line)
+
+
+def descendants(pid: int) -> list[int]:
+    """Pids of all that a process has started, and those of them."""
+    found = []
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            for child in map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split()):
+                found += [child, *descendants(child)]
+    return found
+
+
+def raylet_of(pid: int) -> int:
+    """The raylet under which a process runs."""
+    while Path(f"/proc/{pid}/comm").read_text().strip() != "raylet":
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return pid
+
+
+def serve(directory: str) -> None:
+    """Be the process that has the nodes: a line in gives a node, and its raylet's pid as a line out."""
+    from ray._private import utils
+    from ray.cluster_utils import Cluster
+
+    utils.write_ray_address = lambda *_: None  # whoever else uses Ray on this machine goes on to find his own cluster
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": NODE_NBYTES, "temp_dir": directory}
+    try:
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+    except Exception as error:  # of no class: it gives a node 30 s, and a busy machine may need more
+        print(error, file=sys.stderr)
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        print(json.dumps(cluster.address), file=answers, flush=True)
+        nodes = []
+        while True:
+            # A raylet that was killed is our child: its workers go on for as long as it is a zombie.
+            while not select.select([sys.stdin], [], [], 0.05)[0]:
+                for node in nodes:
+                    node.all_processes["raylet"][0].process.poll()
+            line = sys.stdin.readline()
+            if not line:
+                break
+            nodes.append(cluster.add_node(**json.loads(line), object_store_memory=NODE_NBYTES))
+            print(nodes[-1].all_processes["raylet"][0].process.pid, file=answers, flush=True)
+    finally:
+        cluster.shutdown()
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])

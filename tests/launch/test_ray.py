@@ -1,0 +1,364 @@
+"""The Ray launcher, against a cluster of five nodes on this machine; in the end one of them dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_kernel.launch.ray import RayHost, RayLauncher
+from monarch_kernel.wire.config import AgentConfig
+from tests.launch.rays import RayCluster, raylet_of
+from tests.launch.standin import STAND_IN, Home, wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+NODES = 4
+ON_STDIN = "import os, sys\nos.environ['MONARCH_AGENT'] = sys.stdin.read()\n"
+# Says what surrounds it before it does what the stand-in does; the interpreter is Ray's.
+SURROUNDED = """
+names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PYTHONBREAKPOINT", "RAY_JOB_ID")
+print(*(f"{name}={os.environ.get(name)}" for name in names), flush=True)
+"""
+COMMAND = ("", "-c", ON_STDIN + SURROUNDED + STAND_IN)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+    cluster = RayCluster(Path(os.environ["TMPDIR"]), [{"num_cpus": 1, "num_gpus": 8}] * NODES)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def home() -> Iterator[Home]:
+    home = Home()
+    yield home
+    home.close()
+
+
+@pytest.fixture
+def make(cluster: RayCluster) -> Iterator[Callable[..., RayLauncher]]:
+    """Makes launchers, which are closed in the end."""
+    launchers: list[RayLauncher] = []
+
+    def make(**options: Any) -> RayLauncher:
+        launchers.append(RayLauncher(**{"address": cluster.address, "gpus": 8, "command": COMMAND, **options}))
+        return launchers[-1]
+
+    yield make
+    for launcher in launchers:
+        launcher.close(0.0)
+
+
+def is_told(host: RayHost, *words: str) -> None:
+    """Wait until a host has ended, and see that these words say why."""
+    wait_until(lambda: host.poll() is not None, f"the end of a host ({words})", 60)
+    told = host.poll() or ""
+    assert all(word in told for word in words), told
+
+
+def running(pids: Sequence[int]) -> list[int]:
+    return [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+
+
+def driver_of(launcher: RayLauncher) -> int:
+    assert launcher._driver is not None
+    return launcher._driver._process.pid
+
+
+# -- hosts come and go
+
+
+def test_hosts_come_each_on_a_node_of_its_own(make: Callable[..., RayLauncher], home: Home) -> None:
+    launcher = make()
+    assert launcher.progress() == ""
+    begun = time.monotonic()
+    hosts = launcher.launch(home.configs([1, 2, 3, 4]))
+    assert time.monotonic() - begun < 0.5
+    assert launcher.progress().startswith("Ray: ")
+    home.wait_for([1, 2, 3, 4])
+    wait_until(lambda: launcher.progress() == "", "no more progress")
+    assert len({raylet_of(pid) for pid in home.pids.values()}) == 4
+    wait_until(lambda: all(len(host.log_tail()) == 3 for host in hosts), "the logs")
+    surroundings = "CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7 OMP_NUM_THREADS=1 PYTHONBREAKPOINT=None RAY_JOB_ID=None"
+    assert [host.log_tail()[0] for host in hosts] == [surroundings] * 4
+    assert hosts[2].log_tail()[1:] == ("host 3 starts", "host 3 is connected")
+    assert [host.poll() for host in hosts] == [None] * 4
+    for pid in [driver_of(launcher), *home.pids.values(), *(int(_parent(pid)) for pid in home.pids.values())]:
+        for name in ("cmdline", "environ"):
+            assert home.token.encode() not in Path(f"/proc/{pid}/{name}").read_bytes()
+    home.end(2, 0)
+    begun = time.monotonic()
+    hosts[1].close(5.0)  # ends by itself
+    assert time.monotonic() - begun < 3
+    launcher.close(0.0)
+    assert not running(list(home.pids.values()))
+    assert all(host.poll() for host in hosts)
+    hosts[1].close(0.0)  # again: nothing happens
+    launcher.close(0.0)
+
+
+def _parent(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+
+
+def test_more_hosts_than_there_are_nodes_are_told_in_numbers(make: Callable[..., RayLauncher], home: Home) -> None:
+    hosts = make().launch(home.configs(range(5)))
+    for host in hosts:
+        is_told(
+            host,
+            "asked for 5 hosts with 8 GPUs and 1 CPU each",
+            "the cluster has 4 such nodes (of 5 nodes: 4 with 8 GPUs",
+        )
+
+
+def test_who_waits_is_told_what_is_free_and_can_be_called_off(make: Callable[..., RayLauncher], home: Home) -> None:
+    first, second = make(), make()
+    held = first.launch(home.configs([1, 2, 3]))
+    home.wait_for([1, 2, 3])
+    hosts = second.launch(home.configs([4, 5]))
+    waits = "Ray: 2 hosts with 8 GPUs and 1 CPU: that is free on 1 of 4 nodes"
+    wait_until(lambda: second.progress() == waits, "what it waits for")
+    hosts[1].close(0.0)  # one is enough now
+    home.wait_for([4])
+    late = second.launch(home.configs([6]))
+    wait_until(lambda: "1 host with 8 GPUs" in second.progress(), "what it waits for")
+    second.close(0.0)
+    assert late[0].poll() == "it was given back"
+    assert not running([home.pids[4]])
+    assert [host.poll() for host in held] == [None] * 3
+    third = make()
+    third.launch(home.configs([7]))  # nothing is left of the second that would be in the way
+    home.wait_for([7])
+    assert 6 not in home.pids
+
+
+def test_an_agent_that_ends_is_told_and_replaced_where_it_was(make: Callable[..., RayLauncher], home: Home) -> None:
+    launcher = make()
+    hosts = launcher.launch(home.configs([1, 2, 3, 4]))
+    home.wait_for([1, 2, 3, 4])
+    raylet = raylet_of(home.pids[3])
+    home.end(3, 7)
+    is_told(hosts[2], f"the host agent (pid {home.pids[3]} on node ", " ended with exit code 7")
+    assert hosts[2].log_tail()[-1] == "host 3 ends: 7"
+    launcher.launch(home.configs([5]))
+    home.wait_for([5])
+    assert raylet_of(home.pids[5]) == raylet
+    os.kill(home.pids[5], signal.SIGKILL)
+    os.kill(home.pids[1], signal.SIGKILL)
+    is_told(hosts[0], "was killed by signal 9")
+    assert [hosts[1].poll(), hosts[3].poll()] == [None] * 2
+
+
+def test_what_can_not_be_run_is_told_with_its_last_lines(make: Callable[..., RayLauncher], home: Home) -> None:
+    (host,) = make(command=("/no/such/python", "-c", "")).launch(home.configs([1]))
+    is_told(host, "ended with exit code 1")
+    assert "No such file or directory" in host.log_tail()[-1]
+
+
+STUBBORN = """
+import signal, subprocess, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+print("MONARCH-AGENT 4711", flush=True)
+print(child.pid, flush=True)
+time.sleep(1000)
+"""
+
+
+def test_an_agent_that_does_not_end_is_forced_with_what_it_leaves(make: Callable[..., RayLauncher], home: Home) -> None:
+    (host,) = make(command=("", "-c", STUBBORN)).launch(home.configs([1]))
+    wait_until(lambda: len(host.log_tail()) == 1, "its child")
+    assert host.address.startswith("tcp://")
+    assert host.address.endswith(":4711")
+    child = int(host.log_tail()[0])
+    assert running([child])
+    host.close(0.1)
+    assert not running([child])
+
+
+def test_the_end_of_the_driver_ends_the_hosts(make: Callable[..., RayLauncher], home: Home) -> None:
+    launcher = make()
+    hosts = launcher.launch(home.configs([1, 2]))
+    home.wait_for([1, 2])
+    os.kill(driver_of(launcher), signal.SIGKILL)
+    for host in hosts:
+        is_told(host, f"the process that talks to Ray (pid {driver_of(launcher)}) was killed by signal 9")
+    wait_until(lambda: not running([home.pids[1], home.pids[2]]), "the end of the agents")
+    launcher.launch(home.configs([3]))
+    home.wait_for([3])
+
+
+# -- where there is no cluster
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("127.0.0.1:9", "no Ray cluster can be reached at 127.0.0.1:9: Connect call failed"),
+        ("nonsense", "'nonsense' is no address of a Ray cluster; write auto, HOST:PORT or ray://HOST:PORT"),
+    ],
+)
+def test_a_cluster_that_is_not_there_is_told(home: Home, address: str, told: str) -> None:
+    launcher = RayLauncher(address=address, command=COMMAND)
+    hosts = launcher.launch(home.configs([1, 2]))
+    for host in hosts:
+        is_told(host, f"Ray: {told}")
+    launcher.close(0.0)
+
+
+# -- a program that uses Ray itself
+
+PROGRAM = """
+import json, os, sys
+import ray
+from monarch_kernel.launch.ray import RayLauncher
+from monarch_kernel.wire.config import AgentConfig
+
+configs = [AgentConfig.decode(config.encode()) for config in json.loads(sys.argv[1])]
+command = json.loads(sys.argv[2])
+"""
+
+FROM_GROUP = """
+ray.init(address=sys.argv[3], log_to_driver=False)
+group = ray.util.placement_group([{"CPU": 1, "GPU": 8}] * 2, strategy="STRICT_SPREAD")
+assert group.wait(30)
+launcher = RayLauncher.from_placement_group(group, command=command)
+assert launcher.places == 2
+hosts = launcher.launch(configs[:2])
+print(json.dumps(list(ray.util.placement_group_table(group)["bundles_to_node_id"].values())), flush=True)
+sys.stdin.readline()  # they are up
+(more,) = launcher.launch(configs[2:])
+print(json.dumps(None), flush=True)
+sys.stdin.readline()  # one has ended: there is room
+sys.stdin.readline()  # and is taken
+launcher.close(0.0)
+print(json.dumps(ray.util.placement_group_table(group)["state"]), flush=True)
+"""
+
+FROM_ACTORS = """
+ray.init(address=sys.argv[3], log_to_driver=False)
+Worker = ray.remote(num_gpus=3)(type("Worker", (), {}))
+workers = [Worker.options(scheduling_strategy="SPREAD").remote() for _ in range(3)]
+launcher = RayLauncher.from_actors(workers, command=command, timeout_s=60)
+hosts = launcher.launch(configs[: launcher.places])
+print(json.dumps(launcher.places), flush=True)
+sys.stdin.readline()  # they are up
+print(json.dumps([host.log_tail()[0].split()[0] for host in hosts]), flush=True)
+launcher.close(0.0)
+"""
+
+OUTLIVED = """
+launcher = RayLauncher(address=sys.argv[3], gpus=8, command=command)
+hosts = launcher.launch(configs)
+while not launcher._driver:
+    pass
+print(json.dumps(launcher._driver._process.pid), flush=True)
+sys.stdin.readline()
+"""
+
+
+class Program:
+    """A program of a user, which says and hears a line of JSON now and then."""
+
+    def __init__(self, code: str, configs: Sequence[AgentConfig], address: str) -> None:
+        encoded = json.dumps([config.encode().decode() for config in configs])
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(PROGRAM + code), encoded, json.dumps(COMMAND), address],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def hear(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.process.communicate()
+        return json.loads(line)
+
+    def go_on(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def end(self) -> None:
+        out, err = self.process.communicate(timeout=30)
+        assert self.process.returncode == 0, err
+
+
+def test_hosts_in_a_placement_group_of_the_program(cluster: RayCluster, home: Home) -> None:
+    program = Program(FROM_GROUP, home.configs([1, 2, 3]), cluster.address)
+    assert len(set(program.hear())) == 2
+    home.wait_for([1, 2])
+    raylets = [raylet_of(home.pids[1]), raylet_of(home.pids[2])]
+    assert len(set(raylets)) == 2
+    program.go_on()
+    program.hear()
+    assert 3 not in home.pids  # there is no room
+    home.end(1, 0)
+    home.wait_for([3])
+    assert raylet_of(home.pids[3]) == raylets[0]
+    program.go_on()
+    program.go_on()
+    assert program.hear() == "CREATED"  # the group is the program's
+    assert not running(list(home.pids.values()))
+    program.end()
+
+
+def test_hosts_where_the_program_has_actors(cluster: RayCluster, home: Home) -> None:
+    program = Program(FROM_ACTORS, home.configs([1, 2, 3]), cluster.address)
+    places = program.hear()
+    home.wait_for(range(1, places + 1))
+    assert len({raylet_of(pid) for pid in home.pids.values()}) == places
+    program.go_on()
+    gpus = [text.removeprefix("CUDA_VISIBLE_DEVICES=").split(",") for text in program.hear()]
+    assert sum(map(len, gpus)) == 3 * 3
+    program.end()
+
+
+def test_agents_that_outlive_the_program_keep_their_hosts_until_they_end(cluster: RayCluster, home: Home) -> None:
+    program = Program(OUTLIVED, home.configs([1, 2]), cluster.address)
+    driver = program.hear()
+    home.wait_for([1, 2])
+    program.process.kill()
+    program.process.communicate()
+    home.end(1, 0)
+    wait_until(lambda: not running([home.pids[1]]), "the end of one")
+    assert running([driver, home.pids[2]]) == [driver, home.pids[2]]
+    home.end(2, 0)
+    wait_until(lambda: not running([driver]), "the end of the driver")
+
+
+# -- a node dies
+
+
+def test_a_node_that_dies_is_replaced_by_another_at_once(
+    cluster: RayCluster, make: Callable[..., RayLauncher], home: Home, capfd: pytest.CaptureFixture[str]
+) -> None:
+    launcher = make()
+    hosts = launcher.launch(home.configs([1, 2, 3]))
+    home.wait_for([1, 2, 3])
+    raylets = {number: raylet_of(pid) for number, pid in home.pids.items()}
+    died = time.monotonic()
+    cluster.power_off(raylets[2])
+    launcher.launch(home.configs([4]))  # as the controller does, when the heartbeats fail
+    home.wait_for([4])
+    assert time.monotonic() - died < 10  # Ray has not noticed
+    assert raylet_of(home.pids[4]) not in raylets.values()
+    (impossible,) = launcher.launch(home.configs([5]))
+    is_told(impossible, "asked for 1 host", "4 of these have a host of this mesh already")
+    hosts[1].close(0.0)
+    is_told(hosts[1], "it was given back")
+    assert [hosts[0].poll(), hosts[2].poll()] == [None] * 2
+    assert capfd.readouterr() == ("", "")
