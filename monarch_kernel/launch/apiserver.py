@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from monarch_kernel.errors import LaunchError
 from monarch_kernel.launch.pods import Json, refusal
+from monarch_kernel.launch.tunnel import Connection
 
 __all__ = ["REQUEST_S", "ApiServer", "RefusedError", "is_in_cluster"]
 
@@ -26,6 +28,8 @@ _NEEDED = (
     ("create", "secrets", ""),
     ("delete", "secrets", ""),
 )
+_NEEDED_TO_DIAL = (("get", "pods", "log"),)
+_NEEDED_FOR_TUNNEL = (("create", "pods", "portforward"), ("get", "pods", "portforward"))
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
@@ -77,6 +81,8 @@ class ApiServer:
         self._where = configuration.host
         self._client = client.ApiClient(configuration)
         self._core = client.CoreV1Api(self._client)
+        self._forwarded = client.CoreV1Api(client.ApiClient(configuration))
+        self._forwarding = threading.Lock()
         self._rights = client.AuthorizationV1Api(self._client)
         self._streams: set[Any] = set()
         self._is_hung_up = False
@@ -85,10 +91,12 @@ class ApiServer:
         """See whether we are let in."""
         self._json("list pods", self._core.list_namespaced_pod, limit=1)
 
-    def missing_rights(self) -> list[str]:
+    def missing_rights(self, *, dials: bool, tunnel: bool) -> list[str]:
         """What we need and may not do, such as ``create pods``; empty if the cluster does not tell."""
         missing = []
-        for verb, resource, sub in _NEEDED:
+        for verb, resource, sub in _NEEDED + (
+            _NEEDED_TO_DIAL + (_NEEDED_FOR_TUNNEL if tunnel else ()) if dials else ()
+        ):
             asked = {"verb": verb, "resource": resource, "subresource": sub, "namespace": self.namespace}
             try:
                 answer = self._json(
@@ -104,7 +112,7 @@ class ApiServer:
             except RefusedError:
                 return []
             if not (answer.get("status") or {}).get("allowed", True):
-                missing.append(f"{verb} {resource}")
+                missing.append(f"{verb} {resource}{sub and f'/{sub}'}")
         return missing
 
     def create_secret(self, secret: Json) -> None:
@@ -140,6 +148,25 @@ class ApiServer:
             _request_timeout=_LOG_S,
         )
         return tuple(data.decode(errors="replace").splitlines())
+
+    def connect_to(self, name: str, port: int) -> Connection:
+        """Connect to a port of a pod by way of the API server.
+
+        Raises:
+            OSError: it can't be done.
+        """
+        from kubernetes.client.exceptions import ApiException
+        from kubernetes.stream import portforward
+
+        with self._forwarding:  # a client is not itself while it connects
+            try:
+                forward = portforward(
+                    self._forwarded.connect_get_namespaced_pod_portforward, name, self.namespace, ports=str(port)
+                )
+            except ApiException as error:
+                raise ConnectionError(f"the API server does not connect us to pods: {error.reason}") from error
+        connection: Connection = forward.socket(port)
+        return connection
 
     def list_pods(self, selector: str) -> Json:
         """All pods with these labels."""

@@ -21,6 +21,7 @@ refuses for now (it can't be reached, it is busy) is tried again for a while, ev
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import secrets
 import socket
@@ -36,7 +37,8 @@ from monarch_kernel.errors import LaunchError
 from monarch_kernel.launch.apiserver import REQUEST_S, ApiServer, RefusedError, is_in_cluster
 from monarch_kernel.launch.chores import Chores
 from monarch_kernel.launch.pods import Json, PodSpec, ended, image_trouble, is_up, waits_for
-from monarch_kernel.wire.config import AgentConfig
+from monarch_kernel.launch.tunnel import Tunnel
+from monarch_kernel.wire.config import LISTENS, AgentConfig
 
 __all__ = ["KubernetesLauncher", "PodHost"]
 
@@ -64,6 +66,8 @@ class KubernetesLauncher:
         python: interpreter in the image.
         pod: what else a pod shall have (tolerations, volumes, imagePullSecrets ...), or the YAML file with it; see `merged`.
         owner: pod that the hosts end with; left out, the one that this runs in, if any.
+        dial: whether this machine connects to the pods, because they can't connect to it.
+        tunnel: the same by way of the API server, because it can't reach them either.
         image_patience_s: how long an image may be in trouble before a host is given up, in seconds.
 
     Raises:
@@ -88,6 +92,8 @@ class KubernetesLauncher:
         python: str = "python3",
         pod: Mapping[str, Any] | str = "",
         owner: str = "",
+        dial: bool = False,
+        tunnel: bool = False,
         image_patience_s: float = 60.0,
     ) -> None:
         if not image:
@@ -111,6 +117,8 @@ class KubernetesLauncher:
         self._in_cluster = is_in_cluster(kubeconfig, context)
         self._owner_name = owner
         self._owner: Json | None = None
+        self._dials = dial or tunnel
+        self._tunnels = tunnel
         self._patience_s = image_patience_s
         self.namespace = namespace
         self._api: ApiServer | None = None
@@ -189,7 +197,7 @@ class KubernetesLauncher:
         api = ApiServer(self._kubeconfig, self._context, self._in_cluster, self.namespace)
         try:
             self._attempt(api.ping)
-            missing = api.missing_rights()
+            missing = api.missing_rights(dials=self._dials, tunnel=self._tunnels)
             if missing:
                 raise RefusedError(
                     f"we may not {', '.join(missing)} in namespace {api.namespace!r}; "
@@ -224,7 +232,10 @@ class KubernetesLauncher:
             host.is_being_made = True
         try:
             api, number = self._connect(), host.config.host
-            secret = self._spec.secret(number, host.config.encode(), self._owner)
+            config = host.config.encode()
+            if self._dials:
+                config = json.dumps({**json.loads(config), "addresses": []}).encode()
+            secret = self._spec.secret(number, config, self._owner)
             pod = self._spec.pod(number, self._owner)
             self._attempt(lambda: api.create_secret(secret), host)
             host.has_secret = True
@@ -271,6 +282,23 @@ class KubernetesLauncher:
             host.log = self._api.log(host.name)
         if delay_s and host.runs and delay_s < 2**_LOG_TIMES:
             self._chores.at(delay_s, partial(self._fetch_log, host, 2 * delay_s))
+
+    def _find_address(self, host: PodHost, delay_s: float = 0.2) -> None:
+        """Look where an agent that is to be dialled listens, until it has said so."""
+        self._fetch_log(host)
+        said = next((line for line in host.log if line.startswith(f"{LISTENS} ")), "")
+        if not said:
+            if host.runs:
+                self._chores.at(delay_s, partial(self._find_address, host, min(2 * delay_s, 2.0)))
+        elif self._api is not None and host.pod is not None:
+            port = int(said.split()[1])
+            if self._tunnels:
+                connect = partial(self._api.connect_to, host.name, port)
+                host.tunnel = Tunnel(connect, f"monarch-kubernetes-tunnel-{host.config.host}")
+                host.address = host.tunnel.address
+            else:
+                at = host.pod["status"]["podIP"]
+                host.address = f"tcp://[{at}]:{port}" if ":" in at else f"tcp://{at}:{port}"
 
     def _has_ended(self, host: PodHost, how: str) -> None:
         self._fetch_log(host)
@@ -341,6 +369,8 @@ class KubernetesLauncher:
                     self._chores.at(-1.0, partial(self._has_ended, host, text))
             elif host.is_up and not was_up:
                 self._chores.at(1.0, partial(self._fetch_log, host, 1.0))
+                if self._dials:
+                    self._chores.at(0.0, partial(self._find_address, host))
             self._changed.notify_all()
 
     def _watch_events(self, api: ApiServer, since: str) -> None:
@@ -380,6 +410,8 @@ class KubernetesLauncher:
             return left()
 
     def _remove(self, host: PodHost, by_force: bool = False) -> None:
+        if host.tunnel is not None:
+            host.tunnel.close()
         api = self._api
         if api is None:
             return
@@ -413,12 +445,12 @@ class PodHost:
     Attributes are for the launcher, and change under its lock.
     """
 
-    address = ""  # it dials
-
     def __init__(self, launcher: KubernetesLauncher, name: str, config: AgentConfig) -> None:
         self._launcher = launcher
         self.name = name
         self.config = config
+        self.address = ""
+        self.tunnel: Tunnel | None = None
         self.pod: Json | None = None
         self.end: str | None = None
         self.log: tuple[str, ...] = ()

@@ -193,9 +193,9 @@ class LightningLauncher:
     def _run(self, job: _Jobs) -> None:
         from lightning_sdk import Job, Teamspace
 
-        count, config = len(job.hosts), job.configs[0]
+        count, config = len(job.hosts), job.configs[0].encode().decode()
         if count > 1:
-            config = _numbered_by(config, self._rank_variable)
+            config = json.dumps({**json.loads(config), "number_from": self._rank_variable})
         with job.lock:
             if job.is_being_ended:
                 return
@@ -205,7 +205,7 @@ class LightningLauncher:
                     name=job.name,
                     machine=self._machine,
                     command=self._command(count),
-                    env=_Hidden({AGENT_VARIABLE: config.encode().decode()}),
+                    env=_Hidden({AGENT_VARIABLE: config}),
                     num_machines=count,
                     teamspace=Teamspace(self._teamspace) if by_slug else self._teamspace or None,
                     org=self._org or None,
@@ -386,12 +386,6 @@ class MachineHost:
     def _tell_end(self, how: str) -> None:
         self.end = self.end or how
         self.job.launcher.notify()
-
-
-def _numbered_by(config: AgentConfig, variable: str) -> AgentConfig:
-    """The same for all machines of a job, each of which finds its number in a variable."""
-    fields = {name: getattr(config, name) for name in config.__struct_fields__}
-    return AgentConfig(**fields | {"number_from": variable})
 
 
 class _Hidden(dict[str, str]):

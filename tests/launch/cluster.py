@@ -6,10 +6,15 @@ and an image says which commands there are in it.
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import copy
+import hashlib
 import json
 import os
 import signal
+import socket
+import struct
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
@@ -541,6 +546,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.cluster.rights("delete", kind)
             grace = query.get("gracePeriodSeconds")
             self._send(200, self.cluster.delete(kind, namespace, rest[0], None if grace is None else int(grace)))
+        elif rest[1:] == ["portforward"]:
+            self.cluster.rights("get", "pods/portforward")
+            self._forward(int(query["ports"]))
         elif rest[1:] == ["log"]:
             self.cluster.rights("get", "pods/log")
             self._send(200, self.cluster.log(rest[0], int(query["tailLines"])))
@@ -575,6 +583,56 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.wfile.write(b"0\r\n\r\n")
         self.close_connection = True
+
+    def _forward(self, port: int) -> None:
+        """Be a web socket between the client and a port of this machine: channel 0 has data, channel 1 errors."""
+        key = self.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+        self.send_response(101)
+        self.send_header("Upgrade", "websocket")
+        self.send_header("Connection", "Upgrade")
+        self.send_header("Sec-WebSocket-Accept", base64.b64encode(hashlib.sha1(key.encode()).digest()).decode())
+        self.send_header("Sec-WebSocket-Protocol", "v4.channel.k8s.io")
+        self.end_headers()
+        for channel in (0, 1):
+            self._send_frame(bytes([channel]) + port.to_bytes(2, "little"))
+        with socket.create_connection(("127.0.0.1", port)) as there:
+            back = threading.Thread(target=self._forward_back, args=(there,), name="forward-back")
+            back.start()
+            while (data := self._read_frame()) is not None:
+                assert data[:1] == b"\0"
+                there.sendall(data[1:])
+            there.shutdown(socket.SHUT_RDWR)
+            back.join()
+        self.close_connection = True
+
+    def _forward_back(self, there: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := there.recv(1 << 16):
+                self._send_frame(b"\0" + data)
+            self.wfile.write(b"\x88\x00")  # close
+
+    def _send_frame(self, data: bytes) -> None:
+        size = len(data)
+        head = (
+            bytes([size])
+            if size < 126
+            else b"\x7e" + struct.pack(">H", size)
+            if size < 1 << 16
+            else b"\x7f" + struct.pack(">Q", size)
+        )
+        self.wfile.write(b"\x82" + head + data)
+
+    def _read_frame(self) -> bytes | None:
+        head = self.rfile.read(2)
+        if len(head) < 2 or head[0] & 15 == 8:
+            return None
+        size = head[1] & 127
+        if size > 125:
+            wide = ">H" if size == 126 else ">Q"
+            (size,) = struct.unpack(wide, self.rfile.read(struct.calcsize(wide)))
+        mask = self.rfile.read(4)
+        data = self.rfile.read(size)
+        return bytes(byte ^ mask[i % 4] for i, byte in enumerate(data))
 
     def _has_hung_up(self) -> bool:
         self.connection.setblocking(False)

@@ -36,10 +36,10 @@ class Engine:
 
 
 @contextlib.contextmanager
-def kubernetes(directory: Path) -> Iterator[Engine]:
+def kubernetes(directory: Path, **options: Any) -> Iterator[Engine]:
     cluster = Cluster(directory)
     cluster.images["monarch:1"] = Image({"python3": (sys.executable, "...")})
-    launcher = KubernetesLauncher(image="monarch:1", kubeconfig=cluster.kubeconfig())
+    launcher = KubernetesLauncher(image="monarch:1", kubeconfig=cluster.kubeconfig(), **options)
     try:
         yield Engine(
             launcher,
@@ -113,3 +113,13 @@ def test_a_cell_runs_across_hosts_and_one_is_replaced(engine: Engine, store: Gro
 
     hosts.shutdown().get()
     wait_until(lambda: engine.names() == [], "nothing to be left in the engine")
+
+
+@pytest.mark.parametrize("way", ["dial", "tunnel"])
+def test_pods_that_can_not_connect_to_us_are_connected_to(tmp_path: Path, way: str) -> None:
+    with kubernetes(tmp_path, **{way: True}) as engine:
+        try:
+            mesh = allocate(engine.launcher, 2).spawn_procs({"gpus": 1}, device="cpu")
+            assert values(mesh, "'x' * 3_000_000")[1] == "x" * 3_000_000
+        finally:
+            shutdown_context().get()

@@ -1,0 +1,104 @@
+"""A port of this machine that leads somewhere else, by whatever connections it is given."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+__all__ = ["Connection", "Tunnel"]
+
+
+class Connection(Protocol):
+    """What can be read from and written to like a socket."""
+
+    def recv(self, nbytes: int, /) -> bytes: ...
+
+    def sendall(self, data: bytes, /) -> None: ...
+
+    def shutdown(self, how: int, /) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Tunnel:
+    """Listens on the loopback, and joins each connection with one that it makes to the other end.
+
+    Args:
+        connect: makes a connection to the other end; raises an OSError if it can't.
+        name: of its threads.
+    """
+
+    def __init__(self, connect: Callable[[], Connection], name: str) -> None:
+        self._connect = connect
+        self._name = name
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._lock = threading.Lock()
+        self._open: list[Connection] = []
+        self._is_closed = False
+        self._threads = [threading.Thread(target=self._accept, name=name, daemon=True)]
+        self._threads[0].start()
+
+    @property
+    def address(self) -> str:
+        """Of this end."""
+        return f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def close(self) -> None:
+        """End all connections."""
+        with self._lock:
+            self._is_closed = True
+            for connection in (self._listener, *self._open):
+                _end(connection)
+        for thread in self._threads:
+            thread.join()
+
+    def _accept(self) -> None:
+        with self._listener:
+            while True:
+                try:
+                    here, _ = self._listener.accept()
+                except OSError:  # closed
+                    return
+                here.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                try:
+                    there = self._connect()
+                except OSError:  # who has connected tries again
+                    here.close()
+                    continue
+                self._join(here, there)
+
+    def _join(self, here: Connection, there: Connection) -> None:
+        ways: list[int] = [2]  # that are open
+        pumps = [
+            threading.Thread(target=self._pump, args=(*pair, ways), name=self._name, daemon=True)
+            for pair in ((here, there), (there, here))
+        ]
+        with self._lock:
+            self._threads = [thread for thread in self._threads if thread.is_alive()] + pumps
+            self._open += (here, there)
+            for pump in pumps:
+                pump.start()
+            if self._is_closed:
+                _end(here)
+                _end(there)
+
+    def _pump(self, source: Connection, sink: Connection, ways: list[int]) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
+        _end(source)
+        _end(sink)
+        with self._lock:
+            ways[0] -= 1
+            if not ways[0]:  # nobody uses them any more
+                for connection in (source, sink):
+                    connection.close()
+                    self._open.remove(connection)
+
+
+def _end(connection: Connection | socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it has ended
+        connection.shutdown(socket.SHUT_RDWR)
