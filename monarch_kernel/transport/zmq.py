@@ -147,6 +147,7 @@ class ZmqRouter(ZmqSocket):
                 peer = _recv(self._socket, _NOBLOCK)
             except zmq.Again:
                 linked = self._links.recv() if self._is_linked and self._links is not None else None
+                self._connected()
                 if linked is None:
                     if self._relay.waits:
                         self.flush()
@@ -176,6 +177,12 @@ class ZmqRouter(ZmqSocket):
                 return False
             raise
         return True
+
+    def _connected(self) -> None:
+        """Send to the agents that we have dialled, and that have answered: from then on they know whom they talk to."""
+        for host in self._links.new_connections() if self._links is not None else ():
+            self._relay.lead(host, host)
+            self._relay.beat()
 
     def _hear(self, neighbour: int, parts: Sequence[Frame]) -> None:
         try:
