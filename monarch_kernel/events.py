@@ -32,6 +32,7 @@ class HostView:
         state: ``lost`` means that it has ended, was given up, or never came; ``released`` that it was given back.
         why: how it was lost, in words.
         log: the last lines of a lost one.
+        is_unheard: whether it was given up because nothing was ever heard of it, and its engine knows of nothing wrong.
     """
 
     number: int
@@ -39,6 +40,7 @@ class HostView:
     state: HostState
     why: str = ""
     log: tuple[str, ...] = ()
+    is_unheard: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ __all__ = [
     "HostMesh",
     "allocate",
     "get_or_spawn_controller",
+    "lost_hosts",
     "serve_ranks",
     "shutdown_context",
     "this_host",
@@ -54,6 +55,15 @@ _MAX_BOOTSTRAP_NBYTES = 1 << 17  # it travels in one packet to the process that 
 A = TypeVar("A", bound=Actor)
 P = ParamSpec("P")
 Device = Literal["auto", "cpu", "cuda"]
+
+
+def lost_hosts(mesh: ProcMesh) -> HostMesh | None:
+    """The hosts elsewhere of some processes that are lost, or those that have come in their places; None if none is."""
+    session = mesh._session
+    if session is None:
+        return None
+    gone = [host for host in session.runtime.gone_hosts(mesh.procs) if session.launcher_of(host) is not None]
+    return HostMesh(session.runtime, Region.whole(Extent({"hosts": len(gone)})), gone) if gone else None
 
 
 class HostMesh(Handle, Shaped):
@@ -199,7 +209,7 @@ class HostMesh(Handle, Shaped):
                 for i, failure in ended:
                     what = f"host {i}" if len(numbers) > 1 else "a host is gone"
                     said += [f"{what}: {failure.message}", *failure.last_lines]
-                raise LaunchError("\n".join([*said, *self.compare().table]))
+                raise LaunchError("\n".join([*said, *self.hints()]))
             return True
 
         return self._session.runtime.await_hosts(numbers, up)
@@ -213,6 +223,19 @@ class HostMesh(Handle, Shaped):
         return HostsView(
             "" if launcher is None else launcher.name, hosts, launcher.progress() if launcher and is_coming else ""
         )
+
+    def hints(self) -> list[str]:
+        """Lines that help where hosts did not come: what runs where, and which way their agents have to this program."""
+        lines = list(self.compare().table)
+        session, numbers = self._session, self._numbers
+        unheard = [view.number for view in session.runtime.host_views(numbers) if view.is_unheard]
+        addresses = session.addresses_for(unheard[0]) if unheard else ()
+        if addresses:
+            lines.append(
+                f"agents connect to this machine, at {' or '.join(addresses)}: can that be reached from there, "
+                "or is there a firewall, or no network between?"
+            )
+        return lines
 
     def compare(self) -> Comparison:
         """What those that have come run, and their clocks, beside what is here."""

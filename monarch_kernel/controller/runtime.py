@@ -51,7 +51,7 @@ from monarch_kernel.controller.workplace import FOR_ACTORS, ControllerWorkplace
 from monarch_kernel.edit.modules import LocalModules
 from monarch_kernel.edit.sources import find_source
 from monarch_kernel.errors import Failure, LaunchError, MeshDownError, MeshFailure
-from monarch_kernel.events import HostView, MeshView, OutputEvent, RankView, StopEvent
+from monarch_kernel.events import HostState, HostView, MeshView, OutputEvent, RankView, StopEvent
 from monarch_kernel.launch.base import HostHandle, Launcher
 from monarch_kernel.rank.executor import working
 from monarch_kernel.supervise.family import PROGRAM, Process
@@ -84,6 +84,7 @@ Listener = Callable[["OutputEvent | RichEvent"], None]
 NewHosts = Callable[["Collection[int]"], "Mapping[int, int]"]
 """Gives for each host agent that is gone another in its place; may take long."""
 
+NOT_HEARD = "HostNotHeard"
 MAX_LISTENERS = 64
 LISTEN_S = 1.0
 RESTART_GRACE_S = 2.0
@@ -428,7 +429,7 @@ class Runtime:
         return tuple(host for host in hosts if self.host_is_gone(host))
 
     def host_views(self, hosts: Sequence[int]) -> tuple[HostView, ...]:
-        """Hosts as they are now."""
+        """Hosts as they are now, each with a name of its own."""
         views = []
         for host in hosts:
             record = self._state.hosts.get(host)
@@ -438,15 +439,17 @@ class Runtime:
                 end = record.end
                 why, log = (end.message, end.last_lines) if end is not None else ("", ())
                 is_released = end is not None and end.kind == "stopped"
-                views.append(HostView(host, record.hostname, "released" if is_released else "lost", why, log))
+                is_unheard = end is not None and end.etype == NOT_HEARD
+                state: HostState = "released" if is_released else "lost"
+                views.append(HostView(host, record.hostname, state, why, log, is_unheard))
             else:
                 views.append(HostView(host, record.hostname, "up" if record.up else "starting"))
-        return tuple(views)
+        return _told_apart(views)
 
     def compare_hosts(self, hosts: Sequence[int]) -> Comparison:
         """What hosts that have come run, and their clocks, beside what is here."""
         records = [record for host in hosts if (record := self._state.hosts.get(host)) is not None]
-        names = {view.number: view.name for view in _told_apart(self.host_views(hosts))}
+        names = {view.number: view.name for view in self.host_views(hosts)}
         known = [(names[record.host], record.software, record.clock) for record in records if record.software]
         return compare(self._state.software, known) if self._state.software is not None else Comparison()
 
@@ -690,7 +693,7 @@ class Runtime:
         """The hosts of processes, each with a name of its own: several agents of one machine are told apart by number."""
         records = [self._state.ranks.get(proc) for proc in procs]
         hosts = dict.fromkeys(record.host for record in records if record is not None)
-        return {view.number: view for view in _told_apart(self.host_views(tuple(hosts)))}
+        return {view.number: view for view in self.host_views(tuple(hosts))}
 
     def _where(self, hosts: Mapping[int, HostView]) -> dict[str, Any]:
         """What a view of a mesh on these hosts says of them: who has given them, how many they are, which are lost."""
@@ -927,8 +930,11 @@ class Runtime:
     def _lose_host(self, host: int, reason: str) -> None:
         handle = self._handles.get(host)
         log = handle.log_tail() if handle else ()
-        why = reason or "the host agent did not come up in time"
-        self._perform(self._state.host_gone(host, why, log, time.monotonic()))
+        now = time.monotonic()
+        if reason:
+            self._perform(self._state.host_gone(host, reason, log, now))
+        else:
+            self._perform(self._state.host_gone(host, "the host agent did not come up in time", log, now, NOT_HEARD))
 
     def _on_tick(self, now: float) -> None:
         self._print()

@@ -168,6 +168,11 @@ class Session:
         origin = self._origins.get(host)
         return None if origin is None else origin.launcher
 
+    def addresses_for(self, host: int) -> tuple[str, ...]:
+        """Where the agent of a host elsewhere connects to; empty if it is dialled."""
+        origin = self._origins.get(host)
+        return () if origin is None else origin.config.addresses
+
     def host_of(self, proc: int) -> int:
         """The host of a process; if that is this machine, its agent that is there now."""
         host = self.runtime.host_of(proc)

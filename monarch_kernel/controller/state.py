@@ -591,10 +591,12 @@ class State:
         assert isinstance(message, Lost)
         return self._heard_lost(message, now)
 
-    def host_gone(self, host: int, reason: str, log: tuple[str, ...], now: float) -> list[Effect]:
-        """A host agent ended; its ranks went with it."""
+    def host_gone(
+        self, host: int, reason: str, log: tuple[str, ...], now: float, etype: str = "HostLost"
+    ) -> list[Effect]:
+        """A host agent ended, or was never heard of; its ranks went with it."""
         self.hosts[host].gone = True
-        self.hosts[host].end = Failure("lost", "HostLost", reason, last_lines=log)
+        self.hosts[host].end = Failure("lost", etype, reason, last_lines=log)
         effects: list[Effect] = [GiveUp(host), *self._end_questions(host), *self._tell_of_hosts()]
         for record in self.ranks.values():
             if record.host == host:

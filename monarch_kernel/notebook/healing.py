@@ -6,15 +6,20 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from monarch_kernel.actor.hosts import HostMesh, lost_hosts
 from monarch_kernel.actor.procs import ProcMesh
 from monarch_kernel.asking.future import Future
 from monarch_kernel.errors import LaunchError, MonarchError, RemoteInterrupt, format_ranks
 from monarch_kernel.running.cells import Lane
+from monarch_kernel.running.display import LiveView
 from monarch_kernel.running.interrupts import HeldInterrupts
+from monarch_kernel.ui.hosts import coming_text, engine_title
 
 __all__ = ["replace_ranks"]
 
 _PUMP_S = 0.05
+_FIRST_WORD_S = 1.0
+_MAX_NAMES = 4
 _GROUP_TIMEOUT_S = 60.0
 
 
@@ -38,12 +43,16 @@ def replace_ranks(
     had_group = bool(lane.group_members) and not lane.cells
     begun = time.monotonic()
     with HeldInterrupts(interrupt_others) as interrupts:
-        replaced: tuple[int, ...] = _wait(mesh.restart(grace_s=grace_s) if restart else mesh.heal(), interrupts)
+        lost = lost_hosts(mesh)
+        waiting = _Waiting(mesh, lost)
+        replaced: tuple[int, ...] = _wait(
+            mesh.restart(grace_s=grace_s) if restart else mesh.heal(), interrupts, turn=waiting.turn
+        )
         if not replaced:
             return (
                 f"{mesh.name}: no rank is dead{'' if mesh.is_whole else ' there'}; %mesh restart replaces living ones"
             )
-        said = _said(mesh, replaced, time.monotonic() - begun)
+        said = _said(mesh, replaced, time.monotonic() - begun, _named(mesh, lost))
         if not had_group or lane.mesh.deaths():
             return said
         begun = time.monotonic()
@@ -58,9 +67,47 @@ def replace_ranks(
         return f"{said}; process group formed anew in {time.monotonic() - begun:.2f} s"
 
 
-def _wait(future: Future[Any], interrupts: HeldInterrupts, timeout_s: float = float("inf")) -> Any:
+class _Waiting:
+    """Says in the cell what is waited for, when an engine has been asked for other hosts."""
+
+    def __init__(self, mesh: ProcMesh, lost: HostMesh | None) -> None:
+        self._mesh = mesh
+        self._hosts = lost
+        self._view = LiveView()
+        self._begun = time.monotonic()
+        self._said_s = _FIRST_WORD_S - LiveView.EVERY_S
+
+    def turn(self) -> None:
+        """Say it, if it is time, and they are not up yet."""
+        waited_s = time.monotonic() - self._begun
+        if self._hosts is None or waited_s < self._said_s + LiveView.EVERY_S:
+            return
+        self._said_s = waited_s
+        hosts = self._hosts.view()
+        if hosts.count("starting"):
+            self._view.say(coming_text(self._mesh.name, hosts, waited_s, what="new host"), first=self._view.is_new)
+
+
+def _named(mesh: ProcMesh, hosts: HostMesh | None) -> str:
+    """Where new processes are, if their hosts are new, too."""
+    if hosts is None:
+        return ""
+    view = hosts.view()
+    of = f" of {engine_title(view.engine)}" if view.engine else ""
+    names = ", ".join(host.name for host in view.hosts[:_MAX_NAMES])
+    more = f" and {len(view.hosts) - _MAX_NAMES} more" if len(view.hosts) > _MAX_NAMES else ""
+    return f" on {'another host' if len(view.hosts) == 1 else f'{len(view.hosts)} other hosts'}{of} ({names}{more})"
+
+
+def _wait(
+    future: Future[Any],
+    interrupts: HeldInterrupts,
+    timeout_s: float = float("inf"),
+    turn: Callable[[], None] = lambda: None,
+) -> Any:
     deadline = time.monotonic() + timeout_s
     while not future.wait(_PUMP_S):
+        turn()
         if interrupts.count:
             raise RemoteInterrupt("interrupted; what is begun goes on, and the next cell waits for it")
         if time.monotonic() >= deadline:
@@ -68,9 +115,9 @@ def _wait(future: Future[Any], interrupts: HeldInterrupts, timeout_s: float = fl
     return future.get()
 
 
-def _said(mesh: ProcMesh, replaced: Sequence[int], took_s: float) -> str:
+def _said(mesh: ProcMesh, replaced: Sequence[int], took_s: float, where: str) -> str:
     alive = [rank for rank in mesh.whole.ranks if rank not in replaced]
     state = f"it has no variables yet, {format_ranks(alive)} kept theirs" if alive else "they have no variables yet"
     if len(replaced) > 1 and alive:
         state = f"they have no variables yet, {format_ranks(alive)} kept theirs"
-    return f"{mesh.name}: {format_ranks(replaced)} replaced in {took_s:.2f} s; {state}"
+    return f"{mesh.name}: {format_ranks(replaced)} replaced in {took_s:.2f} s{where}; {state}"

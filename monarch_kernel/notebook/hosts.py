@@ -105,7 +105,7 @@ class Allocation:
             future.cancel()
             waited_s = time.monotonic() - begin
             missing = missing_text(name, seen, self._options.host_names, waited_s, said=waits_for)
-            raise LaunchError("\n".join([missing, *self.hosts.compare().table]))
+            raise LaunchError("\n".join([missing, *self.hosts.hints()]))
 
     def warnings(self) -> tuple[str, ...]:
         """What differs a little from what is here, for those that read closely."""

@@ -21,11 +21,11 @@ def engine_title(name: str) -> str:
     return name if engine is None else engine.title
 
 
-def coming_text(mesh: str, view: HostsView, waited_s: float) -> str:
+def coming_text(mesh: str, view: HostsView, waited_s: float, what: str = "host") -> str:
     """What is waited for: ``t: 2 of 4 hosts up; waiting for Slurm: Resources (12 s)``."""
     up, total = view.count("up"), len(view.hosts)
-    what = view.waits_for or engine_title(view.engine)
-    return f"{mesh}: {up} of {total} host{'s' * (total != 1)} up; waiting for {what} ({format_seconds(waited_s)})"
+    awaited = view.waits_for or engine_title(view.engine)
+    return f"{mesh}: {up} of {total} {what}{'s' * (total != 1)} up; waiting for {awaited} ({format_seconds(waited_s)})"
 
 
 def missing_text(mesh: str, view: HostsView, names: Sequence[str], waited_s: float, *, said: str = "") -> str:
