@@ -146,8 +146,7 @@ class ZmqRouter(ZmqSocket):
             try:
                 peer = _recv(self._socket, _NOBLOCK)
             except zmq.Again:
-                linked = self._links.recv() if self._is_linked and self._links is not None else None
-                self._connected()
+                linked = self._recv_linked() if self._is_linked else None
                 if linked is None:
                     if self._relay.waits:
                         self.flush()
@@ -178,11 +177,14 @@ class ZmqRouter(ZmqSocket):
             raise
         return True
 
-    def _connected(self) -> None:
-        """Send to the agents that we have dialled, and that have answered: from then on they know whom they talk to."""
-        for host in self._links.new_connections() if self._links is not None else ():
+    def _recv_linked(self) -> tuple[int, list[Frame]] | None:
+        """Give the next message of another machine; what we have dialled gets a word, so that it knows whom it talks to."""
+        assert self._links is not None
+        received = self._links.recv()
+        for host in self._links.new_connections():
             self._relay.lead(host, host)
             self._relay.beat()
+        return received
 
     def _hear(self, neighbour: int, parts: Sequence[Frame]) -> None:
         try:
