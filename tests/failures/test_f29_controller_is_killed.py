@@ -26,23 +26,20 @@ machines = Machines(Path({logs!r}))
 mesh = hosts_on(machines, 2, grace_s={grace_s}).spawn_procs({{"gpus": 2}}, device="cpu")
 mesh.initialized.get(60)
 print(*(agent.pid for agent in machines.agents), flush=True)
-mesh.run("import subprocess, time; subprocess.Popen(['sleep', '600']); print('up'); time.sleep(600)").wait({work_s})
-{end}
+cell = mesh.run("import subprocess, time; subprocess.Popen(['sleep', '600']); time.sleep(600)")
+sys.stdin.readline()
 """
 
 
-@pytest.fixture
-def logs(tmp_path: Path) -> Path:
-    return tmp_path
-
-
 class Program:
-    """A program with ranks on two hosts, which run a cell."""
+    """A program with ranks on two hosts, which run a cell until there is a line to read."""
 
-    def __init__(self, logs: Path, *, work_s: float = 600.0, end: str = "") -> None:
+    def __init__(self, logs: Path) -> None:
         here = str(Path(__file__).parents[2])
-        code = textwrap.dedent(PROGRAM).format(here=here, logs=str(logs), grace_s=GRACE_S, work_s=work_s, end=end)
-        self.process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        code = textwrap.dedent(PROGRAM).format(here=here, logs=str(logs), grace_s=GRACE_S)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         assert self.process.stdout is not None
         self.agents = [int(pid) for pid in self.process.stdout.readline().split()]
         assert len(self.agents) == 2
@@ -55,13 +52,14 @@ class Program:
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
 
 
 @pytest.fixture
-def program(logs: Path) -> Iterator[Program]:
-    program = Program(logs)
+def program(tmp_path: Path) -> Iterator[Program]:
+    program = Program(tmp_path)
     yield program
     program.close()
 
@@ -77,7 +75,6 @@ def test_agents_end_their_ranks_when_the_grace_is_over(program: Program) -> None
     program.process.wait()
     wait_until(lambda: not any(map(is_alive, below)), "all to end", 3 * GRACE_S + 3.0)
     assert time.monotonic() - begun > GRACE_S / 2
-    # The session's own directory has lost its only owner that knew of it elsewhere: this machine's agent removes that.
     wait_until(lambda: not directories(), f"directories to be removed: {directories()}", 5.0)
 
 
@@ -95,12 +92,11 @@ def test_a_controller_that_stands_still_for_less_than_the_grace_loses_nothing(pr
     assert program.process.poll() is None
 
 
-def test_a_program_that_ends_leaves_nothing(logs: Path) -> None:
-    program = Program(logs, work_s=0.5)
-    try:
-        below = program.below()
-        assert program.process.wait(LONG_S) == 0
-        wait_until(lambda: not any(map(is_alive, below)), "all to end", 5.0)
-        wait_until(lambda: not directories(), f"directories to be removed: {directories()}", 5.0)
-    finally:
-        program.close()
+def test_a_program_that_ends_leaves_nothing(program: Program) -> None:
+    below = program.below()
+    assert program.process.stdin is not None
+    program.process.stdin.write("\n")
+    program.process.stdin.flush()
+    assert program.process.wait(LONG_S) == 0
+    wait_until(lambda: not any(map(is_alive, below)), "all to end", 5.0)
+    wait_until(lambda: not directories(), f"directories to be removed: {directories()}", 5.0)
