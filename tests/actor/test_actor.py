@@ -479,6 +479,13 @@ def test_a_failed_init_of_an_async_actor(procs: ProcMesh) -> None:
 # -- interrupts
 
 
+def main_thread_waits_for_a_future() -> bool:
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and not frame.f_code.co_filename.endswith("transport/driver.py"):
+        frame = frame.f_back
+    return frame is not None
+
+
 @pytest.mark.parametrize("kind", [Log, AsyncLog])
 def test_an_interrupt_of_a_wait_reaches_the_ranks(procs: ProcMesh, kind: type[Log], tmp_path: Path) -> None:
     log = procs.spawn("log", kind)
@@ -486,6 +493,7 @@ def test_an_interrupt_of_a_wait_reaches_the_ranks(procs: ProcMesh, kind: type[Lo
 
     def interrupt_when_all_run() -> None:
         wait_until(lambda: len(os.listdir(tmp_path)) == 4, "all ranks to spin")
+        wait_until(main_thread_waits_for_a_future, "the main thread to wait")
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     thread = threading.Thread(target=interrupt_when_all_run)
