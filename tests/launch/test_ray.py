@@ -293,7 +293,7 @@ class Program:
         self.process.stdin.flush()
 
     def end(self) -> None:
-        out, err = self.process.communicate(timeout=30)
+        _, err = self.process.communicate(timeout=30)
         assert self.process.returncode == 0, err
 
 
