@@ -36,7 +36,7 @@ from typing import Any
 from monarch_kernel.errors import LaunchError
 from monarch_kernel.launch.apiserver import REQUEST_S, ApiServer, RefusedError, is_in_cluster
 from monarch_kernel.launch.chores import Chores
-from monarch_kernel.launch.pods import Json, PodSpec, ended, image_trouble, is_up, waits_for
+from monarch_kernel.launch.pods import Json, PodSpec, ended, image_trouble, is_up, told, waits_for
 from monarch_kernel.launch.tunnel import Tunnel
 from monarch_kernel.wire.config import LISTENS, AgentConfig
 
@@ -472,7 +472,7 @@ class PodHost:
     def log_tail(self) -> tuple[str, ...]:
         """What the cluster warned of, and the last lines of the agent as they were a moment ago."""
         warnings = [
-            f"{_TITLE}: {event.get('reason', '')}: {' '.join(event.get('message', '').split())}"
+            f"{_TITLE}: {event.get('reason', '')}: {told(event.get('message'))}"
             for event in list(self.events)
             if event.get("type") == "Warning"
         ]

@@ -11,7 +11,7 @@ from typing import Any
 from monarch_kernel.launch.base import agent_command
 from monarch_kernel.wire.config import AGENT_VARIABLE
 
-__all__ = ["Json", "PodSpec", "ended", "image_trouble", "is_up", "merged", "refusal", "waits_for"]
+__all__ = ["Json", "PodSpec", "ended", "image_trouble", "is_up", "merged", "refusal", "told", "waits_for"]
 
 Json = Mapping[str, Any]
 
@@ -217,9 +217,7 @@ def waits_for(pod: Json, events: Sequence[Json]) -> str:
     said = last.get("reason", "")
     unscheduled = _condition(pod, "PodScheduled", "False")
     if unscheduled is not None:
-        # What follows says that nothing can be pushed aside either, which nobody has asked for.
-        words = _flat(unscheduled.get("message", "")).partition(" preemption: ")[0]
-        text = _join(unscheduled.get("reason", "Unschedulable"), words.rstrip("."))
+        text = _join(unscheduled.get("reason", "Unschedulable"), told(unscheduled.get("message")).rstrip("."))
         if said == "TriggeredScaleUp":
             return f"{text}; the cluster is adding a node"
         return text
@@ -277,6 +275,11 @@ def _condition(pod: Json, kind: str, value: str) -> Json | None:
             found: Json = condition
             return found
     return None
+
+
+def told(message: str | None) -> str:
+    """A message of the scheduler's, without the part that says that no other pod can be pushed aside, for that was not asked."""
+    return _flat(message).partition(" preemption: ")[0]
 
 
 def _flat(text: str | None) -> str:

@@ -19,6 +19,7 @@ from monarch_kernel.launch.base import Launcher
 from monarch_kernel.launch.kubernetes import KubernetesLauncher
 from monarch_kernel.launch.lightning import LightningLauncher
 from monarch_kernel.train.group import GroupStore
+from tests.failures.machines import hosts_on
 from tests.launch.cluster import Cluster, Image
 from tests.launch.lightnings import lightning_cloud
 from tests.launch.standin import wait_until
@@ -119,7 +120,7 @@ def test_a_cell_runs_across_hosts_and_one_is_replaced(engine: Engine, store: Gro
 def test_pods_that_can_not_connect_to_us_are_connected_to(tmp_path: Path, way: str) -> None:
     with kubernetes(tmp_path, **{way: True}) as engine:
         try:
-            mesh = allocate(engine.launcher, 2).spawn_procs({"gpus": 1}, device="cpu")
+            mesh = hosts_on(engine.launcher, 2, is_light=True).spawn_procs({"gpus": 1}, device="cpu")
             assert values(mesh, "'x' * 3_000_000")[1] == "x" * 3_000_000
         finally:
             shutdown_context().get()
