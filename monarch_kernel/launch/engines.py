@@ -229,14 +229,17 @@ def make_launcher(engine: Engine, options: Mapping[str, Any], **common: Any) -> 
         common: of `COMMON`; what the launcher does not take, and what is empty, is left out.
 
     Raises:
-        LaunchError: what it imports is not installed; the text says how to install it.
+        LaunchError: what it imports is not installed, which the text says how to install; or options make no sense to it.
     """
     given = {name: common[name] for name in engine.takes if common.get(name)}
     try:
         make = getattr(importlib.import_module(engine.module), engine.launcher)
     except ImportError as error:
         raise LaunchError(_missing(engine, error)) from error
-    return cast(Launcher, make(**options, **given))
+    try:
+        return cast(Launcher, make(**options, **given))
+    except ValueError as error:
+        raise LaunchError(f"--on {engine.name}: {error}") from error
 
 
 def _missing(engine: Engine, error: ImportError) -> str:
