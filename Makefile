@@ -12,7 +12,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 PIP_INSTALL = -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test lint format bench bench-notebook clean
+.PHONY: help demo lab test lint format bench bench-notebook bench-scale clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,10 @@ bench: $(BENCH_VENV)/.stamp ## Measure, also against the peers; ARGS is passed o
 
 bench-notebook: $(VENV)/.stamp ## Measure what the user of a notebook waits for
 	$(BIN)/python -m benchmarks.notebook $(ARGS)
+
+bench-scale: $(VENV)/.stamp ## Measure how it grows: 1,000 light ranks as 50 hosts on this machine, and 10,000 simulated
+	$(BIN)/python -m benchmarks.scale $(ARGS)
+	$(BIN)/python -m benchmarks.simulate
 
 clean: ## Remove what was built; the virtual environments stay
 	rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

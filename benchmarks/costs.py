@@ -1,0 +1,172 @@
+"""What the simulation can't do for real: each cost measured on this machine, in the same run."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import zmq
+
+from benchmarks.scale import Echo
+from monarch_kernel.actor.hosts import HostMesh, serve_ranks, shutdown_context
+from monarch_kernel.agent.output import OutputStream
+from monarch_kernel.controller.session import current_session
+from monarch_kernel.launch.local import LocalLauncher
+from monarch_kernel.mesh import Extent, Region
+from monarch_kernel.wire.marks import DIGITS, FIRST_MARK, MARK
+
+__all__ = ["Costs", "measure_costs"]
+
+MEGABYTE = 1 << 20
+RANKS = 8
+
+
+@dataclass(frozen=True)
+class Costs:
+    """In seconds; of processor time where it says so, else of time with a core of its own.
+
+    Attributes:
+        ipc_s: to hand a small message over to another process of the host, or to take one.
+        ipc_byte_s: for each byte of it, more.
+        tcp_s: the same between hosts, encrypted.
+        tcp_byte_s: for each byte of it, more.
+        pipe_s: to read what a rank has written in a cell, by the agent.
+        rank_call_s: what a rank does for a call (processor time).
+        rank_cell_s: what a rank does for a cell that prints (processor time).
+        agent_up_s: until an agent has started and can fork ranks.
+        fork_s: for each rank, until it is up.
+    """
+
+    ipc_s: float
+    ipc_byte_s: float
+    tcp_s: float
+    tcp_byte_s: float
+    pipe_s: float
+    rank_call_s: float
+    rank_cell_s: float
+    agent_up_s: float
+    fork_s: float
+
+
+def _sockets(
+    context: zmq.Context[Any], address: str, is_encrypted: bool
+) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+    router, dealer = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
+    for socket in (router, dealer):
+        socket.set_hwm(0)
+        socket.linger = 0
+    if is_encrypted:
+        public, secret = zmq.curve_keypair()
+        router.curve_server = True
+        router.curve_secretkey = secret
+        dealer.curve_serverkey = public
+        dealer.curve_publickey, dealer.curve_secretkey = zmq.curve_keypair()
+    router.bind(address)
+    dealer.connect(router.getsockopt_string(zmq.LAST_ENDPOINT))
+    return router, dealer
+
+
+def _one_way(address: str, is_encrypted: bool, nbytes: int, count: int) -> float:
+    """Processor time for one message, of its sender and its receiver with all their threads, halved."""
+    context: zmq.Context[Any] = zmq.Context()
+    router, dealer = _sockets(context, address, is_encrypted)
+    data = bytes(nbytes)
+    best = float("inf")
+    try:
+        dealer.send(b"")
+        name = router.recv_multipart()[0]
+        for _ in range(5):
+            begin = time.process_time()
+            for _ in range(count):
+                router.send_multipart([name, data], copy=False)
+            for _ in range(count):
+                dealer.recv(copy=False)
+            best = min(best, (time.process_time() - begin) / count / 2)
+    finally:
+        router.close()
+        dealer.close()
+        context.term()
+    return best
+
+
+def _pipe() -> float:
+    """Time of an agent for what one rank writes in one cell: a line and a mark, and a mark in the other stream."""
+    ends = [os.pipe(), os.pipe()]
+    streams = [OutputStream(1, "stdout", ends[0][0]), OutputStream(1, "stderr", ends[1][0])]
+    best = float("inf")
+    for turn in range(200):
+        mark = b"%s%0*d" % (MARK, DIGITS, FIRST_MARK + 2 * turn)
+        os.write(ends[0][1], b"the same on all ranks\n" + mark)
+        os.write(ends[1][1], mark)
+        begin = time.perf_counter()
+        for stream in streams:
+            stream.read()
+            while stream.waiting:
+                stream.take(time.monotonic())
+        best = min(best, time.perf_counter() - begin)
+    for end in ends:
+        for fd in end:
+            os.close(fd)
+    return best
+
+
+def _spent(pids: Sequence[int], times: int, do: Callable[[], object]) -> float:
+    """Processor time of each of these processes for one time."""
+
+    def sum_up() -> float:
+        return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
+
+    do()
+    before = sum_up()
+    for _ in range(times):
+        do()
+    return (sum_up() - before) / times / len(pids)
+
+
+def measure_costs() -> Costs:
+    """Measure all; takes some seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        ipc = _one_way(f"ipc://{folder}/small", False, 100, 2000)
+        ipc_large = _one_way(f"ipc://{folder}/large", False, MEGABYTE, 30)
+    tcp = _one_way("tcp://127.0.0.1:*", True, 100, 2000)
+    tcp_large = _one_way("tcp://127.0.0.1:*", True, MEGABYTE, 30)
+    pipe = _pipe()
+    session = current_session()
+    serve_ranks(session)
+    begin = time.perf_counter()
+    hosts = session.add_hosts(LocalLauncher(session.directory), 1, is_light=True, lost_after_s=60.0)
+    mesh = HostMesh(session.runtime, Region.whole(Extent()), hosts)
+    try:
+        mesh.initialized.get()
+        mesh.spawn_procs({"procs": 1}).initialized.get()  # the zygote has imported what it has to
+        agent_up = time.perf_counter() - begin
+        forks = []
+        for _ in range(3):
+            begin = time.perf_counter()
+            procs = mesh.spawn_procs({"procs": RANKS})
+            procs.initialized.get()
+            forks.append((time.perf_counter() - begin) / RANKS)
+        actors = procs.spawn("echo", Echo)
+        actors.initialized.get()
+        pids = [rank.pid for rank in procs.view().ranks]
+        call = _spent(pids, 200, lambda: actors.echo.call(1).get())
+        cell = _spent(pids, 200, lambda: procs.run_cell("print(1)", cell=1, listen=lambda event: None).get())
+    finally:
+        shutdown_context().get()
+    return Costs(
+        ipc_s=ipc,
+        ipc_byte_s=max(0.0, ipc_large - ipc) / MEGABYTE,
+        tcp_s=tcp,
+        tcp_byte_s=max(0.0, tcp_large - tcp) / MEGABYTE,
+        pipe_s=pipe,
+        rank_call_s=call,
+        rank_cell_s=cell,
+        agent_up_s=agent_up,
+        fork_s=statistics.median(forks),
+    )

@@ -1,0 +1,630 @@
+"""What becomes of 10,000 ranks: the real controller and the real relays, with hosts, ranks and the network simulated.
+
+``python -m benchmarks.simulate`` writes ``docs/scale/simulated.json`` and ``simulated.svg``.
+
+Real is what decides: the controller (`Runtime`, `State`, its loop and codec), and one `Relay` for it and for each agent, with
+the fan-out, folding and tree that they make. Their processor time is measured as they work, and passes on the clock of the
+simulation. What they would wait for is simulated: sockets, pipes, forks and ranks cost what `measure_costs` has measured
+just before, on this machine; the network has a latency and a bandwidth, which are parameters. Each rank has a core of its
+own, each agent one, and each host one link to the network, by which messages leave one after the other.
+
+Not simulated: loss of messages and beats of hosts, which cost the controller the same few milliseconds a second in any case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import heapq
+import itertools
+import json
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import monarch_kernel.actor
+from benchmarks.costs import Costs, measure_costs
+from benchmarks.machine import describe_machine
+from benchmarks.plot import Chart, Curve, draw
+from benchmarks.scale import FOLDER, Echo
+from monarch_kernel.actor import endpoint
+from monarch_kernel.actor.procs import ProcMesh
+from monarch_kernel.agent.host import FOLD_S as FOLD_OUTPUT_S
+from monarch_kernel.agent.host import OUTPUT_EVERY_S
+from monarch_kernel.agent.output import fold
+from monarch_kernel.controller import hosts as placing
+from monarch_kernel.controller.runtime import Runtime
+from monarch_kernel.errors import SupervisionError
+from monarch_kernel.mesh import Extent, Region
+from monarch_kernel.transport.base import CONTROLLER, Peer, host_peer, proc_of, rank_peer
+from monarch_kernel.transport.gateway import FOLD_S, NEIGHBOUR_SILENT_S
+from monarch_kernel.transport.relay import CONTROLLER_HOST, Relay
+from monarch_kernel.transport.zmq import BEAT_S
+from monarch_kernel.wire.codec import Frame, dump, join, pack, split
+from monarch_kernel.wire.messages import (
+    Call,
+    Hello,
+    HostHello,
+    Join,
+    Output,
+    OutputChunk,
+    Payload,
+    Ping,
+    RankSpec,
+    Result,
+    Run,
+    Spawn,
+    StartRanks,
+)
+
+__all__ = ["Simulation", "simulate"]
+
+TOKEN = "simulated"
+SIZES = [(5, 20), (15, 20), (50, 20), (150, 20), (500, 20)]
+FAN_OUT = placing.FAN_OUT
+LOST_AFTER_S = 1.0
+CONNECT_LATENCIES = 6
+"""How many times a message crosses the network until two hosts are connected."""
+
+
+class Simulation:
+    """The clock, what is to happen, and the network.
+
+    Attributes:
+        now: the time, in seconds.
+        carried: messages and bytes that went between hosts.
+    """
+
+    def __init__(self, costs: Costs, latency_s: float, bytes_per_s: float) -> None:
+        self.costs = costs
+        self.now = 0.0
+        self.carried = [0, 0]
+        self.agents: dict[int, Agent] = {}
+        self.controller = ControllerEnd(self)
+        self.latency_s = latency_s
+        self._byte_s = costs.tcp_byte_s + 1 / bytes_per_s
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._link_free: dict[int, float] = {}
+
+    def at(self, when: float, do: Callable[[], None]) -> None:
+        """Have something happen."""
+        heapq.heappush(self._events, (when, next(self._order), do))
+
+    def run_until(self, when: float) -> None:
+        """Let all happen that happens until then."""
+        while self._events and self._events[0][0] <= when:
+            self.now, _, do = heapq.heappop(self._events)
+            do()
+
+    def next(self) -> bool:
+        """Let the next thing happen; False if there is none."""
+        if not self._events:
+            return False
+        self.now, _, do = heapq.heappop(self._events)
+        do()
+        return True
+
+    def carry(self, source: int, target: int, parts: Sequence[Frame], when: float) -> None:
+        """Bring a message from one host to another."""
+        nbytes = sum(len(part) for part in parts)
+        self.carried[0] += 1
+        self.carried[1] += nbytes
+        leaves = max(when, self._link_free.get(source, 0.0)) + self.costs.tcp_s + nbytes * self._byte_s
+        self._link_free[source] = leaves
+        arrives = leaves + self.latency_s
+        copies: list[Frame] = [memoryview(bytearray(part)) if i else bytes(part) for i, part in enumerate(parts)]
+        if target == CONTROLLER_HOST:
+            self.at(arrives, lambda: self.controller.arrive(source, copies))
+        elif target in self.agents:
+            self.at(arrives, lambda: self.agents[target].arrive(source, copies))
+
+
+class Agent:
+    """A host: the real `Relay`, and ranks that take their time and answer."""
+
+    def __init__(self, simulation: Simulation, host: int) -> None:
+        self.relay = Relay(host, 0, default=CONTROLLER_HOST)
+        self.relay.greet(CONTROLLER_HOST)
+        self.is_lost = False
+        self.parent = CONTROLLER_HOST
+        self._host = host
+        self._name = host_peer(host)
+        self._sim = simulation
+        self._busy_until = 0.0
+        self._expected = 0
+        self._fold_until = 0.0
+        self._chunks: list[list[OutputChunk]] = []
+        self._rank_busy: dict[Peer, float] = {}
+        self._answers: dict[tuple[int, int], list[Frame]] = {}
+        self.procs: list[int] = []
+
+    def do(self, work: Callable[[], int], also_s: float = 0.0) -> None:
+        """Work: what that takes for real passes for this agent; ``work`` gives how many small messages its ranks got."""
+        begin = max(self._sim.now, self._busy_until)
+        self._busy_until = begin
+        before = time.thread_time()
+        sent = work()
+        took = time.thread_time() - before
+        self._busy_until = begin + took + sent * self._sim.costs.ipc_s + also_s
+
+    def say_hello(self) -> None:
+        """The agent has started."""
+        hello = HostHello(TOKEN, self._host, f"host{self._host}", 1, 64, 0, (), ("tcp://10.0.0.1:1",))
+        self.do(lambda: self._send(pack(hello)))
+        self._flush()
+
+    def arrive(self, neighbour: int, parts: list[Frame]) -> None:
+        """A message has come from another host."""
+        if not self.is_lost:
+            nbytes = sum(len(part) for part in parts)
+            self.do(lambda: self._hear(neighbour, parts), self._sim.costs.tcp_s + nbytes * self._sim.costs.tcp_byte_s)
+            self._turn()
+
+    def _hear(self, neighbour: int, parts: list[Frame]) -> int:
+        to_ranks = 0
+        for _, _, receivers, frames in self.relay.hear(neighbour, parts):
+            if receivers == [self._name]:
+                for message, _ in split(frames):
+                    self._obey(message)
+                continue
+            if len(receivers) > 1:
+                self._expected = len(receivers)
+                self._fold_until = self._sim.now + FOLD_S
+            asked = [message for message, _ in split(frames)]
+            nbytes = sum(len(frame) for frame in frames)
+            each_s = self._sim.costs.ipc_s + nbytes * self._sim.costs.ipc_byte_s
+            for i, receiver in enumerate(receivers):
+                self._sim.at(
+                    max(self._sim.now, self._busy_until) + (i + 1) * each_s, partial(self._ask, receiver, asked)
+                )
+            to_ranks += len(receivers)
+        return to_ranks
+
+    def _obey(self, message: object) -> None:
+        if isinstance(message, StartRanks):
+            for i, spec in enumerate(message.specs):
+                self.procs.append(spec.proc)
+                hello = Hello(TOKEN, spec.proc, 1000 + spec.proc, "cpu", address=f"ipc:///tmp/R{spec.proc}")
+                up_at = self._sim.now + (i + 1) * self._sim.costs.fork_s
+                self._sim.at(up_at, partial(self._from_rank, rank_peer(spec.proc), join([pack(hello)])))
+        elif isinstance(message, Join):
+            parent = message.parent
+            self._sim.at(self._sim.now + CONNECT_LATENCIES * self._sim.latency_s, lambda: self.join(parent))
+
+    def join(self, parent: int) -> None:
+        """It is connected to the one that is to pass on for it from now on."""
+        self.relay.lead_by(self.parent, parent)
+        self.parent = parent
+        self.beat()
+
+    def beat(self) -> None:
+        """Say that it is alive, and what it has."""
+        self.relay.beat()
+        self._flush()
+
+    def _ask(self, rank: Peer, asked: Sequence[object]) -> None:
+        """A rank gets messages, and answers when it has done what they want."""
+        if self.is_lost:
+            return
+        at = max(self._sim.now, self._rank_busy.get(rank, 0.0))
+        for message in asked:
+            if isinstance(message, (Call, Ping, Run, Spawn)):
+                is_cell = isinstance(message, Run)
+                at += self._sim.costs.rank_cell_s if is_cell else self._sim.costs.rank_call_s
+                if message.id:
+                    self._sim.at(at, partial(self._answer, rank, message.id, message))
+        self._rank_busy[rank] = at
+
+    def _answer(self, rank: Peer, id: int, message: object) -> None:
+        mark, differs = 0, 0
+        if isinstance(message, Run):
+            mark = 2 * id
+            self._wrote(proc_of(rank), mark)
+        elif isinstance(message, Call) and message.method == "differs":
+            differs = proc_of(rank)
+        frames = self._answers.get((id, differs))
+        if frames is None:
+            payload = dump(differs)[0] if isinstance(message, Call) else Payload()
+            frames = join([pack(Result(id, payload, {}, (mark, mark), -1))])
+            self._answers = {(id, differs): frames}
+        self._from_rank(rank, frames)
+
+    def _wrote(self, proc: int, mark: int) -> None:
+        if not self._chunks:
+            wait_s = min(FOLD_OUTPUT_S * len(self.procs), OUTPUT_EVERY_S)
+            self._sim.at(self._sim.now + wait_s, self._tell_output)
+        line = OutputChunk(proc, "stdout", "the same on all ranks\n", mark)
+        self._chunks.append([line, OutputChunk(proc, "stderr", "", mark)])
+
+    def _tell_output(self) -> None:
+        if not self.is_lost:
+            chunks, self._chunks = self._chunks, []
+            pipes_s = len(chunks) * self._sim.costs.pipe_s
+            self.do(lambda: self._send(pack(Output(tuple(fold(chunks))))), pipes_s)
+            self._flush()
+
+    def _send(self, packed: object) -> int:
+        self.relay.send(self._name, CONTROLLER, CONTROLLER_HOST, join([packed]))  # type: ignore[list-item]
+        return 0
+
+    def _from_rank(self, rank: Peer, frames: list[Frame]) -> None:
+        if self.is_lost:
+            return
+
+        def pass_on() -> int:
+            self.relay.send(rank, CONTROLLER, CONTROLLER_HOST, list(frames))  # as received: of its own
+            return 1
+
+        self.do(pass_on)
+        self._turn()
+
+    def _turn(self) -> None:
+        """As `Gateway.turn`: what may be folded waits for others."""
+        if not self.relay.waits:
+            return
+        if self.relay.senders >= self._expected or self._sim.now >= self._fold_until:
+            self._flush()
+        else:
+            self._sim.at(self._fold_until, self._turn)
+
+    def _flush(self) -> None:
+        self._expected = 0
+        ready: list[tuple[int, list[Frame]]] = []
+
+        def work() -> int:
+            ready.extend(self.relay.flush())
+            return 0
+
+        self.do(work)
+        for neighbour, parts in ready:
+            self._sim.carry(self._host, neighbour, parts, self._busy_until)
+
+
+class ControllerEnd:
+    """The controller's transport: its relay is real, and the clock goes on while its code runs.
+
+    Attributes:
+        clock: where the controller is in time.
+        spent_s: processor time that it has spent.
+        sockets_s: what its sockets would have taken, more.
+    """
+
+    refused = 0
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.clock = self.spent_s = self.sockets_s = 0.0
+        self._sim = simulation
+        self._relay = Relay(CONTROLLER_HOST, 0)
+        self._homes: dict[Peer, int] = {}
+        self._inbox: deque[tuple[float, int, list[Frame]]] = deque()
+        self._arrived: deque[tuple[Peer, list[Frame]]] = deque()
+        self._main = threading.get_ident()
+        self._mark = time.thread_time()
+        self._woken = threading.Event()
+
+    def arrive(self, neighbour: int, parts: list[Frame]) -> None:
+        """A message of a host has come."""
+        self._inbox.append((self._sim.now, neighbour, parts))
+
+    # -- its own time
+
+    def _leave(self) -> None:
+        """The controller's code ends here for now: what it has taken passes."""
+        if threading.get_ident() == self._main:
+            took = time.thread_time() - self._mark
+            self.spent_s += took
+            self.clock += took
+
+    def _enter(self) -> None:
+        if threading.get_ident() == self._main:
+            self._mark = time.thread_time()
+
+    def begin(self) -> tuple[float, float, float]:
+        """An operation begins."""
+        self.clock = max(self.clock, self._sim.now)
+        self._enter()
+        return self.clock, self.spent_s, self.sockets_s
+
+    def end(self, begun: tuple[float, float, float]) -> dict[str, float]:
+        """It is over; gives what it took."""
+        self._leave()
+        self._enter()
+        return {
+            "ms": 1e3 * (self.clock - begun[0]),
+            "controller_ms": 1e3 * (self.spent_s - begun[1]),
+            "sockets_ms": 1e3 * (self.sockets_s - begun[2]),
+        }
+
+    # -- as a transport
+
+    def send(self, peer: Peer, parts: Sequence[Frame]) -> bool:
+        """Hand a message over."""
+        home = self._homes.get(peer)
+        if home is None:
+            return False
+        self._relay.send(CONTROLLER, peer, home, parts)
+        return True
+
+    def flush(self) -> None:
+        """Have what is for other hosts go out."""
+        if self._relay.waits:
+            ready = self._relay.flush()
+            self._leave()
+            for neighbour, parts in ready:
+                self.clock += self._sim.costs.tcp_s
+                self.sockets_s += self._sim.costs.tcp_s
+                self._sim.carry(CONTROLLER_HOST, neighbour, parts, self.clock)
+            self._enter()
+
+    def recv(self) -> tuple[Peer, list[Frame]] | None:
+        """Give the next message that has come by now."""
+        if not self._arrived:
+            self._leave()
+            if threading.get_ident() == self._main:
+                self._sim.run_until(self.clock)
+            self._enter()
+            if not self._inbox or self._inbox[0][0] > self.clock:
+                return None
+            _, neighbour, parts = self._inbox.popleft()
+            self.clock += self._sim.costs.tcp_s
+            self.sockets_s += self._sim.costs.tcp_s
+            for _, senders, _, frames in self._relay.hear(neighbour, parts):
+                self._arrived.extend((sender, frames) for sender in senders)
+            if not self._arrived:
+                return self.recv()
+        return self._arrived.popleft()
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Let time pass until something comes; for other threads than the main one nothing ever does."""
+        if threading.get_ident() != self._main:
+            self._woken.wait(timeout_s)
+            self._woken.clear()
+            return
+        self._leave()
+        is_idle = False
+        while not self._inbox and not self._woken.is_set() and not is_idle:
+            is_idle = not self._sim.next()
+        self._woken.clear()
+        if is_idle:  # whoever waits waits for something else than the hosts
+            time.sleep(0.0005)
+        else:
+            self.clock = max(self.clock, self._inbox[0][0] if self._inbox else self._sim.now)
+        self._enter()
+
+    def wake(self) -> None:
+        """Wake another thread."""
+        self._woken.set()
+
+    def beat(self) -> None:
+        """Say to all hosts what has been sent, so that they see what they lack."""
+        self._relay.beat()
+        for neighbour, parts in self._relay.flush():
+            self._sim.carry(CONTROLLER_HOST, neighbour, parts, max(self.clock, self._sim.now))
+
+    def route(self, peer: Peer, host: int) -> None:
+        """Say which host a process is on."""
+        self._homes[peer] = host
+        self._relay.greet(host)
+
+    def dial(self, host: int, address: str) -> None:
+        """Nothing: agents dial."""
+
+    def heard(self) -> set[int]:
+        """All hosts are heard of, as far as the real clock is concerned."""
+        return set(self._sim.agents)
+
+    def give_up(self, host: int) -> None:
+        """A host is gone."""
+        self._relay.give_up(host)
+
+    def close(self) -> None:
+        """Nothing."""
+
+    def silence(self, for_s: float) -> None:
+        """Time passes without anything that comes."""
+        self._sim.run_until(self.clock + for_s)
+        self.clock += for_s
+
+
+def simulate(hosts: int, per_host: int, costs: Costs, latency_s: float, bytes_per_s: float) -> dict[str, float]:
+    """Bring that many up, do all there is to measure, and lose a host."""
+    world = hosts * per_host
+    sim = Simulation(costs, latency_s, bytes_per_s)
+    end = sim.controller
+    runtime = Runtime(end, TOKEN)
+    figures: dict[str, float] = {"hosts": hosts, "per_host": per_host, "ranks": world}
+    extent = Extent({"hosts": hosts, "procs": per_host})
+
+    def note(name: str, taken: dict[str, float]) -> None:
+        figures.update({f"{name}_{key}": value for key, value in taken.items()})
+
+    try:
+        begun = end.begin()
+        procs = runtime.new_procs(world)
+        for host in range(1, hosts + 1):
+            sim.agents[host] = Agent(sim, host)
+            sim.at(costs.agent_up_s, sim.agents[host].say_hello)
+            runtime._submit(partial(runtime._expect_host, host, None, LOST_AFTER_S))
+            runtime.start_ranks(host, _specs(procs, host, per_host, extent))
+        mesh = ProcMesh(runtime, Region.whole(extent), procs, "simulated", time.monotonic(), extent)
+        mesh.initialized.get()
+        note("up", end.end(begun))
+        while sim.next():  # what still goes on
+            pass
+        figures["direct_hosts"] = sum(not record.parent for record in runtime._state.hosts.values())
+        actors = mesh.spawn("echo", _Differing)
+        actors.initialized.get()
+        gc.collect()
+        gc.freeze()  # the simulation's own objects are not the controller's
+
+        def median(name: str, do: Callable[[], object], times: int = 5) -> None:
+            do()
+            taken, carried = [], []
+            for _ in range(times):
+                before = list(sim.carried)
+                begun = end.begin()
+                do()
+                taken.append(end.end(begun))
+                carried.append([after - then for after, then in zip(sim.carried, before)])
+            note(name, {key: statistics.median(one[key] for one in taken) for key in taken[0]})
+            figures[f"{name}_messages"] = statistics.median(one[0] for one in carried)
+            figures[f"{name}_mb"] = statistics.median(one[1] for one in carried) / 1e6
+
+        def broadcasts() -> None:
+            for _ in range(10):
+                actors.echo.broadcast(1)
+            actors.echo.call(1).get()
+
+        median("call", lambda: actors.echo.call(1).get())
+        median("call_with_own_values", lambda: actors.differs.call(1).get())
+        median("broadcasts", broadcasts)
+        figures["broadcast_controller_ms"] = (figures["broadcasts_controller_ms"] - figures["call_controller_ms"]) / 10
+        megabyte = bytes(1 << 20)
+        median("megabyte", lambda: actors.take.call(megabyte).get(), 3)
+        heard: list[object] = []
+        median("printing_cell", lambda: mesh.run_cell("print(1)", cell=1, listen=heard.append).get())
+        assert len(heard) == 6 * world, f"{len(heard)} pieces of output came"
+
+        # The one is lost on which most depend.
+        followers: dict[int, list[int]] = {host: [] for host in range(hosts + 1)}
+        for record in runtime._state.hosts.values():
+            followers[record.parent].append(record.host)
+        lost = max(range(1, hosts + 1), key=lambda host: len(_all_below(host, followers)))
+        below = _all_below(lost, followers)
+        figures["below_lost"] = len(below)
+        begun = end.begin()
+        future = actors.echo.call(1)
+        sim.agents[lost].is_lost = True
+        for follower in followers[lost]:
+            back_at = begun[0] + NEIGHBOUR_SILENT_S + CONNECT_LATENCIES * latency_s
+            sim.at(back_at, partial(sim.agents[follower].join, CONTROLLER_HOST))
+        for i in range(1, 1 + int(3 * LOST_AFTER_S / BEAT_S)):
+            for one in below:
+                sim.at(begun[0] + i * BEAT_S, sim.agents[one].beat)
+            sim.at(begun[0] + i * BEAT_S, end.beat)
+        lost_at = begun[0] + LOST_AFTER_S
+        sim.at(lost_at, partial(runtime._submit, lambda now: runtime._state.host_gone(lost, "silent", (), now)))
+        try:
+            future.get()
+        except SupervisionError as error:
+            assert len(error.reports) == per_host, "others failed, too"
+        else:
+            raise AssertionError("nobody has missed the host")
+        note("loss", end.end(begun))
+        end.silence(LOST_AFTER_S)
+        rest = actors.slice(hosts=slice(0, lost - 1)) if lost == hosts else actors.slice(hosts=slice(lost, hosts))
+        figures["ranks_after_loss"] = len(rest)
+        median("call_after_loss", lambda: rest.echo.call(1).get(), 3)
+    finally:
+        gc.unfreeze()
+        sim.agents.clear()
+        runtime.close()
+    return figures
+
+
+class _Differing(Echo):
+    @endpoint
+    def differs(self, value: int) -> int:
+        return value
+
+
+def _all_below(host: int, followers: Mapping[int, Sequence[int]]) -> list[int]:
+    """The hosts whose messages pass through one."""
+    return [each for one in followers[host] for each in (one, *_all_below(one, followers))]
+
+
+def _specs(procs: Sequence[int], host: int, per_host: int, extent: Extent) -> list[RankSpec]:
+    return [
+        RankSpec(
+            proc=procs[rank],
+            rank=rank,
+            world_size=len(procs),
+            local_rank=rank % per_host,
+            local_world_size=per_host,
+            axes=tuple(extent.items()),
+            mesh="simulated",
+            device="cpu",
+            threads=1,
+            env={},
+            cwd="/",
+            sys_path=(),
+        )
+        for rank in range((host - 1) * per_host, host * per_host)
+    ]
+
+
+def plot(rows: Sequence[dict[str, float]]) -> str:
+    """Flat beside tree, by the number of ranks."""
+
+    def curves(names: Sequence[tuple[str, str]]) -> list[Curve]:
+        found = []
+        for i, (label, key) in enumerate(names):
+            for is_tree in (1, 0):
+                points = [(row["ranks"], row[key]) for row in rows if row["is_tree"] == is_tree and key in row]
+                found.append(Curve(f"{label}, {'tree' if is_tree else 'flat'}", points, not is_tree, i))
+        return found
+
+    label = "ranks, 20 on each host"
+    operations = [("call", "call_"), ("cell", "printing_cell_"), ("1 MiB to all", "megabyte_")]
+    return draw(
+        [
+            Chart("simulated time, ms", label, curves([(name, f"{key}ms") for name, key in operations])),
+            Chart(
+                "processor time of the controller, ms",
+                label,
+                curves([(name, f"{key}controller_ms") for name, key in operations]),
+            ),
+        ],
+        columns=2,
+    )
+
+
+def size(text: str) -> tuple[int, int]:
+    """Read ``500x20``."""
+    hosts, _, ranks = text.partition("x")
+    return int(hosts), int(ranks)
+
+
+def main() -> None:
+    """Measure the costs, simulate all sizes, flat and as a tree."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.simulate", description=__doc__.partition("\n")[0])
+    parser.add_argument("--sizes", default="", help="such as 50x20,500x20; default: those of the plot")
+    parser.add_argument("--latency-us", type=float, default=50.0, help="of the network, one way; default: 50")
+    parser.add_argument("--gbit-per-s", type=float, default=10.0, help="of each host's link; default: 10")
+    parser.add_argument("--out", type=Path, default=FOLDER, help=f"where figures and plot go; default: {FOLDER}")
+    options = parser.parse_args()
+    sizes = [size(text) for text in options.sizes.split(",") if text] or SIZES
+    monarch_kernel.actor.unhandled_fault_hook = lambda failure: None
+    machine = describe_machine([])
+    costs = measure_costs()
+    rows = []
+    for hosts, per_host in sizes:
+        for is_tree in (True, False):
+            placing.FAN_OUT = FAN_OUT if is_tree else 1 << 30
+            figures = simulate(hosts, per_host, costs, options.latency_us / 1e6, options.gbit_per_s * 1e9 / 8)
+            rows.append({"is_tree": int(is_tree), **figures})
+            print(
+                f"{hosts:3} hosts x {per_host}, {'tree' if is_tree else 'flat'}: up {figures['up_ms'] / 1e3:.2f} s "
+                f"(controller {figures['up_controller_ms']:.0f} ms), call {figures['call_ms']:.1f} ms "
+                f"({figures['call_controller_ms']:.1f}), own values {figures['call_with_own_values_ms']:.1f} "
+                f"({figures['call_with_own_values_controller_ms']:.1f}), cell {figures['printing_cell_ms']:.1f} "
+                f"({figures['printing_cell_controller_ms']:.1f}), 1 MiB {figures['megabyte_ms']:.0f} "
+                f"({figures['megabyte_controller_ms']:.1f}), loss {figures['loss_ms']:.0f} "
+                f"({figures['loss_controller_ms']:.1f})",
+                flush=True,
+            )
+    options.out.mkdir(parents=True, exist_ok=True)
+    settings = {"latency_us": options.latency_us, "gbit_per_s": options.gbit_per_s, "fan_out": FAN_OUT}
+    told = {"machine": asdict(machine), "settings": settings, "costs": asdict(costs), "sizes": rows}
+    (options.out / "simulated.json").write_text(json.dumps(told, indent=1) + "\n")
+    (options.out / "simulated.svg").write_text(plot(rows))
+
+
+if __name__ == "__main__":
+    main()
