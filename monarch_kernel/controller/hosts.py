@@ -16,6 +16,7 @@ Agents of two hosts whose ranks have to do with each other are introduced (`Reac
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container
 
 from monarch_kernel.controller.records import HostRecord
@@ -69,15 +70,13 @@ class Hosts(dict[int, HostRecord]):
         direct = [other for other in room if not other.parent]
         if len(direct) < FAN_OUT:
             return None
-        room = [other for other in room if self._followers(other.host) < FAN_OUT]
+        followers = Counter(other.parent for other in self.values() if not other.gone)
+        room = [other for other in room if followers[other.host] < FAN_OUT]
         if not room:
             return None
-        parent = min(room, key=lambda other: (self._depth(other), self._followers(other.host), other.host))
+        parent = min(room, key=lambda other: (self._depth(other), followers[other.host], other.host))
         record.parent = parent.host
         return Join(parent.host, parent.addresses)
-
-    def _followers(self, host: int) -> int:
-        return sum(record.parent == host and not record.gone for record in self.values())
 
     def _depth(self, record: HostRecord) -> int:
         depth = 0
