@@ -80,7 +80,9 @@ def hosts() -> Iterator[HostMesh]:
     shutdown_context().get()
     mesh = allocate(LocalLauncher(), 3, lost_after_s=20.0)
     mesh.initialized.get(LONG_S)
-    this_host().initialized.get(LONG_S)  # before any test, each of which may leave nothing
+    here = this_host().spawn_procs({"gpus": 1}, device="cpu")  # all that stays, before any test: each may leave nothing
+    here.initialized.get(LONG_S)
+    here.stop().get()
     yield mesh
     shutdown_context().get()
 
