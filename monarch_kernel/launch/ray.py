@@ -47,9 +47,9 @@ class RayLauncher:
     """Has a Ray cluster give hosts, each on a node of its own.
 
     Args:
-        address: of the cluster: ``HOST:PORT``, or ``ray://HOST:PORT`` from a machine that is no part of it. ``auto`` is the cluster
-            that this process has connected to with ``ray.init``, else that of ``$RAY_ADDRESS``, else the one that this machine
-            is part of. ``local`` makes one of this machine alone.
+        address: of the cluster: ``HOST:PORT``, or ``ray://HOST:PORT`` from a machine that is no part of it. ``auto`` is the
+            cluster that this process has connected to with ``ray.init``, else that of ``$RAY_ADDRESS``, else the one that this
+            machine is part of. ``local`` makes one of this machine alone.
         gpus: of each host.
         cpus: processor cores that each host takes from Ray's books; its ranks may use all that the machine has.
         resources: what else each host takes, by the names that the nodes were started with.
@@ -315,10 +315,9 @@ class _Driver:
         return True
 
     def _listen(self) -> None:
-        with self._socket.makefile("rb") as lines:
-            with contextlib.suppress(ConnectionError):
-                for line in lines:
-                    self._hear(json.loads(line))
+        with self._socket.makefile("rb") as lines, contextlib.suppress(ConnectionError):
+            for line in lines:
+                self._hear(json.loads(line))
         code = self._process.wait()
         self._why = self._why or self._explain(code)
         with self._lock:

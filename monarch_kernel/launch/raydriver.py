@@ -8,10 +8,10 @@ that ends. The launcher is at the other end of a socket; lines of JSON go both w
 
 *Placing.* Hosts that are asked for together are obtained together: a placement group with one bundle for each and the strategy
 ``STRICT_SPREAD`` waits for the resources of all, and is what an autoscaler sees. But it only serves to choose nodes. When
-it has them a `Keeper` is made for each host, an actor that is bound to the node and takes what the bundle has; as soon
-as these wait for that, the group is removed. If they lived in it, it would ask for another node when one dies: the mesh does that by
-itself, sooner, and a group can't be made smaller. (While another has what such a group asks for, the head of Ray 2.60 tries it
-100,000 times a second.)
+it has them, a `Keeper` is made for each host, an actor that is bound to the node and takes what the bundle has; as soon
+as these wait for that, the group is removed. If they lived in it, it would ask for another node when one dies: the mesh
+does that by itself, sooner, and a group can't be made smaller. (And while another has what such a group asks for, the head of
+Ray 2.60 tries it 100,000 times a second.)
 
 A group of the user's own, and nodes where he has actors, are used as they are and never removed.
 
@@ -20,11 +20,12 @@ what follows a failure is the controller's to decide. The config goes as an argu
 of constructors. The agent is bound to the keeper's process by the parent-death signal, and ranks to their agent; what they
 leave behind becomes the keeper's child, and ends with it.
 
-*Ending.* When the launcher says so. If it falls silent without that, its process has ended: then this one goes on for as long as
-agents do. They end by themselves when they have had no controller for long enough, or not, if they were told to outlive it.
+*Ending.* When the launcher says so. If it falls silent without that, its process has ended: then this one goes on for as
+long as agents do. They end by themselves when they have had no controller for long enough, or not, if they were told to
+outlive it.
 
-Ray needs some 15 s to find out that a node is dead, and until then says that it lives. So a node whose keeper does not answer is
-not used again before Ray has given it up, and such a keeper is asked again until then.
+Ray needs some 15 s to find out that a node is dead, and until then says that it lives. So a node whose keeper does not
+answer is not used again before Ray has given it up, and such a keeper is asked again until then.
 """
 
 from __future__ import annotations
@@ -260,8 +261,8 @@ class Driver:
         try:
             address, pid = await keeper.start.remote(host.config, self._options.command, gpus)
         except self._cluster.error as error:
-            self._ended([host], f"Ray could not start it: {explain(error)}")
             await self._give_back(host, 0.0)
+            self._ended([host], f"Ray could not start it: {explain(error)}")
             return
         host.is_up = True
         host.changed.set()
@@ -273,17 +274,17 @@ class Driver:
                 host.is_silent = True
                 await asyncio.sleep(_RETRY_S)
             except self._cluster.error as error:
-                self._ended([host], f"{what} is gone; Ray: {explain(error)}")
                 host.is_up = False
                 await self._give_back(host, 0.0)
+                self._ended([host], f"{what} is gone; Ray: {explain(error)}")
                 return
             else:
                 host.is_silent = False
                 self._say(host=host.id, log=lines, address=f"tcp://{address}:{port}" if port else "")
                 if code is not None:
                     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+                    await self._give_back(host, 0.0)  # first: who hears of the end may ask for another at once
                     self._ended([host], f"{what} {how}")
-                    await self._give_back(host, 0.0)
                     return
 
     # -- ending

@@ -14,6 +14,8 @@ from typing import Any
 
 NODE_NBYTES = 80 << 20  # the least that Ray takes for its objects
 START_S = 100.0
+# Else each node starts a worker for each program that connects, whether or not it wants one there.
+LEAN = {"RAY_prestart_worker_first_driver": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 class RayCluster:
@@ -27,7 +29,11 @@ class RayCluster:
     def __init__(self, directory: Path, nodes: list[dict[str, Any]]) -> None:
         self._log = open(directory / "cluster.log", "wb")  # noqa: SIM115
         self._process = subprocess.Popen(
-            [sys.executable, __file__, str(directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log
+            [sys.executable, __file__, str(directory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env={**os.environ, **LEAN},
         )
         try:
             self.address: str = self._answer()
