@@ -192,6 +192,8 @@ _KUBERNETES = Engine(
         Option(("--node-selector",), "node_selector", "only such nodes; may be repeated", "K=V", _pair, repeated=True),
         Option(("--service-account",), "service_account", "that the pods run as", "NAME"),
         Option(("--gpu-resource",), "gpu_resource", "what the cluster calls a GPU (nvidia.com/gpu)", "NAME"),
+        Option(("--dial",), "dial", "connect to the pods, where they can't reach this machine"),
+        Option(("--tunnel",), "tunnel", "the same by way of the API server, where pods can't be reached"),
         Option(("--pod",), "pod", "file with what else the pods shall have: volumes, tolerations ...", "FILE"),
     ),
 )

@@ -278,7 +278,7 @@ def _condition(pod: Json, kind: str, value: str) -> Json | None:
 
 
 def told(message: str | None) -> str:
-    """A message of the scheduler's, without the part that says that no other pod can be pushed aside, for that was not asked."""
+    """A message of the scheduler's, without its end: that no other pod can be pushed aside, which nobody has asked for."""
     return _flat(message).partition(" preemption: ")[0]
 
 

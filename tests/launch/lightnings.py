@@ -362,7 +362,7 @@ def lightning_cloud(directory: Path) -> Iterator[Cloud]:
             yield cloud
         finally:
             cloud.close()
-            _hang_up()
+            hang_up()
 
 
 class _Port:
@@ -371,7 +371,7 @@ class _Port:
     number = 0
 
 
-def _hang_up() -> None:
+def hang_up() -> None:
     """The SDK keeps connections for later, in clients that it keeps for ever."""
     from urllib3 import HTTPConnectionPool, PoolManager
 
