@@ -212,7 +212,11 @@ class ApiServer:
             # The namespace follows the name of what exists, and precedes what is made.
             at = 1 if args and isinstance(args[0], str) else 0
             args = (*args[:at], self.namespace, *args[at:])
-        found: Json = json.loads(self._request(doing, do, *args, _request_timeout=REQUEST_S, **more))
+        answer = self._request(doing, do, *args, _request_timeout=REQUEST_S, **more)
+        try:
+            found: Json = json.loads(answer)
+        except ValueError as error:  # something else than an API server, such as a page to log in
+            raise RefusedError(f"{self._where} does not answer as an API server does: {answer[:100]!r}") from error
         return found
 
     def _request(self, doing: str, do: Callable[..., Any], *args: object, **more: object) -> bytes:
@@ -249,7 +253,7 @@ class ApiServer:
             for piece in stream.stream(65536, decode_content=True):
                 *lines, rest = (rest + piece).split(b"\n")
                 yield from (json.loads(line) for line in lines if line.strip())
-        except (HTTPError, OSError) as error:
+        except (HTTPError, OSError, ValueError) as error:  # also half a line, where a proxy has cut it
             raise self._unreachable(error) from error
         finally:
             self._streams.discard(stream)
@@ -270,9 +274,20 @@ class ApiServer:
             raise RefusedError(text, status, later) from error
         except (HTTPError, OSError) as error:
             raise self._unreachable(error) from error
+        except ValueError as error:  # the client checks what it sends
+            raise RefusedError(f"this can't be asked for ({doing}): {_invalid(error)}") from error
 
     def _unreachable(self, error: Exception) -> RefusedError:
         return RefusedError(f"the API server at {self._where} can't be reached: {error}", is_temporary=True)
+
+
+def _invalid(error: ValueError) -> str:
+    """What is wrong with what was to be sent, by its place; not its value, which may be a secret."""
+    errors = getattr(error, "errors", None)  # pydantic's
+    if errors is None:
+        return type(error).__name__
+    # The first part of a place is the number of an argument.
+    return "; ".join(f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}" for each in errors())
 
 
 def is_in_cluster(kubeconfig: str, context: str) -> bool:

@@ -51,4 +51,8 @@ class Chores:
                 if self._is_closed:
                     return
                 do = heapq.heappop(self._due)[2]
-            do()
+            try:
+                do()
+            except Exception as error:  # a defect of ours: it is told, and what is due after it is done all the same
+                thread = threading.current_thread()
+                threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, thread)))

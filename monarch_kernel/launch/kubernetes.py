@@ -46,6 +46,7 @@ _TITLE = "Kubernetes"
 _CONNECT_PATIENCE_S = 3.0
 _PATIENCE_S = 20.0
 _GONE_S = 15.0
+_REMOVE_S = 30.0
 _LOG_TIMES = 9  # after 1, 2, 4 ... seconds: what an agent that can't connect has to say comes early
 
 
@@ -186,12 +187,14 @@ class KubernetesLauncher:
             self._changed.notify_all()
         self._wait(lambda: [host for host in hosts if host.runs], timeout_s)
         self._wait(lambda: [host for host in hosts if host.is_being_made], sum(REQUEST_S))
+        deadline = time.monotonic() + _REMOVE_S
         for host in hosts:
-            self._remove(host)
+            if time.monotonic() < deadline:  # an API server that does not answer takes its time for each
+                self._remove(host)
 
     # -- what is due, in its thread
 
-    def _connect(self) -> ApiServer:
+    def _connected(self) -> ApiServer:
         if self._api is not None:
             return self._api
         api = ApiServer(self._kubeconfig, self._context, self._in_cluster, self.namespace)
@@ -227,24 +230,17 @@ class KubernetesLauncher:
 
     def _make(self, host: PodHost) -> None:
         with self._changed:
-            if host.is_closing or self._is_closed:
+            if host.is_closing or host.end is not None or self._is_closed:
                 return
             host.is_being_made = True
         try:
-            api, number = self._connect(), host.config.host
-            config = host.config.encode()
-            if self._dials:
-                config = json.dumps({**json.loads(config), "addresses": []}).encode()
-            secret = self._spec.secret(number, config, self._owner)
-            pod = self._spec.pod(number, self._owner)
-            self._attempt(lambda: api.create_secret(secret), host)
-            host.has_secret = True
-            self._attempt(lambda: api.create_pod(pod), host)
-            with self._changed:
-                host.made_at = time.monotonic()
+            self._ask_for(host, self._connected())
         except RefusedError as refused:
             with self._changed:
-                host.end = f"{_TITLE}: {refused}"
+                # Who is not let in once need not try for each host.
+                all_of_them = self._hosts.values() if self._api is None else [host]
+                for each in all_of_them:
+                    each.end = each.end or f"{_TITLE}: {refused}"
         finally:
             with self._changed:
                 host.is_being_made = False
@@ -252,6 +248,18 @@ class KubernetesLauncher:
                 self._changed.notify_all()
         if host.is_closing:  # meanwhile, by somebody who may not have waited
             self._remove(host)
+
+    def _ask_for(self, host: PodHost, api: ApiServer) -> None:
+        config, number = host.config.encode(), host.config.host
+        if self._dials:
+            config = json.dumps({**json.loads(config), "addresses": []}).encode()
+        secret = self._spec.secret(number, config, self._owner)
+        pod = self._spec.pod(number, self._owner)
+        self._attempt(lambda: api.create_secret(secret), host)
+        host.has_secret = host.is_asked_for = True  # from here on there may be a pod, although we are not told
+        self._attempt(lambda: api.create_pod(pod), host)
+        with self._changed:
+            host.made_at = time.monotonic()
 
     def _attempt(self, do: Callable[[], object], host: PodHost | None = None) -> None:
         """Do it, again if it is refused for now; not when it is no longer wanted, nor for ever."""
@@ -308,7 +316,8 @@ class KubernetesLauncher:
 
     def _give_up_image(self, host: PodHost) -> None:
         with self._changed:
-            if host.trouble_since is not None and host.pod is not None and image_trouble(host.pod):
+            since = host.trouble_since
+            if since is not None and time.monotonic() >= since + self._patience_s:
                 host.end = host.end or f"the pod {host.name} did not come up: {host.trouble}"
 
     # -- what is watched
@@ -415,7 +424,7 @@ class KubernetesLauncher:
         api = self._api
         if api is None:
             return
-        if host.is_in_cluster:
+        if host.is_asked_for and not host.is_gone:
             try:
                 api.delete_pod(host.name, by_force)
             except RefusedError as refused:
@@ -459,6 +468,7 @@ class PodHost:
         self.trouble_since: float | None = None
         self.made_at: float | None = None
         self.has_secret = False
+        self.is_asked_for = False
         self.is_being_made = False
         self.is_closing = False
         self.is_ending = False
@@ -490,7 +500,8 @@ class PodHost:
     @property
     def is_in_cluster(self) -> bool:
         """Whether there is a pod, as far as we know, which can be removed."""
-        return self.made_at is not None and not self.is_gone and not self.is_given_up
+        is_made = self.made_at is not None or self.pod is not None
+        return is_made and not self.is_gone and not self.is_given_up
 
     @property
     def runs(self) -> bool:

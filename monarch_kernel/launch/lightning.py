@@ -174,10 +174,16 @@ class LightningLauncher:
             job = host.job
             is_last = all(other.is_closing for other in job.hosts)
         if is_last:
-            self.end([job], timeout_s)
+            self.end([job], timeout_s, 0.0)
 
-    def end(self, jobs: Sequence[_Jobs], timeout_s: float) -> None:
-        """Stop and delete jobs, when their agents have ended by themselves, or the time for it is up."""
+    def end(self, jobs: Sequence[_Jobs], timeout_s: float, over_s: float = _END_S) -> None:
+        """Stop and delete jobs, when their agents have ended by themselves, or the time for it is up.
+
+        Args:
+            jobs: which.
+            timeout_s: for agents to end, in seconds.
+            over_s: how long to wait until it is done, in seconds; it goes on after that.
+        """
         with self._changed:
             self._changed.wait_for(lambda: not any(h.runs for job in jobs for h in job.hosts), timeout_s)
             left = [job for job in jobs if not job.is_being_ended]
@@ -186,7 +192,7 @@ class LightningLauncher:
         for job in left:  # at the same time: each waits until its machine has stopped
             threading.Thread(target=self._end, args=(job,), name=f"{_THREAD}-end", daemon=True).start()
         with self._changed:
-            self._changed.wait_for(lambda: all(job.is_over for job in jobs), _END_S)
+            self._changed.wait_for(lambda: all(job.is_over for job in jobs), over_s)
 
     # -- in the thread
 

@@ -144,6 +144,15 @@ def test_more_of_a_pod_is_merged_into_ours(cluster: Cluster, home: Home, make: L
     assert container["imagePullPolicy"] == "Always"
 
 
+def test_a_piece_of_a_pod_that_is_none_is_refused(home: Home, make: Launch) -> None:
+    hosts = make(pod={"spec": {"tolerations": [{"key": "x", "operater": "Exists"}]}}).launch(home.configs([1, 2]))
+    for host in hosts:
+        wait_until(host.poll, "the end")
+        assert str(host.poll()).startswith(
+            "Kubernetes: this can't be asked for (create pods): spec.tolerations.0.operater: "
+        )
+
+
 # -- what a pod that is not up waits for
 
 
@@ -286,6 +295,19 @@ def test_an_api_server_that_is_busy_is_asked_again(cluster: Cluster, home: Home,
     assert cluster.requests.count("create pods") == 3
 
 
+def test_what_may_have_been_made_is_removed(cluster: Cluster, home: Home, make: Launch) -> None:
+    launcher = make()
+    name = launcher._spec.name(1)
+    cluster.images["monarch:1"].is_there.clear()
+    cluster.answers["create", "pods"] = [RefusedRequest(400, "BadRequest", "but it was made, as it turns out")]
+    cluster.create("pods", "lab", dict(launcher._spec.pod(1, None)))
+    (host,) = launcher.launch(home.configs([1]))
+    wait_until(host.poll, "the end")
+    assert cluster.names("pods") == [name]
+    launcher.close(0.0)
+    assert cluster.names("pods") == cluster.names("secrets") == []
+
+
 def test_what_was_made_without_our_being_told_is_ours(cluster: Cluster, home: Home, make: Launch) -> None:
     launcher = make()
     name = launcher._spec.name(1)
@@ -348,9 +370,10 @@ def test_a_cluster_that_is_not_there_for_us(
 ) -> None:
     file = cluster.kubeconfig(**{key: value for key, value in options.items() if key in ("token", "url")})
     given = {key: value for key, value in options.items() if key in ("namespace", "context")}
-    (host,) = make(kubeconfig=file, **given).launch(home.configs([1]))
-    wait_until(host.poll, "the end")
-    assert str(host.poll()).startswith(words)
+    hosts = make(kubeconfig=file, **given).launch(home.configs([1, 2, 3, 4]))
+    for host in hosts:
+        wait_until(host.poll, "the end", 10.0)  # not for each host anew
+        assert str(host.poll()).startswith(words)
 
 
 def test_what_is_wrong_from_the_start(tmp_path: Path) -> None:
