@@ -30,6 +30,8 @@ CLOSE_S = 5.0
 LOG_S = 20.0
 MAX_LOG_NBYTES = 1 << 20
 """Of a rank on another machine: what is kept there may be more than a network carries at once."""
+MAX_LOGS_NBYTES = 64 << 20
+"""Of all that are asked together."""
 
 
 @dataclass(frozen=True)
@@ -199,8 +201,9 @@ class Session:
 
     def logs(self, procs: Sequence[int]) -> list[list[LogRecord]]:
         """What is kept of the output of ranks; hosts elsewhere are asked, and of those that are gone nothing is left."""
+        max_nbytes = min(MAX_LOG_NBYTES, MAX_LOGS_NBYTES // max(1, len(procs)))
         asked = {
-            proc: self.runtime.read_log(host, proc, MAX_LOG_NBYTES)
+            proc: self.runtime.read_log(host, proc, max_nbytes)
             for proc in procs
             if (host := self.runtime.host_of(proc)) in self._origins
         }

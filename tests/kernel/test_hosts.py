@@ -180,16 +180,24 @@ def test_a_host_with_other_versions_is_refused_with_a_table(
 
 
 @pytest.mark.usefixtures("given_back")
-def test_a_host_with_another_patch_version_is_warned_of_once(
+def test_hosts_with_another_patch_version_or_time_are_warned_of_once(
     notebook: Notebook, machine: Machine, tmp_path: Path
 ) -> None:
     here = software_here().packages["torch"]
     release = here.partition("+")[0].split(".")
     there = ".".join([*release[:2], str(int(release[2]) + 1)])
-    cell = notebook.ok(f"{UP.format(name='near', hosts=2, n=1)} --python {_with_torch(machine, tmp_path, there)}", 60.0)
-    assert re.fullmatch(rf"near: torch is {there} on \S+#\d+, \S+#\d+ and {re.escape(here)} here\n", cell.stderr), (
+    python = _with_torch(machine, tmp_path, there)
+    (tmp_path / "site" / "sitecustomize.py").write_text(
+        "import time\nnow = time.time\ntime.time = lambda: now() - 7.0\n"
+    )
+    cell = notebook.ok(f"{UP.format(name='near', hosts=2, n=1)} --python {python}", 60.0)
+    versions, *clocks = cell.stderr.splitlines()
+    assert re.fullmatch(rf"near: torch is {there} on \S+#\d+, \S+#\d+ and {re.escape(here)} here", versions), (
         cell.stderr
     )
+    assert len(clocks) == 2
+    for clock in clocks:
+        assert re.fullmatch(r"near: the clock of \S+#\d+ is \d\.\d s behind this machine's", clock), cell.stderr
     notebook.ok("%mesh down near")
 
 
