@@ -60,7 +60,7 @@ FILES = {"hosts.txt": "a  # the first\n\nb, c\n", "./empty": "# none\n", "twice"
         ),
         ("t --hosts 1 -n 2", UpOptions("t", {"hosts": 1, "gpus": 2}, False, "auto", hosts=1)),
         (
-            "t --on=ssh --hosts a,b:2222 -n 1 --user me --tunnel",
+            "t --on=ssh --hosts a,b:2222 -n 1 --user me --forward-agent",
             UpOptions(
                 "t",
                 {"hosts": 2, "gpus": 1},
@@ -69,7 +69,7 @@ FILES = {"hosts.txt": "a  # the first\n\nb, c\n", "./empty": "# none\n", "twice"
                 engine="ssh",
                 hosts=2,
                 host_names=("a", "b:2222"),
-                of_engine={"user": "me", "tunnel": True},
+                of_engine={"user": "me", "forward_agent": True},
             ),
         ),
         (
