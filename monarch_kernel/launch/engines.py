@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from monarch_kernel.errors import LaunchError
-from monarch_kernel.launch.base import Launcher
+from monarch_kernel.launch.base import Launcher, agent_command
 
 __all__ = ["COMMON", "ENGINES", "Engine", "Option", "make_launcher", "plan_text"]
 
@@ -256,6 +256,8 @@ def plan_text(engine: Engine, launcher: Launcher, hosts: int, options: Mapping[s
     plan = getattr(launcher, "plan", None)
     if plan is not None:
         return str(plan(hosts))
-    asked = ", ".join(f"{name}={value}" for name, value in options.items() if value not in ("", None, False, ()))
+    given = {name: value for name, value in options.items() if value not in ("", None, False, ()) and name != "python"}
+    asked = ", ".join(f"{name}={value}" for name, value in given.items())
     count = f"{hosts} host{'s' * (hosts != 1)}"
-    return f"would ask {engine.title} for {count}{f' with {asked}' if asked else ''}"
+    command = " ".join(agent_command(str(options.get("python", ""))))
+    return f"would ask {engine.title} for {count}{f' with {asked}' if asked else ''}, and run on each: {command}"

@@ -43,6 +43,7 @@ def asked_for(options: UpOptions) -> str:
         shown = {**options.of_engine}
         shown |= {"hosts": ",".join(options.host_names)} if options.host_names else {}
         shown |= {"gpus": options.per_host} if options.gpus else {}
+        shown |= {"python": options.python}
         return plan_text(ENGINES[options.engine], launcher, options.hosts, shown)
     finally:
         launcher.close(_CLOSE_S)

@@ -50,7 +50,8 @@ def missing_text(mesh: str, view: HostsView, names: Sequence[str], waited_s: flo
         + "; all were given back"
     ]
     for (why, log), which in list(by_reason.items())[:_MAX_REASONS]:
-        lines.append(f"  {_named(which, view.hosts, names)}: {why}")
+        named = _named(which, view.hosts, names)
+        lines.append(f"  {why}" if why.startswith((f"{named} ", f"{named}:")) else f"  {named}: {why}")
         lines += [f"    | {line}" for line in log]
     if len(by_reason) > _MAX_REASONS:
         rest = sum(map(len, list(by_reason.values())[_MAX_REASONS:]))

@@ -157,8 +157,8 @@ def test_what_can_not_be_is_said_at_once(notebook: Notebook, line: str, says: st
 
 
 def test_a_dry_run_asks_for_nothing(notebook: Notebook) -> None:
-    assert notebook.ok("%mesh up dry --on local --hosts 3 -n 2 --dry-run").stdout == (
-        "would ask this machine for 3 hosts\n"
+    assert notebook.ok("%mesh up dry --on local --hosts 3 -n 2 --python /p --dry-run").stdout == (
+        "would ask this machine for 3 hosts, and run on each: /p -m monarch_kernel.bootstrap agent\n"
     )
     assert "dry" not in notebook.ok("%mesh").stdout
 

@@ -86,7 +86,10 @@ def test_a_launcher_is_given_only_what_it_takes_and_what_was_asked(
 
 def test_what_would_be_asked_for_is_said_also_by_launchers_without_words_of_their_own() -> None:
     text = plan_text(ENGINES["ray"], object(), 4, {"address": "auto", "gpus": 8, "python": ""})  # type: ignore[arg-type]
-    assert text == "would ask Ray for 4 hosts with address=auto, gpus=8"
+    command = f"{sys.executable} -m monarch_kernel.bootstrap agent"
+    assert text == f"would ask Ray for 4 hosts with address=auto, gpus=8, and run on each: {command}"
+    text = plan_text(ENGINES["ray"], object(), 1, {"python": "/p"})  # type: ignore[arg-type]
+    assert text == "would ask Ray for 1 host, and run on each: /p -m monarch_kernel.bootstrap agent"
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,11 @@ def test_hosts_without_names_are_numbered_by_their_places() -> None:
     ]
 
 
+def test_a_host_that_the_reason_names_is_not_named_twice() -> None:
+    view = HostsView("ssh", (HostView(1, "", "lost", "a (me@a, port 22, from vm): connection refused"),))
+    assert missing_text("t", view, ("a",), 1.0).splitlines()[1] == "  a (me@a, port 22, from vm): connection refused"
+
+
 def test_of_many_only_some_are_told() -> None:
     hosts = tuple(HostView(i, "", "lost", f"reason {i}", ("line",) * 20) for i in range(100))
     lines = missing_text("t", HostsView("ssh", hosts), (), 1.0).splitlines()
