@@ -370,6 +370,7 @@ class ControllerEnd:
                 self._sim.run_until(self.clock)
             self._enter()
             if not self._inbox or self._inbox[0][0] > self.clock:
+                self.flush()
                 return None
             _, neighbour, parts = self._inbox.popleft()
             self.clock += self._sim.costs.tcp_s
@@ -504,7 +505,7 @@ def simulate(hosts: int, per_host: int, costs: Costs, latency_s: float, bytes_pe
         for follower in followers[lost]:
             back_at = begun[0] + NEIGHBOUR_SILENT_S + CONNECT_LATENCIES * latency_s
             sim.at(back_at, partial(sim.agents[follower].join, CONTROLLER_HOST))
-        for i in range(1, 1 + int(3 * LOST_AFTER_S / BEAT_S)):
+        for i in range(1, 1 + int((NEIGHBOUR_SILENT_S + 1.0) / BEAT_S)):
             for one in below:
                 sim.at(begun[0] + i * BEAT_S, sim.agents[one].beat)
             sim.at(begun[0] + i * BEAT_S, end.beat)
