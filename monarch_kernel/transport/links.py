@@ -96,20 +96,31 @@ class Links:
     # -- connecting
 
     def listen(self, port: int = 0) -> int:
-        """Let others dial us; gives the port."""
+        """Let others dial us; gives the port.
+
+        Raises:
+            OSError: it is taken.
+        """
         if self._listener is None:
             self._zap = self._context.socket(zmq.REP)
-            self._zap.bind(_ZAP)
-            self._watch(self._zap, True)
-            listener = self._listener = self._new_socket(zmq.ROUTER)
+            self._zap.bind(_ZAP)  # first: without it everybody would be let in
+            listener = self._new_socket(zmq.ROUTER)
             listener.setsockopt(zmq.ROUTER_HANDOVER, 1)
             listener.setsockopt(zmq.ROUTER_MANDATORY, 1)
             listener.setsockopt(zmq.ZAP_DOMAIN, b"monarch")
             listener.curve_secretkey, listener.curve_publickey = self._secret, self._public
             listener.curve_server = True
+            try:
+                listener.bind(f"tcp://*:{port or '*'}")
+            except zmq.ZMQError as error:
+                listener.close(linger=0)
+                self._zap.close(linger=0)
+                self._zap = None
+                raise OSError(error.errno, error.strerror) from None
+            self._listener = listener
             self._monitor = listener.get_monitor_socket(_WATCHED)
             self._watch(self._monitor, True)
-            listener.bind(f"tcp://*:{port or '*'}")
+            self._watch(self._zap, True)
             self.port = int(str(listener.getsockopt_string(zmq.LAST_ENDPOINT)).rpartition(":")[2])
             self._watch(listener, True)
         return self.port

@@ -75,7 +75,7 @@ class ZmqRouter(ZmqSocket):
         """Let agents of other machines connect; gives the port.
 
         Raises:
-            zmq.ZMQError: the port is taken.
+            OSError: the port is taken.
         """
         assert self._links is not None
         self._is_linked = True
