@@ -43,6 +43,7 @@ __all__ = [
     "HostMesh",
     "allocate",
     "get_or_spawn_controller",
+    "hosts_of",
     "lost_hosts",
     "serve_ranks",
     "shutdown_context",
@@ -187,7 +188,7 @@ class HostMesh(Handle, Shaped):
                     env=known.environment(local_rank, env or {}) if known else dict(env or {}),
                     cwd=os.getcwd(),
                     sys_path=tuple(sys.path),
-                    record=session.record_of(procs[i * per + local_rank]) if known else "",
+                    record=session.record_of(procs[i * per + local_rank], is_here=is_here),
                     bootstrap=boot,
                 )
                 for local_rank in range(per)
@@ -422,11 +423,16 @@ def allocate(
         raise RuntimeError(
             "hosts are asked for by the program, not by a rank; ranks can spawn_procs() on those that it has"
         )
-    session = current_session()
+    return hosts_of(current_session(), launcher, hosts, axis=axis, timeout_s=timeout_s, lost_after_s=lost_after_s)
+
+
+def hosts_of(
+    session: Session, launcher: Launcher, hosts: int, *, axis: str = "hosts", timeout_s: float, lost_after_s: float
+) -> HostMesh:
+    """Ask an engine for hosts of a session; arguments as for `allocate`."""
     serve_ranks(session)
-    extent = Extent({axis: hosts})
     numbers = session.add_hosts(launcher, hosts, timeout_s=timeout_s, lost_after_s=lost_after_s)
-    return HostMesh(session.runtime, Region.whole(extent), numbers)
+    return HostMesh(session.runtime, Region.whole(Extent({axis: hosts})), numbers)
 
 
 def shutdown_context() -> Future[None]:

@@ -267,11 +267,12 @@ class HostAgent:
             return
         self._controller_ended()
         self._epoch = message.epoch
-        try:
-            self._controller_fd = os.pidfd_open(message.controller_pid)
-        except ProcessLookupError:  # it is gone already
-            return
-        self._selector.register(self._controller_fd, selectors.EVENT_READ, self._controller_ended)
+        if self._config.controller_pid:
+            try:
+                self._controller_fd = os.pidfd_open(message.controller_pid)
+            except ProcessLookupError:  # it is gone already
+                return
+            self._selector.register(self._controller_fd, selectors.EVENT_READ, self._controller_ended)
         self._flush_output(time.monotonic())
         self._is_detached = False
         with contextlib.suppress(FileNotFoundError):
@@ -324,6 +325,8 @@ class HostAgent:
 
     def _share(self, spec: RankSpec) -> RankSpec | None:
         """Give a rank its share of this host; None if there is not enough, and it is lost."""
+        if spec.record and not os.path.isabs(spec.record):
+            spec = spec.recorded_in(self._config.directory)
         try:
             return shared(spec, os.environ, gpu_ids(), socket.gethostname(), self._interface)
         except TooFewGpusError as error:

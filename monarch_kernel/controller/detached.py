@@ -12,6 +12,10 @@ Such a mesh has a session of its own, in a directory with a stable place: ``ROOT
 - ``detached``: written by the host agent while there is no controller;
 - ``rank-N``: what each rank runs.
 
+Of a mesh on hosts of an engine these last two are in the directories of its agents. They go on trying to connect to the TCP
+port in the manifest, with the keys there, which the next controller listens at; whether they still live is known when it
+does. The engine is not asked again: hosts whose agents have ended are its affair, and it gives no others in their places.
+
 The directories are of mode 0700, the files of 0600. A directory that belongs to another user, or that others may enter, is
 not trusted: it may have been put there to be talked to.
 """
@@ -27,17 +31,18 @@ import shutil
 import stat
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from monarch_kernel.agent.processes import open_process, start_ticks
-from monarch_kernel.controller.session import Session
-from monarch_kernel.errors import AttachError
+from monarch_kernel.controller.session import Origin, Session
+from monarch_kernel.errors import AttachError, LaunchError
+from monarch_kernel.launch.base import HostHandle
 from monarch_kernel.launch.local import AdoptedHost
-from monarch_kernel.wire.config import DETACHED, Manifest
+from monarch_kernel.wire.config import DETACHED, AgentConfig, Elsewhere, Manifest
 from monarch_kernel.wire.messages import RankSpec
 
 __all__ = ["Found", "Home", "KeptSession", "default_root", "end", "find", "home_of"]
@@ -189,6 +194,8 @@ class Home:
             manifest = self.manifest()
         except AttachError:
             return not (self.path / "manifest").exists() and self._is_ours()
+        if manifest.elsewhere is not None:
+            return False  # who knows
         pidfd = open_process(manifest.agent_pid, manifest.agent_started)
         if pidfd >= 0:
             os.close(pidfd)
@@ -215,6 +222,9 @@ class Home:
         since = _read(self.path / DETACHED).get("since", time.time())
         ranks = []
         for spec in manifest.specs:
+            if manifest.elsewhere is not None:
+                ranks.append((True, ""))
+                continue
             record = _read(Path(spec.record))
             ranks.append((start_ticks(int(record.get("pid", 0))) > 0, str(record.get("runs", ""))))
         return Found(self, manifest, float(since), tuple(ranks))
@@ -263,16 +273,30 @@ class KeptSession(Session):
     def __init__(self, home: Home, manifest: Manifest | None = None) -> None:
         self.home = home
         self._adopted: AdoptedHost | None = None
+        self._manifest = manifest
         epoch = 0 if manifest is None else manifest.epoch + 1
-        super().__init__(home.path, "" if manifest is None else manifest.token, epoch)
+        keys = manifest.elsewhere.keys if manifest is not None and manifest.elsewhere is not None else None
+        super().__init__(home.path, "" if manifest is None else manifest.token, epoch, keys)
         os.chmod(home.path / "controller", 0o600)
 
-    def record_of(self, proc: int) -> str:
-        """The file in which a rank keeps a record of what it runs."""
-        return str(self.directory / f"rank-{proc}")
+    def _look_after(self) -> None:
+        """Nothing: what is left here when we are killed is there for the next controller."""
+
+    def record_of(self, proc: int, *, is_here: bool) -> str:
+        """The file in which a rank keeps a record of what it runs, elsewhere its name there."""
+        return str(self.directory / f"rank-{proc}") if is_here else f"rank-{proc}"
 
     def keep(self, name: str, specs: tuple[RankSpec, ...], gpus: bool, device: str, env: dict[str, str]) -> None:
         """Have the mesh, which is up, outlive this process."""
+        if self._origins:
+            places = self.runtime.places([spec.proc for spec in specs])
+            origin = self._origins[places[0]]
+            place = Elsewhere(
+                origin.launcher.name, self._keys, self._port, origin.lost_after_s, places, max(self._origins) + 1
+            )
+            here, now = version("monarch_kernel"), time.time()
+            self._keep(Manifest(here, name, self.token, now, 0, 0, 0, 0, specs, gpus, device, env, place))
+            return
         host = self.local_host()
         pid = self.runtime.agent_pid(host)
         token = self.token
@@ -280,6 +304,26 @@ class KeptSession(Session):
         here = version("monarch_kernel")
         self.home.write(Manifest(here, name, token, time.time(), 0, host, pid, started, specs, gpus, device, env))
         self.runtime.outlive(host)
+
+    def _keep(self, manifest: Manifest) -> None:
+        """Write down where the hosts are, and have those that are there outlive us."""
+        assert manifest.elsewhere is not None
+        self._manifest = manifest
+        self.home.write(manifest)
+        for host in dict.fromkeys(manifest.elsewhere.places):
+            self.runtime.outlive(host)
+
+    def replace_hosts(self, gone: Collection[int]) -> dict[int, int]:
+        """Have others take the places of hosts that are gone, and outlive this process, too.
+
+        Raises:
+            LaunchError: the engine has none, or was asked by an earlier controller.
+        """
+        found = super().replace_hosts(gone)
+        if self._manifest is not None and (elsewhere := self._manifest.elsewhere) is not None:
+            places = tuple(found.get(host, host) for host in elsewhere.places)
+            self._keep(self._manifest.placed(places, max(self._origins) + 1))
+        return found
 
     @classmethod
     def attach(cls, home: Home) -> tuple[KeptSession, Manifest]:
@@ -298,15 +342,19 @@ class KeptSession(Session):
                     f"mesh {home.name!r} was brought up by monarch_kernel {manifest.version}, this is {here}; attach it "
                     f"from there, or end it with %mesh down {home.name}"
                 )
+            if manifest.elsewhere is not None:
+                session = cls(home, manifest)
+                session._attach_elsewhere(manifest, manifest.elsewhere)
+                return session, manifest
             pidfd = open_process(manifest.agent_pid, manifest.agent_started)
             if pidfd < 0:
                 raise AttachError(f"mesh {home.name!r} is gone: its host agent (pid {manifest.agent_pid}) has ended")
             session = cls(home, manifest)
-            home.write(_of_epoch(manifest, manifest.epoch + 1))
+            home.write(manifest.at_epoch(manifest.epoch + 1))
             handle = AdoptedHost(manifest.agent_pid, pidfd, home.path / f"agent-{manifest.host}.log")
             session._adopted = handle
             session._local_host = manifest.host
-            if not session.runtime.attach(handle, manifest.host, manifest.specs, ATTACH_S):
+            if not session.runtime.attach({manifest.host: manifest.specs}, {manifest.host: handle}, ATTACH_S):
                 raise AttachError(
                     f"the host agent of mesh {home.name!r} (pid {manifest.agent_pid}) does not answer; attach it again when "
                     f"the machine is less busy, or end it with %mesh down {home.name}"
@@ -318,9 +366,34 @@ class KeptSession(Session):
             raise
         return session, manifest
 
+    def _attach_elsewhere(self, manifest: Manifest, elsewhere: Elsewhere) -> None:
+        """Listen where the hosts look for us, and take up those that come."""
+        name, port = manifest.name, elsewhere.port
+        try:
+            self._port = self.runtime.with_baton(lambda: self._transport.listen(port))
+        except OSError as error:
+            raise AttachError(
+                f"mesh {name!r} can't be attached: its hosts look for a controller at port {port} of this machine, and "
+                f"another program listens there ({error.strerror})"
+            ) from None
+        self.home.write(manifest.at_epoch(manifest.epoch + 1))
+        hosts: dict[int, list[RankSpec]] = {}
+        for place, spec in zip(elsewhere.places, manifest.specs, strict=True):
+            hosts.setdefault(place, []).append(spec)
+        config = AgentConfig(0, self.token, (), self._keys)
+        origin = Origin(_Earlier(elsewhere.engine), config, 0.0, elsewhere.lost_after_s)
+        self._origins.update(dict.fromkeys(hosts, origin))
+        if not self.runtime.attach(hosts, {}, ATTACH_S, lost_after_s=elsewhere.lost_after_s, known=elsewhere.known):
+            raise AttachError(
+                f"none of the {len(hosts)} hosts of mesh {name!r} has come to port {port} of this machine within "
+                f"{ATTACH_S:g} s; if they still run, see whether they can reach it; %mesh down {name} forgets the mesh"
+            )
+
     def leave(self) -> None:
         """End this process's part; the mesh goes on."""
         if os.getpid() == self.pid:
+            if self._origins:
+                _write(self.home.path / DETACHED, json.dumps({"since": time.time()}).encode())
             self.runtime.leave()
             if self._adopted is not None:
                 self._adopted.release()
@@ -330,7 +403,28 @@ class KeptSession(Session):
         """End the mesh; takes as long as its processes take to end."""
         if os.getpid() == self.pid:
             self.runtime.close(GRACE_S + 3.0, GRACE_S)
+            for launcher in self._launchers:
+                launcher.close(GRACE_S + 3.0)
             self.home.remove()
+
+
+class _Earlier:
+    """Stands for the launcher of an earlier controller."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def launch(self, configs: Sequence[AgentConfig]) -> Sequence[HostHandle]:
+        raise LaunchError(
+            f"the hosts of this mesh were asked of {self.name} by an earlier kernel, and this one can't ask for another in the "
+            "place of one that is lost; slice it out, or end the mesh and bring it up again"
+        )
+
+    def progress(self) -> str:
+        return ""
+
+    def close(self, timeout_s: float) -> None:
+        pass
 
 
 def end(home: Home) -> int:
@@ -345,15 +439,15 @@ def end(home: Home) -> int:
     except AttachError:  # it does not answer, or speaks otherwise
         home.lock()
         manifest = home.manifest()
+        if (
+            manifest.elsewhere is not None
+        ):  # should they come back, nobody lets them in, and they can be ended by the engine only
+            home.remove()
+            return len(manifest.specs)
         pidfd = open_process(manifest.agent_pid, manifest.agent_started)
         AdoptedHost(manifest.agent_pid, pidfd, home.path / f"agent-{manifest.host}.log").close(0.0)
         home.remove()
     return len(manifest.specs)
-
-
-def _of_epoch(manifest: Manifest, epoch: int) -> Manifest:
-    values = {name: getattr(manifest, name) for name in manifest.__struct_fields__}
-    return Manifest(**{**values, "epoch": epoch})
 
 
 def _check_private(path: Path) -> None:

@@ -492,16 +492,40 @@ class Runtime:
         ranks = list(self._state.ranks.items())
         return tuple(proc for proc, record in ranks if record.host in hosts and record.death is None)
 
-    def attach(self, handle: HostHandle, host: int, specs: Sequence[RankSpec], timeout_s: float) -> bool:
-        """Take up a host agent and its ranks, which another controller has started; False if nobody answers."""
-        self._handles[host] = handle
+    def attach(
+        self,
+        hosts: Mapping[int, Sequence[RankSpec]],
+        handles: Mapping[int, HostHandle],
+        timeout_s: float,
+        *,
+        lost_after_s: float | None = None,
+        known: int = 0,
+    ) -> bool:
+        """Take up host agents and their ranks, which another controller has started; False if nobody answers.
+
+        Args:
+            hosts: the ranks of each.
+            handles: of those that are on this machine.
+            timeout_s: how long they may take, in seconds.
+            lost_after_s: of those on other machines, after how many seconds of silence one is lost.
+            known: hosts with smaller numbers belong to the session; should others than these be heard of they are told to end.
+        """
+        self._handles.update(handles)
+        self._host_ids = itertools.count(max(known, *hosts) + 1)
         self.attendant = lambda future: None  # what has stopped waits for whoever attaches to attend to it
         attach = Attach(self._token, os.getpid(), self._epoch)
-        self.with_baton(lambda: self._transport.route(host_peer(host), host))
-        self._submit(partial(self._state.attach, host, specs, attach))
+
+        def expect() -> None:
+            for host in hosts:
+                self._transport.route(host_peer(host), host)
+            for host in set(range(1, known)) - set(hosts):
+                self._transport.give_up(host)
+
+        self.with_baton(expect)
+        self._submit(partial(self._state.attach, hosts, attach, lost_after_s=lost_after_s))
         self.wait(self._attached, timeout_s)
-        record = self._state.hosts.get(host)
-        return record is not None and record.up
+        records = [self._state.hosts.get(host) for host in hosts]
+        return any(record is not None and record.up for record in records)
 
     def listen(self, id: int, listen: Listener) -> None:
         """Hand on what the ranks write for a resumed cell; what came since this controller attached is there on return."""
@@ -517,6 +541,10 @@ class Runtime:
 
         self._submit(item)
         self.wait(done, LISTEN_S)
+
+    def places(self, procs: Sequence[int]) -> tuple[int, ...]:
+        """The host of each of these processes."""
+        return tuple(self.host_now(self.host_of(proc)) for proc in procs)
 
     def outlive(self, host: int) -> None:
         """Have a host agent and its ranks outlive this process."""

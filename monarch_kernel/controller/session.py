@@ -20,9 +20,9 @@ from monarch_kernel.launch.base import Launcher
 from monarch_kernel.launch.local import LocalLauncher
 from monarch_kernel.transport.links import new_keys
 from monarch_kernel.transport.zmq import ZmqRouter
-from monarch_kernel.wire.config import AgentConfig
+from monarch_kernel.wire.config import AgentConfig, LinkKeys
 
-__all__ = ["Session", "close_session", "current_session"]
+__all__ = ["Origin", "Session", "close_session", "current_session"]
 
 
 OUTPUT_WAIT_S = 0.5
@@ -35,7 +35,7 @@ MAX_LOGS_NBYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class _Origin:
+class Origin:
     """Where a host comes from, and another in its place."""
 
     launcher: Launcher
@@ -51,13 +51,16 @@ class Session:
         directory: an empty one, if not a new one.
         token: what ranks and agents must present, if not a new one.
         epoch: how many controllers they have had.
+        keys: of connections to other machines, if not new ones.
     """
 
-    def __init__(self, directory: Path | None = None, token: str = "", epoch: int = 0) -> None:
+    def __init__(
+        self, directory: Path | None = None, token: str = "", epoch: int = 0, keys: LinkKeys | None = None
+    ) -> None:
         self.pid = os.getpid()
         self.directory = directory or Path(tempfile.mkdtemp(prefix="monarch-"))
         self._address = f"ipc://{self.directory}/controller"
-        self._keys = new_keys()
+        self._keys = keys or new_keys()
         self._epoch = epoch
         self.token = token or secrets.token_hex(16)
         self._transport = ZmqRouter(self._address, self._keys, epoch)
@@ -65,9 +68,10 @@ class Session:
         self.runtime.session = self
         self._launcher = LocalLauncher(self.directory)
         self._local_host: int | None = None
-        self._origins: dict[int, _Origin] = {}
+        self._origins: dict[int, Origin] = {}
         self._held: set[int] = set()  # those that were not given back
         self._launchers: list[Launcher] = []
+        self._port = 0  # where hosts elsewhere connect to
         self._lock = threading.Lock()
 
     def local_host(self, *, is_idle: bool = False) -> int:
@@ -106,8 +110,8 @@ class Session:
             LaunchError: the engine can't be reached, or will never have that many.
             MeshDownError: the session was shut down.
         """
-        self.local_host(is_idle=True)
-        port = self.runtime.with_baton(self._transport.listen)
+        self._look_after()
+        port = self._port = self.runtime.with_baton(self._transport.listen)
         beat_s = min(0.25, lost_after_s / 4)
         config = AgentConfig(
             0,
@@ -121,7 +125,7 @@ class Session:
         )
         if launcher not in self._launchers:
             self._launchers.append(launcher)
-        origin = _Origin(launcher, config, timeout_s, lost_after_s)
+        origin = Origin(launcher, config, timeout_s, lost_after_s)
         hosts = self.runtime.add_hosts(launcher, config.numbered, count, timeout_s=timeout_s, lost_after_s=lost_after_s)
         self._origins.update(dict.fromkeys(hosts, origin))
         self._held.update(hosts)
@@ -195,8 +199,12 @@ class Session:
             is_idle=is_idle,
         )
 
-    def record_of(self, proc: int) -> str:
-        """The file in which a rank keeps a record of what it runs; empty for none."""
+    def _look_after(self) -> None:
+        """See to it that nothing is left on this machine, should we be killed."""
+        self.local_host(is_idle=True)
+
+    def record_of(self, proc: int, *, is_here: bool) -> str:
+        """The file in which a rank keeps a record of what it runs, elsewhere its name there; empty for none."""
         return ""
 
     def logs(self, procs: Sequence[int]) -> list[list[LogRecord]]:

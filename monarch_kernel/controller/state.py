@@ -254,15 +254,26 @@ class State:
             return []
         return [Route(rank_peer(spec.proc, spec.incarnation), host.host) for spec in specs]
 
-    def attach(self, host: int, specs: Sequence[RankSpec], attach: Attach, now: float) -> list[Effect]:
-        """Take up a host agent and its ranks, which another controller has started."""
-        self.hosts[host] = HostRecord(host, deadline=now + ATTACH_HOST_S)
-        for spec in specs:
-            never = float("inf")  # it may be in native code for long
-            self.ranks[spec.proc] = RankRecord(spec, host, deadline=never, is_adopted=True)
-        peers = [host_peer(host), *(self.ranks[spec.proc].peer for spec in specs)]
+    def attach(
+        self,
+        hosts: Mapping[int, Sequence[RankSpec]],
+        attach: Attach,
+        now: float,
+        *,
+        lost_after_s: float | None = None,
+    ) -> list[Effect]:
+        """Take up host agents and their ranks, which another controller has started; ``lost_after_s`` as for `add_host`."""
+        effects: list[Effect] = []
+        peers: list[Peer] = []
+        for host, specs in hosts.items():
+            self.add_host(host, now, timeout_s=ATTACH_HOST_S, lost_after_s=lost_after_s)
+            for spec in specs:
+                never = float("inf")  # it may be in native code for long
+                self.ranks[spec.proc] = RankRecord(spec, host, deadline=never, is_adopted=True)
+            effects += self._routes(self.hosts[host], specs)
+            peers += [host_peer(host), *(self.ranks[spec.proc].peer for spec in specs)]
         self._resumption = Resumption(pack(attach), peers, now + ATTACH_RANKS_S)
-        return [Send(peer, self._resumption.packed) for peer in peers]
+        return effects + [Send(peer, self._resumption.packed) for peer in peers]
 
     def restart_when_lost(self, procs: Sequence[int], policy: RestartPolicy) -> list[Effect]:
         """Have others take the places of these processes, which are a mesh, when they die (`Due`)."""
@@ -574,15 +585,14 @@ class State:
             if why := self._refusal(host):
                 goodbye = Send(host_peer(host.host), pack(Goodbye()))
                 return [goodbye, *self.host_gone(host.host, f"can't be used: {why}", (), now)]
-            if self._resumption is not None:
-                self._rename(message.incarnations)
+            effects = self._rename(message.incarnations) if self._resumption is not None else []
             for rank in self.ranks.values():
-                if rank.host == message.host and not rank.up:
+                if rank.host == message.host and not rank.up and not rank.is_adopted:
                     rank.deadline = now + RANK_DEADLINE_S  # until now there was nobody to start it
             held, host.held = host.held, []
             if (join := self.hosts.place(host)) is not None:
                 held.insert(0, pack(join))
-            return [*(Send(peer, packed) for packed in held), *self._tell_of_hosts()]
+            return [*effects, *(Send(peer, packed) for packed in held), *self._tell_of_hosts()]
         if isinstance(message, LogRead):
             asked = self._of_hosts.pop(message.id, None)
             return [] if asked is None else [Resolve(message.id, [Value(Payload(message.data), (), {})], True)]
@@ -683,9 +693,10 @@ class State:
             return ""
         return refusal(self.software, host.software)
 
-    def _rename(self, incarnations: Iterable[tuple[int, int]]) -> None:
+    def _rename(self, incarnations: Iterable[tuple[int, int]]) -> list[Effect]:
         """Expect those who are there now, and not those who were there when the mesh was described to us."""
         assert self._resumption is not None
+        effects: list[Effect] = []
         for proc, incarnation in incarnations:
             record = self.ranks[proc]
             if record.spec.incarnation != incarnation:
@@ -693,6 +704,8 @@ class State:
                 record.spec = record.spec.succeeded(incarnation)
                 record.peer = rank_peer(proc, incarnation)
                 self._resumption.renamed(former, record.peer)
+                effects += self._routes(self.hosts[record.host], [record.spec])
+        return effects
 
     def _hostname(self, record: RankRecord) -> str:
         return self.hosts[record.host].hostname

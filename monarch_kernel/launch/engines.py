@@ -98,6 +98,7 @@ class Engine:
         takes: which of `COMMON` the launcher takes. With ``hosts`` they are named; without, only counted.
         extra: of this package, which installs what the launcher imports; empty if it needs nothing.
         options: its own.
+        ends_with_us: why its hosts can't outlive the notebook's process; empty if they can.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Engine:
     takes: tuple[Common, ...] = ("python",)
     extra: str = ""
     options: tuple[Option, ...] = ()
+    ends_with_us: str = ""
 
 
 _CPUS = Option(("--cpus",), "cpus", "processor cores of each host", "N", _number)
@@ -128,6 +130,7 @@ _RAY = Engine(
     "RayLauncher",
     takes=("python", "gpus"),
     extra="ray",
+    ends_with_us="Ray ends what a driver has started with the driver, which is a part of the notebook's kernel",
     options=(
         Option(("--address",), "address", "of the cluster: auto (default), HOST:PORT or ray://HOST:PORT", "ADDRESS"),
         _CPUS,
@@ -183,6 +186,7 @@ _KUBERNETES = Engine(
     "KubernetesLauncher",
     takes=("python", "gpus"),
     extra="kubernetes",
+    ends_with_us="the connection to pods may go through the kernel, and nobody else removes them",
     options=(
         Option(("--image",), "image", "of the container, with monarch_kernel in it", "IMAGE"),
         Option(("--namespace",), "namespace", "where the pods are made", "NAME"),
@@ -205,6 +209,7 @@ _LIGHTNING = Engine(
     "monarch_kernel.launch.lightning",
     "LightningLauncher",
     extra="lightning",
+    ends_with_us="nobody but the kernel would stop its machines, which cost money",
     options=(
         Option(("--machine",), "machine", "of each host, such as H100_X_8", "MACHINE"),
         Option(("--studio",), "studio", "whose environment they get; in a Studio, that one (default)", "NAME"),

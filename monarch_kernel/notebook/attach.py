@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +78,8 @@ class DetachedMeshes:
                 "choose another name"
             )
 
-    def hosts(self, name: str) -> tuple[HostMesh, KeptSession]:
-        """This machine, for a mesh that outlives this process.
+    def session(self, name: str) -> KeptSession:
+        """A session for a mesh that outlives this process.
 
         Raises:
             AttachError: it can't be.
@@ -87,10 +87,18 @@ class DetachedMeshes:
         home = Home(self._root, name)
         home.create()
         try:
-            session = KeptSession(home)
+            return KeptSession(home)
         except BaseException:
             home.remove()
             raise
+
+    def hosts(self, name: str) -> tuple[HostMesh, KeptSession]:
+        """This machine, for a mesh that outlives this process.
+
+        Raises:
+            AttachError: it can't be.
+        """
+        session = self.session(name)
         try:
             serve_ranks(session)
             return HostMesh(session.runtime, Region.whole(Extent()), (session.local_host(),)), session
@@ -154,6 +162,9 @@ class DetachedMeshes:
         born = time.monotonic() - (time.time() - manifest.born)
         mesh = ProcMesh(session.runtime, Region.whole(extent), procs, name, born, extent, session)
         options = UpOptions(name, dict(first.axes), manifest.gpus, manifest.device, manifest.env, detach=True)
+        if manifest.elsewhere is not None:
+            count = len(set(manifest.elsewhere.places))
+            options = replace(options, engine=manifest.elsewhere.engine, hosts=count)
         return TakenUp(mesh, session, options, time.time() - found.since if found else 0.0)
 
     def down(self, name: str) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from monarch_kernel.actor.hosts import allocate
+from monarch_kernel.actor.hosts import hosts_of
+from monarch_kernel.controller.session import Session, current_session
 from monarch_kernel.errors import LaunchError, RemoteInterrupt
 from monarch_kernel.launch.base import Launcher
 from monarch_kernel.launch.engines import ENGINES, make_launcher, plan_text
@@ -54,6 +55,7 @@ class Allocation:
 
     Args:
         options: what was asked for.
+        session: of the mesh, if it has one of its own.
 
     Attributes:
         hosts: as a mesh.
@@ -62,13 +64,17 @@ class Allocation:
         LaunchError: the engine can't be reached, or will never have as many.
     """
 
-    def __init__(self, options: UpOptions) -> None:
+    def __init__(self, options: UpOptions, session: Session | None = None) -> None:
         self._options = options
         self._launcher = _launcher(options)
         self._wait_s = options.wait_s or _WAIT_S
         try:
-            self.hosts = allocate(
-                self._launcher, options.hosts, timeout_s=self._wait_s, lost_after_s=options.lost_after_s
+            self.hosts = hosts_of(
+                session or current_session(),
+                self._launcher,
+                options.hosts,
+                timeout_s=self._wait_s,
+                lost_after_s=options.lost_after_s,
             )
         except BaseException:
             self._launcher.close(_CLOSE_S)

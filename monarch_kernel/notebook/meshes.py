@@ -167,14 +167,24 @@ class Meshes:
         return entry
 
     def _up_on_hosts(self, options: UpOptions, store: GroupStore, view: LiveView, interrupts: HeldInterrupts) -> Entry:
-        allocation = Allocation(options)
+        kept = self.detached.session(options.name) if options.detach else None
+        try:
+            allocation = Allocation(options, kept)
+        except BaseException:
+            if kept is not None:
+                kept.close()
+            raise
         try:
             allocation.wait(view, interrupts)
             mesh = _spawn(allocation.hosts, {"gpus": options.per_host}, options)
-            entry = Entry(mesh, options, Lane(mesh, store.form), view, allocation=allocation)
+            entry = Entry(mesh, options, Lane(mesh, store.form), view, allocation=allocation, kept=kept)
             self._await_start(entry, mesh.initialized, "ranks to start", interrupts)
+            if kept is not None:
+                self.detached.keep(kept, mesh, options)
         except BaseException:
             allocation.release()
+            if kept is not None:
+                kept.close()
             raise
         for line in allocation.warnings():
             print(line, file=sys.stderr, flush=True)

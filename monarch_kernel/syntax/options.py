@@ -8,7 +8,7 @@ import keyword
 import math
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, get_args
 
@@ -490,9 +490,10 @@ def _parse_up_hosts(known: argparse.Namespace, read: Callable[[str], str | None]
     if known.hosts is None:
         example = "a,b,c" if "hosts" in engine.takes else "4"
         raise UsageProblem(f"%mesh up: say which hosts --on {engine.name} shall give: --hosts {example}")
-    if known.detach:
-        raise UsageProblem("%mesh up: --detach is for ranks on this machine so far; leave out --hosts, or --detach")
     hosts, names = _hosts(known.hosts, engine, read)
+    of_engine = _of_engine(known, engine)
+    if known.detach:
+        _check_detach(engine, of_engine)
     count = None if known.n is None else _count(known.n, "-n")
     gpus = None if known.gpus is None else _count(known.gpus, "--gpus")
     per_host = count or gpus
@@ -524,8 +525,20 @@ def _parse_up_hosts(known: argparse.Namespace, read: Callable[[str], str | None]
         wait_s=None if known.wait is None else _seconds(known.wait, "--wait"),
         lost_after_s=1.0 if known.lost_after is None else _seconds(known.lost_after, "--lost-after"),
         dry_run=known.dry_run,
-        of_engine=_of_engine(known, engine),
+        of_engine=of_engine,
+        detach=known.detach,
     )
+
+
+def _check_detach(engine: Engine, of_engine: Mapping[str, Any]) -> None:
+    """Refuse what can't outlive the kernel."""
+    if engine.ends_with_us:
+        raise UsageProblem(f"%mesh up: --detach with --on {engine.name} is not possible: {engine.ends_with_us}")
+    if engine.name == "ssh" and of_engine.get("tunnel") != "never":
+        raise UsageProblem(
+            "%mesh up: --detach with --on ssh needs --tunnel never: hosts that are reached through the kernel's SSH connection "
+            "are lost with it"
+        )
 
 
 def _environment(pairs: Sequence[str]) -> dict[str, str]:

@@ -6,7 +6,17 @@ import msgspec
 
 from monarch_kernel.wire.messages import RankSpec
 
-__all__ = ["AGENT_VARIABLE", "DETACHED", "LISTENS", "AgentConfig", "ForkReport", "ForkRequest", "LinkKeys", "Manifest"]
+__all__ = [
+    "AGENT_VARIABLE",
+    "DETACHED",
+    "LISTENS",
+    "AgentConfig",
+    "Elsewhere",
+    "ForkReport",
+    "ForkRequest",
+    "LinkKeys",
+    "Manifest",
+]
 
 LISTENS = "MONARCH-AGENT"
 """An agent that is to be dialled writes this to its standard output, and the port."""
@@ -113,6 +123,26 @@ class ForkReport(msgspec.Struct, frozen=True):
         return msgspec.msgpack.decode(data, type=cls)
 
 
+class Elsewhere(msgspec.Struct, frozen=True):
+    """How the hosts of a mesh are found again: they find us, by the port that they know, and the keys.
+
+    Attributes:
+        engine: who has given them.
+        keys: of the connections.
+        port: where the controller listens.
+        lost_after_s: after how many seconds of silence a host is lost.
+        places: number of the host of each rank.
+        known: hosts with smaller numbers have belonged to the mesh; those that do no more are told to end.
+    """
+
+    engine: str
+    keys: LinkKeys
+    port: int
+    lost_after_s: float
+    places: tuple[int, ...]
+    known: int
+
+
 class Manifest(msgspec.Struct, frozen=True):
     """What a kernel must know to take up a mesh that outlived another one; a file of its directory, as JSON.
 
@@ -129,6 +159,7 @@ class Manifest(msgspec.Struct, frozen=True):
         gpus: as asked for with ``--gpus``.
         device: as asked for with ``--device``.
         env: as asked for with ``--env``.
+        elsewhere: of a mesh on hosts of an engine, how they are found again; None for one on this machine.
     """
 
     version: str
@@ -143,6 +174,18 @@ class Manifest(msgspec.Struct, frozen=True):
     gpus: bool
     device: str
     env: dict[str, str]
+    elsewhere: Elsewhere | None = None
+
+    def placed(self, places: tuple[int, ...], known: int) -> Manifest:
+        """The same with ranks on other hosts."""
+        assert self.elsewhere is not None
+        return msgspec.structs.replace(
+            self, elsewhere=msgspec.structs.replace(self.elsewhere, places=places, known=known)
+        )
+
+    def at_epoch(self, epoch: int) -> Manifest:
+        """The same for a later controller."""
+        return msgspec.structs.replace(self, epoch=epoch)
 
     def encode(self) -> bytes:
         """As JSON."""

@@ -534,7 +534,8 @@ class RankSpec(msgspec.Struct, array_like=True, frozen=True):
     takes of ``cwd`` and ``sys_path`` what it has, too.
     ``incarnation`` counts the processes that this one comes after, each of which died in this place.
     ``bootstrap`` is a pickled function that it runs before any actor, with the text of its cells; empty for none.
-    ``record`` is the file in which a rank that may outlive its controller says what it runs; empty for others.
+    ``record`` is the file in which a rank that may outlive its controller says what it runs, on a host elsewhere a name in the
+    agent's directory; empty for others.
     """
 
     proc: int
@@ -556,6 +557,10 @@ class RankSpec(msgspec.Struct, array_like=True, frozen=True):
     def succeeded(self, incarnation: int) -> RankSpec:
         """The same place for another process."""
         return msgspec.structs.replace(self, incarnation=incarnation)
+
+    def recorded_in(self, directory: str) -> RankSpec:
+        """With its record in this directory."""
+        return msgspec.structs.replace(self, record=f"{directory}/{self.record}")
 
     def settled(self, device: str, env: dict[str, str]) -> RankSpec:
         """With what its host has found."""

@@ -52,7 +52,7 @@ def attached(token: str = "t", timeout_s: float = 10.0) -> Iterator[tuple[Runtim
     runtime = Runtime(hub.connect(), "t", epoch=3)
     left = Left(hub, token)
     try:
-        answered = runtime.attach(FakeHost("t"), 1, SPECS, timeout_s)
+        answered = runtime.attach({1: SPECS}, {1: FakeHost("t")}, timeout_s)
         left.join()
         yield runtime, left, answered
     finally:

@@ -63,7 +63,7 @@ def rank(state: State, proc: int, message: Message, now: float = 0.0) -> list[Ef
 
 def attaching() -> State:
     state = State()
-    effects = state.attach(HOST, [spec(1), spec(2)], ATTACH, 0.0)
+    effects = state.attach({HOST: [spec(1), spec(2)]}, ATTACH, 0.0)
     assert sends(effects) == [(peer, ATTACH) for peer in (host_peer(HOST), rank_peer(1), rank_peer(2))]
     return state
 

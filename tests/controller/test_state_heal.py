@@ -255,7 +255,7 @@ def test_the_interrupt_of_a_request_of_the_one_before_reaches_nobody() -> None:
 def test_a_controller_that_takes_up_a_mesh_learns_who_is_there_now() -> None:
     """Its manifest tells who was there when it was brought up."""
     state = State()
-    state.attach(1, [rank_spec(1, world_size=2), rank_spec(2, rank=1, world_size=2)], Attach(TOKEN, 9, 1), 0.0)
+    state.attach({1: [rank_spec(1, world_size=2), rank_spec(2, rank=1, world_size=2)]}, Attach(TOKEN, 9, 1), 0.0)
     hello = HostHello(TOKEN, 1, "machine1", 1, 1, 0, ((1, 0), (2, 3)))
     state.heard(hello, (), AGENT, 0.0)
     assert {peer for peer, _ in sends(state.tick(0.1), Attach)} == {AGENT, b"R1", b"R2+3"}

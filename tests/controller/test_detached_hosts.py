@@ -1,0 +1,198 @@
+"""Meshes on hosts of an engine that outlive the program: another takes them up at the port where they look for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from monarch_kernel.actor import ProcMesh
+from monarch_kernel.actor.hosts import serve_ranks
+from monarch_kernel.controller.detached import Home, KeptSession, end
+from monarch_kernel.errors import AttachError, LaunchError
+from monarch_kernel.mesh import Extent, Region
+from tests.failures.machines import LONG_S, family, is_alive, wait_until
+
+GRACE_S = 1.0
+PROGRAM = """
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, {here!r})
+from monarch_kernel.actor.hosts import HostMesh, serve_ranks
+from monarch_kernel.controller.detached import Home, KeptSession
+from monarch_kernel.mesh import Extent, Region
+from tests.failures.machines import Machines
+home = Home(Path({root!r}), "t")
+home.create()
+session = KeptSession(home)
+serve_ranks(session)
+machines = Machines(Path({logs!r}))
+numbers = session.add_hosts(machines, 2, grace_s={grace_s}, lost_after_s=1.0)
+hosts = HostMesh(session.runtime, Region.whole(Extent({{"hosts": 2}})), numbers)
+mesh = hosts.spawn_procs({{"gpus": 2}}, device="cpu", name="t")
+mesh.initialized.get(60)
+session.keep("t", session.runtime.specs(mesh.procs), False, "cpu", {{}})
+mesh.run("kept = rank * 7").get(60)
+print(*(agent.pid for agent in machines.agents), flush=True)
+for line in sys.stdin:
+    command = line.strip()
+    if command == "cell":
+        mesh.run("import os, time").get(60)
+        code = "while not os.path.exists(r'{go}'):\\n    print('count', rank)\\n    time.sleep(0.05)\\nrank * 2"
+        future = mesh.run_cell(code, cell=5, want_value=True, listen=lambda event: None)
+        future.wait(1.0)
+    elif command == "heal":
+        os.kill(machines.agents[1].pid, 9)
+        while len(mesh.deaths()) < 2: time.sleep(0.01)
+        mesh.heal().get(60)
+    elif command == "leave":
+        session.leave()
+        os._exit(0)
+    print("done", *(agent.pid for agent in machines.agents), flush=True)
+"""
+
+
+class Program:
+    """A program with a mesh on two hosts, which does as it is told."""
+
+    def __init__(self, root: Path, logs: Path, go: Path) -> None:
+        here = str(Path(__file__).parents[2])
+        code = textwrap.dedent(PROGRAM).format(here=here, root=str(root), logs=str(logs), go=go, grace_s=GRACE_S)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        self.agents = [int(pid) for pid in self.process.stdout.readline().split()]
+        assert len(self.agents) == 2
+
+    def do(self, command: str) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{command}\n")
+        self.process.stdin.flush()
+        if command == "leave":
+            self.process.wait(LONG_S)
+        else:
+            self.agents = [int(pid) for pid in self.process.stdout.readline().split()[1:]]
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        below = [process for agent in self.agents for process in family(agent)]
+        self.kill()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+        for process in below:
+            if is_alive(process):
+                process.kill()
+        wait_until(lambda: not any(map(is_alive, below)), "all to end", 10.0)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "meshes"
+
+
+@pytest.fixture
+def program(root: Path, tmp_path: Path) -> Iterator[Program]:
+    program = Program(root, tmp_path, tmp_path / "go")
+    yield program
+    program.close()
+
+
+def taken_up(root: Path) -> tuple[KeptSession, ProcMesh]:
+    session, manifest = KeptSession.attach(Home(root, "t"))
+    serve_ranks(session)
+    extent = Extent(manifest.specs[0].axes)
+    procs = [spec.proc for spec in manifest.specs]
+    return session, ProcMesh(session.runtime, Region.whole(extent), procs, "t", time.monotonic(), extent, session)
+
+
+def test_agents_keep_their_ranks_when_the_program_is_killed_and_another_takes_them_up(
+    program: Program, root: Path, tmp_path: Path
+) -> None:
+    program.do("cell")
+    below = [process for agent in program.agents for process in family(agent)]
+    program.kill()
+    until = time.monotonic() + 3 * GRACE_S
+    while time.monotonic() < until:  # longer than the grace
+        assert all(map(is_alive, below))
+        time.sleep(0.01)
+    manifest = root / "t" / "manifest"
+    assert stat.S_IMODE(manifest.stat().st_mode) == 0o600
+    session, mesh = taken_up(root)
+    try:
+        ((cell, future),) = session.runtime.resumed
+        assert (cell.number, cell.procs) == (5, mesh.procs)
+        assert any("count" in chunk.text for event in session.runtime.backlog for chunk in event.chunks)
+        (tmp_path / "go").touch()
+        assert future.wait(LONG_S)
+        assert mesh.run("kept").get(LONG_S).values() == (0, 7, 14, 21)
+        assert {pid for (pid,) in mesh.run("os.getpid(),").get(LONG_S).values()} <= {process.pid for process in below}
+        assert [len(records) > 10 for records in mesh.logs().values()] == [True] * 4
+    finally:
+        session.close()
+    wait_until(lambda: not any(map(is_alive, below)), "all to end with %mesh down", 10.0)
+    assert not root.exists()
+
+
+def test_again_and_again_also_before_agents_know_that_one_is_gone(program: Program, root: Path) -> None:
+    program.do("leave")
+    session, mesh = taken_up(root)
+    assert mesh.run("kept").get(LONG_S).values() == (0, 7, 14, 21)
+    mesh.run("kept += 1").get(LONG_S)
+    session.leave()
+    session, mesh = taken_up(root)
+    try:
+        assert mesh.run("kept").get(LONG_S).values() == (1, 8, 15, 22)
+        assert not mesh.deaths()
+    finally:
+        session.close()
+
+
+def test_a_host_that_was_replaced_and_one_that_is_lost_meanwhile(program: Program, root: Path) -> None:
+    program.do("heal")
+    assert len(program.agents) == 3
+    program.kill()
+    os.kill(program.agents[0], signal.SIGKILL)
+    session, mesh = taken_up(root)
+    try:
+        wait_until(lambda: len(mesh.deaths()) == 2, "the lost host to be found so", 15.0)
+        assert mesh.slice(hosts=1).run("rank").get(LONG_S).values() == (2, 3)
+        with pytest.raises(LaunchError, match="asked of local by an earlier kernel"):
+            mesh.heal().get(LONG_S)
+    finally:
+        session.close()
+
+
+def test_one_is_told_why_a_mesh_cannot_be_taken_up(program: Program, root: Path) -> None:
+    with pytest.raises(AttachError, match="attached to another kernel"):
+        taken_up(root)
+    program.do("leave")
+    port = Home(root, "t").manifest().elsewhere.port  # type: ignore[union-attr]
+    with (
+        socket.create_server(("", port), reuse_port=False),
+        pytest.raises(AttachError, match=f"port {port} of this machine, and another program listens there"),
+    ):
+        taken_up(root)
+    below = [process for agent in program.agents for process in family(agent)]
+    for agent in program.agents:
+        psutil.Process(agent).kill()
+    wait_until(lambda: not any(map(is_alive, below)), "agents to end")
+    with pytest.raises(AttachError, match=r"none of the 2 hosts .* has come to port"):
+        taken_up(root)
+    assert end(Home(root, "t")) == 4
+    assert not (root / "t").exists()
