@@ -38,6 +38,7 @@ from monarch_kernel.agent.host import FOLD_S as FOLD_OUTPUT_S
 from monarch_kernel.agent.host import OUTPUT_EVERY_S
 from monarch_kernel.agent.output import fold
 from monarch_kernel.controller import hosts as placing
+from monarch_kernel.controller import order
 from monarch_kernel.controller.runtime import Runtime
 from monarch_kernel.errors import SupervisionError
 from monarch_kernel.mesh import Extent, Region
@@ -602,6 +603,7 @@ def main() -> None:
     options = parser.parse_args()
     sizes = [size(text) for text in options.sizes.split(",") if text] or SIZES
     monarch_kernel.actor.unhandled_fault_hook = lambda failure: None
+    order.OUTPUT_GRACE_S = 600.0  # seconds of the real clock, while those of the simulation take much longer
     machine = describe_machine([])
     costs = measure_costs()
     rows = []
