@@ -897,9 +897,9 @@ class State:
         return [*effects, Send(peer, pack(news))]
 
     def _tell_output(self, record: RankRecord, chunk: OutputChunk) -> list[Effect]:
-        request = chunk.request or self._writer(record)
-        if not chunk.text and not chunk.dropped_lines:
+        if not chunk.text and not chunk.dropped_lines:  # only a mark
             return []
+        request = chunk.request or self._writer(record)
         record.last_line = chunk.text.rstrip("\n").rpartition("\n")[2][-200:] or record.last_line
         spec = record.spec
         return [Tell(OutputEvent(request, spec.rank, chunk.stream, chunk.text, chunk.dropped_lines, spec.mesh))]
