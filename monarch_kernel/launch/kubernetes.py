@@ -401,6 +401,8 @@ class KubernetesLauncher:
             except RefusedError as refused:
                 if refused.status == 403:
                     return  # we may not see them; conditions of the pods have to do
+                if refused.status == 410:
+                    since = api.newest_event()
                 pause_s = min(2 * pause_s, 10.0)
             if time.monotonic() - began < pause_s:
                 self._wait(lambda: True, pause_s)

@@ -504,6 +504,7 @@ class Cluster:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     cluster: Cluster
 
     def log_message(self, *args: object) -> None:

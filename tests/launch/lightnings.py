@@ -408,6 +408,7 @@ _ROUTES: list[tuple[str, str, Callable[..., dict[str, Any]]]] = [
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     cloud: Cloud
 
     def log_message(self, *args: object) -> None:

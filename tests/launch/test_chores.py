@@ -1,0 +1,105 @@
+"""Threads that launchers have: one that does what is due, and those of tunnels."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from monarch_kernel.launch.chores import Chores
+from monarch_kernel.launch.tunnel import Tunnel
+from tests.launch.standin import wait_until
+
+
+def test_what_is_due_is_done_in_order_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: told.append(repr(args.exc_value)))
+    chores, done, go_on = Chores("chores"), [], threading.Event()
+    chores.at(0.0, lambda: go_on.wait(10))
+    chores.at(0.05, lambda: done.append("later"))
+    chores.at(0.0, lambda: done.append("now"))
+    chores.at(0.0, lambda: 1 / 0)
+    chores.at(-1.0, lambda: done.append("first"))
+    go_on.set()
+    wait_until(lambda: len(done) == 3, "all")
+    assert done == ["first", "now", "later"]
+    assert told == ["ZeroDivisionError('division by zero')"]
+    chores.at(3600.0, lambda: done.append("never"))
+    chores.close()
+    chores.at(0.0, lambda: done.append("too late"))
+    chores.close()
+    assert len(done) == 3
+
+
+def test_chores_that_there_never_were() -> None:
+    Chores("chores").close()
+
+
+@pytest.fixture
+def echo() -> Iterator[socket.socket]:
+    """Says what it is told, until it is told nothing more."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection, contextlib.suppress(OSError):
+                        while data := connection.recv(1 << 16):
+                            connection.sendall(data)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield listener
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def connect(tunnel: Tunnel) -> socket.socket:
+    host, _, port = tunnel.address.removeprefix("tcp://").rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+def test_a_tunnel_leads_there_and_back(echo: socket.socket) -> None:
+    tunnel = Tunnel(lambda: socket.create_connection(echo.getsockname()), "tunnel")
+    for _ in range(2):  # one after the other: the first is gone by then
+        with connect(tunnel) as here:
+            data = b"x" * 1_000_000
+            sender = threading.Thread(target=here.sendall, args=(data,))
+            sender.start()
+            got = 0
+            while got < len(data):
+                got += len(here.recv(1 << 16))
+            sender.join()
+    tunnel.close()
+
+
+def test_a_tunnel_is_closed_with_what_goes_through_it(echo: socket.socket) -> None:
+    tunnel = Tunnel(lambda: socket.create_connection(echo.getsockname()), "tunnel")
+    with connect(tunnel) as here:
+        here.sendall(b"hello")
+        assert here.recv(5) == b"hello"
+        tunnel.close()
+        assert here.recv(5) == b""
+    with pytest.raises(ConnectionRefusedError):
+        connect(tunnel)
+
+
+def test_a_tunnel_that_leads_nowhere_for_now(echo: socket.socket) -> None:
+    ways = iter([OSError("the other end is not there"), None])
+
+    def to_there() -> socket.socket:
+        if (problem := next(ways)) is not None:
+            raise problem
+        return socket.create_connection(echo.getsockname())
+
+    tunnel = Tunnel(to_there, "tunnel")
+    with connect(tunnel) as here:
+        assert here.recv(5) == b""
+    with connect(tunnel) as here:
+        here.sendall(b"hello")
+        assert here.recv(5) == b"hello"
+    tunnel.close()
