@@ -170,10 +170,12 @@ _SLURM = Engine(
         Option(("--account", "-A"), "account", "who is charged", "NAME"),
         Option(("--qos", "-q"), "qos", "quality of service", "NAME"),
         Option(("--time", "-t"), "time", "how long the hosts are kept at most", "[D-]HH:MM:SS"),
-        Option(("--nodelist", "-w"), "nodelist", "only these nodes", "NODES"),
+        Option(("--nodelist", "-w"), "nodelist", "with these nodes, all of them", "NODES"),
+        Option(("--exclude", "-x"), "exclude", "not these nodes", "NODES"),
         Option(("--constraint", "-C"), "constraint", "only nodes with these features", "FEATURES"),
         Option(("--cpus",), "cpus", "processor cores of each host", "N", _count),
         Option(("--mem",), "mem", "memory of each host, such as 64G", "SIZE"),
+        Option(("--directory",), "directory", "for logs, shared with the nodes (default: ~/.monarch)", "DIR"),
         Option(("--sbatch",), "sbatch", "any other option of sbatch; may be repeated", "OPTION", repeated=True),
     ),
 )

@@ -1,0 +1,680 @@
+"""A Slurm cluster: one job of ``sbatch`` whose nodes run a host agent each.
+
+Theory of operation
+===================
+
+The job is a script that anybody can read (`SlurmLauncher.script`): one ``srun``, one task per node; the task is the agent. Its
+config is in the environment of ``sbatch``, which hands it over; what differs between the agents, their number, they take from
+``SLURM_PROCID``. With ``--no-kill`` neither job nor step ends when a node fails. Hosts that replace others are another job.
+
+A thread, ``monarch-slurm``, submits, and asks ``squeue`` what became of the jobs: often at first, then ever less, for there are
+clusters with thousands of users. What must be known soon is known without Slurm: each task leaves two small files, when it
+starts and when it ends, beside the log of its agent, in a private directory that the nodes share with this machine.
+
+A job ends with its last agent, which ends by itself when it has no controller; so nothing stays behind if we are killed. To
+give back one node of several, the job is shrunk (``scontrol update``), which also ends what runs there. The first node of a job
+can't be given back before the others, as it runs the script; an agent there that does not end is killed by a second ``srun``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shlex
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from monarch_kernel.errors import LaunchError
+from monarch_kernel.launch.base import agent_command
+from monarch_kernel.launch.chores import Chores
+from monarch_kernel.wire.config import AGENT_VARIABLE, AgentConfig
+
+__all__ = ["SlurmHost", "SlurmLauncher"]
+
+_LOOK_S = 0.2
+"""How often the files of the tasks are looked at."""
+
+_FIRST_ASK_S = 0.5
+_COMMAND_S = 60.0
+_TERMINATE_S = 2.0
+_GONE_S = 10.0
+"""How long Slurm may take to take the nodes back; of one that does not answer it waits for minutes."""
+_BROUGHT = ("SLURM_CONF", "SLURM_CLUSTERS")  # of our own environment, which may be that of another job
+
+_REASONS = {
+    "AssocGrpCpuLimit": "the account has as many cores as it may",
+    "AssocGrpGRES": "the account has as many GPUs as it may",
+    "AssocMaxJobsLimit": "the account runs as many jobs as it may",
+    "BeginTime": "it was to start later",
+    "JobHeldAdmin": "held by an administrator",
+    "JobHeldUser": "held by you: scontrol release",
+    "Licenses": "a licence is not free",
+    "NodeDown": "a node that it needs is down",
+    "PartitionConfig": "the partition does not allow what was asked for",
+    "PartitionDown": "the partition is down",
+    "PartitionNodeLimit": "more nodes than the partition allows, or they are down",
+    "PartitionTimeLimit": "longer than the partition allows",
+    "Priority": "others are before it",
+    "QOSMaxGRESPerUser": "you have as many GPUs as the QOS allows",
+    "QOSMaxJobsPerUserLimit": "you run as many jobs as the QOS allows",
+    "QOSMaxNodePerUserLimit": "you have as many nodes as the QOS allows",
+    "ReqNodeNotAvail": "a node that was asked for is not available",
+    "Reservation": "its reservation has not begun",
+    "Resources": "the nodes are in use",
+}
+_ENDS = {
+    "BOOT_FAIL": "a node could not boot",
+    "CANCELLED": "was cancelled",
+    "COMPLETED": "has ended",
+    "DEADLINE": "has reached its deadline",
+    "FAILED": "failed",
+    "NODE_FAIL": "lost its nodes",
+    "OUT_OF_MEMORY": "ran out of memory: ask for more (mem=, --mem)",
+    "PREEMPTED": "was preempted by another job",
+    "REVOKED": "was revoked",
+    "TIMEOUT": "has reached its time limit: ask for more (time=, --time)",
+}
+
+# What is run as a task; its arguments are the directory, and the agent's command.
+_TASK = """f=$1/$SLURM_JOB_ID-$SLURM_PROCID; shift
+"$@" & agent=$!
+trap "kill -TERM $agent" TERM
+echo "$SLURMD_NODENAME $agent" >"$f.node"
+wait $agent; code=$?
+while kill -0 $agent 2>/dev/null; do wait $agent; code=$?; done
+echo $code >"$f.end"
+exit $code"""
+
+
+class SlurmLauncher:
+    """Asks a Slurm cluster for nodes, by ``sbatch`` on this machine.
+
+    Where neither ``cpus``, ``gpus`` nor ``mem`` is given, hosts are whole nodes (``--exclusive --mem=0``).
+
+    Args:
+        partition: of the cluster; left out, its default.
+        account: who is charged.
+        qos: quality of service.
+        time: how long the hosts are kept at most, such as ``4:00:00``.
+        nodelist: with these nodes, all of them.
+        exclude: not these nodes.
+        constraint: only nodes with these features.
+        cpus: cores of each host.
+        gpus: GPUs of each host.
+        mem: memory of each host, such as ``64G``.
+        sbatch: any other options of ``sbatch``, such as ``--reservation=week``.
+        python: interpreter on the nodes, which has this package; left out, the path of the one here.
+        directory: for logs, on a file system that the nodes share with this machine; left out, ``~/.monarch``.
+        ask_s: how long it takes at most until Slurm is asked again what became of the jobs.
+    """
+
+    name = "slurm"
+
+    def __init__(
+        self,
+        *,
+        partition: str = "",
+        account: str = "",
+        qos: str = "",
+        time: str = "",
+        nodelist: str = "",
+        exclude: str = "",
+        constraint: str = "",
+        cpus: int = 0,
+        gpus: int = 0,
+        mem: str = "",
+        sbatch: Sequence[str] = (),
+        python: str = "",
+        directory: str | os.PathLike[str] = "",
+        ask_s: float = 10.0,
+    ) -> None:
+        self._partition = partition
+        self._cpus = cpus
+        is_whole = not (cpus or gpus or mem)
+        options = {
+            "partition": partition,
+            "account": account,
+            "qos": qos,
+            "time": time,
+            "nodelist": nodelist,
+            "exclude": exclude,
+            "constraint": constraint,
+            "cpus-per-task": cpus,
+            "gpus-per-node": gpus,
+            "mem": "0" if is_whole else mem,
+        }
+        self._options = [f"--{name}={value}" for name, value in options.items() if value]
+        if is_whole:
+            self._options.append("--exclusive")
+        self._options += [option if option.startswith("-") else f"--{option}" for option in sbatch]
+        for option in self._options:
+            if "\n" in option:
+                raise ValueError(f"an option of sbatch is one line, not {option!r}")
+        self._command = agent_command(python)
+        parent = Path(directory).expanduser() if directory else Path.home() / ".monarch"
+        self.directory = parent.absolute() / f"slurm-{secrets.token_hex(4)}"
+        self._ask_s = ask_s
+        self._jobs: list[_Job] = []
+        self._changed = threading.Condition()
+        self._chores = Chores("monarch-slurm")
+        self._is_looking = False
+        self._is_closed = False
+        self._trouble = ""
+
+    def script(self, n_hosts: int) -> str:
+        """What is given to ``sbatch`` for so many hosts."""
+        options = [
+            "--job-name=monarch",
+            f"--nodes={n_hosts}",
+            "--ntasks-per-node=1",
+            "--no-kill",
+            "--no-requeue",
+            f"--output={self.directory}/%j.log",
+            *self._options,
+        ]
+        step = [
+            "srun --no-kill --kill-on-bad-exit=0 --wait=0",
+            "--mpi=none --cpu-bind=none" + (f" --cpus-per-task={self._cpus}" if self._cpus else ""),
+            f"--output={shlex.quote(f'{self.directory}/%j-%t.log')}",
+        ]
+        lines = [
+            "#!/bin/sh",
+            *(f"#SBATCH {_directive(option)}" for option in options),
+            "",
+            "# A host agent on every node, which connects to the notebook that asked for it. How is in the environment",
+            f"# variable {AGENT_VARIABLE}, which holds secrets; so it is not in this file.",
+            "",
+            f"task={shlex.quote(_TASK)}",
+            "",
+            " \\\n  ".join(step) + " \\",
+            f'  sh -c "$task" task {shlex.quote(str(self.directory))} {shlex.join(self._command)}',
+        ]
+        return "\n".join(lines) + "\n"
+
+    plan = script
+
+    def launch(self, configs: Sequence[AgentConfig]) -> list[SlurmHost]:
+        """Submit a job for these hosts; one for each row of numbers, if they are in several.
+
+        Raises:
+            LaunchError: there is no Slurm on this machine.
+        """
+        if shutil.which("sbatch") is None:
+            raise LaunchError(
+                f"there is no sbatch on {os.uname().nodename}: run the notebook on a machine of the cluster, such as its "
+                "login node, and see that Slurm's commands are on PATH"
+            )
+        jobs: list[_Job] = []
+        for config in configs:
+            settings = json.loads(config.encode())
+            number = settings.pop("host")
+            last = jobs[-1] if jobs else None
+            if last is None or settings != last.settings or number != last.first + len(last.hosts):
+                jobs.append(last := _Job(number, settings))
+            last.hosts.append(SlurmHost(self, last, len(last.hosts)))
+        with self._changed:
+            if self._is_closed:
+                raise LaunchError("the launcher was closed")
+            self._jobs += jobs
+            for job in jobs:
+                self._chores.at(0.0, lambda job=job: self._submit(job))  # type: ignore[misc]
+            if not self._is_looking:
+                self._is_looking = True
+                self._chores.at(0.0, self._look)
+        return [host for job in jobs for host in job.hosts]
+
+    def progress(self) -> str:
+        """Why jobs have not begun."""
+        waiting = [job for job in self._jobs if job.is_waiting]
+        if not waiting:
+            return ""
+        if self._trouble:
+            return f"Slurm does not answer: {self._trouble}"
+        job = waiting[0]
+        if not job.id:
+            return "Slurm: submitting a job"
+        if job.state != "PENDING":
+            return f"Slurm: job {job.id} is {job.state.lower()}" if job.state else f"Slurm: job {job.id}"
+        words = _REASONS.get(job.reason, "")
+        text = (
+            f"Slurm: {job.reason}{f' ({words})' if words else ''}" if job.reason else f"Slurm: job {job.id} is pending"
+        )
+        return f"{text}, expected at {job.start}" if job.start else text
+
+    def close(self, timeout_s: float) -> None:
+        """Wait for the ends of all agents, cancel what is left, and remove the directory."""
+        with self._changed:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            jobs = list(self._jobs)
+        self._end(jobs, timeout_s)
+        self._chores.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
+        for parent in (self.directory.parent,):
+            _remove_if_empty(parent)
+
+    # -- for the hosts
+
+    def close_host(self, host: SlurmHost, timeout_s: float) -> None:
+        """Give back a node; with the last one the job."""
+        job = host.job
+        with self._changed:
+            if host.is_closed:
+                return
+            host.is_closed = True
+            is_last = all(other.is_closed for other in job.hosts)
+        if is_last:
+            self._end([job], timeout_s)
+            return
+        self._wait(lambda: host.has_ended, timeout_s if host.node else 0.0)
+        host.is_leaving = True
+        self._give_back_nodes(job)
+
+    # -- the thread
+
+    def _submit(self, job: _Job) -> None:
+        if all(host.is_closed for host in job.hosts):
+            self._set_over(job, "was given back before it was asked for")
+            return
+        n = len(job.hosts)
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        settings = {**job.settings, "host": job.first, "number_from": "SLURM_PROCID"}
+        environment = {name: value for name, value in _environment().items() if not name.startswith("SLURM_")}
+        environment |= {name: os.environ[name] for name in _BROUGHT if name in os.environ}
+        environment[AGENT_VARIABLE] = json.dumps(settings)
+        if (problem := self._too_many(n)) == "":
+            done = _call("sbatch", "--parsable", f"--export=ALL,{AGENT_VARIABLE}", text=self.script(n), env=environment)
+            if done.returncode:
+                problem = self._explain_refusal(done.stderr)
+            else:
+                id = done.stdout.strip().splitlines()[-1].partition(";")[0]
+        if problem:
+            self._set_over(job, problem)
+            return
+        with self._changed:
+            job.id = id
+            self._changed.notify_all()
+
+    def _look(self) -> None:
+        """See what has become of the jobs, and come again."""
+        with self._changed:
+            jobs = [job for job in self._jobs if job.id and not job.over]
+            if all(job.over for job in self._jobs):
+                self._is_looking = False
+                return
+        for job in jobs:
+            for host in job.hosts:
+                self._read_files(host)
+        now = time.monotonic()
+        due = [job for job in jobs if now >= job.ask_at]
+        if due:
+            self._ask(due, now)
+        self._chores.at(_LOOK_S, self._look)
+
+    def _read_files(self, host: SlurmHost) -> None:
+        if not host.node_is_sure and (words := _words_of(host.file("node"))):
+            host.node, host.pid = words[0], int(words[1])
+            host.node_is_sure = True
+        if not host.has_ended and (words := _words_of(host.file("end"))):
+            code = int(words[0])
+            how = f"ended with exit code {code}"
+            if code > 128:
+                how = f"was killed by {_signal_name(code - 128)}"
+            elif code in (126, 127):
+                how = f"could not be started: {' / '.join(host.log_tail()[-1:])}: is {self._command[0]} there?"
+            elif code:
+                how += "".join(f": {line}" for line in host.log_tail()[-1:])
+            text = f"the host agent on {host.node} (Slurm job {host.job.id}) {how}"
+            if code > 128 and not host.omen:
+                host.omen = text  # Slurm may have done that, and knows why
+                host.job.ask_at = 0.0
+            elif code <= 128:
+                host.end(text)
+            with self._changed:
+                self._changed.notify_all()
+
+    def _ask(self, jobs: Sequence[_Job], now: float) -> None:
+        ids = ",".join(job.id for job in jobs)
+        done = _call("squeue", "--noheader", "--states=all", f"--jobs={ids}", "--format=%i|%T|%r|%N|%S")
+        known = {line.split("|")[0]: line.split("|")[1:] for line in done.stdout.splitlines() if "|" in line}
+        self._trouble = ""
+        if done.returncode and "Invalid job id" not in done.stderr:
+            self._trouble = _last_line(done.stderr)
+        for job in jobs:
+            before = (job.state, job.reason)
+            if job.id in known:
+                job.state, reason, nodes, start = known[job.id]
+                job.reason = "" if reason == "None" else reason
+                job.start = "" if start == "N/A" else start.replace("T", " ")
+                self._heed(job, nodes)
+            elif not self._trouble:
+                self._set_over(job, f"Slurm job {job.id} has ended")
+            if (job.state, job.reason) != before:
+                job.ask_s = _FIRST_ASK_S
+            job.ask_s = min(self._ask_s, 1.5 * job.ask_s)
+            job.ask_at = now + job.ask_s
+
+    def _heed(self, job: _Job, nodes: str) -> None:
+        """Act upon what Slurm says of a job."""
+        if job.state in _ENDS:
+            text = f"Slurm job {job.id} {_ENDS[job.state]}"
+            if job.state in ("COMPLETED", "FAILED"):
+                for host in job.hosts:
+                    if host.omen:
+                        host.end(host.omen)
+            if job.state == "FAILED":
+                text += self._why_failed(job)
+            self._set_over(job, text)
+        elif job.state == "PENDING" and job.reason == "PartitionTimeLimit":
+            _call("scancel", job.id)
+            limits = _call("sinfo", "--noheader", *self._in_partition(), "--format=%R %l").stdout.split("\n")[0].split()
+            most = f" ({limits[1]})" if len(limits) == 2 else ""
+            self._set_over(
+                job, f"Slurm would never start it: longer than the partition allows{most}: ask for less (time=, --time)"
+            )
+        elif nodes and nodes != job.nodes:
+            names = _names(nodes)
+            if not job.nodes and len(names) == len(job.hosts):
+                for host, name in zip(job.hosts, names):
+                    host.node = host.node or name
+            job.nodes = nodes
+            for host in job.hosts:
+                if host.node and host.node not in names and not host.has_ended:
+                    said = _call("sinfo", "--noheader", f"--nodes={host.node}", "--format=%T, %E").stdout.split("\n")[0]
+                    host.is_lost = True
+                    host.end(f"Slurm has taken node {host.node} out of job {job.id} ({said.strip()})")
+            with self._changed:
+                self._changed.notify_all()
+        if job.state == "RUNNING":
+            for host in job.hosts:
+                if host.omen:
+                    host.end(host.omen)
+        elif job.state == "COMPLETING":
+            job.ask_s = _FIRST_ASK_S
+        if job.state == "RUNNING":
+            self._give_back_nodes(job)
+
+    def _set_over(self, job: _Job, text: str) -> None:
+        for host in job.hosts:
+            if job.id:
+                self._read_files(host)  # which say more
+            host.end(text)
+        with self._changed:
+            job.over = text
+            self._changed.notify_all()
+
+    # -- in words
+
+    def _in_partition(self) -> list[str]:
+        return [f"--partition={self._partition}"] if self._partition else []
+
+    def _too_many(self, n: int) -> str:
+        """Why there will never be so many hosts; empty if there may be."""
+        done = _call("sinfo", "--noheader", "--format=%P|%D", *self._in_partition())
+        rows = [line.split("|") for line in done.stdout.split("\n") if "|" in line]
+        sizes: dict[str, int] = {}
+        for name, count in rows:
+            sizes[name] = sizes.get(name, 0) + int(count)
+        defaults = [name for name in sizes if name.endswith("*")]
+        name = self._partition or (defaults[0] if defaults else "")
+        n_there = next((size for known, size in sizes.items() if known.rstrip("*") == name.rstrip("*")), None)
+        if n_there is None or n <= n_there or "," in self._partition:
+            return ""
+        nodes = "1 node" if n_there == 1 else f"{n_there} nodes"
+        return f"asked for {n} hosts; partition {name.rstrip('*')} of the Slurm cluster has {nodes}"
+
+    def _explain_refusal(self, stderr: str) -> str:
+        said = "; ".join(
+            dict.fromkeys(line.removeprefix("sbatch: ").removeprefix("error: ") for line in stderr.splitlines() if line)
+        )
+        hint = ""
+        lower = said.lower()
+        if "partition" in lower:
+            names = sorted(set(_call("sinfo", "--noheader", "--format=%R").stdout.split()))
+            hint = f"the partitions are {', '.join(names)}"
+        elif "node configuration" in lower or "gres" in lower or "generic resource" in lower or "memory" in lower:
+            rows = _call(
+                "sinfo", "--noheader", *self._in_partition(), "--format=%D with %c cores, %m MB, GPUs: %G"
+            ).stdout
+            hint = f"the nodes are: {'; '.join(sorted(set(rows.splitlines())))}"
+        elif "feature" in lower:
+            rows = _call("sinfo", "--noheader", *self._in_partition(), "--format=%f").stdout
+            hint = f"the features of the nodes are: {', '.join(sorted(set(rows.split())))}"
+        elif "qos" in lower or "account" in lower:
+            hint = "what you may use: sacctmgr show assoc user=$USER format=account,partition,qos"
+        elif "contact slurm controller" in lower or "connect" in lower:
+            hint = "is slurmctld up? (scontrol ping)"
+        return f"Slurm refused the job: {said}{f'; {hint}' if hint else ''}"
+
+    def _why_failed(self, job: _Job) -> str:
+        log = self.directory / f"{job.id}.log"
+        if not log.exists():
+            return (
+                f", and has written nothing: do the nodes share {self.directory.parent} with this machine (directory=)?"
+            )
+        return "".join(f": {line}" for line in _tail(log)[-1:])
+
+    # -- the end
+
+    def _end(self, jobs: Sequence[_Job], timeout_s: float) -> None:
+        """Wait for the ends of these jobs, then cancel them."""
+        for job in jobs:
+            for host in job.hosts:
+                host.is_closed = True
+        self._wait(lambda: all(job.id or job.over for job in jobs), _COMMAND_S)  # sbatch is not stopped half way
+        live = [job for job in jobs if job.id and not job.over]
+        for job in live:
+            for host in job.hosts:
+                self._read_files(host)
+        running = [host for job in live if job.is_up for host in job.hosts]
+
+        def have_ended() -> bool:
+            return all(host.has_ended or host.omen or host.job.over for host in running)
+
+        if running and not self._wait(have_ended, timeout_s):
+            self._cancel(live, "--signal=TERM")
+            if not self._wait(have_ended, _TERMINATE_S):
+                self._cancel(live, "--signal=KILL")
+        self._cancel(live)
+        self._wait_until_gone(live)
+        for job in live:
+            self._set_over(job, f"Slurm job {job.id} was given back")
+
+    def _cancel(self, jobs: Sequence[_Job], *options: str) -> None:
+        if jobs:
+            _call("scancel", *options, *(job.id for job in jobs))
+
+    def _wait_until_gone(self, jobs: Sequence[_Job]) -> None:
+        """Wait until Slurm has taken the nodes back; those that were lost it can't reach for now."""
+        deadline = time.monotonic() + _GONE_S
+        lost = {host.node for job in jobs for host in job.hosts if host.is_lost}
+        while jobs:
+            done = _call("squeue", "--noheader", f"--jobs={','.join(job.id for job in jobs)}", "--format=%T|%N")
+            left = [line.split("|") for line in done.stdout.split("\n") if "|" in line]
+            if lost and all(state == "COMPLETING" for state, _ in left):
+                left = [pair for pair in left if not lost.issuperset(_names(pair[1]))]
+            if not left or time.monotonic() > deadline:
+                return
+            with self._changed:
+                self._changed.wait(0.1)
+
+    def _give_back_nodes(self, job: _Job) -> None:
+        """Shrink a job to the hosts that do not leave it."""
+        with self._changed:
+            leaving = [host for host in job.hosts if host.is_leaving and not host.is_released and host.node]
+            if job.over or not leaving:
+                return
+            for host in leaving:
+                host.is_released = True
+            staying = [host for host in job.hosts if not host.is_released]
+            first = job.hosts[0]
+        nodes = {host.node for host in staying if not host.has_ended or host is first} | {first.node}
+        if first in leaving and not first.has_ended and first.pid:
+            # It runs the script, and stays in the job until that ends.
+            step = ("--overlap", f"--jobid={job.id}", f"--nodelist={first.node}", "--nodes=1", "--ntasks=1", "--mem=0")
+            _call("srun", *step, "kill", "-KILL", str(first.pid))
+        if leaving != [first]:
+            done = _call(
+                "scontrol", "update", f"JobId={job.id}", f"NodeList={','.join(sorted(nodes))}", cwd=self.directory
+            )
+            if done.returncode == 0:
+                for host in leaving:
+                    host.end(f"node {host.node} was given back")
+
+    def _wait(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(condition, timeout_s)
+
+
+@dataclass(eq=False)
+class _Job:
+    first: int
+    settings: dict[str, Any]
+    hosts: list[SlurmHost] = field(default_factory=list)
+    id: str = ""
+    state: str = ""
+    reason: str = ""
+    start: str = ""
+    nodes: str = ""
+    over: str = ""
+    ask_s: float = _FIRST_ASK_S
+    ask_at: float = 0.0
+
+    @property
+    def is_up(self) -> bool:
+        return self.state == "RUNNING" or any(host.node_is_sure for host in self.hosts)
+
+    @property
+    def is_waiting(self) -> bool:
+        return not self.over and not self.is_up
+
+
+class SlurmHost:
+    """One node of a job."""
+
+    address = ""  # it dials
+
+    def __init__(self, launcher: SlurmLauncher, job: _Job, index: int) -> None:
+        self.job = job
+        self.node = ""
+        self.pid = 0
+        self.node_is_sure = False
+        self.is_closed = False
+        self.is_leaving = False
+        self.is_released = False
+        self.is_lost = False
+        self.omen = ""
+        self._launcher = launcher
+        self._index = index
+        self._ended: str | None = None
+
+    def poll(self) -> str | None:
+        """None while it runs, or may still come; else why not."""
+        return self._ended
+
+    def log_tail(self) -> tuple[str, ...]:
+        """The last lines of the agent's log, or of the job's, if it has none."""
+        if not self.job.id:
+            return ()
+        return _tail(self.file("log")) or _tail(self._launcher.directory / f"{self.job.id}.log")
+
+    def close(self, timeout_s: float) -> None:
+        """Give the node back."""
+        self._launcher.close_host(self, timeout_s)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is known how it ended."""
+        return self._ended is not None
+
+    def end(self, text: str) -> None:
+        """It has ended, as the first to say so says."""
+        if self._ended is None:
+            self._ended = text
+
+    def file(self, kind: str) -> Path:
+        """What its task writes."""
+        return self._launcher.directory / f"{self.job.id}-{self._index}.{kind}"
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%H:%M"}
+
+
+def _call(
+    *words: str, text: str = "", env: dict[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command of Slurm's."""
+    try:
+        return subprocess.run(
+            words,
+            input=text,
+            env=env or _environment(),
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_COMMAND_S,
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(words, 1, "", f"{words[0]} has not answered for {_COMMAND_S:g} s")
+    except OSError as error:
+        return subprocess.CompletedProcess(words, 1, "", f"{words[0]}: {error.strerror}")
+
+
+def _names(nodes: str) -> list[str]:
+    """The names of nodes that Slurm writes as ``n[1-3]``."""
+    return _call("scontrol", "show", "hostnames", nodes).stdout.split()
+
+
+def _directive(option: str) -> str:
+    """An option as it is written after ``#SBATCH``."""
+    name, equals, value = option.partition("=")
+    return f"{name}={json.dumps(value)}" if equals and " " in value else option
+
+
+def _words_of(path: Path) -> list[str]:
+    """The words of a file that is written at once; none if it is not complete yet."""
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return []
+    return text.split() if text.endswith("\n") else []
+
+
+def _tail(path: Path) -> tuple[str, ...]:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 16384))
+            return tuple(file.read().decode(errors="replace").splitlines()[-20:])
+    except OSError:
+        return ()
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "no reason was given"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _remove_if_empty(path: Path) -> None:
+    try:
+        if path.name == ".monarch":
+            path.rmdir()
+    except OSError:
+        pass

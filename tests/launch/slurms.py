@@ -1,0 +1,183 @@
+"""A real Slurm cluster of several nodes on this machine, for tests: daemons, keys and state in one directory."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from tests.launch.puppet import wait_for
+
+__all__ = ["SlurmCluster", "why_no_slurm"]
+
+_DAEMONS = ("munged", "slurmctld", "slurmd")
+_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+_HOST = "127.0.0.1"
+
+
+def why_no_slurm() -> str:
+    """Why there can be no cluster here; empty if there can."""
+    missing = [name for name in (*_DAEMONS, "sbatch", "srun") if shutil.which(name, path=_PATH) is None]
+    return f"no {', '.join(missing)} here: apt-get install slurmctld slurmd slurm-client munge" if missing else ""
+
+
+class SlurmCluster:
+    """Starts when it is made.
+
+    Args:
+        path: directory for all of it.
+        nodes: their names.
+    """
+
+    def __init__(self, path: Path, nodes: Sequence[str]) -> None:
+        self.path = path
+        self.nodes = tuple(nodes)
+        self.config = path / "slurm.conf"
+        self.environment = {"SLURM_CONF": str(self.config)}
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        user = getpass.getuser()
+        ports = _free_ports(1 + len(nodes))
+        (path / "state").mkdir()
+        (path / "munge.key").write_bytes(secrets.token_bytes(64))
+        (path / "munge.key").chmod(0o400)
+        lines = [
+            "ClusterName=monarch",
+            f"SlurmctldHost={socket.gethostname()}({_HOST})",
+            f"SlurmctldPort={ports[0]}",
+            f"SlurmUser={user}",
+            f"SlurmdUser={user}",
+            "AuthType=auth/munge",
+            f"AuthInfo=socket={path}/munge",
+            "CredType=cred/munge",
+            f"StateSaveLocation={path}/state",
+            f"SlurmdSpoolDir={path}/spool-%n",
+            f"SlurmctldPidFile={path}/slurmctld.pid",
+            f"SlurmdPidFile={path}/slurmd-%n.pid",
+            "MailProg=/bin/true",
+            "ProctrackType=proctrack/linuxproc",
+            "TaskPlugin=task/none",
+            "SwitchType=switch/none",
+            "MpiDefault=none",
+            "SelectType=select/cons_tres",
+            "SelectTypeParameters=CR_Core",
+            "SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0",
+            "ReturnToService=2",
+            "SlurmdTimeout=5",
+            "KillWait=2",
+            "GresTypes=gpu",
+            *(
+                f"NodeName={node} NodeHostname={socket.gethostname()} NodeAddr={_HOST} Port={port} CPUs=2 Gres=gpu:1"
+                for node, port in zip(nodes, ports[1:])
+            ),
+            "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE",
+            "PartitionName=short Nodes=ALL MaxTime=10",
+        ]
+        self.config.write_text("\n".join(lines) + "\n")
+        (path / "gres.conf").write_text(f"NodeName={','.join(nodes)} Name=gpu File=/dev/null\n")
+        self._start("munged", ["--force", "--foreground", *self._munge_files()])
+        wait_for((path / "munge").exists, "munged")
+        self._start("slurmctld", ["-D", "-f", str(self.config)])
+        for node in nodes:
+            (path / f"spool-{node}").mkdir()
+            self.start_node(node)
+        wait_for(lambda: self.is_idle() or self._check(), "the nodes to be idle")
+
+    def start_node(self, node: str) -> None:
+        self._start("slurmd", ["-D", "-N", node, "-f", str(self.config)], node)
+
+    def kill_node(self, node: str) -> None:
+        """Kill its daemon, and all that it has started."""
+        daemon = self._daemons.pop(node)
+        daemon.send_signal(signal.SIGSTOP)
+        steps = [step for step in psutil.process_iter(["name"]) if self._is_on(step, node)]
+        doomed = [child for step in steps for child in (*step.children(recursive=True), step)]
+        assert doomed, f"nothing runs on {node}"
+        for process in doomed:
+            process.kill()
+        daemon.kill()
+        daemon.wait()
+        self.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=power failure")  # or it takes 20 s
+
+    def is_idle(self) -> bool:
+        """Whether all nodes wait for work."""
+        states = self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%T", check=False).split()
+        return states == ["idle"] * len(self.nodes)
+
+    def run(self, *command: str, check: bool = True) -> str:
+        """Run a command of the cluster's, and give what it writes."""
+        done = subprocess.run(command, env={**os.environ, **self.environment}, capture_output=True, text=True)
+        assert done.returncode == 0 or not check, done.stderr
+        return done.stdout
+
+    def close(self) -> None:
+        """End all daemons and what they have started."""
+        daemons, self._daemons = dict(self._daemons), {}
+        munged = daemons.pop("munged", None)  # the others need it until the end
+        for daemon in daemons.values():
+            daemon.terminate()
+        for daemon in daemons.values():
+            _end(daemon)
+        if munged is not None:
+            munged.terminate()
+            _end(munged)
+
+    def log(self, name: str) -> str:
+        return (self.path / f"{name}.log").read_text(errors="replace")
+
+    def _is_on(self, step: psutil.Process, node: str) -> bool:
+        """Whether a process is that of a step on a node; which one is said to what it has started."""
+        try:
+            if step.name() != "slurmstepd":
+                return False
+            environments = [process.environ() for process in step.children(recursive=True)]
+        except psutil.Error:
+            return False
+        return any(
+            environment.get("SLURMD_NODENAME") == node and environment.get("SLURM_CONF") == str(self.config)
+            for environment in environments
+        )
+
+    def _start(self, program: str, arguments: Sequence[str], name: str = "") -> None:
+        command = shutil.which(program, path=_PATH)
+        assert command is not None
+        with (self.path / f"{name or program}.log").open("ab") as log:
+            self._daemons[name or program] = subprocess.Popen([command, *arguments], stdout=log, stderr=log)
+
+    def _munge_files(self) -> list[str]:
+        path = self.path
+        return [
+            f"--socket={path}/munge",
+            f"--key-file={path}/munge.key",
+            f"--pid-file={path}/munged.pid",
+            f"--log-file={path}/munged.log",
+            f"--seed-file={path}/munge.seed",
+        ]
+
+    def _check(self) -> bool:
+        for name, daemon in self._daemons.items():
+            assert daemon.poll() is None, f"{name}: {self.log(name)}"
+        return False
+
+
+def _end(daemon: subprocess.Popen[bytes]) -> None:
+    try:
+        daemon.wait(5.0)
+    except subprocess.TimeoutExpired:
+        daemon.kill()
+        daemon.wait()
+
+
+def _free_ports(n: int) -> list[int]:
+    probes = [socket.create_server((_HOST, 0)) for _ in range(n)]
+    ports = [int(probe.getsockname()[1]) for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports

@@ -1,0 +1,394 @@
+"""Agents on the nodes of a real Slurm cluster of three nodes; in place of the agent a puppet, which starts at once."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from monarch_kernel.errors import LaunchError
+from monarch_kernel.launch.slurm import SlurmLauncher
+from tests.launch import puppet
+from tests.launch.puppet import Desk, make_python, wait_for
+from tests.launch.slurms import SlurmCluster, why_no_slurm
+
+GOLDEN = Path(__file__).parent / "golden"
+NODES = ("n1", "n2", "n3")
+
+needs_slurm = pytest.mark.skipif(bool(why_no_slurm()), reason=why_no_slurm())
+
+
+@pytest.fixture(scope="module")
+def one_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    cluster = SlurmCluster(tmp_path_factory.mktemp("slurm"), NODES)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def cluster(one_cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> SlurmCluster:
+    for name, value in one_cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    wait_for(one_cluster.is_idle, "the nodes to be idle")
+    return one_cluster
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    with puppet.desk() as desk:
+        yield desk
+
+
+@pytest.fixture
+def launch(cluster: SlurmCluster, tmp_path: Path) -> Iterator[Callable[..., SlurmLauncher]]:
+    """Make a launcher, which is closed in the end."""
+    launchers = []
+    python = make_python(tmp_path)
+
+    def make(**options: Any) -> SlurmLauncher:
+        launchers.append(SlurmLauncher(**{"python": python, "directory": tmp_path / "logs", "ask_s": 0.5, **options}))
+        return launchers[-1]
+
+    yield make
+    for launcher in launchers:
+        launcher.close(0.0)
+        assert not launcher.directory.exists()
+    assert cluster.run("squeue", "-h") == ""
+
+
+def end_of(handle: Any) -> str:
+    return str(wait_for(handle.poll, "the end of the host"))
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; whoever is init here may take its time to collect it."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+# -- coming up
+
+
+@needs_slurm
+def test_hosts_come_up(launch: Any, desk: Desk, cluster: SlurmCluster) -> None:
+    launcher = launch()
+    handles = launcher.launch(desk.configs(2, first=3))
+    assert launcher.progress().startswith("Slurm: ")
+    agents = sorted([desk.greet(), desk.greet()], key=lambda agent: agent.host)
+    assert [agent.host for agent in agents] == [3, 4]
+    wait_for(lambda: all(handle.node for handle in handles), "the names of the nodes")
+    assert [agent.hello["env"]["SLURMD_NODENAME"] for agent in agents] == [handle.node for handle in handles]
+    assert launcher.progress() == ""
+    assert [handle.poll() for handle in handles] == [None, None]
+    assert agents[0].hello["argv"] == ["-m", "monarch_kernel.bootstrap", "agent"]
+    agents[1].tell("say hello there")
+    wait_for(lambda: handles[1].log_tail() == ("the puppet for host 4 is up", "hello there"), "its log")
+    assert launcher.directory.stat().st_mode & 0o777 == 0o700
+    launcher.close(0.0)
+    assert all(is_gone(agent.pid) for agent in agents)
+
+
+@needs_slurm
+def test_nobody_can_read_the_token(launch: Any, desk: Desk, cluster: SlurmCluster, tmp_path: Path) -> None:
+    launcher = launch()
+    launcher.launch([desk.config()])
+    desk.greet()
+    job = cluster.run("squeue", "-h", "-o", "%i").strip()
+    cluster.run("scontrol", "write", "batch_script", job, f"{tmp_path}/script")
+    assert (tmp_path / "script").read_text() == launcher.script(1)
+    assert "secret token" not in cluster.run("scontrol", "show", "job", job) + launcher.script(1)
+    for process in psutil.process_iter():
+        try:
+            assert "secret token" not in " ".join(process.cmdline())
+        except psutil.Error:
+            pass
+    assert not [path for path in launcher.directory.iterdir() if "secret token" in path.read_text()]
+
+
+@needs_slurm
+def test_a_notebook_that_is_a_job_itself(launch: Any, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_NTASKS", "7")
+    monkeypatch.setenv("SLURM_PROCID", "5")
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    monkeypatch.setenv("MINE", "too")
+    launch().launch([desk.config(2)])
+    agent = desk.greet()
+    assert agent.host == 2
+    assert agent.hello["env"]["SLURM_NTASKS"] == "1"
+    assert agent.hello["env"]["MINE"] == "too"
+
+
+@needs_slurm
+def test_waits_for_nodes(launch: Any, desk: Desk) -> None:
+    busy = launch()
+    (first,) = busy.launch([desk.config(1)])
+    desk.greet()
+    launcher = launch()
+    launcher.launch(desk.configs(3, first=2))
+    wait_for(lambda: "Resources" in launcher.progress(), "Slurm's reason")
+    assert launcher.progress().startswith("Slurm: Resources (the nodes are in use)")
+    first.close(0.0)
+    assert {desk.greet().host for _ in range(3)} == {2, 3, 4}
+    wait_for(lambda: not launcher.progress(), "the launcher to see it")
+
+
+@needs_slurm
+def test_what_is_asked_for(launch: Any, desk: Desk, cluster: SlurmCluster) -> None:
+    launcher = launch(
+        partition="short",
+        account="lab",
+        time="5",
+        nodelist="n2",
+        exclude="n1",
+        cpus=1,
+        gpus=1,
+        sbatch=["--comment=two words", "nice=5"],
+    )
+    launcher.launch([desk.config()])
+    agent = desk.greet()
+    assert agent.hello["env"]["SLURMD_NODENAME"] == "n2"
+    assert agent.hello["env"]["CUDA_VISIBLE_DEVICES"] == "0"
+    job = cluster.run("scontrol", "show", "job", cluster.run("squeue", "-h", "-o", "%i").strip())
+    for text in ("Partition=short", "Account=lab", "TimeLimit=00:05:00", "Nice=5", "Comment=two words", "NumCPUs=1"):
+        assert text in job
+
+
+# -- what breaks
+
+
+@needs_slurm
+def test_agents_end(launch: Any, desk: Desk) -> None:
+    """One of several ends, another is killed: the others live on."""
+    handles = launch().launch(desk.configs(3))
+    agents = {agent.host: agent for agent in (desk.greet(), desk.greet(), desk.greet())}
+    agents[1].tell("end 7")
+    text = end_of(handles[0])
+    assert text.startswith(f"the host agent on {handles[0].node} (Slurm job ")
+    assert text.endswith("ended with exit code 7: ends with 7")
+    os.kill(agents[3].pid, signal.SIGKILL)
+    assert end_of(handles[2]).endswith("was killed by SIGKILL")
+    assert agents[2].tell("run echo here") == "here"
+    assert handles[1].poll() is None
+
+
+@needs_slurm
+@pytest.mark.parametrize("place", [0, 1], ids=["first node", "other node"])
+def test_node_fails(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, place: int
+) -> None:
+    """Its host is lost; the job, also without the node that ran its script, goes on; another comes in its place."""
+    cluster = SlurmCluster(tmp_path, NODES)
+    request.addfinalizer(cluster.close)
+    monkeypatch.setenv("SLURM_CONF", str(cluster.config))
+    launcher = SlurmLauncher(python=make_python(tmp_path), directory=tmp_path / "logs", ask_s=0.5)
+    request.addfinalizer(lambda: launcher.close(0.0))
+    handles = launcher.launch(desk.configs(2))
+    agents = {agent.host: agent for agent in (desk.greet(), desk.greet())}
+    wait_for(lambda: handles[place].node and not launcher.progress(), "both to be up")
+    lost, other = handles[place].node, 1 - place
+    cluster.kill_node(lost)
+    wait_for(lambda: is_gone(agents[place + 1].pid), "its end")
+    text = end_of(handles[place])
+    assert f"Slurm has taken node {lost} out of job" in text
+    assert "power failure" in text
+    assert agents[other + 1].tell("run echo here") == "here"
+    assert handles[other].poll() is None
+    handles[place].close(0.0)
+    (again,) = launcher.launch([desk.config(7)])
+    assert desk.greet().host == 7
+    assert again.node != lost
+    assert agents[other + 1].tell("run echo here") == "here"
+    launcher.close(0.0)
+    assert is_gone(agents[other + 1].pid)
+
+
+@needs_slurm
+def test_job_is_cancelled(launch: Any, desk: Desk, cluster: SlurmCluster) -> None:
+    handles = launch().launch(desk.configs(2))
+    desk.greet(), desk.greet()
+    job = cluster.run("squeue", "-h", "-o", "%i").strip()
+    cluster.run("scancel", job)
+    assert [end_of(handle) for handle in handles] == [f"Slurm job {job} was cancelled"] * 2
+
+
+# -- the end
+
+
+@needs_slurm
+def test_close_lets_agents_end(launch: Any, desk: Desk) -> None:
+    launcher = launch()
+    handles = launcher.launch([desk.config(1, grace_s=0.5), desk.config(2, grace_s=0.5)])
+    desk.greet(), desk.greet()
+    desk.close()
+    launcher.close(20.0)
+    for handle in handles:
+        assert "ended with exit code 3" in str(handle.poll())
+
+
+@needs_slurm
+@pytest.mark.parametrize("place", [0, 1], ids=["first node", "other node"])
+def test_close_one_of_several(launch: Any, desk: Desk, cluster: SlurmCluster, place: int) -> None:
+    handles = launch().launch(desk.configs(3))
+    agents = {agent.host: agent for agent in (desk.greet(), desk.greet(), desk.greet())}
+    wait_for(lambda: all(handle.node for handle in handles), "the nodes")
+    agents[place + 1].tell("stay")
+    handles[place].close(0.0)
+    wait_for(lambda: is_gone(agents[place + 1].pid), "the end of one")
+    assert end_of(handles[place])
+    others = [host for host in (1, 2, 3) if host != place + 1]
+    assert [agents[host].tell("run echo here") for host in others] == ["here", "here"]
+    if place:  # the first stays until the script has ended
+        wait_for(lambda: cluster.run("squeue", "-h", "-o", "%D").strip() == "2", "Slurm to have the node back")
+    for handle in handles:
+        handle.close(0.0)
+    assert cluster.run("squeue", "-h") == ""
+
+
+@needs_slurm
+def test_close_forces_agents(launch: Any, desk: Desk) -> None:
+    launcher = launch()
+    launcher.launch(desk.configs(2))
+    agents = [desk.greet(), desk.greet()]
+    for agent in agents:
+        agent.tell("stay")
+    launcher.close(0.0)
+    assert all(is_gone(agent.pid) for agent in agents)
+
+
+@needs_slurm
+def test_close_in_the_middle(launch: Any, desk: Desk, cluster: SlurmCluster) -> None:
+    for i in range(4):
+        launcher = launch()
+        handles = launcher.launch(desk.configs(3))
+        time.sleep(0.1 * i)  # to close at another moment
+        launcher.close(0.0)
+        assert all(handle.poll() for handle in handles)
+        assert cluster.run("squeue", "-h") == ""
+
+
+@needs_slurm
+def test_close_while_it_waits(launch: Any, desk: Desk, cluster: SlurmCluster) -> None:
+    launcher = launch(sbatch=["--begin=now+1hour"])
+    handles = launcher.launch(desk.configs(2))
+    wait_for(lambda: "BeginTime" in launcher.progress(), "Slurm's reason")
+    assert "it was to start later" in launcher.progress()
+    handles[0].close(0.0)
+    assert "BeginTime" in launcher.progress()
+    handles[1].close(0.0)
+    assert cluster.run("squeue", "-h") == ""
+    assert launcher.progress() == ""
+
+
+# -- why not
+
+
+@needs_slurm
+@pytest.mark.parametrize(
+    ("options", "n", "text"),
+    [
+        ({"partition": "nope"}, 1, "invalid partition specified: nope; .*; the partitions are main, short"),
+        ({"gpus": 9}, 1, "node configuration is not available; the nodes are: 3 with 2 cores, .* GPUs: gpu:1"),
+        (
+            {"mem": "900T"},
+            1,
+            "Slurm refused the job: Memory specification can not be satisfied; .*the nodes are: 3 with",
+        ),
+        ({"constraint": "a100"}, 1, "Invalid feature specification; the features of the nodes are"),
+        ({"sbatch": ["--bogus"]}, 1, "Slurm refused the job: unrecognized option '--bogus'"),
+        ({"time": "soon"}, 1, "Invalid --time specification"),
+        ({}, 5, "asked for 5 hosts; partition main of the Slurm cluster has 3 nodes"),
+        ({"partition": "short", "time": "60"}, 1, r"longer than the partition allows \(10:00\): ask for less"),
+        ({"python": "/no/such/python"}, 1, "could not be started: .*/no/such/python.* is /no/such/python there"),
+    ],
+    ids=lambda value: "" if isinstance(value, str | int) else " ".join(map(str, value)),
+)
+def test_impossible(launch: Any, desk: Desk, options: dict[str, Any], n: int, text: str) -> None:
+    handles = launch(**options).launch(desk.configs(n))
+    for handle in handles:
+        said = end_of(handle)
+        assert re.search(text, said), said
+
+
+@needs_slurm
+def test_directory_that_the_nodes_do_not_have(launch: Any, desk: Desk, cluster: SlurmCluster) -> None:
+    """It is taken away before the job begins, as if it were on another machine."""
+    launcher = launch(sbatch=["--hold"])
+    (handle,) = launcher.launch([desk.config()])
+    wait_for(lambda: "JobHeldUser" in launcher.progress(), "the job")
+    shutil.rmtree(launcher.directory.parent)
+    cluster.run("scontrol", "release", handle.job.id)
+    assert "do the nodes share" in end_of(handle)
+
+
+def test_no_slurm(monkeypatch: pytest.MonkeyPatch, desk: Desk) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    launcher = SlurmLauncher()
+    with pytest.raises(
+        LaunchError, match=f"there is no sbatch on {os.uname().nodename}: run the notebook on a machine"
+    ):
+        launcher.launch([desk.config()])
+    launcher.close(0.0)
+
+
+@needs_slurm
+def test_slurm_does_not_answer(launch: Any, desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster whose controller is down, which is asked to submit a job."""
+    conf = tmp_path / "slurm.conf"
+    text = Path(os.environ["SLURM_CONF"]).read_text()
+    conf.write_text(
+        text.replace("SlurmctldPort=", "SlurmctldPort=1 #").replace("ReturnToService", "MessageTimeout=2\n#")
+    )
+    launcher = launch()
+    with monkeypatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(conf))
+        (handle,) = launcher.launch([desk.config()])
+        assert "is slurmctld up? (scontrol ping)" in end_of(handle)
+
+
+# -- the script
+
+
+@pytest.mark.parametrize("name", ["whole", "options"])
+def test_golden_script(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What users read with --dry-run. After a change: look at it, and write it anew with GOLDEN=write."""
+    monkeypatch.setenv("HOME", "/home/me")
+    options: dict[str, dict[str, Any]] = {
+        "whole": {},
+        "options": {
+            "partition": "gpu",
+            "account": "lab",
+            "qos": "high",
+            "time": "4:00:00",
+            "nodelist": "gpu[01-02]",
+            "exclude": "gpu03",
+            "constraint": "h100&nvlink",
+            "cpus": 64,
+            "gpus": 8,
+            "mem": "800G",
+            "sbatch": ["--reservation=spring", "--comment=one two"],
+            "directory": "/scratch/my own",
+        },
+    }
+    launcher = SlurmLauncher(python="/opt/venv/bin/python", **options[name])
+    text = launcher.script(4).replace(launcher.directory.name, "slurm-0123abcd")
+    assert launcher.plan(4) == launcher.script(4)
+    launcher.close(0.0)
+    path = GOLDEN / f"slurm_{name}.sh"
+    if os.environ.get("GOLDEN") == "write":
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+def test_wrong_options() -> None:
+    with pytest.raises(ValueError, match="one line"):
+        SlurmLauncher(sbatch=["--comment=a\nrm -rf"])
