@@ -79,20 +79,33 @@ class Sshd:
         except OSError:
             return False
 
-    def break_connections(self) -> int:
-        """Kill the processes of all connections; new ones are welcome. Gives how many there were."""
+    def connections(self) -> list[psutil.Process]:
+        """The processes of its connections."""
         assert self._process is not None
         children = psutil.Process(self._process.pid).children(recursive=True)
-        servers = [child for child in children if child.name().startswith("sshd")]
+        return [child for child in children if child.name().startswith("sshd")]
+
+    def break_connections(self) -> int:
+        """Kill the processes of all connections; new ones are welcome. Gives how many there were."""
+        servers = self.connections()
         for server in servers:
             server.kill()
         return len(servers)
+
+    def stop(self) -> None:
+        """Accept no connection, and do nothing with those that there are."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """End all at once, connections and server; what was started by them lives on."""
         if self._process is None:
             return
-        self._process.send_signal(signal.SIGSTOP)  # or it would take another connection
+        self.stop()  # or it would take another connection
         self.break_connections()
         self._process.kill()
         self._process.wait()
