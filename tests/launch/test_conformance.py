@@ -17,6 +17,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 
 from monarch_kernel.actor.hosts import HostMesh, serve_ranks
@@ -156,6 +157,18 @@ class TestLauncher:
         assert hosts.states() == ["up", "up"]
         assert hosts.agent_pid(1) != former
         assert list(ranks.run("globals().get('x')").get(SOON_S).values()) == [7, 7, None, None]
+
+    def test_a_launcher_that_is_closed_gives_back_all_that_was_not(self, engine: Bench, session: Session) -> None:
+        launcher = engine.make(2)
+        hosts = Hosts(session, launcher, 2)
+        assert hosts.mesh.initialized.get(engine.up_s)
+        pids = [hosts.agent_pid(0), hosts.agent_pid(1)]
+        begin = time.monotonic()
+        launcher.close(1.0)
+        assert time.monotonic() - begin < SOON_S
+        wait_until(lambda: not engine.left(), lambda: f"left by a launcher that was closed: {engine.left()}")
+        wait_until(lambda: hosts.states() == ["lost", "lost"], hosts.states)
+        wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), lambda: pids)
 
     def test_an_agent_that_can_not_start_is_told_with_what_was_written(self, engine: Bench, session: Session) -> None:
         python = "/no/such/python"
