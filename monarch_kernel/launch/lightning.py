@@ -185,7 +185,10 @@ class LightningLauncher:
             over_s: how long to wait until it is done, in seconds; it goes on after that.
         """
         with self._changed:
-            self._changed.wait_for(lambda: not any(h.runs for job in jobs for h in job.hosts), timeout_s)
+            # Once closed nobody hears any more how they are.
+            self._changed.wait_for(
+                lambda: self._is_closed or not any(h.runs for job in jobs for h in job.hosts), timeout_s
+            )
             left = [job for job in jobs if not job.is_being_ended]
             for job in left:
                 job.is_being_ended = True
