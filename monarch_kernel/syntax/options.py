@@ -430,9 +430,10 @@ def _seconds(text: str, option: str) -> float:
 
 
 def _host_names(text: str, origin: str) -> tuple[str, ...]:
-    """The hosts of a list, or of a file, which may have comments."""
+    """The hosts of a list, or of a file, which may have comments, and ``slots=N`` as MPI and DeepSpeed have it."""
     lines = [line.partition("#")[0] for line in text.splitlines()]
-    names = [name for line in lines for name in re.split(r"[\s,]+", line) if name]
+    words = [word for line in lines for word in re.split(r"[\s,]+", line) if word]
+    names = [word for word in words if not re.fullmatch(r"(max_)?slots=\d+", word)]
     for name in names:
         if name.startswith("-"):  # it would be read as an option by whoever is given it
             raise UsageProblem(f"%mesh up: {name!r} in {origin} is no host")

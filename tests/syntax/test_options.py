@@ -44,7 +44,7 @@ def test_up_is_read(line: str, gpus: int, expected: UpOptions) -> None:
     assert parse_up(line, gpus) == expected
 
 
-FILES = {"hosts.txt": "a  # the first\n\nb, c\n", "./empty": "# none\n", "twice": "a\nb\na\n"}
+FILES = {"hosts.txt": "a  # the first\n\nb slots=8 max_slots=8, c\n", "./empty": "# none\n", "twice": "a\nb\na\n"}
 
 
 @pytest.mark.parametrize(
