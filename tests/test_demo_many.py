@@ -1,0 +1,70 @@
+"""The notebook on many machines: a Ray cluster, of which one node dies while a model is trained on it."""
+
+from __future__ import annotations
+
+import re
+
+import nbformat
+import pytest
+
+from tests.notebooks import NOTEBOOKS, Run, read, text_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+NOTEBOOK = NOTEBOOKS / "07_many_machines.ipynb"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    run = Run(read(NOTEBOOK), tmp_path_factory.mktemp("many"))
+    assert run.code == 0, run.stdout + run.stderr
+    return run
+
+
+def losses(shown: str) -> list[tuple[str, float]]:
+    """Which ranks have shown which loss on new examples."""
+    return [(ranks, float(loss)) for ranks, loss in re.findall(r"\[([0-9,-]+)\] loss on new examples (\S+)", shown)]
+
+
+def test_it_is_committed_without_outputs_for_our_kernel() -> None:
+    notebook = read(NOTEBOOK)
+    nbformat.validate(notebook)
+    assert notebook.metadata.kernelspec.name == "monarch"
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not [cell for cell in code if cell.outputs or cell.execution_count]
+
+
+def test_only_the_cell_that_needs_the_lost_host_fails(run: Run) -> None:
+    code = [cell for cell in run.notebook.cells if cell.cell_type == "code"]
+    assert all(cell.execution_count for cell in code)
+    failed = [cell for cell in code if any(output.output_type == "error" for output in cell.outputs)]
+    assert [cell.metadata.get("tags") for cell in failed] == [["raises-exception"]]
+
+
+def test_hosts_are_nodes_of_ray(run: Run) -> None:
+    assert re.search(r"\[0-1\] \d+\n\[2-3\] \d+\n\[4-5\] \d+", run.shown_by("%%remote t --out raylets\n"))
+
+
+def test_the_lost_host_is_named_and_the_rest_can_be_used(run: Run) -> None:
+    assert "[4-5] RankDied: nothing was heard of" in run.shown_by("%%remote t\ntrain(model, 200)")
+    (table,) = [cell for cell in run.notebook.cells if cell.source == "%mesh"]
+    assert "ray: 3 hosts (1 lost)" in text_of(table)
+    assert {ranks[0] for ranks, _ in losses(run.shown_by("%%remote rest"))} <= set("0123")
+
+
+def test_the_training_goes_on_after_the_heal_from_where_it_was(run: Run) -> None:
+    assert "[4-5] replaced in " in run.shown_by("%mesh heal t")
+    before, after = run.shown_by("model = make_model()\ntrain(model, 1)"), run.shown_by('if "model" not in globals()')
+    ((_, loss_before),), ((ranks, loss_after),) = losses(before), losses(after)
+    assert ranks == "0-5"  # the new ones have the weights of the others
+    assert loss_after < 0.7 * loss_before < 0.7
+
+
+def test_the_new_ranks_are_on_the_spare_node(run: Run) -> None:
+    where = run.shown_by("for (point, before)").splitlines()
+    assert [line.partition("} ")[2] for line in where] == ["where it was"] * 4 + ["on another node"] * 2
+
+
+def test_nothing_of_rays_own_noise_is_shown(run: Run) -> None:
+    assert "raylet)" not in run.stdout + run.stderr
+    assert "state-dump" not in run.html
