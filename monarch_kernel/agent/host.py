@@ -539,11 +539,10 @@ class HostAgent:
         self._gateway.close()
         if self._controller_fd >= 0:
             os.close(self._controller_fd)
-        if (
-            self._session_over or self._config.has_own_directory
-        ):  # else the controller lives on, and may launch another agent
+        has_own = self._config.has_own_directory
+        if self._session_over or has_own:  # else the controller lives on, and may launch another agent
             shutil.rmtree(self._config.directory, ignore_errors=True)
-            if self._outlives:
+            if self._outlives and not has_own:
                 with contextlib.suppress(OSError):  # others are there
                     os.rmdir(os.path.dirname(self._config.directory))
 

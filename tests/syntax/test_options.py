@@ -148,7 +148,10 @@ def test_how_many_ranks_each_host_has_follows_from_the_axes() -> None:
         ("t --on ray --hosts 2 --axes dp=3", "makes 3 ranks, which 2 hosts can't share evenly"),
         ("t --on ray --hosts 2 -n 2 --gpus 2", "not both"),
         ("t --on ray --hosts 2 --gpus 2 --device cpu", "use -n with --device cpu"),
-        ("t --on ray --hosts 2 -n 1 --detach", "--detach with --on ray is not possible: Ray ends what a driver has started"),
+        (
+            "t --on ray --hosts 2 -n 1 --detach",
+            "--detach with --on ray is not possible: Ray ends what a driver has started",
+        ),
         ("t --on ssh --hosts a,b -n 1 --detach", "--detach with --on ssh needs --tunnel never"),
         ("t --on ray --hosts 2 -n 1 --wait soon", "--wait takes seconds, not 'soon'"),
         ("t --on ray --hosts 2 -n 1 --lost-after 0", "--lost-after must be more than 0 seconds, not 0"),
