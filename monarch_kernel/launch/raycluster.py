@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -128,7 +129,7 @@ class Cluster:
         if address not in ("auto", "local"):
             await _knock(address)
         try:
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except ConnectionError as error:
             if address != "auto":
                 raise
@@ -195,10 +196,10 @@ class Cluster:
         self._ray.kill(keeper)
 
     def _free(self) -> dict[str, dict[str, float]]:
-        from ray._private.state import available_resources_per_node
+        from ray._private import state  # what is free on each node can be had nowhere else without the dashboard
 
-        free: dict[str, dict[str, float]] = available_resources_per_node()
-        return free
+        available: Callable[[], dict[str, dict[str, float]]] = state.available_resources_per_node
+        return available()
 
 
 async def _knock(address: str) -> None:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from monarch_kernel.wire.config import LISTENS
 
@@ -57,6 +57,7 @@ class Keeper:
         """
         import ray
 
+        address_of_node: Callable[[], str] = ray.util.get_node_ip_address
         python = command[0] or sys.executable
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _BIND, str(os.getpid()), python, *command[1:]],
@@ -73,7 +74,7 @@ class Keeper:
             self._process.stdin.close()
         threading.Thread(target=self._read, daemon=True).start()
         threading.Thread(target=self._wait, daemon=True).start()
-        return ray.util.get_node_ip_address(), self._process.pid
+        return address_of_node(), self._process.pid
 
     def watch(self, seen: int, timeout_s: float) -> tuple[int, list[str], int, int | None]:
         """Wait until there is something new: how many lines it has written, the last, its port, and its exit code."""
