@@ -135,6 +135,8 @@ _RAY = Engine(
         Option(("--address",), "address", "of the cluster: auto (default), HOST:PORT or ray://HOST:PORT", "ADDRESS"),
         _CPUS,
         Option(("--resource",), "resources", "each host must have it; may be repeated", "NAME=N", _pair, repeated=True),
+        Option(("--grows",), "grows", "nodes that are missing may still come, as with an autoscaler: wait for them"),
+        Option(("--dial",), "dials", "connect to the hosts from here, where they can't connect to this machine"),
     ),
 )
 
