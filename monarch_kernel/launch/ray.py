@@ -57,6 +57,7 @@ class RayLauncher:
         runtime_env: Ray's, in which the agents start: packages, variables, a working directory.
         grows: whether nodes that the cluster has not got may still come, such as with an autoscaler. Else a host that
             none of its nodes can be is given up at once.
+        dials: connect to the agents from here, at a port that each chooses; for nodes that can't connect to this machine.
         command: what is run on a host instead of our agent.
 
     Raises:
@@ -75,6 +76,7 @@ class RayLauncher:
         python: str = "",
         runtime_env: Mapping[str, Any] | None = None,
         grows: bool = False,
+        dials: bool = False,
         command: Sequence[str] = (),
     ) -> None:
         if importlib.util.find_spec("ray") is None:
@@ -92,6 +94,7 @@ class RayLauncher:
             runtime_env=dict(runtime_env) if runtime_env else None,
             grows=grows,
         )
+        self._dials = dials
         self._driver: _Driver | None = None
         self._lock = threading.Lock()
 
@@ -180,7 +183,7 @@ class RayLauncher:
                 if self._driver is not None:
                     self._driver.close(0.0)
                 self._driver = _Driver(self._resolved())
-            return self._driver.launch([config.encode().decode() for config in configs])
+            return self._driver.launch([self._encode(config) for config in configs])
 
     def progress(self) -> str:
         """What Ray has not got yet."""
@@ -193,6 +196,10 @@ class RayLauncher:
             if self._driver is not None:
                 self._driver.close(timeout_s)
                 self._driver = None
+
+    def _encode(self, config: AgentConfig) -> str:
+        text = config.encode().decode()
+        return json.dumps({**json.loads(text), "addresses": ()}) if self._dials else text
 
     def _in_places(self, places: Sequence[tuple[str, str | None]], bundle: dict[str, float], group: str) -> None:
         values = {**vars(self._options), "places": tuple(places), "bundle": bundle, "group": group}
