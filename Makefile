@@ -5,6 +5,7 @@ VENV := .venv
 BENCH_VENV := .venv-bench
 BIN := $(VENV)/bin
 ARGS ?=
+ENGINES ?= yes
 NOTEBOOK ?= 01_quickstart
 
 # torch is installed first and by its exact version: pulled in as somebody's dependency it could be any build of it.
@@ -12,7 +13,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 PIP_INSTALL = -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test lint format bench bench-notebook bench-scale clean
+.PHONY: help demo lab test engines lint format bench bench-notebook bench-scale clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,8 +24,11 @@ demo: $(VENV)/.stamp ## Run a notebook on this machine, the first or NOTEBOOK=04
 lab: $(VENV)/.stamp ## Open the notebooks in JupyterLab
 	$(BIN)/jupyter lab --notebook-dir notebooks
 
-test: lint ## Lint, then run the tests; ARGS="-k name" is passed to pytest
+test: lint engines ## Lint, then run the tests; ARGS="-k name" is passed to pytest
 	$(BIN)/python -m pytest $(ARGS)
+
+engines: ## Install sshd and Slurm for the tests, where that is possible; starts nothing; ENGINES=no leaves it out
+	@ENGINES="$(ENGINES)" tests/engines.sh
 
 lint: $(VENV)/.stamp ## Check style and types
 	$(BIN)/ruff check
