@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.actor import ProcMesh, shutdown_context
-from monarch_kernel.actor.hosts import allocate
+from monarch_kernel.actor import HostMesh, ProcMesh, shutdown_context
+from monarch_kernel.actor.hosts import allocate, serve_ranks
+from monarch_kernel.controller.session import current_session
 from monarch_kernel.launch.base import Launcher
 from monarch_kernel.launch.kubernetes import KubernetesLauncher
 from monarch_kernel.launch.lightning import LightningLauncher
+from monarch_kernel.mesh import Extent, Region
 from monarch_kernel.train.group import GroupStore
-from tests.failures.machines import hosts_on
 from tests.launch.cluster import Cluster, Image
 from tests.launch.lightnings import lightning_cloud
 from tests.launch.standin import wait_until
@@ -33,7 +32,6 @@ class Engine:
 
     launcher: Launcher
     names: Callable[[], list[str]]  # of what is in the engine
-    pid: Callable[[int], int]  # of what was started on the host with this number
 
 
 @contextlib.contextmanager
@@ -42,11 +40,7 @@ def kubernetes(directory: Path, **options: Any) -> Iterator[Engine]:
     cluster.images["monarch:1"] = Image({"python3": (sys.executable, "...")})
     launcher = KubernetesLauncher(image="monarch:1", kubeconfig=cluster.kubeconfig(), **options)
     try:
-        yield Engine(
-            launcher,
-            lambda: cluster.names("pods") + cluster.names("secrets"),
-            lambda number: cluster.pid(launcher._spec.name(number)),
-        )
+        yield Engine(launcher, lambda: cluster.names("pods") + cluster.names("secrets"))
     finally:
         launcher.close(5.0)
         cluster.close()
@@ -56,15 +50,8 @@ def kubernetes(directory: Path, **options: Any) -> Iterator[Engine]:
 def lightning(directory: Path) -> Iterator[Engine]:
     with lightning_cloud(directory) as cloud:
         launcher = LightningLauncher(machine="CPU", poll_s=0.2)
-
-        def pid(number: int) -> int:
-            host = next(h for job in launcher._jobs for h in job.hosts if job.configs[h.rank].host == number)
-            process = cloud.machines[host.machine.id].process
-            assert process is not None
-            return process.pid
-
         try:
-            yield Engine(launcher, cloud.names, pid)
+            yield Engine(launcher, cloud.names)
         finally:
             launcher.close(5.0)
 
@@ -91,7 +78,7 @@ def values(mesh: ProcMesh, code: str) -> list[Any]:
     return list(mesh.run(code).get(LONG_S).values())
 
 
-def test_a_cell_runs_across_hosts_and_one_is_replaced(engine: Engine, store: GroupStore) -> None:
+def test_a_cell_runs_across_hosts(engine: Engine, store: GroupStore) -> None:
     hosts = allocate(engine.launcher, 2)
     mesh = hosts.spawn_procs({"gpus": 2}, device="cpu")
     assert dict(mesh.extent) == {"hosts": 2, "gpus": 2}
@@ -101,17 +88,6 @@ def test_a_cell_runs_across_hosts_and_one_is_replaced(engine: Engine, store: Gro
     store.form(mesh).get(LONG_S)
     total = "x = torch.tensor([rank]); dist.all_reduce(x); x.item()"
     assert values(mesh, total) == [6, 6, 6, 6]
-
-    (lost, died) = hosts._numbers[1], agents[2]
-    os.kill(engine.pid(lost), signal.SIGKILL)
-    wait_until(lambda: mesh.deaths().keys() == {2, 3}, "the loss of its ranks")
-    assert values(mesh.slice(hosts=0), "rank") == [0, 1]
-    assert mesh.heal().get(LONG_S) == (2, 3)
-    mesh.run("import os, torch, torch.distributed as dist").get(LONG_S)
-    assert died not in values(mesh, "os.getppid()")
-    store.form(mesh).get(LONG_S)
-    assert values(mesh, total) == [6, 6, 6, 6]
-
     hosts.shutdown().get()
     wait_until(lambda: engine.names() == [], "nothing to be left in the engine")
 
@@ -120,7 +96,11 @@ def test_a_cell_runs_across_hosts_and_one_is_replaced(engine: Engine, store: Gro
 def test_pods_that_can_not_connect_to_us_are_connected_to(tmp_path: Path, way: str) -> None:
     with kubernetes(tmp_path, **{way: True}) as engine:
         try:
-            mesh = hosts_on(engine.launcher, 2, is_light=True).spawn_procs({"gpus": 1}, device="cpu")
+            session = current_session()
+            serve_ranks(session)
+            numbers = session.add_hosts(engine.launcher, 2, is_light=True)
+            hosts = HostMesh(session.runtime, Region.whole(Extent({"hosts": 2})), numbers)
+            mesh = hosts.spawn_procs({"gpus": 1}, device="cpu")
             assert values(mesh, "'x' * 3_000_000")[1] == "x" * 3_000_000
         finally:
             shutdown_context().get()
