@@ -155,7 +155,7 @@ class KubernetesLauncher:
         """What would be asked of the API server for one of the hosts, as YAML."""
         import yaml
 
-        config = f"<what the agent of host {1} must know, with the keys of the session>".encode()
+        config = b"<what the agent of this host must know, with the keys of the session>"
         objects = (self._spec.secret(1, config, None), self._spec.pod(1, None))
         head = f"# {hosts} × this, in namespace {self.namespace or '(of the context)'}\n"
         return head + "---\n".join(yaml.safe_dump(thing, sort_keys=False) for thing in objects)
@@ -172,6 +172,9 @@ class KubernetesLauncher:
             self._is_closed = True
             self._changed.notify_all()
         self._chores.close()
+        for host in hosts:
+            if host.tunnel is not None:  # made since, by what was being done
+                host.tunnel.close()
         if self._api is not None:
             self._api.hang_up()
         for thread in self._threads:
@@ -293,20 +296,21 @@ class KubernetesLauncher:
 
     def _find_address(self, host: PodHost, delay_s: float = 0.2) -> None:
         """Look where an agent that is to be dialled listens, until it has said so."""
+        if self._api is None or host.pod is None or host.is_closing or not host.runs:
+            return
         self._fetch_log(host)
         said = next((line for line in host.log if line.startswith(f"{LISTENS} ")), "")
-        if not said:
-            if host.runs:
-                self._chores.at(delay_s, partial(self._find_address, host, min(2 * delay_s, 2.0)))
-        elif self._api is not None and host.pod is not None:
-            port = int(said.split()[1])
-            if self._tunnels:
-                connect = partial(self._api.connect_to, host.name, port)
-                host.tunnel = Tunnel(connect, f"monarch-kubernetes-tunnel-{host.config.host}")
-                host.address = host.tunnel.address
-            else:
-                at = host.pod["status"]["podIP"]
-                host.address = f"tcp://[{at}]:{port}" if ":" in at else f"tcp://{at}:{port}"
+        at = host.pod["status"].get("podIP", "")
+        if not said or not at:
+            self._chores.at(delay_s, partial(self._find_address, host, min(2 * delay_s, 2.0)))
+            return
+        port = int(said.split()[1])
+        if self._tunnels:
+            connect = partial(self._api.connect_to, host.name, port)
+            host.tunnel = Tunnel(connect, f"monarch-kubernetes-tunnel-{host.config.host}")
+            host.address = host.tunnel.address
+        else:
+            host.address = f"tcp://[{at}]:{port}" if ":" in at else f"tcp://{at}:{port}"
 
     def _has_ended(self, host: PodHost, how: str) -> None:
         self._fetch_log(host)
@@ -523,7 +527,7 @@ class PodHost:
         """What it waits for, in a few words."""
         if self.pod is None:
             return "asking for pods"
-        return self.trouble or waits_for(self.pod, self.events)
+        return self.trouble if self.trouble_since is not None else waits_for(self.pod, self.events)
 
 
 def _read_more(file: str) -> Json:

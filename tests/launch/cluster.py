@@ -423,8 +423,13 @@ class Cluster:
             waiting = {"reason": "ImagePullBackOff", "message": f'Back-off pulling image "{wanted}"'}
             self._update(name, containerStatuses=_container(waiting=waiting))
         with self._changed:
+            had_problem = bool(image.problem)
             while self._goes_on(name) and (image.problem or not image.is_there.is_set()):
                 self._changed.wait(0.02)
+                if had_problem and not image.problem:
+                    had_problem = False
+                    self._update(name, containerStatuses=_container(waiting={"reason": "ContainerCreating"}))
+                    self.tell_event(name, "Pulling", f'Pulling image "{wanted}"')
             return self._goes_on(name)
 
     def _run_container(self, name: str) -> None:

@@ -190,6 +190,18 @@ def test_an_image_that_does_not_exist(cluster: Cluster, home: Home, make: Launch
     assert 'failed to resolve reference "monarch:2": not found' in str(host.poll())
 
 
+def test_an_image_that_can_be_pulled_after_all(cluster: Cluster, home: Home, make: Launch) -> None:
+    image = cluster.images["monarch:2"] = Image({"python3": COMMAND}, problem="too many requests")
+    image.is_there.clear()
+    launcher = make(image="monarch:2")
+    launcher.launch(home.configs([1]))
+    wait_until(lambda: "ErrImagePull: rpc error: code = NotFound desc = too many" in launcher.progress(), "the words")
+    image.problem = ""
+    wait_until(lambda: launcher.progress() == "Kubernetes: pulling the image", "the words")
+    image.is_there.set()
+    home.wait_for([1])
+
+
 def test_a_command_that_is_not_in_the_image(home: Home, make: Launch) -> None:
     (host,) = make(python="python9").launch(home.configs([1]))
     wait_until(host.poll, "the end")
