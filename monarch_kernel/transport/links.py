@@ -11,6 +11,7 @@ sent again by the `Relay`.
 from __future__ import annotations
 
 import contextlib
+import struct
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,6 @@ from typing import Any
 
 import zmq
 from zmq.utils import z85
-from zmq.utils.monitor import recv_monitor_message
 
 from monarch_kernel.transport.sockets import LINGER_MS, has_message, recv_multipart, send_multipart
 from monarch_kernel.wire.codec import Frame
@@ -278,8 +278,8 @@ class Links:
         The events of handshakes do not say whose they are: they are taken for the youngest one's, since strangers may stay.
         """
         while self._monitor is not None and has_message(self._monitor):
-            event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
-            kind, fd = event["event"], int(event["value"])
+            event, _ = self._monitor.recv_multipart(zmq.NOBLOCK)
+            kind, fd = struct.unpack("=hi", event)  # zmq.utils.monitor does that, too, but imports asyncio for it
             if kind == zmq.EVENT_ACCEPTED:
                 self._strangers[fd] = None
             elif kind in (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_HANDSHAKE_FAILED_AUTH):
