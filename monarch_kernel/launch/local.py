@@ -25,7 +25,7 @@ class LocalLauncher:
     """Starts agents as child processes: this machine's own, or several that behave as if they were elsewhere.
 
     Args:
-        directory: for their logs; left out, a new one, which ends with the launcher.
+        directory: for their logs; left out, they are in files without names, which nobody has to remove.
         command: what is run; its standard input is the agent's configuration.
         python: interpreter of the hosts, if no command is given.
     """
@@ -33,8 +33,7 @@ class LocalLauncher:
     name = "local"
 
     def __init__(self, directory: Path | None = None, command: Sequence[str] = (), *, python: str = "") -> None:
-        self._own = None if directory else tempfile.TemporaryDirectory(prefix="monarch-", ignore_cleanup_errors=True)
-        self._directory = directory or Path(self._own.name if self._own else "")
+        self._directory = directory
         self._command = command or agent_command(python)
         self._hosts: list[LocalHost] = []
 
@@ -51,12 +50,10 @@ class LocalLauncher:
         deadline = time.monotonic() + timeout_s
         while self._hosts:
             self._hosts.pop().close(max(0.0, deadline - time.monotonic()))
-        if self._own is not None:
-            self._own.cleanup()
 
     def _start(self, config: AgentConfig) -> LocalHost:
-        log = self._directory / f"agent-{config.host}.log"
-        with open(log, "wb", opener=_private) as sink:
+        log = _nameless() if self._directory is None else self._directory / f"agent-{config.host}.log"
+        with open(log, "wb", opener=_private, closefd=isinstance(log, Path)) as sink:
             try:
                 process = subprocess.Popen(
                     self._command,
@@ -66,6 +63,8 @@ class LocalLauncher:
                     start_new_session=True,
                 )
             except OSError as error:
+                if isinstance(log, int):
+                    os.close(log)
                 raise LaunchError(f"{self._command[0]} can't be run: {error.strerror}") from error
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended already, as its handle tells
@@ -78,13 +77,19 @@ class LocalLauncher:
 
 
 class LocalHost:
-    """An agent on this machine."""
+    """An agent on this machine.
+
+    Args:
+        process: the agent.
+        log: what it writes; a file, or the descriptor of one, which is closed with the handle.
+    """
 
     address = ""  # it dials
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], log: Path | int) -> None:
         self._process = process
         self._log = log
+        self._said: tuple[str, ...] = ()  # when that was closed
 
     @property
     def pid(self) -> int:
@@ -101,10 +106,19 @@ class LocalHost:
 
     def log_tail(self) -> tuple[str, ...]:
         """The last lines that the agent wrote."""
-        return _tail(self._log)
+        if isinstance(self._log, Path):
+            return _tail(self._log)
+        return self._said if self._log < 0 else _tail(Path(f"/proc/self/fd/{self._log}"))
 
     def close(self, timeout_s: float) -> None:
         """Wait for its end; force it when the time is up."""
+        self._end(timeout_s)
+        if isinstance(self._log, int) and self._log >= 0:
+            self._said = self.log_tail()
+            os.close(self._log)
+            self._log = -1
+
+    def _end(self, timeout_s: float) -> None:
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -162,6 +176,13 @@ class AdoptedHost:
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
         return bool(poll.poll(1000 * timeout_s))
+
+
+def _nameless() -> int:
+    """A descriptor of a new file that has no name."""
+    fd, name = tempfile.mkstemp(prefix="monarch-")
+    os.unlink(name)
+    return fd
 
 
 def _tail(log: Path) -> tuple[str, ...]:
