@@ -482,6 +482,7 @@ class HostAgent:
             heard_at = self._gateway.heard_controller_at
             silent_until = self._born + CONNECT_S if heard_at is None else heard_at + self._config.grace_s
             if not self._config.controller_pid and not self._is_detached and now >= silent_until:
+                self._say_why_silence_ends_us(now - (self._born if heard_at is None else heard_at))
                 self._controller_ended()
         if self._leave_at is not None and (now >= self._leave_at or not (self._ranks or self._groups)):
             self._end_session()
@@ -504,6 +505,11 @@ class HostAgent:
                 del self._groups[pgid]
             elif now >= deadline:
                 signal_rank(pgid, signal.SIGKILL)
+
+    def _say_why_silence_ends_us(self, silent_s: float) -> None:
+        """Leave word for a controller that lives: it reads this with our end."""
+        if self._leave_at is None:
+            print(f"nothing was heard of the controller for {silent_s:.1f} s: it counts as dead", flush=True)
 
     def _read_meters(self, now: float) -> None:
         elapsed_s = now - self._readings_at

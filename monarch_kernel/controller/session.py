@@ -103,7 +103,8 @@ class Session:
             count: how many hosts.
             timeout_s: how long they have to come up, in seconds.
             lost_after_s: after how many seconds of silence a host is lost.
-            grace_s: how long an agent waits for a controller that is silent, in seconds, before it ends all.
+            grace_s: how long an agent waits for a controller that is silent, in seconds, before it ends all; longer where a
+                host may be silent for longer, so that it does not give up before we do.
             is_light: whether ranks there come up without torch and IPython.
 
         Raises:
@@ -120,7 +121,7 @@ class Session:
             self._keys,
             life=self._epoch,
             beat_s=beat_s,
-            grace_s=grace_s,
+            grace_s=max(grace_s, 2 * lost_after_s),
             is_light=is_light,
         )
         if launcher not in self._launchers:

@@ -5,6 +5,7 @@ Short breaks lose nothing and change no order; of a long one both ends know what
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -127,3 +128,27 @@ def test_a_host_that_is_cut_off_for_long_is_lost_ends_by_itself_and_can_be_repla
     proxied.proxies[1].mend()
     wait_until(lambda: not any(map(is_alive, below)), "what was cut off to end", 15.0)
     assert procs.run("rank").get(LONG_S).values() == (0, 1)
+
+
+def test_an_agent_waits_for_the_controller_as_long_as_the_controller_waits_for_it(proxied: Machines) -> None:
+    grace_s = 0.5
+    mesh = hosts_on(proxied, 1, lost_after_s=LONG_S, grace_s=grace_s, is_light=True).spawn_procs(device="cpu")
+    mesh.initialized.get(LONG_S)
+    below = family(proxied.pid(0))
+    proxied.proxies[0].cut()
+    until = time.monotonic() + 5 * grace_s
+    while time.monotonic() < until:
+        assert all(map(is_alive, below))
+        time.sleep(0.01)
+    proxied.proxies[0].mend()
+    assert mesh.run("rank").get(LONG_S).values() == (0,)
+
+
+def test_an_agent_that_gives_the_controller_up_leaves_word_why(proxied: Machines) -> None:
+    mesh = hosts_on(proxied, 1, lost_after_s=LOST_AFTER_S, grace_s=0.0, is_light=True).spawn_procs(device="cpu")
+    mesh.initialized.get(LONG_S)
+    proxied.proxies[0].cut()
+    wait_until(lambda: proxied.agents[0].poll() is not None, "the agent to end")
+    assert re.search(
+        r"nothing was heard of the controller for \d+\.\d s: it counts as dead", "\n".join(proxied.agents[0].log_tail())
+    )
