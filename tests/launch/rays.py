@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 NODE_NBYTES = 80 << 20  # the least that Ray takes for its objects
 START_S = 100.0
@@ -44,10 +44,15 @@ class RayCluster:
 
     def add(self, **resources: Any) -> int:
         """Add a node; gives the pid of its raylet."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(resources).encode() + b"\n")
-        self._process.stdin.flush()
-        return int(self._answer())
+        return int(self._ask("add", resources))
+
+    def hold(self, nodes: int) -> None:
+        """Take a processor of that many nodes, as somebody else's program; 0 to give them back."""
+        self._ask("hold", nodes)
+
+    def left(self) -> list[str]:
+        """What others have in the cluster: actors, and placement groups."""
+        return list(self._ask("left", None))
 
     def power_off(self, raylet: int) -> None:
         """Have a node die, with all that it runs."""
@@ -59,6 +64,12 @@ class RayCluster:
         """End all nodes."""
         self._process.communicate(timeout=START_S)
         self._log.close()
+
+    def _ask(self, what: str, argument: Any) -> Any:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([what, argument]).encode() + b"\n")
+        self._process.stdin.flush()
+        return self._answer()
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None
@@ -85,36 +96,78 @@ def raylet_of(pid: int) -> int:
     return pid
 
 
-def serve(directory: str) -> None:
-    """Be the process that has the nodes: a line in gives a node, and its raylet's pid as a line out."""
-    from ray._private import utils
-    from ray.cluster_utils import Cluster
+class Server:
+    """The process that has the nodes: each line of its standard input is answered by one."""
 
-    utils.write_ray_address = lambda *_: None  # whoever else uses Ray on this machine goes on to find his own cluster
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": NODE_NBYTES, "temp_dir": directory}
-    try:
-        cluster = Cluster(initialize_head=True, head_node_args=head)
-    except Exception as error:  # of no class: it gives a node 30 s, and a busy machine may need more
-        print(error, file=sys.stderr)
-        cluster = Cluster(initialize_head=True, head_node_args=head)
-    try:
-        print(json.dumps(cluster.address), file=answers, flush=True)
-        nodes = []
+    def __init__(self, directory: str) -> None:
+        from ray._private import utils
+        from ray.cluster_utils import Cluster
+
+        utils.write_ray_address = lambda *_: (
+            None
+        )  # whoever else uses Ray on this machine goes on to find his own cluster
+        head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": NODE_NBYTES, "temp_dir": directory}
+        try:
+            self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        except Exception as error:  # of no class: it gives a node 30 s, and a busy machine may need more
+            print(error, file=sys.stderr)
+            self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        self._nodes: list[Any] = []
+        self._group: Any = None
+
+    def serve(self, answers: TextIO) -> None:
+        print(json.dumps(self.cluster.address), file=answers, flush=True)
         while True:
             # A raylet that was killed is our child: its workers go on for as long as it is a zombie.
             while not select.select([sys.stdin], [], [], 0.05)[0]:
-                for node in nodes:
+                for node in self._nodes:
                     node.all_processes["raylet"][0].process.poll()
             line = sys.stdin.readline()
             if not line:
-                break
-            nodes.append(cluster.add_node(**json.loads(line), object_store_memory=NODE_NBYTES))
-            print(nodes[-1].all_processes["raylet"][0].process.pid, file=answers, flush=True)
+                return
+            what, argument = json.loads(line)
+            print(json.dumps(getattr(self, what)(argument)), file=answers, flush=True)
+
+    def add(self, resources: dict[str, Any]) -> int:
+        node = self.cluster.add_node(**resources, object_store_memory=NODE_NBYTES)
+        self._nodes.append(node)
+        return int(node.all_processes["raylet"][0].process.pid)
+
+    def hold(self, nodes: int) -> None:
+        ray = self._connected()
+        if self._group is not None:
+            ray.util.remove_placement_group(self._group)
+            self._group = None
+        if nodes:
+            self._group = ray.util.placement_group([{"CPU": 1}] * nodes, strategy="STRICT_SPREAD")
+            assert self._group.wait(START_S)
+
+    def left(self, _: None) -> list[str]:
+        ray = self._connected()
+        ours = self._group.id.hex() if self._group is not None else ""
+        groups = ray.util.placement_group_table()
+        return [
+            *(f"actor {id}" for id, actor in ray._private.state.actors().items() if actor["State"] != "DEAD"),
+            *(f"group {id}" for id, group in groups.items() if group["state"] != "REMOVED" and id != ours),
+        ]
+
+    def _connected(self) -> Any:
+        import ray
+
+        if not ray.is_initialized():
+            ray.init(address=self.cluster.address, log_to_driver=False)
+        return ray
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what Ray prints is no answer
+    server = Server(sys.argv[1])
+    try:
+        server.serve(answers)
     finally:
-        cluster.shutdown()
+        server.cluster.shutdown()
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    main()

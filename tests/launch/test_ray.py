@@ -16,7 +16,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from monarch_kernel.actor.hosts import HostMesh, serve_ranks
+from monarch_kernel.controller.session import Session
 from monarch_kernel.launch.ray import RayHost, RayLauncher
+from monarch_kernel.mesh import Extent, Region
 from monarch_kernel.wire.config import AgentConfig
 from tests.launch.rays import RayCluster, raylet_of
 from tests.launch.standin import STAND_IN, Home, wait_until
@@ -364,6 +367,19 @@ def test_agents_that_outlive_the_program_keep_their_hosts_until_they_end(cluster
     assert running([driver, home.pids[2]]) == [driver, home.pids[2]]
     home.end(2, 0)
     wait_until(lambda: not running([driver]), "the end of the driver")
+
+
+# -- real agents
+
+
+def test_hosts_can_be_dialled_from_here(cluster: RayCluster) -> None:
+    session = Session()
+    serve_ranks(session)
+    numbers = session.add_hosts(RayLauncher(address=cluster.address, dials=True), 2, timeout_s=LONG_S, is_light=True)
+    hosts = HostMesh(session.runtime, Region.whole(Extent({"hosts": 2})), numbers)
+    ranks = hosts.spawn_procs({"gpus": 1}, device="cpu")
+    assert list(ranks.run("rank + 1").get(LONG_S).values()) == [1, 2]
+    session.close()
 
 
 # -- a node dies
