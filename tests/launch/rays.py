@@ -6,11 +6,14 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any, TextIO
+
+import psutil
 
 NODE_NBYTES = 80 << 20  # the least that Ray takes for its objects
 START_S = 100.0
@@ -55,10 +58,14 @@ class RayCluster:
         return list(self._ask("left", None))
 
     def power_off(self, raylet: int) -> None:
-        """Have a node die, with all that it runs."""
-        for pid in [raylet, *descendants(raylet)]:
+        """Have a node die, with all that it runs, and has in its temporary directory."""
+        pids = [raylet, *descendants(raylet)]
+        directories = {path.parent for pid in pids for path in sockets(pid) if path.parent.name.startswith("monarch-")}
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        for directory in directories:
+            shutil.rmtree(directory, ignore_errors=True)
 
     def close(self) -> None:
         """End all nodes."""
@@ -87,6 +94,13 @@ def descendants(pid: int) -> list[int]:
             for child in map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split()):
                 found += [child, *descendants(child)]
     return found
+
+
+def sockets(pid: int) -> list[Path]:
+    """Of the Unix sockets that a process has bound."""
+    with contextlib.suppress(psutil.Error):
+        return [Path(each.laddr) for each in psutil.Process(pid).net_connections("unix") if each.laddr]
+    return []
 
 
 def raylet_of(pid: int) -> int:
