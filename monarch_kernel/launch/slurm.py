@@ -24,7 +24,6 @@ import secrets
 import shlex
 import shutil
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -35,6 +34,16 @@ from typing import Any
 from monarch_kernel.errors import LaunchError
 from monarch_kernel.launch.base import agent_command
 from monarch_kernel.launch.chores import Chores
+from monarch_kernel.launch.slurmwords import (
+    COMMAND_S,
+    ENDS,
+    REASONS,
+    call,
+    node_names,
+    time_limit,
+    too_many,
+    why_refused,
+)
 from monarch_kernel.wire.config import AGENT_VARIABLE, AgentConfig
 
 __all__ = ["SlurmHost", "SlurmLauncher"]
@@ -43,45 +52,10 @@ _LOOK_S = 0.2
 """How often the files of the tasks are looked at."""
 
 _FIRST_ASK_S = 0.5
-_COMMAND_S = 60.0
 _TERMINATE_S = 2.0
 _GONE_S = 10.0
 """How long Slurm may take to take the nodes back; of one that does not answer it waits for minutes."""
-_BROUGHT = ("SLURM_CONF", "SLURM_CLUSTERS")  # of our own environment, which may be that of another job
-
-_REASONS = {
-    "AssocGrpCpuLimit": "the account has as many cores as it may",
-    "AssocGrpGRES": "the account has as many GPUs as it may",
-    "AssocMaxJobsLimit": "the account runs as many jobs as it may",
-    "BeginTime": "it was to start later",
-    "JobHeldAdmin": "held by an administrator",
-    "JobHeldUser": "held by you: scontrol release",
-    "Licenses": "a licence is not free",
-    "NodeDown": "a node that it needs is down",
-    "PartitionConfig": "the partition does not allow what was asked for",
-    "PartitionDown": "the partition is down",
-    "PartitionNodeLimit": "more nodes than the partition allows, or they are down",
-    "PartitionTimeLimit": "longer than the partition allows",
-    "Priority": "others are before it",
-    "QOSMaxGRESPerUser": "you have as many GPUs as the QOS allows",
-    "QOSMaxJobsPerUserLimit": "you run as many jobs as the QOS allows",
-    "QOSMaxNodePerUserLimit": "you have as many nodes as the QOS allows",
-    "ReqNodeNotAvail": "a node that was asked for is not available",
-    "Reservation": "its reservation has not begun",
-    "Resources": "the nodes are in use",
-}
-_ENDS = {
-    "BOOT_FAIL": "a node could not boot",
-    "CANCELLED": "was cancelled",
-    "COMPLETED": "has ended",
-    "DEADLINE": "has reached its deadline",
-    "FAILED": "failed",
-    "NODE_FAIL": "lost its nodes",
-    "OUT_OF_MEMORY": "ran out of memory: ask for more (mem=, --mem)",
-    "PREEMPTED": "was preempted by another job",
-    "REVOKED": "was revoked",
-    "TIMEOUT": "has reached its time limit: ask for more (time=, --time)",
-}
+_KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")  # of our environment, which may be that of another job
 
 # What is run as a task; its arguments are the directory, and the agent's command.
 _TASK = """f=$1/$SLURM_JOB_ID-$SLURM_PROCID; shift
@@ -243,7 +217,7 @@ class SlurmLauncher:
             return "Slurm: submitting a job"
         if job.state != "PENDING":
             return f"Slurm: job {job.id} is {job.state.lower()}" if job.state else f"Slurm: job {job.id}"
-        words = _REASONS.get(job.reason, "")
+        words = REASONS.get(job.reason, "")
         text = (
             f"Slurm: {job.reason}{f' ({words})' if words else ''}" if job.reason else f"Slurm: job {job.id} is pending"
         )
@@ -288,13 +262,12 @@ class SlurmLauncher:
         n = len(job.hosts)
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         settings = {**job.settings, "host": job.first, "number_from": "SLURM_PROCID"}
-        environment = {name: value for name, value in _environment().items() if not name.startswith("SLURM_")}
-        environment |= {name: os.environ[name] for name in _BROUGHT if name in os.environ}
-        environment[AGENT_VARIABLE] = json.dumps(settings)
-        if (problem := self._too_many(n)) == "":
-            done = _call("sbatch", "--parsable", f"--export=ALL,{AGENT_VARIABLE}", text=self.script(n), env=environment)
+        ours = {name: value for name, value in os.environ.items() if name in _KEPT or not name.startswith("SLURM_")}
+        ours[AGENT_VARIABLE] = json.dumps(settings)
+        if (problem := too_many(n, self._partition)) == "":
+            done = call("sbatch", "--parsable", f"--export=ALL,{AGENT_VARIABLE}", text=self.script(n), env=ours)
             if done.returncode:
-                problem = self._explain_refusal(done.stderr)
+                problem = why_refused(done.stderr, self._partition)
             else:
                 id = done.stdout.strip().splitlines()[-1].partition(";")[0]
         if problem:
@@ -344,7 +317,7 @@ class SlurmLauncher:
 
     def _ask(self, jobs: Sequence[_Job], now: float) -> None:
         ids = ",".join(job.id for job in jobs)
-        done = _call("squeue", "--noheader", "--states=all", f"--jobs={ids}", "--format=%i|%T|%r|%N|%S")
+        done = call("squeue", "--noheader", "--states=all", f"--jobs={ids}", "--format=%i|%T|%r|%N|%S")
         known = {line.split("|")[0]: line.split("|")[1:] for line in done.stdout.splitlines() if "|" in line}
         self._trouble = ""
         if done.returncode and "Invalid job id" not in done.stderr:
@@ -365,8 +338,8 @@ class SlurmLauncher:
 
     def _heed(self, job: _Job, nodes: str) -> None:
         """Act upon what Slurm says of a job."""
-        if job.state in _ENDS:
-            text = f"Slurm job {job.id} {_ENDS[job.state]}"
+        if job.state in ENDS:
+            text = f"Slurm job {job.id} {ENDS[job.state]}"
             if job.state in ("COMPLETED", "FAILED"):
                 for host in job.hosts:
                     if host.omen:
@@ -375,21 +348,21 @@ class SlurmLauncher:
                 text += self._why_failed(job)
             self._set_over(job, text)
         elif job.state == "PENDING" and job.reason == "PartitionTimeLimit":
-            _call("scancel", job.id)
-            limits = _call("sinfo", "--noheader", *self._in_partition(), "--format=%R %l").stdout.split("\n")[0].split()
-            most = f" ({limits[1]})" if len(limits) == 2 else ""
+            call("scancel", job.id)
+            limit = time_limit(self._partition)
+            most = f" ({limit})" if limit else ""
             self._set_over(
                 job, f"Slurm would never start it: longer than the partition allows{most}: ask for less (time=, --time)"
             )
         elif nodes and nodes != job.nodes:
-            names = _names(nodes)
+            names = node_names(nodes)
             if not job.nodes and len(names) == len(job.hosts):
                 for host, name in zip(job.hosts, names):
                     host.node = host.node or name
             job.nodes = nodes
             for host in job.hosts:
                 if host.node and host.node not in names and not host.has_ended:
-                    said = _call("sinfo", "--noheader", f"--nodes={host.node}", "--format=%T, %E").stdout.split("\n")[0]
+                    said = call("sinfo", "--noheader", f"--nodes={host.node}", "--format=%T, %E").stdout.split("\n")[0]
                     host.is_lost = True
                     host.end(f"Slurm has taken node {host.node} out of job {job.id} ({said.strip()})")
             with self._changed:
@@ -414,47 +387,6 @@ class SlurmLauncher:
 
     # -- in words
 
-    def _in_partition(self) -> list[str]:
-        return [f"--partition={self._partition}"] if self._partition else []
-
-    def _too_many(self, n: int) -> str:
-        """Why there will never be so many hosts; empty if there may be."""
-        done = _call("sinfo", "--noheader", "--format=%P|%D", *self._in_partition())
-        rows = [line.split("|") for line in done.stdout.split("\n") if "|" in line]
-        sizes: dict[str, int] = {}
-        for name, count in rows:
-            sizes[name] = sizes.get(name, 0) + int(count)
-        defaults = [name for name in sizes if name.endswith("*")]
-        name = self._partition or (defaults[0] if defaults else "")
-        n_there = next((size for known, size in sizes.items() if known.rstrip("*") == name.rstrip("*")), None)
-        if n_there is None or n <= n_there or "," in self._partition:
-            return ""
-        nodes = "1 node" if n_there == 1 else f"{n_there} nodes"
-        return f"asked for {n} hosts; partition {name.rstrip('*')} of the Slurm cluster has {nodes}"
-
-    def _explain_refusal(self, stderr: str) -> str:
-        said = "; ".join(
-            dict.fromkeys(line.removeprefix("sbatch: ").removeprefix("error: ") for line in stderr.splitlines() if line)
-        )
-        hint = ""
-        lower = said.lower()
-        if "partition" in lower:
-            names = sorted(set(_call("sinfo", "--noheader", "--format=%R").stdout.split()))
-            hint = f"the partitions are {', '.join(names)}"
-        elif "node configuration" in lower or "gres" in lower or "generic resource" in lower or "memory" in lower:
-            rows = _call(
-                "sinfo", "--noheader", *self._in_partition(), "--format=%D with %c cores, %m MB, GPUs: %G"
-            ).stdout
-            hint = f"the nodes are: {'; '.join(sorted(set(rows.splitlines())))}"
-        elif "feature" in lower:
-            rows = _call("sinfo", "--noheader", *self._in_partition(), "--format=%f").stdout
-            hint = f"the features of the nodes are: {', '.join(sorted(set(rows.split())))}"
-        elif "qos" in lower or "account" in lower:
-            hint = "what you may use: sacctmgr show assoc user=$USER format=account,partition,qos"
-        elif "contact slurm controller" in lower or "connect" in lower:
-            hint = "is slurmctld up? (scontrol ping)"
-        return f"Slurm refused the job: {said}{f'; {hint}' if hint else ''}"
-
     def _why_failed(self, job: _Job) -> str:
         log = self.directory / f"{job.id}.log"
         if not log.exists():
@@ -470,7 +402,7 @@ class SlurmLauncher:
         for job in jobs:
             for host in job.hosts:
                 host.is_closed = True
-        self._wait(lambda: all(job.id or job.over for job in jobs), _COMMAND_S)  # sbatch is not stopped half way
+        self._wait(lambda: all(job.id or job.over for job in jobs), COMMAND_S)  # sbatch is not stopped half way
         live = [job for job in jobs if job.id and not job.over]
         for job in live:
             for host in job.hosts:
@@ -491,17 +423,17 @@ class SlurmLauncher:
 
     def _cancel(self, jobs: Sequence[_Job], *options: str) -> None:
         if jobs:
-            _call("scancel", *options, *(job.id for job in jobs))
+            call("scancel", *options, *(job.id for job in jobs))
 
     def _wait_until_gone(self, jobs: Sequence[_Job]) -> None:
         """Wait until Slurm has taken the nodes back; those that were lost it can't reach for now."""
         deadline = time.monotonic() + _GONE_S
         lost = {host.node for job in jobs for host in job.hosts if host.is_lost}
         while jobs:
-            done = _call("squeue", "--noheader", f"--jobs={','.join(job.id for job in jobs)}", "--format=%T|%N")
+            done = call("squeue", "--noheader", f"--jobs={','.join(job.id for job in jobs)}", "--format=%T|%N")
             left = [line.split("|") for line in done.stdout.split("\n") if "|" in line]
             if lost and all(state == "COMPLETING" for state, _ in left):
-                left = [pair for pair in left if not lost.issuperset(_names(pair[1]))]
+                left = [pair for pair in left if not lost.issuperset(node_names(pair[1]))]
             if not left or time.monotonic() > deadline:
                 return
             with self._changed:
@@ -521,9 +453,9 @@ class SlurmLauncher:
         if first in leaving and not first.has_ended and first.pid:
             # It runs the script, and stays in the job until that ends.
             step = ("--overlap", f"--jobid={job.id}", f"--nodelist={first.node}", "--nodes=1", "--ntasks=1", "--mem=0")
-            _call("srun", *step, "kill", "-KILL", str(first.pid))
+            call("srun", *step, "kill", "-KILL", str(first.pid))
         if leaving != [first]:
-            done = _call(
+            done = call(
                 "scontrol", "update", f"JobId={job.id}", f"NodeList={','.join(sorted(nodes))}", cwd=self.directory
             )
             if done.returncode == 0:
@@ -604,36 +536,6 @@ class SlurmHost:
     def file(self, kind: str) -> Path:
         """What its task writes."""
         return self._launcher.directory / f"{self.job.id}-{self._index}.{kind}"
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%H:%M"}
-
-
-def _call(
-    *words: str, text: str = "", env: dict[str, str] | None = None, cwd: Path | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run a command of Slurm's."""
-    try:
-        return subprocess.run(
-            words,
-            input=text,
-            env=env or _environment(),
-            cwd=cwd,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_COMMAND_S,
-        )
-    except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(words, 1, "", f"{words[0]} has not answered for {_COMMAND_S:g} s")
-    except OSError as error:
-        return subprocess.CompletedProcess(words, 1, "", f"{words[0]}: {error.strerror}")
-
-
-def _names(nodes: str) -> list[str]:
-    """The names of nodes that Slurm writes as ``n[1-3]``."""
-    return _call("scontrol", "show", "hostnames", nodes).stdout.split()
 
 
 def _directive(option: str) -> str:
