@@ -52,9 +52,8 @@ _LOOK_S = 0.2
 """How often the files of the tasks are looked at."""
 
 _FIRST_ASK_S = 0.5
-_TERMINATE_S = 2.0
 _GONE_S = 10.0
-"""How long Slurm may take to take the nodes back; of one that does not answer it waits for minutes."""
+"""How long it is waited for that Slurm has the nodes back; it goes on by itself."""
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")  # of our environment, which may be that of another job
 
 # What is run as a task; its arguments are the directory, and the agent's command.
@@ -412,18 +411,12 @@ class SlurmLauncher:
         def have_ended() -> bool:
             return all(host.has_ended or host.omen or host.job.over for host in running)
 
-        if running and not self._wait(have_ended, timeout_s):
-            self._cancel(live, "--signal=TERM")
-            if not self._wait(have_ended, _TERMINATE_S):
-                self._cancel(live, "--signal=KILL")
-        self._cancel(live)
+        self._wait(have_ended, timeout_s)
+        if live:
+            call("scancel", *(job.id for job in live))  # ends what runs, and kills it after the cluster's KillWait
         self._wait_until_gone(live)
         for job in live:
             self._set_over(job, f"Slurm job {job.id} was given back")
-
-    def _cancel(self, jobs: Sequence[_Job], *options: str) -> None:
-        if jobs:
-            call("scancel", *options, *(job.id for job in jobs))
 
     def _wait_until_gone(self, jobs: Sequence[_Job]) -> None:
         """Wait until Slurm has taken the nodes back; those that were lost it can't reach for now."""

@@ -71,7 +71,7 @@ class SlurmCluster:
             "SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0",
             "ReturnToService=2",
             "SlurmdTimeout=5",
-            "KillWait=2",
+            "KillWait=1",
             "GresTypes=gpu",
             *(
                 f"NodeName={node} NodeHostname={socket.gethostname()} NodeAddr={_HOST} Port={port} CPUs=2 Gres=gpu:1"

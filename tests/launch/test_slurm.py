@@ -61,7 +61,7 @@ def launch(cluster: SlurmCluster, tmp_path: Path) -> Iterator[Callable[..., Slur
     for launcher in launchers:
         launcher.close(0.0)
         assert not launcher.directory.exists()
-    assert cluster.run("squeue", "-h") == ""
+    wait_for(lambda: not cluster.run("squeue", "-h"), "the end of all jobs")
 
 
 def end_of(handle: Any) -> str:
@@ -262,15 +262,15 @@ def test_close_forces_agents(launch: Any, desk: Desk) -> None:
     for agent in agents:
         agent.tell("stay")
     launcher.close(0.0)
-    assert all(is_gone(agent.pid) for agent in agents)
+    wait_for(lambda: all(is_gone(agent.pid) for agent in agents), "Slurm to kill them")
 
 
 @needs_slurm
 def test_close_in_the_middle(launch: Any, desk: Desk, cluster: SlurmCluster) -> None:
-    for i in range(4):
+    for i in range(3):
         launcher = launch()
         handles = launcher.launch(desk.configs(3))
-        time.sleep(0.1 * i)  # to close at another moment
+        time.sleep(0.15 * i)  # to close at another moment
         launcher.close(0.0)
         assert all(handle.poll() for handle in handles)
         assert cluster.run("squeue", "-h") == ""
