@@ -29,22 +29,21 @@ class Tunnel:
     Args:
         connect: makes a connection to the other end; raises an OSError if it can't.
         name: of its threads.
+
+    Attributes:
+        address: of this end.
     """
 
     def __init__(self, connect: Callable[[], Connection], name: str) -> None:
         self._connect = connect
         self._name = name
         self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
         self._lock = threading.Lock()
         self._open: list[Connection] = []
         self._is_closed = False
         self._threads = [threading.Thread(target=self._accept, name=name, daemon=True)]
         self._threads[0].start()
-
-    @property
-    def address(self) -> str:
-        """Of this end."""
-        return f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
 
     def close(self) -> None:
         """End all connections."""
