@@ -18,7 +18,7 @@ import psutil
 NODE_NBYTES = 80 << 20  # the least that Ray takes for its objects
 START_S = 100.0
 # Else each node starts a worker for each program that connects, whether or not it wants one there.
-LEAN = {"RAY_prestart_worker_first_driver": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+LEAN = {"RAY_prestart_worker_first_driver": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "100"}
 
 
 class RayCluster:
