@@ -11,6 +11,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -95,8 +96,10 @@ class Program:
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
             pipe.close()
+        with suppress(AssertionError):  # of a test that has failed in its midst
+            wait_until(lambda: not any(map(is_alive, below)), "all to end by themselves", 10.0)
         for process in below:
-            if is_alive(process):
+            with suppress(psutil.NoSuchProcess):
                 process.kill()
         wait_until(lambda: not any(map(is_alive, below)), "all to end", 10.0)
 
