@@ -116,7 +116,8 @@ def _wait(
 
 
 def _said(mesh: ProcMesh, replaced: Sequence[int], took_s: float, where: str) -> str:
-    alive = [rank for rank in mesh.whole.ranks if rank not in replaced]
+    dead = mesh.whole.deaths()  # others may have died meanwhile
+    alive = [rank for rank in mesh.whole.ranks if rank not in replaced and rank not in dead]
     state = f"it has no variables yet, {format_ranks(alive)} kept theirs" if alive else "they have no variables yet"
     if len(replaced) > 1 and alive:
         state = f"they have no variables yet, {format_ranks(alive)} kept theirs"

@@ -47,6 +47,13 @@ def kill(notebook: Notebook, rank: int, mesh: str = "d") -> int:
     return pid
 
 
+def test_of_a_rank_that_is_dead_too_it_is_not_said_that_it_has_kept_anything(doomed: Notebook) -> None:
+    kill(doomed, 1)
+    kill(doomed, 2)
+    said = doomed.ok("%mesh heal d[2]").stdout
+    assert "it has no variables yet, [0,3] kept theirs" in said
+
+
 def test_dead_ranks_are_replaced_and_the_others_keep_their_variables(doomed: Notebook) -> None:
     doomed.ok("%%remote d\nstate = rank * 10")
     before = doomed.pids("d")
