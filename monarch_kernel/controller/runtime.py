@@ -415,6 +415,10 @@ class Runtime:
     def replace_host(self, host: int, successor: int) -> None:
         """Say that a host has come in place of one that is gone, and give that one back."""
         self._submit(lambda now: self._state.succeed_host(host, successor))
+        self.give_back(host)
+
+    def give_back(self, host: int) -> None:
+        """Give a host that is gone back to its engine, if it was not yet; whatever hangs there is ended."""
         if (handle := self._handles.pop(host, None)) is not None:
             handle.close(0.0)
 

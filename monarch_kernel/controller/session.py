@@ -16,6 +16,7 @@ from monarch_kernel.agent.logs import LogRecord, read_log
 from monarch_kernel.agent.network import own_addresses
 from monarch_kernel.asking.future import Future
 from monarch_kernel.controller.runtime import Runtime
+from monarch_kernel.errors import LaunchError
 from monarch_kernel.launch.base import Launcher
 from monarch_kernel.launch.local import LocalLauncher
 from monarch_kernel.transport.links import new_keys
@@ -145,12 +146,11 @@ class Session:
                 origin = self._origins.get(host)
                 successor = self.runtime.host_now(host)
                 if origin is not None and (successor == host or self.runtime.host_is_gone(successor)):
-                    (new,) = self.runtime.add_hosts(
-                        origin.launcher,
-                        origin.config.numbered,
-                        timeout_s=origin.timeout_s,
-                        lost_after_s=origin.lost_after_s,
-                    )
+                    try:
+                        new = self._another(origin)
+                    except LaunchError:  # a list of hosts may have no other than the one that is gone
+                        self.runtime.give_back(successor)
+                        new = self._another(origin)
                     self._origins[new] = origin
                     self._held.discard(successor)
                     self._held.add(new)
@@ -158,6 +158,16 @@ class Session:
                     successor = new
             found[host] = self.local_host() if origin is None else successor
         return found
+
+    def _another(self, origin: _Origin) -> int:
+        """Have an engine give one more host, as it has given others."""
+        (host,) = self.runtime.add_hosts(
+            origin.launcher,
+            origin.config.numbered,
+            timeout_s=origin.timeout_s,
+            lost_after_s=origin.lost_after_s,
+        )
+        return host
 
     def release_hosts(self, hosts: Sequence[int], reason: str, grace_s: float = 2.0) -> None:
         """Give hosts back to their engines, with all that runs there; returns when that is done."""

@@ -15,6 +15,7 @@ import psutil
 from monarch_kernel.actor import Actor, HostMesh, endpoint
 from monarch_kernel.actor.hosts import serve_ranks
 from monarch_kernel.controller.session import current_session
+from monarch_kernel.errors import LaunchError
 from monarch_kernel.launch.local import LocalHost, LocalLauncher
 from monarch_kernel.mesh import Extent, Region
 from monarch_kernel.wire.config import AgentConfig
@@ -32,6 +33,7 @@ class Machines:
         agents: in the order in which they were launched.
         meshes: what `hosts_on` has made of them.
         proxies: of each agent, the same way; empty without ``through_proxies``.
+        room: how many agents there may be at the same time, as where hosts are named.
     """
 
     name = "local"
@@ -42,8 +44,11 @@ class Machines:
         self.agents: list[LocalHost] = []
         self.meshes: list[HostMesh] = []
         self.proxies: list[Proxy] = []
+        self.room = 1000
 
     def launch(self, configs: Sequence[AgentConfig]) -> Sequence[LocalHost]:
+        if len(configs) + sum(agent.poll() is None for agent in self.agents) > self.room:
+            raise LaunchError("all hosts are in use")
         found = self._launcher.launch([self._proxied(config) for config in configs])
         self.agents += found
         return found

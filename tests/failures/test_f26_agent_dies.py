@@ -130,7 +130,11 @@ def test_a_host_that_stands_still_for_long_is_lost_and_told_to_end_when_it_comes
     assert mesh.run("rank").get(LONG_S).values() == tuple(range(4))
 
 
-def test_a_host_that_stands_still_can_be_replaced_at_once(machines: Machines, bring_up: BringUp) -> None:
+@pytest.mark.parametrize("has_spare", [True, False])
+def test_a_host_that_stands_still_can_be_replaced_at_once(
+    machines: Machines, bring_up: BringUp, has_spare: bool
+) -> None:
+    machines.room = 2 + has_spare
     mesh = bring_up(2)
     agent = host_of(machines, mesh, 1)
     below = family(machines.pid(agent))
