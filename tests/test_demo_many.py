@@ -17,7 +17,9 @@ NOTEBOOK = NOTEBOOKS / "07_many_machines.ipynb"
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     run = Run(read(NOTEBOOK), tmp_path_factory.mktemp("many"))
-    if "The current node timed out during startup" in run.stderr:  # Ray gives one 30 s, and a busy machine may need more
+    if (
+        "The current node timed out during startup" in run.stderr
+    ):  # Ray gives one 30 s, and a busy machine may need more
         run = Run(read(NOTEBOOK), tmp_path_factory.mktemp("again"))
     assert run.code == 0, run.stdout + run.stderr
     return run

@@ -159,7 +159,7 @@ class Session:
             found[host] = self.local_host() if origin is None else successor
         return found
 
-    def _another(self, origin: _Origin) -> int:
+    def _another(self, origin: Origin) -> int:
         """Have an engine give one more host, as it has given others."""
         (host,) = self.runtime.add_hosts(
             origin.launcher,
