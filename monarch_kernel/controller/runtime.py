@@ -566,7 +566,9 @@ class Runtime:
     def are_here(self, procs: Sequence[int]) -> bool:
         """Whether all of these processes are on this machine, and so reach what listens here at the loopback."""
         ranks, hosts = self._state.ranks, self._state.hosts
-        return not any(hosts[ranks[proc].host].is_elsewhere for proc in procs if proc in ranks)
+        if any(proc not in ranks for proc in procs):
+            self.with_baton(lambda: None)  # what was submitted before is done by then
+        return not any(hosts[ranks[proc].host].is_elsewhere for proc in procs)
 
     def agent_pid(self, host: int) -> int:
         """Process id of a host agent; 0 while it starts."""
