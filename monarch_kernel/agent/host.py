@@ -11,8 +11,8 @@ ranks do not pass through it; elsewhere they do (`transport.gateway`). It watche
 - a pidfd per rank: readable when the process has ended, whose status we then collect, for the kernel made us its parent;
 - two pipes per rank: its output;
 - a pidfd of the controller, on the same machine: when that process is gone, everything ends at once and the session's directory
-  is removed. Elsewhere the controller says that it is alive; when it has been silent for `AgentConfig.grace_s` it counts as
-  gone.
+  is removed. Elsewhere the controller says that it is alive; when it has been silent for `AgentConfig.grace_s`, and the
+  connection to it is not known to stand, it counts as gone.
 
 Unless it was told `Outlive`. Then it goes on without a controller: it reads what ranks write, so that they do not block, and
 keeps the last of it (`Backlog`), until another kernel binds the address and says `Attach`. A file ``detached`` says so to
@@ -481,7 +481,8 @@ class HostAgent:
             self._gateway.beat(now)
             heard_at = self._gateway.heard_controller_at
             silent_until = self._born + CONNECT_S if heard_at is None else heard_at + self._config.grace_s
-            if not self._config.controller_pid and not self._is_detached and now >= silent_until:
+            is_silent = not self._config.controller_pid and not self._is_detached and now >= silent_until
+            if is_silent and not self._gateway.has_controller:  # else it only can't speak: its interpreter is held
                 self._say_why_silence_ends_us(now - (self._born if heard_at is None else heard_at))
                 self._controller_ended()
         if self._leave_at is not None and (now >= self._leave_at or not (self._ranks or self._groups)):

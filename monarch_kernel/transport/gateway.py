@@ -120,6 +120,11 @@ class Gateway:
         return self._links.port if self._links else 0
 
     @property
+    def has_controller(self) -> bool:
+        """Whether the controller's process is certainly there, also if it says nothing; known only where we have dialled it."""
+        return self._links is not None and self._parent == CONTROLLER_HOST and self._links.is_up(CONTROLLER_HOST)
+
+    @property
     def is_given_up(self) -> bool:
         """Whether the controller has given this host up."""
         return self._relay.is_given_up

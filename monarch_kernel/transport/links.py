@@ -35,6 +35,9 @@ LEFTOVER_S = 1.0
 
 _ZAP = "inproc://zeromq.zap.01"
 _KNOCK, _HERE = b"knock", b"here"
+HEARTBEAT_MS = 1000
+
+_STATES = int(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
 _WATCHED = int(
     zmq.EVENT_ACCEPTED
     | zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -87,6 +90,8 @@ class Links:
         self._callers: dict[int, bytes] = {}  # who has dialled us, and the name of his connection
         self._ready: deque[tuple[int, list[Frame]]] = deque()
         self._strangers: dict[int, None] = {}  # descriptors of connections that have not come about yet
+        self._states: dict[int, zmq.Socket[bytes]] = {}  # tell whether the connections that we have taken stand
+        self._up: set[int] = set()
         self._new: list[int] = []
         self._leftover: list[
             tuple[float, zmq.Socket[bytes]]
@@ -133,6 +138,8 @@ class Links:
             socket = self._new_socket(zmq.DEALER)
             socket.setsockopt(zmq.ROUTING_ID, f"H{self._host}/{i}/{time.monotonic_ns()}".encode())
             socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+            socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+            socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 5 * HEARTBEAT_MS)
             socket.curve_serverkey = socket.curve_publickey = self._public
             socket.curve_secretkey = self._secret
             try:
@@ -149,7 +156,18 @@ class Links:
         self._drop_dial(host)
         self._callers.pop(host, None)
         if (socket := self._taken.pop(host, None)) is not None:
-            self._close(socket)
+            self._end(host, socket)
+
+    def is_up(self, host: int) -> bool:
+        """Whether the connection to a host that we have dialled stands, as far as ZeroMQ's own heartbeats tell.
+
+        These are answered by a thread of the library: also by a process that can't say anything itself at the moment.
+        """
+        monitor = self._states.get(host)
+        while monitor is not None and has_message(monitor):
+            kind, _ = _read_event(monitor)
+            (self._up.add if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED else self._up.discard)(host)
+        return host in self._up
 
     def is_connected(self, host: int) -> bool:
         """Whether there is a connection to a host, which may be broken at the moment, or is about to be."""
@@ -194,7 +212,7 @@ class Links:
         for _, socket in self._leftover:
             self._close(socket)
         for host in list(self._taken):
-            self._close(self._taken.pop(host), linger_ms=LINGER_MS)
+            self._end(host, self._taken.pop(host), linger_ms=LINGER_MS)
         if self._listener is not None and self._monitor is not None and self._zap is not None:
             self._listener.disable_monitor()
             self._close(self._monitor)
@@ -214,6 +232,14 @@ class Links:
     def _close(self, socket: zmq.Socket[bytes], linger_ms: int = 0) -> None:
         self._watch(socket, False)
         socket.close(linger=linger_ms)
+
+    def _end(self, host: int, socket: zmq.Socket[bytes], linger_ms: int = 0) -> None:
+        """Close a connection that was taken."""
+        self._up.discard(host)
+        if (monitor := self._states.pop(host, None)) is not None:
+            socket.disable_monitor()
+            monitor.close(linger=0)
+        self._close(socket, linger_ms)
 
     def _drop_dial(self, host: int) -> list[Sequence[Frame]]:
         dial = self._dials.pop(host, None)
@@ -261,7 +287,9 @@ class Links:
         for parts in dial.held:
             send_multipart(taken, parts)
         if before is not None:
-            self._close(before)
+            self._end(host, before)
+        self._states[host] = taken.get_monitor_socket(_STATES)
+        self._up.add(host)
         self._leftover += [(now + LEFTOVER_S, socket) for socket in dial.sockets.values()]
 
     def _answer_zap(self) -> None:
@@ -278,8 +306,7 @@ class Links:
         The events of handshakes do not say whose they are: they are taken for the youngest one's, since strangers may stay.
         """
         while self._monitor is not None and has_message(self._monitor):
-            event, _ = self._monitor.recv_multipart(zmq.NOBLOCK)
-            kind, fd = struct.unpack("=hi", event)  # zmq.utils.monitor does that, too, but imports asyncio for it
+            kind, fd = _read_event(self._monitor)
             if kind == zmq.EVENT_ACCEPTED:
                 self._strangers[fd] = None
             elif kind in (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_HANDSHAKE_FAILED_AUTH):
@@ -289,6 +316,13 @@ class Links:
             elif fd in self._strangers:
                 del self._strangers[fd]
                 self.refused += 1
+
+
+def _read_event(monitor: zmq.Socket[bytes]) -> tuple[int, int]:
+    """What a socket that tells of connections says: what has happened, and to which descriptor, if it says so."""
+    event, _ = monitor.recv_multipart(zmq.NOBLOCK)
+    kind, value = struct.unpack("=hi", event)  # zmq.utils.monitor does that, too, but imports asyncio for it
+    return kind, value
 
 
 def _host_of(name: bytes) -> int | None:

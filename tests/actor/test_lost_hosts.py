@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
@@ -69,6 +70,16 @@ def test_a_host_that_dies_takes_its_ranks_and_only_these() -> None:
     assert mesh.heal().get(LONG_S) == (2, 3)
     assert counters.notes.call().get(LONG_S).values() == ([1, 2, 3], [1, 2, 3], [], [])
     assert len(launcher._hosts) == 3
+
+
+def test_a_program_that_holds_its_interpreter_for_longer_than_the_grace_loses_no_host() -> None:
+    session = current_session()
+    numbers = session.add_hosts(LocalLauncher(), 2, grace_s=2.0, is_light=True)
+    hosts = HostMesh(session.runtime, Region.whole(Extent({"hosts": 2})), numbers)
+    procs = hosts.spawn_procs({"gpus": 1}, device="cpu")
+    procs.run("x = 1").get(LONG_S)
+    ctypes.PyDLL(None).sleep(6)  # with the GIL held, no thread of ours can say anything
+    assert procs.run("x").get(LONG_S).values() == (1, 1)
 
 
 def test_a_tree_of_agents_loses_nothing_when_one_that_passes_on_is_killed() -> None:
