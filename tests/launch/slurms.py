@@ -98,6 +98,8 @@ class SlurmCluster:
         daemon = self._daemons.pop(node)
         daemon.send_signal(signal.SIGSTOP)
         steps = [step for step in psutil.process_iter(["name"]) if self._is_on(step, node)]
+        for step in steps:
+            step.suspend()  # or it would tell how its tasks ended, and Slurm would end the job
         doomed = [child for step in steps for child in (*step.children(recursive=True), step)]
         assert doomed, f"nothing runs on {node}"
         for process in doomed:
