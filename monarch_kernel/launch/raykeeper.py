@@ -27,7 +27,10 @@ import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9)
 if os.getppid() != int(sys.argv[1]):
     sys.exit("the Ray actor ended")
-os.execvp(sys.argv[2], sys.argv[2:])
+try:
+    os.execvp(sys.argv[2], sys.argv[2:])
+except OSError as error:
+    sys.exit(f"{sys.argv[2]} can't be run: {error.strerror}")
 """
 _SUBREAPER = 36
 
