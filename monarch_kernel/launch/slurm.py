@@ -51,6 +51,7 @@ __all__ = ["SlurmHost", "SlurmLauncher"]
 _LOOK_S = 0.2
 """How often the files of the tasks are looked at."""
 
+_KILL_TRIES, _KILL_S = 5, 5.0
 _FIRST_ASK_S = 0.5
 _GONE_S = 10.0
 """How long it is waited for that Slurm has the nodes back; it goes on by itself."""
@@ -444,9 +445,12 @@ class SlurmLauncher:
             first = job.hosts[0]
         nodes = {host.node for host in staying if not host.has_ended or host is first} | {first.node}
         if first in leaving and not first.has_ended and first.pid:
-            # It runs the script, and stays in the job until that ends.
+            # It runs the script, and stays in the job until that ends. A step that Slurm does not begin at once may wait for
+            # half a minute before it tries again; another one is quicker.
             step = ("--overlap", f"--jobid={job.id}", f"--nodelist={first.node}", "--nodes=1", "--ntasks=1", "--mem=0")
-            call("srun", *step, "kill", "-KILL", str(first.pid))
+            for _ in range(_KILL_TRIES):
+                if call("srun", *step, "kill", "-KILL", str(first.pid), timeout_s=_KILL_S).returncode == 0:
+                    break
         if leaving != [first]:
             done = call(
                 "scontrol", "update", f"JobId={job.id}", f"NodeList={','.join(sorted(nodes))}", cwd=self.directory

@@ -52,7 +52,11 @@ def environment() -> dict[str, str]:
 
 
 def call(
-    *words: str, text: str = "", env: dict[str, str] | None = None, cwd: Path | None = None
+    *words: str,
+    text: str = "",
+    env: dict[str, str] | None = None,
+    cwd: Path | None = None,
+    timeout_s: float = COMMAND_S,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command; one that can't be run, or takes too long, has failed like any other.
 
@@ -61,6 +65,7 @@ def call(
         text: its standard input.
         env: its environment; left out, `environment`.
         cwd: where it runs.
+        timeout_s: how long it may take, in seconds.
     """
     try:
         return subprocess.run(
@@ -71,10 +76,10 @@ def call(
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=COMMAND_S,
+            timeout=timeout_s,
         )
     except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(words, 1, "", f"{words[0]} has not answered for {COMMAND_S:g} s")
+        return subprocess.CompletedProcess(words, 1, "", f"{words[0]} has not answered for {timeout_s:g} s")
     except OSError as error:
         return subprocess.CompletedProcess(words, 1, "", f"{words[0]}: {error.strerror}")
 
