@@ -354,7 +354,7 @@ class SlurmLauncher:
             self._set_over(
                 job, f"Slurm would never start it: longer than the partition allows{most}: ask for less (time=, --time)"
             )
-        elif nodes and nodes != job.nodes:
+        elif nodes and nodes != job.nodes and job.state != "COMPLETING":  # a job that ends leaves its nodes one by one
             names = node_names(nodes)
             if not job.nodes and len(names) == len(job.hosts):
                 for host, name in zip(job.hosts, names):
