@@ -13,6 +13,7 @@ import cloudpickle
 import pytest
 
 from monarch_kernel.actor import Actor, ProcMesh, SupervisionError, current_rank, endpoint, shutdown_context
+from monarch_kernel.controller.session import current_session
 from monarch_kernel.errors import RemoteError
 from monarch_kernel.spmd import setup_torch_elastic_env
 from monarch_kernel.train.group import GroupStore
@@ -47,6 +48,7 @@ for _ in range(3):
 def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
     """Agents of the module."""
     machines = Machines(tmp_path_factory.mktemp("agents"))
+    current_session().local_host(is_idle=True)  # what stays until the end, before any test: each may leave nothing
     yield machines
     shutdown_context().get()
 
