@@ -36,6 +36,9 @@ LEFTOVER_S = 1.0
 _ZAP = "inproc://zeromq.zap.01"
 _KNOCK, _HERE = b"knock", b"here"
 HEARTBEAT_MS = 1000
+MAX_FRAME_NBYTES = 16 << 20
+"""More than a `Relay` ever puts into one; who announces a larger one, stranger or not, is cut off before it is taken in."""
+
 
 _STATES = int(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
 _WATCHED = int(
@@ -227,6 +230,7 @@ class Links:
         socket.set_hwm(0)
         socket.setsockopt(zmq.LINGER, LINGER_MS)
         socket.setsockopt(zmq.IPV6, 1)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_NBYTES)
         return socket
 
     def _close(self, socket: zmq.Socket[bytes], linger_ms: int = 0) -> None:

@@ -39,6 +39,9 @@ CONTROLLER_HOST = 0
 ACK_EVERY = 512
 ACK_NBYTES = 8 << 20
 PIECE_NBYTES = 2 << 20
+MAX_NAMES = 100_000
+"""In one envelope: so it is a frame of a few MiB at most, as the pieces are."""
+
 MAX_FOLD_NBYTES = 64 * 1024
 """Larger messages are not compared: it would cost more than it saves."""
 
@@ -242,8 +245,13 @@ class Relay:
         outboxes, self._outboxes = self._outboxes, {}
         ready = []
         for neighbour, box in outboxes.items():
-            frames_ = [frame for _, frames in box.entries for frame in frames]
-            ready.append((neighbour, seal(Envelope([entry for entry, _ in box.entries], box.beats), frames_)))
+            *parts, last = _bounded(box.entries)
+            for entries, beats in [
+                *((part, []) for part in parts),
+                (last, box.beats),
+            ]:  # beats come after what they count
+                frames_ = [frame for _, frames in entries for frame in frames]
+                ready.append((neighbour, seal(Envelope([entry for entry, _ in entries], beats), frames_)))
         return ready
 
     def _put(self, neighbour: int, entry: Entry, frames: Sequence[Frame]) -> None:
@@ -388,6 +396,20 @@ class Relay:
         if beat.sent > line.received:  # it comes after what it counts: that is lost
             line.has_asked = True
             self._beat(beat.source, again=True)
+
+
+def _bounded(entries: list[tuple[Entry, Sequence[Frame]]]) -> list[list[tuple[Entry, Sequence[Frame]]]]:
+    """Distribute entries to as many envelopes as it takes for none to become too large a frame; at least one."""
+    parts: list[list[tuple[Entry, Sequence[Frame]]]] = [[]]
+    n_names = 0
+    for entry, frames in entries:
+        n = sum(2 + len(leg.senders) + len(leg.receivers) for leg in entry.legs)
+        if n_names + n > MAX_NAMES and parts[-1]:
+            parts.append([])
+            n_names = 0
+        n_names += n
+        parts[-1].append((entry, frames))
+    return parts
 
 
 def _is_small(frames: Sequence[Frame]) -> bool:

@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 import zmq
 
@@ -164,6 +165,28 @@ def test_a_stranger_is_refused_counted_and_not_heard(kind: str, ends: Callable[.
     finally:
         stranger.close()  # type: ignore[attr-defined]
         context.destroy(linger=0)
+
+
+def test_a_frame_of_a_gigabyte_that_is_announced_takes_no_memory(ends: Callable[..., End]) -> None:
+    controller, agent = ends(0), ends(2)
+    port = controller.links.listen()
+    before = psutil.Process().memory_info().rss
+    with socket.create_connection(("127.0.0.1", port)) as stranger:
+        stranger.sendall(
+            b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
+        )  # ZMTP's greeting
+        stranger.sendall(b"\x06" + (1 << 30).to_bytes(8, "big"))  # a long command of a gigabyte
+        stranger.settimeout(0.1)
+        try:
+            for _ in range(1024):
+                stranger.sendall(bytes(1 << 20))
+        except OSError:
+            pass  # it was cut off, or is not read from
+        turn_until(lambda: controller.links.refused, controller)
+        assert psutil.Process().memory_info().rss - before < 64 << 20
+    agent.links.dial(0, [f"tcp://127.0.0.1:{port}"])
+    agent.links.send(0, [b"x" * (2 << 20)])
+    turn_until(lambda: controller.got, controller, agent)
 
 
 def test_a_connection_that_is_made_again_is_the_same_host(ends: Callable[..., End]) -> None:

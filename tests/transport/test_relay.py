@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from monarch_kernel.transport import relay as relaying
 from monarch_kernel.transport.relay import MAX_FOLD_NBYTES, PIECE_NBYTES, Relay
 from monarch_kernel.wire.codec import Frame, WireError
 from monarch_kernel.wire.envelope import open_envelope
@@ -144,6 +145,16 @@ def test_what_a_broken_connection_has_lost_is_sent_again_in_order() -> None:
     net.settle()
     assert net.received(1, b"R1", C) == [b"%d" % i for i in range(6)]
     assert not net[0]._lines[1].kept, "all of it is known to have come"
+
+
+def test_no_envelope_becomes_larger_than_a_connection_lets_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relaying, "MAX_NAMES", 100)
+    net = star(1)
+    for i in range(500):
+        net[0].send(C, b"R1", 1, [b"%d" % i])
+    net.settle()
+    assert net.received(1, b"R1", C) == [b"%d" % i for i in range(500)]
+    assert max(len(envelope.entries) for envelope in net.envelopes(0, 1)) == 25  # of four names each
 
 
 def test_the_last_message_is_not_lost_either() -> None:
