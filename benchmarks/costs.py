@@ -7,6 +7,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from monarch_kernel.agent.output import OutputStream
 from monarch_kernel.controller.session import current_session
 from monarch_kernel.launch.local import LocalLauncher
 from monarch_kernel.mesh import Extent, Region
+from monarch_kernel.transport.packets import PacketListener, PacketSocket
 from monarch_kernel.wire.marks import DIGITS, FIRST_MARK, MARK
 
 __all__ = ["Costs", "measure_costs"]
@@ -54,28 +56,25 @@ class Costs:
     fork_s: float
 
 
-def _sockets(
-    context: zmq.Context[Any], address: str, is_encrypted: bool
-) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+def _sockets(context: zmq.Context[Any]) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
     router, dealer = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
     for socket in (router, dealer):
         socket.set_hwm(0)
         socket.linger = 0
-    if is_encrypted:
-        public, secret = zmq.curve_keypair()
-        router.curve_server = True
-        router.curve_secretkey = secret
-        dealer.curve_serverkey = public
-        dealer.curve_publickey, dealer.curve_secretkey = zmq.curve_keypair()
-    router.bind(address)
+    public, secret = zmq.curve_keypair()
+    router.curve_server = True
+    router.curve_secretkey = secret
+    dealer.curve_serverkey = public
+    dealer.curve_publickey, dealer.curve_secretkey = zmq.curve_keypair()
+    router.bind("tcp://127.0.0.1:*")
     dealer.connect(router.getsockopt_string(zmq.LAST_ENDPOINT))
     return router, dealer
 
 
-def _one_way(address: str, is_encrypted: bool, nbytes: int, count: int) -> float:
+def _between_hosts(nbytes: int, count: int) -> float:
     """Processor time for one message, of its sender and its receiver with all their threads, halved."""
     context: zmq.Context[Any] = zmq.Context()
-    router, dealer = _sockets(context, address, is_encrypted)
+    router, dealer = _sockets(context)
     data = bytes(nbytes)
     best = float("inf")
     try:
@@ -92,6 +91,26 @@ def _one_way(address: str, is_encrypted: bool, nbytes: int, count: int) -> float
         router.close()
         dealer.close()
         context.term()
+    return best
+
+
+def _within_a_host(nbytes: int, count: int) -> float:
+    """The same between an agent and a rank."""
+    best = float("inf")
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        listener = stack.enter_context(closing(PacketListener(f"{folder}/agent")))
+        rank = stack.enter_context(closing(PacketSocket.connect(f"{folder}/agent")))
+        agent = listener.accept()
+        assert agent is not None
+        stack.enter_context(closing(agent))
+        parts = [b"C", bytes(nbytes)]
+        for _ in range(5):
+            begin = time.process_time()
+            for _ in range(count):
+                agent.send(parts)
+                while rank.recv() is None:
+                    agent.flush()
+            best = min(best, (time.process_time() - begin) / count / 2)
     return best
 
 
@@ -131,11 +150,8 @@ def _spent(pids: Sequence[int], times: int, do: Callable[[], object]) -> float:
 
 def measure_costs() -> Costs:
     """Measure all; takes some seconds."""
-    with tempfile.TemporaryDirectory() as folder:
-        ipc = _one_way(f"ipc://{folder}/small", False, 100, 2000)
-        ipc_large = _one_way(f"ipc://{folder}/large", False, MEGABYTE, 30)
-    tcp = _one_way("tcp://127.0.0.1:*", True, 100, 2000)
-    tcp_large = _one_way("tcp://127.0.0.1:*", True, MEGABYTE, 30)
+    ipc, ipc_large = _within_a_host(100, 2000), _within_a_host(MEGABYTE, 30)
+    tcp, tcp_large = _between_hosts(100, 2000), _between_hosts(MEGABYTE, 30)
     pipe = _pipe()
     session = current_session()
     serve_ranks(session)

@@ -104,6 +104,9 @@ class Crowd:
     def give_up(self, host: int) -> None:
         """Nothing."""
 
+    def forget(self, peer: Peer) -> None:
+        """Nothing."""
+
     def wake(self) -> None:
         """Nothing."""
 
@@ -152,7 +155,7 @@ def gather_crowd(hosts: int, per_host: int) -> tuple[Crowd, Runtime, ProcMesh]:
     procs = runtime.new_procs(world)
     extent = Extent({"hosts": hosts, "procs": per_host})
     for host in range(1, hosts + 1):
-        runtime._submit(partial(runtime._state.add_host, host))
+        runtime.enter(partial(runtime._state.add_host, host))
         crowd.say(host_peer(host), HostHello(TOKEN, host, f"host{host}", 1, 64, 0))
         specs = [
             RankSpec(

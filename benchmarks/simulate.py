@@ -425,6 +425,9 @@ class ControllerEnd:
         """A host is gone."""
         self._relay.give_up(host)
 
+    def forget(self, peer: Peer) -> None:
+        """Nothing: no memory is shared."""
+
     def close(self) -> None:
         """Nothing."""
 
@@ -452,7 +455,7 @@ def simulate(hosts: int, per_host: int, costs: Costs, latency_s: float, bytes_pe
         for host in range(1, hosts + 1):
             sim.agents[host] = Agent(sim, host)
             sim.at(costs.agent_up_s, sim.agents[host].say_hello)
-            runtime._submit(partial(runtime._expect_host, host, None, LOST_AFTER_S))
+            runtime.enter(partial(runtime.fleet._expect, host, None, LOST_AFTER_S))
             runtime.start_ranks(host, _specs(procs, host, per_host, extent))
         mesh = ProcMesh(runtime, Region.whole(extent), procs, "simulated", time.monotonic(), extent)
         mesh.initialized.get()
@@ -511,7 +514,7 @@ def simulate(hosts: int, per_host: int, costs: Costs, latency_s: float, bytes_pe
                 sim.at(begun[0] + i * BEAT_S, sim.agents[one].beat)
             sim.at(begun[0] + i * BEAT_S, end.beat)
         lost_at = begun[0] + LOST_AFTER_S
-        sim.at(lost_at, partial(runtime._submit, lambda now: runtime._state.host_gone(lost, "silent", (), now)))
+        sim.at(lost_at, partial(runtime.enter, lambda now: runtime._state.host_gone(lost, "silent", (), now)))
         try:
             future.get()
         except SupervisionError as error:

@@ -53,8 +53,10 @@ _PRELOAD_LIGHT = (
 
 def run_agent() -> None:
     """Be a host agent; configured by standard input."""
+    from monarch_kernel.agent.processes import raise_descriptor_limit
     from monarch_kernel.agent.zygote import Zygote
 
+    raise_descriptor_limit()  # each rank takes several, and so do strangers that knock
     config = agent_config(os.environ, sys.stdin.buffer.read)
     address = config.addresses[0] if config.addresses and config.addresses[0].startswith("ipc://") else ""
     addresses = address, f"ipc://{config.directory}/{host_peer(config.host).decode()}"
@@ -120,7 +122,7 @@ def run_rank(spec: RankSpec, addresses: Sequence[str], token: str, helper: int, 
         if is_light:
             from monarch_kernel.rank.light import LightShell
 
-            return LightShell(group.namespace(), publish)
+            return LightShell(group.namespace(), publish, rank.main.own_code)
         from monarch_kernel.rank.cell import CellShell
 
         return CellShell(group.namespace(), publish)

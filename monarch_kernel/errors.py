@@ -15,6 +15,8 @@ The tree::
     ├── AttachError                a mesh that outlived its kernel can't be taken up, or a new one can't be kept
     ├── LaunchError                a host or its ranks did not come up
     ├── PayloadError               also a TypeError: a value cannot be sent
+    ├── BufferGoneError            memory of another process is no longer there to be read or written
+    ├── ForkedError                a process that was forked from a rank, or from the program, has used a handle
     └── MeshDownError              the mesh (or the whole session) has been shut down
 
 Errors say who erred, on which ranks and host, and what to do next; each can be pickled. Misuse that is found before
@@ -32,9 +34,11 @@ from typing import Any, Literal
 __all__ = [
     "ActorError",
     "AttachError",
+    "BufferGoneError",
     "DeadlockError",
     "EditError",
     "Failure",
+    "ForkedError",
     "Frame",
     "LaunchError",
     "MeshDownError",
@@ -341,9 +345,9 @@ class RanksError(MonarchError):
             head, *rest = failure.headline().split("\n")
             lines.append(f"{format_ranks(ranks)} {head}{place}")
             lines.extend(f"    {line}" for line in rest)
-            lines.append(
-                f"    on host {failure.host}" + (f", pid {failure.pid}" if failure.pid else "") + _python(failure)
-            )
+            if failure.host:  # else none has come
+                pid = f", pid {failure.pid}" if failure.pid else ""
+                lines.append(f"    on host {failure.host}{pid}{_python(failure)}")
             if where and where.source:
                 lines.append(f"    > {where.source[where.line - where.first_line].strip()}")
             lines.extend(f"    | {line}" for line in failure.last_lines[-5:])
@@ -401,6 +405,24 @@ class DeadlockError(MonarchError):
 
 class PayloadError(MonarchError, TypeError):
     """A value cannot be sent to or from a rank; the text names the value and why."""
+
+
+class BufferGoneError(MonarchError):
+    """Memory of another process can't be read or written any more: it was dropped, or its owner has ended."""
+
+
+class ForkedError(MonarchError):
+    """A process that was forked from a rank, or from the program, is no part of the mesh, and can ask nobody there."""
+
+    def __init__(self, parent: int) -> None:
+        super().__init__(parent)
+        self.parent = parent
+
+    def __str__(self) -> str:
+        return (
+            f"this process was forked from process {self.parent} of the mesh, and can't talk to the mesh itself: hand what "
+            "is to be asked to that process (by a pipe, or a multiprocessing.Queue), or ask there before the fork"
+        )
 
 
 class MeshDownError(MonarchError):

@@ -108,6 +108,7 @@ class MeshView:
         where: engine and hosts, such as ``local`` or ``ray, 4 hosts``.
         age_s: seconds since it was brought up.
         lost_hosts: those of its hosts that are lost, by what they are called.
+        strangers: where connections of strangers were refused, and how many; the controller's machine is "".
     """
 
     name: str
@@ -116,6 +117,7 @@ class MeshView:
     where: str = "local"
     age_s: float = 0.0
     lost_hosts: tuple[HostView, ...] = ()
+    strangers: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +127,10 @@ class DetachedView:
     Attributes:
         name: of the mesh.
         axes: axis and size, in order.
-        runs: for each rank the cell it runs, empty if none; None if it is dead.
+        runs: for each rank the cell it runs, empty if none; None if it is dead. None at all where that is not known.
         detached_s: how long it has had no kernel, in seconds.
         owner: pid of the kernel that has it; 0 if none has.
+        where: what is known instead of ``runs``, in words.
     """
 
     name: str
@@ -135,6 +138,7 @@ class DetachedView:
     runs: tuple[str | None, ...]
     detached_s: float
     owner: int
+    where: str = ""
 
 
 @dataclass(frozen=True, slots=True)

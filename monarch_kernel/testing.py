@@ -84,6 +84,7 @@ class FakeHost:
     """
 
     address = ""
+    node = ""
 
     def __init__(self, token: str) -> None:
         self.token = token
@@ -136,7 +137,7 @@ class FakeLauncher:
 
 def add_host(runtime: Runtime, launcher: Launcher, token: str = "t") -> int:
     """Have a launcher launch the agent of one host; gives its number."""
-    return runtime.add_hosts(launcher, lambda host: AgentConfig(host, token, ("ipc://nowhere",)))[0]
+    return runtime.fleet.add(launcher, lambda host: AgentConfig(host, token, ("ipc://nowhere",)))[0]
 
 
 class FakePeer:

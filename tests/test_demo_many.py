@@ -30,6 +30,11 @@ def losses(shown: str) -> list[tuple[str, float]]:
     return [(ranks, float(loss)) for ranks, loss in re.findall(r"\[([0-9,-]+)\] loss on new examples (\S+)", shown)]
 
 
+def steps(shown: str) -> list[float]:
+    """The losses of all ranks at the ends of trainings."""
+    return [float(loss) for loss in re.findall(r"\[0-5\] 6 ranks, loss (\S+)", shown)]
+
+
 def test_it_is_committed_without_outputs_for_our_kernel() -> None:
     notebook = read(NOTEBOOK)
     nbformat.validate(notebook)
@@ -58,10 +63,14 @@ def test_the_lost_host_is_named_and_the_rest_can_be_used(run: Run) -> None:
 
 def test_the_training_goes_on_after_the_heal_from_where_it_was(run: Run) -> None:
     assert "[4-5] replaced in " in run.shown_by("%mesh heal t")
-    before, after = run.shown_by("model = make_model()\ntrain(model, 1)"), run.shown_by('if "model" not in globals()')
+    before, after = run.shown_by("%%remote t\nmodel = make_model()"), run.shown_by('if "model" not in globals()')
     ((_, loss_before),), ((ranks, loss_after),) = losses(before), losses(after)
     assert ranks == "0-5"  # the new ones have the weights of the others
-    assert loss_after < 0.7 * loss_before < 0.7
+    new, *_ = steps(before)
+    first, last = steps(after)
+    of_rest = [loss for _, loss in losses(run.shown_by("%%remote rest"))]
+    assert max(first, *of_rest) < 1.2 * loss_before < 0.2 * new
+    assert max(last, loss_after) < 0.7 * min(first, *of_rest)
 
 
 def test_the_new_ranks_are_on_the_spare_node(run: Run) -> None:

@@ -59,11 +59,12 @@ Device = Literal["auto", "cpu", "cuda"]
 
 
 def lost_hosts(mesh: ProcMesh) -> HostMesh | None:
-    """The hosts elsewhere of some processes that are lost, or those that have come in their places; None if none is."""
+    """The hosts elsewhere of some processes that are lost, or are asked for or have come in their places; None if none is."""
     session = mesh._session
     if session is None:
         return None
-    gone = [host for host in session.runtime.gone_hosts(mesh.procs) if session.launcher_of(host) is not None]
+    fleet = session.runtime.fleet
+    gone = [host for host in fleet.not_up(mesh.procs) if session.launcher_of(host) is not None]
     return HostMesh(session.runtime, Region.whole(Extent({"hosts": len(gone)})), gone) if gone else None
 
 
@@ -213,13 +214,13 @@ class HostMesh(Handle, Shaped):
                 raise LaunchError("\n".join([*said, *self.hints()]))
             return True
 
-        return self._session.runtime.await_hosts(numbers, up)
+        return self._session.runtime.fleet.wait_for(numbers, up)
 
     def view(self) -> HostsView:
         """The hosts as they are now, for showing."""
         session, numbers = self._session, self._numbers
         launcher = session.launcher_of(numbers[0])
-        hosts = session.runtime.host_views(numbers)
+        hosts = session.runtime.fleet.views(numbers)
         is_coming = any(host.state == "starting" for host in hosts)
         return HostsView(
             "" if launcher is None else launcher.name, hosts, launcher.progress() if launcher and is_coming else ""
@@ -229,7 +230,7 @@ class HostMesh(Handle, Shaped):
         """Lines that help where hosts did not come: what runs where, and which way their agents have to this program."""
         lines = list(self.compare().table)
         session, numbers = self._session, self._numbers
-        unheard = [view.number for view in session.runtime.host_views(numbers) if view.is_unheard]
+        unheard = [view.number for view in session.runtime.fleet.views(numbers) if view.is_unheard]
         addresses = session.addresses_for(unheard[0]) if unheard else ()
         if addresses:
             lines.append(
@@ -240,18 +241,18 @@ class HostMesh(Handle, Shaped):
 
     def compare(self) -> Comparison:
         """What those that have come run, and their clocks, beside what is here."""
-        return self._session.runtime.compare_hosts(self._numbers)
+        return self._session.runtime.fleet.compare(self._numbers)
 
     def stop(self, reason: str = "stopped by client", *, grace_s: float = 2.0) -> Future[None]:
         """End all processes on these hosts, and with them their actors; the hosts stay, and can start others."""
         runtime = self._session.runtime
-        runtime.stop_ranks(runtime.procs_on(self._numbers), reason, grace_s)
+        runtime.stop_ranks(runtime.fleet.procs_on(self._numbers), reason, grace_s)
         return runtime.request((), lambda id: pack(Ping(id)), "", lambda answers: None)
 
     @property
     def _numbers(self) -> tuple[int, ...]:
         """Of the agents that are there now: others may have come in their places."""
-        now = self._session.runtime.host_now
+        now = self._session.runtime.fleet.now
         return tuple(now(self._hosts[base]) for base in self._region.ranks)
 
     def shutdown(self) -> Future[None]:

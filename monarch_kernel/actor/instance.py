@@ -248,6 +248,11 @@ class ActorHost:
         running.set(self.whole)
         return cleanup(error)
 
+    def let_go(self, why: Failure) -> None:
+        """The actor has cleaned up: end what it owes, and what it has lent."""
+        self.responses.end(why)
+        self.workplace.asker.lendings.end_all_of(self.about.actor_id)
+
     def report_cleanup(self, error: BaseException) -> None:
         """A failure after the one that ended the actor, which its caller knows already, is told where it can be read."""
         print(f"__cleanup__ of actor {self.about.name!r} failed, too:", file=sys.stderr)
@@ -306,6 +311,7 @@ class ActorHost:
                     if inspect.isawaitable(is_handled):
                         is_handled = asyncio.run(_wait_for(is_handled))
                 except BaseException as raised:
+                    executor.came_back(raised)
                     if is_within and executor.current and executor.interrupted == executor.current:
                         self._untold.append(failure)  # it was the endpoint that was interrupted
                         raise
@@ -456,7 +462,7 @@ class ActorHost:
         except BaseException as problem:
             self.report_cleanup(problem)
         assert self.death is not None
-        self.responses.end(self.death)
+        self.let_go(self.death)
 
     def _stop(self, message: StopActor, _: Sequence[Frame]) -> None:
         executor = self.executor
@@ -469,7 +475,7 @@ class ActorHost:
                     work = self.clean_up(None)
                     if inspect.isawaitable(work):
                         asyncio.run(_wait_for(work))
-                self.responses.end(was_stopped(message))
+                self.let_go(was_stopped(message))
         except BaseException as error:
             self.workplace.fail(executor, message.id, error)
         else:

@@ -211,7 +211,7 @@ class AsyncLife:
         _, problem = await outcome(lambda: self._host.clean_up(error))
         if problem is not None:
             self._host.report_cleanup(problem)
-        self._host.responses.end(self._host.death)
+        self._host.let_go(self._host.death)
 
     async def _stop(self, loop: asyncio.AbstractEventLoop, message: StopActor) -> None:
         """As `_stop`."""
@@ -226,7 +226,7 @@ class AsyncLife:
         call = AsyncCall(message, loop.create_task(outcome(lambda: self._host.clean_up(None))))
         self._enter(call)
         await asyncio.wait([call.task])
-        self._host.responses.end(why)
+        self._host.let_go(why)
         self._answer(call)
 
     async def broken(self, error: BaseException) -> None:

@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
+from monarch_kernel.rank.executor import working
 from monarch_kernel.transport.driver import Waiter
 
 __all__ = ["AsyncCall", "LoopWaiter", "Stepped", "outcome", "run_loop"]
@@ -72,13 +73,19 @@ class AsyncCall:
 
 async def outcome(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
     """Call an endpoint and wait for it; for asyncio a SystemExit would be the end of its loop."""
+    executor = working.get()
     try:
         value = work()
-        return (await value if inspect.isawaitable(value) else value), None
-    except asyncio.CancelledError:
-        raise
+        value = await value if inspect.isawaitable(value) else value
     except BaseException as error:
+        if executor is not None:
+            executor.came_back(error)
+        if isinstance(error, asyncio.CancelledError):
+            raise
         return None, error
+    if executor is not None:
+        executor.came_back(None)
+    return value, None
 
 
 class Stepped:

@@ -404,7 +404,7 @@ class ProcMesh(Handle, Shaped):
             return tuple(sorted(places[proc] for proc in healing.replaced))
 
         runtime = self._runtime
-        gone = runtime.gone_hosts(self.procs)
+        gone = runtime.fleet.gone(self.procs)
         hosts = runtime.session.replace_hosts(gone) if gone else {}
         retire = "" if grace_s is None else "ended to be restarted"
         return runtime.heal(self.procs, finish, hosts=hosts, retire=retire, grace_s=grace_s or 0.0)

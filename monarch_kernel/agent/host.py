@@ -19,7 +19,8 @@ keeps the last of it (`Backlog`), until another kernel binds the address and say
 ranks and to kernels that look for such meshes.
 
 A rank leads a session and process group of its own. When it ends, what it left in its group is asked to end, and after
-`GROUP_GRACE_S` killed. Ranks have the kernel kill them should the agent itself die.
+`GROUP_GRACE_S` killed. Ranks have the kernel kill them should the agent itself die; what is in their groups the zygote ends
+then, which is always told which groups there are (`Bequest`), and is replaced at once should it die.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import selectors
 import shutil
 import signal
@@ -41,14 +43,21 @@ from monarch_kernel.agent.backlog import OutputBacklog
 from monarch_kernel.agent.logs import RankLog, log_bytes
 from monarch_kernel.agent.network import interface_to, own_addresses
 from monarch_kernel.agent.output import OutputStream, fold
-from monarch_kernel.agent.processes import become_subreaper, cpu_seconds, gpu_ids, group_is_alive, rss_nbytes
+from monarch_kernel.agent.processes import (
+    become_subreaper,
+    cpu_seconds,
+    gpu_ids,
+    group_is_alive,
+    rss_nbytes,
+)
 from monarch_kernel.agent.share import TooFewGpusError, shared
 from monarch_kernel.agent.software import software_here
 from monarch_kernel.agent.zygote import Zygote
 from monarch_kernel.transport.base import CONTROLLER, rank_peer
 from monarch_kernel.transport.gateway import Gateway
+from monarch_kernel.transport.strangers import free_descriptors
 from monarch_kernel.wire.codec import WireError, join, pack, split
-from monarch_kernel.wire.config import DETACHED, LISTENS, AgentConfig
+from monarch_kernel.wire.config import DETACHED, KEPT_FILES, LISTENS, AgentConfig
 from monarch_kernel.wire.messages import (
     Attach,
     Backlog,
@@ -61,8 +70,10 @@ from monarch_kernel.wire.messages import (
     Lost,
     Message,
     Outlive,
+    Outlives,
     Output,
     OutputChunk,
+    Part,
     RankSpec,
     Reach,
     ReadClock,
@@ -81,6 +92,18 @@ FOLD_S = 0.0002
 
 READINGS_EVERY_S = 1.0
 GROUP_GRACE_S = 1.0
+RANK_DESCRIPTORS = 8
+"""What a rank takes: its pipes, those that its cells leave to child processes, its process and its connection."""
+
+FREE_DESCRIPTORS = 16
+"""Those that no rank takes: for new connections, and for what is opened for a moment."""
+
+ZYGOTE_WAIT_S, MAX_ZYGOTE_WAIT_S = 0.25, 60.0
+"""Before a second zygote that has forked nothing is replaced, and before any."""
+
+TIME_OVER_GRACE_S = 2.0
+"""How long ranks have to end by themselves when nobody has come for them."""
+
 CONNECT_S = 60.0
 """How long an agent on another machine tries to reach the controller."""
 
@@ -117,11 +140,17 @@ class HostAgent:
         self._selector = selectors.DefaultSelector()
         self._ranks: dict[int, _Rank] = {}
         self._groups: dict[int, float] = {}
+        self._has_bequeathed = True  # all groups that there are
+        self._zygote_wait_s = 0.0  # before one that has died is replaced: it may be unable to start
+        self._zygote_at = 0.0
         self._logs_of_dead: dict[int, RankLog] = {}  # until their mesh goes down
         self._over = False
         self._session_over = False
         self._outlives = False
+        self._keep_s = 0.0
         self._is_detached = False
+        self._keep_until = 0.0
+        self._is_time_over = False
         self._epoch = 0
         self._leave_at: float | None = None
         self._backlog = OutputBacklog()
@@ -129,7 +158,9 @@ class HostAgent:
         self._incarnations: dict[int, int] = {}  # of the places where another rank was before
         self._output_at = 0.0
         self._output_due: float | None = None  # when what was read is told, at the latest
+        self._holds_output = False  # of what was read, more than was told
         self._readings_at = 0.0
+        self._told_strangers = 0
         self._beat_at = 0.0
         self._interface = interface_to(config.addresses)
         self._born = time.monotonic()
@@ -159,7 +190,7 @@ class HostAgent:
                 self._hear()
                 if self._over:
                     break
-                timeout_s = self._timeout()
+                timeout_s = 0.0 if self._gateway.is_stirred else self._timeout()
                 for key, _ in self._selector.select(timeout_s if soon_s is None else min(soon_s, timeout_s)):
                     key.data()
                 self._do_what_is_due(time.monotonic())
@@ -200,6 +231,7 @@ class HostAgent:
 
     def _hear(self) -> None:
         if self._gateway.is_given_up:
+            print("the controller has given this host up, and takes it no more: it ends", flush=True)
             self._end_session()
         while (received := self._gateway.recv()) is not None:
             try:
@@ -216,6 +248,8 @@ class HostAgent:
                     self._take_leave(message)
                 elif isinstance(message, Reach):
                     self._gateway.reach(message.host, message.addresses, message.peers)
+                elif isinstance(message, Part):
+                    self._gateway.part(message.host)
                 elif isinstance(message, Join):
                     self._gateway.join(message.parent, message.addresses)
                 elif isinstance(message, ReadClock):
@@ -224,17 +258,24 @@ class HostAgent:
                     self._send(LogRead(message.id, log_bytes(self._config.directory, message.proc, message.max_nbytes)))
                 elif isinstance(message, Outlive):
                     self._outlives = True
+                    self._keep_s = message.keep_s
+                    self._send(Outlives(message.id))
                 elif isinstance(message, Attach):
                     self._attach(message)
 
     def _take_leave(self, message: Goodbye) -> None:
         if message.keep:
             self._controller_ended()
-        elif message.grace_s and self._ranks:
+        elif message.grace_s and self._has_forked:
             self._kill(list(self._ranks), message.grace_s)
             self._leave_at = time.monotonic() + message.grace_s + GROUP_GRACE_S
         else:
             self._end_session()
+
+    @property
+    def _has_forked(self) -> bool:
+        """Whether there is a rank that may end by itself: those that are not forked yet can't."""
+        return any(rank.pid for rank in self._ranks.values())
 
     def _end(self) -> None:
         self._over = True
@@ -256,6 +297,7 @@ class HostAgent:
             self._end_session()
             return
         self._is_detached = True
+        self._keep_until = time.monotonic() + self._keep_s if self._keep_s else float("inf")
         path = os.path.join(self._config.directory, DETACHED)
         with open(f"{path}.new", "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             json.dump({"since": time.time()}, file)
@@ -264,6 +306,8 @@ class HostAgent:
     def _attach(self, message: Attach) -> None:
         """Tell a new controller all that the last one knew of us, and what has been written and lost since."""
         if not self._outlives or message.token != self._config.token or message.epoch <= self._epoch:
+            return
+        if self._is_time_over:
             return
         self._controller_ended()
         self._epoch = message.epoch
@@ -289,6 +333,7 @@ class HostAgent:
 
     def _start(self, asked: Sequence[RankSpec]) -> None:
         specs = [spec for each in asked if (spec := self._share(each)) is not None]
+        specs = list(self._with_room(specs))
         if not specs:
             return
         if self._zygote is not None and not self._zygote.is_alive:
@@ -333,6 +378,15 @@ class HostAgent:
             self._send(Lost(spec.proc, 0, 0, str(error), (), 0))
             return None
 
+    def _with_room(self, specs: Sequence[RankSpec]) -> Sequence[RankSpec]:
+        """Those ranks for which there are descriptors; the others are lost."""
+        room = max(0, free_descriptors() - FREE_DESCRIPTORS) // RANK_DESCRIPTORS
+        for spec in specs[room:]:
+            limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            why = f"the host agent has no file descriptors left for it, of {limit}: raise that limit (ulimit -Hn)"
+            self._send(Lost(spec.proc, 0, 0, why, (), 0))
+        return specs[:room]
+
     def _watch_zygote(self) -> None:
         assert self._zygote is not None
         self._selector.register(self._zygote.socket, selectors.EVENT_READ, self._hear_zygote)
@@ -348,6 +402,8 @@ class HostAgent:
             self._lost(rank, 0, 0, report.error)
             return
         rank.pid = report.pid
+        self._zygote_wait_s = 0.0
+        self._has_bequeathed = False
         rank.pidfd = os.pidfd_open(report.pid)
         self._selector.register(rank.pidfd, selectors.EVENT_READ, partial(self._ended, rank))
         if rank.stopping is not None:  # it was to be ended before it had begun
@@ -362,6 +418,13 @@ class HostAgent:
         self._zygote = None
         for rank in [rank for rank in self._ranks.values() if not rank.pid]:
             self._lost(rank, 0, 0, "the process that ranks are forked from (it imports torch) ended", log)
+        self._zygote_at = time.monotonic() + self._zygote_wait_s
+        self._zygote_wait_s = min(MAX_ZYGOTE_WAIT_S, 2 * self._zygote_wait_s + ZYGOTE_WAIT_S)
+
+    def _bequeath(self) -> None:
+        """Tell the zygote which process groups it has to end, should we be killed."""
+        groups = {rank.pid for rank in self._ranks.values() if rank.pid} | self._groups.keys()
+        self._has_bequeathed = self._zygote is None or self._zygote.bequeath(sorted(groups))
 
     # -- ranks write
 
@@ -403,6 +466,7 @@ class HostAgent:
         if written:
             self._output_at = now
             self._send(Output(tuple(fold(written))))
+        self._holds_output = any(stream.waiting for rank in self._ranks.values() for stream in rank.streams)
 
     # -- ranks go
 
@@ -437,6 +501,7 @@ class HostAgent:
     def _lost(self, rank: _Rank, exit_code: int, signum: int, reason: str, log: tuple[str, ...] = ()) -> None:
         now = time.monotonic()
         del self._ranks[rank.spec.proc]
+        self._has_bequeathed = False
         name = rank_peer(rank.spec.proc, rank.spec.incarnation)
         self._gateway.turn()  # what it has still said comes before its end
         self._gateway.forget(name)
@@ -469,7 +534,7 @@ class HostAgent:
     def _timeout(self) -> float:
         if self._output_due is not None:
             return max(0.0, self._output_due - time.monotonic())
-        if any(stream.waiting for rank in self._ranks.values() for stream in rank.streams):
+        if self._holds_output:
             return OUTPUT_EVERY_S
         if self._groups or any(rank.kill_at is not None for rank in self._ranks.values()):
             return 0.05
@@ -485,15 +550,31 @@ class HostAgent:
             if is_silent and not self._gateway.has_controller:  # else it only can't speak: its interpreter is held
                 self._say_why_silence_ends_us(now - (self._born if heard_at is None else heard_at))
                 self._controller_ended()
-        if self._leave_at is not None and (now >= self._leave_at or not (self._ranks or self._groups)):
+        if self._zygote is None and (self._ranks or self._groups) and now >= self._zygote_at:
+            self._zygote = self._make_zygote()
+            self._watch_zygote()
+            self._has_bequeathed = False
+        if not self._has_bequeathed:
+            self._bequeath()
+        if self._leave_at is not None and (now >= self._leave_at or not (self._has_forked or self._groups)):
             self._end_session()
             return
-        if now >= (self._output_at + OUTPUT_EVERY_S if self._output_due is None else self._output_due):
+        if self._output_due is not None:
+            if now >= self._output_due:
+                self._flush_output(now)
+        elif self._holds_output and now >= self._output_at + OUTPUT_EVERY_S:
             self._flush_output(now)
         if now >= self._readings_at + READINGS_EVERY_S:
             self._read_meters(now)
             if self._is_detached and not os.path.isdir(self._config.directory):
                 self._end_session()  # nobody could ever attach
+        if self._is_detached and now >= self._keep_until and self._leave_at is None:
+            print(
+                f"no controller has come for {self._keep_s:g} s, for which ranks were to be kept: it ends", flush=True
+            )
+            self._is_time_over = True
+            self._kill(list(self._ranks), TIME_OVER_GRACE_S)
+            self._leave_at = now + TIME_OVER_GRACE_S + GROUP_GRACE_S
         for rank in self._ranks.values():
             if rank.kill_at is not None and now >= rank.kill_at:
                 signal_rank(rank.pid, signal.SIGKILL)
@@ -504,6 +585,7 @@ class HostAgent:
                     pass
             if not group_is_alive(pgid):
                 del self._groups[pgid]
+                self._has_bequeathed = False
             elif now >= deadline:
                 signal_rank(pgid, signal.SIGKILL)
 
@@ -522,8 +604,10 @@ class HostAgent:
                 rank.rss_nbytes = rss_nbytes(rank.pid)
                 percent = 100 * (rank.cpu_s - before) / elapsed_s if before else 0.0
                 readings.append(Reading(rank.spec.proc, rank.rss_nbytes, max(0.0, percent)))
-        if readings:
-            self._send(Readings(tuple(readings)))
+        strangers = self._gateway.strangers
+        if readings or strangers != self._told_strangers:
+            self._told_strangers = strangers
+            self._send(Readings(tuple(readings), strangers))
 
     # -- the end
 
@@ -547,11 +631,22 @@ class HostAgent:
         if self._controller_fd >= 0:
             os.close(self._controller_fd)
         has_own = self._config.has_own_directory
-        if self._session_over or has_own:  # else the controller lives on, and may launch another agent
+        if self._is_time_over and not has_own:
+            self._leave_word()
+        elif self._session_over or has_own:  # else the controller lives on, and may launch another agent
             shutil.rmtree(self._config.directory, ignore_errors=True)
             if self._outlives and not has_own:
                 with contextlib.suppress(OSError):  # others are there
                     os.rmdir(os.path.dirname(self._config.directory))
+
+    def _leave_word(self) -> None:
+        """Remove all but what says which mesh it was, and since when nobody had it: who looks for it is told."""
+        for entry in os.scandir(self._config.directory):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            elif entry.name not in KEPT_FILES:
+                with contextlib.suppress(OSError):
+                    os.unlink(entry.path)
 
     def _kill_children(self) -> None:
         with open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:

@@ -7,6 +7,7 @@ import ctypes
 import glob
 import os
 import re
+import resource
 import select
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "group_is_alive",
     "has_children",
     "open_process",
+    "raise_descriptor_limit",
     "rss_nbytes",
     "start_ticks",
 ]
@@ -42,6 +44,13 @@ def die_with_parent(signum: int) -> None:
 def become_subreaper() -> None:
     """Become the parent of descendants whose own parent ends."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process, and those that it starts, open as many files as they may."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def await_end(parent: int) -> None:

@@ -9,6 +9,7 @@ from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.future import Future, Owner
 from monarch_kernel.asking.kept import MakeSpawn
 from monarch_kernel.asking.ports import PortTable
+from monarch_kernel.data.lending import Lendings
 from monarch_kernel.errors import Failure
 from monarch_kernel.wire.codec import Packed
 
@@ -22,10 +23,12 @@ class Asker(Owner, Protocol):
 
     Attributes:
         ports: those that this process has open.
+        lendings: the memory that it has lent to others.
         shared: what handles of one actor share, by its number.
     """
 
     ports: PortTable
+    lendings: Lendings
     shared: MutableMapping[int, Any]
 
     def request(

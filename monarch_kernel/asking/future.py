@@ -138,6 +138,11 @@ class Future(Generic[T]):
         raise TypeError("a Future stays where it was made; pass its result on")
 
     @property
+    def owner(self) -> Owner:
+        """What drives the wait."""
+        return self._owner
+
+    @property
     def finish(self) -> Callable[[Sequence[Answer]], T]:
         """How the result is made; of a future that nobody has read."""
         assert self._finish is not None

@@ -11,7 +11,8 @@ Beyond `FAN_OUT` hosts the controller need not send everything to each: a host t
 of those before it (`Join`), which has room, and is as near to us as possible. When that one is lost its followers come back to
 us by themselves; they are given some time for it.
 
-Agents of two hosts whose ranks have to do with each other are introduced (`Reach`), once: one of them dials the other.
+Agents of two hosts whose ranks have to do with each other are introduced (`Reach`), once: one of them dials the other. When one
+is gone the other is told (`Part`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Container
 
 from monarch_kernel.controller.records import HostRecord
 from monarch_kernel.transport.base import Peer
-from monarch_kernel.wire.messages import Join, Reach
+from monarch_kernel.wire.messages import Join, Part, Reach
 
 __all__ = ["Hosts"]
 
@@ -97,3 +98,11 @@ class Hosts(dict[int, HostRecord]):
         if other.addresses or not one.addresses:
             return [(asking, Reach(asked, other.addresses, (peer,)))]
         return [(asking, Reach(asked, (), (peer,))), (asked, Reach(asking, one.addresses, ()))]
+
+    def part(self, gone: int) -> list[tuple[int, Part]]:
+        """A host is gone: (host that has had to do with it, what its agent is told)."""
+        pairs = [pair for pair in self._introduced if gone in pair]
+        self._introduced.difference_update(pairs)
+        others = {host for pair in pairs for host in pair} | {self[gone].parent}
+        living = [other for host in sorted(others - {gone}) if (other := self.get(host)) is not None and not other.gone]
+        return [(other.host, Part(gone)) for other in living if other.up]

@@ -23,8 +23,8 @@ class HostRecord:
 
     ``is_elsewhere`` says that messages for its ranks go through it, and that it is lost when it is silent for ``lost_after_s``
     seconds. ``addresses`` are where other hosts can dial it. ``parent`` is the host that passes on for it; 0 for none.
-    ``successor`` is the host that has come in its place. ``software`` is what it runs, ``clock`` is how its time compares with
-    ours.
+    ``successor`` is the host that has come in its place. ``strangers`` counts the connections that it has refused. ``software``
+    is what it runs, ``clock`` is how its time compares with ours.
     """
 
     host: int
@@ -34,6 +34,7 @@ class HostRecord:
     addresses: tuple[str, ...] = ()
     parent: int = 0
     successor: int = 0
+    strangers: int = 0
     software: Software | None = None
     clock: Clock | None = None
     hostname: str = ""

@@ -5,28 +5,22 @@ All that enters goes through `submit`; the state and the transport are touched o
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from monarch_kernel.agent.logs import LogRecord, log_records
-from monarch_kernel.agent.software import software_here
 from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.future import Future
 from monarch_kernel.asking.kept import MakeSpawn
 from monarch_kernel.asking.numbers import CONTROLLER_PROC, made_by, numbers
 from monarch_kernel.asking.ports import PortTable
 from monarch_kernel.asking.waits import Wait
-from monarch_kernel.controller.compare import Clock, Comparison, compare
+from monarch_kernel.controller.compare import Clock
 from monarch_kernel.controller.effects import (
     Attached,
     BacklogEvent,
@@ -43,23 +37,25 @@ from monarch_kernel.controller.effects import (
     Tell,
 )
 from monarch_kernel.controller.faults import Faults
+from monarch_kernel.controller.fleet import Fleet, Item
 from monarch_kernel.controller.healing import Healer, Healing
 from monarch_kernel.controller.printer import OutputPrinter
 from monarch_kernel.controller.resume import Resumed
 from monarch_kernel.controller.state import State
+from monarch_kernel.controller.views import mesh_view
 from monarch_kernel.controller.workplace import FOR_ACTORS, ControllerWorkplace
+from monarch_kernel.data.lending import Lendings
 from monarch_kernel.edit.modules import LocalModules
 from monarch_kernel.edit.sources import find_source
 from monarch_kernel.errors import Failure, LaunchError, MeshDownError, MeshFailure
-from monarch_kernel.events import HostState, HostView, MeshView, OutputEvent, RankView, StopEvent
-from monarch_kernel.launch.base import HostHandle, Launcher
+from monarch_kernel.events import MeshView, OutputEvent, StopEvent
+from monarch_kernel.launch.base import HostHandle
 from monarch_kernel.rank.executor import working
 from monarch_kernel.supervise.family import PROGRAM, Process
 from monarch_kernel.supervise.policy import RestartPolicy
-from monarch_kernel.transport.base import CONTROLLER, HostTransport, Peer, host_peer, incarnation_of, rank_peer
+from monarch_kernel.transport.base import CONTROLLER, HostTransport, Peer, host_peer, incarnation_of, is_rank, rank_peer
 from monarch_kernel.transport.driver import Driver, Waiter
 from monarch_kernel.wire.codec import Frame, Packed, WireError, pack, split
-from monarch_kernel.wire.config import AgentConfig
 from monarch_kernel.wire.messages import (
     Attach,
     ClockRead,
@@ -70,7 +66,6 @@ from monarch_kernel.wire.messages import (
     Ping,
     RankSpec,
     ReadClock,
-    ReadLog,
 )
 
 __all__ = ["Listener", "Runtime"]
@@ -79,26 +74,15 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-Item = Callable[[float], "list[Effect]"]
 Listener = Callable[["OutputEvent | RichEvent"], None]
 NewHosts = Callable[["Collection[int]"], "Mapping[int, int]"]
 """Gives for each host agent that is gone another in its place; may take long."""
 
-NOT_HEARD = "HostNotHeard"
 MAX_LISTENERS = 64
 LISTEN_S = 1.0
 RESTART_GRACE_S = 2.0
 MAX_LISTEN_S = 0.3
 """Between two ticks the loop has listened for no longer than this: it may have been kept from it for a while."""
-
-
-def _told_apart(views: Sequence[HostView]) -> tuple[HostView, ...]:
-    """Hosts, each with a name of its own: several agents of one machine are told apart by their numbers."""
-    names = Counter(view.name for view in views)
-    return tuple(
-        replace(view, name=f"{view.name}#{view.number}") if view.name and names[view.name] > 1 else view
-        for view in views
-    )
 
 
 class Runtime:
@@ -114,9 +98,11 @@ class Runtime:
         resumed: cells of an earlier controller, each with the future of its answers.
         backlog: what ranks wrote before this controller attached.
         session: what owns it, if anything does.
+        fleet: its hosts.
         silent: ranks that have not answered when `attach` returned.
         shared: what handles of one actor share, by its number.
         modules: the user's, in this process.
+        on_tick: called many times a second, with the time; by whoever leads.
     """
 
     def __init__(self, transport: HostTransport, token: str, output_wait_s: float = 0.0, epoch: int = 0) -> None:
@@ -124,7 +110,9 @@ class Runtime:
         self._refused = 0
         self._transport = transport
         self._listened_at = time.monotonic()
+        self.on_tick: Callable[[float], None] = lambda now: None
         self.ports = PortTable()
+        self.lendings = Lendings()
         self.shared: MutableMapping[int, Any] = WeakValueDictionary()
         self.modules = LocalModules()
         self.printer = OutputPrinter()
@@ -143,11 +131,8 @@ class Runtime:
         self._attached = Waiter()
         self._lock = threading.Lock()
         self._next_proc = CONTROLLER_PROC + 1
-        self._host_ids = itertools.count(1)
         self._futures: dict[int, Future[object]] = {}
         self._listeners: dict[int, Listener] = {}
-        self._handles: dict[int, HostHandle] = {}
-        self._dialled: set[int] = set()
         self._watchers: list[Callable[[object], None]] = []
         self.attendant: Callable[[Future[object]], None] | None = None
         self._closed = False
@@ -158,6 +143,7 @@ class Runtime:
         )
         self.session: Any = None
         self.workplace = ControllerWorkplace(self, self._driver)
+        self.fleet = Fleet(self, self._state, transport)
         self._healer = Healer(self._state, self._request_for, self.workplace.supervisor.respawned)
         self.faults = Faults(lambda: self.workplace.supervisor.take(PROGRAM))
         self._driver.start()
@@ -211,23 +197,33 @@ class Runtime:
         self, procs: Sequence[int], make: Callable[[int], Packed], finish: Callable[[Sequence[Answer]], T]
     ) -> Future[T]:
         """Ask ranks something that they answer at once, whatever they are busy with; arguments as for `request`."""
+        return self.promise(lambda id, now: self._state.ask(id, procs, make(id), now), finish)
+
+    def promise(
+        self, begin: Callable[[int, float], list[Effect]], finish: Callable[[Sequence[Answer]], T]
+    ) -> Future[T]:
+        """A future that something begins with the baton held, which is given its number and the time.
+
+        Raises:
+            MeshDownError: the session was shut down.
+        """
         if self._closed:
             raise MeshDownError("the session was shut down; start again with this_host() or %mesh up")
         id = next(self._ids)
         future = Future(self, id, finish)
         self._futures[id] = future  # type: ignore[assignment]
-        self._driver.submit(lambda now: self._state.ask(id, procs, make(id), now))
+        self._driver.submit(partial(begin, id))
         if self._over:
             self._abandon_all()
         return future
 
     def send_answer(self, id: int, packed: Packed) -> None:
         """Answer a request that a rank, or this process itself, has made of an actor here."""
-        self._submit(lambda now: self._state.answer_to(made_by(id), packed))
+        self.enter(lambda now: self._state.answer_to(made_by(id), packed))
 
     def host_actors(self) -> None:
         """Have this process asked like a rank, from now on: actors are spawned here."""
-        self._submit(lambda now: self._state.host_actors())
+        self.enter(lambda now: self._state.host_actors())
 
     def do(self, function: Callable[[], None]) -> None:
         """Have something done with the baton held, in order per thread."""
@@ -236,7 +232,7 @@ class Runtime:
             function()
             return []
 
-        self._submit(item)
+        self.enter(item)
 
     def spawned(self, actor: int, name: str, owner: int, procs: Sequence[int], mesh: object) -> None:
         """Say that a mesh of actors is about to be spawned in these processes."""
@@ -248,11 +244,11 @@ class Runtime:
 
     def tell(self, procs: Sequence[int], packed: Packed) -> None:
         """Send ranks a message that has no answer."""
-        self._submit(lambda now: self._state.tell(procs, packed))
+        self.enter(lambda now: self._state.tell(procs, packed))
 
     def tell_all(self, packed: Packed) -> None:
         """Send every rank a message that has no answer."""
-        self._submit(
+        self.enter(
             lambda now: self._state.tell([proc for proc in self._state.ranks if proc != CONTROLLER_PROC], packed)
         )
 
@@ -269,15 +265,15 @@ class Runtime:
 
     def interrupt(self, id: int, *, abort: bool = False) -> None:
         """Interrupt a request on the ranks that have not answered it; with ``abort``, at the cost of process groups."""
-        self._submit(lambda now: self._state.interrupt(id, abort=abort))
+        self.enter(lambda now: self._state.interrupt(id, abort=abort))
 
     def interrupt_ranks(self, procs: Sequence[int], *, abort: bool = False) -> None:
         """Interrupt whatever these ranks run."""
-        self._submit(lambda now: self._state.interrupt_ranks(procs, abort=abort))
+        self.enter(lambda now: self._state.interrupt_ranks(procs, abort=abort))
 
     def cancel(self, id: int) -> None:
         """End a request for its caller and interrupt it on its ranks."""
-        self._submit(partial(self._state.cancel, id))
+        self.enter(partial(self._state.cancel, id))
 
     def linger(self, wait: Wait) -> float | None:
         """A wait lasts; for the thread that waits. Gives when to say so again, in seconds."""
@@ -294,7 +290,7 @@ class Runtime:
             do()
             return []
 
-        self._submit(item)
+        self.enter(item)
 
     def attend(self, future: Future[object]) -> None:
         """Have somebody asked what ranks should do that stand still in the debugger; returns when none does."""
@@ -309,11 +305,11 @@ class Runtime:
 
     def answer_stop(self, stop: StopEvent, line: str) -> None:
         """Give a debugger the line it waits for."""
-        self._submit(lambda now: self._state.answer_stop(stop, line))
+        self.enter(lambda now: self._state.answer_stop(stop, line))
 
     def pass_over(self, stop: StopEvent, why: str) -> None:
         """Have code go on where it has stopped, since nobody can be asked."""
-        self._submit(lambda now: self._state.pass_over(stop, why))
+        self.enter(lambda now: self._state.pass_over(stop, why))
 
     def answers(self, id: int) -> list[Answer | None]:
         """What has been answered to a request so far, in the order of its ranks; empty if it is over."""
@@ -347,154 +343,13 @@ class Runtime:
             done.set()
             return []
 
-        self._submit(item)
+        self.enter(item)
         self.wait(done, None)
         if errors:
             raise errors[0]
         if not given:
             raise MeshDownError("the session was shut down")
         return given[0]
-
-    def add_hosts(
-        self,
-        launcher: Launcher,
-        configs: Callable[[int], AgentConfig],
-        count: int = 1,
-        *,
-        timeout_s: float | None = None,
-        lost_after_s: float | None = None,
-    ) -> tuple[int, ...]:
-        """Have host agents launched; returns at once, their numbers.
-
-        Args:
-            launcher: obtains the hosts.
-            configs: gives what an agent must know, by its number.
-            count: how many.
-            timeout_s: how long one has to come up, in seconds; left out, as long as one on this machine has.
-            lost_after_s: for those on other machines, after how many seconds of silence one is lost.
-
-        Raises:
-            MeshDownError: the session was shut down.
-            LaunchError: the launcher can't.
-        """
-        if self._closed:
-            raise MeshDownError("the session was shut down; start again with this_host() or %mesh up")
-        if lost_after_s is not None and self._state.software is None:
-            self._state.software = software_here()
-        hosts = tuple(next(self._host_ids) for _ in range(count))
-        for host in hosts:
-            self._submit(partial(self._expect_host, host, timeout_s, lost_after_s))
-        try:
-            handles = launcher.launch([configs(host) for host in hosts])
-        except BaseException:
-            for host in hosts:
-                self._submit(partial(self._state.release_host, host, "it could not be launched", 0.0))
-            raise
-        self._handles.update(zip(hosts, handles, strict=True))
-        if self._closed:
-            for handle in handles:
-                handle.close(0.1)  # closed meanwhile, perhaps without this handle
-        return hosts
-
-    def _expect_host(self, host: int, timeout_s: float | None, lost_after_s: float | None, now: float) -> list[Effect]:
-        self._transport.route(host_peer(host), host)
-        return self._state.add_host(host, now, timeout_s=timeout_s, lost_after_s=lost_after_s)
-
-    def release_hosts(self, hosts: Sequence[int], reason: str, grace_s: float = 2.0, timeout_s: float = 5.0) -> None:
-        """End host agents and what runs there, and give the hosts back; returns when that is done."""
-        for host in hosts:
-            self._submit(partial(self._state.release_host, host, reason, grace_s))
-        with suppress(MeshDownError):  # then all have been given back
-            self.with_baton(lambda: None)  # what was submitted before is done by then
-        deadline = time.monotonic() + timeout_s + grace_s
-        for host in hosts:
-            if (handle := self._handles.pop(host, None)) is not None:
-                was_up = self._state.hosts[host].up
-                handle.close(max(0.1, deadline - time.monotonic()) if was_up else 0.0)
-
-    def replace_host(self, host: int, successor: int) -> None:
-        """Say that a host has come in place of one that is gone, and give that one back."""
-        self._submit(lambda now: self._state.succeed_host(host, successor))
-        self.give_back(host)
-
-    def give_back(self, host: int) -> None:
-        """Give a host that is gone back to its engine, if it was not yet; whatever hangs there is ended."""
-        if (handle := self._handles.pop(host, None)) is not None:
-            handle.close(0.0)
-
-    def host_now(self, host: int) -> int:
-        """The number of the host agent that is in this one's place now."""
-        return self._state.host_now(host)
-
-    def gone_hosts(self, procs: Sequence[int]) -> tuple[int, ...]:
-        """The host agents of these processes that have ended."""
-        records = [self._state.ranks.get(proc) for proc in procs]
-        hosts = dict.fromkeys(record.host for record in records if record is not None)
-        return tuple(host for host in hosts if self.host_is_gone(host))
-
-    def host_views(self, hosts: Sequence[int]) -> tuple[HostView, ...]:
-        """Hosts as they are now, each with a name of its own."""
-        views = []
-        for host in hosts:
-            record = self._state.hosts.get(host)
-            if record is None:  # it was just asked for
-                views.append(HostView(host, "", "starting"))
-            elif record.gone:
-                end = record.end
-                why, log = (end.message, end.last_lines) if end is not None else ("", ())
-                is_released = end is not None and end.kind == "stopped"
-                is_unheard = end is not None and end.etype == NOT_HEARD
-                state: HostState = "released" if is_released else "lost"
-                views.append(HostView(host, record.hostname, state, why, log, is_unheard))
-            else:
-                views.append(HostView(host, record.hostname, "up" if record.up else "starting"))
-        return _told_apart(views)
-
-    def compare_hosts(self, hosts: Sequence[int]) -> Comparison:
-        """What hosts that have come run, and their clocks, beside what is here."""
-        records = [record for host in hosts if (record := self._state.hosts.get(host)) is not None]
-        names = {view.number: view.name for view in self.host_views(hosts)}
-        known = [(names[record.host], record.software, record.clock) for record in records if record.software]
-        return compare(self._state.software, known) if self._state.software is not None else Comparison()
-
-    def read_log(self, host: int, proc: int, max_nbytes: int) -> Future[list[LogRecord]]:
-        """What a host keeps of a rank's output; nothing if the host is gone."""
-
-        def read(answers: Sequence[Answer]) -> list[LogRecord]:
-            (answer,) = answers
-            return [] if isinstance(answer, Failure) else log_records(answer.payload.data)
-
-        if self._closed:
-            return Future.resolved([])
-        id = self.new_number()
-        future = Future(self, id, read)
-        self._futures[id] = future  # type: ignore[assignment]
-        self._driver.submit(partial(self._state.ask_host, id, host, pack(ReadLog(id, proc, max_nbytes))))
-        if self._over:
-            self._abandon_all()
-        return future
-
-    def host_of(self, proc: int) -> int:
-        """The host of a process, or of the last that was there; 0 if there was none."""
-        record = self._state.ranks.get(proc)
-        return 0 if record is None else record.host
-
-    def await_hosts(self, hosts: Sequence[int], finish: Callable[[Sequence[Answer]], T]) -> Future[T]:
-        """A future that resolves when each of these host agents is up or gone."""
-        if self._closed:
-            raise MeshDownError("the session was shut down; start again with this_host() or %mesh up")
-        id = self.new_number()
-        future = Future(self, id, finish)
-        self._futures[id] = future  # type: ignore[assignment]
-        self._driver.submit(partial(self._state.await_hosts, id, hosts))
-        if self._over:
-            self._abandon_all()
-        return future
-
-    def procs_on(self, hosts: Sequence[int]) -> tuple[int, ...]:
-        """The processes of these hosts that have not ended."""
-        ranks = list(self._state.ranks.items())
-        return tuple(proc for proc, record in ranks if record.host in hosts and record.death is None)
 
     def attach(
         self,
@@ -514,8 +369,7 @@ class Runtime:
             lost_after_s: of those on other machines, after how many seconds of silence one is lost.
             known: hosts with smaller numbers belong to the session; should others than these be heard of they are told to end.
         """
-        self._handles.update(handles)
-        self._host_ids = itertools.count(max(known, *hosts) + 1)
+        self.fleet.take_up(handles, max(known, *hosts) + 1)
         self.attendant = lambda future: None  # what has stopped waits for whoever attaches to attend to it
         attach = Attach(self._token, os.getpid(), self._epoch)
 
@@ -526,7 +380,7 @@ class Runtime:
                 self._transport.give_up(host)
 
         self.with_baton(expect)
-        self._submit(partial(self._state.attach, hosts, attach, lost_after_s=lost_after_s))
+        self.enter(partial(self._state.attach, hosts, attach, lost_after_s=lost_after_s))
         self.wait(self._attached, timeout_s)
         records = [self._state.hosts.get(host) for host in hosts]
         return any(record is not None and record.up for record in records)
@@ -543,16 +397,8 @@ class Runtime:
             done.set()
             return []
 
-        self._submit(item)
+        self.enter(item)
         self.wait(done, LISTEN_S)
-
-    def places(self, procs: Sequence[int]) -> tuple[int, ...]:
-        """The host of each of these processes."""
-        return tuple(self.host_now(self.host_of(proc)) for proc in procs)
-
-    def outlive(self, host: int) -> None:
-        """Have a host agent and its ranks outlive this process."""
-        self._submit(partial(self._state.outlive, host))
 
     def specs(self, procs: Sequence[int]) -> tuple[RankSpec, ...]:
         """What these processes were started with."""
@@ -563,24 +409,13 @@ class Runtime:
         records = [self._state.ranks.get(proc) for proc in procs]
         return tuple(0 if record is None else record.spec.incarnation for record in records)
 
-    def are_here(self, procs: Sequence[int]) -> bool:
-        """Whether all of these processes are on this machine, and so reach what listens here at the loopback."""
-        ranks, hosts = self._state.ranks, self._state.hosts
-        if any(proc not in ranks for proc in procs):
-            self.with_baton(lambda: None)  # what was submitted before is done by then
-        return not any(hosts[ranks[proc].host].is_elsewhere for proc in procs)
-
-    def agent_pid(self, host: int) -> int:
-        """Process id of a host agent; 0 while it starts."""
-        return self._state.hosts[host].pid
-
     def start_ranks(self, host: int, specs: Sequence[RankSpec]) -> None:
         """Start processes on a host; returns at once."""
-        self._submit(partial(self._state.start_ranks, host, specs))
+        self.enter(partial(self._state.start_ranks, host, specs))
 
     def stop_ranks(self, procs: Sequence[int], reason: str, grace_s: float = 2.0) -> None:
         """End processes; returns at once, they are gone for the program."""
-        self._submit(partial(self._state.stop_ranks, procs, reason, grace_s))
+        self.enter(partial(self._state.stop_ranks, procs, reason, grace_s))
 
     def heal(
         self,
@@ -610,8 +445,8 @@ class Runtime:
         def over() -> None:
             # Of several that were killed together some are known to be dead later than others.
             left = [proc for proc in procs if proc not in healing.replaced and self._state.is_lost(proc)]
-            if left and not self.gone_hosts(left):
-                self._perform(self._healer.heal(left, healing, {}, time.monotonic()))
+            if left and not self.fleet.gone(left):
+                self.perform(self._healer.heal(left, healing, {}, time.monotonic()))
             else:
                 self._resolve(id)
 
@@ -637,7 +472,7 @@ class Runtime:
             new_hosts: gives others in place of host agents that have ended.
         """
         self._new_hosts.update(dict.fromkeys(procs, new_hosts))
-        self._submit(lambda now: self._state.restart_when_lost(procs, policy))
+        self.enter(lambda now: self._state.restart_when_lost(procs, policy))
 
     def actor_ended(self, actor: int, proc: int) -> None:
         """An actor that was spawned here has died, in a process that lives; with the baton held."""
@@ -645,12 +480,7 @@ class Runtime:
 
     def forget_spawn(self, actor: int, procs: Sequence[int]) -> None:
         """Those that come in place of these processes are not to have an actor."""
-        self._submit(lambda now: self._state.forget_spawn(actor, procs))
-
-    def host_is_gone(self, host: int) -> bool:
-        """Whether a host agent has ended."""
-        record = self._state.hosts.get(host)
-        return record is not None and record.gone
+        self.enter(lambda now: self._state.forget_spawn(actor, procs))
 
     @property
     def closed(self) -> bool:
@@ -685,79 +515,32 @@ class Runtime:
 
     def view(self, procs: Sequence[int], name: str, axes: dict[str, int], age_s: float) -> MeshView:
         """A mesh as it is now."""
-        now = time.monotonic()
-        rows = []
-        hosts = self._hosts_of(procs)
-        for rank, proc in enumerate(procs):
-            record = self._state.ranks.get(proc)
-            coords = []
-            left = rank
-            for axis, size in reversed(axes.items()):
-                left, coord = divmod(left, size)
-                coords.append((axis, coord))
-            point = tuple(reversed(coords))
-            if record is None:
-                rows.append(RankView(rank, point, "starting"))
-                continue
-            state = record.state
-            activity = next(iter(list(record.owed.values())), "") if state == "running" else ""
-            stop = next(iter(list(record.stops.values())), None)
-            if activity and stop is not None:
-                activity = f"debugger at {stop.where}"
-            rows.append(
-                RankView(
-                    rank,
-                    point,
-                    state,
-                    activity,
-                    now - (record.busy_since if stop is None else stop.since) if activity else 0.0,
-                    hosts[record.host].name,
-                    record.pid,
-                    record.device or record.spec.device,
-                    record.rss_nbytes if record.death is None else 0,
-                    record.cpu_percent if record.death is None else 0.0,
-                    record.last_error,
-                    record.last_line,
-                    record.spec.incarnation,
-                )
-            )
-        return MeshView(name, tuple(axes.items()), tuple(rows), age_s=age_s, **self._where(hosts))
 
-    def _hosts_of(self, procs: Sequence[int]) -> dict[int, HostView]:
-        """The hosts of processes, each with a name of its own: several agents of one machine are told apart by number."""
-        records = [self._state.ranks.get(proc) for proc in procs]
-        hosts = dict.fromkeys(record.host for record in records if record is not None)
-        return {view.number: view for view in self.host_views(tuple(hosts))}
+        def engine_of(host: int) -> str | None:
+            launcher = None if self.session is None else self.session.launcher_of(host)
+            return None if launcher is None else launcher.name
 
-    def _where(self, hosts: Mapping[int, HostView]) -> dict[str, Any]:
-        """What a view of a mesh on these hosts says of them: who has given them, how many they are, which are lost."""
-        launchers = {host: self.session.launcher_of(host) for host in hosts} if self.session is not None else {}
-        engines = dict.fromkeys(launcher.name for launcher in launchers.values() if launcher is not None)
-        if not engines:
-            return {}
-        lost = tuple(view for view in hosts.values() if view.state == "lost" and launchers[view.number] is not None)
-        count = f"{len(hosts)} host{'s' * (len(hosts) != 1)}{f' ({len(lost)} lost)' if lost else ''}"
-        return {"where": f"{', '.join(engines)}: {count}", "lost_hosts": lost}
+        ranks = [self._state.ranks.get(proc) for proc in procs]
+        strangers = self._transport.strangers
+        return mesh_view(name, axes, ranks, self._state.hosts, engine_of, time.monotonic(), age_s, strangers)
 
     def close(self, timeout_s: float = 5.0, grace_s: float = 0.0) -> None:
         """End all ranks, agents and the loop; pending futures end with an error."""
         if self._closed:
             return
         self._await_output()
-        self._submit(partial(self._state.goodbye, grace_s=grace_s))
+        self.enter(partial(self._state.goodbye, grace_s=grace_s))
         self._stop()
-        deadline = time.monotonic() + timeout_s
-        for host, handle in list(self._handles.items()):
-            # An agent that is not up yet has not heard that the session is over.
-            handle.close(max(0.1, deadline - time.monotonic()) if self._state.hosts[host].up else 0.0)
+        self.fleet.close(timeout_s)
 
     def leave(self) -> None:
         """End the loop; ranks and agents go on. Pending futures end with an error."""
         if self._closed:
             return
         self._await_output()
-        self._submit(self._state.leave)
+        self.enter(self._state.leave)
         self._stop()
+        self.fleet.settle()  # those in whose places others are
 
     def _stop(self) -> None:
         self._closed = True
@@ -785,7 +568,8 @@ class Runtime:
 
     # -- with the baton held
 
-    def _submit(self, item: Item) -> None:
+    def enter(self, item: Item) -> None:
+        """Have something done with the baton held, unless the session is over; the item gets the time."""
         if not self._closed:
             self._driver.submit(item)
 
@@ -804,11 +588,11 @@ class Runtime:
                 return
             except LaunchError:  # then they are lost once more, and so it is told
                 _log.exception("no host in place of one that is gone")
-            self._submit(lambda now: restart(hosts, now))
+            self.enter(lambda now: restart(hosts, now))
 
-        gone = self.gone_hosts(due.procs)
+        gone = self.fleet.gone(due.procs)
         if not gone:
-            self._perform(restart({}, time.monotonic()))  # at once: nobody else may find a dead rank there
+            self.perform(restart({}, time.monotonic()))  # at once: nobody else may find a dead rank there
             return
         # An agent is a new process, which the thread that drives the loop must not wait for.
         new_hosts = self._new_hosts[due.procs[0]]
@@ -827,7 +611,7 @@ class Runtime:
             future.resolve((), True)
 
     def _on_item(self, item: Item) -> None:
-        self._perform(item(time.monotonic()))
+        self.perform(item(time.monotonic()))
 
     def _on_message(self, peer: Peer, parts: list[Frame]) -> None:
         now = time.monotonic()
@@ -837,15 +621,23 @@ class Runtime:
                     self._refused += 1
                     return
                 if type(message) in FOR_ACTORS:
-                    self.workplace.hear(message, frames, peer)
+                    if self._has_actors(peer, message):
+                        self.workplace.hear(message, frames, peer)
+                    else:
+                        self._refused += 1
                 elif type(message) is ClockRead:
                     self._heard_clock(peer, message)
                 else:
-                    self._perform(self._state.heard(message, frames, peer, now))
+                    self.perform(self._state.heard(message, frames, peer, now))
                     if type(message) is HostHello:
                         self._ask_for_clock(message.host)
         except WireError:
             self._refused += 1
+
+    def _has_actors(self, peer: Peer, message: Any) -> bool:
+        """Whether it comes from a process with actors, which agents have not, and is about one that somebody here has made."""
+        maker = made_by(getattr(message, "actor", CONTROLLER_PROC))
+        return (peer == CONTROLLER or is_rank(peer)) and (maker == CONTROLLER_PROC or maker in self._state.ranks)
 
     def _split(self, parts: list[Frame]) -> Iterable[tuple[Message, Sequence[Frame]]]:
         """Take a message apart; one that several ranks have sent (`Relay`) comes once for each of them, and is read once."""
@@ -878,13 +670,16 @@ class Runtime:
         if good and message.token == self._token:
             self._known.add(peer)
             if isinstance(message, Hello):
+                if message.shares:
+                    self._transport.share(peer)
                 incarnation = incarnation_of(peer)
                 self._known.difference_update(rank_peer(message.proc, former) for former in range(incarnation))
                 self.workplace.supervisor.up(Process(message.proc, incarnation))
             return True
         return False
 
-    def _perform(self, effects: list[Effect]) -> None:
+    def perform(self, effects: list[Effect]) -> None:
+        """Carry out what the state has decided; with the baton held."""
         for effect in effects:
             if type(effect) is Send:
                 self._driver.send(effect.peer, effect.packed)
@@ -902,7 +697,7 @@ class Runtime:
                 elif type(effect.event) is StopEvent:
                     if self.attendant is None:
                         why = "only in a notebook is there somebody to ask"
-                        self._perform(self._state.pass_over(effect.event, why))
+                        self.perform(self._state.pass_over(effect.event, why))
                         continue
                     if (future := self._futures.get(effect.event.request)) is not None:
                         future.halt()
@@ -912,6 +707,7 @@ class Runtime:
                     except Exception:  # a view must not stop the loop
                         _log.exception("a watcher failed")
             elif type(effect) is Gone:
+                self._transport.forget(rank_peer(effect.proc, effect.incarnation))
                 supervisor = self.workplace.supervisor
                 known = supervisor.gone(Process(effect.proc, effect.incarnation), effect.death)
                 if not known and not effect.is_told and not self._closed:
@@ -933,17 +729,16 @@ class Runtime:
             elif type(effect) is GiveUp:
                 self._transport.give_up(effect.host)
             elif type(effect) is Expired:
-                handle = self._handles.get(effect.host)
                 if effect.procs:
-                    log = handle.log_tail() if handle else ()
-                    self._perform(self._state.give_up_ranks(effect.host, effect.procs, log, time.monotonic()))
+                    log = self.fleet.log_tail(effect.host)
+                    self.perform(self._state.give_up_ranks(effect.host, effect.procs, log, time.monotonic()))
                 else:
-                    self._lose_host(effect.host, (handle.poll() if handle else None) or effect.reason)
+                    self.fleet.expired(effect.host, effect.reason)
 
     def _find(self, wanted: Find) -> None:
         """Give a rank the text of a module of the user's, if there is one."""
         packed = pack(Fetched(wanted.turn, find_source(wanted.name)))
-        self._submit(lambda now: [Send(wanted.peer, packed)])
+        self.enter(lambda now: [Send(wanted.peer, packed)])
 
     def _miss(self, event: OutputEvent | RichEvent) -> None:
         self._missed.append(event)
@@ -961,27 +756,11 @@ class Runtime:
         except (OSError, ValueError):  # nobody can read it any more: stdout is closed
             _log.debug("output of ranks could not be printed", exc_info=True)
 
-    def _lose_host(self, host: int, reason: str) -> None:
-        handle = self._handles.get(host)
-        log = handle.log_tail() if handle else ()
-        now = time.monotonic()
-        if reason:
-            self._perform(self._state.host_gone(host, reason, log, now))
-        else:
-            self._perform(self._state.host_gone(host, "the host agent did not come up in time", log, now, NOT_HEARD))
-
     def _on_tick(self, now: float) -> None:
         self._print()
         listened_s = min(now - self._listened_at, MAX_LISTEN_S)
         self._listened_at = now
-        self._perform(self._state.listened(self._transport.heard(), listened_s))
-        self._perform(self._state.tick(now))
-        for host, handle in list(self._handles.items()):
-            record = self._state.hosts.get(host)  # None: just launched
-            if record is not None and not record.gone:
-                reason = handle.poll()
-                if reason is not None:
-                    self._lose_host(host, reason)
-                elif handle.address and host not in self._dialled:
-                    self._dialled.add(host)
-                    self._transport.dial(host, handle.address)
+        self.perform(self._state.listened(self._transport.heard(), listened_s))
+        self.perform(self._state.tick(now))
+        self.fleet.look()
+        self.on_tick(now)

@@ -6,7 +6,6 @@ import atexit
 import os
 import secrets
 import shutil
-import tempfile
 import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from monarch_kernel.agent.logs import LogRecord, read_log
 from monarch_kernel.agent.network import own_addresses
 from monarch_kernel.asking.future import Future
+from monarch_kernel.controller.leftovers import make_directory, sweep
 from monarch_kernel.controller.runtime import Runtime
 from monarch_kernel.errors import LaunchError
 from monarch_kernel.launch.base import Launcher
@@ -59,7 +59,11 @@ class Session:
         self, directory: Path | None = None, token: str = "", epoch: int = 0, keys: LinkKeys | None = None
     ) -> None:
         self.pid = os.getpid()
-        self.directory = directory or Path(tempfile.mkdtemp(prefix="monarch-"))
+        self._owned = -1  # held as long as the directory is there
+        if directory is None:
+            sweep()
+            directory, self._owned = make_directory()
+        self.directory = directory
         self._address = f"ipc://{self.directory}/controller"
         self._keys = keys or new_keys()
         self._epoch = epoch
@@ -81,8 +85,8 @@ class Session:
         One that is launched ``is_idle`` gets nothing ready for ranks: it looks after what we leave, should we be killed.
         """
         with self._lock:
-            if self._local_host is None or self.runtime.host_is_gone(self._local_host):
-                (self._local_host,) = self.runtime.add_hosts(
+            if self._local_host is None or self.runtime.fleet.is_gone(self._local_host):
+                (self._local_host,) = self.runtime.fleet.add(
                     self._launcher, lambda host: self._config_here(host, is_idle)
                 )
             return self._local_host
@@ -113,22 +117,12 @@ class Session:
             MeshDownError: the session was shut down.
         """
         self._look_after()
-        port = self._port = self.runtime.with_baton(self._transport.listen)
-        beat_s = min(0.25, lost_after_s / 4)
-        config = AgentConfig(
-            0,
-            self.token,
-            tuple(f"tcp://{address}:{port}" for address in own_addresses()),
-            self._keys,
-            life=self._epoch,
-            beat_s=beat_s,
-            grace_s=max(grace_s, 2 * lost_after_s),
-            is_light=is_light,
-        )
+        self._port = self.runtime.with_baton(self._transport.listen)
+        config = self._config_elsewhere(lost_after_s, grace_s, is_light=is_light)
         if launcher not in self._launchers:
             self._launchers.append(launcher)
         origin = Origin(launcher, config, timeout_s, lost_after_s)
-        hosts = self.runtime.add_hosts(launcher, config.numbered, count, timeout_s=timeout_s, lost_after_s=lost_after_s)
+        hosts = self.runtime.fleet.add(launcher, config.numbered, count, timeout_s=timeout_s, lost_after_s=lost_after_s)
         self._origins.update(dict.fromkeys(hosts, origin))
         self._held.update(hosts)
         return hosts
@@ -144,24 +138,24 @@ class Session:
         for host in gone:
             with self._lock:
                 origin = self._origins.get(host)
-                successor = self.runtime.host_now(host)
-                if origin is not None and (successor == host or self.runtime.host_is_gone(successor)):
+                successor = self.runtime.fleet.now(host)
+                if origin is not None and (successor == host or self.runtime.fleet.is_gone(successor)):
                     try:
                         new = self._another(origin)
                     except LaunchError:  # a list of hosts may have no other than the one that is gone
-                        self.runtime.give_back(successor)
+                        self.runtime.fleet.give_back(successor)
                         new = self._another(origin)
                     self._origins[new] = origin
                     self._held.discard(successor)
                     self._held.add(new)
-                    self.runtime.replace_host(successor, new)
+                    self.runtime.fleet.replace(successor, new)
                     successor = new
             found[host] = self.local_host() if origin is None else successor
         return found
 
     def _another(self, origin: Origin) -> int:
         """Have an engine give one more host, as it has given others."""
-        (host,) = self.runtime.add_hosts(
+        (host,) = self.runtime.fleet.add(
             origin.launcher,
             origin.config.numbered,
             timeout_s=origin.timeout_s,
@@ -171,8 +165,8 @@ class Session:
 
     def release_hosts(self, hosts: Sequence[int], reason: str, grace_s: float = 2.0) -> None:
         """Give hosts back to their engines, with all that runs there; returns when that is done."""
-        ours = [host for host in map(self.runtime.host_now, hosts) if host in self._held]
-        self.runtime.release_hosts(ours, reason, grace_s)
+        ours = [host for host in map(self.runtime.fleet.now, hosts) if host in self._held]
+        self.runtime.fleet.release(ours, reason, grace_s)
         for host in ours:
             self._held.discard(host)
             launcher = self._origins[host].launcher
@@ -192,8 +186,21 @@ class Session:
 
     def host_of(self, proc: int) -> int:
         """The host of a process; if that is this machine, its agent that is there now."""
-        host = self.runtime.host_of(proc)
-        return self.runtime.host_now(host) if host in self._origins else self.local_host()
+        host = self.runtime.fleet.host_of(proc)
+        return self.runtime.fleet.now(host) if host in self._origins else self.local_host()
+
+    def _config_elsewhere(self, lost_after_s: float, grace_s: float = 10.0, *, is_light: bool = False) -> AgentConfig:
+        """What all agents on other machines must know."""
+        return AgentConfig(
+            0,
+            self.token,
+            tuple(f"tcp://{address}:{self._port}" for address in own_addresses()),
+            self._keys,
+            life=self._epoch,
+            beat_s=min(0.25, lost_after_s / 4),
+            grace_s=max(grace_s, 2 * lost_after_s),
+            is_light=is_light,
+        )
 
     def _config_here(self, host: int, is_idle: bool) -> AgentConfig:
         """What this machine's own agent must know."""
@@ -222,9 +229,9 @@ class Session:
         """What is kept of the output of ranks; hosts elsewhere are asked, and of those that are gone nothing is left."""
         max_nbytes = min(MAX_LOG_NBYTES, MAX_LOGS_NBYTES // max(1, len(procs)))
         asked = {
-            proc: self.runtime.read_log(host, proc, max_nbytes)
+            proc: self.runtime.fleet.read_log(host, proc, max_nbytes)
             for proc in procs
-            if (host := self.runtime.host_of(proc)) in self._origins
+            if (host := self.runtime.fleet.host_of(proc)) in self._origins
         }
         return [asked[proc].get(LOG_S) if proc in asked else read_log(self.directory, proc) for proc in procs]
 
@@ -235,6 +242,9 @@ class Session:
             for launcher in self._launchers:
                 launcher.close(CLOSE_S)
             shutil.rmtree(self.directory, ignore_errors=True)
+            if self._owned >= 0:
+                os.close(self._owned)
+                self._owned = -1
 
 
 class _Current:

@@ -84,6 +84,7 @@ from monarch_kernel.wire.messages import (
     Message,
     Names,
     Outlive,
+    Outlives,
     Output,
     OutputChunk,
     PassOver,
@@ -202,6 +203,14 @@ class State:
             return [Resolve(id, [record.end or Failure("lost", "HostNotUp", "the host is not up")], True)]
         self._of_hosts[id] = host
         return [Send(host_peer(host), packed)]
+
+    def outlive(self, id: int, host: int, keep_s: float, now: float) -> list[Effect]:
+        """Have a host agent and its ranks outlive this controller; it answers when it has come up."""
+        record = self.hosts[host]
+        if record.gone:
+            return [Resolve(id, [record.end or Failure("lost", "HostNotUp", "the host is not up")], True)]
+        self._of_hosts[id] = host
+        return self._to_host(record, pack(Outlive(id, keep_s)))
 
     def _end_questions(self, host: int) -> list[Effect]:
         """A host has ended, and answers nothing any more."""
@@ -348,10 +357,6 @@ class State:
         for host, ended in by_host.items():
             effects += self._to_host(self.hosts[host], pack(KillRanks(tuple(ended), grace_s, True)))
         return effects
-
-    def outlive(self, host: int, now: float) -> list[Effect]:
-        """Have a host agent and its ranks outlive this controller."""
-        return self._to_host(self.hosts[host], pack(Outlive()))
 
     def host_actors(self) -> list[Effect]:
         """Be asked like a rank: the controller's own process has actors."""
@@ -551,6 +556,7 @@ class State:
             for reading in message.ranks:
                 record = self.ranks[reading.proc]
                 record.rss_nbytes, record.cpu_percent = reading.rss_nbytes, reading.cpu_percent
+            self.hosts[int(peer[1:])].strangers = message.strangers
             return []
         if isinstance(message, Fetch):
             return [Find(peer, message.turn, message.name)]
@@ -579,6 +585,8 @@ class State:
             return effects
         if isinstance(message, HostHello):
             host = self.hosts[message.host]
+            if host.gone:  # it was given back before it came
+                return [Send(peer, pack(Goodbye()))]
             host.up, host.hostname, host.pid = True, message.hostname, message.pid
             host.cpus, host.gpus = message.cpus, message.gpus
             host.addresses, host.software = message.addresses, message.software
@@ -593,9 +601,10 @@ class State:
             if (join := self.hosts.place(host)) is not None:
                 held.insert(0, pack(join))
             return [*effects, *(Send(peer, packed) for packed in held), *self._tell_of_hosts()]
-        if isinstance(message, LogRead):
+        if isinstance(message, LogRead | Outlives):
             asked = self._of_hosts.pop(message.id, None)
-            return [] if asked is None else [Resolve(message.id, [Value(Payload(message.data), (), {})], True)]
+            data = message.data if isinstance(message, LogRead) else b""
+            return [] if asked is None else [Resolve(message.id, [Value(Payload(data), (), {})], True)]
         if isinstance(message, Backlog):
             return self._heard_backlog(message, peer, now)
         assert isinstance(message, Lost)
@@ -608,6 +617,7 @@ class State:
         self.hosts[host].gone = True
         self.hosts[host].end = Failure("lost", etype, reason, last_lines=log)
         effects: list[Effect] = [GiveUp(host), *self._end_questions(host), *self._tell_of_hosts()]
+        effects += [Send(host_peer(other), pack(part)) for other, part in self.hosts.part(host)]
         for record in self.ranks.values():
             if record.host == host:
                 record.has_ended = True
@@ -681,7 +691,7 @@ class State:
             procs = [reading.proc for reading in message.ranks]
         elif isinstance(message, Lost):
             procs = [message.proc]
-        elif isinstance(message, LogRead):
+        elif isinstance(message, LogRead | Outlives):
             return self._of_hosts.get(message.id, number) == number
         else:
             return False

@@ -21,6 +21,7 @@ from monarch_kernel.wire.messages import (
     Apply,
     Call,
     Conclude,
+    EndLoan,
     Failed,
     Fence,
     Interrupt,
@@ -34,6 +35,7 @@ from monarch_kernel.wire.messages import (
     Probe,
     Pull,
     Push,
+    ReadLoan,
     Reload,
     Result,
     Run,
@@ -41,6 +43,7 @@ from monarch_kernel.wire.messages import (
     StopActor,
     Sync,
     Unhandled,
+    WriteLoan,
 )
 
 __all__ = ["FOR_ACTORS", "ControllerWorkplace"]
@@ -52,6 +55,7 @@ FOR_ACTORS: frozenset[type[Message]] = frozenset(
     {
         ActorEnded,
         Call,
+        EndLoan,
         Fence,
         Interrupt,
         Look,
@@ -59,9 +63,11 @@ FOR_ACTORS: frozenset[type[Message]] = frozenset(
         PortSend,
         PostMortem,
         Probe,
+        ReadLoan,
         Spawn,
         StopActor,
         Unhandled,
+        WriteLoan,
         *_FOR_RANKS,
     }
 )

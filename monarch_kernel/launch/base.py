@@ -36,6 +36,11 @@ class HostHandle(Protocol):
         """Where the controller has to dial the agent, once that is known; empty where the agent dials."""
         ...
 
+    @property
+    def node(self) -> str:
+        """What the engine calls the machine, once that is known; empty where its launcher need not be told (`COMMON`)."""
+        ...
+
     def poll(self) -> str | None:
         """None while it runs, or may still come; else why it has ended or will never come, in words. Must not wait."""
         ...

@@ -21,12 +21,14 @@ from monarch_kernel.launch.base import Launcher, agent_command
 
 __all__ = ["COMMON", "ENGINES", "Engine", "Option", "make_launcher", "plan_text"]
 
-Common = Literal["python", "hosts", "gpus"]
+Common = Literal["python", "hosts", "gpus", "occupied", "doubted"]
 
 COMMON: Mapping[Common, str] = {
     "python": "interpreter of the hosts (str); not given where it is that of the notebook",
     "hosts": "the names of the hosts (tuple[str, ...]), where the engine does not choose them",
     "gpus": "GPUs that each host must have (int); not given where none are asked for",
+    "occupied": "machines, as in `HostHandle.node`, where an earlier launcher has hosts of the same mesh (tuple[str, ...])",
+    "doubted": "machines where it had hosts that are gone, which are taken if there are no others (tuple[str, ...])",
 }
 """What every command line may have, and a launcher may want to know: keyword argument -> what it holds."""
 
@@ -39,6 +41,12 @@ def _count(text: str) -> int:
     if count < 1:
         raise ValueError("takes a whole number, such as 4")
     return count
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 65535:
+        raise ValueError("takes the number of a port, 1 to 65535")
+    return int(text)
 
 
 def _number(text: str) -> float:
@@ -128,9 +136,8 @@ _RAY = Engine(
     "a Ray cluster, also on Kubernetes (KubeRay)",
     "monarch_kernel.launch.ray",
     "RayLauncher",
-    takes=("python", "gpus"),
+    takes=("python", "gpus", "occupied", "doubted"),
     extra="ray",
-    ends_with_us="Ray ends what a driver has started with the driver, which is a part of the notebook's kernel",
     options=(
         Option(("--address",), "address", "of the cluster: auto (default), HOST:PORT or ray://HOST:PORT", "ADDRESS"),
         _CPUS,
@@ -146,11 +153,11 @@ _SSH = Engine(
     "machines that you can log in to",
     "monarch_kernel.launch.ssh",
     "SshLauncher",
-    takes=("python", "hosts"),
+    takes=("python", "hosts", "occupied", "doubted"),
     extra="ssh",
     options=(
         Option(("--user", "-l"), "user", "log in as", "USER"),
-        Option(("--port",), "port", "of sshd", "PORT", _count),
+        Option(("--port",), "port", "of sshd", "PORT", _port),
         Option(("--identity", "-i"), "identity", "file with the private key", "FILE"),
         Option(("--ssh-config", "-F"), "config", "instead of ~/.ssh/config", "FILE"),
         Option(("--forward-agent",), "forward_agent", "let programs there use your SSH agent"),

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from monarch_kernel.errors import LaunchError
 from monarch_kernel.launch.base import agent_command
+from monarch_kernel.launch.words import how_ended
 from monarch_kernel.wire.config import AgentConfig
 
 __all__ = ["AdoptedHost", "LocalHost", "LocalLauncher"]
@@ -85,6 +86,7 @@ class LocalHost:
     """
 
     address = ""  # it dials
+    node = ""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path | int) -> None:
         self._process = process
@@ -101,8 +103,7 @@ class LocalHost:
         code = self._process.poll()
         if code is None:
             return None
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        return f"the host agent (pid {self._process.pid}) {how}"
+        return f"the host agent (pid {self._process.pid}) {how_ended(code)}"
 
     def log_tail(self) -> tuple[str, ...]:
         """The last lines that the agent wrote."""
@@ -140,6 +141,7 @@ class AdoptedHost:
     """
 
     address = ""
+    node = ""
 
     def __init__(self, pid: int, pidfd: int, log: Path) -> None:
         self._pid = pid

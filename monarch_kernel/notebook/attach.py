@@ -13,16 +13,19 @@ from monarch_kernel.actor.hosts import HostMesh, serve_ranks
 from monarch_kernel.actor.procs import ProcMesh
 from monarch_kernel.asking.answer import Value
 from monarch_kernel.asking.future import Future
-from monarch_kernel.controller.detached import Found, Home, KeptSession, default_root, end, find, home_of
+from monarch_kernel.controller.detached import KeptSession, end
+from monarch_kernel.controller.homes import Found, Home, default_root, find, home_of
 from monarch_kernel.controller.resume import Resumed
 from monarch_kernel.errors import AttachError, RemoteError, format_ranks
 from monarch_kernel.events import DetachedView
 from monarch_kernel.mesh import Extent, Region
+from monarch_kernel.notebook.hosts import recipe_of
 from monarch_kernel.output.folding import FoldedLine, OutputFolder, render
 from monarch_kernel.running.cells import Lane, RemoteCell
 from monarch_kernel.running.display import Sink
 from monarch_kernel.running.output import CellOutput
-from monarch_kernel.syntax.options import UpOptions, UsageProblem
+from monarch_kernel.syntax.lines import UsageProblem
+from monarch_kernel.syntax.up import UpOptions
 from monarch_kernel.ui.text import detached_text, format_seconds
 
 __all__ = ["DetachedMeshes", "ResumedCell", "TakenUp", "default_root", "resumed_cells", "show_missed"]
@@ -67,6 +70,10 @@ class DetachedMeshes:
         if home is None:
             return
         owner = home.owner()
+        if over := home.time_over():
+            raise UsageProblem(
+                f"%mesh up: a detached mesh {name!r} was there, and {over}; forget it with %mesh down {name}"
+            )
         if not owner:
             raise UsageProblem(
                 f"%mesh up: a detached mesh {name!r} is there; take it up with %mesh attach {name}, "
@@ -110,7 +117,9 @@ class DetachedMeshes:
     def keep(session: KeptSession, mesh: ProcMesh, options: UpOptions) -> None:
         """Have a mesh that is up outlive this process."""
         specs = mesh._runtime.specs(mesh.procs)
-        session.keep(mesh.name, specs, options.gpus, options.device, options.env)
+        recipe = recipe_of(options) if options.hosts else None
+        keep_s = options.keep_s
+        session.keep(mesh.name, specs, options.gpus, options.device, options.env, keep_s=keep_s, recipe=recipe)
 
     # -- what there is
 
@@ -135,8 +144,9 @@ class DetachedMeshes:
             if home.name in ours:
                 continue
             try:
+                why = home.time_over() or "its processes have ended"
                 if not self.has(home.name):
-                    notes.append(f"{home.name} is gone: its processes have ended; what was left of it is cleaned up")
+                    notes.append(f"{home.name} is gone: {why}; what was left of it is cleaned up")
                 else:
                     views.append(_view(home.look(), home.owner()))
             except AttachError as error:
@@ -168,7 +178,7 @@ class DetachedMeshes:
         return TakenUp(mesh, session, options, time.time() - found.since if found else 0.0)
 
     def down(self, name: str) -> int:
-        """End a mesh that no kernel has; gives the number of its ranks.
+        """End a mesh that no kernel has; gives the number of its ranks, 0 if nothing has come that could be ended.
 
         Raises:
             AttachError: another kernel has it.
@@ -176,7 +186,10 @@ class DetachedMeshes:
         return end(self._existing(name, "down"))
 
     def _existing(self, name: str, command: str) -> Home:
+        over = Home(self._root, name).time_over()
         home = home_of(self._root, name)
+        if home is None and over:
+            raise UsageProblem(f"%mesh {command}: mesh {name!r} is gone: {over}; {self.said()}")
         if home is None:
             raise UsageProblem(f"%mesh {command}: there is no detached mesh {name!r}; {self.said()}")
         return home
@@ -184,13 +197,13 @@ class DetachedMeshes:
 
 def _view(found: Found, owner: int) -> DetachedView:
     manifest = found.manifest
-    return DetachedView(
-        manifest.name,
-        manifest.specs[0].axes,
-        tuple(runs if alive else None for alive, runs in found.ranks),
-        time.time() - found.since,
-        owner,
-    )
+    where = ""
+    if manifest.elsewhere is not None:
+        hosts = len(set(manifest.elsewhere.places))
+        state = "time is over" if found.home.time_over() else "not asked"
+        where = f"{len(manifest.specs):,} on {hosts:,} host{'s' * (hosts != 1)}, {state}"
+    runs = tuple(runs if alive else None for alive, runs in found.ranks)
+    return DetachedView(manifest.name, manifest.specs[0].axes, runs, max(0.0, time.time() - found.since), owner, where)
 
 
 class ResumedCell(RemoteCell):

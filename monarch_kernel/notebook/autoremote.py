@@ -19,7 +19,7 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_kernel.syntax.cellform import read_cell
-from monarch_kernel.syntax.options import UsageProblem, tokens
+from monarch_kernel.syntax.lines import UsageProblem, tokens
 
 __all__ = ["CellTransformer"]
 

@@ -12,7 +12,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from monarch_kernel.actor.procs import ProcMesh
 from monarch_kernel.agent.processes import gpu_ids
 from monarch_kernel.edit.sources import check_syntax
-from monarch_kernel.errors import format_ranks
+from monarch_kernel.errors import RemoteInterrupt, format_ranks
 from monarch_kernel.notebook.attach import resumed_cells, show_missed
 from monarch_kernel.notebook.hosts import asked_for
 from monarch_kernel.notebook.meshes import Entry, Meshes
@@ -21,9 +21,12 @@ from monarch_kernel.output.logs import log_lines
 from monarch_kernel.running.background import BackgroundCell
 from monarch_kernel.running.cells import RemoteCell
 from monarch_kernel.running.display import LiveView, Sink
+from monarch_kernel.running.interrupts import HeldInterrupts
 from monarch_kernel.running.stopping import look
-from monarch_kernel.syntax.options import COMMANDS, UsageProblem, one_name, parse_logs, parse_up, tokens
+from monarch_kernel.syntax.lines import UsageProblem, tokens
+from monarch_kernel.syntax.options import COMMANDS, one_name, parse_logs
 from monarch_kernel.syntax.selector import root_name
+from monarch_kernel.syntax.up import parse_up
 from monarch_kernel.syntax.usage import command_help, mesh_help
 from monarch_kernel.ui.stacks import stacks_text
 from monarch_kernel.ui.text import meshes_text
@@ -203,18 +206,35 @@ class MeshCommands:
         self._meshes.debugger.open(entry.mesh, mesh, words[0] if words else mesh.name)
 
     def down(self, rest: str) -> None:
-        """End a mesh, or all of them."""
+        """End a mesh, or all of them; one that is begun is ended, also when an interrupt comes."""
         words = tokens(rest)
         if len(words) == 1 and words[0] not in self._meshes.names and self._meshes.detached.has(words[0]):
-            count = self._meshes.detached.down(words[0])
-            print(f"{words[0]}: {count} rank{'s' * (count != 1)} ended")
-            return
-        names = (
-            self._meshes.names if words == ["--all"] else [one_name(words, "down", self._meshes.names, optional=False)]
-        )
-        for name in names:
+            names = words
+        elif words == ["--all"]:
+            names = self._meshes.names
+        else:
+            names = [one_name(words, "down", self._meshes.names, optional=False)]
+        n_ended = 0
+        with HeldInterrupts(self._meshes.interrupt_others) as interrupts:
+            while n_ended < len(names) and not interrupts.count:
+                self._down(names[n_ended])
+                n_ended += 1
+        if interrupts.count:
+            ended, left = names[:n_ended], names[n_ended:]
+            said = f"; {', '.join(ended)} {'has' if len(ended) == 1 else 'have'} ended all the same" if ended else ""
+            said += f"; {', '.join(left)} {'is' if len(left) == 1 else 'are'} still up" if left else ""
+            raise RemoteInterrupt(f"interrupted{said}")
+
+    def _down(self, name: str) -> None:
+        """End one mesh, and say so."""
+        if name not in self._meshes.names:
+            count = self._meshes.detached.down(name)
+            if not count:
+                print(f"{name}: none of its hosts has come; it is forgotten")
+                return
+        else:
             entry = self._meshes.get(name)
             count = self._meshes.down(name)
             if self._shell.user_ns.get(name) is entry.mesh:
                 del self._shell.user_ns[name]
-            print(f"{name}: {count} rank{'s' * (count != 1)} ended")
+        print(f"{name}: {count} rank{'s' * (count != 1)} ended")

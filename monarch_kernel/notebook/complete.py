@@ -10,7 +10,8 @@ from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMa
 from monarch_kernel.launch.engines import ENGINES
 from monarch_kernel.notebook.meshes import Meshes
 from monarch_kernel.notebook.names import RemoteNames
-from monarch_kernel.syntax.options import COMMANDS, engine_of, option_names, repeatable
+from monarch_kernel.syntax.options import COMMANDS, option_names, repeatable
+from monarch_kernel.syntax.up import engine_of
 
 __all__ = ["candidates", "make_matcher"]
 

@@ -36,7 +36,7 @@ from monarch_kernel.notebook.conversation import TOGETHER_S, Conversation, group
 from monarch_kernel.running.cells import RemoteCell
 from monarch_kernel.running.display import Sink
 from monarch_kernel.running.interrupts import HeldInterrupts
-from monarch_kernel.syntax.options import UsageProblem
+from monarch_kernel.syntax.lines import UsageProblem
 from monarch_kernel.wire.messages import ListErrors
 
 __all__ = ["DebugPrompt"]

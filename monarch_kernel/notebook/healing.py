@@ -13,7 +13,7 @@ from monarch_kernel.errors import LaunchError, MonarchError, RemoteInterrupt, fo
 from monarch_kernel.running.cells import Lane
 from monarch_kernel.running.display import LiveView
 from monarch_kernel.running.interrupts import HeldInterrupts
-from monarch_kernel.ui.hosts import coming_text, engine_title
+from monarch_kernel.ui.hosts import coming_text, engine_title, up_text
 
 __all__ = ["replace_ranks"]
 
@@ -45,9 +45,19 @@ def replace_ranks(
     with HeldInterrupts(interrupt_others) as interrupts:
         lost = lost_hosts(mesh)
         waiting = _Waiting(mesh, lost)
-        replaced: tuple[int, ...] = _wait(
-            mesh.restart(grace_s=grace_s) if restart else mesh.heal(), interrupts, turn=waiting.turn
-        )
+        coming = _coming(mesh)
+        if coming and lane.healing is not None:
+            begun, lost = lane.healing[0], lost or lane.healing[1]
+        lane.healing = None
+        try:
+            replaced: tuple[int, ...] = _wait(
+                mesh.restart(grace_s=grace_s) if restart else mesh.heal(), interrupts, turn=waiting.turn
+            )
+        except RemoteInterrupt:
+            lane.healing = begun, lost
+            raise
+        waiting.end()
+        replaced = tuple(sorted({*replaced, *coming}))
         if not replaced:
             return (
                 f"{mesh.name}: no rank is dead{'' if mesh.is_whole else ' there'}; %mesh restart replaces living ones"
@@ -65,6 +75,12 @@ def replace_ranks(
             return f"{said}; the process group could not be formed anew ({why}): the next cell tries again"
         lane.needs_group = False
         return f"{said}; process group formed anew in {time.monotonic() - begun:.2f} s"
+
+
+def _coming(mesh: ProcMesh) -> set[int]:
+    """The ranks that are being replaced, as an earlier command has asked for."""
+    rows = mesh.view().ranks
+    return {rank for rank in mesh.ranks if rows[rank].restarts and rows[rank].state == "starting"}
 
 
 class _Waiting:
@@ -86,6 +102,12 @@ class _Waiting:
         hosts = self._hosts.view()
         if hosts.count("starting"):
             self._view.say(coming_text(self._mesh.name, hosts, waited_s, what="new host"), first=self._view.is_new)
+
+    def end(self) -> None:
+        """They are up: where something was said that is no longer true."""
+        if self._hosts is not None and not self._view.is_new:
+            hosts, waited_s = self._hosts.view(), time.monotonic() - self._begun
+            self._view.say(up_text(self._mesh.name, hosts, waited_s, what="new host"))
 
 
 def _named(mesh: ProcMesh, hosts: HostMesh | None) -> str:

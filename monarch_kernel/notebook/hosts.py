@@ -11,10 +11,11 @@ from monarch_kernel.launch.base import Launcher
 from monarch_kernel.launch.engines import ENGINES, make_launcher, plan_text
 from monarch_kernel.running.display import LiveView
 from monarch_kernel.running.interrupts import HeldInterrupts
-from monarch_kernel.syntax.options import UpOptions
+from monarch_kernel.syntax.up import UpOptions
 from monarch_kernel.ui.hosts import coming_text, missing_text
+from monarch_kernel.wire.config import Recipe
 
-__all__ = ["Allocation", "asked_for"]
+__all__ = ["Allocation", "asked_for", "recipe_of"]
 
 _PUMP_S = 0.05
 _FIRST_WORD_S = 1.0  # hosts that are up sooner need no words
@@ -23,14 +24,19 @@ _OTHERS_S = 2.0
 _CLOSE_S = 5.0
 
 
+def recipe_of(options: UpOptions) -> Recipe:
+    """How the launcher of a mesh is made."""
+    common = {
+        "python": options.python,
+        "hosts": options.host_names,
+        "gpus": options.per_host if options.gpus else 0,
+    }
+    return Recipe(options.engine, options.of_engine, common)
+
+
 def _launcher(options: UpOptions) -> Launcher:
-    return make_launcher(
-        ENGINES[options.engine],
-        options.of_engine,
-        python=options.python,
-        hosts=options.host_names,
-        gpus=options.per_host if options.gpus else 0,
-    )
+    recipe = recipe_of(options)
+    return make_launcher(ENGINES[recipe.engine], recipe.options, **recipe.common)
 
 
 def asked_for(options: UpOptions) -> str:

@@ -29,13 +29,8 @@ from monarch_kernel.notebook.peers import PeerMagics
 from monarch_kernel.running.background import BackgroundCell
 from monarch_kernel.running.cells import RemoteCell
 from monarch_kernel.running.display import Sink
-from monarch_kernel.syntax.options import (
-    RemoteOptions,
-    UsageProblem,
-    parse_remote,
-    split_options,
-    tokens,
-)
+from monarch_kernel.syntax.lines import UsageProblem, tokens
+from monarch_kernel.syntax.options import RemoteOptions, parse_remote, split_options
 from monarch_kernel.syntax.selector import root_name
 from monarch_kernel.syntax.usage import documented, mesh_help, options_help
 

@@ -7,14 +7,13 @@ import time
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_kernel.actor.answers import CellResult
 from monarch_kernel.actor.hosts import HostMesh, shutdown_context, this_host
 from monarch_kernel.actor.procs import ProcMesh
-from monarch_kernel.asking.future import Future
 from monarch_kernel.controller.detached import KeptSession
 from monarch_kernel.errors import LaunchError, RanksError, RemoteInterrupt, format_ranks
 from monarch_kernel.events import StopEvent
@@ -29,18 +28,19 @@ from monarch_kernel.running.display import LiveView, Sink
 from monarch_kernel.running.interrupts import HeldInterrupts
 from monarch_kernel.running.output import CellOutput
 from monarch_kernel.running.stopping import AllStopping
-from monarch_kernel.syntax.options import UpOptions, UsageProblem
+from monarch_kernel.syntax.lines import UsageProblem
 from monarch_kernel.syntax.selector import evaluate, pick_ranks, root_name
+from monarch_kernel.syntax.up import UpOptions
 from monarch_kernel.train.group import GroupStore
+from monarch_kernel.ui.hosts import missing_ranks_text
 
 __all__ = ["Entry", "Meshes", "root_name"]
 
 _PUMP_S = 0.05
 _POLL_S = 0.01
 _UP_TIMEOUT_S = 150.0
+_OTHERS_S = 0.5  # ranks that end together are told together
 _FIRST_WORD_S = 1.0  # a mesh that is up sooner is shown at once, for frontends that can't update what they have shown
-
-T = TypeVar("T")
 
 
 def _spawn(hosts: HostMesh, per_host: Mapping[str, int], options: UpOptions) -> ProcMesh:
@@ -156,7 +156,7 @@ class Meshes:
         mesh = _spawn(hosts, options.axes, options)
         entry = Entry(mesh, options, Lane(mesh, store.form), view, kept=kept)
         try:
-            self._await_start(entry, mesh.initialized, "ranks to start", interrupts)
+            self._await_start(entry, interrupts)
             if kept is not None:
                 self.detached.keep(kept, mesh, options)
         except BaseException:
@@ -178,7 +178,7 @@ class Meshes:
             allocation.wait(view, interrupts)
             mesh = _spawn(allocation.hosts, {"gpus": options.per_host}, options)
             entry = Entry(mesh, options, Lane(mesh, store.form), view, allocation=allocation, kept=kept)
-            self._await_start(entry, mesh.initialized, "ranks to start", interrupts)
+            self._await_start(entry, interrupts)
             if kept is not None:
                 self.detached.keep(kept, mesh, options)
         except BaseException:
@@ -219,34 +219,42 @@ class Meshes:
         self._add(entry)
         return entry, taken
 
-    def _await_start(self, entry: Entry, future: Future[T], what: str, interrupts: HeldInterrupts) -> None:
-        """Wait for a stage of the start, and say what is waited for."""
-        name = entry.options.name
+    def _await_start(self, entry: Entry, interrupts: HeldInterrupts) -> None:
+        """Wait until all ranks are up, and say what is waited for; in vain, when one has ended meanwhile.
+
+        Raises:
+            LaunchError: some did not come up; which, and why.
+            RemoteInterrupt: the wait was interrupted.
+        """
+        mesh, name = entry.mesh, entry.options.name
         begin = time.monotonic()
         said_s = _FIRST_WORD_S - LiveView.EVERY_S
+        lost_s: float | None = None
+        future = mesh.initialized
         while not future.wait(_PUMP_S):
             if interrupts.count:
                 raise RemoteInterrupt(f"interrupted while {name} was brought up; what had come is ended again")
             waited_s = time.monotonic() - begin
+            if lost_s is None and mesh.deaths():
+                lost_s = waited_s
+            if lost_s is not None and waited_s > lost_s + _OTHERS_S:  # others may take long to come, for nothing
+                raise LaunchError(missing_ranks_text(name, len(mesh), mesh.deaths(), waited_s))
             if waited_s < said_s + LiveView.EVERY_S:
                 continue
             said_s = waited_s
-            view = entry.mesh.view()
-            up = sum(rank.state != "starting" for rank in view.ranks)
+            states = [rank.state for rank in mesh.view().ranks]
+            up = sum(state not in ("starting", "dead", "stopped") for state in states)
             entry.view.say(
-                f"{name}: waiting for {what} ({up} of {len(view.ranks)} are up, {waited_s:.1f} s)",
+                f"{name}: waiting for ranks to start ({up} of {len(states)} are up, {waited_s:.1f} s)",
                 first=entry.view.is_new,
             )
             if waited_s > _UP_TIMEOUT_S:
-                raise LaunchError(f"{name}: gave up waiting for {what} after {waited_s:.0f} s; {up} ranks are up")
+                raise LaunchError(f"{name}: gave up waiting for ranks to start after {waited_s:.0f} s; {up} are up")
         try:
             future.get()
         except RanksError as error:
-            failure = error.primary
-            log = "".join(f"\n    | {line}" for line in failure.last_lines)
-            raise LaunchError(
-                f"{name}: waiting for {what}: ranks {format_ranks(error.ranks)}: {failure.message}{log}"
-            ) from None
+            failures = {point.rank: failure for point, failure in error.reports.items()}
+            raise LaunchError(missing_ranks_text(name, len(mesh), failures, time.monotonic() - begin)) from None
 
     def down(self, name: str) -> int:
         """End a mesh; gives the number of its ranks."""

@@ -25,7 +25,8 @@ from monarch_kernel.actor.procs import ProcMesh
 from monarch_kernel.errors import MonarchError, format_ranks
 from monarch_kernel.notebook.meshes import Meshes
 from monarch_kernel.syntax.cellform import IsMesh, code_at
-from monarch_kernel.syntax.options import UsageProblem, parse_remote
+from monarch_kernel.syntax.lines import UsageProblem
+from monarch_kernel.syntax.options import parse_remote
 from monarch_kernel.transport.driver import Waiter
 from monarch_kernel.wire.messages import Complete, Inspect
 

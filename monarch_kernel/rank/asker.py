@@ -16,6 +16,7 @@ from monarch_kernel.asking.numbers import CONTROLLER_PROC, made_by, numbers
 from monarch_kernel.asking.peers import Connect, Disconnect, PeerEffect, Peers, Resolved, Respawned, ToPeer
 from monarch_kernel.asking.ports import PortTable
 from monarch_kernel.asking.waits import Wait
+from monarch_kernel.data.lending import Lendings
 from monarch_kernel.errors import Failure
 from monarch_kernel.rank.executor import working
 from monarch_kernel.rank.supervisor import Supervisor
@@ -54,6 +55,7 @@ class RankAsker:
         name = rank_peer(spec.proc, spec.incarnation)
         self.refused = 0
         self.ports = PortTable()
+        self.lendings = Lendings()
         self.shared: MutableMapping[int, Any] = WeakValueDictionary()
         self._driver = driver
         self._transport = transport
@@ -191,6 +193,7 @@ class RankAsker:
 
     def controller_is_new(self) -> None:
         """Another controller has taken the last one's place."""
+        self._transport.forget(CONTROLLER)
         self._perform(self._state.controller_is_new(time.monotonic()))
 
     def when_met(self, peer: Peer, then: Callable[[], None]) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
+from monarch_kernel.describe.report import describe
 from monarch_kernel.errors import Failure
 from monarch_kernel.transport.driver import Waiter
 from monarch_kernel.transport.strikes import ACTOR_THREAD, ActorThread
@@ -72,6 +75,11 @@ class Debugger(Protocol):
 
 class Driving(Protocol):
     """What an executor needs of the driver of its process's transport."""
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a fork of that process."""
+        ...
 
     def serve(self, waiter: Waiter) -> None:
         """Set a thread's waiter ready, and leave the baton to that thread."""
@@ -203,7 +211,8 @@ class Executor:
             if not mailbox and not self.over:
                 try:
                     wait(waiter, patient=True)
-                except Exception:  # of a signal handler that user code has set, such as torch's for DataLoader workers
+                except Exception as error:  # of a signal handler that user code has set, such as torch's for DataLoader
+                    self.came_back(error)
                     traceback.print_exc()
 
     def call(self) -> None:
@@ -258,9 +267,26 @@ class Executor:
         finally:
             self.leave_user_code()
 
+    @contextlib.contextmanager
+    def own_code(self) -> Iterator[None]:
+        """Where no interrupt strikes, in the midst of the user's code: one that comes is raised when this is over."""
+        self.in_user_code = False
+        yield
+        self.raise_if_struck()
+        self.in_user_code = True
+
+    def came_back(self, error: BaseException | None) -> None:
+        """The user's code has returned or raised: in a process that it has forked this is the end.
+
+        That must not go on as a second copy of this one, which would answer for it.
+        """
+        if self._rank.driving.is_forked:
+            _end_fork(error)
+
     def leave_user_code(self) -> None:
         """From here on no interrupt strikes, not even one that is on its way to this thread."""
         self.in_user_code = False
+        self.came_back(sys.exc_info()[1])
         if self.is_traced:
             self.end_tracing()
         if self.interrupted and self.interrupted == (self.current or BROADCAST):
@@ -302,6 +328,23 @@ class Executor:
     def strike_thread(self) -> None:
         """Raise KeyboardInterrupt in this executor's thread, if that runs user code."""
         self._thread.strike()
+
+
+def _end_fork(error: BaseException | None) -> NoReturn:
+    """End a process that was forked, as Python ends one whose program has returned or raised this."""
+    code: Any = 0
+    with contextlib.suppress(Exception):
+        if isinstance(error, SystemExit):
+            code = error.code or 0
+            if not isinstance(code, int):
+                print(code, file=sys.stderr)
+                code = 1
+        elif error is not None:
+            code = 1
+            print(describe(error).traceback.rstrip(), file=sys.stderr)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    os._exit(code & 0xFF)
 
 
 working: ContextVar[Executor | None] = ContextVar("monarch_kernel_working", default=None)

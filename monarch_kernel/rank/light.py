@@ -16,7 +16,8 @@ import linecache
 import re
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -43,16 +44,23 @@ class LightShell:
     Args:
         namespace: names that cells find defined.
         publish: for displays, as `CellShell` takes it.
+        own_code: holds interrupts off, while it is entered: a package of which half is imported is good for nothing.
 
     Attributes:
         namespace: the names that cells see and define.
         hidden: those in it that are not the user's.
     """
 
-    def __init__(self, namespace: Mapping[str, Any], publish: Publish) -> None:
+    def __init__(
+        self,
+        namespace: Mapping[str, Any],
+        publish: Publish,
+        own_code: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+    ) -> None:
         self._main = sys.modules["__main__"] = types.ModuleType("__main__")
         self._main.__dict__["__builtins__"] = builtins
         self._publish = publish
+        self._own_code = own_code
         self._full: CellShell | None = None
         self._last_error: BaseException | None = None
         self._sources: dict[str, None] = {}
@@ -110,14 +118,15 @@ class LightShell:
 
     def _take_over(self) -> CellShell:
         """Have IPython run what comes, where this has got to."""
-        from monarch_kernel.rank.cell import CellShell
+        with self._own_code():
+            from monarch_kernel.rank.cell import CellShell
 
-        mine = frozenset(self.namespace) - self.hidden
-        shown = self.namespace.pop("_", None)
-        self._full = full = CellShell({}, self._publish, self._main)
-        if shown is not None:
-            full.show(shown, True, "")
-        self.hidden = full.hidden = full.hidden - mine
+            mine = frozenset(self.namespace) - self.hidden
+            shown = self.namespace.pop("_", None)
+            self._full = full = CellShell({}, self._publish, self._main)
+            if shown is not None:
+                full.show(shown, True, "")
+            self.hidden = full.hidden = full.hidden - mine
         return full
 
     def _keep(self, name: str, text: str) -> None:

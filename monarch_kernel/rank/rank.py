@@ -45,7 +45,6 @@ from monarch_kernel.describe import look
 from monarch_kernel.describe.names import NameTracker
 from monarch_kernel.describe.report import describe
 from monarch_kernel.describe.stacks import Collective, Doing
-from monarch_kernel.errors import Failure
 from monarch_kernel.rank.apply import Applier, run_bootstrap
 from monarch_kernel.rank.asker import RankAsker, RankItem
 from monarch_kernel.rank.executor import Executor
@@ -152,7 +151,7 @@ class Rank(Workplace):
     ) -> None:
         self.spec = spec
         self.driver: Driver[RankItem] = Driver(transport, self._on_message, self._on_item, name="monarch-rank-io")
-        self.hello = Hello(token, spec.proc, os.getpid(), spec.device, address=address)
+        self.hello = Hello(token, spec.proc, os.getpid(), spec.device, address=address, shares=transport.shares)
         self.peers = RankAsker(spec, self.driver, transport, self.hello)
         super().__init__(spec.proc, self.driver, self.peers)
         self.peers.on_linger = self.linger
@@ -179,7 +178,6 @@ class Rank(Workplace):
         self._exiting = False
         self._cleans_up = False
         self._unborn: list[tuple[Spawn, Executor]] | None = [] if spec.bootstrap else None
-        self._pid = os.getpid()
 
     def use_shell(self, make_shell: Callable[[Callable[[dict[str, Any], dict[str, Any]], None]], Shell]) -> None:
         """Say how to make the shell; it is made for the first cell."""
@@ -313,8 +311,7 @@ class Rank(Workplace):
         self._last_cell = message.id
         with self.main.user_code():
             outcome = shell.run(message.code, message.cell)
-        if os.getpid() != self._pid:
-            self._end_forked_child(outcome.failure)
+            self.main.came_back(shell.last_error)
         if self._exiting:
             raise SystemExit(0)  # SIGTERM came while the cell ran, and the shell took it for the cell's own
         self._tell_names()
@@ -335,8 +332,6 @@ class Rank(Workplace):
                 value = self._applier.call(message.payload, frames)
         except BaseException as error:  # the border of the process: whatever a function raises is its outcome
             failure = error
-        if os.getpid() != self._pid:
-            self._end_forked_child(describe(failure) if failure else None)
         if self._exiting:
             raise SystemExit(0)
         self._tell_names()
@@ -345,16 +340,6 @@ class Rank(Workplace):
             failure = None  # its frames hold this one
         else:
             self.reply(message.id, value, output=True)
-
-    @staticmethod
-    def _end_forked_child(failure: Failure | None) -> NoReturn:
-        """A child that the cell forked has come to the cell's end: it must not go on as a second copy of this rank."""
-        with contextlib.suppress(Exception):
-            if failure is not None:
-                print(failure.traceback, file=sys.stderr)
-            for stream in (sys.stdout, sys.stderr):
-                stream.flush()
-        os._exit(failure is not None)
 
     def _push(self, message: Push, frames: Sequence[Frame]) -> None:
         namespace = self.shell.namespace

@@ -7,11 +7,14 @@ count, and what an interrupted ``print`` may or may not have written.
 
 from __future__ import annotations
 
+import array
 import contextlib
+import fcntl
 import io
 import itertools
 import os
 import sys
+import termios
 
 from monarch_kernel.wire.marks import DIGITS, FIRST_MARK, MARK, switch_mark
 
@@ -59,9 +62,7 @@ class OutputMarks:
 
         The agent, which reads the old ones, is told there where the new ones are; it opens them by way of /proc.
         """
-        for read_end in self._read_ends:  # opened by now: its marks have been read since
-            os.close(read_end)
-        self._read_ends = []
+        self._read_ends = [read_end for read_end in self._read_ends if not _close_if_read(read_end)]
         self._take_back()
         for fd, own in enumerate(self._fds, 1):
             read_end, write_end = os.pipe2(os.O_CLOEXEC)
@@ -74,6 +75,16 @@ class OutputMarks:
                     os.dup2(write_end, fd)
                 os.dup2(write_end, own, inheritable=False)
             os.close(write_end)
+
+
+def _close_if_read(read_end: int) -> bool:
+    """Close a pipe's end if the agent has opened it: then it has read the mark that has been written there since."""
+    unread = array.array("i", [0])
+    fcntl.ioctl(read_end, termios.FIONREAD, unread)
+    if unread[0]:  # the next cell began before the answer to the last one was waited for
+        return False
+    os.close(read_end)
+    return True
 
 
 def install_streams() -> OutputMarks:

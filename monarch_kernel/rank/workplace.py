@@ -21,6 +21,7 @@ from monarch_kernel.errors import Failure, FailureKind, PayloadError
 from monarch_kernel.rank.circles import Circles
 from monarch_kernel.rank.executor import Debugger, Driving, Executor, Kept
 from monarch_kernel.rank.late import warn_if_late
+from monarch_kernel.rank.lender import Lender
 from monarch_kernel.rank.supervisor import Supervisor
 from monarch_kernel.supervise.family import Process
 from monarch_kernel.transport.base import Peer, incarnation_of, proc_of
@@ -80,6 +81,7 @@ class Workplace(ABC):
         self._stopping: list[Executor] = []
         self.is_retiring = False
         self._early: dict[int, list[tuple[Call | StopActor, Sequence[Frame]]]] = {}
+        self._lender = Lender(asker.lendings, self.send_answer_now)
         self.circles = Circles(self)
         self.supervisor = Supervisor(self)
 
@@ -226,6 +228,8 @@ class Workplace(ABC):
             self._interrupt(message.id, message.abort)
         elif isinstance(message, PortSend):
             self.asker.ports.hear(message, frames)
+        elif self._lender.hear(message, frames):
+            pass
         elif isinstance(message, ActorEnded):
             self.supervisor.child_ended(message, _process(peer))
         elif isinstance(message, Fence):
@@ -234,7 +238,10 @@ class Workplace(ABC):
             self.circles.hear(message)
         elif isinstance(message, PostMortem):
             at = [each for each in self.executors() if each.kept and each.kept.request == message.request]
-            (at or self.executors())[0].post(message, frames)
+            if executors := at or self.executors():
+                executors[0].post(message, frames)
+            else:  # nothing has failed here
+                self.send_answer_now(message.id, pack(Result(message.id, Payload())))
         else:
             return False
         return True

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from monarch_kernel.actor.answers import CellResult
+from monarch_kernel.actor.hosts import HostMesh
 from monarch_kernel.actor.procs import ProcMesh
 from monarch_kernel.asking.answer import Value
 from monarch_kernel.asking.future import Future
@@ -62,6 +63,7 @@ class Lane:
         self.mesh = mesh
         self.form = form
         self.needs_group = True
+        self.healing: tuple[float, HostMesh | None] | None = None  # since when, on which hosts, if it was interrupted
         self.group_members: tuple[int, ...] = ()  # incarnations of the ranks when the group was last formed
         self.slots = RichSlots(uuid.uuid4().hex)
         self.begun: deque[CellMark] = deque(maxlen=_MARKS)

@@ -100,7 +100,7 @@ class Sink:
 class LiveView:
     """A table of a mesh's ranks in a cell's output, updated in place at most `EVERY_S`.
 
-    A terminal, which can't update what it has printed, shows it once.
+    A terminal, which can't update what it has printed, shows it once, below the first line that was said.
     """
 
     EVERY_S = 0.2
@@ -146,7 +146,7 @@ class LiveView:
     def _publish(self, view: MeshView, update: bool) -> None:
         if update and self._has_table and not self._is_live:
             return
-        update = update and not self.is_new
+        update = update and self._is_live and not self.is_new
         self._has_table = True
         faces = (mesh_text(view), mesh_html(view))
         if faces != self._last or not update:

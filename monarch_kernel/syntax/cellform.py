@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from monarch_kernel.syntax.options import UsageProblem, parse_remote, split_options, tokens
+from monarch_kernel.syntax.lines import UsageProblem, tokens
+from monarch_kernel.syntax.options import parse_remote, split_options
 from monarch_kernel.syntax.selector import root_name
 
 __all__ = ["CellForm", "code_at", "read_cell"]

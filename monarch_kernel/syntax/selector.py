@@ -14,7 +14,7 @@ from typing import Any
 
 from monarch_kernel.errors import format_ranks
 from monarch_kernel.mesh import Point, Shaped
-from monarch_kernel.syntax.options import UsageProblem
+from monarch_kernel.syntax.lines import UsageProblem
 
 __all__ = ["evaluate", "pick_ranks", "root_name"]
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from monarch_kernel.launch.engines import ENGINES, Engine
-from monarch_kernel.syntax.options import COMMANDS, UsageProblem, parser_of
+from monarch_kernel.syntax.lines import UsageProblem
+from monarch_kernel.syntax.options import COMMANDS, parser_of
 
 __all__ = ["command_help", "documented", "engine_help", "mesh_help", "options_help"]
 

@@ -92,7 +92,7 @@ class GroupStore:
         """Have all ranks of a mesh form their default process group, whatever became of the last one."""
         self._generation += 1
         generation = self._generation
-        if not mesh._runtime.are_here(mesh.procs):
+        if not mesh._runtime.fleet.are_here(mesh.procs):
             return _Forming(mesh, generation).future
         self._maker.join()
         if self._error is not None:

@@ -94,6 +94,7 @@ class HostTransport(Transport, Protocol):
 
     Attributes:
         refused: connections and messages that were not let in.
+        strangers: of these, the connections of those who have not the keys.
     """
 
     @property
@@ -101,8 +102,21 @@ class HostTransport(Transport, Protocol):
         """Connections, and messages between hosts, that were not let in."""
         ...
 
+    @property
+    def strangers(self) -> int:
+        """Of these, the connections of those who have not the keys."""
+        ...
+
     def route(self, peer: Peer, host: int) -> None:
         """Say which host a process is on, if it is not connected to us itself."""
+        ...
+
+    def share(self, peer: Peer) -> None:
+        """Say that a process of this machine opens what is in shared memory here."""
+        ...
+
+    def forget(self, peer: Peer) -> None:
+        """A process has died."""
         ...
 
     def dial(self, host: int, address: str) -> None:
@@ -119,7 +133,13 @@ class HostTransport(Transport, Protocol):
 
 
 class PeerTransport(Transport, Protocol):
-    """A rank's transport, which also reaches other ranks: those it has connected to, and those that have connected to it."""
+    """A rank's transport, which also reaches other ranks: those it has connected to, and those that have connected to it.
+
+    Attributes:
+        shares: whether it opens what other processes of the machine have in shared memory.
+    """
+
+    shares: bool
 
     def connect(self, peer: Peer, address: str) -> None:
         """Connect to a rank that is to be asked; what is sent to it goes that way from now on."""
@@ -127,4 +147,8 @@ class PeerTransport(Transport, Protocol):
 
     def disconnect(self, peer: Peer) -> None:
         """Give up a connection; what has not been sent is dropped."""
+        ...
+
+    def forget(self, peer: Peer) -> None:
+        """A process has died."""
         ...

@@ -14,27 +14,35 @@ until something comes for it, and leaves the baton to the one that was served, w
 called again and again soon receives its own messages.
 
 While nobody waits (the main thread runs a cell) the *background* thread has to serve the socket, yet it must not fight for
-it with a thread that makes one call after the other. It is in one of three modes:
+it with a thread that makes one call after the other, nor be woken by each: it sleeps on an `Alarm`. Whoever gives the baton
+back and offers it to nobody sets that to `TICK_S`, unless it is set; a foreground thread that leads stops it. When it goes
+off:
 
-- ``asleep``: a foreground thread leads; it wakes us when it stops.
-- ``ticking``: no foreground thread leads, but one did a moment ago. After `TICK_S` we look: if there was no foreground
-  activity since the last tick we take the baton for good, or fall asleep if it is held; else we serve the socket once, if
-  it is free, and tick on, half as often each time until `MAX_TICK_S`: a thread that makes one call after the other needs
-  us little, and we cost it the GIL.
-- ``leading``: we hold the baton. A foreground thread that wants it says so and wakes the transport; we give way at once.
+- there was no foreground activity since it was set: the background thread leads. A foreground thread that wants the baton
+  says so and wakes the transport; we give way at once.
+- there was some, of a thread that submits and does not wait: it serves the socket once, and sets the alarm anew, to twice
+  the time until `MAX_TICK_S`. Such a thread needs us little, and we cost it the GIL.
+- the baton is held: nothing. Who holds it sets the alarm when he gives it back.
+
+The last needs some care. The alarm is set after the baton was given back, and what we find when it goes off is noted before
+we try to take it, so one of the two sees the other. Whether it is set is changed under a lock, together with the alarm.
 
 Invariants: callbacks and the transport are entered only with the baton held; whoever gives the baton back looks whether a
-follower wants it, and whether the background thread must be woken; so does a follower that leaves, since it may have been
+follower wants it, and else whether the alarm is set; so does a follower that leaves, since it may have been
 offered the baton just then; a submitted item is handled within about one tick, at once if a leader sleeps in the transport.
 
 A KeyboardInterrupt may strike the main thread between any two bytecodes. It is let through only where nothing is half done,
 that is around the sleep of a leader in the transport and of others on their lock, and one at a time; elsewhere it is
 remembered, and raised when all is in order. The shield goes up before the baton is taken, and down after it is given back.
+
+A process that the user's code forks has a copy of all this, of whose threads one is left, and the same socket: what it submits
+or waits for is refused, before any lock is tried.
 """
 
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # signal.signal() makes enums of all it takes and gives: 10 us
+import os
 import threading
 import time
 from collections import deque
@@ -42,6 +50,8 @@ from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Generic, TypeVar
 
+from monarch_kernel.errors import ForkedError
+from monarch_kernel.transport.alarm import Alarm
 from monarch_kernel.transport.base import Peer, Transport
 from monarch_kernel.transport.strikes import ACTOR_THREAD, USER_THREAD, ActorThread, ThreadShield, UserThread
 from monarch_kernel.wire.codec import Frame, Packed, join
@@ -54,8 +64,17 @@ _FLUSH_S = 0.001
 _SIGINT = 2
 _IGNORE = 1
 _RECEIVE_BATCH = 256
+_forks = 0  # of which this process is the last: tells it from its parents, and costs no system call
 
 T = TypeVar("T")
+
+
+def _note_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_note_fork)
 
 
 class Waiter:
@@ -187,19 +206,35 @@ class Driver(Generic[T]):
         self._closed = False
         self._over = False
         self._background_leads = False
-        self._background_asleep = False
         self._background = threading.Thread(target=self._serve, name=name, daemon=True)
-        self._background_signal = Waiter()
+        self._alarm = Alarm()
+        self._alarm_lock = threading.RLock()  # what is collected in between may submit something
+        self._is_alarm_set = False
+        self._seen = 0  # of the activity, when the alarm was set
         self._main = threading.main_thread().ident
+        self._pid = os.getpid()
+        self._forks = _forks
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a fork of the process whose transport it is."""
+        return self._forks != _forks
 
     def start(self) -> None:
         """Start the background thread."""
         self._background.start()
+        self._set_alarm(TICK_S)
 
     # -- for any thread
 
     def submit(self, item: T) -> None:
-        """Have an item handled by the leader; in order per thread."""
+        """Have an item handled by the leader; in order per thread.
+
+        Raises:
+            ForkedError: in a fork of the process.
+        """
+        if self._forks != _forks:
+            raise ForkedError(self._pid)
         self._items.append(item)
         if self._polling:
             self._transport.wake()
@@ -217,9 +252,14 @@ class Driver(Generic[T]):
         """Wait until ``waiter`` is ready, driving the transport meanwhile; False if the time is up.
 
         With ``patient``, stand by while another foreground thread has the baton, and do not ask to be offered it.
+
+        Raises:
+            ForkedError: in a fork of the process, for what is not ready.
         """
         if waiter.ready:
             return True
+        if self._forks != _forks:
+            raise ForkedError(self._pid)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         stands_by = False
         with self._shield(waiter) as shield:
@@ -246,7 +286,8 @@ class Driver(Generic[T]):
             self._closed = True
             self._wanted = True
             self._transport.wake()
-            self._background_signal.nudge()
+            with self._alarm_lock:
+                self._alarm.set(0)
             if self._background.is_alive() and self._background is not threading.current_thread():
                 self._background.join()
             with self._baton:
@@ -254,6 +295,9 @@ class Driver(Generic[T]):
                     self._flush()
                 self._over = True
                 self._transport.close()
+            with self._alarm_lock:
+                self._is_alarm_set = True  # for ever: nobody looks after what is closed
+                self._alarm.close()
             for sleeper in [*self._followers, *self._standing_by]:
                 sleeper.nudge()
 
@@ -302,6 +346,8 @@ class Driver(Generic[T]):
         self._leader = waiter
         self._stand_by = False
         self._activity += 1
+        if self._is_alarm_set:
+            self._stop_alarm()
         self._flush()
         while not waiter.ready and not self._closed:
             timeout_s = None if deadline is None else deadline - time.monotonic()
@@ -369,17 +415,17 @@ class Driver(Generic[T]):
             self._transport.flush()
         self._last_flush = time.perf_counter()
 
-    def _give_back(self) -> None:
+    def _give_back(self, tick_s: float = TICK_S) -> None:
         self._baton.release()
-        self._offer()
+        self._offer(tick_s)
 
-    def _offer(self) -> None:
+    def _offer(self, tick_s: float = TICK_S) -> None:
         """See to it that somebody looks after the transport, now that nobody holds the baton."""
         try:
             self._followers[0].nudge()
         except IndexError:  # nobody follows, or left just now
-            if self._background_asleep:
-                self._background_signal.nudge()
+            if not self._is_alarm_set:
+                self._set_alarm(tick_s)
 
     def _wait_standing_by(self, waiter: Waiter, deadline: float | None, shield: _Shield | ThreadShield) -> None:
         self._standing_by.add(waiter)
@@ -410,32 +456,40 @@ class Driver(Generic[T]):
 
     # -- the background thread
 
+    def _set_alarm(self, tick_s: float) -> None:
+        with self._alarm_lock:
+            if not self._is_alarm_set:
+                self._seen = self._activity
+                self._alarm.set(tick_s)
+                self._is_alarm_set = True
+
+    def _stop_alarm(self) -> None:
+        with self._alarm_lock:
+            if not self._over:
+                self._alarm.stop()
+                self._is_alarm_set = False
+
     def _serve(self) -> None:
-        seen = -1
         tick_s = TICK_S
         while not self._closed:
-            self._background_signal.sleep(tick_s)
-            tick_s = min(2 * tick_s, MAX_TICK_S) if self._activity != seen else TICK_S
-            if self._activity != seen:
-                seen = self._activity
-                if self._baton.acquire(blocking=False):
-                    try:
-                        self._receive(None)
-                        self._flush()
-                        self._tick()  # else none would come while one call follows the other and nobody waits
-                    finally:
-                        self._give_back()
-            elif self._baton.acquire(blocking=False):
-                try:
+            self._alarm.sleep()
+            with self._alarm_lock:
+                self._is_alarm_set = False
+                is_idle = self._activity == self._seen
+            if not self._baton.acquire(blocking=False):
+                continue
+            try:
+                if is_idle:
+                    tick_s = TICK_S
                     self._lead_in_background()
-                finally:
-                    self._background_leads = False
-                    self._give_back()
-            else:  # somebody has been leading for longer than a tick
-                self._background_asleep = True
-                if self._baton.locked() and not self._closed:
-                    self._background_signal.sleep(-1)
-                self._background_asleep = False
+                else:
+                    tick_s = min(2 * tick_s, MAX_TICK_S)
+                    self._receive(None)
+                    self._flush()
+                    self._tick()  # else none would come while one call follows the other and nobody waits
+            finally:
+                self._background_leads = False
+                self._give_back(tick_s)
 
     def _lead_in_background(self) -> None:
         self._background_leads = True

@@ -84,6 +84,7 @@ class MemoryTransport:
 
     def __init__(self, hub: MemoryHub, name: Peer) -> None:
         self.closed = False
+        self.shares = False
         self._hub = hub
         self._name = name
         self._arrived: deque[tuple[Peer, list[Frame]]] = deque()
@@ -111,11 +112,22 @@ class MemoryTransport:
         """Nothing: all who are in the hub may be heard."""
         return 0
 
+    @property
+    def strangers(self) -> int:
+        """Nothing: nobody can connect."""
+        return 0
+
     def route(self, peer: Peer, host: int) -> None:
         """Nothing: all who are in the hub reach each other."""
 
     def dial(self, host: int, address: str) -> None:
         """Nothing: all who are in the hub reach each other."""
+
+    def share(self, peer: Peer) -> None:
+        """Nothing: frames are copied."""
+
+    def forget(self, peer: Peer) -> None:
+        """Nothing: frames are copied."""
 
     def heard(self) -> set[int]:
         """The hosts that were heard of since the last time."""

@@ -17,7 +17,8 @@ TCP loses what it holds when a connection breaks, and another connection may be 
 hosts numbers what it sends, from end to end, and keeps it until the other says that it has it (`Beat`). Who sees a gap drops
 what comes after it and asks for all from there; what has come before is dropped. Relays on the way keep nothing.
 
-A large message is cut into pieces: each that comes shows that the host is alive, while a gigabyte in one frame would not.
+A large message is cut into pieces: each that comes shows that the host is alive, while a gigabyte in one frame would not. How
+many of them are on their way to a neighbour at a time is his `Outbox`'s to say; what waits there has been numbered.
 
 A new controller begins a new *life*: the numbers of the last one are void, and an agent that hears from it begins anew, too.
 """
@@ -25,27 +26,20 @@ A new controller begins a new *life*: the numbers of the last one are void, and 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from monarch_kernel.transport.base import Peer
+from monarch_kernel.transport.outbox import FOLD_DEPTH, PIECE_NBYTES, Outbox, is_small
 from monarch_kernel.wire.codec import Frame
-from monarch_kernel.wire.envelope import Beat, Entry, Envelope, Leg, open_envelope, seal
+from monarch_kernel.wire.envelope import Beat, Entry, Leg, open_envelope
 
 __all__ = ["CONTROLLER_HOST", "Delivery", "Relay"]
 
 CONTROLLER_HOST = 0
 ACK_EVERY = 512
 ACK_NBYTES = 8 << 20
-PIECE_NBYTES = 2 << 20
-MAX_NAMES = 100_000
-"""In one envelope: so it is a frame of a few MiB at most, as the pieces are."""
-
-MAX_FOLD_NBYTES = 64 * 1024
-"""Larger messages are not compared: it would cost more than it saves."""
-
-_FOLD_DEPTH = 8
 
 
 class Delivery(NamedTuple):
@@ -65,7 +59,7 @@ class _Draft:
     def __init__(self, frames: Sequence[Frame]) -> None:
         self.frames = frames
         self.legs: dict[int, tuple[list[Peer], list[Peer]]] = {}
-        self.is_small = _is_small(frames)
+        self.is_small = is_small(frames)
 
 
 class _Kept(NamedTuple):
@@ -87,18 +81,12 @@ class _Line:
     untold: int = 0  # messages, and their bytes, of which the other does not know that they have come
     untold_nbytes: int = 0
     has_asked: bool = False
+    latest: int = 0  # of the messages that came though one before them is missing
     kept: deque[_Kept] = field(default_factory=deque)
-    pieces: list[list[Frame]] = field(default_factory=list)  # by frame
+    pieces: list[Frame | bytearray] = field(
+        default_factory=list
+    )  # the frames that have come, the last one perhaps in part
     is_cut: bool = False
-
-
-@dataclass
-class _Outbox:
-    """What waits for one neighbour; ``last`` is the place of each host's last message."""
-
-    entries: list[tuple[Entry, Sequence[Frame]]] = field(default_factory=list)
-    beats: list[Beat] = field(default_factory=list)
-    last: dict[int, int] = field(default_factory=dict)
 
 
 class Relay:
@@ -108,37 +96,49 @@ class Relay:
         host: its number.
         life: which controller it is, or which it belongs to.
         default: the neighbour for hosts that were not heard of yet; None to have what is for them wait.
+        members: the hosts that there are; None where that is not known, and any may be heard of.
 
     Attributes:
         dropped: what had no way, or came where it does not belong.
         passed_on: messages between other hosts that came by here.
         heard: hosts that were heard of since the owner has last emptied it.
         is_given_up: the controller has given this host up.
+        is_attached: whether we certainly have a way to the controller's process, as our beats say.
+        attached: hosts that have said so of themselves since the owner has last emptied it.
     """
 
-    def __init__(self, host: int, life: int = 0, default: int | None = None) -> None:
+    def __init__(
+        self, host: int, life: int = 0, default: int | None = None, members: Container[int] | None = None
+    ) -> None:
         self.host = host
+        self._members = members
         self.default = default
         self.dropped = 0
         self.passed_on = 0
         self.heard: set[int] = set()
         self.is_given_up = False
+        self.is_attached = False
+        self.attached: set[int] = set()
         self._life = life
         self._ways: dict[int, int] = {}
         self._lines: dict[int, _Line] = {}
         self._drafts: list[_Draft] = []
         self._last: dict[tuple[Peer, int], int] = {}
         self._stuck: dict[int, list[tuple[Entry, Sequence[Frame]]]] = {}
-        self._outboxes: dict[int, _Outbox] = {}
+        self._outboxes: dict[int, Outbox] = {}
+        self._due: set[int] = set()  # neighbours for whom there may be something to hand over
         self._given_up: set[int] = set()
 
     # -- ways
 
     def lead(self, host: int, neighbour: int) -> None:
         """From now on, what is for a host goes to this neighbour; also what has waited for a way."""
+        former = self._ways.get(host, self.default)
         self._ways[host] = neighbour
         for entry, frames in self._stuck.pop(host, ()):
             self._put(neighbour, entry, frames)
+        if former not in (None, neighbour):
+            self._redirect(former, lambda leg: leg.target == host)
 
     def lead_by(self, former: int, neighbour: int) -> None:
         """From now on, all that went to one neighbour goes to another."""
@@ -147,6 +147,15 @@ class Relay:
         for host, way in list(self._ways.items()):
             if way == former:
                 self._ways[host] = neighbour
+        self._redirect(former, lambda leg: True)
+
+    def _redirect(self, former: int, which: Callable[[Leg], bool]) -> None:
+        """Have what waits for a neighbour take the way that there is now."""
+        box = self._outboxes.get(former)
+        for entry, frames in box.withdraw(which) if box is not None and box.waits else ():
+            for leg in entry.legs:
+                if (way := self.way(leg.target)) is not None:
+                    self._put(way, Entry([leg], entry.nframes, entry.goes_on, entry.is_cut), frames)
 
     def way(self, host: int) -> int | None:
         """The neighbour to which goes what is for a host; None if it waits."""
@@ -157,6 +166,8 @@ class Relay:
         self._given_up.add(host)
         self._lines.pop(host, None)
         self._stuck.pop(host, None)
+        for box in self._outboxes.values():
+            box.withdraw(lambda leg: leg.target == host)
 
     # -- messages out
 
@@ -183,10 +194,10 @@ class Relay:
 
     def _fold(self, sender: Peer, receiver: Peer, host: int, frames: Sequence[Frame]) -> bool:
         """Be one more sender of a message that waits, if there is one."""
-        if not _is_small(frames):
+        if not is_small(frames):
             return False
         drafts = self._drafts
-        first = max(self._last.get((sender, host), -1) + 1, len(drafts) - _FOLD_DEPTH)
+        first = max(self._last.get((sender, host), -1) + 1, len(drafts) - FOLD_DEPTH)
         for i in range(len(drafts) - 1, first - 1, -1):
             draft = drafts[i]
             if draft.is_small and len(draft.legs) == 1 and draft.frames[0] == frames[0]:
@@ -200,7 +211,7 @@ class Relay:
     @property
     def waits(self) -> bool:
         """Whether there is anything to flush."""
-        return bool(self._drafts or self._outboxes)
+        return bool(self._drafts or self._due)
 
     @property
     def senders(self) -> int:
@@ -208,9 +219,11 @@ class Relay:
         return len(self._last)
 
     def beat(self) -> None:
-        """Tell all hosts that we have to do with that we are alive, and what we have received."""
+        """Tell all hosts that we have to do with that we are alive, and what we have received; call this at even intervals."""
         for host in self._lines:
             self._beat(host)
+        for box in self._outboxes.values():
+            box.tick()
 
     def greet(self, host: int) -> None:
         """Have to do with a host from now on: it gets our beats."""
@@ -242,42 +255,29 @@ class Relay:
                         by_neighbour[way] = Entry([leg], len(frames), goes_on, is_cut)
                 for neighbour, entry in by_neighbour.items():
                     self._put(neighbour, entry, frames)
-        outboxes, self._outboxes = self._outboxes, {}
-        ready = []
-        for neighbour, box in outboxes.items():
-            *parts, last = _bounded(box.entries)
-            for entries, beats in [
-                *((part, []) for part in parts),
-                (last, box.beats),
-            ]:  # beats come after what they count
-                frames_ = [frame for _, frames in entries for frame in frames]
-                ready.append((neighbour, seal(Envelope([entry for entry, _ in entries], beats), frames_)))
-        return ready
+        due, self._due = self._due, set()
+        return [(neighbour, parts) for neighbour in due for parts in self._outboxes[neighbour].messages()]
 
     def _put(self, neighbour: int, entry: Entry, frames: Sequence[Frame]) -> None:
-        """Have an entry wait for a neighbour; together with an equal one, if no host's messages change their order."""
-        box = self._outboxes.setdefault(neighbour, _Outbox())
-        entries, last = box.entries, box.last
-        if entries and not entry.goes_on and _is_small(frames):
-            first = max([0, len(entries) - _FOLD_DEPTH, *(last.get(leg.source, -1) + 1 for leg in entry.legs)])
-            for i in range(len(entries) - 1, first - 1, -1):
-                other, theirs = entries[i]
-                if len(theirs) == 1 and not other.goes_on and theirs[0] == frames[0]:
-                    other.legs.extend(entry.legs)
-                    last.update((leg.source, i) for leg in entry.legs)
-                    return
-        last.update((leg.source, len(entries)) for leg in entry.legs)
-        entries.append((entry, frames))
+        self._outbox(neighbour).put(entry, frames)
+
+    def _outbox(self, neighbour: int) -> Outbox:
+        """What waits for a neighbour; something was, or will be, put into it."""
+        self._due.add(neighbour)
+        box = self._outboxes.get(neighbour)
+        if box is None:
+            box = self._outboxes[neighbour] = Outbox()
+        return box
 
     def _beat(self, host: int, *, again: bool = False) -> None:
         line = self._line(host)
         line.untold = line.untold_nbytes = 0
-        self._pass_beat(Beat(self.host, host, line.life, line.sent, line.received, again))
+        self._pass_beat(Beat(self.host, host, line.life, line.sent, line.received, again, False, self.is_attached))
 
     def _pass_beat(self, beat: Beat) -> None:
         way = self.way(beat.target)
         if way is not None:
-            self._outboxes.setdefault(way, _Outbox()).beats.append(beat)
+            self._outbox(way).put_beat(beat)
 
     def _line(self, host: int) -> _Line:
         line = self._lines.get(host)
@@ -295,6 +295,14 @@ class Relay:
             WireError: it is none of ours.
         """
         envelope = open_envelope(parts)
+        if self._members is not None and neighbour not in self._members:
+            self.dropped += 1
+            return
+        box = self._outboxes.get(neighbour)
+        if box is None:
+            box = self._outboxes[neighbour] = Outbox()
+        if box.hear(envelope.given, envelope.taken):
+            self._due.add(neighbour)
         taken = 1
         for entry in envelope.entries:
             frames = parts[taken : taken + entry.nframes]
@@ -303,6 +311,9 @@ class Relay:
             for leg in entry.legs:
                 if leg.source == self.host or leg.source in self._given_up:
                     self._say_over(leg.source, neighbour)
+                    continue
+                if not self._may_come_by(leg.source, neighbour):
+                    self.dropped += 1
                     continue
                 self._heard_of(leg.source, neighbour)
                 if leg.target != self.host:
@@ -320,6 +331,9 @@ class Relay:
             if beat.source == self.host or beat.source in self._given_up:
                 self._say_over(beat.source, neighbour)
                 continue
+            if not self._may_come_by(beat.source, neighbour):
+                self.dropped += 1
+                continue
             self._heard_of(beat.source, neighbour)
             if beat.target == self.host:
                 self._heard_beat(beat)
@@ -327,6 +341,12 @@ class Relay:
                 self._pass_beat(beat)
             else:
                 self.dropped += 1
+
+    def _may_come_by(self, host: int, neighbour: int) -> bool:
+        """Whether a host is one of ours; the controller, which can end and renew us, is heard by itself or on the way to it."""
+        if host == CONTROLLER_HOST:
+            return neighbour in (CONTROLLER_HOST, self.way(host), self.default)
+        return self._members is None or host in self._members
 
     def _heard_of(self, host: int, neighbour: int) -> None:
         self.heard.add(host)
@@ -337,7 +357,7 @@ class Relay:
         self.dropped += 1
         if host != self.host:
             over = Beat(self.host, host, self._life, 0, 0, over=True)
-            self._outboxes.setdefault(neighbour, _Outbox()).beats.append(over)
+            self._outbox(neighbour).put_beat(over)
 
     def _is_of_this_life(self, host: int, life: int, line: _Line) -> bool:
         """Whether something is numbered as we number; an agent that hears of a new controller begins anew."""
@@ -356,9 +376,10 @@ class Relay:
         if leg.number <= line.received:
             return None  # it was sent again
         if leg.number > line.received + 1:
-            if not line.has_asked:
+            if not line.has_asked or leg.number <= line.latest:  # what was asked for has been lost, too
                 line.has_asked = True
                 self._beat(host, again=True)
+            line.latest = leg.number
             return None
         line.received += 1
         line.has_asked = False
@@ -368,16 +389,20 @@ class Relay:
             self._beat(host)
         if not (entry.goes_on or line.pieces):
             return list(frames)
-        pieces = line.pieces
+        whole = line.pieces
         if line.is_cut:
-            pieces[-1].append(frames[0])
+            # Piece by piece, for a gigabyte at once takes so long that we would be thought dead.
+            begun = whole[-1]
+            if not isinstance(begun, bytearray):
+                begun = whole[-1] = bytearray(begun)
+            begun += frames[0]
             frames = frames[1:]
-        pieces.extend([frame] for frame in frames)
+        whole.extend(frames)
         line.is_cut = entry.is_cut
         if entry.goes_on:
             return None
         line.pieces = []
-        return [_joined(piece) for piece in pieces]
+        return [memoryview(frame) if isinstance(frame, bytearray) else frame for frame in whole]
 
     def _heard_beat(self, beat: Beat) -> None:
         if beat.over:
@@ -386,34 +411,24 @@ class Relay:
         if not self._is_of_this_life(beat.source, beat.life, self._line(beat.source)):
             self.dropped += 1
             return
+        if beat.attached:
+            self.attached.add(beat.source)
         line = self._line(beat.source)
+        if beat.received > line.sent:  # it can't have what was never sent
+            self.dropped += 1
+            return
         while line.kept and line.kept[0].leg.number <= beat.received:
             line.kept.popleft()
         if beat.again and (way := self.way(beat.source)) is not None:
+            if (box := self._outboxes.get(way)) is not None:
+                box.withdraw(lambda leg: leg.source == self.host and leg.target == beat.source)
             for kept in line.kept:
                 self._put(way, Entry([kept.leg], len(kept.frames), kept.goes_on, kept.is_cut), kept.frames)
-        line.has_asked = False
+        if beat.sent:
+            line.has_asked = False
         if beat.sent > line.received:  # it comes after what it counts: that is lost
             line.has_asked = True
             self._beat(beat.source, again=True)
-
-
-def _bounded(entries: list[tuple[Entry, Sequence[Frame]]]) -> list[list[tuple[Entry, Sequence[Frame]]]]:
-    """Distribute entries to as many envelopes as it takes for none to become too large a frame; at least one."""
-    parts: list[list[tuple[Entry, Sequence[Frame]]]] = [[]]
-    n_names = 0
-    for entry, frames in entries:
-        n = sum(2 + len(leg.senders) + len(leg.receivers) for leg in entry.legs)
-        if n_names + n > MAX_NAMES and parts[-1]:
-            parts.append([])
-            n_names = 0
-        n_names += n
-        parts[-1].append((entry, frames))
-    return parts
-
-
-def _is_small(frames: Sequence[Frame]) -> bool:
-    return len(frames) == 1 and len(frames[0]) <= MAX_FOLD_NBYTES
 
 
 def _pieces(frames: Sequence[Frame]) -> Iterator[tuple[list[Frame], bool, bool]]:
@@ -434,8 +449,3 @@ def _pieces(frames: Sequence[Frame]) -> Iterator[tuple[list[Frame], bool, bool]]
             yield piece, True, False
             piece, room = [], PIECE_NBYTES
     yield piece, False, False
-
-
-def _joined(pieces: Iterable[Frame]) -> Frame:
-    first, *rest = pieces
-    return memoryview(bytearray().join([first, *rest])) if rest else first

@@ -1,4 +1,4 @@
-"""What all ZeroMQ sockets here have in common: messages of several frames, waiting, and being woken."""
+"""What all ZeroMQ sockets here have in common: messages of several frames, and being woken."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zmq.backend import Socket as PlainSocket
 
 from monarch_kernel.wire.codec import Frame
 
-__all__ = ["LINGER_MS", "ZmqSocket", "has_message", "recv_multipart", "recv_rest", "send_multipart"]
+__all__ = ["LINGER_MS", "Wakeable", "has_message", "recv_multipart", "recv_rest", "send_multipart"]
 
 LINGER_MS = 1000
 _ZERO_COPY_NBYTES = 64 * 1024
@@ -36,36 +36,12 @@ class _Event:
         os.close(self.fd)
 
 
-class ZmqSocket:
-    """What both ends share: a socket, and an eventfd that wakes whoever waits on it."""
+class Wakeable:
+    """What both ends share: an eventfd that wakes whoever waits."""
 
-    yields = 0
-
-    def __init__(self, kind: int) -> None:
-        self._context = zmq.Context()
-        self._socket = self._context.socket(kind)
-        self._socket.set_hwm(0)
-        self._socket.setsockopt(zmq.LINGER, LINGER_MS)
+    def __init__(self) -> None:
         self._event: _Event | None = _Event()
         self._wake = self._event.fd
-        self._items: list[Any] = [(self._socket, _POLLIN), (self._wake, _POLLIN)]
-
-    def wait(self, timeout_s: float | None) -> None:
-        """Return when a message may have arrived, `wake` was called, or the time is up."""
-        for _ in range(self.yields):
-            if has_message(self._socket):
-                return
-            os.sched_yield()
-        events: list[Any] = zmq.zmq_poll(
-            self._items, -1 if timeout_s is None else max(0, int(timeout_s * 1000 + 0.999))
-        )
-        for source, _ in events:
-            if source == self._wake:
-                self._forget_wake()
-
-    def _forget_wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._wake)
 
     def wake(self) -> None:
         """Make the current or the next `wait` return at once."""
@@ -73,16 +49,9 @@ class ZmqSocket:
         if event is not None:
             os.eventfd_write(event.fd, 1)
 
-    def fileno(self) -> int:
-        """A descriptor for an outer poll; edge-triggered, so call `recv` until it gives None before polling."""
-        return int(self._socket.getsockopt(zmq.FD))
-
-    def close(self) -> None:
-        """Close the socket; what was sent lingers for up to a second."""
-        if self._event is not None:
-            self._event = None
-            self._socket.close()
-            self._context.term()
+    def _forget_wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
 
 
 def send_multipart(socket: Any, parts: Sequence[Frame]) -> None:
@@ -98,11 +67,7 @@ def send_multipart(socket: Any, parts: Sequence[Frame]) -> None:
 
 def recv_multipart(socket: Any) -> list[Frame] | None:
     """Give the next message of a socket, or None if none has arrived; the first frame as bytes, the others writable."""
-    try:
-        first = _recv(socket, _NOBLOCK)
-    except zmq.Again:
-        return None
-    return recv_rest(socket, [first])
+    return recv_rest(socket, [_recv(socket, _NOBLOCK)]) if has_message(socket) else None
 
 
 def recv_rest(socket: Any, parts: list[Frame]) -> list[Frame]:
@@ -113,5 +78,5 @@ def recv_rest(socket: Any, parts: list[Frame]) -> list[Frame]:
 
 
 def has_message(socket: Any) -> bool:
-    """Whether a message has arrived; to look costs less than to find nothing."""
+    """Whether a message has arrived; to look costs a tenth of an attempt to receive that fails, for that raises."""
     return bool(_get(socket, _EVENTS) & _POLLIN)

@@ -101,7 +101,8 @@ def _block(error: RanksError, failure: Failure, ranks: Sequence[int], paint: _Pa
     yield from (f"    {_narrow(line, verbose, _MAX_HEADLINE)}" for line in headline[1:n_message])
     if len(headline) > n_message:
         yield paint.dim(f"    … {len(headline) - n_message:,} more lines of the message")
-    yield paint.dim(f"    {_processes(error, ranks)}")
+    if processes := _processes(error, ranks):
+        yield paint.dim(f"    {processes}")
     if pythons := {each.python for point, each in error.reports.items() if point.rank in ranks and each.python}:
         yield paint.dim(f"    with {', '.join(sorted(pythons))}")  # what can be imported is what is installed for it
     if failure.kind == "interrupted":
@@ -134,19 +135,20 @@ def _colored_headline(headline: str, failure: Failure, paint: _Paint) -> str:
 
 
 def _processes(error: RanksError, ranks: Sequence[int]) -> str:
-    """Hosts and process ids of the ranks: ``on node1 (pids 17, 18)``."""
+    """Hosts and process ids of the ranks: ``on node1 (pids 17, 18)``; empty where no host has come."""
     wanted = set(ranks)
     reports = sorted((point.rank, each) for point, each in error.reports.items() if point.rank in wanted)
     by_host: dict[str, list[int]] = {}
     for _, report in reports:
-        by_host.setdefault(report.host or "an unknown host", []).append(report.pid)
+        if report.host:
+            by_host.setdefault(report.host, []).append(report.pid)
     hosts = []
     for host, all_pids in list(by_host.items())[:4]:
         pids = [pid for pid in all_pids if pid]
         shown = ", ".join(map(str, pids[:4])) + (", …" if len(pids) > 4 else "")
         hosts.append(f"{host} (pid{'s' if len(pids) > 1 else ''} {shown})" if pids else host)
     more = f", and {len(by_host) - 4} more hosts" if len(by_host) > 4 else ""
-    return f"on {', '.join(hosts)}{more}"
+    return f"on {', '.join(hosts)}{more}" if hosts else ""
 
 
 def _interrupted(failure: Failure, paint: _Paint) -> Iterator[str]:

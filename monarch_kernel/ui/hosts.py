@@ -1,15 +1,15 @@
-"""Hosts in words: what is waited for while they come, and which did not come and why."""
+"""Hosts and ranks in words: what is waited for while they come, and which did not come and why."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from monarch_kernel.errors import format_ranks
+from monarch_kernel.errors import Failure, format_ranks
 from monarch_kernel.events import HostsView, HostView
 from monarch_kernel.launch.engines import ENGINES
 from monarch_kernel.ui.text import format_seconds
 
-__all__ = ["coming_text", "engine_title", "missing_text"]
+__all__ = ["coming_text", "engine_title", "missing_ranks_text", "missing_text", "up_text"]
 
 _MAX_REASONS = 8
 _MAX_LINES = 8
@@ -26,6 +26,12 @@ def coming_text(mesh: str, view: HostsView, waited_s: float, what: str = "host")
     up, total = view.count("up"), len(view.hosts)
     awaited = view.waits_for or engine_title(view.engine)
     return f"{mesh}: {up} of {total} {what}{'s' * (total != 1)} up; waiting for {awaited} ({format_seconds(waited_s)})"
+
+
+def up_text(mesh: str, view: HostsView, waited_s: float, what: str = "host") -> str:
+    """What has come of it: ``t: 4 of 4 hosts up, after 12 s``."""
+    up, total = view.count("up"), len(view.hosts)
+    return f"{mesh}: {up} of {total} {what}{'s' * (total != 1)} up, after {format_seconds(waited_s)}"
 
 
 def missing_text(mesh: str, view: HostsView, names: Sequence[str], waited_s: float, *, said: str = "") -> str:
@@ -56,6 +62,30 @@ def missing_text(mesh: str, view: HostsView, names: Sequence[str], waited_s: flo
     if len(by_reason) > _MAX_REASONS:
         rest = sum(map(len, list(by_reason.values())[_MAX_REASONS:]))
         lines.append(f"  and {rest} more")
+    return "\n".join(lines)
+
+
+def missing_ranks_text(mesh: str, total: int, failures: Mapping[int, Failure], waited_s: float) -> str:
+    """Which ranks did not come up, and why.
+
+    Args:
+        mesh: its name.
+        total: how many ranks it was to have.
+        failures: flat rank -> what became of it.
+        waited_s: for how long they were waited for, in seconds.
+    """
+    by_reason: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    for rank, failure in sorted(failures.items()):
+        by_reason.setdefault((failure.message, failure.last_lines), []).append(rank)
+    lines = [
+        f"{mesh}: {len(failures)} of {total} rank{'s' * (total != 1)} did not come up, "
+        f"after {format_seconds(waited_s)}; all were ended again"
+    ]
+    for (why, log), which in list(by_reason.items())[:_MAX_REASONS]:
+        lines.append(f"  rank{'s' * (len(which) != 1)} {format_ranks(which) if len(which) != 1 else which[0]}: {why}")
+        lines += [f"    | {line}" for line in log]
+    if len(by_reason) > _MAX_REASONS:
+        lines.append(f"  and {sum(map(len, list(by_reason.values())[_MAX_REASONS:]))} more")
     return "\n".join(lines)
 
 

@@ -103,7 +103,7 @@ def mesh_text(view: MeshView) -> str:
         lines += _aligned(columns)
     if rest:
         lines.append(rest)
-    return "\n".join([*lines, *_lost_hosts(view)])
+    return "\n".join([*lines, *_lost_hosts(view), *_strangers(view)])
 
 
 def mesh_html(view: MeshView) -> str:
@@ -123,7 +123,7 @@ def mesh_html(view: MeshView) -> str:
         for rank, row in zip(shown, body, strict=True):
             rows.append(_html_row(rank, row, titles, right))
         rows.append("</tbody>")
-        below = [*([rest] if rest else []), *_lost_hosts(view)]
+        below = [*([rest] if rest else []), *_lost_hosts(view), *_strangers(view)]
         if below:
             span = f'colspan="{len(titles)}" style="{_cell_style(False, wrap=True)}"'
             feet = "".join(f"<tr><td {span}>{escape(line)}</td></tr>" for line in below)
@@ -140,7 +140,7 @@ def detached_text(views: Sequence[DetachedView]) -> str:
         [
             ("name", [view.name for view in views], False),
             ("axes", [" ".join(f"{axis}={size}" for axis, size in view.axes) for view in views], False),
-            ("ranks", [_runs(view.runs) for view in views], False),
+            ("ranks", [view.where or _runs(view.runs) for view in views], False),
             (
                 "kernel",
                 [
@@ -248,6 +248,18 @@ def _lost_hosts(view: MeshView) -> list[str]:
     more = [f"and {len(lost) - _MAX_LOST} more hosts are lost"] if len(lost) > _MAX_LOST else []
     remedy = [f"%mesh heal {view.name} asks for {'another' if len(lost) == 1 else 'others'}"] if lost else []
     return [*named, *more, *remedy]
+
+
+def _strangers(view: MeshView) -> list[str]:
+    """A line that says where strangers have knocked."""
+    total = sum(count for _, count in view.strangers)
+    if not total:
+        return []
+    most = sorted(view.strangers, key=lambda each: -each[1])
+    named = [f"{count:,} {f'at {name}' if name else 'here'}" for name, count in most[:_MAX_LOST]]
+    more = [f"others at {len(most) - _MAX_LOST} more hosts"] if len(most) > _MAX_LOST else []
+    what = "1 connection" if total == 1 else f"{total:,} connections"
+    return [f"{what} of strangers, without the keys of this session, refused: {', '.join([*named, *more])}"]
 
 
 def _one_line(text: str, max_length: int) -> str:

@@ -7,14 +7,17 @@ much as packing twenty headers.
 
 from __future__ import annotations
 
+import copyreg
 import dataclasses
 import functools
+import io
 import operator
 import pickle
-from collections.abc import Iterator, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from operator import or_
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import cloudpickle
 import msgspec
@@ -22,11 +25,14 @@ import msgspec
 from monarch_kernel.errors import PayloadError
 from monarch_kernel.wire import messages
 from monarch_kernel.wire.messages import Message, Payload
+from monarch_kernel.wire.tensors import REDUCERS, find_torch
 
 __all__ = [
     "INLINE_NBYTES",
+    "STORE",
     "Frame",
     "Packed",
+    "Unreadable",
     "WireError",
     "dump",
     "dump_bytes",
@@ -55,6 +61,27 @@ _encoder = msgspec.msgpack.Encoder()
 _AnyKind = reduce(or_, _KINDS)
 _decoder = msgspec.msgpack.Decoder(list[functools.reduce(operator.or_, _KINDS)])  # type: ignore[misc]
 _PAYLOAD_KINDS = tuple(kind for kind in _KINDS if "payload" in kind.__struct_fields__)
+
+
+class Unreadable(bytes):
+    """In place of a frame that has not come; the bytes say why."""
+
+
+class _Store:
+    """Where values that are larger are copied to when they are pickled; by default nowhere else than smaller ones.
+
+    Attributes:
+        keep: copies a buffer.
+        from_nbytes: how large the smallest of them is.
+    """
+
+    def __init__(self) -> None:
+        self.keep: Callable[[memoryview], memoryview] = memoryview
+        self.from_nbytes: float = float("inf")
+
+
+STORE = _Store()
+"""Set by the transport, once for the process."""
 
 
 class WireError(ValueError):
@@ -154,13 +181,36 @@ def split(parts: Sequence[Frame]) -> Iterator[tuple[Message, Sequence[Frame]]]:
 def _pickle(value: Any, buffers: list[pickle.PickleBuffer]) -> bytes:
     """Pickle by the quickest way that is right: what belongs to ``__main__`` must travel by value."""
     try:
-        data = pickle.dumps(value, 5, buffer_callback=buffers.append)
+        if find_torch():
+            data = _dump_by(_Pickler, value, buffers)
+        else:
+            data = pickle.dumps(value, 5, buffer_callback=buffers.append)
         if b"__main__" not in data and not cloudpickle.list_registry_pickle_by_value():
             return data
     except Exception:  # the slow way knows more types, and its error is the one to report
         pass
     buffers.clear()
-    return cloudpickle.dumps(value, 5, buffer_callback=buffers.append)  # type: ignore[no-any-return]
+    return _dump_by(_ByValuePickler, value, buffers)
+
+
+class _Pickler(pickle.Pickler):
+    dispatch_table = ChainMap(REDUCERS, cast(dict[type, Any], copyreg.dispatch_table))  # noqa: RUF012
+
+
+class _ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
+    dispatch_table: ClassVar[ChainMap[type, Any]] = ChainMap(REDUCERS, cloudpickle.Pickler.dispatch_table)
+
+
+def _dump_by(kind: type[pickle.Pickler], value: Any, buffers: list[pickle.PickleBuffer]) -> bytes:
+    file = io.BytesIO()
+    kind(file, 5, buffer_callback=buffers.append).dump(value)
+    return file.getvalue()
+
+
+def _kept(raw: memoryview) -> Frame:
+    if raw.nbytes >= STORE.from_nbytes:
+        return STORE.keep(raw)
+    return raw if raw.readonly else memoryview(bytes(raw))
 
 
 def dump(value: Any, what: str = "the value") -> tuple[Payload, tuple[Frame, ...]]:
@@ -179,9 +229,12 @@ def dump(value: Any, what: str = "the value") -> tuple[Payload, tuple[Frame, ...
     except Exception as error:
         raise PayloadError(f"{what} can't be pickled: {type(error).__name__}: {error}") from error
     # The message may be sent later, and must hold what the value is now: what can change is copied, once.
-    frames = [raw if raw.readonly else memoryview(bytes(raw)) for raw in (buffer.raw() for buffer in buffers)]
-    if len(data) > INLINE_NBYTES:
-        return Payload(b"", len(frames) + 1), (data, *frames)
+    try:
+        frames = [_kept(buffer.raw()) for buffer in buffers]
+        if len(data) > INLINE_NBYTES:
+            return Payload(b"", len(frames) + 1), (_kept(memoryview(data)), *frames)
+    except MemoryError as error:
+        raise PayloadError(f"{what} is too large: {error}") from None
     return Payload(data, len(frames)), tuple(frames)
 
 
@@ -222,7 +275,14 @@ def dump_call(args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str
 
 
 def load(payload: Payload, frames: Sequence[Frame]) -> Any:
-    """Unpickle a value; only for payloads of an authenticated peer."""
+    """Unpickle a value; only for payloads of an authenticated peer.
+
+    Raises:
+        PayloadError: a part of it has not come.
+    """
+    for frame in frames:
+        if type(frame) is Unreadable:
+            raise PayloadError(f"a large part of the value can't be read from shared memory: {frame.decode()}")
     if payload.data:
         return pickle.loads(payload.data, buffers=frames)
     if not payload.nframes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from monarch_kernel.wire.messages import RankSpec
@@ -9,13 +11,16 @@ from monarch_kernel.wire.messages import RankSpec
 __all__ = [
     "AGENT_VARIABLE",
     "DETACHED",
+    "KEPT_FILES",
     "LISTENS",
     "AgentConfig",
+    "Bequest",
     "Elsewhere",
     "ForkReport",
     "ForkRequest",
     "LinkKeys",
     "Manifest",
+    "Recipe",
 ]
 
 LISTENS = "MONARCH-AGENT"
@@ -26,6 +31,10 @@ AGENT_VARIABLE = "MONARCH_AGENT"
 
 DETACHED = "detached"
 """File in the directory of a mesh that has no controller now; says since when."""
+
+
+KEPT_FILES = (DETACHED, "lock", "manifest")
+"""Files that an agent leaves there when it has waited long enough for a controller."""
 
 
 class LinkKeys(msgspec.Struct, frozen=True):
@@ -90,7 +99,7 @@ class AgentConfig(msgspec.Struct, frozen=True):
         return msgspec.json.decode(data, type=cls)
 
 
-class ForkRequest(msgspec.Struct, frozen=True):
+class ForkRequest(msgspec.Struct, frozen=True, tag=True):
     """Agent to zygote: fork this rank, and, if ``last``, all that were asked for."""
 
     spec: RankSpec
@@ -100,10 +109,20 @@ class ForkRequest(msgspec.Struct, frozen=True):
         """As one packet."""
         return msgspec.msgpack.encode(self)
 
-    @classmethod
-    def decode(cls, data: bytes) -> ForkRequest:
-        """From one packet."""
-        return msgspec.msgpack.decode(data, type=cls)
+    @staticmethod
+    def decode(data: bytes) -> ForkRequest | Bequest:
+        """From one packet of the agent's, whichever it is."""
+        return msgspec.msgpack.decode(data, type=ForkRequest | Bequest)
+
+
+class Bequest(msgspec.Struct, frozen=True, tag=True):
+    """Agent to zygote: should I be killed, end these process groups; it replaces the one before."""
+
+    groups: tuple[int, ...]
+
+    def encode(self) -> bytes:
+        """As one packet."""
+        return msgspec.msgpack.encode(self)
 
 
 class ForkReport(msgspec.Struct, frozen=True):
@@ -123,6 +142,20 @@ class ForkReport(msgspec.Struct, frozen=True):
         return msgspec.msgpack.decode(data, type=cls)
 
 
+class Recipe(msgspec.Struct, frozen=True):
+    """How a launcher was made, so that another process can make one that asks for the like; holds no secrets.
+
+    Attributes:
+        engine: as in ``--on``.
+        options: fields of the engine's options -> values.
+        common: what else its launcher was given (`launch.engines.COMMON`).
+    """
+
+    engine: str
+    options: dict[str, Any] = {}
+    common: dict[str, Any] = {}
+
+
 class Elsewhere(msgspec.Struct, frozen=True):
     """How the hosts of a mesh are found again: they find us, by the port that they know, and the keys.
 
@@ -133,6 +166,8 @@ class Elsewhere(msgspec.Struct, frozen=True):
         lost_after_s: after how many seconds of silence a host is lost.
         places: number of the host of each rank.
         known: hosts with smaller numbers have belonged to the mesh; those that do no more are told to end.
+        nodes: number of a host -> what its engine calls the machine, for engines that have to be told.
+        recipe: by which another host is asked for; None if nobody can.
     """
 
     engine: str
@@ -141,6 +176,8 @@ class Elsewhere(msgspec.Struct, frozen=True):
     lost_after_s: float
     places: tuple[int, ...]
     known: int
+    nodes: dict[int, str] = {}
+    recipe: Recipe | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -159,6 +196,7 @@ class Manifest(msgspec.Struct, frozen=True):
         gpus: as asked for with ``--gpus``.
         device: as asked for with ``--device``.
         env: as asked for with ``--env``.
+        keep_s: how long it is kept without a kernel, in seconds; 0 for ever.
         elsewhere: of a mesh on hosts of an engine, how they are found again; None for one on this machine.
     """
 
@@ -174,14 +212,14 @@ class Manifest(msgspec.Struct, frozen=True):
     gpus: bool
     device: str
     env: dict[str, str]
+    keep_s: float = 0.0
     elsewhere: Elsewhere | None = None
 
-    def placed(self, places: tuple[int, ...], known: int) -> Manifest:
+    def placed(self, places: tuple[int, ...], known: int, nodes: dict[int, str]) -> Manifest:
         """The same with ranks on other hosts."""
         assert self.elsewhere is not None
-        return msgspec.structs.replace(
-            self, elsewhere=msgspec.structs.replace(self.elsewhere, places=places, known=known)
-        )
+        elsewhere = msgspec.structs.replace(self.elsewhere, places=places, known=known, nodes=nodes)
+        return msgspec.structs.replace(self, elsewhere=elsewhere)
 
     def at_epoch(self, epoch: int) -> Manifest:
         """The same for a later controller."""

@@ -30,6 +30,7 @@ __all__ = [
     "Conclude",
     "Continued",
     "DebugInput",
+    "EndLoan",
     "Failed",
     "Fence",
     "Fetch",
@@ -54,9 +55,11 @@ __all__ = [
     "ModuleSource",
     "Names",
     "Outlive",
+    "Outlives",
     "Output",
     "OutputChunk",
     "Owed",
+    "Part",
     "PassOver",
     "Payload",
     "PeerNews",
@@ -69,6 +72,7 @@ __all__ = [
     "RankSpec",
     "Reach",
     "ReadClock",
+    "ReadLoan",
     "ReadLog",
     "Reading",
     "Readings",
@@ -85,6 +89,7 @@ __all__ = [
     "Stopped",
     "Sync",
     "Unhandled",
+    "WriteLoan",
 ]
 
 
@@ -364,6 +369,45 @@ class PortSend(Message, frozen=True):
     failure: Failure | None = None
 
 
+class ReadLoan(Message, frozen=True):
+    """Answer at once with a block of memory that you have lent, its elements one after the other, as the only frame.
+
+    ``table``, ``entry`` and ``turn`` are the loan (`data.leases`). The block begins ``offset`` bytes after the memory does.
+    """
+
+    id: int
+    table: bytes
+    entry: int
+    turn: int
+    offset: int
+    itemsize: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class WriteLoan(Message, frozen=True):
+    """Write elements, which are the only frame, into a block of memory that you have lent; it is described as in `ReadLoan`."""
+
+    id: int
+    table: bytes
+    entry: int
+    turn: int
+    offset: int
+    itemsize: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    payload: Payload
+
+
+class EndLoan(Message, frozen=True):
+    """Memory that you have lent is needed no more; answer with whether it was lent still."""
+
+    id: int
+    table: bytes
+    entry: int
+    turn: int
+
+
 # rank -> any
 
 
@@ -445,7 +489,8 @@ class Owed(msgspec.Struct, array_like=True, frozen=True):
 class Hello(Message, frozen=True):
     """First message of a rank, also to another rank, and its answer to `Attach`.
 
-    ``token`` proves that it belongs to this session; ``address`` is where it listens to other ranks.
+    ``token`` proves that it belongs to this session; ``address`` is where it listens to other ranks; ``shares`` whether it can
+    open what other processes of its machine have in shared memory.
     """
 
     token: str
@@ -454,6 +499,7 @@ class Hello(Message, frozen=True):
     device: str
     owed: tuple[Owed, ...] = ()
     address: str = ""
+    shares: bool = False
 
 
 class Result(Message, frozen=True):
@@ -589,6 +635,12 @@ class Reach(Message, frozen=True):
     peers: tuple[bytes, ...]
 
 
+class Part(Message, frozen=True):
+    """A host that yours has had to do with is gone: what is for it is dropped, and it is dialled no more."""
+
+    host: int
+
+
 class Join(Message, frozen=True):
     """Take the way to the controller by another agent from now on, which can be dialled at these addresses."""
 
@@ -611,7 +663,10 @@ class ReadLog(Message, frozen=True):
 
 
 class Outlive(Message, frozen=True):
-    """From now on keep everything when the controller ends, and wait for the next one."""
+    """From now on keep everything when the controller ends, and wait for the next one: ``keep_s`` seconds, or for ever if 0."""
+
+    id: int
+    keep_s: float
 
 
 class Goodbye(Message, frozen=True):
@@ -664,6 +719,12 @@ class LogRead(Message, frozen=True):
     data: bytes
 
 
+class Outlives(Message, frozen=True):
+    """Answers `Outlive`."""
+
+    id: int
+
+
 class OutputChunk(msgspec.Struct, array_like=True, frozen=True):
     """Text that one rank wrote; ``end`` is the last mark that was read, or how many bytes were read where there is none.
 
@@ -709,9 +770,10 @@ class Reading(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Readings(Message, frozen=True):
-    """A reading of every rank of a host."""
+    """A reading of every rank of a host, and how many strangers it has refused by now."""
 
     ranks: tuple[Reading, ...]
+    strangers: int = 0
 
 
 class Lost(Message, frozen=True):

@@ -19,7 +19,6 @@ from monarch_kernel.actor import (
     SupervisionError,
     context,
     endpoint,
-    shutdown_context,
     this_host,
 )
 
@@ -59,7 +58,7 @@ def procs() -> Iterator[ProcMesh]:
     mesh = this_host().spawn_procs({"r": 3}, device="cpu")
     mesh.initialized.get(LONG_S)
     yield mesh
-    shutdown_context().get()
+    mesh.stop().get()  # the session is the folder's
     cloudpickle.unregister_pickle_by_value(module)
 
 

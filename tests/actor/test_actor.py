@@ -10,7 +10,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,10 @@ from monarch_kernel.actor import (
     current_rank,
     current_size,
     endpoint,
-    shutdown_context,
     this_host,
 )
 from monarch_kernel.mesh import Extent
+from tests.waiting import wait_until
 
 LONG_S = 60.0
 """For what takes a moment: a failure, not a measure."""
@@ -44,15 +44,8 @@ def procs() -> Iterator[ProcMesh]:
     mesh = this_host().spawn_procs({"dp": 2, "tp": 2}, device="cpu")
     mesh.initialized.get(LONG_S)
     yield mesh
-    shutdown_context().get()
+    mesh.stop().get()  # the session is the folder's
     cloudpickle.unregister_pickle_by_value(module)
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < deadline, f"in vain waited for: {what}"
-        time.sleep(0.005)
 
 
 class Log(Actor):

@@ -32,7 +32,6 @@ from monarch_kernel.actor import (
     current_rank,
     current_size,
     endpoint,
-    shutdown_context,
     this_host,
 )
 from monarch_kernel.mesh import Region
@@ -135,7 +134,7 @@ def procs() -> Iterator[ProcMesh]:
     mesh = this_host().spawn_procs({"dp": 2, "tp": 2}, device="cpu")
     mesh.initialized.get(LONG_S)
     yield mesh
-    shutdown_context().get()
+    mesh.stop().get()  # the session is the folder's
     cloudpickle.unregister_pickle_by_value(module)
 
 

@@ -12,7 +12,7 @@ import textwrap
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from monarch_kernel.actor import Actor, ActorError, ProcMesh, SupervisionError, endpoint, shutdown_context, this_host
+from monarch_kernel.actor import Actor, ActorError, ProcMesh, SupervisionError, endpoint, this_host
+from tests.waiting import wait_until
 
 LONG_S = 30.0
 """For what takes a moment: a failure, not a measure."""
@@ -176,7 +177,7 @@ def procs() -> Iterator[ProcMesh]:
     mesh = this_host().spawn_procs({"r": 2}, device="cpu")
     mesh.initialized.get(LONG_S)
     yield mesh
-    shutdown_context().get()
+    mesh.stop().get()  # the session is the folder's
     cloudpickle.unregister_pickle_by_value(module)
 
 
@@ -193,13 +194,6 @@ def doomed() -> Iterator[ProcMesh]:
         yield mesh
     finally:
         mesh.stop(grace_s=0).get(LONG_S)
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = LONG_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"in vain waited for: {what}"
-        time.sleep(0.002)
 
 
 # -- 1 to 3: order, one at a time, __init__ first

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,9 @@ from monarch_kernel.actor import (
     ProcMesh,
     SupervisionError,
     endpoint,
-    shutdown_context,
     this_host,
 )
+from tests.waiting import wait_until
 
 LONG_S = 30.0
 """For what takes a moment: a failure, not a measure."""
@@ -168,7 +168,7 @@ def procs() -> Iterator[ProcMesh]:
     mesh = this_host().spawn_procs({"r": 2}, device="cpu")
     mesh.initialized.get(LONG_S)
     yield mesh
-    shutdown_context().get()
+    mesh.stop().get()  # the session is the folder's
     cloudpickle.unregister_pickle_by_value(module)
 
 
@@ -196,13 +196,6 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     found: list[Any] = []
     monkeypatch.setattr(api, "unhandled_fault_hook", found.append)
     return found
-
-
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = LONG_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"in vain waited for: {what}"
-        time.sleep(0.002)
 
 
 def told(parent: Any, count: int = 1) -> list[Any]:

@@ -21,7 +21,6 @@ from monarch_kernel.actor import (
     concurrent_endpoint,
     context,
     endpoint,
-    shutdown_context,
     this_host,
     this_proc,
 )
@@ -140,7 +139,7 @@ def procs() -> Iterator[ProcMesh]:
     mesh = this_host().spawn_procs({"r": 3}, device="cpu")
     mesh.initialized.get(LONG_S)
     yield mesh
-    shutdown_context().get()
+    mesh.stop().get()  # the session is the folder's
     cloudpickle.unregister_pickle_by_value(module)
 
 

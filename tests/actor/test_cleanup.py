@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,9 @@ from monarch_kernel.actor import (
     ProcMesh,
     SupervisionError,
     endpoint,
-    shutdown_context,
     this_host,
 )
+from tests.waiting import wait_until
 
 LONG_S = 30.0
 
@@ -35,7 +35,7 @@ def procs() -> Iterator[ProcMesh]:
     mesh = this_host().spawn_procs({"r": 2}, device="cpu")
     mesh.initialized.get(LONG_S)
     yield mesh
-    shutdown_context().get()
+    mesh.stop().get()  # the session is the folder's
     cloudpickle.unregister_pickle_by_value(module)
 
 
@@ -91,13 +91,6 @@ class AsyncTidy(Tidy):
 
 
 both = pytest.mark.parametrize("kind", [Tidy, AsyncTidy])
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < deadline, f"in vain waited for: {what}"
-        time.sleep(0.005)
 
 
 @both

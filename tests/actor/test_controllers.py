@@ -20,7 +20,6 @@ from monarch_kernel.actor import (
     SupervisionError,
     endpoint,
     get_or_spawn_controller,
-    shutdown_context,
     this_host,
 )
 
@@ -81,7 +80,7 @@ def procs() -> Iterator[ProcMesh]:
     mesh.initialized.get(LONG_S)
     get_or_spawn_controller("first of all", Counter).get(LONG_S).stop().get(LONG_S)
     yield mesh
-    shutdown_context().get()
+    mesh.stop().get()  # the session is the folder's
     cloudpickle.unregister_pickle_by_value(module)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from monarch_kernel.actor import Actor, ProcMesh, concurrent_endpoint, endpoint, shutdown_context, this_host
+from monarch_kernel.actor import Actor, ProcMesh, concurrent_endpoint, endpoint, this_host
 from monarch_kernel.ui.stacks import stacks_text
 
 LONG_S = 30.0
@@ -53,7 +53,7 @@ def procs() -> Iterator[ProcMesh]:
     mesh = this_host().spawn_procs({"gpus": 2}, device="cpu")
     mesh.initialized.get(LONG_S)
     yield mesh
-    shutdown_context().get()
+    mesh.stop().get()  # the session is the folder's
     cloudpickle.unregister_pickle_by_value(module)
 
 

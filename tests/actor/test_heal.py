@@ -26,6 +26,7 @@ from monarch_kernel.actor import (
 )
 from monarch_kernel.controller.session import current_session
 from monarch_kernel.errors import ActorError
+from tests.waiting import wait_until
 
 LONG_S = 30.0
 
@@ -180,14 +181,6 @@ def make(session: None) -> Iterator[Callable[..., ProcMesh]]:
     yield spawn
     for mesh in made:
         mesh.stop(grace_s=0).get()
-
-
-def wait_until(condition: Callable[[], object], what: str, timeout_s: float = LONG_S) -> float:
-    begun = time.monotonic()
-    while not condition():
-        assert time.monotonic() < begun + timeout_s, f"in vain waited for: {what}"
-        time.sleep(0.002)
-    return time.monotonic() - begun
 
 
 def kill(procs: ProcMesh, *ranks: int) -> None:
@@ -569,7 +562,7 @@ def test_ranks_whose_host_agent_died_go_to_a_new_one(no_session: None) -> None:
     procs = this_host().spawn_procs({"r": 2}, device="cpu")
     counter: Any = procs.spawn("counter", Counter)
     counter.add.call().get(LONG_S)
-    agent = current_session().runtime.agent_pid(current_session().local_host())
+    agent = current_session().runtime.fleet.agent_pid(current_session().local_host())
     os.kill(agent, signal.SIGKILL)
     wait_until(lambda: len(procs.deaths()) == 2, "the loss of all ranks")
     assert procs.heal().get(LONG_S) == (0, 1)

@@ -13,7 +13,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from monarch_kernel.actor import Actor, ProcMesh, current_rank, endpoint, shutdown_context, this_host, this_proc
+from monarch_kernel.actor import Actor, ProcMesh, current_rank, endpoint, this_host, this_proc
 from monarch_kernel.asking import waits
 
 LONG_S = 30.0
@@ -59,7 +59,7 @@ def procs() -> Iterator[ProcMesh]:
     mesh = this_host().spawn_procs({"r": 3}, device="cpu")
     mesh.initialized.get(LONG_S)
     yield mesh
-    shutdown_context().get()
+    mesh.stop().get()  # the session is the folder's
     cloudpickle.unregister_pickle_by_value(module)
 
 

@@ -12,17 +12,19 @@ import textwrap
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import psutil
 import pytest
 
 from monarch_kernel.actor import Actor, Future, ProcMesh, SupervisionError, endpoint, shutdown_context, this_host
 from monarch_kernel.agent.processes import rss_nbytes
 from monarch_kernel.controller.session import current_session
 from monarch_kernel.errors import MeshDownError
+from tests.waiting import wait_until
 
 LONG_S = 60.0
 
@@ -82,14 +84,6 @@ def no_session() -> Iterator[None]:
     shutdown_context().get()  # of the tests before, which have all run
     yield
     shutdown_context().get()
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = LONG_S) -> float:
-    begun = time.monotonic()
-    while not condition():
-        assert time.monotonic() < begun + timeout_s, f"in vain waited for: {what}"
-        time.sleep(0.002)
-    return time.monotonic() - begun
 
 
 def is_gone(pid: int) -> bool:
@@ -341,6 +335,32 @@ def test_nothing_is_left_of_a_controller_that_is_killed_while_it_starts(tmp_path
         run.kill()
         run.wait(LONG_S)
         wait_until(lambda: not marked(mark) and not list(tmp_path.iterdir()), "all to be gone", 10)
+
+
+def test_the_directory_of_one_that_was_killed_after_its_agent_is_removed_by_the_next(tmp_path: Path) -> None:
+    (tmp_path / "monarch-other").mkdir()  # no session's
+    code = "import time\nfrom monarch_kernel.actor import this_host\nhost = this_host()\n"
+    code += "print('ready', flush=True)\ntime.sleep(1000)"
+    mark, later = uuid.uuid4().hex, uuid.uuid4().hex
+    with program(code, mark, tmp_path) as lives, program(code, later, tmp_path) as run:
+        for each in (lives, run):
+            assert each.stdout is not None
+            each.stdout.readline()
+        assert len(list(tmp_path.glob("monarch-*"))) == 3
+        of_run = [psutil.Process(pid) for pid in marked(later) if pid != run.pid]
+        (agent,) = (one for one in of_run if "agent" in one.cmdline())
+        agent.kill()
+        psutil.wait_procs([one for one in of_run if one != agent], 10)
+        run.kill()
+        run.wait(LONG_S)
+        assert len(list(tmp_path.glob("monarch-*"))) == 3
+        third = uuid.uuid4().hex
+        with program(code, third, tmp_path) as again:
+            assert again.stdout is not None
+            again.stdout.readline()
+            assert len(list(tmp_path.glob("monarch-*/controller"))) == 2  # of those that live
+            assert len(list(tmp_path.glob("monarch-*"))) == 3
+    wait_until(lambda: [path.name for path in tmp_path.iterdir()] == ["monarch-other"], "all to be gone", 10)
 
 
 # -- again and again

@@ -6,16 +6,18 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from monarch_kernel.actor import Actor, HostMesh, SupervisionError, endpoint, shutdown_context
 from monarch_kernel.actor.hosts import allocate
+from monarch_kernel.controller import hosts as hosts_module
 from monarch_kernel.controller.session import current_session
 from monarch_kernel.launch.local import LocalLauncher
 from monarch_kernel.mesh import Extent, Region
+from tests.waiting import wait_until
 
 LONG_S = 60.0
 
@@ -34,13 +36,6 @@ class Counter(Actor):
     @endpoint
     def notes(self) -> list[int]:
         return self.seen
-
-
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < deadline, f"in vain waited for: {what}"
-        time.sleep(0.01)
 
 
 @pytest.fixture(autouse=True)
@@ -72,14 +67,22 @@ def test_a_host_that_dies_takes_its_ranks_and_only_these() -> None:
     assert len(launcher._hosts) == 3
 
 
-def test_a_program_that_holds_its_interpreter_for_longer_than_the_grace_loses_no_host() -> None:
+@pytest.mark.parametrize("fan_out", [16, 1])
+def test_a_program_that_holds_its_interpreter_for_longer_than_the_grace_loses_no_host(
+    fan_out: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosts_module, "FAN_OUT", fan_out)
     session = current_session()
-    numbers = session.add_hosts(LocalLauncher(), 2, grace_s=2.0, is_light=True)
-    hosts = HostMesh(session.runtime, Region.whole(Extent({"hosts": 2})), numbers)
+    numbers = session.add_hosts(LocalLauncher(), 3, grace_s=2.0, lost_after_s=2.0, is_light=True)
+    hosts = HostMesh(session.runtime, Region.whole(Extent({"hosts": 3})), numbers)
     procs = hosts.spawn_procs({"gpus": 1}, device="cpu")
     procs.run("x = 1").get(LONG_S)
-    ctypes.PyDLL(None).sleep(6)  # with the GIL held, no thread of ours can say anything
-    assert procs.run("x").get(LONG_S).values() == (1, 1)
+    relay = session._transport._relay
+    below = 2 if fan_out == 1 else 0  # each below the one before
+    wait_until(lambda: sum(relay.way(host) != host for host in numbers) == below, "the ways to them")
+    ctypes.PyDLL(None).sleep(8)  # with the GIL held, no thread of ours can say anything
+    assert procs.run("x").get(LONG_S).values() == (1, 1, 1)
+    assert sum(relay.way(host) != host for host in numbers) == below
 
 
 def test_a_tree_of_agents_loses_nothing_when_one_that_passes_on_is_killed() -> None:

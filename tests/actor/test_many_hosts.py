@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from monarch_kernel.actor.hosts import allocate
 from monarch_kernel.controller.session import current_session
 from monarch_kernel.events import OutputEvent
 from monarch_kernel.launch.local import LocalLauncher
+from tests.waiting import wait_until
 
 LONG_S = 60.0
 
@@ -66,13 +66,6 @@ class Counter(Actor):
 
 def passed_on() -> int:
     return int(current_session()._transport._relay.passed_on)
-
-
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < deadline, f"in vain waited for: {what}"
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")

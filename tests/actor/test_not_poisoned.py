@@ -20,7 +20,6 @@ from monarch_kernel.actor import (
     SupervisionError,
     concurrent_endpoint,
     endpoint,
-    shutdown_context,
     this_host,
 )
 from monarch_kernel.errors import PayloadError, RanksError
@@ -146,7 +145,7 @@ def procs() -> Iterator[ProcMesh]:
     mesh = this_host().spawn_procs({"r": 2}, device="cpu")
     mesh.initialized.get(LONG_S)
     yield mesh
-    shutdown_context().get()
+    mesh.stop().get()  # the session is the folder's
     cloudpickle.unregister_pickle_by_value(module)
 
 

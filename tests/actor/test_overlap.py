@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,9 @@ from monarch_kernel.actor import (
     concurrent_endpoint,
     current_rank,
     endpoint,
-    shutdown_context,
     this_host,
 )
+from tests.waiting import wait_until
 
 LONG_S = 30.0
 
@@ -34,7 +33,7 @@ def procs() -> Iterator[ProcMesh]:
     mesh = this_host().spawn_procs({"r": 2}, device="cpu")
     mesh.initialized.get(LONG_S)
     yield mesh
-    shutdown_context().get()
+    mesh.stop().get()  # the session is the folder's
     cloudpickle.unregister_pickle_by_value(module)
 
 
@@ -91,13 +90,6 @@ class Gate(Actor):
     async def __cleanup__(self, error: BaseException | None) -> None:
         if self.path:
             Path(self.path).write_text(f"{self.seen} {error!r}")
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < deadline, f"in vain waited for: {what}"
-        time.sleep(0.005)
 
 
 def test_calls_begin_in_order_and_overlap(gate: Gate) -> None:

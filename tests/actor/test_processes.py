@@ -21,7 +21,6 @@ from monarch_kernel.actor import (
     as_endpoint,
     endpoint,
     send,
-    shutdown_context,
     this_host,
 )
 from monarch_kernel.errors import PayloadError
@@ -73,7 +72,7 @@ def procs() -> Iterator[ProcMesh]:
     mesh = this_host().spawn_procs({"r": 2}, device="cpu")
     mesh.initialized.get(LONG_S)
     yield mesh
-    shutdown_context().get()
+    mesh.stop().get()  # the session is the folder's
     cloudpickle.unregister_pickle_by_value(module)
 
 

@@ -23,7 +23,6 @@ from monarch_kernel.actor import (
     context,
     current_rank,
     endpoint,
-    shutdown_context,
     this_host,
     this_proc,
 )
@@ -107,7 +106,7 @@ def procs() -> Iterator[ProcMesh]:
     mesh = this_host().spawn_procs({"gpus": 3}, device="cpu")
     mesh.initialized.get()
     yield mesh
-    shutdown_context().get()
+    mesh.stop().get()  # the session is the folder's
 
 
 def test_each_sender_is_heard_in_its_order(procs: ProcMesh) -> None:

@@ -20,7 +20,6 @@ from monarch_kernel.actor import (
     ProcMesh,
     context,
     endpoint,
-    shutdown_context,
     this_host,
 )
 from monarch_kernel.errors import EditError, RemoteError
@@ -33,7 +32,7 @@ def procs() -> Iterator[ProcMesh]:
     mesh = this_host().spawn_procs({"gpus": 2}, device="cpu", name="t")
     mesh.initialized.get(LONG_S)
     yield mesh
-    shutdown_context().get()
+    mesh.stop().get()  # the session is the folder's
 
 
 Cell = Callable[..., SimpleNamespace]

@@ -26,7 +26,6 @@ from monarch_kernel.actor import (
     context,
     endpoint,
     send,
-    shutdown_context,
     this_host,
     this_proc,
 )
@@ -178,7 +177,7 @@ def procs() -> Iterator[ProcMesh]:
     mesh = this_host().spawn_procs({"r": 2}, device="cpu")
     mesh.initialized.get(LONG_S)
     yield mesh
-    shutdown_context().get()
+    mesh.stop().get()  # the session is the folder's
     cloudpickle.unregister_pickle_by_value(module)
 
 

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import cloudpickle
 import pytest
 
 from monarch_kernel.actor import Actor, ProcMesh, SupervisionError, endpoint, shutdown_context, this_host
+from tests.waiting import wait_until
 
 LONG_S = 30.0
 
@@ -115,13 +116,6 @@ def procs() -> Iterator[ProcMesh]:
     mesh.initialized.get(LONG_S)
     yield mesh
     mesh.stop(grace_s=0).get()
-
-
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < deadline, f"in vain waited for: {what}"
-        time.sleep(0.002)
 
 
 def kill(procs: ProcMesh, *ranks: int) -> None:

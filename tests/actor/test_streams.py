@@ -15,7 +15,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from monarch_kernel.actor import Actor, ActorError, Channel, ProcMesh, context, endpoint, shutdown_context, this_host
+from monarch_kernel.actor import Actor, ActorError, Channel, ProcMesh, context, endpoint, this_host
 from monarch_kernel.errors import DeadlockError, PayloadError, RemoteInterrupt
 
 LONG_S = 30.0
@@ -57,7 +57,7 @@ def procs() -> Iterator[ProcMesh]:
     mesh = this_host().spawn_procs({"r": 2}, device="cpu", name="t")
     mesh.initialized.get(LONG_S)
     yield mesh
-    shutdown_context().get()
+    mesh.stop().get()  # the session is the folder's
     cloudpickle.unregister_pickle_by_value(module)
 
 

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 
 import monarch_kernel.actor
 from monarch_kernel.actor import Actor, MeshFailure, ProcMesh, SupervisionError, endpoint, shutdown_context, this_host
+from tests.waiting import wait_until
 
 LONG_S = 30.0
 KNOWN_WITHIN_S = 0.1
@@ -131,13 +132,6 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> list[MeshFailure]:
     found: list[MeshFailure] = []
     monkeypatch.setattr(monarch_kernel.actor, "unhandled_fault_hook", found.append)
     return found
-
-
-def wait_until(condition: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < deadline, f"in vain waited for: {what}"
-        time.sleep(0.001)
 
 
 def part(procs: ProcMesh, *ranks: int) -> Any:

@@ -26,6 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def procs(folder: Path) -> Iterator[ProcMesh]:
     """Two ranks; the first has the folder of the files on its path, the second has no way to them but the controller."""
+    shutdown_context().get()  # of other modules: what ranks inherit from their zygote is to be new
     mesh = this_host().spawn_procs({"gpus": 2}, device="cpu", name="t")
     mesh.initialized.get(LONG_S)
     sys.path.insert(0, str(folder))

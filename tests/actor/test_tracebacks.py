@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import cloudpickle
 import pytest
 
-from monarch_kernel.actor import Actor, ActorError, ProcMesh, endpoint, shutdown_context, this_host
+from monarch_kernel.actor import Actor, ActorError, ProcMesh, endpoint, this_host
 
 LONG_S = 30.0
 
@@ -27,7 +27,7 @@ def procs() -> Iterator[ProcMesh]:
     mesh = this_host().spawn_procs({"r": 1}, device="cpu")
     mesh.initialized.get(LONG_S)
     yield mesh
-    shutdown_context().get()
+    mesh.stop().get()  # the session is the folder's
     cloudpickle.unregister_pickle_by_value(module)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 import time
@@ -17,6 +18,7 @@ from monarch_kernel.agent.host import GROUP_GRACE_S
 from monarch_kernel.agent.processes import rss_nbytes
 from monarch_kernel.controller.session import current_session
 from monarch_kernel.events import OutputEvent
+from tests.waiting import wait_until
 
 LONG_S = 60.0
 
@@ -61,14 +63,6 @@ def written(session: None) -> Iterator[list[OutputEvent]]:
     stop()
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = LONG_S) -> float:
-    begun = time.monotonic()
-    while not condition():
-        assert time.monotonic() < begun + timeout_s, f"in vain waited for: {what}"
-        time.sleep(0.002)
-    return time.monotonic() - begun
-
-
 def children(pid: int) -> dict[int, bytes]:
     """Pid -> command line, empty for a zombie."""
     found = {}
@@ -86,8 +80,8 @@ def agent_pid() -> int:
     return pid
 
 
-def zygote_pid() -> int:
-    """Of the agent's children, the one that writes to the log."""
+def zygote_pids() -> list[int]:
+    """Of the agent's children, those that write to the log."""
 
     def logs(pid: int) -> bool:
         try:
@@ -95,9 +89,12 @@ def zygote_pid() -> int:
         except OSError:
             return False
 
-    found = [pid for pid in children(agent_pid()) if logs(pid)]
-    assert len(found) == 1
-    return found[0]
+    return [pid for pid in children(agent_pid()) if logs(pid)]
+
+
+def zygote_pid() -> int:
+    (pid,) = zygote_pids()
+    return pid
 
 
 def pids_of(procs: ProcMesh) -> list[int]:
@@ -249,6 +246,12 @@ def test_children_of_a_dead_rank_are_ended_with_it(procs: ProcMesh) -> None:
         wait_until(is_gone(kid), "the child to end", 10)
 
 
+def test_cells_that_do_not_wait_for_each_other_can_write_beside_children(procs: ProcMesh) -> None:
+    procs.run("child = subprocess.Popen(['sleep', '1000'])").get(LONG_S)
+    futures = [procs.run(f"print('line')\n{i}") for i in range(30)]
+    assert [set(future.get(LONG_S).values()) for future in futures] == [{i} for i in range(30)]
+
+
 def test_children_that_ignore_the_request_to_end_are_killed(procs: ProcMesh) -> None:
     code = (
         "child = subprocess.Popen(['sh', '-c', 'trap \"\" TERM; echo ready; while :; do sleep 0.1; done'], "
@@ -327,6 +330,18 @@ def test_when_the_zygote_is_killed_ranks_live_on_and_the_next_mesh_has_another(m
     mesh.stop(grace_s=0).get()
 
 
+@pytest.mark.parametrize("is_second", [False, True])
+def test_children_of_ranks_end_with_an_agent_that_is_killed(mortal: ProcMesh, is_second: bool) -> None:
+    if is_second:  # that knows of ranks which another has forked
+        old = zygote_pid()
+        os.kill(old, signal.SIGKILL)
+        wait_until(lambda: zygote_pids() not in ([], [old]), "another zygote", 10)
+    kids = list(mortal.run("import subprocess\nsubprocess.Popen(['sleep', '1000']).pid").get(LONG_S).values())
+    os.kill(agent_pid(), signal.SIGKILL)
+    for kid in kids:
+        wait_until(is_gone(kid), "what a rank had started to end", 10)
+
+
 def test_ranks_that_were_starting_when_the_zygote_was_killed_say_so(mortal: ProcMesh) -> None:
     zygote = zygote_pid()
     os.kill(zygote, signal.SIGSTOP)
@@ -362,7 +377,7 @@ def test_ranks_that_are_stopped_before_they_are_up_do_not_come_up(mortal: ProcMe
 
 
 @pytest.mark.parametrize(
-    ("signum", "told"), [(signal.SIGKILL, "was killed by signal 9"), (signal.SIGTERM, "ended with exit code 0")]
+    ("signum", "told"), [(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGTERM, "ended with exit code 0")]
 )
 def test_when_the_agent_is_ended_its_ranks_go_with_it_and_the_next_host_works(
     mortal: ProcMesh, signum: int, told: str
@@ -384,3 +399,19 @@ def test_when_the_agent_is_ended_its_ranks_go_with_it_and_the_next_host_works(
     assert mesh.run("rank").get(LONG_S).values() == (0, 1)
     assert agent_pid() != agent
     mesh.stop(grace_s=0).get()
+
+
+def test_ranks_for_which_there_are_no_descriptors_are_lost_in_words_and_the_others_go_on(mortal: ProcMesh) -> None:
+    agent = agent_pid()
+    soft, hard = resource.prlimit(agent, resource.RLIMIT_NOFILE)
+    assert soft == hard  # as many as it may open, whatever the shell's limit is
+    used = len(os.listdir(f"/proc/{agent}/fd"))
+    resource.prlimit(agent, resource.RLIMIT_NOFILE, (used + 20, hard))
+    more = this_host().spawn_procs({"r": 2}, device="cpu")
+    with pytest.raises(SupervisionError, match=r"no file descriptors left for it, of \d+: raise that limit"):
+        more.initialized.get(LONG_S)
+    assert mortal.run("1 + 1").get(LONG_S).values() == (2, 2, 2)
+    more.stop(grace_s=0).get()
+    resource.prlimit(agent, resource.RLIMIT_NOFILE, (hard, hard))
+    others = this_host().spawn_procs({"r": 2}, device="cpu")
+    others.initialized.get(LONG_S)

@@ -1,216 +1,284 @@
-"""Where meshes that outlive their kernel are found, and who may have them."""
+"""Meshes on hosts of an engine that outlive the program: another takes them up at the port where they look for it."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
-from monarch_kernel.agent.processes import open_process, start_ticks
-from monarch_kernel.controller.detached import Home, default_root, find, home_of
-from monarch_kernel.errors import AttachError
-from monarch_kernel.testing import rank_spec
-from monarch_kernel.wire.config import Manifest
+from monarch_kernel.actor import ProcMesh
+from monarch_kernel.actor.hosts import serve_ranks
+from monarch_kernel.controller.detached import KeptSession, end
+from monarch_kernel.controller.homes import Home
+from monarch_kernel.errors import AttachError, LaunchError
+from monarch_kernel.mesh import Extent, Region
+from monarch_kernel.notebook.attach import DetachedMeshes
+from monarch_kernel.syntax.usage import UsageProblem
+from tests.failures.machines import LONG_S, family, is_alive
+from tests.waiting import wait_until
+
+GRACE_S = 1.0
+PROGRAM = """
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, {here!r})
+from monarch_kernel.actor.hosts import HostMesh, serve_ranks
+from monarch_kernel.controller.detached import KeptSession
+from monarch_kernel.controller.homes import Home
+from monarch_kernel.mesh import Extent, Region
+from monarch_kernel.wire.config import Recipe
+from tests.failures.machines import Machines
+home = Home(Path({root!r}), "t")
+home.create()
+session = KeptSession(home)
+serve_ranks(session)
+machines = Machines(Path({logs!r}))
+numbers = session.add_hosts(machines, 2, grace_s={grace_s}, lost_after_s=1.0)
+hosts = HostMesh(session.runtime, Region.whole(Extent({{"hosts": 2}})), numbers)
+mesh = hosts.spawn_procs({{"gpus": 2}}, device="cpu", name="t")
+mesh.initialized.get(60)
+recipe = Recipe("local") if {has_recipe} else None
+session.keep("t", session.runtime.specs(mesh.procs), False, "cpu", {{}}, keep_s={keep_s}, recipe=recipe)
+mesh.run("kept = rank * 7").get(60)
+print(*(agent.pid for agent in machines.agents), flush=True)
+for line in sys.stdin:
+    command = line.strip()
+    if command == "cell":
+        mesh.run("import os, time").get(60)
+        code = "while not os.path.exists(r'{go}'):\\n    print('count', rank)\\n    time.sleep(0.05)\\nrank * 2"
+        future = mesh.run_cell(code, cell=5, want_value=True, listen=lambda event: None)
+        future.wait(1.0)
+    elif command == "heal":
+        os.kill(machines.agents[1].pid, 9)
+        while len(mesh.deaths()) < 2: time.sleep(0.01)
+        mesh.heal().get(60)
+    elif command == "leave":
+        session.leave()
+        os._exit(0)
+    print("done", *(agent.pid for agent in machines.agents), flush=True)
+"""
+
+
+class Program:
+    """A program with a mesh on two hosts, which does as it is told."""
+
+    def __init__(self, root: Path, logs: Path, go: Path, *, keep_s: float = 0.0, has_recipe: bool = False) -> None:
+        here = str(Path(__file__).parents[2])
+        places = {"here": here, "root": str(root), "logs": str(logs), "go": go}
+        code = PROGRAM.format(**places, grace_s=GRACE_S, keep_s=keep_s, has_recipe=has_recipe)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        self.agents = [int(pid) for pid in self.process.stdout.readline().split()]
+        assert len(self.agents) == 2
+
+    def do(self, command: str) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{command}\n")
+        self.process.stdin.flush()
+        if command == "leave":
+            self.process.wait(LONG_S)
+        else:
+            self.agents = [int(pid) for pid in self.process.stdout.readline().split()[1:]]
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        below = [process for agent in self.agents for process in family(agent)]
+        self.kill()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+        with suppress(AssertionError):  # of a test that has failed in its midst
+            wait_until(lambda: not any(map(is_alive, below)), "all to end by themselves", 10.0)
+        for process in below:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        wait_until(lambda: not any(map(is_alive, below)), "all to end", 10.0)
 
 
 @pytest.fixture
-def root() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="x-") as directory:
-        yield Path(directory) / "meshes"
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "meshes"
 
 
-def manifest(pid: int, started: int) -> Manifest:
-    return Manifest("1", "t", "token", 0.0, 0, 1, pid, started, (rank_spec(1),), False, "cpu", {})
+@pytest.fixture
+def program(root: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Program]:
+    program = Program(root, tmp_path, tmp_path / "go", **getattr(request, "param", {}))
+    yield program
+    program.close()
 
 
-def has_it(root: Path, then: str = "") -> subprocess.Popen[str]:
-    """Another process, which has the mesh."""
-    code = f"""
-import pathlib, sys
-from monarch_kernel.controller.detached import Home
-home = Home(pathlib.Path({str(root)!r}), "t")
-home.lock()
-{then}
-print("has it", flush=True)
-sys.stdin.read()
-"""
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "has it\n"
-    return process
+def taken_up(root: Path) -> tuple[KeptSession, ProcMesh]:
+    session, manifest = KeptSession.attach(Home(root, "t"))
+    serve_ranks(session)
+    extent = Extent(manifest.specs[0].axes)
+    procs = [spec.proc for spec in manifest.specs]
+    return session, ProcMesh(session.runtime, Region.whole(extent), procs, "t", time.monotonic(), extent, session)
 
 
-def end(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.communicate()
-
-
-def test_the_place_is_the_logins_or_one_of_the_user(tmp_path: Path) -> None:
-    assert default_root({"XDG_RUNTIME_DIR": str(tmp_path)}, "/tmp") == tmp_path / "monarch-kernel"
-    assert default_root({"XDG_RUNTIME_DIR": str(tmp_path / "gone")}, "/tmp") == Path(f"/tmp/monarch-{os.getuid()}")
-    assert default_root({}, "/tmp") == Path(f"/tmp/monarch-{os.getuid()}")
-
-
-def test_only_the_user_may_enter(root: Path) -> None:
-    home = Home(root, "t")
-    old = os.umask(0)
+def test_agents_keep_their_ranks_when_the_program_is_killed_and_another_takes_them_up(
+    program: Program, root: Path, tmp_path: Path
+) -> None:
+    program.do("cell")
+    below = [process for agent in program.agents for process in family(agent)]
+    program.kill()
+    until = time.monotonic() + 3 * GRACE_S
+    while time.monotonic() < until:  # longer than the grace
+        assert all(map(is_alive, below))
+        time.sleep(0.01)
+    manifest = root / "t" / "manifest"
+    assert stat.S_IMODE(manifest.stat().st_mode) == 0o600
+    session, mesh = taken_up(root)
     try:
-        home.create()
-        home.write(manifest(os.getpid(), start_ticks(os.getpid())))
+        ((cell, future),) = session.runtime.resumed
+        assert (cell.number, cell.procs) == (5, mesh.procs)
+        assert any("count" in chunk.text for event in session.runtime.backlog for chunk in event.chunks)
+        (tmp_path / "go").touch()
+        assert future.wait(LONG_S)
+        assert mesh.run("kept").get(LONG_S).values() == (0, 7, 14, 21)
+        assert {pid for (pid,) in mesh.run("os.getpid(),").get(LONG_S).values()} <= {process.pid for process in below}
+        assert [len(records) > 10 for records in mesh.logs().values()] == [True] * 4
     finally:
-        os.umask(old)
-    assert [stat.S_IMODE(path.stat().st_mode) for path in (root, home.path)] == [0o700, 0o700]
-    assert {stat.S_IMODE(file.stat().st_mode) for file in home.path.iterdir()} == {0o600}
-    home.remove()
+        session.close()
+    wait_until(lambda: not any(map(is_alive, below)), "all to end with %mesh down", 10.0)
     assert not root.exists()
 
 
-@pytest.mark.parametrize("where", ["root", "home"])
-def test_a_directory_that_others_may_enter_is_not_used(root: Path, where: str) -> None:
-    home = Home(root, "t")
-    home.create()
-    home.write(manifest(os.getpid(), start_ticks(os.getpid())))
-    home.unlock()
-    (root if where == "root" else home.path).chmod(0o710)
-    for use in (home.lock, home.manifest, home.look, Home(root, "u").create if where == "root" else home.lock):
-        with pytest.raises(AttachError, match=r"can be entered by other users \(mode 0710\).* chmod 700"):
-            use()
-
-
-def test_a_link_is_not_followed(root: Path) -> None:
-    elsewhere = Home(root.parent, "elsewhere")
-    root.mkdir(0o700)
-    elsewhere.path.mkdir(0o700)
-    (root / "t").symlink_to(elsewhere.path)
-    with pytest.raises(AttachError, match="is no directory; remove it"):
-        Home(root, "t").lock()
-
-
-def test_one_process_has_it_until_it_ends(root: Path) -> None:
-    home = Home(root, "t")
-    home.create()
-    home.unlock()
-    other = has_it(root)
+def test_again_and_again_also_before_agents_know_that_one_is_gone(program: Program, root: Path) -> None:
+    program.do("leave")
+    session, mesh = taken_up(root)
+    assert mesh.run("kept").get(LONG_S).values() == (0, 7, 14, 21)
+    mesh.run("kept += 1").get(LONG_S)
+    session.leave()
+    session, mesh = taken_up(root)
     try:
-        assert home.owner() == other.pid
-        with pytest.raises(AttachError, match=f"attached to another kernel, pid {other.pid}, which is alive"):
-            home.lock()
+        assert mesh.run("kept").get(LONG_S).values() == (1, 8, 15, 22)
+        assert not mesh.deaths()
     finally:
-        end(other)
-    assert home.owner() == 0
-    home.lock()
-    assert home.owner() == os.getpid()
-    home.remove()
+        session.close()
 
 
-def test_who_has_it_is_known_before_they_say_so(root: Path) -> None:
-    home = Home(root, "t")
-    home.create()
-    home.unlock()
-    other = has_it(root, "(home.path / 'holder').unlink()")
+def test_a_host_that_was_replaced_and_one_that_is_lost_meanwhile(program: Program, root: Path) -> None:
+    program.do("heal")
+    assert len(program.agents) == 3
+    program.kill()
+    os.kill(program.agents[0], signal.SIGKILL)
+    session, mesh = taken_up(root)
     try:
-        assert home.owner() == other.pid
-        with pytest.raises(AttachError, match=f"attached to another kernel, pid {other.pid}, which is alive"):
-            home.lock()
+        wait_until(lambda: len(mesh.deaths()) == 2, "the lost host to be found so", 15.0)
+        assert mesh.slice(hosts=1).run("rank").get(LONG_S).values() == (2, 3)
+        with pytest.raises(LaunchError, match="asked of local by an earlier kernel"):
+            mesh.heal().get(LONG_S)
     finally:
-        end(other)
-    home.lock()
-    home.remove()
+        session.close()
 
 
-def test_a_fork_of_the_one_who_had_it_has_it_not(root: Path) -> None:
-    home = Home(root, "t")
-    home.create()
-    home.unlock()
-    other = has_it(root, "import os, time\nif os.fork() == 0:\n    os.close(1); sys.stdin.read(); os._exit(0)")
-    try:
-        other.send_signal(signal.SIGKILL)
-        other.wait()
-        assert home.owner() == 0  # though the child lives
-    finally:
-        end(other)
-
-
-def test_looking_does_not_lose_the_lock(root: Path) -> None:
-    home = Home(root, "t")
-    home.create()
-    assert home.owner() == Home(root, "t").owner() == os.getpid()
-    code = f"""
-import pathlib
-from monarch_kernel.controller.detached import Home
-print(Home(pathlib.Path({str(root)!r}), "t").owner())
+HEALER = """
+import os, sys
+from pathlib import Path
+sys.path.insert(0, {here!r})
+from tests.controller.test_detached import LONG_S, taken_up, wait_until
+session, mesh = taken_up(Path({root!r}))
+wait_until(lambda: len(mesh.deaths()) == 2, "the lost host to be found so", 15.0)
+mesh.heal().get(LONG_S)
+mesh.run("import os\\nkept = globals().get('kept', rank)").get(LONG_S)
+print(*mesh.run("os.getpid()").get(LONG_S).values())
+session.leave()
 """
-    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(seen.stdout) == os.getpid()
-    home.remove()
 
 
-def test_there_is_one_of_a_name(root: Path) -> None:
-    home = Home(root, "t")
-    home.create()
-    with pytest.raises(AttachError, match="there is a mesh in"):
-        Home(root, "t").create()
-    assert [found.name for found in find(root)] == ["t"]
-    assert sorted(path.name for path in root.iterdir()) == ["t"]  # nothing is left of the attempt
-    home.remove()
-
-
-def test_a_long_name_is_refused(root: Path) -> None:
-    with pytest.raises(AttachError, match="choose a shorter name"):
-        Home(root, "t" * 100).create()
-
-
-def test_what_has_ended_is_removed(root: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    home = Home(root, "t")
-    home.create()
-    home.write(manifest(process.pid, start_ticks(process.pid)))
-    home.unlock()
-    there = home_of(root, "t")
-    assert there is not None
-    assert there.manifest().agent_pid == process.pid
-    process.kill()
-    while start_ticks(process.pid):  # a zombie has ended
-        time.sleep(0.001)
-    assert home_of(root, "t") is None
+@pytest.mark.parametrize("program", [{"has_recipe": True}], indirect=True)
+def test_the_one_that_takes_it_up_has_the_engine_give_another_host(program: Program, root: Path) -> None:
+    program.kill()
+    os.kill(program.agents[0], signal.SIGKILL)
+    code = HEALER.format(here=str(Path(__file__).parents[2]), root=str(root))
+    second = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+    pids = tuple(map(int, second.stdout.split()))
+    session, mesh = taken_up(root)
+    try:  # the new host was kept like the other
+        assert mesh.run("kept").get(LONG_S).values() == (0, 1, 14, 21)
+        assert mesh.run("os.getpid()").get(LONG_S).values() == pids
+    finally:
+        session.close()
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)), "all to end with %mesh down", 10.0)
     assert not root.exists()
-    process.communicate()
 
 
-def test_a_pid_that_is_used_again_is_another_process() -> None:
-    pid = os.getpid()
-    assert open_process(pid, start_ticks(pid) + 1) == -1
-    pidfd = open_process(pid, start_ticks(pid))
-    assert pidfd >= 0
-    os.close(pidfd)
+KEEP_S = 1.0
 
 
-def test_what_never_came_up_is_removed_when_its_kernel_is_gone(root: Path) -> None:
-    home = Home(root, "t")
-    home.create()
-    home.unlock()
-    other = has_it(root)
-    assert home_of(root, "t") is not None  # it is being brought up
-    end(other)
-    assert home_of(root, "t") is None
+@pytest.mark.parametrize("program", [{"keep_s": KEEP_S}], indirect=True)
+@pytest.mark.parametrize("how", ["leave", "kill"])
+def test_one_that_nobody_takes_up_in_time_ends_and_who_asks_is_told(program: Program, root: Path, how: str) -> None:
+    below = [process for agent in program.agents for process in family(agent)]
+    program.do("leave") if how == "leave" else program.kill()
+    left = time.monotonic()
+    wait_until(lambda: not any(map(is_alive, below)), "all to end by themselves", LONG_S)
+    assert time.monotonic() > left + KEEP_S
+    meshes = DetachedMeshes(root)
+    if how == "kill":
+        assert "t     hosts=2 gpus=2  4 on 2 hosts, time is over  none for " in meshes.text([])
+        assert "none for 0" not in meshes.text([])
+    with pytest.raises(UsageProblem, match="'t' was there, and its time is over.*forget it with %mesh down t"):
+        meshes.check_free("t", detach=False)
+    for _ in range(2):  # who asks in vain does not take it up
+        with pytest.raises(
+            AttachError, match=r"mesh 't' is gone: its time is over: it was to be kept for 1 s .* until \d"
+        ):
+            taken_up(root)
+    if how == "leave":
+        assert end(Home(root, "t")) == 0
+    else:  # that nobody has come who was looked for has settled it
+        home = Home(root, "t")
+        wait_until(home.is_gone, "none to be expected any more", LONG_S)
+        assert meshes.text([]).startswith("t is gone: its time is over: it was to be kept for 1 s")
+        assert not meshes.text([])
+    assert not (root / "t").exists()
 
 
-def test_a_manifest_of_another_kind_is_no_mesh_but_is_not_removed(root: Path) -> None:
-    home = Home(root, "t")
-    home.create()
-    (home.path / "manifest").write_text('{"name": "t"}')
-    home.unlock()
-    found = home_of(root, "t")
-    assert found is not None
-    with pytest.raises(AttachError, match="holds no mesh that can be attached"):
-        found.look()
-    home.lock()
-    home.remove()
+@pytest.mark.parametrize("program", [{"keep_s": KEEP_S}], indirect=True)
+def test_time_counts_only_while_nobody_has_it(program: Program, root: Path) -> None:
+    program.do("leave")
+    session, mesh = taken_up(root)
+    try:
+        until = time.monotonic() + 2 * KEEP_S
+        while time.monotonic() < until:
+            assert mesh.run("kept").get(LONG_S).values() == (0, 7, 14, 21)
+        assert not Home(root, "t").time_over()
+    finally:
+        session.close()
+
+
+def test_one_is_told_why_a_mesh_cannot_be_taken_up(program: Program, root: Path) -> None:
+    with pytest.raises(AttachError, match="attached to another kernel"):
+        taken_up(root)
+    program.do("leave")
+    port = Home(root, "t").manifest().elsewhere.port  # type: ignore[union-attr]
+    with (
+        socket.create_server(("", port), reuse_port=False),
+        pytest.raises(AttachError, match=f"port {port} of this machine, and another program listens there"),
+    ):
+        taken_up(root)
+    below = [process for agent in program.agents for process in family(agent)]
+    for agent in program.agents:
+        psutil.Process(agent).kill()
+    wait_until(lambda: not any(map(is_alive, below)), "agents to end")
+    with pytest.raises(AttachError, match=r"none of the 2 hosts .* has come to port"):
+        taken_up(root)
+    assert end(Home(root, "t")) == 0
+    assert not (root / "t").exists()

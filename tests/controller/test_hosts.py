@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from monarch_kernel.controller.hosts import FAN_OUT, RETURN_S, Hosts
 from monarch_kernel.controller.records import HostRecord
-from monarch_kernel.wire.messages import Join, Reach
+from monarch_kernel.wire.messages import Join, Part, Reach
 
 
 def table(count: int, *, elsewhere: bool = True) -> Hosts:
@@ -82,3 +82,16 @@ def test_the_host_that_can_be_dialled_is_dialled() -> None:
     hosts = table(1)
     hosts[2] = HostRecord(2, up=True)  # this machine, where nobody else can get in
     assert hosts.introduce(1, 2, b"R9") == [(1, Reach(2, (), (b"R9",))), (2, Reach(1, ("tcp://h1:1",), ()))]
+
+
+def test_who_has_had_to_do_with_a_host_is_told_when_it_is_gone() -> None:
+    hosts = table(5)
+    hosts.introduce(1, 2, b"R9")
+    hosts.introduce(3, 1, b"R1")
+    hosts.introduce(2, 4, b"R4")
+    hosts[1].parent = 5
+    hosts[1].gone = hosts[3].gone = True
+    assert hosts.part(1) == [(2, Part(1)), (5, Part(1))]
+    hosts[4].gone = True
+    assert hosts.part(4) == [(2, Part(4))]
+    assert hosts.part(2) == []

@@ -21,6 +21,7 @@ from monarch_kernel.wire.messages import (
     Lost,
     Message,
     Outlive,
+    Outlives,
     Output,
     OutputChunk,
     Owed,
@@ -193,6 +194,9 @@ def test_only_ranks_that_keep_a_record_are_told_to_forget_and_only_cells() -> No
 def test_leaving_and_ending() -> None:
     state = attaching()
     agent(state)
-    assert sends(state.outlive(HOST, 0.0)) == [(host_peer(HOST), Outlive())]
+    assert sends(state.outlive(7, HOST, 30.0, 0.0)) == [(host_peer(HOST), Outlive(7, 30.0))]
+    assert [
+        effect.id for effect in state.heard(Outlives(7), (), host_peer(HOST), 0.0) if isinstance(effect, Resolve)
+    ] == [7]
     assert sends(state.leave(0.0)) == [(host_peer(HOST), Goodbye(keep=True))]
     assert sends(state.goodbye(0.0, 2.0))[-1] == (host_peer(HOST), Goodbye(grace_s=2.0))

@@ -327,7 +327,7 @@ def test_a_host_that_ends_takes_its_ranks_along(lab: Lab) -> None:
     future = lab.ask()
     lab.launcher.hosts[lab.host].end("the machine is on fire")
     assert all("on fire" in text for text in future.get(DEADLINE_S))
-    assert lab.runtime.host_is_gone(lab.host)
+    assert lab.runtime.fleet.is_gone(lab.host)
 
 
 def test_an_answer_is_not_before_its_output(lab: Lab) -> None:
@@ -568,7 +568,7 @@ def test_any_order_of_delivery_from_several_threads(seed: int) -> None:
             if links:
                 hub.deliver(*source.choice(links))
             else:
-                lab.runtime._driver._background_signal.nudge()
+                lab.runtime._driver._alarm.set(0)
                 time.sleep(0.0002)
             if unborn and source.random() < 0.05:
                 unborn.pop(source.randrange(len(unborn))).hello()

@@ -9,6 +9,7 @@ import cloudpickle
 import pytest
 
 from monarch_kernel.actor import shutdown_context
+from tests.bed.bed import Bed, why_not
 from tests.failures import machines as machines_module
 from tests.failures.machines import Machines
 
@@ -38,8 +39,21 @@ def proxied(tmp_path: Path) -> Iterator[Machines]:
     yield from _machines(tmp_path, through_proxies=True)
 
 
-def _machines(directory: Path, *, through_proxies: bool) -> Iterator[Machines]:
-    machines = Machines(directory, through_proxies=through_proxies)
+@pytest.fixture
+def cabled(tmp_path: Path) -> Iterator[Machines]:
+    """Agents, each on a host with a cable of its own, and the test on the controller's host; all ends with the test."""
+    if why := why_not():
+        pytest.skip(why)
+    bed = Bed()
+    try:
+        with bed.entered():
+            yield from _machines(tmp_path, through_proxies=False, bed=bed)
+    finally:
+        bed.close()
+
+
+def _machines(directory: Path, *, through_proxies: bool, bed: Bed | None = None) -> Iterator[Machines]:
+    machines = Machines(directory, through_proxies=through_proxies, bed=bed)
     try:
         yield machines
     finally:

@@ -5,23 +5,26 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
 
-from monarch_kernel.actor import Actor, HostMesh, endpoint
+from monarch_kernel.actor import Actor, Future, HostMesh, ProcMesh, ValueMesh, endpoint
 from monarch_kernel.actor.hosts import serve_ranks
 from monarch_kernel.controller.session import current_session
 from monarch_kernel.errors import LaunchError
+from monarch_kernel.launch.base import agent_command
 from monarch_kernel.launch.local import LocalHost, LocalLauncher
 from monarch_kernel.mesh import Extent, Region
 from monarch_kernel.wire.config import AgentConfig
+from tests.bed.bed import Bed, BedHost
 from tests.failures.proxy import Proxy
+from tests.waiting import wait_until
 
-__all__ = ["LONG_S", "Ledger", "Machines", "family", "hosts_on", "is_alive", "wait_until"]
+__all__ = ["LONG_S", "Ledger", "Machines", "Stream", "family", "hosts_on", "is_alive", "wait_until"]
 
 LONG_S = 60.0
 
@@ -29,18 +32,31 @@ LONG_S = 60.0
 class Machines:
     """The local launcher, with a hand on its agents and, if asked for, on the network between them and the controller.
 
+    Args:
+        directory: for what agents write.
+        through_proxies: whether each agent reaches the controller by a proxy of its own.
+        bed: where each agent gets a host of its own; who calls is on the controller's.
+        within: what runs the program that follows it, such as ``unshare``.
+
     Attributes:
         agents: in the order in which they were launched.
         meshes: what `hosts_on` has made of them.
         proxies: of each agent, the same way; empty without ``through_proxies``.
+        hosts: of each agent, the same way; empty without a bed.
         room: how many agents there may be at the same time, as where hosts are named.
     """
 
     name = "local"
 
-    def __init__(self, directory: Path, *, through_proxies: bool = False) -> None:
-        self._launcher = LocalLauncher(directory)
+    def __init__(
+        self, directory: Path, *, through_proxies: bool = False, bed: Bed | None = None, within: Sequence[str] = ()
+    ) -> None:
+        self._directory = directory
+        self._launchers: list[LocalLauncher] = []
         self._through_proxies = through_proxies
+        self._bed = bed
+        self._within = within
+        self.hosts: list[BedHost] = []
         self.agents: list[LocalHost] = []
         self.meshes: list[HostMesh] = []
         self.proxies: list[Proxy] = []
@@ -49,17 +65,27 @@ class Machines:
     def launch(self, configs: Sequence[AgentConfig]) -> Sequence[LocalHost]:
         if len(configs) + sum(agent.poll() is None for agent in self.agents) > self.room:
             raise LaunchError("all hosts are in use")
-        found = self._launcher.launch([self._proxied(config) for config in configs])
+        found = [self._launch(self._proxied(config)) for config in configs]
         self.agents += found
         return found
 
     def progress(self) -> str:
-        return self._launcher.progress()
+        return ""
 
     def close(self, timeout_s: float) -> None:
-        self._launcher.close(timeout_s)
+        while self._launchers:
+            self._launchers.pop().close(timeout_s)
         while self.proxies:
             self.proxies.pop().close()
+
+    def _launch(self, config: AgentConfig) -> LocalHost:
+        command = (*self._within, *agent_command())
+        if self._bed is not None:
+            self.hosts.append(self._bed.add())
+            command = self.hosts[-1].command(command)
+        self._launchers.append(LocalLauncher(self._directory, command))
+        (found,) = self._launchers[-1].launch([config])
+        return found
 
     def _proxied(self, config: AgentConfig) -> AgentConfig:
         if not self._through_proxies:
@@ -101,6 +127,32 @@ class Ledger(Actor):
         return [other.take.call_one(number).get() for number in numbers]
 
 
+class Stream:
+    """Numbered calls to every rank of a mesh, one after the other without waiting, and what came of them."""
+
+    def __init__(self, mesh: ProcMesh) -> None:
+        self.ledgers = mesh.spawn("ledgers", Ledger)
+        self.futures: list[Future[ValueMesh[int]]] = []
+        self.ledgers.all.call().get(LONG_S)
+
+    def flow(self, seconds: float) -> None:
+        """Go on for a while."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self.futures.append(self.ledgers.take.call(len(self.futures)))
+            self.futures[max(0, len(self.futures) - 200)].wait(0.002)
+
+    def check(self, at_least: int = 100) -> None:
+        """Nothing is missing, twice, or out of order, on the way there and back."""
+        last = -1
+        for number, future in enumerate(self.futures):
+            assert set(future.get(LONG_S).values()) == {number}
+            last = number
+        assert last >= at_least
+        for taken in self.ledgers.all.call().get(LONG_S).values():
+            assert taken == list(range(last + 1))
+
+
 def hosts_on(machines: Machines, count: int, **options: Any) -> HostMesh:
     """Have so many agents launched; options as for `Session.add_hosts`."""
     session = current_session()
@@ -125,10 +177,3 @@ def is_alive(process: psutil.Process) -> bool:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = LONG_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"in vain waited for: {what}"
-        time.sleep(0.005)

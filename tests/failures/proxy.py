@@ -10,6 +10,7 @@ from contextlib import suppress
 __all__ = ["Proxy"]
 
 _CHUNK_NBYTES = 1 << 16
+_RECORDED_NBYTES = 4 << 20
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER without waiting: close() sends RST
 
 
@@ -23,6 +24,7 @@ class Proxy:
     Attributes:
         port: where it listens, at 127.0.0.1.
         connections: how many it has passed on.
+        recorded: of each of them what was sent by who has connected, and what was answered; the first part, if it is long.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -30,6 +32,7 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.connections = 0
+        self.recorded: list[tuple[bytearray, bytearray]] = []
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
@@ -69,6 +72,12 @@ class Proxy:
         """Have all bytes come later by so much."""
         self._delay_s = seconds
 
+    def inject(self, data: bytes, *, up: bool = True) -> None:
+        """Send bytes of our own on the youngest connection, as if they came from who has connected, or from the other."""
+        with self._lock:
+            near, far = self._pairs[-1]
+        (far if up else near).sendall(data)
+
     def close(self) -> None:
         """End it, and all connections."""
         self._is_open = False
@@ -106,14 +115,17 @@ class Proxy:
             with self._lock:
                 self._pairs.append((near, far))
             self.connections += 1
-            self._start(self._pump, near, far)
-            self._start(self._pump, far, near)
+            asked, answered = bytearray(), bytearray()
+            self.recorded.append((asked, answered))
+            self._start(self._pump, near, far, asked)
+            self._start(self._pump, far, near, answered)
             if not self._is_open:
                 self.reset()
 
-    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+    def _pump(self, source: socket.socket, sink: socket.socket, record: bytearray) -> None:
         try:
             while data := source.recv(_CHUNK_NBYTES):
+                record += data[: _RECORDED_NBYTES - len(record)]
                 if self._delay_s:
                     self._hurry.wait(self._delay_s)
                 self._passes.wait()

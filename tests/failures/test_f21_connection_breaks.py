@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from monarch_kernel.actor import Future, ProcMesh, ValueMesh
-from tests.failures.machines import LONG_S, Ledger, Machines, family, hosts_on, is_alive, wait_until
+from monarch_kernel.actor import ProcMesh
+from tests.failures.machines import LONG_S, Machines, Stream, family, hosts_on, is_alive, wait_until
 from tests.failures.proxy import Proxy
 
 LOST_AFTER_S = 1.0
@@ -23,32 +23,6 @@ def procs(proxied: Machines) -> ProcMesh:
     mesh = hosts_on(proxied, 2, lost_after_s=LOST_AFTER_S, is_light=True).spawn_procs({"gpus": 1}, device="cpu")
     mesh.initialized.get(LONG_S)
     return mesh
-
-
-class Stream:
-    """Numbered calls to every rank of a mesh, one after the other without waiting, and what came of them."""
-
-    def __init__(self, mesh: ProcMesh) -> None:
-        self.ledgers = mesh.spawn("ledgers", Ledger)
-        self.futures: list[Future[ValueMesh[int]]] = []
-        self.ledgers.all.call().get(LONG_S)
-
-    def flow(self, seconds: float) -> None:
-        """Go on for a while."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            self.futures.append(self.ledgers.take.call(len(self.futures)))
-            self.futures[max(0, len(self.futures) - 200)].wait(0.002)
-
-    def check(self) -> None:
-        """Nothing is missing, twice, or out of order, on the way there and back."""
-        last = -1
-        for number, future in enumerate(self.futures):
-            assert set(future.get(LONG_S).values()) == {number}
-            last = number
-        assert last >= 100
-        for taken in self.ledgers.all.call().get(LONG_S).values():
-            assert taken == list(range(last + 1))
 
 
 def reset(proxy: Proxy, stream: Stream) -> None:

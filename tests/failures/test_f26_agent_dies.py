@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 
@@ -126,6 +127,7 @@ def test_a_host_that_stands_still_for_long_is_lost_and_told_to_end_when_it_comes
         machines.signal(agent, signal.SIGCONT)
     wait_until(lambda: not any(map(is_alive, below)), "it and its ranks to end", 5.0)
     assert "exit code 0" in str(machines.agents[agent].poll())
+    assert any("has given this host up" in line for line in machines.agents[agent].log_tail())
     assert mesh.heal().get(LONG_S) == (2, 3)
     assert mesh.run("rank").get(LONG_S).values() == tuple(range(4))
 
@@ -143,6 +145,29 @@ def test_a_host_that_stands_still_can_be_replaced_at_once(
     assert mesh.heal().get(LONG_S) == (2, 3)
     assert mesh.run("rank").get(LONG_S).values() == tuple(range(4))
     wait_until(lambda: not any(map(is_alive, below)), "the engine to end what it was given back", 5.0)
+
+
+def test_healing_does_not_wait_for_an_engine_that_is_slow_to_take_hosts_back(
+    machines: Machines, bring_up: BringUp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh = bring_up(2)
+    agent = host_of(machines, mesh, 1)
+    is_asked_for, close = threading.Event(), machines.agents[agent].close
+    taken_back: list[bool] = []
+
+    def close_late(timeout_s: float) -> None:
+        taken_back.append(is_asked_for.wait(LONG_S))
+        close(timeout_s)
+
+    monkeypatch.setattr(machines.agents[agent], "close", close_late)
+    machines.signal(agent, signal.SIGKILL)
+    try:
+        wait_until(lambda: len(mesh.deaths()) == 2, "its ranks to be lost", 5.0)
+        assert mesh.heal().get(LONG_S) == (2, 3)
+        assert mesh.run("rank").get(LONG_S).values() == tuple(range(4))
+        assert not taken_back
+    finally:
+        is_asked_for.set()
 
 
 def test_ranks_call_each_other_across_hosts_before_and_after_one_is_replaced(

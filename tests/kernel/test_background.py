@@ -145,6 +145,7 @@ def test_result_has_a_timeout_and_the_cell_goes_on(notebook: Notebook, tmp_path:
 def test_an_interrupt_of_the_wait_leaves_the_cell_alone(notebook: Notebook, tmp_path: Any) -> None:
     wait, go = gate(tmp_path)
     notebook.ok(f"%%remote t --background --out h\n{wait}'went on'")
+    wait_for_state(notebook, "h", "running")
     waiting = notebook.send("print('waits', flush=True); h.result()").wait_for(lambda cell: cell.stdout)
     notebook.wait_blocked()
     notebook.interrupt()
@@ -160,7 +161,7 @@ def test_a_cell_that_waits_for_its_turn_can_be_interrupted(notebook: Notebook, t
     wait_for_state(notebook, "h", "running")
     code = "print('waits', flush=True); get_ipython().run_cell_magic('remote', 't', \"marker = 'overwritten'\")"
     waiting = notebook.send(code).wait_for(lambda cell: cell.stdout)
-    notebook.pump(0.3)
+    notebook.wait_blocked()
     notebook.interrupt()
     assert waiting.wait().ename == "RemoteInterrupt"
     assert "it was not sent" in waiting.evalue

@@ -9,13 +9,14 @@ import shutil
 import signal
 import stat
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.waiting import wait_until
 
 from .conftest import START_S, Notebook, assert_gone, is_alive
 
@@ -99,13 +100,6 @@ def kill(notebook: Notebook) -> None:
     """Have the kernel die as it does when it runs out of memory."""
     os.kill(notebook.pid, signal.SIGKILL)
     wait_until(lambda: not is_alive(psutil.Process(notebook.pid)), "the kernel's end")
-
-
-def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"in vain waited for: {what}"
-        time.sleep(0.01)
 
 
 def counts(text: str) -> list[int]:
@@ -291,10 +285,20 @@ def test_what_ends_while_detached(place: Path, kernel: Callable[[], Notebook]) -
     assert_gone([agent])
     third = kernel()
     assert "t is gone: its processes have ended; what was left of it is cleaned up" in third.ok("%mesh").stdout
+
+    third.ok(f"{UP} --keep-for 1s", START_S)
+    (agent,) = agents(place)
+    below = [agent, *agent.children(recursive=True)]
+    third.close(leaves=True)
+    assert_gone(below)
+    told = "its time is over: it was to be kept for 1 s without a kernel, which was until "
+    fourth = kernel()
+    assert f"%mesh attach: mesh 't' is gone: {told}" in fourth.run("%mesh attach t").stderr
+    assert "there is no detached mesh 't'" in fourth.run("%mesh attach t").stderr
     assert not place.exists()
-    assert "Not in this kernel" not in third.ok("%mesh").stdout
-    third.ok(UP, START_S)  # the name is free
-    kill(third)
+    assert "Not in this kernel" not in fourth.ok("%mesh").stdout
+    fourth.ok(UP, START_S)  # the name is free
+    kill(fourth)
     wait_until((place / "t" / "detached").exists, "the agent's noticing")
     (agent,) = agents(place)
     shutil.rmtree(place)  # nobody can attach it any more

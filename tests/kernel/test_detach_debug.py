@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import wait_until
+
 from .conftest import START_S, Notebook
 from .test_debug import send
-from .test_detach import UP, kernel, kill, place, wait_until
+from .test_detach import UP, kernel, kill, place
 
 __all__ = ["kernel", "place"]
 

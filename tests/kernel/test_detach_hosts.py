@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
+
+from tests.waiting import wait_until
 
 from .conftest import START_S, Notebook
 from .test_detach import kernel, kill, place
@@ -25,6 +29,14 @@ def test_the_next_kernel_has_the_hosts_and_what_is_on_them(place: Path, kernel: 
         "%%remote t\nimport torch\nx = torch.ones(1); torch.distributed.all_reduce(x); print(x.item())", START_S
     )
     assert "2.0" in sums.stdout
+
+    agents = second.value("t.run('__import__(\"os\").getppid()').get().values()")
+    os.kill(agents[1], signal.SIGKILL)
+    wait_until(lambda: second.value("list(t.deaths())") == [1], "the news of the death")
+    healed = second.ok("%mesh heal t", START_S).stdout
+    assert "t: [1] replaced in" in healed
+    assert "on another host of this machine" in healed
+    assert second.ok("%%remote t\nlist(globals().get('state', {}))").plain.splitlines() == ["[0] ['rank']", "[1] []"]
     assert "ended" in second.ok("%mesh down t").stdout
     assert not (place / "t").exists()
     assert "is up already" not in second.ok("%mesh").stdout

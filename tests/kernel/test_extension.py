@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -65,6 +67,17 @@ def test_in_a_terminal(terminal: Terminal) -> None:
     terminal.process.expect("RemoteInterrupt: interrupted on")
     terminal.process.expect(terminal.PROMPT)
     assert re.search(r"\[0\] 0\s+\[1\] 1", terminal.enter("%remote t rank"))
+    terminal.leave()
+
+
+def test_a_mesh_on_hosts_is_shown_in_a_terminal(terminal: Terminal, tmp_path: Path) -> None:
+    late = tmp_path / "python"  # so late that it is said what is waited for
+    late.write_text(f'#!/bin/sh\nsleep 3\nexec {sys.executable} "$@"\n')
+    late.chmod(0o700)
+    shown = terminal.enter(f"%mesh up h --on local --hosts 2 -n 1 --device cpu --python {late}")
+    assert "h: 0 of 2 hosts up; waiting for" in shown
+    assert "h: hosts=2 gpus=1, 2 ranks (2 idle)" in shown
+    terminal.enter("%mesh down h")
     terminal.leave()
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from tests.kernel import test_detach
 from tests.kernel.conftest import Notebook
-from tests.kernel.test_detach import UP, wait_until
+from tests.kernel.test_detach import UP
+from tests.waiting import wait_until
 
 place = test_detach.place
 kernel = test_detach.kernel

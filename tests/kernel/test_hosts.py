@@ -6,13 +6,16 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from monarch_kernel.agent.software import software_here
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from tests.kernel.conftest import Notebook
@@ -70,7 +73,7 @@ def given_back(notebook: Notebook) -> Iterator[None]:
 def agent_of(notebook: Notebook, rank: int, mesh: str = "d") -> int:
     return int(
         notebook.value(
-            f"(lambda runtime: runtime._state.hosts[runtime.host_of({mesh}.procs[{rank}])].pid)({mesh}._runtime)"
+            f"(lambda runtime: runtime._state.hosts[runtime.fleet.host_of({mesh}.procs[{rank}])].pid)({mesh}._runtime)"
         )
     )
 
@@ -128,6 +131,31 @@ def test_hosts_that_do_not_come_in_time_are_told_and_given_back(notebook: Notebo
     assert "can that be reached from there" in cell.text
     assert "tcp://127.0.0.1:" in cell.text
     assert "late" not in notebook.ok("%mesh").stdout
+
+
+@pytest.mark.usefixtures("given_back")
+def test_ranks_whose_host_dies_while_they_start_are_told_at_once(notebook: Notebook) -> None:
+    before = set(notebook.processes())
+    cell = notebook.send(UP.format(name="dying", hosts=2, n=2))
+
+    def zygotes() -> list[psutil.Process]:
+        return [one for one in notebook.processes() if one not in before and "zygote" in one.cmdline()]
+
+    wait_until(lambda: len(zygotes()) == 2, "the zygotes of both hosts")
+    slow, dying = zygotes()
+    for one in (slow, dying):
+        one.suspend()  # no rank starts there
+    cell.wait_for(lambda cell: "dying: waiting for ranks to start (0 of 4 are up, " in _last(cell), 20.0)
+    killed = time.monotonic()
+    agent = dying.parent()
+    assert agent is not None
+    agent.kill()
+    dying.resume()  # it sees that its agent is gone
+    cell.wait(20.0)
+    assert time.monotonic() - killed < 4.0  # ranks that were never forked are not given time to end
+    assert re.search(r"dying: 2 of 4 ranks did not come up, after \d\.\d s; all were ended again", cell.text), cell.text
+    assert re.search(r"  ranks \[(0-1|2-3)\]: the host agent \(pid \d+\) was killed by SIGKILL", cell.text), cell.text
+    assert "dying" not in notebook.ok("%mesh").stdout
 
 
 @pytest.mark.usefixtures("given_back")
@@ -209,7 +237,7 @@ def test_a_host_that_dies_is_told_and_replaced_by_heal(notebook: Notebook) -> No
     notebook.ok("import time\nwhile len(d.deaths()) < 2: time.sleep(0.01)")
     assert re.search(r"2 idle, 2 dead +local: 2 hosts \(1 lost\)", notebook.ok("%mesh").stdout)
     shown = notebook.ok("%mesh show d").plain
-    assert re.search(r"^host \S+#\d+ is lost: the host agent \(pid \d+\) was killed by signal 9$", shown, re.M), shown
+    assert re.search(r"^host \S+#\d+ is lost: the host agent \(pid \d+\) was killed by SIGKILL$", shown, re.M), shown
     assert shown.endswith("%mesh heal d asks for another")
     assert notebook.ok("%remote d[0] print(x)").lines() == {0: ["0"], 1: ["1"]}
     said = notebook.ok("%mesh heal d", 60.0).stdout
@@ -218,6 +246,31 @@ def test_a_host_that_dies_is_told_and_replaced_by_heal(notebook: Notebook) -> No
     ), said
     assert notebook.value("[rank.state for rank in d.view().ranks]") == ["idle"] * 4
     assert notebook.value("list(d[0]['x'].values())") == [0, 1]
+    notebook.ok("%mesh down d")
+
+
+@pytest.mark.usefixtures("given_back")
+def test_who_interrupts_heal_and_heals_again_goes_on_waiting(notebook: Notebook, machine: Machine) -> None:
+    notebook.ok(f"{UP.format(name='d', hosts=2, n=1)} --python {machine.python()}", 60.0)
+    machine.stall()
+    os.kill(agent_of(notebook, 1), signal.SIGKILL)
+    notebook.ok("import time\nwhile len(d.deaths()) < 1: time.sleep(0.01)")
+    cell = notebook.send("%mesh heal d")
+    cell.wait_for(lambda cell: "0 of 1 new host up" in _last(cell), 20.0)
+    notebook.interrupt()
+    cell.wait(10.0)
+    assert "interrupted; what is begun goes on" in cell.text
+    again_at = time.monotonic()
+    cell = notebook.send("%mesh heal d")
+    cell.wait_for(lambda cell: "0 of 1 new host up" in _last(cell), 20.0)
+    machine.go_on()
+    cell.wait(60.0)
+    again_s = time.monotonic() - again_at
+    (took_s,) = re.findall(r"d: \[1\] replaced in (\d+\.\d\d) s on another host of this machine", cell.text)
+    assert float(took_s) > again_s  # for the first has waited, too
+    updates = [message["content"]["data"]["text/plain"] for message in cell.of_type("update_display_data")]
+    assert [text for text in updates if "new host" in text][-1].startswith("d: 1 of 1 new host up, after ")
+    assert notebook.ok("%mesh heal d").stdout == "d: no rank is dead; %mesh restart replaces living ones\n"
     notebook.ok("%mesh down d")
 
 

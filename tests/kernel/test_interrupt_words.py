@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
@@ -57,3 +58,25 @@ def test_a_cell_that_waits_says_for_whom(notebook: Notebook) -> None:
     assert cell.wait().evalue == f"interrupted while it waited for cell [{number}]; it was not sent"
     notebook.ok("%mesh interrupt t")
     assert not notebook.ok("%%remote\n1").stderr
+
+
+def test_an_interrupt_of_down_says_what_has_ended(new_notebook: Callable[..., Notebook]) -> None:
+    notebook = new_notebook(n=1)
+    notebook.ok("%mesh up u -n 1 --device cpu", 60)
+    notebook.ok("%mesh up v -n 1 --device cpu", 60)
+    notebook.ok(  # the first takes its time
+        "import time\nfrom monarch_kernel.notebook.meshes import Meshes\nkept = Meshes.down\n"
+        "def slow(self, name):\n    print('go')\n    time.sleep(1)\n    return kept(self, name)\nMeshes.down = slow"
+    )
+    for command, said in (
+        ("--all", "interrupted; t has ended all the same; u, v are still up"),
+        ("u", "interrupted; u has ended all the same"),
+    ):
+        cell = notebook.send(f"%mesh down {command}").wait_for(lambda cell: "go" in cell.stdout)
+        notebook.interrupt()
+        assert cell.wait().evalue == said
+        assert "1 rank ended" in cell.stdout
+    notebook.ok("Meshes.down = kept")
+    table = notebook.ok("%mesh").stdout
+    assert [line.split()[0] for line in table.splitlines() if " idle " in line] == ["v"], table
+    assert notebook.ok("%mesh down --all").stdout == "v: 1 rank ended\n"

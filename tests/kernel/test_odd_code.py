@@ -53,6 +53,15 @@ def test_a_child_that_a_cell_forks_does_not_go_on_as_a_second_rank(notebook: Not
     assert notebook.ok("%%remote\nrank").plain == "[0] 0\n[1] 1"
 
 
+def test_a_child_that_an_endpoint_forks_does_not_go_on_as_a_second_rank(notebook: Notebook) -> None:
+    code = "import os\nfrom monarch_kernel.actor import Actor, endpoint\nclass Forks(Actor):\n    @endpoint\n"
+    code += "    def fork(self):\n        pid = os.fork()\n        if pid == 0: raise ValueError('in the child')\n"
+    code += "        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])\n"
+    cell = notebook.ok(f"{code}list(t.spawn('forks', Forks).fork.call().get(60).values())")
+    assert cell.plain == "[1, 1]"
+    assert "ValueError: in the child" in cell.stderr
+
+
 @pytest.mark.parametrize("handler", ["signal.SIG_DFL", "signal.SIG_IGN", "lambda *_: calls.append(1)"])
 def test_a_signal_handler_of_the_users_does_no_harm(notebook: Notebook, handler: str) -> None:
     pids = notebook.pids()

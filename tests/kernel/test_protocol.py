@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
 from typing import Any, ClassVar
 
 import jupyter_kernel_test
@@ -63,6 +65,10 @@ class TestRemoteCells(jupyter_kernel_test.KernelTests):
         super().setUpClass()
         reply = cls.kc.execute_interactive("%mesh up t -n 2 --device cpu", timeout=60, output_hook=lambda message: None)
         assert reply["content"]["status"] == "ok", reply
+        # Its table is drawn once more when the ranks have been read, which is done once a second.
+        with contextlib.suppress(queue.Empty):
+            while cls.kc.get_iopub_msg(timeout=1.5):
+                pass
 
     def test_an_error_is_an_error_message(self) -> None:
         self.flush_channels()

@@ -10,11 +10,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any, TextIO
 
 import psutil
 
+SHARED_NODES = 4
+NODE = {"num_cpus": 1, "num_gpus": 8}
 NODE_NBYTES = 80 << 20  # the least that Ray takes for its objects
 START_S = 100.0
 # Else each node starts a worker for each program that connects, whether or not it wants one there.
@@ -48,6 +51,16 @@ class RayCluster:
     def add(self, **resources: Any) -> int:
         """Add a node; gives the pid of its raylet."""
         return int(self._ask("add", resources))
+
+    def mend(self) -> None:
+        """Have another node in place of each that has died, and wait until Ray knows of both."""
+        dead = sum(not is_running(raylet) for raylet in self.raylets)
+        self.raylets = [raylet for raylet in self.raylets if is_running(raylet)]
+        self.raylets += [self.add(**NODE) for _ in range(dead)]
+        deadline = time.monotonic() + START_S
+        while self._ask("alive", None) != len(self.raylets) + 1:
+            assert time.monotonic() < deadline, "Ray does not see that a node is dead"
+            time.sleep(0.2)
 
     def hold(self, nodes: int) -> None:
         """Take a processor of that many nodes, as somebody else's program; 0 to give them back."""
@@ -84,6 +97,30 @@ class RayCluster:
         line = self._process.stdout.readline() if ready else b""
         assert line, f"the Ray cluster did not come up: {Path(self._log.name).read_text()}"
         return json.loads(line)
+
+
+_shared: list[RayCluster] = []
+
+
+def shared() -> RayCluster:
+    """The cluster of this process, with four nodes that live; to be ended with `end_shared`."""
+    if not _shared:
+        _shared.append(RayCluster(Path(os.environ["TMPDIR"]), [NODE] * SHARED_NODES))
+    _shared[0].mend()
+    return _shared[0]
+
+
+def end_shared() -> None:
+    """End it, if there is one."""
+    while _shared:
+        _shared.pop().close()
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there, and no zombie."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def descendants(pid: int) -> list[int]:
@@ -143,7 +180,11 @@ class Server:
             print(json.dumps(getattr(self, what)(argument)), file=answers, flush=True)
 
     def add(self, resources: dict[str, Any]) -> int:
-        node = self.cluster.add_node(**resources, object_store_memory=NODE_NBYTES)
+        try:
+            node = self.cluster.add_node(**resources, object_store_memory=NODE_NBYTES)
+        except Exception as error:  # the same
+            print(error, file=sys.stderr)
+            node = self.cluster.add_node(**resources, object_store_memory=NODE_NBYTES)
         self._nodes.append(node)
         return int(node.all_processes["raylet"][0].process.pid)
 
@@ -155,6 +196,9 @@ class Server:
         if nodes:
             self._group = ray.util.placement_group([{"CPU": 1}] * nodes, strategy="STRICT_SPREAD")
             assert self._group.wait(START_S)
+
+    def alive(self, _: None) -> int:
+        return sum(node["Alive"] for node in self._connected().nodes())
 
     def left(self, _: None) -> list[str]:
         ray = self._connected()

@@ -94,14 +94,16 @@ class SlurmCluster:
         self._start("slurmd", ["-D", "-N", node, "-f", str(self.config)], node)
 
     def kill_node(self, node: str) -> None:
-        """Kill its daemon, and all that it has started."""
+        """Kill its daemon, and all that it has started, as a power failure does: none of them sees another die."""
         daemon = self._daemons.pop(node)
         daemon.send_signal(signal.SIGSTOP)
         steps = [step for step in psutil.process_iter(["name"]) if self._is_on(step, node)]
         for step in steps:
-            step.suspend()  # or it would tell how its tasks ended, and Slurm would end the job
+            step.suspend()
         doomed = [child for step in steps for child in (*step.children(recursive=True), step)]
         assert doomed, f"nothing runs on {node}"
+        for process in doomed:  # srun, too, which would tell the other nodes to end
+            process.suspend()
         for process in doomed:
             process.kill()
         daemon.kill()

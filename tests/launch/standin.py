@@ -6,8 +6,7 @@ import secrets
 import socket
 import sys
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from monarch_kernel.wire.config import AgentConfig
 
@@ -77,10 +76,3 @@ class Home:
                 self._connections[int(number)] = connection
                 self.pids[int(number)] = int(pid)
                 self._changed.notify_all()
-
-
-def wait_until(condition: Callable[[], object], what: str, timeout_s: float = LONG_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"in vain waited for: {what}"
-        time.sleep(0.005)

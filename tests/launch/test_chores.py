@@ -11,7 +11,7 @@ import pytest
 
 from monarch_kernel.launch.chores import Chores
 from monarch_kernel.launch.tunnel import Tunnel
-from tests.launch.standin import wait_until
+from tests.waiting import wait_until
 
 
 def test_what_is_due_is_done_in_order_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from monarch_kernel.mesh import Extent, Region
 from monarch_kernel.train.group import GroupStore
 from tests.launch.cluster import Cluster, Image
 from tests.launch.lightnings import lightning_cloud
-from tests.launch.standin import wait_until
+from tests.waiting import wait_until
 
 LONG_S = 60.0
 

@@ -75,7 +75,7 @@ class Hosts:
         return [host.state for host in self.mesh.view().hosts]
 
     def agent_pid(self, host: int) -> int:
-        return self.session.runtime._state.hosts[self.session.runtime.host_now(self.numbers[host])].pid
+        return self.session.runtime._state.hosts[self.session.runtime.fleet.now(self.numbers[host])].pid
 
 
 def wait_until(condition: Callable[[], object], what: Callable[[], object], timeout_s: float = SOON_S) -> None:

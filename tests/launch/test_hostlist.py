@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from monarch_kernel.errors import LaunchError
-from monarch_kernel.launch.hostlist import Place, read_hosts
+from monarch_kernel.launch.ssh.hostlist import Place, read_hosts
 
 PLACES = {
     "node1": Place("node1"),

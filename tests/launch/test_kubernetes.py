@@ -14,7 +14,8 @@ from monarch_kernel.errors import LaunchError
 from monarch_kernel.launch.kubernetes import KubernetesLauncher
 from monarch_kernel.wire.config import AGENT_VARIABLE
 from tests.launch.cluster import USER, Cluster, Image, Node, RefusedRequest
-from tests.launch.standin import COMMAND, Home, wait_until
+from tests.launch.standin import COMMAND, Home
+from tests.waiting import wait_until
 
 Launch = Callable[..., KubernetesLauncher]
 
@@ -240,7 +241,7 @@ def test_the_agent_is_killed(cluster: Cluster, running: Any) -> None:
     _, host = running
     os.kill(cluster.pid(host.name), signal.SIGKILL)
     wait_until(host.poll, "the end")
-    assert host.poll() == f"the pod {host.name}: the host agent was killed by signal 9"
+    assert host.poll() == f"the pod {host.name}: the host agent was killed by SIGKILL"
 
 
 def test_memory_runs_out(cluster: Cluster, running: Any) -> None:
@@ -274,7 +275,7 @@ def test_a_pod_is_deleted_by_somebody(cluster: Cluster, running: Any) -> None:
 def test_a_node_that_is_lost_does_not_keep_us(cluster: Cluster, running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     launcher, host = running
     cluster.lose_node(host.name)
-    monkeypatch.setattr("monarch_kernel.launch.kubernetes._GONE_S", 0.3)
+    monkeypatch.setattr("monarch_kernel.launch.kubernetes.launcher._GONE_S", 0.3)
     launcher.close(0.0)  # nobody confirms that it has ended: it is removed by force
     assert cluster.names("pods") == cluster.names("secrets") == []
 

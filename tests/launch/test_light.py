@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+import time
+from pathlib import Path
 
 from monarch_kernel.actor import Actor, endpoint
 from monarch_kernel.actor.hosts import HostMesh, serve_ranks, shutdown_context
 from monarch_kernel.controller.session import current_session
+from monarch_kernel.errors import RemoteError
 from monarch_kernel.launch.local import LocalLauncher
 from monarch_kernel.mesh import Extent, Region
 
@@ -34,5 +37,47 @@ def test_light_ranks_work_without_torch_and_ipython_until_a_cell_needs_them() ->
         assert lookers.imported.call().get().values() == ([],) * 4
         mesh.slice(hosts=0, procs=1).run_cell("%alias_magic t timeit", cell=2).get()
         assert lookers.imported.call().get().values() == ([], [HEAVY[1]], [], [])
+    finally:
+        shutdown_context().get()
+
+
+# Stands still in the midst of the import, until the file is there, and says so if it is cut short.
+STALL = """
+import os, sys, time
+class Stall:
+    def find_spec(self, name, path=None, target=None):
+        if name == "IPy" + "thon.core.magic":
+            try:
+                open("{begun}", "w").close()
+                while not os.path.exists("{go_on}"):
+                    time.sleep(0.001)
+            except BaseException:
+                open("{cut}", "w").close()
+                raise
+sys.meta_path.insert(0, Stall())
+"""
+
+
+def test_an_interrupt_does_not_cut_short_what_a_cell_needs_imported(tmp_path: Path) -> None:
+    begun, go_on, cut = (tmp_path / name for name in ("begun", "go_on", "cut"))
+    session = current_session()
+    serve_ranks(session)
+    try:
+        hosts = session.add_hosts(LocalLauncher(session.directory), 1, is_light=True, lost_after_s=10.0)
+        mesh = HostMesh(session.runtime, Region.whole(Extent({"hosts": 1})), hosts).spawn_procs(device="cpu")
+        mesh.run_cell(STALL.format(begun=begun, go_on=go_on, cut=cut), cell=1).get()
+        future = mesh.run_cell("%time import time; time.sleep(600)", cell=2)
+        deadline = time.monotonic() + 60.0
+        while not begun.exists():
+            assert time.monotonic() < deadline
+            future.wait(0.01)
+        mesh.interrupt()
+        mesh.doing().get()  # the rank has had the interrupt
+        go_on.touch()
+        error = future.exception(60.0)
+        assert not cut.exists()
+        assert isinstance(error, RemoteError)
+        assert error.primary.kind == "interrupted"
+        mesh.run_cell("%time 1", cell=3).get()
     finally:
         shutdown_context().get()

@@ -15,7 +15,8 @@ import pytest
 from monarch_kernel.errors import LaunchError
 from monarch_kernel.launch.lightning import LightningLauncher
 from tests.launch.lightnings import Cloud, RefusedRequest, lightning_cloud
-from tests.launch.standin import STAND_IN, Home, wait_until
+from tests.launch.standin import STAND_IN, Home
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="the SDK needs Python 3.11")
 
@@ -77,7 +78,7 @@ def test_hosts_are_the_machines_of_a_job(cloud: Cloud, home: Home, make: Launch)
 
 
 def test_what_a_machine_wrote(home: Home, make: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("monarch_kernel.launch.lightning._LOG_AFTER_S", (0.1, 0.5))
+    monkeypatch.setattr("monarch_kernel.launch.lightning.launcher._LOG_AFTER_S", (0.1, 0.5))
     hosts = make().launch(home.configs([1, 2]))
     home.wait_for([1, 2])
     for host, number in zip(hosts, (1, 2)):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.launch.pods import PodSpec, ended, is_up, merged, refusal, waits_for
+from monarch_kernel.launch.kubernetes.pods import PodSpec, ended, is_up, merged, refusal, waits_for
 
 
 def pod(phase: str = "Pending", conditions: Any = (), state: Any = None, **status: Any) -> dict[str, Any]:
@@ -60,7 +60,7 @@ PREEMPTED = condition("DisruptionTarget", "True", "PreemptionByScheduler", "a po
 ENDS = {
     "exit code": (pod("Failed", state=stopped(3)), "the host agent ended with exit code 3"),
     "no error": (pod("Succeeded", state=stopped(0, "Completed")), "the host agent ended with exit code 0"),
-    "signal": (pod("Failed", state=stopped(137)), "the host agent was killed by signal 9"),
+    "signal": (pod("Failed", state=stopped(137)), "the host agent was killed by SIGKILL"),
     "memory": (pod("Failed", state=stopped(137, "OOMKilled")), "OOMKilled: it used more memory than its limit of 4Gi"),
     "preempted": (pod("Failed", [PREEMPTED], stopped(143)), "PreemptionByScheduler: a pod of higher priority"),
     "evicted": (pod("Failed", state=stopped(137), reason="Evicted", message="disk"), "Evicted: disk"),

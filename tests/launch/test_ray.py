@@ -1,4 +1,4 @@
-"""The Ray launcher, against a cluster of five nodes on this machine; in the end one of them dies."""
+"""The Ray launcher, against a cluster of a head and four nodes on this machine; in the end one of them dies."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from monarch_kernel.launch.ray import RayHost, RayLauncher
 from monarch_kernel.mesh import Extent, Region
 from monarch_kernel.wire.config import AgentConfig
 from tests.launch.rays import RayCluster, raylet_of
-from tests.launch.standin import STAND_IN, Home, wait_until
+from tests.launch.standin import STAND_IN, Home
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-NODES = 4
 LONG_S = 100.0  # for what takes Ray seconds, on a busy machine
 # The interpreter is Ray's. What the stand-in is told to run, it runs; that comes as the log of its config.
 OBEYING = """
@@ -41,10 +41,8 @@ COMMAND = ("", "-c", OBEYING)
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[RayCluster]:
-    cluster = RayCluster(Path(os.environ["TMPDIR"]), [{"num_cpus": 1, "num_gpus": 8}] * NODES)
-    yield cluster
-    cluster.close()
+def cluster(ray_cluster: RayCluster) -> RayCluster:
+    return ray_cluster
 
 
 def make_launcher(cluster: RayCluster, **options: Any) -> RayLauncher:
@@ -180,7 +178,7 @@ def test_an_agent_that_ends_is_told_and_replaced_where_it_was(launcher: RayLaunc
     assert raylet_of(home.pids[5]) == raylet
     os.kill(home.pids[5], signal.SIGKILL)
     os.kill(home.pids[1], signal.SIGKILL)
-    is_told(hosts[0], "was killed by signal 9")
+    is_told(hosts[0], "was killed by SIGKILL")
     assert [hosts[1].poll(), hosts[3].poll()] == [None] * 2
 
 
@@ -219,7 +217,7 @@ def test_the_end_of_the_driver_ends_the_hosts(cluster: RayCluster, home: Home) -
     come(home, [1, 2])
     os.kill(driver_of(launcher), signal.SIGKILL)
     for host in hosts:
-        is_told(host, f"the process that talks to Ray (pid {driver_of(launcher)}) was killed by signal 9")
+        is_told(host, f"the process that talks to Ray (pid {driver_of(launcher)}) was killed by SIGKILL")
     wait_until(lambda: not running([home.pids[1], home.pids[2]]), "the end of the agents", LONG_S)
     launcher.launch(configs(home, [3]))  # by another
     come(home, [3])

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from monarch_kernel.errors import LaunchError
 from monarch_kernel.launch.ray import RayLauncher
-from monarch_kernel.launch.raycluster import Node, amount, explain, in_numbers
+from monarch_kernel.launch.ray.cluster import Node, amount, explain, in_numbers
 
 BIG = {"CPU": 4.0, "GPU": 8.0, "memory": 1e9}
 HEAD = {"CPU": 0.0, "memory": 1e9}
@@ -80,3 +84,15 @@ def test_resources_are_numbers() -> None:
         RayLauncher(resources=[("tpu", "many")])
     RayLauncher(resources=[("tpu", "4")])
     RayLauncher(resources={"tpu": 4})
+
+
+@pytest.mark.parametrize(
+    ("given", "left"), [("ray.util.rpdb.set_trace", None), ("mine.debugger", "mine.debugger"), (None, None)]
+)
+def test_the_debugger_of_ray_is_not_that_of_ranks(given: str | None, left: str | None) -> None:
+    """A node inherits its variables from whoever has started it, such as another program of Ray's."""
+    code = "from monarch_kernel.launch.ray import keeper; print(keeper._environment(None).get('PYTHONBREAKPOINT'))"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONBREAKPOINT"}
+    environment |= {} if given is None else {"PYTHONBREAKPOINT": given}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(left)

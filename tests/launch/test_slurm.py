@@ -16,6 +16,7 @@ import pytest
 
 from monarch_kernel.errors import LaunchError
 from monarch_kernel.launch.slurm import SlurmLauncher
+from monarch_kernel.launch.slurm.host import Job
 from tests.launch import puppet
 from tests.launch.puppet import Desk, make_python, wait_for
 from tests.launch.slurms import SlurmCluster, why_no_slurm
@@ -182,11 +183,11 @@ def test_agents_end(launch: Any, desk: Desk) -> None:
 
 
 @needs_slurm
+@pytest.mark.parametrize("place", [0, 1])  # the first runs the script
 def test_node_fails(
-    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, place: int
 ) -> None:
     """Its host is lost; the job goes on; another comes in its place."""
-    place = 1  # where the first is lost, which runs the script, Slurm 22.05 ends the others now and then
     cluster = SlurmCluster(tmp_path, NODES)
     request.addfinalizer(cluster.close)
     monkeypatch.setenv("SLURM_CONF", str(cluster.config))
@@ -388,6 +389,21 @@ def test_golden_script(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if os.environ.get("GOLDEN") == "write":
         path.write_text(text)
     assert text == path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        ("", "job 7 is submitted"),
+        ("CONFIGURING", "job 7 waits for its nodes to boot"),
+        ("SIGNALING", "job 7 is SIGNALING"),
+        ("SUSPENDED", "job 7 is suspended"),
+    ],
+)
+def test_what_a_job_waits_for_that_does_not_wait_for_nodes(tmp_path: Path, state: str, told: str) -> None:
+    launcher = SlurmLauncher(directory=tmp_path)
+    launcher._jobs.append(Job(1, {}, tmp_path, launcher.close_host, id="7", state=state))
+    assert launcher.progress() == f"Slurm: {told}"
 
 
 def test_wrong_options() -> None:

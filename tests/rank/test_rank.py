@@ -16,6 +16,7 @@ import pytest
 
 from monarch_kernel.actor import Actor, ActorError, ProcMesh, endpoint, shutdown_context, this_host
 from monarch_kernel.errors import RemoteError
+from tests.waiting import wait_until
 
 LONG_S = 60.0
 CPUS = len(os.sched_getaffinity(0))
@@ -59,14 +60,6 @@ def spare(procs: ProcMesh) -> Iterator[ProcMesh]:
     mesh = this_host().spawn_procs({"r": 1}, device="cpu")
     yield mesh
     mesh.stop(grace_s=0).get()
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = LONG_S) -> float:
-    begun = time.monotonic()
-    while not condition():
-        assert time.monotonic() < begun + timeout_s, f"in vain waited for: {what}"
-        time.sleep(0.002)
-    return time.monotonic() - begun
 
 
 def is_gone(pid: int) -> Callable[[], bool]:

@@ -8,20 +8,18 @@ from hypothesis import strategies as st
 
 from monarch_kernel.launch.engines import ENGINES
 from monarch_kernel.notebook.complete import candidates
+from monarch_kernel.syntax.lines import UsageProblem, tokens
 from monarch_kernel.syntax.options import (
     COMMANDS,
     RemoteOptions,
-    UpOptions,
-    UsageProblem,
     one_name,
     option_names,
     parse_remote,
-    parse_up,
     parser_of,
     split_options,
-    tokens,
 )
 from monarch_kernel.syntax.selector import root_name
+from monarch_kernel.syntax.up import UpOptions, parse_up
 from monarch_kernel.syntax.usage import command_help, mesh_help, options_help
 
 
@@ -42,6 +40,11 @@ from monarch_kernel.syntax.usage import command_help, mesh_help, options_help
 )
 def test_up_is_read(line: str, gpus: int, expected: UpOptions) -> None:
     assert parse_up(line, gpus) == expected
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("45", 45), ("0.5s", 0.5), ("30m", 1800), ("1.5h", 5400)])
+def test_how_long_a_detached_mesh_is_kept_is_read(text: str, seconds: float) -> None:
+    assert parse_up(f"t -n 1 --detach --keep-for {text}", 0).keep_s == seconds
 
 
 FILES = {"hosts.txt": "a  # the first\n\nb slots=8 max_slots=8, c\n", "./empty": "# none\n", "twice": "a\nb\na\n"}
@@ -149,12 +152,22 @@ def test_how_many_ranks_each_host_has_follows_from_the_axes() -> None:
         ("t --on ray --hosts 2 -n 2 --gpus 2", "not both"),
         ("t --on ray --hosts 2 --gpus 2 --device cpu", "use -n with --device cpu"),
         (
-            "t --on ray --hosts 2 -n 1 --detach",
-            "--detach with --on ray is not possible: Ray ends what a driver has started",
+            "t --on kubernetes --hosts 2 -n 1 --detach",
+            "--detach with --on kubernetes is not possible: the connection to pods may go through the kernel",
         ),
+        ("t --on ray --hosts 2 -n 1 --dial --detach", "hosts that connect to this machine by themselves: not --dial"),
         ("t --on ssh --hosts a,b -n 1 --detach", "--detach with --on ssh needs --tunnel never"),
         ("t --on ray --hosts 2 -n 1 --wait soon", "--wait takes seconds, not 'soon'"),
         ("t --on ray --hosts 2 -n 1 --lost-after 0", "--lost-after must be more than 0 seconds, not 0"),
+        ("t --on ray --hosts 2 -n 1 --lost-after inf", "--lost-after must be a finite number of seconds, not inf"),
+        (
+            "t --on ray --hosts 99999999 -n 1 --dry-run",
+            "--hosts 99999999 are more than a mesh can have, which is 100,000",
+        ),
+        (
+            "t --on ssh --hosts a,b -n 1 --port 99999 --dry-run",
+            "--port takes the number of a port, 1 to 65535, not '99999'",
+        ),
         (
             "t --on ray --hosts 2 -n 1 -p debug",
             "-p is an option of --on slurm; those of --on ray are --address, --cpus",
@@ -186,6 +199,9 @@ def test_a_misuse_of_up_on_hosts_is_one_line_that_says_what_to_write(line: str, 
         ("-n", 0, "-n"),
         ("t -n 2.5", 0, "not '2.5'"),
         ("t --wrong 2", 0, "unknown option '--wrong'; the options are --axes, --detach"),
+        ("t -n 2 --keep-for 2h", 0, "--keep-for says how long a detached mesh is kept: say --detach, too"),
+        ("t -n 2 --detach --keep-for 2d", 0, "--keep-for takes a time, such as 45 (seconds), 30m or 2h, not '2d'"),
+        ("t -n 2 --detach --keep-for 0", 0, "--keep-for takes a time, such as 45 (seconds), 30m or 2h, not '0'"),
         ("t u -n 2", 0, "unknown argument 'u'"),
         ("2t -n 2", 0, "must be a Python variable name, not '2t'"),
         ("class -n 2", 0, "must be a Python variable name, not 'class'"),

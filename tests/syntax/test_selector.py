@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_kernel.mesh import ValueMesh
-from monarch_kernel.syntax.options import UsageProblem
+from monarch_kernel.syntax.lines import UsageProblem
 from monarch_kernel.syntax.selector import evaluate, pick_ranks
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ import pytest
 from monarch_kernel.actor import ProcMesh, SupervisionError, shutdown_context, this_host
 from monarch_kernel.errors import RemoteError
 from monarch_kernel.train.group import GroupStore
+from tests.waiting import wait_until
 
 LONG_S = 60.0
 SUM = "x = torch.ones(3) * (rank + 1); dist.all_reduce(x); x.tolist()"
@@ -56,13 +57,6 @@ def others(store: GroupStore, size: int) -> ProcMesh:
     mesh.run(IMPORTS).get(LONG_S)
     store.form(mesh).get(LONG_S)
     return mesh
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = LONG_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"in vain waited for: {what}"
-        time.sleep(0.005)
 
 
 # -- formed

@@ -17,7 +17,8 @@ from monarch_kernel.controller.session import current_session
 from monarch_kernel.errors import RemoteError
 from monarch_kernel.spmd import setup_torch_elastic_env
 from monarch_kernel.train.group import GroupStore
-from tests.failures.machines import LONG_S, Machines, family, hosts_on, wait_until
+from tests.failures.machines import LONG_S, Machines, family, hosts_on
+from tests.waiting import wait_until
 
 SUM = "x = torch.ones(3) * (rank + 1); dist.all_reduce(x); x.tolist()"
 IMPORTS = "import os, pathlib, time, torch, torch.distributed as dist"

@@ -13,7 +13,7 @@ import pytest
 
 from monarch_kernel.transport.base import CONTROLLER, Peer, Transport, host_peer, is_rank, proc_of, rank_peer
 from monarch_kernel.transport.memory import MemoryHub
-from monarch_kernel.transport.zmq import ZmqDealer, ZmqRank, ZmqRouter
+from monarch_kernel.transport.zmq import ZmqRank, ZmqRouter
 from monarch_kernel.wire.codec import Frame
 
 DEADLINE_S = 20.0
@@ -66,11 +66,6 @@ def make_memory(folder: Path) -> Callable[[Peer], Transport]:
 
 def make_zmq(folder: Path) -> Callable[[Peer], Transport]:
     address = f"ipc://{folder}/c"
-    return lambda name: ZmqRouter(address) if name == CONTROLLER else ZmqDealer(address, name)
-
-
-def make_zmq_ranks(folder: Path) -> Callable[[Peer], Transport]:
-    address = f"ipc://{folder}/c"
 
     def make(name: Peer) -> Transport:
         if name == CONTROLLER:
@@ -83,7 +78,6 @@ def make_zmq_ranks(folder: Path) -> Callable[[Peer], Transport]:
 KINDS: dict[str, Callable[[Path], Callable[[Peer], Transport]]] = {
     "memory": make_memory,
     "zmq": make_zmq,
-    "zmq ranks": make_zmq_ranks,
 }
 
 

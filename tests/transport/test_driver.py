@@ -16,10 +16,12 @@ from pathlib import Path
 
 import pytest
 
+from monarch_kernel.transport import driver as driver_module
+from monarch_kernel.transport.alarm import Alarm
 from monarch_kernel.transport.base import CONTROLLER, Peer, Transport
 from monarch_kernel.transport.driver import Driver, Waiter
 from monarch_kernel.transport.memory import MemoryHub, MemoryTransport
-from monarch_kernel.transport.zmq import ZmqDealer, ZmqRouter
+from monarch_kernel.transport.zmq import ZmqRank, ZmqRouter
 from monarch_kernel.wire.codec import Frame, join, pack, split
 from monarch_kernel.wire.messages import Payload, Ping, Release, Result
 
@@ -104,7 +106,7 @@ def make_memory(folder: Path) -> tuple[Transport, Transport]:
 
 
 def make_zmq(folder: Path) -> tuple[Transport, Transport]:
-    return ZmqRouter(f"ipc://{folder}/c"), ZmqDealer(f"ipc://{folder}/c", ECHO)
+    return ZmqRouter(f"ipc://{folder}/c"), ZmqRank(f"ipc://{folder}/c", ECHO, f"ipc://{folder}/R1")
 
 
 @pytest.fixture(params=[make_memory, make_zmq], ids=["memory", "zmq"])
@@ -256,8 +258,7 @@ def test_ticks_come_whoever_leads(ends: tuple[Transport, Transport], echo: Echo)
         until(lambda: len(ticks) > 3)
         assert set(ticks) == {"monarch-io"}
         me = threading.current_thread().name
-        caller.driver.wait(Waiter(), 0.1)
-        assert me in ticks
+        until(lambda: caller.driver.wait(Waiter(), 0.02) or me in ticks)
     finally:
         caller.driver.close()
 
@@ -360,7 +361,7 @@ def test_a_follower_that_gives_up_passes_its_offer_on(caller: Caller) -> None:
     patient = Waiter()
     leader = threading.Thread(target=lambda: driver.wait(leading, DEADLINE_S))
     leader.start()
-    until(lambda: driver._background_asleep and driver._polling)
+    until(lambda: driver._leader is leading and driver._polling)
     follower = threading.Thread(target=lambda: driver.wait(late, 0.05))
     follower.start()
     until(lambda: len(driver._followers) == 1)
@@ -376,6 +377,69 @@ def test_a_follower_that_gives_up_passes_its_offer_on(caller: Caller) -> None:
     driver.submit(3)
     last.join(5.0)
     assert not last.is_alive()
+
+
+# -- the background's alarm
+
+
+class SlowAlarm(Alarm):
+    """Goes off before `set` returns, once it is told to, and another has taken the baton by then."""
+
+    __slots__ = ("baton", "looked", "me")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.baton: threading.Lock | None = None
+        self.looked = threading.Event()
+        self.me = threading.get_ident()
+
+    def set(self, delay_s: float) -> None:
+        if self.baton is None or threading.get_ident() != self.me:
+            super().set(delay_s)
+            return
+        assert self.baton.acquire(timeout=DEADLINE_S)
+        self.baton = None
+        self.looked.clear()
+        super().set(delay_s)
+        self.looked.wait(0.3)  # in vain, if the background can't look before all is said
+
+    def sleep(self) -> None:
+        self.looked.set()
+        super().sleep()
+
+
+def test_an_alarm_that_goes_off_while_it_is_set_is_not_lost(
+    ends: tuple[Transport, Transport], echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else all believe that it is set, and nobody serves the socket until somebody waits."""
+    monkeypatch.setattr(driver_module, "Alarm", SlowAlarm)
+    caller = Caller(ends[0])
+    driver = caller.driver
+    alarm = driver._alarm
+    assert isinstance(alarm, SlowAlarm)
+    try:
+        alarm.baton = driver._baton
+        assert caller.call(1)
+        assert alarm.baton is None
+        caller.submit(2)  # is left to the one who holds the baton, and he to the background
+        driver._give_back()
+        until(lambda: 2 in caller.answered, 5.0)
+    finally:
+        caller.driver.close()
+
+
+def test_waits_one_after_the_other_do_not_wake_the_background(caller: Caller) -> None:
+    caller.call(1)
+    before = thread_switches(caller.driver._background)
+    for _ in range(40):
+        caller.driver.wait(Waiter(), 0.02)
+    assert thread_switches(caller.driver._background) - before < 20  # two for each wait, if that had to wake it
+
+
+def thread_switches(thread: threading.Thread) -> int:
+    """How often a thread has gone to sleep."""
+    status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
+    return int(status.partition("voluntary_ctxt_switches:")[2].split()[0])
 
 
 # -- the end

@@ -5,13 +5,17 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import psutil
 import pytest
 import zmq
 
+from monarch_kernel.transport import links as links_module
 from monarch_kernel.transport.links import Links, new_keys
+from monarch_kernel.transport.outbox import PIECE_NBYTES
 from monarch_kernel.wire.config import LinkKeys
+from tests.failures.strangers import besieged
 
 LONG_S = 20.0
 
@@ -33,6 +37,7 @@ class End:
 
     def turn(self) -> None:
         self.poller.poll(5)
+        self.links.tend()
         while (received := self.links.recv()) is not None:
             self.got.append((received[0], [bytes(part) for part in received[1]]))
 
@@ -113,7 +118,7 @@ def test_a_better_address_is_preferred_to_one_that_answers_sooner(ends: Callable
     agent.links.dial(0, [f"tcp://localhost:{port}", f"tcp://127.0.0.1:{port}"])
     turn_until(lambda: not agent.links.is_dialling, controller, agent)
     (taken,) = agent.links._taken.values()
-    assert b"localhost" in taken.getsockopt(zmq.LAST_ENDPOINT)  # type: ignore[operator]
+    assert b"localhost" in taken.socket.getsockopt(zmq.LAST_ENDPOINT)  # type: ignore[operator]
 
 
 def test_another_host_that_listens_there_is_not_taken_for_the_one(ends: Callable[..., End]) -> None:
@@ -185,8 +190,22 @@ def test_a_frame_of_a_gigabyte_that_is_announced_takes_no_memory(ends: Callable[
         turn_until(lambda: controller.links.refused, controller)
         assert psutil.Process().memory_info().rss - before < 64 << 20
     agent.links.dial(0, [f"tcp://127.0.0.1:{port}"])
-    agent.links.send(0, [b"x" * (2 << 20)])
+    agent.links.send(0, [b"x" * 2 * PIECE_NBYTES])
     turn_until(lambda: controller.got, controller, agent)
+
+
+def test_who_has_proved_that_he_has_the_keys_is_let_in_when_there_is_time(ends: Callable[..., End]) -> None:
+    """The proof is for us to read, and we may be busy, while strangers come."""
+    controller, agent = ends(0), ends(2)
+    port = controller.links.listen()
+    with besieged("nothing", [port], 400, waits=True) as besieger:
+        agent.links.dial(0, [f"tcp://127.0.0.1:{port}"])
+        besieger.begin()
+        turn_until(lambda: not agent.links.is_dialling, controller, agent)
+    turn_until(lambda: controller.links.refused >= 400, controller)
+    agent.links.send(0, [b"one of us"])
+    turn_until(lambda: controller.got, controller, agent)
+    assert controller.links.refused == 400
 
 
 def test_a_connection_that_is_made_again_is_the_same_host(ends: Callable[..., End]) -> None:
@@ -194,9 +213,39 @@ def test_a_connection_that_is_made_again_is_the_same_host(ends: Callable[..., En
     port = controller.links.listen()
     for i in range(3):
         agent.links.dial(0, [f"tcp://127.0.0.1:{port}"])
+        turn_until(lambda: not agent.links.is_dialling, controller, agent)  # else the former one may carry it
         agent.links.send(0, [b"%d" % i])
         turn_until(lambda i=i: len(controller.got) > i, controller, agent)  # type: ignore[misc]
         controller.links.send(2, [b"%d" % i])
         turn_until(lambda i=i: len(agent.got) > i, controller, agent)  # type: ignore[misc]
     assert controller.got == [(2, [b"%d" % i]) for i in range(3)]
     assert controller.links.refused == 0
+
+
+def test_who_is_gone_is_knocked_at_soon_then_seldom_and_found_when_there_again(
+    ends: Callable[..., End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links_module, "_KNOCKS_S", 1.5)
+    controller, agent = ends(0), ends(2)
+    port = controller.links.listen()
+    agent.links.dial(0, [f"tcp://127.0.0.1:{port}"])
+    agent.links.send(0, [b"first"])
+    turn_until(lambda: controller.got, controller, agent)
+    controller.close()
+    knocks: list[float] = []
+    begun = time.monotonic()
+    with socket.create_server(("127.0.0.1", port)) as server:
+        server.setblocking(False)
+        while time.monotonic() < begun + 5.0:
+            with suppress(BlockingIOError):
+                server.accept()[0].close()
+                knocks.append(time.monotonic() - begun)
+            agent.turn()
+            agent.links.revive(time.monotonic())
+    assert sum(at < 1.5 for at in knocks) > 25
+    assert 1 <= sum(at > 3.0 for at in knocks) < 25  # ten a second, and fewer where nobody lets it in
+    again = ends(0)
+    again.links.listen(port)
+    agent.links.send(0, [b"second"])
+    turn_until(lambda: again.got, again, agent)
+    assert again.got[-1] == (2, [b"second"])

@@ -123,6 +123,15 @@ def test_a_lost_rank_shows_how_it_died_and_its_last_lines() -> None:
     ]
 
 
+def test_no_host_is_named_where_none_has_come() -> None:
+    never = replace(LOST, etype="RankNotStarted", message="the job was refused", host="", pid=0, last_lines=())
+    assert block_of({0: never, 1: never})[2:] == ["[0-1] RankNotStarted: the job was refused"]
+    error = RemoteError("cell [5] failed", {At(0): never})
+    assert str(error) == "cell [5] failed\n[0] RankNotStarted: the job was refused"
+    both = block_of({0: never, 1: replace(never, host="node2")})
+    assert both[2:] == ["[0-1] RankNotStarted: the job was refused", "    on node2"]
+
+
 def test_an_interrupted_rank_says_where_in_one_line() -> None:
     lines = block_of({0: Failure("interrupted", "KeyboardInterrupt", "", (CELL, MODULE), host="node1", pid=1)})
     assert lines[2:] == [

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from monarch_kernel.errors import Failure
 from monarch_kernel.events import HostsView, HostView
-from monarch_kernel.ui.hosts import coming_text, missing_text
+from monarch_kernel.ui.hosts import coming_text, missing_ranks_text, missing_text, up_text
 
 UP = HostView(1, "n1", "up")
 COMING = HostView(2, "", "starting")
@@ -19,6 +20,7 @@ def test_what_is_waited_for_is_one_line_in_the_engines_words() -> None:
     assert coming_text("t", view, 12.0) == "t: 2 of 4 hosts up; waiting for Slurm: Resources (12 s)"
     assert coming_text("t", HostsView("ray", (COMING,)), 1.0) == "t: 0 of 1 host up; waiting for Ray (1.0 s)"
     assert coming_text("t", HostsView("own", (COMING,)), 1.0) == "t: 0 of 1 host up; waiting for own (1.0 s)"
+    assert up_text("t", HostsView("ray", (UP,)), 12.0, "new host") == "t: 1 of 1 new host up, after 12 s"
 
 
 def test_those_that_did_not_come_are_named_by_reason_with_what_they_wrote() -> None:
@@ -37,6 +39,17 @@ def test_hosts_without_names_are_numbered_by_their_places() -> None:
         "t: 3 of 4 hosts did not come up, after 1 min 00 s (waiting for Slurm: Resources); all were given back",
         "  hosts [1-2]: did not come up within 60 s",
         "  host 3: is not up",
+    ]
+
+
+def test_ranks_that_did_not_come_are_named_by_reason() -> None:
+    killed = Failure("lost", "HostDied", "the host agent (pid 7) was killed by SIGKILL")
+    ended = Failure("exception", "ValueError", "no", last_lines=("why",))
+    assert missing_ranks_text("t", 6, {4: killed, 5: killed, 1: ended}, 1.25).splitlines() == [
+        "t: 3 of 6 ranks did not come up, after 1.2 s; all were ended again",
+        "  rank 1: no",
+        "    | why",
+        "  ranks [4-5]: the host agent (pid 7) was killed by SIGKILL",
     ]
 
 

@@ -90,6 +90,17 @@ class TestMeshText:
         assert "host node2 is lost" in html
         assert html.index("<tfoot>") < html.index("node2 is lost") < html.index("</tfoot>")
 
+    def test_strangers_who_knocked_are_counted_and_it_is_said_where(self) -> None:
+        view = replace(mesh_view(rank_view(0)), strangers=(("", 2), ("node2", 1480)))
+        said = "1,482 connections of strangers, without the keys of this session, refused: 1,480 at node2, 2 here"
+        assert mesh_text(view).split("\n")[-1] == said
+        assert said in mesh_html(view)
+        one = mesh_text(replace(view, strangers=(("", 1),)))
+        assert one.endswith("1 connection of strangers, without the keys of this session, refused: 1 here")
+        many = mesh_text(replace(view, strangers=tuple((f"node{i}", 10 - i) for i in range(6))))
+        assert many.endswith("10 at node0, 9 at node1, 8 at node2, 7 at node3, others at 2 more hosts")
+        assert "strangers" not in mesh_text(mesh_view(rank_view(0)))
+
     def test_an_error_takes_one_line_and_no_terminal_controls(self) -> None:
         error = "RuntimeError: \x1b[31mred\x1b[0m\rand\tlong " + "x" * 200 + "\nsecond line"
         line = mesh_text(mesh_view(rank_view(0, "failed", last_error=error))).split("\n")[2]

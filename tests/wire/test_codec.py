@@ -10,12 +10,13 @@ import sys
 import threading
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -280,6 +281,69 @@ def test_arrays(shape: list[int], dtype: str, layout: str) -> None:
     for one in (again[0], again[2]):
         assert one.dtype == pickle.loads(pickle.dumps(array, 5)).dtype  # numpy itself may drop the byte order
         np.testing.assert_array_equal(one, array)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.randn(3),
+        lambda: torch.randn(300, 100),
+        lambda: torch.randn(3, 4).t(),
+        lambda: torch.randn(3, dtype=torch.bfloat16),
+        lambda: torch.randn(3, dtype=torch.complex64),
+        lambda: torch.tensor(1.0),
+        lambda: torch.zeros(0, 3),
+        lambda: torch.randn(3).expand(4, 3),
+        lambda: torch.randn(3, requires_grad=True),
+        lambda: torch.nn.Parameter(torch.randn(3)),
+        lambda: torch.eye(4).to_sparse(),
+    ],
+)
+def test_tensors(make: Callable[[], torch.Tensor]) -> None:
+    tensor = make()
+    again = travel([tensor, "between", tensor])
+    assert again[0] is again[2]
+    assert torch.equal(again[0].to_dense(), tensor.to_dense())
+    assert (type(again[0]), again[0].dtype, again[0].requires_grad) == (
+        type(tensor),
+        tensor.dtype,
+        tensor.requires_grad,
+    )
+    assert again[0].layout != torch.strided or again[0].stride() == tensor.stride()
+
+
+def test_memory_of_tensors_travels_apart_and_can_be_written_where_it_lands() -> None:
+    tensor = torch.zeros(1 << 16)
+    payload, frames = dump({"a": tensor, "b": torch.nn.Linear(3, 4)})
+    assert [len(frame) for frame in frames] == [tensor.nbytes, 48, 16]
+    assert len(payload.data) < 1000
+    tensor += 1  # after it was sent, so to speak
+    landed = [bytearray(frame) for frame in frames]
+    again = load(payload, landed)
+    assert not again["a"].any()
+    again["a"] += 2
+    assert np.frombuffer(landed[0], "f4")[0] == 2  # it is in the memory in which it has arrived
+    small = travel(torch.zeros(3))
+    small.resize_(100)  # such memory is torch's own
+
+
+def test_of_a_view_only_what_it_shows_travels() -> None:
+    view = torch.arange(100_000.0)[10:13]
+    view.note = "mine"
+    _, frames = dump(view)
+    assert [len(frame) for frame in frames] == [12]
+    assert travel(view).tolist() == [10, 11, 12]
+    assert travel(view).note == "mine"
+
+
+def test_tensors_beside_classes_of_the_notebook_travel_apart_too() -> None:
+    class Local:
+        tensor = torch.ones(1 << 16)
+
+    payload, frames = dump([Local, torch.ones(1 << 15)])
+    assert sorted(len(frame) for frame in frames) == [1 << 17, 1 << 18]
+    assert torch.equal(travel(Local).tensor, torch.ones(1 << 16))
+    assert payload.nframes == 2
 
 
 def test_buffers_of_arrays_travel_apart() -> None:

@@ -1,0 +1,119 @@
+"""Memory of other processes of this machine, read and written in one copy: process_vm_readv(2), process_vm_writev(2).
+
+The other process takes no part in it, and may be busy. The Linux kernel allows it to processes of the same user, unless a
+security module forbids it (Yama's ``ptrace_scope``; seccomp in some containers), which is found by trying.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from monarch_kernel.data.memory import paired
+
+__all__ = ["Forbidden", "Vanished", "allow", "read", "write"]
+
+_MAX_RUNS = 1024  # IOV_MAX
+_MAX_NBYTES = 1 << 30  # of one call: the Linux kernel stops a little below 2 GiB
+_PR_SET_PTRACER, _PR_SET_PTRACER_ANY = 0x59616D61, ctypes.c_ulong(-1)
+
+
+class Forbidden(OSError):
+    """The Linux kernel does not let this process reach the other's memory."""
+
+
+class Vanished(OSError):
+    """The other process has ended, or the memory is no longer there."""
+
+
+class _IoVec(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("len", ctypes.c_size_t))
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+for _name in ("process_vm_readv", "process_vm_writev"):
+    _function = getattr(_libc, _name)
+    _function.restype = ctypes.c_ssize_t
+    _function.argtypes = (
+        ctypes.c_int,
+        ctypes.c_void_p,
+        ctypes.c_ulong,
+        ctypes.c_void_p,
+        ctypes.c_ulong,
+        ctypes.c_ulong,
+    )
+
+
+def allow() -> None:
+    """Let other processes of this user reach this one's memory where Yama forbids it to all but parents."""
+    _libc.prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
+
+
+def read(pid: int, to: Sequence[tuple[int, int]], source: Sequence[tuple[int, int]]) -> None:
+    """Copy runs of another process into runs of this one, without the GIL.
+
+    Args:
+        pid: whose memory is read.
+        to: (address, nbytes) here, in order; together as long as ``source``.
+        source: (address, nbytes) there.
+
+    Raises:
+        Forbidden: the Linux kernel does not allow it.
+        Vanished: the process has ended, or there is no such memory.
+    """
+    _carry(_libc.process_vm_readv, pid, to, source)
+
+
+def write(pid: int, to: Sequence[tuple[int, int]], source: Sequence[tuple[int, int]]) -> None:
+    """Copy runs of this process into runs of another; arguments and errors as those of `read`."""
+    _carry(_libc.process_vm_writev, pid, source, to)
+
+
+def _carry(
+    call: Callable[..., int], pid: int, here: Sequence[tuple[int, int]], there: Sequence[tuple[int, int]]
+) -> None:
+    if len(here) == len(there) == 1:
+        (ours, nbytes), (theirs, _) = here[0], there[0]
+        while nbytes:
+            done = _call(call, pid, _IoVec(ours, min(nbytes, _MAX_NBYTES)), 1, _IoVec(theirs, min(nbytes, _MAX_NBYTES)))
+            ours, theirs, nbytes = ours + done, theirs + done, nbytes - done
+        return
+    pairs = paired(here, there)
+    for batch in _batches(pairs):
+        ours_raw = (_IoVec * len(batch))(*[_IoVec(ours, nbytes) for ours, _, nbytes in batch])
+        theirs_raw = (_IoVec * len(batch))(*[_IoVec(theirs, nbytes) for _, theirs, nbytes in batch])
+        done = _call(call, pid, ours_raw, len(batch), theirs_raw)
+        for ours, theirs, nbytes in batch:  # of what was left undone each run is asked for again
+            if done < nbytes:
+                _carry(call, pid, [(ours + done, nbytes - done)], [(theirs + done, nbytes - done)])
+            done = max(0, done - nbytes)
+
+
+def _batches(pairs: Sequence[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
+    """Cut pairs of runs into what one call may take."""
+    batches: list[list[tuple[int, int, int]]] = []
+    room = 0
+    for pair in pairs:
+        if pair[2] > room or len(batches[-1]) == _MAX_RUNS:
+            batches.append([])
+            room = _MAX_NBYTES
+        batches[-1].append(pair)
+        room -= pair[2]
+    return batches
+
+
+def _call(call: Callable[..., int], pid: int, ours: Any, count: int, theirs: Any) -> int:
+    while True:
+        done = call(pid, ctypes.byref(ours), count, ctypes.byref(theirs), count, 0)
+        if done > 0:
+            return done
+        code = ctypes.get_errno() if done < 0 else errno.EFAULT
+        if code in (errno.ESRCH, errno.EFAULT):
+            raise Vanished(code, os.strerror(code))
+        if code in (errno.EPERM, errno.EACCES, errno.ENOSYS):
+            raise Forbidden(code, os.strerror(code))
+        if code not in (errno.EINTR, errno.EAGAIN):
+            raise OSError(code, os.strerror(code))

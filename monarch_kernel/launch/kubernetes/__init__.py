@@ -1,0 +1,6 @@
+"""Pods of a Kubernetes cluster."""
+
+from monarch_kernel.launch.kubernetes.host import PodHost
+from monarch_kernel.launch.kubernetes.launcher import KubernetesLauncher
+
+__all__ = ["KubernetesLauncher", "PodHost"]

@@ -1,0 +1,314 @@
+"""The API server of a Kubernetes cluster: the few requests that we make of it, by the official client."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from monarch_kernel.errors import LaunchError
+from monarch_kernel.launch.kubernetes.pods import Json, refusal
+from monarch_kernel.launch.tunnel import Connection
+
+__all__ = ["REQUEST_S", "ApiServer", "RefusedError", "is_in_cluster"]
+
+REQUEST_S = (5.0, 10.0)
+"""How long a request may take to connect, and for each read, in seconds."""
+
+_LOG_S = (2.0, 3.0)
+_WATCH_S = 60
+_NEEDED = (
+    ("create", "pods", ""),
+    ("delete", "pods", ""),
+    ("list", "pods", ""),
+    ("watch", "pods", ""),
+    ("create", "secrets", ""),
+    ("delete", "secrets", ""),
+)
+_NEEDED_TO_DIAL = (("get", "pods", "log"),)
+_NEEDED_FOR_TUNNEL = (("create", "pods", "portforward"), ("get", "pods", "portforward"))
+_SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+class RefusedError(Exception):
+    """The API server did not do what was asked; the text is for people.
+
+    Attributes:
+        status: HTTP status; 0 if there was no answer.
+        is_temporary: whether it may do it when asked again.
+    """
+
+    def __init__(self, text: str, status: int = 0, is_temporary: bool = False) -> None:
+        super().__init__(text)
+        self.status = status
+        self.is_temporary = is_temporary
+
+
+class ApiServer:
+    """The few requests that we make, by the official client; objects are plain JSON, errors are `RefusedError`.
+
+    Args:
+        kubeconfig: file; empty for the usual ones.
+        context: of it; empty for the current one.
+        in_cluster: whether to use what a pod is given instead.
+        namespace: empty for that of the context, or of the pod.
+    """
+
+    def __init__(self, kubeconfig: str, context: str, in_cluster: bool, namespace: str) -> None:
+        from kubernetes import client, config
+
+        configuration = client.Configuration()
+        try:
+            if in_cluster:
+                config.load_incluster_config(client_configuration=configuration)
+                found = (_SERVICE_ACCOUNT / "namespace").read_text().strip()
+            else:
+                file = kubeconfig or None
+                config.load_kube_config(file, context or None, client_configuration=configuration)
+                contexts, active = config.list_kube_config_contexts(file)
+                chosen = next((c for c in contexts if c["name"] == context), active)
+                found = chosen["context"].get("namespace", "")
+        except (
+            Exception
+        ) as error:  # its own, of YAML, of programs that get credentials: whatever it is, it is for the user
+            raise RefusedError(f"the configuration of the cluster can't be used: {error}") from error
+        configuration.retries = 0  # we try again ourselves, and say so
+        configuration.connection_pool_maxsize = 16
+        self.namespace = namespace or found or "default"
+        self._where = configuration.host
+        self._client = client.ApiClient(configuration)
+        self._core = client.CoreV1Api(self._client)
+        self._forwarded = client.CoreV1Api(client.ApiClient(configuration))
+        self._forwarding = threading.Lock()
+        self._rights = client.AuthorizationV1Api(self._client)
+        self._streams: set[Any] = set()
+        self._is_hung_up = False
+
+    def ping(self) -> None:
+        """See whether we are let in."""
+        self._json("list pods", self._core.list_namespaced_pod, limit=1)
+
+    def missing_rights(self, *, dials: bool, tunnel: bool) -> list[str]:
+        """What we need and may not do, such as ``create pods``; empty if the cluster does not tell."""
+        missing = []
+        for verb, resource, sub in _NEEDED + (
+            _NEEDED_TO_DIAL + (_NEEDED_FOR_TUNNEL if tunnel else ()) if dials else ()
+        ):
+            asked = {"verb": verb, "resource": resource, "subresource": sub, "namespace": self.namespace}
+            try:
+                answer = self._json(
+                    "ask for our rights",
+                    self._rights.create_self_subject_access_review,
+                    {
+                        "apiVersion": "authorization.k8s.io/v1",
+                        "kind": "SelfSubjectAccessReview",
+                        "spec": {"resourceAttributes": asked},
+                    },
+                    namespaced=False,
+                )
+            except RefusedError:
+                return []
+            if not (answer.get("status") or {}).get("allowed", True):
+                missing.append(f"{verb} {resource}{sub and f'/{sub}'}")
+        return missing
+
+    def create_secret(self, secret: Json) -> None:
+        """Make a secret, if it is not there already."""
+        self._create("create secrets", self._core.create_namespaced_secret, secret)
+
+    def create_pod(self, pod: Json) -> None:
+        """Make a pod, if it is not there already."""
+        self._create("create pods", self._core.create_namespaced_pod, pod)
+
+    def delete_secret(self, name: str) -> None:
+        """Remove a secret."""
+        self._json("delete secrets", self._core.delete_namespaced_secret, name)
+
+    def delete_pod(self, name: str, by_force: bool) -> None:
+        """Ask a pod to end and be removed, or remove it although nobody confirms that it has ended."""
+        more: dict[str, Any] = {"grace_period_seconds": 0} if by_force else {}
+        self._json("delete pods", self._core.delete_namespaced_pod, name, **more)
+
+    def pod(self, name: str) -> Json:
+        """A pod."""
+        return self._json("get pods", self._core.read_namespaced_pod, name)
+
+    def log(self, name: str) -> tuple[str, ...]:
+        """The last lines that a pod's agent has written."""
+        data = self._request(
+            "get pods/log",
+            self._core.read_namespaced_pod_log,
+            name,
+            self.namespace,
+            container="agent",
+            tail_lines=20,
+            _request_timeout=_LOG_S,
+        )
+        return tuple(data.decode(errors="replace").splitlines())
+
+    def connect_to(self, name: str, port: int) -> Connection:
+        """Connect to a port of a pod by way of the API server.
+
+        Raises:
+            OSError: it can't be done.
+        """
+        from kubernetes.client.exceptions import ApiException
+        from kubernetes.stream import portforward
+
+        with self._forwarding:  # a client is not itself while it connects
+            try:
+                forward = portforward(
+                    self._forwarded.connect_get_namespaced_pod_portforward, name, self.namespace, ports=str(port)
+                )
+            except ApiException as error:
+                raise ConnectionError(f"the API server does not connect us to pods: {error.reason}") from error
+        connection: Connection = forward.socket(port)
+        return connection
+
+    def list_pods(self, selector: str) -> Json:
+        """All pods with these labels."""
+        return self._json("list pods", self._core.list_namespaced_pod, label_selector=selector)
+
+    def watch_pods(self, selector: str, version: str) -> Iterator[Json]:
+        """What happens to pods with these labels from then on."""
+        return self._watch("watch pods", self._core.list_namespaced_pod, version, label_selector=selector)
+
+    def newest_event(self) -> str:
+        """The version from which on events are new; empty if we may not see any."""
+        try:
+            listing = self._json("list events", self._core.list_namespaced_event, limit=1)
+        except RefusedError:
+            return ""
+        return str(listing["metadata"]["resourceVersion"])
+
+    def watch_events(self, version: str) -> Iterator[Json]:
+        """What the cluster tells of pods from then on."""
+        only = "involvedObject.kind=Pod"
+        return self._watch("watch events", self._core.list_namespaced_event, version, field_selector=only)
+
+    def hang_up(self) -> None:
+        """End all watches, in whatever threads they are, and those to come."""
+        self._is_hung_up = True
+        for stream in list(self._streams):
+            with contextlib.suppress(ValueError, OSError):  # it has ended by itself
+                stream.shutdown()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._client.close()
+
+    def _create(self, doing: str, create: Callable[..., Any], thing: Json) -> None:
+        try:
+            self._json(doing, create, thing)
+        except RefusedError as refused:
+            if refused.status != 409 or "already exists" not in str(refused):
+                raise  # else it was made when we were not told: nobody else has these names
+
+    def _json(self, doing: str, do: Callable[..., Any], *args: object, namespaced: bool = True, **more: object) -> Json:
+        if namespaced:
+            # The namespace follows the name of what exists, and precedes what is made.
+            at = 1 if args and isinstance(args[0], str) else 0
+            args = (*args[:at], self.namespace, *args[at:])
+        answer = self._request(doing, do, *args, _request_timeout=REQUEST_S, **more)
+        try:
+            found: Json = json.loads(answer)
+        except ValueError as error:  # something else than an API server, such as a page to log in
+            raise RefusedError(f"{self._where} does not answer as an API server does: {answer[:100]!r}") from error
+        return found
+
+    def _request(self, doing: str, do: Callable[..., Any], *args: object, **more: object) -> bytes:
+        from urllib3.exceptions import HTTPError
+
+        response = self._open(doing, do, *args, **more)
+        try:
+            data: bytes = response.data
+            return data
+        except (HTTPError, OSError) as error:
+            raise self._unreachable(error) from error
+        finally:
+            response.release_conn()
+
+    def _watch(self, doing: str, do: Callable[..., Any], version: str, **more: object) -> Iterator[Json]:
+        from urllib3.exceptions import HTTPError
+
+        timeout_s = (REQUEST_S[0], _WATCH_S + 15.0)
+        stream = self._open(
+            doing,
+            do,
+            self.namespace,
+            watch=True,
+            resource_version=version,
+            timeout_seconds=_WATCH_S,
+            _request_timeout=timeout_s,
+            **more,
+        )
+        self._streams.add(stream)
+        try:
+            if self._is_hung_up:
+                return
+            rest = b""
+            for piece in stream.stream(65536, decode_content=True):
+                *lines, rest = (rest + piece).split(b"\n")
+                yield from (json.loads(line) for line in lines if line.strip())
+        except (HTTPError, OSError, ValueError) as error:  # also half a line, where a proxy has cut it
+            raise self._unreachable(error) from error
+        finally:
+            self._streams.discard(stream)
+            stream.close()
+
+    def _open(self, doing: str, do: Callable[..., Any], *args: object, **more: object) -> Any:
+        from kubernetes.client.exceptions import ApiException
+        from urllib3.exceptions import HTTPError
+
+        try:
+            return do(*args, _preload_content=False, **more)
+        except ApiException as error:
+            status = int(error.status or 0)
+            body = error.body.decode(errors="replace") if isinstance(error.body, bytes) else str(error.body or "")
+            text = refusal(status, body or str(error.reason), doing, self.namespace)
+            # 409 without a name that is taken: somebody else has changed a quota at the same time.
+            later = status in (408, 429) or status >= 500 or (status == 409 and "already exists" not in text)
+            raise RefusedError(text, status, later) from error
+        except (HTTPError, OSError) as error:
+            raise self._unreachable(error) from error
+        except ValueError as error:  # the client checks what it sends
+            raise RefusedError(f"this can't be asked for ({doing}): {_invalid(error)}") from error
+
+    def _unreachable(self, error: Exception) -> RefusedError:
+        return RefusedError(f"the API server at {self._where} can't be reached: {error}", is_temporary=True)
+
+
+def _invalid(error: ValueError) -> str:
+    """What is wrong with what was to be sent, by its place; not its value, which may be a secret."""
+    errors = getattr(error, "errors", None)  # pydantic's
+    if errors is None:
+        return type(error).__name__
+    # The first part of a place is the number of an argument.
+    return "; ".join(f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}" for each in errors())
+
+
+def is_in_cluster(kubeconfig: str, context: str) -> bool:
+    """Whether what a pod is given is to be used: there is no kubeconfig, but that.
+
+    Raises:
+        LaunchError: there is neither, or no library to use it with.
+    """
+    try:
+        from kubernetes.config import kube_config
+    except ImportError as error:
+        raise LaunchError(
+            f"Kubernetes: {error.name} is not installed; install it with: pip install 'monarch_kernel[kubernetes]'"
+        ) from error
+    usual = str(kube_config.KUBE_CONFIG_DEFAULT_LOCATION)
+    files = [kubeconfig] if kubeconfig else usual.split(":")
+    if any(Path(file).expanduser().is_file() for file in files):
+        return False
+    if kubeconfig or context or not (_SERVICE_ACCOUNT / "token").is_file():
+        raise LaunchError(
+            f"Kubernetes: no cluster is known: there is no kubeconfig ({', '.join(files)})"
+            + ("" if kubeconfig or context else ", and this is not a pod with a service account")
+        )
+    return True

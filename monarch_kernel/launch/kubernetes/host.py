@@ -1,0 +1,89 @@
+"""A pod that is a host, or will be: what is known of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from monarch_kernel.launch.kubernetes.pods import TITLE, Json, is_up, told, waits_for
+from monarch_kernel.launch.tunnel import Tunnel
+from monarch_kernel.wire.config import AgentConfig
+
+__all__ = ["PodHost"]
+
+
+class PodHost:
+    """A pod that is a host, or will be.
+
+    Attributes are for the launcher, and change under its lock.
+    """
+
+    def __init__(self, name: str, config: AgentConfig, remove: Callable[[PodHost, float], None]) -> None:
+        self._remove = remove
+        self.name = name
+        self.config = config
+        self.address = ""
+        self.node = ""
+        self.tunnel: Tunnel | None = None
+        self.pod: Json | None = None
+        self.end: str | None = None
+        self.log: tuple[str, ...] = ()
+        self.events: deque[Json] = deque(maxlen=10)
+        self.trouble = ""
+        self.trouble_since: float | None = None
+        self.made_at: float | None = None
+        self.has_secret = False
+        self.is_asked_for = False
+        self.is_being_made = False
+        self.is_closing = False
+        self.is_ending = False
+        self.is_gone = False
+        self.is_given_up = False
+
+    def poll(self) -> str | None:
+        """None while the pod runs or may still come; else how it ended."""
+        return self.end
+
+    def log_tail(self) -> tuple[str, ...]:
+        """What the cluster warned of, and the last lines of the agent as they were a moment ago."""
+        warnings = [
+            f"{TITLE}: {event.get('reason', '')}: {told(event.get('message'))}"
+            for event in list(self.events)
+            if event.get("type") == "Warning"
+        ]
+        return (*warnings, *self.log)[-20:]
+
+    def close(self, timeout_s: float) -> None:
+        """Remove the pod and its secret; an agent that is ending by itself has the time for it."""
+        self._remove(self, timeout_s)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether its agent has been started."""
+        return self.pod is not None and is_up(self.pod)
+
+    @property
+    def is_in_cluster(self) -> bool:
+        """Whether there is a pod, as far as we know, which can be removed."""
+        is_made = self.made_at is not None or self.pod is not None
+        return is_made and not self.is_gone and not self.is_given_up
+
+    @property
+    def runs(self) -> bool:
+        """Whether its agent runs."""
+        return self.is_in_cluster and self.is_up and not self.is_ending
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether there is nothing to wait for any more."""
+        return self.is_up or self.end is not None or self.is_closing
+
+    def made_before(self, moment: float) -> bool:
+        """Whether the pod was there at that time."""
+        return self.made_at is not None and self.made_at < moment
+
+    def waits_for(self) -> str:
+        """What it waits for, in a few words."""
+        if self.pod is None:
+            return "asking for pods"
+        return self.trouble if self.trouble_since is not None else waits_for(self.pod, self.events)

@@ -1,0 +1,5 @@
+"""Hosts of a Ray cluster."""
+
+from monarch_kernel.launch.ray.launcher import RayHost, RayLauncher
+
+__all__ = ["RayHost", "RayLauncher"]

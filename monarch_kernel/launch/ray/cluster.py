@@ -1,0 +1,212 @@
+"""A Ray cluster, as a driver sees it: its nodes, what they have, and placement groups; and in numbers what it has not."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from monarch_kernel.launch.ray import keeper
+from monarch_kernel.launch.words import plural
+
+__all__ = ["Cluster", "Node", "amount", "explain", "in_numbers"]
+
+_CONNECT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Node:
+    """What Ray says of a node that it believes to be alive.
+
+    Attributes:
+        id: hex.
+        address: its IP.
+        total: what it has.
+        free: what nobody has taken; None where that is not known.
+    """
+
+    id: str
+    address: str
+    total: Mapping[str, float]
+    free: Mapping[str, float] | None = None
+
+    def has(self, bundle: Mapping[str, float]) -> bool:
+        """Whether it has that much, if nobody else uses it."""
+        return _covers(self.total, bundle)
+
+    def has_free(self, bundle: Mapping[str, float]) -> bool:
+        """Whether it has that much now."""
+        return self.free is None or _covers(self.free, bundle)
+
+
+def _covers(resources: Mapping[str, float], bundle: Mapping[str, float]) -> bool:
+    return all(resources.get(name, 0.0) >= count for name, count in bundle.items())
+
+
+def amount(resources: Mapping[str, float], names: Collection[str]) -> str:
+    """Such as ``8 GPUs and 1 CPU``: how much there is of these resources."""
+
+    def one(name: str) -> str:
+        count = f"{resources.get(name, 0.0):g}"
+        return f"{count} {name}s" if name in ("CPU", "GPU") and count != "1" else f"{count} {name}"
+
+    *most, last = [one(name) for name in sorted(names, key=lambda name: (name != "GPU", name != "CPU", name))]
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def in_numbers(count: int, bundle: Mapping[str, float], nodes: Sequence[Node], taken: Collection[str]) -> str:
+    """Say why that many hosts can't be had, in numbers; empty if they can, as far as is known.
+
+    Args:
+        count: of hosts asked for.
+        bundle: what each must have.
+        nodes: those that live.
+        taken: ids of nodes that have a host of ours, or had one that does not answer.
+    """
+    able = [node for node in nodes if node.has(bundle)]
+    left = [node for node in able if node.id not in taken]
+    if len(left) >= count:
+        return ""
+    kinds = Counter(amount(node.total, bundle) for node in nodes)
+    have = "; ".join(f"{many} with {what}" for what, many in kinds.most_common()) or "it has none"
+    text = (
+        f"asked for {plural(count, 'host')} with {amount(bundle, bundle)}{' each' * (count > 1)}, a node for each; "
+        f"the cluster has {plural(len(able), 'such node')} (of {plural(len(nodes), 'node')}: {have})"
+    )
+    used = len(able) - len(left)
+    return f"{text}, and {used} of these {'has' if used == 1 else 'have'} a host of this mesh already" if used else text
+
+
+def explain(error: BaseException) -> str:
+    """What an error of Ray's says, without its tables of ids."""
+    tables = ("class_name:", "actor_id:", "pid:", "namespace:", "ip:", "name:")
+    lines = [line.strip() for line in str(error).splitlines()]
+    told = [line for line in lines if line and not line.startswith(tables)]
+    return " ".join(told[-2:]) if told else type(error).__name__
+
+
+class Cluster:
+    """The connection of this process to a cluster.
+
+    Args:
+        ray: the library, connected.
+    """
+
+    def __init__(self, ray: ModuleType) -> None:
+        from ray.util import scheduling_strategies
+        from ray.util.placement_group import PlacementGroup
+
+        self._ray = ray
+        self._pin = scheduling_strategies.NodeAffinitySchedulingStrategy
+        self._in_group = scheduling_strategies.PlacementGroupSchedulingStrategy
+        self._group_type = PlacementGroup
+        self._is_client = bool(ray.util.client.ray.is_connected())
+        self.error: type[Exception] = ray.exceptions.RayError
+        self.unavailable: type[Exception] = ray.exceptions.ActorUnavailableError
+        ray.cloudpickle.register_pickle_by_value(keeper)
+        self._keeper = ray.remote(max_restarts=0, max_task_retries=0, max_concurrency=4)(keeper.Keeper)
+
+    @classmethod
+    async def connect(cls, address: str) -> Cluster:
+        """Connect this process, as a driver of its own.
+
+        Raises:
+            ConnectionError: there is no cluster, or it can't be reached.
+            RuntimeError: it is one of another version.
+            ImportError: Ray, or its client, is not installed.
+        """
+        import ray
+
+        if address not in ("auto", "local"):
+            await _knock(address)
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except ConnectionError as error:
+            if address != "auto":
+                raise
+            raise ConnectionError(
+                "no Ray cluster was found from this machine; start one with `ray start --head`, join one with "
+                "`ray start --address=HOST:PORT`, or name one with --address HOST:PORT or ray://HOST:PORT"
+            ) from error
+        return cls(ray)
+
+    def disconnect(self) -> None:
+        """End the job, and what is left of it."""
+        self._ray.shutdown()
+
+    def nodes(self) -> list[Node]:
+        """Those that Ray believes to be alive."""
+        free = {} if self._is_client else self._free()
+        return [
+            Node(node["NodeID"], node["NodeManagerAddress"], node["Resources"], free.get(node["NodeID"]))
+            for node in self._ray.nodes()
+            if node["Alive"]
+        ]
+
+    def reserve(self, count: int, bundle: Mapping[str, float], taken: Collection[str]) -> Any:
+        """Ask for a group of that many bundles, each on a node of its own, and none on a node that is taken."""
+        make = self._ray.util.placement_group
+        more: dict[str, Any] = {}
+        if taken and "bundle_label_selector" in inspect.signature(make).parameters:  # Ray 2.40 has no way to say it
+            more["bundle_label_selector"] = [{"ray.io/node-id": f"!in({','.join(sorted(taken))})"}] * count
+        return make([dict(bundle)] * count, strategy="STRICT_SPREAD", **more)
+
+    def chosen(self, group: Any) -> list[str]:
+        """Ids of the nodes that a group has; empty while it has not got them."""
+        table = self._ray.util.placement_group_table(group)
+        nodes = table["bundles_to_node_id"]
+        return [nodes[i] for i in range(len(nodes))] if table["state"] == "CREATED" else []
+
+    def remove(self, group: Any) -> None:
+        """Give the resources of a group back."""
+        self._ray.util.remove_placement_group(group)
+
+    def on_node(self, node: str) -> Any:
+        """Where: on this node or not at all."""
+        return self._pin(node, soft=False)
+
+    def in_bundle(self, group: str, index: int) -> Any:
+        """Where: in a bundle of a group that somebody else has made."""
+        handle = self._group_type(self._ray.PlacementGroupID(bytes.fromhex(group)))
+        return self._in_group(handle, placement_group_bundle_index=index)
+
+    def keeper(self, where: Any, bundle: Mapping[str, float], runtime_env: Mapping[str, Any] | None) -> Any:
+        """Make a `Keeper` that takes this much; returns at once."""
+        others = {name: count for name, count in bundle.items() if name not in ("CPU", "GPU")}
+        options = {
+            "scheduling_strategy": where,
+            "num_cpus": bundle.get("CPU", 0),
+            "num_gpus": bundle.get("GPU", 0),
+            "resources": others or None,
+            "runtime_env": dict(runtime_env) if runtime_env else None,
+        }
+        return self._keeper.options(**options).remote()
+
+    def kill(self, keeper: Any) -> None:
+        """End an actor."""
+        self._ray.kill(keeper)
+
+    def _free(self) -> dict[str, dict[str, float]]:
+        from ray._private import state  # what is free on each node can be had nowhere else without the dashboard
+
+        available: Callable[[], dict[str, dict[str, float]]] = state.available_resources_per_node
+        return available()
+
+
+async def _knock(address: str) -> None:
+    """Find out whether anybody listens there, which Ray needs long for."""
+    host, _, port = address.removeprefix("ray://").partition("/")[0].rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConnectionError(f"{address!r} is no address of a Ray cluster; write auto, HOST:PORT or ray://HOST:PORT")
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host.strip("[]"), int(port)), _CONNECT_S)
+    except asyncio.TimeoutError:
+        raise ConnectionError(f"nothing answers at {address} within {_CONNECT_S:g} s") from None
+    except OSError as error:
+        raise ConnectionError(f"no Ray cluster can be reached at {address}: {error.strerror or error}") from error
+    writer.close()

@@ -1,0 +1,437 @@
+"""A Slurm cluster: one job of ``sbatch`` whose nodes run a host agent each.
+
+Theory of operation
+===================
+
+The job is a script that anybody can read (`SlurmLauncher.script`): one ``srun``, one task per node; the task is the agent. Its
+config is in the environment of ``sbatch``, which hands it over; what differs between the agents, their number, they take from
+``SLURM_PROCID``. With ``--no-kill`` neither job nor step ends when a node fails. Hosts that replace others are another job.
+
+A thread, ``monarch-slurm``, submits, and asks ``squeue`` what became of the jobs: often at first, then ever less, for there are
+clusters with thousands of users. What must be known soon is known without Slurm: each task leaves two small files, when it
+starts and when it ends, beside the log of its agent, in a private directory that the nodes share with this machine.
+
+A job ends with its last agent, which ends by itself when it has no controller; so nothing stays behind if we are killed. To
+give back one node of several, the job is shrunk (``scontrol update``), which also ends what runs there. The first node of a job
+can't be given back before the others, as it runs the script; an agent there that does not end is killed by a second ``srun``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from monarch_kernel.errors import LaunchError
+from monarch_kernel.launch.base import agent_command
+from monarch_kernel.launch.chores import Chores
+from monarch_kernel.launch.slurm.host import FIRST_ASK_S, Job, SlurmHost
+from monarch_kernel.launch.slurm.script import job_script
+from monarch_kernel.launch.slurm.words import (
+    COMMAND_S,
+    ENDS,
+    REASONS,
+    STATES,
+    call,
+    node_names,
+    tail,
+    time_limit,
+    too_many,
+    why_refused,
+    words_of,
+)
+from monarch_kernel.launch.words import last_line, signal_name
+from monarch_kernel.wire.config import AGENT_VARIABLE, AgentConfig
+
+__all__ = ["SlurmLauncher"]
+
+_LOOK_S = 0.2
+"""How often the files of the tasks are looked at."""
+
+_KILL_TRIES, _KILL_S = 5, 5.0
+_GONE_S = 10.0
+"""How long it is waited for that Slurm has the nodes back; it goes on by itself."""
+_KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")  # of our environment, which may be that of another job
+
+
+class SlurmLauncher:
+    """Asks a Slurm cluster for nodes, by ``sbatch`` on this machine.
+
+    Where neither ``cpus``, ``gpus`` nor ``mem`` is given, hosts are whole nodes (``--exclusive --mem=0``).
+
+    Args:
+        partition: of the cluster; left out, its default.
+        account: who is charged.
+        qos: quality of service.
+        time: how long the hosts are kept at most, such as ``4:00:00``.
+        nodelist: with these nodes, all of them.
+        exclude: not these nodes.
+        constraint: only nodes with these features.
+        cpus: cores of each host.
+        gpus: GPUs of each host.
+        mem: memory of each host, such as ``64G``.
+        sbatch: any other options of ``sbatch``, such as ``--reservation=week``.
+        python: interpreter on the nodes, which has this package; left out, the path of the one here.
+        directory: for logs, on a file system that the nodes share with this machine; left out, ``~/.monarch``.
+        ask_s: how long it takes at most until Slurm is asked again what became of the jobs.
+    """
+
+    name = "slurm"
+
+    def __init__(
+        self,
+        *,
+        partition: str = "",
+        account: str = "",
+        qos: str = "",
+        time: str = "",
+        nodelist: str = "",
+        exclude: str = "",
+        constraint: str = "",
+        cpus: int = 0,
+        gpus: int = 0,
+        mem: str = "",
+        sbatch: Sequence[str] = (),
+        python: str = "",
+        directory: str | os.PathLike[str] = "",
+        ask_s: float = 10.0,
+    ) -> None:
+        self._partition = partition
+        self._cpus = cpus
+        is_whole = not (cpus or gpus or mem)
+        options = {
+            "partition": partition,
+            "account": account,
+            "qos": qos,
+            "time": time,
+            "nodelist": nodelist,
+            "exclude": exclude,
+            "constraint": constraint,
+            "cpus-per-task": cpus,
+            "gpus-per-node": gpus,
+            "mem": "0" if is_whole else mem,
+        }
+        self._options = [f"--{name}={value}" for name, value in options.items() if value]
+        if is_whole:
+            self._options.append("--exclusive")
+        self._options += [option if option.startswith("-") else f"--{option}" for option in sbatch]
+        for option in self._options:
+            if "\n" in option:
+                raise ValueError(f"an option of sbatch is one line, not {option!r}")
+        self._command = agent_command(python)
+        parent = Path(directory).expanduser() if directory else Path.home() / ".monarch"
+        self.directory = parent.absolute() / f"slurm-{secrets.token_hex(4)}"
+        self._ask_s = ask_s
+        self._jobs: list[Job] = []
+        self._changed = threading.Condition()
+        self._chores = Chores("monarch-slurm")
+        self._is_looking = False
+        self._is_closed = False
+        self._trouble = ""
+
+    def script(self, n_hosts: int) -> str:
+        """What is given to ``sbatch`` for so many hosts."""
+        return job_script(n_hosts, self._options, self._command, self.directory, self._cpus)
+
+    plan = script
+
+    def launch(self, configs: Sequence[AgentConfig]) -> list[SlurmHost]:
+        """Submit a job for these hosts; one for each row of numbers, if they are in several.
+
+        Raises:
+            LaunchError: there is no Slurm on this machine.
+        """
+        if shutil.which("sbatch") is None:
+            raise LaunchError(
+                f"there is no sbatch on {os.uname().nodename}: run the notebook on a machine of the cluster, such as its "
+                "login node, and see that Slurm's commands are on PATH"
+            )
+        jobs: list[Job] = []
+        for config in configs:
+            settings = json.loads(config.encode())
+            number = settings.pop("host")
+            last = jobs[-1] if jobs else None
+            if last is None or settings != last.settings or number != last.first + len(last.hosts):
+                jobs.append(last := Job(number, settings, self.directory, self.close_host))
+            last.hosts.append(SlurmHost(last, len(last.hosts)))
+        with self._changed:
+            if self._is_closed:
+                raise LaunchError("the launcher was closed")
+            self._jobs += jobs
+            for job in jobs:
+                self._chores.at(0.0, lambda job=job: self._submit(job))  # type: ignore[misc]
+            if not self._is_looking:
+                self._is_looking = True
+                self._chores.at(0.0, self._look)
+        return [host for job in jobs for host in job.hosts]
+
+    def progress(self) -> str:
+        """Why jobs have not begun."""
+        waiting = [job for job in self._jobs if job.is_waiting]
+        if not waiting:
+            return ""
+        if self._trouble:
+            return f"Slurm does not answer: {self._trouble}"
+        job = waiting[0]
+        if not job.id:
+            return "Slurm: submitting a job"
+        if job.state != "PENDING":
+            return f"Slurm: job {job.id} {STATES.get(job.state, f'is {job.state}' if job.state else 'is submitted')}"
+        words = REASONS.get(job.reason, "")
+        text = (
+            f"Slurm: {job.reason}{f' ({words})' if words else ''}" if job.reason else f"Slurm: job {job.id} is pending"
+        )
+        return f"{text}, expected at {job.start}" if job.start else text
+
+    def close(self, timeout_s: float) -> None:
+        """Wait for the ends of all agents, cancel what is left, and remove the directory."""
+        with self._changed:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            jobs = list(self._jobs)
+        self._end(jobs, timeout_s)
+        self._chores.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
+        for parent in (self.directory.parent,):
+            _remove_if_empty(parent)
+
+    # -- for the hosts
+
+    def close_host(self, host: SlurmHost, timeout_s: float) -> None:
+        """Give back a node; with the last one the job."""
+        job = host.job
+        with self._changed:
+            if host.is_closed:
+                return
+            host.is_closed = True
+            is_last = all(other.is_closed for other in job.hosts)
+        if is_last:
+            self._end([job], timeout_s)
+            return
+        self._wait(lambda: host.has_ended, timeout_s if host.node else 0.0)
+        host.is_leaving = True
+        self._give_back_nodes(job)
+
+    # -- the thread
+
+    def _submit(self, job: Job) -> None:
+        if all(host.is_closed for host in job.hosts):
+            self._set_over(job, "was given back before it was asked for")
+            return
+        n = len(job.hosts)
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        settings = {**job.settings, "host": job.first, "number_from": "SLURM_PROCID"}
+        ours = {name: value for name, value in os.environ.items() if name in _KEPT or not name.startswith("SLURM_")}
+        ours[AGENT_VARIABLE] = json.dumps(settings)
+        if (problem := too_many(n, self._partition)) == "":
+            done = call("sbatch", "--parsable", f"--export=ALL,{AGENT_VARIABLE}", text=self.script(n), env=ours)
+            if done.returncode:
+                problem = why_refused(done.stderr, self._partition)
+            else:
+                id = done.stdout.strip().splitlines()[-1].partition(";")[0]
+        if problem:
+            self._set_over(job, problem)
+            return
+        with self._changed:
+            job.id = id
+            self._changed.notify_all()
+
+    def _look(self) -> None:
+        """See what has become of the jobs, and come again."""
+        with self._changed:
+            jobs = [job for job in self._jobs if job.id and not job.over]
+            if all(job.over for job in self._jobs):
+                self._is_looking = False
+                return
+        for job in jobs:
+            for host in job.hosts:
+                self._read_files(host)
+        now = time.monotonic()
+        due = [job for job in jobs if now >= job.ask_at]
+        if due:
+            self._ask(due, now)
+        self._chores.at(_LOOK_S, self._look)
+
+    def _read_files(self, host: SlurmHost) -> None:
+        if not host.node_is_sure and (words := words_of(host.file("node"))):
+            host.node, host.pid = words[0], int(words[1])
+            host.node_is_sure = True
+        if not host.has_ended and (words := words_of(host.file("end"))):
+            code = int(words[0])
+            how = f"ended with exit code {code}"
+            if code > 128:
+                how = f"was killed by {signal_name(code - 128)}"
+            elif code in (126, 127):
+                how = f"could not be started: {' / '.join(host.log_tail()[-1:])}: is {self._command[0]} there?"
+            elif code:
+                how += "".join(f": {line}" for line in host.log_tail()[-1:])
+            text = f"the host agent on {host.node} (Slurm job {host.job.id}) {how}"
+            if code > 128 and not host.omen:
+                host.omen = text  # Slurm may have done that, and knows why
+                host.job.ask_at = 0.0
+            elif code <= 128:
+                host.end(text)
+            with self._changed:
+                self._changed.notify_all()
+
+    def _ask(self, jobs: Sequence[Job], now: float) -> None:
+        ids = ",".join(job.id for job in jobs)
+        done = call("squeue", "--noheader", "--states=all", f"--jobs={ids}", "--format=%i|%T|%r|%N|%S")
+        known = {line.split("|")[0]: line.split("|")[1:] for line in done.stdout.splitlines() if "|" in line}
+        self._trouble = ""
+        if done.returncode and "Invalid job id" not in done.stderr:
+            self._trouble = last_line(done.stderr)
+        for job in jobs:
+            before = (job.state, job.reason)
+            if job.id in known:
+                job.state, reason, nodes, start = known[job.id]
+                job.reason = "" if reason == "None" else reason
+                job.start = "" if start == "N/A" else start.replace("T", " ")
+                self._heed(job, nodes)
+            elif not self._trouble:
+                self._set_over(job, f"Slurm job {job.id} has ended")
+            if (job.state, job.reason) != before:
+                job.ask_s = FIRST_ASK_S
+            job.ask_s = min(self._ask_s, 1.5 * job.ask_s)
+            job.ask_at = now + job.ask_s
+
+    def _heed(self, job: Job, nodes: str) -> None:
+        """Act upon what Slurm says of a job."""
+        if job.state in ENDS:
+            text = f"Slurm job {job.id} {ENDS[job.state]}"
+            if job.state in ("COMPLETED", "FAILED"):
+                for host in job.hosts:
+                    if host.omen:
+                        host.end(host.omen)
+            if job.state == "FAILED":
+                text += self._why_failed(job)
+            self._set_over(job, text)
+        elif job.state == "PENDING" and job.reason == "PartitionTimeLimit":
+            call("scancel", job.id)
+            limit = time_limit(self._partition)
+            most = f" ({limit})" if limit else ""
+            self._set_over(
+                job, f"Slurm would never start it: longer than the partition allows{most}: ask for less (time=, --time)"
+            )
+        elif nodes and nodes != job.nodes and job.state != "COMPLETING":  # a job that ends leaves its nodes one by one
+            names = node_names(nodes)
+            if not job.nodes and len(names) == len(job.hosts):
+                for host, name in zip(job.hosts, names):
+                    host.node = host.node or name
+            job.nodes = nodes
+            for host in job.hosts:
+                if host.node and host.node not in names and not host.has_ended:
+                    said = call("sinfo", "--noheader", f"--nodes={host.node}", "--format=%T, %E").stdout.split("\n")[0]
+                    host.is_lost = True
+                    host.end(f"Slurm has taken node {host.node} out of job {job.id} ({said.strip()})")
+            with self._changed:
+                self._changed.notify_all()
+        if job.state == "RUNNING":
+            for host in job.hosts:
+                if host.omen:
+                    host.end(host.omen)
+        elif job.state == "COMPLETING":
+            job.ask_s = FIRST_ASK_S
+        if job.state == "RUNNING":
+            self._give_back_nodes(job)
+
+    def _set_over(self, job: Job, text: str) -> None:
+        for host in job.hosts:
+            if job.id:
+                self._read_files(host)  # which say more
+            host.end(text)
+        with self._changed:
+            job.over = text
+            self._changed.notify_all()
+
+    # -- in words
+
+    def _why_failed(self, job: Job) -> str:
+        log = self.directory / f"{job.id}.log"
+        if not log.exists():
+            return (
+                f", and has written nothing: do the nodes share {self.directory.parent} with this machine (directory=)?"
+            )
+        return "".join(f": {line}" for line in tail(log)[-1:])
+
+    # -- the end
+
+    def _end(self, jobs: Sequence[Job], timeout_s: float) -> None:
+        """Wait for the ends of these jobs, then cancel them."""
+        for job in jobs:
+            for host in job.hosts:
+                host.is_closed = True
+        self._wait(lambda: all(job.id or job.over for job in jobs), COMMAND_S)  # sbatch is not stopped half way
+        live = [job for job in jobs if job.id and not job.over]
+        for job in live:
+            for host in job.hosts:
+                self._read_files(host)
+        running = [host for job in live if job.is_up for host in job.hosts]
+
+        def have_ended() -> bool:
+            return all(host.has_ended or host.omen or host.job.over for host in running)
+
+        self._wait(have_ended, timeout_s)
+        if live:
+            call("scancel", *(job.id for job in live))  # ends what runs, and kills it after the cluster's KillWait
+        self._wait_until_gone(live)
+        for job in live:
+            self._set_over(job, f"Slurm job {job.id} was given back")
+
+    def _wait_until_gone(self, jobs: Sequence[Job]) -> None:
+        """Wait until Slurm has taken the nodes back; those that were lost it can't reach for now."""
+        deadline = time.monotonic() + _GONE_S
+        lost = {host.node for job in jobs for host in job.hosts if host.is_lost}
+        while jobs:
+            done = call("squeue", "--noheader", f"--jobs={','.join(job.id for job in jobs)}", "--format=%T|%N")
+            left = [line.split("|") for line in done.stdout.split("\n") if "|" in line]
+            if lost and all(state == "COMPLETING" for state, _ in left):
+                left = [pair for pair in left if not lost.issuperset(node_names(pair[1]))]
+            if not left or time.monotonic() > deadline:
+                return
+            with self._changed:
+                self._changed.wait(0.1)
+
+    def _give_back_nodes(self, job: Job) -> None:
+        """Shrink a job to the hosts that do not leave it."""
+        with self._changed:
+            leaving = [host for host in job.hosts if host.is_leaving and not host.is_released and host.node]
+            if job.over or not leaving:
+                return
+            for host in leaving:
+                host.is_released = True
+            staying = [host for host in job.hosts if not host.is_released]
+            first = job.hosts[0]
+        nodes = {host.node for host in staying if not host.has_ended or host is first} | {first.node}
+        if first in leaving and not first.has_ended and first.pid:
+            # It runs the script, and stays in the job until that ends. A step that Slurm does not begin at once may wait for
+            # half a minute before it tries again; another one is quicker.
+            step = ("--overlap", f"--jobid={job.id}", f"--nodelist={first.node}", "--nodes=1", "--ntasks=1", "--mem=0")
+            for _ in range(_KILL_TRIES):
+                if call("srun", *step, "kill", "-KILL", str(first.pid), timeout_s=_KILL_S).returncode == 0:
+                    break
+        if leaving != [first]:
+            done = call(
+                "scontrol", "update", f"JobId={job.id}", f"NodeList={','.join(sorted(nodes))}", cwd=self.directory
+            )
+            if done.returncode == 0:
+                for host in leaving:
+                    host.end(f"node {host.node} was given back")
+
+    def _wait(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(condition, timeout_s)
+
+
+def _remove_if_empty(path: Path) -> None:
+    try:
+        if path.name == ".monarch":
+            path.rmdir()
+    except OSError:
+        pass

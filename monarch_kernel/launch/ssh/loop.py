@@ -1,0 +1,49 @@
+"""A thread that runs an asyncio loop, for what is done by SSH."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+__all__ = ["LoopThread"]
+
+_T = TypeVar("_T")
+
+_AT_ONCE = 32
+"""How many connections are being made at the same time."""
+
+
+class LoopThread:
+    """A thread that runs an asyncio loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self.slots = asyncio.Semaphore(_AT_ONCE)
+        self._thread = threading.Thread(target=self._run, name="monarch-ssh", daemon=True)
+        self._thread.start()
+
+    def submit(self, coroutine: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
+        """Run it there."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def stop(self) -> None:
+        """End what still runs, and then the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            rest = asyncio.all_tasks(self._loop)
+            for task in rest:
+                task.cancel()
+            if rest:
+                self._loop.run_until_complete(asyncio.wait(rest))
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        finally:
+            self._loop.close()

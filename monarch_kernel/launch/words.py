@@ -1,0 +1,39 @@
+"""Words that engines have in common, for progress and failures."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Iterable
+
+__all__ = ["how_ended", "last_line", "most_common", "plural", "signal_name"]
+
+
+def plural(count: int, what: str) -> str:
+    """Such as ``1 host``, ``2 hosts``."""
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
+def most_common(texts: Iterable[str]) -> str:
+    """What several hosts wait for, in a few words: ``3 × Pending; 1 × pulling the image``; empty ones do not count."""
+    counts = Counter(text for text in texts if text)
+    return "; ".join(text if len(counts) == 1 else f"{n} × {text}" for text, n in counts.most_common(2))
+
+
+def signal_name(number: int) -> str:
+    """Such as ``SIGKILL``."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def how_ended(code: int) -> str:
+    """How a process ended whose exit code this is; negative for a signal."""
+    return f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+
+
+def last_line(text: str) -> str:
+    """The last line of what a command has said."""
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "no reason was given"

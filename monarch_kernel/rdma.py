@@ -1,0 +1,207 @@
+"""Memory of other processes, read and written one-sidedly: the owner takes no part in it, and may be busy.
+
+The names are those of PyTorch Monarch's ``monarch.rdma``. A buffer is a small handle, which travels as an argument or a
+result; the bytes take the shortest road there is between the two processes, which each `Transfer` names.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from monarch_kernel.actor.context import context
+from monarch_kernel.actor.ports import asker_here
+from monarch_kernel.asking.answer import Answer
+from monarch_kernel.asking.asker import Asker
+from monarch_kernel.asking.carrier import carry, together
+from monarch_kernel.asking.future import Future
+from monarch_kernel.asking.home import Handle
+from monarch_kernel.asking.numbers import made_by
+from monarch_kernel.data.leases import Lease, Lent
+from monarch_kernel.data.lending import Loan, Transfer
+from monarch_kernel.data.memory import Layout, Memory, memory_of
+from monarch_kernel.errors import Failure
+from monarch_kernel.wire.codec import load, pack
+from monarch_kernel.wire.messages import EndLoan
+
+__all__ = ["Buffer", "RDMAAction", "RDMABuffer", "Transfer"]
+
+
+class Buffer(Handle):
+    """A handle on memory of the process that makes it; can be passed on to any process, as an argument or inside of one.
+
+    The memory stays where it is until `drop` is called anywhere, the actor that made it ends, or its process does; of a
+    handle that was never passed on, until that is garbage. What is read is what the memory holds at that moment: whoever
+    writes to it meanwhile sees to the order.
+
+    Args:
+        thing: a tensor on the CPU, a NumPy array, or anything with the buffer protocol; of any shape, dtype and strides.
+
+    Raises:
+        TypeError: it has no memory that can be read as it is; the text says what to pass instead.
+    """
+
+    def __init__(self, thing: Any) -> None:
+        asker = asker_here()
+        loan = asker.lendings.lend(memory_of(thing), context().actor_instance.actor_id)
+        ending = weakref.finalize(self, asker.lendings.end, loan.lease)
+        ending.atexit = False
+        self._settle(asker, asker.new_number(), loan, ending)
+
+    def _settle(self, asker: Asker, number: int, loan: Loan, ending: Any = None) -> None:
+        self._asker = asker
+        self._number = number
+        self._loan = loan
+        self._ending = ending  # what ends the loan with this handle, unless that is passed on
+        self._whole: Buffer | None = None
+
+    def __repr__(self) -> str:
+        layout = self._loan.layout
+        return f"<{type(self).__name__} {layout.dtype}{list(layout.shape)} of process {made_by(self._number)}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        ending = (self._whole or self)._ending
+        if ending is not None:
+            ending.detach()
+        lent, lease, *rest = self._loan
+        return _open, (type(self), self._number, tuple(lent), tuple(lease), *rest)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes, as of a tensor."""
+        return self._loan.layout.shape
+
+    @property
+    def dtype(self) -> str:
+        """Name of the elements' type, as torch and NumPy call it."""
+        return self._loan.layout.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self._loan.layout.nbytes
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a buffer of one element has no length")
+        return self.shape[0]
+
+    def __getitem__(self, part: slice) -> Buffer:
+        """A part along the first axis, such as ``buf[10:20]``; it ends with the whole."""
+        if not isinstance(part, slice) or part.step not in (None, 1):
+            raise TypeError(f"a part of a buffer is buf[start:stop], not {part!r}")
+        start, stop, _ = part.indices(len(self))
+        layout, offset = self._loan.layout.rows(start, max(start, stop))
+        other: Buffer = object.__new__(type(self))
+        other._settle(
+            self._asker, self._number, self._loan._replace(layout=layout, address=self._loan.address + offset)
+        )
+        other._whole = self._whole or self
+        return other
+
+    def read_into(self, dst: Any) -> Future[Transfer]:
+        """Copy what the memory holds into ``dst``.
+
+        Args:
+            dst: a tensor, array or memoryview of the same dtype and shape, or flat with as many elements; or of bytes, as many.
+                It holds nothing to be relied on until the future has ended, and after an error.
+
+        Raises:
+            TypeError: ``dst`` is of another dtype, or can't be written to.
+            ValueError: it is of another shape, or has several elements at one place.
+        """
+        return self._carry(dst, is_write=False)
+
+    def write_from(self, src: Any) -> Future[Transfer]:
+        """Copy what ``src`` holds into the memory; arguments and errors as those of `read_into`."""
+        return self._carry(src, is_write=True)
+
+    def _carry(self, thing: Any, *, is_write: bool) -> Future[Transfer]:
+        return carry(*self._where(), self._memory(thing, is_write=is_write), is_write=is_write)
+
+    def _where(self) -> tuple[Asker, int, Loan]:
+        return self._asker, made_by(self._number), self._loan
+
+    def _memory(self, thing: Any, *, is_write: bool) -> Memory:
+        """The memory of the other end, if it fits."""
+        here = memory_of(thing)
+        ours, theirs = here.layout, self._loan.layout
+        what = "src" if is_write else "dst"
+        if not is_write and here.is_readonly:
+            raise TypeError("dst can only be read: pass memory that can be written to")
+        if is_write and self._loan.is_readonly:
+            raise TypeError("the buffer is of memory that can only be read")
+        if (theirs if is_write else ours).overlaps:
+            which = "the buffer" if is_write else "dst"
+            raise ValueError(f"{which} has several elements at one place, as an expanded tensor: pass a .clone() of it")
+        if "uint8" in (ours.dtype, theirs.dtype):
+            if ours.nbytes != theirs.nbytes:
+                raise ValueError(f"{what} has {ours.nbytes:,} bytes, the buffer {theirs.nbytes:,}")
+            return here
+        if ours.dtype != theirs.dtype:
+            raise TypeError(f"{what} is of {ours.dtype}, the buffer of {theirs.dtype}: convert it, or pass its bytes")
+        is_flat = len(ours.shape) == 1 and ours.nbytes == theirs.nbytes
+        if ours.shape != theirs.shape and not is_flat:
+            raise ValueError(f"{what} is of shape {list(ours.shape)}, the buffer of {list(theirs.shape)}")
+        return here
+
+    def drop(self) -> Future[bool]:
+        """End the loan: the memory is let go when no transfer goes on any more. Gives False if that was done before."""
+        loan = self._loan
+        asker = self._asker
+
+        def finish(answers: Sequence[Answer]) -> bool:
+            (answer,) = answers
+            if isinstance(answer, Failure):  # its owner has ended, and its memory with it
+                return False
+            return bool(load(answer.payload, answer.frames))
+
+        return asker.request(
+            (made_by(self._number),),
+            lambda id: pack(EndLoan(id, loan.lent.cookie, *loan.lease)),
+            "dropping a buffer",
+            finish,
+        )
+
+
+class RDMABuffer(Buffer):
+    """A `Buffer` by the name that it has in Monarch."""
+
+
+class RDMAAction:
+    """Several transfers that are begun together."""
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[Buffer, Any, bool]] = []
+
+    def read_into(self, src: Buffer, dst: Any) -> RDMAAction:
+        """Add a read; arguments as those of `Buffer.read_into`."""
+        self._steps.append((src, dst, False))
+        return self
+
+    def write_from(self, dst: Buffer, src: Any) -> RDMAAction:
+        """Add a write; arguments as those of `Buffer.write_from`."""
+        self._steps.append((dst, src, True))
+        return self
+
+    def submit(self) -> Future[list[Transfer]]:
+        """Begin all of them; gives their transfers, in order. The first error is raised when all have ended.
+
+        Raises:
+            TypeError: one can't be done as it is; then none is begun. So with ValueError.
+        """
+        steps = [
+            (buffer, buffer._memory(thing, is_write=is_write), is_write) for buffer, thing, is_write in self._steps
+        ]
+        if not steps:
+            return Future.resolved([])
+        return together([carry(*buffer._where(), here, is_write=is_write) for buffer, here, is_write in steps])
+
+
+def _open(
+    kind: type[Buffer], number: int, lent: Any, lease: Any, base: int, at: int, layout: Any, locked: bool
+) -> Buffer:
+    buffer: Buffer = object.__new__(kind)
+    buffer._settle(asker_here(), number, Loan(Lent(*lent), Lease(*lease), base, at, Layout(*layout), locked))
+    return buffer

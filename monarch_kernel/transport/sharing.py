@@ -1,0 +1,72 @@
+"""Large frames for processes of this machine stay in shared memory; what is sent in their place is where they are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import msgspec
+
+from monarch_kernel.data.blocks import STORED_NBYTES, Blocks, Reference, open_block
+from monarch_kernel.transport.base import Peer
+from monarch_kernel.wire.codec import STORE, Frame, Unreadable
+
+__all__ = ["forget", "may_look_at", "refer", "resolve", "share"]
+
+_MARK = 0xC1  # no value in msgpack begins with it, so no header does
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(dict[int, Reference])
+_blocks = Blocks()
+
+
+def share() -> None:
+    """Have large values of this process stored in shared memory when they are pickled."""
+    STORE.keep = _blocks.store
+    STORE.from_nbytes = STORED_NBYTES
+
+
+def may_look_at(pid: int) -> bool:
+    """Whether the Linux kernel lets this process open files of another, such as memory without a name."""
+    try:
+        os.readlink(f"/proc/{pid}/fd/0")
+    except PermissionError:
+        return False
+    except OSError:  # it is allowed, and there is none
+        pass
+    return True
+
+
+def refer(parts: Sequence[Frame], peer: Peer) -> Sequence[Frame]:
+    """What to send to a process of this machine: of frames in shared memory, where they are."""
+    references: dict[int, Reference] = {}
+    for i, part in enumerate(parts):
+        if len(part) >= STORED_NBYTES and type(part) is memoryview:
+            reference = _blocks.refer(part, peer)
+            if reference is not None:
+                references[i] = reference
+    if not references:
+        return parts
+    rest = [b"" if i in references else part for i, part in enumerate(parts)]
+    return [bytes((_MARK,)) + _encoder.encode(references), *rest]
+
+
+def resolve(parts: list[Frame]) -> list[Frame]:
+    """The frames of a message of another process of this machine; in place of those that are gone an `Unreadable`."""
+    if len(parts) < 2 or not parts[0] or parts[0][0] != _MARK:
+        return parts
+    rest = parts[1:]
+    try:
+        references = _decoder.decode(parts[0][1:])
+    except msgspec.DecodeError:
+        return rest
+    for i, reference in references.items():
+        try:
+            rest[i] = open_block(reference)
+        except OSError as error:
+            rest[i] = Unreadable((error.strerror or str(error)).encode())
+    return rest
+
+
+def forget(peer: Peer) -> None:
+    """A process has died: it reads nothing any more."""
+    _blocks.forget(peer)

@@ -1,0 +1,144 @@
+"""Large values go through shared memory: as if copied for each, at the speed of memory, whoever dies meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from monarch_kernel.actor import Actor, ProcMesh, SupervisionError, endpoint, shutdown_context, this_host
+from monarch_kernel.transport import sharing
+
+DEADLINE_S = 30.0
+COUNT = 1 << 20  # float32: 4 MiB
+
+
+class Keeper(Actor):
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.kept: Any = None
+
+    @endpoint
+    def keep(self, value: Any) -> float:
+        self.kept = value
+        return float(value.sum())
+
+    @endpoint
+    def add(self, number: float) -> float:
+        self.kept += number
+        return float(self.kept.sum())
+
+    @endpoint
+    def give(self) -> Any:
+        return self.kept
+
+    @endpoint
+    def ask(self, other: Any) -> float:
+        value = other.give.call_one().get()
+        value += 1
+        return float(value.sum())
+
+    @endpoint
+    def maps(self) -> int:
+        with open("/proc/self/maps") as maps:
+            return len({line.split()[4] for line in maps if "memfd:monarch-block" in line})
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[ProcMesh]:
+    procs = this_host().spawn_procs({"gpus": 2})
+    procs.initialized.get(DEADLINE_S)
+    yield procs
+    shutdown_context().get(DEADLINE_S)
+
+
+@pytest.fixture
+def keepers(ranks: ProcMesh) -> Iterator[Any]:
+    keepers = ranks.spawn("keepers", Keeper)
+    yield keepers
+    keepers.stop().get(DEADLINE_S)
+
+
+@pytest.mark.parametrize("make", [lambda: torch.ones(COUNT), lambda: np.ones(COUNT, "f4")], ids=["torch", "numpy"])
+def test_each_rank_has_a_value_of_its_own(keepers: Any, make: Any) -> None:
+    value = make()
+    assert list(keepers.keep.call(value).get(DEADLINE_S).values()) == [COUNT, COUNT]
+    one, two = keepers.slice(gpus=0), keepers.slice(gpus=1)
+    assert one.add.call_one(1).get(DEADLINE_S) == 2 * COUNT
+    assert two.add.call_one(0).get(DEADLINE_S) == COUNT
+    assert value.sum() == COUNT
+    given = one.give.call_one().get(DEADLINE_S)
+    given += 5
+    assert one.add.call_one(0).get(DEADLINE_S) == 2 * COUNT
+    assert two.ask.call_one(one).get(DEADLINE_S) == 3 * COUNT
+    assert one.add.call_one(0).get(DEADLINE_S) == 2 * COUNT
+
+
+def test_a_value_that_was_sent_may_be_changed_at_once(keepers: Any) -> None:
+    value = torch.ones(COUNT)
+    futures = []
+    for _ in range(20):
+        futures.append(keepers.keep.call(value))
+        value += 1
+    for i, future in enumerate(futures):
+        assert list(future.get(DEADLINE_S).values()) == [(i + 1) * COUNT] * 2
+
+
+def test_blocks_are_used_again(keepers: Any) -> None:
+    def take_turns() -> int:
+        for _ in range(20):
+            keepers.keep.call(torch.ones(COUNT)).get(DEADLINE_S)
+            keepers.give.call().get(DEADLINE_S)
+        return len(sharing._blocks)
+
+    first = take_turns()
+    assert take_turns() <= first
+    assert max(keepers.maps.call().get(DEADLINE_S).values()) <= 6
+
+
+def test_a_rank_that_is_killed_holds_no_block(ranks: ProcMesh) -> None:
+    procs = this_host().spawn_procs({"gpus": 2})
+    keepers = procs.spawn("keepers", Keeper)
+    pids = list(keepers.pid.call().get(DEADLINE_S).values())
+    before = len(sharing._blocks)
+    keepers.keep.call(torch.ones(COUNT)).get(DEADLINE_S)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    for _ in range(5):
+        keepers.keep.broadcast(torch.ones(COUNT))  # nobody opens these
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(SupervisionError, match="SIGKILL"):
+        keepers.pid.call().get(DEADLINE_S)
+    procs.stop().get(DEADLINE_S)
+    other = ranks.slice(gpus=0).spawn("other", Keeper)
+    for _ in range(10):
+        other.keep.call_one(torch.ones(COUNT)).get(DEADLINE_S)
+    assert len(sharing._blocks) <= before + 7
+    idle = [segment for segment in sharing._blocks._segments if segment.is_idle]
+    assert len(idle) >= 5
+
+
+def test_what_can_not_be_opened_is_an_error_of_the_call(keepers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = sharing._blocks.refer
+
+    def missing(frame: memoryview, reader: Any) -> Any:
+        reference = real(frame, reader)
+        assert reference is not None
+        return type(reference)(1 << 22, reference.fd, reference.inode, reference.nbytes, reference.turn)
+
+    monkeypatch.setattr(sharing._blocks, "refer", missing)
+    with pytest.raises(Exception, match="can't be read from shared memory: No such file"):
+        keepers.keep.call(torch.ones(COUNT)).get(DEADLINE_S)
+    monkeypatch.undo()
+    assert list(keepers.keep.call(torch.ones(COUNT)).get(DEADLINE_S).values()) == [COUNT, COUNT]

@@ -1,0 +1,233 @@
+"""Random faults under a stream of calls and cells: `python -m tests.failures.campaign` makes 200.
+
+After each, or after two at the same time, the mesh is healed and has to be whole: those that were harmed are replaced, nobody
+else is. In the end all that were asked must have answered, rightly and once, and nothing may be left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import cloudpickle
+import psutil
+import pytest
+
+from monarch_kernel import actor
+from monarch_kernel.actor import ProcMesh, SupervisionError, shutdown_context
+from tests.conftest import SCRATCH, Snapshot, check_nothing_left
+from tests.failures import traffic as traffic_module
+from tests.failures.harm import UNTIL_LOST, Fault, Injuries, Surgeon
+from tests.failures.machines import family, is_alive
+from tests.failures.report import Report
+from tests.failures.supply import LocalSupply, RaySupply, Supply
+from tests.failures.traffic import CALL_S, Traffic, answer
+
+__all__ = ["LOST_AFTER_S", "Campaign", "by_value"]
+
+LOST_AFTER_S = 1.5
+"""A host that may be silent for 1 s only is lost by mistake now and then where the processors are busy with others."""
+
+HOSTS, GPUS = 4, 2
+SUPPLIES: dict[str, Callable[..., Supply]] = {"local": LocalSupply, "ray": RaySupply}
+KNOWN_S = 20.0
+HEAL_S = 90.0
+END_S = 20.0
+
+
+class Campaign:
+    """Faults, one after the other, and what becomes of them.
+
+    Args:
+        supply: of the hosts.
+        seed: of all that is random.
+        lost_after_s: as the hosts were asked for with.
+        say: told what is done.
+    """
+
+    def __init__(
+        self,
+        supply: Supply,
+        seed: int,
+        lost_after_s: float = LOST_AFTER_S,
+        say: Callable[[str], object] = lambda line: None,
+    ) -> None:
+        self._say = say
+        self._dice = random.Random(seed)
+        self._injuries = Injuries()
+        self.report = Report()
+        self.mesh: ProcMesh = supply.hosts.spawn_procs({"gpus": GPUS}, device="cpu")
+        self._supply = supply
+        self._surgeon = Surgeon(self.mesh, supply, lost_after_s, self._dice)
+        self._traffic = Traffic(self.mesh, self._injuries.excuse, seed)
+
+    def run(self, faults: int) -> Report:
+        """Make so many faults, under traffic."""
+        report = self.report
+        self._traffic.begin()
+        try:
+            while sum(report.kinds.values()) < faults:
+                self.step(self._surgeon.some())
+        finally:
+            self._traffic.end()
+        self._traffic.check()
+        ledger = self._traffic.ledger
+        report.values, report.errors = ledger.values, ledger.errors
+        report.wrong += ledger.wrong
+        return report
+
+    def step(self, faults: list[Fault]) -> None:
+        """Make faults at the same time, and have the mesh healed."""
+        report, dice = self.report, self._dice
+        lost = sorted(set().union(*(fault.lost for fault in faults)))
+        number = sum(report.kinds.values()) + 1
+        self._say(f"{number}: {' and '.join(f'{fault.kind} (host {fault.place})' for fault in faults)}")
+        report.kinds.update(fault.kind for fault in faults)
+        before = self.mesh.incarnations()
+        doomed = self._doomed(faults)
+        self._injuries.harmed(lost)
+        begun = time.monotonic()
+        for fault in faults:
+            fault.begin()
+        for fault in sorted(faults, key=lambda fault: fault.for_s):
+            if fault.for_s < UNTIL_LOST:
+                time.sleep(max(0.0, begun + fault.for_s - time.monotonic()))
+                fault.end()
+        known = self._until(lambda: set(self.mesh.deaths()) >= set(lost), KNOWN_S)
+        if not known:
+            report.wrong.append(f"{number}: of {lost} only {sorted(self.mesh.deaths())} were known to be lost")
+        report.known_s.append(time.monotonic() - begun)
+        is_late = dice.random() < 0.5  # they come back when others are in their places
+        if not is_late:
+            for fault in faults:
+                fault.end()
+        begun = time.monotonic()
+        self._heal(number)
+        for fault in faults:
+            fault.end()
+        self._check_whole(number)
+        report.healed_s.append(time.monotonic() - begun)
+        after = self.mesh.incarnations()
+        replaced = [rank for rank in self.mesh.ranks if after[rank] != before[rank]]
+        report.lost += len(replaced)
+        report.innocent += [f"{number}: rank {rank}" for rank in replaced if rank not in lost]
+        report.wrong += [f"{number}: rank {rank} was not replaced" for rank in lost if rank not in replaced]
+        self._traffic.check_outputs()
+        self._injuries.healed()
+        if not self._until(lambda: not any(map(is_alive, doomed)), END_S):
+            report.left += [f"{number}: {_described(process)}" for process in doomed if is_alive(process)]
+
+    def _doomed(self, faults: list[Fault]) -> list[psutil.Process]:
+        """What has to end: all of a host that is lost, or a rank and its children."""
+        found: list[psutil.Process] = []
+        rows = self.mesh.view().ranks
+        for fault in faults:
+            if len(fault.lost) == GPUS:
+                found += family(self._supply.agent(fault.place).pid)
+            else:
+                found += [process for rank in fault.lost for process in family(rows[rank].pid)]
+        return found
+
+    def _heal(self, number: int) -> None:
+        deadline = time.monotonic() + HEAL_S
+        while True:
+            try:
+                self.mesh.heal().get(HEAL_S)
+                return
+            except SupervisionError as error:  # another has died meanwhile
+                if time.monotonic() > deadline:
+                    raise AssertionError(f"{number}: can't be healed") from error
+                self._say(f"{number}: healed again, for {error}")
+
+    def _check_whole(self, number: int) -> None:
+        try:
+            found = self._traffic.workers.take.call("checks", number).get(CALL_S).values()
+        except SupervisionError as error:
+            self.report.wrong.append(f"{number}: not whole after it was healed: {error}")
+            self._heal(number)
+            return
+        with self._traffic.ledger.lock:
+            for rank, each in enumerate(found):
+                self._traffic.ledger.took("checks", rank, number, each)
+        assert [value for _, value in found] == [answer(rank, number) for rank in self.mesh.ranks]
+
+    @staticmethod
+    def _until(condition: Callable[[], bool], timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.005)
+        return True
+
+
+@contextmanager
+def by_value() -> Iterator[None]:
+    """The classes of the traffic travel by value, and what nobody handles is no news."""
+    cloudpickle.register_pickle_by_value(traffic_module)
+    hook, actor.unhandled_fault_hook = actor.unhandled_fault_hook, lambda failure: None
+    try:
+        yield
+    finally:
+        actor.unhandled_fault_hook = hook
+        cloudpickle.unregister_pickle_by_value(traffic_module)
+
+
+def _described(process: psutil.Process) -> str:
+    try:
+        return f"{process.pid} {' '.join(process.cmdline())}"
+    except psutil.NoSuchProcess:
+        return f"{process.pid}"
+
+
+def main() -> None:
+    """Read the command line, run, and say what has become of it."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.failures.campaign", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("--faults", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--on", choices=SUPPLIES, default="local", help="who gives the hosts: ray is a cluster of five nodes"
+    )
+    parser.add_argument(
+        "--lost-after", type=float, default=LOST_AFTER_S, help="seconds of silence after which a host is lost"
+    )
+    parser.add_argument("--quiet", action="store_true", help="print no line for each fault")
+    options = parser.parse_args()
+    before = Snapshot()
+    report = Report()
+    begun = time.monotonic()
+    say = (
+        (lambda line: None)
+        if options.quiet
+        else lambda line: print(f"{time.monotonic() - begun:6.1f} s  {line}", flush=True)
+    )
+    with by_value(), tempfile.TemporaryDirectory() as directory:
+        try:
+            supply = SUPPLIES[options.on](Path(directory), HOSTS, lost_after_s=options.lost_after)
+            try:
+                report = Campaign(supply, options.seed, options.lost_after, say).run(options.faults)
+            finally:
+                shutdown_context().get()
+                supply.close()
+        finally:
+            try:
+                check_nothing_left(before)
+            except pytest.fail.Exception as left:
+                report.left += str(left).splitlines()[1:]
+            shutil.rmtree(SCRATCH, ignore_errors=True)
+    print(report.text())
+    print(f"seed {options.seed}, {time.monotonic() - begun:.0f} s")
+    sys.exit(not report.is_good)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""F21: the network is slow, and full of our own values: no host is lost for that, and others do not wait."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from monarch_kernel.actor import ProcMesh
+from monarch_kernel.controller import hosts as hosts_module
+from tests.failures.machines import LONG_S, Machines, Stream, family, hosts_on
+from tests.failures.test_f21_packets import Echo, pattern
+
+LOST_AFTER_S = 1.0
+BYTES_PER_S = 2e6
+BIG_NBYTES = 5_000_000  # takes more than twice as long as a host may be silent
+
+
+def bring_up(machines: Machines, count: int) -> ProcMesh:
+    hosts = hosts_on(machines, count, lost_after_s=LOST_AFTER_S, is_light=True)
+    mesh = hosts.spawn_procs({"gpus": 1}, device="cpu")
+    mesh.initialized.get(LONG_S)
+    return mesh
+
+
+def test_a_host_whose_link_is_full_is_not_lost_and_others_do_not_wait(cabled: Machines) -> None:
+    mesh = bring_up(cabled, 2)
+    echoes = mesh.spawn("echoes", Echo)
+    echoes.echo.call(b"").get(LONG_S)
+    slow = next(rank for rank in range(2) if is_on(cabled, mesh, rank, 0))
+    cabled.hosts[0].suffer(bytes_per_s=BYTES_PER_S)
+    value = pattern(BIG_NBYTES, 0)
+    begun = time.monotonic()
+    answer = echoes.slice(hosts=slow).echo.call_one(value)
+    longest_s = 0.0
+    while not answer.wait(0.01):
+        asked = time.monotonic()
+        assert echoes.slice(hosts=1 - slow).echo.call_one(b"small").get(LONG_S) == b"small"
+        longest_s = max(longest_s, time.monotonic() - asked)
+    assert answer.get(LONG_S) == value
+    assert time.monotonic() - begun > 2 * BIG_NBYTES / BYTES_PER_S
+    assert longest_s < 0.5
+    assert not mesh.deaths()
+
+
+def test_hosts_behind_one_whose_link_is_full_are_not_lost(cabled: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts_module, "FAN_OUT", 1)  # the second takes its way by the first
+    mesh = bring_up(cabled, 2)
+    stream = Stream(mesh)
+    echoes = mesh.spawn("echoes", Echo)
+    echoes.echo.call(b"").get(LONG_S)
+    for host in cabled.hosts:
+        host.suffer(bytes_per_s=BYTES_PER_S)
+    value = pattern(BIG_NBYTES, 1)
+    answers = [echoes.slice(hosts=i).echo.call_one(value) for i in range(2)]
+    stream.flow(0.5)
+    for answer in answers:
+        assert answer.get(LONG_S) == value
+    stream.check(at_least=1)
+    assert not mesh.deaths()
+
+
+def is_on(machines: Machines, mesh: ProcMesh, rank: int, agent: int) -> bool:
+    """Whether a rank is on the host of that agent."""
+    return mesh.view().ranks[rank].pid in {each.pid for each in family(machines.pid(agent))}

@@ -1,0 +1,68 @@
+"""F21: packets between hosts are late, lost, doubled, or overtake each other: all comes once and in order, only later."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from monarch_kernel.actor import Actor, endpoint
+from tests.failures.machines import LONG_S, Ledger, Machines, Stream, hosts_on
+
+LOST_AFTER_S = 1.0
+BIG_NBYTES = 1_000_000
+
+
+class Echo(Actor):
+    """Gives back what it is given."""
+
+    @endpoint
+    def echo(self, value: bytes) -> bytes:
+        return value
+
+
+def pattern(nbytes: int, salt: int) -> bytes:
+    """Bytes of which no two pieces are alike."""
+    block = hashlib.shake_256(b"%d" % salt).digest(1 << 12)
+    return b"".join(b"%012d" % i + block for i in range(nbytes >> 12))
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        {"delay_s": 0.03},
+        {"delay_s": 0.005, "jitter_s": 0.02},
+        {"loss": 0.08},
+        {"doubled": 0.2},
+        {"delay_s": 0.002, "jitter_s": 0.005, "loss": 0.03, "doubled": 0.05},
+    ],
+    ids=["late", "overtaken", "lost", "doubled", "all at once"],
+)
+def test_all_comes_once_and_in_order(cabled: Machines, faults: dict[str, float]) -> None:
+    hosts = hosts_on(cabled, 2, lost_after_s=LOST_AFTER_S, is_light=True)
+    mesh = hosts.spawn_procs({"gpus": 2}, device="cpu")
+    mesh.initialized.get(LONG_S)
+    stream = Stream(mesh)
+    echoes = mesh.spawn("echoes", Echo)
+    near, far = stream.ledgers.slice(hosts=0, gpus=0), stream.ledgers.slice(hosts=1, gpus=1)
+    asked = mesh.spawn("asked", Ledger)
+    near.ask.call_one(asked.slice(hosts=1, gpus=0), [-1]).get(LONG_S)  # who is where is known
+    for host in cabled.hosts:
+        host.suffer(**faults)
+    # calls, and large values among them
+    bigs = []
+    for i in range(3):
+        stream.flow(0.4)
+        bigs.append((pattern(BIG_NBYTES, i), echoes.echo.call(pattern(BIG_NBYTES, i))))
+    # between actors of two hosts
+    between = near.ask.call_one(asked.slice(hosts=1, gpus=0), range(30))
+    # what nobody waits for
+    for number in range(200):
+        asked.slice(hosts=1, gpus=1).take.broadcast(number)
+    assert asked.slice(hosts=1, gpus=1).all.call_one().get(LONG_S) == list(range(200))
+    assert between.get(LONG_S) == list(range(30))
+    for value, answers in bigs:
+        assert set(answers.get(LONG_S).values()) == {value}
+    stream.check(at_least=20)
+    assert far.all.call_one().get(LONG_S) == list(range(len(stream.futures)))
+    assert not mesh.deaths()

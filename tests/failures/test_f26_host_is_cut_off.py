@@ -1,0 +1,118 @@
+"""F26: a host is cut off: nobody is told, no connection ends. Its ranks are lost in time, and all others go on."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from monarch_kernel.actor import ProcMesh, SupervisionError
+from tests.failures.machines import LONG_S, Ledger, Machines, family, hosts_on, is_alive, wait_until
+
+LOST_AFTER_S = 1.0
+TOLD_WITHIN_S = 1.5
+
+BringUp = Callable[..., ProcMesh]
+
+
+@pytest.fixture
+def bring_up(cabled: Machines) -> BringUp:
+    """Gives two ranks on each of some hosts."""
+
+    def bring_up(count: int, lost_after_s: float = LOST_AFTER_S) -> ProcMesh:
+        hosts = hosts_on(cabled, count, lost_after_s=lost_after_s, is_light=True)
+        mesh = hosts.spawn_procs({"gpus": 2}, device="cpu")
+        mesh.initialized.get(LONG_S)
+        return mesh
+
+    return bring_up
+
+
+def host_of(machines: Machines, mesh: ProcMesh, host: int) -> int:
+    """Which of the agents has the ranks of a host of the mesh now."""
+    ranks = {mesh.view().ranks[2 * host].pid, mesh.view().ranks[2 * host + 1].pid}
+    return next(i for i in range(len(machines.agents)) if ranks <= {each.pid for each in family(machines.pid(i))})
+
+
+def test_its_ranks_are_told_lost_in_time_and_all_others_go_on(cabled: Machines, bring_up: BringUp) -> None:
+    mesh = bring_up(3)
+    ledgers = mesh.spawn("ledgers", Ledger)
+    assert ledgers.take.call(1).get(LONG_S).values() == (1,) * 6
+    near, far = ledgers.slice(hosts=0, gpus=0), ledgers.slice(hosts=2, gpus=1)
+    assert near.ask.call_one(far, [2]).get(LONG_S) == [2]
+    pending = mesh.slice(hosts=1).run("import time; time.sleep(600)")
+    cut = cabled.hosts[host_of(cabled, mesh, 1)]
+    begun = time.monotonic()
+    cut.cut()
+    error = pending.exception(LONG_S)
+    assert time.monotonic() - begun < TOLD_WITHIN_S
+    assert "nothing was heard of" in str(error)
+    assert set(mesh.deaths()) == {2, 3}
+    # slices without it work, and so do actors of other hosts that call each other
+    others = mesh.slice(hosts=slice(0, 3, 2))
+    assert others.run("rank").get(LONG_S).values() == (0, 1, 4, 5)
+    assert ledgers.slice(hosts=slice(0, 3, 2)).take.call(3).get(LONG_S).values() == (3,) * 4
+    assert near.ask.call_one(far, range(4, 40)).get(LONG_S) == list(range(4, 40))
+    with pytest.raises(SupervisionError, match="not sent"):
+        mesh.run("rank").get(LONG_S)
+
+
+def test_one_that_comes_back_late_is_told_to_end_and_ends(cabled: Machines, bring_up: BringUp) -> None:
+    mesh = bring_up(2)
+    agent = host_of(cabled, mesh, 1)
+    below = family(cabled.pid(agent))
+    cabled.hosts[agent].cut()
+    wait_until(lambda: len(mesh.deaths()) == 2, "its ranks to be lost", 5.0)
+    until = time.monotonic() + 3.0
+    wait_until(lambda: time.monotonic() > until, "it to have been away for 4 s")
+    assert all(map(is_alive, below)), "a host that is cut off can't know that it is lost, and waits"
+    cabled.hosts[agent].mend()
+    wait_until(lambda: not any(map(is_alive, below)), "it and its ranks to end", 3.0)
+    assert "exit code 0" in str(cabled.agents[agent].poll())
+    assert mesh.heal().get(LONG_S) == (2, 3)
+    assert mesh.run("rank").get(LONG_S).values() == tuple(range(4))
+
+
+@pytest.mark.parametrize(("cut_s", "between_s"), [(0.1, 0.1), (0.6, 0.1), (1.2, 0.2)])
+def test_short_cuts_lose_nothing(cabled: Machines, bring_up: BringUp, cut_s: float, between_s: float) -> None:
+    mesh = bring_up(2, lost_after_s=2 * LOST_AFTER_S)
+    ledgers = mesh.spawn("ledgers", Ledger)
+    ledgers.all.call().get(LONG_S)
+    cut = cabled.hosts[host_of(cabled, mesh, 1)]
+    futures = []
+    for _ in range(5):
+        for is_cut in (True, False):
+            (cut.cut if is_cut else cut.mend)()
+            until = time.monotonic() + (cut_s if is_cut else between_s)
+            while time.monotonic() < until:
+                futures.append(ledgers.take.call(len(futures)))
+                futures[-1].wait(0.005)
+    assert [set(future.get(LONG_S).values()) for future in futures] == [{i} for i in range(len(futures))]
+    assert ledgers.all.call().get(LONG_S).values() == (list(range(len(futures))),) * 4
+    assert not mesh.deaths()
+
+
+def test_the_agents_of_others_forget_it(cabled: Machines, bring_up: BringUp) -> None:
+    mesh = bring_up(2)
+    ledgers = mesh.spawn("ledgers", Ledger)
+    near, far = ledgers.slice(hosts=0, gpus=0), ledgers.slice(hosts=1, gpus=0)
+    assert near.ask.call_one(far, [1]).get(LONG_S) == [1]
+    asking, cut = (host_of(cabled, mesh, host) for host in range(2))
+    wait_until(lambda: connections(cabled, asking, cut) > 0, "the two agents to be connected")
+    cabled.hosts[cut].cut()
+    wait_until(lambda: len(mesh.deaths()) == 2, "the host to be lost", 5.0)
+    wait_until(lambda: connections(cabled, asking, cut) == 0, "its agent to be dialled no more", 1.5)
+    assert near.take.call_one(2).get(LONG_S) == 2
+
+
+def connections(machines: Machines, host: int, other: int) -> int:
+    """How many connections a host has with another, or tries to have."""
+    address = machines.hosts[other].address
+    theirs = socket.inet_aton(address)[::-1].hex().upper()
+    lines = Path(f"/proc/{machines.hosts[host].namespace.pid}/net/tcp").read_text().splitlines()[1:]
+    lines += Path(f"/proc/{machines.hosts[host].namespace.pid}/net/tcp6").read_text().splitlines()[1:]
+    live = {"01", "02", "03"}  # established, and both halves of a handshake
+    return sum(each[2].partition(":")[0].endswith(theirs) and each[3] in live for each in map(str.split, lines))

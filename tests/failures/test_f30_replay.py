@@ -1,0 +1,141 @@
+"""F30: what went over the wire is recorded and sent again, whole and in part, anew and into the live connection: refused."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, suppress
+
+import psutil
+import pytest
+
+from monarch_kernel.actor import ProcMesh
+from monarch_kernel.controller.session import current_session
+from tests.failures.machines import LONG_S, Ledger, Machines, hosts_on, wait_until
+from tests.failures.proxy import Proxy
+
+GREETING_NBYTES = 64
+HELLO_NBYTES = 202
+"""ZMTP 3 with CURVE: what a client says first, and what it says when it has the server's greeting."""
+
+
+class Mesh:
+    """A rank on each of two hosts, that have counted; what the first one's agent and the controller have said is recorded."""
+
+    def __init__(self, machines: Machines) -> None:
+        self.procs: ProcMesh = hosts_on(machines, 2, is_light=True).spawn_procs({"gpus": 1}, device="cpu")
+        self.ledgers = self.procs.spawn("ledgers", Ledger)
+        self.count = 0
+        self.machines = machines
+        self.go_on()
+        self.proxy: Proxy = machines.proxies[0]
+        # Where a connection was made again the last one counts.
+        self.asked, self.answered = (bytes(said) for said in self.proxy.recorded[-1])
+        assert len(self.asked) > 2000
+        assert len(self.answered) > 2000
+        self.port = current_session().runtime.with_baton(current_session()._transport.listen)
+
+    def go_on(self, count: int = 20) -> None:
+        for _ in range(count):
+            assert self.ledgers.take.call(self.count).get(LONG_S).values() == (self.count, self.count)
+            self.count += 1
+
+    def check(self) -> None:
+        """All is as it should be: nothing was lost, and nothing has come twice."""
+        self.go_on()
+        for taken in self.ledgers.all.call().get(LONG_S).values():
+            assert taken == list(range(self.count))
+        assert [agent.poll() for agent in self.machines.agents] == [None, None]
+
+    def refused(self) -> int:
+        """By the controller and the agents."""
+        return sum(count for _, count in self.procs.view().strangers)
+
+
+@pytest.fixture
+def mesh(proxied: Machines) -> Iterator[Mesh]:
+    mesh = Mesh(proxied)
+    yield mesh
+    mesh.check()
+
+
+def say_all(mesh: Mesh, port: int, texts: Collection[bytes]) -> list[bytes]:
+    """Say each of them on a connection of its own, and give what is answered: all are refused, and the mesh goes on."""
+    before = mesh.refused()
+    answers = []
+    with ExitStack() as stack:
+        connections = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 20)) for _ in texts]
+        for connection, text in zip(connections, texts, strict=True):
+            with suppress(ConnectionError):  # it is hung up on
+                connection.sendall(text)
+        mesh.go_on()
+        wait_until(lambda: mesh.refused() == before + len(texts), "all to be refused", 20.0)
+        for connection in connections:
+            answers.append(b"")
+            with suppress(ConnectionError):
+                while data := connection.recv(4096):
+                    answers[-1] += data
+    return answers
+
+
+def parts(asked: bytes) -> dict[str, bytes]:
+    """What of a conversation may be sent again."""
+    begins = GREETING_NBYTES + HELLO_NBYTES
+    return {
+        "whole": asked,
+        "without its end": asked[:-7],
+        "handshake": asked[: begins + 300],
+        "greeting and what comes after the handshake": asked[:GREETING_NBYTES] + asked[begins + 300 :],
+        "greeting and proof": asked[:GREETING_NBYTES] + asked[begins:],
+        "the middle": asked[len(asked) // 2 :],
+        "the end": asked[-500:],
+    }
+
+
+def test_a_conversation_is_sent_again_on_another_connection(mesh: Mesh) -> None:
+    for answer in say_all(mesh, mesh.port, parts(mesh.asked).values()):
+        assert len(answer) < 1000  # a greeting, and a cookie that fits no old proof
+
+
+def test_what_was_said_between_two_is_said_to_a_third(mesh: Mesh) -> None:
+    (port,) = (
+        each.laddr.port
+        for each in psutil.Process(mesh.machines.pid(1)).net_connections("tcp")
+        if each.status == psutil.CONN_LISTEN
+    )
+    for answer in say_all(mesh, port, [*parts(mesh.asked).values(), *parts(mesh.answered).values()]):
+        assert len(answer) < 1000
+
+
+@pytest.mark.parametrize("up", [True, False], ids=["to the controller", "to the agent"])
+@pytest.mark.parametrize("what", ["the last message", "the handshake", "all", "noise"])
+def test_what_was_said_comes_again_on_the_same_connection(mesh: Mesh, up: bool, what: str) -> None:
+    """Each message has a number that CURVE uses once: who hears one again hangs up, and what was lost is sent again."""
+    asked, answered = (bytes(said) for said in mesh.proxy.recorded[-1])
+    said = asked if up else answered
+    text = {
+        "the last message": last_message(said),
+        "the handshake": said[: GREETING_NBYTES + HELLO_NBYTES],
+        "all": said,
+        "noise": random.Random(7).randbytes(3000),
+    }[what]
+    connections = mesh.proxy.connections
+    mesh.proxy.inject(text, up=up)
+    mesh.go_on()
+    wait_until(lambda: mesh.proxy.connections > connections, "it to be hung up on, and dialled again")
+    mesh.go_on()
+
+
+def last_message(said: bytes) -> bytes:
+    """The last whole frame of ZMTP in a conversation (its connection may end in the midst of one)."""
+    at, last = GREETING_NBYTES, b""
+    while at < len(said):
+        flags = said[at]
+        head = 9 if flags & 2 else 2
+        end = at + head + int.from_bytes(said[at + 1 : at + head], "big")
+        if end > len(said):
+            break
+        last, at = said[at:end], end
+    assert last
+    return last

@@ -1,0 +1,243 @@
+"""F30: strangers besiege all ports of a mesh at once: it works on, takes no more memory or descriptors, and counts them."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+
+import psutil
+import pytest
+import zmq
+
+from monarch_kernel.actor import ProcMesh
+from monarch_kernel.controller.session import current_session
+from monarch_kernel.transport.strangers import MAX_WAITING
+from monarch_kernel.ui.text import mesh_text
+from monarch_kernel.wire.config import LinkKeys
+from tests.failures.machines import LONG_S, Ledger, Machines, hosts_on, wait_until
+from tests.failures.strangers import besieged
+
+MAX_GROWTH_NBYTES = 96 << 20
+
+
+class Siege:
+    """A mesh of two hosts, each with a rank, that are called all the time, from a thread of their own."""
+
+    def __init__(self, machines: Machines) -> None:
+        self._machines = machines
+        self.procs: ProcMesh = hosts_on(machines, 2, is_light=True).spawn_procs({"gpus": 1}, device="cpu")
+        self.ledger = self.procs.spawn("ledger", Ledger)
+        self.ledger.pid.call().get(LONG_S)
+        self.pids = [psutil.Process().pid, *(agent.pid for agent in machines.agents)]
+        self.port = current_session().runtime.with_baton(current_session()._transport.listen)
+        self.agent_ports = [_listens(pid) for pid in self.pids[1:]]
+        self.answers = 0
+        self.wrong: list[object] = []
+        self._is_over = threading.Event()
+        self._caller = threading.Thread(target=self._call)
+        self._before = self._memory()
+        self._caller.start()
+
+    @property
+    def ports(self) -> list[int]:
+        """Of the controller and of the agents."""
+        return [self.port, *self.agent_ports]
+
+    def _call(self) -> None:
+        while not self._is_over.is_set():
+            number = self.answers
+            try:
+                answer = self.ledger.take.call(number).get(LONG_S).values()
+            except Exception as error:  # it is reported where it can fail the test
+                self.wrong.append(error)
+                return
+            if answer != (number, number):
+                self.wrong.append(answer)
+            self.answers += 1
+
+    def _memory(self) -> list[int]:
+        return [psutil.Process(pid).memory_info().rss for pid in self.pids]
+
+    def works_on(self, count: int = 20) -> None:
+        """So many more calls are answered, and all that were are answered rightly."""
+        seen = self.answers
+        wait_until(lambda: self.answers >= seen + count or bool(self.wrong), "answers", LONG_S)
+        assert self.wrong == []
+
+    def growth_nbytes(self) -> int:
+        """Of the one that has grown most."""
+        return max(now - before for now, before in zip(self._memory(), self._before, strict=True))
+
+    def refused(self) -> dict[str, int]:
+        """What the user is shown: where, and how many."""
+        return dict(self.procs.view().strangers)
+
+    def refused_everywhere(self) -> int:
+        """At least so many at each port."""
+        counts = list(self.refused().values())
+        return min(counts) if len(counts) == 3 else 0
+
+    def close(self) -> None:
+        self._is_over.set()
+        self._caller.join(LONG_S)
+        assert not self._caller.is_alive()
+
+
+def _listens(pid: int) -> int:
+    (port,) = (each.laddr.port for each in _listeners(pid))
+    return port
+
+
+def _listeners(pid: int) -> Sequence[psutil._common.pconn]:
+    return [each for each in psutil.Process(pid).net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+
+
+@pytest.fixture
+def siege(machines: Machines) -> Iterator[Siege]:
+    siege = Siege(machines)
+    yield siege
+    siege.close()
+    assert siege.wrong == []
+    # Nothing was lost or doubled.
+    for taken in siege.ledger.all.call().get(LONG_S).values():
+        assert taken == list(range(siege.answers))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["nothing", "long handshakes"])
+def test_480_connections_that_say_nothing_or_not_enough_at_each_port(siege: Siege, what: str) -> None:
+    before = [psutil.Process(pid).num_fds() for pid in siege.pids]
+    with besieged(what, siege.ports, 480):
+        siege.works_on(200)
+        wait_until(lambda: siege.refused_everywhere() >= 480 - MAX_WAITING, "those beyond the limit to be sent away")
+        for pid, fds in zip(siege.pids, before, strict=True):
+            assert psutil.Process(pid).num_fds() <= fds + MAX_WAITING + 32
+        others = siege.procs.spawn("another", Ledger)  # and what is new comes about, too
+        assert others.take.call(1).get(LONG_S).values() == (1, 1)
+        wait_until(lambda: siege.refused_everywhere() >= 480, "all to be sent away", 20.0)
+    assert siege.growth_nbytes() < MAX_GROWTH_NBYTES
+    siege.works_on()
+
+
+@pytest.mark.parametrize("what", ["garbage", "half greetings", "other mechanisms", "forged handshakes"])
+def test_who_says_what_is_none_of_ours(siege: Siege, what: str) -> None:
+    with besieged(what, siege.ports, 60):
+        siege.works_on()
+        wait_until(lambda: siege.refused_everywhere() >= 60, "all to be refused", 20.0)
+    assert set(siege.refused().values()) == {60}
+    assert siege.growth_nbytes() < MAX_GROWTH_NBYTES
+    assert "180 connections of strangers, without the keys of this session, refused:" in mesh_text(siege.procs.view())
+
+
+def test_handshakes_of_half_a_megabyte_that_are_sent_but_for_the_end(siege: Siege) -> None:
+    with besieged("large handshakes", siege.ports, 480):
+        wait_until(lambda: siege.refused_everywhere() >= 480, "all to be sent away", 20.0)
+        siege.works_on()
+    assert siege.growth_nbytes() < MAX_GROWTH_NBYTES
+
+
+@pytest.mark.slow
+def test_a_byte_at_a_time(siege: Siege) -> None:
+    with besieged("drip", siege.ports, 50):
+        wait_until(lambda: siege.refused_everywhere() >= 100, "all to be hung up on twice", 40.0)
+        siege.works_on()
+    assert siege.growth_nbytes() < MAX_GROWTH_NBYTES
+
+
+def test_frames_of_a_gigabyte_that_are_sent(siege: Siege) -> None:
+    with besieged("flood", siege.ports, 20):
+        wait_until(lambda: siege.refused_everywhere() >= 200, "all to be refused")
+        siege.works_on()
+        assert siege.growth_nbytes() < MAX_GROWTH_NBYTES
+    siege.works_on()
+
+
+@pytest.mark.slow
+def test_a_host_with_the_keys_that_sends_frames_of_a_quarter_of_a_gigabyte(siege: Siege) -> None:
+    """What comes after the handshake is bounded, too."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    frame = bytes(1 << 28)  # of which CURVE makes another before it is sent
+    with context:
+        for port in siege.ports:
+            end = _client(context, port, current_session()._keys)
+            tells = end.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            end.send(frame, copy=False)
+            assert tells.poll(1000 * LONG_S), "it is not cut off"
+            end.disable_monitor()
+            tells.close(linger=0)
+            end.close(linger=0)
+    siege.works_on()
+    agents = [psutil.Process(pid).memory_info().rss for pid in siege.pids[1:]]
+    assert max(agents) < 200 << 20
+
+
+def test_clients_with_no_keys_and_with_those_of_another_session(siege: Siege) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    public, secret = zmq.curve_keypair()
+    others = LinkKeys(public.decode(), secret.decode())
+    ours = current_session()._keys
+    with ExitStack() as stack:
+        for port in siege.ports:
+            for keys, of_server in ((None, None), (others, others), (others, ours)):
+                end = stack.enter_context(_client(context, port, keys, of_server))
+                end.send_multipart([b"knock", b"0", b"1"])
+        wait_until(lambda: siege.refused_everywhere() >= 3, "all to be refused", 20.0)
+        siege.works_on()
+    context.destroy(linger=0)
+    assert siege.growth_nbytes() < MAX_GROWTH_NBYTES
+
+
+@pytest.mark.slow
+def test_a_scan_of_all_ports(siege: Siege) -> None:
+    """All but those on which others listen, who are none of ours."""
+    everybody = {each.laddr.port for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
+    ours = {each.laddr.port for pid in siege.pids for each in _listeners(pid)}
+    with ExitStack() as stack:
+        for port in sorted(set(range(1, 65536)) - everybody | ours):
+            connection = socket.socket()
+            connection.settimeout(20)
+            try:
+                connection.connect(("127.0.0.1", port))
+            except OSError:
+                connection.close()
+                continue
+            stack.enter_context(connection)
+            with suppress(OSError):
+                connection.sendall(b"\x16\x03\x01\x00\xa5\x01\x00\x00" + b"HELP\r\n" * 20)
+        siege.works_on()
+        wait_until(lambda: siege.refused_everywhere() >= 1, "it to be refused everywhere", 20.0)
+    assert siege.growth_nbytes() < MAX_GROWTH_NBYTES
+
+
+def test_an_agent_at_the_limit_of_its_descriptors(siege: Siege, machines: Machines) -> None:
+    agent = psutil.Process(machines.pid(0))
+    _, hard = resource.prlimit(agent.pid, resource.RLIMIT_NOFILE)
+    with besieged("nothing", [siege.agent_ports[0]], 480, waits=True) as besieger:
+        resource.prlimit(agent.pid, resource.RLIMIT_NOFILE, (agent.num_fds() + 12, hard))
+        besieger.begin()
+        wait_until(lambda: max(siege.refused().values(), default=0) >= 480, "all to be sent away")
+        siege.works_on()
+        used_s = sum(agent.cpu_times()[:2])
+        seen = siege.answers
+        siege.works_on(200)
+        per_call_s = (sum(agent.cpu_times()[:2]) - used_s) / (siege.answers - seen)
+        assert per_call_s < 0.005  # libzmq does not try to accept without end
+    assert agent.is_running()
+    resource.prlimit(agent.pid, resource.RLIMIT_NOFILE, (hard, hard))
+    siege.works_on()
+
+
+def _client(
+    context: zmq.Context[zmq.Socket[bytes]], port: int, keys: LinkKeys | None, of_server: LinkKeys | None = None
+) -> zmq.Socket[bytes]:
+    end = context.socket(zmq.DEALER)
+    end.setsockopt(zmq.ROUTING_ID, b"H77/stranger")
+    end.linger = 0
+    if keys is not None:
+        end.curve_serverkey = (of_server or keys).public.encode()
+        end.curve_publickey, end.curve_secretkey = keys.public.encode(), keys.secret.encode()
+    end.connect(f"tcp://127.0.0.1:{port}")
+    return end

@@ -1,0 +1,320 @@
+"""Streams of calls, of calls between actors, and of cells, each with an answer that can be checked."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import threading
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from monarch_kernel.actor import Actor, Future, ProcMesh, SupervisionError, current_rank, endpoint
+
+__all__ = ["CALL_S", "Traffic", "Worker", "answer"]
+
+CALL_S = 60.0
+"""By then every future has ended."""
+
+WINDOW = 4
+LINES = 3
+OUTPUT_S = 10.0
+PAUSE_S = 0.005
+
+Excuse = Callable[[int, float], bool]
+"""Whether a rank may have failed to answer what it was asked since then."""
+
+
+def answer(rank: int, number: int) -> int:
+    """What a rank has to answer."""
+    return rank * 1_000_003 + number
+
+
+class Worker(Actor):
+    """Answers, and writes down what it has answered; has a child of its own, as a program of a user's may."""
+
+    def __init__(self) -> None:
+        self.rank = current_rank().rank
+        self.taken: dict[str, list[int]] = {}
+        self.child = subprocess.Popen(["sleep", "3600"])
+
+    @endpoint
+    def take(self, stream: str, number: int) -> tuple[int, int]:
+        self.taken.setdefault(stream, []).append(number)
+        return os.getpid(), self.rank * 1_000_003 + number
+
+    @endpoint
+    def all(self) -> tuple[int, dict[str, list[int]]]:
+        return os.getpid(), self.taken
+
+
+class Asker(Actor):
+    """Asks workers of other hosts."""
+
+    @endpoint
+    def ask(self, worker: Any, stream: str, number: int) -> tuple[int, int] | None:
+        try:
+            return worker.take.call_one(stream, number).get(CALL_S)  # type: ignore[no-any-return]
+        except SupervisionError:
+            return None
+
+
+class Ledger:
+    """What has come of all that was asked.
+
+    Attributes:
+        values: futures that ended with a value.
+        errors: those that ended with an error.
+        wrong: what should not have been.
+        taken: for each process and stream the numbers that it has answered, in the order in which they were asked.
+    """
+
+    def __init__(self) -> None:
+        self.values = 0
+        self.errors = 0
+        self.wrong: list[str] = []
+        self.taken: defaultdict[int, defaultdict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+        self.lock = threading.Lock()
+
+    def took(self, stream: str, rank: int, number: int, answered: tuple[int, int]) -> None:
+        """A rank has answered."""
+        pid, value = answered
+        self.taken[pid][stream].append(number)
+        if value != answer(rank, number):
+            self.blame(stream, number, f"rank {rank} has answered {value}, and not {answer(rank, number)}")
+
+    def blame(self, stream: str, number: int, what: str) -> None:
+        self.wrong.append(f"{stream} {number}: {what}")
+
+
+Judge = Callable[[Any, "SupervisionError | None"], None]
+
+
+class Stream(threading.Thread):
+    """Asks, with a few futures under way at a time, until it is told to end.
+
+    Args:
+        name: of the stream.
+        begin: given the number of what is asked, begins it; gives the future, and who judges its end.
+        ledger: where that is written down.
+        window: how many futures are under way at the same time.
+    """
+
+    def __init__(
+        self, name: str, begin: Callable[[int], tuple[Future[Any], Judge]], ledger: Ledger, window: int
+    ) -> None:
+        super().__init__(name=f"traffic-{name}", daemon=True)
+        self._begin = begin
+        self._ledger = ledger
+        self._window = window
+        self._is_over = threading.Event()
+        self._pending: deque[tuple[int, Future[Any], Judge]] = deque()
+
+    def run(self) -> None:
+        number = 0
+        try:
+            while not self._is_over.wait(PAUSE_S):
+                self._pending.append((number, *self._begin(number)))
+                number += 1
+                while len(self._pending) >= self._window:
+                    self._end_oldest()
+            while self._pending:
+                self._end_oldest()
+        except BaseException as error:
+            self._ledger.blame(self.name, number, f"the stream has ended: {error!r}")
+
+    def end(self) -> None:
+        """Have no more asked."""
+        self._is_over.set()
+
+    def _end_oldest(self) -> None:
+        number, future, judge = self._pending.popleft()
+        error: SupervisionError | None = None
+        value = None
+        try:
+            value = future.get(CALL_S)
+        except SupervisionError as failure:
+            error = failure
+        except Exception as failure:  # also that it did not end
+            self._ledger.blame(self.name, number, repr(failure))
+            return
+        with self._ledger.lock:
+            if error is None:
+                self._ledger.values += 1
+            else:
+                self._ledger.errors += 1
+            judge(value, error)
+
+
+class Output(NamedTuple):
+    """What a cell that has ended on a rank has written, or still will: its agent may have stood still just then."""
+
+    number: int
+    rank: int
+    begun: float
+    written: Mapping[int, str]
+
+    @property
+    def is_whole(self) -> bool:
+        return self.written[self.rank] == f"cell {self.number} on {self.rank}\n" * LINES
+
+
+class Traffic:
+    """All streams to one mesh.
+
+    Args:
+        mesh: with the axes ``hosts`` and ``gpus``.
+        excuse: whether a rank may have failed.
+        seed: of what is asked.
+    """
+
+    def __init__(self, mesh: ProcMesh, excuse: Excuse, seed: int) -> None:
+        self.mesh = mesh
+        self.ledger = Ledger()
+        self.workers: Any = mesh.spawn("workers", Worker)
+        self.askers: Any = mesh.spawn("askers", Asker)
+        self._excuse = excuse
+        self._outputs: list[Output] = []
+        self._hosts, self._gpus = mesh.extent["hosts"], mesh.extent["gpus"]
+        self._dice = {name: random.Random(f"{seed} {name}") for name in ("calls", "relays", "cells")}
+        self._streams = [
+            Stream("calls", self._call, self.ledger, WINDOW),
+            Stream("broadcasts", self._broadcast, self.ledger, WINDOW),
+            Stream("relays", self._relay, self.ledger, WINDOW),
+            Stream("cells", self._cell, self.ledger, 1),  # as in a notebook
+        ]
+        self.workers.all.call().get(CALL_S)
+
+    def begin(self) -> None:
+        for stream in self._streams:
+            stream.start()
+
+    def end(self) -> None:
+        """Have no more asked, and wait for what was."""
+        for stream in self._streams:
+            stream.end()
+        for stream in self._streams:
+            stream.join(CALL_S + 30.0)
+            if stream.is_alive():
+                self.ledger.wrong.append(f"{stream.name} did not end")
+
+    def check_outputs(self) -> None:
+        """Cells that have ended have all that they wrote; call this before what has been harmed is said to be healed."""
+        with self.ledger.lock:
+            outputs, self._outputs = self._outputs, []
+        deadline = time.monotonic() + OUTPUT_S
+        for output in outputs:
+            while not output.is_whole and not self._excuse(output.rank, output.begun):
+                if time.monotonic() > deadline:
+                    text = output.written[output.rank]
+                    self.ledger.blame("cells", output.number, f"rank {output.rank} has written {text!r}")
+                    break
+                time.sleep(0.01)
+
+    def check(self) -> None:
+        """Those that live have done what they were asked once, in order, and nothing that they did was lost."""
+        self.check_outputs()
+        for rank, (pid, did) in enumerate(self.workers.all.call().get(CALL_S).values()):
+            for stream in sorted(did.keys() | self.ledger.taken[pid].keys()):
+                done, answered = did.get(stream, []), self.ledger.taken[pid][stream]
+                if (
+                    stream == "relays"
+                ):  # the one that asked may have died before it told us; two of one number may cross
+                    if over := Counter(answered) - Counter(done):
+                        self.ledger.wrong.append(f"rank {rank} has answered relays that it does not know: {over}")
+                elif done != answered:
+                    self.ledger.wrong.append(
+                        f"rank {rank} (pid {pid}) has done {len(done)} {stream}, and {len(answered)} were answered: "
+                        f"{_difference(done, answered)}"
+                    )
+
+    # -- what is asked
+
+    def _place(self, rank: int) -> dict[str, int]:
+        host, gpu = divmod(rank, self._gpus)
+        return {"hosts": host, "gpus": gpu}
+
+    def _random_rank(self, stream: str) -> int:
+        return self._dice[stream].randrange(self._hosts * self._gpus)
+
+    def _blame_unexcused(
+        self, stream: str, number: int, begun: float, error: SupervisionError, ranks: set[int]
+    ) -> None:
+        """Of those that were asked, some that failed must have been harmed, and nobody else has failed."""
+        said = set(error.ranks)
+        innocent = sorted(rank for rank in said if not self._excuse(rank, begun))
+        if innocent or not said <= ranks:
+            self.ledger.blame(stream, number, f"{innocent or sorted(said)} failed, and nobody has harmed them: {error}")
+
+    def _call(self, number: int) -> tuple[Future[Any], Judge]:
+        rank, begun = self._random_rank("calls"), time.monotonic()
+
+        def judge(value: Any, error: SupervisionError | None) -> None:
+            if error is None:
+                self.ledger.took("calls", rank, number, value)
+            elif not self._excuse(rank, begun):
+                self.ledger.blame("calls", number, f"rank {rank} failed, and nobody has harmed it: {error}")
+
+        return self.workers.slice(**self._place(rank)).take.call_one("calls", number), judge
+
+    def _broadcast(self, number: int) -> tuple[Future[Any], Judge]:
+        begun = time.monotonic()
+
+        def judge(value: Any, error: SupervisionError | None) -> None:
+            if error is None:
+                found = dict(enumerate(value.values()))
+            else:
+                found = {point.rank: each for point, each in error.results.items()}
+                self._blame_unexcused("broadcasts", number, begun, error, set(self.mesh.ranks))
+            for rank, each in found.items():
+                self.ledger.took("broadcasts", rank, number, each)
+
+        return self.workers.take.call("broadcasts", number), judge
+
+    def _relay(self, number: int) -> tuple[Future[Any], Judge]:
+        asking, begun = self._random_rank("relays"), time.monotonic()
+        asked = (asking + self._gpus * (1 + number % (self._hosts - 1))) % (self._hosts * self._gpus)  # on another host
+
+        def judge(value: Any, error: SupervisionError | None) -> None:
+            if error is not None:
+                if not self._excuse(asking, begun):
+                    self.ledger.blame("relays", number, f"rank {asking} failed, and nobody has harmed it: {error}")
+                return
+            if value is not None:
+                self.ledger.took("relays", asked, number, value)
+            elif not self._excuse(asked, begun):
+                self.ledger.blame("relays", number, f"rank {asked} was lost to rank {asking}, and nobody has harmed it")
+
+        worker = self.workers.slice(**self._place(asked))
+        return self.askers.slice(**self._place(asking)).ask.call_one(worker, "relays", number), judge
+
+    def _cell(self, number: int) -> tuple[Future[Any], Judge]:
+        host, begun = self._dice["cells"].randrange(self._hosts), time.monotonic()
+        ranks = [host * self._gpus + gpu for gpu in range(self._gpus)]
+        written: defaultdict[int, str] = defaultdict(str)
+
+        def listen(event: Any) -> None:
+            written[event.rank] += event.text
+
+        def judge(value: Any, error: SupervisionError | None) -> None:
+            if error is None:
+                found = dict(zip(ranks, value.values()))
+            else:
+                found = {point.rank: each for point, each in error.results.items()}
+                self._blame_unexcused("cells", number, begun, error, set(ranks))
+            for rank, each in found.items():
+                if each.value != answer(rank, number):
+                    self.ledger.blame("cells", number, f"rank {rank} has given {each.value}")
+                self._outputs.append(Output(number, rank, begun, written))
+
+        code = f"for _ in range({LINES}): print('cell', {number}, 'on', rank)\nrank * 1_000_003 + {number}"
+        return self.mesh.slice(hosts=host).run_cell(code, cell=number + 1, want_value=True, listen=listen), judge
+
+
+def _difference(done: list[int], answered: list[int]) -> str:
+    only_done, only_answered = Counter(done) - Counter(answered), Counter(answered) - Counter(done)
+    if only_done or only_answered:
+        return f"{list(only_done)[:5]} only done, {list(only_answered)[:5]} only answered"
+    return "in another order"

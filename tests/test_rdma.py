@@ -1,0 +1,303 @@
+"""Memory of other processes is read and written as it is, never after it was freed, and whoever dies leaves nothing."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import signal
+import subprocess
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from monarch_kernel.actor import Actor, ActorError, ProcMesh, endpoint, shutdown_context, this_host, this_proc
+from monarch_kernel.errors import BufferGoneError
+from monarch_kernel.rdma import Buffer, RDMAAction, RDMABuffer, Transfer
+from tests.failures.machines import Machines, hosts_on
+
+DEADLINE_S = 30.0
+LARGE = 3 << 20  # elements of 4 bytes: carried by a thread of its own
+
+
+class Store(Actor):
+    """Has memory, and lends it."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Any] = {}
+
+    @endpoint
+    def lend(self, name: str, thing: Any) -> Buffer:
+        self.kept[name] = thing
+        return RDMABuffer(thing)
+
+    @endpoint
+    def lend_part(self, start: int, stop: int) -> Buffer:
+        self.kept["whole"] = torch.arange(100.0)
+        return RDMABuffer(self.kept["whole"])[start:stop]
+
+    @endpoint
+    def lend_and_forget(self) -> Buffer:
+        return Buffer(torch.full((LARGE,), 7.0))
+
+    @endpoint
+    def holds(self, name: str) -> Any:
+        return self.kept[name]
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    def die(self) -> None:
+        os._exit(3)
+
+    @endpoint
+    def read(self, buffer: Buffer) -> tuple[Transfer, torch.Tensor]:
+        into = torch.zeros(buffer.shape, dtype=getattr(torch, buffer.dtype))
+        return buffer.read_into(into).get(), into
+
+    @endpoint
+    def write(self, buffer: Buffer, source: torch.Tensor) -> Transfer:
+        return buffer.write_from(source).get()
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[ProcMesh]:
+    procs = this_host().spawn_procs({"gpus": 2})
+    procs.initialized.get(DEADLINE_S)
+    yield procs
+    shutdown_context().get(DEADLINE_S)
+
+
+@pytest.fixture
+def stores(ranks: ProcMesh) -> Iterator[tuple[Any, Any]]:
+    stores = ranks.spawn("stores", Store)
+    yield stores.slice(gpus=0), stores.slice(gpus=1)
+    stores.stop().get(DEADLINE_S)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.randn(LARGE),
+        lambda: torch.randn(7, 5),
+        lambda: torch.randn(7, 5).t(),
+        lambda: torch.arange(60).reshape(3, 4, 5)[:, ::2, 1:],
+        lambda: torch.randn(40).to(torch.bfloat16),
+        lambda: torch.tensor(3.0),
+        lambda: torch.zeros(0, 4),
+    ],
+    ids=["large", "matrix", "transposed", "strided", "bfloat16", "scalar", "empty"],
+)
+def test_what_another_rank_has_is_read_and_written(stores: tuple[Any, Any], make: Callable[[], torch.Tensor]) -> None:
+    owner, other = stores
+    tensor = make()
+    buffer = owner.lend.call_one("x", tensor).get(DEADLINE_S)
+    assert (buffer.shape, buffer.dtype, buffer.nbytes) == (
+        tuple(tensor.shape),
+        str(tensor.dtype).removeprefix("torch."),
+        tensor.nbytes,
+    )
+    transfer, read = other.read.call_one(buffer).get(DEADLINE_S)
+    assert torch.equal(read, tensor)
+    assert (transfer.nbytes, transfer.road) == (tensor.nbytes, "memory")
+    other.write.call_one(buffer, tensor + 1).get(DEADLINE_S)
+    assert torch.equal(owner.holds.call_one("x").get(DEADLINE_S), tensor + 1)
+
+
+def test_the_program_reads_and_lends_too(stores: tuple[Any, Any]) -> None:
+    owner, _ = stores
+    buffer = owner.lend.call_one("x", np.arange(12, dtype="i4").reshape(3, 4)).get(DEADLINE_S)
+    into = np.zeros((3, 4), "i4")
+    assert buffer.read_into(into).get(DEADLINE_S).road == "memory"
+    assert into.tolist() == np.arange(12).reshape(3, 4).tolist()
+    ours = torch.arange(4.0)
+    lent = Buffer(ours)
+    _, read = owner.read.call_one(lent).get(DEADLINE_S)
+    assert read.tolist() == [0, 1, 2, 3]
+    owner.write.call_one(lent, torch.ones(4)).get(DEADLINE_S)
+    assert ours.tolist() == [1, 1, 1, 1]
+    assert lent.drop().get(DEADLINE_S) is True
+
+
+def test_within_a_process_it_is_one_copy() -> None:
+    buffer, into = Buffer(bytearray(b"abcdef")), bytearray(6)
+    assert buffer.read_into(into).get(DEADLINE_S).road == "process"
+    assert into == b"abcdef"
+    assert buffer.write_from(b"ABCDEF").get(DEADLINE_S).nbytes == 6
+    assert buffer[1:4].read_into(part := bytearray(3)).get(DEADLINE_S).nbytes == 3
+    assert part == b"BCD"
+
+
+def test_parts_are_views_of_the_same_memory(stores: tuple[Any, Any]) -> None:
+    owner, other = stores
+    part = owner.lend_part.call_one(10, 20).get(DEADLINE_S)
+    into = torch.zeros(5)
+    part[5:].read_into(into).get(DEADLINE_S)
+    assert into.tolist() == [15, 16, 17, 18, 19]
+    assert len(part[-3:]) == 3
+    assert part[4:4].nbytes == 0
+    with pytest.raises(TypeError, match=r"buf\[start:stop\]"):
+        part[3]
+    with pytest.raises(TypeError, match=r"buf\[start:stop\]"):
+        part[::2]
+    _, read = other.read.call_one(part[:2]).get(DEADLINE_S)
+    assert read.tolist() == [10, 11]
+
+
+def test_transfers_are_begun_together_or_not_at_all(stores: tuple[Any, Any]) -> None:
+    owner, _ = stores
+    buffer = owner.lend.call_one("x", torch.arange(float(LARGE))).get(DEADLINE_S)
+    whole, few = torch.zeros(LARGE), torch.zeros(10)
+    batch = RDMAAction().read_into(buffer, whole).read_into(buffer[5:15], few)
+    first, second = batch.submit().get(DEADLINE_S)
+    assert (first.nbytes, second.nbytes) == (4 * LARGE, 40)
+    assert few.tolist() == list(range(5, 15))
+    assert torch.equal(whole, torch.arange(float(LARGE)))
+    few.zero_()
+    with pytest.raises(ValueError, match="shape"):
+        RDMAAction().read_into(buffer[:10], few).read_into(buffer, torch.zeros(3)).submit()
+    assert few.sum() == 0
+    assert RDMAAction().submit().get(DEADLINE_S) == []
+
+
+@pytest.mark.parametrize(
+    ("dst", "error", "what"),
+    [
+        (torch.zeros(4, dtype=torch.float64), TypeError, "dst is of float64, the buffer of float32"),
+        (torch.zeros(5), ValueError, r"shape \[5\], the buffer of \[2, 2\]"),
+        (torch.zeros(4, 1), ValueError, r"shape \[4, 1\]"),
+        (torch.zeros(1, 1).expand(2, 2), ValueError, "several elements at one place"),
+        (bytearray(15), ValueError, "15 bytes, the buffer 16"),
+        (b"0123456789abcdef", TypeError, "only be read"),
+        ([0.0] * 4, TypeError, "this list has no memory"),
+    ],
+)
+def test_what_does_not_fit_is_refused_at_the_call(dst: Any, error: type[Exception], what: str) -> None:
+    buffer = Buffer(torch.zeros(2, 2))
+    with pytest.raises(error, match=what):
+        buffer.read_into(dst)
+    buffer.read_into(torch.zeros(4)).get(DEADLINE_S)  # flat fits
+    buffer.read_into(bytearray(16)).get(DEADLINE_S)
+
+
+def test_memory_that_can_only_be_read_is_not_written() -> None:
+    with pytest.raises(TypeError, match="only be read"):
+        Buffer(b"abc").write_from(b"xyz")
+    with pytest.raises(ValueError, match="the buffer has several elements at one place"):
+        Buffer(torch.zeros(1).expand(6)).write_from(torch.arange(6.0))
+
+
+def test_what_was_dropped_can_not_be_read_by_anybody(stores: tuple[Any, Any]) -> None:
+    owner, other = stores
+    buffer = owner.lend_and_forget.call_one().get(DEADLINE_S)
+    _, read = other.read.call_one(buffer).get(DEADLINE_S)  # lent, though its owner has no other reference
+    assert read.sum() == 7.0 * LARGE
+    assert buffer.drop().get(DEADLINE_S) is True
+    assert buffer.drop().get(DEADLINE_S) is False
+    with pytest.raises(BufferGoneError, match="it was dropped"):
+        buffer.read_into(torch.zeros(LARGE)).get(DEADLINE_S)
+    with pytest.raises(ActorError, match="it was dropped"):
+        other.read.call_one(buffer[:5]).get(DEADLINE_S)
+    later = owner.lend_and_forget.call_one().get(DEADLINE_S)  # takes the same entry, perhaps the same memory
+    with pytest.raises(BufferGoneError, match="it was dropped"):
+        buffer.write_from(torch.zeros(LARGE)).get(DEADLINE_S)
+    assert later.read_into(torch.zeros(LARGE)).get(DEADLINE_S).nbytes == 4 * LARGE
+
+
+def test_what_an_actor_has_lent_ends_with_it(ranks: ProcMesh) -> None:
+    actor = ranks.slice(gpus=0).spawn("ends", Store)
+    buffer = actor.lend.call_one("x", torch.zeros(4)).get(DEADLINE_S)
+    actor.stop().get(DEADLINE_S)
+    with pytest.raises(BufferGoneError, match="it was dropped"):
+        buffer.read_into(torch.zeros(4)).get(DEADLINE_S)
+
+
+def test_a_handle_that_was_never_passed_on_is_the_loan() -> None:
+    tensor = torch.zeros(4)
+    alive = weakref.ref(tensor.untyped_storage())
+    buffer = Buffer(tensor)
+    del tensor
+    part = buffer[1:2]
+    del buffer
+    part.read_into(torch.zeros(1)).get(DEADLINE_S)  # a part keeps the whole
+    del part
+    gc.collect()
+    assert alive() is None
+
+
+def test_the_death_of_the_owner_is_told_with_its_cause(ranks: ProcMesh) -> None:
+    procs = this_host().spawn_procs({"gpus": 1})
+    store = procs.spawn("dies", Store)
+    buffer = store.lend.call_one("x", torch.zeros(LARGE)).get(DEADLINE_S)
+    pid = store.pid.call_one().get(DEADLINE_S)
+    buffer.read_into(torch.zeros(LARGE)).get(DEADLINE_S)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(Exception, match="SIGKILL"):
+        store.pid.call_one().get(DEADLINE_S)
+    with pytest.raises(BufferGoneError, match=r"its owner has ended .*SIGKILL"):
+        buffer.read_into(torch.zeros(LARGE)).get(DEADLINE_S)
+    with pytest.raises(BufferGoneError, match="its owner has ended"):
+        buffer.write_from(torch.zeros(LARGE)).get(DEADLINE_S)
+    assert buffer.drop().get(DEADLINE_S) is False
+    procs.stop().get(DEADLINE_S)
+
+
+def test_two_actors_of_the_program_share_memory_too(ranks: ProcMesh) -> None:
+    store = this_proc().spawn("here", Store)
+    buffer = store.lend.call_one("x", torch.ones(4)).get(DEADLINE_S)
+    assert buffer.read_into(into := torch.zeros(4)).get(DEADLINE_S).road == "process"
+    assert into.sum() == 4
+    store.stop().get(DEADLINE_S)
+
+
+APART = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+"""Runs a program where it sees no other process of the machine, as in a container, or on another machine."""
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ProcMesh, ProcMesh]]:
+    """A rank here, and one that neither sees."""
+    if shutil.which("unshare") is None or subprocess.run([*APART, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no process namespaces can be made here")
+    near = this_host().spawn_procs({"gpus": 1})
+    far = hosts_on(Machines(tmp_path_factory.mktemp("far"), within=APART), 1).spawn_procs({"gpus": 1})
+    for procs in (near, far):
+        procs.initialized.get(DEADLINE_S)
+    yield near, far
+    shutdown_context().get(DEADLINE_S)
+
+
+def test_memory_that_can_not_be_reached_travels_by_messages(apart: tuple[ProcMesh, ProcMesh]) -> None:
+    near, store = (procs.spawn("stores", Store) for procs in apart)
+    tensor = torch.randn(LARGE + 1, 2)[:, 0]  # more than two pieces, the last one short; with gaps
+    buffer = store.lend.call_one("x", tensor).get(DEADLINE_S)
+    transfer = buffer.read_into(into := torch.zeros(LARGE + 1)).get(DEADLINE_S)
+    assert (transfer.road, transfer.nbytes) == ("messages", tensor.numel() * 4)
+    assert torch.equal(into, tensor)
+    transfer, read = near.read.call_one(buffer).get(DEADLINE_S)
+    assert transfer.road == "messages"
+    assert torch.equal(read, tensor)
+    near.write.call_one(buffer, tensor * 2).get(DEADLINE_S)
+    assert torch.equal(store.holds.call_one("x").get(DEADLINE_S), tensor * 2)
+    small = buffer[:3].read_into(torch.zeros(3)).get(DEADLINE_S)
+    assert (small.road, small.nbytes) == ("messages", 12)
+    buffer.drop().get(DEADLINE_S)
+    with pytest.raises(BufferGoneError, match="it was dropped"):
+        buffer.read_into(into).get(DEADLINE_S)
+    with pytest.raises(ActorError, match="it was dropped"):
+        near.write.call_one(buffer[:3], torch.zeros(3)).get(DEADLINE_S)
+
+
+def test_an_owner_out_of_reach_that_dies_is_told_with_its_cause(apart: tuple[ProcMesh, ProcMesh]) -> None:
+    store = apart[1].spawn("dies", Store)
+    buffer = store.lend.call_one("x", torch.zeros(LARGE)).get(DEADLINE_S)
+    store.die.broadcast()
+    with pytest.raises(BufferGoneError, match=r"its owner has ended .*exit code 3"):  # noqa: PT012
+        while True:  # it dies at some moment of this
+            buffer.read_into(torch.zeros(LARGE)).get(DEADLINE_S)

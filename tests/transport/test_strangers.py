@@ -1,0 +1,244 @@
+"""Connections that do not come about: how many may wait, for how long, and what becomes of the descriptors."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import psutil
+import pytest
+import zmq
+
+from monarch_kernel.transport import tcp
+from monarch_kernel.transport.links import new_keys
+from monarch_kernel.transport.strangers import BACKLOG, HANDSHAKE_MS, MAX_WAITING, PATIENCE_S, Strangers
+from monarch_kernel.wire.config import LinkKeys
+from tests.failures.strangers import besieged
+
+LONG_S = 20.0
+
+
+class Door:
+    """A listener, with somebody who looks after it and serves who has the keys."""
+
+    def __init__(self, handshake_ms: int) -> None:
+        self.keys = new_keys()
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.listener = self.context.socket(zmq.ROUTER)
+        self.listener.linger = 0
+        self.listener.curve_secretkey = self.keys.secret.encode()
+        self.listener.curve_publickey = self.keys.public.encode()
+        self.listener.curve_server = True
+        self.listener.setsockopt(zmq.HANDSHAKE_IVL, handshake_ms)
+        self.listener.setsockopt(zmq.BACKLOG, BACKLOG)
+        self.strangers = Strangers(self.context, self.listener)
+        self.port = self.listener.bind_to_random_port("tcp://127.0.0.1")
+        self.heard: list[bytes] = []
+        self.senders: set[bytes] = set()  # by connection
+
+    def turn(self) -> None:
+        poller = zmq.Poller()
+        for each in (self.listener, self.strangers.monitor):
+            poller.register(each, zmq.POLLIN)
+        poller.poll(10)
+        self.strangers.tend()
+        while self.listener.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator]
+            sender, word = self.listener.recv_multipart()
+            self.heard.append(word)
+            self.senders.add(sender)
+
+    def turn_until(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + LONG_S
+        while not condition():
+            assert time.monotonic() < deadline, (self.strangers.refused, len(self.strangers._waiting))
+            self.turn()
+
+    def close(self) -> None:
+        self.listener.disable_monitor()
+        self.strangers.close()
+        self.context.destroy(linger=0)
+
+
+@pytest.fixture
+def door(request: pytest.FixtureRequest) -> Iterator[Door]:
+    door = Door(getattr(request, "param", 4000))
+    yield door
+    door.close()
+
+
+@pytest.fixture
+def friends(door: Door) -> Iterator[Callable[[bytes], zmq.Socket[bytes]]]:
+    """Who has the keys, and says a word."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    made: list[zmq.Socket[bytes]] = []
+
+    def make(word: bytes, keys: LinkKeys = door.keys) -> zmq.Socket[bytes]:
+        end = context.socket(zmq.DEALER)
+        made.append(end)
+        end.linger = 0
+        end.curve_serverkey = end.curve_publickey = keys.public.encode()
+        end.curve_secretkey = keys.secret.encode()
+        end.connect(f"tcp://127.0.0.1:{door.port}")
+        end.send(word)
+        return end
+
+    yield make
+    for end in made:
+        end.close()
+    context.term()
+
+
+@pytest.fixture
+def few_descriptors() -> Iterator[Callable[[int], None]]:
+    """Leave this process so many descriptors."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def leave(count: int) -> None:
+        taken = [fd for fd in map(int, os.listdir("/proc/self/fd")) if os.path.exists(f"/proc/self/fd/{fd}")]
+        limit = next(limit for limit in range(soft) if limit - sum(fd < limit for fd in taken) == count + 1)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit - 1, hard))
+
+    yield leave
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def open_here() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("door", [1000], indirect=True)
+def test_who_says_nothing_is_hung_up_on_after_a_while(door: Door) -> None:
+    with socket.create_connection(("127.0.0.1", door.port), LONG_S) as silent:
+        door.turn_until(lambda: door.strangers.refused)
+        assert silent.recv(1000)[:1] in (b"\xff", b"")
+    assert not door.strangers._waiting
+
+
+def test_of_many_that_wait_only_so_many_stay(door: Door, friends: Callable[[bytes], zmq.Socket[bytes]]) -> None:
+    before = open_here()
+    friends(b"first")
+    door.turn_until(lambda: b"first" in door.heard)
+    with besieged("nothing", [door.port], 480):
+        door.turn_until(lambda: door.strangers.refused >= 480 - MAX_WAITING)
+        assert open_here() <= before + MAX_WAITING + 32  # the friend's, and the process of the strangers
+        friends(b"second")
+        door.turn_until(lambda: b"second" in door.heard)
+        door.turn_until(lambda: door.strangers.refused >= 480)
+    assert door.strangers.refused == 480
+    assert len(door.heard) == 2
+
+
+def test_those_who_have_the_keys_are_never_sent_away(door: Door, friends: Callable[[bytes], zmq.Socket[bytes]]) -> None:
+    """Also where those that wait have come between their connection and their handshake."""
+    with besieged("nothing", [door.port], 300, waits=True) as besieger:
+        ends = [friends(b"%d" % i) for i in range(40)]
+        besieger.begin()
+        door.turn_until(lambda: len(door.heard) == 40)
+    door.turn_until(lambda: door.strangers.refused >= 300)
+    for end in ends:
+        end.send(b"still here")
+    door.turn_until(lambda: len(door.heard) == 80)
+    assert len(door.senders) == 40  # nobody had to come again
+    assert door.strangers.refused == 300
+
+
+@pytest.mark.parametrize("door", [HANDSHAKE_MS], indirect=True)
+def test_hundreds_who_have_the_keys_may_come_at_once(door: Door, friends: Callable[[bytes], zmq.Socket[bytes]]) -> None:
+    ends = [friends(bytes(10_000)) for _ in range(200)]  # more than may wait; of many more the last might wait too long
+    door.turn_until(lambda: len(door.heard) == 200)
+    for end in ends:
+        end.send(b"still here")
+    door.turn_until(lambda: len(door.heard) == 400)
+    assert len(door.senders) == 200
+    assert door.strangers.refused == 0
+
+
+def test_at_the_limit_of_descriptors_those_who_are_in_stay_and_the_others_cost_little(
+    door: Door, friends: Callable[[bytes], zmq.Socket[bytes]], few_descriptors: Callable[[int], None]
+) -> None:
+    friend = friends(b"first")
+    door.turn_until(lambda: b"first" in door.heard)
+    with besieged("nothing", [door.port], 200, waits=True) as besieger:
+        few_descriptors(10)
+        besieger.begin()
+        door.turn_until(lambda: door.strangers.refused >= 200)
+        friend.send(b"still here")
+        door.turn_until(lambda: b"still here" in door.heard)
+        used_s, started = time.process_time(), time.monotonic()
+        while time.monotonic() < started + 0.5:
+            door.turn()
+        assert time.process_time() - used_s < 0.25  # libzmq does not try to accept without end
+    few_descriptors(100)
+    friends(b"second")
+    door.turn_until(lambda: b"second" in door.heard)
+
+
+def test_with_no_descriptor_left_strangers_are_sent_away_unaccepted(
+    door: Door, few_descriptors: Callable[[int], None]
+) -> None:
+    with besieged("nothing", [door.port], 50, waits=True) as besieger:
+        door.turn()
+        few_descriptors(0)
+        besieger.begin()
+        door.turn_until(lambda: door.strangers.refused >= 50)
+        used_s, started = time.process_time(), time.monotonic()
+        while time.monotonic() < started + 0.5:
+            door.turn()
+        assert time.process_time() - used_s < 0.25
+
+
+def test_no_descriptor_of_anybody_else_is_ever_shut(door: Door) -> None:
+    """We are told of descriptors when they may be others already."""
+    with ExitStack() as stack:
+        ours, theirs = map(stack.enter_context, socket.socketpair())
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        near = stack.enter_context(socket.create_connection(server.getsockname()))
+        far = stack.enter_context(server.accept()[0])
+        file = stack.enter_context(open(os.devnull))
+        for fd in (ours.fileno(), near.fileno(), far.fileno(), file.fileno(), 9999):
+            assert tcp.nbytes_received(fd, door.port) == -1
+            tcp.hang_up(fd, door.port)
+        ours.sendall(b"x")
+        near.sendall(b"x")
+        assert theirs.recv(1) == far.recv(1) == b"x"
+
+
+@pytest.mark.parametrize("door", [60_000], indirect=True)
+def test_who_gives_up_while_nobody_looks_is_no_stranger_yet(door: Door) -> None:
+    """He may have the keys: this process was stopped, or its interpreter held."""
+    with ExitStack() as stack:
+        patient = stack.enter_context(socket.create_connection(("127.0.0.1", door.port)))
+        door.turn_until(lambda: len(door.strangers._waiting) == 1)
+        for _ in range(3):
+            stack.enter_context(socket.create_connection(("127.0.0.1", door.port))).close()
+        until = time.monotonic() + 1.1 * PATIENCE_S
+        while time.monotonic() < until:  # and nobody looks
+            door.listener.poll(100)
+        with socket.create_connection(("127.0.0.1", door.port)):  # comes after those, so that they were told of
+            door.turn_until(lambda: len(door.strangers._waiting) == 2)
+        door.turn_until(lambda: len(door.strangers._waiting) == 1)
+        assert door.strangers.refused == 0
+        until = time.monotonic() + 1.1 * PATIENCE_S
+        door.turn_until(lambda: time.monotonic() > until)
+        patient.close()
+        door.turn_until(lambda: not door.strangers._waiting)
+        assert door.strangers.refused == 1
+
+
+def test_a_flood_that_is_not_looked_at_holds_up_nobody(
+    door: Door, friends: Callable[[bytes], zmq.Socket[bytes]]
+) -> None:
+    """Libzmq's thread would wait for who reads what its monitor tells, and with it all connections."""
+    friend = friends(b"first")
+    door.turn_until(lambda: b"first" in door.heard)
+    before = psutil.Process().memory_info().rss
+    with besieged("storm", [door.port], 5000):  # and nobody looks
+        friend.send(b"again")
+        assert door.listener.poll(1000 * LONG_S), "held up"
+    with socket.create_connection(("127.0.0.1", door.port), LONG_S):
+        door.turn_until(lambda: len(door.strangers._waiting) == 1)  # the last of all
+    assert psutil.Process().memory_info().rss - before < 64 << 20
