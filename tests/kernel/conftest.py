@@ -245,6 +245,10 @@ class Notebook:
         """All processes below the kernel: its agent, the zygote, the ranks."""
         return psutil.Process(self.pid).children(recursive=True)
 
+    def zygotes(self) -> list[psutil.Process]:
+        """Those of which ranks are forked; and the forks, as long as they have the name of what they came from."""
+        return [process for process in self.processes() if "zygote" in process.cmdline()]
+
     def close(self, *, leaves: bool = False) -> None:
         """Shut the kernel down, as Jupyter does; all that it started ends with it, unless it ``leaves`` a mesh behind."""
         if self._is_closed:

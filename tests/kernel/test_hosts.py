@@ -139,7 +139,7 @@ def test_ranks_whose_host_dies_while_they_start_are_told_at_once(notebook: Noteb
     cell = notebook.send(UP.format(name="dying", hosts=2, n=2))
 
     def zygotes() -> list[psutil.Process]:
-        return [one for one in notebook.processes() if one not in before and "zygote" in one.cmdline()]
+        return [one for one in notebook.zygotes() if one not in before]
 
     wait_until(lambda: len(zygotes()) == 2, "the zygotes of both hosts")
     slow, dying = zygotes()

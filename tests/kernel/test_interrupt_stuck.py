@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 
 from tests.kernel.subshells import in_control, send_to
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from tests.kernel.conftest import Cell, Notebook
@@ -263,14 +263,13 @@ def test_interrupt_of_a_call(notebook: Notebook, kind: str) -> None:
 
 def test_interrupt_while_a_mesh_comes_up(new_notebook: Callable[..., Notebook]) -> None:
     notebook = new_notebook()
-    deadline = time.monotonic() + 20
-    while not (found := [one for one in psutil.Process(notebook.pid).children(True) if "zygote" in one.cmdline()]):
-        assert time.monotonic() < deadline
-    found[0].suspend()  # nothing comes up until it goes on
+    wait_until(lambda: notebook.zygotes(), "the zygote that ranks are forked from")
+    (zygote,) = notebook.zygotes()
+    zygote.suspend()  # nothing comes up until it goes on
     cell = notebook.send("%mesh up u -n 2 --device cpu")
     cell.wait_for(lambda cell: "waiting for ranks" in cell.plain or cell.reply)
     interrupted(notebook, cell)
-    found[0].resume()
+    zygote.resume()
     assert "'u'" not in notebook.run("%mesh").stdout
     notebook.ok("%mesh up u -n 2 --device cpu", 60)
     assert notebook.ok(f"%%remote\n{REDUCE}").plain == "[0-1] 2.0"

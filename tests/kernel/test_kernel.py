@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -228,21 +232,47 @@ def test_a_thousand_cells_leave_nothing_behind(new_notebook: Callable[..., Noteb
     assert not growth
 
 
-def grown(before: dict[int, tuple[int, int, int]], after: dict[int, tuple[int, int, int]]) -> list[str]:
+@dataclass(frozen=True)
+class Usage:
+    """What a process has open, and how much memory.
+
+    Attributes:
+        files: what its descriptors are, sockets and pipes without their numbers.
+    """
+
+    rss: int
+    threads: int
+    files: Counter[str]
+
+
+def grown(before: dict[int, Usage], after: dict[int, Usage]) -> list[str]:
     """What has become more, by process."""
     found = [f"process {pid} is new or gone" for pid in set(before) ^ set(after)]
     for pid in set(before) & set(after):
-        (rss, threads, fds), (rss_before, threads_before, fds_before) = after[pid], before[pid]
-        if rss - rss_before >= 12 * 2**20:  # the notebook keeps the source of its cells
-            found.append(f"{pid}: {rss_before:,} -> {rss:,} bytes")
-        if threads > threads_before or fds > fds_before:
-            found.append(f"{pid}: {threads_before} -> {threads} threads, {fds_before} -> {fds} descriptors")
+        then, now = before[pid], after[pid]
+        if now.rss - then.rss >= 12 * 2**20:  # the notebook keeps the source of its cells
+            found.append(f"{pid}: {then.rss:,} -> {now.rss:,} bytes")
+        if now.threads > then.threads:
+            found.append(f"{pid}: {then.threads} -> {now.threads} threads")
+        opened = now.files - then.files
+        if opened[QUEUE] <= now.threads:  # a thread that publishes for the first time opens ipykernel's queue, for good
+            del opened[QUEUE]
+        if opened:
+            found.append(f"{pid}: has opened {dict(opened)}")
     return found
 
 
-def usage(notebook: Notebook) -> dict[int, tuple[int, int, int]]:
-    """Memory, threads and descriptors of the kernel and all below it."""
-    found = {}
-    for process in [psutil.Process(notebook.pid), *notebook.processes()]:
-        found[process.pid] = (process.memory_info().rss, process.num_threads(), process.num_fds())
-    return found
+QUEUE = "anon_inode:[eventfd]"
+
+
+def usage(notebook: Notebook) -> dict[int, Usage]:
+    """What the kernel and all below it use."""
+    return {process.pid: usage_of(process) for process in [psutil.Process(notebook.pid), *notebook.processes()]}
+
+
+def usage_of(process: psutil.Process) -> Usage:
+    files = Counter[str]()
+    for path in Path(f"/proc/{process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            files[re.sub(r"(?<=:)\[\d+\]$", "", os.readlink(path))] += 1
+    return Usage(process.memory_info().rss, process.num_threads(), files)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.waiting import wait_until
+
 if TYPE_CHECKING:
     from tests.kernel.conftest import Notebook
 
@@ -18,7 +20,13 @@ pytestmark = pytest.mark.timeout(120)
 
 def test_bringing_up_says_what_it_waits_for_then_shows_the_mesh(new_notebook: Callable[..., Notebook]) -> None:
     notebook = new_notebook()
-    cell = notebook.ok("%mesh up t -n 2 --device cpu", 60)
+    wait_until(lambda: notebook.zygotes(), "the zygote that ranks are forked from")
+    (zygote,) = notebook.zygotes()
+    zygote.suspend()  # no rank starts until it goes on
+    cell = notebook.send("%mesh up t -n 2 --device cpu")
+    cell.wait_for(lambda cell: cell.of_type("display_data"))
+    zygote.resume()
+    assert cell.wait().ok, cell.error
     (first,) = cell.of_type("display_data")
     updates = cell.of_type("update_display_data")
     assert "t: waiting for ranks to start (0 of 2 are up" in first["content"]["data"]["text/plain"]
