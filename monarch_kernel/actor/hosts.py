@@ -34,6 +34,7 @@ from monarch_kernel.launch.base import Launcher
 from monarch_kernel.mesh import Extent, Region, Shaped
 from monarch_kernel.supervise.policy import Restart, RestartPolicy
 from monarch_kernel.wire.codec import dump_bytes, pack
+from monarch_kernel.wire.config import LEAST_SILENCE_S
 from monarch_kernel.wire.messages import (
     Ping,
     RankSpec,
@@ -409,7 +410,7 @@ def allocate(
         hosts: how many.
         axis: what the axis along them is called.
         timeout_s: how long they may take to come, in seconds; one that has not come by then is lost.
-        lost_after_s: how long one may be silent, in seconds, before it is lost.
+        lost_after_s: how long one may be silent, in seconds, before it is lost; at least 0.5.
 
     Raises:
         LaunchError: the engine can't be reached, or will never have that many.
@@ -420,6 +421,11 @@ def allocate(
     for what, value in (("hosts", hosts), ("timeout_s", timeout_s), ("lost_after_s", lost_after_s)):
         if not value > 0:
             raise ValueError(f"{what} must be more than 0, not {value}")
+    if lost_after_s < LEAST_SILENCE_S:
+        raise ValueError(
+            f"lost_after_s must be at least {LEAST_SILENCE_S}, not {lost_after_s}: hosts say four times a second that they "
+            "are there"
+        )
     if HOME.asker is not None:
         raise RuntimeError(
             "hosts are asked for by the program, not by a rank; ranks can spawn_procs() on those that it has"

@@ -12,6 +12,7 @@ from typing import Any, get_args
 from monarch_kernel.launch.engines import ENGINES, Engine, Option
 from monarch_kernel.supervise.policy import Restart
 from monarch_kernel.syntax.lines import Parser, UsageProblem, checked_name, refuse_unknown, tokens
+from monarch_kernel.wire.config import LEAST_SILENCE_S
 
 __all__ = ["UpOptions", "engine_of", "parse_up", "up_parser"]
 
@@ -168,6 +169,16 @@ def _seconds(text: str, option: str) -> float:
     return seconds
 
 
+def _silence(text: str) -> float:
+    seconds = _seconds(text, "--lost-after")
+    if seconds < LEAST_SILENCE_S:
+        raise UsageProblem(
+            f"%mesh up: --lost-after must be at least {LEAST_SILENCE_S} seconds, not {text}: hosts say four times a second "
+            "that they are there"
+        )
+    return seconds
+
+
 def _span(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", text)
     if not found or not float(found[1]):
@@ -272,7 +283,7 @@ def _parse_up_hosts(known: argparse.Namespace, read: Callable[[str], str | None]
         host_names=names,
         python=known.python or "",
         wait_s=None if known.wait is None else _seconds(known.wait, "--wait"),
-        lost_after_s=1.0 if known.lost_after is None else _seconds(known.lost_after, "--lost-after"),
+        lost_after_s=1.0 if known.lost_after is None else _silence(known.lost_after),
         dry_run=known.dry_run,
         of_engine=of_engine,
         detach=known.detach,

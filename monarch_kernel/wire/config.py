@@ -12,6 +12,7 @@ __all__ = [
     "AGENT_VARIABLE",
     "DETACHED",
     "KEPT_FILES",
+    "LEAST_SILENCE_S",
     "LISTENS",
     "AgentConfig",
     "Bequest",
@@ -32,6 +33,8 @@ AGENT_VARIABLE = "MONARCH_AGENT"
 DETACHED = "detached"
 """File in the directory of a mesh that has no controller now; says since when."""
 
+LEAST_SILENCE_S = 0.5
+"""A host that is well may be silent for half of this between two signs of life."""
 
 KEPT_FILES = (DETACHED, "lock", "manifest")
 """Files that an agent leaves there when it has waited long enough for a controller."""

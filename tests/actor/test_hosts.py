@@ -142,6 +142,7 @@ def test_what_only_a_host_knows_is_settled_there(hosts: HostMesh, tmp_path: Path
     ("options", "says"),
     [
         ({"hosts": 0}, "hosts must be more than 0, not 0"),
+        ({"lost_after_s": 0.01}, "lost_after_s must be at least 0.5, not 0.01: hosts say"),
         ({"timeout_s": 0.0}, "timeout_s must be more than 0"),
         ({"lost_after_s": -1.0}, "lost_after_s must be more than 0"),
         ({"axis": "not an axis"}, "axis"),

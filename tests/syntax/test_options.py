@@ -159,6 +159,10 @@ def test_how_many_ranks_each_host_has_follows_from_the_axes() -> None:
         ("t --on ssh --hosts a,b -n 1 --detach", "--detach with --on ssh needs --tunnel never"),
         ("t --on ray --hosts 2 -n 1 --wait soon", "--wait takes seconds, not 'soon'"),
         ("t --on ray --hosts 2 -n 1 --lost-after 0", "--lost-after must be more than 0 seconds, not 0"),
+        (
+            "t --on ray --hosts 2 -n 1 --lost-after 0.01",
+            "--lost-after must be at least 0.5 seconds, not 0.01: hosts say",
+        ),
         ("t --on ray --hosts 2 -n 1 --lost-after inf", "--lost-after must be a finite number of seconds, not inf"),
         (
             "t --on ray --hosts 99999999 -n 1 --dry-run",
