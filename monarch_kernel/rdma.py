@@ -17,10 +17,10 @@ from monarch_kernel.asking.asker import Asker
 from monarch_kernel.asking.carrier import carry, together
 from monarch_kernel.asking.future import Future
 from monarch_kernel.asking.home import Handle
-from monarch_kernel.asking.numbers import made_by
 from monarch_kernel.data.leases import Lease, Lent
-from monarch_kernel.data.lending import Loan, Transfer
+from monarch_kernel.data.lending import Loan
 from monarch_kernel.data.memory import Layout, Memory, memory_of
+from monarch_kernel.data.roads import Transfer
 from monarch_kernel.errors import Failure
 from monarch_kernel.wire.codec import load, pack
 from monarch_kernel.wire.messages import EndLoan
@@ -47,25 +47,24 @@ class Buffer(Handle):
         loan = asker.lendings.lend(memory_of(thing), context().actor_instance.actor_id)
         ending = weakref.finalize(self, asker.lendings.end, loan.lease)
         ending.atexit = False
-        self._settle(asker, asker.new_number(), loan, ending)
+        self._settle(asker, loan, ending)
 
-    def _settle(self, asker: Asker, number: int, loan: Loan, ending: Any = None) -> None:
+    def _settle(self, asker: Asker, loan: Loan, ending: Any = None) -> None:
         self._asker = asker
-        self._number = number
         self._loan = loan
         self._ending = ending  # what ends the loan with this handle, unless that is passed on
         self._whole: Buffer | None = None
 
     def __repr__(self) -> str:
         layout = self._loan.layout
-        return f"<{type(self).__name__} {layout.dtype}{list(layout.shape)} of process {made_by(self._number)}>"
+        return f"<{type(self).__name__} {layout.dtype}{list(layout.shape)} of process {self._loan.proc}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         ending = (self._whole or self)._ending
         if ending is not None:
             ending.detach()
-        lent, lease, *rest = self._loan
-        return _open, (type(self), self._number, tuple(lent), tuple(lease), *rest)
+        proc, lent, lease, *rest = self._loan
+        return _open, (type(self), proc, tuple(lent), tuple(lease), *rest)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -94,9 +93,7 @@ class Buffer(Handle):
         start, stop, _ = part.indices(len(self))
         layout, offset = self._loan.layout.rows(start, max(start, stop))
         other: Buffer = object.__new__(type(self))
-        other._settle(
-            self._asker, self._number, self._loan._replace(layout=layout, address=self._loan.address + offset)
-        )
+        other._settle(self._asker, self._loan._replace(layout=layout, address=self._loan.address + offset))
         other._whole = self._whole or self
         return other
 
@@ -118,10 +115,7 @@ class Buffer(Handle):
         return self._carry(src, is_write=True)
 
     def _carry(self, thing: Any, *, is_write: bool) -> Future[Transfer]:
-        return carry(*self._where(), self._memory(thing, is_write=is_write), is_write=is_write)
-
-    def _where(self) -> tuple[Asker, int, Loan]:
-        return self._asker, made_by(self._number), self._loan
+        return carry(self._asker, self._loan, self._memory(thing, is_write=is_write), is_write=is_write)
 
     def _memory(self, thing: Any, *, is_write: bool) -> Memory:
         """The memory of the other end, if it fits."""
@@ -158,7 +152,7 @@ class Buffer(Handle):
             return bool(load(answer.payload, answer.frames))
 
         return asker.request(
-            (made_by(self._number),),
+            (loan.proc,),
             lambda id: pack(EndLoan(id, loan.lent.cookie, *loan.lease)),
             "dropping a buffer",
             finish,
@@ -196,12 +190,14 @@ class RDMAAction:
         ]
         if not steps:
             return Future.resolved([])
-        return together([carry(*buffer._where(), here, is_write=is_write) for buffer, here, is_write in steps])
+        return together(
+            [carry(buffer._asker, buffer._loan, here, is_write=is_write) for buffer, here, is_write in steps]
+        )
 
 
 def _open(
-    kind: type[Buffer], number: int, lent: Any, lease: Any, base: int, at: int, layout: Any, locked: bool
+    kind: type[Buffer], proc: int, lent: Any, lease: Any, base: int, at: int, layout: Any, locked: bool
 ) -> Buffer:
     buffer: Buffer = object.__new__(kind)
-    buffer._settle(asker_here(), number, Loan(Lent(*lent), Lease(*lease), base, at, Layout(*layout), locked))
+    buffer._settle(asker_here(), Loan(proc, Lent(*lent), Lease(*lease), base, at, Layout(*layout), locked))
     return buffer

@@ -19,6 +19,7 @@ from monarch_kernel.asking.future import Future
 from monarch_kernel.asking.kept import MakeSpawn
 from monarch_kernel.asking.numbers import CONTROLLER_PROC, made_by, numbers
 from monarch_kernel.asking.ports import PortTable
+from monarch_kernel.asking.roads import roads_of
 from monarch_kernel.asking.waits import Wait
 from monarch_kernel.controller.compare import Clock
 from monarch_kernel.controller.effects import (
@@ -112,7 +113,8 @@ class Runtime:
         self._listened_at = time.monotonic()
         self.on_tick: Callable[[float], None] = lambda now: None
         self.ports = PortTable()
-        self.lendings = Lendings()
+        self.lendings = Lendings(CONTROLLER_PROC)
+        self.roads = roads_of(self)
         self.shared: MutableMapping[int, Any] = WeakValueDictionary()
         self.modules = LocalModules()
         self.printer = OutputPrinter()

@@ -15,6 +15,7 @@ from monarch_kernel.asking.kept import MakeSpawn
 from monarch_kernel.asking.numbers import CONTROLLER_PROC, made_by, numbers
 from monarch_kernel.asking.peers import Connect, Disconnect, PeerEffect, Peers, Resolved, Respawned, ToPeer
 from monarch_kernel.asking.ports import PortTable
+from monarch_kernel.asking.roads import roads_of
 from monarch_kernel.asking.waits import Wait
 from monarch_kernel.data.lending import Lendings
 from monarch_kernel.errors import Failure
@@ -55,7 +56,8 @@ class RankAsker:
         name = rank_peer(spec.proc, spec.incarnation)
         self.refused = 0
         self.ports = PortTable()
-        self.lendings = Lendings()
+        self.lendings = Lendings(spec.proc)
+        self.roads = roads_of(self)
         self.shared: MutableMapping[int, Any] = WeakValueDictionary()
         self._driver = driver
         self._transport = transport

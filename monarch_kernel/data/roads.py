@@ -1,0 +1,104 @@
+"""Roads: the ways there are between memory of this process and memory that was lent; the best that leads there is taken."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from monarch_kernel.data.lending import Loan
+from monarch_kernel.data.memory import Memory
+
+__all__ = ["Gone", "NoRoad", "Road", "Roads", "Transfer"]
+
+
+class Gone(Exception):
+    """Memory is no longer lent, or its owner has ended; the text says which."""
+
+
+class NoRoad(Exception):
+    """Memory can't be reached by a road, or no longer; the text says why."""
+
+
+class Transfer(NamedTuple):
+    """How bytes were carried.
+
+    Attributes:
+        nbytes: bytes.
+        seconds: how long it took, from when it was begun.
+        road: "process" within one process, "memory" straight from or into memory of another process of the machine,
+            "messages" by way of the connections between processes, where the owner takes part.
+    """
+
+    nbytes: int
+    seconds: float
+    road: str
+
+
+class Road(Protocol):
+    """One way to carry bytes; used by many threads at the same time.
+
+    Attributes:
+        name: as transfers tell it.
+        is_direct: whether it waits for nobody, so that a thread that has other things to do may take it.
+    """
+
+    name: str
+    is_direct: bool
+
+    def leads_to(self, loan: Loan) -> bool:
+        """Whether memory can be reached by it, as far as is known without trying."""
+        ...
+
+    def carry(self, loan: Loan, here: Memory, *, is_write: bool) -> None:
+        """Copy what was lent into memory of this process, on this thread; the other way if ``is_write``.
+
+        Args:
+            loan: what was lent.
+            here: memory of this process, as `matched` takes it.
+            is_write: which way.
+
+        Raises:
+            Gone: it is no longer lent; what the memory holds into which was copied is undefined.
+            NoRoad: this road does not lead there; the same of the memory. Another road may be taken.
+        """
+        ...
+
+
+class Roads:
+    """The roads of a process.
+
+    Args:
+        roads: the best first.
+    """
+
+    def __init__(self, roads: Sequence[Road]) -> None:
+        self._roads = tuple(roads)
+
+    def __getitem__(self, name: str) -> Road:
+        """The road of this name."""
+        return next(road for road in self._roads if road.name == name)
+
+    def are_direct(self, loan: Loan) -> bool:
+        """Whether the best road to memory waits for nobody, as far as is known without trying."""
+        return next((road.is_direct for road in self._roads if road.leads_to(loan)), False)
+
+    def carry(self, loan: Loan, here: Memory, *, is_write: bool) -> Transfer:
+        """Copy by the first road that leads there; arguments as those of `Road.carry`.
+
+        Raises:
+            Gone: the memory is no longer lent.
+            NoRoad: none leads there; the text says of each that was tried why not.
+        """
+        begun = time.perf_counter()
+        why: list[str] = []
+        for road in self._roads:
+            if not road.leads_to(loan):
+                continue
+            try:
+                road.carry(loan, here, is_write=is_write)
+            except NoRoad as error:
+                why.append(f"by {road.name}: {error}")
+            else:
+                return Transfer(loan.layout.nbytes, time.perf_counter() - begun, road.name)
+        raise NoRoad("; ".join(why) or "no road leads to it")
