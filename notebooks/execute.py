@@ -24,6 +24,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbconvert import HTMLExporter
 from nbformat import NotebookNode
+from traitlets.config import Config
 
 __all__ = ["TerminalClient", "execute", "main"]
 
@@ -113,7 +114,12 @@ def execute(path: Path, out: Path, timeout_s: int) -> Exception | None:
         What ended the run early: an error that was not expected, a dead kernel or a timeout; None where all is well.
     """
     notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
-    client = TerminalClient(notebook, timeout=timeout_s, resources={"metadata": {"path": str(path.resolve().parent)}})
+    client = TerminalClient(
+        notebook,
+        timeout=timeout_s,
+        resources={"metadata": {"path": str(path.resolve().parent)}},
+        config=Config(KernelManager={"transport_encryption": "auto"}),
+    )
     error: Exception | None = None
     try:
         client.execute()
