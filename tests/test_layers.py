@@ -24,7 +24,7 @@ LAYERS = (
     ("launch", "agent", "describe"),
     ("edit",),
     ("rank",),
-    ("controller",),
+    ("controller", "reshard"),
     ("actor",),
     ("train", "tensor", "debug", "record", "rdma", "spmd"),
     ("ui", "output", "syntax"),
@@ -48,7 +48,7 @@ BEHIND = {
     "lightning_sdk": ("launch.lightning",),
     "msgspec": ("wire", "transport.sharing"),
     "ray": ("launch.ray",),
-    "torch": ("rank", "spmd", "train", "tensor", "wire.tensors"),
+    "torch": ("rank", "reshard", "spmd", "train", "tensor", "wire.tensors"),
     "zmq": ("transport",),
 }
 # Loading torch takes a second, and these are also imported where it is not needed.
@@ -56,6 +56,7 @@ ONLY_IN_FUNCTIONS = {
     ("kubernetes", "launch"),
     ("lightning_sdk", "launch"),
     ("torch", "rank"),
+    ("torch", "reshard"),
     ("torch", "spmd"),
     ("torch", "train"),
     ("torch", "wire"),
