@@ -3,15 +3,16 @@
 Theory of operation
 ===================
 
-A sender copies a frame into a *block*, a memory file without a name, and sends a reference in its place. Each receiver maps
-the file privately (``MAP_PRIVATE``): it reads the pages that the sender has written, and a page that it writes to becomes its
-own; so nobody sees what another does with a value, as if each had been sent a copy. When the receiver's last object in a
-block is gone it says so in the block, by a byte of its own. The sender fills the block with another frame when all these
-bytes say so and nothing in the sender refers to it: its pages are mapped then, and to fill them costs a copy within memory,
-where fresh ones cost ten times that.
+A sender copies a frame into a *block*, a memory file without a name, and sends a reference in its place. Receivers map the
+file (`data/mappings.py`), so that nobody sees what another does with a value, as if each had been sent a copy. The head of the
+block has a byte for the sender, which says whether it has let go of it, and one for each receiver, which that clears when its
+last object in the block is gone. The sender fills the block with another frame when nothing in the sender refers to it, and
+all these bytes are clear: its pages are mapped then, and to fill them costs a copy within memory, where fresh ones cost ten
+times that.
 
 A process that dies says nothing, so its bytes are cleared by whoever hears of its death (`Blocks.forget`). One that forks may
-leave a child that still reads: its blocks are not used again (``LEFT``). A file is gone with the last process that has it open.
+leave a child that still reads: its blocks are not used again (`Mark.LEFT`). A file is gone with the last process that has it
+open, and its memory when its sender lets go of it.
 """
 
 from __future__ import annotations
@@ -22,32 +23,33 @@ import os
 import threading
 import weakref
 from collections.abc import Hashable
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 from monarch_kernel.data.memory import memory_of
 
-__all__ = ["STORED_NBYTES", "Blocks", "Reference", "open_block"]
+__all__ = ["HEAD_NBYTES", "STORED_NBYTES", "Blocks", "Mark", "Reference"]
 
 STORED_NBYTES = 256 << 10
 """Frames that are smaller travel in the message: to map a block costs more."""
 
-_HEAD_NBYTES = mmap.PAGESIZE
-_DONE, _READS, _LEFT = 0, 1, 2
+HEAD_NBYTES = mmap.PAGESIZE
+
+
+class Mark(IntEnum):
+    """What a byte of the head says. The first one is the sender's: it has `RELEASED` the block, or not."""
+
+    NONE = 0
+    READS = 1
+    LEFT = 2
+    RELEASED = 3
+
+
 _IDLE_SHARE = 32
 """At most one part in so many of the machine's memory is kept in blocks that are not used."""
 
 _LARGE_NBYTES = 64 << 20
 """For frames from this size on it is looked whether there is room."""
-
-_forks = 0
-
-
-def _note_fork() -> None:
-    global _forks
-    _forks += 1
-
-
-os.register_at_fork(after_in_parent=_note_fork)
 
 
 class Reference(NamedTuple):
@@ -67,30 +69,63 @@ class _Segment:
         self.room = room
         self.fd = os.memfd_create("monarch-block", os.MFD_CLOEXEC)
         try:
-            os.ftruncate(self.fd, _HEAD_NBYTES + room)
-            self.map = mmap.mmap(self.fd, _HEAD_NBYTES + room)
+            os.ftruncate(self.fd, HEAD_NBYTES + room)
+            self.map = mmap.mmap(self.fd, HEAD_NBYTES + room)
         except BaseException:
             os.close(self.fd)
             raise
         self.inode = os.fstat(self.fd).st_ino
+        self.pid = os.getpid()
         self.is_filled = False
         self.readers: list[Hashable] = []
 
     @property
     def is_idle(self) -> bool:
         """Whether nobody uses what it was filled with."""
-        count = len(self.readers)
-        return not self.is_filled and not any(self.map[:count])
+        return not self.is_filled and not any(self._marks())
 
     @property
     def is_left(self) -> bool:
         """Whether a process that we do not know may still read it."""
-        return _LEFT in self.map[: len(self.readers)]
+        return Mark.LEFT in self._marks()
+
+    def fill(self) -> None:
+        """Take it for another frame."""
+        self.is_filled = True
+        self.readers.clear()
+        self.map[0] = Mark.NONE
+
+    def refer(self, reader: Hashable) -> int:
+        """Note that somebody is to read it, and give the byte that says until when; 0 if there is none for him."""
+        turn = 1 + len(self.readers)
+        if turn == HEAD_NBYTES:
+            return 0
+        self.readers.append(reader)
+        self.map[turn] = Mark.READS
+        return turn
+
+    def forget(self, reader: Hashable) -> None:
+        """Somebody does not read it any more who can't say so."""
+        for turn, each in enumerate(self.readers, 1):
+            if each == reader and self.map[turn] == Mark.READS:
+                self.map[turn] = Mark.NONE
+
+    def release(self) -> None:
+        """Nothing in this process refers to what it was filled with; in a child, which has our head too, that says nothing."""
+        if os.getpid() == self.pid:
+            self.map[0] = Mark.RELEASED
+            self.is_filled = False
 
     def close(self) -> None:
         """Let go of it; whoever still reads it keeps it."""
+        is_idle = self.is_idle
         self.map.close()
+        if is_idle:  # others may have it mapped for the next time
+            os.ftruncate(self.fd, 0)
         os.close(self.fd)
+
+    def _marks(self) -> bytes:
+        return self.map[1 : 1 + len(self.readers)]
 
 
 class Blocks:
@@ -111,10 +146,10 @@ class Blocks:
             MemoryError: there is no room for it; the text has the figures.
         """
         segment = self._take(frame.nbytes)
-        block: Any = (ctypes.c_char * frame.nbytes).from_buffer(segment.map, _HEAD_NBYTES)
+        block: Any = (ctypes.c_char * frame.nbytes).from_buffer(segment.map, HEAD_NBYTES)
         ctypes.memmove(block, memory_of(frame).address, frame.nbytes)  # without the GIL
         block.segment = segment
-        weakref.finalize(block, self._empty, segment).atexit = False
+        weakref.finalize(block, segment.release).atexit = False
         return memoryview(block).cast("B")
 
     def refer(self, frame: memoryview, reader: Hashable) -> Reference | None:
@@ -123,20 +158,16 @@ class Blocks:
         if segment is None:
             return None
         with self._lock:
-            turn = len(segment.readers)
-            if turn == _HEAD_NBYTES:
-                return None
-            segment.readers.append(reader)
-            segment.map[turn] = _READS
+            turn = segment.refer(reader)
+        if not turn:
+            return None
         return Reference(os.getpid(), segment.fd, segment.inode, frame.nbytes, turn)
 
     def forget(self, reader: Hashable) -> None:
         """A process has died: it reads nothing any more."""
         with self._lock:
             for segment in self._segments:
-                for turn, each in enumerate(segment.readers):
-                    if each == reader and segment.map[turn] == _READS:
-                        segment.map[turn] = _DONE
+                segment.forget(reader)
 
     def _take(self, nbytes: int) -> _Segment:
         with self._lock:
@@ -148,13 +179,8 @@ class Blocks:
                 _check_room(nbytes)
                 segment = _Segment(-(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
                 self._segments.append(segment)
-            segment.is_filled = True
-            segment.readers.clear()
+            segment.fill()
             return segment
-
-    def _empty(self, segment: _Segment) -> None:
-        """Nothing here refers to what a segment was filled with."""
-        segment.is_filled = False
 
     def _tidy(self) -> None:
         """Let go of segments that are not to be used again: the oldest of too many, and those that others may still read."""
@@ -175,29 +201,6 @@ class Blocks:
         except BufferError:  # what it was filled with is on its way out at this moment
             return
         self._segments.remove(segment)
-
-
-def open_block(reference: Reference) -> memoryview:
-    """What a reference stands for, as memory of this process, which may be written to.
-
-    Raises:
-        OSError: the sender has ended, or the Linux kernel does not let us look at it.
-    """
-    fd = os.open(f"/proc/{reference.pid}/fd/{reference.fd}", os.O_RDWR | os.O_CLOEXEC)
-    try:
-        if os.fstat(fd).st_ino != reference.inode:
-            raise FileNotFoundError("the sender has ended, and another process has its number")
-        block = mmap.mmap(fd, _HEAD_NBYTES + reference.nbytes, mmap.MAP_PRIVATE)
-    except BaseException:
-        os.close(fd)
-        raise
-    weakref.finalize(block, _end_use, fd, reference.turn, _forks).atexit = False
-    return memoryview(block)[_HEAD_NBYTES:]
-
-
-def _end_use(fd: int, turn: int, forks: int) -> None:
-    os.pwrite(fd, bytes([_DONE if forks == _forks else _LEFT]), turn)
-    os.close(fd)
 
 
 def _check_room(nbytes: int) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from monarch_kernel.data.blocks import STORED_NBYTES, Blocks, Reference, open_block
+from monarch_kernel.data.blocks import STORED_NBYTES, Blocks, Reference
+from monarch_kernel.data.mappings import Mappings
 from monarch_kernel.transport.base import Peer
 from monarch_kernel.wire.codec import STORE, Frame, Unreadable
 
@@ -17,6 +18,7 @@ _MARK = 0xC1  # no value in msgpack begins with it, so no header does
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(dict[int, Reference])
 _blocks = Blocks()
+_mappings = Mappings()
 
 
 def share() -> None:
@@ -50,7 +52,7 @@ def refer(parts: Sequence[Frame], peer: Peer) -> Sequence[Frame]:
     return [bytes((_MARK,)) + _encoder.encode(references), *rest]
 
 
-def resolve(parts: list[Frame]) -> list[Frame]:
+def resolve(parts: list[Frame], peer: Peer) -> list[Frame]:
     """The frames of a message of another process of this machine; in place of those that are gone an `Unreadable`."""
     if len(parts) < 2 or not parts[0] or parts[0][0] != _MARK:
         return parts
@@ -61,12 +63,13 @@ def resolve(parts: list[Frame]) -> list[Frame]:
         return rest
     for i, reference in references.items():
         try:
-            rest[i] = open_block(reference)
+            rest[i] = _mappings.open(reference, peer)
         except OSError as error:
             rest[i] = Unreadable((error.strerror or str(error)).encode())
     return rest
 
 
 def forget(peer: Peer) -> None:
-    """A process has died: it reads nothing any more."""
+    """A process has died: it neither reads nor sends anything any more."""
+    _mappings.forget(peer)
     _blocks.forget(peer)

@@ -252,7 +252,7 @@ class ZmqRouter(Wakeable):
         peer = _recv(self._socket, _NOBLOCK)
         parts = [] if not _get(self._socket, _RCVMORE) else recv_rest(self._socket, [_recv(self._socket, _NOBLOCK)])
         if (home := self._homes.get(peer)) is None:
-            self._arrived.append((peer, resolve(parts)))
+            self._arrived.append((peer, resolve(parts, peer)))
         else:
             self._neighbours_here.add(home)
             self._hear(home, parts)
@@ -470,7 +470,7 @@ class ZmqRank(Wakeable):
                 received = peer, []
             else:
                 received = peer, recv_rest(socket, [_recv(socket, _NOBLOCK)])
-            return peer, resolve(received[1])
+            return peer, resolve(received[1], peer)
         return None
 
     def _recv_by_gateway(self) -> tuple[Peer, list[Frame]] | None:

@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import os
+import resource
 import threading
 
 import numpy as np
 import pytest
 
 from monarch_kernel.data import blocks as blocks_module
-from monarch_kernel.data.blocks import Blocks, Reference, open_block
+from monarch_kernel.data.blocks import Blocks, Reference
+from monarch_kernel.data.mappings import Mappings
+
+mappings = Mappings()  # one for a process, which hears of its forks
 
 
 @pytest.fixture
 def blocks() -> Blocks:
+    mappings.forget("sender")
     return Blocks()
+
+
+def open_block(reference: Reference) -> memoryview:
+    return mappings.open(reference, "sender")
+
+
+def maps() -> list[str]:
+    """How blocks of others are mapped here; those that this process sends from it maps, too."""
+    with open("/proc/self/maps") as lines:
+        return [line.split()[1] for line in lines if "memfd:monarch-block" in line]
 
 
 def frame_of(byte: int, nbytes: int = 1 << 20) -> memoryview:
@@ -142,3 +158,131 @@ def test_threads_store_and_read_at_the_same_time(blocks: Blocks) -> None:
         thread.join()
     assert not wrong
     assert len(blocks) <= 12
+
+
+def test_who_is_the_only_reader_writes_without_a_copy(blocks: Blocks) -> None:
+    view = blocks.store(frame_of(1))
+    reference = refer(blocks, view)
+    del view  # the sender lets go of it before the message arrives
+    read = open_block(reference)
+    assert maps() == ["rw-s", "rw-s"]
+    read[7] = 9
+    assert (read[6], read[7]) == (1, 9)
+
+
+@pytest.mark.parametrize("kept", ["the sender keeps it", "there is another reader", "one is done before the other"])
+def test_who_may_not_be_the_only_reader_writes_to_a_copy(blocks: Blocks, kept: str) -> None:
+    view = blocks.store(frame_of(1))
+    reference = refer(blocks, view)
+    others = [view] if kept == "the sender keeps it" else [open_block(refer(blocks, view, "other"))]
+    del view
+    read = open_block(reference)
+    read[7] = 9
+    if kept == "one is done before the other":
+        others = [open_block(Reference(*reference))]  # as far as the block knows
+    assert others[0][7] == 1
+
+
+def test_what_is_sent_again_is_what_was_sent_first(blocks: Blocks) -> None:
+    view = blocks.store(frame_of(1))  # as a spawn, which is kept for the next process in that place
+    first = open_block(refer(blocks, view))
+    first[0] = 9
+    del first
+    assert open_block(refer(blocks, view, "its next incarnation")) == frame_of(1)
+
+
+def test_a_mapping_is_used_again_and_shows_what_is_new(blocks: Blocks) -> None:
+    for byte in range(1, 6):
+        view = blocks.store(frame_of(byte))
+        reference = refer(blocks, view)
+        if byte % 2:
+            del view
+        read = open_block(reference)
+        assert read == frame_of(byte)
+        if byte > 2:
+            read[:100] = bytes(100)  # of a private mapping pages become copies, which must not show again
+        del read
+        view = None
+    assert len(blocks) == 1
+
+
+def test_pages_that_are_there_need_no_faults_the_next_time(blocks: Blocks) -> None:
+    def read_one(is_sole: bool) -> int:
+        view = blocks.store(frame_of(1, 16 << 20))
+        reference = refer(blocks, view)
+        if is_sole:
+            del view
+        read = open_block(reference)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        np.frombuffer(read, "u1").max()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    for is_sole in (True, False):
+        first, again = read_one(is_sole), read_one(is_sole)
+        assert again < first / 4
+
+
+def test_memory_is_given_back_while_readers_keep_their_mappings(
+    blocks: Blocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = blocks.store(frame_of(1, 8 << 20))
+    reference = refer(blocks, view)
+    del view
+    open_block(reference)  # which is over at once
+    monkeypatch.setattr(blocks, "_idle_most", 0)
+    fd = os.dup(reference.fd)
+    assert os.fstat(fd).st_blocks * 512 >= 8 << 20
+    blocks.store(frame_of(1))
+    assert os.fstat(fd).st_blocks == 0
+    os.close(fd)
+
+
+def test_a_fork_makes_private_what_only_one_has_read(blocks: Blocks) -> None:
+    view = blocks.store(frame_of(1))
+    reference = refer(blocks, view)
+    del view
+    read = open_block(reference)
+    begin, end = os.pipe()
+    back, forth = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.read(begin, 1)
+        is_unseen = read[0] == 1
+        read[1] = 9
+        os.write(forth, b"x")
+        os.read(begin, 1)
+        os._exit(0 if is_unseen else 1)
+    read[0] = 9
+    os.write(end, b"x")
+    os.read(back, 1)
+    assert read[1] == 1
+    os.write(end, b"x")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    for fd in (begin, end, back, forth):
+        os.close(fd)
+
+
+def test_what_a_child_lets_go_of_its_parent_has_still(blocks: Blocks) -> None:
+    view = blocks.store(frame_of(1))
+    kept = blocks.store(frame_of(2))
+    reference = refer(blocks, kept)
+    read = open_block(refer(blocks, view))
+    del view
+    pid = os.fork()
+    if pid == 0:
+        del read, kept
+        gc.collect()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    blocks.store(frame_of(3))
+    assert read == frame_of(1)
+    other = open_block(reference)
+    other[0] = 9
+    assert kept[0] == 2
+
+
+@pytest.mark.parametrize("wrong", [{"nbytes": 2 << 20}, {"turn": 0}, {"turn": mmap.PAGESIZE}, {"nbytes": -1}])
+def test_a_reference_that_can_not_be_is_refused(blocks: Blocks, wrong: dict[str, int]) -> None:
+    view = blocks.store(frame_of(1))
+    with pytest.raises(OSError, match="leads out of its file"):
+        open_block(refer(blocks, view)._replace(**wrong))
