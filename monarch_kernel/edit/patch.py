@@ -8,8 +8,9 @@ classes, bound methods and variables refer to everywhere. Not all of these refer
 weak references, what native code keeps). So the living class stays the object that it is and takes over what the new one
 has: members, bases, documentation. The few references to the new class, in what was made together with it (``__class__``
 cells of methods that use ``super()``, variables, derived classes, instances), are found by the garbage collector, and made
-references to the living one. Functions that were methods, or are in a module, take over the code of the new ones, too, so
-that a hook or a callback that somebody keeps runs the new code.
+references to the living one. It does not look at what a rank has from the zygote, which is frozen: of that, the variables
+of modules are looked through here, among them those of cells. Functions that were methods, or are in a module, take over the
+code of the new ones, too, so that a hook or a callback that somebody keeps runs the new code.
 
 Instances keep their layout: where the new class needs another one (``__slots__``, bases in native code, fields of a named
 tuple), it is refused.
@@ -22,8 +23,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import CellType, FunctionType, GetSetDescriptorType, MappingProxyType, MemberDescriptorType
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from types import CellType, FunctionType, GetSetDescriptorType, MappingProxyType, MemberDescriptorType, ModuleType
 from typing import Any
 
 __all__ = ["all_classes", "at_once", "become", "has_instances", "is_same_code", "objections", "refer_to"]
@@ -135,6 +136,8 @@ def refer_to(
         return
     spared = {id(pairs), id(swaps), *map(id, but), *map(id, instead.values())}
     holders = [holder for holder in gc.get_referrers(*instead.olds()) if id(holder) not in spared]
+    if gc.get_freeze_count():
+        holders += _modules_with(instead, {id(holder) for holder in holders})
     owners = _owners_of_dicts() if any(type(holder) is dict and "__doc__" in holder for holder in holders) else {}
     for holder in holders:
         owner = owners.get(id(holder))
@@ -298,6 +301,14 @@ def _constants(code: Any) -> list[Any]:
 
 
 # -- references
+
+
+def _modules_with(instead: _Instead, but: Container[int]) -> Iterator[dict[str, Any]]:
+    """The variables of modules in which there is something that others are to take the place of, ``but`` some."""
+    for module in list(sys.modules.values()):
+        variables = vars(module) if isinstance(module, ModuleType) else {}
+        if id(variables) not in but and any(id(value) in instead for value in variables.copy().values()):
+            yield variables
 
 
 def _owners_of_dicts() -> dict[int, type]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.actor import ActorError, ProcMesh, shutdown_context, this_host
+from monarch_kernel.actor import ActorError, ProcMesh, this_host
 from monarch_kernel.errors import EditError, RemoteError
 
 LONG_S = 60.0
@@ -26,13 +26,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def procs(folder: Path) -> Iterator[ProcMesh]:
     """Two ranks; the first has the folder of the files on its path, the second has no way to them but the controller."""
-    shutdown_context().get()  # of other modules: what ranks inherit from their zygote is to be new
+    first = this_host().spawn_procs({"gpus": 1}, device="cpu")  # the zygote prepares what later ranks inherit after it
+    first.initialized.get(LONG_S)
+    first.stop(grace_s=0).get()
     mesh = this_host().spawn_procs({"gpus": 2}, device="cpu", name="t")
     mesh.initialized.get(LONG_S)
     sys.path.insert(0, str(folder))
     mesh.slice(gpus=0).run(f"import sys; sys.path.insert(0, {str(folder)!r})").get(LONG_S)
     yield mesh
-    shutdown_context().get()
+    mesh.stop(grace_s=0).get()
     sys.path.remove(str(folder))
 
 

@@ -10,7 +10,7 @@ import gc
 import sys
 from collections import namedtuple
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -221,6 +221,22 @@ def test_a_class_without_objects_is_replaced_where_it_can_not_be_changed() -> No
     succession.add(third.A, [new.A], new.A)
     assert succession.objections() == {new.A: "its instances have __slots__ and no place for z"}
     assert type(living) is new.A is old.A
+
+
+def test_variables_that_were_frozen_refer_to_the_living_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a rank has those of its cells from its zygote."""
+    cells = ModuleType("cells")
+    cells.__dict__["kept"] = []
+    monkeypatch.setitem(sys.modules, "cells", cells)
+    gc.freeze()
+    try:
+        living, new = defined("class A: pass").A, defined("class A: level = 2").A
+        cells.__dict__.update(A=new)
+        become({new: living})
+    finally:
+        gc.unfreeze()
+    assert vars(cells)["A"] is living
+    assert living.level == 2
 
 
 def test_dataclasses_and_decorated_methods() -> None:
