@@ -16,6 +16,7 @@ import secrets
 import select
 import struct
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -113,7 +114,7 @@ class Table:
 
 
 class TableOf:
-    """The table of another process of this machine, or of this one, for transfers.
+    """The table of another process of this machine, or of this one, for transfers; open as long as somebody has it.
 
     Raises:
         ProcessLookupError: that process has ended.
@@ -121,26 +122,30 @@ class TableOf:
     """
 
     def __init__(self, lent: Lent) -> None:
-        self._lent = lent
-        try:
+        with contextlib.ExitStack() as opened:
             self._process = os.pidfd_open(lent.pid)
+            opened.callback(os.close, self._process)
             try:
                 self._fd = os.open(f"/proc/{lent.pid}/fd/{lent.fd}", os.O_RDWR | os.O_CLOEXEC)
-            except BaseException:
-                os.close(self._process)
+                opened.callback(os.close, self._fd)
+                is_it = os.pread(self._fd, _COOKIE_NBYTES, 0) == lent.cookie
+            except PermissionError:
                 raise
-        except FileNotFoundError:
-            raise ProcessLookupError(f"process {lent.pid} has ended") from None
-        self._holders: dict[int, int] = {}
-        self._lock = threading.Lock()
-        if os.pread(self._fd, _COOKIE_NBYTES, 0) != lent.cookie:
-            self.close()
-            raise ProcessLookupError(f"process {lent.pid} has ended, and another has its number")
+            except OSError:  # it has ended, or another has its number, and something else there
+                is_it = False
+            if not is_it:
+                raise ProcessLookupError(f"process {lent.pid} has ended")
+            self._holders: dict[int, int] = {}
+            self._lock = threading.Lock()
+            closing = weakref.finalize(self, opened.pop_all().close)  # when no transfer needs it any more
+            closing.atexit = False
 
     @property
     def is_alive(self) -> bool:
         """Whether the process still runs."""
-        return not select.select([self._process], [], [], 0)[0]
+        end = select.poll()  # select() knows no descriptor above 1023
+        end.register(self._process, select.POLLIN)
+        return not end.poll(0)
 
     @contextlib.contextmanager
     def held(self, lease: Lease) -> Iterator[bool]:
@@ -163,11 +168,6 @@ class TableOf:
                 if not self._holders[entry]:
                     del self._holders[entry]
                     _lock(self._fd, fcntl.F_UNLCK, entry)
-
-    def close(self) -> None:
-        """Give the table up."""
-        os.close(self._fd)
-        os.close(self._process)
 
 
 def _lock(fd: int, kind: int, entry: int) -> bool:

@@ -52,6 +52,7 @@ class Tables:
             table = self._tables.get(lent.cookie)
             if table is not None:
                 return table
+            self._tables = {cookie: each for cookie, each in self._tables.items() if each.is_alive}
             try:
                 table = self._tables[lent.cookie] = TableOf(lent)
             except ProcessLookupError:

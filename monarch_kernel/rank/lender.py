@@ -43,14 +43,16 @@ class Lender:
             was_lent = self._lendings.owns(message.table) and self._lendings.end(lease)
             payload, parts = dump(was_lent)
             return pack(Result(message.id, payload), parts)
-        memory = self._lendings.memory(lease) if self._lendings.owns(message.table) else None
+        if not self._lendings.owns(message.table):
+            raise BufferGoneError("its owner has ended, and another process has come in its place")
+        memory = self._lendings.memory(lease)
         if memory is None:
             raise BufferGoneError("it was dropped")
         layout = Layout("", message.itemsize, message.shape, message.strides)
         low, high = memory.layout.span
         if message.itemsize < 1 or len(message.shape) != len(message.strides) or min(message.shape, default=1) < 0:
             raise ValueError("this is no block of memory")
-        if not low <= message.offset + layout.span[0] <= message.offset + layout.span[1] <= high:
+        if layout.nbytes and not low <= message.offset + layout.span[0] <= message.offset + layout.span[1] <= high:
             raise ValueError("the block lies beyond the end of what was lent")
         ours = Place(memory.address + message.offset, layout)
         if isinstance(message, ReadLoan):

@@ -166,6 +166,12 @@ def test_what_lies_between_elements_is_not_touched(way: Way) -> None:
     assert into[1].tolist() == [0] * 2000 + list(range(6000, 8000))
 
 
+def test_a_part_without_elements_lies_anywhere(way: Way) -> None:
+    buffer = way.lend(torch.zeros(3, 8)[:, ::4])
+    way.read(buffer[3:], nothing := torch.zeros(0, 2))  # beyond the last element
+    way.write(buffer[3:], nothing)
+
+
 def test_parts_are_read_by_many_at_the_same_time(way: Way) -> None:
     tensor = torch.randn(64, LARGE // 256)
     buffer = way.lend(tensor)
@@ -240,6 +246,9 @@ def test_an_owner_that_is_killed_in_mid_transfer_is_gone(rank: ProcMesh, name: s
     assert all(done)
     with pytest.raises(Gone, match="its owner has ended"):
         raise errors[0]
+    procs.heal().get(DEADLINE_S)
+    with pytest.raises(Gone, match="its owner has ended"):  # and not the one that has come in its place
+        (way.write if is_write else way.read)(buffer, mine)
     procs.stop().get(DEADLINE_S)
 
 
