@@ -58,7 +58,7 @@ bench-scale: bytecode ## Measure how it grows: 1,000 light ranks as 50 hosts on 
 bench-links: bytecode ## Measure what a network between hosts costs, and how soon it is told that one is cut off
 	$(BIN)/python -m benchmarks.links $(ARGS)
 
-bench-faults: bytecode ## Make 200 random faults under traffic, and see that nothing is wrong; ARGS="--seed 1 --faults 50"
+bench-faults: bytecode ## Make 200 random faults under traffic, and see that nothing is wrong; ARGS="--transfers 10000" for memory
 	$(BIN)/python -m tests.failures.campaign $(ARGS)
 
 clean: ## Remove what was built; the virtual environments stay

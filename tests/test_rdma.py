@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
 import signal
-import subprocess
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,7 +16,7 @@ import torch
 from monarch_kernel.actor import Actor, ActorError, ProcMesh, endpoint, shutdown_context, this_host, this_proc
 from monarch_kernel.errors import BufferGoneError
 from monarch_kernel.rdma import Buffer, RDMAAction, RDMABuffer, Transfer
-from tests.failures.machines import Machines, hosts_on
+from tests.failures.machines import APART, Machines, can_be_apart, hosts_on
 
 DEADLINE_S = 30.0
 LARGE = 3 << 20  # elements of 4 bytes: carried by a thread of its own
@@ -256,14 +254,10 @@ def test_two_actors_of_the_program_share_memory_too(ranks: ProcMesh) -> None:
     store.stop().get(DEADLINE_S)
 
 
-APART = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
-"""Runs a program where it sees no other process of the machine, as in a container, or on another machine."""
-
-
 @pytest.fixture(scope="module")
 def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ProcMesh, ProcMesh]]:
     """A rank here, and one that neither sees."""
-    if shutil.which("unshare") is None or subprocess.run([*APART, "true"], check=False, capture_output=True).returncode:
+    if not can_be_apart():
         pytest.skip("no process namespaces can be made here")
     near = this_host().spawn_procs({"gpus": 1})
     far = hosts_on(Machines(tmp_path_factory.mktemp("far"), within=APART), 1).spawn_procs({"gpus": 1})

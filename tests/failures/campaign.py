@@ -1,4 +1,4 @@
-"""Random faults under a stream of calls and cells: `python -m tests.failures.campaign` makes 200.
+"""Random faults under a stream of calls and cells, or of transfers: `python -m tests.failures.campaign` makes 200.
 
 After each, or after two at the same time, the mesh is healed and has to be whole: those that were harmed are replaced, nobody
 else is. In the end all that were asked must have answered, rightly and once, and nothing may be left.
@@ -23,17 +23,23 @@ import pytest
 from monarch_kernel import actor
 from monarch_kernel.actor import ProcMesh, SupervisionError, shutdown_context
 from tests.conftest import SCRATCH, Snapshot, check_nothing_left
+from tests.failures import parties as parties_module
+from tests.failures import things as things_module
 from tests.failures import traffic as traffic_module
 from tests.failures.harm import UNTIL_LOST, Fault, Injuries, Surgeon
 from tests.failures.machines import family, is_alive
 from tests.failures.report import Report
 from tests.failures.supply import LocalSupply, RaySupply, Supply
 from tests.failures.traffic import CALL_S, Traffic, answer
+from tests.failures.transfers import TransferCampaign
 
 __all__ = ["LOST_AFTER_S", "Campaign", "by_value"]
 
 LOST_AFTER_S = 1.5
 """A host that may be silent for 1 s only is lost by mistake now and then where the processors are busy with others."""
+
+BY_VALUE = (traffic_module, parties_module, things_module)
+"""Ranks do not have these."""
 
 HOSTS, GPUS = 4, 2
 SUPPLIES: dict[str, Callable[..., Supply]] = {"local": LocalSupply, "ray": RaySupply}
@@ -171,13 +177,15 @@ class Campaign:
 @contextmanager
 def by_value() -> Iterator[None]:
     """The classes of the traffic travel by value, and what nobody handles is no news."""
-    cloudpickle.register_pickle_by_value(traffic_module)
+    for module in BY_VALUE:
+        cloudpickle.register_pickle_by_value(module)
     hook, actor.unhandled_fault_hook = actor.unhandled_fault_hook, lambda failure: None
     try:
         yield
     finally:
         actor.unhandled_fault_hook = hook
-        cloudpickle.unregister_pickle_by_value(traffic_module)
+        for module in BY_VALUE:
+            cloudpickle.unregister_pickle_by_value(module)
 
 
 def _described(process: psutil.Process) -> str:
@@ -187,12 +195,33 @@ def _described(process: psutil.Process) -> str:
         return f"{process.pid}"
 
 
+def _with_faults(directory: Path, options: argparse.Namespace, say: Callable[[str], object]) -> Report:
+    supply = SUPPLIES[options.on](directory, HOSTS, lost_after_s=options.lost_after)
+    try:
+        return Campaign(supply, options.seed, options.lost_after, say).run(options.faults)
+    finally:
+        shutdown_context().get()
+        supply.close()
+
+
+def _with_transfers(directory: Path, options: argparse.Namespace, say: Callable[[str], object]) -> Report:
+    campaign = TransferCampaign(directory, options.seed, say=say)
+    try:
+        return campaign.run(options.transfers)
+    finally:
+        shutdown_context().get()
+        campaign.close()
+
+
 def main() -> None:
     """Read the command line, run, and say what has become of it."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.failures.campaign", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--faults", type=int, default=200)
+    parser.add_argument(
+        "--transfers", type=int, help="instead, make so many transfers of memory, and kill ranks in the midst of them"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--on", choices=SUPPLIES, default="local", help="who gives the hosts: ray is a cluster of five nodes"
@@ -212,12 +241,10 @@ def main() -> None:
     )
     with by_value(), tempfile.TemporaryDirectory() as directory:
         try:
-            supply = SUPPLIES[options.on](Path(directory), HOSTS, lost_after_s=options.lost_after)
-            try:
-                report = Campaign(supply, options.seed, options.lost_after, say).run(options.faults)
-            finally:
-                shutdown_context().get()
-                supply.close()
+            if options.transfers:
+                report = _with_transfers(Path(directory), options, say)
+            else:
+                report = _with_faults(Path(directory), options, say)
         finally:
             try:
                 check_nothing_left(before)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,9 +26,28 @@ from tests.bed.bed import Bed, BedHost
 from tests.failures.proxy import Proxy
 from tests.waiting import wait_until
 
-__all__ = ["LONG_S", "Ledger", "Machines", "Stream", "family", "hosts_on", "is_alive", "wait_until"]
+__all__ = [
+    "APART",
+    "LONG_S",
+    "Ledger",
+    "Machines",
+    "Stream",
+    "can_be_apart",
+    "family",
+    "hosts_on",
+    "is_alive",
+    "wait_until",
+]
 
 LONG_S = 60.0
+
+APART = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+"""Runs a program where it sees no other process of the machine, as in a container, or on another machine."""
+
+
+def can_be_apart() -> bool:
+    """Whether programs can be run so here."""
+    return shutil.which("unshare") is not None and not subprocess.run([*APART, "true"], capture_output=True).returncode
 
 
 class Machines:

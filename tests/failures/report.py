@@ -23,6 +23,8 @@ class Report:
         left: processes and other things that were left behind.
         known_s: how long it took until all that were to be lost were, in seconds, for each step.
         healed_s: how long it took from then on until all was whole.
+        transfers: of memory, by what has become of them.
+        figures: in words, of what else was done.
     """
 
     kinds: Counter[str] = field(default_factory=Counter)
@@ -34,6 +36,8 @@ class Report:
     left: list[str] = field(default_factory=list)
     known_s: list[float] = field(default_factory=list)
     healed_s: list[float] = field(default_factory=list)
+    transfers: Counter[str] = field(default_factory=Counter)
+    figures: list[str] = field(default_factory=list)
 
     @property
     def is_good(self) -> bool:
@@ -43,6 +47,9 @@ class Report:
     def text(self) -> str:
         """As a table, with what was wrong below it."""
         rows = [(kind, str(count)) for kind, count in sorted(self.kinds.items())]
+        rows += [(f"transfers {what}", str(count)) for what, count in sorted(self.transfers.items())]
+        if self.transfers:
+            rows.append(("transfers", str(self.transfers.total())))
         rows += [
             ("faults", str(sum(self.kinds.values()))),
             ("ranks lost by them, and replaced", str(self.lost)),
@@ -61,6 +68,7 @@ class Report:
                     f"{what}: median {statistics.median(times):.2f} s, 95 % within {cuts[-1]:.2f} s, "
                     f"longest {max(times):.2f} s"
                 )
+        lines += self.figures
         for title, found in (("wrong", self.wrong), ("innocent", self.innocent), ("left", self.left)):
             lines += [f"{title}: {each}" for each in found[:20]]
         return "\n".join(lines)

@@ -1,0 +1,386 @@
+"""Streams of transfers, of which it is known what they must find, while memory is dropped and owners are killed."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+from monarch_kernel.actor import Future, ProcMesh, SupervisionError
+from monarch_kernel.rdma import Buffer
+from tests.failures.harm import Injuries
+from tests.failures.parties import Outcome, Party
+from tests.failures.things import Content, Sketch, some_near, some_sketch
+from tests.failures.traffic import CALL_S, Judge, Ledger, Stream
+
+__all__ = ["Doom", "Exchange", "Place"]
+
+STREAMS = 5
+WINDOW = 3
+ENTRIES = 8  # of each stream at a time
+GHOSTS = 6  # handles on memory that is gone, of each stream
+PER_PLACE = 2  # actors
+KILL_SHARE = 0.06  # of what is carried; those that are spared are not killed
+
+
+@dataclass
+class Place:
+    """A process, in which there are parties.
+
+    Attributes:
+        number: of it.
+        mesh: of which it is.
+        rank: there.
+        parties: one handle for each.
+        is_spared: whether nobody harms it.
+        kills: how often it was killed.
+        deaths: how often it was known to have died.
+    """
+
+    number: int
+    mesh: ProcMesh
+    rank: int
+    parties: Sequence[Any]
+    is_spared: bool
+    kills: int = 0
+    deaths: int = 0
+
+
+class Doom(NamedTuple):
+    """Who is to be killed, how soon after a transfer was begun."""
+
+    place: Place
+    delay_s: float
+
+
+@dataclass(eq=False)
+class Entry:
+    """Memory that was lent, and what it holds.
+
+    Attributes:
+        name: of it, at its owner.
+        sketch: of the thing.
+        owner: where it is.
+        party: which actor there has lent it.
+        life: how often the owner had been killed before.
+        buffer: the handle; None as long as it is on its way.
+        content: by rows along the first axis: (first row, row after the last, version).
+        claims: rows that are being read or written: (first, after the last, whether they are written).
+        is_unsure: whether a write has failed, so that nobody knows what it holds.
+        is_dropped: whether somebody was asked to drop it.
+        was_dropped: whether that is done.
+    """
+
+    name: str
+    sketch: Sketch
+    owner: Place
+    party: int
+    life: int
+    content: list[tuple[int, int, int]]
+    buffer: Buffer | None = None
+    claims: list[tuple[int, int, bool]] = field(default_factory=list)
+    is_unsure: bool = False
+    is_dropped: bool = False
+    was_dropped: bool = False
+
+    @property
+    def rows(self) -> int:
+        return self.sketch.shape[0] if self.sketch.shape else 1
+
+    @property
+    def is_doomed(self) -> bool:
+        """Whether its owner was killed."""
+        return self.owner.kills > self.life
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether no transfer that begins now may succeed."""
+        return self.was_dropped or self.owner.deaths > self.life
+
+    def is_free(self, start: int, stop: int, is_write: bool) -> bool:
+        """Whether rows can be read or written while those that were claimed are."""
+        return not any(
+            (is_write or theirs) and max(start, first) < min(stop, last) for first, last, theirs in self.claims
+        )
+
+    def holds(self, start: int, stop: int) -> Content:
+        """What is in some rows."""
+        row_nbytes = self.sketch.nbytes // max(1, self.rows)
+        cuts = [(max(start, first), min(stop, last), version) for first, last, version in self.content]
+        return [(version, first * row_nbytes, last * row_nbytes) for first, last, version in cuts if first < last]
+
+    def takes(self, start: int, stop: int, version: int) -> None:
+        """Rows hold something else."""
+        around = [(first, min(last, start), each) for first, last, each in self.content if first < start]
+        around += [(max(first, stop), last, each) for first, last, each in self.content if last > stop]
+        self.content = sorted([*around, (start, stop, version)])
+
+
+class Part(NamedTuple):
+    """Of what a transfer is."""
+
+    entry: Entry
+    start: int
+    stop: int
+    is_write: bool
+    version: int
+    was_gone: bool
+
+
+class Trader:
+    """What one stream asks. The seed decides that, not when; so a seed does the same again but for moments.
+
+    Args:
+        number: of the stream.
+        places: between which bytes are carried.
+        exchange: of which it is one.
+        dice: chooses.
+    """
+
+    def __init__(self, number: int, places: Sequence[Place], exchange: Exchange, dice: random.Random) -> None:
+        self._number = number
+        self._places = places
+        self._exchange = exchange
+        self._dice = dice
+        self._versions = itertools.count(number << 32)
+        self._entries: list[Entry] = []
+        self._ghosts: deque[Entry] = deque(maxlen=GHOSTS)
+
+    def begin(self, number: int) -> tuple[Future[Any], Judge]:
+        """Ask for what comes next."""
+        self._bury()
+        usable = [entry for entry in self._entries if not entry.is_dropped and not entry.is_unsure]
+        stale = [entry for entry in self._entries if not entry.is_dropped and entry.is_unsure]
+        if stale:
+            return self._drop(number, stale[0])
+        if len(usable) < ENTRIES // 2 or (len(usable) < ENTRIES and self._dice.random() < 0.2):
+            return self._lend(number)
+        what = self._dice.random()
+        entry = self._dice.choice(usable)
+        if what < 0.07:
+            return self._drop(number, entry)
+        if what < 0.13 and entry.is_free(0, entry.rows, False):
+            return self._look(number, entry)
+        return self._carry(number, usable)
+
+    def finish(self) -> None:
+        """Drop all that is lent, and forget it."""
+        for entry in self._entries:
+            if not entry.is_gone:
+                self._exchange.conclude(*self._drop(-1, entry))
+        self._entries.clear()
+        self._ghosts.clear()
+
+    # -- what is asked
+
+    def _lend(self, number: int) -> tuple[Future[Any], Judge]:
+        place, begun = self._some_place(), time.monotonic()
+        sketch, version = some_sketch(self._dice), next(self._versions)
+        rows = sketch.shape[0] if sketch.shape else 1
+        party = self._dice.randrange(PER_PLACE)
+        entry = Entry(f"{self._number}.{version}", sketch, place, party, place.kills, [(0, rows, version)])
+
+        def judge(buffer: Any, error: SupervisionError | None) -> None:
+            if error is None:
+                entry.buffer = buffer
+                self._entries.append(entry)
+            else:
+                self._excuse(number, place, begun, error)
+
+        content = [(version, 0, sketch.nbytes)]
+        return place.parties[party].lend.call_one(entry.name, tuple(sketch), content), judge
+
+    def _look(self, number: int, entry: Entry) -> tuple[Future[Any], Judge]:
+        begun, claim = time.monotonic(), (0, entry.rows, False)
+        entry.claims.append(claim)
+
+        def judge(wrong: Any, error: SupervisionError | None) -> None:
+            entry.claims.remove(claim)
+            if error is not None:
+                self._excuse(number, entry.owner, begun, error)
+            elif wrong and not entry.is_dropped:
+                self._blame(number, f"{entry.name} at its owner: {wrong}")
+
+        party = entry.owner.parties[entry.party]
+        return party.look.call_one(entry.name, tuple(entry.sketch), entry.holds(0, entry.rows)), judge
+
+    def _drop(self, number: int, entry: Entry) -> tuple[Future[Any], Judge]:
+        place, begun = self._some_place(), time.monotonic()
+        entry.is_dropped = True
+
+        def judge(was_lent: Any, error: SupervisionError | None) -> None:
+            if error is not None:
+                entry.is_dropped = False  # perhaps; it is asked again
+                entry.is_unsure = True
+                self._excuse(number, place, begun, error)
+                return
+            entry.was_dropped = True
+            if not was_lent and not entry.is_doomed and not entry.is_unsure:
+                self._blame(number, f"{entry.name} was not lent when it was dropped")
+
+        return place.parties[0].drop.call_one(entry.buffer), judge
+
+    def _carry(self, number: int, usable: Sequence[Entry]) -> tuple[Future[Any], Judge]:
+        dice, begun, place = self._dice, time.monotonic(), self._some_place()
+        how = dice.choice(("in turn", "together", "batch"))
+        parts: list[Part] = []
+        steps: list[tuple[Any, ...]] = []
+        for _ in range(dice.choice((1, 1, 1, 2, 4))):
+            entry, is_write = dice.choice(usable), dice.random() < 0.4
+            if self._ghosts and dice.random() < 0.04:
+                entry = dice.choice(self._ghosts)
+            start, stop = sorted(dice.randrange(entry.rows + 1) for _ in range(2))
+            if not entry.sketch.shape or dice.random() < 0.5:
+                start, stop = 0, entry.rows
+            shape = (stop - start, *entry.sketch.shape[1:]) if entry.sketch.shape else ()
+            near = some_near(dice, shape, entry.sketch.dtype)
+            if not entry.is_free(start, stop, is_write):
+                continue
+            entry.claims.append((start, stop, is_write))
+            part = Part(entry, start, stop, is_write, next(self._versions), entry.is_gone)
+            row_nbytes = entry.sketch.nbytes // max(1, entry.rows)
+            written = [(part.version, start * row_nbytes, stop * row_nbytes)]
+            assert entry.buffer is not None
+            buffer = entry.buffer if shape == entry.sketch.shape else entry.buffer[start:stop]
+            steps.append((buffer, tuple(near), written if is_write else entry.holds(start, stop), is_write))
+            parts.append(part)
+        if not parts:
+            return self._lend(number)
+
+        def judge(found: Any, error: SupervisionError | None) -> None:
+            for part in parts:
+                part.entry.claims.remove((part.start, part.stop, part.is_write))
+            if error is not None:
+                self._excuse(number, place, begun, error)
+                found = [("", 0, "", "") for _ in parts]
+                self._exchange.counts["ended with who carried them"] += len(parts)
+            for part, each in zip(parts, found):
+                outcome = Outcome(*each)
+                self._judge(number, part, outcome, place, parts if how == "batch" else [part])
+
+        party = place.parties[dice.randrange(PER_PLACE)]
+        future = party.carry.call_one(steps, how)
+        self._exchange.began(dice, [place, *(part.entry.owner for part in parts)])
+        return future, judge
+
+    def _judge(self, number: int, part: Part, outcome: Outcome, place: Place, together: Sequence[Part]) -> None:
+        """See whether a transfer came to what it had to; together are those of which one has failed, if one has."""
+        entry, counts = part.entry, self._exchange.counts
+        if outcome.road:
+            counts[f"by {outcome.road}"] += 1
+            self._exchange.nbytes += outcome.nbytes
+            if part.was_gone:
+                self._blame(number, f"{entry.name} was gone, and {outcome.nbytes} bytes of it were carried")
+            if outcome.wrong and not entry.is_unsure:
+                self._blame(number, f"{entry.name}, by {outcome.road}: {outcome.wrong}")
+            if (outcome.road == "process") != (entry.owner is place):
+                self._blame(number, f"{entry.name} went by {outcome.road}")
+            if part.is_write:
+                entry.takes(part.start, part.stop, part.version)
+            return
+        if part.is_write:
+            entry.is_unsure = True
+        if not outcome.gone:  # who carried it has ended
+            return
+        was_dropped = "dropped" in outcome.gone
+        why = "it was dropped" if was_dropped else "its owner has ended"
+        counts[f"refused: {why}" if len(together) == 1 else f"refused, as one of a batch was: {why}"] += 1
+        if not any(each.entry.is_dropped if was_dropped else each.entry.is_doomed for each in together):
+            self._blame(number, f"{entry.name}: {outcome.gone}, and it was not")
+
+    # -- what they have in common
+
+    def _some_place(self) -> Place:
+        """One that is not being harmed, as far as that is known; else the program."""
+        place = self._dice.choice(self._places)
+        return self._places[-1] if self._exchange.injuries.excuse(place.number, time.monotonic()) else place
+
+    def _bury(self) -> None:
+        gone = [entry for entry in self._entries if entry.is_gone]
+        self._ghosts += gone
+        self._entries = [entry for entry in self._entries if entry not in gone]
+
+    def _excuse(self, number: int, place: Place, begun: float, error: SupervisionError) -> None:
+        if not self._exchange.injuries.excuse(place.number, begun):
+            self._blame(number, f"place {place.number} failed, and nobody has harmed it: {error}")
+
+    def _blame(self, number: int, what: str) -> None:
+        self._exchange.ledger.blame(f"stream {self._number}", number, what)
+
+
+class Exchange:
+    """All streams of transfers between the processes of some meshes.
+
+    Args:
+        meshes: with the axis ``gpus``, all ranks of which but the first may be killed; the last is the program's own.
+        injuries: of places.
+        seed: of what is asked.
+
+    Attributes:
+        places: all processes.
+        dooms: who is to be killed next.
+        ledger: what was wrong.
+        counts: of transfers, by what has become of them.
+        nbytes: carried.
+    """
+
+    def __init__(self, meshes: Sequence[ProcMesh], injuries: Injuries, seed: int) -> None:
+        self.injuries = injuries
+        self.ledger = Ledger()
+        self.counts: Counter[str] = Counter()
+        self.nbytes = 0
+        self.dooms: SimpleQueue[Doom] = SimpleQueue()
+        self.places: list[Place] = []
+        for mesh in meshes:
+            parties = [mesh.spawn(f"parties{number}", Party) for number in range(PER_PLACE)]
+            for rank in mesh.ranks:
+                own = [each.slice(gpus=rank) if mesh.extent else each for each in parties]
+                self.places.append(Place(len(self.places), mesh, rank, own, rank == 0))
+        dice = [random.Random(f"{seed} transfers {number}") for number in range(STREAMS)]
+        self._traders = [Trader(number, self.places, self, each) for number, each in enumerate(dice)]
+        self._streams = [
+            Stream(f"transfers-{number}", trader.begin, self.ledger, WINDOW)
+            for number, trader in enumerate(self._traders)
+        ]
+
+    @property
+    def transfers(self) -> int:
+        """How many have ended."""
+        with self.ledger.lock:
+            return sum(self.counts.values())
+
+    def begin(self) -> None:
+        for stream in self._streams:
+            stream.start()
+
+    def end(self) -> None:
+        """Have no more asked, wait for what was, and have all dropped; all must be whole."""
+        for stream in self._streams:
+            stream.end()
+        for stream in self._streams:
+            stream.join(CALL_S + 30.0)
+            if stream.is_alive():
+                self.ledger.wrong.append(f"{stream.name} did not end")
+        for trader in self._traders:
+            trader.finish()
+
+    def conclude(self, future: Future[Any], judge: Judge) -> None:
+        """Wait for what was asked when all is whole."""
+        value = future.get(CALL_S)
+        with self.ledger.lock:
+            judge(value, None)
+
+    def began(self, dice: random.Random, places: Sequence[Place]) -> None:
+        """A transfer was begun between places: perhaps one of them is to be killed."""
+        is_doomed, victim = (
+            dice.random() < KILL_SHARE,
+            dice.choice([each for each in places if not each.is_spared] or places),
+        )
+        delay_s = dice.choice((0.0, dice.uniform(0, 0.003), dice.uniform(0, 0.05)))
+        if is_doomed and not victim.is_spared:
+            self.dooms.put(Doom(victim, delay_s))
