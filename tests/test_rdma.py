@@ -295,3 +295,18 @@ def test_an_owner_out_of_reach_that_dies_is_told_with_its_cause(apart: tuple[Pro
     with pytest.raises(BufferGoneError, match=r"its owner has ended .*exit code 3"):  # noqa: PT012
         while True:  # it dies at some moment of this
             buffer.read_into(torch.zeros(LARGE)).get(DEADLINE_S)
+
+
+def test_a_transfer_that_has_failed_keeps_no_memory(ranks: ProcMesh) -> None:
+    buffer = Buffer(torch.zeros(4))
+    buffer.drop().get(DEADLINE_S)
+    alive = weakref.ref((into := np.zeros(4, "f4")))
+    failed = buffer.read_into(into)
+    del into
+    gc.disable()  # as long as nobody looks for cycles
+    try:
+        with pytest.raises(BufferGoneError):
+            failed.get(DEADLINE_S)
+        assert alive() is None
+    finally:
+        gc.enable()

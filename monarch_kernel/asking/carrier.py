@@ -42,7 +42,9 @@ def carry(asker: Asker, loan: Loan, here: Memory, *, is_write: bool) -> Future[T
 
     def work() -> None:
         try:
-            done.append(_carry(asker, loan, here, is_write))
+            done.append(asker.roads.carry(loan, here, is_write=is_write))
+        except Gone as error:
+            future.abandon(_gone(asker, loan, str(error)))
         except Exception as error:
             future.abandon(error)
         else:
@@ -83,13 +85,10 @@ def _nothing() -> None:
     pass
 
 
-def _carry(asker: Asker, loan: Loan, here: Memory, is_write: bool) -> Transfer:
-    try:
-        return asker.roads.carry(loan, here, is_write=is_write)
-    except Gone as error:
-        death = asker.deaths((loan.proc,)).get(loan.proc)
-        why = f"{error} ({death.headline()})" if death else str(error)
-        raise BufferGoneError(f"the buffer can't be used any more: {why}") from None
+def _gone(asker: Asker, loan: Loan, why: str) -> BufferGoneError:
+    """What the caller is told. It was never raised, so it keeps neither memory nor descriptors of the transfer in its frames."""
+    death = asker.deaths((loan.proc,)).get(loan.proc)
+    return BufferGoneError(f"the buffer can't be used any more: {why}" + (f" ({death.headline()})" if death else ""))
 
 
 class _Carrying:
