@@ -300,7 +300,7 @@ def test_an_owner_out_of_reach_that_dies_is_told_with_its_cause(apart: tuple[Pro
 def test_a_transfer_that_has_failed_keeps_no_memory(ranks: ProcMesh) -> None:
     buffer = Buffer(torch.zeros(4))
     buffer.drop().get(DEADLINE_S)
-    alive = weakref.ref((into := np.zeros(4, "f4")))
+    alive = weakref.ref(into := np.zeros(4, "f4"))
     failed = buffer.read_into(into)
     del into
     gc.disable()  # as long as nobody looks for cycles

@@ -86,7 +86,7 @@ def _nothing() -> None:
 
 
 def _gone(asker: Asker, loan: Loan, why: str) -> BufferGoneError:
-    """What the caller is told. It was never raised, so it keeps neither memory nor descriptors of the transfer in its frames."""
+    """What the caller is told. It was never raised, so no frames keep memory or descriptors."""
     death = asker.deaths((loan.proc,)).get(loan.proc)
     return BufferGoneError(f"the buffer can't be used any more: {why}" + (f" ({death.headline()})" if death else ""))
 
