@@ -246,8 +246,13 @@ class Notebook:
         return psutil.Process(self.pid).children(recursive=True)
 
     def zygotes(self) -> list[psutil.Process]:
-        """Those of which ranks are forked; and the forks, as long as they have the name of what they came from."""
-        return [process for process in self.processes() if "zygote" in process.cmdline()]
+        """Those of which ranks are forked, without their forks, which have the same name: the oldest below each agent."""
+        oldest: dict[int, psutil.Process] = {}
+        for process in sorted(self.processes(), key=lambda process: process.create_time()):
+            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                if "zygote" in process.cmdline() and process.ppid() not in (each.pid for each in oldest.values()):
+                    oldest.setdefault(process.ppid(), process)
+        return list(oldest.values())
 
     def close(self, *, leaves: bool = False) -> None:
         """Shut the kernel down, as Jupyter does; all that it started ends with it, unless it ``leaves`` a mesh behind."""

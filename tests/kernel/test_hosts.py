@@ -155,6 +155,7 @@ def test_ranks_whose_host_dies_while_they_start_are_told_at_once(notebook: Noteb
     assert time.monotonic() - killed < 4.0  # ranks that were never forked are not given time to end
     assert re.search(r"dying: 2 of 4 ranks did not come up, after \d\.\d s; all were ended again", cell.text), cell.text
     assert re.search(r"  ranks \[(0-1|2-3)\]: the host agent \(pid \d+\) was killed by SIGKILL", cell.text), cell.text
+    wait_until(lambda: not dying.is_running(), "the zygote to have imported torch, and to find its agent gone")
     assert "dying" not in notebook.ok("%mesh").stdout
 
 
