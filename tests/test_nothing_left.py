@@ -57,8 +57,8 @@ def test_wide_fixture(wide):
 
 def test_each_kind_of_leak_is_reported(tmp_path: Path) -> None:
     text = (Path(__file__).parent / "conftest.py").read_text()
-    assert text.count("GRACE_S = 5.0") == 1
-    (tmp_path / "conftest.py").write_text(text.replace("GRACE_S = 5.0", "GRACE_S = 0.3"))
+    assert text.count("GRACE_S = 30.0") == 1
+    (tmp_path / "conftest.py").write_text(text.replace("GRACE_S = 30.0", "GRACE_S = 0.3"))
     (tmp_path / "test_leaks.py").write_text(LEAKS)
     run = subprocess.run(
         [

@@ -22,6 +22,8 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 from jupyter_core.utils import ensure_event_loop
 
+from tests.waiting import undisturbed_s, wait_until
+
 START_S = 60.0
 GONE_S = 3.0  # how long ranks may outlive their kernel
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -42,6 +44,8 @@ class Cell:
     Attributes:
         messages: from the kernel to all its clients, in order, without its states.
         reply: content of the reply; empty until it is there.
+        sent_at: when it was sent.
+        done_at: when the reply was there, as `undisturbed_s` tells time.
     """
 
     def __init__(self, notebook: Notebook, id: str) -> None:
@@ -49,7 +53,8 @@ class Cell:
         self.messages: list[dict[str, Any]] = []
         self.reply: dict[str, Any] = {}
         self.idle = False
-        self.sent_at = self.done_at = time.monotonic()
+        self.sent_at = self._replied_at = time.monotonic()
+        self._undisturbed_at = self.done_at = undisturbed_s()
         self._notebook = notebook
 
     def wait(self, timeout_s: float = 20.0) -> Cell:
@@ -81,7 +86,15 @@ class Cell:
 
     @property
     def elapsed_s(self) -> float:
-        return self.done_at - self.sent_at
+        return self._replied_at - self.sent_at
+
+    @property
+    def took_s(self) -> float:
+        """The same, as `undisturbed_s` tells time."""
+        return self.done_at - self._undisturbed_at
+
+    def take_reply(self, content: dict[str, Any]) -> None:
+        self.reply, self._replied_at, self.done_at = content, time.monotonic(), undisturbed_s()
 
     def of_type(self, *types: str) -> list[dict[str, Any]]:
         return [message for message in self.messages if message["msg_type"] in types]
@@ -225,7 +238,7 @@ class Notebook:
                 if cell is None:
                     self._replies[id] = reply["content"]
                 else:
-                    cell.reply, cell.done_at = reply["content"], time.monotonic()
+                    cell.take_reply(reply["content"])
         with suppress(Empty):
             while True:
                 self._take(self.client.iopub_channel.get_msg(timeout=timeout_s))
@@ -281,12 +294,9 @@ def _seconds(date: datetime) -> float:
 
 def assert_gone(processes: list[psutil.Process], timeout_s: float = GONE_S) -> None:
     """These processes end in time."""
-    deadline = time.monotonic() + timeout_s
-    left = [each for each in processes if is_alive(each)]
-    while left and time.monotonic() < deadline:
-        time.sleep(0.02)
-        left = [each for each in left if is_alive(each)]
-    assert not left, left
+    begun = undisturbed_s()
+    wait_until(lambda: not any(map(is_alive, processes)), "these processes to end")
+    assert undisturbed_s() - begun < timeout_s
 
 
 def is_alive(process: psutil.Process) -> bool:

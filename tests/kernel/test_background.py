@@ -41,7 +41,7 @@ def updates(cell: Cell) -> list[str]:
 def test_the_notebook_goes_on_and_output_goes_to_the_launching_cell(notebook: Notebook, tmp_path: Any) -> None:
     wait, go = gate(tmp_path)
     launch = notebook.ok(f"%%remote t --background --out h\nprint('begins')\n{wait}print('ends', rank)\nrank * 10")
-    assert launch.elapsed_s < 1
+    assert launch.took_s < 1
     local = notebook.ok("print('local'); 6 * 7")
     assert local.stdout == "local\n"
     wait_for_state(notebook, "h", "running")

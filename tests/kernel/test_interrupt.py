@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from monarch_kernel.errors import RemoteInterrupt
+from tests.waiting import undisturbed_s
 
 if TYPE_CHECKING:
     from tests.kernel.conftest import Cell, Notebook
@@ -33,7 +34,7 @@ def start(notebook: Notebook, code: str, selector: str = "t", n: int = 2) -> Cel
 def interrupted(notebook: Notebook, cell: Cell, bound_s: float = BOUND_S) -> Cell:
     """Interrupt a cell, which ends in time and says so."""
     assert not cell.reply, cell.text
-    begin = time.monotonic()
+    begin = undisturbed_s()
     notebook.interrupt()
     cell.wait()
     assert cell.done_at - begin < bound_s
@@ -94,9 +95,9 @@ def test_an_interrupt_of_local_code_that_waits_for_ranks_reaches_them(notebook: 
     cell.wait_for(lambda cell: "go" in cell.stdout)
     notebook.interrupt()
     assert cell.wait().ename == "RemoteInterrupt"
-    begin = time.monotonic()
+    begin = undisturbed_s()
     assert notebook.ok("%%remote\nrank").plain == "[0] 0\n[1] 1"
-    assert time.monotonic() - begin < BOUND_S
+    assert undisturbed_s() - begin < BOUND_S
 
 
 def test_a_late_interrupt_never_hits_the_next_cell(notebook: Notebook) -> None:
@@ -129,7 +130,7 @@ def test_ranks_that_wait_for_one_that_failed_are_released(notebook: Notebook) ->
     pids = notebook.pids()
     cell = notebook.run(f"%%remote\nmark = 7\nif rank == 1: raise ValueError('of rank one')\n{REDUCE}")
     assert cell.ename == "RemoteError"
-    assert cell.elapsed_s < 3.5
+    assert cell.took_s < 3.5
     assert "[1] ValueError: of rank one" in cell.error
     assert "[0] waited in a collective for the ranks above and was released" in cell.error
     assert notebook.ok(f"%%remote\nassert mark == 7\n{REDUCE}").plain == "[0-1] 2.0"
@@ -168,7 +169,7 @@ def test_a_second_interrupt_does_not_wait(new_notebook: Callable[..., Notebook])
     )
     notebook.interrupt()
     time.sleep(0.3)  # the first is being waited for
-    begin = time.monotonic()
+    begin = undisturbed_s()
     notebook.interrupt()
     assert cell.wait().ename == "RemoteInterrupt"
     assert cell.done_at - begin < 1.0

@@ -182,7 +182,8 @@ def test_timeout_stops_a_cell_and_keeps_the_state(notebook: Notebook) -> None:
     cell = notebook.run("%%remote --timeout 0.5\nstate = 'kept'\nimport time\ntime.sleep(60)")
     assert cell.ename == "RemoteInterrupt"
     assert cell.evalue == "stopped after 0.5 s (--timeout) on [0-1]; their state is kept"
-    assert 0.5 <= cell.elapsed_s < 2.5
+    assert cell.elapsed_s >= 0.5
+    assert cell.took_s < 2.5
     assert notebook.ok("%%remote\nstate").plain == "[0-1] 'kept'"
 
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.waiting import undisturbed_s
+
 if TYPE_CHECKING:
     from tests.kernel.conftest import Cell, Notebook
 
@@ -105,7 +107,7 @@ def test_the_ranks_have_no_keyboard(notebook: Notebook) -> None:
     cell = notebook.run("%%remote\ninput('name? ')")
     assert cell.ename == "RemoteError"
     assert "cannot ask anyone on a rank" in cell.error
-    assert cell.elapsed_s < 3
+    assert cell.took_s < 3
 
 
 def test_a_flood_is_bounded_in_order_and_counted(four: Notebook) -> None:
@@ -158,7 +160,7 @@ def test_an_endless_flood_is_bounded_and_can_be_interrupted(four: Notebook) -> N
     until = time.monotonic() + 4
     while time.monotonic() < until:
         four.pump(0.02)
-    begin = time.monotonic()
+    begin = undisturbed_s()
     four.interrupt()
     cell.wait()
     assert cell.done_at - begin < 2.0

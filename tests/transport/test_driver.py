@@ -24,6 +24,7 @@ from monarch_kernel.transport.memory import MemoryHub, MemoryTransport
 from monarch_kernel.transport.zmq import ZmqRank, ZmqRouter
 from monarch_kernel.wire.codec import Frame, join, pack, split
 from monarch_kernel.wire.messages import Payload, Ping, Release, Result
+from tests.waiting import undisturbed_s
 
 DEADLINE_S = 20.0
 ECHO = b"R1"
@@ -184,10 +185,10 @@ def test_the_background_serves_within_a_bounded_time(caller: Caller, idle: bool)
         assert caller.call(id)
         if idle:
             until(lambda: background_leads(caller))
-        start = time.monotonic()
+        start = undisturbed_s()
         waiter = caller.submit(id + 1)
         until(lambda waiter=waiter: waiter.ready)  # type: ignore[misc]
-        slowest = max(slowest, time.monotonic() - start)
+        slowest = max(slowest, undisturbed_s() - start)
     assert slowest < 2.0  # a tick is 4 ms; the machine may be busy
 
 
@@ -203,9 +204,9 @@ def test_a_burst_travels_in_few_messages(caller: Caller, echo: Echo) -> None:
 def test_the_foreground_takes_over_from_the_background(caller: Caller) -> None:
     for id in range(1, 50):
         until(lambda: background_leads(caller))
-        start = time.monotonic()
+        start = undisturbed_s()
         assert caller.call(id)
-        assert time.monotonic() - start < 5.0
+        assert undisturbed_s() - start < 5.0
 
 
 def test_a_wait_without_a_word_takes_over_too(caller: Caller) -> None:
