@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[1] / PACKAGE
 
 # Low to high. What stands on one line does not import each other.
 LAYERS = (
-    ("errors", "events", "meter"),
-    ("mesh",),
+    ("errors", "events", "tables"),
+    ("mesh", "traffic"),
     ("wire",),
     ("data",),
     ("transport", "supervise"),

@@ -26,7 +26,8 @@ from monarch_kernel.running.display import Sink
 from monarch_kernel.running.output import CellOutput
 from monarch_kernel.syntax.lines import UsageProblem
 from monarch_kernel.syntax.up import UpOptions
-from monarch_kernel.ui.text import detached_text, format_seconds
+from monarch_kernel.tables import format_seconds
+from monarch_kernel.ui.text import detached_text
 
 __all__ = ["DetachedMeshes", "ResumedCell", "TakenUp", "default_root", "resumed_cells", "show_missed"]
 

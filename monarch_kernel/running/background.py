@@ -13,7 +13,7 @@ from typing import Any
 from monarch_kernel.errors import format_ranks
 from monarch_kernel.running.cells import TURN_S, RemoteCell
 from monarch_kernel.running.output import CellOutput
-from monarch_kernel.ui.text import format_seconds
+from monarch_kernel.tables import format_seconds
 
 __all__ = ["Background", "BackgroundCell"]
 

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from monarch_kernel.describe.places import short_file
 from monarch_kernel.errors import Failure, Frame, RanksError, format_ranks
-from monarch_kernel.ui.text import plain
+from monarch_kernel.tables import plain
 
 __all__ = ["error_block"]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from monarch_kernel.errors import Failure, format_ranks
 from monarch_kernel.events import HostsView, HostView
 from monarch_kernel.launch.engines import ENGINES
-from monarch_kernel.ui.text import format_seconds
+from monarch_kernel.tables import format_seconds
 
 __all__ = ["coming_text", "engine_title", "missing_ranks_text", "missing_text", "up_text"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from monarch_kernel.errors import format_ranks
-from monarch_kernel.ui.text import plain
+from monarch_kernel.tables import plain
 
 __all__ = ["InterruptOutcome", "interrupt_text"]
 

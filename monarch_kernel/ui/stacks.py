@@ -13,7 +13,7 @@ from monarch_kernel.describe.places import describe_line, short_cell
 from monarch_kernel.describe.stacks import Activity, Collective, Doing
 from monarch_kernel.errors import Failure, format_ranks
 from monarch_kernel.events import MeshView, RankView
-from monarch_kernel.ui.text import format_seconds, plain
+from monarch_kernel.tables import format_seconds, plain
 
 __all__ = ["doing_lines", "no_answer", "stacks_text", "works"]
 

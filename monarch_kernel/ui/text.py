@@ -1,28 +1,18 @@
 """Meshes and their ranks as text and as static HTML: for terminals, saved notebooks and screen readers.
 
-States are told by a sign and a word; colour is only added. The HTML takes its colours from JupyterLab's theme where
-there is one, and else from the page, so it fits light and dark.
+States are told by a sign and a word; colour is only added.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
-from html import escape
 
 from monarch_kernel.errors import format_ranks
 from monarch_kernel.events import DetachedView, MeshView, RankState, RankView
+from monarch_kernel.tables import Column, aligned, format_nbytes, format_seconds, html_table, plain
 
-__all__ = [
-    "detached_text",
-    "format_nbytes",
-    "format_seconds",
-    "mesh_html",
-    "mesh_text",
-    "meshes_text",
-    "plain",
-]
+__all__ = ["detached_text", "mesh_html", "mesh_text", "meshes_text"]
 
 NO_MESH = "No mesh is up. Bring one up with: %mesh up NAME -n 4"
 DETACHED = "Not in this kernel (%mesh attach NAME takes one up, %mesh down NAME ends it):"
@@ -45,53 +35,6 @@ _MAX_NOTED = 16
 _MAX_LONGEST = 4
 _MAX_LOST = 4
 _MAX_ERROR = {"text": 80, "html": 200}
-_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]")
-
-_TABLE_STYLE = (
-    "border-collapse:collapse;font-variant-numeric:tabular-nums;"
-    "color:var(--jp-ui-font-color1, inherit);background:transparent;margin:0.25em 0"
-)
-_CAPTION_STYLE = (
-    "caption-side:top;text-align:left;white-space:nowrap;padding:0.25em 0;color:var(--jp-ui-font-color1, inherit)"
-)
-_CELL_STYLE = (
-    "padding:0.2em 1em 0.2em 0;text-align:{align};vertical-align:top;white-space:{wrap};background:transparent"
-)
-_RULE = "border-bottom:1px solid var(--jp-border-color2, rgba(128, 128, 128, 0.4))"
-
-
-def format_nbytes(nbytes: float) -> str:
-    """Write a number of bytes in binary units: ``512 B``, ``1.5 KiB``, ``12 MiB``."""
-    if nbytes < 1023.5:
-        return f"{nbytes:.0f} B"
-    value = float(nbytes)
-    for unit in ("KiB", "MiB", "GiB", "TiB", "PiB"):
-        value /= 1024
-        if value < 9.95:
-            return f"{value:.1f} {unit}"
-        if value < 1023.5:
-            return f"{value:.0f} {unit}"
-    return f"{value:,.0f} PiB"
-
-
-def format_seconds(seconds: float) -> str:
-    """Write a duration with two figures that matter: ``0.3 s``, ``12 s``, ``4 min 05 s``, ``2 h 03 min``."""
-    seconds = max(0.0, seconds)
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    if whole < 86_400:
-        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-    return f"{whole // 86_400} d {whole % 86_400 // 3600:02d} h"
-
-
-def plain(text: str) -> str:
-    """Text without colours and other terminal controls; newlines and tabs stay."""
-    return _CONTROL.sub("", text)
 
 
 def mesh_text(view: MeshView) -> str:
@@ -100,7 +43,7 @@ def mesh_text(view: MeshView) -> str:
     lines = [_caption(view)]
     if shown:
         columns = _columns(view, shown, "text")
-        lines += _aligned(columns)
+        lines += aligned(columns)
     if rest:
         lines.append(rest)
     return "\n".join([*lines, *_lost_hosts(view), *_strangers(view)])
@@ -109,34 +52,24 @@ def mesh_text(view: MeshView) -> str:
 def mesh_html(view: MeshView) -> str:
     """One mesh and its ranks, as an HTML table that needs neither script nor style sheet."""
     shown, rest = _ranks_to_show(view)
-    caption = escape(_caption(view))
-    name, colon, more = caption.partition(":")
-    rows: list[str] = []
-    if shown:
-        (titles, *body), right = _transposed(_columns(view, shown, "html"))
-        head = "".join(
-            f'<th scope="col" style="{_cell_style(is_right)};{_RULE}">{escape(title)}</th>'
-            for title, is_right in zip(titles, right, strict=True)
-        )
-        rows.append(f"<thead><tr>{head}</tr></thead>")
-        rows.append("<tbody>")
-        for rank, row in zip(shown, body, strict=True):
-            rows.append(_html_row(rank, row, titles, right))
-        rows.append("</tbody>")
-        below = [*([rest] if rest else []), *_lost_hosts(view), *_strangers(view)]
-        if below:
-            span = f'colspan="{len(titles)}" style="{_cell_style(False, wrap=True)}"'
-            feet = "".join(f"<tr><td {span}>{escape(line)}</td></tr>" for line in below)
-            rows.append(f"<tfoot>{feet}</tfoot>")
-    return (
-        f'<table style="{_TABLE_STYLE}"><caption style="{_CAPTION_STYLE}">'
-        f"<strong>{name}</strong>{colon}{more}</caption>{''.join(rows)}</table>"
-    )
+    below = [*([rest] if rest else []), *_lost_hosts(view), *_strangers(view)]
+
+    def mark(row: int, title: str, content: str) -> str:
+        if title != "state":
+            return content
+        sign, word = content.split(" ", 1)
+        state = shown[row].state
+        color = f"color:{_COLORS[state]}" if state in _COLORS else ""
+        # The word says the same: a screen reader need not try to name the sign.
+        return f'<span aria-hidden="true" style="{color}">{sign}</span> {word}'
+
+    columns = _columns(view, shown, "html") if shown else ()
+    return html_table(_caption(view), columns, below, mark=mark, wraps=("last error",))
 
 
 def detached_text(views: Sequence[DetachedView]) -> str:
     """Meshes that this kernel has not, one a line."""
-    lines = _aligned(
+    lines = aligned(
         [
             ("name", [view.name for view in views], False),
             ("axes", [" ".join(f"{axis}={size}" for axis, size in view.axes) for view in views], False),
@@ -164,7 +97,7 @@ def meshes_text(views: Sequence[MeshView]) -> str:
     if not views:
         return NO_MESH
     return "\n".join(
-        _aligned(
+        aligned(
             [
                 ("name", [view.name for view in views], False),
                 ("axes", [_axes(view) for view in views], False),
@@ -176,13 +109,9 @@ def meshes_text(views: Sequence[MeshView]) -> str:
     )
 
 
-# A column: its title, its cells, and whether it is aligned to the right.
-_Column = tuple[str, list[str], bool]
-
-
-def _columns(view: MeshView, ranks: Sequence[RankView], face: str) -> list[_Column]:
+def _columns(view: MeshView, ranks: Sequence[RankView], face: str) -> list[Column]:
     """The columns of the rank table; those that would be empty are left out."""
-    columns: list[_Column] = [("rank", [str(rank.rank) for rank in ranks], True)]
+    columns: list[Column] = [("rank", [str(rank.rank) for rank in ranks], True)]
     if len(view.axes) > 1:
         columns.append(("point", [", ".join(f"{axis}={at}" for axis, at in rank.point) for rank in ranks], False))
     if len({rank.host for rank in view.ranks}) > 1:
@@ -266,37 +195,3 @@ def _one_line(text: str, max_length: int) -> str:
     """The first line of ``text``, shortened, safe to print in a table."""
     first = plain(text).strip().split("\n")[0].replace("\t", " ").rstrip()
     return first if len(first) <= max_length else first[: max_length - 1] + "…"
-
-
-def _aligned(columns: Sequence[_Column]) -> list[str]:
-    padded = []
-    for title, cells, is_right in columns:
-        width = max(len(cell) for cell in (title, *cells))
-        padded.append([cell.rjust(width) if is_right else cell.ljust(width) for cell in (title, *cells)])
-    return ["  ".join(row).rstrip() for row in zip(*padded, strict=True)]
-
-
-def _transposed(columns: Sequence[_Column]) -> tuple[list[tuple[str, ...]], list[bool]]:
-    """Rows, the titles first, and which columns are aligned to the right."""
-    return list(zip(*((title, *cells) for title, cells, _ in columns), strict=True)), [right for _, _, right in columns]
-
-
-def _html_row(rank: RankView, row: Sequence[str], titles: Sequence[str], right: Sequence[bool]) -> str:
-    cells = []
-    for text, title, is_right in zip(row, titles, right, strict=True):
-        content = escape(text)
-        if title == "state":
-            sign, word = content.split(" ", 1)
-            color = f"color:{_COLORS[rank.state]}" if rank.state in _COLORS else ""
-            # The word says the same: a screen reader need not try to name the sign.
-            content = f'<span aria-hidden="true" style="{color}">{sign}</span> {word}'
-        style = _cell_style(is_right, wrap=title == "last error")
-        if title == "rank":
-            cells.append(f'<th scope="row" style="{style};font-weight:inherit">{content}</th>')
-        else:
-            cells.append(f'<td style="{style}">{content}</td>')
-    return f"<tr>{''.join(cells)}</tr>"
-
-
-def _cell_style(is_right: bool, wrap: bool = False) -> str:
-    return _CELL_STYLE.format(align="right" if is_right else "left", wrap="normal" if wrap else "nowrap")

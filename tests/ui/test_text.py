@@ -9,15 +9,8 @@ from typing import Any
 import pytest
 
 from monarch_kernel.events import DetachedView, HostView, MeshView, RankState, RankView
-from monarch_kernel.ui.text import (
-    detached_text,
-    format_nbytes,
-    format_seconds,
-    mesh_html,
-    mesh_text,
-    meshes_text,
-    plain,
-)
+from monarch_kernel.tables import format_nbytes, format_seconds, plain
+from monarch_kernel.ui.text import detached_text, mesh_html, mesh_text, meshes_text
 
 MIB = 2**20
 

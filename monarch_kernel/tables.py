@@ -1,0 +1,122 @@
+"""Tables as text and as static HTML: for terminals, saved notebooks and screen readers; and how figures are written in them.
+
+The HTML takes its colours from JupyterLab's theme where there is one, and else from the page, so it fits light and dark.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Sequence
+from html import escape
+
+__all__ = ["Column", "aligned", "format_nbytes", "format_seconds", "html_table", "plain"]
+
+Column = tuple[str, list[str], bool]
+"""Its title, its cells, and whether it is aligned to the right."""
+
+_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]")
+
+_TABLE_STYLE = (
+    "border-collapse:collapse;font-variant-numeric:tabular-nums;"
+    "color:var(--jp-ui-font-color1, inherit);background:transparent;margin:0.25em 0"
+)
+_CAPTION_STYLE = (
+    "caption-side:top;text-align:left;white-space:nowrap;padding:0.25em 0;color:var(--jp-ui-font-color1, inherit)"
+)
+_CELL_STYLE = (
+    "padding:0.2em 1em 0.2em 0;text-align:{align};vertical-align:top;white-space:{wrap};background:transparent"
+)
+_RULE = "border-bottom:1px solid var(--jp-border-color2, rgba(128, 128, 128, 0.4))"
+
+
+def format_nbytes(nbytes: float) -> str:
+    """Write a number of bytes in binary units: ``512 B``, ``1.5 KiB``, ``12 MiB``."""
+    if nbytes < 1023.5:
+        return f"{nbytes:.0f} B"
+    value = float(nbytes)
+    for unit in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        value /= 1024
+        if value < 9.95:
+            return f"{value:.1f} {unit}"
+        if value < 1023.5:
+            return f"{value:.0f} {unit}"
+    return f"{value:,.0f} PiB"
+
+
+def format_seconds(seconds: float) -> str:
+    """Write a duration with two figures that matter: ``0.3 s``, ``12 s``, ``4 min 05 s``, ``2 h 03 min``."""
+    seconds = max(0.0, seconds)
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86_400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86_400} d {whole % 86_400 // 3600:02d} h"
+
+
+def plain(text: str) -> str:
+    """Text without colours and other terminal controls; newlines and tabs stay."""
+    return _CONTROL.sub("", text)
+
+
+def aligned(columns: Sequence[Column]) -> list[str]:
+    """The lines of a table, the titles first."""
+    padded = []
+    for title, cells, is_right in columns:
+        width = max(len(cell) for cell in (title, *cells))
+        padded.append([cell.rjust(width) if is_right else cell.ljust(width) for cell in (title, *cells)])
+    return ["  ".join(row).rstrip() for row in zip(*padded, strict=True)]
+
+
+def html_table(
+    caption: str,
+    columns: Sequence[Column] = (),
+    below: Sequence[str] = (),
+    *,
+    mark: Callable[[int, str, str], str] = lambda row, title, content: content,
+    wraps: Collection[str] = (),
+) -> str:
+    """A table as HTML that needs neither script nor style sheet.
+
+    Args:
+        caption: what stands before its first colon is printed in bold.
+        columns: of equal length; the first one has the names of the rows.
+        below: lines that stand below.
+        mark: gives the HTML of a cell, of its row, the title of its column, and its content, which is escaped.
+        wraps: titles of the columns in which text may be broken.
+    """
+    name, colon, more = escape(caption).partition(":")
+    rows: list[str] = []
+    if columns:
+        head = "".join(
+            f'<th scope="col" style="{_cell_style(is_right)};{_RULE}">{escape(title)}</th>'
+            for title, _, is_right in columns
+        )
+        rows += [f"<thead><tr>{head}</tr></thead>", "<tbody>"]
+        for i in range(len(columns[0][1])):
+            cells = []
+            for column, (title, texts, is_right) in enumerate(columns):
+                content = mark(i, title, escape(texts[i]))
+                style = _cell_style(is_right, wrap=title in wraps)
+                if column:
+                    cells.append(f'<td style="{style}">{content}</td>')
+                else:
+                    cells.append(f'<th scope="row" style="{style};font-weight:inherit">{content}</th>')
+            rows.append(f"<tr>{''.join(cells)}</tr>")
+        rows.append("</tbody>")
+        if below:
+            span = f'colspan="{len(columns)}" style="{_cell_style(False, wrap=True)}"'
+            feet = "".join(f"<tr><td {span}>{escape(line)}</td></tr>" for line in below)
+            rows.append(f"<tfoot>{feet}</tfoot>")
+    return (
+        f'<table style="{_TABLE_STYLE}"><caption style="{_CAPTION_STYLE}">'
+        f"<strong>{name}</strong>{colon}{more}</caption>{''.join(rows)}</table>"
+    )
+
+
+def _cell_style(is_right: bool, wrap: bool = False) -> str:
+    return _CELL_STYLE.format(align="right" if is_right else "left", wrap="normal" if wrap else "nowrap")
