@@ -16,6 +16,7 @@ __all__ = [
     "RankState",
     "RankView",
     "StopEvent",
+    "ThroughputEvent",
 ]
 
 RankState = Literal["starting", "idle", "running", "failed", "dead", "stopped"]
@@ -80,6 +81,8 @@ class RankView:
         last_error: headline of its last failure since its last success; for a dead rank how it died.
         last_line: the last line it wrote.
         restarts: how many processes were in this place before.
+        in_bytes_per_s: how fast it takes bytes in, from other processes, as the last second had it.
+        out_bytes_per_s: how fast it sends them out.
     """
 
     rank: int
@@ -95,6 +98,8 @@ class RankView:
     last_error: str = ""
     last_line: str = ""
     restarts: int = 0
+    in_bytes_per_s: float = 0.0
+    out_bytes_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,3 +215,17 @@ class StopEvent:
     begins: bool
     since: float
     is_waiting: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ThroughputEvent:
+    """How fast bytes go to and from ranks of a mesh; told while they do, about twice a second, and once more when none do.
+
+    Attributes:
+        mesh: name of the mesh; empty for the program itself.
+        ranks: flat rank -> bytes a second that it has taken in and sent out, for each of the last 60 seconds, oldest first.
+            The last is how fast they go now. Ranks where it is all the same as before, that is 0, are not in it.
+    """
+
+    mesh: str
+    ranks: dict[int, tuple[tuple[float, float], ...]]

@@ -30,9 +30,10 @@ from monarch_kernel.describe.stacks import Doing
 from monarch_kernel.edit.classes import Key, classes_of_notebook, key_of
 from monarch_kernel.edit.prospect import Reloaded, Synced
 from monarch_kernel.edit.sources import find_source, sources_for
-from monarch_kernel.errors import ActorError, Failure, RemoteError, SupervisionError
+from monarch_kernel.errors import ActorError, Failure, RemoteError, SupervisionError, format_ranks
 from monarch_kernel.events import MeshView, StopEvent
 from monarch_kernel.mesh import Extent, Point, Region, Shaped, ValueMesh
+from monarch_kernel.traffic import Traffic
 from monarch_kernel.wire.codec import Packed, dump, pack
 from monarch_kernel.wire.messages import (
     Complete,
@@ -445,6 +446,18 @@ class ProcMesh(Handle, Shaped):
                 f"mesh {self.name!r} came here as an argument: its logs are read where the mesh was made"
             )
         return dict(zip(self.ranks, self._session.logs(self.procs)))
+
+    def traffic(self, *, timeout_s: float = 5.0) -> Traffic:
+        """What has gone to and from these ranks since they are up, as a table; all that ended before the call is in it.
+
+        What came in between two calls is ``later - earlier``.
+
+        Args:
+            timeout_s: how long ranks may take to say, in seconds; they answer within milliseconds, unless native code holds
+                their interpreter. Of those that do not it is what they have told before, a quarter of a second ago or more.
+        """
+        name = self.name if self.is_whole else f"{self.name}{format_ranks(self.ranks)}"
+        return self._runtime.traffic(self.procs, name, timeout_s)
 
     def view(self) -> MeshView:
         """The mesh as it is now, for showing."""

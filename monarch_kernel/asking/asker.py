@@ -10,6 +10,7 @@ from monarch_kernel.asking.future import Future, Owner
 from monarch_kernel.asking.kept import MakeSpawn
 from monarch_kernel.asking.ports import PortTable
 from monarch_kernel.data.lending import Lendings
+from monarch_kernel.data.meters import Meters
 from monarch_kernel.data.roads import Roads
 from monarch_kernel.errors import Failure
 from monarch_kernel.wire.codec import Packed
@@ -25,12 +26,14 @@ class Asker(Owner, Protocol):
     Attributes:
         ports: those that this process has open.
         lendings: the memory that it has lent to others.
+        meters: count what it carries.
         roads: to memory that others have lent.
         shared: what handles of one actor share, by its number.
     """
 
     ports: PortTable
     lendings: Lendings
+    meters: Meters
     roads: Roads
     shared: MutableMapping[int, Any]
 

@@ -10,6 +10,7 @@ from monarch_kernel.asking.asker import Asker
 from monarch_kernel.asking.future import Future
 from monarch_kernel.data.lending import Loan
 from monarch_kernel.data.memory import Layout, Memory, Place, boxes, copy, matched, memory_of
+from monarch_kernel.data.meters import Piece
 from monarch_kernel.data.near import MemoryRoad, ProcessRoad, Tables
 from monarch_kernel.data.roads import Gone, Roads
 from monarch_kernel.errors import BufferGoneError, Failure, rebuild_exception
@@ -31,7 +32,7 @@ def roads_of(asker: Asker) -> Roads:
         asker: carries its requests.
     """
     tables = Tables()
-    return Roads((ProcessRoad(tables), MemoryRoad(tables), MessagesRoad(asker)))
+    return Roads((ProcessRoad(tables), MemoryRoad(tables), MessagesRoad(asker)), asker.meters)
 
 
 class MessagesRoad:
@@ -66,7 +67,7 @@ class MessagesRoad:
         def make(id: int) -> Packed:
             if not is_write:
                 return pack(ReadLoan(id, *described))
-            block = bytearray(here.layout.nbytes)
+            block = Piece(here.layout.nbytes)
             copy(_packed(block, here.layout), here)
             return pack(WriteLoan(id, *described, Payload(b"", 1)), (memoryview(block),))
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from monarch_kernel.asking.answer import Answer
 from monarch_kernel.controller.resume import Resumed
 from monarch_kernel.errors import Failure
-from monarch_kernel.events import OutputEvent, StopEvent
+from monarch_kernel.events import OutputEvent, StopEvent, ThroughputEvent
 from monarch_kernel.transport.base import Peer
 from monarch_kernel.wire.codec import Packed
 from monarch_kernel.wire.messages import OutputChunk
@@ -76,7 +76,7 @@ class BacklogEvent(NamedTuple):
 class Tell(NamedTuple):
     """Effect: an event for whoever watches."""
 
-    event: OutputEvent | RichEvent | LostEvent | BacklogEvent | StopEvent
+    event: OutputEvent | RichEvent | LostEvent | BacklogEvent | StopEvent | ThroughputEvent
 
 
 class Expired(NamedTuple):

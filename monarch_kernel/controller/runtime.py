@@ -43,7 +43,7 @@ from monarch_kernel.controller.healing import Healer, Healing
 from monarch_kernel.controller.printer import OutputPrinter
 from monarch_kernel.controller.resume import Resumed
 from monarch_kernel.controller.state import State
-from monarch_kernel.controller.views import mesh_view
+from monarch_kernel.controller.views import mesh_view, traffic_view
 from monarch_kernel.controller.workplace import FOR_ACTORS, ControllerWorkplace
 from monarch_kernel.data.lending import Lendings
 from monarch_kernel.edit.modules import LocalModules
@@ -54,6 +54,7 @@ from monarch_kernel.launch.base import HostHandle
 from monarch_kernel.rank.executor import working
 from monarch_kernel.supervise.family import PROGRAM, Process
 from monarch_kernel.supervise.policy import RestartPolicy
+from monarch_kernel.traffic import Traffic
 from monarch_kernel.transport.base import CONTROLLER, HostTransport, Peer, host_peer, incarnation_of, is_rank, rank_peer
 from monarch_kernel.transport.driver import Driver, Waiter
 from monarch_kernel.wire.codec import Frame, Packed, WireError, pack, split
@@ -64,9 +65,11 @@ from monarch_kernel.wire.messages import (
     Hello,
     HostHello,
     Message,
+    Metered,
     Ping,
     RankSpec,
     ReadClock,
+    ReadMeters,
 )
 
 __all__ = ["Listener", "Runtime"]
@@ -114,6 +117,7 @@ class Runtime:
         self.on_tick: Callable[[float], None] = lambda now: None
         self.ports = PortTable()
         self.lendings = Lendings(CONTROLLER_PROC)
+        self.meters = transport.meters
         self.roads = roads_of(self)
         self.shared: MutableMapping[int, Any] = WeakValueDictionary()
         self.modules = LocalModules()
@@ -524,7 +528,36 @@ class Runtime:
 
         ranks = [self._state.ranks.get(proc) for proc in procs]
         strangers = self._transport.strangers
-        return mesh_view(name, axes, ranks, self._state.hosts, engine_of, time.monotonic(), age_s, strangers)
+        now = time.monotonic()
+        rate_of = partial(self._state.meters.rate, now=now)
+        return mesh_view(name, axes, ranks, self._state.hosts, engine_of, now, age_s, strangers, rate_of)
+
+    def traffic(self, procs: Collection[int], name: str, timeout_s: float) -> Traffic:
+        """What has gone to and from these processes.
+
+        All ranks are asked, for others may have counted it; of those that do not answer in time it is what they have told.
+
+        Raises:
+            MeshDownError: the session was shut down.
+        """
+        state = self._state
+
+        def living() -> list[int]:
+            ranks = state.ranks.items()
+            return [proc for proc, rank in ranks if proc != CONTROLLER_PROC and rank.up and rank.death is None]
+
+        def read() -> Traffic:
+            self._read_meters(time.monotonic())
+            return traffic_view(name, frozenset(procs), state.meters, state.ranks, silent)
+
+        silent: Sequence[int] = ()
+        asked = self.with_baton(living)
+        if asked:
+            future: Future[Sequence[Answer]] = self.ask(asked, lambda id: pack(ReadMeters(id)), lambda answers: answers)
+            if not future.wait(timeout_s):
+                future.cancel()
+            silent = [proc for proc, answer in zip(asked, future.get()) if isinstance(answer, Failure)]
+        return self.with_baton(read)
 
     def close(self, timeout_s: float = 5.0, grace_s: float = 0.0) -> None:
         """End all ranks, agents and the loop; pending futures end with an error."""
@@ -758,8 +791,15 @@ class Runtime:
         except (OSError, ValueError):  # nobody can read it any more: stdout is closed
             _log.debug("output of ranks could not be printed", exc_info=True)
 
+    def _read_meters(self, now: float) -> None:
+        """Take what this process has counted itself."""
+        rows, over_s = self.meters.changes()
+        if rows:
+            self._state.meters.heard(CONTROLLER, Metered(rows, over_s), now)
+
     def _on_tick(self, now: float) -> None:
         self._print()
+        self._read_meters(now)
         listened_s = min(now - self._listened_at, MAX_LISTEN_S)
         self._listened_at = now
         self.perform(self._state.listened(self._transport.heard(), listened_s))

@@ -56,11 +56,12 @@ from monarch_kernel.controller.effects import (
 )
 from monarch_kernel.controller.exits import describe_exit, signal_name
 from monarch_kernel.controller.hosts import Hosts
+from monarch_kernel.controller.meters import MeterBook
 from monarch_kernel.controller.order import Said, Spoken
 from monarch_kernel.controller.records import HostRecord, Pending, RankRecord
 from monarch_kernel.controller.resume import Resumption
 from monarch_kernel.errors import Failure, format_ranks
-from monarch_kernel.events import OutputEvent, StopEvent
+from monarch_kernel.events import OutputEvent, StopEvent, ThroughputEvent
 from monarch_kernel.supervise.policy import RestartPolicy, Restarts
 from monarch_kernel.transport.base import CONTROLLER, Peer, host_peer, is_rank, proc_of, rank_peer
 from monarch_kernel.wire.codec import Frame, Packed, pack
@@ -82,6 +83,7 @@ from monarch_kernel.wire.messages import (
     Lost,
     Meet,
     Message,
+    Metered,
     Names,
     Outlive,
     Outlives,
@@ -124,6 +126,7 @@ class State:
     Attributes:
         hosts: by number.
         ranks: by number of the place; those who are there now, or were last.
+        meters: what ranks have told of what they carry.
         strays: how much was dropped that nobody expected.
         software: what the controller runs, with which that of other machines has to agree; None to compare nothing.
     """
@@ -131,6 +134,7 @@ class State:
     def __init__(self) -> None:
         self.hosts = Hosts()
         self.ranks: dict[int, RankRecord] = {}
+        self.meters = MeterBook()
         self.strays = 0
         self._dead: set[int] = set()
         self._coming: set[int] = set()  # those that may not be up; `tick` looks at nobody else
@@ -558,6 +562,9 @@ class State:
                 record.rss_nbytes, record.cpu_percent = reading.rss_nbytes, reading.cpu_percent
             self.hosts[int(peer[1:])].strangers = message.strangers
             return []
+        if isinstance(message, Metered):
+            self.meters.heard(peer, message, now)
+            return []
         if isinstance(message, Fetch):
             return [Find(peer, message.turn, message.name)]
         if isinstance(message, Names):
@@ -662,9 +669,21 @@ class State:
                 self._coming.discard(proc)
             elif self.hosts[record.host].up and now >= record.deadline:
                 late.setdefault(record.host, []).append(proc)
-        return effects + [Expired(host, tuple(procs)) for host, procs in late.items()] + self._due(now)
+        effects += [Expired(host, tuple(procs)) for host, procs in late.items()]
+        return effects + self._due(now) + self._throughput(now)
 
     # -- inside
+
+    def _throughput(self, now: float) -> list[Effect]:
+        """Tell how fast bytes go, where they do."""
+        meshes: dict[str, dict[int, tuple[tuple[float, float], ...]]] = {}
+        for proc, history in self.meters.due(now).items():
+            record = self.ranks.get(proc)
+            if proc == CONTROLLER_PROC:
+                meshes.setdefault("", {})[0] = history
+            elif record is not None:
+                meshes.setdefault(record.spec.mesh, {})[record.spec.rank] = history
+        return [Tell(ThroughputEvent(mesh, ranks)) for mesh, ranks in meshes.items()]
 
     def _may_say(self, peer: Peer, message: Message) -> bool:
         """Whether a rank speaks for itself, or a host agent for itself and the ranks it was given."""
@@ -678,6 +697,8 @@ class State:
                 return message.proc == number
             if isinstance(message, (Result, Failed)):
                 return peer in self._speakers
+            if isinstance(message, Metered):
+                return all(number in (row.source, row.target) for row in message.carried)
             return isinstance(message, (Rich, Names, Stopped, Continued, Meet, CleansUp, Fetch))
         number = int(peer[1:])
         if isinstance(message, HostHello):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from monarch_kernel.data.lending import Loan
-from monarch_kernel.data.memory import Memory
+from monarch_kernel.data.memory import Memory, boxes, matched
+from monarch_kernel.data.meters import Meters
 
 __all__ = ["Gone", "NoRoad", "Road", "Roads", "Transfer"]
+
+SLAB_NBYTES = 64 << 20
+"""What is larger is carried in parts of this size, each of which is counted when it is done."""
 
 
 class Gone(Exception):
@@ -70,10 +74,12 @@ class Roads:
 
     Args:
         roads: the best first.
+        meters: count what they carry.
     """
 
-    def __init__(self, roads: Sequence[Road]) -> None:
+    def __init__(self, roads: Sequence[Road], meters: Meters) -> None:
         self._roads = tuple(roads)
+        self._meters = meters
 
     def __getitem__(self, name: str) -> Road:
         """The road of this name."""
@@ -96,9 +102,32 @@ class Roads:
             if not road.leads_to(loan):
                 continue
             try:
-                road.carry(loan, here, is_write=is_write)
+                self._carry(road, loan, here, is_write=is_write)
             except NoRoad as error:
                 why.append(f"by {road.name}: {error}")
             else:
                 return Transfer(loan.layout.nbytes, time.perf_counter() - begun, road.name)
         raise NoRoad("; ".join(why) or "no road leads to it")
+
+    def _carry(self, road: Road, loan: Loan, here: Memory, *, is_write: bool) -> None:
+        """Copy by one road, and count it."""
+        us, owner = self._meters.proc, loan.proc
+        source, target = (us, owner) if is_write else (owner, us)
+        left = loan.layout.nbytes
+        for there, ours in _slabs(loan, here):
+            begun = time.perf_counter()
+            road.carry(there, ours, is_write=is_write)
+            nbytes, seconds = there.layout.nbytes, time.perf_counter() - begun
+            left -= nbytes
+            self._meters.count(source, target, road.name, nbytes, operations=int(not left), seconds=seconds)
+
+
+def _slabs(loan: Loan, here: Memory) -> Iterator[tuple[Loan, Memory]]:
+    """Cut what is large into parts of some size, the same ones at both ends."""
+    if loan.layout.nbytes <= SLAB_NBYTES:
+        yield loan, here
+        return
+    ours, theirs = matched(here.layout, loan.layout)
+    for (near, layout), (far, box) in zip(boxes(ours, SLAB_NBYTES), boxes(theirs, SLAB_NBYTES)):
+        there = loan._replace(address=loan.address + far, layout=box)
+        yield there, here._replace(address=here.address + near, layout=layout)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from IPython.core.interactiveshell import InteractiveShell
+from IPython.display import display
 
 from monarch_kernel.actor.procs import ProcMesh
 from monarch_kernel.agent.processes import gpu_ids
@@ -169,6 +170,15 @@ class MeshCommands:
         for entry, mesh in parts:
             answers = look(entry.mesh)
             print(stacks_text(entry.mesh.view(), answers, mesh.ranks))
+
+    def traffic(self, rest: str) -> None:
+        """Say what has gone to and from the ranks of a mesh, or of a part of it; of all meshes, if none is named."""
+        words = tokens(rest)
+        parts = [self._part(words, "traffic")] if words else [(entry, entry.mesh) for entry in self._meshes]
+        if not parts:
+            print(meshes_text([]))
+        for _, mesh in parts:
+            display(mesh.traffic())
 
     def heal(self, rest: str) -> None:
         """Start new processes in place of dead ranks of a mesh, or of a part of it; of the last one, if none is named."""

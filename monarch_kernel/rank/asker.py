@@ -57,6 +57,7 @@ class RankAsker:
         self.refused = 0
         self.ports = PortTable()
         self.lendings = Lendings(spec.proc)
+        self.meters = transport.meters
         self.roads = roads_of(self)
         self.shared: MutableMapping[int, Any] = WeakValueDictionary()
         self._driver = driver

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from monarch_kernel.data.leases import Lease
 from monarch_kernel.data.lending import Lendings
 from monarch_kernel.data.memory import Layout, Place, copy, memory_of
+from monarch_kernel.data.meters import Piece
 from monarch_kernel.describe.report import describe
 from monarch_kernel.errors import BufferGoneError
 from monarch_kernel.wire.codec import Frame, Packed, dump, pack
@@ -56,7 +57,7 @@ class Lender:
             raise ValueError("the block lies beyond the end of what was lent")
         ours = Place(memory.address + message.offset, layout)
         if isinstance(message, ReadLoan):
-            block = bytearray(layout.nbytes)
+            block = Piece(layout.nbytes)
             copy(_packed(block, layout), ours)
             return pack(Result(message.id, Payload(b"", 1)), (memoryview(block),))
         if memory.is_readonly:

@@ -49,6 +49,7 @@ from monarch_kernel.rank.apply import Applier, run_bootstrap
 from monarch_kernel.rank.asker import RankAsker, RankItem
 from monarch_kernel.rank.executor import Executor
 from monarch_kernel.rank.ledger import Ledger
+from monarch_kernel.rank.reports import MeterReports
 from monarch_kernel.rank.streams import OutputMarks
 from monarch_kernel.rank.workplace import Workplace, later
 from monarch_kernel.supervise.family import PROGRAM, Process
@@ -77,6 +78,7 @@ from monarch_kernel.wire.messages import (
     Pull,
     Push,
     RankSpec,
+    ReadMeters,
     Release,
     Reload,
     Result,
@@ -156,6 +158,7 @@ class Rank(Workplace):
         super().__init__(spec.proc, self.driver, self.peers)
         self.peers.on_linger = self.linger
         self.peers.supervisor = self.supervisor
+        self.reports = MeterReports(transport.meters, self.driver.submit)
         self.group: Group | None = None
         self.main = Executor(self, "main")
         self.main.handlers |= {
@@ -435,11 +438,18 @@ class Rank(Workplace):
             threading.Thread(target=self._inspect, args=[message], name="monarch-inspect", daemon=True).start()
         elif isinstance(message, Look):
             self._look(message.id)
+        elif isinstance(message, ReadMeters):
+            self._tell_meters()
+            self.send_answer_now(message.id, pack(Result(message.id, Payload())))
         elif isinstance(message, Forget):
             if self._ledger is not None:
                 self._ledger.forget(message.id)
         elif isinstance(message, Attach):
             self._attach(message)
+
+    def _tell_meters(self) -> None:
+        if (told := self.reports.now()) is not None:
+            self.driver.send(CONTROLLER, told)
 
     def _attach(self, message: Attach) -> None:
         """Tell a new controller who we are, and what the last one did not hear."""
@@ -457,6 +467,8 @@ class Rank(Workplace):
             self.driver.send(CONTROLLER, pack(self._names.everything()))
         if self._cleans_up:
             self.driver.send(CONTROLLER, pack(CleansUp()))
+        self.peers.meters.tell_all()
+        self._tell_meters()
         self.peers.controller_is_new()
 
     # -- looking into the namespace, whatever runs

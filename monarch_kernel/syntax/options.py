@@ -34,6 +34,7 @@ COMMANDS = {
     "restart": "end ranks, and start new processes in their places",
     "sync": "send edited modules to its ranks, and load anew what is imported there",
     "stacks": "say what every rank does now",
+    "traffic": "say how many bytes have gone between its ranks, by which roads, and in collectives",
     "debug": "look at a rank in pdb, where it failed or stopped",
     "logs": "show what ranks have written, also what was left out",
     "help": "what a command takes",

@@ -23,6 +23,7 @@ _ARGUMENTS = {
     "restart": "SELECTOR",
     "sync": "[SELECTOR] [MODULE | PATH]",
     "stacks": "[NAME]",
+    "traffic": "[SELECTOR]",
     "debug": "[SELECTOR]",
     "logs": "[SELECTOR] [OPTION]...",
     "help": "[COMMAND]",

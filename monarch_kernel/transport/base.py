@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from monarch_kernel.data.meters import Meters
 from monarch_kernel.wire.codec import Frame
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "host_peer",
     "incarnation_of",
     "is_rank",
+    "place_of",
     "proc_of",
     "rank_peer",
 ]
@@ -46,6 +48,14 @@ def proc_of(peer: Peer) -> int:
     if not is_rank(peer):
         raise ValueError(f"{peer!r} is not the name of a rank")
     return int(peer[1:].partition(b"+")[0])
+
+
+def place_of(peer: Peer) -> int:
+    """Number of a rank; 0 for the controller, and for all others, of whom no counts are kept."""
+    try:
+        return proc_of(peer)
+    except ValueError:
+        return proc_of(CONTROLLER)
 
 
 def incarnation_of(peer: Peer) -> int:
@@ -93,9 +103,12 @@ class HostTransport(Transport, Protocol):
     """The controller's transport, which also reaches other hosts, and through their agents the ranks there.
 
     Attributes:
+        meters: count the frames that it sends.
         refused: connections and messages that were not let in.
         strangers: of these, the connections of those who have not the keys.
     """
+
+    meters: Meters
 
     @property
     def refused(self) -> int:
@@ -136,9 +149,11 @@ class PeerTransport(Transport, Protocol):
     """A rank's transport, which also reaches other ranks: those it has connected to, and those that have connected to it.
 
     Attributes:
+        meters: count the frames that it sends.
         shares: whether it opens what other processes of the machine have in shared memory.
     """
 
+    meters: Meters
     shares: bool
 
     def connect(self, peer: Peer, address: str) -> None:

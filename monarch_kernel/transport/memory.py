@@ -6,7 +6,8 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
-from monarch_kernel.transport.base import CONTROLLER, Peer
+from monarch_kernel.data.meters import Meters
+from monarch_kernel.transport.base import CONTROLLER, Peer, place_of
 from monarch_kernel.wire.codec import Frame
 
 __all__ = ["MemoryHub", "MemoryTransport"]
@@ -84,6 +85,7 @@ class MemoryTransport:
 
     def __init__(self, hub: MemoryHub, name: Peer) -> None:
         self.closed = False
+        self.meters = Meters(place_of(name))
         self.shares = False
         self._hub = hub
         self._name = name
@@ -102,7 +104,10 @@ class MemoryTransport:
 
     def send(self, peer: Peer, parts: Sequence[Frame]) -> bool:
         """Hand a message over; False if no such peer is connected."""
-        return self._hub.carry(self._name, peer, parts)
+        is_sent = self._hub.carry(self._name, peer, parts)
+        if is_sent and len(parts) > 1:
+            self.meters.sent(place_of(peer), parts, parts)
+        return is_sent
 
     def flush(self) -> None:
         """Nothing: what is sent goes out at once."""

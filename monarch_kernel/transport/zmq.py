@@ -24,7 +24,8 @@ from typing import Any
 import zmq
 from zmq.backend import Socket as PlainSocket
 
-from monarch_kernel.transport.base import CONTROLLER, Peer, host_peer
+from monarch_kernel.data.meters import Meters
+from monarch_kernel.transport.base import CONTROLLER, Peer, host_peer, place_of
 from monarch_kernel.transport.links import Links
 from monarch_kernel.transport.packets import PacketSocket
 from monarch_kernel.transport.relay import CONTROLLER_HOST, Relay
@@ -58,10 +59,14 @@ class ZmqRouter(Wakeable):
         address: where ranks and the agent of its own machine connect to.
         keys: of connections to other machines; None where there are to be none.
         life: how many controllers the session has had before.
+
+    Attributes:
+        meters: count the frames that it sends.
     """
 
     def __init__(self, address: str, keys: LinkKeys | None = None, life: int = 0) -> None:
         super().__init__()
+        self.meters = Meters(place_of(CONTROLLER))
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.set_hwm(0)
@@ -164,15 +169,21 @@ class ZmqRouter(Wakeable):
 
     def send(self, peer: Peer, parts: Sequence[Frame]) -> bool:
         """Hand a message over without blocking; False if no such peer is connected."""
+        as_sent = parts
         if (home := self._homes.get(peer)) is not None:
             self._relay.send(CONTROLLER, peer, home, parts)
             self._is_far = True
-            return True
-        if peer == CONTROLLER:
+        elif peer == CONTROLLER:
             self._arrived.append((CONTROLLER, _as_received(parts)))
-            return True
-        self._is_far = False
-        return self._hand_over(peer, refer(parts, peer) if len(parts) > 1 and peer in self._sharing else parts)
+        else:
+            self._is_far = False
+            if len(parts) > 1 and peer in self._sharing:
+                as_sent = refer(parts, peer)
+            if not self._hand_over(peer, as_sent):
+                return False
+        if len(parts) > 1:
+            self.meters.sent(place_of(peer), parts, as_sent)
+        return True
 
     def flush(self) -> None:
         """Have what is for other hosts go out."""
@@ -324,11 +335,13 @@ class ZmqRank(Wakeable):
         gateway: address of its host agent, for processes of other hosts; empty where there are none.
 
     Attributes:
+        meters: count the frames that it sends.
         shares: whether large frames for processes of this machine stay in shared memory.
     """
 
     def __init__(self, address: str, name: Peer, own_address: str, gateway: str = "") -> None:
         super().__init__()
+        self.meters = Meters(place_of(name))
         self._name = name
         self._context = zmq.Context()
         self._poller = select.poll()
@@ -413,29 +426,36 @@ class ZmqRank(Wakeable):
 
     def send(self, peer: Peer, parts: Sequence[Frame]) -> bool:
         """Hand a message over without blocking; False if no such peer is connected."""
+        as_sent = parts
         if peer in self._far:
             assert self._gateway is not None
             self._gateway.send([peer, *parts])
             if self._gateway.has_unsent:
                 self._poller.register(self._gateway.fd, select.POLLIN | select.POLLOUT)
-            return True
-        if peer == self._name:
+        elif peer == self._name:
             self._to_myself.append(_as_received(parts))
-            return True
-        if len(parts) > 1 and self.shares:
-            parts = refer(parts, peer)
+        else:
+            if len(parts) > 1 and self.shares:
+                as_sent = refer(parts, peer)
+            if not self._hand_over(peer, as_sent):
+                return False
+        if len(parts) > 1:
+            self.meters.sent(place_of(peer), parts, as_sent)
+        return True
+
+    def _hand_over(self, peer: Peer, parts: Sequence[Frame]) -> bool:
         if (fd := self._asked.get(peer)) is not None:
             send_multipart(self._sockets[fd], parts)
             self._stirred.add(fd)
-        else:
-            self._stirred.add(self._askers_fd)
-            try:
-                send_multipart(self._askers, [peer, *parts])
-            except zmq.ZMQError as error:
-                if error.errno == zmq.EHOSTUNREACH:
-                    forget(peer)
-                    return False
-                raise
+            return True
+        self._stirred.add(self._askers_fd)
+        try:
+            send_multipart(self._askers, [peer, *parts])
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                forget(peer)
+                return False
+            raise
         return True
 
     def flush(self) -> None:

@@ -121,10 +121,16 @@ def _columns(view: MeshView, ranks: Sequence[RankView], face: str) -> list[Colum
         ("activity", [_activity(rank) for rank in ranks], False),
         ("device", [rank.device for rank in ranks], False),
         ("memory", [format_nbytes(rank.rss_nbytes) if rank.rss_nbytes else "" for rank in ranks], True),
+        ("in", [_rate(rank.in_bytes_per_s) for rank in ranks], True),
+        ("out", [_rate(rank.out_bytes_per_s) for rank in ranks], True),
         ("restarts", [str(rank.restarts or "") for rank in ranks], True),
         ("last error", [_one_line(rank.last_error, _MAX_ERROR[face]) for rank in ranks], False),
     ]
     return [column for column in columns if any(column[1]) or column[0] in ("rank", "state")]
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{format_nbytes(bytes_per_s)}/s" if bytes_per_s else ""
 
 
 def _activity(rank: RankView) -> str:

@@ -24,8 +24,10 @@ __all__ = [
     "Attach",
     "Backlog",
     "Call",
+    "Carried",
     "CleansUp",
     "ClockRead",
+    "Collected",
     "Complete",
     "Conclude",
     "Continued",
@@ -52,6 +54,7 @@ __all__ = [
     "Lost",
     "Meet",
     "Message",
+    "Metered",
     "ModuleSource",
     "Names",
     "Outlive",
@@ -74,6 +77,7 @@ __all__ = [
     "ReadClock",
     "ReadLoan",
     "ReadLog",
+    "ReadMeters",
     "Reading",
     "Readings",
     "Release",
@@ -305,6 +309,12 @@ class Inspect(Message, frozen=True):
 
 class Look(Message, frozen=True):
     """Answer with what you do now (`agent.stacks.Doing`), at once, whatever you do. Has its own lane."""
+
+    id: int
+
+
+class ReadMeters(Message, frozen=True):
+    """Say what of your counts has changed (`Metered`), then answer, at once, whatever you do. Has its own lane."""
 
     id: int
 
@@ -568,6 +578,42 @@ class Names(Message, frozen=True):
 
     changed: dict[str, str]
     removed: tuple[str, ...] = ()
+
+
+class Carried(msgspec.Struct, array_like=True, frozen=True):
+    """What has gone from one process to another by a road, since whoever counts it is there.
+
+    ``seconds`` is how long it took, as far as that is known, of transfers at the same time together.
+    """
+
+    source: int
+    target: int
+    road: str
+    nbytes: int
+    operations: int
+    seconds: float
+
+
+class Collected(msgspec.Struct, array_like=True, frozen=True):
+    """What a rank has done of one kind of collective in a process group, since it is there; ``seconds`` as far as known."""
+
+    group: str
+    operation: str
+    nbytes: int
+    operations: int
+    seconds: float
+
+
+class Metered(Message, frozen=True):
+    """The counts that have changed, as they are now; they have changed in the last ``over_s`` seconds.
+
+    ``unread`` is how many collectives are in no count, for what torch keeps of them was gone before it was read.
+    """
+
+    carried: tuple[Carried, ...]
+    over_s: float
+    collected: tuple[Collected, ...] = ()
+    unread: int = 0
 
 
 # controller -> host agent

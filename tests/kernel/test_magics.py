@@ -319,7 +319,21 @@ def test_pulling_what_is_not_there_names_it(notebook: Notebook) -> None:
     [
         (
             "%mesh ",
-            {"up", "show", "down", "attach", "interrupt", "heal", "restart", "sync", "stacks", "debug", "logs", "help"},
+            {
+                "up",
+                "show",
+                "down",
+                "attach",
+                "interrupt",
+                "heal",
+                "restart",
+                "sync",
+                "stacks",
+                "traffic",
+                "debug",
+                "logs",
+                "help",
+            },
         ),
         ("%mesh d", {"down", "debug"}),
         ("x = 1\n%mesh down ", {"t", "--all"}),

@@ -52,6 +52,11 @@ class TestMeshText:
             "   3  † dead                              cpu              killed by SIGKILL",
         ]
 
+    def test_how_fast_bytes_go_is_shown_where_they_do(self) -> None:
+        lines = mesh_text(mesh_view(rank_view(0, in_bytes_per_s=1.5 * 2**30), rank_view(1))).split("\n")
+        assert lines[1].split() == ["rank", "state", "device", "memory", "in"]
+        assert lines[2].endswith("300 MiB  1.5 GiB/s")
+
     def test_points_are_shown_where_there_is_more_than_one_axis(self) -> None:
         ranks = tuple(
             RankView(dp * 2 + tp, (("dp", dp), ("tp", tp)), "starting", host="a") for dp in range(2) for tp in range(2)
