@@ -14,19 +14,21 @@ LONG_S = 60.0
 """Far more than anything here takes."""
 
 
-def wait_until(condition: Callable[[], object], what: str, timeout_s: float = LONG_S) -> float:
-    """Wait until a condition holds; gives how long that took, in seconds.
+def wait_until(condition: Callable[[], object], what: str, within_s: float = LONG_S) -> float:
+    """Wait until a condition holds; gives how long that took, as `undisturbed_s` tells time.
 
     Args:
         condition: is asked again and again.
         what: is waited for, in words.
-        timeout_s: after which the test has failed.
+        within_s: it has taken too long if it took more.
     """
-    begun = time.monotonic()
+    begun, last = undisturbed_s(), time.monotonic() + max(within_s, LONG_S)
     while not condition():
-        assert time.monotonic() < begun + timeout_s, f"in vain waited for: {what}"
+        assert time.monotonic() < last, f"in vain waited for: {what}"
         time.sleep(0.002)
-    return time.monotonic() - begun
+    took_s = undisturbed_s() - begun
+    assert took_s < within_s, f"took {took_s:.1f} s instead of {within_s:g}: {what}"
+    return took_s
 
 
 def undisturbed_s() -> float:

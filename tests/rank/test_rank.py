@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -236,9 +237,8 @@ def test_a_stop_runs_what_was_registered_for_the_exit(spare: ProcMesh, tmp_path:
         spare.run(f"open(r'{tmp_path}/begun', 'w').close()\n{work}")
         wait_until((tmp_path / "begun").exists, "the cell to run")
     spare.stop(grace_s=30).get()
-    took_s = wait_until(is_gone(pid), "the rank to end", 10)
+    wait_until(is_gone(pid), "the rank to end", 5)
     assert (tmp_path / "left").read_text() == str(pid)
-    assert took_s < 5
 
 
 def test_a_stop_ends_a_rank_whose_actor_computes(spare: ProcMesh, tmp_path: Path) -> None:
@@ -264,15 +264,16 @@ def test_a_stop_ends_a_rank_whose_actor_computes(spare: ProcMesh, tmp_path: Path
 )
 def test_a_rank_that_does_not_end_is_killed_after_the_grace(spare: ProcMesh, stubborn: str) -> None:
     pid = spare.run(f"{stubborn}\nimport os; os.getpid()").get(LONG_S).item(r=0)
+    begun = time.monotonic()
     spare.stop(grace_s=0.3).get()
-    took_s = wait_until(is_gone(pid), "the rank to be killed", 10)
-    assert 0.2 < took_s < 3
+    wait_until(is_gone(pid), "the rank to be killed", 3)
+    assert time.monotonic() - begun > 0.2
 
 
 def test_a_rank_without_grace_is_killed_at_once(spare: ProcMesh) -> None:
     pid = spare.run("import atexit, time, os; atexit.register(time.sleep, 1000); os.getpid()").get(LONG_S).item(r=0)
     spare.stop(grace_s=0).get()
-    assert wait_until(is_gone(pid), "the rank to be killed", 10) < 1
+    wait_until(is_gone(pid), "the rank to be killed", 1)
 
 
 # -- what it does now

@@ -19,7 +19,7 @@ from monarch_kernel.transport.strangers import BACKLOG, HANDSHAKE_MS, MAX_WAITIN
 from monarch_kernel.wire.config import LinkKeys
 from tests.failures.strangers import besieged
 
-LONG_S = 20.0
+LONG_S = 60.0
 
 
 class Door:
