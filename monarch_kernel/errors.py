@@ -14,6 +14,7 @@ The tree::
     ├── EditError                  an edit can't be taken over by what lives; nothing has changed
     ├── AttachError                a mesh that outlived its kernel can't be taken up, or a new one can't be kept
     ├── LaunchError                a host or its ranks did not come up
+    ├── MoveError                  what a mesh has does not fit what is wanted of it elsewhere, or was changed meanwhile
     ├── PayloadError               also a TypeError: a value cannot be sent
     ├── BufferGoneError            memory of another process is no longer there to be read or written
     ├── ForkedError                a process that was forked from a rank, or from the program, has used a handle
@@ -44,6 +45,7 @@ __all__ = [
     "MeshDownError",
     "MeshFailure",
     "MonarchError",
+    "MoveError",
     "PayloadError",
     "RanksError",
     "RemoteError",
@@ -409,6 +411,10 @@ class PayloadError(MonarchError, TypeError):
 
 class BufferGoneError(MonarchError):
     """Memory of another process can't be read or written any more: it was dropped, or its owner has ended."""
+
+
+class MoveError(MonarchError):
+    """Tensors can't be moved between meshes as they are; the text says which and why, and whether anything has changed."""
 
 
 class ForkedError(MonarchError):

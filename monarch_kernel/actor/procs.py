@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar, cast
@@ -16,6 +16,7 @@ from monarch_kernel.actor.directory import directory_of
 from monarch_kernel.actor.editing import Target, check_class, reload_classes, sync_modules
 from monarch_kernel.actor.endpoints import RESERVED, ActorMesh
 from monarch_kernel.actor.faults import call_fault_hook
+from monarch_kernel.actor.moving import Moved, Ranks, copy_state
 from monarch_kernel.actor.rankwise import apply_messages, by_rank, push_messages
 from monarch_kernel.agent.logs import LogRecord
 from monarch_kernel.asking.answer import Answer, Value
@@ -96,6 +97,10 @@ class ProcMesh(Handle, Shaped):
                 f"mesh {self.name!r} came here as an argument: this can be done only where the mesh was made"
             )
         return self._asker
+
+    @property
+    def _as_asked(self) -> Ranks:
+        return Ranks(self._asker, self.procs, self.ranks, self._region, self._as_spawned, self.name)
 
     @cached_property
     def procs(self) -> tuple[int, ...]:
@@ -239,6 +244,35 @@ class ProcMesh(Handle, Shaped):
         note = f"{getattr(function, '__name__', 'a function')}()"
         finish = gather(self._region, f"{note} failed on {self.name}", RemoteError, read_value, self._as_spawned)
         return self._asker.request(self.procs, make, note, finish)
+
+    def copy_state(
+        self,
+        source: ProcMesh,
+        names: str | Iterable[str] | Mapping[str, str],
+        *,
+        strict: bool = True,
+        cast: bool = False,
+    ) -> Moved:
+        """Copy variables of another mesh into those here, in place and rank to rank; waits for it.
+
+        ``generator.copy_state(trainer, "model")`` brings a generator's weights up to date. Variables are modules, tensors,
+        arrays, numbers, texts, and dicts and lists of these. Both meshes may have any numbers of ranks, and tensors that are
+        sharded in any ways: DTensors say which part a rank has (FSDP2, tensor parallelism); what is no DTensor each rank has
+        in full. Each rank reads what it needs from the nearest that has it. Parameters stay the objects that they are, so
+        optimizers keep them.
+
+        Args:
+            source: the mesh that is read from; in its order of cells.
+            names: of variables; or a dict, if they have other names here: ``{"model": "policy"}``.
+            strict: whether both have to have the same tensors under them; else those that one alone has stay as they are.
+            cast: whether tensors are converted to the dtypes that they have here.
+
+        Raises:
+            MoveError: shapes, dtypes or names do not fit, and nothing was changed; or the source has written to what was read.
+            RemoteError: a rank has no such variable, or something that can't be moved.
+            SupervisionError: a rank has died; if it did so in the midst of it, what is here is undefined.
+        """
+        return copy_state(self._as_asked, source._as_asked, names, strict=strict, cast=cast)
 
     def spawn(self, name: str, cls: Callable[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
         """Make an actor of a class on every rank; returns at once, a handle with the class's endpoints.

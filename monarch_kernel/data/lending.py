@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from monarch_kernel.data import direct
 from monarch_kernel.data.leases import Lease, Lent, Table
@@ -38,6 +38,7 @@ class Lendings:
         self._proc = proc
         self._table: Table | None = None
         self._held: dict[Lease, Memory] = {}
+        self._versions: dict[Lease, int] = {}
         self._owned: dict[int, set[Lease]] = {}
         self._ending: dict[Lease, Memory] = {}
         self._lock = threading.Lock()
@@ -51,7 +52,7 @@ class Lendings:
 
         Args:
             memory: what is lent; it is kept until then.
-            owner: the actor that lends it, with which the loan ends; 0 for the program.
+            owner: the actor that lends it, or another number, with which the loan ends; 0 for the program.
 
         Raises:
             MemoryError: too much is lent at the same time.
@@ -62,6 +63,7 @@ class Lendings:
                 direct.allow()
             lease = self._table.lend()
             self._held[lease] = memory
+            self._versions[lease] = _version_of(memory.keeper)
             if owner:
                 self._owned.setdefault(owner, set()).add(lease)
             return Loan(
@@ -76,15 +78,23 @@ class Lendings:
         """What was lent; None if the loan has ended."""
         return self._held.get(lease)
 
-    def end_all_of(self, owner: int) -> None:
-        """End what an actor has lent."""
-        for lease in self._owned.pop(owner, ()):
+    def end_all_of(self, owner: int) -> list[Lease]:
+        """End what an owner has lent; gives the loans of tensors that were written to here since they were lent."""
+        leases = self._owned.pop(owner, set())
+        written = [lease for lease in leases if self._is_written(lease)]
+        for lease in leases:
             self.end(lease)
+        return written
+
+    def _is_written(self, lease: Lease) -> bool:
+        memory = self._held.get(lease)
+        return memory is not None and _version_of(memory.keeper) != self._versions.get(lease)
 
     def end(self, lease: Lease) -> bool:
         """End a loan: no transfer begins any more, and the memory is let go when none goes on. False if it had ended."""
         with self._lock:
             memory = self._held.pop(lease, None)
+            self._versions.pop(lease, None)
             if memory is None:
                 return False
             assert self._table is not None
@@ -107,3 +117,11 @@ class Lendings:
         while not self._sweep():
             time.sleep(_SWEEP_S)
         self._is_sweeping = False
+
+
+def _version_of(thing: Any) -> int:
+    """How often a tensor was written to, as torch counts; 0 of what it does not count for."""
+    try:
+        return int(getattr(thing, "_version", 0))
+    except RuntimeError:  # of inference mode
+        return 0

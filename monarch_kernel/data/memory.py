@@ -49,6 +49,10 @@ class Layout(NamedTuple):
         rest = (stop - start, *self.shape[1:])
         return self._replace(shape=rest), start * self.strides[0]
 
+    def box(self, at: Sequence[int], shape: Sequence[int]) -> tuple[Layout, int]:
+        """The layout of so many elements along each axis from an index on, and by how many bytes it begins later."""
+        return self._replace(shape=tuple(shape)), sum(i * stride for i, stride in zip(at, self.strides, strict=True))
+
     def run(self) -> tuple[int, int]:
         """How many bytes lie together, and how many of the axes, from the first one on, lead from one such run to the next."""
         if not self.nbytes:

@@ -7,13 +7,17 @@ import functools
 import inspect
 import linecache
 from collections.abc import Sequence
+from contextvars import ContextVar
 from types import FunctionType
 from typing import Any
 
 from monarch_kernel.wire.codec import Frame, load, load_bytes
 from monarch_kernel.wire.messages import Payload
 
-__all__ = ["Applier", "run_bootstrap"]
+__all__ = ["APPLIED_IN", "Applier", "run_bootstrap"]
+
+APPLIED_IN: ContextVar[dict[str, Any]] = ContextVar("monarch_kernel_applied_in")
+"""The namespace of the rank, for functions of ours that an `Applier` calls."""
 
 
 def run_bootstrap(data: bytes) -> None:
@@ -55,7 +59,11 @@ class Applier:
         function, sources = load(Payload(b"", len(shared)), shared)
         self._keep(sources)
         self._lend(function)
-        return function(*args)
+        token = APPLIED_IN.set(self._namespace)
+        try:
+            return function(*args)
+        finally:
+            APPLIED_IN.reset(token)
 
     def _keep(self, sources: dict[str, str]) -> None:
         """Let tracebacks show the lines of the function, until the next one comes."""

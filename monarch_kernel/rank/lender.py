@@ -11,7 +11,7 @@ from monarch_kernel.data.meters import Piece
 from monarch_kernel.describe.report import describe
 from monarch_kernel.errors import BufferGoneError
 from monarch_kernel.wire.codec import Frame, Packed, dump, pack
-from monarch_kernel.wire.messages import EndLoan, Failed, Message, Payload, ReadLoan, Result, WriteLoan
+from monarch_kernel.wire.messages import EndLoan, EndLoans, Failed, Message, Payload, ReadLoan, Result, WriteLoan
 
 __all__ = ["Lender"]
 
@@ -30,7 +30,7 @@ class Lender:
 
     def hear(self, message: Message, frames: Sequence[Frame]) -> bool:
         """Take a message; False if it is about something else."""
-        if not isinstance(message, (ReadLoan, WriteLoan, EndLoan)):
+        if not isinstance(message, (ReadLoan, WriteLoan, EndLoan, EndLoans)):
             return False
         try:
             self._answer(message.id, self._do(message, frames))
@@ -38,7 +38,10 @@ class Lender:
             self._answer(message.id, pack(Failed(message.id, describe(error))))
         return True
 
-    def _do(self, message: ReadLoan | WriteLoan | EndLoan, frames: Sequence[Frame]) -> Packed:
+    def _do(self, message: ReadLoan | WriteLoan | EndLoan | EndLoans, frames: Sequence[Frame]) -> Packed:
+        if isinstance(message, EndLoans):
+            payload, parts = dump([tuple(lease) for lease in self._lendings.end_all_of(message.owner)])
+            return pack(Result(message.id, payload), parts)
         lease = Lease(message.entry, message.turn)
         if isinstance(message, EndLoan):
             was_lent = self._lendings.owns(message.table) and self._lendings.end(lease)

@@ -33,6 +33,7 @@ __all__ = [
     "Continued",
     "DebugInput",
     "EndLoan",
+    "EndLoans",
     "Failed",
     "Fence",
     "Fetch",
@@ -416,6 +417,13 @@ class EndLoan(Message, frozen=True):
     table: bytes
     entry: int
     turn: int
+
+
+class EndLoans(Message, frozen=True):
+    """All that you have lent for an owner is needed no more; answer with the loans of what was written to meanwhile."""
+
+    id: int
+    owner: int
 
 
 # rank -> any
