@@ -18,15 +18,17 @@ open, and its memory when its sender lets go of it.
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import threading
 import weakref
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
 from monarch_kernel.data.memory import memory_of
+from monarch_kernel.data.room import largest_file, room
 
 __all__ = ["HEAD_NBYTES", "STORED_NBYTES", "Blocks", "Mark", "Reference"]
 
@@ -49,7 +51,10 @@ _IDLE_SHARE = 32
 """At most one part in so many of the machine's memory is kept in blocks that are not used."""
 
 _LARGE_NBYTES = 64 << 20
-"""For frames from this size on it is looked whether there is room."""
+"""For values from this size on it is looked whether there is room."""
+
+_SPARE_SHARE = 32
+"""Of the memory that is free one part in so many stays so, for page tables and for others."""
 
 
 class Reference(NamedTuple):
@@ -139,15 +144,33 @@ class Blocks:
     def __len__(self) -> int:
         return len(self._segments)
 
-    def store(self, frame: memoryview) -> memoryview:
-        """Copy a frame into a block.
+    def check(self, nbytes: int) -> None:
+        """See whether there is room for values of so many bytes.
 
         Raises:
-            MemoryError: there is no room for it; the text has the figures.
+            MemoryError: there is not; the text has the figures.
         """
-        segment = self._take(frame.nbytes)
-        block: Any = (ctypes.c_char * frame.nbytes).from_buffer(segment.map, HEAD_NBYTES)
-        ctypes.memmove(block, memory_of(frame).address, frame.nbytes)  # without the GIL
+        if nbytes >= _LARGE_NBYTES:
+            found = room()
+            free = found.nbytes + self._idle_nbytes()
+            if nbytes > free - free // _SPARE_SHARE:
+                raise MemoryError(
+                    f"{_gib(nbytes)} are to be sent, and {_gib(free)} of {found.of}, of which some must stay so"
+                )
+
+    def store(self, pieces: Sequence[bytes | memoryview]) -> memoryview:
+        """Copy bytes into a block, one piece behind the other.
+
+        Raises:
+            MemoryError: there is no room for it, or no file; the text says why.
+        """
+        nbytes = sum(map(len, pieces))
+        segment = self._take(nbytes)
+        block: Any = (ctypes.c_char * nbytes).from_buffer(segment.map, HEAD_NBYTES)
+        address = ctypes.addressof(block)
+        for piece in pieces:
+            ctypes.memmove(address, memory_of(piece).address, len(piece))  # without the GIL
+            address += len(piece)
         block.segment = segment
         weakref.finalize(block, segment.release).atexit = False
         return memoryview(block).cast("B")
@@ -176,14 +199,30 @@ class Blocks:
             if fits:
                 segment = min(fits, key=lambda each: each.room)
             else:
-                _check_room(nbytes)
-                segment = _Segment(-(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
+                segment = self._new(-(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
                 self._segments.append(segment)
             segment.fill()
             return segment
 
-    def _tidy(self) -> None:
+    def _new(self, nbytes: int) -> _Segment:
+        if nbytes >= _LARGE_NBYTES and nbytes > room().nbytes:
+            self._tidy(0)  # what was kept for the next value is needed for this one
+        try:
+            return _Segment(nbytes)
+        except OSError as error:
+            if error.errno == errno.EFBIG:
+                raise MemoryError(
+                    f"{_gib(nbytes)} are to be sent, and a file of this process may have {_gib(largest_file())} (ulimit -f)"
+                ) from None
+            raise MemoryError(f"there is no shared memory for {_gib(nbytes)}: {error.strerror}") from None
+
+    def _idle_nbytes(self) -> int:
+        with self._lock:
+            return sum(each.room for each in self._segments if each.is_idle)
+
+    def _tidy(self, most: int | None = None) -> None:
         """Let go of segments that are not to be used again: the oldest of too many, and those that others may still read."""
+        most = self._idle_most if most is None else most
         idle = 0
         for segment in reversed(self._segments[:]):
             if segment.is_filled:
@@ -192,7 +231,7 @@ class Blocks:
                 self._drop(segment)
             elif segment.is_idle:
                 idle += segment.room
-                if idle > self._idle_most:
+                if idle > most:
                     self._drop(segment)
 
     def _drop(self, segment: _Segment) -> None:
@@ -203,19 +242,5 @@ class Blocks:
         self._segments.remove(segment)
 
 
-def _check_room(nbytes: int) -> None:
-    if nbytes < _LARGE_NBYTES:
-        return
-    available = _available_nbytes()
-    if nbytes > available:
-        raise MemoryError(
-            f"{nbytes / 2**30:.1f} GiB are to be sent, and {available / 2**30:.1f} GiB of memory are free"
-        )
-
-
-def _available_nbytes() -> int:
-    with open("/proc/meminfo") as meminfo:
-        for line in meminfo:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return 1 << 62
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.2f} GiB"

@@ -21,10 +21,12 @@ _blocks = Blocks()
 _mappings = Mappings()
 
 
-def share() -> None:
-    """Have large values of this process stored in shared memory when they are pickled."""
-    STORE.keep = _blocks.store
-    STORE.from_nbytes = STORED_NBYTES
+def share(in_memory: bool = True) -> None:
+    """Have values checked for their size when they are pickled, and if large stored in shared memory, unless that is no use."""
+    STORE.check = _blocks.check
+    if in_memory:
+        STORE.keep = _blocks.store
+        STORE.from_nbytes = STORED_NBYTES
 
 
 def may_look_at(pid: int) -> bool:

@@ -361,8 +361,7 @@ class ZmqRank(Wakeable):
             os.chmod(own_address.removeprefix("ipc://"), 0o600)
         self._askers_fd = self._watch(self._askers)
         self.shares = may_look_at(os.getppid())  # its agent, which has started us for this user
-        if self.shares:
-            share()
+        share(self.shares)
         if address:
             self._asked[CONTROLLER] = self._connect(CONTROLLER, address)
         else:

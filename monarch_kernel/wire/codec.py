@@ -10,7 +10,6 @@ from __future__ import annotations
 import copyreg
 import dataclasses
 import functools
-import io
 import operator
 import pickle
 from collections import ChainMap
@@ -25,7 +24,7 @@ import msgspec
 from monarch_kernel.errors import PayloadError
 from monarch_kernel.wire import messages
 from monarch_kernel.wire.messages import Message, Payload
-from monarch_kernel.wire.tensors import REDUCERS, find_torch
+from monarch_kernel.wire.tensors import APART_NBYTES, REDUCERS, find_torch
 
 __all__ = [
     "INLINE_NBYTES",
@@ -47,6 +46,7 @@ __all__ = [
 ]
 
 Frame = bytes | memoryview
+Pieces = Sequence[Frame]
 MessageT = TypeVar("MessageT", bound=Message)
 
 INLINE_NBYTES = 64 * 1024
@@ -68,16 +68,22 @@ class Unreadable(bytes):
 
 
 class _Store:
-    """Where values that are larger are copied to when they are pickled; by default nowhere else than smaller ones.
+    """Where what is pickled is copied to if it is large; by default nowhere else than what is small.
 
     Attributes:
-        keep: copies a buffer.
-        from_nbytes: how large the smallest of them is.
+        check: raises MemoryError if there is no room for so many bytes, before anything is copied.
+        keep: copies pieces of memory, one behind the other.
+        from_nbytes: how large the smallest of what is kept is.
     """
 
     def __init__(self) -> None:
-        self.keep: Callable[[memoryview], memoryview] = memoryview
+        self.check: Callable[[int], None] = lambda nbytes: None
+        self.keep: Callable[[Pieces], memoryview] = _join
         self.from_nbytes: float = float("inf")
+
+
+def _join(pieces: Pieces) -> memoryview:
+    return memoryview(b"".join(pieces))
 
 
 STORE = _Store()
@@ -178,15 +184,13 @@ def split(parts: Sequence[Frame]) -> Iterator[tuple[Message, Sequence[Frame]]]:
         raise WireError(f"{len(parts) - taken} frames belong to no message")
 
 
-def _pickle(value: Any, buffers: list[pickle.PickleBuffer]) -> bytes:
+def _pickle(value: Any, buffers: list[pickle.PickleBuffer]) -> Pieces:
     """Pickle by the quickest way that is right: what belongs to ``__main__`` must travel by value."""
     try:
-        if find_torch():
-            data = _dump_by(_Pickler, value, buffers)
-        else:
-            data = pickle.dumps(value, 5, buffer_callback=buffers.append)
-        if b"__main__" not in data and not cloudpickle.list_registry_pickle_by_value():
-            return data
+        find_torch()
+        pieces = _dump_by(_Pickler, value, buffers)
+        if not any(b"__main__" in piece for piece in pieces) and not cloudpickle.list_registry_pickle_by_value():
+            return pieces
     except Exception:  # the slow way knows more types, and its error is the one to report
         pass
     buffers.clear()
@@ -201,16 +205,34 @@ class _ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
     dispatch_table: ClassVar[ChainMap[type, Any]] = ChainMap(REDUCERS, cloudpickle.Pickler.dispatch_table)
 
 
-def _dump_by(kind: type[pickle.Pickler], value: Any, buffers: list[pickle.PickleBuffer]) -> bytes:
-    file = io.BytesIO()
-    kind(file, 5, buffer_callback=buffers.append).dump(value)
-    return file.getvalue()
+class _File:
+    """What a pickler writes to; large bytes it hands on as they are."""
+
+    __slots__ = ("write",)
+
+    def __init__(self, write: Callable[[Any], None]) -> None:
+        self.write = write
 
 
-def _kept(raw: memoryview) -> Frame:
-    if raw.nbytes >= STORE.from_nbytes:
-        return STORE.keep(raw)
-    return raw if raw.readonly else memoryview(bytes(raw))
+def _dump_by(kind: type[pickle.Pickler], value: Any, buffers: list[pickle.PickleBuffer]) -> Pieces:
+    pieces: list[Any] = []
+
+    def takes(buffer: pickle.PickleBuffer) -> bool:
+        """Whether a buffer stays in the pickle: a frame of its own costs more than to copy it."""
+        if buffer.raw().nbytes <= APART_NBYTES:
+            return True
+        buffers.append(buffer)
+        return False
+
+    kind(_File(pieces.append), 5, buffer_callback=takes).dump(value)
+    return pieces
+
+
+def _kept(pieces: Pieces) -> Frame:
+    if sum(map(len, pieces)) >= STORE.from_nbytes:
+        return STORE.keep(pieces)
+    first = pieces[0]
+    return first if len(pieces) == 1 and memoryview(first).readonly else _join(pieces)
 
 
 def dump(value: Any, what: str = "the value") -> tuple[Payload, tuple[Frame, ...]]:
@@ -228,14 +250,17 @@ def dump(value: Any, what: str = "the value") -> tuple[Payload, tuple[Frame, ...
         data = _pickle(value, buffers)
     except Exception as error:
         raise PayloadError(f"{what} can't be pickled: {type(error).__name__}: {error}") from error
+    parts: list[Pieces] = [(buffer.raw(),) for buffer in buffers]
+    if is_apart := sum(map(len, data)) > INLINE_NBYTES:
+        parts.insert(0, data)
     # The message may be sent later, and must hold what the value is now: what can change is copied, once.
     try:
-        frames = [_kept(buffer.raw()) for buffer in buffers]
-        if len(data) > INLINE_NBYTES:
-            return Payload(b"", len(frames) + 1), (_kept(memoryview(data)), *frames)
+        if parts:
+            STORE.check(sum([len(piece) for pieces in parts for piece in pieces]))
+        frames = tuple([_kept(pieces) for pieces in parts])
     except MemoryError as error:
-        raise PayloadError(f"{what} is too large: {error}") from None
-    return Payload(data, len(frames)), tuple(frames)
+        raise PayloadError(f"{what} can't be sent: {error or 'out of memory'}") from error
+    return Payload(b"" if is_apart else b"".join(data), len(frames)), frames
 
 
 def dump_bytes(value: Any, what: str, limit_nbytes: int) -> bytes:
@@ -267,7 +292,9 @@ def dump_call(args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str
     """
     try:
         return dump((args, kwargs), "the arguments")
-    except PayloadError:
+    except PayloadError as error:
+        if isinstance(error.__cause__, MemoryError):  # each alone might find room
+            raise
         labels = [names[i] if i < len(names) else f"args[{i}]" for i in range(len(args))]
         for label, value in [*zip(labels, args), *kwargs.items()]:
             dump(value, f"argument {label!r} (a {type(value).__name__})")

@@ -11,10 +11,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["REDUCERS", "find_torch"]
+__all__ = ["APART_NBYTES", "REDUCERS", "find_torch"]
 
 KEPT_NBYTES = 1 << 16
 """Storages that are smaller are copied into memory of torch's own, which can be resized."""
+
+APART_NBYTES = 1 << 12
+"""Memory of values that is larger travels apart from the pickle."""
 
 REDUCERS: dict[type, Callable[[Any], Any]] = {}
 """How storages and tensors are pickled, by their types; for a dispatch table."""
@@ -32,18 +35,67 @@ def find_torch() -> bool:
 
 def _reduce_tensor(tensor: Any) -> Any:
     """Of a view, send what it shows, not all that is in the storage behind it."""
-    if (
-        tensor.is_leaf
-        and tensor.device.type == "cpu"
-        and str(tensor.layout) == "torch.strided"
-        and not tensor.is_quantized
-    ):
-        nbytes = tensor.numel() * tensor.element_size()
-        if nbytes < tensor.untyped_storage().nbytes():
-            shown = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-            shown.__dict__.update(tensor.__dict__)
-            tensor = shown
+    if not (tensor.is_leaf and tensor.is_cpu and str(tensor.layout) == "torch.strided" and not tensor.is_quantized):
+        return tensor.__reduce_ex__(5)
+    nbytes = tensor.numel() * tensor.element_size()
+    if nbytes and _is_plain(tensor) and _is_dense(tensor):
+        return _rebuild_tensor, (
+            _elements(tensor, nbytes),
+            str(tensor.dtype)[6:],  # without "torch."
+            tuple(tensor.shape),
+            tensor.stride(),
+            tensor.requires_grad,
+        )
+    if nbytes < tensor.untyped_storage().nbytes():
+        shown = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        shown.__dict__.update(tensor.__dict__)
+        tensor = shown
     return tensor.__reduce_ex__(5)
+
+
+def _elements(tensor: Any, nbytes: int) -> Any:
+    """What is in memory from its first element on, apart from the pickle unless that costs more than to copy it."""
+    if nbytes <= APART_NBYTES:
+        return ctypes.string_at(tensor.data_ptr(), nbytes)
+    block: Any = (ctypes.c_char * nbytes).from_address(tensor.data_ptr())
+    block._keeper = tensor
+    return pickle.PickleBuffer(block)
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Whether it is numbers in memory and nothing else: no attributes, no hooks, and no names, which torch once had."""
+    return not (
+        tensor.__dict__
+        or tensor._backward_hooks
+        or tensor.is_conj()
+        or tensor.is_neg()
+        or any(getattr(tensor, "names", ()))
+    )
+
+
+def _is_dense(tensor: Any) -> bool:
+    """Whether its elements lie side by side, in whatever order."""
+    if tensor.is_contiguous():
+        return True
+    nbytes = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
+        if size > 1:
+            if stride != nbytes:
+                return False
+            nbytes *= size
+    return True
+
+
+def _rebuild_tensor(block: Any, dtype: str, shape: Any, strides: Any, requires_grad: bool) -> Any:
+    """Make a tensor of memory that has arrived."""
+    import torch
+
+    if len(block) < KEPT_NBYTES:
+        elements = torch.frombuffer(bytearray(block), dtype=getattr(torch, dtype))
+        tensor = elements.as_strided(shape, strides).clone()
+    else:
+        tensor = torch.empty(0, dtype=getattr(torch, dtype), device="cpu").set_(_as_storage(block), 0, shape, strides)
+    return tensor.requires_grad_() if requires_grad else tensor
 
 
 def _reduce_storage(storage: Any) -> Any:
@@ -56,13 +108,18 @@ def _reduce_storage(storage: Any) -> Any:
 
 
 def _rebuild_storage(block: Any, dtype: str) -> Any:
-    """Make a storage of memory that has arrived, without a copy unless it is small or can only be read."""
+    """Make a storage of memory that has arrived."""
+    import torch
+
+    kind: Any = torch.storage.TypedStorage
+    return kind(wrap_storage=_as_storage(block), dtype=getattr(torch, dtype), _internal=True)
+
+
+def _as_storage(block: Any) -> Any:
+    """Memory that has arrived as a storage, without a copy unless it is small or can only be read."""
     import torch
 
     with memoryview(block) as view:
         is_readonly, nbytes = view.readonly, view.nbytes
     untyped = torch.frombuffer(bytearray(block) if is_readonly else block, dtype=torch.uint8).untyped_storage()
-    if nbytes < KEPT_NBYTES:
-        untyped = untyped.clone()  # type: ignore[no-untyped-call]
-    kind: Any = torch.storage.TypedStorage
-    return kind(wrap_storage=untyped, dtype=getattr(torch, dtype), _internal=True)
+    return untyped.clone() if nbytes < KEPT_NBYTES else untyped  # type: ignore[no-untyped-call]

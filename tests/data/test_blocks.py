@@ -14,6 +14,7 @@ import pytest
 from monarch_kernel.data import blocks as blocks_module
 from monarch_kernel.data.blocks import Blocks, Reference
 from monarch_kernel.data.mappings import Mappings
+from monarch_kernel.data.room import Room
 
 mappings = Mappings()  # one for a process, which hears of its forks
 
@@ -46,14 +47,14 @@ def refer(blocks: Blocks, view: memoryview, reader: str = "reader") -> Reference
 
 def test_a_block_holds_what_the_frame_was(blocks: Blocks) -> None:
     source = bytearray(frame_of(1))
-    view = blocks.store(memoryview(source))
+    view = blocks.store([memoryview(source)])
     source[:] = frame_of(2)
     assert view == frame_of(1)
     assert open_block(refer(blocks, view)) == frame_of(1)
 
 
 def test_readers_do_not_see_what_others_write(blocks: Blocks) -> None:
-    view = blocks.store(frame_of(1))
+    view = blocks.store([frame_of(1)])
     one, two = open_block(refer(blocks, view)), open_block(refer(blocks, view))
     one[5] = two[6] = 9
     assert (one[5], two[5], view[5]) == (9, 1, 1)
@@ -61,7 +62,7 @@ def test_readers_do_not_see_what_others_write(blocks: Blocks) -> None:
 
 
 def test_a_block_is_used_again_when_nobody_uses_it(blocks: Blocks) -> None:
-    view = blocks.store(frame_of(1))
+    view = blocks.store([frame_of(1)])
     reference = refer(blocks, view)
     refer(blocks, view, "other")
     del view
@@ -69,35 +70,35 @@ def test_a_block_is_used_again_when_nobody_uses_it(blocks: Blocks) -> None:
     array = np.frombuffer(read, "u1")
     del read
     blocks.forget("other")
-    second = blocks.store(frame_of(2))
+    second = blocks.store([frame_of(2)])
     assert len(blocks) == 2  # the array is in the first one
     assert (array == 1).all()
     del array, second
     gc.collect()
-    third, fourth = blocks.store(frame_of(3)), blocks.store(frame_of(4, (1 << 20) - 5))
+    third, fourth = blocks.store([frame_of(3)]), blocks.store([frame_of(4, (1 << 20) - 5)])
     assert len(blocks) == 2
     assert (third[0], fourth[0], len(fourth)) == (3, 4, (1 << 20) - 5)
 
 
 def test_blocks_that_are_much_too_large_are_not_taken(blocks: Blocks) -> None:
-    blocks.store(frame_of(1, 4 << 20))
-    small = blocks.store(frame_of(2, 1 << 20))
+    blocks.store([frame_of(1, 4 << 20)])
+    small = blocks.store([frame_of(2, 1 << 20)])
     assert len(blocks) == 2
     assert small == frame_of(2)
 
 
 def test_of_blocks_that_nobody_uses_few_are_kept(blocks: Blocks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "_idle_most", 3 << 20)
-    held = [blocks.store(frame_of(i)) for i in range(8)]
+    held = [blocks.store([frame_of(i)]) for i in range(8)]
     files = len(os.listdir("/proc/self/fd"))
     del held
-    blocks.store(frame_of(1, 4 << 20))
+    blocks.store([frame_of(1, 4 << 20)])
     assert len(blocks) == 4
     assert len(os.listdir("/proc/self/fd")) == files - 4 * 2  # and the mapping has one, too
 
 
 def test_what_a_child_may_still_read_is_not_used_again(blocks: Blocks) -> None:
-    view = blocks.store(frame_of(1))
+    view = blocks.store([frame_of(1)])
     read = open_block(refer(blocks, view))
     begin, end = os.pipe()
     pid = os.fork()
@@ -105,7 +106,7 @@ def test_what_a_child_may_still_read_is_not_used_again(blocks: Blocks) -> None:
         os.read(begin, 1)
         os._exit(0 if bytes(read[:4096]) == bytes([1]) * 4096 else 1)
     del view, read
-    blocks.store(frame_of(2))
+    blocks.store([frame_of(2)])
     os.write(end, b"x")
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert len(blocks) == 1  # the first one was let go
@@ -113,17 +114,40 @@ def test_what_a_child_may_still_read_is_not_used_again(blocks: Blocks) -> None:
     os.close(end)
 
 
-def test_a_frame_that_is_larger_than_the_memory_is_refused_with_figures(
+def test_values_that_are_larger_than_the_memory_are_refused_with_figures(
     blocks: Blocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks_module, "_available_nbytes", lambda: 50 << 20)
-    with pytest.raises(MemoryError, match=r"0.1 GiB are to be sent, and 0.0 GiB of memory are free"):
-        blocks.store(frame_of(1, 64 << 20))
-    assert len(blocks) == 0
+    monkeypatch.setattr(blocks_module, "room", lambda: Room(1 << 30, "memory are free"))
+    blocks.check(990 << 20)
+    with pytest.raises(MemoryError, match=r"^1.00 GiB are to be sent, and 1.00 GiB of memory are free, of which some"):
+        blocks.check(1020 << 20)
+    del [blocks.store([frame_of(1, 32 << 20)])][0]
+    blocks.check(1020 << 20)  # what is kept for the next value can be had, too
+
+
+def test_what_is_kept_gives_way_to_what_has_no_room(blocks: Blocks, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks.store([frame_of(1, 16 << 20)])
+    blocks.store([frame_of(1, 4 << 20)])
+    monkeypatch.setattr(blocks_module, "room", lambda: Room(1 << 20, "memory are free"))
+    view = blocks.store([memoryview(bytes(64 << 20))])
+    assert len(blocks) == 1
+    assert view.nbytes == 64 << 20
+
+
+def test_no_file_for_it_is_an_error_with_the_reason(blocks: Blocks) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 29, limits[1]))
+    try:
+        with pytest.raises(
+            MemoryError, match=r"1.00 GiB are to be sent, and a file .* may have 0.50 GiB \(ulimit -f\)"
+        ):
+            blocks._take(1 << 30)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_sender_that_is_gone_is_an_error_of_the_system(blocks: Blocks) -> None:
-    reference = refer(blocks, blocks.store(frame_of(1)))
+    reference = refer(blocks, blocks.store([frame_of(1)]))
     with pytest.raises(OSError, match="sender has ended"):
         open_block(
             Reference(reference.pid, 0, *tuple(getattr(reference, name) for name in ("inode", "nbytes", "turn")))
@@ -134,7 +158,7 @@ def test_a_sender_that_is_gone_is_an_error_of_the_system(blocks: Blocks) -> None
 
 def test_frames_without_a_block_travel_themselves(blocks: Blocks) -> None:
     assert blocks.refer(frame_of(1), "reader") is None
-    view = blocks.store(frame_of(1))
+    view = blocks.store([frame_of(1)])
     references = [blocks.refer(view, "reader") for _ in range(5000)]
     assert None in references  # more readers than a block can tell apart
     assert references[0] is not None
@@ -145,7 +169,7 @@ def test_threads_store_and_read_at_the_same_time(blocks: Blocks) -> None:
 
     def work(byte: int) -> None:
         for i in range(200):
-            view = blocks.store(frame_of(byte, (256 << 10) + i))
+            view = blocks.store([frame_of(byte, (256 << 10) + i)])
             read = open_block(refer(blocks, view, f"reader {byte}"))
             del view
             if bytes(read) != bytes(frame_of(byte, (256 << 10) + i)):
@@ -161,7 +185,7 @@ def test_threads_store_and_read_at_the_same_time(blocks: Blocks) -> None:
 
 
 def test_who_is_the_only_reader_writes_without_a_copy(blocks: Blocks) -> None:
-    view = blocks.store(frame_of(1))
+    view = blocks.store([frame_of(1)])
     reference = refer(blocks, view)
     del view  # the sender lets go of it before the message arrives
     read = open_block(reference)
@@ -172,7 +196,7 @@ def test_who_is_the_only_reader_writes_without_a_copy(blocks: Blocks) -> None:
 
 @pytest.mark.parametrize("kept", ["the sender keeps it", "there is another reader", "one is done before the other"])
 def test_who_may_not_be_the_only_reader_writes_to_a_copy(blocks: Blocks, kept: str) -> None:
-    view = blocks.store(frame_of(1))
+    view = blocks.store([frame_of(1)])
     reference = refer(blocks, view)
     others = [view] if kept == "the sender keeps it" else [open_block(refer(blocks, view, "other"))]
     del view
@@ -184,7 +208,7 @@ def test_who_may_not_be_the_only_reader_writes_to_a_copy(blocks: Blocks, kept: s
 
 
 def test_what_is_sent_again_is_what_was_sent_first(blocks: Blocks) -> None:
-    view = blocks.store(frame_of(1))  # as a spawn, which is kept for the next process in that place
+    view = blocks.store([frame_of(1)])  # as a spawn, which is kept for the next process in that place
     first = open_block(refer(blocks, view))
     first[0] = 9
     del first
@@ -193,7 +217,7 @@ def test_what_is_sent_again_is_what_was_sent_first(blocks: Blocks) -> None:
 
 def test_a_mapping_is_used_again_and_shows_what_is_new(blocks: Blocks) -> None:
     for byte in range(1, 6):
-        view = blocks.store(frame_of(byte))
+        view = blocks.store([frame_of(byte)])
         reference = refer(blocks, view)
         if byte % 2:
             del view
@@ -208,7 +232,7 @@ def test_a_mapping_is_used_again_and_shows_what_is_new(blocks: Blocks) -> None:
 
 def test_pages_that_are_there_need_no_faults_the_next_time(blocks: Blocks) -> None:
     def read_one(is_sole: bool) -> int:
-        view = blocks.store(frame_of(1, 16 << 20))
+        view = blocks.store([frame_of(1, 16 << 20)])
         reference = refer(blocks, view)
         if is_sole:
             del view
@@ -225,20 +249,20 @@ def test_pages_that_are_there_need_no_faults_the_next_time(blocks: Blocks) -> No
 def test_memory_is_given_back_while_readers_keep_their_mappings(
     blocks: Blocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    view = blocks.store(frame_of(1, 8 << 20))
+    view = blocks.store([frame_of(1, 8 << 20)])
     reference = refer(blocks, view)
     del view
     open_block(reference)  # which is over at once
     monkeypatch.setattr(blocks, "_idle_most", 0)
     fd = os.dup(reference.fd)
     assert os.fstat(fd).st_blocks * 512 >= 8 << 20
-    blocks.store(frame_of(1))
+    blocks.store([frame_of(1)])
     assert os.fstat(fd).st_blocks == 0
     os.close(fd)
 
 
 def test_a_fork_makes_private_what_only_one_has_read(blocks: Blocks) -> None:
-    view = blocks.store(frame_of(1))
+    view = blocks.store([frame_of(1)])
     reference = refer(blocks, view)
     del view
     read = open_block(reference)
@@ -263,8 +287,8 @@ def test_a_fork_makes_private_what_only_one_has_read(blocks: Blocks) -> None:
 
 
 def test_what_a_child_lets_go_of_its_parent_has_still(blocks: Blocks) -> None:
-    view = blocks.store(frame_of(1))
-    kept = blocks.store(frame_of(2))
+    view = blocks.store([frame_of(1)])
+    kept = blocks.store([frame_of(2)])
     reference = refer(blocks, kept)
     read = open_block(refer(blocks, view))
     del view
@@ -274,7 +298,7 @@ def test_what_a_child_lets_go_of_its_parent_has_still(blocks: Blocks) -> None:
         gc.collect()
         os._exit(0)
     os.waitpid(pid, 0)
-    blocks.store(frame_of(3))
+    blocks.store([frame_of(3)])
     assert read == frame_of(1)
     other = open_block(reference)
     other[0] = 9
@@ -283,6 +307,6 @@ def test_what_a_child_lets_go_of_its_parent_has_still(blocks: Blocks) -> None:
 
 @pytest.mark.parametrize("wrong", [{"nbytes": 2 << 20}, {"turn": 0}, {"turn": mmap.PAGESIZE}, {"nbytes": -1}])
 def test_a_reference_that_can_not_be_is_refused(blocks: Blocks, wrong: dict[str, int]) -> None:
-    view = blocks.store(frame_of(1))
+    view = blocks.store([frame_of(1)])
     with pytest.raises(OSError, match="leads out of its file"):
         open_block(refer(blocks, view)._replace(**wrong))

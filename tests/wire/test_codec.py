@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from monarch_kernel.errors import Failure, PayloadError
 from monarch_kernel.wire import messages
-from monarch_kernel.wire.codec import INLINE_NBYTES, Packed, WireError, dump, dump_call, join, load, pack, split
+from monarch_kernel.wire.codec import INLINE_NBYTES, STORE, Packed, WireError, dump, dump_call, join, load, pack, split
 from monarch_kernel.wire.messages import Failed, Message, Payload, Ping, Push, Result
 
 unhurried = settings(deadline=None, max_examples=60)  # a busy machine is no failure
@@ -289,6 +289,13 @@ def test_arrays(shape: list[int], dtype: str, layout: str) -> None:
         lambda: torch.randn(3),
         lambda: torch.randn(300, 100),
         lambda: torch.randn(3, 4).t(),
+        lambda: torch.randn(300, 1, 400).permute(2, 1, 0),
+        lambda: torch.randn(2, 3, 64, 64).to(memory_format=torch.channels_last),
+        lambda: torch.randn(100, 100).to(torch.float8_e4m3fn),
+        lambda: torch.randn(3) > 0,
+        lambda: torch.arange(70_000).to(torch.uint16),
+        lambda: torch.randn(300, dtype=torch.complex64).conj(),
+        lambda: torch.randn(300, 100, requires_grad=True),
         lambda: torch.randn(3, dtype=torch.bfloat16),
         lambda: torch.randn(3, dtype=torch.complex64),
         lambda: torch.tensor(1.0),
@@ -315,7 +322,7 @@ def test_tensors(make: Callable[[], torch.Tensor]) -> None:
 def test_memory_of_tensors_travels_apart_and_can_be_written_where_it_lands() -> None:
     tensor = torch.zeros(1 << 16)
     payload, frames = dump({"a": tensor, "b": torch.nn.Linear(3, 4)})
-    assert [len(frame) for frame in frames] == [tensor.nbytes, 48, 16]
+    assert [len(frame) for frame in frames] == [tensor.nbytes]  # small ones do not
     assert len(payload.data) < 1000
     tensor += 1  # after it was sent, so to speak
     landed = [bytearray(frame) for frame in frames]
@@ -329,11 +336,14 @@ def test_memory_of_tensors_travels_apart_and_can_be_written_where_it_lands() -> 
 
 def test_of_a_view_only_what_it_shows_travels() -> None:
     view = torch.arange(100_000.0)[10:13]
+    assert len(dump(view)[0].data) < 300
+    assert travel(view).tolist() == [10, 11, 12]
     view.note = "mine"
-    _, frames = dump(view)
-    assert [len(frame) for frame in frames] == [12]
+    assert len(dump(view)[0].data) < 400
     assert travel(view).tolist() == [10, 11, 12]
     assert travel(view).note == "mine"
+    _, frames = dump(torch.arange(100_000.0).view(100, 1000)[20:40])
+    assert [len(frame) for frame in frames] == [80_000]
 
 
 def test_tensors_beside_classes_of_the_notebook_travel_apart_too() -> None:
@@ -356,7 +366,7 @@ def test_buffers_of_arrays_travel_apart() -> None:
 
 @pytest.mark.parametrize("nbytes", [INLINE_NBYTES - 1000, INLINE_NBYTES + 1, 10 * INLINE_NBYTES])
 def test_large_pickles_travel_in_a_frame_of_their_own(nbytes: int) -> None:
-    value = ["x" * nbytes, np.arange(5)]
+    value = ["x" * nbytes, np.arange(1000)]
     payload, frames = dump(value)
     assert (payload.data == b"") == (nbytes > INLINE_NBYTES)
     assert payload.nframes == len(frames) == 1 + (nbytes > INLINE_NBYTES)
@@ -467,3 +477,30 @@ def test_a_call_comes_out_as_it_went_in() -> None:
 
 def test_packed_is_a_plain_pair() -> None:
     assert pack(Ping(1)) == Packed(msgspec.msgpack.encode(Ping(1)), ())
+
+
+def test_what_has_no_room_is_refused_as_a_whole_before_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def check(nbytes: int) -> None:
+        asked.append(nbytes)
+        raise MemoryError("20.0 GiB are to be sent, and 1.0 GiB of memory are free")
+
+    monkeypatch.setattr(STORE, "check", check)
+    monkeypatch.setattr(STORE, "from_nbytes", 1000)
+    monkeypatch.setattr(STORE, "keep", lambda pieces: pytest.fail("copied"))
+    tensors = list(torch.ones(4, 1000))  # views
+    with pytest.raises(PayloadError, match=r"^the arguments can't be sent: 20.0 GiB are to be sent, and"):
+        dump_call((tensors, b"x" * 100_000), {}, ("tensors", "data"))
+    (nbytes,) = asked  # and arguments are not tried one by one
+    assert 116_000 < nbytes < 117_000
+
+
+def test_large_bytes_are_pickled_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = bytes(10 * INLINE_NBYTES)
+    kept: list[list[Any]] = []
+    monkeypatch.setattr(STORE, "keep", lambda pieces: kept.append(list(pieces)) or memoryview(b"".join(pieces)))
+    monkeypatch.setattr(STORE, "from_nbytes", 1000)
+    payload, frames = dump(["before", data, "after"])
+    assert any(piece is data for piece in kept[0])
+    assert load(payload, frames) == ["before", data, "after"]

@@ -1,0 +1,99 @@
+"""How much memory there still is to take: of the machine, and within the limits of the control groups that containers set."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["Room", "largest_file", "room"]
+
+_UNLIMITED = 1 << 60
+"""What version 1 of control groups says where there is no limit is a little below the largest number of pages."""
+
+
+class Room(NamedTuple):
+    """How many bytes there are, and of what, in words that follow the number."""
+
+    nbytes: int
+    of: str
+
+
+def room(root: Path = Path("/")) -> Room:
+    """The memory that this process can still take without others losing theirs.
+
+    Args:
+        root: where ``proc`` and ``sys`` are.
+    """
+    return min(_limits(root), default=Room(_UNLIMITED, "memory"))
+
+
+def largest_file() -> int:
+    """How large a file of this process may become, also one in memory; in bytes."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    return _UNLIMITED if soft == resource.RLIM_INFINITY else soft
+
+
+def _limits(root: Path) -> Iterator[Room]:
+    machine = _fields(root / "proc/meminfo", 1024)
+    if "MemAvailable" in machine:
+        yield Room(machine["MemAvailable"], "memory are free")
+    if _number(root / "proc/sys/vm/overcommit_memory") == 2 and "CommitLimit" in machine:
+        yield Room(machine["CommitLimit"] - machine.get("Committed_AS", 0), "memory may still be promised to anybody")
+    for group in _groups(root):
+        yield from _limits_of(group)
+
+
+def _groups(root: Path) -> Iterator[Path]:
+    """The control groups that this process is in, by either version, inner ones first.
+
+    In a container the path may be that outside of it; of its ends what is there is the container's.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            tops = [root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified"]
+        elif "memory" in controllers.split(","):
+            tops = [root / "sys/fs/cgroup/memory"]
+        else:
+            continue
+        for top in tops:
+            inner = top / path.lstrip("/")
+            yield from (each for each in (inner, *inner.parents) if each.is_relative_to(top) and each.is_dir())
+
+
+def _limits_of(group: Path) -> Iterator[Room]:
+    for used, inactive, limits in (
+        ("memory.current", "inactive_file", ("memory.max", "memory.high")),
+        ("memory.usage_in_bytes", "total_inactive_file", ("memory.limit_in_bytes",)),
+    ):
+        taken = _number(group / used)
+        if taken is None:
+            continue
+        taken -= _fields(group / "memory.stat", 1).get(inactive, 0)  # files in the cache give way
+        for name in limits:
+            limit = _number(group / name)
+            if limit is not None and limit < _UNLIMITED:
+                yield Room(max(0, limit - taken), f"{name} ({limit / 2**30:.1f} GiB) of the control group are free")
+
+
+def _fields(path: Path, unit: int) -> dict[str, int]:
+    """Lines of a name and a number."""
+    try:
+        words = [line.split() for line in path.read_text().splitlines()]
+    except OSError:
+        return {}
+    return {each[0].rstrip(":"): int(each[1]) * unit for each in words if len(each) > 1 and each[1].isdigit()}
+
+
+def _number(path: Path) -> int | None:
+    """What a file says; None where it says "max", or is not there."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
