@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["BARS", "MEASURES", "Bar", "Measure", "row_key", "rows_by_ranks", "select_measures"]
+__all__ = ["BARS", "BULK", "MEASURES", "Bar", "Measure", "row_key", "rows_by_ranks", "select_measures"]
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,46 @@ class Measure:
 
 @dataclass(frozen=True)
 class Bar:
-    """A limit for our own figure: against another peer's in the same run, or in the unit of the measure."""
+    """A limit for our own figure: against another figure of the same run, or in the unit of the measure.
+
+    What it is held against is monarch's figure of the same row, or our own of the row ``than``.
+    """
 
     row: str
     limit: float
-    kind: Literal["at most x monarch", "at most", "at least"]
+    kind: Literal["at most x monarch", "at least x monarch", "at most x ours", "at least x ours", "at most", "at least"]
+    than: str = ""
 
+
+# What is done with many bytes; each is done with several sizes.
+BULK = (
+    (
+        "copy",
+        "copy of {mib} MiB within a rank",
+        "one memcpy of {mib} MiB of float32 by a rank, into memory that was used before: what the machine can do",
+    ),
+    (
+        "read",
+        "{mib} MiB from rank to rank",
+        "one rank has {mib} MiB of another's memory copied into memory of its own that was used before: by a buffer where "
+        "there are buffers, else the value of a call, copied there",
+    ),
+    (
+        "fresh",
+        "{mib} MiB from rank to rank, into fresh memory",
+        "the same, with memory that is made for it",
+    ),
+    (
+        "send",
+        "{mib} MiB from controller to rank",
+        "a call with {mib} MiB of float32, of which the rank looks at the two ends, until it is answered",
+    ),
+    (
+        "give",
+        "{mib} MiB from rank to controller",
+        "a call that gives {mib} MiB of float32, of which the controller looks at the two ends",
+    ),
+)
 
 # Within one process the measures run in this order: memory is read before any load, and what fills queues comes last.
 MEASURES: tuple[Measure, ...] = (
@@ -104,6 +138,46 @@ MEASURES: tuple[Measure, ...] = (
         higher_is_better=True,
     ),
     Measure(
+        "empty",
+        "call without arguments",
+        "us",
+        (4,),
+        "median round trip of a call to one rank of 4 that takes nothing and gives nothing",
+    ),
+    Measure(
+        "one_kib",
+        "call with a tensor of 1 KiB",
+        "us",
+        (4,),
+        "the same with a torch tensor of 1 KiB as argument",
+    ),
+    *(
+        Measure(
+            f"{what}_{mib}",
+            title.format(mib=mib),
+            "GB/s",
+            (2,),
+            note.format(mib=mib),
+            higher_is_better=True,
+        )
+        for mib in (64, 512)
+        for what, title, note in BULK
+    ),
+    Measure(
+        "to_one_64",
+        "64 MiB to one rank of {ranks}",
+        "ms",
+        (8,),
+        "a call to one rank with 64 MiB of float32, of which it looks at the two ends",
+    ),
+    Measure(
+        "to_all_64",
+        "64 MiB to all of {ranks} ranks",
+        "ms",
+        (8,),
+        "the same call to every rank at once",
+    ),
+    Measure(
         "start_again",
         "second mesh of {ranks} ranks",
         "s",
@@ -121,6 +195,15 @@ BARS: tuple[Bar, ...] = (
     Bar("call/16", 0.25, "at most x monarch"),
     Bar("cell/4", 0.5, "at most x monarch"),
     Bar("outstanding/4", 60_000.0, "at least"),
+    Bar("one_kib/4", 1.2, "at most x ours", "empty/4"),
+    *(
+        Bar(f"{what}_{mib}/2", limit, "at least x ours", f"copy_{mib}/2")
+        for mib in (64, 512)
+        for what, limit in (("read", 0.8), ("fresh", 0.4), ("send", 0.5), ("give", 0.5))
+    ),
+    Bar("read_64/2", 8.0, "at least x monarch"),
+    Bar("read_512/2", 8.0, "at least x monarch"),
+    Bar("to_all_64/8", 3.0, "at most x ours", "to_one_64/8"),
 )
 
 

@@ -15,11 +15,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import psutil
 
-from benchmarks.measures import row_key
+from benchmarks.bulk import ends, timed
+from benchmarks.measures import BULK, row_key
 
 __all__ = ["STARTED_VARIABLE", "Mesh", "Peer", "Timing", "main"]
 
@@ -27,6 +28,7 @@ STARTED_VARIABLE = "BENCHMARK_STARTED_S"
 """Environment variable with the time (`time.monotonic`) at which the runner started the peer's process."""
 
 MIB = 1024 * 1024
+BULK_REPEAT = 9
 
 
 class Mesh(Protocol):
@@ -48,6 +50,30 @@ class Mesh(Protocol):
         """Have the first rank call the second with 0, 1, ... one after the other; gives the seconds that each call took.
 
         `NotImplementedError` where ranks can't call each other.
+        """
+
+    def empty(self) -> None:
+        """Call the first rank with nothing, and get nothing."""
+
+    def values(self, count: int) -> Any:
+        """Make so many ones, float32, as what the library carries best: a torch tensor or a NumPy array."""
+
+    def take(self, value: Any) -> float:
+        """Send values to the first rank and return the sum of the two at the ends there."""
+
+    def take_all(self, value: Any) -> list[float]:
+        """Send values to every rank and return what `take` does, of each."""
+
+    def give(self, count: int) -> Any:
+        """Return so many ones that the first rank has."""
+
+    def copies(self, count: int, repeat: int) -> list[float]:
+        """Have the first rank copy so many float32 within itself; gives the seconds of each time."""
+
+    def fetches(self, count: int, repeat: int, is_fresh: bool) -> list[float]:
+        """Have the first rank read so many float32 of the second, into fresh memory or not; gives the seconds of each time.
+
+        `NotImplementedError` where ranks can't.
         """
 
     def pids(self) -> list[int]:
@@ -90,6 +116,28 @@ def median_us(work: Callable[[int], object], expected: Callable[[int], object], 
     return statistics.median(samples) * 1e6
 
 
+def bulk_rate(name: str, mesh: Mesh) -> float:
+    """Take a figure of what is done with many bytes, in GB/s."""
+    work, _, mib = name.partition("_")
+    count, repeat = int(mib) * MIB // 4, BULK_REPEAT
+    if work == "copy":
+        times = mesh.copies(count, repeat)
+    elif work == "send":
+        value = mesh.values(count)
+        times = timed(lambda: check_ends(mesh.take(value)), repeat)
+    elif work == "give":
+        times = timed(lambda: check_ends(ends(mesh.give(count))), repeat)
+    else:
+        times = mesh.fetches(count, repeat, is_fresh=work == "fresh")
+    return count * 4 / statistics.median(times) / 1e9
+
+
+def check_ends(found: float) -> None:
+    """See that what has arrived are ones."""
+    if found != 2.0:
+        raise AssertionError(f"what has arrived are no ones: the two at the ends come to {found}")
+
+
 def pss_mib(pid: int) -> float:
     """Return the proportional set size of a process in MiB: shared pages are split among those who share them."""
     return float(psutil.Process(pid).memory_full_info().pss) / MIB
@@ -121,6 +169,19 @@ def measure(name: str, peer: Peer, mesh: Mesh, ranks: int, timing: Timing) -> fl
         return timing.outstanding / elapsed
     if name == "between":
         return statistics.median(mesh.between(timing.warmup + timing.calls)[timing.warmup :]) * 1e6
+    if name == "empty":
+        return median_us(lambda _: mesh.empty(), lambda _: None, timing)
+    if name == "one_kib":
+        small = mesh.values(256)
+        return median_us(lambda _: mesh.take(small), lambda _: 2.0, timing)
+    if name == "to_one_64":
+        value = mesh.values(64 * MIB // 4)
+        return statistics.median(timed(lambda: check_ends(mesh.take(value)), BULK_REPEAT)) * 1e3
+    if name == "to_all_64":
+        value = mesh.values(64 * MIB // 4)
+        return statistics.median(timed(lambda: [check_ends(each) for each in mesh.take_all(value)], BULK_REPEAT)) * 1e3
+    if name.partition("_")[0] in {what for what, _, _ in BULK}:
+        return bulk_rate(name, mesh)
     if name == "start_again":
         begin = time.perf_counter()
         peer.start_again(ranks)

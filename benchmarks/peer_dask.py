@@ -9,15 +9,21 @@ Of several ways to say the same, the fastest is taken: an actor's method for one
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
-from distributed import Client, LocalCluster
+import numpy
+from distributed import Client, LocalCluster, wait
 
 from benchmarks import peer
+from benchmarks.bulk import WARMUP, copies, ends
 
 
 class Echo:
     """Returns what it gets."""
+
+    def __init__(self) -> None:
+        self.given_count = 0
 
     def ready(self) -> int:
         import torch  # noqa: F401
@@ -26,6 +32,20 @@ class Echo:
 
     def echo(self, value: int) -> int:
         return value
+
+    def nothing(self) -> None:
+        pass
+
+    def take(self, value: Any) -> float:
+        return ends(value)
+
+    def give(self, count: int) -> Any:
+        if count != self.given_count:
+            self.given_count, self.given = count, numpy.ones(count, "f4")
+        return self.given
+
+    def copies(self, count: int, repeat: int) -> list[float]:
+        return copies(count, repeat)
 
 
 def echo(value: int) -> int:
@@ -38,12 +58,17 @@ def run(source: str) -> None:
     exec(compile(source, "<cell>", "exec"), {})
 
 
+def ones(count: int) -> Any:
+    """Make values where they are wanted."""
+    return numpy.ones(count, "f4")
+
+
 class DaskMesh:
     """The workers of a cluster, each with one actor."""
 
     def __init__(self, client: Any, ranks: int) -> None:
         self.client = client
-        workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
+        workers = self.workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
         if len(workers) != ranks:
             raise RuntimeError(f"{len(workers)} of {ranks} workers came up")
         pending = [client.submit(Echo, actor=True, workers=[worker], pure=False) for worker in workers]
@@ -66,6 +91,39 @@ class DaskMesh:
 
     def between(self, count: int) -> list[float]:
         raise NotImplementedError("tasks of Dask are not addressed by other tasks")
+
+    def empty(self) -> None:
+        self.actors[0].nothing().result()
+
+    def values(self, count: int) -> Any:
+        return numpy.ones(count, "f4")
+
+    def take(self, value: Any) -> float:
+        found: float = self.actors[0].take(value).result()
+        return found
+
+    def take_all(self, value: Any) -> list[float]:
+        return list(self.client.run(ends, value).values())
+
+    def give(self, count: int) -> Any:
+        return self.actors[0].give(count).result()
+
+    def copies(self, count: int, repeat: int) -> list[float]:
+        times: list[float] = self.actors[0].copies(count, repeat).result()
+        return times
+
+    def fetches(self, count: int, repeat: int, is_fresh: bool) -> list[float]:
+        if not is_fresh:
+            raise NotImplementedError("Dask decides where values arrive")
+        there, here = self.workers[1], self.workers[0]
+        times = []
+        for _ in range(WARMUP + repeat):  # what a worker has got once it has
+            made = self.client.submit(ones, count, workers=[there], pure=False)
+            wait(made)
+            begin = time.perf_counter()
+            assert self.client.submit(ends, made, workers=[here], pure=False).result() == 2.0
+            times.append(time.perf_counter() - begin)
+        return times[WARMUP:]
 
     def pids(self) -> list[int]:
         return self.rank_pids

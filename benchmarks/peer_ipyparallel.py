@@ -9,8 +9,10 @@ import logging
 from typing import Any
 
 import ipyparallel
+import numpy
 
 from benchmarks import peer
+from benchmarks.bulk import copies, ends
 
 
 def ready() -> int:
@@ -25,6 +27,21 @@ def ready() -> int:
 def echo(value: int) -> int:
     """Return what comes in."""
     return value
+
+
+def nothing() -> None:
+    """Take nothing, give nothing."""
+
+
+def give(count: int) -> Any:
+    """Give so many ones, made once."""
+    import numpy
+
+    kept = globals().setdefault("_kept", {})
+    if count not in kept:
+        kept.clear()
+        kept[count] = numpy.ones(count, "f4")
+    return kept[count]
 
 
 class IpyparallelMesh:
@@ -51,6 +68,30 @@ class IpyparallelMesh:
         return [result.get() for result in results]
 
     def between(self, count: int) -> list[float]:
+        raise NotImplementedError("engines of ipyparallel do not call each other")
+
+    def empty(self) -> None:
+        self.first.apply_sync(nothing)
+
+    def values(self, count: int) -> Any:
+        return numpy.ones(count, "f4")
+
+    def take(self, value: Any) -> float:
+        found: float = self.first.apply_sync(ends, value)
+        return found
+
+    def take_all(self, value: Any) -> list[float]:
+        found: list[float] = self.every.apply_sync(ends, value)
+        return found
+
+    def give(self, count: int) -> Any:
+        return self.first.apply_sync(give, count)
+
+    def copies(self, count: int, repeat: int) -> list[float]:
+        times: list[float] = self.first.apply_sync(copies, count, repeat)
+        return times
+
+    def fetches(self, count: int, repeat: int, is_fresh: bool) -> list[float]:
         raise NotImplementedError("engines of ipyparallel do not call each other")
 
     def pids(self) -> list[int]:

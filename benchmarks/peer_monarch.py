@@ -9,9 +9,15 @@ import os
 import time
 from typing import Any
 
+import monarch
+import torch
 from monarch.actor import Actor, endpoint, shutdown_context, this_host
+from monarch.rdma import RDMABuffer
 
 from benchmarks import peer
+from benchmarks.bulk import copies, ends, receive
+
+monarch.configure(rdma_allow_tcp_fallback=True)  # the only way there is without RDMA hardware
 
 
 class Echo(Actor):
@@ -19,6 +25,7 @@ class Echo(Actor):
 
     def __init__(self) -> None:
         self.namespace: dict[str, Any] = {}
+        self.given_count = 0
 
     @endpoint
     def ready(self) -> int:
@@ -45,6 +52,34 @@ class Echo(Actor):
     def run(self, source: str) -> None:
         exec(compile(source, "<cell>", "exec"), self.namespace)
 
+    @endpoint
+    def nothing(self) -> None:
+        pass
+
+    @endpoint
+    def take(self, value: Any) -> float:
+        return ends(value)
+
+    @endpoint
+    def give(self, count: int) -> Any:
+        if count != self.given_count:
+            self.given_count, self.given = count, torch.ones(count)
+        return self.given
+
+    @endpoint
+    def copies(self, count: int, repeat: int) -> list[float]:
+        return copies(count, repeat)
+
+    @endpoint
+    def lend(self, count: int) -> Any:
+        self.lent = torch.ones(count)
+        return RDMABuffer(self.lent.view(torch.uint8).flatten())
+
+    @endpoint
+    def fetches(self, other: Any, count: int, repeat: int, is_fresh: bool) -> list[float]:
+        buffer = other.lend.call_one(count).get()
+        return receive(lambda target: buffer.read_into(target.view(torch.uint8)).get(), count, repeat, is_fresh)
+
 
 class MonarchMesh:
     """A spawned actor mesh."""
@@ -70,6 +105,30 @@ class MonarchMesh:
 
     def between(self, count: int) -> list[float]:
         times: list[float] = self.first.ask.call_one(self.actors.slice(gpus=1), count).get()
+        return times
+
+    def empty(self) -> None:
+        self.first.nothing.call_one().get()
+
+    def values(self, count: int) -> Any:
+        return torch.ones(count)
+
+    def take(self, value: Any) -> float:
+        found: float = self.first.take.call_one(value).get()
+        return found
+
+    def take_all(self, value: Any) -> list[float]:
+        return [found for _, found in self.actors.take.call(value).get()]
+
+    def give(self, count: int) -> Any:
+        return self.first.give.call_one(count).get()
+
+    def copies(self, count: int, repeat: int) -> list[float]:
+        times: list[float] = self.first.copies.call_one(count, repeat).get()
+        return times
+
+    def fetches(self, count: int, repeat: int, is_fresh: bool) -> list[float]:
+        times: list[float] = self.first.fetches.call_one(self.actors.slice(gpus=1), count, repeat, is_fresh).get()
         return times
 
     def pids(self) -> list[int]:

@@ -6,12 +6,21 @@ import os
 import time
 from typing import Any, cast
 
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as in ranks; before torch is imported
+
+import torch
+
 from benchmarks import peer
+from benchmarks.bulk import copies, ends, receive
 from monarch_kernel.actor import Actor, endpoint, shutdown_context, this_host
+from monarch_kernel.rdma import RDMABuffer
 
 
 class Echo(Actor):
     """Returns what it gets."""
+
+    def __init__(self) -> None:
+        self.given_count = 0
 
     @endpoint
     def ready(self) -> int:
@@ -32,6 +41,35 @@ class Echo(Actor):
             answer = other.echo.call_one(value).get()
             times.append(time.perf_counter() - begin)
             assert answer == value
+        return times
+
+    @endpoint
+    def nothing(self) -> None:
+        pass
+
+    @endpoint
+    def take(self, value: Any) -> float:
+        return ends(value)
+
+    @endpoint
+    def give(self, count: int) -> Any:
+        if count != self.given_count:
+            self.given_count, self.given = count, torch.ones(count)
+        return self.given
+
+    @endpoint
+    def copies(self, count: int, repeat: int) -> list[float]:
+        return copies(count, repeat)
+
+    @endpoint
+    def lend(self, count: int) -> Any:
+        return RDMABuffer(torch.ones(count))
+
+    @endpoint
+    def fetches(self, other: Any, count: int, repeat: int, is_fresh: bool) -> list[float]:
+        buffer = other.lend.call_one(count).get()
+        times = receive(lambda target: buffer.read_into(target).get(), count, repeat, is_fresh)
+        buffer.drop().get()
         return times
 
 
@@ -60,6 +98,30 @@ class OurMesh:
 
     def between(self, count: int) -> list[float]:
         times: list[float] = self.first.ask.call_one(self.actors.slice(gpus=1), count).get()
+        return times
+
+    def empty(self) -> None:
+        self.first.nothing.call_one().get()
+
+    def values(self, count: int) -> Any:
+        return torch.ones(count)
+
+    def take(self, value: Any) -> float:
+        found: float = self.first.take.call_one(value).get()
+        return found
+
+    def take_all(self, value: Any) -> list[float]:
+        return [found for _, found in self.actors.take.call(value).get()]
+
+    def give(self, count: int) -> Any:
+        return self.first.give.call_one(count).get()
+
+    def copies(self, count: int, repeat: int) -> list[float]:
+        times: list[float] = self.first.copies.call_one(count, repeat).get()
+        return times
+
+    def fetches(self, count: int, repeat: int, is_fresh: bool) -> list[float]:
+        times: list[float] = self.first.fetches.call_one(self.actors.slice(gpus=1), count, repeat, is_fresh).get()
         return times
 
     def pids(self) -> list[int]:

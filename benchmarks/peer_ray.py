@@ -9,9 +9,11 @@ import os
 import time
 from typing import Any
 
+import numpy
 import ray
 
 from benchmarks import peer
+from benchmarks.bulk import copies, ends, receive
 
 
 class Echo:
@@ -19,6 +21,7 @@ class Echo:
 
     def __init__(self) -> None:
         self.namespace: dict[str, Any] = {}
+        self.given_count = 0
 
     def ready(self) -> int:
         import torch  # noqa: F401
@@ -40,6 +43,26 @@ class Echo:
 
     def run(self, source: str) -> None:
         exec(compile(source, "<cell>", "exec"), self.namespace)
+
+    def nothing(self) -> None:
+        pass
+
+    def take(self, value: Any) -> float:
+        return ends(value)
+
+    def give(self, count: int) -> Any:
+        if count != self.given_count:
+            self.given_count, self.given = count, numpy.ones(count, "f4")
+        return self.given
+
+    def copies(self, count: int, repeat: int) -> list[float]:
+        return copies(count, repeat)
+
+    def fetches(self, other: Any, count: int, repeat: int, is_fresh: bool) -> list[float]:
+        def read(target: Any) -> None:
+            target.numpy()[:] = ray.get(other.give.remote(count))
+
+        return receive(read, count, repeat, is_fresh)
 
 
 RemoteEcho: Any = ray.remote(num_cpus=0)(Echo)
@@ -69,6 +92,32 @@ class RayMesh:
 
     def between(self, count: int) -> list[float]:
         times: list[float] = ray.get(self.actors[0].ask.remote(self.actors[1], count))
+        return times
+
+    def empty(self) -> None:
+        ray.get(self.actors[0].nothing.remote())
+
+    def values(self, count: int) -> Any:
+        return numpy.ones(count, "f4")
+
+    def take(self, value: Any) -> float:
+        found: float = ray.get(self.actors[0].take.remote(value))
+        return found
+
+    def take_all(self, value: Any) -> list[float]:
+        stored = ray.put(value)
+        found: list[float] = ray.get([actor.take.remote(stored) for actor in self.actors])
+        return found
+
+    def give(self, count: int) -> Any:
+        return ray.get(self.actors[0].give.remote(count))
+
+    def copies(self, count: int, repeat: int) -> list[float]:
+        times: list[float] = ray.get(self.actors[0].copies.remote(count, repeat))
+        return times
+
+    def fetches(self, count: int, repeat: int, is_fresh: bool) -> list[float]:
+        times: list[float] = ray.get(self.actors[0].fetches.remote(self.actors[1], count, repeat, is_fresh))
         return times
 
     def pids(self) -> list[int]:

@@ -85,9 +85,9 @@ def median_of(table: Table, row: str, peer: str) -> float | None:
     return cell.median if cell else None
 
 
-def ratio_of(table: Table, row: str) -> float | None:
-    """Return our median divided by monarch's, or None when either is missing or monarch's is zero."""
-    ours, reference = median_of(table, row, OURS), median_of(table, row, REFERENCE)
+def ratio_of(table: Table, row: str, peer: str = REFERENCE, than: str = "") -> float | None:
+    """Return our median divided by a peer's, of the same row or of another; None when either is missing, or that one zero."""
+    ours, reference = median_of(table, row, OURS), median_of(table, than or row, peer)
     return ours / reference if ours is not None and reference else None
 
 
@@ -97,10 +97,11 @@ def judge(table: Table, bars: Sequence[Bar] = BARS) -> list[Verdict]:
     for bar in bars:
         if bar.row not in table:
             continue
-        figure = ratio_of(table, bar.row) if bar.kind == "at most x monarch" else median_of(table, bar.row, OURS)
+        kind, _, peer = bar.kind.partition(" x ")
+        figure = ratio_of(table, bar.row, peer, bar.than) if peer else median_of(table, bar.row, OURS)
         met = None
         if figure is not None:
-            met = figure >= bar.limit if bar.kind == "at least" else figure <= bar.limit
+            met = figure >= bar.limit if kind == "at least" else figure <= bar.limit
         verdicts.append(Verdict(bar, figure, met))
     return verdicts
 
@@ -121,12 +122,13 @@ def cell_text(cell: Cell | None) -> str:
     return f"{number(cell.median)} ({number(min(cell.values))}-{number(max(cell.values))})"
 
 
-def bar_text(verdict: Verdict | None) -> str:
-    """Write a bar and whether it was met."""
-    if verdict is None:
-        return ""
-    limit = f"{verdict.bar.limit:,g}"
-    text = {"at most x monarch": f"<= {limit} x", "at most": f"<= {limit}", "at least": f">= {limit}"}[verdict.bar.kind]
+def bar_text(verdict: Verdict) -> str:
+    """Write a bar, the figure that is held against it where that stands nowhere else, and whether it was met."""
+    kind, _, peer = verdict.bar.kind.partition(" x ")
+    text = f"{'>=' if kind == 'at least' else '<='} {verdict.bar.limit:,g}{' x' if peer else ''}"
+    if verdict.bar.than:
+        text += f" {verdict.bar.than}"
+        text += f", {verdict.figure:.2f}" if verdict.figure is not None else ""
     return text + {True: " met", False: " MISSED", None: " ?"}[verdict.met]
 
 
@@ -174,7 +176,7 @@ def missing_lines(table: Table, peers: Sequence[str], rows: Sequence[str]) -> li
 def render(machine: Machine, peers: Sequence[str], measures: Sequence[Measure], samples: Iterable[Sample]) -> str:
     """Write the whole report: machine, table, missing figures, notes."""
     table = summarise(samples)
-    verdicts = {verdict.bar.row: verdict for verdict in judge(table)}
+    verdicts = judge(table)
     rows = [["measure", "unit", *peers, f"{OURS} / {REFERENCE}", "bar"]]
     for measure in measures:
         for ranks in measure.ranks:
@@ -183,7 +185,8 @@ def render(machine: Machine, peers: Sequence[str], measures: Sequence[Measure], 
             title = measure.title.format(ranks=ranks) + (" (higher is better)" if measure.higher_is_better else "")
             cells = [cell_text(table.get(row, {}).get(peer)) for peer in peers]
             ratio_text = MISSING if ratio is None else f"{ratio:.2f}"
-            rows.append([title, measure.unit, *cells, ratio_text, bar_text(verdicts.get(row))])
+            bars = "; ".join(bar_text(verdict) for verdict in verdicts if verdict.bar.row == row)
+            rows.append([title, measure.unit, *cells, ratio_text, bars])
     lines = [*header(machine), "", *align(rows), ""]
     missing = missing_lines(table, peers, [row_key(m.key, ranks) for m in measures for ranks in m.ranks])
     if missing:

@@ -89,6 +89,25 @@ def test_bars(bar: Bar, ours: float | None, monarch: float | None, figure: float
     assert verdict.met is met
 
 
+@pytest.mark.parametrize(("ours", "met", "text"), [(19.0, True, "0.95 met"), (10.0, False, "0.50 MISSED")])
+def test_a_bar_may_be_held_against_another_row_of_ours(ours: float, met: bool, text: str) -> None:
+    taken = [
+        *samples("ours", "copy_64/2", 20.0),
+        *samples("ours", "read_64/2", ours),
+        *samples("monarch", "read_64/2", 1.0),
+    ]
+    verdicts = [verdict for verdict in judge(summarise(taken)) if verdict.bar.row == "read_64/2"]
+    assert [verdict.met for verdict in verdicts] == [met, True]
+    report = render(MACHINE, ["ours", "monarch"], select_measures(["copy_64", "read_64"]), taken)
+    bars = table_line(report, "64 MiB from rank to rank (")[-1]
+    assert bars == f">= 0.8 x copy_64/2, {text}; >= 8 x met"
+
+
+def test_bars_are_held_against_rows_that_are_measured() -> None:
+    rows = {row_key(measure.key, ranks) for measure in MEASURES for ranks in measure.ranks}
+    assert {bar.than for bar in BARS if bar.kind.endswith("x ours")} <= rows
+
+
 def test_a_bar_whose_row_was_not_asked_for_has_no_verdict() -> None:
     assert judge(summarise(samples("ours", "call/2", 1.0))) == []
 
