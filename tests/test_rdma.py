@@ -18,7 +18,7 @@ from monarch_kernel.errors import BufferGoneError
 from monarch_kernel.rdma import Buffer, RDMAAction, RDMABuffer, Transfer
 from tests.failures.machines import APART, Machines, can_be_apart, hosts_on
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 LARGE = 3 << 20  # elements of 4 bytes: carried by a thread of its own
 
 

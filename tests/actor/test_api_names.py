@@ -37,7 +37,7 @@ from monarch_kernel.actor import (
 from monarch_kernel.mesh import Region
 from tests.waiting import undisturbed_s
 
-LONG_S = 30.0
+LONG_S = 60.0
 """For what takes a moment: a failure, not a measure."""
 
 NAMES = [

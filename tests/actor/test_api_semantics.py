@@ -23,7 +23,7 @@ import pytest
 from monarch_kernel.actor import Actor, ActorError, ProcMesh, SupervisionError, endpoint, this_host
 from tests.waiting import undisturbed_s, wait_until
 
-LONG_S = 30.0
+LONG_S = 60.0
 """For what takes a moment: a failure, not a measure."""
 QUICK_S = 1.0
 """What is told at once; the machine may be busy."""

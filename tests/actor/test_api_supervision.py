@@ -26,7 +26,7 @@ from monarch_kernel.actor import (
 )
 from tests.waiting import wait_until
 
-LONG_S = 30.0
+LONG_S = 60.0
 """For what takes a moment: a failure, not a measure."""
 
 

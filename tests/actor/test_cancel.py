@@ -26,7 +26,7 @@ from monarch_kernel.actor import (
 )
 from tests.waiting import undisturbed_s
 
-LONG_S = 30.0
+LONG_S = 60.0
 
 
 class Sleeper(Actor):

@@ -23,7 +23,7 @@ from monarch_kernel.actor import (
     this_host,
 )
 
-LONG_S = 30.0
+LONG_S = 60.0
 
 
 class Counter(Actor):

@@ -26,7 +26,7 @@ from monarch_kernel.actor import (
 from monarch_kernel.errors import DeadlockError
 from tests.waiting import undisturbed_s
 
-LONG_S = 30.0
+LONG_S = 60.0
 """For what takes a moment: a failure, not a measure."""
 SOON_S = 10.0
 """Within which a circle is told; it takes a quarter of a second on an idle machine."""

@@ -14,7 +14,7 @@ import pytest
 from monarch_kernel.actor import Actor, ProcMesh, concurrent_endpoint, endpoint, this_host
 from monarch_kernel.ui.stacks import stacks_text
 
-LONG_S = 30.0
+LONG_S = 60.0
 
 
 class Napper(Actor):

@@ -28,7 +28,7 @@ from monarch_kernel.controller.session import current_session
 from monarch_kernel.errors import ActorError
 from tests.waiting import undisturbed_s, wait_until
 
-LONG_S = 30.0
+LONG_S = 60.0
 
 
 class Counter(Actor):

@@ -14,7 +14,7 @@ import torch
 from monarch_kernel.actor import Actor, ProcMesh, SupervisionError, endpoint, shutdown_context, this_host
 from monarch_kernel.transport import sharing
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 COUNT = 1 << 20  # float32: 4 MiB
 
 

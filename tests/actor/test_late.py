@@ -16,7 +16,7 @@ import pytest
 from monarch_kernel.actor import Actor, ProcMesh, current_rank, endpoint, this_host, this_proc
 from monarch_kernel.asking import waits
 
-LONG_S = 30.0
+LONG_S = 60.0
 """For what takes a moment: a failure, not a measure."""
 
 

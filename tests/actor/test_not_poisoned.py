@@ -24,7 +24,7 @@ from monarch_kernel.actor import (
 )
 from monarch_kernel.errors import PayloadError, RanksError
 
-LONG_S = 30.0
+LONG_S = 60.0
 
 
 class Unpicklable(Exception):

@@ -23,7 +23,7 @@ from monarch_kernel.actor import (
 )
 from tests.waiting import wait_until
 
-LONG_S = 30.0
+LONG_S = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from monarch_kernel.actor import (
 )
 from monarch_kernel.errors import PayloadError
 
-LONG_S = 30.0
+LONG_S = 60.0
 
 
 class Worker(Actor):

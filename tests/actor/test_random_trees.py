@@ -34,7 +34,7 @@ from monarch_kernel.wire.messages import PeerNews
 
 TOKEN = "token"
 N_RANKS = 4
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 PROGRAM = ("", 0)
 
 

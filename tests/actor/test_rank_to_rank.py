@@ -28,7 +28,7 @@ from monarch_kernel.actor import (
 )
 from tests.waiting import undisturbed_s
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 class Log(Actor):

@@ -30,7 +30,7 @@ from monarch_kernel.actor import (
     this_proc,
 )
 
-LONG_S = 30.0
+LONG_S = 60.0
 
 
 class Questions:

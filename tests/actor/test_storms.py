@@ -17,7 +17,7 @@ import pytest
 from monarch_kernel.actor import Actor, ProcMesh, SupervisionError, endpoint, shutdown_context, this_host
 from tests.waiting import wait_until
 
-LONG_S = 30.0
+LONG_S = 60.0
 
 
 class Guest(Actor):

@@ -18,7 +18,7 @@ import pytest
 from monarch_kernel.actor import Actor, ActorError, Channel, ProcMesh, context, endpoint, this_host
 from monarch_kernel.errors import DeadlockError, PayloadError, RemoteInterrupt
 
-LONG_S = 30.0
+LONG_S = 60.0
 
 
 class Worker(Actor):

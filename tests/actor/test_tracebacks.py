@@ -11,7 +11,7 @@ import pytest
 
 from monarch_kernel.actor import Actor, ActorError, ProcMesh, endpoint, this_host
 
-LONG_S = 30.0
+LONG_S = 60.0
 
 
 class Faulty(Actor):

@@ -17,7 +17,7 @@ from monarch_kernel.rdma import Buffer
 from monarch_kernel.traffic import Traffic
 from tests.waiting import wait_until
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 MIB = 1 << 20
 
 

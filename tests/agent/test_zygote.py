@@ -19,7 +19,7 @@ from monarch_kernel.agent.zygote import Zygote
 from monarch_kernel.testing import rank_spec
 from tests.waiting import undisturbed_s
 
-LONG_S = 30.0
+LONG_S = 60.0
 
 PROBE = """
     import json, os, random, sys, time

@@ -11,7 +11,7 @@ from monarch_kernel.controller.runtime import Runtime
 from monarch_kernel.testing import FakeHost, FakeLauncher, MemoryHub
 from monarch_kernel.wire.config import AgentConfig
 
-LONG_S = 20.0
+LONG_S = 60.0
 
 
 class SlowHost(FakeHost):

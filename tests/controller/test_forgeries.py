@@ -21,7 +21,7 @@ from monarch_kernel.wire.codec import join, pack
 from monarch_kernel.wire.messages import ActorEnded, Call, Goodbye, Message, Payload, Ping, Spawn, Unhandled
 
 TOKEN = "secret"
-LONG_S = 20.0
+LONG_S = 60.0
 KINDS = sorted(
     (
         kind

@@ -36,7 +36,7 @@ from monarch_kernel.wire.messages import (
     Run,
 )
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 TOKEN = "secret"
 
 

@@ -25,7 +25,7 @@ from monarch_kernel.rdma import Buffer
 from tests.data.test_memory import same_kind, views
 from tests.waiting import wait_until
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 LARGE = (9 << 20) + 4  # bytes: several pieces, the last one short
 WITHIN = ("process",)
 """Roads within a process: its end is that of both ends."""

@@ -57,12 +57,12 @@ class Cell:
         self._undisturbed_at = self.done_at = undisturbed_s()
         self._notebook = notebook
 
-    def wait(self, timeout_s: float = 20.0) -> Cell:
+    def wait(self, timeout_s: float = START_S) -> Cell:
         """Wait until it has ended, and all that it shows is here."""
         self.wait_for(lambda cell: cell.idle and bool(cell.reply), timeout_s)
         return self
 
-    def wait_for(self, condition: Callable[[Cell], object], timeout_s: float = 20.0) -> Cell:
+    def wait_for(self, condition: Callable[[Cell], object], timeout_s: float = START_S) -> Cell:
         """Wait for something that it does."""
         deadline = time.monotonic() + timeout_s
         while not condition(self):
@@ -169,7 +169,7 @@ class Notebook:
         self.cells[cell.id] = cell
         return cell
 
-    def run(self, code: str, timeout_s: float = 20.0, **options: Any) -> Cell:
+    def run(self, code: str, timeout_s: float = START_S, **options: Any) -> Cell:
         """Run a cell to its end, whatever that is."""
         return self.send(code, **options).wait(timeout_s)
 
@@ -177,7 +177,7 @@ class Notebook:
         if self.is_stuck:  # else each test that shares it would wait in vain
             pytest.fail("an earlier test left a cell running in this notebook", pytrace=False)
 
-    def ok(self, code: str, timeout_s: float = 20.0) -> Cell:
+    def ok(self, code: str, timeout_s: float = START_S) -> Cell:
         """Run a cell that succeeds."""
         cell = self.run(code, timeout_s)
         assert cell.ok, cell.text
@@ -211,7 +211,7 @@ class Notebook:
         self._check()
         return list(self.ask(self.client.complete(code))["matches"])
 
-    def ask(self, id: str, timeout_s: float = 30.0) -> dict[str, Any]:
+    def ask(self, id: str, timeout_s: float = START_S) -> dict[str, Any]:
         """The content of the reply to a request other than a cell."""
         deadline = time.monotonic() + timeout_s
         while id not in self._replies:

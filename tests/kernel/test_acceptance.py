@@ -80,7 +80,7 @@ def test_variables_of_the_notebook_are_untouched(four: Notebook) -> None:
 def test_a_cell_may_take_longer_than_half_a_minute(four: Notebook) -> None:
     begun = undisturbed_s()
     cell = four.send("%%remote t\nimport time\nprint('begins', flush=True)\ntime.sleep(31)\nprint('ends')\nrank")
-    cell.wait_for(lambda cell: "begins" in cell.stdout, 5)
+    cell.wait_for(lambda cell: "begins" in cell.stdout)
     assert undisturbed_s() - begun < 2
     cell.wait(60)
     assert "[0-3] ends" in cell.stdout
@@ -112,7 +112,7 @@ def test_an_interrupt_stops_a_loop_on_all_ranks(four: Notebook) -> None:
     cell.wait_for(lambda cell: "loops" in cell.stdout)
     begun = undisturbed_s()
     four.interrupt()
-    cell.wait(5)
+    cell.wait()
     assert undisturbed_s() - begun < 2
     assert (cell.reply["status"], cell.ename) == ("error", "RemoteInterrupt")
     assert labelled(four.ok("%%remote t\nn > 0")) == ["[0-3] True"]
@@ -124,7 +124,7 @@ def test_an_interrupt_of_a_local_cell_leaves_an_idle_mesh_alone(four: Notebook) 
     cell = four.send("print('sleeps', flush=True); import time; time.sleep(60)").wait_for(lambda cell: cell.stdout)
     four.wait_blocked()
     four.interrupt()
-    assert cell.wait(5).ename == "KeyboardInterrupt"
+    assert cell.wait().ename == "KeyboardInterrupt"
     assert labelled(four.ok("%%remote t\nrank >= 0")) == ["[0-3] True"]
     assert four.pids() == pids
 
@@ -136,7 +136,7 @@ def test_an_interrupt_frees_a_rank_that_waits_for_one_that_sleeps(four: Notebook
     cell.wait_for(lambda cell: "[0-3] there" in cell.stdout or cell.stdout.count("there") == 4)
     four.interrupt()
     begun = undisturbed_s()
-    cell.wait(5)
+    cell.wait()
     assert undisturbed_s() - begun < 3
     assert cell.ename == "RemoteInterrupt"
     assert "[0-3]" in cell.evalue

@@ -113,7 +113,7 @@ def test_axes_may_cut_across_hosts(notebook: Notebook) -> None:
 def test_what_hosts_wait_for_is_one_line_until_they_come(notebook: Notebook, machine: Machine) -> None:
     machine.stall()
     cell = notebook.send(f"{UP.format(name='slow', hosts=2, n=1)} --python {machine.python()}")
-    cell.wait_for(lambda cell: "waiting for this machine" in _last(cell), 20.0)
+    cell.wait_for(lambda cell: "waiting for this machine" in _last(cell))
     assert re.fullmatch(r"slow: 0 of 2 hosts up; waiting for this machine \(\d\.\d s\)", _last(cell))
     machine.go_on()
     cell.wait(60.0)
@@ -145,13 +145,13 @@ def test_ranks_whose_host_dies_while_they_start_are_told_at_once(notebook: Noteb
     slow, dying = zygotes()
     for one in (slow, dying):
         one.suspend()  # no rank starts there
-    cell.wait_for(lambda cell: "dying: waiting for ranks to start (0 of 4 are up, " in _last(cell), 20.0)
+    cell.wait_for(lambda cell: "dying: waiting for ranks to start (0 of 4 are up, " in _last(cell))
     killed = undisturbed_s()
     agent = dying.parent()
     assert agent is not None
     agent.kill()
     dying.resume()  # it sees that its agent is gone
-    cell.wait(20.0)
+    cell.wait()
     assert undisturbed_s() - killed < 4.0  # ranks that were never forked are not given time to end
     assert re.search(r"dying: 2 of 4 ranks did not come up, after \d\.\d s; all were ended again", cell.text), cell.text
     assert re.search(r"  ranks \[(0-1|2-3)\]: the host agent \(pid \d+\) was killed by SIGKILL", cell.text), cell.text
@@ -163,9 +163,9 @@ def test_ranks_whose_host_dies_while_they_start_are_told_at_once(notebook: Noteb
 def test_an_interrupt_cancels_what_was_asked_for(notebook: Notebook, machine: Machine) -> None:
     machine.stall()
     cell = notebook.send(f"{UP.format(name='never', hosts=2, n=1)} --python {machine.python()}")
-    cell.wait_for(lambda cell: "0 of 2 hosts up" in _last(cell), 20.0)
+    cell.wait_for(lambda cell: "0 of 2 hosts up" in _last(cell))
     notebook.interrupt()
-    cell.wait(10.0)
+    cell.wait()
     assert "interrupted while never waited for its hosts; they were given back" in cell.text
     notebook.ok("%remote t rank")  # the others go on
 
@@ -257,13 +257,13 @@ def test_who_interrupts_heal_and_heals_again_goes_on_waiting(notebook: Notebook,
     os.kill(agent_of(notebook, 1), signal.SIGKILL)
     notebook.ok("import time\nwhile len(d.deaths()) < 1: time.sleep(0.01)")
     cell = notebook.send("%mesh heal d")
-    cell.wait_for(lambda cell: "0 of 1 new host up" in _last(cell), 20.0)
+    cell.wait_for(lambda cell: "0 of 1 new host up" in _last(cell))
     notebook.interrupt()
-    cell.wait(10.0)
+    cell.wait()
     assert "interrupted; what is begun goes on" in cell.text
     again_at = time.monotonic()
     cell = notebook.send("%mesh heal d")
-    cell.wait_for(lambda cell: "0 of 1 new host up" in _last(cell), 20.0)
+    cell.wait_for(lambda cell: "0 of 1 new host up" in _last(cell))
     machine.go_on()
     cell.wait(60.0)
     again_s = time.monotonic() - again_at

@@ -23,7 +23,7 @@ from monarch_kernel.wire.config import AGENT_VARIABLE, AgentConfig
 
 __all__ = ["Agent", "Desk", "make_python", "wait_for"]
 
-LONG_S = 30.0
+LONG_S = 60.0
 
 
 class Agent:

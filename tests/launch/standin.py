@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from monarch_kernel.wire.config import AgentConfig
 
-LONG_S = 30.0
+LONG_S = 60.0
 
 STAND_IN = """
 import json, os, socket, sys

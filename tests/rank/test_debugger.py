@@ -19,7 +19,7 @@ from monarch_kernel.events import KeptError, StopEvent
 from monarch_kernel.wire.messages import ListErrors
 from tests.waiting import undisturbed_s
 
-LONG_S = 30.0
+LONG_S = 60.0
 
 
 class Body(Actor):

@@ -17,7 +17,7 @@ from monarch_kernel.transport.outbox import PIECE_NBYTES
 from monarch_kernel.wire.config import LinkKeys
 from tests.failures.strangers import besieged
 
-LONG_S = 20.0
+LONG_S = 60.0
 
 
 class End:

@@ -11,7 +11,7 @@ import pytest
 
 from monarch_kernel.transport.strikes import USER_THREAD, ThreadShield, UserThread
 
-LONG_S = 20.0
+LONG_S = 60.0
 
 
 class Runner:

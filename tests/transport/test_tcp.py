@@ -13,7 +13,7 @@ import pytest
 from monarch_kernel.transport import tcp
 from tests.bed.bed import Bed, BedHost, why_not
 
-LONG_S = 10.0
+LONG_S = 60.0
 
 
 @pytest.fixture(scope="module")
