@@ -29,7 +29,10 @@ from monarch_kernel.actor.rankwise import apply_messages, by_rank
 from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.asker import Asker
 from monarch_kernel.asking.future import Future
+from monarch_kernel.controller.runtime import Runtime
+from monarch_kernel.data.memory import memory_of
 from monarch_kernel.errors import (
+    BufferGoneError,
     Failure,
     MoveError,
     RanksError,
@@ -39,13 +42,15 @@ from monarch_kernel.errors import (
     format_ranks,
 )
 from monarch_kernel.mesh import Extent, Point, Region, ValueMesh
-from monarch_kernel.reshard.fit import Fit, Side, fit
-from monarch_kernel.reshard.reading import Held, Tally
-from monarch_kernel.reshard.work import Leaves, describe, lend, read_state
+from monarch_kernel.mesh.extent import list_axes
+from monarch_kernel.reshard.fit import Fit, Side, dim_of, fit, joined
+from monarch_kernel.reshard.plan import Box, Part, cut_evenly, whole
+from monarch_kernel.reshard.reading import Held, Tally, kind_of
+from monarch_kernel.reshard.work import Leaves, describe, lend, read_state, take, take_box
 from monarch_kernel.wire.codec import pack
 from monarch_kernel.wire.messages import EndLoans
 
-__all__ = ["Moved", "Ranks", "copy_state"]
+__all__ = ["Moved", "Ranks", "all_to_all", "copy_state", "gather_parts", "scatter"]
 
 T = TypeVar("T")
 
@@ -200,6 +205,86 @@ def copy_state(
         )
         tallies = _read(here, read, what, undefined, lent, range(len(here.ranks)))
     return _moved(tallies, begun, fits)
+
+
+def scatter(here: Ranks, name: str, thing: Any, axis: str | None, dim: int) -> Moved:
+    """What `ProcMesh.scatter` does."""
+    begun = time.perf_counter()
+    check_name(name)
+    memory = memory_of(thing)
+    layout, asker = memory.layout, here.asker
+    boxes = _boxes(here, layout.shape, axis, dim, name)
+    if isinstance(asker, Runtime):
+        asker.host_actors()  # it is asked for memory by ranks that can't reach it
+    owner = asker.new_number()
+    try:
+        loan = asker.lendings.lend(memory, owner)
+        part = Part(whole(layout.shape), (0,) * len(layout.shape))
+        held: Leaves = {"": Held(layout.dtype, layout.shape, (part,), loan, "", kind_of(thing))}
+        what = f"scattering {name!r} to {here.name}"
+        tallies = _read(here, partial(take, name, [held]), what, _unchanged(here, name), None, boxes, range(len(boxes)))
+    finally:
+        asker.lendings.end_all_of(owner)
+    return _moved(tallies, begun)
+
+
+def gather_parts(there: Ranks, name: str, axis: str | None, dim: int) -> Any:
+    """What `ProcMesh.gather` does."""
+    check_name(name)
+    what = f"gathering {name!r} from {there.name}"
+    with _lending(there, what) as lent:
+        sources = joined(name, lent.begin({name: name}), _places(there, axis)[1], dim)
+        try:
+            return take_box(there.asker, sources, _whole(sources))[0]
+        except BufferGoneError:
+            deaths = lent.deaths()
+            if not deaths:
+                raise
+            raise SupervisionError(f"{what} failed", deaths) from None
+
+
+def all_to_all(
+    here: Ranks, there: Ranks, name: str, axis: str | None, dim: int, from_axis: str | None, from_dim: int
+) -> Moved:
+    """What `ProcMesh.all_to_all` does."""
+    begun = time.perf_counter()
+    check_name(name)
+    _check_session(there, here)
+    what = f"moving {name!r} from {there.name} to {here.name}"
+    _places(here, axis)  # before anything is asked
+    with _lending(there, what) as lent:
+        sources = joined(name, lent.begin({name: name}), _places(there, from_axis)[1], from_dim)
+        boxes = _boxes(here, [stop for _, stop in _whole(sources)], axis, dim, name)
+        tallies = _read(
+            here, partial(take, name, sources), what, _unchanged(here, name), lent, boxes, range(len(boxes))
+        )
+    return _moved(tallies, begun)
+
+
+def _places(at: Ranks, axis: str | None) -> tuple[int, list[int]]:
+    """Into how many parts something is cut along an axis, and which of them each rank has; along none of all ranks."""
+    extent = at.region.extent
+    if axis is None:
+        return len(at.ranks), list(range(len(at.ranks)))
+    if axis not in extent:
+        raise KeyError(f"unknown axis {axis!r}; {list_axes(extent)}")
+    return extent[axis], [extent.point(rank)[axis] for rank in range(len(at.ranks))]
+
+
+def _boxes(at: Ranks, shape: Sequence[int], axis: str | None, dim: int, name: str) -> list[Box]:
+    """The part of each rank, cut evenly."""
+    count, places = _places(at, axis)
+    dim = dim_of(dim, shape, name)
+    cuts = [cut_evenly(shape[dim], count, place) for place in places]
+    return [tuple(cut if i == dim else (0, size) for i, size in enumerate(shape)) for cut in cuts]
+
+
+def _whole(sources: Sequence[Leaves]) -> Box:
+    return next(whole(leaf.shape) for leaf in (source[""] for source in sources) if isinstance(leaf, Held))
+
+
+def _unchanged(at: Ranks, name: str) -> str:
+    return f"ranks of {at.name} that have not got their part have what they had under {name!r}"
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from monarch_kernel.actor.directory import directory_of
 from monarch_kernel.actor.editing import Target, check_class, reload_classes, sync_modules
 from monarch_kernel.actor.endpoints import RESERVED, ActorMesh
 from monarch_kernel.actor.faults import call_fault_hook
-from monarch_kernel.actor.moving import Moved, Ranks, copy_state
+from monarch_kernel.actor.moving import Moved, Ranks, all_to_all, copy_state, gather_parts, scatter
 from monarch_kernel.actor.rankwise import apply_messages, by_rank, push_messages
 from monarch_kernel.agent.logs import LogRecord
 from monarch_kernel.asking.answer import Answer, Value
@@ -244,6 +244,79 @@ class ProcMesh(Handle, Shaped):
         note = f"{getattr(function, '__name__', 'a function')}()"
         finish = gather(self._region, f"{note} failed on {self.name}", RemoteError, read_value, self._as_spawned)
         return self._asker.request(self.procs, make, note, finish)
+
+    def scatter(self, name: str, tensor: Any, *, axis: str | None = None, dim: int = 0) -> Moved:
+        """Cut a tensor along a dim, and give each rank its part under a name; waits for it.
+
+        Args:
+            name: of the variable; what it was before stays as it is where an error is raised for the rank.
+            tensor: on the CPU, or a NumPy array; ranks get the same kind, in memory of their own.
+            axis: the n-th ranks along it get the n-th part, whatever their places along other axes are; left out, each rank
+                gets a part of its own, in the order of the ranks.
+            dim: of the tensor. Where its size can't be divided the first parts are larger by one, as `torch.tensor_split`
+                cuts; of fewer elements than ranks the last ones get none.
+
+        Raises:
+            TypeError: it has no memory that can be read as it is.
+            IndexError: there is no such dim.
+            KeyError: there is no such axis.
+        """
+        return scatter(self._as_asked, name, tensor, axis, dim)
+
+    def gather(self, name: str, *, axis: str | None = None, dim: int = 0) -> Any:
+        """Put the parts that ranks have together; gives the whole tensor, or NumPy array.
+
+        Args:
+            name: of the variable. If it is a DTensor that knows which part each rank has, and neither axis nor dim counts.
+            axis: along which the parts follow each other; ranks along other axes have the same parts, in the same shapes, and
+                one of them is read. Left out, each rank has a part of its own, in the order of the ranks.
+            dim: of the tensor; parts may differ in size along it.
+
+        Raises:
+            MoveError: the parts do not make one tensor, or were written to meanwhile.
+            RemoteError: a rank has no such variable.
+            IndexError: there is no such dim.
+            KeyError: there is no such axis.
+        """
+        return gather_parts(self._as_asked, name, axis, dim)
+
+    def broadcast(self, name: str, value: Any) -> None:
+        """Give all ranks the same value under a name: the verb for ``mesh[name] = value``, of which this is another spelling.
+
+        Large tensors are stored once for all ranks of a machine; a rank that writes to one gets a copy of what it writes to.
+        """
+        self[name] = value
+
+    def all_to_all(
+        self,
+        name: str,
+        source: ProcMesh | None = None,
+        *,
+        axis: str | None = None,
+        dim: int = 0,
+        from_axis: str | None = None,
+        from_dim: int = 0,
+    ) -> Moved:
+        """Have a tensor that ranks of a mesh have in parts cut in another way, for the ranks here; rank to rank, and waits.
+
+        ``b.all_to_all("x", a, dim=1)`` gives ranks of ``b`` columns of what ranks of ``a`` have in rows. Numbers and shapes of
+        the meshes are any.
+
+        Args:
+            name: of the variable, there and here; here it is a new tensor, or NumPy array.
+            source: the mesh that has it; left out, this one.
+            axis: of this mesh, as in `scatter`.
+            dim: along which it is cut for this mesh, as in `scatter`.
+            from_axis: of the source, as in `gather`.
+            from_dim: along which its parts follow each other there, as in `gather`.
+
+        Raises:
+            MoveError: the parts do not make one tensor, or were written to meanwhile.
+            RemoteError: a rank has no such variable.
+            SupervisionError: a rank has died.
+        """
+        there = self if source is None else source
+        return all_to_all(self._as_asked, there._as_asked, name, axis, dim, from_axis, from_dim)
 
     def copy_state(
         self,

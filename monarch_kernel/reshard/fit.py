@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from monarch_kernel.errors import format_ranks
-from monarch_kernel.reshard.plan import numel, uncovered, whole
+from monarch_kernel.errors import MoveError, format_ranks
+from monarch_kernel.reshard.plan import Part, join_up, numel, uncovered, whole
 from monarch_kernel.reshard.reading import Held, Plain
 
-__all__ = ["Fit", "Side", "agreed", "fit"]
+__all__ = ["Fit", "Side", "agreed", "dim_of", "fit", "joined"]
 
 HashableT = TypeVar("HashableT", bound=Hashable)
 
@@ -123,6 +123,68 @@ def agreed(path: str, side: Side) -> str:
         lacking = sum(map(numel, left))
         return f"{path}: the ranks of {side.name} have {count - lacking:,} of its {count:,} elements: take all that it is on"
     return ""
+
+
+def joined(name: str, side: Side, places: Sequence[int], dim: int) -> list[dict[str, Held | Plain]]:
+    """See the tensors of ranks as parts of one; those of DTensors are parts of it already.
+
+    Args:
+        name: their path.
+        side: the ranks.
+        places: of each rank, the number of its part; ranks of the same number have the same part.
+        dim: along which the parts follow each other.
+
+    Returns:
+        What each rank has of the one, under the empty path.
+
+    Raises:
+        MoveError: they do not make one; the text says why.
+        IndexError: they have no such dim.
+    """
+    held = [leaves.get(name) for leaves in side.leaves]
+    leaves = [leaf for leaf in held if isinstance(leaf, Held)]
+    if len(leaves) < len(held):
+        raise MoveError(
+            f"{name} on {side.name} is no tensor or array; modules, dicts and lists are moved with copy_state"
+        )
+    kinds = {leaf.kind == "dtensor" for leaf in leaves}
+    if kinds == {True}:
+        why = agreed(name, side)
+        if why:
+            raise MoveError(why)
+        return [{"": leaf} for leaf in leaves]
+    if len(kinds) > 1:
+        raise MoveError(f"{name} is a DTensor on some ranks of {side.name}, and none on others")
+    dim = dim_of(dim, leaves[0].shape, name)
+    rests = [", ".join(":" if i == dim else str(size) for i, size in enumerate(leaf.shape)) for leaf in leaves]
+    like = _grouped({rank: f"{leaf.dtype}[{rest}]" for rank, leaf, rest in zip(side.ranks, leaves, rests)})
+    if len(like) > 1:
+        raise MoveError(
+            f"{name} is {_listed(like, side)}: parts along dim {dim} are of one dtype, and of one shape but for that dim"
+        )
+    sizes: dict[int, int] = {}
+    for place, leaf in zip(places, leaves):
+        if sizes.setdefault(place, leaf.shape[dim]) != leaf.shape[dim]:
+            ranks = _grouped(
+                {r: f"{h.dtype}{list(h.shape)}" for r, h, p in zip(side.ranks, leaves, places) if p == place}
+            )
+            raise MoveError(
+                f"{name} is {_listed(ranks, side)}, where ranks should have the same part: name the axis, or slice"
+            )
+    spans = join_up([sizes[place] for place in range(len(sizes))])
+    found: list[dict[str, Held | Plain]] = []
+    for place, leaf in zip(places, leaves):
+        shape = (*leaf.shape[:dim], spans[-1][1], *leaf.shape[dim + 1 :])
+        box = tuple(spans[place] if i == dim else (0, size) for i, size in enumerate(leaf.shape))
+        found.append({"": leaf._replace(shape=shape, parts=(Part(box, (0,) * len(box)),))})
+    return found
+
+
+def dim_of(dim: int, shape: Sequence[int], name: str) -> int:
+    """Check a dim of a tensor; negative ones count from the end."""
+    if not -len(shape) <= dim < len(shape):
+        raise IndexError(f"{name} of shape {list(shape)} has no dim {dim}")
+    return dim % len(shape)
 
 
 def _kinds(leaves: Mapping[int, Held | Plain], side: Side) -> str:
