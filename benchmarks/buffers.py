@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import socket
 import statistics
+import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as in ranks; before torch is imported
 
 import torch
 
 from benchmarks.machine import processor_name
-from monarch_kernel.actor import Actor, endpoint, shutdown_context, this_host
+from monarch_kernel.actor import Actor, HostMesh, ProcMesh, endpoint, shutdown_context, this_host
+from monarch_kernel.actor.hosts import serve_ranks
+from monarch_kernel.actor.ports import asker_here
+from monarch_kernel.controller.session import current_session
+from monarch_kernel.data.memory import memory_of
+from monarch_kernel.launch.local import LocalLauncher
+from monarch_kernel.mesh import Extent, Region
 from monarch_kernel.rdma import Buffer, RDMABuffer
+from monarch_kernel.transport.streams import Invitation, Stream, StreamListener, reach
 
 __all__ = ["main"]
 
@@ -36,6 +48,17 @@ class Owner(Actor):
     def lend(self, count: int) -> Buffer:
         return RDMABuffer(torch.ones(count))
 
+    @endpoint
+    def listen(self, nbytes: int, is_encrypted: bool) -> tuple[object, ...]:
+        """Send so many bytes whenever a byte comes, by one socket; gives where."""
+        block = memoryview(bytearray(b"x" * nbytes))
+        if is_encrypted:
+            listener = StreamListener(lambda stream: send_again(stream, block), lambda: ["127.0.0.1"])
+            return tuple(listener.invite(1))
+        door = socket.create_server(("127.0.0.1", 0))
+        threading.Thread(target=send_plainly, args=(door, block), daemon=True).start()
+        return door.getsockname()
+
 
 class Reader(Actor):
     """Copies within its process, reads and writes."""
@@ -49,6 +72,64 @@ class Reader(Actor):
             "read from another": rates(lambda: buffer.read_into(other).get(), buffer.nbytes, repeat),
             "written into another": rates(lambda: buffer.write_from(mine).get(), buffer.nbytes, repeat),
         }
+
+    @endpoint
+    def measure_roads(self, buffer: Buffer, repeat: int) -> dict[str, list[float]]:
+        into = torch.zeros(buffer.shape).fill_(2)
+        found: dict[str, list[float]] = {}
+        for name in ("network", "messages"):
+            road = asker_here().roads[name]
+            for what, is_write in (("read from", False), ("written into", True)):
+                carry = partial(road.carry, buffer._loan, memory_of(into), is_write=is_write)
+                found[f"{what} another host, by {name}"] = rates(carry, buffer.nbytes, repeat)
+        return found
+
+    @endpoint
+    def measure_socket(self, where: tuple[Any, ...], nbytes: int, is_encrypted: bool, repeat: int) -> list[float]:
+        into = memoryview(bytearray(b"x" * nbytes))
+        if is_encrypted:
+            invitation = Invitation(*where)
+            _, stream = reach(invitation, invitation.tokens[0], 5.0, lambda: False)
+            with contextlib.closing(stream):
+
+                def receive() -> None:
+                    stream.send(b"x")
+                    stream.receive_into(into)
+
+                return rates(receive, nbytes, repeat)
+        with socket.create_connection(where) as connection:
+
+            def receive_plainly() -> None:
+                connection.sendall(b"x")
+                done = 0
+                while done < nbytes:
+                    done += connection.recv_into(into[done:])
+
+            return rates(receive_plainly, nbytes, repeat)
+
+
+def cell_of(found: Sequence[float]) -> str:
+    return f"{statistics.median(found):.2f} ({min(found):.2f}, {max(found):.2f})"
+
+
+def send_again(stream: Stream, block: memoryview) -> None:
+    while True:
+        stream.receive_into(memoryview(bytearray(1)), 60.0)
+        stream.send(block)
+
+
+def send_plainly(door: socket.socket, block: memoryview) -> None:
+    with door, door.accept()[0] as connection:
+        while connection.recv(1):
+            connection.sendall(block)
+
+
+def elsewhere(count: int) -> ProcMesh:
+    """A rank on each of so many hosts, which are agents of this machine, connected as if they were elsewhere."""
+    session = current_session()
+    serve_ranks(session)
+    numbers = session.add_hosts(LocalLauncher(session.directory), count, lost_after_s=60.0)
+    return HostMesh(session.runtime, Region.whole(Extent({"hosts": count})), numbers).spawn_procs({"gpus": 1})
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -65,9 +146,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     for mib in options.sizes_mib:
         buffer = owner.lend.call_one((mib << 20) // 4).get()
         for what, found in reader.measure.call_one(buffer, options.repeat).get().items():
-            cell = f"{statistics.median(found):.1f} ({min(found):.1f}, {max(found):.1f})"
-            rows.setdefault(what, []).append(cell)
+            rows.setdefault(what, []).append(cell_of(found))
         buffer.drop().get()
+    hosts = elsewhere(2)
+    owner, reader = hosts.slice(hosts=0).spawn("owner", Owner), hosts.slice(hosts=1).spawn("reader", Reader)
+    for mib in options.sizes_mib:
+        nbytes = mib << 20
+        buffer = owner.lend.call_one(nbytes // 4).get()
+        measured = reader.measure_roads.call_one(buffer, options.repeat).get()
+        buffer.drop().get()
+        for what, is_encrypted in (("one socket, with the same encryption", True), ("one socket, plain", False)):
+            where = owner.listen.call_one(nbytes, is_encrypted).get()
+            measured[what] = reader.measure_socket.call_one(where, nbytes, is_encrypted, options.repeat).get()
+        for what, found in measured.items():
+            rows.setdefault(what, []).append(cell_of(found))
     for what, cells in rows.items():
         print(f"| {what} | " + " | ".join(cells) + " |")
     print(f"\n{processor_name()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")

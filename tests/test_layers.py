@@ -42,6 +42,7 @@ BEHIND = {
     "IPython": ("kernel", "notebook", "running", "rank.cell", "rank.shell"),
     "anywidget": ("ui",),
     "asyncssh": ("launch.ssh",),
+    "cryptography": ("transport.streams",),
     "ipykernel": ("kernel",),
     "ipywidgets": ("ui",),
     "kubernetes": ("launch.kubernetes",),

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from monarch_kernel.actor import Actor, ActorError, ProcMesh, endpoint, shutdown_context, this_host, this_proc
+from monarch_kernel.actor.ports import asker_here
 from monarch_kernel.errors import BufferGoneError
 from monarch_kernel.rdma import Buffer, RDMAAction, RDMABuffer, Transfer
 from tests.failures.machines import APART, Machines, can_be_apart, hosts_on
@@ -267,18 +268,21 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ProcMesh, 
     shutdown_context().get(DEADLINE_S)
 
 
-def test_memory_that_can_not_be_reached_travels_by_messages(apart: tuple[ProcMesh, ProcMesh]) -> None:
+def test_memory_of_another_machine_travels_by_streams(apart: tuple[ProcMesh, ProcMesh]) -> None:
     near, store = (procs.spawn("stores", Store) for procs in apart)
     tensor = torch.randn(LARGE + 1, 2)[:, 0]  # more than two pieces, the last one short; with gaps
     buffer = store.lend.call_one("x", tensor).get(DEADLINE_S)
     transfer = buffer.read_into(into := torch.zeros(LARGE + 1)).get(DEADLINE_S)
-    assert (transfer.road, transfer.nbytes) == ("messages", tensor.numel() * 4)
+    assert (transfer.road, transfer.nbytes) == ("network", tensor.numel() * 4)
     assert torch.equal(into, tensor)
     transfer, read = near.read.call_one(buffer).get(DEADLINE_S)
-    assert transfer.road == "messages"
+    assert transfer.road == "network"
     assert torch.equal(read, tensor)
     near.write.call_one(buffer, tensor * 2).get(DEADLINE_S)
     assert torch.equal(store.holds.call_one("x").get(DEADLINE_S), tensor * 2)
+    small = buffer[:3].read_into(torch.zeros(3)).get(DEADLINE_S)
+    assert (small.road, small.nbytes) == ("network", 12)  # there is a stream already
+    asker_here().roads.close()
     small = buffer[:3].read_into(torch.zeros(3)).get(DEADLINE_S)
     assert (small.road, small.nbytes) == ("messages", 12)
     buffer.drop().get(DEADLINE_S)
@@ -286,6 +290,7 @@ def test_memory_that_can_not_be_reached_travels_by_messages(apart: tuple[ProcMes
         buffer.read_into(into).get(DEADLINE_S)
     with pytest.raises(ActorError, match="it was dropped"):
         near.write.call_one(buffer[:3], torch.zeros(3)).get(DEADLINE_S)
+    asker_here().roads.close()
 
 
 def test_an_owner_out_of_reach_that_dies_is_told_with_its_cause(apart: tuple[ProcMesh, ProcMesh]) -> None:
@@ -295,6 +300,7 @@ def test_an_owner_out_of_reach_that_dies_is_told_with_its_cause(apart: tuple[Pro
     with pytest.raises(BufferGoneError, match=r"its owner has ended .*exit code 3"):  # noqa: PT012
         while True:  # it dies at some moment of this
             buffer.read_into(torch.zeros(LARGE)).get(DEADLINE_S)
+    asker_here().roads.close()
 
 
 def test_a_transfer_that_has_failed_keeps_no_memory(ranks: ProcMesh) -> None:

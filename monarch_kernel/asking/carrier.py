@@ -8,15 +8,18 @@ from typing import Any
 
 from monarch_kernel.asking.asker import Asker
 from monarch_kernel.asking.future import Future
+from monarch_kernel.asking.messages import MessagesRoad
+from monarch_kernel.asking.network import NetworkRoad
 from monarch_kernel.asking.waits import Wait
 from monarch_kernel.data.crew import Crew
 from monarch_kernel.data.lending import Loan
 from monarch_kernel.data.memory import Memory
-from monarch_kernel.data.roads import Gone, Transfer
+from monarch_kernel.data.near import MemoryRoad, ProcessRoad, Tables
+from monarch_kernel.data.roads import Gone, Roads, Transfer
 from monarch_kernel.errors import BufferGoneError
 from monarch_kernel.transport.driver import Waiter
 
-__all__ = ["carry", "together"]
+__all__ = ["carry", "roads_of", "together"]
 
 AT_ONCE_NBYTES = 8 << 20
 """What is smaller is carried by the thread that asks: another would cost more."""
@@ -24,6 +27,17 @@ AT_ONCE_NBYTES = 8 << 20
 _THREADS = 4
 
 _crew = Crew("monarch-carrier", _THREADS)
+
+
+def roads_of(asker: Asker) -> Roads:
+    """All roads of a process, the best first.
+
+    Args:
+        asker: carries its requests.
+    """
+    tables = Tables()
+    roads = (ProcessRoad(tables), MemoryRoad(tables), NetworkRoad(asker, tables), MessagesRoad(asker))
+    return Roads(roads, asker.meters)
 
 
 def carry(asker: Asker, loan: Loan, here: Memory, *, is_write: bool) -> Future[Transfer]:

@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from monarch_kernel.asking.answer import Answer
+from monarch_kernel.asking.carrier import roads_of
 from monarch_kernel.asking.future import Future
 from monarch_kernel.asking.kept import MakeSpawn
 from monarch_kernel.asking.numbers import CONTROLLER_PROC, made_by, numbers
 from monarch_kernel.asking.ports import PortTable
-from monarch_kernel.asking.roads import roads_of
 from monarch_kernel.asking.waits import Wait
 from monarch_kernel.controller.compare import Clock
 from monarch_kernel.controller.effects import (
@@ -580,6 +580,7 @@ class Runtime:
     def _stop(self) -> None:
         self._closed = True
         self.workplace.close()
+        self.roads.close()
         self._driver.close()
         self._over = True
         self._abandon_all()

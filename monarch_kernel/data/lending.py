@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from monarch_kernel.data import direct
 from monarch_kernel.data.leases import Lease, Lent, Table
 from monarch_kernel.data.memory import Layout, Memory
+from monarch_kernel.errors import BufferGoneError
 
 __all__ = ["Lendings", "Loan"]
 
@@ -74,9 +75,30 @@ class Lendings:
         """Whether a table is the one of this process, and not of one that was here before it."""
         return self._table is not None and self._table.lent.cookie == cookie
 
-    def memory(self, lease: Lease) -> Memory | None:
-        """What was lent; None if the loan has ended."""
-        return self._held.get(lease)
+    def block(self, cookie: bytes, lease: Lease, offset: int, layout: Layout) -> Memory:
+        """A part of what was lent, as others describe it; it stays where it is as long as this is kept.
+
+        Args:
+            cookie: of the table.
+            lease: of the whole.
+            offset: where the part begins, in bytes after the first element of the whole.
+            layout: of the part; its dtype does not matter.
+
+        Raises:
+            BufferGoneError: it is not lent any more.
+            ValueError: there is no such part.
+        """
+        if not self.owns(cookie):
+            raise BufferGoneError("its owner has ended, and another process has come in its place")
+        memory = self._held.get(lease)
+        if memory is None:
+            raise BufferGoneError("it was dropped")
+        if layout.itemsize < 1 or len(layout.shape) != len(layout.strides) or min(layout.shape, default=1) < 0:
+            raise ValueError("this is no block of memory")
+        low, high = memory.layout.span
+        if layout.nbytes and not low <= offset + layout.span[0] <= offset + layout.span[1] <= high:
+            raise ValueError("the block lies beyond the end of what was lent")
+        return memory._replace(address=memory.address + offset, layout=layout)
 
     def end_all_of(self, owner: int) -> list[Lease]:
         """End what an owner has lent; gives the loans of tensors that were written to here since they were lent."""

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
-__all__ = ["Layout", "Memory", "Place", "boxes", "copy", "matched", "memory_of", "paired", "runs_of"]
+__all__ = ["Layout", "Memory", "Place", "boxes", "copy", "matched", "memory_of", "paired", "runs_of", "view_of"]
 
 _FORMATS = {
     "?": "bool", "b": "int8", "B": "uint8", "c": "uint8", "h": "int16", "H": "uint16", "i": "int32", "I": "uint32",
@@ -223,6 +223,11 @@ def runs_of(place: Place) -> list[tuple[int, int]]:
     for size, stride in zip(layout.shape[:outer], layout.strides[:outer]):
         starts = [start + i * stride for start in starts for i in range(size)]
     return [(start, run) for start in starts] if run else []
+
+
+def view_of(address: int, nbytes: int) -> memoryview:
+    """Memory of this process as bytes; it is for the caller to keep it where it is."""
+    return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
 
 
 def paired(ours: Sequence[tuple[int, int]], theirs: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:

@@ -79,6 +79,9 @@ class ProcessRoad:
         with self._tables.held(loan):
             copy(*((far, near) if is_write else (near, far)))
 
+    def close(self) -> None:
+        """Tables stay open: others may hold memory by them."""
+
 
 class MemoryRoad:
     """Straight from or into memory of another process of the machine, where the Linux kernel allows it."""
@@ -101,6 +104,9 @@ class MemoryRoad:
                 raise Gone("its memory was unmapped" if table.is_alive else "its owner has ended") from None
             except direct.Forbidden as error:
                 raise NoRoad(f"the Linux kernel does not allow it: {error.strerror}") from None
+
+    def close(self) -> None:
+        """Tables stay open: others may hold memory by them."""
 
 
 def _matched(loan: Loan, here: Memory) -> tuple[Place, Place]:

@@ -31,7 +31,8 @@ class Transfer(NamedTuple):
         nbytes: bytes.
         seconds: how long it took, from when it was begun.
         road: "process" within one process, "memory" straight from or into memory of another process of the machine,
-            "messages" by way of the connections between processes, where the owner takes part.
+            "network" by streams between two machines, "messages" by way of the connections between processes, where the
+            owner takes part.
     """
 
     nbytes: int
@@ -68,6 +69,10 @@ class Road(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """Let go of what is open; whoever is under way gets an error."""
+        ...
+
 
 class Roads:
     """The roads of a process.
@@ -84,6 +89,11 @@ class Roads:
     def __getitem__(self, name: str) -> Road:
         """The road of this name."""
         return next(road for road in self._roads if road.name == name)
+
+    def close(self) -> None:
+        """Let go of what is open; whoever is under way gets an error."""
+        for road in self._roads:
+            road.close()
 
     def are_direct(self, loan: Loan) -> bool:
         """Whether the best road to memory waits for nobody, as far as is known without trying."""

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from monarch_kernel.asking.answer import Answer
+from monarch_kernel.asking.carrier import roads_of
 from monarch_kernel.asking.future import Future
 from monarch_kernel.asking.kept import MakeSpawn
 from monarch_kernel.asking.numbers import CONTROLLER_PROC, made_by, numbers
 from monarch_kernel.asking.peers import Connect, Disconnect, PeerEffect, Peers, Resolved, Respawned, ToPeer
 from monarch_kernel.asking.ports import PortTable
-from monarch_kernel.asking.roads import roads_of
 from monarch_kernel.asking.waits import Wait
 from monarch_kernel.data.lending import Lendings
 from monarch_kernel.errors import Failure

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 
+from monarch_kernel.agent.network import address_of, own_addresses
+from monarch_kernel.data.crew import Crew
 from monarch_kernel.data.leases import Lease
 from monarch_kernel.data.lending import Lendings
-from monarch_kernel.data.memory import Layout, Place, copy, memory_of
+from monarch_kernel.data.memory import Layout, Memory, Place, copy, memory_of
 from monarch_kernel.data.meters import Piece
 from monarch_kernel.describe.report import describe
-from monarch_kernel.errors import BufferGoneError
-from monarch_kernel.wire.codec import Frame, Packed, dump, pack
-from monarch_kernel.wire.messages import EndLoan, EndLoans, Failed, Message, Payload, ReadLoan, Result, WriteLoan
+from monarch_kernel.transport.streams import IDLE_S, Stream, StreamError, StreamListener
+from monarch_kernel.wire.codec import Frame, Packed, WireError, dump, join, pack, split
+from monarch_kernel.wire.messages import (
+    EndLoan,
+    EndLoans,
+    Failed,
+    Message,
+    OpenStreams,
+    Payload,
+    ReadLoan,
+    Result,
+    WriteLoan,
+)
 
 __all__ = ["Lender"]
 
@@ -22,53 +35,110 @@ class Lender:
     Args:
         lendings: of this process.
         answer: sends an answer to a request, with the baton held.
+        answer_later: the same, for any thread.
     """
 
-    def __init__(self, lendings: Lendings, answer: Callable[[int, Packed], None]) -> None:
+    def __init__(
+        self, lendings: Lendings, answer: Callable[[int, Packed], None], answer_later: Callable[[int, Packed], None]
+    ) -> None:
         self._lendings = lendings
         self._answer = answer
+        self._answer_later = answer_later
+        self._listener = StreamListener(self._serve, _addresses)
+        self._crew = Crew("monarch-invites", 1)
 
     def hear(self, message: Message, frames: Sequence[Frame]) -> bool:
         """Take a message; False if it is about something else."""
-        if not isinstance(message, (ReadLoan, WriteLoan, EndLoan, EndLoans)):
+        if isinstance(message, OpenStreams):
+            self._crew.submit(lambda: self._answer_later(message.id, _answer_of(message.id, self._invite, message)))
+        elif isinstance(message, (ReadLoan, WriteLoan, EndLoan, EndLoans)):
+            self._answer(message.id, _answer_of(message.id, self._do, message, frames))
+        else:
             return False
-        try:
-            self._answer(message.id, self._do(message, frames))
-        except Exception as error:
-            self._answer(message.id, pack(Failed(message.id, describe(error))))
         return True
+
+    def close(self) -> None:
+        """End all streams."""
+        self._listener.close()
 
     def _do(self, message: ReadLoan | WriteLoan | EndLoan | EndLoans, frames: Sequence[Frame]) -> Packed:
         if isinstance(message, EndLoans):
             payload, parts = dump([tuple(lease) for lease in self._lendings.end_all_of(message.owner)])
             return pack(Result(message.id, payload), parts)
-        lease = Lease(message.entry, message.turn)
         if isinstance(message, EndLoan):
-            was_lent = self._lendings.owns(message.table) and self._lendings.end(lease)
+            was_lent = self._lendings.owns(message.table) and self._lendings.end(Lease(message.entry, message.turn))
             payload, parts = dump(was_lent)
             return pack(Result(message.id, payload), parts)
-        if not self._lendings.owns(message.table):
-            raise BufferGoneError("its owner has ended, and another process has come in its place")
-        memory = self._lendings.memory(lease)
-        if memory is None:
-            raise BufferGoneError("it was dropped")
-        layout = Layout("", message.itemsize, message.shape, message.strides)
-        low, high = memory.layout.span
-        if message.itemsize < 1 or len(message.shape) != len(message.strides) or min(message.shape, default=1) < 0:
-            raise ValueError("this is no block of memory")
-        if layout.nbytes and not low <= message.offset + layout.span[0] <= message.offset + layout.span[1] <= high:
-            raise ValueError("the block lies beyond the end of what was lent")
-        ours = Place(memory.address + message.offset, layout)
+        ours = self._block(message)
         if isinstance(message, ReadLoan):
-            block = Piece(layout.nbytes)
-            copy(_packed(block, layout), ours)
+            block = Piece(ours.layout.nbytes)
+            copy(_packed(block, ours.layout), ours.place)
             return pack(Result(message.id, Payload(b"", 1)), (memoryview(block),))
-        if memory.is_readonly:
-            raise TypeError("the memory can only be read")
-        if len(frames) != 1 or len(frames[0]) != layout.nbytes:
-            raise ValueError(f"the block has {layout.nbytes} bytes, and others came")
-        copy(ours, _packed(frames[0], layout))
+        if len(frames) != 1 or len(frames[0]) != ours.layout.nbytes:
+            raise ValueError(f"the block has {ours.layout.nbytes} bytes, and others came")
+        copy(ours.place, _packed(frames[0], ours.layout))
         return pack(Result(message.id, Payload()))
+
+    def _block(self, message: ReadLoan | WriteLoan) -> Memory:
+        lease, layout = Lease(message.entry, message.turn), _layout_of(message)
+        memory = self._lendings.block(message.table, lease, message.offset, layout)
+        if memory.is_readonly and isinstance(message, WriteLoan):
+            raise TypeError("the memory can only be read")
+        return memory
+
+    # -- by streams
+
+    def _invite(self, message: OpenStreams) -> Packed:
+        payload, parts = dump(tuple(self._listener.invite(message.count)))
+        return pack(Result(message.id, payload), parts)
+
+    def _serve(self, stream: Stream) -> None:
+        """Answer what comes by a stream, until it ends, or nothing has come for a while."""
+        while True:
+            try:
+                ((message, _),) = split([stream.receive_header(IDLE_S)])
+            except (WireError, ValueError):
+                raise StreamError("what came was no message") from None
+            if not isinstance(message, (ReadLoan, WriteLoan)):
+                raise StreamError(f"a {type(message).__name__} came")
+            self._carry(stream, message)
+
+    def _carry(self, stream: Stream, message: ReadLoan | WriteLoan) -> None:
+        is_write = isinstance(message, WriteLoan)
+        try:
+            memory = self._block(message)  # which stays where it is while we have this
+        except Exception as error:
+            if is_write:
+                stream.skip(_layout_of(message).nbytes)
+            stream.send_header(_header(Failed(message.id, describe(error))))
+            return
+        if is_write:
+            stream.receive_block(memory.place)
+        stream.send_header(_header(Result(message.id, Payload())))
+        if not is_write:
+            stream.send_block(memory.place)
+
+
+def _addresses() -> list[str]:
+    """Of this machine, for others: that of the interface first by which the hosts of a process group meet."""
+    meets_at = address_of(os.environ.get("GLOO_SOCKET_IFNAME", "lo"), "ipv4")
+    here = own_addresses()
+    return [*([meets_at] if meets_at in here and not meets_at.startswith("127.") else ()), *here]
+
+
+def _answer_of(id: int, do: Callable[..., Packed], *args: object) -> Packed:
+    try:
+        return do(*args)
+    except Exception as error:
+        return pack(Failed(id, describe(error)))
+
+
+def _header(message: Message) -> bytes:
+    return bytes(join([pack(message)])[0])
+
+
+def _layout_of(message: ReadLoan | WriteLoan) -> Layout:
+    return Layout("", message.itemsize, message.shape, message.strides)
 
 
 def _packed(block: bytearray | Frame, layout: Layout) -> Place:

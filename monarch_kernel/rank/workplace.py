@@ -81,7 +81,7 @@ class Workplace(ABC):
         self._stopping: list[Executor] = []
         self.is_retiring = False
         self._early: dict[int, list[tuple[Call | StopActor, Sequence[Frame]]]] = {}
-        self._lender = Lender(asker.lendings, self.send_answer_now)
+        self._lender = Lender(asker.lendings, self.send_answer_now, self.send_answer)
         self.circles = Circles(self)
         self.supervisor = Supervisor(self)
 
@@ -334,6 +334,7 @@ class Workplace(ABC):
             threads.extend(executor.retire() for executor in self.executors() if executor.retire is not None)
             told.set()
 
+        self._lender.close()
         if self.actors:
             submit(tell)
             told.wait(timeout_s)

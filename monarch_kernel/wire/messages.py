@@ -58,6 +58,7 @@ __all__ = [
     "Metered",
     "ModuleSource",
     "Names",
+    "OpenStreams",
     "Outlive",
     "Outlives",
     "Output",
@@ -408,6 +409,16 @@ class WriteLoan(Message, frozen=True):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     payload: Payload
+
+
+class OpenStreams(Message, frozen=True):
+    """Listen for ``count`` streams, on which `ReadLoan` and `WriteLoan` come, each with what is read or written after it.
+
+    Answer with the fields of an invitation (`transport.streams`).
+    """
+
+    id: int
+    count: int
 
 
 class EndLoan(Message, frozen=True):

@@ -90,6 +90,7 @@ class Party(Actor):
     @endpoint
     def tally(self) -> dict[str, int]:
         """What this process holds: descriptors by kind, threads by name, loans, and blocks that nobody should need."""
+        asker_here().roads.close()  # what is kept for the next transfer
         found: Counter[str] = Counter()
         for name in os.listdir("/proc/self/fd"):
             try:

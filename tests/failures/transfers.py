@@ -124,11 +124,8 @@ class TransferCampaign:
                     buffer = other.parties[0].lend.call_one("met", _MET, _HELD).get(CALL_S)
                     party.carry.call_one([(buffer, _MET, _HELD, False)], "in turn").get(CALL_S)
                     party.drop.call_one(buffer).get(CALL_S)
-        return {
-            place.number: place.parties[0].tally.call_one().get(CALL_S)
-            for place in self._exchange.places
-            if place.is_spared
-        }
+        found = [(place, place.parties[0].tally.call_one().get(CALL_S)) for place in self._exchange.places]
+        return {place.number: tally for place, tally in found if place.is_spared}
 
     def _left(self, before: dict[int, dict[str, int]]) -> list[str]:
         """What those hold that nobody has harmed, beyond what they held before."""

@@ -1,4 +1,4 @@
-"""Roads on which the owner of memory takes part, for it has to be asked; and all roads of a process."""
+"""The road that leads wherever a process can be called: its owner is asked for memory, or to take it, piece by piece."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from monarch_kernel.asking.future import Future
 from monarch_kernel.data.lending import Loan
 from monarch_kernel.data.memory import Layout, Memory, Place, boxes, copy, matched, memory_of
 from monarch_kernel.data.meters import Piece
-from monarch_kernel.data.near import MemoryRoad, ProcessRoad, Tables
-from monarch_kernel.data.roads import Gone, Roads
+from monarch_kernel.data.roads import Gone
 from monarch_kernel.errors import BufferGoneError, Failure, rebuild_exception
 from monarch_kernel.wire.codec import Frame, Packed, pack
 from monarch_kernel.wire.messages import Payload, ReadLoan, WriteLoan
 
-__all__ = ["MessagesRoad", "roads_of"]
+__all__ = ["MessagesRoad", "error_of"]
 
 PIECE_NBYTES = 4 << 20
 """What the owner is asked for at once."""
@@ -25,18 +24,12 @@ PIECE_NBYTES = 4 << 20
 _PIECES_AHEAD = 4
 
 
-def roads_of(asker: Asker) -> Roads:
-    """All roads of a process, the best first.
+class MessagesRoad:
+    """By the connections that calls take.
 
     Args:
-        asker: carries its requests.
+        asker: carries the requests.
     """
-    tables = Tables()
-    return Roads((ProcessRoad(tables), MemoryRoad(tables), MessagesRoad(asker)), asker.meters)
-
-
-class MessagesRoad:
-    """By the connections that calls take, in pieces: it leads wherever a process can be called."""
 
     name = "messages"
     is_direct = False
@@ -60,6 +53,9 @@ class MessagesRoad:
         while under_way:
             under_way.popleft().get(warn_after_s=None)
 
+    def close(self) -> None:
+        """Nothing is open."""
+
     def _ask(self, loan: Loan, there: Place, here: Place, is_write: bool) -> Future[None]:
         """Have the owner send a piece, or take it."""
         described = (loan.lent.cookie, *loan.lease, there.address, *there.layout[1:])
@@ -74,14 +70,15 @@ class MessagesRoad:
         def finish(answers: Sequence[Answer]) -> None:
             (answer,) = answers
             if isinstance(answer, Failure):
-                raise _error_of(answer)
+                raise error_of(answer)
             if not is_write:
                 copy(here, _packed(answer.frames[0], here.layout))
 
         return self._asker.request((loan.proc,), make, "carrying bytes", finish, quiet=True)
 
 
-def _error_of(failure: Failure) -> BaseException:
+def error_of(failure: Failure) -> BaseException:
+    """What an owner has answered instead of what it was asked for."""
     if failure.kind != "exception":
         return Gone("its owner has ended")
     error = rebuild_exception(failure)
