@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from monarch_kernel.data.memory import memory_of
 from monarch_kernel.data.room import largest_file, room
 
-__all__ = ["HEAD_NBYTES", "STORED_NBYTES", "Blocks", "Mark", "Reference"]
+__all__ = ["HEAD_NBYTES", "STORED_NBYTES", "Blocks", "Mark", "Reference", "empty", "idle_most"]
 
 STORED_NBYTES = 256 << 10
 """Frames that are smaller travel in the message: to map a block costs more."""
@@ -55,6 +55,22 @@ _LARGE_NBYTES = 64 << 20
 
 _SPARE_SHARE = 32
 """Of the memory that is free one part in so many stays so, for page tables and for others."""
+
+
+_FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+
+
+def idle_most() -> int:
+    """How many bytes a process keeps in blocks that are not used; one that is larger is emptied by whoever uses it last."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _IDLE_SHARE
+
+
+def empty(fd: int, nbytes: int) -> None:
+    """Give the memory of a block back, but for its head; nobody may use it. Where that is not possible it stays for a while."""
+    _libc.fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, HEAD_NBYTES, nbytes - HEAD_NBYTES)
 
 
 class Reference(NamedTuple):
@@ -119,6 +135,8 @@ class _Segment:
         """Nothing in this process refers to what it was filled with; in a child, which has our head too, that says nothing."""
         if os.getpid() == self.pid:
             self.map[0] = Mark.RELEASED
+            if self.room > idle_most() and not any(self._marks()):
+                empty(self.fd, HEAD_NBYTES + self.room)
             self.is_filled = False
 
     def close(self) -> None:
@@ -139,7 +157,7 @@ class Blocks:
     def __init__(self) -> None:
         self._segments: list[_Segment] = []
         self._lock = threading.Lock()
-        self._idle_most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _IDLE_SHARE
+        self._idle_most = idle_most()
 
     def __len__(self) -> int:
         return len(self._segments)
@@ -218,7 +236,7 @@ class Blocks:
 
     def _idle_nbytes(self) -> int:
         with self._lock:
-            return sum(each.room for each in self._segments if each.is_idle)
+            return sum(each.room for each in self._segments if each.is_idle and each.room <= self._idle_most)
 
     def _tidy(self, most: int | None = None) -> None:
         """Let go of segments that are not to be used again: the oldest of too many, and those that others may still read."""

@@ -27,7 +27,7 @@ import threading
 import weakref
 from collections.abc import Hashable
 
-from monarch_kernel.data.blocks import HEAD_NBYTES, Mark, Reference
+from monarch_kernel.data.blocks import HEAD_NBYTES, Mark, Reference, empty, idle_most
 
 __all__ = ["Mappings"]
 
@@ -87,8 +87,7 @@ class _Mapping:
         if not (0 < reference.turn < HEAD_NBYTES and 0 < reference.nbytes <= self.nbytes - HEAD_NBYTES):
             raise OSError("a reference leads out of its file")
         self.turn = reference.turn
-        head = os.pread(self.fd, HEAD_NBYTES, 0)
-        is_ours = head[0] == Mark.RELEASED and head.count(Mark.NONE) == HEAD_NBYTES - 2  # that, and our byte
+        is_ours = self._is_ours()
         if is_ours != self.is_shared:
             self._map(is_ours)
 
@@ -101,6 +100,8 @@ class _Mapping:
 
     def end_use(self) -> None:
         """Tell the sender that nobody here refers to it."""
+        if self.nbytes - HEAD_NBYTES > idle_most() and self._is_ours():
+            empty(self.fd, self.nbytes)
         os.pwrite(self.fd, bytes((Mark.NONE,)), self.turn)
 
     def is_clean(self) -> bool:
@@ -121,6 +122,11 @@ class _Mapping:
         """Let go of it."""
         _libc.munmap(self.address, self.nbytes)
         os.close(self.fd)
+
+    def _is_ours(self) -> bool:
+        """Whether the sender has let go of it, and nobody else reads it."""
+        head = os.pread(self.fd, HEAD_NBYTES, 0)
+        return head[0] == Mark.RELEASED and head.count(Mark.NONE) == HEAD_NBYTES - 2  # that, and our byte
 
     def _map(self, is_shared: bool) -> None:
         flags = mmap.MAP_SHARED if is_shared else mmap.MAP_PRIVATE

@@ -196,3 +196,24 @@ def test_a_value_that_is_sent_again_after_a_heal_is_what_it_was() -> None:
     procs.heal()
     assert fragile.found.call_one().get(DEADLINE_S) == COUNT
     procs.stop().get(DEADLINE_S)
+
+
+class Passing(Keeper):
+    """Keeps what another gives."""
+
+    @endpoint
+    def take_from(self, other: Any) -> None:
+        self.kept = other.give.call_one().get()
+
+
+def test_a_sender_that_is_killed_takes_nothing_from_who_reads() -> None:
+    procs = this_host().spawn_procs({"gpus": 2})
+    passing = procs.spawn("passing", Passing)
+    sender, reader = passing.slice(gpus=0), passing.slice(gpus=1)
+    sender.keep.call_one(torch.ones(COUNT)).get(DEADLINE_S)
+    reader.take_from.call_one(sender).get(DEADLINE_S)
+    os.kill(sender.pid.call_one().get(DEADLINE_S), signal.SIGKILL)
+    with pytest.raises(SupervisionError, match="SIGKILL"):
+        sender.pid.call_one().get(DEADLINE_S)
+    assert reader.add.call_one(1).get(DEADLINE_S) == 2 * COUNT
+    procs.stop().get(DEADLINE_S)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from monarch_kernel.data import blocks as blocks_module
+from monarch_kernel.data import mappings as mappings_module
 from monarch_kernel.data.blocks import Blocks, Reference
 from monarch_kernel.data.mappings import Mappings
 from monarch_kernel.data.room import Room
@@ -310,3 +311,25 @@ def test_a_reference_that_can_not_be_is_refused(blocks: Blocks, wrong: dict[str,
     view = blocks.store([frame_of(1)])
     with pytest.raises(OSError, match="leads out of its file"):
         open_block(refer(blocks, view)._replace(**wrong))
+
+
+@pytest.mark.parametrize("last", ["reader", "sender"])
+def test_what_is_too_large_to_be_kept_is_emptied_by_who_uses_it_last(
+    blocks: Blocks, monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
+    for module in (blocks_module, mappings_module):
+        monkeypatch.setattr(module, "idle_most", lambda: 1 << 20)
+    view: memoryview | None = blocks.store([frame_of(1, 8 << 20)])
+    assert view is not None
+    reference = refer(blocks, view)
+    read: memoryview | None = open_block(reference)
+    if last == "reader":
+        view = None
+        assert read == frame_of(1, 8 << 20)
+        read = None
+    else:
+        read = None
+        assert view == frame_of(1, 8 << 20)
+        view = None
+    assert os.fstat(reference.fd).st_blocks * 512 <= mmap.PAGESIZE
+    assert blocks.store([frame_of(2, 8 << 20)]) == frame_of(2, 8 << 20)
