@@ -20,7 +20,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -82,7 +82,7 @@ class Moved:
     unexpected: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        rate = f", {self.nbytes / self.seconds / 1e9:.2f} GB/s" if self.seconds and self.nbytes else ""
+        rate = f", {_size(int(self.nbytes / self.seconds))}/s" if self.seconds and self.nbytes else ""
         roads = sorted(self.roads, key=lambda road: -self.roads[road])
         by = f" by {' and '.join(roads)}" if roads else ""
         parts = [f"{_size(self.nbytes)} of {self.tensors} tensors in {self.seconds:.3f} s{rate}{by}"]
@@ -114,7 +114,19 @@ class Ranks(NamedTuple):
         """Call a function of ours on each, with a value of its own of each sequence."""
         given = [by_rank(self.region, each, note) for each in values]
         finish = gather(self.region, f"{note} failed on {self.name}", RemoteError, read_value, self.base)
-        return self.asker.request(self.procs, apply_messages(function, given, self.ranks), note, finish)
+        return self.asker.request(
+            self.procs,
+            apply_messages(function, given, self.ranks),
+            note,
+            lambda answers: finish([_without_ours(answer) for answer in answers]),
+        )
+
+
+def _without_ours(answer: Answer) -> Answer:
+    """A failure without the lines of this package that have found it, which say nothing to the user."""
+    if isinstance(answer, Failure) and answer.user_frame is None:
+        return replace(answer, frames=(), traceback="")
+    return answer
 
 
 class _Lent:
