@@ -72,10 +72,10 @@ class CollectiveRow(NamedTuple):
     Attributes:
         end: the rank.
         group: as `%mesh stacks` calls it; empty for the default group.
-        operation: such as ``all_reduce``, as the backend calls what it does.
+        operation: such as ``all_reduce``.
         nbytes: of what goes in, or what comes out, if that is more, on this rank.
         operations: how many.
-        seconds: that they took, as far as torch tells; 0 where it does not.
+        seconds: for how long Python has stood in them; of those with ``async_op``, in the call and in ``wait()``.
         is_last_known: whether the rank has died or has not answered.
     """
 
@@ -98,7 +98,8 @@ class Traffic:
         name: of the mesh, or the part.
         rows: the largest first.
         collectives: those of the ranks, the largest first.
-        unread: how many collectives are in no row, for torch had forgotten them before they were looked at.
+        unread: how many collectives of all ranks are in no row: those that C++ has begun, as the reducer of
+            DistributedDataParallel and functional collectives do. Torch counts them, and says no more.
     """
 
     name: str
@@ -229,11 +230,13 @@ def _collected(rows: Sequence[CollectiveRow], unread: int) -> tuple[list[Column]
         ("ranks", [format_ranks(sorted({row.end.rank for row in group})) for group in shown], False),
         ("bytes a rank", [_span(format_nbytes, [row.nbytes for row in group]) for group in shown], True),
         ("times", [_span("{:,}".format, [row.operations for row in group]) for group in shown], True),
-        ("busy", [_busy(max(row.seconds for row in group)) for group in shown], True),
+        ("waited", [_span(_busy, [row.seconds for row in group]) for group in shown], True),
     ]
     below = [f"and {len(groups) - len(shown)} more kinds"] if len(groups) > len(shown) else []
     if unread:
-        below.append(f"{_count(unread, 'collective')} more, which torch had forgotten before they were looked at")
+        below.append(
+            f"{_count(unread, 'collective')} more, which C++ has begun (DDP, functional ones): bytes not known"
+        )
     columns = [column for column in columns if any(column[1])]
     return columns, [*below, *_notes(rows)]
 

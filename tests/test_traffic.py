@@ -74,7 +74,7 @@ def test_collectives_of_all_ranks_are_a_row_a_kind() -> None:
         "collective  ranks        bytes a rank   times",
         "all_reduce  [0-1]  3.9 KiB to 7.8 KiB  1 to 2",
         "barrier     [0-1]                 0 B       1",
-        "1 collective more, which torch had forgotten before they were looked at",
+        "1 collective more, which C++ has begun (DDP, functional ones): bytes not known",
     ]
 
 

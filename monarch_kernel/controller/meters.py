@@ -112,8 +112,7 @@ class MeterBook:
             moved.setdefault(row.source, [0, 0])[1] += nbytes
         for one in message.collected:
             report.collected[one.group, one.operation] = one
-        if message.unread:
-            self._unread[peer] = message.unread
+        self._unread[peer] = message.unread
         for proc, (nbytes_in, nbytes_out) in moved.items():
             throughput = self._throughputs.get(proc)
             if throughput is None:

@@ -794,9 +794,9 @@ class Runtime:
 
     def _read_meters(self, now: float) -> None:
         """Take what this process has counted itself."""
-        rows, over_s = self.meters.changes()
-        if rows:
-            self._state.meters.heard(CONTROLLER, Metered(rows, over_s), now)
+        changes = self.meters.changes()
+        if changes.carried:
+            self._state.meters.heard(CONTROLLER, Metered(*changes), now)
 
     def _on_tick(self, now: float) -> None:
         self._print()

@@ -9,11 +9,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from monarch_kernel.wire.codec import Frame
-from monarch_kernel.wire.messages import Carried
+from monarch_kernel.wire.messages import Carried, Collected
 
-__all__ = ["SHARED_MEMORY", "SOCKET", "Meters", "Piece"]
+__all__ = ["SHARED_MEMORY", "SOCKET", "Changes", "Meters", "Piece"]
 
 SHARED_MEMORY = "shared memory"
 """The road of large parts of values between processes of one machine."""
@@ -24,6 +25,14 @@ SOCKET = "socket"
 
 class Piece(bytearray):
     """A piece of lent memory that travels in a message: it is no value, and counted by whoever wants it."""
+
+
+class Changes(NamedTuple):
+    """Counts that have changed in the last ``over_s`` seconds, as they are now."""
+
+    carried: tuple[Carried, ...]
+    over_s: float
+    collected: tuple[Collected, ...] = ()
 
 
 class _Tally:
@@ -50,6 +59,7 @@ class Meters:
         self.on_news: Callable[[], None] = lambda: None
         self._tallies: dict[tuple[int, int, str], _Tally] = {}
         self._changed: list[tuple[int, int, str]] = []
+        self._collected: dict[tuple[str, str], _Tally] = {}
         self._is_quiet = True
         self._since = 0.0
         self._lock = threading.Lock()
@@ -84,6 +94,30 @@ class Meters:
             self._since = time.monotonic() - seconds
         self.on_news()
 
+    def collect(self, group: str, operation: str, nbytes: int, *, operations: int = 1, seconds: float = 0.0) -> None:
+        """Add a collective of this process, or how long one took.
+
+        Args:
+            group: the process group, as users call it.
+            operation: its kind.
+            nbytes: of what goes in, or what comes out, if that is more.
+            operations: how many.
+            seconds: for how long it was waited for.
+        """
+        with self._lock:
+            tally = self._collected.get((group, operation))
+            if tally is None:
+                tally = self._collected[group, operation] = _Tally()
+            tally.nbytes += nbytes
+            tally.operations += operations
+            tally.seconds += seconds
+            tally.is_told = False
+            if not self._is_quiet:
+                return
+            self._is_quiet = False
+            self._since = time.monotonic()
+        self.on_news()
+
     def sent(self, target: int, parts: Sequence[Frame], as_sent: Sequence[Frame]) -> None:
         """Count the frames of a message behind its header.
 
@@ -107,8 +141,8 @@ class Meters:
         if n_there:
             self.count(self.proc, target, SHARED_MEMORY, there, operations=n_there)
 
-    def changes(self, *, is_last: bool = False) -> tuple[tuple[Carried, ...], float]:
-        """The counts that have changed since this was last called, as they are now, and over how many seconds they have.
+    def changes(self, *, is_last: bool = False) -> Changes:
+        """The counts that have changed since this was last called, as they are now.
 
         Args:
             is_last: whether, if there are none, this is not called again before there is news.
@@ -116,14 +150,19 @@ class Meters:
         with self._lock:
             now = time.monotonic()
             changed, self._changed = self._changed, []
-            rows = []
+            carried = []
             for key in changed:
                 tally = self._tallies[key]
                 tally.is_told = True
-                rows.append(Carried(*key, tally.nbytes, tally.operations, tally.seconds))
+                carried.append(Carried(*key, tally.nbytes, tally.operations, tally.seconds))
+            collected = []
+            for kind, tally in self._collected.items():
+                if not tally.is_told:
+                    tally.is_told = True
+                    collected.append(Collected(*kind, tally.nbytes, tally.operations, tally.seconds))
             over_s, self._since = now - self._since, now
-            self._is_quiet |= is_last and not rows
-            return tuple(rows), over_s
+            self._is_quiet |= is_last and not carried and not collected
+            return Changes(tuple(carried), over_s, tuple(collected))
 
     def tell_all(self) -> None:
         """Have `changes` give all counts once more: who heard of them is there no longer."""
@@ -132,3 +171,5 @@ class Meters:
                 if tally.is_told:
                     tally.is_told = False
                     self._changed.append(key)
+            for tally in self._collected.values():
+                tally.is_told = False

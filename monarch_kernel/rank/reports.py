@@ -23,17 +23,26 @@ class MeterReports:
     Args:
         meters: of the rank.
         send: sends a message to the controller; for any thread.
+
+    Attributes:
+        count_unread: gives how many collectives there were that are in no count.
     """
 
     def __init__(self, meters: Meters, send: Callable[[Packed], None]) -> None:
         self._meters = meters
         self._send = send
+        self.count_unread: Callable[[], int] = lambda: 0
+        self._unread = 0
         meters.on_news = self._begin
 
     def now(self, *, is_last: bool = False) -> Packed | None:
         """What there is to tell; None if nothing is, and ``is_last`` says that it is not asked again then."""
-        rows, over_s = self._meters.changes(is_last=is_last)
-        return pack(Metered(rows, over_s)) if rows else None
+        changes = self._meters.changes(is_last=is_last)
+        unread = self.count_unread()
+        if not changes.carried and not changes.collected and unread == self._unread:
+            return None
+        self._unread = unread
+        return pack(Metered(*changes, unread))
 
     def _begin(self) -> None:
         threading.Thread(target=self._tell, name="monarch-meters", daemon=True).start()

@@ -45,6 +45,7 @@ from monarch_kernel.describe.stacks import Collective
 from monarch_kernel.errors import MeshDownError, RemoteError
 from monarch_kernel.mesh import ValueMesh
 from monarch_kernel.rank.rank import Rank
+from monarch_kernel.train.collectives import CollectiveMeter
 from monarch_kernel.transport.driver import Waiter
 from monarch_kernel.wire.codec import Frame, pack
 from monarch_kernel.wire.messages import FormGroup, HostStore
@@ -187,6 +188,7 @@ class RankGroup:
         self._store: Any = None  # at which the others meet us
         self._device_mesh: Callable[[], Any] = lambda: None
         self._namespace: dict[str, Any] = {}
+        self._meter = CollectiveMeter(rank.peers.meters, _label_of)
         rank.group = self
         rank.main.handlers |= {HostStore: self._host_store, FormGroup: self._form}
 
@@ -403,6 +405,8 @@ class RankGroup:
         make = helpers._new_process_group_helper
         if hasattr(make, "monarch_kernel"):
             return
+        self._meter.install(dist)
+        self._rank.reports.count_unread = lambda: self._meter.count_unread(dist)
 
         @wraps(make)
         def new_process_group_helper(*args: Any, timeout: timedelta | None = None, **kwargs: Any) -> Any:
@@ -466,7 +470,10 @@ def _dist() -> Any:
 
 def _group_label(entry: dict[str, Any]) -> str:
     """What users call a process group: empty for the default one, the axis of a mesh, else torch's name for it."""
-    name, about = entry["process_group"]
+    return _label_of(*entry["process_group"])
+
+
+def _label_of(name: str, about: str) -> str:
     return "" if about == "default_pg" else str(name if about in ("", "undefined") else about).removeprefix("mesh_")
 
 

@@ -614,7 +614,7 @@ class Carried(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Collected(msgspec.Struct, array_like=True, frozen=True):
-    """What a rank has done of one kind of collective in a process group, since it is there; ``seconds`` as far as known."""
+    """What a rank has done of one kind of collective in a process group; ``seconds`` is for how long it stood in them."""
 
     group: str
     operation: str
@@ -626,7 +626,7 @@ class Collected(msgspec.Struct, array_like=True, frozen=True):
 class Metered(Message, frozen=True):
     """The counts that have changed, as they are now; they have changed in the last ``over_s`` seconds.
 
-    ``unread`` is how many collectives are in no count, for what torch keeps of them was gone before it was read.
+    ``unread`` is how many collectives are in no count, for they were begun by C++.
     """
 
     carried: tuple[Carried, ...]

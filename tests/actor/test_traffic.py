@@ -93,13 +93,13 @@ def test_values_of_calls_are_counted_where_they_are_sent(ranks: ProcMesh, porter
     one, other = porters
     before = ranks.traffic()
     one.echo.call_one(torch.zeros(2 * MIB, dtype=torch.uint8)).get(DEADLINE_S)
-    one.echo.call_one(torch.zeros(1000, dtype=torch.uint8)).get(DEADLINE_S)
+    one.echo.call_one(torch.zeros(10_000, dtype=torch.uint8)).get(DEADLINE_S)
     one.ask.call_one(other, MIB).get(DEADLINE_S)
     one.echo.call_one("small").get(DEADLINE_S)
     shared = "shared memory"
     found = figures(ranks.traffic() - before)
-    assert found.pop(("program", "t[0]", "socket")) == (1000, 1)
-    assert found.pop(("t[0]", "program", "socket")) == (1000, 1)
+    assert found.pop(("program", "t[0]", "socket")) == (10_000, 1)
+    assert found.pop(("t[0]", "program", "socket")) == (10_000, 1)
     assert found == {
         ("program", "t[0]", shared): (2 * MIB, 1),
         ("t[0]", "program", shared): (2 * MIB, 1),

@@ -13,7 +13,7 @@ def test_what_has_changed_is_told_once_and_as_it_is_now() -> None:
     meters.count(2, 1, "memory", 100, seconds=0.5)
     meters.count(2, 1, "memory", 20, operations=0, seconds=0.25)
     meters.count(1, 2, "memory", 7)
-    rows, over_s = meters.changes()
+    rows, over_s, _ = meters.changes()
     assert rows == (Carried(2, 1, "memory", 120, 1, 0.75), Carried(1, 2, "memory", 7, 1, 0.0))
     assert over_s >= 0.5  # as long as the first one took, at least
     assert meters.changes()[0] == ()

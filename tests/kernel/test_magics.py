@@ -357,3 +357,16 @@ def test_help_tells_all_options(notebook: Notebook) -> None:
     assert all(word in page["data"]["text/plain"] for word in ("SELECTOR", "--out", "--raw", "--timeout"))
     (page,) = notebook.ok("%mesh?").reply["payload"]
     assert all(word in page["data"]["text/plain"] for word in ("up", "show", "down", "--axes", "--gpus", "--env"))
+
+
+# -- traffic
+
+
+def test_what_has_gone_between_ranks_is_a_table(notebook: Notebook) -> None:
+    notebook.ok("import torch; t['big'] = torch.zeros(1 << 20, dtype=torch.uint8)")
+    notebook.ok("%%remote t\nimport torch, torch.distributed as dist\ndist.all_reduce(torch.zeros(250))")
+    (shown,) = notebook.ok("%mesh traffic t[1]").shown
+    assert "program  t[1]  shared memory  1.0 MiB           1" in shown["text/plain"]
+    assert "all_reduce" in shown["text/plain"]
+    assert shown["text/html"].count("<table") == 2
+    assert "there is no mesh 'nope'" in notebook.send("%mesh traffic nope").wait().text
