@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 GRACE_S = 30.0  # closing is asynchronous, and a machine may be busy; what is still there after this long is left behind
@@ -45,6 +46,10 @@ KEPT_THREAD_MODULES = ("execnet.", "zmq.utils.garbage")
 # multiprocessing keeps this helper for the life of the process that first shared memory.
 KEPT_PROCESSES = (b"multiprocessing.resource_tracker",)
 
+
+# How long one example takes depends on what else the machine does.
+hypothesis.settings.register_profile("any machine", deadline=None)
+hypothesis.settings.load_profile("any machine")
 
 _reported: set[str] = set()  # each is reported once, not again at the end of the session
 
