@@ -6,6 +6,7 @@ BENCH_VENV := .venv-bench
 BIN := $(VENV)/bin
 ARGS ?=
 ENGINES ?= yes
+WORKERS ?= 0
 NOTEBOOK ?= 01_quickstart
 
 # torch is installed first and by its exact version: pulled in as somebody's dependency it could be any build of it.
@@ -29,8 +30,8 @@ demo: bytecode ## Run a notebook on this machine, the first or NOTEBOOK=04_actor
 lab: bytecode ## Open the notebooks in JupyterLab
 	$(BIN)/jupyter lab --notebook-dir notebooks
 
-test: lint bytecode engines ## Lint, then run the tests; ARGS="-k name" is passed to pytest
-	$(BIN)/python -m pytest $(ARGS)
+test: lint bytecode engines ## Lint, then run the tests, with WORKERS=2 by two processes; ARGS="-k name" is passed to pytest
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 engines: ## Install sshd, Slurm and iproute2 for the tests, where that is possible; starts nothing; ENGINES=no leaves it out
 	@ENGINES="$(ENGINES)" tests/engines.sh

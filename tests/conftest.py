@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -79,6 +80,15 @@ def nothing_left(nothing_left_by_the_session: None) -> Iterator[None]:
     before = Snapshot()
     yield
     check_nothing_left(before)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With ``-n``, and without ``--dist``: modules stay together."""
+    from tests.workers import Schedule
+
+    config.option.loadscopereorder = False
+    return Schedule(config, log) if config.option.dist == "load" else None
 
 
 def pytest_unconfigure() -> None:
