@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import cloudpickle
@@ -9,6 +10,7 @@ import pytest
 
 from benchmarks import links
 from tests.bed.bed import why_not
+from tests.waiting import undisturbed_s
 
 
 @pytest.fixture(autouse=True)
@@ -31,4 +33,12 @@ def test_calls_take_longer_where_the_network_does() -> None:
 
 
 def test_a_cut_is_told_after_the_silence_that_is_allowed() -> None:
-    assert links.LOST_AFTER_S / 2 < links.measure_cut() < 1.5 * links.LOST_AFTER_S
+    undisturbed: list[float] = []
+
+    def clock() -> float:
+        undisturbed.append(undisturbed_s())
+        return time.monotonic()
+
+    assert links.measure_cut(clock) > links.LOST_AFTER_S / 2
+    begin, end = undisturbed
+    assert end - begin < 1.5 * links.LOST_AFTER_S
