@@ -74,19 +74,20 @@ class Bed:
     """A controller's machine, and hosts.
 
     Attributes:
+        router: passes on between all of them.
         controller: the machine of the test.
         hosts: in the order in which they were added.
     """
 
     def __init__(self) -> None:
-        self._router = Namespace()
-        self._router.run("sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
-        self.controller = BedHost(self._router, 1, has_faults=False)
+        self.router = Namespace()
+        self.router.run("sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
+        self.controller = BedHost(self.router, 1, has_faults=False)
         self.hosts: list[BedHost] = []
 
     def add(self, *, has_faults: bool = True) -> BedHost:
         """One more host; whether its cable can be made to fail."""
-        self.hosts.append(BedHost(self._router, 2 + len(self.hosts), has_faults=has_faults))
+        self.hosts.append(BedHost(self.router, 2 + len(self.hosts), has_faults=has_faults))
         return self.hosts[-1]
 
     @contextlib.contextmanager
@@ -99,4 +100,4 @@ class Bed:
         """Take all of it away."""
         for host in (*self.hosts, self.controller):
             host.close()
-        self._router.close()
+        self.router.close()

@@ -63,6 +63,7 @@ class Machines:
         agents: in the order in which they were launched.
         meshes: what `hosts_on` has made of them.
         proxies: of each agent, the same way; empty without ``through_proxies``.
+        bed: as given.
         hosts: of each agent, the same way; empty without a bed.
         room: how many agents there may be at the same time, as where hosts are named.
     """
@@ -75,7 +76,7 @@ class Machines:
         self._directory = directory
         self._launchers: list[LocalLauncher] = []
         self._through_proxies = through_proxies
-        self._bed = bed
+        self.bed = bed
         self._within = within
         self.hosts: list[BedHost] = []
         self.agents: list[LocalHost] = []
@@ -101,8 +102,8 @@ class Machines:
 
     def _launch(self, config: AgentConfig) -> LocalHost:
         command = (*self._within, *agent_command())
-        if self._bed is not None:
-            self.hosts.append(self._bed.add())
+        if self.bed is not None:
+            self.hosts.append(self.bed.add())
             command = self.hosts[-1].command(command)
         self._launchers.append(LocalLauncher(self._directory, command))
         (found,) = self._launchers[-1].launch([config])

@@ -1,0 +1,105 @@
+"""F26: a host with buffers is cut off, or can't be dialled: they are told gone, or another way is taken."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from monarch_kernel.actor import Actor, endpoint, shutdown_context
+from monarch_kernel.actor.ports import asker_here
+from monarch_kernel.errors import BufferGoneError
+from monarch_kernel.rdma import Buffer
+from tests.bed.bed import Bed, why_not
+from tests.failures.machines import APART, LONG_S, Machines, can_be_apart, hosts_on, wait_until
+
+LARGE = 4 << 20
+"""Bytes; a cable of a bed is slow."""
+
+PORTS = "61000", "61050"
+
+
+class Lends(Actor):
+    """Lends memory."""
+
+    @endpoint
+    def lend(self) -> Buffer:
+        self.kept = np.full(LARGE, 7, "u1")
+        return Buffer(self.kept)
+
+    @endpoint
+    def read(self, buffer: Buffer) -> str:
+        into = np.zeros(LARGE, "u1")
+        road = buffer.read_into(into).get().road
+        assert (into == 7).all()
+        return road
+
+
+@pytest.fixture
+def lent(tmp_path: Path) -> Iterator[tuple[Machines, Any]]:
+    """A rank on a host of its own, whose memory can be reached by the network only; the test is on the controller's host."""
+    if why := why_not() or ("" if can_be_apart() else "no process namespaces can be made here"):
+        pytest.skip(why)
+    bed = Bed()
+    with bed.entered():
+        machines = Machines(tmp_path, bed=bed, within=APART)
+        try:
+            procs = hosts_on(machines, 2, is_light=True).spawn_procs({"gpus": 1}, device="cpu")
+            procs.initialized.get(LONG_S)
+            yield machines, procs.spawn("lends", Lends)
+        finally:
+            shutdown_context().get()
+            machines.close(5.0)
+            bed.close()
+
+
+def test_a_host_that_can_not_be_dialled_is_left_to_messages(lent: tuple[Machines, Any]) -> None:
+    machines, lends = lent
+    for host in machines.hosts:  # ports from now on are among these, and nothing passes to them
+        host.namespace.run("sh", "-c", f"echo {' '.join(PORTS)} > /proc/sys/net/ipv4/ip_local_port_range")
+    router = machines.bed.router
+    router.ip("rule", "add", "priority", "1", "ipproto", "tcp", "dport", "-".join(PORTS), "blackhole")
+    first, second = lends.slice(hosts=0), lends.slice(hosts=1)
+    buffer = first.lend.call_one().get(LONG_S)
+    into = np.zeros(LARGE, "u1")
+    assert buffer.read_into(into).get(LONG_S).road == "messages"
+    assert (into == 7).all()
+    assert not asker_here().roads["network"].leads_to(buffer._loan)  # it is remembered
+    assert second.read.call_one(buffer).get(LONG_S) == "messages"  # between ranks, too
+    router.ip("rule", "del", "priority", "1")
+    other = lends.slice(hosts=1).lend.call_one().get(LONG_S)
+    assert other.read_into(into).get(LONG_S).road == "network"
+    asker_here().roads.close()
+
+
+def test_a_host_that_is_cut_off_in_mid_transfer_is_gone(lent: tuple[Machines, Any]) -> None:
+    machines, lends = lent
+    buffer = lends.slice(hosts=1).lend.call_one().get(LONG_S)
+    roads: list[str] = []
+    errors: list[BaseException] = []
+
+    def carry() -> None:
+        into = np.zeros(LARGE, "u1")
+        try:
+            while True:
+                roads.append(buffer.read_into(into).get(LONG_S).road)
+                assert (into == 7).all()
+                into[:] = 0
+        except BaseException as error:
+            errors.append(error)
+
+    carrier = threading.Thread(target=carry)
+    carrier.start()
+    wait_until(lambda: len(roads) > 2, "three transfers")
+    machines.hosts[1].cut()
+    carrier.join(LONG_S)
+    assert not carrier.is_alive()
+    assert set(roads) == {"network"}
+    with pytest.raises(BufferGoneError, match=r"its owner has ended .*nothing was heard of"):
+        raise errors[0]
+    machines.hosts[1].mend()
+    wait_until(lambda: machines.agents[1].poll() is not None, "the host to hear that it is lost")
