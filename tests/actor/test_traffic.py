@@ -12,6 +12,7 @@ import torch
 
 from monarch_kernel.actor import Actor, ProcMesh, SupervisionError, endpoint, this_host
 from monarch_kernel.data import roads
+from monarch_kernel.data.memory import memory_of
 from monarch_kernel.events import ThroughputEvent
 from monarch_kernel.rdma import Buffer
 from monarch_kernel.traffic import Traffic
@@ -115,6 +116,16 @@ def test_a_broadcast_is_counted_for_each_who_gets_it(ranks: ProcMesh) -> None:
     found = figures(ranks.traffic() - before)
     pairs = (("program", "t[0]"), ("program", "t[1]"), ("t[0]", "program"), ("t[1]", "program"))
     assert {key[:2]: count for key, count in found.items()} == dict.fromkeys(pairs, (2 * MIB, 1))
+
+
+def test_pieces_of_lent_memory_in_messages_are_no_values(ranks: ProcMesh, porters: tuple[Any, Any]) -> None:
+    buffer = porters[0].lend.call_one(5 * MIB).get(DEADLINE_S)
+    road, into = ranks._runtime.roads["messages"], bytearray(5 * MIB)
+    before = ranks.traffic()
+    road.carry(buffer._loan, memory_of(into), is_write=False)
+    assert into == b"\x01" * len(into)
+    road.carry(buffer._loan, memory_of(into), is_write=True)
+    assert (ranks.traffic() - before).rows == ()  # who chooses the road counts them, once
 
 
 def test_a_part_of_a_mesh_tells_of_what_concerns_it(ranks: ProcMesh, porters: tuple[Any, Any]) -> None:
