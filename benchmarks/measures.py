@@ -146,10 +146,17 @@ MEASURES: tuple[Measure, ...] = (
     ),
     Measure(
         "one_kib",
+        "call with bytes of 1 KiB",
+        "us",
+        (4,),
+        "the same with 1 KiB of bytes as argument",
+    ),
+    Measure(
+        "small_tensor",
         "call with a tensor of 1 KiB",
         "us",
         (4,),
-        "the same with a torch tensor of 1 KiB as argument",
+        "the same with 1 KiB of float32 as argument: a torch tensor or a NumPy array",
     ),
     *(
         Measure(

@@ -52,8 +52,8 @@ class Mesh(Protocol):
         `NotImplementedError` where ranks can't call each other.
         """
 
-    def empty(self) -> None:
-        """Call the first rank with nothing, and get nothing."""
+    def empty(self, *args: Any) -> None:
+        """Call the first rank with nothing, or with something, and get nothing."""
 
     def values(self, count: int) -> Any:
         """Make so many ones, float32, as what the library carries best: a torch tensor or a NumPy array."""
@@ -172,8 +172,10 @@ def measure(name: str, peer: Peer, mesh: Mesh, ranks: int, timing: Timing) -> fl
     if name == "empty":
         return median_us(lambda _: mesh.empty(), lambda _: None, timing)
     if name == "one_kib":
+        return median_us(lambda _: mesh.empty(bytes(1024)), lambda _: None, timing)
+    if name == "small_tensor":
         small = mesh.values(256)
-        return median_us(lambda _: mesh.take(small), lambda _: 2.0, timing)
+        return median_us(lambda _: mesh.empty(small), lambda _: None, timing)
     if name == "to_one_64":
         value = mesh.values(64 * MIB // 4)
         return statistics.median(timed(lambda: check_ends(mesh.take(value)), BULK_REPEAT)) * 1e3

@@ -33,7 +33,7 @@ class Echo:
     def echo(self, value: int) -> int:
         return value
 
-    def nothing(self) -> None:
+    def nothing(self, *args: Any) -> None:
         pass
 
     def take(self, value: Any) -> float:
@@ -92,8 +92,8 @@ class DaskMesh:
     def between(self, count: int) -> list[float]:
         raise NotImplementedError("tasks of Dask are not addressed by other tasks")
 
-    def empty(self) -> None:
-        self.actors[0].nothing().result()
+    def empty(self, *args: Any) -> None:
+        self.actors[0].nothing(*args).result()
 
     def values(self, count: int) -> Any:
         return numpy.ones(count, "f4")

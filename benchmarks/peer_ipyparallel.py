@@ -29,8 +29,8 @@ def echo(value: int) -> int:
     return value
 
 
-def nothing() -> None:
-    """Take nothing, give nothing."""
+def nothing(*args: Any) -> None:
+    """Take anything, give nothing."""
 
 
 def give(count: int) -> Any:
@@ -70,8 +70,8 @@ class IpyparallelMesh:
     def between(self, count: int) -> list[float]:
         raise NotImplementedError("engines of ipyparallel do not call each other")
 
-    def empty(self) -> None:
-        self.first.apply_sync(nothing)
+    def empty(self, *args: Any) -> None:
+        self.first.apply_sync(nothing, *args)
 
     def values(self, count: int) -> Any:
         return numpy.ones(count, "f4")

@@ -44,7 +44,7 @@ class Echo(Actor):
         return times
 
     @endpoint
-    def nothing(self) -> None:
+    def nothing(self, *args: Any) -> None:
         pass
 
     @endpoint
@@ -100,8 +100,8 @@ class OurMesh:
         times: list[float] = self.first.ask.call_one(self.actors.slice(gpus=1), count).get()
         return times
 
-    def empty(self) -> None:
-        self.first.nothing.call_one().get()
+    def empty(self, *args: Any) -> None:
+        self.first.nothing.call_one(*args).get()
 
     def values(self, count: int) -> Any:
         return torch.ones(count)

@@ -44,7 +44,7 @@ class Echo:
     def run(self, source: str) -> None:
         exec(compile(source, "<cell>", "exec"), self.namespace)
 
-    def nothing(self) -> None:
+    def nothing(self, *args: Any) -> None:
         pass
 
     def take(self, value: Any) -> float:
@@ -94,8 +94,8 @@ class RayMesh:
         times: list[float] = ray.get(self.actors[0].ask.remote(self.actors[1], count))
         return times
 
-    def empty(self) -> None:
-        ray.get(self.actors[0].nothing.remote())
+    def empty(self, *args: Any) -> None:
+        ray.get(self.actors[0].nothing.remote(*args))
 
     def values(self, count: int) -> Any:
         return numpy.ones(count, "f4")

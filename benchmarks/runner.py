@@ -41,7 +41,7 @@ class Settings:
     repeat: int = 3
     calls: int = 300
     outstanding: int = 20_000
-    deadline_s: float = 120.0
+    deadline_s: float = 300.0
 
 
 @dataclass(frozen=True)
