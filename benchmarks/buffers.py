@@ -45,8 +45,12 @@ class Owner(Actor):
     """Lends a tensor."""
 
     @endpoint
-    def lend(self, count: int) -> Buffer:
-        return RDMABuffer(torch.ones(count))
+    def lend(self, count: int, device: str = "cpu") -> Buffer:
+        return RDMABuffer(torch.ones(count, device=device))
+
+    @endpoint
+    def has_gpu(self) -> bool:
+        return torch.cuda.is_available()
 
     @endpoint
     def listen(self, nbytes: int, is_encrypted: bool) -> tuple[object, ...]:
@@ -64,11 +68,17 @@ class Reader(Actor):
     """Copies within its process, reads and writes."""
 
     @endpoint
-    def measure(self, buffer: Buffer, repeat: int) -> dict[str, list[float]]:
-        mine, other = torch.ones(buffer.shape), torch.zeros(buffer.shape)
+    def measure(self, buffer: Buffer, repeat: int, device: str) -> dict[str, list[float]]:
+        mine, other = torch.ones(buffer.shape, device=device), torch.zeros(buffer.shape, device=device)
         other.fill_(2)  # its pages are there
+
+        def copy() -> None:
+            other.copy_(mine)
+            if other.is_cuda:
+                torch.cuda.synchronize()
+
         return {
-            "copy within a process": rates(lambda: other.copy_(mine), buffer.nbytes, repeat),
+            "copy within a process": rates(copy, buffer.nbytes, repeat),
             "read from another": rates(lambda: buffer.read_into(other).get(), buffer.nbytes, repeat),
             "written into another": rates(lambda: buffer.write_from(mine).get(), buffer.nbytes, repeat),
         }
@@ -137,20 +147,29 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes-mib", type=int, nargs="+", default=[1, 64, 512])
     parser.add_argument("--repeat", type=int, default=15)
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        help="cuda: of two processes on one GPU, such as with --sizes-mib 1024; hosts are left out",
+    )
     options = parser.parse_args(argv)
     procs = this_host().spawn_procs({"gpus": 2})
     owner, reader = procs.slice(gpus=0).spawn("owner", Owner), procs.slice(gpus=1).spawn("reader", Reader)
+    if options.device != "cpu" and not owner.has_gpu.call_one().get():
+        print("left out: there is no CUDA device here")
+        shutdown_context().get()
+        return
     print("| GB/s: median (least, most) | " + " | ".join(f"{mib} MiB" for mib in options.sizes_mib) + " |")
     print("|---|" + "---:|" * len(options.sizes_mib))
     rows: dict[str, list[str]] = {}
     for mib in options.sizes_mib:
-        buffer = owner.lend.call_one((mib << 20) // 4).get()
-        for what, found in reader.measure.call_one(buffer, options.repeat).get().items():
+        buffer = owner.lend.call_one((mib << 20) // 4, options.device).get()
+        for what, found in reader.measure.call_one(buffer, options.repeat, options.device).get().items():
             rows.setdefault(what, []).append(cell_of(found))
         buffer.drop().get()
     hosts = elsewhere(2)
     owner, reader = hosts.slice(hosts=0).spawn("owner", Owner), hosts.slice(hosts=1).spawn("reader", Reader)
-    for mib in options.sizes_mib:
+    for mib in options.sizes_mib if options.device == "cpu" else ():
         nbytes = mib << 20
         buffer = owner.lend.call_one(nbytes // 4).get()
         measured = reader.measure_roads.call_one(buffer, options.repeat).get()

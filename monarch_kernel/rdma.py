@@ -17,6 +17,7 @@ from monarch_kernel.asking.asker import Asker
 from monarch_kernel.asking.carrier import carry, together
 from monarch_kernel.asking.future import Future
 from monarch_kernel.asking.home import Handle
+from monarch_kernel.data.devices import settle
 from monarch_kernel.data.leases import Lease, Lent
 from monarch_kernel.data.lending import Loan
 from monarch_kernel.data.memory import Layout, Memory, memory_of
@@ -36,7 +37,8 @@ class Buffer(Handle):
     writes to it meanwhile sees to the order.
 
     Args:
-        thing: a tensor on the CPU, a NumPy array, or anything with the buffer protocol; of any shape, dtype and strides.
+        thing: a tensor on the CPU or a CUDA device, a NumPy array, or anything with the buffer protocol; of any shape, dtype
+            and strides. Of a device: what the calling thread has asked of it, on its current stream, is waited for.
 
     Raises:
         TypeError: it has no memory that can be read as it is; the text says what to pass instead.
@@ -44,7 +46,9 @@ class Buffer(Handle):
 
     def __init__(self, thing: Any) -> None:
         asker = asker_here()
-        loan = asker.lendings.lend(memory_of(thing), context().actor_instance.actor_id)
+        memory = memory_of(thing)
+        settle(memory)
+        loan = asker.lendings.lend(memory, context().actor_instance.actor_id)
         ending = weakref.finalize(self, asker.lendings.end, loan.lease)
         ending.atexit = False
         self._settle(asker, loan, ending)
@@ -57,7 +61,8 @@ class Buffer(Handle):
 
     def __repr__(self) -> str:
         layout = self._loan.layout
-        return f"<{type(self).__name__} {layout.dtype}{list(layout.shape)} of process {self._loan.proc}>"
+        where = f" on {self._loan.device}" if self._loan.device else ""
+        return f"<{type(self).__name__} {layout.dtype}{list(layout.shape)}{where} of process {self._loan.proc}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         ending = (self._whole or self)._ending
@@ -120,6 +125,7 @@ class Buffer(Handle):
     def _memory(self, thing: Any, *, is_write: bool) -> Memory:
         """The memory of the other end, if it fits."""
         here = memory_of(thing)
+        settle(here)
         ours, theirs = here.layout, self._loan.layout
         what = "src" if is_write else "dst"
         if not is_write and here.is_readonly:
@@ -195,9 +201,7 @@ class RDMAAction:
         )
 
 
-def _open(
-    kind: type[Buffer], proc: int, lent: Any, lease: Any, base: int, at: int, layout: Any, locked: bool
-) -> Buffer:
+def _open(kind: type[Buffer], proc: int, lent: Any, lease: Any, base: int, at: int, layout: Any, *rest: Any) -> Buffer:
     buffer: Buffer = object.__new__(kind)
-    buffer._settle(asker_here(), Loan(proc, Lent(*lent), Lease(*lease), base, at, Layout(*layout), locked))
+    buffer._settle(asker_here(), Loan(proc, Lent(*lent), Lease(*lease), base, at, Layout(*layout), *rest))
     return buffer

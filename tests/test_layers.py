@@ -49,13 +49,14 @@ BEHIND = {
     "lightning_sdk": ("launch.lightning",),
     "msgspec": ("wire", "transport.sharing"),
     "ray": ("launch.ray",),
-    "torch": ("rank", "reshard", "spmd", "train", "tensor", "wire.tensors"),
+    "torch": ("data.devices", "rank", "reshard", "spmd", "train", "tensor", "wire.tensors"),
     "zmq": ("transport",),
 }
 # Loading torch takes a second, and these are also imported where it is not needed.
 ONLY_IN_FUNCTIONS = {
     ("kubernetes", "launch"),
     ("lightning_sdk", "launch"),
+    ("torch", "data"),
     ("torch", "rank"),
     ("torch", "reshard"),
     ("torch", "spmd"),

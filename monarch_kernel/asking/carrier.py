@@ -36,7 +36,7 @@ def roads_of(asker: Asker) -> Roads:
         asker: carries its requests.
     """
     tables = Tables()
-    roads = (ProcessRoad(tables), MemoryRoad(tables), NetworkRoad(asker, tables), MessagesRoad(asker))
+    roads = (ProcessRoad(tables, asker.lendings), MemoryRoad(tables), NetworkRoad(asker, tables), MessagesRoad(asker))
     return Roads(roads, asker.meters)
 
 

@@ -33,6 +33,7 @@ class MessagesRoad:
 
     name = "messages"
     is_direct = False
+    takes_devices = False
 
     def __init__(self, asker: Asker) -> None:
         self._asker = asker

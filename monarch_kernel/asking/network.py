@@ -60,6 +60,7 @@ class NetworkRoad:
 
     name = "network"
     is_direct = False
+    takes_devices = False
 
     def __init__(self, asker: Asker, tables: Tables) -> None:
         self._asker = asker

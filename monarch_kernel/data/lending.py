@@ -17,7 +17,10 @@ _SWEEP_S = 0.01
 
 
 class Loan(NamedTuple):
-    """A handle on memory of the process at place ``proc``; it travels. ``base`` is where the whole begins, if it is a part."""
+    """A handle on memory of the process at place ``proc``; it travels.
+
+    ``base`` is where the whole begins, if it is a part; ``device`` where the memory is, empty for the CPU.
+    """
 
     proc: int
     lent: Lent
@@ -26,6 +29,7 @@ class Loan(NamedTuple):
     address: int
     layout: Layout
     is_readonly: bool
+    device: str = ""
 
 
 class Lendings:
@@ -67,9 +71,8 @@ class Lendings:
             self._versions[lease] = _version_of(memory.keeper)
             if owner:
                 self._owned.setdefault(owner, set()).add(lease)
-            return Loan(
-                self._proc, self._table.lent, lease, memory.address, memory.address, memory.layout, memory.is_readonly
-            )
+            address, layout, is_readonly, _, device = memory
+            return Loan(self._proc, self._table.lent, lease, address, address, layout, is_readonly, device)
 
     def owns(self, cookie: bytes) -> bool:
         """Whether a table is the one of this process, and not of one that was here before it."""

@@ -115,12 +115,16 @@ class Place(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Where the elements of an object are; ``keeper`` keeps the memory in place for as long as it is held."""
+    """Where the elements of an object are; ``keeper`` keeps the memory in place for as long as it is held.
+
+    ``device`` is empty for memory of the CPU. What is elsewhere, such as on ``cuda:0``, only `data.devices` may touch.
+    """
 
     address: int
     layout: Layout
     is_readonly: bool
     keeper: Any
+    device: str = ""
 
     @property
     def place(self) -> Place:
@@ -154,7 +158,7 @@ _STRIDED = 0x18  # PyBUF_STRIDES
 
 
 def memory_of(thing: Any) -> Memory:
-    """Where an object's elements are: a torch tensor on the CPU, a NumPy array, or anything with the buffer protocol.
+    """Where an object's elements are: a torch tensor on the CPU or a CUDA device, or anything with the buffer protocol.
 
     Raises:
         TypeError: it has no memory that can be read as it is; the text says what to pass instead.
@@ -184,9 +188,9 @@ def memory_of(thing: Any) -> Memory:
 
 
 def _of_tensor(tensor: Any) -> Memory:
-    if tensor.device.type != "cpu":
+    if tensor.device.type not in ("cpu", "cuda"):
         raise TypeError(
-            f"the tensor is on {tensor.device}, and only memory of the CPU can be read so far: pass tensor.cpu()"
+            f"the tensor is on {tensor.device}, and only memory of the CPU and of CUDA devices can be read: pass tensor.cpu()"
         )
     if str(tensor.layout) != "torch.strided":
         raise TypeError(
@@ -199,7 +203,8 @@ def _of_tensor(tensor: Any) -> Memory:
     itemsize = tensor.element_size()
     dtype = str(tensor.dtype).removeprefix("torch.")
     strides = tuple(stride * itemsize for stride in tensor.stride())
-    return Memory(tensor.data_ptr(), Layout(dtype, itemsize, tuple(tensor.shape), strides), False, tensor)
+    device = "" if tensor.device.type == "cpu" else str(tensor.device)
+    return Memory(tensor.data_ptr(), Layout(dtype, itemsize, tuple(tensor.shape), strides), False, tensor, device)
 
 
 def _address(view: memoryview) -> int:

@@ -7,9 +7,9 @@ import os
 import threading
 from collections.abc import Iterator
 
-from monarch_kernel.data import direct
+from monarch_kernel.data import devices, direct
 from monarch_kernel.data.leases import Lent, TableOf, identity
-from monarch_kernel.data.lending import Loan
+from monarch_kernel.data.lending import Lendings, Loan
 from monarch_kernel.data.memory import Memory, Place, copy, matched, memory_of, runs_of
 from monarch_kernel.data.roads import Gone, NoRoad
 
@@ -63,13 +63,15 @@ class Tables:
 
 
 class ProcessRoad:
-    """Within this process."""
+    """Within this process, also from and to its devices."""
 
     name = "process"
     is_direct = True
+    takes_devices = True
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: Tables, lendings: Lendings) -> None:
         self._tables = tables
+        self._lendings = lendings
 
     def leads_to(self, loan: Loan) -> bool:
         return loan.lent.pid == os.getpid() and self._tables.are_near(loan.lent)
@@ -77,7 +79,12 @@ class ProcessRoad:
     def carry(self, loan: Loan, here: Memory, *, is_write: bool) -> None:
         near, far = _matched(loan, here)
         with self._tables.held(loan):
-            copy(*((far, near) if is_write else (near, far)))
+            if loan.device or here.device:
+                theirs = self._lendings.block(loan.lent.cookie, loan.lease, loan.address - loan.base, far.layout)
+                ours = here._replace(layout=near.layout)
+                devices.copy(*((theirs, ours) if is_write else (ours, theirs)))
+            else:
+                copy(*((far, near) if is_write else (near, far)))
 
     def close(self) -> None:
         """Tables stay open: others may hold memory by them."""
@@ -88,12 +95,13 @@ class MemoryRoad:
 
     name = "memory"
     is_direct = True
+    takes_devices = False
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
 
     def leads_to(self, loan: Loan) -> bool:
-        return self._tables.are_near(loan.lent)
+        return self._tables.are_near(loan.lent) and not loan.device
 
     def carry(self, loan: Loan, here: Memory, *, is_write: bool) -> None:
         near, far = _matched(loan, here)

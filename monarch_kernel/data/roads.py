@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+from monarch_kernel.data import devices
 from monarch_kernel.data.lending import Loan
 from monarch_kernel.data.memory import Memory, boxes, matched
 from monarch_kernel.data.meters import Meters
@@ -46,10 +47,12 @@ class Road(Protocol):
     Attributes:
         name: as transfers tell it.
         is_direct: whether it waits for nobody, so that a thread that has other things to do may take it.
+        takes_devices: whether memory of this process may be that of a device; else it is carried by way of memory of the CPU.
     """
 
     name: str
     is_direct: bool
+    takes_devices: bool
 
     def leads_to(self, loan: Loan) -> bool:
         """Whether memory can be reached by it, as far as is known without trying."""
@@ -126,10 +129,22 @@ class Roads:
         left = loan.layout.nbytes
         for there, ours in _slabs(loan, here):
             begun = time.perf_counter()
-            road.carry(there, ours, is_write=is_write)
+            _carry(road, there, ours, is_write)
             nbytes, seconds = there.layout.nbytes, time.perf_counter() - begun
             left -= nbytes
             self._meters.count(source, target, road.name, nbytes, operations=int(not left), seconds=seconds)
+
+
+def _carry(road: Road, loan: Loan, here: Memory, is_write: bool) -> None:
+    """Copy by a road, if it has to be by way of memory of the CPU."""
+    if not here.device or road.takes_devices:
+        road.carry(loan, here, is_write=is_write)
+    elif is_write:
+        road.carry(loan, devices.fetch(here), is_write=True)
+    else:
+        block = devices.staging(here)
+        road.carry(loan, block, is_write=False)
+        devices.store(here, block)
 
 
 def _slabs(loan: Loan, here: Memory) -> Iterator[tuple[Loan, Memory]]:

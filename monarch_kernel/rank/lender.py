@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from monarch_kernel.agent.network import address_of, own_addresses
+from monarch_kernel.data import devices
 from monarch_kernel.data.crew import Crew
 from monarch_kernel.data.leases import Lease
 from monarch_kernel.data.lending import Lendings
@@ -76,13 +78,16 @@ class Lender:
             return pack(Result(message.id, Payload(b"", 1)), (memoryview(block),))
         if len(frames) != 1 or len(frames[0]) != ours.layout.nbytes:
             raise ValueError(f"the block has {ours.layout.nbytes} bytes, and others came")
-        copy(ours.place, _packed(frames[0], ours.layout))
+        with _writable(ours) as to:
+            copy(to.place, _packed(frames[0], ours.layout))
         return pack(Result(message.id, Payload()))
 
     def _block(self, message: ReadLoan | WriteLoan) -> Memory:
         lease, layout = Lease(message.entry, message.turn), _layout_of(message)
         memory = self._lendings.block(message.table, lease, message.offset, layout)
-        if memory.is_readonly and isinstance(message, WriteLoan):
+        if isinstance(message, ReadLoan):
+            return devices.fetch(memory) if memory.device else memory
+        if memory.is_readonly:
             raise TypeError("the memory can only be read")
         return memory
 
@@ -113,7 +118,8 @@ class Lender:
             stream.send_header(_header(Failed(message.id, describe(error))))
             return
         if is_write:
-            stream.receive_block(memory.place)
+            with _writable(memory) as to:
+                stream.receive_block(to.place)
         stream.send_header(_header(Result(message.id, Payload())))
         if not is_write:
             stream.send_block(memory.place)
@@ -124,6 +130,15 @@ def _addresses() -> list[str]:
     meets_at = address_of(os.environ.get("GLOO_SOCKET_IFNAME", "lo"), "ipv4")
     here = own_addresses()
     return [*([meets_at] if meets_at in here and not meets_at.startswith("127.") else ()), *here]
+
+
+@contextmanager
+def _writable(memory: Memory) -> Iterator[Memory]:
+    """Where to put what is written to a block: there, or where it goes on from to its device."""
+    block = devices.staging(memory) if memory.device else memory
+    yield block
+    if memory.device:
+        devices.store(memory, block)
 
 
 def _answer_of(id: int, do: Callable[..., Packed], *args: object) -> Packed:

@@ -125,11 +125,12 @@ def test_what_is_flat_or_bytes_is_seen_as_the_other_is() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64])
 def test_tensors_of_every_kind_are_seen_as_torch_sees_them(dtype: torch.dtype) -> None:
     tensor = torch.zeros(4, 6, dtype=dtype)[::2, 1:].t()
-    address, layout, is_readonly, _ = memory_of(tensor)
+    address, layout, is_readonly, _, device = memory_of(tensor)
     assert address == tensor.data_ptr()
     assert (layout.shape, layout.dtype) == ((5, 2), str(dtype).removeprefix("torch."))
     assert layout.strides == tuple(stride * tensor.element_size() for stride in tensor.stride())
     assert not is_readonly
+    assert device == ""
 
 
 def test_bytes_can_only_be_read_and_bytearrays_can_be_written() -> None:
