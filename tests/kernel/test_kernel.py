@@ -63,8 +63,11 @@ def test_an_error_can_be_caught_and_read(notebook: Notebook) -> None:
 
 
 def test_the_cells_after_a_failed_one_are_not_run(notebook: Notebook) -> None:
+    kernel = psutil.Process(notebook.pid)
+    kernel.suspend()  # until it has both
     failed = notebook.send("%%remote\n1/0")
     queued = notebook.send("ran = True")
+    kernel.resume()
     assert failed.wait().ename == "RemoteError"
     assert queued.wait().reply["status"] == "aborted"
     assert notebook.value("'ran' in globals()") is False
