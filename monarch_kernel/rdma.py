@@ -113,14 +113,14 @@ class Buffer(Handle):
             TypeError: ``dst`` is of another dtype, or can't be written to.
             ValueError: it is of another shape, or has several elements at one place.
         """
-        return self._carry(dst, is_write=False)
+        return self._begin(self._memory(dst, is_write=False), is_write=False)
 
     def write_from(self, src: Any) -> Future[Transfer]:
         """Copy what ``src`` holds into the memory; arguments and errors as those of `read_into`."""
-        return self._carry(src, is_write=True)
+        return self._begin(self._memory(src, is_write=True), is_write=True)
 
-    def _carry(self, thing: Any, *, is_write: bool) -> Future[Transfer]:
-        return carry(self._asker, self._loan, self._memory(thing, is_write=is_write), is_write=is_write)
+    def _begin(self, here: Memory, *, is_write: bool) -> Future[Transfer]:
+        return carry(self._asker, self._loan, here, is_write=is_write, keeper=self._whole or self)
 
     def _memory(self, thing: Any, *, is_write: bool) -> Memory:
         """The memory of the other end, if it fits."""
@@ -196,9 +196,7 @@ class RDMAAction:
         ]
         if not steps:
             return Future.resolved([])
-        return together(
-            [carry(buffer._asker, buffer._loan, here, is_write=is_write) for buffer, here, is_write in steps]
-        )
+        return together([buffer._begin(here, is_write=is_write) for buffer, here, is_write in steps])
 
 
 def _open(kind: type[Buffer], proc: int, lent: Any, lease: Any, base: int, at: int, layout: Any, *rest: Any) -> Buffer:

@@ -230,6 +230,14 @@ def test_a_handle_that_was_never_passed_on_is_the_loan() -> None:
     assert alive() is None
 
 
+def test_a_transfer_keeps_the_handle_that_is_the_loan() -> None:
+    lent = torch.arange(float(LARGE))
+    into = [torch.zeros(LARGE // 2 * 2) for _ in range(8)]  # more than are carried at the same time
+    futures = [Buffer(lent)[: len(each)].read_into(each) for each in into]
+    assert {future.get(DEADLINE_S).nbytes for future in futures} == {into[0].nbytes}
+    assert all(torch.equal(each, lent[: len(each)]) for each in into)
+
+
 def test_the_death_of_the_owner_is_told_with_its_cause(ranks: ProcMesh) -> None:
     procs = this_host().spawn_procs({"gpus": 1})
     store = procs.spawn("dies", Store)

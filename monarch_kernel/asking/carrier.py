@@ -40,7 +40,7 @@ def roads_of(asker: Asker) -> Roads:
     return Roads(roads, asker.meters)
 
 
-def carry(asker: Asker, loan: Loan, here: Memory, *, is_write: bool) -> Future[Transfer]:
+def carry(asker: Asker, loan: Loan, here: Memory, *, is_write: bool, keeper: object = None) -> Future[Transfer]:
     """Copy what was lent into memory of this process; or the other way, if ``is_write``.
 
     Args:
@@ -48,6 +48,7 @@ def carry(asker: Asker, loan: Loan, here: Memory, *, is_write: bool) -> Future[T
         loan: what was lent.
         here: memory of this process; of as many bytes.
         is_write: which way.
+        keeper: is not let go before the transfer has ended, such as a handle with which the loan ends.
     """
     future: Future[Transfer] = Future(
         _Carrying(asker), 0, lambda answers: done[0], note="carrying bytes", procs=(loan.proc,)
@@ -67,7 +68,7 @@ def carry(asker: Asker, loan: Loan, here: Memory, *, is_write: bool) -> Future[T
     if loan.layout.nbytes <= AT_ONCE_NBYTES and asker.roads.are_direct(loan):
         work()
     else:
-        _crew.submit(lambda: _away(asker, work))
+        _crew.submit(lambda: _away(asker, work, keeper))
     return future
 
 
@@ -90,7 +91,7 @@ def together(futures: Sequence[Future[Transfer]]) -> Future[list[Transfer]]:
     return whole
 
 
-def _away(asker: Asker, work: Callable[[], None]) -> None:
+def _away(asker: Asker, work: Callable[[], None], keeper: object) -> None:
     work()
     asker.submit(_nothing)  # wakes whoever waits for it in the transport
 
