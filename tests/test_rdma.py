@@ -124,6 +124,7 @@ def test_the_program_reads_and_lends_too(stores: tuple[Any, Any]) -> None:
     assert lent.drop().get(DEADLINE_S) is True
 
 
+@pytest.mark.usefixtures("ranks")
 def test_within_a_process_it_is_one_copy() -> None:
     buffer, into = Buffer(bytearray(b"abcdef")), bytearray(6)
     assert buffer.read_into(into).get(DEADLINE_S).road == "process"
@@ -217,6 +218,7 @@ def test_what_an_actor_has_lent_ends_with_it(ranks: ProcMesh) -> None:
         buffer.read_into(torch.zeros(4)).get(DEADLINE_S)
 
 
+@pytest.mark.usefixtures("ranks")
 def test_a_handle_that_was_never_passed_on_is_the_loan() -> None:
     tensor = torch.zeros(4)
     alive = weakref.ref(tensor.untyped_storage())
@@ -230,6 +232,7 @@ def test_a_handle_that_was_never_passed_on_is_the_loan() -> None:
     assert alive() is None
 
 
+@pytest.mark.usefixtures("ranks")
 def test_a_transfer_keeps_the_handle_that_is_the_loan() -> None:
     lent = torch.arange(float(LARGE))
     into = [torch.zeros(LARGE // 2 * 2) for _ in range(8)]  # more than are carried at the same time
