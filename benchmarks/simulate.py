@@ -40,9 +40,10 @@ from monarch_kernel.agent.output import fold
 from monarch_kernel.controller import hosts as placing
 from monarch_kernel.controller import order
 from monarch_kernel.controller.runtime import Runtime
+from monarch_kernel.data.meters import Meters
 from monarch_kernel.errors import SupervisionError
 from monarch_kernel.mesh import Extent, Region
-from monarch_kernel.transport.base import CONTROLLER, Peer, host_peer, proc_of, rank_peer
+from monarch_kernel.transport.base import CONTROLLER, Peer, host_peer, place_of, proc_of, rank_peer
 from monarch_kernel.transport.gateway import FOLD_S, NEIGHBOUR_SILENT_S
 from monarch_kernel.transport.relay import CONTROLLER_HOST, Relay
 from monarch_kernel.transport.zmq import BEAT_S
@@ -300,6 +301,7 @@ class ControllerEnd:
 
     def __init__(self, simulation: Simulation) -> None:
         self.clock = self.spent_s = self.sockets_s = 0.0
+        self.meters = Meters(place_of(CONTROLLER))
         self._sim = simulation
         self._relay = Relay(CONTROLLER_HOST, 0)
         self._homes: dict[Peer, int] = {}
