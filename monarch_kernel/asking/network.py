@@ -25,7 +25,7 @@ from monarch_kernel.data.roads import Gone, NoRoad
 from monarch_kernel.errors import Failure
 from monarch_kernel.transport.streams import INVITED_S, Invitation, Stream, StreamError, reach
 from monarch_kernel.wire.codec import join, load, pack, split
-from monarch_kernel.wire.messages import Failed, OpenStreams, Payload, ReadLoan, WriteLoan
+from monarch_kernel.wire.messages import EndStream, Failed, OpenStreams, Payload, ReadLoan, WriteLoan
 
 __all__ = ["NetworkRoad"]
 
@@ -125,27 +125,33 @@ class NetworkRoad:
             self._take_part(stream, loan, haul, is_write)
 
     def _take_part(self, stream: Stream, loan: Loan, haul: _Haul, is_write: bool) -> None:
-        """Carry pieces by a stream as long as there are some."""
-        under_way: deque[_Piece] = deque()
+        """Carry pieces by a stream as long as there are some, and it is good."""
         is_good = False
         haul.enter()
+        try:
+            is_good = self._carry_pieces(stream, loan, haul, is_write)
+        except BaseException as error:
+            haul.fail(error)
+        finally:
+            self._give_back(stream, loan, is_good)
+            haul.leave()
+
+    def _carry_pieces(self, stream: Stream, loan: Loan, haul: _Haul, is_write: bool) -> bool:
+        under_way: deque[_Piece] = deque()
         try:
             while True:
                 while len(under_way) < _AHEAD and (piece := haul.take()) is not None:
                     under_way.append(piece)
                     _begin(stream, loan, piece, is_write)
                 if not under_way:
-                    break
+                    return True
                 _finish(stream, under_way[0], is_write)
                 under_way.popleft()
-            is_good = True
         except StreamError as error:
+            if is_write:  # what is still in the stream is not to come after what is written there next
+                self._end(stream, loan)
             haul.put_back(under_way, str(error))
-        except BaseException as error:
-            haul.fail(error)
-        finally:
-            self._give_back(stream, loan, is_good)
-            haul.leave()
+            return False
 
     # -- streams
 
@@ -213,6 +219,24 @@ class NetworkRoad:
                 self._owners = {cookie: owner for cookie, owner in self._owners.items() if not owner.is_idle}
                 self._changed.wait(KEPT_S / 4)
             self._is_tidying = False
+
+    def _end(self, stream: Stream, loan: Loan) -> None:
+        """Have the owner take nothing any more from a stream that broke.
+
+        Raises:
+            Gone: it has ended.
+        """
+
+        def finish(answers: Sequence[Answer]) -> None:
+            (answer,) = answers
+            if isinstance(answer, Failure):
+                raise error_of(answer)
+
+        stream.hang_up()
+        ask = self._asker.request(
+            (loan.proc,), lambda id: pack(EndStream(id, stream.token)), "ending a stream", finish, quiet=True
+        )
+        ask.get(warn_after_s=None)
 
     def _invitation(self, loan: Loan, count: int) -> Invitation:
         def finish(answers: Sequence[Answer]) -> Invitation:

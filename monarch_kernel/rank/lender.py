@@ -19,6 +19,7 @@ from monarch_kernel.wire.codec import Frame, Packed, WireError, dump, join, pack
 from monarch_kernel.wire.messages import (
     EndLoan,
     EndLoans,
+    EndStream,
     Failed,
     Message,
     OpenStreams,
@@ -47,12 +48,14 @@ class Lender:
         self._answer = answer
         self._answer_later = answer_later
         self._listener = StreamListener(self._serve, _addresses)
-        self._crew = Crew("monarch-invites", 1)
+        self._crew = Crew("monarch-lender", 1)  # for what takes a moment
 
     def hear(self, message: Message, frames: Sequence[Frame]) -> bool:
         """Take a message; False if it is about something else."""
         if isinstance(message, OpenStreams):
             self._crew.submit(lambda: self._answer_later(message.id, _answer_of(message.id, self._invite, message)))
+        elif isinstance(message, EndStream):
+            self._crew.submit(lambda: self._answer_later(message.id, _answer_of(message.id, self._end, message)))
         elif isinstance(message, (ReadLoan, WriteLoan, EndLoan, EndLoans)):
             self._answer(message.id, _answer_of(message.id, self._do, message, frames))
         else:
@@ -96,6 +99,10 @@ class Lender:
     def _invite(self, message: OpenStreams) -> Packed:
         payload, parts = dump(tuple(self._listener.invite(message.count)))
         return pack(Result(message.id, payload), parts)
+
+    def _end(self, message: EndStream) -> Packed:
+        self._listener.end(message.token)
+        return pack(Result(message.id, Payload()))
 
     def _serve(self, stream: Stream) -> None:
         """Answer what comes by a stream, until it ends, or nothing has come for a while."""

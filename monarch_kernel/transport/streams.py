@@ -79,10 +79,12 @@ class Stream:
 
     Args:
         connection: TLS has come about on it, or is about to.
+        token: it was opened with.
         is_lost: whether the other end is known to have ended; asked now and then while nothing comes.
     """
 
-    def __init__(self, connection: ssl.SSLSocket, is_lost: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, connection: ssl.SSLSocket, token: bytes, is_lost: Callable[[], bool] = lambda: False) -> None:
+        self.token = token
         self._connection = connection
         self._is_lost = is_lost
         self.used_at = time.monotonic()
@@ -245,7 +247,7 @@ def reach(invitation: Invitation, token: bytes, timeout_s: float, is_lost: Calla
             tried.append(f"{address}: {_why(error)}")
             connection.close()
             continue
-        stream = Stream(encrypted, is_lost)
+        stream = Stream(encrypted, token, is_lost)
         try:
             stream.send(token)
         except StreamError:
@@ -300,12 +302,12 @@ class StreamListener:
     def __init__(self, serve: Callable[[Stream], None], addresses: Callable[[], Sequence[str]]) -> None:
         self._serve = serve
         self._addresses = addresses
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._identity: tuple[ssl.SSLContext, bytes] | None = None
         self._door: socket.socket | None = None
         self._tokens: dict[bytes, float] = {}  # -> until when it is good
         self._waiting: dict[ssl.SSLSocket, None] = {}  # who has not shown a token yet, the first first
-        self._streams: set[Stream] = set()
+        self._streams: dict[bytes, Stream] = {}  # by their tokens
         self._is_closed = False
 
     def invite(self, count: int) -> Invitation:
@@ -329,6 +331,15 @@ class StreamListener:
             self._tokens.update(dict.fromkeys(tokens, until))
             return Invitation(tuple(self._addresses()), self._door.getsockname()[1], self._identity[1], tokens)
 
+    def end(self, token: bytes) -> None:
+        """End the stream that was opened with a token, if there is one; returns when nobody serves it any more."""
+        with self._lock:
+            self._tokens.pop(token, None)
+            stream = self._streams.get(token)
+            if stream is not None:
+                stream.hang_up()
+                self._lock.wait_for(lambda: token not in self._streams)
+
     def close(self) -> None:
         """End all streams, and listen no more."""
         with self._lock:
@@ -336,7 +347,7 @@ class StreamListener:
             self._tokens.clear()
             for connection in self._waiting:
                 _hang_up(connection)
-            for stream in self._streams:
+            for stream in self._streams.values():
                 stream.hang_up()
             if self._door is not None:
                 _hang_up(self._door)
@@ -389,8 +400,7 @@ class StreamListener:
         with self._lock:
             del self._waiting[connection]
             if self._tokens.pop(token, None) is not None:
-                stream = Stream(connection)
-                self._streams.add(stream)
+                stream = self._streams[token] = Stream(connection, token)
         if stream is None:
             connection.close()
             return
@@ -400,7 +410,8 @@ class StreamListener:
             pass
         finally:
             with self._lock:
-                self._streams.discard(stream)
+                del self._streams[token]
+                self._lock.notify_all()
             stream.close()
 
 

@@ -421,6 +421,13 @@ class OpenStreams(Message, frozen=True):
     count: int
 
 
+class EndStream(Message, frozen=True):
+    """Take nothing any more from the stream that was opened with this token; answer when nothing of it is still written."""
+
+    id: int
+    token: bytes
+
+
 class EndLoan(Message, frozen=True):
     """Memory that you have lent is needed no more; answer with whether it was lent still."""
 

@@ -124,6 +124,35 @@ def test_strangers_are_hung_up_on_and_keep_nobody_out(
         assert all(map(is_hung_up, crowd))  # those who say nothing are not waited for
 
 
+def test_a_stream_that_is_ended_is_over_when_nobody_serves_it_any_more() -> None:
+    goes_on, has_begun = threading.Event(), threading.Event()
+
+    def serve(stream: Stream) -> None:
+        stream.receive_header(LONG_S)
+        has_begun.set()
+        goes_on.wait(LONG_S)  # as one does that copies
+        stream.receive_header(LONG_S)
+
+    listener = StreamListener(serve, lambda: ANY)
+    invitation = listener.invite(2)
+    with contextlib.closing(enter(invitation)) as stream:
+        stream.send_header(b"hello")
+        assert has_begun.wait(LONG_S)
+        ending = threading.Thread(target=listener.end, args=(stream.token,))
+        ending.start()
+        with pytest.raises(StreamError):
+            stream.receive_header(LONG_S)  # it is hung up
+        assert ending.is_alive()
+        goes_on.set()
+        ending.join(LONG_S)
+        assert not ending.is_alive()
+    listener.end(invitation.tokens[1])  # nobody has come with that
+    with contextlib.closing(enter(invitation, 1)) as late, pytest.raises(StreamError):
+        late.receive_header(LONG_S)
+    listener.end(b"no token")
+    listener.close()
+
+
 def test_no_more_are_invited_than_there_is_room_for(listener: StreamListener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "MAX_STREAMS", 6)
     assert [len(listener.invite(4).tokens) for _ in range(5)] == [3, 2, 1, 0, 0]
