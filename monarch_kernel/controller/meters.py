@@ -38,7 +38,7 @@ class Throughput:
 
     def add(self, now: float, over_s: float, nbytes_in: float, nbytes_out: float) -> None:
         """Take what has gone in the last ``over_s`` seconds."""
-        over_s = min(max(over_s, _STEP_S / 100), HISTORY_S)
+        over_s = min(over_s, HISTORY_S) if over_s > _STEP_S / 100 else _STEP_S / 100  # who says NaN has no say
         begun = now - over_s
         self._newest = math.floor(now / _STEP_S)
         for which in range(math.floor(begun / _STEP_S), self._newest + 1):

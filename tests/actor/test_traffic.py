@@ -225,7 +225,11 @@ def test_who_does_not_answer_holds_up_nobody(ranks: ProcMesh, porters: tuple[Any
     before = ranks.traffic()
     other.read.call_one(buffer).get(DEADLINE_S)
     pid = other.pid.call_one().get(DEADLINE_S)
-    wait_until(lambda: ranks._runtime._state.meters.carried({1, 2}), "it is told")
+
+    def told_nbytes() -> int:
+        return sum(row.nbytes for row, _ in ranks._runtime._state.meters.carried(ranks.procs))
+
+    wait_until(lambda: told_nbytes() == before.nbytes + 99, "it is told")
     os.kill(pid, signal.SIGSTOP)
     try:
         traffic = ranks.traffic(timeout_s=0.05)

@@ -15,6 +15,7 @@ from monarch_kernel.data import blocks as blocks_module
 from monarch_kernel.data import mappings as mappings_module
 from monarch_kernel.data.blocks import Blocks, Reference
 from monarch_kernel.data.mappings import Mappings
+from monarch_kernel.data.memory import memory_of
 from monarch_kernel.data.room import Room
 
 mappings = Mappings()  # one for a process, which hears of its forks
@@ -30,10 +31,16 @@ def open_block(reference: Reference) -> memoryview:
     return mappings.open(reference, "sender")
 
 
-def maps() -> list[str]:
-    """How blocks of others are mapped here; those that this process sends from it maps, too."""
+def mapped_as(block: memoryview) -> str:
+    """How a block is mapped here, as Linux writes it: what is allowed, and whether it is shared or private."""
+    address = memory_of(block).address
     with open("/proc/self/maps") as lines:
-        return [line.split()[1] for line in lines if "memfd:monarch-block" in line]
+        for line in lines:
+            where, how, *_ = line.split()
+            begin, end = (int(each, 16) for each in where.split("-"))
+            if begin <= address < end:
+                return how
+    return "not at all"
 
 
 def frame_of(byte: int, nbytes: int = 1 << 20) -> memoryview:
@@ -190,7 +197,7 @@ def test_who_is_the_only_reader_writes_without_a_copy(blocks: Blocks) -> None:
     reference = refer(blocks, view)
     del view  # the sender lets go of it before the message arrives
     read = open_block(reference)
-    assert maps() == ["rw-s", "rw-s"]
+    assert mapped_as(read) == "rw-s"
     read[7] = 9
     assert (read[6], read[7]) == (1, 9)
 
@@ -202,6 +209,7 @@ def test_who_may_not_be_the_only_reader_writes_to_a_copy(blocks: Blocks, kept: s
     others = [view] if kept == "the sender keeps it" else [open_block(refer(blocks, view, "other"))]
     del view
     read = open_block(reference)
+    assert mapped_as(read) == "rw-p"
     read[7] = 9
     if kept == "one is done before the other":
         others = [open_block(Reference(*reference))]  # as far as the block knows
