@@ -133,6 +133,15 @@ class KernelInterrupts:
             return bool(await _steps(run_code(code, *args, **kwargs), awaited, USER_THREAD.get()))
 
         vars(shell)["run_code"] = guarded
+        user_expressions: Callable[[dict[str, str]], dict[str, Any]] = shell.user_expressions
+
+        def evaluated(expressions: dict[str, str]) -> dict[str, Any]:
+            try:
+                return user_expressions(expressions)
+            except KeyboardInterrupt:  # struck before the first or after the last: else it is the error of one
+                return {}
+
+        vars(shell)["user_expressions"] = evaluated
 
 
 @types.coroutine

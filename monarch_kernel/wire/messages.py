@@ -34,6 +34,7 @@ __all__ = [
     "DebugInput",
     "EndLoan",
     "EndLoans",
+    "EndStream",
     "Failed",
     "Fence",
     "Fetch",

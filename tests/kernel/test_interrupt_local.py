@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -167,3 +168,21 @@ def test_a_late_interrupt_of_a_subshell_never_hits_its_next_cell(notebook: Noteb
         following = send_to(notebook, subshell, "sum(range(1000))")
         assert following.wait().plain == "499500", following.text
     assert outcomes == {"", "KeyboardInterrupt"}
+
+
+def test_an_interrupt_as_the_kernel_looks_for_expressions_ends_no_more_than_the_cell(
+    new_notebook: Callable[..., Notebook],
+) -> None:
+    """They are the user's code, too, so an interrupt strikes there; also if there are none."""
+    notebook = new_notebook()
+    code = """
+        import signal, sys
+        from IPython.core.interactiveshell import InteractiveShell
+        def strike(frame, event, argument):
+            if frame.f_code is InteractiveShell.user_expressions.__code__:
+                sys.settrace(None)
+                signal.raise_signal(signal.SIGINT)
+        sys.settrace(strike)
+    """
+    assert notebook.ok(textwrap.dedent(code)).reply["user_expressions"] == {}
+    assert notebook.value("1 + 1") == 2
