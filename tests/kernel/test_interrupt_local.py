@@ -174,7 +174,7 @@ def test_an_interrupt_as_the_kernel_looks_for_expressions_ends_no_more_than_the_
     new_notebook: Callable[..., Notebook],
 ) -> None:
     """They are the user's code, too, so an interrupt strikes there; also if there are none."""
-    notebook = new_notebook()
+    notebook = new_notebook(n=1)
     code = """
         import signal, sys
         from IPython.core.interactiveshell import InteractiveShell
