@@ -17,7 +17,7 @@ The thread of an actor (`ActorThread`) is interrupted by a message that names wh
 the thread itself, which drives the transport while it waits: so it, too, is struck only when all is in order.
 
 An asynchronous exception is delivered some time after it was set. So whoever leaves the user's code takes back what has not
-been delivered, with the lock held under which it is set: it never strikes code that comes later.
+been delivered, with the lock held under which it is set: it never strikes code that comes later (`_take_back`).
 """
 
 from __future__ import annotations
@@ -64,9 +64,7 @@ class UserThread:
                 if self._struck and now < self._struck_at + _BURST_S:
                     return  # what handles the first one must not be struck by a second
                 self._struck, self._struck_at = True, now
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                    ctypes.c_ulong(self._ident), ctypes.py_object(KeyboardInterrupt)
-                )
+                _send(self._ident, KeyboardInterrupt)
             elif self.cancel is not None:
                 self.cancel()
 
@@ -109,7 +107,7 @@ class UserThread:
         """Take an exception back that was not delivered; whether one had been set."""
         struck, self._struck = self._struck, False
         if struck:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._ident), None)
+            _take_back(self._ident)
         return struck
 
 
@@ -125,6 +123,7 @@ class ActorThread:
         self.ident = 0
         self.in_user_code = False
         self._lock = threading.Lock()
+        self._struck = False
         self._shields: list[ThreadShield] = []
 
     def strike(self) -> None:
@@ -135,14 +134,15 @@ class ActorThread:
             if self._shields:
                 self._shields[-1].strike()
             else:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                    ctypes.c_ulong(self.ident), ctypes.py_object(KeyboardInterrupt)
-                )
+                self._struck = True
+                _send(self.ident, KeyboardInterrupt)
 
     def take_back(self) -> None:
         """Have nothing raised that has not been delivered yet; for the thread itself, when it has left the user's code."""
         with self._lock:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), None)
+            struck, self._struck = self._struck, False
+            if struck:
+                _take_back(self.ident)
 
     def shield(self, shield: ThreadShield) -> bool:
         """Have a shield told, instead; what was on its way is raised here."""
@@ -160,6 +160,29 @@ class ActorThread:
         with self._lock:
             if shield in self._shields:
                 self._shields.remove(shield)
+
+
+class _Nothing(BaseException):
+    """Raised in a thread by itself, and caught at once."""
+
+
+def _send(ident: int, error: type[BaseException]) -> None:
+    """Have an exception raised in a thread, in place of one that is on its way to it."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(error))
+
+
+def _take_back(ident: int) -> None:
+    """Take back what is on its way to the calling thread.
+
+    Something else is delivered in its place: until Python 3.12 the interpreter looks for such an exception, in all threads,
+    until it has found one, and each thread that has a trace function (that of a debugger, say) then looks for ever.
+    """
+    try:
+        _send(ident, _Nothing)
+        while True:
+            pass
+    except _Nothing:
+        pass
 
 
 def _deliver() -> None:

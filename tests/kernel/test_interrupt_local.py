@@ -170,11 +170,8 @@ def test_a_late_interrupt_of_a_subshell_never_hits_its_next_cell(notebook: Noteb
     assert outcomes == {"", "KeyboardInterrupt"}
 
 
-def test_an_interrupt_as_the_kernel_looks_for_expressions_ends_no_more_than_the_cell(
-    new_notebook: Callable[..., Notebook],
-) -> None:
+def test_an_interrupt_as_the_kernel_looks_for_expressions_ends_no_more_than_the_cell(notebook: Notebook) -> None:
     """They are the user's code, too, so an interrupt strikes there; also if there are none."""
-    notebook = new_notebook(n=1)
     code = """
         import signal, sys
         from IPython.core.interactiveshell import InteractiveShell

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable
@@ -174,3 +176,39 @@ def test_a_late_strike_never_leaves_the_users_code() -> None:
     finally:
         sys.setswitchinterval(interval_s)
     assert len(hits) >= 20
+
+
+def test_a_late_strike_leaves_no_trap_for_debuggers() -> None:
+    """Until Python 3.12, an exception that was sent to a thread and taken back makes each trace function hang."""
+    code = """
+        import sys, threading, time
+        from monarch_kernel.transport.strikes import UserThread
+
+        thread, enough = None, threading.Event()
+
+        def work():
+            global thread
+            thread = UserThread()
+            while not enough.is_set():
+                try:
+                    try:
+                        thread.enter_user_code()
+                        sum(range(100))
+                    finally:
+                        thread.leave_user_code()
+                except KeyboardInterrupt:
+                    thread.leave_user_code()
+
+        sys.setswitchinterval(1e-5)
+        threading.Thread(target=work).start()
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            if thread is not None:
+                thread.strike()
+        enough.set()
+        sys.settrace(lambda *args: None)
+        (lambda: None)()
+        print("whole")
+    """
+    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=LONG_S)
+    assert ran.stdout == "whole\n", ran.stderr
