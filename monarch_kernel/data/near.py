@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -108,8 +109,9 @@ class MemoryRoad:
         with self._tables.held(loan) as table:
             try:
                 (_write if is_write else _read)(loan.lent.pid, near, far)
-            except direct.Vanished:
-                raise Gone("its memory was unmapped" if table.is_alive else "its owner has ended") from None
+            except direct.Vanished as error:
+                has_ended = error.errno == errno.ESRCH or not table.is_alive  # one that is about to end has no memory
+                raise Gone("its owner has ended" if has_ended else "its memory was unmapped") from None
             except direct.Forbidden as error:
                 raise NoRoad(f"the Linux kernel does not allow it: {error.strerror}") from None
 

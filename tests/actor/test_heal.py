@@ -463,9 +463,9 @@ def test_what_fails_to_be_made_again_when_nobody_waits_for_it_is_told(
     mesh = make(2, restart="rank")
     path = tmp_path / "made"
     brittle: Any = mesh.spawn("brittle", Brittle, str(path))
-    pid = brittle.slice(r=1).ping.call_one().get(LONG_S)
+    pids = brittle.ping.call().get(LONG_S).values()
     path.touch()
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pids[1], signal.SIGKILL)
     wait_until(lambda: faults, "the failure")
     assert "brittle[1] failed" in str(faults[0])
     assert "no second time" in str(faults[0])
