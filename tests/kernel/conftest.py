@@ -254,6 +254,10 @@ class Notebook:
             message["sent_s"] = _seconds(message["header"]["date"])
             cell.messages.append(message)
 
+    def wait_for_answers(self) -> None:
+        """Have Tab and Shift-Tab wait for ranks: how long they may make the user wait is tested by itself."""
+        self.ok("from monarch_kernel.notebook import names as _names; _names.CAP_S = 30.0")
+
     def processes(self) -> list[psutil.Process]:
         """All processes below the kernel: its agent, the zygote, the ranks."""
         return psutil.Process(self.pid).children(recursive=True)

@@ -25,6 +25,7 @@ number = rank
 def uneven(four: Notebook) -> Notebook:
     """A notebook in which only the last rank has most of the names."""
     four.ok(DEFINES)
+    four.wait_for_answers()
     return four
 
 
