@@ -6,7 +6,7 @@ BENCH_VENV := .venv-bench
 BIN := $(VENV)/bin
 ARGS ?=
 ENGINES ?= yes
-WORKERS ?= 0
+WORKERS ?= 2
 NOTEBOOK ?= 01_quickstart
 
 # torch is installed first and by its exact version: pulled in as somebody's dependency it could be any build of it.
@@ -30,7 +30,7 @@ demo: bytecode ## Run a notebook on this machine, the first or NOTEBOOK=04_actor
 lab: bytecode ## Open the notebooks in JupyterLab
 	$(BIN)/jupyter lab --notebook-dir notebooks
 
-test: lint bytecode engines ## Lint, then run the tests, with WORKERS=2 by two processes; ARGS="-k name" is passed to pytest
+test: lint bytecode engines ## Lint, then run the tests by two processes, or WORKERS=0 by one; ARGS="-k name" is passed to pytest
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 engines: ## Install sshd, Slurm and iproute2 for the tests, where that is possible; starts nothing; ENGINES=no leaves it out

@@ -10,6 +10,10 @@ line for each. Here is who asks the person for that line, with Jupyter's ``input
 - an endpoint whose future the main thread waits for: that wait (`Future.halt`, `DebugPrompt.attend`);
 - anything else, such as a cell in the background: nobody. Where it stopped is said, and ``%mesh debug t[1]`` opens the prompt.
 
+Where nobody can be asked, breakpoints are passed over. A frontend says with each cell whether it takes input; one that does
+may also send what does not, such as an extension that looks at variables. So what stops while a cell waits for it is up to
+that cell, and what stops in the background waits if any cell has taken input so far.
+
 Which rank is asked next, and what is shown of what they say, is up to a `Conversation`.
 
 An interrupt at the prompt ends the cell, as it would without debugger. A rank that dies while the person thinks ends the
@@ -68,6 +72,11 @@ class DebugPrompt:
         self._holder: tuple[int, Runtime, int] | None = None  # thread and request that are at their prompt
         self._asking: Callable[[float], bool] | None = None
         self._is_gone = False
+        self._is_anybody_there = False
+        shell.events.register("pre_execute", self._note_frontend)
+
+    def _note_frontend(self) -> None:
+        self._is_anybody_there |= self.may_ask()
 
     def watch(self, runtime: Runtime, sink_of: Callable[[StopEvent], Sink | None]) -> None:
         """Be who is asked when ranks of a session stop.
@@ -216,7 +225,7 @@ class DebugPrompt:
         untold = [stop for stop in untold if stop not in known and stop.note != "a post-mortem"]
         waiting = [stop for stop in untold if self._runtime_of(stop) is not None]
         for text, stops in grouped(waiting, _told_where):
-            if not self.may_ask():
+            if not self._is_anybody_there:
                 self.pass_over(stops)
                 continue
             mesh, rank = stops[0].mesh, stops[0].rank
@@ -231,7 +240,7 @@ class DebugPrompt:
     # -- asking
 
     def may_ask(self) -> bool:
-        """Whether the frontend takes input, as far as it has said."""
+        """Whether the frontend takes input in the cell that runs, as far as it has said."""
         kernel = getattr(self._shell, "kernel", None)
         return bool(getattr(kernel, "_allow_stdin", True))
 

@@ -371,7 +371,7 @@ def _held() -> tuple[int, int]:
 
 
 @pytest.mark.slow
-def test_two_hundred_meshes_in_one_session_leave_nothing(no_session: None) -> None:
+def test_sixty_meshes_in_one_session_leave_nothing(no_session: None) -> None:
     def cycle() -> None:
         procs = this_host().spawn_procs({"r": 2}, device="cpu")
         assert procs.run("rank").get(LONG_S).values() == (0, 1)
@@ -391,7 +391,7 @@ def test_two_hundred_meshes_in_one_session_leave_nothing(no_session: None) -> No
     held, memory, agents_fds = _held(), rss_nbytes(os.getpid()), len(os.listdir(f"/proc/{agent}/fd"))
     agents_memory = rss_nbytes(agent)
     begun = undisturbed_s()
-    for _ in range(200):
+    for _ in range(60):
         cycle()
     took_s = undisturbed_s() - begun
     settle()
@@ -401,7 +401,7 @@ def test_two_hundred_meshes_in_one_session_leave_nothing(no_session: None) -> No
     assert len(os.listdir(f"/proc/{agent}/fd")) == agents_fds
     assert rss_nbytes(os.getpid()) - memory < 8 << 20
     assert rss_nbytes(agent) - agents_memory < 8 << 20
-    assert took_s < 60
+    assert took_s < 18
 
 
 @pytest.mark.slow

@@ -146,7 +146,7 @@ class Notebook:
         self.manager = KernelManager(kernel_name=kernel_name)
         self.manager.start_kernel()
         self.client: BlockingKernelClient = self.manager.blocking_client()
-        self.client.start_channels()
+        self.client.start_channels(hb=False)  # its heart beats on a new socket after each moment of silence
         self.cells: dict[str, Cell] = {}
         self.is_stuck = False
         self._is_closed = False

@@ -133,6 +133,29 @@ def test_without_input_there_is_no_prompt_and_no_wait(notebook: Notebook) -> Non
     assert cell.plain == "[0-1] 2"
 
 
+def test_what_stops_in_the_background_waits_also_while_extensions_run_code(notebook: Notebook) -> None:
+    """What looks at variables, say, takes no input: that is no reason to pass the user's breakpoints over."""
+    send(notebook, "%%remote --background --out run\nbreakpoint()\nx = 1").wait()
+    try:
+        shows(notebook, "debugger at")
+        for _ in range(20):
+            notebook.ok("import time; time.sleep(0.05)")
+        activities = notebook.value("[rank.activity for rank in t.view().ranks]")
+        assert [activity[:11] for activity in activities] == ["debugger at"] * 2
+        cell = send(notebook, "%mesh debug t")
+        assert cell.prompt() == "[0] (Pdb) "
+        notebook.interrupt()
+        cell.wait()
+    finally:
+        notebook.ok("run.cancel()")
+
+
+def test_without_any_input_it_goes_on(new_notebook: Callable[..., Notebook]) -> None:
+    notebook = new_notebook(n=2)
+    notebook.ok("%%remote --background --out run\nbreakpoint()\nrank")
+    assert notebook.value("run.result(20).values()") == (0, 1)
+
+
 def test_breakpoint(notebook: Notebook) -> None:
     cell = send(
         notebook,
