@@ -808,6 +808,10 @@ class State:
         if isinstance(message, Continued):
             record.stops.pop(id, None)
             return []
+        known = record.stops.get(id)
+        if known is not None and message.turn <= known.turn:  # it asks again, for all who are new; we have heard it
+            self.strays += 1
+            return []
         where, text, prompt, begins = message.where, message.text, message.prompt, message.begins
         stop = StopEvent(spec.proc, spec.rank, spec.mesh, id, note, message.turn, where, text, prompt, begins, now)
         record.stops[id] = stop

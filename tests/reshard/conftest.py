@@ -42,7 +42,7 @@ def run(mesh: ProcMesh, code: str) -> tuple[Any, ...]:
     return mesh.run(code).get(LONG_S).values()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def meshes() -> Iterator[tuple[ProcMesh, ProcMesh]]:
     """Four ranks that train, two that generate."""
     store = GroupStore()
