@@ -310,8 +310,16 @@ class Runtime:
         return sorted((stop for stop in found if request in (0, stop.request)), key=lambda stop: (stop.rank, stop.turn))
 
     def answer_stop(self, stop: StopEvent, line: str) -> None:
-        """Give a debugger the line it waits for."""
-        self.enter(lambda now: self._state.answer_stop(stop, line))
+        """Give a debugger the line it waits for; when this returns, nobody is asked for that line again."""
+        done = Waiter()
+
+        def item(now: float) -> list[Effect]:
+            effects = self._state.answer_stop(stop, line)
+            done.set()
+            return effects
+
+        self.enter(item)
+        self.wait(done, None)
 
     def pass_over(self, stop: StopEvent, why: str) -> None:
         """Have code go on where it has stopped, since nobody can be asked."""

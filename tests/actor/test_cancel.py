@@ -347,7 +347,10 @@ def test_a_cancel_of_an_endpoint_that_waits_loses_nothing_that_others_are_sent(p
     asks, sleeper, counter = one.spawn("asks", Sleeper), two.spawn("sleeper", Sleeper), one.spawn("counter", Counter)
     for round in range(1, 41):
         future = asks.ask.call_one(sleeper, str(tmp_path))
-        for name in ("asks-0", "sleeper-0"):  # what is cancelled between the call and the wait for it leaves the call alone
+        for name in (
+            "asks-0",
+            "sleeper-0",
+        ):  # what is cancelled between the call and the wait for it leaves the call alone
             wait_for(tmp_path, name)
             (tmp_path / name).unlink()
         for _ in range(3):
