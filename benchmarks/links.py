@@ -87,6 +87,7 @@ class BedLauncher:
 @contextlib.contextmanager
 def bed_with_session() -> Iterator[Bed]:
     """We are on the controller's machine of a bed; all has ended afterwards."""
+    shutdown_context().get()  # what was there listens on another network
     bed = Bed()
     try:
         with bed.entered():
