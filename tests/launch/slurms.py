@@ -100,11 +100,12 @@ class SlurmCluster:
         steps = [step for step in psutil.process_iter(["name"]) if self._is_on(step, node)]
         for step in steps:
             step.suspend()
-        doomed = [child for step in steps for child in (*step.children(recursive=True), step)]
+        doomed = [child for step in steps for child in (step, *step.children(recursive=True))]
         assert doomed, f"nothing runs on {node}"
-        for process in doomed:  # srun, too, which would tell the other nodes to end
-            process.suspend()
         for process in doomed:
+            process.suspend()
+        # Children first: srun has one that cancels the step on all nodes when srun is gone before it.
+        for process in reversed(doomed):
             process.kill()
         daemon.kill()
         daemon.wait()

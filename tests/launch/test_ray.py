@@ -189,6 +189,20 @@ def test_an_interpreter_that_is_not_there_is_told_with_its_last_lines(cluster: R
     launcher.close(0.0)
 
 
+TALKATIVE = """
+import os
+os.write(1, b"".join(b"line %d\\n" % i for i in range(50_000)))
+os._exit(7)
+"""
+
+
+def test_the_last_words_of_an_agent_are_known_when_its_end_is(launcher: RayLauncher, home: Home) -> None:
+    """The reader of its output is behind when it ends."""
+    (host,) = launcher.launch(configs(home, [1], TALKATIVE))
+    is_told(host, " ended with exit code 7")
+    assert host.log_tail()[-1] == "line 49999"
+
+
 STUBBORN = """
 import signal, subprocess, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

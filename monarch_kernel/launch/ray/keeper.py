@@ -23,6 +23,8 @@ _TIDY_S = 1.5
 """Before what an agent has left is ended, too: its zygote removes the directory of one that was killed."""
 
 _BATCH_S = 0.1
+_LAST_WORDS_S = 1.0
+"""How long what an agent wrote last is waited for when it has ended: a process that it left may hold the pipe open."""
 
 # Run between the keeper and the agent: who forks in a process with threads can do nothing before exec.
 _BIND = """
@@ -51,6 +53,7 @@ class Keeper:
         self._port = 0
         self._code: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._reader = threading.Thread(target=self._read, daemon=True)
         ctypes.CDLL(None).prctl(_SUBREAPER, 1)
 
     def start(self, config: bytes, command: Sequence[str], gpus: str | None) -> tuple[str, int]:
@@ -78,7 +81,7 @@ class Keeper:
             self._process.stdin.write(config)
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader.start()
         threading.Thread(target=self._wait, daemon=True).start()
         return address_of_node(), self._process.pid
 
@@ -128,6 +131,7 @@ class Keeper:
     def _wait(self) -> None:
         assert self._process is not None
         code = self._process.wait()
+        self._reader.join(_LAST_WORDS_S)
         with self._changed:
             self._code = code
             self._changed.notify_all()
