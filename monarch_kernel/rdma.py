@@ -1,14 +1,15 @@
 """Memory of other processes, read and written one-sidedly: the owner takes no part in it, and may be busy.
 
 The names are those of PyTorch Monarch's ``monarch.rdma``. A buffer is a small handle, which travels as an argument or a
-result; the bytes take the shortest road there is between the two processes, which each `Transfer` names.
+result; the bytes take the shortest road there is between the two processes, which each `Transfer` names. What is `shared`
+needs no transfer: processes of a machine have the same memory.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.actor.context import context
 from monarch_kernel.actor.ports import asker_here
@@ -20,13 +21,18 @@ from monarch_kernel.asking.home import Handle
 from monarch_kernel.data.devices import settle
 from monarch_kernel.data.leases import Lease, Lent
 from monarch_kernel.data.lending import Loan
-from monarch_kernel.data.memory import Layout, Memory, memory_of
+from monarch_kernel.data.memory import Layout, Memory, memory_of, view_of
 from monarch_kernel.data.roads import Transfer
 from monarch_kernel.errors import Failure
+from monarch_kernel.transport.sharing import for_all
 from monarch_kernel.wire.codec import load, pack
 from monarch_kernel.wire.messages import EndLoan
+from monarch_kernel.wire.tensors import tensor_in
 
-__all__ = ["Buffer", "RDMAAction", "RDMABuffer", "Transfer"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Buffer", "RDMAAction", "RDMABuffer", "Transfer", "shared"]
 
 
 class Buffer(Handle):
@@ -203,3 +209,40 @@ def _open(kind: type[Buffer], proc: int, lent: Any, lease: Any, base: int, at: i
     buffer: Buffer = object.__new__(kind)
     buffer._settle(asker_here(), Loan(proc, Lent(*lent), Lease(*lease), base, at, Layout(*layout), *rest))
     return buffer
+
+
+def shared(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor in memory that others share: whom it is sent to, or a view of it, writes where we do.
+
+    That is the processes of this machine to which this process sends it, as an argument, a result, a variable, or inside of
+    one. What they pass on are copies, like all that is not shared. The memory is let go when the last of them has no tensor in
+    it; that a process ends, or is killed, takes it from nobody else. Who writes when is for the program to order.
+
+    Args:
+        tensor: on the CPU, strided, of any dtype; its elements come one after the other.
+
+    Raises:
+        TypeError: it is no such tensor; the text says what to pass instead.
+        MemoryError: there is no room for it; the text has the figures.
+        PayloadError: where it is received: that process can't have the memory, as on another host of a mesh.
+    """
+    import torch
+
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(
+            f"shared() takes a tensor, not {type(tensor).__name__}: of an array torch.from_numpy(array); .numpy() of what it "
+            "gives is an array in the same memory"
+        )
+    memory = memory_of(tensor)
+    if memory.device:
+        raise TypeError(f"the tensor is on {memory.device}, and shared memory is memory of the CPU: pass tensor.cpu()")
+    if tensor.is_quantized:
+        raise TypeError("the tensor is quantized: pass tensor.int_repr(), and its scales")
+    if not memory.layout.nbytes:
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    source = tensor.detach().contiguous()
+    block = for_all(view_of(source.data_ptr(), memory.layout.nbytes))
+    ours: torch.Tensor = tensor_in(
+        block, memory.layout.dtype, 0, source.shape, source.stride(), requires_grad=tensor.requires_grad
+    )
+    return ours

@@ -13,6 +13,9 @@ times that.
 A process that dies says nothing, so its bytes are cleared by whoever hears of its death (`Blocks.forget`). One that forks may
 leave a child that still reads: its blocks are not used again (`Mark.LEFT`). A file is gone with the last process that has it
 open, and its memory when its sender lets go of it.
+
+A block that is *for all* is no copy of a frame: the sender's own value lies in it, is sent as it is, any number of times, and
+receivers write to it as the sender does.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from typing import Any, NamedTuple
 from monarch_kernel.data.memory import memory_of
 from monarch_kernel.data.room import largest_file, room
 
-__all__ = ["HEAD_NBYTES", "STORED_NBYTES", "Blocks", "Mark", "Reference", "empty", "idle_most"]
+__all__ = ["HEAD_NBYTES", "STORED_NBYTES", "Blocks", "Mark", "Reference", "empty", "idle_most", "is_for_all"]
 
 STORED_NBYTES = 256 << 10
 """Frames that are smaller travel in the message: to map a block costs more."""
@@ -81,6 +84,12 @@ class Reference(NamedTuple):
     inode: int
     nbytes: int
     turn: int
+    is_for_all: bool = False
+
+
+def is_for_all(frame: bytes | memoryview) -> bool:
+    """Whether a frame is memory that its receivers are to share with us; also one that has been received so."""
+    return type(frame) is memoryview and getattr(frame.obj, "is_for_all", False)
 
 
 class _Segment:
@@ -98,6 +107,7 @@ class _Segment:
         self.inode = os.fstat(self.fd).st_ino
         self.pid = os.getpid()
         self.is_filled = False
+        self.is_for_all = False
         self.readers: list[Hashable] = []
 
     @property
@@ -110,18 +120,23 @@ class _Segment:
         """Whether a process that we do not know may still read it."""
         return Mark.LEFT in self._marks()
 
-    def fill(self) -> None:
+    def fill(self, is_for_all: bool) -> None:
         """Take it for another frame."""
         self.is_filled = True
+        self.is_for_all = is_for_all
         self.readers.clear()
         self.map[0] = Mark.NONE
 
     def refer(self, reader: Hashable) -> int:
         """Note that somebody is to read it, and give the byte that says until when; 0 if there is none for him."""
         turn = 1 + len(self.readers)
-        if turn == HEAD_NBYTES:
+        if self.is_for_all and Mark.NONE in (marks := self._marks()):  # whoever had it reads it no more
+            turn = 1 + marks.index(Mark.NONE)
+            self.readers[turn - 1] = reader
+        elif turn < HEAD_NBYTES:
+            self.readers.append(reader)
+        else:
             return 0
-        self.readers.append(reader)
         self.map[turn] = Mark.READS
         return turn
 
@@ -176,20 +191,24 @@ class Blocks:
                     f"{_gib(nbytes)} are to be sent, and {_gib(free)} of {found.of}, of which some must stay so"
                 )
 
-    def store(self, pieces: Sequence[bytes | memoryview]) -> memoryview:
+    def store(self, pieces: Sequence[bytes | memoryview], *, is_for_all: bool = False) -> memoryview:
         """Copy bytes into a block, one piece behind the other.
+
+        Args:
+            pieces: of memory.
+            is_for_all: whether receivers are to write to the block itself, as the sender may.
 
         Raises:
             MemoryError: there is no room for it, or no file; the text says why.
         """
         nbytes = sum(map(len, pieces))
-        segment = self._take(nbytes)
+        segment = self._take(nbytes, is_for_all)
         block: Any = (ctypes.c_char * nbytes).from_buffer(segment.map, HEAD_NBYTES)
         address = ctypes.addressof(block)
         for piece in pieces:
             ctypes.memmove(address, memory_of(piece).address, len(piece))  # without the GIL
             address += len(piece)
-        block.segment = segment
+        block.segment, block.is_for_all = segment, is_for_all
         weakref.finalize(block, segment.release).atexit = False
         return memoryview(block).cast("B")
 
@@ -202,7 +221,7 @@ class Blocks:
             turn = segment.refer(reader)
         if not turn:
             return None
-        return Reference(os.getpid(), segment.fd, segment.inode, frame.nbytes, turn)
+        return Reference(os.getpid(), segment.fd, segment.inode, frame.nbytes, turn, segment.is_for_all)
 
     def forget(self, reader: Hashable) -> None:
         """A process has died: it reads nothing any more."""
@@ -210,7 +229,7 @@ class Blocks:
             for segment in self._segments:
                 segment.forget(reader)
 
-    def _take(self, nbytes: int) -> _Segment:
+    def _take(self, nbytes: int, is_for_all: bool = False) -> _Segment:
         with self._lock:
             self._tidy()
             fits = [each for each in self._segments if each.is_idle and nbytes <= each.room <= 2 * nbytes]
@@ -219,7 +238,7 @@ class Blocks:
             else:
                 segment = self._new(-(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
                 self._segments.append(segment)
-            segment.fill()
+            segment.fill(is_for_all)
             return segment
 
     def _new(self, nbytes: int) -> _Segment:

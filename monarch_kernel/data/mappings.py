@@ -5,8 +5,8 @@ Theory of operation
 
 A block that the sender has let go of, and that nobody else reads, is its only reader's: it is mapped as it is
 (``MAP_SHARED``), and what is written to it costs no copy. Whether it is, its head says for good: who has let go of a block
-can't refer to it any more. Any other block is mapped privately (``MAP_PRIVATE``): pages are those of the sender until they
-are written to, and then copies.
+can't refer to it any more. So is a block that is for all. Any other is mapped privately (``MAP_PRIVATE``): pages are those of
+the sender until they are written to, and then copies.
 
 Senders fill the same blocks again and again, and to map one costs more than to read it: a fault for every few pages. So
 mappings that are not used any more are kept, and used again when the same file comes. A private one is kept only if nothing was
@@ -14,7 +14,8 @@ written to it, which its page table says: its copies would hide what the file is
 sender's, who takes it back (``ftruncate``) when it lets go of the file.
 
 A child that this process forks reads what is mapped, too, when the sender has long been told that it is done. So before a fork
-all that is in use becomes private, for parent and child, and is marked as left, for good: such a block is not used again.
+all that is in use becomes private, for parent and child, unless it is for all, and is marked as left, for good: such a block
+is not used again.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Hashable
+from typing import Any
 
 from monarch_kernel.data.blocks import HEAD_NBYTES, Mark, Reference, empty, idle_most
 
@@ -60,11 +62,12 @@ class _Mapping:
 
     Attributes:
         is_shared: whether what is written here is written to the file.
+        is_for_all: whether it is meant to be.
         is_left: whether a child of this process may read it as well.
         turn: which byte of the head is ours, for what the file is filled with now.
     """
 
-    __slots__ = ("address", "fd", "is_left", "is_shared", "nbytes", "sender", "turn")
+    __slots__ = ("address", "fd", "is_for_all", "is_left", "is_shared", "nbytes", "sender", "turn")
 
     def __init__(self, reference: Reference, sender: Hashable) -> None:
         self.fd = os.open(f"/proc/{reference.pid}/fd/{reference.fd}", os.O_RDWR | os.O_CLOEXEC)
@@ -78,6 +81,7 @@ class _Mapping:
         except BaseException:
             os.close(self.fd)
             raise
+        self.is_for_all = False
         self.is_left = False
         self.sender = sender
         self.turn = 0
@@ -86,15 +90,15 @@ class _Mapping:
         """See whose the file is, filled with what it is now, and map it accordingly."""
         if not (0 < reference.turn < HEAD_NBYTES and 0 < reference.nbytes <= self.nbytes - HEAD_NBYTES):
             raise OSError("a reference leads out of its file")
-        self.turn = reference.turn
-        is_ours = self._is_ours()
-        if is_ours != self.is_shared:
-            self._map(is_ours)
+        self.turn, self.is_for_all = reference.turn, reference.is_for_all
+        is_shared = self.is_for_all or self._is_ours()
+        if is_shared != self.is_shared:
+            self._map(is_shared)
 
     def leave(self) -> None:
         """Make it private, as it is, since this process forks."""
         self.is_left = True
-        if self.is_shared:
+        if self.is_shared and not self.is_for_all:
             self._map(is_shared=False)
         os.pwrite(self.fd, bytes((Mark.LEFT,)), self.turn)
 
@@ -165,7 +169,8 @@ class Mappings:
                 raise
             self._used[id(mapping)] = mapping
         assert mapping.address is not None
-        block = (ctypes.c_char * reference.nbytes).from_address(mapping.address + HEAD_NBYTES)
+        block: Any = (ctypes.c_char * reference.nbytes).from_address(mapping.address + HEAD_NBYTES)
+        block.is_for_all = reference.is_for_all
         weakref.finalize(block, self._end_use, key, mapping).atexit = False
         return memoryview(block).cast("B")
 

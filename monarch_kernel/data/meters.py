@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from monarch_kernel.data.blocks import is_for_all
 from monarch_kernel.wire.codec import Frame
 from monarch_kernel.wire.messages import Carried, Collected
 
@@ -131,8 +132,9 @@ class Meters:
         for part, rest in zip(parts[1:], left):
             nbytes = len(part)
             if len(rest) != nbytes:
-                there += nbytes
-                n_there += 1
+                if not is_for_all(part):  # which nobody has copied
+                    there += nbytes
+                    n_there += 1
             elif nbytes and (type(part) is not memoryview or type(part.obj) is not Piece):
                 here += nbytes
                 n_here += 1

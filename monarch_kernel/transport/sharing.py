@@ -7,12 +7,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from monarch_kernel.data.blocks import STORED_NBYTES, Blocks, Reference
+from monarch_kernel.data.blocks import STORED_NBYTES, Blocks, Reference, is_for_all
 from monarch_kernel.data.mappings import Mappings
+from monarch_kernel.data.memory import memory_of
 from monarch_kernel.transport.base import Peer
 from monarch_kernel.wire.codec import STORE, Frame, Unreadable
+from monarch_kernel.wire.tensors import FOR_ALL
 
-__all__ = ["forget", "may_look_at", "refer", "resolve", "share"]
+__all__ = ["for_all", "forget", "may_look_at", "refer", "resolve", "share"]
 
 _MARK = 0xC1  # no value in msgpack begins with it, so no header does
 _encoder = msgspec.msgpack.Encoder()
@@ -24,9 +26,22 @@ _mappings = Mappings()
 def share(in_memory: bool = True) -> None:
     """Have values checked for their size when they are pickled, and if large stored in shared memory, unless that is no use."""
     STORE.check = _blocks.check
+    STORE.is_for_all = is_for_all
     if in_memory:
         STORE.keep = _blocks.store
         STORE.from_nbytes = STORED_NBYTES
+
+
+def for_all(value: memoryview) -> memoryview:
+    """Copy bytes into memory that processes of this machine share, to whom what lies in it is sent.
+
+    Raises:
+        MemoryError: there is no room for it; the text has the figures.
+    """
+    _blocks.check(value.nbytes)
+    block = _blocks.store([value], is_for_all=True)
+    FOR_ALL[memory_of(block).address] = block.obj
+    return block
 
 
 def may_look_at(pid: int) -> bool:
@@ -44,7 +59,7 @@ def refer(parts: Sequence[Frame], peer: Peer) -> Sequence[Frame]:
     """What to send to a process of this machine: of frames in shared memory, where they are."""
     references: dict[int, Reference] = {}
     for i, part in enumerate(parts):
-        if len(part) >= STORED_NBYTES and type(part) is memoryview:
+        if type(part) is memoryview and (len(part) >= STORED_NBYTES or is_for_all(part)):
             reference = _blocks.refer(part, peer)
             if reference is not None:
                 references[i] = reference

@@ -24,6 +24,7 @@ from typing import Any
 import zmq
 from zmq.backend import Socket as PlainSocket
 
+from monarch_kernel.data.blocks import is_for_all
 from monarch_kernel.data.meters import Meters
 from monarch_kernel.transport.base import CONTROLLER, Peer, host_peer, place_of
 from monarch_kernel.transport.links import Links
@@ -538,4 +539,5 @@ class ZmqRank(Wakeable):
 
 def _as_received(parts: Sequence[Frame]) -> list[Frame]:
     """Copies, as if the message had come from elsewhere: the receiver may write to its frames."""
-    return [memoryview(bytearray(part)) if i else bytes(part) for i, part in enumerate(parts)]
+    first, *rest = parts
+    return [bytes(first), *[part if is_for_all(part) else memoryview(bytearray(part)) for part in rest]]

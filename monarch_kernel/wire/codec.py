@@ -74,12 +74,14 @@ class _Store:
         check: raises MemoryError if there is no room for so many bytes, before anything is copied.
         keep: copies pieces of memory, one behind the other.
         from_nbytes: how large the smallest of what is kept is.
+        is_for_all: whether memory is to be that of the receivers, too; it is handed on as it is.
     """
 
     def __init__(self) -> None:
         self.check: Callable[[int], None] = lambda nbytes: None
         self.keep: Callable[[Pieces], memoryview] = _join
         self.from_nbytes: float = float("inf")
+        self.is_for_all: Callable[[Frame], bool] = lambda frame: False
 
 
 def _join(pieces: Pieces) -> memoryview:
@@ -219,7 +221,8 @@ def _dump_by(kind: type[pickle.Pickler], value: Any, buffers: list[pickle.Pickle
 
     def takes(buffer: pickle.PickleBuffer) -> bool:
         """Whether a buffer stays in the pickle: a frame of its own costs more than to copy it."""
-        if buffer.raw().nbytes <= APART_NBYTES:
+        raw = buffer.raw()
+        if raw.nbytes <= APART_NBYTES and not STORE.is_for_all(raw):
             return True
         buffers.append(buffer)
         return False
@@ -229,6 +232,8 @@ def _dump_by(kind: type[pickle.Pickler], value: Any, buffers: list[pickle.Pickle
 
 
 def _kept(pieces: Pieces) -> Frame:
+    if STORE.is_for_all(pieces[0]):
+        return pieces[0]
     if sum(map(len, pieces)) >= STORE.from_nbytes:
         return STORE.keep(pieces)
     first = pieces[0]
@@ -256,7 +261,7 @@ def dump(value: Any, what: str = "the value") -> tuple[Payload, tuple[Frame, ...
     # The message may be sent later, and must hold what the value is now: what can change is copied, once.
     try:
         if parts:
-            STORE.check(sum([len(piece) for pieces in parts for piece in pieces]))
+            STORE.check(sum([len(piece) for pieces in parts for piece in pieces if not STORE.is_for_all(piece)]))
         frames = tuple([_kept(pieces) for pieces in parts])
     except MemoryError as error:
         raise PayloadError(f"{what} can't be sent: {error or 'out of memory'}") from error

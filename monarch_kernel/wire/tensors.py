@@ -10,8 +10,11 @@ import pickle
 import sys
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakValueDictionary
 
-__all__ = ["APART_NBYTES", "REDUCERS", "find_torch"]
+from monarch_kernel.errors import PayloadError
+
+__all__ = ["APART_NBYTES", "FOR_ALL", "REDUCERS", "find_torch", "tensor_in"]
 
 KEPT_NBYTES = 1 << 16
 """Storages that are smaller are copied into memory of torch's own, which can be resized."""
@@ -21,6 +24,9 @@ APART_NBYTES = 1 << 12
 
 REDUCERS: dict[type, Callable[[Any], Any]] = {}
 """How storages and tensors are pickled, by their types; for a dispatch table."""
+
+FOR_ALL: WeakValueDictionary[int, Any] = WeakValueDictionary()
+"""Memory that receivers are to share with this process, by its address; tensors in it are sent as they are."""
 
 
 def find_torch() -> bool:
@@ -37,6 +43,15 @@ def _reduce_tensor(tensor: Any) -> Any:
     """Of a view, send what it shows, not all that is in the storage behind it."""
     if not (tensor.is_leaf and tensor.is_cpu and str(tensor.layout) == "torch.strided" and not tensor.is_quantized):
         return tensor.__reduce_ex__(5)
+    if FOR_ALL and _is_plain(tensor) and (block := FOR_ALL.get(tensor.untyped_storage().data_ptr())) is not None:
+        return tensor_in, (
+            pickle.PickleBuffer(block),
+            str(tensor.dtype)[6:],
+            tensor.storage_offset(),
+            tuple(tensor.shape),
+            tensor.stride(),
+            tensor.requires_grad,
+        )
     nbytes = tensor.numel() * tensor.element_size()
     if nbytes and _is_plain(tensor) and _is_dense(tensor):
         return _rebuild_tensor, (
@@ -95,6 +110,33 @@ def _rebuild_tensor(block: Any, dtype: str, shape: Any, strides: Any, requires_g
         tensor = elements.as_strided(shape, strides).clone()
     else:
         tensor = torch.empty(0, dtype=getattr(torch, dtype), device="cpu").set_(_as_storage(block), 0, shape, strides)
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def tensor_in(block: Any, dtype: str, offset: int, shape: Any, strides: Any, requires_grad: bool) -> Any:
+    """Make a tensor in memory that processes share, also when it has arrived.
+
+    Args:
+        block: the memory.
+        dtype: by its name.
+        offset: of its first element, in elements.
+        shape: of the tensor.
+        strides: in elements.
+        requires_grad: of the tensor.
+
+    Raises:
+        PayloadError: it is a copy, for the sender is not within reach.
+    """
+    import torch
+
+    with memoryview(block) as view:
+        if not getattr(view.obj, "is_for_all", False):
+            raise PayloadError(
+                "a tensor made by shared() was sent to a process that can't have its memory, as on another host of the mesh: "
+                "send it a .clone(), or an RDMABuffer"
+            )
+    storage = torch.frombuffer(block, dtype=torch.uint8).untyped_storage()
+    tensor = torch.empty(0, dtype=getattr(torch, dtype), device="cpu").set_(storage, offset, shape, strides)
     return tensor.requires_grad_() if requires_grad else tensor
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from monarch_kernel.actor import (
     Actor,
@@ -22,8 +23,10 @@ from monarch_kernel.actor import (
 )
 from monarch_kernel.actor.hosts import allocate
 from monarch_kernel.controller.session import current_session
+from monarch_kernel.errors import ActorError
 from monarch_kernel.events import OutputEvent
 from monarch_kernel.launch.local import LocalLauncher
+from monarch_kernel.rdma import shared
 from tests.waiting import wait_until
 
 LONG_S = 60.0
@@ -153,6 +156,13 @@ def test_large_values_come_whole(counters: Any, nbytes: int) -> None:
     got = counters.slice(gpus=0).echo.call(value).get(LONG_S)
     assert all(np.array_equal(each, value) for each in got.values())
     assert np.array_equal(at(counters, 0).ask.call_one(at(counters, 1), value).get(LONG_S), value)
+
+
+def test_shared_memory_is_refused_where_it_can_not_be_had(counters: Any) -> None:
+    mine = shared(torch.zeros(4))
+    with pytest.raises(ActorError, match=r"made by shared\(\) .* another host of the mesh: send it a .clone\(\)"):
+        at(counters, 1).echo.call_one(mine).get(LONG_S)
+    assert at(counters, 1).echo.call_one(mine.clone()).get(LONG_S).sum() == 0
 
 
 def test_equal_answers_are_folded_and_still_have_their_own_values(counters: Any) -> None:

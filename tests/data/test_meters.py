@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from monarch_kernel.data.blocks import Blocks
 from monarch_kernel.data.meters import SHARED_MEMORY, SOCKET, Meters, Piece
 from monarch_kernel.wire.messages import Carried
 
@@ -67,6 +68,8 @@ def test_frames_of_a_message_by_how_they_went() -> None:
     header, small, large = b"header", memoryview(bytes(10)), memoryview(bytes(1000))
     meters.sent(2, [header, small, large], [header, small, large])
     meters.sent(3, [header, small, large, b""], [b"references", header, small, b"", b""])
+    common = Blocks().store([bytes(700)], is_for_all=True)
+    meters.sent(3, [header, common], [b"references", header, b""])  # nobody has copied it
     meters.sent(3, [header, memoryview(Piece(500))], [header, memoryview(Piece(500))])  # somebody else counts it
     assert set(meters.changes()[0]) == {
         Carried(1, 2, SOCKET, 1010, 2, 0.0),

@@ -1,0 +1,297 @@
+"""Tensors of shared(): who is sent one has the same memory, for as long as anybody has it; nobody else has."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from monarch_kernel.actor import Actor, ProcMesh, SupervisionError, endpoint, shutdown_context, this_host
+from monarch_kernel.rdma import RDMABuffer, shared
+from monarch_kernel.transport import sharing
+
+DEADLINE_S = 60.0
+LARGE = 1 << 20  # float32: 4 MiB
+
+
+class Holder(Actor):
+    """Has a tensor, which it may have made itself."""
+
+    def __init__(self) -> None:
+        self.held: Any = None
+
+    @endpoint
+    def make(self, count: int) -> torch.Tensor:
+        self.held = shared(torch.zeros(count))
+        return self.held
+
+    @endpoint
+    def give(self) -> Any:
+        return self.held
+
+    @endpoint
+    def hold(self, value: Any) -> None:
+        self.held = value
+
+    @endpoint
+    def write(self, number: float) -> None:
+        self.held.fill_(number)
+
+    @endpoint
+    def write_at(self, index: int, number: float) -> None:
+        self.held[index] = number
+
+    @endpoint
+    def total(self) -> float:
+        return float(self.held.sum())
+
+    @endpoint
+    def hold_of(self, other: Any) -> None:
+        self.held = other.give.call_one().get()
+
+    @endpoint
+    def write_in_a_child(self, number: float) -> None:
+        child = multiprocessing.get_context("fork").Process(target=lambda: self.held.fill_(number))
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+
+    @endpoint
+    def step(self) -> None:
+        """As an optimizer does, in place."""
+        with torch.no_grad():
+            for parameter in self.held.parameters():
+                parameter += 1
+
+    @endpoint
+    def drop(self) -> None:
+        self.held = None
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[ProcMesh]:
+    procs = this_host().spawn_procs({"gpus": 2})
+    procs.initialized.get(DEADLINE_S)
+    yield procs
+    shutdown_context().get(DEADLINE_S)
+
+
+@pytest.fixture
+def holders(ranks: ProcMesh) -> Iterator[Any]:
+    holders = ranks.spawn("holders", Holder)
+    yield holders
+    holders.stop().get(DEADLINE_S)
+
+
+def told(future: Any) -> Any:
+    return future.get(DEADLINE_S)
+
+
+@pytest.mark.parametrize("count", [1, 1000, LARGE])  # in the pickle, in the message, in a block, were they not shared
+def test_all_who_are_sent_it_write_to_one_memory(holders: Any, count: int) -> None:
+    mine = shared(torch.ones(count))
+    told(holders.hold.call(mine))
+    one, two = holders.slice(gpus=0), holders.slice(gpus=1)
+    told(one.write.call_one(2))
+    assert told(two.total.call_one()) == mine.sum() == 2 * count
+    mine += 1
+    assert list(told(holders.total.call()).values()) == [3 * count] * 2
+
+
+@pytest.mark.parametrize("count", [1000, LARGE])
+def test_a_result_is_the_memory_of_the_rank(holders: Any, count: int) -> None:
+    one, two = holders.slice(gpus=0), holders.slice(gpus=1)
+    weights = told(one.make.call_one(count))
+    told(one.write.call_one(5))
+    assert weights.sum() == 5 * count
+    told(two.hold_of.call_one(one))
+    told(two.write.call_one(7))
+    assert weights.sum() == told(one.total.call_one()) == 7 * count
+
+
+def test_what_is_passed_on_is_a_copy(holders: Any) -> None:
+    one, two = holders.slice(gpus=0), holders.slice(gpus=1)
+    weights = told(one.make.call_one(LARGE))
+    told(two.hold.call_one(weights))
+    weights += 1
+    assert told(two.total.call_one()) == 0
+    told(two.write.call_one(9))
+    assert weights.sum() == LARGE
+
+
+def test_views_and_parts_of_values_are_of_the_memory_too(holders: Any) -> None:
+    grid = shared(torch.zeros(30, 50))
+    told(holders.hold.call({"t": [grid.T[5:10]]}))
+    (seen,) = told(holders.slice(gpus=0).give.call_one())["t"]  # a copy, of what the rank has
+    assert seen.shape == (5, 30)
+    told(holders.hold.call(grid[3]))
+    told(holders.slice(gpus=1).write.call_one(1))
+    assert grid.sum() == 50
+    assert grid[3].sum() == 50
+
+
+def test_a_module_whose_parameters_are_shared(holders: Any) -> None:
+    model = nn.Linear(3, 4)
+    for parameter in model.parameters():
+        parameter.data = shared(parameter.data)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    told(holders.hold.call(model))
+    told(holders.step.call())
+    for parameter, old in zip(model.parameters(), before):
+        assert parameter.requires_grad
+        torch.testing.assert_close(parameter.detach(), old + 2)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.bool, torch.uint8, torch.bfloat16, torch.float16, torch.float64, torch.complex64, torch.float8_e4m3fn],
+)
+def test_any_dtype(holders: Any, dtype: torch.dtype) -> None:
+    mine = shared(torch.ones(3, 5).to(dtype))
+    assert mine.dtype == dtype
+    told(holders.hold.call(mine))
+    told(holders.slice(gpus=0).write_at.call_one(1, 0))
+    assert mine.float().sum().item() == 10 if not dtype.is_complex else mine.abs().sum().item() == 10
+
+
+def test_it_is_a_copy_of_what_it_is_made_of() -> None:
+    source = torch.arange(6.0, requires_grad=True).view(2, 3).T.detach().requires_grad_()
+    mine = shared(source)
+    assert mine.requires_grad
+    assert mine.is_contiguous()
+    torch.testing.assert_close(mine, source)
+    with torch.no_grad():
+        mine += 1
+    assert source[0, 0] == 0
+    assert shared(torch.zeros(0, 3)).shape == (0, 3)
+    assert shared(torch.tensor(4.0)).item() == 4.0
+
+
+def test_an_array_of_it_is_the_same_memory(holders: Any) -> None:
+    mine = shared(torch.from_numpy(np.zeros(10)))
+    array = mine.numpy()
+    told(holders.hold.call(mine))
+    told(holders.slice(gpus=0).write.call_one(1))
+    assert array.sum() == 10
+
+
+@pytest.mark.parametrize(
+    ("thing", "text"),
+    [
+        (np.zeros(3), r"takes a tensor, not ndarray: .*torch.from_numpy"),
+        ([1.0], "takes a tensor, not list"),
+        (torch.eye(3).to_sparse(), "to_dense"),
+        (torch.ones(3, dtype=torch.complex64).conj(), "resolve_conj"),
+        (torch.zeros(3, device="meta"), "meta"),
+    ],
+    ids=["array", "list", "sparse", "conjugate", "meta"],
+)
+def test_what_can_not_be_shared_is_refused(thing: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        shared(thing)
+
+
+def test_it_can_be_sent_any_number_of_times(holders: Any) -> None:
+    """There is room for some 4,000 who have it at the same time; who has let go of it gives his place to the next."""
+    mine = shared(torch.zeros(4))
+    one = holders.slice(gpus=0)
+    for _ in range(9):
+        for future in [one.hold.call_one(mine) for _ in range(500)]:
+            told(future)
+    told(one.write.call_one(1))
+    assert mine.sum() == 4
+
+
+def test_its_memory_is_used_again_only_when_nobody_has_it(holders: Any) -> None:
+    mine = shared(torch.full((LARGE,), 3.0))
+    told(holders.hold.call(mine))
+    del mine
+    gc.collect()
+    others = [shared(torch.zeros(LARGE)) for _ in range(3)]
+    assert list(told(holders.total.call()).values()) == [3 * LARGE] * 2
+    told(holders.write.call(4))
+    assert sum(float(other.sum()) for other in others) == 0
+    told(holders.drop.call())
+    del others
+    gc.collect()
+    n_blocks = len(sharing._blocks)
+    again = [shared(torch.zeros(LARGE)) for _ in range(4)]
+    assert len(sharing._blocks) <= n_blocks
+    assert sum(float(each.sum()) for each in again) == 0
+
+
+def test_it_outlives_who_made_it_and_who_has_it(holders: Any) -> None:
+    procs = this_host().spawn_procs({"gpus": 2})
+    pair = procs.spawn("pair", Holder)
+    one, two = pair.slice(gpus=0), pair.slice(gpus=1)
+    weights = told(one.make.call_one(LARGE))
+    told(two.hold_of.call_one(one))
+    os.kill(told(one.pid.call_one()), signal.SIGKILL)
+    with pytest.raises(SupervisionError, match="SIGKILL"):
+        told(one.pid.call_one())
+    weights += 1
+    assert told(two.total.call_one()) == LARGE
+    told(two.write.call_one(2))
+    assert weights.sum() == 2 * LARGE
+    told(procs.stop())
+    assert weights.sum() == 2 * LARGE
+
+
+def test_children_of_who_has_it_share_it_too(holders: Any) -> None:
+    mine = shared(torch.zeros(LARGE))
+    told(holders.hold.call(mine))
+    told(holders.slice(gpus=0).write_in_a_child.call_one(1))
+    assert mine.sum() == LARGE
+    told(holders.slice(gpus=0).write.call_one(2))  # still
+    assert list(told(holders.total.call()).values()) == [2 * LARGE] * 2
+
+
+def test_a_rank_that_is_replaced_has_it_again() -> None:
+    class Starter(Holder):
+        def __init__(self, value: torch.Tensor) -> None:
+            self.held = value
+            self.held += 1
+
+    procs = this_host().spawn_procs({"gpus": 1})
+    mine = shared(torch.zeros(LARGE))
+    starter = procs.spawn("starter", Starter, mine)
+    assert told(starter.total.call_one()) == LARGE
+    os.kill(told(starter.pid.call_one()), signal.SIGKILL)
+    with pytest.raises(SupervisionError):
+        told(starter.pid.call_one())
+    procs.heal()
+    assert told(starter.total.call_one()) == mine.sum() == 2 * LARGE
+    told(procs.stop())
+
+
+def test_an_actor_of_the_program_shares_it_with_the_program() -> None:
+    from monarch_kernel.actor import this_proc
+
+    holder = this_proc().spawn("here", Holder)
+    mine = shared(torch.zeros(10))
+    told(holder.hold.call_one(mine))
+    told(holder.write.call_one(3))
+    assert mine.sum() == 30
+    told(holder.stop())
+
+
+def test_it_can_be_lent(holders: Any) -> None:
+    mine = shared(torch.zeros(LARGE))
+    told(holders.hold.call(mine))
+    told(holders.slice(gpus=0).write.call_one(6))
+    buffer, seen = RDMABuffer(mine), torch.empty(LARGE)
+    told(buffer.read_into(seen))
+    assert seen.sum() == 6 * LARGE
+    told(buffer.drop())
