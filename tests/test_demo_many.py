@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 
 import nbformat
 import pytest
 
+from tests.launch.rays import logs_of_nodes
 from tests.notebooks import NOTEBOOKS, Run, read, text_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(800)]
@@ -14,13 +17,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(800)]
 NOTEBOOK = NOTEBOOKS / "07_many_machines.ipynb"
 
 
+NO_NODE = "The current node timed out during startup"
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(
-            "RAY_raylet_start_wait_time_s", "100"
-        )  # a busy machine may need more than the 30 s that Ray gives a node
+        patch.setenv("RAY_raylet_start_wait_time_s", "60")  # a busy machine may need more than Ray's 30
         run = Run(read(NOTEBOOK), tmp_path_factory.mktemp("many"))
+        if run.code and NO_NODE in run.stdout + run.stderr:  # Ray's own, now and then, before anything of ours begins
+            print(run.stdout, logs_of_nodes(Path(os.environ["TMPDIR"]) / "ray"))
+            run = Run(read(NOTEBOOK), tmp_path_factory.mktemp("again"))
     assert run.code == 0, run.stdout + run.stderr
     return run
 

@@ -19,9 +19,9 @@ import psutil
 SHARED_NODES = 4
 NODE = {"num_cpus": 1, "num_gpus": 8}
 NODE_NBYTES = 80 << 20  # the least that Ray takes for its objects
-START_S = 100.0
+START_S = 150.0  # for two attempts: now and then a node of Ray's never comes up
 # Else each node starts a worker for each program that connects, whether or not it wants one there.
-LEAN = {"RAY_prestart_worker_first_driver": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "100"}
+LEAN = {"RAY_prestart_worker_first_driver": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "60"}
 
 
 class RayCluster:
@@ -95,8 +95,21 @@ class RayCluster:
         assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], START_S)
         line = self._process.stdout.readline() if ready else b""
-        assert line, f"the Ray cluster did not come up: {Path(self._log.name).read_text()}"
+        log = Path(self._log.name)
+        assert line, f"the Ray cluster did not come up: {log.read_text()}\n{logs_of_nodes(log.parent)}"
         return json.loads(line)
+
+
+def logs_of_nodes(directory: Path) -> str:
+    """The last lines that nodes of a cluster have written, and what they have started to be up."""
+    texts = []
+    for path in sorted(directory.glob("session_2*/logs/*")):
+        if (
+            path.name.startswith(("gcs_server", "raylet", "runtime_env_agent", "dashboard_agent"))
+            and path.stat().st_size
+        ):
+            texts.append(f"== {path}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-15:]))
+    return "\n".join(texts)
 
 
 _shared: list[RayCluster] = []
