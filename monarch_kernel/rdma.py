@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from monarch_kernel.actor.context import context
 from monarch_kernel.actor.ports import asker_here
@@ -29,10 +29,9 @@ from monarch_kernel.wire.codec import load, pack
 from monarch_kernel.wire.messages import EndLoan
 from monarch_kernel.wire.tensors import tensor_in
 
-if TYPE_CHECKING:
-    import torch
-
 __all__ = ["Buffer", "RDMAAction", "RDMABuffer", "Transfer", "shared"]
+
+TensorT = TypeVar("TensorT")
 
 
 class Buffer(Handle):
@@ -211,7 +210,7 @@ def _open(kind: type[Buffer], proc: int, lent: Any, lease: Any, base: int, at: i
     return buffer
 
 
-def shared(tensor: torch.Tensor) -> torch.Tensor:
+def shared(tensor: TensorT) -> TensorT:
     """A copy of a tensor in memory that others share: whom it is sent to, or a view of it, writes where we do.
 
     That is the processes of this machine to which this process sends it, as an argument, a result, a variable, or inside of
@@ -226,23 +225,20 @@ def shared(tensor: torch.Tensor) -> torch.Tensor:
         MemoryError: there is no room for it; the text has the figures.
         PayloadError: where it is received: that process can't have the memory, as on another host of a mesh.
     """
-    import torch
-
-    if not isinstance(tensor, torch.Tensor):
+    value: Any = tensor
+    if not hasattr(value, "untyped_storage"):
         raise TypeError(
             f"shared() takes a tensor, not {type(tensor).__name__}: of an array torch.from_numpy(array); .numpy() of what it "
             "gives is an array in the same memory"
         )
-    memory = memory_of(tensor)
+    memory = memory_of(value)
     if memory.device:
         raise TypeError(f"the tensor is on {memory.device}, and shared memory is memory of the CPU: pass tensor.cpu()")
-    if tensor.is_quantized:
+    if value.is_quantized:
         raise TypeError("the tensor is quantized: pass tensor.int_repr(), and its scales")
+    source = value.detach().contiguous()
     if not memory.layout.nbytes:
-        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-    source = tensor.detach().contiguous()
+        return source.requires_grad_(value.requires_grad)  # type: ignore[no-any-return]
     block = for_all(view_of(source.data_ptr(), memory.layout.nbytes))
-    ours: torch.Tensor = tensor_in(
-        block, memory.layout.dtype, 0, source.shape, source.stride(), requires_grad=tensor.requires_grad
-    )
-    return ours
+    dtype, strides = memory.layout.dtype, source.stride()
+    return tensor_in(block, dtype, 0, source.shape, strides, requires_grad=value.requires_grad)  # type: ignore[no-any-return]

@@ -9,15 +9,25 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from monarch_kernel.data.crew import Crew
 from monarch_kernel.data.memory import paired
 
 __all__ = ["Forbidden", "Vanished", "allow", "read", "write"]
 
 _MAX_RUNS = 1024  # IOV_MAX
 _MAX_NBYTES = 1 << 30  # of one call: the Linux kernel stops a little below 2 GiB
+
+SHARED_NBYTES = 8 << 20
+"""Longer runs are copied by two threads, for one does not use all that memory can do."""
+
+_PIECE_NBYTES = 4 << 20
+_helpers = Crew("monarch-copier", 4)
+
 _PR_SET_PTRACER, _PR_SET_PTRACER_ANY = 0x59616D61, ctypes.c_ulong(-1)
 
 
@@ -77,9 +87,7 @@ def _carry(
 ) -> None:
     if len(here) == len(there) == 1:
         (ours, nbytes), (theirs, _) = here[0], there[0]
-        while nbytes:
-            done = _call(call, pid, _IoVec(ours, min(nbytes, _MAX_NBYTES)), 1, _IoVec(theirs, min(nbytes, _MAX_NBYTES)))
-            ours, theirs, nbytes = ours + done, theirs + done, nbytes - done
+        (_carry_together if nbytes > SHARED_NBYTES else _carry_run)(call, pid, ours, theirs, nbytes)
         return
     pairs = paired(here, there)
     for batch in _batches(pairs):
@@ -90,6 +98,44 @@ def _carry(
             if done < nbytes:
                 _carry(call, pid, [(ours + done, nbytes - done)], [(theirs + done, nbytes - done)])
             done = max(0, done - nbytes)
+
+
+def _carry_run(call: Callable[..., int], pid: int, ours: int, theirs: int, nbytes: int) -> None:
+    while nbytes:
+        done = _call(call, pid, _IoVec(ours, min(nbytes, _MAX_NBYTES)), 1, _IoVec(theirs, min(nbytes, _MAX_NBYTES)))
+        ours, theirs, nbytes = ours + done, theirs + done, nbytes - done
+
+
+def _carry_together(call: Callable[..., int], pid: int, ours: int, theirs: int, nbytes: int) -> None:
+    """Carry one run by this thread and another, if that comes in time; nobody touches the memory afterwards."""
+    pieces = deque(range(0, nbytes, _PIECE_NBYTES))
+    errors: list[OSError] = []
+    helps = threading.Lock()
+
+    def work() -> None:
+        while pieces and not errors:
+            try:
+                at = pieces.popleft()
+            except IndexError:  # the other has taken the last one
+                return
+            try:
+                _carry_run(call, pid, ours + at, theirs + at, min(_PIECE_NBYTES, nbytes - at))
+            except OSError as error:
+                errors.append(error)
+
+    def help() -> None:
+        with helps:
+            work()
+
+    _helpers.submit(help)
+    try:
+        work()
+    finally:
+        pieces.clear()
+        with helps:  # a piece may be under way
+            pass
+    if errors:
+        raise errors[0]
 
 
 def _batches(pairs: Sequence[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
