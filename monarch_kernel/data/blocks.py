@@ -50,6 +50,9 @@ class Mark(IntEnum):
     RELEASED = 3
 
 
+_IDLE_COUNT = 256
+"""At most so many blocks are kept that are not used: each has two descriptors."""
+
 _IDLE_SHARE = 32
 """At most one part in so many of the machine's memory is kept in blocks that are not used."""
 
@@ -108,17 +111,18 @@ class _Segment:
         self.pid = os.getpid()
         self.is_filled = False
         self.is_for_all = False
+        self.has_heirs = False  # children of this process that have a value in it, and say nothing
         self.readers: list[Hashable] = []
 
     @property
     def is_idle(self) -> bool:
         """Whether nobody uses what it was filled with."""
-        return not self.is_filled and not any(self._marks())
+        return not self.is_filled and not self.is_left and not any(self._marks())
 
     @property
     def is_left(self) -> bool:
         """Whether a process that we do not know may still read it."""
-        return Mark.LEFT in self._marks()
+        return self.has_heirs or Mark.LEFT in self._marks()
 
     def fill(self, is_for_all: bool) -> None:
         """Take it for another frame."""
@@ -150,7 +154,7 @@ class _Segment:
         """Nothing in this process refers to what it was filled with; in a child, which has our head too, that says nothing."""
         if os.getpid() == self.pid:
             self.map[0] = Mark.RELEASED
-            if self.room > idle_most() and not any(self._marks()):
+            if self.room > idle_most() and not self.is_left and not any(self._marks()):
                 empty(self.fd, HEAD_NBYTES + self.room)
             self.is_filled = False
 
@@ -229,10 +233,21 @@ class Blocks:
             for segment in self._segments:
                 segment.forget(reader)
 
+    def before_fork(self) -> None:
+        """A child is about to have what is for all, too; nothing is stored until `after_fork`."""
+        self._lock.acquire()
+        for segment in self._segments:
+            segment.has_heirs |= segment.is_for_all and segment.is_filled
+
+    def after_fork(self) -> None:
+        """The child is there; for both processes."""
+        self._lock.release()
+
     def _take(self, nbytes: int, is_for_all: bool = False) -> _Segment:
         with self._lock:
             self._tidy()
-            fits = [each for each in self._segments if each.is_idle and nbytes <= each.room <= 2 * nbytes]
+            most = max(2 * nbytes, mmap.PAGESIZE)
+            fits = [each for each in self._segments if each.is_idle and nbytes <= each.room <= most]
             if fits:
                 segment = min(fits, key=lambda each: each.room)
             else:
@@ -260,7 +275,7 @@ class Blocks:
     def _tidy(self, most: int | None = None) -> None:
         """Let go of segments that are not to be used again: the oldest of too many, and those that others may still read."""
         most = self._idle_most if most is None else most
-        idle = 0
+        idle = count = 0
         for segment in reversed(self._segments[:]):
             if segment.is_filled:
                 continue
@@ -268,7 +283,8 @@ class Blocks:
                 self._drop(segment)
             elif segment.is_idle:
                 idle += segment.room
-                if idle > most:
+                count += 1
+                if idle > most or count > _IDLE_COUNT:
                     self._drop(segment)
 
     def _drop(self, segment: _Segment) -> None:

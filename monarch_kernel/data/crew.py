@@ -25,13 +25,25 @@ class Crew:
         self._lock = threading.Lock()
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Have something done soon; it must not raise."""
+        """Have something done soon; it must not raise.
+
+        Raises:
+            RuntimeError: no thread can be started, and none is there.
+        """
         with self._lock:
             self._work.append(work)
             if self._busy == self._size:
                 return
             self._busy += 1
-        threading.Thread(target=self._do, name=self._name, daemon=True).start()
+        try:
+            threading.Thread(target=self._do, name=self._name, daemon=True).start()
+        except RuntimeError:
+            with self._lock:
+                self._busy -= 1
+                if self._busy:  # another does it
+                    return
+                self._work.clear()  # of that one, or of others to whom the same was said
+            raise
 
     def _do(self) -> None:
         while True:

@@ -6,6 +6,7 @@ security module forbids it (Yama's ``ptrace_scope``; seccomp in some containers)
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -127,8 +128,9 @@ def _carry_together(call: Callable[..., int], pid: int, ours: int, theirs: int, 
         with helps:
             work()
 
-    _helpers.submit(help)
     try:
+        with contextlib.suppress(RuntimeError):  # no thread can be started: then without
+            _helpers.submit(help)
         work()
     finally:
         pieces.clear()

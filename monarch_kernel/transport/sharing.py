@@ -21,6 +21,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(dict[int, Reference])
 _blocks = Blocks()
 _mappings = Mappings()
+os.register_at_fork(before=_blocks.before_fork, after_in_parent=_blocks.after_fork, after_in_child=_blocks.after_fork)
 
 
 def share(in_memory: bool = True) -> None:

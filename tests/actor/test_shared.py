@@ -295,3 +295,32 @@ def test_it_can_be_lent(holders: Any) -> None:
     told(buffer.read_into(seen))
     assert seen.sum() == 6 * LARGE
     told(buffer.drop())
+
+
+def test_a_child_of_its_maker_keeps_it_when_the_maker_lets_go() -> None:
+    mine, (read, write), (said, say) = shared(torch.ones(LARGE)), os.pipe(), os.pipe()
+    if not (child := os.fork()):
+        os.read(read, 1)
+        os.write(say, b"1" if float(mine.sum()) == LARGE else b"0")
+        mine.fill_(7)
+        os._exit(0)
+    try:
+        del mine
+        gc.collect()
+        other = [shared(torch.zeros(LARGE)) for _ in range(3)]
+        os.write(write, b"g")
+        os.waitpid(child, 0)
+        assert os.read(said, 1) == b"1"
+        assert sum(float(each.sum()) for each in other) == 0
+    finally:
+        for fd in (read, write, said, say):
+            os.close(fd)
+
+
+def test_small_ones_are_used_again() -> None:
+    def count() -> int:
+        for _ in range(50):
+            shared(torch.zeros(4))
+        return len(os.listdir("/proc/self/fd"))
+
+    assert count() == count()
