@@ -3,18 +3,25 @@
 PYTHON ?= python3
 VENV := .venv
 BENCH_VENV := .venv-bench
+OLDEST_VENV := .venv-oldest
 BIN := $(VENV)/bin
 ARGS ?=
 ENGINES ?= yes
 WORKERS ?= 2
 NOTEBOOK ?= 01_quickstart
 
+# The extension of JupyterLab: where there is no npm, all but it is made.
+NPM := $(shell command -v npm)
+EXTENSION := labextension/dist/package.json
+PANEL := $(if $(NPM),$(VENV)/.panel)
+
 # torch is installed first and by its exact version: pulled in as somebody's dependency it could be any build of it.
 TORCH := $(shell grep '^torch==' constraints.txt)
 PIP_INSTALL = -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo lab test engines lint format bytecode bench bench-notebook bench-scale bench-links bench-faults clean
+.DELETE_ON_ERROR:
+.PHONY: help demo lab test ready typescript engines lint format bytecode bench bench-notebook bench-scale bench-links bench-view bench-live bench-faults clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,13 +34,20 @@ bytecode: $(VENV)/.stamp
 demo: bytecode ## Run a notebook on this machine, the first or NOTEBOOK=04_actors_rl; the result is in build/demo
 	$(BIN)/python notebooks/execute.py notebooks/$(NOTEBOOK).ipynb --out build/demo
 
-lab: bytecode ## Open the notebooks in JupyterLab
+lab: bytecode $(PANEL) ## Open the notebooks in JupyterLab
 	$(BIN)/jupyter lab --notebook-dir notebooks
 
-test: lint bytecode engines ## Lint, then run the tests by two processes, or WORKERS=0 by one; ARGS="-k name" is passed to pytest
+test: ## Lint, then run the tests by two processes (WORKERS=0: by one); ARGS="-k name" goes to pytest
+	@$(MAKE) --no-print-directory --output-sync --jobs 3 ready
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
-engines: ## Install sshd, Slurm and iproute2 for the tests, where that is possible; starts nothing; ENGINES=no leaves it out
+# All that tests need, and what is checked without running any.
+ready: lint typescript bytecode engines $(PANEL) $(if $(NPM),$(OLDEST_VENV)/.stamp)
+
+typescript: $(if $(NPM),labextension/node_modules) ## Check and test the extension of JupyterLab, where npm is
+	@$(if $(NPM),cd labextension && npm run --silent typecheck && npm run --silent test,echo "no npm: labextension/ is not checked")
+
+engines: ## Install sshd, Slurm, iproute2 and Chromium for the tests, where that is possible; starts nothing; ENGINES=no leaves it out
 	@ENGINES="$(ENGINES)" tests/engines.sh
 
 lint: $(VENV)/.stamp ## Check style and types
@@ -59,21 +73,45 @@ bench-scale: bytecode ## Measure how it grows: 1,000 light ranks as 50 hosts on 
 bench-links: bytecode ## Measure what a network between hosts costs, and how soon it is told that one is cut off
 	$(BIN)/python -m benchmarks.links $(ARGS)
 
+bench-view: bytecode $(PANEL) ## Measure what the view costs in JupyterLab and the kernel, and how soon it shows
+	$(BIN)/python -m benchmarks.view $(ARGS)
+
+bench-live: bytecode ## Measure what a steered loop costs on a rank, and how soon a change is felt
+	$(BIN)/python -m benchmarks.live $(ARGS)
+
 bench-faults: bytecode ## Make 200 random faults under traffic, and see that nothing is wrong; ARGS="--transfers 10000" for memory
 	$(BIN)/python -m tests.failures.campaign $(ARGS)
 
 clean: ## Remove what was built; the virtual environments stay
-	rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf build dist labextension/dist labextension/lib .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -path './.venv*' -prune -o -type d -name __pycache__ -exec rm -rf {} +
 
 $(VENV)/.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP_INSTALL) "$(TORCH)" hatchling
-	$(BIN)/python $(PIP_INSTALL) --no-build-isolation -e ".[demo,dev,lab,test]"
+	MONARCH_KERNEL_LABEXTENSION=skip $(BIN)/python $(PIP_INSTALL) --no-build-isolation -e ".[demo,dev,lab,test]"
 	touch $@
+
+# The oldest JupyterLab that the extension is for, to test it with.
+$(OLDEST_VENV)/.stamp:
+	$(PYTHON) -m venv $(OLDEST_VENV)
+	$(OLDEST_VENV)/bin/python -m pip install --disable-pip-version-check --quiet jupyterlab==4.2.0 jupyterlab-widgets anywidget
+	touch $@
+
+# An editable install has a copy of the extension, so each new one is installed.
+$(VENV)/.panel: $(VENV)/.stamp $(EXTENSION)
+	$(BIN)/python $(PIP_INSTALL) --no-deps --no-build-isolation -e .
+	touch $@
+
+$(EXTENSION): $(shell find labextension/src labextension/style labextension/schema monarch_kernel/ui/static -type f) \
+		$(wildcard labextension/*.json) | labextension/node_modules
+	cd labextension && npm run --silent build
+
+labextension/node_modules:
+	cd labextension && npm ci --no-audit --no-fund --loglevel=error
 
 $(BENCH_VENV)/.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(BENCH_VENV)
 	$(BENCH_VENV)/bin/python $(PIP_INSTALL) "$(TORCH)" hatchling
-	$(BENCH_VENV)/bin/python $(PIP_INSTALL) --no-build-isolation -e ".[bench]"
+	MONARCH_KERNEL_LABEXTENSION=skip $(BENCH_VENV)/bin/python $(PIP_INSTALL) --no-build-isolation -e ".[bench]"
 	touch $@

@@ -103,11 +103,13 @@ def run_rank(spec: RankSpec, addresses: Sequence[str], token: str, helper: int, 
     from monarch_kernel.mesh import Extent, Region
     from monarch_kernel.rank.debugger import RankDebugger
     from monarch_kernel.rank.environment import settle
+    from monarch_kernel.rank.loops import Loops, Port
     from monarch_kernel.rank.rank import Rank
     from monarch_kernel.rank.streams import install_streams
     from monarch_kernel.train.group import RankGroup
     from monarch_kernel.transport.base import rank_peer
     from monarch_kernel.transport.zmq import ZmqRank
+    from monarch_kernel.wire.messages import LoopGrant
 
     settle(spec)
     marks = install_streams()
@@ -134,6 +136,9 @@ def run_rank(spec: RankSpec, addresses: Sequence[str], token: str, helper: int, 
     places = range(spec.proc - spec.rank, spec.proc - spec.rank + spec.world_size)
     mesh = ProcMesh(rank.peers, Region.whole(extent), places, spec.mesh, time.monotonic(), extent)
     HOME.asker, HOME.place = rank.peers, mesh.process(spec.rank)
+    HOME.loops = Loops(Port(rank.driver.submit, rank.peers.wait, rank.is_detached))
+    rank.at_new_controller.append(HOME.loops.controller_is_new)
+    rank.asides[LoopGrant] = HOME.loops.granted
     host_actors(rank, spec.rank, mesh)
     rank.serve(helper)
 

@@ -1,14 +1,17 @@
-"""The command line: ``python -m monarch_kernel install`` tells Jupyter about the kernel of this very interpreter.
+"""The command line: ``monarch-kernel``, which is also ``python -m monarch_kernel``.
 
-A wheel already brings a kernelspec, but its ``python`` means the interpreter of the Jupyter server. Where the server
-lives in another environment than the kernel, ``install`` writes one with the absolute path. Nothing here loads torch
-or ipykernel, so that ``--help`` and ``--version`` answer at once.
+``install`` tells Jupyter about the kernel of this very interpreter. A wheel already brings a kernelspec, but its ``python``
+means the interpreter of the Jupyter server. Where the server lives in another environment than the kernel, ``install`` writes
+one with the absolute path, and copies the extension of JupyterLab to where that server looks for it. ``doctor`` says whether
+all is there that the package needs. Nothing here loads torch or ipykernel, so that ``--help`` and ``--version`` answer at once.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -17,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["install", "is_addressed", "main"]
+__all__ = ["install", "install_extension", "is_addressed", "main"]
 
 DEFAULT_NAME = "monarch"
 TEMPLATE = Path(__file__).parent / "kernelspec"
@@ -72,6 +75,31 @@ def install(
         return Path(KernelSpecManager().install_kernel_spec(str(source), name, user=user, prefix=prefix))
 
 
+def install_extension(data: Path) -> Path | None:
+    """Copy the extension of JupyterLab that came with this package into a data folder of Jupyter.
+
+    Returns:
+        Its folder there, also where that is the one it came in; None where this package was installed without it.
+
+    Raises:
+        OSError: the destination cannot be written.
+    """
+    from monarch_kernel.doctor.jupyter import LAB_EXTENSION
+
+    try:
+        files = metadata.files("monarch_kernel") or []
+    except metadata.PackageNotFoundError:
+        return None
+    markers = [Path(str(file.locate())) for file in files if file.parts[-2:] == (LAB_EXTENSION, "install.json")]
+    if not markers or not markers[0].exists():
+        return None
+    source, target = markers[0].resolve().parent, data / "labextensions" / LAB_EXTENSION
+    if target.resolve() != source:
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(source, target, copy_function=shutil.copyfile)
+    return target
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 done, 1 could not be done, 2 asked wrongly."""
     parser = _parser()
@@ -79,6 +107,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.command is None:
         parser.print_help()
         return 0
+    return _doctor(options) if options.command == "doctor" else _install(options)
+
+
+def _install(options: argparse.Namespace) -> int:
     try:
         folder = install(
             options.name,
@@ -87,13 +119,43 @@ def main(argv: Sequence[str] | None = None) -> int:
             prefix=options.prefix,
             env=dict(options.env),
         )
+        extension = install_extension(folder.parent.parent)
     except ValueError as error:
         return _fail(str(error), 2)
     except OSError as error:
         hint = "" if options.user or options.prefix else " (--user and --sys-prefix need no special rights)"
-        return _fail(f"cannot write the kernelspec: {error}{hint}", 1)
+        return _fail(f"cannot write what Jupyter needs: {error}{hint}", 1)
     print(f"Installed kernelspec {folder.name} in {folder}")
+    if extension is not None:
+        print(f"Installed the extension of JupyterLab in {extension}")
+    else:
+        print("This package was installed without the extension of JupyterLab (there was no node): no panel, no menu")
     return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from monarch_kernel.doctor.examine import ITEM_WIDTH, checks, examine
+    from monarch_kernel.doctor.report import as_json, exit_code, finding_text, summary
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # of a terminal that has no sign for it; the word stands beside it
+    width = min(120, shutil.get_terminal_size((100, 24)).columns)
+    findings = []
+    try:
+        for finding in examine(checks(quick=options.quick)):
+            findings.append(finding)
+            if not options.json:
+                print(finding_text(finding, ITEM_WIDTH, width), flush=True)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    except BrokenPipeError:  # whoever reads has seen enough, and nothing may be written when we end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    if options.json:
+        print(json.dumps(as_json(findings, _version()), indent=2))
+    else:
+        print(f"\n{summary(findings)}")
+    return exit_code(findings)
 
 
 def _fail(text: str, code: int) -> int:
@@ -103,7 +165,7 @@ def _fail(text: str, code: int) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m monarch_kernel",
+        prog=_prog(),
         description="A Jupyter kernel that is the single controller of a cluster.",
         epilog="With -f CONNECTION_FILE, as Jupyter calls it, this is the kernel itself; its options: --help-all.",
     )
@@ -113,7 +175,7 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser(
         "install",
         help="tell Jupyter about the kernel of this interpreter",
-        description="Write a kernelspec that starts the kernel with this interpreter. "
+        description="Write a kernelspec that starts the kernel with this interpreter, and copy the extension of JupyterLab. "
         "With none of --user, --sys-prefix and --prefix it is written for the whole machine.",
     )
     place = command.add_mutually_exclusive_group()
@@ -125,7 +187,7 @@ def _parser() -> argparse.ArgumentParser:
         dest="prefix",
         help="in this interpreter's environment; short for --prefix %(const)s",
     )
-    place.add_argument("--prefix", metavar="P", help="below P/share/jupyter/kernels")
+    place.add_argument("--prefix", metavar="P", type=_folder, help="below P/share/jupyter")
     command.add_argument("--name", metavar="N", default=DEFAULT_NAME, help="name of the kernelspec (%(default)s)")
     command.add_argument("--display-name", metavar="D", help="the name that a launcher shows")
     command.add_argument(
@@ -136,7 +198,28 @@ def _parser() -> argparse.ArgumentParser:
         metavar=("K", "V"),
         help="set a variable in the kernel's environment; may be repeated",
     )
+
+    command = commands.add_parser(
+        "doctor",
+        help="say whether all is there that the kernel needs, and what to do where it is not",
+        description="Look at this interpreter, this machine and Jupyter, and say for each item what was found, whether it is "
+        "good, and what to do where it is not. The exit code is 1 if there is a problem; warnings allow 0.",
+    )
+    command.add_argument("--quick", action="store_true", help="bring no rank up, which takes seconds")
+    command.add_argument("--json", action="store_true", help="print JSON, for other programs")
     return parser
+
+
+def _folder(text: str) -> str:
+    if not text:  # as of a variable that is not set; for Jupyter that is the whole machine
+        raise argparse.ArgumentTypeError("an empty name is no folder")
+    return text
+
+
+def _prog() -> str:
+    """How we were called: by the name of the console script, or as a module."""
+    name = Path(sys.argv[0]).name
+    return name if name == "monarch-kernel" else "python -m monarch_kernel"
 
 
 def _version() -> str:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 __all__ = [
+    "CurveView",
     "DetachedView",
     "HostState",
     "HostView",
     "HostsView",
     "KeptError",
+    "KnobView",
+    "LoopView",
     "MeshView",
     "OutputEvent",
     "RankState",
@@ -63,9 +66,8 @@ class HostsView:
         return sum(host.state == state for host in self.hosts)
 
 
-@dataclass(frozen=True, slots=True)
-class RankView:
-    """One rank as the controller sees it now.
+class RankView(NamedTuple):
+    """One rank as the controller sees it now; a tuple, for it is made a thousand times in an update of a large mesh.
 
     Attributes:
         rank: flat rank in its mesh.
@@ -83,6 +85,9 @@ class RankView:
         restarts: how many processes were in this place before.
         in_bytes_per_s: how fast it takes bytes in, from other processes, as the last second had it.
         out_bytes_per_s: how fast it sends them out.
+        gpu_nbytes: memory of its GPU that is taken, by whomever, at the last reading.
+        gpu_total_nbytes: memory that this GPU has; 0 if it has none, or nothing is known.
+        gpu_percent: of the time, that in which something ran on it.
     """
 
     rank: int
@@ -100,6 +105,64 @@ class RankView:
     restarts: int = 0
     in_bytes_per_s: float = 0.0
     out_bytes_per_s: float = 0.0
+    gpu_nbytes: int = 0
+    gpu_total_nbytes: int = 0
+    gpu_percent: float = 0.0
+
+
+class KnobView(NamedTuple):
+    """A knob of a loop; ``low`` and ``high`` are None where it has no such bound."""
+
+    name: str
+    value: int | float | str | bool | None
+    low: float | None = None
+    high: float | None = None
+
+
+class CurveView(NamedTuple):
+    """What was logged under a name.
+
+    Attributes:
+        name: of it.
+        last: mean over ranks of what each has logged last; nan if one has logged that.
+        by_rank: flat rank and what it has logged last.
+        points: step and mean over ranks, few enough to draw; one is the mean of several steps, of which it names the last.
+    """
+
+    name: str
+    last: float
+    by_rank: tuple[tuple[int, float], ...] = ()
+    points: tuple[tuple[int, float], ...] = ()
+
+
+class LoopView(NamedTuple):
+    """A loop that is steered, as the controller sees it now.
+
+    Attributes:
+        key: request and number, which tell loops apart.
+        mesh: name of the mesh of its ranks.
+        where: in which it runs, such as ``cell [5]``.
+        step: that the slowest rank is at; of a loop that is over how many were begun.
+        steps: how many there are; None if it has no end.
+        state: ``running``, ``paused`` (then all ranks stand before the same step, or will) or ``over``.
+        age_s: how long ago it was begun.
+        step_s: seconds that a step takes the slowest rank.
+        knobs: that can be turned.
+        curves: what is logged.
+        per_s: ``samples`` and ``tokens`` that all ranks together do in a second, where they are logged.
+    """
+
+    key: tuple[int, int]
+    mesh: str
+    where: str
+    step: int
+    steps: int | None
+    state: Literal["running", "paused", "over"]
+    age_s: float
+    step_s: float = 0.0
+    knobs: tuple[KnobView, ...] = ()
+    curves: tuple[CurveView, ...] = ()
+    per_s: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +177,7 @@ class MeshView:
         age_s: seconds since it was brought up.
         lost_hosts: those of its hosts that are lost, by what they are called.
         strangers: where connections of strangers were refused, and how many; the controller's machine is "".
+        loops: that its ranks are in, without the points of their curves; if they are in none, the last one.
     """
 
     name: str
@@ -123,6 +187,7 @@ class MeshView:
     age_s: float = 0.0
     lost_hosts: tuple[HostView, ...] = ()
     strangers: tuple[tuple[str, int], ...] = ()
+    loops: tuple[LoopView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,15 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from html import escape
 
-__all__ = ["Column", "aligned", "format_nbytes", "format_seconds", "html_table", "plain"]
+__all__ = ["Column", "aligned", "format_nbytes", "format_seconds", "html_table", "last_line", "plain"]
 
 Column = tuple[str, list[str], bool]
 """Its title, its cells, and whether it is aligned to the right."""
 
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]")
+
+_MAX_LINE = 200
+_LOOKED_AT = 8192
 
 _TABLE_STYLE = (
     "border-collapse:collapse;font-variant-numeric:tabular-nums;"
@@ -61,6 +64,17 @@ def format_seconds(seconds: float) -> str:
 def plain(text: str) -> str:
     """Text without colours and other terminal controls; newlines and tabs stay."""
     return _CONTROL.sub("", text)
+
+
+def last_line(text: str) -> str:
+    """The last line with something in it, as a terminal would show it; of a progress bar its last state.
+
+    It is cut after 200 characters, and of a long text only the end is looked at.
+    """
+    for line in reversed(re.split(r"[\r\n]", text[-_LOOKED_AT:])):
+        if shown := plain(line).strip():
+            return shown[:_MAX_LINE]
+    return ""
 
 
 def aligned(columns: Sequence[Column]) -> list[str]:

@@ -29,6 +29,7 @@ from traitlets.config import Config
 __all__ = ["TerminalClient", "execute", "main"]
 
 PREVIEW_LINES = 3
+WIDGET = "application/vnd.jupyter.widget-view+json"
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -66,7 +67,7 @@ class TerminalClient(NotebookClient):
         content, kind = msg["content"], msg["msg_type"]
         if kind == "stream":
             self.write(content["text"])
-        elif kind in ("execute_result", "display_data"):
+        elif kind in ("execute_result", "display_data") and WIDGET not in content["data"]:
             self.write_line(text_of(content["data"]))
         elif kind == "error":
             self.write_line("\n".join(content["traceback"]) or f"{content['ename']}: {content['evalue']}")
@@ -117,6 +118,7 @@ def execute(path: Path, out: Path, timeout_s: int) -> Exception | None:
     client = TerminalClient(
         notebook,
         timeout=timeout_s,
+        store_widget_state=False,  # views of meshes: what stays of them is the table beside each
         resources={"metadata": {"path": str(path.resolve().parent)}},
         config=Config(KernelManager={"transport_encryption": "auto"}),
     )

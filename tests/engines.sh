@@ -1,7 +1,7 @@
 #!/bin/sh
-# Installs what some tests need: OpenSSH's server, Slurm with munge, and iproute2 for hosts with networks of their own. On
-# Debian and its like, as root or with sudo that asks for nothing; elsewhere those tests are skipped, and say why. Nothing is
-# started, now or when the machine boots.
+# Installs what some tests need: OpenSSH's server, Slurm with munge, iproute2 for hosts with networks of their own, and
+# Chromium for JupyterLab. On Debian and its like, as root or with sudo that asks for nothing; elsewhere those tests are
+# skipped, and say why. Nothing is started, now or when the machine boots.
 # ENGINES=no leaves the machine as it is.
 set -eu
 
@@ -16,6 +16,7 @@ need slurmd slurmd
 need sbatch slurm-client
 need munged munge
 need ip iproute2
+need chromium chromium fonts-dejavu-core
 [ -n "$missing" ] || exit 0
 
 skip() {

@@ -76,7 +76,7 @@ def test_the_package_is_light() -> None:
     assert not _loaded_after("import monarch_kernel").intersection(HEAVY)
 
 
-@pytest.mark.parametrize("module", ["actor", "agent.host", "controller", "mesh", "transport", "wire"])
+@pytest.mark.parametrize("module", ["actor", "agent.host", "controller", "doctor.examine", "mesh", "transport", "wire"])
 def test_what_runs_without_torch_loads_none(module: str) -> None:
     if not _path(f"monarch_kernel.{module}").exists():
         pytest.skip("not there")

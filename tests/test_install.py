@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from monarch_kernel import cli
+from monarch_kernel.doctor.jupyter import LAB_EXTENSION
 
 ROOT = Path(__file__).parents[1]
 LOGOS = {"logo-32x32.png", "logo-64x64.png", "logo-svg.svg"}
@@ -42,11 +44,27 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder into which the wheel was installed."""
+    """A prefix below which the wheel was installed."""
     folder = tmp_path_factory.mktemp("site")
-    run = _python("-m", "pip", "install", "-q", "--no-deps", "--no-compile", "--target", str(folder), str(wheel))
+    run = _python(
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-compile",
+        "--ignore-installed",
+        "--prefix",
+        str(folder),
+        str(wheel),
+    )
     assert run.returncode == 0, run.stderr
     return folder
+
+
+def _with(site: Path) -> dict[str, str]:
+    """What makes Python import the package that is installed there."""
+    return {"PYTHONPATH": sysconfig.get_path("purelib", vars={"base": str(site)}), "PYTHONSAFEPATH": "1"}
 
 
 def test_the_wheel_holds_what_it_should(wheel: Path) -> None:
@@ -85,10 +103,18 @@ def test_jupyter_finds_the_kernel_of_an_installed_wheel(site: Path) -> None:
 
 
 def test_an_installed_wheel_can_write_a_kernelspec(site: Path, tmp_path: Path) -> None:
-    run = _install("--prefix", str(tmp_path), PYTHONPATH=str(site), PYTHONSAFEPATH="1")
+    run = _install("--prefix", str(tmp_path), **_with(site))
     assert run.returncode == 0, run.stderr
     folder = tmp_path / "share" / "jupyter" / "kernels" / "monarch"
     assert {path.name for path in folder.iterdir()} == LOGOS | {"kernel.json"}
+
+
+def test_an_installed_wheel_has_a_command(site: Path) -> None:
+    environment = _with(site)
+    for arguments in (["--version"], ["doctor", "--help"]):
+        run = _python(str(site / "bin" / "monarch-kernel"), *arguments, **environment)
+        assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith("usage: monarch-kernel doctor [-h] [--quick] [--json]")
 
 
 def test_install_writes_the_absolute_interpreter(tmp_path: Path) -> None:
@@ -96,7 +122,7 @@ def test_install_writes_the_absolute_interpreter(tmp_path: Path) -> None:
     run = _install("--prefix", str(tmp_path), *arguments)
     assert run.returncode == 0, run.stderr
     folder = tmp_path / "share" / "jupyter" / "kernels" / "x"
-    assert run.stdout == f"Installed kernelspec x in {folder}\n"
+    assert run.stdout.startswith(f"Installed kernelspec x in {folder}\n")
     spec = json.loads((folder / "kernel.json").read_text())
     assert spec["argv"] == [
         sys.executable,
@@ -121,6 +147,28 @@ def test_a_second_install_replaces_the_first(tmp_path: Path) -> None:
     assert "env" not in spec
 
 
+def test_an_installed_wheel_brings_the_extension_to_another_environment(site: Path, tmp_path: Path) -> None:
+    came = site / "share" / "jupyter" / "labextensions" / LAB_EXTENSION
+    there = tmp_path / "share" / "jupyter" / "labextensions" / LAB_EXTENSION
+    run = _install("--prefix", str(tmp_path), **_with(site))
+    if not came.exists():
+        assert "without the extension of JupyterLab" in run.stdout
+        assert not there.exists()
+        return
+    assert f"Installed the extension of JupyterLab in {there}\n" in run.stdout
+    for _ in range(2):
+        assert _tree(there) == _tree(came)
+        (there / "old.js").touch()
+        run = _install("--prefix", str(tmp_path), **_with(site))
+    run = _install("--prefix", str(site), **_with(site))
+    assert run.returncode == 0, run.stderr
+    assert _tree(there) == _tree(came)  # onto itself it stays as it is
+
+
+def _tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def test_install_for_the_user(tmp_path: Path) -> None:
     run = _install("--user", JUPYTER_DATA_DIR=str(tmp_path))
     assert run.returncode == 0, run.stderr
@@ -143,7 +191,7 @@ def test_a_prefix_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pyt
     file.touch()
     assert cli.main(["install", "--prefix", str(file)]) == 1
     error = capsys.readouterr().err
-    assert error.startswith("monarch_kernel: error: cannot write the kernelspec: ")
+    assert error.startswith("monarch_kernel: error: cannot write what Jupyter needs: ")
     assert error.count("\n") == 1
 
 
@@ -154,6 +202,8 @@ def test_a_prefix_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pyt
         (["install", "--nonsense"], 2),
         (["install", "--user", "--prefix", "x"], 2),
         (["install", "--env", "A"], 2),
+        (["install", "--prefix", ""], 2),
+        (["doctor", "--nonsense"], 2),
         (["--version"], 0),
         (["--help"], 0),
     ],

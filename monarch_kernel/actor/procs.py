@@ -16,6 +16,7 @@ from monarch_kernel.actor.directory import directory_of
 from monarch_kernel.actor.editing import Target, check_class, reload_classes, sync_modules
 from monarch_kernel.actor.endpoints import RESERVED, ActorMesh
 from monarch_kernel.actor.faults import call_fault_hook
+from monarch_kernel.actor.loops import SteeredLoop
 from monarch_kernel.actor.moving import Moved, Ranks, all_to_all, copy_state, gather_parts, scatter
 from monarch_kernel.actor.rankwise import apply_messages, by_rank, push_messages
 from monarch_kernel.agent.logs import LogRecord
@@ -525,6 +526,31 @@ class ProcMesh(Handle, Shaped):
         """Flat rank -> how it ended, of the ranks that are dead or stopped."""
         found = self._asker.deaths(self.procs)
         return {rank: found[proc] for rank, proc in zip(self.ranks, self.procs) if proc in found}
+
+    @property
+    def loops(self) -> list[SteeredLoop]:
+        """The loops (`live.loop`) that its ranks are in, and the last that are over, in the order in which they began."""
+        return [SteeredLoop(self._runtime, key) for key in self._runtime.loops(self.procs)]
+
+    @property
+    def loop(self) -> SteeredLoop:
+        """The loop that its ranks have begun last.
+
+        Raises:
+            LookupError: there was none.
+        """
+        if not (loops := self.loops):
+            raise LookupError(f"no rank of {self.name} has begun a loop: `for step in live.loop(...)`")
+        return loops[-1]
+
+    def throughput(self) -> list[tuple[float, float]]:
+        """Bytes a second that the ranks took in and sent out, together, in each of the last seconds, oldest first."""
+        return self._runtime.throughput(self.procs)
+
+    def last_failures(self) -> dict[int, Failure]:
+        """Flat rank -> its last failure, of those that have failed, and where nothing has succeeded since; also how it died."""
+        found = zip(self.ranks, self._runtime.failures(self.procs))
+        return {rank: failure for rank, failure in found if failure is not None}
 
     def names(self) -> dict[int, dict[str, str]]:
         """Flat rank -> the names that cells have defined there -> what kind of thing each is; the ranks are not asked."""

@@ -40,6 +40,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from monarch_kernel.agent.backlog import OutputBacklog
+from monarch_kernel.agent.gpus import GpuMeters
 from monarch_kernel.agent.logs import RankLog, log_bytes
 from monarch_kernel.agent.network import interface_to, own_addresses
 from monarch_kernel.agent.output import OutputStream, fold
@@ -160,6 +161,7 @@ class HostAgent:
         self._output_due: float | None = None  # when what was read is told, at the latest
         self._holds_output = False  # of what was read, more than was told
         self._readings_at = 0.0
+        self._gpus = GpuMeters()
         self._told_strangers = 0
         self._beat_at = 0.0
         self._interface = interface_to(config.addresses)
@@ -603,7 +605,8 @@ class HostAgent:
                 before, rank.cpu_s = rank.cpu_s, cpu_seconds(rank.pid)
                 rank.rss_nbytes = rss_nbytes(rank.pid)
                 percent = 100 * (rank.cpu_s - before) / elapsed_s if before else 0.0
-                readings.append(Reading(rank.spec.proc, rank.rss_nbytes, max(0.0, percent)))
+                gpu = self._gpus.read(rank.spec.env)
+                readings.append(Reading(rank.spec.proc, rank.rss_nbytes, max(0.0, percent), *gpu))
         strangers = self._gateway.strangers
         if readings or strangers != self._told_strangers:
             self._told_strangers = strangers

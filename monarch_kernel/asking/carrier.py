@@ -10,6 +10,7 @@ from monarch_kernel.asking.asker import Asker
 from monarch_kernel.asking.future import Future
 from monarch_kernel.asking.messages import MessagesRoad
 from monarch_kernel.asking.network import NetworkRoad
+from monarch_kernel.asking.opening import CudaRoad, RdmaRoad
 from monarch_kernel.asking.waits import Wait
 from monarch_kernel.data.crew import Crew
 from monarch_kernel.data.lending import Loan
@@ -36,7 +37,14 @@ def roads_of(asker: Asker) -> Roads:
         asker: carries its requests.
     """
     tables = Tables()
-    roads = (ProcessRoad(tables, asker.lendings), MemoryRoad(tables), NetworkRoad(asker, tables), MessagesRoad(asker))
+    roads = (
+        ProcessRoad(tables, asker.lendings),
+        MemoryRoad(tables),
+        CudaRoad(asker, tables),
+        RdmaRoad(asker, tables),
+        NetworkRoad(asker, tables),
+        MessagesRoad(asker),
+    )
     return Roads(roads, asker.meters)
 
 

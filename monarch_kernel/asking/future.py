@@ -173,11 +173,14 @@ class Future(Generic[T]):
             self._wait(timeout, warn_after_s)
         self._settle()
         error = self._error
-        if isinstance(error, MonarchError):
-            raise error.with_traceback(None)  # how it was made here says nothing
-        if error is not None:
+        if error is None:
+            return self._value  # type: ignore[return-value]
+        try:
+            if isinstance(error, MonarchError):
+                raise error.with_traceback(None)  # how it was made here says nothing
             raise error
-        return self._value  # type: ignore[return-value]
+        finally:
+            del self, error  # else the error, by way of this frame, would keep itself and what its callers have
 
     result = get
 

@@ -33,11 +33,13 @@ class _Home:
     Attributes:
         asker: carries its requests.
         place: itself, as a mesh of one process.
+        loops: that its code is in, where they can be steered from elsewhere.
     """
 
     def __init__(self) -> None:
         self.asker: Any = None
         self.place: Any = None
+        self.loops: Any = None
 
 
 HOME = _Home()

@@ -11,7 +11,7 @@ from monarch_kernel.asking.future import Future
 from monarch_kernel.data.lending import Loan
 from monarch_kernel.data.memory import Layout, Memory, Place, boxes, copy, matched, memory_of
 from monarch_kernel.data.meters import Piece
-from monarch_kernel.data.roads import Gone
+from monarch_kernel.data.roads import SLAB_NBYTES, Gone
 from monarch_kernel.errors import BufferGoneError, Failure, rebuild_exception
 from monarch_kernel.wire.codec import Frame, Packed, pack
 from monarch_kernel.wire.messages import Payload, ReadLoan, WriteLoan
@@ -34,6 +34,7 @@ class MessagesRoad:
     name = "messages"
     is_direct = False
     takes_devices = False
+    slab_nbytes = SLAB_NBYTES
 
     def __init__(self, asker: Asker) -> None:
         self._asker = asker

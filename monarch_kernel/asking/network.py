@@ -21,7 +21,7 @@ from monarch_kernel.data.crew import Crew
 from monarch_kernel.data.lending import Loan
 from monarch_kernel.data.memory import Memory, Place, boxes, matched
 from monarch_kernel.data.near import Tables
-from monarch_kernel.data.roads import Gone, NoRoad
+from monarch_kernel.data.roads import SLAB_NBYTES, Gone, NoRoad
 from monarch_kernel.errors import Failure
 from monarch_kernel.transport.streams import INVITED_S, Invitation, Stream, StreamError, reach
 from monarch_kernel.wire.codec import join, load, pack, split
@@ -61,6 +61,7 @@ class NetworkRoad:
     name = "network"
     is_direct = False
     takes_devices = False
+    slab_nbytes = SLAB_NBYTES
 
     def __init__(self, asker: Asker, tables: Tables) -> None:
         self._asker = asker
@@ -242,8 +243,7 @@ class NetworkRoad:
         def finish(answers: Sequence[Answer]) -> Invitation:
             (answer,) = answers
             if isinstance(answer, Failure):
-                error = error_of(answer)
-                raise error if isinstance(error, Gone) else NoRoad(str(error))
+                raise _refused(answer)
             addresses, port, certificate, tokens = load(answer.payload, answer.frames)
             return Invitation(tuple(addresses), port, certificate, tuple(tokens))
 
@@ -251,6 +251,11 @@ class NetworkRoad:
             (loan.proc,), lambda id: pack(OpenStreams(id, count)), "opening streams", finish, quiet=True
         )
         return ask.get(warn_after_s=None)
+
+
+def _refused(answer: Failure) -> BaseException:
+    error = error_of(answer)
+    return error if isinstance(error, Gone) else NoRoad(str(error))
 
 
 class _Piece(NamedTuple):

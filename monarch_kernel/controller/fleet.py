@@ -158,8 +158,10 @@ class Fleet:
         """Give a host back, on a thread of its own: engines may take their time, and an interrupt ends only the wait."""
         if (handle := self._handles.pop(host, None)) is None:
             return
-        record = self._state.hosts[host]
-        has_heard = record.up and (record.end is None or record.end.kind == "stopped")  # that it is to end
+        record = self._state.hosts.get(host)  # None: just launched
+        has_heard = bool(
+            record and record.up and (record.end is None or record.end.kind == "stopped")
+        )  # that it is to end
         close = partial(handle.close, timeout_s if has_heard else 0.0)
         thread = threading.Thread(target=close, name=f"monarch-close-{host}", daemon=True)
         try:

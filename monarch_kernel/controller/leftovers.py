@@ -12,9 +12,10 @@ import fcntl
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["make_directory", "sweep"]
+__all__ = ["left", "make_directory", "sweep"]
 
 _PREFIX = "monarch-"
 _OWNER = "owner"
@@ -31,20 +32,42 @@ def make_directory() -> tuple[Path, int]:
 
 def sweep() -> None:
     """Remove the directories of our sessions whose owner has ended."""
+    for directory in _candidates():
+        with _left(directory) as is_left:
+            if is_left:
+                shutil.rmtree(directory, ignore_errors=True)
+
+
+def left() -> list[str]:
+    """The directories of our sessions whose owner has ended; nothing is removed."""
+    found = []
+    for directory in _candidates():
+        with _left(directory) as is_left:
+            if is_left:
+                found.append(directory)
+    return sorted(found)
+
+
+def _candidates() -> list[str]:
     with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
-        for entry in entries:
-            if entry.name.startswith(_PREFIX):
-                _remove_left(entry.path)
+        return [entry.path for entry in entries if entry.name.startswith(_PREFIX)]
+    return []
 
 
-def _remove_left(directory: str) -> None:
-    """Remove a directory if it is ours, and nobody has it."""
-    with contextlib.suppress(OSError):  # another user's, or no session's, or it is in use, or another one was quicker
-        if os.lstat(directory).st_uid != os.getuid():
-            return
-        fd = os.open(os.path.join(directory, _OWNER), os.O_RDWR | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(directory, ignore_errors=True)
-        finally:
+@contextlib.contextmanager
+def _left(directory: str) -> Iterator[bool]:
+    """Whether a directory is ours, and nobody has it; it is ours alone meanwhile."""
+    fd = -1
+    try:
+        is_left = False
+        with contextlib.suppress(
+            OSError
+        ):  # another user's, or no session's, or it is in use, or another one was quicker
+            if os.lstat(directory).st_uid == os.getuid():
+                fd = os.open(os.path.join(directory, _OWNER), os.O_RDWR | os.O_NOFOLLOW)
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_left = True
+        yield is_left
+    finally:
+        if fd >= 0:
             os.close(fd)

@@ -12,9 +12,11 @@ from monarch_kernel.errors import Failure
 from monarch_kernel.events import RankState, StopEvent
 from monarch_kernel.transport.base import Peer, rank_peer
 from monarch_kernel.wire.codec import Packed
-from monarch_kernel.wire.messages import RankSpec, Software
+from monarch_kernel.wire.messages import RankSpec, Reading, Software
 
-__all__ = ["HostRecord", "Pending", "RankRecord"]
+__all__ = ["NO_READING", "HostRecord", "Pending", "RankRecord"]
+
+NO_READING = Reading(0, 0, 0.0)
 
 
 @dataclass(slots=True)
@@ -59,6 +61,7 @@ class RankRecord:
     ``cleans_up`` says that it has actors that want to clean up when the session ends.
     ``is_adopted`` says that it came up under an earlier controller.
     ``owed`` maps the requests that it has yet to answer to their notes, in order; ``asides`` are those that are no work.
+    ``failure`` is what ``last_error`` is the headline of.
     ``names`` is what it has told of its namespace: name -> what kind of thing it is. ``stops`` are the requests that stand
     still in the debugger, and where they do. ``order`` is what it wrote and said, as far as it waits.
     """
@@ -84,10 +87,10 @@ class RankRecord:
     busy_since: float = 0.0
     last_request: int = 0
     last_error: str = ""
+    failure: Failure | None = None
     last_line: str = ""
     order: OutputOrder = field(default_factory=OutputOrder)
-    rss_nbytes: int = 0
-    cpu_percent: float = 0.0
+    reading: Reading = NO_READING
     peer: Peer = b""
     address: str = ""
     watchers: dict[Peer, None] = field(default_factory=dict)

@@ -40,6 +40,7 @@ from monarch_kernel.controller.effects import (
 from monarch_kernel.controller.faults import Faults
 from monarch_kernel.controller.fleet import Fleet, Item
 from monarch_kernel.controller.healing import Healer, Healing
+from monarch_kernel.controller.loops import LoopRecord
 from monarch_kernel.controller.printer import OutputPrinter
 from monarch_kernel.controller.resume import Resumed
 from monarch_kernel.controller.state import State
@@ -49,9 +50,10 @@ from monarch_kernel.data.lending import Lendings
 from monarch_kernel.edit.modules import LocalModules
 from monarch_kernel.edit.sources import find_source
 from monarch_kernel.errors import Failure, LaunchError, MeshDownError, MeshFailure
-from monarch_kernel.events import MeshView, OutputEvent, StopEvent
+from monarch_kernel.events import LoopView, MeshView, OutputEvent, StopEvent
 from monarch_kernel.launch.base import HostHandle
 from monarch_kernel.rank.executor import working
+from monarch_kernel.steer.pace import Grant
 from monarch_kernel.supervise.family import PROGRAM, Process
 from monarch_kernel.supervise.policy import RestartPolicy
 from monarch_kernel.traffic import Traffic
@@ -339,6 +341,44 @@ class Runtime:
         """Connections and messages of those that do not belong to the session."""
         return self._refused + self._transport.refused
 
+    def loop_view(self, key: tuple[int, int]) -> LoopView:
+        """A loop as it is now.
+
+        Raises:
+            LookupError: it has been over for long.
+        """
+        return self._loop(key).view(time.monotonic())
+
+    def _loop(self, key: tuple[int, int]) -> LoopRecord:
+        loop = self._state.loops.get(key)
+        if loop is None:
+            raise LookupError("the loop is over, and what it logged is no longer kept")
+        return loop
+
+    def steer(self, key: tuple[int, int], do: Callable[[LoopRecord], tuple[T, Grant | None]]) -> T:
+        """Change how a loop goes on.
+
+        Args:
+            key: request and number of the loop.
+            do: gives what is returned, and what the ranks in the loop are to be told; with the baton held.
+
+        Raises:
+            LookupError: it has been over for long.
+            MeshDownError: the session was shut down.
+        """
+
+        def steer() -> T:
+            loop = self._loop(key)
+            value, grant = do(loop)
+            self.perform(self._state.tell_loops(loop.tell(grant)))
+            return value
+
+        return self.with_baton(steer)
+
+    def loops(self, procs: Sequence[int]) -> list[tuple[int, int]]:
+        """Keys of the loops that some of these processes are in, or were, in the order in which they were begun."""
+        return [(loop.request, loop.number) for loop in self._state.loops.of(procs)]
+
     def with_baton(self, do: Callable[[], T]) -> T:
         """Have something done with the baton held, and wait for what it gives.
 
@@ -522,6 +562,17 @@ class Runtime:
         records = [self._state.ranks.get(proc) for proc in procs]
         return {record.spec.proc: record.death for record in records if record is not None and record.death is not None}
 
+    def failures(self, procs: Sequence[int]) -> list[Failure | None]:
+        """The last failure of each of these processes, if nothing that it did has succeeded since."""
+        records = [self._state.ranks.get(proc) for proc in procs]
+        return [None if record is None else record.failure for record in records]
+
+    def throughput(self, procs: Sequence[int]) -> list[tuple[float, float]]:
+        """Bytes a second that these processes took in and sent out, together, in each of the last seconds, oldest first."""
+        now = time.monotonic()
+        histories = [self._state.meters.history(proc, now) for proc in procs]
+        return [(sum(took for took, _ in at), sum(sent for _, sent in at)) for at in zip(*histories)]
+
     def names(self, procs: Sequence[int]) -> list[dict[str, str]]:
         """What each of these processes has told of its namespace: name -> what kind of thing it is."""
         records = [self._state.ranks.get(proc) for proc in procs]
@@ -538,7 +589,8 @@ class Runtime:
         strangers = self._transport.strangers
         now = time.monotonic()
         rate_of = partial(self._state.meters.rate, now=now)
-        return mesh_view(name, axes, ranks, self._state.hosts, engine_of, now, age_s, strangers, rate_of)
+        loops = [loop.view(now, points=False) for loop in self._state.loops.shown(procs)]
+        return mesh_view(name, axes, ranks, self._state.hosts, engine_of, now, age_s, strangers, rate_of, loops)
 
     def traffic(self, procs: Collection[int], name: str, timeout_s: float) -> Traffic:
         """What has gone to and from these processes.

@@ -56,6 +56,7 @@ from monarch_kernel.controller.effects import (
 )
 from monarch_kernel.controller.exits import describe_exit, signal_name
 from monarch_kernel.controller.hosts import Hosts
+from monarch_kernel.controller.loops import LoopBook, Told
 from monarch_kernel.controller.meters import MeterBook
 from monarch_kernel.controller.order import Said, Spoken
 from monarch_kernel.controller.records import HostRecord, Pending, RankRecord
@@ -63,6 +64,7 @@ from monarch_kernel.controller.resume import Resumption
 from monarch_kernel.errors import Failure, format_ranks
 from monarch_kernel.events import OutputEvent, StopEvent, ThroughputEvent
 from monarch_kernel.supervise.policy import RestartPolicy, Restarts
+from monarch_kernel.tables import last_line
 from monarch_kernel.transport.base import CONTROLLER, Peer, host_peer, is_rank, proc_of, rank_peer
 from monarch_kernel.wire.codec import Frame, Packed, pack
 from monarch_kernel.wire.messages import (
@@ -80,6 +82,9 @@ from monarch_kernel.wire.messages import (
     Interrupt,
     KillRanks,
     LogRead,
+    LoopBegun,
+    LoopLeft,
+    LoopReport,
     Lost,
     Meet,
     Message,
@@ -112,6 +117,12 @@ CLEANUP_S = 2.0
 RELEASE_AFTER_S = 1.0
 MAX_NAMES = 4_000
 
+_OF_RANKS = (Rich, Names, Stopped, Continued, Meet, CleansUp, Fetch, LoopBegun, LoopReport, LoopLeft)
+"""What a rank may say of itself, besides answers and counts."""
+
+_HELD = (Result, Failed, Rich, Output, LoopBegun, LoopReport, LoopLeft)
+"""What is not taken before all ranks of an earlier controller have said what they owe, and how far they are."""
+
 
 class _Mesh(NamedTuple):
     """Processes, in the order of their ranks, that are restarted when they die."""
@@ -127,6 +138,7 @@ class State:
         hosts: by number.
         ranks: by number of the place; those who are there now, or were last.
         meters: what ranks have told of what they carry.
+        loops: that ranks are in, and how far they are.
         strays: how much was dropped that nobody expected.
         software: what the controller runs, with which that of other machines has to agree; None to compare nothing.
     """
@@ -135,6 +147,7 @@ class State:
         self.hosts = Hosts()
         self.ranks: dict[int, RankRecord] = {}
         self.meters = MeterBook()
+        self.loops = LoopBook()
         self.strays = 0
         self._dead: set[int] = set()
         self._coming: set[int] = set()  # those that may not be up; `tick` looks at nobody else
@@ -395,6 +408,12 @@ class State:
         what they write while they have a cell to answer belongs to that.
         """
         ranks = self.ranks
+        if not ranks.keys() >= set(procs):  # of a session that is over
+            return [
+                Resolve(
+                    id, [Failure("stopped", "NotSent", "there is no such process in this session")] * len(procs), True
+                )
+            ]
         if self._dead and not self._dead.isdisjoint(procs):
             answers: list[Answer] = []
             for proc in procs:
@@ -544,7 +563,7 @@ class State:
         if not self._may_say(peer, message):
             self.strays += 1
             return []
-        if isinstance(message, (Result, Failed, Rich, Output)) and self._resumption is not None:
+        if isinstance(message, _HELD) and self._resumption is not None:
             if not self._resumption.is_over:
                 self._resumption.hold(peer, message, frames)
                 return []
@@ -558,13 +577,14 @@ class State:
             return self._after_output(self.ranks[proc_of(peer)], message, frames, now)
         if isinstance(message, Readings):
             for reading in message.ranks:
-                record = self.ranks[reading.proc]
-                record.rss_nbytes, record.cpu_percent = reading.rss_nbytes, reading.cpu_percent
+                self.ranks[reading.proc].reading = reading
             self.hosts[int(peer[1:])].strangers = message.strangers
             return []
         if isinstance(message, Metered):
             self.meters.heard(peer, message, now)
             return []
+        if isinstance(message, (LoopBegun, LoopReport, LoopLeft)):
+            return self._heard_of_loop(self.ranks[proc_of(peer)], message, now)
         if isinstance(message, Fetch):
             return [Find(peer, message.turn, message.name)]
         if isinstance(message, Names):
@@ -672,7 +692,23 @@ class State:
         effects += [Expired(host, tuple(procs)) for host, procs in late.items()]
         return effects + self._due(now) + self._throughput(now)
 
+    def tell_loops(self, told: Iterable[Told]) -> list[Effect]:
+        """Have ranks told how far they may go."""
+        ranks = [(self.ranks[proc], message) for proc, message in told]
+        return [Send(rank.peer, pack(message)) for rank, message in ranks if rank.death is None]
+
     # -- inside
+
+    def _heard_of_loop(
+        self, record: RankRecord, message: LoopBegun | LoopReport | LoopLeft, now: float
+    ) -> list[Effect]:
+        proc = record.spec.proc
+        if isinstance(message, LoopBegun):
+            where = record.owed.get(message.request, "")
+            return self.tell_loops(self.loops.begun(record.spec, where, message, now))
+        if isinstance(message, LoopReport):
+            return self.tell_loops(self.loops.reported(proc, message))
+        return self.tell_loops(self.loops.left(proc, message))
 
     def _throughput(self, now: float) -> list[Effect]:
         """Tell how fast bytes go, where they do."""
@@ -699,7 +735,7 @@ class State:
                 return peer in self._speakers
             if isinstance(message, Metered):
                 return all(number in (row.source, row.target) for row in message.carried)
-            return isinstance(message, (Rich, Names, Stopped, Continued, Meet, CleansUp, Fetch))
+            return isinstance(message, _OF_RANKS)
         number = int(peer[1:])
         if isinstance(message, HostHello):
             procs = [proc for proc, _ in message.incarnations]
@@ -828,24 +864,28 @@ class State:
             self._kept.refused(id, proc)
         if note is not None and id not in self._quiet:
             record.last_request = id
-            record.last_error = ""
-            if isinstance(answer, Failure) and answer.kind in ("exception", "lost"):
-                record.last_error = answer.headline()  # interrupted and released ranks are well
+            record.last_error, record.failure = "", None
+            if isinstance(answer, Failure) and answer.kind in (
+                "exception",
+                "lost",
+            ):  # interrupted and released ranks are well
+                record.last_error, record.failure = answer.headline(), answer
+        effects = self.tell_loops(self.loops.request_over(proc, id))
         pending = self._pending.get(id)
         index = None if pending is None else pending.waiting.pop(proc, None)
         if pending is None or index is None:
             self.strays += 1
-            return []
+            return effects
         pending.answers[index] = answer
         if pending.waiting:
             if isinstance(answer, Failure) and pending.failed_at is None:
                 pending.failed_at = now
-            return []
+            return effects
         del self._pending[id]
         self._quiet.discard(id)
         self._cells.discard(id)
         self._kept.over(id)
-        effects: list[Effect] = [Resolve(id, pending.answers, pending.in_step)]  # type: ignore[arg-type]
+        effects.append(Resolve(id, pending.answers, pending.in_step))  # type: ignore[arg-type]
         if pending.keepers:
             forget = pack(Forget(id))
             keepers = [self.ranks[proc] for proc in pending.keepers]
@@ -935,7 +975,7 @@ class State:
         if not chunk.text and not chunk.dropped_lines:  # only a mark
             return []
         request = chunk.request or self._writer(record)
-        record.last_line = chunk.text.rstrip("\n").rpartition("\n")[2][-200:] or record.last_line
+        record.last_line = last_line(chunk.text) or record.last_line
         spec = record.spec
         return [Tell(OutputEvent(request, spec.rank, chunk.stream, chunk.text, chunk.dropped_lines, spec.mesh))]
 
@@ -953,7 +993,7 @@ class State:
         record.has_ended = True
         if record.death is not None:
             return []
-        what = describe_exit(message.exit_code, message.signal, message.rss_nbytes or record.rss_nbytes)
+        what = describe_exit(message.exit_code, message.signal, message.rss_nbytes or record.reading.rss_nbytes)
         exit_code = None if message.signal or message.reason else message.exit_code
         return self._lose(
             record, message.reason or what, now, message.last_lines, exit_code, signal_name(message.signal)
@@ -1012,7 +1052,9 @@ class State:
         if self._resumption is not None:
             self._resumption.heard(record.peer)
             effects += self._go_on(now)
+        effects += self.tell_loops(self.loops.gone(spec.proc))
         for id in [*record.owed, *record.asides]:
             effects += self._answer(id, record.spec.proc, failure, now)
         record.last_error = "" if record.stopping else failure.headline()
+        record.failure = None if record.stopping else failure
         return effects

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from itertools import product
 from typing import Any
 
 from monarch_kernel.asking.numbers import CONTROLLER_PROC
 from monarch_kernel.controller.meters import MeterBook
-from monarch_kernel.controller.records import HostRecord, RankRecord
-from monarch_kernel.events import HostState, HostView, MeshView, RankView
+from monarch_kernel.controller.records import NO_READING, HostRecord, RankRecord
+from monarch_kernel.events import HostState, HostView, LoopView, MeshView, RankView
 from monarch_kernel.traffic import CollectiveRow, End, Traffic, TrafficRow, largest_first
 from monarch_kernel.transport.base import CONTROLLER, Peer, proc_of
 
@@ -54,6 +56,7 @@ def mesh_view(
     age_s: float,
     strangers: int = 0,
     rate_of: Callable[[int], tuple[float, float]] = lambda proc: (0.0, 0.0),
+    loops: Sequence[LoopView] = (),
 ) -> MeshView:
     """A mesh as it is now.
 
@@ -67,17 +70,12 @@ def mesh_view(
         age_s: how long ago the mesh was made, in seconds.
         strangers: how many connections the controller has refused.
         rate_of: gives how fast bytes go to and from a process, by its number.
+        loops: that its ranks are in.
     """
     numbers = dict.fromkeys(record.host for record in ranks if record is not None)
     on = {view.number: view for view in host_views(hosts, tuple(numbers))}
     rows = []
-    for rank, record in enumerate(ranks):
-        coords = []
-        left = rank
-        for axis, size in reversed(axes.items()):
-            left, coord = divmod(left, size)
-            coords.append((axis, coord))
-        point = tuple(reversed(coords))
+    for rank, (record, point) in enumerate(zip(ranks, _points(tuple(axes.items())))):
         if record is None:
             rows.append(RankView(rank, point, "starting"))
         else:
@@ -87,7 +85,13 @@ def mesh_view(
     if where:  # else nobody can connect
         counts = [("", strangers), *((view.name, hosts[host].strangers) for host, view in on.items())]
         where["strangers"] = tuple((name, count) for name, count in counts if count)
-    return MeshView(name, tuple(axes.items()), tuple(rows), age_s=age_s, **where)
+    return MeshView(name, tuple(axes.items()), tuple(rows), age_s=age_s, loops=tuple(loops), **where)
+
+
+@lru_cache(maxsize=16)
+def _points(axes: tuple[tuple[str, int], ...]) -> tuple[tuple[tuple[str, int], ...], ...]:
+    """All places of a mesh, in the order of its ranks; the same every time that it is looked at."""
+    return tuple(product(*([(axis, coord) for coord in range(size)] for axis, size in axes)))
 
 
 def _rank_view(
@@ -95,9 +99,10 @@ def _rank_view(
 ) -> RankView:
     state = record.state
     activity = next(iter(list(record.owed.values())), "") if state == "running" else ""
-    stop = next(iter(list(record.stops.values())), None)
+    stop = next(iter(list(record.stops.values())), None) if record.stops else None
     if activity and stop is not None:
         activity = f"debugger at {stop.where}"
+    reading = record.reading if record.death is None else NO_READING
     return RankView(
         rank,
         point,
@@ -107,12 +112,15 @@ def _rank_view(
         host,
         record.pid,
         record.device or record.spec.device.replace("auto", ""),  # the host has yet to say which
-        record.rss_nbytes if record.death is None else 0,
-        record.cpu_percent if record.death is None else 0.0,
+        reading.rss_nbytes,
+        reading.cpu_percent,
         record.last_error,
         record.last_line,
         record.spec.incarnation,
         *rates,
+        reading.gpu_nbytes,
+        reading.gpu_total_nbytes,
+        reading.gpu_percent,
     )
 
 

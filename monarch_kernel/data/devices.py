@@ -7,12 +7,13 @@ it, calls `settle` before, which waits for what that thread has asked of the dev
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from monarch_kernel.data import memory as plain
 from monarch_kernel.data.memory import Layout, Memory, memory_of
 
-__all__ = ["copy", "fetch", "settle", "staging", "store"]
+__all__ = ["are_in_use", "copy", "export", "fetch", "opened", "settle", "staging", "store"]
 
 
 def settle(memory: Memory) -> None:
@@ -56,6 +57,48 @@ def copy(to: Memory, source: Memory) -> None:
         store(to, block)
     else:
         plain.copy(to.place, source.place)
+
+
+def are_in_use() -> bool:
+    """Whether this process uses CUDA devices already."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_initialized()
+
+
+def export(memory: Memory) -> tuple[Any, ...]:
+    """What another process of the machine passes to `opened`, once, to reach the memory of a device: CUDA IPC, by torch.
+
+    Raises:
+        RuntimeError: CUDA can't share this memory, as some that torch's allocator has made expandable.
+    """
+    storage = memory.keeper.untyped_storage()
+    return memory.address - storage.data_ptr(), memory.layout, storage._share_cuda_()
+
+
+def opened(exported: tuple[Any, ...], device: str) -> Memory:
+    """Memory of another process, which must keep it where it is; open as long as somebody has this.
+
+    Args:
+        exported: by that process.
+        device: of this process by which it is reached; that process may number the same devices in another way.
+
+    Raises:
+        RuntimeError: CUDA does not let this process reach it.
+    """
+    import torch
+
+    first, layout, (_, *handle) = exported
+    at = torch.device(device or "cuda")
+    index = torch.cuda.current_device() if at.index is None else at.index
+    try:
+        storage = torch.UntypedStorage._new_shared_cuda(index, *handle)
+    except (RuntimeError, TypeError):
+        counter, offset = handle[3:5]
+        release: Any = torch.UntypedStorage._release_ipc_counter
+        release(counter, offset, device=index)  # else it is kept there for ever
+        raise
+    whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    return Memory(storage.data_ptr() + first, Layout(*layout), False, whole, str(storage.device))
 
 
 def _copy(to: Memory, source: Memory) -> None:

@@ -91,17 +91,26 @@ class Lendings:
             BufferGoneError: it is not lent any more.
             ValueError: there is no such part.
         """
-        if not self.owns(cookie):
-            raise BufferGoneError("its owner has ended, and another process has come in its place")
-        memory = self._held.get(lease)
-        if memory is None:
-            raise BufferGoneError("it was dropped")
+        memory = self.whole(cookie, lease)
         if layout.itemsize < 1 or len(layout.shape) != len(layout.strides) or min(layout.shape, default=1) < 0:
             raise ValueError("this is no block of memory")
         low, high = memory.layout.span
         if layout.nbytes and not low <= offset + layout.span[0] <= offset + layout.span[1] <= high:
             raise ValueError("the block lies beyond the end of what was lent")
         return memory._replace(address=memory.address + offset, layout=layout)
+
+    def whole(self, cookie: bytes, lease: Lease) -> Memory:
+        """All of what was lent; errors as those of `block`."""
+        if not self.owns(cookie):
+            raise BufferGoneError("its owner has ended, and another process has come in its place")
+        memory = self._held.get(lease)
+        if memory is None:
+            raise BufferGoneError("it was dropped")
+        return memory
+
+    def is_lent(self, lease: Lease) -> bool:
+        """Whether a loan of this process has not ended."""
+        return lease in self._held
 
     def end_all_of(self, owner: int) -> list[Lease]:
         """End what an owner has lent; gives the loans of tensors that were written to here since they were lent."""

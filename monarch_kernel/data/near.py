@@ -12,7 +12,7 @@ from monarch_kernel.data import devices, direct
 from monarch_kernel.data.leases import Lent, TableOf, identity
 from monarch_kernel.data.lending import Lendings, Loan
 from monarch_kernel.data.memory import Memory, Place, copy, matched, memory_of, runs_of
-from monarch_kernel.data.roads import Gone, NoRoad
+from monarch_kernel.data.roads import LARGE_SLAB_NBYTES, SLAB_NBYTES, Gone, NoRoad
 
 __all__ = ["MemoryRoad", "ProcessRoad", "Tables"]
 
@@ -69,6 +69,7 @@ class ProcessRoad:
     name = "process"
     is_direct = True
     takes_devices = True
+    slab_nbytes = LARGE_SLAB_NBYTES
 
     def __init__(self, tables: Tables, lendings: Lendings) -> None:
         self._tables = tables
@@ -97,6 +98,7 @@ class MemoryRoad:
     name = "memory"
     is_direct = True
     takes_devices = False
+    slab_nbytes = SLAB_NBYTES
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables

@@ -11,10 +11,13 @@ from monarch_kernel.data.lending import Loan
 from monarch_kernel.data.memory import Memory, boxes, matched
 from monarch_kernel.data.meters import Meters
 
-__all__ = ["Gone", "NoRoad", "Road", "Roads", "Transfer"]
+__all__ = ["LARGE_SLAB_NBYTES", "SLAB_NBYTES", "Gone", "NoRoad", "Road", "Roads", "Transfer"]
 
 SLAB_NBYTES = 64 << 20
 """What is larger is carried in parts of this size, each of which is counted when it is done."""
+
+LARGE_SLAB_NBYTES = 1 << 30
+"""The same for roads so fast that to begin is what takes time."""
 
 
 class Gone(Exception):
@@ -31,9 +34,9 @@ class Transfer(NamedTuple):
     Attributes:
         nbytes: bytes.
         seconds: how long it took, from when it was begun.
-        road: "process" within one process, "memory" straight from or into memory of another process of the machine,
-            "network" by streams between two machines, "messages" by way of the connections between processes, where the
-            owner takes part.
+        road: "process" within one process, "memory" straight from or into memory of another process of the machine, "cuda"
+            the same with that of a device, "rdma" by hardware between two machines that have it, "network" by streams
+            between two machines, "messages" by way of the connections between processes, where the owner takes part.
     """
 
     nbytes: int
@@ -48,11 +51,13 @@ class Road(Protocol):
         name: as transfers tell it.
         is_direct: whether it waits for nobody, so that a thread that has other things to do may take it.
         takes_devices: whether memory of this process may be that of a device; else it is carried by way of memory of the CPU.
+        slab_nbytes: what is larger is carried in parts of this size, each of which is counted when it is done.
     """
 
     name: str
     is_direct: bool
     takes_devices: bool
+    slab_nbytes: int
 
     def leads_to(self, loan: Loan) -> bool:
         """Whether memory can be reached by it, as far as is known without trying."""
@@ -127,7 +132,8 @@ class Roads:
         us, owner = self._meters.proc, loan.proc
         source, target = (us, owner) if is_write else (owner, us)
         left = loan.layout.nbytes
-        for there, ours in _slabs(loan, here):
+        is_staged = bool(loan.device) != bool(here.device) or (bool(here.device) and not road.takes_devices)
+        for there, ours in _slabs(loan, here, SLAB_NBYTES if is_staged else road.slab_nbytes):
             begun = time.perf_counter()
             _carry(road, there, ours, is_write)
             nbytes, seconds = there.layout.nbytes, time.perf_counter() - begun
@@ -147,12 +153,12 @@ def _carry(road: Road, loan: Loan, here: Memory, is_write: bool) -> None:
         devices.store(here, block)
 
 
-def _slabs(loan: Loan, here: Memory) -> Iterator[tuple[Loan, Memory]]:
+def _slabs(loan: Loan, here: Memory, nbytes: int) -> Iterator[tuple[Loan, Memory]]:
     """Cut what is large into parts of some size, the same ones at both ends."""
-    if loan.layout.nbytes <= SLAB_NBYTES:
+    if loan.layout.nbytes <= nbytes:
         yield loan, here
         return
     ours, theirs = matched(here.layout, loan.layout)
-    for (near, layout), (far, box) in zip(boxes(ours, SLAB_NBYTES), boxes(theirs, SLAB_NBYTES)):
+    for (near, layout), (far, box) in zip(boxes(ours, nbytes), boxes(theirs, nbytes)):
         there = loan._replace(address=loan.address + far, layout=box)
         yield there, here._replace(address=here.address + near, layout=layout)

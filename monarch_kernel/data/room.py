@@ -1,13 +1,17 @@
-"""How much memory there still is to take: of the machine, and within the limits of the control groups that containers set."""
+"""What there still is to take: of the machine, and within the limits of the control groups that containers set.
+
+Memory, above all; and cores, and processes.
+"""
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Room", "largest_file", "room"]
+__all__ = ["Room", "cores", "largest_file", "processes", "room"]
 
 _UNLIMITED = 1 << 60
 """What version 1 of control groups says where there is no limit is a little below the largest number of pages."""
@@ -35,17 +39,39 @@ def largest_file() -> int:
     return _UNLIMITED if soft == resource.RLIM_INFINITY else soft
 
 
+def cores(root: Path = Path("/")) -> float:
+    """How many processor cores' time this process may use: those that it may run on, or less, by limits of control groups."""
+    found = [float(len(os.sched_getaffinity(0)))]
+    for group in _groups(root, "cpu"):
+        quota, period = _number(group / "cpu.cfs_quota_us"), _number(group / "cpu.cfs_period_us")
+        if (words := _words(group / "cpu.max")) and words[0] != "max":
+            quota, period = int(words[0]), int(words[1])
+        if quota is not None and period and quota > 0:
+            found.append(quota / period)
+    return min(found)
+
+
+def processes(root: Path = Path("/")) -> int | None:
+    """How many more processes and threads the control groups allow; None where they set no limit."""
+    found = []
+    for group in _groups(root, "pids"):
+        limit, taken = _number(group / "pids.max"), _number(group / "pids.current")
+        if limit is not None and taken is not None:
+            found.append(max(0, limit - taken))
+    return min(found, default=None)
+
+
 def _limits(root: Path) -> Iterator[Room]:
     machine = _fields(root / "proc/meminfo", 1024)
     if "MemAvailable" in machine:
         yield Room(machine["MemAvailable"], "memory are free")
     if _number(root / "proc/sys/vm/overcommit_memory") == 2 and "CommitLimit" in machine:
         yield Room(machine["CommitLimit"] - machine.get("Committed_AS", 0), "memory may still be promised to anybody")
-    for group in _groups(root):
+    for group in _groups(root, "memory"):
         yield from _limits_of(group)
 
 
-def _groups(root: Path) -> Iterator[Path]:
+def _groups(root: Path, controller: str) -> Iterator[Path]:
     """The control groups that this process is in, by either version, inner ones first.
 
     In a container the path may be that outside of it; of its ends what is there is the container's.
@@ -58,8 +84,8 @@ def _groups(root: Path) -> Iterator[Path]:
         number, controllers, path = line.split(":", 2)
         if number == "0":
             tops = [root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified"]
-        elif "memory" in controllers.split(","):
-            tops = [root / "sys/fs/cgroup/memory"]
+        elif controller in controllers.split(","):
+            tops = [root / "sys/fs/cgroup" / controller]
         else:
             continue
         for top in tops:
@@ -89,6 +115,13 @@ def _fields(path: Path, unit: int) -> dict[str, int]:
     except OSError:
         return {}
     return {each[0].rstrip(":"): int(each[1]) * unit for each in words if len(each) > 1 and each[1].isdigit()}
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []
 
 
 def _number(path: Path) -> int | None:

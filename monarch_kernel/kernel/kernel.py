@@ -7,14 +7,14 @@ import inspect
 from importlib.metadata import version
 from typing import Any
 
+from monarch_kernel.kernel.comms import LiveComms
 from monarch_kernel.kernel.interrupts import KernelInterrupts
-from monarch_kernel.kernel.tab import RemoteTab
 from monarch_kernel.notebook.magics import load
 
 __all__ = ["MonarchKernel"]
 
 
-class MonarchKernel(RemoteTab):
+class MonarchKernel(LiveComms):
     """An IPython kernel that is the single controller of meshes of ranks."""
 
     implementation = "monarch_kernel"
@@ -25,6 +25,7 @@ class MonarchKernel(RemoteTab):
         assert self.shell is not None
         self._magics = load(self.shell)
         self.names = self._magics.names
+        self.listen(self._magics.meshes.viewers)
         self._interrupts = KernelInterrupts()
         self._interrupts.guard(self.shell)
         self._magics.meshes.interrupt_others = self._interrupts.strike_subshells
@@ -58,6 +59,13 @@ class MonarchKernel(RemoteTab):
     def _dummy_context_manager(self, *args: Any) -> Any:
         """While a cell of a subshell awaits, where ipykernel has nothing of the kind."""
         return self._interrupts.awaited(args[0])
+
+    async def shutdown_request(self, stream: Any, ident: Any, parent: Any) -> None:
+        """End. Pages that show meshes go on talking by the control channel, which nobody would be there to finish with."""
+        control = self.control_stream
+        if control is not None and stream is control:
+            control.stop_on_recv()
+        await super().shutdown_request(stream, ident, parent)  # type: ignore[no-untyped-call]
 
     async def do_shutdown(self, restart: bool) -> Any:
         """End the ranks, then the kernel."""

@@ -12,23 +12,32 @@ from IPython.display import display
 
 from monarch_kernel.actor.procs import ProcMesh
 from monarch_kernel.agent.processes import gpu_ids
+from monarch_kernel.doctor.examine import ITEM_WIDTH, checks, examine
+from monarch_kernel.doctor.report import finding_text, summary
 from monarch_kernel.edit.sources import check_syntax
-from monarch_kernel.errors import RemoteInterrupt, format_ranks
+from monarch_kernel.errors import RemoteError, RemoteInterrupt, format_ranks
+from monarch_kernel.mesh import Point
 from monarch_kernel.notebook.attach import resumed_cells, show_missed
 from monarch_kernel.notebook.hosts import asked_for
+from monarch_kernel.notebook.loops import steer
 from monarch_kernel.notebook.meshes import Entry, Meshes
+from monarch_kernel.notebook.viewers import Asked
 from monarch_kernel.output.folding import render
 from monarch_kernel.output.logs import log_lines
 from monarch_kernel.running.background import BackgroundCell
 from monarch_kernel.running.cells import RemoteCell
-from monarch_kernel.running.display import LiveView, Sink
+from monarch_kernel.running.display import Sink
 from monarch_kernel.running.interrupts import HeldInterrupts
+from monarch_kernel.running.places import placed
 from monarch_kernel.running.stopping import look
 from monarch_kernel.syntax.lines import UsageProblem, tokens
-from monarch_kernel.syntax.options import COMMANDS, one_name, parse_logs
+from monarch_kernel.syntax.options import COMMANDS, LogsOptions, one_name, parse_doctor, parse_logs, parse_loop
 from monarch_kernel.syntax.selector import root_name
 from monarch_kernel.syntax.up import parse_up
 from monarch_kernel.syntax.usage import command_help, mesh_help
+from monarch_kernel.ui.errors import error_block
+from monarch_kernel.ui.frames import LOOP_COMMANDS
+from monarch_kernel.ui.loops import loop_text
 from monarch_kernel.ui.stacks import stacks_text
 from monarch_kernel.ui.text import meshes_text
 
@@ -89,6 +98,14 @@ class MeshCommands:
         words = tokens(rest)
         print(command_help(words[0]) if words else mesh_help())
 
+    def doctor(self, rest: str) -> None:
+        """Say whether all is there that the kernel needs; a line as soon as each thing was looked at."""
+        findings = []
+        for finding in examine(checks(quick=parse_doctor(rest))):
+            findings.append(finding)
+            print(finding_text(finding, ITEM_WIDTH), flush=True)
+        print(f"\n{summary(findings)}")
+
     def _check_variable(self, name: str, command: str, remedy: str) -> None:
         """See that a name may become a variable."""
         if hasattr(builtins, name):
@@ -107,7 +124,7 @@ class MeshCommands:
         self._shell.user_ns[words[0]] = entry.mesh
         sink = Sink(self._shell)
         show_missed(taken, sink)
-        entry.view.show(entry.mesh.view())
+        self._meshes.show(entry)
         for cell in resumed_cells(taken, entry.lane, sink):
             handle = BackgroundCell(cell, self._meshes.background, lambda results: None, self._show_end, cell.born)
             if not handle.done():
@@ -121,18 +138,13 @@ class MeshCommands:
         if not shown:
             print(meshes_text([]))
         for entry in shown:
-            entry.view = LiveView()
-            entry.view.show(entry.mesh.view())
+            self._meshes.show(entry)
 
     def logs(self, rest: str) -> None:
         """Show what ranks have written."""
         options = parse_logs(rest)
         entry, mesh = self._meshes.select(options.selector, self._shell.user_ns)
-        logs = mesh.logs()
-        lines = log_lines(logs, list(entry.lane.begun), n_lines=options.lines, stderr=options.stderr, raw=options.raw)
-        if not lines:
-            print(f"{mesh.name}{format_ranks(logs)} has written nothing{' to stderr' * options.stderr}")
-        for stream, text in render(lines):
+        for stream, text in _logs(entry, mesh, options):
             print(text, end="", file=sys.stderr if stream == "stderr" else sys.stdout, flush=True)
 
     def interrupt(self, rest: str) -> None:
@@ -168,8 +180,7 @@ class MeshCommands:
         if not parts:
             print(meshes_text([]))
         for entry, mesh in parts:
-            answers = look(entry.mesh)
-            print(stacks_text(entry.mesh.view(), answers, mesh.ranks))
+            print(_stacks(entry, mesh))
 
     def traffic(self, rest: str) -> None:
         """Say what has gone to and from the ranks of a mesh, or of a part of it; of all meshes, if none is named."""
@@ -179,6 +190,19 @@ class MeshCommands:
             print(meshes_text([]))
         for _, mesh in parts:
             display(mesh.traffic())
+
+    def loop(self, rest: str) -> None:
+        """Say how far the loop of a mesh is (``live.loop``), or steer it."""
+        options = parse_loop(rest)
+        _, mesh = self._meshes.select(options.selector, self._shell.user_ns)
+        loops = mesh.loops
+        if not loops:
+            raise UsageProblem(f"no rank of {mesh.name} has begun a loop: for step in live.loop(...)")
+        going = [loop for loop in loops if loop.view().state != "over"] or loops
+        if options.command or options.knobs:
+            print(steer(going[-1], options.command or "set", count=options.count, knobs=options.knobs))
+        else:
+            print("\n".join(loop_text(loop.view()) for loop in going))
 
     def heal(self, rest: str) -> None:
         """Start new processes in place of dead ranks of a mesh, or of a part of it; of the last one, if none is named."""
@@ -239,12 +263,73 @@ class MeshCommands:
         """End one mesh, and say so."""
         if name not in self._meshes.names:
             count = self._meshes.detached.down(name)
-            if not count:
-                print(f"{name}: none of its hosts has come; it is forgotten")
-                return
-        else:
-            entry = self._meshes.get(name)
-            count = self._meshes.down(name)
-            if self._shell.user_ns.get(name) is entry.mesh:
-                del self._shell.user_ns[name]
-        print(f"{name}: {count} rank{'s' * (count != 1)} ended")
+            print(_ended(name, count) if count else f"{name}: none of its hosts has come; it is forgotten")
+            return
+        print(self._end(name))
+
+    def _end(self, name: str) -> str:
+        entry = self._meshes.get(name)
+        count = self._meshes.down(name)
+        if self._shell.user_ns.get(name) is entry.mesh:
+            del self._shell.user_ns[name]
+        return _ended(name, count)
+
+    # -- for viewers, which ask from other threads
+
+    def answer(self, asked: Asked) -> str:
+        """Do what a viewer asks for, as the command of that name does; gives what that would print.
+
+        Raises:
+            UsageProblem: there is no such mesh, rank or loop, or it can't be done to it.
+        """
+        if asked.mesh not in self._meshes.names:
+            raise UsageProblem(f"mesh {asked.mesh!r} is down")
+        entry = self._meshes.get(asked.mesh)
+        mesh = entry.mesh
+        if asked.command in LOOP_COMMANDS:
+            loops = [loop for loop in mesh.loops if loop.key == asked.loop]
+            if not loops:
+                raise UsageProblem("the loop is over")
+            return steer(loops[0], asked.command, count=asked.steps, knobs={asked.knob: asked.value})
+        if asked.ranks is not None:
+            if not asked.ranks or not set(asked.ranks) <= set(mesh.ranks):
+                raise UsageProblem(f"{asked.mesh} has no ranks {format_ranks(set(asked.ranks) - set(mesh.ranks))}")
+            mesh = mesh[sorted(set(asked.ranks))]
+        if asked.command == "interrupt":
+            return self._meshes.interrupt(entry, mesh, abort=asked.abort)
+        if asked.command in ("heal", "restart"):
+            return self._meshes.replace_ranks(entry, mesh, restart=asked.command == "restart")
+        if asked.command == "down":
+            return self._end(asked.mesh)
+        if asked.command == "stacks":
+            return _stacks(entry, mesh)
+        if asked.command == "logs":
+            return "".join(text for _, text in _logs(entry, mesh, LogsOptions("")))
+        return _traceback(mesh)
+
+
+def _ended(name: str, count: int) -> str:
+    return f"{name}: {count} rank{'s' * (count != 1)} ended"
+
+
+def _stacks(entry: Entry, mesh: ProcMesh) -> str:
+    """What ranks do now."""
+    return stacks_text(entry.mesh.view(), look(entry.mesh), mesh.ranks)
+
+
+def _logs(entry: Entry, mesh: ProcMesh, options: LogsOptions) -> list[tuple[str, str]]:
+    """What ranks have written: stream and text."""
+    logs = mesh.logs()
+    lines = log_lines(logs, list(entry.lane.begun), n_lines=options.lines, stderr=options.stderr, raw=options.raw)
+    if not lines:
+        return [("stdout", f"{mesh.name}{format_ranks(logs)} has written nothing{' to stderr' * options.stderr}\n")]
+    return list(render(lines))
+
+
+def _traceback(mesh: ProcMesh) -> str:
+    """The last failures of ranks, as the cell has shown them, or would have."""
+    extent = mesh.whole.extent
+    failures = {Point(rank, extent): placed(failure) for rank, failure in mesh.last_failures().items()}
+    if not failures:
+        return f"{mesh.name}{format_ranks(mesh.ranks)}: nothing has failed since something succeeded"
+    return "\n".join(error_block(RemoteError(mesh.name, failures), color=False))

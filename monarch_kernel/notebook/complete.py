@@ -10,7 +10,7 @@ from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMa
 from monarch_kernel.launch.engines import ENGINES
 from monarch_kernel.notebook.meshes import Meshes
 from monarch_kernel.notebook.names import RemoteNames
-from monarch_kernel.syntax.options import COMMANDS, option_names, repeatable
+from monarch_kernel.syntax.options import COMMANDS, STEERING, option_names, repeatable
 from monarch_kernel.syntax.up import engine_of
 
 __all__ = ["candidates", "make_matcher"]
@@ -85,6 +85,9 @@ def candidates(
             return left if done[0] == "up" else [*names, *left]
         if done[0] == "help":
             return [(command, "command") for command in COMMANDS]
+        if done[0] == "loop":
+            said = [(word, "command") for word in STEERING]
+            return [] if set(done) & set(STEERING) else [*(names if len(done) == 1 else []), *said]
         if done[0] == "attach":
             return [(name, "mesh") for name in detached()]
         if done[0] == "down":

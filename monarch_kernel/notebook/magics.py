@@ -56,6 +56,7 @@ class MeshMagics(Magics):
         self.failures = Failures(shell, self.meshes, self.faults)
         self.names = RemoteNames(self.meshes, shell.user_ns, lambda: self.transformer.mode)
         self._commands = MeshCommands(shell, self.meshes, self._show_end)
+        self.meshes.command = self._commands.answer
 
     @no_var_expand
     @line_magic

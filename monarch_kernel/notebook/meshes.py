@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,7 @@ from monarch_kernel.notebook.attach import DetachedMeshes, TakenUp
 from monarch_kernel.notebook.debug import DebugPrompt
 from monarch_kernel.notebook.healing import replace_ranks
 from monarch_kernel.notebook.hosts import Allocation
+from monarch_kernel.notebook.viewers import Command, LiveWidget, Viewers
 from monarch_kernel.running.background import Background
 from monarch_kernel.running.cells import Lane, RemoteCell, run_in_foreground
 from monarch_kernel.running.display import LiveView, Sink
@@ -39,6 +41,8 @@ __all__ = ["Entry", "Meshes", "root_name"]
 _PUMP_S = 0.05
 _POLL_S = 0.01
 _UP_TIMEOUT_S = 150.0
+_SHARE = 0.01  # of a processor, for the table of a mesh
+_BESIDE_WIDGET_S = 2.0  # how often the table is brought up to date that stands in the saved notebook
 _OTHERS_S = 0.5  # ranks that end together are told together
 _FIRST_WORD_S = 1.0  # a mesh that is up sooner is shown at once, for frontends that can't update what they have shown
 
@@ -64,8 +68,18 @@ class Entry:
     options: UpOptions
     lane: Lane
     view: LiveView = field(default_factory=LiveView)
+    draw_at: float = 0.0  # when the table is to be drawn next, if that took long
+    widget: LiveWidget | None = None  # the same, alive, where the frontend can draw it
     kept: KeptSession | None = None  # the mesh's own, if it outlives the kernel
     allocation: Allocation | None = None  # its hosts, if they are not this machine
+    replacing: threading.Lock = field(default_factory=threading.Lock)  # held by who replaces ranks
+
+    def end_widget(self) -> None:
+        """From now on the table stands for itself, with the last that is known."""
+        if self.widget is not None:
+            self.view.update(self.mesh.view(), time.monotonic(), force=True)
+            self.widget.close()
+            self.widget = None
 
 
 class Meshes:
@@ -77,7 +91,11 @@ class Meshes:
 
     Attributes:
         interrupt_others: interrupts what runs on other threads of the notebook; called when the main thread is interrupted.
+        viewers: who looks at them.
+        command: carries out what viewers ask for.
     """
+
+    command: Command
 
     def __init__(self, shell: InteractiveShell, detached: DetachedMeshes) -> None:
         self.detached = detached
@@ -87,9 +105,13 @@ class Meshes:
         self._store: GroupStore | None = None
         self._latest = ""
         self.interrupt_others: Callable[[], object] = lambda: None
+        self.viewers = Viewers(self._up, lambda *args, **kwargs: self.command(*args, **kwargs))
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
+
+    def _up(self) -> list[ProcMesh]:
+        return [entry.mesh for entry in list(self._entries.values()) if not entry.mesh._runtime.closed]
 
     @property
     def names(self) -> list[str]:
@@ -126,8 +148,7 @@ class Meshes:
         there = self._entries.get(options.name)
         if there is not None:
             if there.options == options and not there.mesh.deaths():
-                there.view = LiveView()
-                there.view.show(there.mesh.view())
+                self.show(there)
                 return there
             if there.options == options:
                 dead = format_ranks(there.mesh.deaths())
@@ -149,7 +170,15 @@ class Meshes:
         self._add(entry)
         self.attend_to_stops(entry)
         entry.view.update(entry.mesh.view(), time.monotonic(), force=True)
+        entry.widget = self.viewers.widget(entry.options.name)
         return entry
+
+    def show(self, entry: Entry) -> None:
+        """Show a mesh that is up in another place; in the one before stays how it was."""
+        entry.end_widget()
+        entry.view = LiveView()
+        entry.view.show(entry.mesh.view())
+        entry.widget = self.viewers.widget(entry.options.name)
 
     def _up_here(self, options: UpOptions, store: GroupStore, view: LiveView, interrupts: HeldInterrupts) -> Entry:
         hosts, kept = self.detached.hosts(options.name) if options.detach else (this_host(), None)
@@ -267,11 +296,15 @@ class Meshes:
         if entry.allocation is not None:
             entry.allocation.release()
         entry.view.update(entry.mesh.view(), time.monotonic(), force=True)
+        entry.end_widget()
+        self.viewers.publish(force=True)
         return len(entry.mesh)
 
     def close(self) -> None:
         """End all meshes but those that outlive us, and the session."""
         kept = [entry.kept for entry in self._entries.values() if entry.kept is not None]
+        for entry in self._entries.values():
+            entry.end_widget()
         self._entries.clear()
         self._latest = ""
         shutdown_context().get()
@@ -409,10 +442,17 @@ class Meshes:
             return stopping.text(view, waited)
 
     def replace_ranks(self, entry: Entry, mesh: ProcMesh, *, restart: bool) -> str:
-        """Have new processes take the places of dead ranks, or of all, of a mesh or a part of it; gives what became of it."""
+        """Have new processes take the places of dead ranks, or of all, of a mesh or a part of it; gives what became of it.
+
+        Raises:
+            UsageProblem: somebody does so already, such as by a button of the view.
+        """
+        if not entry.replacing.acquire(blocking=False):
+            raise UsageProblem(f"{entry.options.name}: ranks are being replaced already; wait until that is done")
         try:
             return replace_ranks(entry.lane, mesh, self.interrupt_others, restart=restart)
         finally:
+            entry.replacing.release()
             entry.view.follow(entry.mesh.view(), time.monotonic(), force=True)
 
     def _drive_on(self, cell: RemoteCell) -> Callable[[float], bool]:
@@ -433,5 +473,10 @@ class Meshes:
         return cells[0].output.sink if cells else None
 
     def _draw(self, now: float) -> None:
+        self.viewers.publish()
         for entry in list(self._entries.values()):
-            entry.view.follow(entry.mesh.view(), now)
+            if now >= entry.draw_at:
+                begun = time.thread_time()
+                is_drawn = self.viewers.are_looking(entry.options.name)
+                entry.view.follow(entry.mesh.view(), now, every_s=_BESIDE_WIDGET_S if is_drawn else LiveView.EVERY_S)
+                entry.draw_at = now + (time.thread_time() - begun) / _SHARE

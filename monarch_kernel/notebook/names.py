@@ -35,7 +35,14 @@ __all__ = ["Found", "RemoteCode", "RemoteNames", "kinds_on", "remote_code"]
 CAP_S = 0.18
 SECOND_AFTER_S = 0.09
 _KEPT_ANSWERS = 200
-_PREDEFINED = {"device": "device", "local_rank": "int", "mesh": "DeviceMesh", "rank": "int", "world_size": "int"}
+_PREDEFINED = {
+    "device": "device",
+    "live": "module",
+    "local_rank": "int",
+    "mesh": "DeviceMesh",
+    "rank": "int",
+    "world_size": "int",
+}
 """What the first cell will find, until the ranks have told what they have."""
 
 _BRACKETS = r"\[(?:[^\[\]\n]|\[[^\[\]\n]*\])*\]"

@@ -98,9 +98,14 @@ class Ledger:
             self._cells.pop(id, None)
             self._answers.pop(id, None)
 
+    @property
+    def is_detached(self) -> bool:
+        """Whether there is no controller now; the host agent says so."""
+        return os.path.exists(self._detached)
+
     def displayed(self, packed: Packed) -> bool:
         """Keep something that was displayed, if there is no controller now; says whether."""
-        if not os.path.exists(self._detached):
+        if not self.is_detached:
             return False
         with self._lock:
             self._rich.append(packed)

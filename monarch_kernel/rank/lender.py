@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from monarch_kernel.agent.network import address_of, own_addresses
-from monarch_kernel.data import devices
+from monarch_kernel.asking.numbers import made_by
+from monarch_kernel.data import devices, nixl
 from monarch_kernel.data.crew import Crew
+from monarch_kernel.data.kept import Kept
 from monarch_kernel.data.leases import Lease
 from monarch_kernel.data.lending import Lendings
 from monarch_kernel.data.memory import Layout, Memory, Place, copy, memory_of
@@ -17,11 +19,13 @@ from monarch_kernel.describe.report import describe
 from monarch_kernel.transport.streams import IDLE_S, Stream, StreamError, StreamListener
 from monarch_kernel.wire.codec import Frame, Packed, WireError, dump, join, pack, split
 from monarch_kernel.wire.messages import (
+    CloseLoan,
     EndLoan,
     EndLoans,
     EndStream,
     Failed,
     Message,
+    OpenLoan,
     OpenStreams,
     Payload,
     ReadLoan,
@@ -30,6 +34,9 @@ from monarch_kernel.wire.messages import (
 )
 
 __all__ = ["Lender"]
+
+KEPT_S = 10.0
+"""How long memory stays registered that nobody reads or writes."""
 
 
 class Lender:
@@ -49,22 +56,43 @@ class Lender:
         self._answer_later = answer_later
         self._listener = StreamListener(self._serve, _addresses)
         self._crew = Crew("monarch-lender", 1)  # for what takes a moment
+        self._registered: Kept[Lease, nixl.Registration] = Kept("monarch-registered", KEPT_S, lendings.is_lent)
+        self._has_opened = False
+        self._opened: dict[int, tuple[Lease, nixl.Registration]] = {}
 
     def hear(self, message: Message, frames: Sequence[Frame]) -> bool:
         """Take a message; False if it is about something else."""
         if isinstance(message, OpenStreams):
-            self._crew.submit(lambda: self._answer_later(message.id, _answer_of(message.id, self._invite, message)))
+            self._soon(message.id, lambda: self._invite(message))
+        elif isinstance(message, OpenLoan):
+            self._has_opened = True
+            self._soon(message.id, lambda: self._open(message))
+        elif isinstance(message, CloseLoan):
+            self._crew.submit(lambda: self._close(message.opened))
         elif isinstance(message, EndStream):
-            self._crew.submit(lambda: self._answer_later(message.id, _answer_of(message.id, self._end, message)))
+            self._soon(message.id, lambda: self._end(message))
         elif isinstance(message, (ReadLoan, WriteLoan, EndLoan, EndLoans)):
             self._answer(message.id, _answer_of(message.id, self._do, message, frames))
         else:
             return False
         return True
 
+    def _soon(self, id: int, do: Callable[[], Packed]) -> None:
+        try:
+            self._crew.submit(lambda: self._answer_later(id, _answer_of(id, do)))
+        except RuntimeError as error:  # no thread can be started
+            self._answer(id, pack(Failed(id, describe(error))))
+
+    def gone(self, proc: int) -> None:
+        """The process of this place has ended: what was opened for it is not used any more."""
+        if self._has_opened:
+            self._crew.submit(lambda: self._close_all_of(proc))  # after what it has asked for before
+
     def close(self) -> None:
-        """End all streams."""
+        """End all streams, and what was opened."""
         self._listener.close()
+        self._opened.clear()
+        self._registered.close()
 
     def _do(self, message: ReadLoan | WriteLoan | EndLoan | EndLoans, frames: Sequence[Frame]) -> Packed:
         if isinstance(message, EndLoans):
@@ -93,6 +121,30 @@ class Lender:
         if memory.is_readonly:
             raise TypeError("the memory can only be read")
         return memory
+
+    # -- what others reach without us
+
+    def _open(self, message: OpenLoan) -> Packed:
+        lease = Lease(message.entry, message.turn)
+        memory = self._lendings.whole(message.table, lease)
+        if message.way == "cuda":
+            how = devices.export(memory)
+        elif message.way == "rdma":
+            registered = self._registered.take(lease, lambda: nixl.Registration(nixl.agent(), memory))
+            self._opened[message.id] = lease, registered
+            how = tuple(registered.described)
+        else:
+            raise ValueError(f"nothing is known of the way {message.way!r}")
+        payload, parts = dump(how)
+        return pack(Result(message.id, payload), parts)
+
+    def _close(self, opened: int) -> None:
+        if opened in self._opened:
+            self._registered.give(*self._opened.pop(opened))
+
+    def _close_all_of(self, proc: int) -> None:
+        for id in [id for id in self._opened if made_by(id) == proc]:
+            self._close(id)
 
     # -- by streams
 

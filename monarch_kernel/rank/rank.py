@@ -54,7 +54,7 @@ from monarch_kernel.rank.streams import OutputMarks
 from monarch_kernel.rank.workplace import Workplace, later
 from monarch_kernel.supervise.family import PROGRAM, Process
 from monarch_kernel.transport.base import CONTROLLER, Peer, PeerTransport
-from monarch_kernel.transport.driver import Driver
+from monarch_kernel.transport.driver import Driver, behind_shields
 from monarch_kernel.wire.codec import Frame, Packed, WireError, dump, load, pack, replace, salvage_ids, split
 from monarch_kernel.wire.messages import (
     Apply,
@@ -169,6 +169,7 @@ class Rank(Workplace):
             Ping: self._ping,
         }
         self.asides: dict[type[Message], Callable[[Any], None]] = {}
+        self.at_new_controller: list[Callable[[], None]] = []
         self._shell: Shell | None = None
         self._applier: Applier | None = None
         self._names: NameTracker | None = None
@@ -283,6 +284,10 @@ class Rank(Workplace):
         """What a cell here has spawned is the program's affair, and so are its failures."""
         while (failure := self.supervisor.take(PROGRAM)) is not None:
             self.driver.submit(pack(Unhandled(failure.without_mesh())))
+
+    def is_detached(self) -> bool:
+        """Whether there is no controller now, and may be another one later."""
+        return self._ledger is not None and self._ledger.is_detached
 
     def executors(self) -> list[Executor]:
         """All that work: the main thread, and the actors."""
@@ -470,6 +475,9 @@ class Rank(Workplace):
         self.peers.meters.tell_all()
         self._tell_meters()
         self.peers.controller_is_new()
+        for tell in self.at_new_controller:
+            tell()
+        self.gone(Process(CONTROLLER_PROC, 0))  # the one before
 
     # -- looking into the namespace, whatever runs
 
@@ -510,7 +518,7 @@ class Rank(Workplace):
 
     def _strike_main(self, id: int, insist: bool) -> None:
         """Signal the main thread until the signal has been seen: one that comes just before a system call is not."""
-        handler = signal.getsignal(signal.SIGINT)
+        handler = behind_shields(signal.getsignal(signal.SIGINT))
         if self.main.current != id or self.main.struck == id:
             return
         if handler != self._on_sigint and callable(handler) and not insist:  # the cell's own, which is called once

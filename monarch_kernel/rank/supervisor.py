@@ -43,6 +43,10 @@ class Owner(Protocol):
         """Have `Supervisor.gone` called when a process has ended; with the baton held."""
         ...
 
+    def gone(self, process: Process) -> None:
+        """A process has ended that was watched; with the baton held."""
+        ...
+
     def end_actor(self, actor: int, reason: str) -> None:
         """Stop an actor that works here; with the baton held."""
         ...
@@ -129,6 +133,7 @@ class Supervisor:
             effects = self._family.process_gone(process, death)
             told = self._family.has_news(PROGRAM)
         self._perform(effects)
+        self._workplace.gone(process)
         return told
 
     # -- inside

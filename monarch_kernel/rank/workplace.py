@@ -33,6 +33,7 @@ from monarch_kernel.wire.messages import (
     Fence,
     Interrupt,
     Message,
+    OpenLoan,
     Payload,
     PortSend,
     PostMortem,
@@ -229,7 +230,8 @@ class Workplace(ABC):
         elif isinstance(message, PortSend):
             self.asker.ports.hear(message, frames)
         elif self._lender.hear(message, frames):
-            pass
+            if isinstance(message, OpenLoan):  # what is opened for a process stays until it ends
+                self.watch(_process(peer))
         elif isinstance(message, ActorEnded):
             self.supervisor.child_ended(message, _process(peer))
         elif isinstance(message, Fence):
@@ -249,6 +251,10 @@ class Workplace(ABC):
     def fence(self, message: Fence, peer: Peer) -> None:
         """Answer, since all that was sent to ``peer`` before is on its way."""
         self.send_answer_now(message.id, pack(Result(message.id, Payload())))
+
+    def gone(self, process: Process) -> None:
+        """A process has ended that was watched; with the baton held."""
+        self._lender.gone(process.proc)
 
     def end_actor(self, actor: int, reason: str) -> None:
         """End an actor that works here, and interrupt what it does: its owner is gone; with the baton held."""

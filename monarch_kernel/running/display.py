@@ -123,19 +123,20 @@ class LiveView:
         """Show it for the first time."""
         self._publish(view, update=False)
 
-    def update(self, view: MeshView, now: float, *, force: bool = False) -> None:
+    def update(self, view: MeshView, now: float, *, force: bool = False, every_s: float = EVERY_S) -> None:
         """Bring it up to date, if it has changed and the last time is long enough ago."""
         with self._lock:
-            if force or now >= self._at + self.EVERY_S:
+            if force or now >= self._at + every_s:
                 self._at = now
                 self._publish(view, update=True)
 
-    def follow(self, view: MeshView, now: float, *, force: bool = False) -> None:
+    def follow(self, view: MeshView, now: float, *, force: bool = False, every_s: float = EVERY_S) -> None:
         """Bring it up to date if something goes on: an idle mesh is not drawn anew because it grows older."""
         states = tuple((rank.state, rank.activity, rank.last_error) for rank in view.ranks)
         if states != self._states or any(rank.state == "running" for rank in view.ranks):
-            self._states = states
-            self.update(view, now, force=force)
+            if force or now >= self._at + every_s:
+                self._states = states
+            self.update(view, now, force=force, every_s=every_s)
 
     def say(self, text: str, *, first: bool = False) -> None:
         """Show a line of text in its place."""

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import functools
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from monarch_kernel.syntax.lines import Parser, UsageProblem, checked_name, refuse_unknown, spellings, tokens
 from monarch_kernel.syntax.up import up_parser
 
 __all__ = [
     "COMMANDS",
+    "STEERING",
     "LogsOptions",
+    "LoopOptions",
     "RemoteOptions",
     "one_name",
     "option_names",
+    "parse_doctor",
     "parse_logs",
+    "parse_loop",
     "parse_remote",
     "parser_of",
     "repeatable",
@@ -30,6 +35,7 @@ COMMANDS = {
     "down": "end a mesh, or all of them",
     "attach": "take up a mesh that outlived its kernel",
     "interrupt": "interrupt what it runs, keep its state; --abort: abort process groups, too",
+    "loop": "say how far its loop is; pause, resume, step [N], stop, or turn knobs",
     "heal": "start new processes in place of dead ranks; the others keep their state",
     "restart": "end ranks, and start new processes in their places",
     "sync": "send edited modules to its ranks, and load anew what is imported there",
@@ -37,8 +43,12 @@ COMMANDS = {
     "traffic": "say how many bytes have gone between its ranks, by which roads, and in collectives",
     "debug": "look at a rank in pdb, where it failed or stopped",
     "logs": "show what ranks have written, also what was left out",
+    "doctor": "say whether all is there that the kernel needs, and what to do where it is not",
     "help": "what a command takes",
 }
+
+STEERING = ("pause", "resume", "step", "stop")
+"""What ``%mesh loop`` does to a loop, besides turning its knobs."""
 
 _GROUPS = "equal lines of several ranks are shown once here, with their ranks; --raw shows each rank's own"
 # Options of ipyparallel's %%px that have no meaning here, and what there is instead.
@@ -94,6 +104,23 @@ class LogsOptions:
     raw: bool = False
 
 
+@dataclass(frozen=True)
+class LoopOptions:
+    """``%mesh loop``.
+
+    Attributes:
+        selector: expression that gives a mesh; empty for the one last brought up.
+        command: ``pause``, ``resume``, ``step`` or ``stop``; empty if knobs are turned, or nothing is done.
+        count: of steps.
+        knobs: name -> value.
+    """
+
+    selector: str = ""
+    command: str = ""
+    count: int = 1
+    knobs: Mapping[str, int | float | str | bool | None] = field(default_factory=dict)
+
+
 def _remote_parser(magic: str) -> Parser:
     parser = Parser(magic)
     add = parser.add_argument
@@ -136,8 +163,15 @@ def _logs_parser(magic: str) -> Parser:
     return parser
 
 
+def _doctor_parser(magic: str) -> Parser:
+    parser = Parser(magic)
+    parser.add_argument("--quick", action="store_true", help="bring no rank up, which takes seconds")
+    return parser
+
+
 _PARSERS: dict[str, Callable[[str], Parser]] = {
     "%mesh up": lambda magic: up_parser(),
+    "%mesh doctor": _doctor_parser,
     "%mesh logs": _logs_parser,
     "%%remote": _remote_parser,
     "%autoremote": _remote_parser,
@@ -240,6 +274,15 @@ def parse_remote(line: str, magic: str = "%%remote") -> RemoteOptions:
     )
 
 
+def parse_doctor(line: str) -> bool:
+    """Read what follows ``%mesh doctor``: whether only what is quick is to be done.
+
+    Raises:
+        UsageProblem: it can't be; the text says why and what to write.
+    """
+    return bool(_parse(line, "%mesh doctor").quick)
+
+
 def parse_logs(line: str) -> LogsOptions:
     """Read what follows ``%mesh logs``.
 
@@ -250,6 +293,40 @@ def parse_logs(line: str) -> LogsOptions:
     if not known.lines.isdecimal() or not int(known.lines):
         raise UsageProblem(f"%mesh logs: --lines takes a whole number, such as 200, not {known.lines!r}")
     return LogsOptions(known.selector, int(known.lines), known.stderr, known.raw)
+
+
+def parse_loop(line: str) -> LoopOptions:
+    """Read what follows ``%mesh loop``: ``[SELECTOR] [pause | resume | step [N] | stop | KNOB=VALUE...]``.
+
+    Raises:
+        UsageProblem: it can't be; the text says why and what to write.
+    """
+    words = tokens(line)
+    is_named = bool(words) and words[0] not in STEERING and not _KNOB.match(words[0])
+    selector = words.pop(0) if is_named else ""
+    if not words:
+        return LoopOptions(selector)
+    if words[0] in STEERING:
+        command, *more = words
+        if command == "step" and len(more) == 1 and more[0].isdecimal() and int(more[0]):
+            return LoopOptions(selector, command, int(more[0]))
+        if more:
+            takes = "how many steps, such as 10" if command == "step" else "nothing"
+            raise UsageProblem(f"%mesh loop: {command} takes {takes}, not {' '.join(more)!r}")
+        return LoopOptions(selector, command)
+    knobs = {}
+    for word in words:
+        if not _KNOB.match(word):
+            raise UsageProblem(f"%mesh loop: {word!r} is none of {', '.join(STEERING)}, and no KNOB=VALUE")
+        name, _, value = word.partition("=")
+        try:
+            knobs[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):  # no number: a text needs no quotes
+            knobs[name] = value
+    return LoopOptions(selector, knobs=knobs)
+
+
+_KNOB = re.compile(r"[^=()\[\]]+=(?!=)")
 
 
 def one_name(rest: Sequence[str], command: str, known: Sequence[str], *, optional: bool) -> str:

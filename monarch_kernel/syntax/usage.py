@@ -19,6 +19,7 @@ _ARGUMENTS = {
     "attach": "NAME",
     "down": "NAME | --all",
     "interrupt": "NAME [--abort]",
+    "loop": "[SELECTOR] [pause | resume | step [N] | stop | KNOB=VALUE...]",
     "heal": "[SELECTOR]",
     "restart": "SELECTOR",
     "sync": "[SELECTOR] [MODULE | PATH]",
@@ -26,6 +27,7 @@ _ARGUMENTS = {
     "traffic": "[SELECTOR]",
     "debug": "[SELECTOR]",
     "logs": "[SELECTOR] [OPTION]...",
+    "doctor": "[--quick]",
     "help": "[COMMAND]",
 }
 

@@ -36,6 +36,7 @@ from datetime import timedelta
 from functools import partial, wraps
 from typing import Any, NamedTuple
 
+from monarch_kernel import live
 from monarch_kernel.actor.answers import gather, read_value
 from monarch_kernel.actor.procs import ProcMesh
 from monarch_kernel.agent.network import address_of, interfaces
@@ -204,6 +205,7 @@ class RankGroup:
             "world_size": spec.world_size,
             "local_rank": spec.local_rank,
             "device": device,
+            "live": live,
         }
         return self._namespace
 

@@ -56,7 +56,7 @@ from monarch_kernel.transport.base import Peer, Transport
 from monarch_kernel.transport.strikes import ACTOR_THREAD, USER_THREAD, ActorThread, ThreadShield, UserThread
 from monarch_kernel.wire.codec import Frame, Packed, join
 
-__all__ = ["Driver", "Waiter"]
+__all__ = ["Driver", "Waiter", "behind_shields"]
 
 TICK_S = 0.004
 MAX_TICK_S = 0.032
@@ -147,6 +147,13 @@ class _Shield:
             self._pending = self.open = False
             self._pass_on(None)
             self.open = True
+
+
+def behind_shields(handler: Any) -> Any:
+    """Which handler of SIGINT a wait in the main thread will call in the end, if this one is that of a wait."""
+    while isinstance(shield := getattr(handler, "__self__", None), _Shield):
+        handler = shield._old
+    return handler
 
 
 class _NoShield(_Shield):

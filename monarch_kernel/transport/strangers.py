@@ -124,8 +124,9 @@ class Strangers:
                 self._glance_at = now + _GLANCE_S
                 self._send_the_loud_away()
 
-    def _read(self) -> None:
-        now = time.monotonic()
+    def _read(self) -> int:
+        """Take what libzmq tells; gives how many have come in."""
+        now, came_in = time.monotonic(), 0
         while has_message(self.monitor):
             kind, value = read_event(self.monitor)
             if kind == zmq.EVENT_ACCEPTED:
@@ -134,6 +135,7 @@ class Strangers:
                 self._taken_for_in.pop(value, None)
             elif kind in (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_HANDSHAKE_FAILED_AUTH):
                 self._came_in()
+                came_in += 1
                 self.refused += kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH
             elif kind == zmq.EVENT_LISTENING:
                 self._door = value
@@ -144,6 +146,7 @@ class Strangers:
                 self._waiting.pop(value, None)
                 self._leaving.discard(value)
                 self._taken_for_in.pop(value, None)
+        return came_in
 
     def tend(self) -> None:
         """See how many may wait, by the descriptors that are left; call this a few times a second."""
@@ -178,6 +181,8 @@ class Strangers:
     def _send_away(self, count: int) -> None:
         """Hang up on those that have waited for longest, but not on a proof that we had no time for yet."""
         for fd, came in list(islice(self._waiting.items(), max(0, count))):
+            if self._waiting.get(fd) != came:  # it has come in or gone meanwhile
+                continue
             nbytes = tcp.nbytes_received(fd, self._port)
             if came < self._let_in_at or nbytes < _PROOF_NBYTES:
                 self._hang_up(fd, nbytes)
@@ -193,19 +198,36 @@ class Strangers:
                 self._hang_up(fd, counts[fd])
 
     def _hang_up(self, fd: int, nbytes: int) -> None:
-        """End a connection, if it is not the one that has come in when we took another for it."""
-        came = self._waiting.pop(fd)
-        for other in list(self._taken_for_in) if nbytes >= _PROOF_NBYTES else ():
-            theirs = tcp.nbytes_received(other, self._port)
-            if not 0 <= theirs <= _MAX_PROOF_NBYTES:  # rightly, or it has gone
-                del self._taken_for_in[other]
-            elif theirs < nbytes:
-                self._waiting[other] = self._taken_for_in.pop(other)
-                if nbytes <= _MAX_PROOF_NBYTES:
-                    self._taken_for_in[fd] = came
-                return
+        """End a connection, if it is not one that has come in when we took another for it."""
+        if nbytes >= _PROOF_NBYTES and self._is_in(fd, nbytes):
+            return
+        del self._waiting[fd]
         tcp.hang_up(fd, self._port)
         self._leaving.add(fd)
+
+    def _is_in(self, fd: int, nbytes: int) -> bool:
+        """Put right whom we took for one that has come in, if it was this one; False if it was not.
+
+        Who says more than a proof is in. If all that we took for those that are in say that much, too, somebody has come in of
+        whom we have not read yet: libzmq tells of each before he can say anything.
+        """
+        came = self._waiting[fd]
+        while True:
+            for other in list(self._taken_for_in):
+                theirs = tcp.nbytes_received(other, self._port)
+                if not 0 <= theirs <= _MAX_PROOF_NBYTES:  # rightly, or it has gone
+                    del self._taken_for_in[other]
+                elif theirs < nbytes:
+                    self._waiting[other] = self._taken_for_in.pop(other)
+                    del self._waiting[fd]
+                    if nbytes <= _MAX_PROOF_NBYTES:
+                        self._taken_for_in[fd] = came
+                    return True
+            came_in = self._read()
+            if self._waiting.get(fd) != came:  # it has gone, or was the one
+                return True
+            if not came_in:
+                return False
 
     def _empty_the_queue(self) -> None:
         """Accept those that the kernel has queued, and hang up on them: libzmq can't, and would try for ever."""

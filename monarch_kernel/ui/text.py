@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from monarch_kernel.errors import format_ranks
 from monarch_kernel.events import DetachedView, MeshView, RankState, RankView
 from monarch_kernel.tables import Column, aligned, format_nbytes, format_seconds, html_table, plain
+from monarch_kernel.ui.loops import loop_text
 
 __all__ = ["detached_text", "mesh_html", "mesh_text", "meshes_text"]
 
@@ -46,13 +47,13 @@ def mesh_text(view: MeshView) -> str:
         lines += aligned(columns)
     if rest:
         lines.append(rest)
-    return "\n".join([*lines, *_lost_hosts(view), *_strangers(view)])
+    return "\n".join([*lines, *map(loop_text, view.loops), *_lost_hosts(view), *_strangers(view)])
 
 
 def mesh_html(view: MeshView) -> str:
     """One mesh and its ranks, as an HTML table that needs neither script nor style sheet."""
     shown, rest = _ranks_to_show(view)
-    below = [*([rest] if rest else []), *_lost_hosts(view), *_strangers(view)]
+    below = [*([rest] if rest else []), *map(loop_text, view.loops), *_lost_hosts(view), *_strangers(view)]
 
     def mark(row: int, title: str, content: str) -> str:
         if title != "state":
@@ -64,7 +65,8 @@ def mesh_html(view: MeshView) -> str:
         return f'<span aria-hidden="true" style="{color}">{sign}</span> {word}'
 
     columns = _columns(view, shown, "html") if shown else ()
-    return html_table(_caption(view), columns, below, mark=mark, wraps=("last error",))
+    table = html_table(_caption(view), columns, below, mark=mark, wraps=("last error",))
+    return f'<div class="mk-static">{table}</div>'  # what is drawn alive beside it hides it
 
 
 def detached_text(views: Sequence[DetachedView]) -> str:
@@ -121,6 +123,8 @@ def _columns(view: MeshView, ranks: Sequence[RankView], face: str) -> list[Colum
         ("activity", [_activity(rank) for rank in ranks], False),
         ("device", [rank.device for rank in ranks], False),
         ("memory", [format_nbytes(rank.rss_nbytes) if rank.rss_nbytes else "" for rank in ranks], True),
+        ("gpu memory", [_gpu_memory(rank) for rank in ranks], True),
+        ("gpu", [f"{rank.gpu_percent:.0f} %" if rank.gpu_total_nbytes else "" for rank in ranks], True),
         ("in", [_rate(rank.in_bytes_per_s) for rank in ranks], True),
         ("out", [_rate(rank.out_bytes_per_s) for rank in ranks], True),
         ("restarts", [str(rank.restarts or "") for rank in ranks], True),
@@ -131,6 +135,12 @@ def _columns(view: MeshView, ranks: Sequence[RankView], face: str) -> list[Colum
 
 def _rate(bytes_per_s: float) -> str:
     return f"{format_nbytes(bytes_per_s)}/s" if bytes_per_s else ""
+
+
+def _gpu_memory(rank: RankView) -> str:
+    if not rank.gpu_total_nbytes:
+        return ""
+    return f"{format_nbytes(rank.gpu_nbytes)} of {format_nbytes(rank.gpu_total_nbytes)}"
 
 
 def _activity(rank: RankView) -> str:

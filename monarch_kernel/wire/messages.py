@@ -25,8 +25,10 @@ __all__ = [
     "Backlog",
     "Call",
     "Carried",
+    "Change",
     "CleansUp",
     "ClockRead",
+    "CloseLoan",
     "Collected",
     "Complete",
     "Conclude",
@@ -49,16 +51,23 @@ __all__ = [
     "Interrupt",
     "Join",
     "KillRanks",
+    "Knob",
     "ListErrors",
     "ListModules",
     "LogRead",
+    "Logged",
     "Look",
+    "LoopBegun",
+    "LoopGrant",
+    "LoopLeft",
+    "LoopReport",
     "Lost",
     "Meet",
     "Message",
     "Metered",
     "ModuleSource",
     "Names",
+    "OpenLoan",
     "OpenStreams",
     "Outlive",
     "Outlives",
@@ -328,6 +337,25 @@ class Forget(Message, frozen=True):
     id: int
 
 
+class Change(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What takes effect at the beginning of a step: a knob that is turned, or, without a name, the end of the loop."""
+
+    step: int
+    name: str
+    value: int | float | str | bool | None = None
+
+
+class LoopGrant(Message, frozen=True):
+    """In a loop that you have begun (`LoopBegun`) steps below ``horizon`` may begin: `steer.pace.Grant`. Has its own lane."""
+
+    request: int
+    number: int
+    horizon: int
+    ahead: int
+    changes: tuple[Change, ...] = ()
+    is_paused: bool = False
+
+
 class ListErrors(Message, frozen=True):
     """Answer at once, whatever runs, with a list of the errors (`KeptError`) that are kept. Has its own lane."""
 
@@ -429,6 +457,25 @@ class EndStream(Message, frozen=True):
     token: bytes
 
 
+class OpenLoan(Message, frozen=True):
+    """Answer with what it takes to reach memory that you have lent by a ``way`` that you take no part in: "cuda" or "rdma".
+
+    What is opened for "rdma" stays where it is until `CloseLoan`, or the end of the process that has asked.
+    """
+
+    id: int
+    table: bytes
+    entry: int
+    turn: int
+    way: str
+
+
+class CloseLoan(Message, frozen=True):
+    """What was opened by this request is not used any more by who has asked."""
+
+    opened: int
+
+
 class EndLoan(Message, frozen=True):
     """Memory that you have lent is needed no more; answer with whether it was lent still."""
 
@@ -503,6 +550,60 @@ class Meet(Message, frozen=True):
 
 class CleansUp(Message, frozen=True):
     """An actor of mine has a ``__cleanup__``: give me time for it when the session ends."""
+
+
+class Logged(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What a rank has logged under one name in steps that follow each other, of which ``step`` is the last.
+
+    ``total`` is the sum of those ``count`` values that are finite; ``last`` is the last one, finite or not.
+    """
+
+    step: int
+    total: float
+    count: int
+    last: float
+
+
+class Knob(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Something that can be turned while a loop runs: what it is as long as nobody does, and between what it may be."""
+
+    name: str
+    value: int | float | str | bool | None
+    low: float | None = None
+    high: float | None = None
+
+
+class LoopBegun(Message, frozen=True):
+    """The code of a request begins a loop, its ``number``-th; ``steps`` is -1 where it has no end. Tell me how far I may go.
+
+    Said to a new controller, too: then it is at ``step``, may begin those below ``horizon``, and is paused or not.
+    """
+
+    request: int
+    number: int
+    steps: int
+    step: int = 0
+    horizon: int = 0
+    is_paused: bool = False
+
+
+class LoopReport(Message, frozen=True):
+    """It begins ``step``, and takes ``step_s`` for each; what was logged, and which knobs are new, since the last report."""
+
+    request: int
+    number: int
+    step: int
+    step_s: float
+    logged: dict[str, tuple[Logged, ...]] = {}
+    knobs: tuple[Knob, ...] = ()
+
+
+class LoopLeft(Message, frozen=True):
+    """It has left the loop, of which it has begun ``steps``."""
+
+    request: int
+    number: int
+    steps: int
 
 
 class Unhandled(Message, frozen=True):
@@ -835,11 +936,14 @@ class Backlog(Message, frozen=True):
 
 
 class Reading(msgspec.Struct, array_like=True, frozen=True):
-    """Memory (resident, bytes) and processor use (percent of one core) of a rank."""
+    """Memory (resident, bytes) and processor use (percent of one core) of a rank; and of its GPU, if that is known."""
 
     proc: int
     rss_nbytes: int
     cpu_percent: float
+    gpu_nbytes: int = 0
+    gpu_total_nbytes: int = 0
+    gpu_percent: float = 0.0
 
 
 class Readings(Message, frozen=True):

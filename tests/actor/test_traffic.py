@@ -13,6 +13,7 @@ import torch
 from monarch_kernel.actor import Actor, ProcMesh, SupervisionError, endpoint, this_host
 from monarch_kernel.data import roads
 from monarch_kernel.data.memory import memory_of
+from monarch_kernel.data.near import ProcessRoad
 from monarch_kernel.events import ThroughputEvent
 from monarch_kernel.rdma import Buffer
 from monarch_kernel.traffic import Traffic
@@ -184,7 +185,7 @@ def test_rates_move_while_bytes_go_and_fall_when_they_do_not(ranks: ProcMesh, po
 
 
 def test_a_transfer_is_counted_while_it_goes_on(ranks: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roads, "SLAB_NBYTES", MIB)
+    monkeypatch.setattr(ProcessRoad, "slab_nbytes", MIB)
     meters = ranks._runtime.meters
     seen: list[tuple[int, int]] = []
     count = meters.count

@@ -613,7 +613,7 @@ def test_readings_and_output_are_kept_for_the_view() -> None:
     state.heard(Readings((Reading(1, 2**20, 50.0),)), (), b"H1", 0.0)
     state.heard(Output((OutputChunk(1, "stdout", "first\nlast\n", 11),)), (), b"H1", 0.0)
     record = state.ranks[1]
-    assert (record.rss_nbytes, record.cpu_percent, record.last_line) == (2**20, 50.0, "last")
+    assert (record.reading.rss_nbytes, record.reading.cpu_percent, record.last_line) == (2**20, 50.0, "last")
     ask(state, 1, (1,))
     assert record.state == "running"
     state.heard(Failed(1, Failure("exception", "E", "m")), (), b"R1", 0.0)

@@ -23,6 +23,7 @@ from tests.data.test_memory import same_kind, views
 
 DEADLINE_S = 60.0
 DEVICE = "cuda:0"
+SLAB_NBYTES = 1000  # several pieces
 
 
 def elsewhere(tensor: torch.Tensor) -> Memory:
@@ -119,6 +120,7 @@ class Always:
     def __init__(self, road: roads.Road) -> None:
         self.name, self.takes_devices = road.name, road.takes_devices
         self.carry, self.close = road.carry, road.close
+        self.slab_nbytes = SLAB_NBYTES
 
     def leads_to(self, loan: Loan) -> bool:
         return True
@@ -129,7 +131,7 @@ class Always:
 def test_each_end_may_be_on_a_device(
     owners: dict[str, Any], road: str, far: str, near: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(roads, "SLAB_NBYTES", 1000)  # several pieces
+    monkeypatch.setattr(roads, "SLAB_NBYTES", SLAB_NBYTES)
     owner = owners["here" if road == "process" else "there"]
     ways = asker_here().roads
     tensor = torch.arange(2400.0).reshape(3, 800)[:, ::2]
@@ -161,7 +163,9 @@ def test_memory_of_a_device_is_read_and_written(owners: dict[str, Any], place: s
     owner = owners[place]
     buffer = owner.lend_on.call_one(far, count).get(DEADLINE_S)
     into = torch.zeros(count, device=near, dtype=torch.float64)
-    buffer.read_into(into).get(DEADLINE_S)
+    transfer = buffer.read_into(into).get(DEADLINE_S)
+    if place == "there" and far == near == "cuda":
+        assert transfer.road == "cuda"
     assert torch.equal(into.cpu(), torch.arange(count, dtype=torch.float64))
     for _ in range(100):
         into += 1  # on its way when it is to be read

@@ -30,7 +30,7 @@ LARGE = (9 << 20) + 4  # bytes: several pieces, the last one short
 WITHIN = ("process",)
 """Roads within a process: its end is that of both ends."""
 
-ROADS = (*WITHIN, "memory", "network", "messages")
+ROADS = (*WITHIN, "memory", "rdma", "network", "messages")
 
 
 class Owner(Actor):

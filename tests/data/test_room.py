@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_kernel.data.room import Room, room
+from monarch_kernel.data.room import Room, cores, processes, room
 
 GIB = 1 << 30
 
@@ -89,3 +89,32 @@ def test_where_memory_must_be_promised_the_promises_count(root: Path) -> None:
 
 def test_where_nothing_is_known_nothing_is_refused(tmp_path: Path) -> None:
     assert room(tmp_path).nbytes > 1 << 50
+
+
+def test_a_quota_of_time_is_fewer_cores(root: Path) -> None:
+    put(root / "proc/self/cgroup", "0::/jobs/mine\n")
+    put(root / "sys/fs/cgroup/jobs/mine/cpu.max", "max 100000\n")
+    assert cores(root) == len(os.sched_getaffinity(0))
+    put(root / "sys/fs/cgroup/jobs/cpu.max", "50000 100000\n")
+    assert cores(root) == 0.5
+
+
+def test_a_quota_of_version_1_counts_too(root: Path) -> None:
+    put(root / "proc/self/cgroup", "3:cpu,cpuacct:/mine\n")
+    put(root / "sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n")
+    put(root / "sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n")
+    assert cores(root) == len(os.sched_getaffinity(0))
+    put(root / "sys/fs/cgroup/cpu/mine/cpu.cfs_period_us", "100000\n")
+    put(root / "sys/fs/cgroup/cpu/mine/cpu.cfs_quota_us", "25000\n")
+    assert cores(root) == 0.25
+
+
+def test_of_processes_what_the_tightest_group_leaves(root: Path) -> None:
+    assert processes(root) is None
+    put(root / "proc/self/cgroup", "0::/jobs/mine\n")
+    put(root / "sys/fs/cgroup/jobs/mine/pids.max", "max\n")
+    put(root / "sys/fs/cgroup/jobs/mine/pids.current", "7\n")
+    assert processes(root) is None
+    put(root / "sys/fs/cgroup/jobs/pids.max", "100\n")
+    put(root / "sys/fs/cgroup/jobs/pids.current", "30\n")
+    assert processes(root) == 70

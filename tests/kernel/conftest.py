@@ -26,6 +26,7 @@ from tests.waiting import undisturbed_s, wait_until
 
 START_S = 60.0
 GONE_S = 3.0  # how long ranks may outlive their kernel
+WIDGET = "application/vnd.jupyter.widget-view+json"
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 BRINGS_UP = "%mesh up t -n {n} --device cpu"
 
@@ -121,7 +122,16 @@ class Cell:
 
     @property
     def shown(self) -> list[dict[str, Any]]:
-        """What it displayed: MIME type -> data."""
+        """What it displayed, but for widgets: MIME type -> data."""
+        return [data for data in self._displayed if WIDGET not in data]
+
+    @property
+    def widgets(self) -> list[str]:
+        """The models of the widgets that it displayed."""
+        return [data[WIDGET]["model_id"] for data in self._displayed if WIDGET in data]
+
+    @property
+    def _displayed(self) -> list[dict[str, Any]]:
         return [m["content"]["data"] for m in self.of_type("display_data", "execute_result")]
 
     @property
@@ -148,6 +158,7 @@ class Notebook:
         self.client: BlockingKernelClient = self.manager.blocking_client()
         self.client.start_channels(hb=False)  # its heart beats on a new socket after each moment of silence
         self.cells: dict[str, Cell] = {}
+        self.on_message: Callable[[dict[str, Any]], object] = lambda message: None  # for what no cell is told
         self.is_stuck = False
         self._is_closed = False
         self._replies: dict[str, dict[str, Any]] = {}
@@ -245,6 +256,7 @@ class Notebook:
                 timeout_s = 0
 
     def _take(self, message: dict[str, Any]) -> None:
+        self.on_message(message)
         cell = self.cells.get(message["parent_header"].get("msg_id", ""))
         if cell is None:
             return
@@ -338,6 +350,18 @@ class Terminal:
         self.process.sendline(line)
         self.process.expect(self.PROMPT)
         return str(self.process.before)
+
+    def interrupt_prompt(self) -> None:
+        """Press Ctrl-C at a prompt: of one that comes between the prompt and the wait for input CPython takes no notice."""
+        wait_until(self._waits, "the terminal to wait for input")
+        self.process.sendintr()
+
+    def _waits(self) -> bool:
+        """The main thread sleeps, and for no bounded time, as one does that waits for the interpreter's lock."""
+        process = psutil.Process(self.process.pid)
+        before = process.num_ctx_switches()
+        time.sleep(0.1)
+        return process.status() == psutil.STATUS_SLEEPING and process.num_ctx_switches() == before
 
     def leave(self) -> None:
         """Leave IPython; all that it started ends with it."""

@@ -17,7 +17,7 @@ import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from tests.waiting import undisturbed_s
+from tests.waiting import undisturbed_s, wait_until
 
 if TYPE_CHECKING:
     from tests.kernel.conftest import Cell, Notebook
@@ -277,7 +277,8 @@ def test_in_a_console(console: pexpect.spawn) -> None:
     console.expect(r"In \[4\]:")
     console.sendline("%remote t [print('loops', flush=True), [0 for _ in iter(int, 1)]]")
     console.expect(r"\] loops")  # by ranks: the terminal has echoed the line itself
-    console.sendintr()
+    # What the console does at Ctrl-C. One that strikes while it takes a lock blocks it for ever (jupyter_console 6.6).
+    os.killpg(os.getpgid(kernel[0].pid), signal.SIGINT)
     console.expect("interrupted on")
     console.expect(r"In \[5\]:")
     console.sendline("exit")
@@ -305,5 +306,8 @@ def alone() -> Iterator[Notebook]:
 
     notebook = Kernel()
     notebook.ok("1")
+    wait_until(
+        lambda: len(notebook.processes()) == 2, "the agent, and what ranks would be forked from"
+    )  # else a test starts it
     yield notebook
     notebook.close()

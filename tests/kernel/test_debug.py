@@ -413,7 +413,7 @@ def test_in_a_terminal(terminal: Terminal) -> None:
     terminal.enter("q")
     process.sendline("%remote t (breakpoint(), rank)[1]")
     process.expect_exact("[0] (Pdb) ")
-    process.sendintr()
+    terminal.interrupt_prompt()
     process.expect("RemoteInterrupt: interrupted on")
     process.expect(terminal.PROMPT)
     process.sendline("%remote t (breakpoint(), rank)[1]")

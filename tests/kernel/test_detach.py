@@ -92,7 +92,7 @@ def agents(root: Path) -> list[psutil.Process]:
 
 def ranks(root: Path) -> list[int]:
     """Pids of the ranks of ``t``, by rank."""
-    records = sorted((root / "t").glob("rank-*"), key=lambda path: int(path.name.partition("-")[2]))
+    records = sorted((root / "t").glob("rank-*[0-9]"), key=lambda path: int(path.name.partition("-")[2]))
     return [json.loads(record.read_text())["pid"] for record in records]
 
 
@@ -197,10 +197,10 @@ def test_a_collective_is_pending_when_the_kernel_dies(
     notebook = kernel()
     notebook.ok(UP, START_S)
     notebook.ok(REDUCES.format(path=str(tmp_path / "go")), 60)
-    wait_until(lambda: all("cell" in file.read_text() for file in place.glob("t/rank-*")), "the cell's start")
+    wait_until(lambda: all("cell" in file.read_text() for file in place.glob("t/rank-*[0-9]")), "the cell's start")
     kill(notebook)  # and the store of the process group with it
     (tmp_path / "go").touch()
-    wait_until(lambda: not any("cell" in file.read_text() for file in place.glob("t/rank-*")), "the cell's end")
+    wait_until(lambda: not any("cell" in file.read_text() for file in place.glob("t/rank-*[0-9]")), "the cell's end")
     other = kernel()
     attach = other.ok("%mesh attach t")
     attach.wait_for(lambda cell: "[0-1] 2.0" in cell.plain)  # the value that nobody has seen
@@ -376,4 +376,58 @@ def test_ranks_ask_each_other_without_a_kernel_and_under_the_next(
     assert ask(2) == "1"
     os.kill(ranks(place)[1], signal.SIGKILL)
     assert "SIGKILL" in ask(3)
+    second.ok("%mesh down t")
+
+
+LOOPS = """\
+%%remote t --background --out done
+import time
+seen = []
+for step in live.loop(1_000_000):
+    seen.append(live.knob("lr", 0.1))
+    live.log(loss=1.0)
+    time.sleep(0.001 * (1 + rank))
+    if step % 10 == 0:
+        with open({path!r} + str(rank), "w") as file:
+            file.write(str(step).ljust(10))
+seen
+"""
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_a_loop_is_steered_by_the_next_kernel(
+    place: Path, kernel: Callable[[], Notebook], tmp_path: Path, is_paused: bool
+) -> None:
+    def done(rank: int) -> int:
+        return int((tmp_path / f"step{rank}").read_text() or "0")
+
+    first = kernel()
+    first.ok(UP, START_S)
+    first.ok(LOOPS.format(path=str(tmp_path / "step")))
+    wait_until(lambda: first.value("[loop.view().step > 20 for loop in t.loops]") == [True], "the loop to begin")
+    first.ok("%mesh loop lr=0.5")
+    if is_paused:
+        before = first.value("t.loop.pause()")
+        wait_until(lambda: first.value("t.loop.view().step") == before, "the ranks to stand")
+    kill(first)
+    wait_until((place / "t" / "detached").exists, "the agent's noticing")
+    if is_paused:
+        at = done(0)
+    else:  # many more than were granted
+        after = done(0) + 500
+        wait_until(lambda: min(done(0), done(1)) > after, "the ranks to go on by themselves")
+
+    second = kernel()
+    second.ok("%mesh attach t", START_S)
+    if is_paused:
+        assert second.value("t.loop.view().state") == "paused"
+        assert (second.value("t.loop.view().step"), done(0)) == (before, at)
+        second.ok("%mesh loop resume")
+    wait_until(lambda: second.value("[knob.value for knob in t.loop.view().knobs]") == [0.5], "the knob to be told")
+    turned = second.value("t.loop.set('lr', 0.25)")
+    wait_until(lambda: second.value("t.loop.view().step") > turned + 10, "the ranks to go on")
+    end = second.value("t.loop.stop()")
+    wait_until(lambda: second.value("t.loop.view().state") == "over", "the loop to be over")
+    values = second.value("[(len(seen), seen.index(0.25), seen[-1]) for seen in t['seen'].values()]")
+    assert values == [(end, turned, 0.25)] * 2
     second.ok("%mesh down t")

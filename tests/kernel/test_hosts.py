@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from monarch_kernel.agent.software import software_here
+from tests.kernel.conftest import WIDGET
 from tests.waiting import undisturbed_s, wait_until
 
 if TYPE_CHECKING:
@@ -286,4 +287,7 @@ def _with_torch(machine: Machine, directory: Path, version: str) -> Path:
 def _last(cell: object) -> str:
     """What the live view of a cell shows now."""
     messages = cell.of_type("display_data", "update_display_data")  # type: ignore[attr-defined]
-    return str(messages[-1]["content"]["data"]["text/plain"]) if messages else ""
+    texts = [
+        message["content"]["data"]["text/plain"] for message in messages if WIDGET not in message["content"]["data"]
+    ]
+    return str(texts[-1]) if texts else ""

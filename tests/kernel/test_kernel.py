@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from tests.kernel.conftest import Notebook, assert_gone
-from tests.waiting import undisturbed_s
+from tests.waiting import undisturbed_s, wait_until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -62,12 +63,15 @@ def test_an_error_can_be_caught_and_read(notebook: Notebook) -> None:
     )
 
 
-def test_the_cells_after_a_failed_one_are_not_run(notebook: Notebook) -> None:
-    kernel = psutil.Process(notebook.pid)
-    kernel.suspend()  # until it has both
-    failed = notebook.send("%%remote\n1/0")
+def test_the_cells_after_a_failed_one_are_not_run(notebook: Notebook, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    failed = notebook.send(
+        f"%%remote\nprint('go', flush=True)\nimport os\nwhile not os.path.exists({str(go)!r}): pass\n1/0"
+    )
+    failed.wait_for(lambda cell: cell.lines())
     queued = notebook.send("ran = True")
-    kernel.resume()
+    notebook.complete("%%remote t\nra")  # came after both, and is answered at once
+    go.touch()
     assert failed.wait().ename == "RemoteError"
     assert queued.wait().reply["status"] == "aborted"
     assert notebook.value("'ran' in globals()") is False
@@ -185,6 +189,23 @@ def test_a_shutdown_while_a_cell_runs_ends_everything(new_notebook: Callable[...
     notebook.close()
     assert_gone(below)
     assert sessions() == before
+
+
+def test_a_page_that_talks_while_the_kernel_ends_leaves_no_words_in_a_cell(
+    new_notebook: Callable[..., Notebook],
+) -> None:
+    """What nobody was there to finish with, asyncio told of in the last cell."""
+    notebook = new_notebook(n=2)
+    client = notebook.client
+    said: list[dict[str, Any]] = []
+    notebook.on_message = said.append
+    client.shutdown()
+    for _ in range(5):
+        client.control_channel.send(client.session.msg("comm_close", {"comm_id": "of a page", "data": {}}))
+    wait_until(lambda: notebook.pump(0.1) or not notebook.manager.is_alive(), "the kernel to end")
+    notebook.pump(0.5)
+    assert "shutdown_reply" in [message["msg_type"] for message in said]
+    assert [message["content"]["text"] for message in said if message["msg_type"] == "stream"] == []
 
 
 def test_a_killed_kernel_leaves_nothing(new_notebook: Callable[..., Notebook]) -> None:

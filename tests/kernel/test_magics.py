@@ -27,7 +27,8 @@ def test_bringing_up_says_what_it_waits_for_then_shows_the_mesh(new_notebook: Ca
     cell.wait_for(lambda cell: cell.of_type("display_data"))
     zygote.resume()
     assert cell.wait().ok, cell.error
-    (first,) = cell.of_type("display_data")
+    first = cell.of_type("display_data")[0]
+    assert (len(cell.shown), len(cell.widgets)) == (1, 1)
     updates = cell.of_type("update_display_data")
     assert "t: waiting for ranks to start (0 of 2 are up" in first["content"]["data"]["text/plain"]
     assert {m["content"]["transient"]["display_id"] for m in [first, *updates]} == {
@@ -325,6 +326,7 @@ def test_pulling_what_is_not_there_names_it(notebook: Notebook) -> None:
                 "down",
                 "attach",
                 "interrupt",
+                "loop",
                 "heal",
                 "restart",
                 "sync",
@@ -333,9 +335,10 @@ def test_pulling_what_is_not_there_names_it(notebook: Notebook) -> None:
                 "debug",
                 "logs",
                 "help",
+                "doctor",
             },
         ),
-        ("%mesh d", {"down", "debug"}),
+        ("%mesh d", {"down", "debug", "doctor"}),
         ("x = 1\n%mesh down ", {"t", "--all"}),
         ("%mesh up --de", {"--detach", "--device"}),
         ("%mesh up --device c", {"cpu", "cuda"}),
@@ -357,6 +360,15 @@ def test_help_tells_all_options(notebook: Notebook) -> None:
     assert all(word in page["data"]["text/plain"] for word in ("SELECTOR", "--out", "--raw", "--timeout"))
     (page,) = notebook.ok("%mesh?").reply["payload"]
     assert all(word in page["data"]["text/plain"] for word in ("up", "show", "down", "--axes", "--gpus", "--env"))
+
+
+# -- the doctor
+
+
+def test_the_doctor_looks_at_the_environment_of_the_kernel(notebook: Notebook) -> None:
+    cell = notebook.ok("%mesh doctor --quick")
+    assert cell.stdout.startswith("✓ ok       Python")
+    assert "items" in cell.stdout.splitlines()[-1]
 
 
 # -- traffic

@@ -346,6 +346,17 @@ def test_a_rank_that_can_not_answer_is_given_up(procs: ProcMesh, tmp_path: Path)
 # -- what an interrupt strikes
 
 
+def test_a_cell_that_waits_for_an_answer_is_struck(procs: ProcMesh) -> None:
+    procs["body"] = procs.spawn("asked", Body).slice(r=1)
+    cell = procs.slice(r=0).run("body.execute.call('import time; time.sleep(600)').get()")
+    doing(procs, lambda answers: list(answers.values())[1].activities)
+    cell.interrupt()
+    error = cell.exception(LONG_S)
+    assert isinstance(error, RemoteError)
+    assert "the wait was interrupted, and so is what the ranks run for it" in str(error)
+    assert procs.run("rank").get(LONG_S).values() == (0, 1)
+
+
 @pytest.mark.parametrize("how", ["SIG_IGN", "SIG_DFL"])
 def test_code_that_ignores_the_signal_is_struck_all_the_same(procs: ProcMesh, tmp_path: Path, how: str) -> None:
     one = procs.slice(r=0)

@@ -11,9 +11,12 @@ from monarch_kernel.notebook.complete import candidates
 from monarch_kernel.syntax.lines import UsageProblem, tokens
 from monarch_kernel.syntax.options import (
     COMMANDS,
+    LoopOptions,
     RemoteOptions,
     one_name,
     option_names,
+    parse_doctor,
+    parse_loop,
     parse_remote,
     parser_of,
     split_options,
@@ -353,6 +356,9 @@ def test_what_may_come_next() -> None:
     assert words("%mesh show ") == words("%mesh stacks ") == {"t", "other"}
     assert words("%mesh interrupt ") == {"t", "other", "--abort"}
     assert words("%mesh interrupt t ") == {"--abort"}
+    assert words("%mesh loop ") == {"t", "other", "pause", "resume", "step", "stop"}
+    assert words("%mesh loop t ") == {"pause", "resume", "step", "stop"}
+    assert words("%mesh loop t pause ") == set()
     assert words("%mesh down ") == {"t", "other", "--all"}
     assert words("%mesh help ") == set(COMMANDS)
     assert words("%%remote ") == {"t", "other", *of_remote}
@@ -400,6 +406,39 @@ def test_what_is_parsed_is_what_help_completion_and_errors_list(magic: str) -> N
         parse_up("t --wrong", 2) if magic == "%mesh up" else parse_remote("--wrong", magic)
     assert str(caught.value).startswith(f"{magic}: ")
     assert str(caught.value).endswith(", ".join(option_names(magic)))
+
+
+def test_the_doctor_may_be_quick() -> None:
+    assert (parse_doctor(""), parse_doctor("--quick")) == (False, True)
+    with pytest.raises(UsageProblem, match="%mesh doctor: .*--slow"):
+        parse_doctor("--slow")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("", LoopOptions()),
+        ("t", LoopOptions("t")),
+        ("t[0:2] pause", LoopOptions("t[0:2]", "pause")),
+        ("stop", LoopOptions("", "stop")),
+        ("step", LoopOptions("", "step")),
+        ("t step 12", LoopOptions("t", "step", 12)),
+        ("lr=1e-4", LoopOptions(knobs={"lr": 1e-4})),
+        ("t.slice(dp=0) lr=3 on=False x=None", LoopOptions("t.slice(dp=0)", knobs={"lr": 3, "on": False, "x": None})),
+        ("schedule=cosine name='a-b'", LoopOptions(knobs={"schedule": "cosine", "name": "a-b"})),
+        ("x=", LoopOptions(knobs={"x": ""})),
+    ],
+)
+def test_what_is_done_to_a_loop_is_read(line: str, expected: LoopOptions) -> None:
+    assert parse_loop(line) == expected
+
+
+@pytest.mark.parametrize(
+    "line", ["t go", "t pause now", "step 0", "step -1", "step x", "t lr", "t lr==3", "lr=3 pause"]
+)
+def test_what_can_not_be_done_to_a_loop_is_told(line: str) -> None:
+    with pytest.raises(UsageProblem, match=r"^%mesh loop: .* (is none of|takes) "):
+        parse_loop(line)
 
 
 def test_help_lists_every_command() -> None:

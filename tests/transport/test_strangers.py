@@ -13,11 +13,12 @@ import psutil
 import pytest
 import zmq
 
-from monarch_kernel.transport import tcp
+from monarch_kernel.transport import strangers, tcp
 from monarch_kernel.transport.links import new_keys
-from monarch_kernel.transport.strangers import BACKLOG, HANDSHAKE_MS, MAX_WAITING, PATIENCE_S, Strangers
+from monarch_kernel.transport.strangers import BACKLOG, HANDSHAKE_MS, MAX_WAITING, PATIENCE_S, Strangers, read_event
 from monarch_kernel.wire.config import LinkKeys
 from tests.failures.strangers import besieged
+from tests.waiting import wait_until
 
 LONG_S = 60.0
 
@@ -155,6 +156,50 @@ def test_hundreds_who_have_the_keys_may_come_at_once(door: Door, friends: Callab
     door.turn_until(lambda: len(door.heard) == 400)
     assert len(door.senders) == 200
     assert door.strangers.refused == 0
+
+
+def test_who_comes_in_while_we_look_at_the_others_is_no_stranger(
+    door: Door, friends: Callable[[bytes], zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libzmq has told of the second by the time that we see how much the first has said, and not before."""
+    for _ in range(2):
+        friends(bytes(10_000))
+    told = []
+    while sum(kind == zmq.EVENT_HANDSHAKE_SUCCEEDED for kind, _ in told) < 2:
+        assert door.strangers.monitor.poll(LONG_S * 1000)
+        told.append(read_event(door.strangers.monitor))
+    fds = [value for kind, value in told if kind == zmq.EVENT_ACCEPTED]
+    wait_until(lambda: min(tcp.nbytes_received(fd, door.port) for fd in fds) >= 10_000, "all that they say to come")
+    late = [told.pop()]
+    received = tcp.nbytes_received
+
+    def look(fd: int, port: int) -> int:
+        if fd not in door.strangers._waiting:
+            told.extend(late)
+            late.clear()
+        return received(fd, port)
+
+    monkeypatch.setattr(tcp, "nbytes_received", look)
+    monkeypatch.setattr(strangers, "has_message", lambda monitor: bool(told))
+    monkeypatch.setattr(strangers, "read_event", lambda monitor: told.pop(0))
+    door.strangers.look()
+    assert not late
+    assert (door.strangers._waiting, door.strangers._leaving) == ({}, set())
+
+
+def test_who_goes_while_we_look_at_him_is_not_hung_up_on(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third time that we ask there is something: that he has gone."""
+    found = iter([False, False, True, False])
+    ended: list[int] = []
+    door.strangers._waiting[99] = time.monotonic()
+    monkeypatch.setattr(tcp, "nbytes_received", lambda fd, port: 5000)
+    monkeypatch.setattr(tcp, "hang_up", lambda fd, port: ended.append(fd))
+    monkeypatch.setattr(strangers, "has_message", lambda monitor: next(found))
+    monkeypatch.setattr(strangers, "read_event", lambda monitor: (zmq.EVENT_DISCONNECTED, 99))
+    door.strangers.look()
+    assert list(found) == []
+    assert (ended, door.strangers._waiting, door.strangers._leaving) == ([], {}, set())
+    assert door.strangers.refused == 1
 
 
 def test_at_the_limit_of_descriptors_those_who_are_in_stay_and_the_others_cost_little(

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from monarch_kernel.events import DetachedView, HostView, MeshView, RankState, RankView
-from monarch_kernel.tables import format_nbytes, format_seconds, plain
+from monarch_kernel.tables import format_nbytes, format_seconds, last_line, plain
 from monarch_kernel.ui.text import detached_text, mesh_html, mesh_text, meshes_text
 
 MIB = 2**20
 
 
 def rank_view(rank: int, state: RankState = "idle", **fields: Any) -> RankView:
-    return replace(RankView(rank, (("gpus", rank),), state, host="node1", rss_nbytes=300 * MIB), **fields)
+    return RankView(rank, (("gpus", rank),), state, host="node1", rss_nbytes=300 * MIB)._replace(**fields)
 
 
 def mesh_view(*ranks: RankView, name: str = "trainers") -> MeshView:
@@ -175,7 +175,7 @@ class TestMeshHtml:
     def test_it_needs_no_script_and_every_theme_variable_has_a_fallback(self) -> None:
         html = mesh_html(FOUR)
         assert "<script" not in html
-        assert "class=" not in html
+        assert html.count("class=") == html.count('class="mk-static"') == 1  # by which a live view hides it
         assert html.count("var(--jp-") == html.count("var(--jp-ui-font-color1, inherit)") + sum(
             html.count(f"{variable}, ")
             for variable in ("var(--jp-success-color1", "var(--jp-error-color1", "var(--jp-border-color2")
@@ -228,6 +228,23 @@ def test_format_nbytes(nbytes: float, text: str) -> None:
 )
 def test_format_seconds(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a\nb\n", "b"),
+        ("real\n\n   \n", "real"),
+        ("\r10%|#\r20%|##", "20%|##"),
+        ("20%|##\r", "20%|##"),
+        ("\x1b[31m" + "y" * 300, "y" * 200),
+        ("START " + "y" * 400, "START " + "y" * 194),
+        ("x\n" + "\x1b[2K\r", "x"),
+        ("", ""),
+    ],
+)
+def test_the_last_line_is_what_a_terminal_shows_last(text: str, line: str) -> None:
+    assert last_line(text) == line
 
 
 def test_plain_drops_terminal_controls_only() -> None:

@@ -1,0 +1,121 @@
+// The connections of all open notebooks whose kernel is ours.
+
+import { ISessionContext } from '@jupyterlab/apputils';
+import { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
+import { Kernel } from '@jupyterlab/services';
+import { UUID } from '@lumino/coreutils';
+import { ISignal, Signal } from '@lumino/signaling';
+
+import { Connection, Heard } from './connection';
+import { isOurs, portOf } from './kernel';
+
+/** A notebook, and the way to its kernel. */
+export interface Entry {
+  readonly notebook: NotebookPanel;
+  readonly kernel: Kernel.IKernelConnection;
+  readonly connection: Connection;
+}
+
+export interface HeardBy extends Heard {
+  readonly entry: Entry;
+}
+
+export class Hub {
+  constructor(private readonly tracker: INotebookTracker) {
+    tracker.forEach(notebook => this.watch(notebook));
+    tracker.widgetAdded.connect((_, notebook) => this.watch(notebook));
+    tracker.currentChanged.connect(() => this.changedSignal.emit());
+    document.addEventListener('visibilitychange', () => {
+      this.entries.forEach(entry => (entry.connection.isWatched = !document.hidden));
+    });
+  }
+
+  /** That of the notebook in front first. */
+  get entries(): Entry[] {
+    const all = Array.from(this.byNotebook.values());
+    const { front } = this;
+    return front ? [front, ...all.filter(each => each !== front)] : all;
+  }
+
+  /** That of the notebook in front; null if its kernel is another's. */
+  get front(): Entry | null {
+    const { currentWidget } = this.tracker;
+    return (currentWidget && this.byNotebook.get(currentWidget)) ?? null;
+  }
+
+  entryOf(notebook: NotebookPanel): Entry | null {
+    return this.byNotebook.get(notebook) ?? null;
+  }
+
+  /** A notebook came or went, or another is in front, or has another name. */
+  get changed(): ISignal<this, void> {
+    return this.changedSignal;
+  }
+
+  /** A kernel is heard, or is not any more, or has ended. */
+  get linkChanged(): ISignal<this, Entry> {
+    return this.linkSignal;
+  }
+
+  /** What any kernel says. */
+  get heard(): ISignal<this, HeardBy> {
+    return this.heardSignal;
+  }
+
+  private watch(notebook: NotebookPanel): void {
+    const { sessionContext } = notebook;
+    sessionContext.kernelChanged.connect(() => void this.attach(notebook));
+    sessionContext.statusChanged.connect((_, status) => this.follow(notebook, status));
+    notebook.context.pathChanged.connect(() => this.changedSignal.emit());
+    notebook.disposed.connect(() => this.detach(notebook));
+    void this.attach(notebook);
+  }
+
+  /** Connect a notebook to the kernel that it has now, once, however often it is told. */
+  private async attach(notebook: NotebookPanel): Promise<void> {
+    const kernel = kernelOf(notebook.sessionContext);
+    if (this.byNotebook.get(notebook)?.kernel === kernel) {
+      return;
+    }
+    this.detach(notebook);
+    const isCurrent = (): boolean => !notebook.isDisposed && kernelOf(notebook.sessionContext) === kernel;
+    const isWanted = kernel && (await isOurs(kernel).catch(() => false));
+    if (!isWanted || !isCurrent() || this.byNotebook.has(notebook)) {
+      return;
+    }
+    const entry: Entry = { notebook, kernel, connection: new Connection(portOf(kernel), UUID.uuid4) };
+    entry.connection.isWatched = !document.hidden;
+    entry.connection.heard.connect((_, heard) => this.heardSignal.emit({ entry, ...heard }));
+    entry.connection.linkChanged.connect(() => this.linkSignal.emit(entry));
+    this.byNotebook.set(notebook, entry);
+    this.changedSignal.emit();
+  }
+
+  private detach(notebook: NotebookPanel): void {
+    const entry = this.byNotebook.get(notebook);
+    if (entry) {
+      this.byNotebook.delete(notebook);
+      entry.connection.dispose();
+      this.changedSignal.emit();
+    }
+  }
+
+  private follow(notebook: NotebookPanel, status: Kernel.Status): void {
+    const connection = this.byNotebook.get(notebook)?.connection;
+    if (status === 'restarting' || status === 'autorestarting' || status === 'starting') {
+      connection?.reset();
+    } else if (status === 'dead') {
+      connection?.close();
+    }
+  }
+
+  private readonly byNotebook = new Map<NotebookPanel, Entry>();
+  private readonly changedSignal = new Signal<this, void>(this);
+  private readonly linkSignal = new Signal<this, Entry>(this);
+  private readonly heardSignal = new Signal<this, HeardBy>(this);
+}
+
+/** The session's own connection to its kernel: on copies of it no comm can be made. */
+function kernelOf(sessionContext: ISessionContext): Kernel.IKernelConnection | null {
+  return sessionContext.session?.kernel ?? null;
+}

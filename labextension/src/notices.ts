@@ -1,0 +1,37 @@
+// What is told to a user who looks elsewhere: a rank that died, what a command came to.
+
+import { Dialog, Notification, showDialog } from '@jupyterlab/apputils';
+import { Widget } from '@lumino/widgets';
+
+import { Deaths, ReplyMessage, formatRanks } from './model';
+
+/** Notifications cut what is longer. */
+const MAX_NOTICE = 140;
+
+export function tellDeaths({ mesh, ranks, why }: Deaths, open: () => void): void {
+  const who = `${mesh}: ${ranks.length === 1 ? 'rank' : 'ranks'} ${formatRanks(ranks)} died`;
+  const text = why ? `${who}: ${why}` : who;
+  const cut = text.length <= MAX_NOTICE ? text : `${text.slice(0, MAX_NOTICE - 1)}…`;
+  Notification.error(cut, {
+    autoClose: false, // whoever is away finds it when back
+    actions: [{ label: 'Show', callback: open }]
+  });
+}
+
+/** Short answers are notices; longer ones, such as stacks, are to be read. */
+export async function tellReply(title: string, { ok, text }: ReplyMessage): Promise<void> {
+  if (text.length <= MAX_NOTICE && !text.includes('\n')) {
+    const shown = text || `${title}: done`;
+    Notification.emit(shown, ok ? 'success' : 'error', { autoClose: ok ? 5000 : false });
+    return;
+  }
+  const body = new Widget({ node: document.createElement('pre') });
+  body.addClass('monarch-reply');
+  body.node.tabIndex = 0; // or it could not be scrolled by keyboard
+  body.node.textContent = text;
+  await showDialog({ title, body, buttons: [Dialog.okButton({ label: 'Close' })] });
+}
+
+export function tellError(title: string, error: unknown): void {
+  Notification.error(`${title}: ${error instanceof Error ? error.message : String(error)}`, { autoClose: false });
+}

@@ -1,0 +1,108 @@
+// The panel at the side: the view of one kernel at a time, that of the notebook in front unless another is chosen.
+
+import { Message } from '@lumino/messaging';
+import { Widget } from '@lumino/widgets';
+
+import { View, mount } from '../../monarch_kernel/ui/static/view.js';
+import { Entry, Hub } from './hub';
+import { meshIcon } from './icons';
+
+const EMPTY = 'No open notebook has the kernel Python (Monarch). Once one has, its meshes of ranks are shown here.';
+
+export class MeshPanel extends Widget {
+  constructor(private readonly hub: Hub) {
+    super();
+    this.id = 'monarch-mesh-panel';
+    this.addClass('monarch-panel');
+    this.title.icon = meshIcon;
+    this.title.caption = 'Meshes of ranks';
+    this.node.setAttribute('role', 'region');
+    this.node.setAttribute('aria-label', 'Meshes of ranks');
+
+    this.chooser.className = 'monarch-panel-chooser';
+    this.chooser.setAttribute('aria-label', 'Notebook');
+    this.chooser.addEventListener('change', () => this.choose(this.offered[this.chooser.selectedIndex] ?? null));
+    this.note.className = 'monarch-panel-note';
+    this.host.className = 'monarch-panel-view';
+    this.node.append(this.chooser, this.note, this.host);
+
+    hub.changed.connect(() => this.follow());
+    hub.linkChanged.connect((_, entry) => {
+      if (entry === this.chosen) {
+        this.view?.receive({ kind: entry.connection.link === 'open' ? 'opened' : 'closed' });
+      }
+    });
+    hub.heard.connect((_, { entry, said }) => {
+      // A view that is hidden need not draw; a reply is awaited there all the same.
+      if (entry === this.chosen && (said.kind !== 'frame' || this.isVisible)) {
+        this.view?.receive(said);
+      }
+    });
+    this.follow();
+  }
+
+  /** Whether the meshes of a notebook can be seen now. */
+  shows(entry: Entry): boolean {
+    return this.isVisible && !document.hidden && this.chosen === entry;
+  }
+
+  dispose(): void {
+    this.choose(null);
+    super.dispose();
+  }
+
+  protected onAfterShow(message: Message): void {
+    super.onAfterShow(message);
+    if (this.view && this.chosen?.connection.frame) {
+      // What was said while the panel was hidden, which the view was spared.
+      this.view.receive({ kind: 'frame', ...this.chosen.connection.frame });
+      this.chosen.connection.say({ kind: 'hello' }); // for the history
+    }
+    this.draw();
+  }
+
+  /** Take up what the hub has now: a notebook that comes to the front is chosen. */
+  private follow(): void {
+    const { entries, front } = this.hub;
+    const isNewFront = front !== null && front !== this.front;
+    this.front = front ?? this.front;
+    this.offered = entries;
+    const stays = this.chosen !== null && entries.includes(this.chosen);
+    this.choose(isNewFront ? front : stays ? this.chosen : (entries[0] ?? null));
+  }
+
+  private choose(entry: Entry | null): void {
+    if (entry !== this.chosen) {
+      this.view?.dispose();
+      this.view = null;
+      this.chosen = entry;
+    }
+    this.draw();
+  }
+
+  private draw(): void {
+    const { chosen } = this;
+    const paths = this.offered.map(each => each.notebook.context.localPath);
+    this.chooser.replaceChildren(...paths.map(path => new Option(path)));
+    this.chooser.selectedIndex = this.offered.findIndex(each => each === chosen);
+    this.chooser.hidden = this.offered.length < 2;
+    this.note.textContent = chosen ? '' : EMPTY;
+    this.note.hidden = chosen !== null;
+    this.host.hidden = chosen === null;
+    if (!chosen || !this.isVisible) {
+      return;
+    }
+    const { connection } = chosen;
+    if (!this.view) {
+      this.view = mount(this.host, { send: message => connection.say(message), frame: connection.frame });
+    }
+  }
+
+  private readonly chooser = document.createElement('select');
+  private readonly note = document.createElement('p');
+  private readonly host = document.createElement('div');
+  private offered: Entry[] = [];
+  private chosen: Entry | null = null;
+  private front: Entry | null = null;
+  private view: View | null = null;
+}

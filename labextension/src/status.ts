@@ -1,0 +1,60 @@
+// The item of the status bar: the meshes of the notebook in front in a few words; a click opens the panel.
+
+import { ISignal, Signal } from '@lumino/signaling';
+import { Widget } from '@lumino/widgets';
+
+import { Hub } from './hub';
+import { hasTrouble, summary } from './model';
+
+export class MeshStatus extends Widget {
+  constructor(
+    private readonly hub: Hub,
+    open: () => void
+  ) {
+    super({ node: document.createElement('button') });
+    this.addClass('monarch-status');
+    this.node.title = 'Show the meshes of ranks';
+    this.node.addEventListener('click', open);
+    hub.changed.connect(() => this.draw());
+    hub.linkChanged.connect(() => this.draw());
+    hub.heard.connect((_, { entry, said }) => {
+      if (said.kind === 'frame' && entry === hub.front) {
+        this.draw();
+      }
+    });
+    this.draw();
+  }
+
+  /** Whether there is anything to say. */
+  get isActive(): boolean {
+    return this.text !== '';
+  }
+
+  get activeChanged(): ISignal<this, void> {
+    return this.activeSignal;
+  }
+
+  private draw(): void {
+    const connection = this.hub.front?.connection;
+    const frame = connection?.frame ?? null;
+    const words = summary(frame);
+    const isLost = connection?.link !== 'open';
+    const text = words && isLost ? `${words}, not connected` : words;
+    if (text === this.text) {
+      return;
+    }
+    const wasActive = this.isActive;
+    this.text = text;
+    const isTrouble = hasTrouble(frame);
+    this.node.classList.toggle('monarch-mod-trouble', isTrouble);
+    // The sign says it to those who don't see the colour; a screen reader has the words.
+    this.node.textContent = isTrouble ? `▲ ${text}` : text;
+    this.node.setAttribute('aria-label', text);
+    if (wasActive !== this.isActive) {
+      this.activeSignal.emit();
+    }
+  }
+
+  private readonly activeSignal = new Signal<this, void>(this);
+  private text = '';
+}

@@ -1,0 +1,119 @@
+// "Run on mesh" in the toolbar of a notebook: writes the `%%remote` line of the active cell, or takes it away.
+
+import { Cell } from '@jupyterlab/cells';
+import { NotebookPanel } from '@jupyterlab/notebook';
+import { Widget } from '@lumino/widgets';
+
+import { Entry, Hub } from './hub';
+import { selectors } from './model';
+import { changeOf, runHere, runOn, selectorOf } from './remote';
+
+/** Whether a cell is addressed to ranks. */
+export function isRemote(cell: Cell | null): boolean {
+  return cell?.model.type === 'code' && selectorOf(cell.model.sharedModel.source) !== null;
+}
+
+/** Address a cell to ranks, by default those of the mesh last brought up, or to the kernel again. */
+export function toggleRemote(cell: Cell | null, entry: Entry | null, selector?: string): void {
+  if (cell?.model.type === 'code') {
+    const last = entry?.connection.frame?.meshes?.slice(-1)[0]?.name ?? '';
+    rewrite(cell, text => (isRemote(cell) ? runHere(text) : runOn(text, selector ?? last)));
+  }
+}
+
+function rewrite(cell: Cell, change: (text: string) => string): void {
+  const { sharedModel } = cell.model;
+  const { start, end, text } = changeOf(sharedModel.source, change(sharedModel.source));
+  sharedModel.updateSource(start, end, text); // of the whole text the cursor would lose its place
+}
+
+let lists = 0;
+
+export class RunOnMesh extends Widget {
+  constructor(
+    private readonly notebook: NotebookPanel,
+    private readonly hub: Hub
+  ) {
+    super();
+    this.addClass('monarch-run-on');
+    this.toggle.type = 'button';
+    this.toggle.className = 'monarch-run-on-toggle';
+    this.toggle.textContent = 'Run on mesh';
+    this.toggle.title = 'Let the cell run on the ranks (%%remote), or in the kernel again';
+    this.toggle.addEventListener('click', () => {
+      toggleRemote(this.cell, hub.entryOf(notebook), this.ranks.value.trim() || undefined);
+    });
+    lists += 1;
+    this.offers.id = `monarch-selectors-${lists}`;
+    this.ranks.setAttribute('list', this.offers.id);
+    this.ranks.setAttribute('aria-label', 'Ranks that the cell runs on');
+    this.ranks.placeholder = 'last mesh';
+    this.ranks.title = 'Which ranks: trainers, trainers[0], trainers[0:4], trainers.slice(dp=0)';
+    this.ranks.spellcheck = false;
+    this.ranks.addEventListener('change', () => {
+      this.typed = this.ranks.value.trim();
+      if (this.cell && isRemote(this.cell)) {
+        rewrite(this.cell, text => runOn(text, this.ranks.value.trim()));
+      }
+    });
+    this.node.append(this.toggle, this.ranks, this.offers);
+
+    notebook.content.activeCellChanged.connect(() => this.follow());
+    hub.changed.connect(() => this.draw());
+    hub.heard.connect((_, { entry, said }) => {
+      if (entry.notebook === notebook && said.kind === 'frame') {
+        this.offer();
+      }
+    });
+    this.follow();
+  }
+
+  dispose(): void {
+    this.cell?.model.contentChanged.disconnect(this.draw, this);
+    super.dispose();
+  }
+
+  private follow(): void {
+    this.cell?.model.contentChanged.disconnect(this.draw, this);
+    this.cell = this.notebook.content.activeCell;
+    this.cell?.model.contentChanged.connect(this.draw, this);
+    this.draw();
+  }
+
+  private draw(): void {
+    this.setHidden(this.hub.entryOf(this.notebook) === null);
+    const isCode = this.cell?.model.type === 'code';
+    const selector = isCode ? selectorOf(this.cell!.model.sharedModel.source) : null;
+    this.toggle.setAttribute('aria-pressed', String(selector !== null));
+    this.toggle.disabled = !isCode;
+    this.ranks.disabled = !isCode;
+    if (document.activeElement !== this.ranks) {
+      this.ranks.value = selector ?? this.wanted;
+    }
+    this.offer();
+  }
+
+  /** What was typed last for a cell that is addressed to nobody yet, as long as there is such a mesh. */
+  private get wanted(): string {
+    const meshes = this.hub.entryOf(this.notebook)?.connection.frame?.meshes ?? [];
+    const [root] = /^\w*/.exec(this.typed)!;
+    return meshes.some(mesh => mesh.name === root) ? this.typed : '';
+  }
+
+  private offer(): void {
+    const offered = selectors(this.hub.entryOf(this.notebook)?.connection.frame ?? null);
+    const key = offered.join('\n');
+    if (key !== this.offered) {
+      this.offered = key;
+      this.draw(); // a mesh that is gone is wanted no more
+      this.offers.replaceChildren(...offered.map(each => new Option(each, each)));
+    }
+  }
+
+  private readonly toggle = document.createElement('button');
+  private readonly ranks = document.createElement('input');
+  private readonly offers = document.createElement('datalist');
+  private cell: Cell | null = null;
+  private offered = '';
+  private typed = '';
+}

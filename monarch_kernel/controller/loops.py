@@ -1,0 +1,179 @@
+"""The loops that ranks are in, as the controller has them: how far they are, what was logged, what is to be told; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+from monarch_kernel.events import CurveView, KnobView, LoopView
+from monarch_kernel.steer.curves import Curve
+from monarch_kernel.steer.pace import Grant, Pace
+from monarch_kernel.wire.messages import Knob, LoopBegun, LoopGrant, LoopLeft, LoopReport, RankSpec
+
+__all__ = ["LoopBook", "LoopRecord", "Told"]
+
+KEPT = 8
+"""Loops that are over, of which one can still see what they logged."""
+
+PER_SECOND = ("samples", "tokens")
+"""What is logged under these names is counted: the view shows how many there are in a second, on all ranks together."""
+
+Told = tuple[int, LoopGrant]
+"""The number of a process, and what it is to be told."""
+
+
+@dataclass
+class LoopRecord:
+    """One loop on several ranks.
+
+    Attributes:
+        request: in which it runs.
+        number: counts the loops of that.
+        mesh: name of the mesh of its ranks.
+        where: in which it runs, in words, such as ``cell [5]``.
+        steps: how many it has; None if it has no end.
+        ranks: process -> flat rank, in the order in which they came.
+        begun_at: when the first came, in seconds of a clock that only goes forward.
+        knobs: by name, in the order in which they were first seen.
+        curves: by name of what was logged.
+    """
+
+    request: int
+    number: int
+    mesh: str
+    where: str
+    steps: int | None
+    begun_at: float
+    pace: Pace = field(default_factory=Pace)
+    ranks: dict[int, int] = field(default_factory=dict)
+    knobs: dict[str, Knob] = field(default_factory=dict)
+    curves: dict[str, Curve] = field(default_factory=dict)
+    per_s: dict[str, dict[int, float]] = field(default_factory=dict)
+    step_s: dict[int, float] = field(default_factory=dict)
+
+    def tell(self, grant: Grant | None) -> list[Told]:
+        """What all ranks that are in it are to be told."""
+        if grant is None:
+            return []
+        message = self.message(grant)
+        return [(proc, message) for proc in self.ranks if self.pace.is_in(proc)]
+
+    def message(self, grant: Grant) -> LoopGrant:
+        """A grant, as ranks are told of it."""
+        return LoopGrant(self.request, self.number, grant.horizon, grant.ahead, grant.changes, grant.is_paused)
+
+    def take(self, proc: int, report: LoopReport) -> None:
+        """Note what a rank has logged."""
+        self.knobs |= {knob.name: knob for knob in report.knobs}
+        rank = self.ranks[proc]
+        if report.step_s > 0:
+            self.step_s[rank] = report.step_s
+        for name, values in report.logged.items():
+            self.curves.setdefault(name, Curve()).add(rank, values)
+            count = sum(value.count for value in values)
+            if name in PER_SECOND and report.step_s > 0 and count:
+                per_step = sum(value.total for value in values) / count
+                self.per_s.setdefault(name, {})[rank] = per_step / report.step_s
+
+    def view(self, now: float, *, points: bool = True) -> LoopView:
+        """As it is now.
+
+        Args:
+            now: the time.
+            points: whether curves are to be told, or only their last values.
+        """
+        values = {change.name: change.value for change in self.pace.changes if change.name}
+        return LoopView(
+            (self.request, self.number),
+            self.mesh,
+            self.where,
+            self.pace.reached,
+            self.steps,
+            "over" if self.pace.is_over else "paused" if self.pace.is_paused else "running",
+            now - self.begun_at,
+            max(list(self.step_s.values()), default=0.0),
+            tuple(
+                KnobView(knob.name, values.get(knob.name, knob.value), knob.low, knob.high)
+                for knob in list(self.knobs.values())
+            ),
+            tuple(
+                CurveView(
+                    name,
+                    curve.mean,
+                    tuple(sorted(curve.last.copy().items())),
+                    tuple((point.step, point.mean) for point in curve.points) if points else (),
+                )
+                for name, curve in list(self.curves.items())
+                if name not in PER_SECOND
+            ),
+            tuple((name, sum(rates.copy().values())) for name, rates in list(self.per_s.items())),
+        )
+
+
+class LoopBook:
+    """All loops of a session; all methods give what ranks are to be told."""
+
+    def __init__(self) -> None:
+        self._loops: dict[tuple[int, int], LoopRecord] = {}
+
+    def of(self, procs: Collection[int]) -> Iterator[LoopRecord]:
+        """The loops that some of these processes are in, or were, in the order in which they were begun."""
+        return (loop for loop in list(self._loops.values()) if not loop.ranks.keys().isdisjoint(procs))
+
+    def shown(self, procs: Collection[int]) -> list[LoopRecord]:
+        """Those that a view of these processes shows: all that are not over; if there is none, the last one."""
+        loops = list(self.of(procs))
+        return [loop for loop in loops if not loop.pace.is_over] or loops[-1:]
+
+    def get(self, key: tuple[int, int]) -> LoopRecord | None:
+        """A loop, as long as it is kept."""
+        return self._loops.get(key)
+
+    def begun(self, spec: RankSpec, where: str, message: LoopBegun, now: float) -> list[Told]:
+        """A rank begins a loop, in something that is called so."""
+        key = message.request, message.number
+        loop = self._loops.get(key)
+        if loop is None:
+            steps = message.steps if message.steps >= 0 else None
+            loop = self._loops[key] = LoopRecord(*key, spec.mesh, where, steps, now)
+            self._forget()
+            loop.pace.is_paused = message.is_paused
+        loop.ranks[spec.proc] = spec.rank
+        grant = loop.pace.joined(spec.proc, message.step, message.horizon)
+        return [(spec.proc, loop.message(grant))]
+
+    def reported(self, proc: int, message: LoopReport) -> list[Told]:
+        """A rank says how far it is, and what it has logged."""
+        loop = self._loops.get((message.request, message.number))
+        if loop is None or proc not in loop.ranks:
+            return []
+        loop.take(proc, message)
+        return loop.tell(loop.pace.progressed(proc, message.step, message.step_s))
+
+    def left(self, proc: int, message: LoopLeft) -> list[Told]:
+        """A rank has left a loop."""
+        loop = self._loops.get((message.request, message.number))
+        if loop is None or proc not in loop.ranks:
+            return []
+        return loop.tell(loop.pace.left(proc, message.steps))
+
+    def request_over(self, proc: int, request: int) -> list[Told]:
+        """What a rank did for a request is over, by whatever way, and so are its loops."""
+        told: list[Told] = []
+        for loop in self._loops.values():
+            if loop.request == request and loop.pace.is_in(proc):
+                told += loop.tell(loop.pace.left(proc))
+        return told
+
+    def gone(self, proc: int) -> list[Told]:
+        """A process has ended."""
+        told: list[Told] = []
+        for loop in self._loops.values():
+            if loop.pace.is_in(proc):
+                told += loop.tell(loop.pace.left(proc))
+        return told
+
+    def _forget(self) -> None:
+        over = [key for key, loop in self._loops.items() if loop.pace.is_over]
+        for key in over[: max(0, len(over) - KEPT)]:
+            del self._loops[key]

@@ -1,0 +1,31 @@
+"""Loops that are steered, as text."""
+
+from __future__ import annotations
+
+from monarch_kernel.events import LoopView
+from monarch_kernel.tables import format_seconds, plain
+
+__all__ = ["loop_text"]
+
+_SIGNS = {"running": "▶", "paused": "❚❚", "over": "■"}
+_MAX_SHOWN = 8
+
+
+def loop_text(view: LoopView) -> str:
+    """How far it is, how fast, what its knobs are and what was logged last, in a line."""
+    steps = f"step {view.step:,}" + ("" if view.steps is None else f" of {view.steps:,}")
+    where = f" in {plain(view.where)}" if view.where else ""
+    parts = [f"loop{where}: {_SIGNS[view.state]} {view.state}, {steps}"]
+    if view.step_s:
+        step = f"{view.step_s * 1000:.3g} ms" if view.step_s < 1 else format_seconds(view.step_s)
+        parts.append(", ".join([f"{step} a step", *(f"{rate:,.0f} {name}/s" for name, rate in view.per_s)]))
+    parts += [f"{plain(curve.name)} {curve.last:.5g}" for curve in view.curves[:_MAX_SHOWN]]
+    parts += [f"{plain(knob.name)}={_value(knob.value)}" for knob in view.knobs[:_MAX_SHOWN]]
+    hidden = max(0, len(view.curves) - _MAX_SHOWN) + max(0, len(view.knobs) - _MAX_SHOWN)
+    if hidden:
+        parts.append(f"and {hidden} more")
+    return "; ".join(parts)
+
+
+def _value(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else repr(value)

@@ -1,0 +1,1802 @@
+// @ts-check
+/**
+ * Draws meshes of ranks: in the widget of a cell and in the panel of JupyterLab, which both bring the messages.
+ *
+ * Theory of operation. `mount` builds one `Mesh` for each mesh of a frame, and these keep their elements: a new frame writes
+ * only what differs from what stands there, so focus, open tracebacks and text selections stay. Frames are drawn once per
+ * animation frame, the newest only. One timer, each second, moves what time moves: durations and histories. Ranks of a large
+ * mesh are tiles of one canvas, of which those are drawn again that have changed; for the keyboard and screen readers one
+ * element, the cursor, is laid over it. All text of the kernel enters the page as text nodes, never as HTML.
+ *
+ * @typedef {import("./view.js").State} State
+ * @typedef {import("./view.js").RankFrame} RankFrame
+ * @typedef {import("./view.js").ErrorFrame} ErrorFrame
+ * @typedef {import("./view.js").KnobFrame} KnobFrame
+ * @typedef {import("./view.js").LoopFrame} LoopFrame
+ * @typedef {import("./view.js").MeshFrame} MeshFrame
+ * @typedef {import("./view.js").Frame} Frame
+ * @typedef {import("./view.js").Command} Command
+ * @typedef {import("./view.js").ReplyMessage} ReplyMessage
+ * @typedef {[number, number]} Rates bytes a second, in and out
+ */
+
+const VERSION = 1;
+const ALIVE_MS = 5000;
+/** A kernel that has not answered by then may never do. */
+const LATE_MS = 5000;
+const SECONDS = 60;
+/** After this long without a frame nothing moves: what moves makes frames. */
+const STILL_S = 3;
+const ARMED_MS = 5000;
+const MAX_REPLIES = 4;
+const FEW_CARDS = 4;
+const MANY_CARDS = 8;
+
+/** @type {State[]} */
+const STATES = ["starting", "idle", "running", "failed", "dead", "stopped"];
+/** In words, those first that matter most. @type {State[]} */
+const COUNTED = ["dead", "failed", "starting", "running", "idle", "stopped"];
+
+const SQUARE = "M3 1H13a2 2 0 0 1 2 2V13a2 2 0 0 1-2 2H3a2 2 0 0 1-2-2V3a2 2 0 0 1 2-2Z";
+const TRIANGLE = "M8 1.2Q8.8 1.2 9.2 2L15.2 13.4Q15.8 15 14.2 15H1.8Q.2 15 .8 13.4L6.8 2Q7.2 1.2 8 1.2Z";
+/**
+ * A state's tile in a box of 16: they differ without colour, too.
+ * @type {Record<State, {outline: string, fill: number, dash?: boolean, mark?: string}>}
+ */
+const TILES = {
+  starting: { outline: SQUARE, fill: 0, dash: true },
+  idle: { outline: SQUARE, fill: 0 },
+  running: { outline: SQUARE, fill: 0.6 },
+  failed: { outline: TRIANGLE, fill: 1, mark: "M8 5.6V9.6M8 12V12.4" },
+  dead: { outline: SQUARE, fill: 1, mark: "M5 5L11 11M11 5L5 11" },
+  stopped: { outline: "M5 5H11V11H5Z", fill: 1 },
+};
+
+// --- Text -------------------------------------------------------------------------------------------------------------
+
+/** `512 B`, `1.5 KiB`, `12 MiB`: as `tables.format_nbytes` writes it. @param {number} nbytes */
+function bytes(nbytes) {
+  if (nbytes < 1023.5) return `${Math.round(nbytes)} B`;
+  let value = nbytes;
+  for (const unit of ["KiB", "MiB", "GiB", "TiB"]) {
+    value /= 1024;
+    if (value < 9.95) return `${value.toFixed(1)} ${unit}`;
+    if (value < 1023.5) return `${value.toFixed(0)} ${unit}`;
+  }
+  return `${(value / 1024).toFixed(0)} PiB`;
+}
+
+/** `61 / 80 GiB`, in the unit of the second. @param {number} part @param {number} whole */
+function bytesOf(part, whole) {
+  const [value, unit] = bytes(whole).split(" ");
+  const scale = whole / Number(value);
+  return `${(part / scale).toFixed(value.includes(".") ? 1 : 0)} / ${value} ${unit}`;
+}
+
+/** Whole seconds, for it changes each second: `4 s`, `4 min 05 s`, `2 h 03 min`. @param {number} seconds */
+function span(seconds) {
+  const whole = Math.max(0, Math.floor(seconds));
+  const two = (/** @type {number} */ value) => String(value).padStart(2, "0");
+  if (whole < 60) return `${whole} s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${two(whole % 60)} s`;
+  if (whole < 86400) return `${Math.floor(whole / 3600)} h ${two(Math.floor((whole % 3600) / 60))} min`;
+  return `${Math.floor(whole / 86400)} d ${two(Math.floor((whole % 86400) / 3600))} h`;
+}
+
+/** @param {number} count @param {string} noun */
+const counted = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
+
+// Colours, titles of windows, and other controls of terminals.
+const CONTROL = /\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]/g;
+
+/** @param {string} text */
+const plain = (text) => String(text).replace(CONTROL, "");
+
+/** @param {MeshFrame} mesh */
+const rankCount = (mesh) => mesh.axes.reduce((count, [, size]) => count * size, 1);
+
+/** Where a rank is: `dp 10, tp 4`. @param {number} rank @param {[string, number][]} axes */
+function pointOf(rank, axes) {
+  /** @type {string[]} */
+  const parts = [];
+  for (let i = axes.length - 1, rest = rank; i >= 0; i--) {
+    const [name, size] = axes[i];
+    parts.unshift(`${name} ${rest % size}`);
+    rest = Math.floor(rest / size);
+  }
+  return parts.join(", ");
+}
+
+/** Whether ranks in brackets, such as `[0-3,7]`, name one. @param {string} ranks @param {number} rank */
+function names(ranks, rank) {
+  return ranks.replace(/[[\]…]/g, "").split(",").some((part) => {
+    const [first, last = first] = part.split("-").map(Number);
+    return part !== "" && first <= rank && rank <= last;
+  });
+}
+
+/** The states of many ranks, as `frames.pack_states` wrote them. @param {string} packed @param {number} count */
+function unpackStates(packed, count) {
+  const states = new Uint8Array(count);
+  for (let i = 0; i < packed.length; i++) {
+    const both = parseInt(packed[i], 36);
+    states[2 * i] = Math.floor(both / 6);
+    if (2 * i + 1 < count) states[2 * i + 1] = both % 6;
+  }
+  return states;
+}
+
+// --- Elements ---------------------------------------------------------------------------------------------------------
+
+/**
+ * An element with classes, attributes and children.
+ * @template {keyof HTMLElementTagNameMap} K
+ * @param {K} tag @param {string} [classes] @param {Record<string, string>} [attributes] @param {...(Node | string)} children
+ * @returns {HTMLElementTagNameMap[K]}
+ */
+function element(tag, classes = "", attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  if (classes) made.className = classes;
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+/** @param {string} tag @param {Record<string, string>} attributes @param {...Node} children */
+function drawing(tag, attributes, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+/** What stands there is left alone if it is the same. @param {Element} node @param {string} text */
+function write(node, text) {
+  const child = node.firstChild;
+  if (child instanceof Text && child === node.lastChild) {
+    if (child.data !== text) child.data = text;
+  } else if (node.textContent !== text) {
+    node.textContent = text;
+  }
+}
+
+/** @param {Element} node @param {string} name @param {string} value */
+function mark(node, name, value) {
+  if (node.getAttribute(name) !== value) node.setAttribute(name, value);
+}
+
+/** @param {HTMLElement} node @param {boolean} isShown */
+function show(node, isShown) {
+  if (node.hidden === isShown) node.hidden = !isShown;
+}
+
+/** Text that hides when there is none. @param {HTMLElement} node @param {string} text */
+function writeOrHide(node, text) {
+  write(node, text);
+  show(node, text !== "");
+}
+
+/** @param {string} label @param {(event: MouseEvent) => void} onClick @param {string} [classes] */
+function button(label, onClick, classes = "mk-button") {
+  const made = element("button", classes, { type: "button" }, label);
+  made.addEventListener("click", (event) => {
+    if (made.getAttribute("aria-disabled") !== "true") onClick(event);
+  });
+  return made;
+}
+
+/** Not `disabled`, which takes the focus away from who has just pressed it. @param {HTMLElement} made @param {boolean} can */
+const enable = (made, can) => mark(made, "aria-disabled", String(!can));
+
+/**
+ * A button that does it when pressed twice, but not by a double click.
+ * @param {string} label @param {string} question @param {(text: string) => void} announce @param {() => void} onConfirm
+ */
+function confirmed(label, question, announce, onConfirm) {
+  let timer = 0;
+  const disarm = () => {
+    clearTimeout(timer);
+    timer = 0;
+    write(made, label);
+    made.classList.remove("mk-armed");
+  };
+  const made = button(label, (event) => {
+    if (event.detail > 1) return;
+    const isSure = timer !== 0;
+    disarm();
+    if (isSure) return onConfirm();
+    timer = window.setTimeout(disarm, ARMED_MS);
+    write(made, question);
+    made.classList.add("mk-armed");
+    announce(`${question} Press again to confirm.`);
+  });
+  made.addEventListener("blur", disarm);
+  made.addEventListener("keydown", (event) => event.key === "Escape" && disarm());
+  return made;
+}
+
+/** The tile of a state beside its word. */
+class Tile {
+  constructor() {
+    this.outline = drawing("path", {});
+    this.mark = drawing("path", { class: "mk-mark" });
+    this.node = drawing("svg", { viewBox: "0 0 16 16", "aria-hidden": "true", class: "mk-tile" }, this.outline, this.mark);
+  }
+
+  /** @param {State} state */
+  draw(state) {
+    const tile = TILES[state] ?? TILES.stopped;
+    mark(this.node, "class", `mk-tile mk-is-${state}`);
+    mark(this.outline, "d", tile.outline);
+    mark(this.mark, "d", tile.mark ?? "");
+  }
+}
+
+// --- Histories --------------------------------------------------------------------------------------------------------
+
+/** Rates of the last minute, one for each second. */
+class History {
+  constructor() {
+    /** @type {Rates[]} */
+    this.rates = Array.from({ length: SECONDS }, () => /** @type {Rates} */ ([0, 0]));
+    /** The second of the last of them; 0 where that is the next one to be told of. */
+    this.second = 0;
+    /** What was told last, and when. @type {Rates} */
+    this.last = [0, 0];
+    this.toldAt = 0;
+  }
+
+  /** @param {Rates[]} rates */
+  seed(rates) {
+    this.rates = [...this.rates, ...rates].slice(-SECONDS);
+    this.second = 0;
+  }
+
+  /** @param {Rates} rates @param {number} at */
+  tell(rates, at) {
+    this.advance(at);
+    this.last = rates;
+    this.toldAt = at;
+    this.rates[SECONDS - 1] = rates;
+  }
+
+  /** @param {number} at */
+  advance(at) {
+    const second = Math.floor(at);
+    if (this.second === 0) this.second = second;
+    const missing = Math.min(second - this.second, SECONDS);
+    for (let i = missing - 1; i >= 0; i--) this.rates.push(second - i - this.toldAt <= STILL_S ? this.last : [0, 0]);
+    if (missing > 0) {
+      this.rates.splice(0, missing);
+      this.second = second;
+    }
+  }
+
+  /** @param {number} at @returns {Rates} */
+  current(at) {
+    return at - this.toldAt <= STILL_S ? this.last : [0, 0];
+  }
+
+  peak() {
+    return Math.max(...this.rates.flat());
+  }
+}
+
+/** A history as an area (in) and a line (out). */
+class Chart {
+  /** @param {string} classes */
+  constructor(classes) {
+    this.area = drawing("path", { class: "mk-area" });
+    this.into = drawing("path", { class: "mk-in" });
+    this.out = drawing("path", { class: "mk-out" });
+    this.node = drawing(
+      "svg",
+      { viewBox: `0 0 ${SECONDS - 1} 100`, preserveAspectRatio: "none", class: classes, "aria-hidden": "true" },
+      this.area, this.into, this.out,
+    );
+  }
+
+  /** @param {History} history */
+  draw(history) {
+    const top = history.peak();
+    this.node.classList.toggle("mk-still", top === 0);
+    if (top === 0) return;
+    const line = (/** @type {0 | 1} */ which) => history.rates.map((each, i) => `${i} ${height(each[which], top)}`).join("L");
+    const into = line(0);
+    mark(this.area, "d", `M0 100L${into}L${SECONDS - 1} 100Z`);
+    mark(this.into, "d", `M${into}`);
+    mark(this.out, "d", `M${line(1)}`);
+  }
+}
+
+/** Room is left above and below for the width of the line. @param {number} rate @param {number} top */
+const height = (rate, top) => Math.round(98 - (94 * rate) / top);
+
+/** Throughput of a mesh: two figures and their last minute. */
+class Traffic {
+  constructor() {
+    this.chart = new Chart("mk-chart");
+    this.into = element("span", "mk-figure");
+    this.out = element("span", "mk-figure");
+    this.peak = element("span", "mk-peak");
+    const key = (/** @type {string} */ which) =>
+      drawing("svg", { viewBox: "0 0 14 8", class: "mk-key", "aria-hidden": "true" },
+        drawing("path", { d: "M0 4H14", class: `mk-${which}` }));
+    this.node = element("div", "mk-traffic", { role: "group", "aria-label": "Throughput" },
+      element("div", "mk-rates", {},
+        element("span", "mk-rate", {}, key("in"), element("span", "mk-label", {}, "in"), this.into),
+        element("span", "mk-rate", {}, key("out"), element("span", "mk-label", {}, "out"), this.out)),
+      element("div", "mk-plot", {}, /** @type {Node} */ (this.chart.node), this.peak));
+  }
+
+  /** @param {History} history @param {number} at */
+  draw(history, at) {
+    const [into, out] = history.current(at);
+    write(this.into, `${bytes(into)}/s`);
+    write(this.out, `${bytes(out)}/s`);
+    const top = history.peak();
+    write(this.peak, top > 0 ? `60 s, at most ${bytes(top)}/s` : "none in the last 60 s");
+    this.chart.draw(history);
+  }
+}
+
+// --- Ranks of a small mesh --------------------------------------------------------------------------------------------
+
+/** @param {number} restarts */
+const restarted = (restarts) => (restarts === 1 ? "restarted once" : `restarted ${restarts} times`);
+
+/** What a rank does, in words: its line says more than its activity, of which it is a part. @param {RankFrame} rank */
+function doing(rank) {
+  const { activity = "", line = "" } = rank;
+  return !line || line.startsWith(activity) ? line || activity : `${activity}: ${line}`;
+}
+
+/** One rank of a small mesh. */
+class Card {
+  /** @param {number} number @param {(command: Command) => void} ask */
+  constructor(number, ask) {
+    /** @type {RankFrame} */
+    this.rank = { rank: number, state: "starting" };
+    this.history = new History();
+    this.drawnSecond = 0;
+    this.tile = new Tile();
+    this.state = element("span", "mk-state");
+    this.time = element("span", "mk-time");
+    this.doing = element("span", "mk-doing");
+    this.waits = element("span", "mk-waits");
+    this.error = element("div", "mk-error");
+    this.said = element("div", "mk-said");
+    this.labels = ["memory", "cpu", "in", "out"].map((name) => element("dt", "mk-label", {}, name));
+    this.figures = this.labels.map(() => element("dd", "mk-figure"));
+    this.chart = new Chart("mk-spark");
+    this.where = element("span", "mk-where");
+    this.again = element("span", "mk-restarts");
+    this.place = element("div", "mk-place", {}, this.where, this.again);
+    this.tools = element("div", "mk-tools", { role: "group", "aria-label": `Actions for rank ${number}` },
+      button("Interrupt", () => ask("interrupt"), "mk-button mk-small"),
+      button("Logs", () => ask("logs"), "mk-button mk-small"),
+      (this.traceback = button("Traceback", () => ask("traceback"), "mk-button mk-small")));
+    this.menu = button("···", () => this.toggle(), "mk-button mk-menu");
+    mark(this.menu, "aria-label", `Actions for rank ${number}`);
+    this.toggle(false);
+    this.activity = element("div", "mk-activity", {}, this.doing, this.waits);
+    this.usage = element("div", "mk-usage", {},
+      element("dl", "mk-figures", {}, ...this.labels.map((label, i) => element("div", "", {}, label, this.figures[i]))),
+      /** @type {Node} */ (this.chart.node));
+    this.node = element("li", "mk-card", { "data-rank": String(number) },
+      element("div", "mk-card-head", {}, this.tile.node, element("span", "mk-rank", {}, `rank ${number}`), this.state,
+        this.time, this.menu),
+      this.activity, this.error, this.said, this.usage, this.place, this.tools);
+  }
+
+  /** @param {boolean} [isOpen] */
+  toggle(isOpen = this.tools.hidden) {
+    show(this.tools, isOpen);
+    mark(this.menu, "aria-expanded", String(isOpen));
+    this.node?.classList.toggle("mk-open", isOpen);
+  }
+
+  /** @param {RankFrame} rank @param {MeshFrame} mesh @param {number} at */
+  draw(rank, mesh, at) {
+    this.rank = rank;
+    mark(this.node, "data-state", rank.state);
+    this.tile.draw(rank.state);
+    write(this.state, rank.state);
+    const isUp = rank.state !== "starting" && rank.state !== "dead" && rank.state !== "stopped";
+    write(this.doing, doing(rank));
+    show(this.activity, rank.state === "running");
+    writeOrHide(this.waits, rank.waits ? `waits in ${rank.waits}` : "");
+    writeOrHide(this.error, rank.error ?? "");
+    mark(this.error, "title", rank.error ?? "");
+    write(this.said, rank.said ?? "");
+    show(this.said, isUp || Boolean(rank.said));
+    show(this.usage, isUp);
+    show(this.traceback, Boolean(rank.error));
+    mark(this.said, "title", rank.said ?? "");
+    const memory = rank.rss ? bytes(rank.rss) : "";
+    const cpu = rank.cpu ? `${rank.cpu} %` : "";
+    const gpu = rank.gpu_total ? bytesOf(rank.gpu_used ?? 0, rank.gpu_total) : "";
+    // Who has a GPU looks at that; what the process itself takes stands with what else is known of it.
+    write(this.labels[0], gpu ? "gpu mem" : "memory");
+    write(this.labels[1], gpu ? "gpu" : "cpu");
+    write(this.figures[0], gpu || memory || "–");
+    write(this.figures[1], gpu ? `${rank.gpu_use ?? 0} %` : cpu || "–");
+    const where = [mesh.axes.length > 1 ? pointOf(rank.rank, mesh.axes) : "", rank.host,
+      rank.pid || rank.error ? rank.device : "", rank.pid ? `pid ${rank.pid}` : "", gpu && memory, gpu && cpu && `cpu ${cpu}`];
+    write(this.where, where.filter(Boolean).join(" · "));
+    write(this.again, rank.restarts ? restarted(rank.restarts) : "");
+    show(this.place, Boolean(this.where.textContent || rank.restarts));
+    this.history.tell([rank.in_rate ?? 0, rank.out_rate ?? 0], at);
+    this.tick(at);
+  }
+
+  /** @param {number} at */
+  tick(at) {
+    write(this.time, this.rank.since && this.rank.state === "running" ? span(at - this.rank.since) : "");
+    this.history.advance(at);
+    const rates = this.history.current(at);
+    rates.forEach((rate, i) => write(this.figures[2 + i], rate ? `${bytes(rate)}/s` : "–"));
+    // Of many small ones only what a second has brought is drawn.
+    if (this.drawnSecond === this.history.second) return;
+    this.drawnSecond = this.history.second;
+    this.chart.draw(this.history);
+  }
+}
+
+class Cards {
+  /** @param {Mesh} mesh */
+  constructor(mesh) {
+    this.mesh = mesh;
+    /** @type {Map<number, Card>} */
+    this.cards = new Map();
+    this.node = element("ul", "mk-cards", { "aria-label": `Ranks of ${mesh.name}` });
+  }
+
+  /** @param {MeshFrame} frame @param {number} at */
+  draw(frame, at) {
+    const ranks = frame.ranks ?? [];
+    this.node.classList.toggle("mk-few", ranks.length <= FEW_CARDS);
+    this.node.classList.toggle("mk-dense", ranks.length > MANY_CARDS);
+    for (const rank of ranks) {
+      let card = this.cards.get(rank.rank);
+      if (!card) {
+        card = new Card(rank.rank, (command) => this.mesh.ask(command, { ranks: [rank.rank] }));
+        this.cards.set(rank.rank, card);
+        this.node.append(card.node);
+      }
+      card.draw(rank, frame, at);
+    }
+    for (const [number, card] of this.cards) {
+      if (ranks.some((rank) => rank.rank === number)) continue;
+      card.node.remove();
+      this.cards.delete(number);
+    }
+  }
+
+  /** @param {number} at */
+  tick(at) {
+    for (const card of this.cards.values()) card.tick(at);
+  }
+
+  enable() {}
+
+  dispose() {}
+}
+
+// --- Ranks of a large mesh --------------------------------------------------------------------------------------------
+
+const MAX_PITCH = 22;
+const MIN_PITCH = 7;
+const MAX_HEIGHT = 450;
+/** A map of more ranks has the width of the page to itself. */
+const HUGE = 2048;
+const BLOCK_GAP = 4;
+/** What labels of rows reach above the tiles. */
+const LABELS_TOP = 3;
+
+/** A length of rows that ends with the block, if there is one that is not much shorter. @param {number} block @param {number} room */
+function partOf(block, room) {
+  for (let columns = room; columns > room / 3; columns--) if (block % columns === 0) return columns;
+  return 2 ** Math.floor(Math.log2(room));
+}
+
+/** Where the tiles of ranks stand. */
+class Layout {
+  /**
+   * Tiles are as large as they fit. A row holds whole blocks of the last axis, a power of two of them, or a part of one;
+   * rows with the same place on the first axis stand together where they are several.
+   * @param {[string, number][]} axes @param {number} width
+   */
+  constructor(axes, width) {
+    this.axes = axes;
+    this.count = axes.reduce((count, [, size]) => count * size, 1);
+    this.block = axes[axes.length - 1][1];
+    /** How many ranks share a place on the first axis. */
+    this.outer = this.count / axes[0][1];
+    this.columns = this.rows = 1;
+    this.gap = this.rowGap = 0;
+    for (this.pitch = MAX_PITCH; this.pitch > MIN_PITCH; this.pitch--) {
+      this.fit(width);
+      if (this.height <= MAX_HEIGHT) return;
+    }
+    this.fit(width);
+  }
+
+  /** @param {number} width */
+  fit(width) {
+    const { block, count, pitch } = this;
+    const room = Math.max(1, Math.floor(width / pitch));
+    let columns = block <= room ? block : partOf(block, room);
+    const wide = () => 2 * columns * pitch + ((2 * columns) / block - 1) * BLOCK_GAP;
+    while (columns >= block && 2 * columns <= count && wide() <= width) columns *= 2;
+    this.columns = columns;
+    this.rows = Math.ceil(count / columns);
+    this.gap = columns > block ? BLOCK_GAP : 0;
+    const isSplit = this.axes.length > 2 || columns < block;
+    this.rowGap = isSplit && this.outer % columns === 0 && this.outer < count ? BLOCK_GAP : 0;
+  }
+
+  /** Of the tiles. */
+  get width() {
+    return this.x(this.columns - 1) + this.pitch;
+  }
+
+  get height() {
+    return this.y(this.rows - 1) + this.pitch;
+  }
+
+  /** @param {number} column */
+  x(column) {
+    return column * this.pitch + Math.floor(column / this.block) * this.gap;
+  }
+
+  /** @param {number} row */
+  y(row) {
+    return row * this.pitch + Math.floor((row * this.columns) / this.outer) * this.rowGap;
+  }
+
+  /** The rank at a point, or -1. @param {number} x @param {number} y */
+  rankAt(x, y) {
+    if (x < 0 || y < 0 || x >= this.width || y >= this.height) return -1;
+    let column = Math.min(this.columns - 1, Math.floor(x / this.pitch));
+    while (column > 0 && this.x(column) > x) column--;
+    let row = Math.min(this.rows - 1, Math.floor(y / this.pitch));
+    while (row > 0 && this.y(row) > y) row--;
+    const rank = row * this.columns + column;
+    return rank < this.count ? rank : -1;
+  }
+
+  /** What stands before a row: where it is on the first axis if that has changed, or its first rank. @param {number} row */
+  label(row) {
+    const first = row * this.columns;
+    if (this.axes.length === 1 || this.outer % this.columns > 0 && this.columns % this.outer > 0) return String(first);
+    if (first % this.outer > 0) return "";
+    return `${this.axes[0][0]} ${first / this.outer}`;
+  }
+
+  /** In words. */
+  describe() {
+    const [name, size] = this.axes[this.axes.length - 1];
+    const others = this.axes.slice(0, -1).map(([other]) => other).join(", ");
+    if (!others) return `${name} from left to right, ${counted(this.columns, "rank")} a row`;
+    if (this.columns < size) return `${name} from left to right, then ${others}`;
+    return this.columns === size ? `columns: ${name}` : `each block: ${name} 0 to ${size - 1}`;
+  }
+}
+
+/** The states of many ranks as tiles of one canvas, with a cursor. */
+class HeatMap {
+  /** @param {Mesh} mesh @param {(rank: number) => void} onInspect */
+  constructor(mesh, onInspect) {
+    this.mesh = mesh;
+    this.onInspect = onInspect;
+    this.states = new Uint8Array(0);
+    /** @type {[string, number][]} */
+    this.axes = [];
+    this.at = 0;
+    /** Of the room that it is drawn for; 0 while that is not known, such as in a panel that is hidden. */
+    this.width = 0;
+    this.grid = new Layout([["", 1]], MAX_PITCH);
+    /** Room for the labels of rows. */
+    this.left = 0;
+    this.colours = "";
+    /** The tiles of states, and all that is drawn, as pixels. @type {Uint32Array[]} */
+    this.sprites = [];
+    this.image = new ImageData(1, 1);
+    this.pixels = new Uint32Array(1);
+    this.ratio = 1;
+    this.canvas = element("canvas", "mk-canvas", { "aria-hidden": "true" });
+    this.context = /** @type {CanvasRenderingContext2D} */ (this.canvas.getContext("2d"));
+    // JupyterLab's shortcuts of the command mode would take the arrow keys.
+    this.cursor = element("div", "mk-cursor", { role: "gridcell", tabindex: "0", "data-lm-suppress-shortcuts": "true" });
+    this.hover = element("div", "mk-hover", { "aria-hidden": "true" });
+    this.hover.hidden = true;
+    const row = element("div", "mk-row", { role: "row" }, this.cursor);
+    this.map = element("div", "mk-map", { role: "grid", "aria-label": `States of the ranks of ${mesh.name}` },
+      this.canvas, this.hover, row);
+    this.caption = element("div", "mk-caption");
+    // Its colours are those of the theme: the canvas takes them from these.
+    this.palette = STATES.map((state) => element("span", `mk-is-${state}`));
+    this.probe = element("span", "mk-probe");
+    this.node = element("div", "mk-heat", {}, this.map, this.caption,
+      element("div", "", { hidden: "" }, ...this.palette, this.probe));
+    this.cursor.addEventListener("keydown", (event) => this.onKey(event));
+    this.cursor.addEventListener("focus", () => this.move(this.at, false));
+    this.map.addEventListener("pointermove", (event) => this.onPoint(event));
+    this.map.addEventListener("pointerleave", () => this.onLeave());
+    this.map.addEventListener("click", (event) => {
+      const rank = this.rankAt(event);
+      if (rank < 0) return;
+      this.move(rank, false);
+      this.cursor.focus({ preventScroll: true });
+    });
+    this.resized = new ResizeObserver(() => this.resize());
+    this.resized.observe(this.node);
+  }
+
+  /** @param {MeshFrame} frame */
+  draw(frame) {
+    const count = rankCount(frame);
+    const states = unpackStates(frame.states ?? "", count);
+    const isOther = count !== this.states.length || String(frame.axes) !== String(this.axes);
+    const before = this.states;
+    this.states = states;
+    this.axes = frame.axes;
+    if (isOther) {
+      this.node.classList.toggle("mk-huge", count > HUGE);
+      this.width = 0;
+      this.resize();
+    } else if (this.width) {
+      let isChanged = false;
+      for (let rank = 0; rank < count; rank++) {
+        if (states[rank] === before[rank]) continue;
+        this.paint(rank);
+        isChanged = true;
+      }
+      if (isChanged) this.put();
+    }
+    this.label();
+  }
+
+  /** The theme may have changed. */
+  tick() {
+    if (this.width && this.readColours()) this.paintAll();
+  }
+
+  resize() {
+    const width = this.node.clientWidth;
+    if (!width || !this.states.length || width === this.width) return;
+    this.width = width;
+    const axes = this.axes.filter(([, size]) => size > 1);
+    this.left = this.measureLabels(axes);
+    this.grid = new Layout(axes.length ? axes : [["", 1]], width - this.left - 4);
+    this.ratio = window.devicePixelRatio || 1;
+    const size = [this.left + this.grid.width, LABELS_TOP + this.grid.height + LABELS_TOP];
+    [this.canvas.width, this.canvas.height] = size.map((each) => Math.ceil(each * this.ratio));
+    [this.canvas.style.width, this.canvas.style.height] = size.map((each) => `${each}px`);
+    this.image = new ImageData(this.canvas.width, this.canvas.height);
+    this.pixels = new Uint32Array(this.image.data.buffer);
+    this.colours = "";
+    this.readColours();
+    mark(this.map, "aria-rowcount", String(this.grid.rows));
+    mark(this.map, "aria-colcount", String(this.grid.columns));
+    this.paintAll();
+    this.move(Math.min(this.at, this.states.length - 1), false);
+    write(this.caption, this.grid.describe());
+    this.caption.style.paddingLeft = `${this.left}px`;
+  }
+
+  /** @param {[string, number][]} axes */
+  measureLabels(axes) {
+    const [name, size] = axes[0] ?? ["", 1];
+    this.context.font = this.font();
+    return Math.ceil(this.context.measureText(axes.length > 1 ? `${name} ${size}` : String(this.states.length)).width) + 8;
+  }
+
+  font() {
+    return `11px ${getComputedStyle(this.node).fontFamily}`;
+  }
+
+  /** Whether they are others than before. */
+  readColours() {
+    const colours = [...this.palette, this.probe].map((each) => getComputedStyle(each).color);
+    const paper = getComputedStyle(this.probe).backgroundColor;
+    const key = [...colours, paper].join();
+    if (key === this.colours) return false;
+    this.colours = key;
+    this.sprites = STATES.map((state, i) => sprite(state, this.grid.pitch, this.ratio, colours[i], paper));
+    return true;
+  }
+
+  /** Its upper left corner. @param {number} rank */
+  place(rank) {
+    const { columns } = this.grid;
+    return [this.left + this.grid.x(rank % columns), LABELS_TOP + this.grid.y(Math.floor(rank / columns))];
+  }
+
+  paintAll() {
+    this.context.setTransform(1, 0, 0, 1, 0, 0);
+    this.context.clearRect(0, 0, this.canvas.width, this.canvas.height);
+    this.pixels.fill(0);
+    for (let rank = 0; rank < this.states.length; rank++) this.paint(rank);
+    this.put();
+    this.context.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
+    this.paintLabels();
+  }
+
+  /** Pixels are copied here: as many calls of `drawImage` keep the page busy for twice as long. @param {number} rank */
+  paint(rank) {
+    const [x, y] = this.place(rank).map((each) => Math.round(each * this.ratio));
+    const tile = this.sprites[this.states[rank]];
+    const side = Math.round(this.grid.pitch * this.ratio);
+    const { width } = this.image;
+    for (let row = 0; row < side; row++) {
+      const start = (y + row) * width + x;
+      for (let column = 0; column < side && x + column < width; column++) this.pixels[start + column] = tile[row * side + column];
+    }
+  }
+
+  /** The tiles, not the labels beside them. */
+  put() {
+    const left = Math.round(this.left * this.ratio);
+    this.context.putImageData(this.image, 0, 0, left, 0, this.image.width - left, this.image.height);
+  }
+
+  paintLabels() {
+    this.context.fillStyle = getComputedStyle(this.probe).color;
+    this.context.font = this.font();
+    this.context.textAlign = "right";
+    this.context.textBaseline = "middle";
+    let below = 0;
+    for (let row = 0; row < this.grid.rows; row++) {
+      const text = this.grid.label(row);
+      const y = this.grid.y(row);
+      if (!text || y < below) continue;
+      below = y + 14;
+      this.context.fillText(text, this.left - 8, LABELS_TOP + y + this.grid.pitch / 2);
+    }
+  }
+
+  /** @param {KeyboardEvent} event */
+  onKey(event) {
+    const { columns } = this.grid;
+    const last = this.states.length - 1;
+    const row = this.at - (this.at % columns);
+    /** @type {Record<string, number>} */
+    const targets = {
+      ArrowLeft: this.at - 1,
+      ArrowRight: this.at + 1,
+      ArrowUp: this.at - columns,
+      ArrowDown: this.at + columns,
+      Home: event.ctrlKey ? 0 : row,
+      End: event.ctrlKey ? last : Math.min(row + columns - 1, last),
+      PageUp: this.at % columns,
+      PageDown: last - ((last - this.at) % columns),
+      n: this.next(1),
+      p: this.next(-1),
+    };
+    if (event.altKey || event.metaKey || !(event.key in targets)) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const to = targets[event.key];
+    if (to >= 0 && to <= last) this.move(to, true);
+  }
+
+  /** The next rank that is dead or has failed. @param {1 | -1} step */
+  next(step) {
+    const count = this.states.length;
+    for (let i = 1; i <= count; i++) {
+      const rank = (this.at + step * i + count) % count;
+      if (this.states[rank] === 3 || this.states[rank] === 4) return rank;
+    }
+    return this.at;
+  }
+
+  /** @param {number} rank @param {boolean} isSpoken */
+  move(rank, isSpoken) {
+    this.at = rank;
+    const [x, y] = this.place(rank);
+    this.cursor.style.transform = `translate(${x}px, ${y}px)`;
+    this.cursor.style.width = this.cursor.style.height = `${this.grid.pitch}px`;
+    mark(this.cursor, "aria-colindex", String((rank % this.grid.columns) + 1));
+    mark(/** @type {Element} */ (this.cursor.parentElement), "aria-rowindex", String(Math.floor(rank / this.grid.columns) + 1));
+    this.label();
+    this.onInspect(rank);
+    if (isSpoken) this.mesh.announce(this.name(rank));
+  }
+
+  label() {
+    if (this.states.length) mark(this.cursor, "aria-label", this.name(this.at));
+  }
+
+  /** @param {number} rank */
+  name(rank) {
+    return `rank ${rank}, ${this.axes.length > 1 ? `${pointOf(rank, this.axes)}, ` : ""}${STATES[this.states[rank]]}`;
+  }
+
+  /** @param {MouseEvent} event */
+  rankAt(event) {
+    const box = this.canvas.getBoundingClientRect();
+    return this.grid.rankAt(event.clientX - box.left - this.left, event.clientY - box.top - LABELS_TOP);
+  }
+
+  /** @param {PointerEvent} event */
+  onPoint(event) {
+    const rank = this.rankAt(event);
+    if (rank < 0) return this.onLeave();
+    const [x, y] = this.place(rank);
+    this.hover.style.transform = `translate(${x}px, ${y}px)`;
+    this.hover.style.width = this.hover.style.height = `${this.grid.pitch}px`;
+    show(this.hover, true);
+    this.onInspect(rank);
+  }
+
+  onLeave() {
+    show(this.hover, false);
+    this.onInspect(this.at);
+  }
+
+  dispose() {
+    this.resized.disconnect();
+  }
+}
+
+/**
+ * A state's tile, drawn once.
+ * @param {State} state @param {number} pitch @param {number} ratio @param {string} colour @param {string} paper
+ */
+function sprite(state, pitch, ratio, colour, paper) {
+  const canvas = element("canvas");
+  canvas.width = canvas.height = Math.round(pitch * ratio);
+  const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d", { willReadFrequently: true }));
+  // It covers what stood there before.
+  context.fillStyle = paper;
+  context.fillRect(0, 0, canvas.width, canvas.height);
+  const gap = pitch > 10 ? 2 : 1;
+  const scale = ((pitch - gap) * ratio) / 16;
+  context.setTransform(scale, 0, 0, scale, (gap * ratio) / 2, (gap * ratio) / 2);
+  const tile = TILES[state];
+  const outline = new Path2D(tile.outline);
+  context.fillStyle = context.strokeStyle = colour;
+  context.globalAlpha = tile.fill;
+  context.fill(outline);
+  context.globalAlpha = 1;
+  context.lineWidth = ratio / scale;
+  if (tile.dash) context.setLineDash([3, 3]);
+  if (tile.fill < 1) context.stroke(outline);
+  if (tile.mark && pitch > 8) {
+    context.setLineDash([]);
+    context.lineWidth = 2.2;
+    context.lineCap = "round";
+    context.strokeStyle = paper;
+    context.stroke(new Path2D(tile.mark));
+  }
+  return new Uint32Array(context.getImageData(0, 0, canvas.width, canvas.height).data.buffer);
+}
+
+/** The ranks to look at first, one a row. */
+class Attention {
+  /** @param {Mesh} mesh */
+  constructor(mesh) {
+    this.mesh = mesh;
+    /** @type {RankFrame[]} */
+    this.ranks = [];
+    this.body = element("tbody");
+    this.title = element("caption", "mk-title");
+    this.node = element("table", "mk-table", {},
+      this.title,
+      element("thead", "", {}, element("tr", "", {},
+        ...["rank", "state", "what", "for"].map((title) => element("th", "", { scope: "col" }, title)))),
+      this.body);
+  }
+
+  /** @param {MeshFrame} frame @param {number} at */
+  draw(frame, at) {
+    this.ranks = frame.ranks ?? [];
+    show(this.node, this.ranks.length > 0);
+    write(this.title, this.ranks.some((rank) => rank.state !== "running") ? "Look at first" : "Running for longest");
+    while (this.body.rows.length > this.ranks.length) this.body.deleteRow(-1);
+    while (this.body.rows.length < this.ranks.length) {
+      this.body.append(element("tr", "", {}, element("th", "", { scope: "row" }),
+        element("td", "", {}, new Tile().node, element("span")), element("td"), element("td")));
+    }
+    this.ranks.forEach((rank, i) => this.drawRow(this.body.rows[i], rank, frame));
+    this.tick(at);
+  }
+
+  /** @param {HTMLTableRowElement} row @param {RankFrame} rank @param {MeshFrame} frame */
+  drawRow(row, rank, frame) {
+    const [name, state, what] = row.cells;
+    write(name, String(rank.rank));
+    const word = /** @type {Element} */ (state.lastElementChild);
+    if (word.textContent !== rank.state) {
+      const tile = new Tile();
+      tile.draw(rank.state);
+      state.replaceChildren(tile.node, element("span", "", {}, rank.state));
+    }
+    const waits = rank.waits ? `, waits in ${rank.waits}` : "";
+    write(what, doing(rank) + waits || errorOf(rank.rank, frame) || "–");
+  }
+
+  /** @param {number} at */
+  tick(at) {
+    this.node.classList.toggle("mk-timeless", !this.ranks.some((rank) => rank.since));
+    this.ranks.forEach((rank, i) => write(this.body.rows[i].cells[3], rank.since ? span(at - rank.since) : ""));
+  }
+}
+
+/** The headline of a rank's error, if it is told. @param {number} rank @param {MeshFrame} frame */
+const errorOf = (rank, frame) => (frame.errors ?? []).find((each) => names(each.ranks, rank))?.text ?? "";
+
+/** A large mesh: its map, the rank looked at, and those to look at first. */
+class Large {
+  /** @param {Mesh} mesh */
+  constructor(mesh) {
+    this.mesh = mesh;
+    this.at = 0;
+    /** @type {MeshFrame | null} */
+    this.frame = null;
+    this.tile = new Tile();
+    this.name = element("span", "mk-rank");
+    this.word = element("span", "mk-state");
+    this.where = element("div", "mk-place");
+    this.more = element("div", "mk-more");
+    const ask = (/** @type {Command} */ command) => () => mesh.ask(command, { ranks: [this.pinned] });
+    this.pinned = 0;
+    this.buttons = [button("Interrupt", ask("interrupt"), "mk-button mk-small"), button("Logs", ask("logs"), "mk-button mk-small"),
+      button("Traceback", ask("traceback"), "mk-button mk-small")];
+    this.inspector = element("div", "mk-inspector", { role: "group", "aria-label": "One rank" },
+      element("div", "mk-card-head", {}, this.tile.node, this.name, this.word), this.where, this.more,
+      element("div", "mk-tools", {}, ...this.buttons));
+    this.map = new HeatMap(mesh, (rank) => this.inspect(rank));
+    this.attention = new Attention(mesh);
+    this.node = element("div", "mk-large", {}, this.map.node,
+      element("div", "mk-side", {}, this.inspector, this.attention.node,
+        element("p", "mk-hint", {}, "Arrow keys move in the map, n and p to the next and previous rank that failed or died.")));
+  }
+
+  /** @param {MeshFrame} frame @param {number} at */
+  draw(frame, at) {
+    this.frame = frame;
+    this.map.draw(frame);
+    this.attention.draw(frame, at);
+    this.inspect(this.at);
+  }
+
+  /** @param {number} at */
+  tick(at) {
+    this.map.tick();
+    this.attention.tick(at);
+  }
+
+  /** @param {number} rank */
+  inspect(rank) {
+    const frame = this.frame;
+    if (!frame) return;
+    this.at = rank;
+    this.pinned = this.map.at;
+    const state = STATES[this.map.states[rank]] ?? "starting";
+    this.tile.draw(state);
+    write(this.name, `rank ${rank}`);
+    write(this.word, state);
+    write(this.where, pointOf(rank, frame.axes));
+    const told = frame.ranks?.find((each) => each.rank === rank);
+    const hasError = state === "failed" || state === "dead";
+    write(this.more, [told ? doing(told) : "", hasError ? errorOf(rank, frame) : ""].filter(Boolean).join(" · "));
+    this.buttons.forEach((each) => mark(each, "aria-label", `${each.textContent} of rank ${this.pinned}`));
+    enable(this.buttons[2], hasError && this.mesh.page.isOpen);
+  }
+
+  enable() {
+    this.inspect(this.at);
+  }
+
+  dispose() {
+    this.map.dispose();
+  }
+}
+
+// --- Errors and replies -----------------------------------------------------------------------------------------------
+
+/** Errors of a mesh, each with its traceback when it was asked for. */
+class Errors {
+  /** @param {Mesh} mesh */
+  constructor(mesh) {
+    this.mesh = mesh;
+    /** @type {Map<string, {node: HTMLElement, draw: (error: ErrorFrame) => void}>} */
+    this.rows = new Map();
+    this.list = element("ul", "mk-errors");
+    this.more = element("p", "mk-hint");
+    this.node = element("section", "mk-block", { "aria-label": `Errors of ${mesh.name}` }, element("h4", "mk-title", {}, "Errors"), this.list, this.more);
+  }
+
+  /** @param {MeshFrame} frame */
+  draw(frame) {
+    const errors = frame.errors ?? [];
+    show(this.node, errors.length > 0);
+    const keys = errors.map((error) => `${error.is_death ? "dead" : "failed"} ${error.text}`);
+    errors.forEach((error, i) => {
+      const row = this.rows.get(keys[i]) ?? this.add(keys[i]);
+      row.draw(error);
+      // Only what stands elsewhere is moved, for that takes the focus away.
+      if (this.list.children[i] !== row.node) this.list.insertBefore(row.node, this.list.children[i] ?? null);
+    });
+    for (const [key, row] of this.rows) {
+      if (keys.includes(key)) continue;
+      row.node.remove();
+      this.rows.delete(key);
+    }
+    const more = frame.more_errors ?? 0;
+    writeOrHide(this.more, more ? `and ${counted(more, "other error")}` : "");
+  }
+
+  /** @param {string} key */
+  add(key) {
+    const tile = new Tile();
+    const text = element("span", "mk-error-text");
+    const who = element("span", "mk-who");
+    const pre = element("pre", "mk-pre", { tabindex: "0", role: "region" });
+    pre.hidden = true;
+    let rank = 0;
+    const opener = button("Traceback", () => {
+      const isOpen = pre.hidden;
+      show(pre, isOpen);
+      mark(opener, "aria-expanded", String(isOpen));
+      if (!isOpen) return;
+      write(pre, pre.textContent || "Asking the rank …");
+      this.mesh.ask("traceback", { ranks: [rank] }, (reply) => write(pre, plain(reply.text)));
+    }, "mk-button mk-small");
+    mark(opener, "aria-expanded", "false");
+    const node = element("li", "mk-error-row", {},
+      element("div", "mk-error-head", {}, tile.node, element("div", "mk-error-words", {}, text, " ", who), opener), pre);
+    const draw = (/** @type {ErrorFrame} */ error) => {
+      rank = error.rank;
+      tile.draw(error.is_death ? "dead" : "failed");
+      write(text, error.text);
+      const ranks = error.ranks.replace(/[[\]]/g, "").replace(/,/g, ", ");
+      write(who, error.count === 1 ? `rank ${ranks}` : `${error.count.toLocaleString("en")} ranks: ${ranks}`);
+      for (const each of [opener, pre]) mark(each, "aria-label", `Traceback of ${error.text}`);
+    };
+    this.rows.set(key, { node, draw });
+    return { node, draw };
+  }
+}
+
+/** What commands came to, until it is dismissed. */
+class Replies {
+  /** @param {Mesh} mesh */
+  constructor(mesh) {
+    this.mesh = mesh;
+    this.node = element("ul", "mk-replies", { "aria-label": "Answers" });
+    this.node.hidden = true;
+  }
+
+  /** Room for an answer, filled by what is returned. @param {string} title @param {(() => void) | null} abort */
+  expect(title, abort) {
+    const word = element("span", "mk-reply-word", {}, "asked …");
+    const text = element("pre", "mk-pre", { tabindex: "0", role: "region", "aria-label": title });
+    text.hidden = true;
+    const dismiss = button("Dismiss", () => this.remove(node), "mk-button mk-small mk-dismiss");
+    mark(dismiss, "aria-label", `Dismiss ${title}`);
+    const head = element("div", "mk-reply-head", {}, element("span", "mk-reply-title", {}, title), word, dismiss);
+    const node = element("li", "mk-reply", {}, head, text);
+    this.node.prepend(node);
+    while (this.node.children.length > MAX_REPLIES) this.node.lastElementChild?.remove();
+    show(this.node, true);
+    return (/** @type {ReplyMessage} */ reply) => {
+      const said = plain(reply.text).trim();
+      const isLong = said.includes("\n");
+      node.classList.toggle("mk-refused", !reply.ok);
+      write(word, isLong ? (reply.ok ? "" : "could not be done") : said || (reply.ok ? "done" : "could not be done"));
+      write(text, isLong ? said : "");
+      show(text, isLong);
+      if (!reply.ok && abort) {
+        head.insertBefore(confirmed("Abort", "Abort its process groups?", this.mesh.announce, abort), dismiss);
+      }
+      this.mesh.announce(`${title}: ${said.split("\n")[0] || (reply.ok ? "done" : "could not be done")}`);
+    };
+  }
+
+  /** @param {HTMLElement} node */
+  remove(node) {
+    const next = /** @type {HTMLElement | null} */ (node.nextElementSibling ?? node.previousElementSibling);
+    const isFocused = node.contains(document.activeElement);
+    node.remove();
+    show(this.node, this.node.children.length > 0);
+    if (isFocused) /** @type {HTMLElement | null} */ ((next ?? this.mesh.actions).querySelector("button"))?.focus();
+  }
+}
+
+// --- Loops ------------------------------------------------------------------------------------------------------------
+
+/** A number with as many figures as one reads. @param {number | null} value */
+function figure(value) {
+  if (value === null) return "not a number";
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2);
+  return Number(value.toPrecision(4)).toLocaleString("en", { maximumFractionDigits: 6 });
+}
+
+/** Seconds for one step: `12.3 ms`, `2.4 s`. @param {number} seconds */
+const stepTime = (seconds) => (seconds < 1 ? `${(seconds * 1000).toPrecision(3)} ms` : `${seconds.toPrecision(3)} s`);
+
+/** What was logged under one name, as a line. */
+class Curve {
+  /** @param {string} name */
+  constructor(name) {
+    this.name = name;
+    this.line = drawing("path", { class: "mk-in" });
+    this.chart = drawing("svg", { viewBox: "0 0 300 100", preserveAspectRatio: "none", class: "mk-curve-chart", role: "img" }, this.line);
+    this.last = element("span", "mk-figure");
+    this.most = element("span");
+    this.least = element("span");
+    this.from = element("span");
+    this.to = element("span");
+    this.plot = element("div", "", {},
+      element("div", "mk-curve-plot", {}, /** @type {Node} */ (this.chart),
+        element("div", "mk-scale", { "aria-hidden": "true" }, this.most, this.least)),
+      element("div", "mk-span", { "aria-hidden": "true" }, this.from, this.to));
+    this.plot.hidden = true;
+    this.node = element("li", "mk-curve", {},
+      element("div", "mk-curve-head", {}, element("span", "mk-curve-name", {}, name), this.last), this.plot);
+  }
+
+  /** @param {number | null} last */
+  tell(last) {
+    write(this.last, figure(last));
+  }
+
+  /** @param {import("./view.js").Points} points */
+  draw([steps, means]) {
+    const known = /** @type {number[]} */ (means.filter((mean) => mean !== null));
+    show(this.plot, known.length > 0);
+    if (known.length === 0) return;
+    const least = Math.min(...known);
+    const most = Math.max(...known);
+    const first = steps[0];
+    const width = Math.max(1, steps[steps.length - 1] - first);
+    let path = "";
+    let pen = "M";
+    means.forEach((mean, i) => {
+      if (mean !== null) {
+        const y = most === least ? 50 : 97 - (94 * (mean - least)) / (most - least);
+        path += `${pen}${((300 * (steps[i] - first)) / width).toFixed(1)} ${y.toFixed(1)}`;
+      }
+      pen = mean === null ? "M" : "L";
+    });
+    mark(this.line, "d", known.length === 1 ? `${path}h300` : path);
+    write(this.most, figure(most));
+    write(this.least, most === least ? "" : figure(least));
+    write(this.from, `step ${first.toLocaleString("en")}`);
+    write(this.to, steps[steps.length - 1].toLocaleString("en"));
+    mark(this.chart, "aria-label", `${this.name} from step ${first} to ${steps[steps.length - 1]}: first ${figure(known[0])}, `
+      + `last ${figure(known[known.length - 1])}, least ${figure(least)}, most ${figure(most)}`);
+  }
+}
+
+/** A knob: what fits its kind, by which it is turned. */
+class Knob {
+  /** @param {KnobFrame} knob @param {(value: import("./view.js").KnobValue) => void} onTurn */
+  constructor(knob, onTurn) {
+    this.onTurn = onTurn;
+    this.kind = typeof knob.value;
+    this.isHeld = this.isCancelled = false;
+    this.note = element("span", "mk-knob-note", { role: "status" });
+    const label = `Knob ${knob.name}`;
+    // Keys of a notebook mean other things than those of a field.
+    const keys = { "data-lm-suppress-shortcuts": "true", autocomplete: "off", spellcheck: "false" };
+    const isNumber = this.kind === "number";
+    const type = this.kind === "boolean" ? "checkbox" : isNumber ? "number" : "text";
+    this.field = element("input", `mk-field mk-${type}`, { type, "aria-label": label, ...(isNumber ? { step: "any" } : {}), ...keys });
+    /** What the field was left at: not every page has it changed by Enter, and some have it changed twice. @type {string | null} */
+    this.left = null;
+    this.field.addEventListener("input", () => (this.left = null));
+    this.field.addEventListener("change", () => this.leave());
+    this.field.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") this.cancel();
+      else if (event.key === "Enter" && this.kind !== "boolean") this.leave();
+    });
+    /** @type {HTMLInputElement | null} */
+    this.slider = null;
+    if (isNumber && knob.low !== undefined && knob.high !== undefined && knob.high > knob.low) {
+      this.slider = element("input", "mk-slider", { type: "range", min: "0", max: "1000", step: "1", "aria-label": `${label}, slider`, ...keys });
+      this.slider.addEventListener("input", () => {
+        this.isHeld = true;
+        this.left = null;
+        this.field.value = String(this.slid());
+      });
+      this.slider.addEventListener("change", () => this.turn());
+      this.slider.addEventListener("blur", () => (this.isHeld = false));
+    }
+    this.frame = knob;
+    this.node = element("li", "mk-knob", {}, element("span", "mk-knob-name", {}, knob.name), ...(this.slider ? [this.slider] : []), this.field, this.note);
+  }
+
+  /** Whether the slider goes by factors, as for a learning rate. */
+  get isLogarithmic() {
+    const { low = 0, high = 0 } = this.frame;
+    return low > 0 && high / low >= 100;
+  }
+
+  /** What the slider stands at, with no more figures than it can tell apart. */
+  slid() {
+    const { low = 0, high = 0 } = this.frame;
+    const part = Number(this.slider?.value) / 1000;
+    if (part === 0 || part === 1) return part ? high : low;
+    const value = this.isLogarithmic ? low * (high / low) ** part : low + (high - low) * part;
+    return Number.isInteger(this.frame.value) && Number.isInteger(low) && high - low > 1 ? Math.round(value) : Number(value.toPrecision(3));
+  }
+
+  /** What was typed is not meant; to leave a field is to turn the knob otherwise. */
+  cancel() {
+    this.isCancelled = true;
+    this.field.blur();
+    this.isCancelled = false;
+    this.draw(this.frame);
+  }
+
+  leave() {
+    const isSame = this.kind !== "boolean" && [this.left, this.shown].includes(this.field.value);
+    if (this.isCancelled || isSame) return;
+    this.left = this.field.value;
+    this.turn();
+  }
+
+  /** Its value, as the field shows it. */
+  get shown() {
+    return this.frame.value === null ? "" : String(this.frame.value);
+  }
+
+  turn() {
+    this.isHeld = false;
+    const typed = this.field.value;
+    if (this.kind === "boolean") this.onTurn(this.field.checked);
+    else if (this.kind !== "number") this.onTurn(typed);
+    else if (typed.trim() && Number.isFinite(Number(typed))) this.onTurn(Number(typed));
+    else this.say("a number, please");
+  }
+
+  /** @param {string} text */
+  say(text) {
+    write(this.note, text);
+  }
+
+  /** What is being changed is left alone. @param {KnobFrame} knob */
+  draw(knob) {
+    this.frame = knob;
+    if (this.isHeld) return;
+    const value = this.shown;
+    if (this.kind === "boolean") this.field.checked = knob.value === true;
+    else if (this.field !== this.field.ownerDocument.activeElement && this.field.value !== value) {
+      this.field.value = value;
+      this.left = null;
+    }
+    if (!this.slider || typeof knob.value !== "number") return;
+    const { low = 0, high = 0 } = knob;
+    const part = this.isLogarithmic ? Math.log(knob.value / low) / Math.log(high / low) : (knob.value - low) / (high - low);
+    const at = String(Math.round(1000 * part));
+    if (this.slider.value !== at) this.slider.value = at;
+    mark(this.slider, "aria-valuetext", value);
+  }
+
+  /** @param {boolean} can */
+  enable(can) {
+    for (const input of [this.field, this.slider]) if (input && input.disabled === can) input.disabled = !can;
+  }
+}
+
+/** A loop that is steered: how far it is, what it logs, its knobs and buttons. */
+class Loop {
+  /** @param {Mesh} mesh @param {LoopFrame} frame */
+  constructor(mesh, frame) {
+    this.mesh = mesh;
+    this.key = /** @type {[number, number]} */ ([frame.request, frame.number]);
+    this.state = frame.state;
+    /** @type {Map<string, Curve>} */
+    this.curves = new Map();
+    /** @type {Map<string, Knob>} */
+    this.knobs = new Map();
+    const where = frame.where || "a call";
+    this.word = element("span", "mk-loop-state");
+    this.facts = element("span", "mk-facts");
+    this.answer = element("p", "mk-hint", { role: "status" });
+    this.pause = button("Pause", () => this.ask(this.state === "paused" ? "resume" : "pause"));
+    this.step = button("Step", () => this.ask("step"));
+    this.step.title = "Do one step, and stand before the next";
+    this.stop = confirmed("Stop", "End the loop?", mesh.announce, () => this.ask("stop"));
+    this.tools = element("div", "mk-actions", { role: "group", "aria-label": `Steer the loop in ${where}` }, this.pause, this.step, this.stop);
+    this.bar = element("div", "mk-bar", { role: "progressbar", "aria-label": `Steps of the loop in ${where}` }, element("div"));
+    this.curveList = element("ul", "mk-curves", { "aria-label": "Curves" });
+    this.knobList = element("ul", "mk-knobs", { "aria-label": "Knobs" });
+    this.node = element("section", "mk-block mk-loop", { "aria-label": `Loop in ${where}` },
+      element("div", "mk-head", {},
+        element("div", "mk-heading", {},
+          element("h4", "mk-title", {}, `Loop in ${where}`), element("p", "mk-about", {}, this.word, this.facts)),
+        this.tools),
+      this.bar, this.curveList, this.knobList, this.answer);
+  }
+
+  /** @param {LoopFrame} frame */
+  draw(frame) {
+    this.state = frame.state;
+    const { step = 0, steps, step_s = 0, knobs = [], metrics = [], per_s = [] } = frame;
+    write(this.word, frame.state);
+    const of = steps === undefined ? "" : ` of ${steps.toLocaleString("en")}`;
+    const rates = per_s.map(([name, rate]) => `${figure(rate)} ${name}/s`);
+    write(this.facts, [` · step ${step.toLocaleString("en")}${of}`, step_s ? `${stepTime(step_s)} a step` : "", ...rates].filter(Boolean).join(" · "));
+    write(this.pause, frame.state === "paused" ? "Resume" : "Pause");
+    show(this.tools, frame.state !== "over");
+    show(this.bar, steps !== undefined);
+    if (steps !== undefined) {
+      const percent = steps ? Math.floor((100 * step) / steps) : 100;
+      /** @type {HTMLElement} */ (this.bar.firstElementChild).style.width = `${percent}%`;
+      mark(this.bar, "aria-valuenow", String(percent));
+    }
+    for (const [name, last] of metrics) this.curve(name).tell(last);
+    for (const knob of knobs) this.knob(knob).draw(knob);
+    show(this.curveList, this.curves.size > 0);
+    show(this.knobList, this.knobs.size > 0);
+    this.enable();
+  }
+
+  /** @param {Record<string, import("./view.js").Points>} curves */
+  drawCurves(curves) {
+    for (const [name, points] of Object.entries(curves)) this.curve(name).draw(points);
+    show(this.curveList, this.curves.size > 0);
+  }
+
+  /** @param {string} name */
+  curve(name) {
+    let curve = this.curves.get(name);
+    if (!curve) {
+      this.curves.set(name, (curve = new Curve(name)));
+      this.curveList.append(curve.node);
+    }
+    return curve;
+  }
+
+  /** @param {KnobFrame} frame */
+  knob(frame) {
+    let knob = this.knobs.get(frame.name);
+    if (!knob) {
+      const made = new Knob(frame, (value) => this.ask("set", { knob: frame.name, value }, (reply) => {
+        made.say(reply.ok ? reply.text.replace(/^.* (from step [\d,]+) on$/, "$1") : reply.text);
+        this.mesh.announce(reply.text);
+      }));
+      this.knobs.set(frame.name, (knob = made));
+      this.knobList.append(made.node);
+    }
+    return knob;
+  }
+
+  enable() {
+    const can = this.mesh.page.isOpen && this.state !== "over";
+    for (const each of [this.pause, this.step, this.stop]) enable(each, can);
+    for (const knob of this.knobs.values()) knob.enable(can);
+  }
+
+  /**
+   * @param {import("./view.js").LoopCommand} command @param {{knob?: string, value?: import("./view.js").KnobValue}} [more]
+   * @param {(reply: ReplyMessage) => void} [onReply]
+   */
+  ask(command, more = {}, onReply) {
+    this.mesh.page.ask({ command, mesh: this.mesh.name, loop: this.key, ...more }, onReply ?? ((reply) => {
+      const said = `${command[0].toUpperCase()}${command.slice(1)}: ${reply.text}`;
+      write(this.answer, said);
+    }));
+  }
+}
+
+// --- Meshes -----------------------------------------------------------------------------------------------------------
+
+const TITLES = /** @type {Record<Command, string>} */ ({
+  interrupt: "Interrupt", heal: "Heal", restart: "Restart", down: "Down", traceback: "Traceback", stacks: "Stacks", logs: "Logs",
+});
+
+/** One mesh, with all that is shown of it. */
+class Mesh {
+  /** @param {string} name @param {Page} page */
+  constructor(name, page) {
+    this.name = name;
+    this.page = page;
+    this.announce = (/** @type {string} */ text) => page.announce(`${name}: ${text}`);
+    /** @type {MeshFrame | null} */
+    this.frame = null;
+    /** @type {Cards | Large | null} */
+    this.ranks = null;
+    /** Commands that replace or end ranks, and were not answered yet. */
+    this.underWay = 0;
+    /** @type {Map<State, {node: HTMLElement, text: HTMLElement}>} */
+    this.counts = new Map();
+    this.history = page.history(name);
+    this.traffic = new Traffic();
+    /** @type {Map<string, Loop>} */
+    this.loops = new Map();
+    this.loopList = element("div", "mk-loops");
+    this.errors = new Errors(this);
+    this.replies = new Replies(this);
+    this.facts = element("span", "mk-facts");
+    this.age = element("span", "mk-age");
+    this.countList = element("ul", "mk-counts", { "aria-label": "Ranks by state" });
+    this.notes = element("ul", "mk-notes", { "aria-label": "Notes" });
+    this.stacks = button("Stacks", () => this.ask("stacks"));
+    this.interrupt = button("Interrupt", () => this.ask("interrupt"));
+    this.heal = button("Heal", () => this.ask("heal"));
+    this.restart = confirmed("Restart", "Restart all?", this.announce, () => this.ask("restart"));
+    this.down = confirmed("Down", "Take it down?", this.announce, () => this.ask("down"));
+    this.heal.title = "Replace dead ranks on the same places; the living keep their state";
+    this.actions = element("div", "mk-actions", { role: "group", "aria-label": `Actions for ${name}` },
+      this.interrupt, this.stacks, this.heal, this.restart, this.down);
+    this.body = element("div", "mk-body");
+    this.node = element("section", "mk-mesh", { "aria-label": `Mesh ${name}` },
+      element("header", "mk-head", {},
+        element("div", "mk-heading", {}, element("h3", "mk-name", {}, name), element("p", "mk-about", {}, this.facts, this.age)),
+        this.actions),
+      element("div", "mk-summary", {}, this.countList, this.traffic.node),
+      this.loopList, this.notes, this.replies.node, this.errors.node, this.body);
+  }
+
+  /** @param {MeshFrame} frame @param {number} at */
+  draw(frame, at) {
+    this.announceChange(frame);
+    this.frame = frame;
+    const count = rankCount(frame);
+    const axes = frame.axes.length > 1 ? frame.axes.map(([name, size]) => `${name} ${size}`).join(" × ") : `axis ${frame.axes[0][0]}`;
+    write(this.facts, [counted(count, "rank"), axes, frame.where].join(" · "));
+    this.drawCounts(frame);
+    this.drawNotes(frame.notes ?? []);
+    this.drawLoops(frame.loops ?? []);
+    this.errors.draw(frame);
+    this.drawRanks(frame, at);
+    this.history.tell([frame.in_rate ?? 0, frame.out_rate ?? 0], at);
+    this.enable();
+    this.tick(at);
+  }
+
+  /** @param {MeshFrame} frame */
+  drawCounts(frame) {
+    for (const state of COUNTED) {
+      const count = frame.counts[state] ?? 0;
+      let item = this.counts.get(state);
+      if (!item && !count) continue;
+      if (!item) {
+        const tile = new Tile();
+        tile.draw(state);
+        const text = element("span");
+        item = { node: element("li", "mk-count", {}, tile.node, text), text };
+        this.counts.set(state, item);
+        const later = COUNTED.slice(COUNTED.indexOf(state) + 1).map((each) => this.counts.get(each)?.node).find(Boolean);
+        this.countList.insertBefore(item.node, later ?? null);
+      }
+      show(item.node, count > 0);
+      write(item.text, `${count.toLocaleString("en")} ${state}`);
+    }
+  }
+
+  /** @param {string[]} notes */
+  drawNotes(notes) {
+    show(this.notes, notes.length > 0);
+    while (this.notes.children.length > notes.length) this.notes.lastElementChild?.remove();
+    while (this.notes.children.length < notes.length) this.notes.append(element("li", "mk-note"));
+    notes.forEach((note, i) => write(this.notes.children[i], note));
+  }
+
+  /** @param {LoopFrame[]} frames */
+  drawLoops(frames) {
+    const keys = frames.map((frame) => `${frame.request} ${frame.number}`);
+    for (const [key, loop] of this.loops) {
+      if (keys.includes(key)) continue;
+      loop.node.remove();
+      this.loops.delete(key);
+    }
+    frames.forEach((frame, i) => {
+      let loop = this.loops.get(keys[i]);
+      if (!loop) {
+        this.loops.set(keys[i], (loop = new Loop(this, frame)));
+        this.loopList.insertBefore(loop.node, this.loopList.children[i] ?? null);
+        this.drawCurves();
+      }
+      loop.draw(frame);
+    });
+  }
+
+  /** What was told of curves, also before the loop was. */
+  drawCurves() {
+    for (const { request, number, curves } of this.page.curves.get(this.name)?.loops ?? []) {
+      this.loops.get(`${request} ${number}`)?.drawCurves(curves);
+    }
+  }
+
+  /** @param {MeshFrame} frame @param {number} at */
+  drawRanks(frame, at) {
+    const Kind = frame.states ? Large : Cards;
+    if (!(this.ranks instanceof Kind)) {
+      this.ranks?.dispose();
+      this.ranks = new Kind(this);
+      this.body.replaceChildren(this.ranks.node);
+    }
+    this.ranks.draw(frame, at);
+  }
+
+  /** More ranks that are dead or failed are said to those who do not see it. @param {MeshFrame} frame */
+  announceChange(frame) {
+    const before = this.frame?.counts;
+    if (!before) return;
+    /** @type {State[]} */
+    const bad = ["dead", "failed"];
+    if (bad.some((state) => (frame.counts[state] ?? 0) > (before[state] ?? 0))) {
+      this.announce(bad.filter((state) => frame.counts[state]).map((state) => `${frame.counts[state]} ${state}`).join(", "));
+    }
+  }
+
+  enable() {
+    const isOpen = this.page.isOpen;
+    const buttons = /** @type {NodeListOf<HTMLElement>} */ (this.node.querySelectorAll(".mk-actions button, .mk-body button, .mk-errors button"));
+    if (this.node.classList.contains("mk-shut") === isOpen) {
+      this.node.classList.toggle("mk-shut", !isOpen);
+      buttons.forEach((each) => enable(each, isOpen));
+    }
+    this.ranks?.enable();
+    for (const loop of this.loops.values()) loop.enable();
+    enable(this.heal, isOpen && !this.underWay && (this.frame?.counts.dead ?? 0) > 0);
+  }
+
+  /** @param {number} at */
+  tick(at) {
+    if (!this.frame) return;
+    write(this.age, this.frame.since ? ` · up for ${span(at - this.frame.since)}` : "");
+    this.history.advance(at);
+    this.traffic.draw(this.history, at);
+    this.ranks?.tick(at);
+  }
+
+  /**
+   * @param {Command} command @param {{ranks?: number[], abort?: boolean}} [more]
+   * @param {(reply: ReplyMessage) => void} [onReply] who shows the answer; it stands among the answers if left out
+   */
+  ask(command, more = {}, onReply) {
+    const title = TITLES[command] + (more.ranks ? ` of rank ${more.ranks.join(", ")}` : "") + (more.abort ? ", aborting" : "");
+    const abort = command === "interrupt" && !more.abort ? () => this.ask(command, { ...more, abort: true }) : null;
+    const show = onReply ?? this.replies.expect(title, abort);
+    const counts = ["heal", "restart", "down"].includes(command);
+    this.underWay += Number(counts);
+    this.page.ask({ command, mesh: this.name, ...more }, (reply) => {
+      this.underWay -= Number(counts);
+      this.enable();
+      show(reply);
+    });
+    this.enable();
+  }
+
+  dispose() {
+    this.ranks?.dispose();
+    this.node.remove();
+  }
+}
+
+const LATE = "The kernel has not answered yet. If it stays so, run %mesh show, or load the page anew.";
+const EMPTY = "No mesh. Run %mesh up NAME -n 4 in a cell.";
+
+/** All that stands in one root. */
+class Page {
+  /** @param {HTMLElement} root @param {import("./view.js").Options} options */
+  constructor(root, options) {
+    this.root = root;
+    this.options = options;
+    this.now = options.now ?? (() => Date.now() / 1000);
+    /** @type {"waiting" | "open" | "closed"} */
+    this.link = "waiting";
+    /** The clock of the kernel, less ours; null before it is known. @type {number | null} */
+    this.ahead = null;
+    /** @type {Frame | null} */
+    this.pending = null;
+    this.drawnAt = 0;
+    this.isFit = true;
+    this.isLate = false;
+    this.asked = 0;
+    this.prefix = Math.random().toString(36).slice(2, 10);
+    /** @type {Map<string, (reply: ReplyMessage) => void>} */
+    this.awaited = new Map();
+    /** @type {Map<string, History>} */
+    this.histories = new Map();
+    /** @type {Map<string, import("./view.js").CurvesMessage>} */
+    this.curves = new Map();
+    /** @type {Map<string, Mesh>} */
+    this.meshes = new Map();
+    this.banner = element("p", "mk-banner", { role: "status" });
+    this.empty = element("p", "mk-empty");
+    this.list = element("div", "mk-meshes");
+    this.live = element("div", "mk-hidden", { "aria-live": "polite", "aria-atomic": "true" });
+    root.classList.add("mk-view");
+    root.append(this.banner, this.empty, this.list, this.live);
+    this.onVisibility = () => this.sayPresence();
+    this.onFocus = (/** @type {FocusEvent} */ event) => keepKeys(event);
+    document.addEventListener("visibilitychange", this.onVisibility);
+    root.addEventListener("focusin", this.onFocus);
+    this.alive = window.setInterval(() => document.hidden || this.link === "closed" || this.options.send({ kind: "alive" }), ALIVE_MS);
+    this.ticks = window.setInterval(() => document.hidden || this.tick(), 1000);
+    this.request = 0;
+    if (options.frame) this.draw(options.frame);
+    this.say();
+    this.sayPresence();
+  }
+
+  get isOpen() {
+    return this.link === "open";
+  }
+
+  sayPresence() {
+    this.options.send({ kind: document.hidden ? "away" : "hello" });
+  }
+
+  /** @param {import("./view.js").FromKernel | import("./view.js").LinkMessage} message */
+  receive(message) {
+    if (message.kind === "frame") {
+      this.pending = message;
+      this.request ||= requestAnimationFrame(() => this.drawPending());
+    } else if (message.kind === "history") {
+      for (const [name, rates] of Object.entries(message.meshes)) this.history(name).seed(rates);
+      this.tick();
+    } else if (message.kind === "curves") {
+      this.curves.set(message.mesh, message);
+      this.meshes.get(message.mesh)?.drawCurves();
+    } else if (message.kind === "reply") {
+      const onReply = this.awaited.get(message.id);
+      this.awaited.delete(message.id);
+      onReply?.(message);
+    } else if (message.kind === "opened") {
+      if (this.link === "closed") this.turn("waiting");
+      this.sayPresence();
+    } else if (message.kind === "late") {
+      this.isLate = true;
+      this.say();
+    } else if (message.kind === "closed") {
+      // What was said before that is not taken for a sign of life.
+      this.drawPending();
+      this.turn("closed");
+    }
+  }
+
+  drawPending() {
+    this.request = 0;
+    const frame = this.pending;
+    this.pending = null;
+    if (!frame) return;
+    if (this.link !== "open") this.turn("open");
+    this.draw(frame);
+    this.say();
+  }
+
+  /** @param {"waiting" | "open" | "closed"} link */
+  turn(link) {
+    this.link = link;
+    this.root.classList.toggle("mk-closed", link === "closed");
+    if (link === "closed") {
+      for (const [id, onReply] of this.awaited) onReply({ kind: "reply", id, ok: false, text: "the kernel did not answer" });
+      this.awaited.clear();
+    }
+    for (const mesh of this.meshes.values()) mesh.enable();
+    this.say();
+  }
+
+  /** @param {Frame} frame */
+  draw(frame) {
+    this.isFit = (frame.version ?? VERSION) <= VERSION;
+    if (!this.isFit) return;
+    this.setClock(frame.at);
+    this.drawnAt = frame.at;
+    const frames = (frame.meshes ?? []).filter((each) => !this.options.mesh || each.name === this.options.mesh);
+    for (const [name, mesh] of this.meshes) {
+      if (frames.some((each) => each.name === name)) continue;
+      mesh.dispose();
+      this.meshes.delete(name);
+      this.histories.delete(name);
+      this.curves.delete(name);
+    }
+    frames.forEach((each, i) => {
+      let mesh = this.meshes.get(each.name);
+      if (!mesh) {
+        mesh = new Mesh(each.name, this);
+        this.meshes.set(each.name, mesh);
+        this.list.insertBefore(mesh.node, this.list.children[i] ?? null);
+      }
+      mesh.draw(each, frame.at);
+    });
+  }
+
+  /** The frame that was least delayed tells best, unless a clock was set. @param {number} at */
+  setClock(at) {
+    const ahead = at - this.now();
+    this.ahead = this.ahead === null || Math.abs(ahead - this.ahead) > 1 ? ahead : Math.max(ahead, this.ahead);
+  }
+
+  tick() {
+    if (this.ahead === null || this.link !== "open") return;
+    for (const mesh of this.meshes.values()) mesh.tick(this.now() + this.ahead);
+  }
+
+  /** What stands above the meshes, or instead of them. */
+  say() {
+    const when = this.drawnAt ? new Date(this.drawnAt * 1000).toLocaleTimeString() : "";
+    const asOf = when ? ` What is shown was so at ${when}.` : "";
+    const lines = { waiting: asOf && `Waiting for the kernel.${asOf}`, open: "", closed: `Disconnected from the kernel.${asOf}` };
+    writeOrHide(this.banner, this.isFit ? lines[this.link] : "This page is older than the kernel, and can't show what it says. Reload the page.");
+    mark(this.banner, "data-kind", this.isFit ? this.link : "misfit");
+    show(this.list, this.isFit);
+    show(this.empty, this.isFit && this.meshes.size === 0 && this.link !== "closed");
+    if (this.link === "waiting" && !when) write(this.empty, this.isLate ? LATE : "Waiting for the kernel …");
+    else write(this.empty, this.options.mesh ? `The mesh ${this.options.mesh} is not up.` : EMPTY);
+  }
+
+  /** @param {string} text */
+  announce(text) {
+    // The same once more is said only where it differs.
+    this.live.textContent = this.live.textContent === text ? `${text}\u00a0` : text;
+  }
+
+  /** @param {string} name */
+  history(name) {
+    let history = this.histories.get(name);
+    if (!history) this.histories.set(name, (history = new History()));
+    return history;
+  }
+
+  /** @param {Omit<import("./view.js").CommandMessage, "kind" | "id">} command @param {(reply: ReplyMessage) => void} onReply */
+  ask(command, onReply) {
+    const id = `${this.prefix}-${++this.asked}`;
+    this.awaited.set(id, onReply);
+    this.options.send({ kind: "command", id, ...command });
+  }
+
+  dispose() {
+    cancelAnimationFrame(this.request);
+    clearInterval(this.alive);
+    clearInterval(this.ticks);
+    document.removeEventListener("visibilitychange", this.onVisibility);
+    this.root.removeEventListener("focusin", this.onFocus);
+    for (const mesh of this.meshes.values()) mesh.dispose();
+    this.root.replaceChildren();
+    this.root.classList.remove("mk-view", "mk-closed");
+  }
+}
+
+/** Who came by the keyboard presses buttons with Enter, which is a shortcut of JupyterLab otherwise. @param {FocusEvent} event */
+function keepKeys(event) {
+  const target = /** @type {HTMLElement} */ (event.target);
+  if (target.tagName === "BUTTON") target.toggleAttribute("data-lm-suppress-shortcuts", target.matches(":focus-visible"));
+}
+
+/** @type {typeof import("./view.js").mount} */
+export function mount(root, options) {
+  const page = new Page(root, options);
+  return { receive: (message) => page.receive(message), dispose: () => page.dispose() };
+}
+
+/** @type {typeof import("./view.js").default} */
+const widget = {
+  render({ model, el }) {
+    el.classList.add("mk-live"); // so the style sheet hides the table of the same mesh, which is for saved notebooks
+    const view = mount(el, { send: (message) => model.send(message), mesh: model.get("mesh") });
+    // Of a page that was too slow for anywidget no message is heard any more: then the table is to be seen after all.
+    const late = setTimeout(() => {
+      el.classList.remove("mk-live");
+      view.receive({ kind: "late" });
+    }, LATE_MS);
+    const onMessage = (/** @type {import("./view.js").FromKernel} */ message) => {
+      clearTimeout(late);
+      el.classList.add("mk-live");
+      view.receive(message);
+    };
+    // It is told only that this has changed; the comm is gone, for a new one has a new model.
+    const onComm = () => view.receive({ kind: "closed" });
+    model.on("msg:custom", onMessage);
+    model.on("comm_live_update", onComm);
+    return () => {
+      clearTimeout(late);
+      model.off("msg:custom", onMessage);
+      model.off("comm_live_update", onComm);
+      view.dispose();
+    };
+  },
+};
+export default widget;

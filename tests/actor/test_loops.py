@@ -1,0 +1,300 @@
+"""Loops on real ranks are steered from here: what changes does so at the same step on all, whatever each takes for a step."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from monarch_kernel.actor import Actor, Future, ProcMesh, endpoint, this_host
+from monarch_kernel.actor.loops import SteeredLoop
+from monarch_kernel.errors import RemoteError, SupervisionError
+from tests.waiting import LONG_S, wait_until
+
+N_RANKS = 3
+
+WANDER = """
+import random, time
+from monarch_kernel import live
+seen = []
+chance = random.Random(rank)
+for step in live.loop({steps}):
+    lr = live.knob("lr", 0.1, low=0.0, high=1.0)
+    seen.append((lr, live.knob("mode", "a"), live.knob("on", True)))
+    live.log(loss=1 / (step + 1) + rank, samples=10)
+    time.sleep(chance.uniform(0, 0.003) * (1 + rank))
+seen
+"""
+
+
+@pytest.fixture(scope="module")
+def procs() -> Iterator[ProcMesh]:
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    mesh = this_host().spawn_procs({"gpus": N_RANKS}, device="cpu")
+    mesh.initialized.get(LONG_S)
+    yield mesh
+    mesh.stop().get()  # the session is the folder's
+    cloudpickle.unregister_pickle_by_value(module)
+
+
+class Running:
+    """A cell that runs, and its loop."""
+
+    def __init__(self, procs: ProcMesh, code: str, cell: int = 7) -> None:
+        before = len(procs.loops)
+        self.procs = procs
+        self.future: Future[Any] = procs.run_cell(code, cell=cell, want_value=True)
+        keys = [loop.key for loop in procs.loops[:before]]
+        wait_until(lambda: procs.loops and procs.loop.key not in keys, "the loop to begin")
+        self.loop: SteeredLoop = procs.loop
+
+    @property
+    def step(self) -> int:
+        return self.loop.view().step
+
+    def values(self) -> list[Any]:
+        return [result.value for result in self.future.get(LONG_S).values()]
+
+    def wait_step(self, step: int) -> None:
+        wait_until(lambda: self.step >= step, f"all ranks to come to step {step}")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_turned_changes_at_the_same_step_on_all_ranks(procs: ProcMesh, seed: int) -> None:
+    chance = random.Random(seed)
+    running = Running(procs, WANDER.format(steps=100_000))
+    wait_until(lambda: running.loop.view().knobs, "the knobs to be known")
+    turned: list[tuple[int, str, Any]] = []
+    for _ in range(20):
+        time.sleep(chance.uniform(0, 0.25))
+        name, value = chance.choice([("lr", round(chance.random(), 6)), ("mode", chance.choice("abc")), ("on", False)])
+        turned.append((running.loop.set(name, value), name, value))
+    end = running.loop.stop()
+    by_rank = running.values()
+    assert by_rank[0] == by_rank[1] == by_rank[2]
+    now = {"lr": 0.1, "mode": "a", "on": True}
+    expected = []
+    for step in range(end):
+        now |= {name: value for at, name, value in turned if at == step}
+        expected.append((now["lr"], now["mode"], now["on"]))
+    assert by_rank[0] == expected
+    assert len(set(expected)) >= 3
+
+
+def test_it_stands_before_the_same_step_and_goes_on_by_steps(procs: ProcMesh) -> None:
+    running = Running(procs, WANDER.format(steps=100_000))
+    running.wait_step(10)
+    before = running.loop.pause()
+    running.wait_step(before)
+    assert running.loop.view().state == "paused"
+    time.sleep(0.2)
+    assert running.step == before
+    running.loop.step()
+    running.wait_step(before + 1)
+    running.loop.step(5)
+    running.wait_step(before + 6)
+    time.sleep(0.2)
+    assert running.step == before + 6
+    running.loop.resume()
+    running.wait_step(before + 50)
+    assert running.loop.view().state == "running"
+    end = running.loop.stop()
+    assert [len(seen) for seen in running.values()] == [end] * N_RANKS
+
+
+def test_a_paused_loop_ends_when_it_is_stopped_and_when_it_is_interrupted(procs: ProcMesh) -> None:
+    running = Running(procs, WANDER.format(steps=100_000))
+    running.wait_step(running.loop.pause())
+    assert running.loop.stop() == len(running.values()[0])
+    assert running.loop.view().state == "over"
+
+    running = Running(procs, WANDER.format(steps=100_000))
+    running.wait_step(running.loop.pause())
+    procs.interrupt()
+    with pytest.raises(RemoteError, match="KeyboardInterrupt"):
+        running.future.get(LONG_S)
+    wait_until(lambda: running.loop.view().state == "over", "the loop to be over")
+    assert [result.value for result in procs.run_cell("1 + 1", want_value=True).get(LONG_S).values()] == [2] * N_RANKS
+
+
+def test_what_is_logged_is_reduced_over_ranks(procs: ProcMesh) -> None:
+    # Of more than 64 steps between two reports sums would be told.
+    body = "    live.log(loss=1 / (step + 1) + rank, samples=10)\n    time.sleep(0.005)"
+    code = f"import time\nfor step in live.loop(200):\n{body}"
+    running = Running(procs, code)
+    running.values()
+    view = running.loop.view()
+    assert (view.state, view.step, view.steps, view.where) == ("over", 200, 200, "cell [7]")
+    (loss,) = view.curves
+    assert loss.name == "loss"
+    assert loss.by_rank == tuple((rank, pytest.approx(1 / 200 + rank)) for rank in range(N_RANKS))
+    assert loss.last == pytest.approx(1 / 200 + 1)
+    assert [step for step, _ in loss.points] == list(range(200))
+    assert loss.points[9][1] == pytest.approx(1 / 10 + 1)
+    ((name, rate),) = view.per_s
+    assert name == "samples"
+    assert 0 < rate < 10 * N_RANKS / 0.005
+
+
+def test_a_rank_that_dies_is_not_waited_for() -> None:
+    procs = this_host().spawn_procs({"gpus": 2}, device="cpu")
+    procs.initialized.get(LONG_S)
+    running = Running(procs, WANDER.format(steps=100_000))
+    running.wait_step(5)
+    os.kill(procs.view().ranks[1].pid, signal.SIGKILL)
+    wait_until(lambda: procs.view().ranks[1].state == "dead", "the death to be told")
+    running.wait_step(running.step + 300)
+    before = running.loop.pause()
+    running.wait_step(before)
+    running.loop.stop()
+    with pytest.raises(SupervisionError) as caught:
+        running.future.get(LONG_S)
+    (result,) = caught.value.results.values()
+    assert len(result.value) == before
+    procs.stop().get()
+
+
+def test_a_rank_that_is_far_slower_is_heard_of_all_the_same(procs: ProcMesh) -> None:
+    running = Running(procs, "import time\nfor step in live.loop():\n    time.sleep(1.2 if rank == 1 else 0.001)")
+    running.wait_step(1)
+    assert running.step < 50
+    procs.interrupt()
+    assert isinstance(running.future.exception(LONG_S), RemoteError)
+
+
+LOOPS_IN_LOOPS = """
+from monarch_kernel import live
+found = []
+for outer in live.loop(2):
+    a = live.knob("a", 1)
+    for inner in live.loop(3):
+        b = live.knob("b", 2)
+        found.append((outer, inner, a, b))
+    live.log(outer=outer)
+for step in live.loop(5):
+    if step == 2:
+        break
+found, step
+"""
+
+
+def test_loops_in_loops_and_after_loops(procs: ProcMesh) -> None:
+    before = {loop.key for loop in procs.loops}
+    (value, *others) = [result.value for result in procs.run_cell(LOOPS_IN_LOOPS, want_value=True).get(LONG_S).values()]
+    assert value == ([(i, j, 1, 2) for i in range(2) for j in range(3)], 2)
+    assert others == [value] * (N_RANKS - 1)
+    views = [loop.view() for loop in procs.loops if loop.key not in before]
+    assert [(view.state, view.steps, view.step) for view in views] == [
+        ("over", 2, 2),
+        ("over", 3, 3),
+        ("over", 3, 3),
+        ("over", 5, 2),
+    ]
+    assert [knob.name for knob in views[0].knobs] == ["a"]
+
+
+class Trainer(Actor):
+    @endpoint
+    def train(self, steps: int) -> list[float]:
+        from monarch_kernel import live
+
+        return [live.knob("lr", 0.1) for step in live.loop(steps)]
+
+
+def test_in_an_endpoint(procs: ProcMesh) -> None:
+    trainers = procs.spawn("trainer", Trainer)
+    values = trainers.train.call(1000).get(LONG_S)
+    assert [len(each) for each in values.values()] == [1000] * N_RANKS
+    assert "train" in procs.loop.view().where
+
+
+def test_a_loop_of_a_cell_that_is_over_is_not_waited_for(procs: ProcMesh) -> None:
+    procs.run_cell("from monarch_kernel import live\nsteps = live.loop(); next(steps)").get(LONG_S)
+    with pytest.raises(RemoteError, match="begun in another cell or call, which is over"):
+        procs.run_cell("while True: next(steps)").get(LONG_S)
+
+
+BAD = {
+    "live.loop('3')": "takes how many steps there are, or nothing, not '3'",
+    "live.loop(-1)": "a loop has no less than 0 steps",
+    "live.knob('lr', 1)": "is for code within `for step in live.loop",
+    "live.log(loss=1)": "is for code within `for step in live.loop",
+    "[live.log(loss='x') for _ in live.loop(1)]": r"takes a number or a tensor with one element, not a str",
+    "[live.log(loss=torch.ones(2, 3)) for _ in live.loop(1)]": r"not a tensor of shape \[2, 3\]",
+    "[live.knob('k', [1]) for _ in live.loop(1)]": r"is a number, a text, True, False or None, not a list",
+    "[live.knob('k', 1, low=float('nan')) for _ in live.loop(1)]": "a bound is a finite number",
+    "[live.knob('k', 1.0, low=2.0) for _ in live.loop(1)]": "live.knob\\('k'\\) is 1, but at least 2",
+    "[live.knob('k', 'x', low=2.0) for _ in live.loop(1)]": "only a number has bounds",
+    "[live.knob('', 1) for _ in live.loop(1)]": "a knob has a name",
+}
+
+
+@pytest.mark.parametrize("code", BAD)
+def test_bad_input_is_refused_in_words(procs: ProcMesh, code: str) -> None:
+    with pytest.raises(RemoteError, match=BAD[code]):
+        procs.run_cell(f"import torch\nfrom monarch_kernel import live\n{code}").get(LONG_S)
+
+
+def test_tensors_are_logged(procs: ProcMesh) -> None:
+    code = """
+import time, torch
+from monarch_kernel import live
+for step in live.loop(100):
+    time.sleep(0.005)
+    weight = torch.tensor(float(step), requires_grad=True)
+    live.log(a=weight * 2, b=torch.ones(1, 1, dtype=torch.int64), c=weight.detach().numpy(), d=True)
+"""
+    procs.run_cell(code).get(LONG_S)
+    curves = {curve.name: curve for curve in procs.loop.view().curves}
+    assert [step for step, _ in curves["a"].points] == list(range(100))
+    assert [mean for _, mean in curves["a"].points] == [2.0 * step for step in range(100)]
+    assert (curves["b"].last, curves["c"].last, curves["d"].last) == (1, 99, 1)
+
+
+def test_what_is_no_number_is_seen(procs: ProcMesh) -> None:
+    code = "for step in live.loop(3): live.log(loss=float('nan') if step == 2 and rank == 1 else 1.0)"
+    procs.run_cell(code).get(LONG_S)
+    (loss,) = procs.loop.view().curves
+    assert math.isnan(loss.last)
+    assert [math.isnan(last) for _, last in loss.by_rank] == [False, True, False]
+    assert [mean for _, mean in loss.points] == [1, 1, 1]
+
+
+def test_what_is_over_can_be_looked_at_and_not_be_steered(procs: ProcMesh) -> None:
+    running = Running(procs, WANDER.format(steps=5))
+    running.values()
+    wait_until(lambda: running.loop.view().state == "over", "the loop to be over")
+    for do in (running.loop.pause, running.loop.resume, running.loop.step, running.loop.stop):
+        with pytest.raises(RuntimeError, match=r"the loop of .* is over, after 5 steps"):
+            do()
+    assert "over, step 5 of 5" in repr(running.loop)
+
+
+def test_a_knob_that_nobody_has_is_refused(procs: ProcMesh) -> None:
+    running = Running(procs, WANDER.format(steps=100_000))
+    running.wait_step(3)
+    with pytest.raises(LookupError, match=r"no rank has come to live.knob\('lrr'\); knobs: lr, mode, on"):
+        running.loop.set("lrr", 1)
+    with pytest.raises(ValueError, match="1 steps|0 steps can't be done"):
+        running.loop.step(0)
+    running.loop.stop()
+    running.values()
+
+
+def test_without_ranks_it_counts() -> None:
+    code = """
+from monarch_kernel import live
+print([(step, live.knob("lr", 0.5)) for step in live.loop(2)], live.log(loss=1))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[(0, 0.5), (1, 0.5)] None\n"

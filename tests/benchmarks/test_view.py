@@ -1,0 +1,23 @@
+"""The benchmark of the view has a crowd that changes as it says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from benchmarks.view import CROWD, CROWDS
+from tests.lab.conftest import ROOT
+
+LOOKS = """
+seen = []
+for steps in range(3):
+    runtime.with_baton(lambda: turn(time.monotonic()))
+    seen.append([rank.state for rank in mesh.view().ranks])
+print(len(seen[0]), *sorted(set(seen[0])), sum(map(str.__eq__, *seen[:2])), sum(map(str.__eq__, *seen[1:])))
+"""
+
+
+def test_all_ranks_change_with_each_turn() -> None:
+    crowd = CROWDS.partition("threading.Thread")[0]
+    run = subprocess.run([sys.executable, "-c", crowd + LOOKS], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.stdout.split() == [str(CROWD), "failed", "idle", "running", "0", "0"], run.stderr

@@ -1,0 +1,472 @@
+"""Each check says what there is, and what to do where a real circumstance is bad: limits, filters of system calls, files."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+import monarch_kernel
+from monarch_kernel.doctor import engines, examine, jupyter, machine, sessions, software, ways
+from monarch_kernel.doctor.children import ask, ask_python
+from monarch_kernel.doctor.examine import Check
+from monarch_kernel.doctor.report import Finding, Sign
+
+ROOT = str(Path(__file__).parents[2])
+SYSCALLS = {
+    "x86_64": {"pidfd_open": 434, "process_vm_readv": 310, "memfd_create": 319},
+    "aarch64": {"pidfd_open": 434, "process_vm_readv": 270, "memfd_create": 279},
+}.get(platform.machine(), {})
+
+LOOK = """
+import json
+from monarch_kernel.doctor import {module}
+print(json.dumps([[f.item, f.sign.value, f.found, f.remedy] for f in {module}.{check}()]))
+"""
+FORBID = """
+import ctypes, struct
+FILTER = b"".join(struct.pack("HBBI", *each) for each in (
+    (0x20, 0, 0, 0),           # the number of the system call
+    (0x15, 0, 1, {number}),    # is it this one?
+    (0x06, 0, 0, 0x50001),     # then EPERM
+    (0x06, 0, 0, 0x7FFF0000),  # else it may
+))
+class Program(ctypes.Structure):
+    _fields_ = [("n", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
+libc = ctypes.CDLL(None, use_errno=True)
+assert not libc.prctl(38, 1, 0, 0, 0)
+assert not libc.prctl(22, 2, ctypes.byref(Program(4, FILTER)), 0, 0), "no filter"
+"""
+
+
+def look_elsewhere(module: str, check: str, before: str = "", **environment: str) -> list[Finding]:
+    """What a check finds in a process that was put in some circumstance before."""
+    env = {**os.environ, "PYTHONPATH": ROOT, **environment}
+    command = [sys.executable, "-c", before + LOOK.format(module=module, check=check)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env, cwd="/")
+    assert run.returncode == 0, run.stderr
+    rows = json.loads(run.stdout)
+    return [Finding(item, Sign(sign), found, remedy) for item, sign, found, remedy in rows]
+
+
+def limit(name: str, soft: int, hard: int | str = "hard") -> str:
+    """What a process does first to have a limit."""
+    return f"from resource import *\n_, hard = getrlimit({name})\nsetrlimit({name}, ({soft}, {hard}))\n"
+
+
+def forbid(name: str) -> str:
+    if name not in SYSCALLS:
+        pytest.skip(f"the numbers of system calls of {platform.machine()} are not known here")
+    return FORBID.format(number=SYSCALLS[name])
+
+
+def put(path: Path, told: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(told))
+
+
+# -- the machine
+
+
+def test_this_machine_is_good_enough_for_the_tests() -> None:
+    good = (
+        machine.processors,
+        machine.memory,
+        ways.memory_road,
+        ways.process_descriptors,
+        ways.session_socket,
+        ways.loopback,
+    )
+    for check in (*good, software.python, machine.temporary_files):
+        for finding in check():
+            assert finding.sign is not Sign.PROBLEM, finding
+            assert finding.found
+
+
+def test_few_open_files_are_a_warning_that_says_how_to_have_more() -> None:
+    (low,) = look_elsewhere("machine", "descriptors", limit("RLIMIT_NOFILE", 256, 300))
+    assert low.sign is Sign.WARNING
+    assert "256 at most for a process (ulimit -n), and it may ask for 300" in low.found
+    assert "limits.conf" in low.remedy
+    (enough,) = look_elsewhere("machine", "descriptors", limit("RLIMIT_NOFILE", 4096, 4096))
+    assert enough == Finding("open files", Sign.OK, "4,096 at most for a process (ulimit -n)")
+
+
+def test_where_more_may_be_asked_for_the_shell_does_it() -> None:
+    (low,) = look_elsewhere("machine", "descriptors", limit("RLIMIT_NOFILE", 1024, 4096))
+    assert "ulimit -n 4096" in low.remedy
+
+
+def test_few_processes_are_a_warning() -> None:
+    (low,) = look_elsewhere("machine", "tasks", limit("RLIMIT_NPROC", 100))
+    assert (low.sign, low.found.startswith("100 at most for a user")) == (Sign.WARNING, True)
+
+
+def test_files_that_may_not_grow_bound_what_can_be_sent() -> None:
+    (bounded,) = look_elsewhere("machine", "shared_memory", limit("RLIMIT_FSIZE", 1 << 20))
+    assert (bounded.sign, bounded.found) == (Sign.WARNING, "files in memory work (memfd), of at most 1.0 MiB")
+    (none,) = look_elsewhere("machine", "shared_memory", limit("RLIMIT_FSIZE", 1 << 16))
+    assert (none.sign, "ulimit -f" in none.remedy) == (Sign.PROBLEM, True)
+
+
+def test_shared_memory_that_a_container_forbids_is_a_problem() -> None:
+    (finding,) = look_elsewhere("machine", "shared_memory", forbid("memfd_create"))
+    assert (finding.sign, "not permitted" in finding.found) == (Sign.PROBLEM, True)
+
+
+def test_memory_of_others_that_a_container_forbids_is_a_slower_way() -> None:
+    (finding,) = look_elsewhere("ways", "memory_road", forbid("process_vm_readv"))
+    assert finding.sign is Sign.WARNING
+    assert "Operation not permitted; large values and buffers go a slower way" in finding.found
+    assert finding.remedy
+
+
+def test_a_container_without_pidfd_is_a_problem() -> None:
+    (finding,) = look_elsewhere("ways", "process_descriptors", forbid("pidfd_open"))
+    assert (finding.sign, finding.found) == (Sign.PROBLEM, "pidfd_open can't be used: Operation not permitted")
+
+
+def test_a_directory_with_a_long_path_takes_no_sockets(tmp_path: Path) -> None:
+    folder = tmp_path / ("a" * 90)
+    folder.mkdir()
+    (finding,) = look_elsewhere("ways", "session_socket", TMPDIR=str(folder))
+    assert (finding.sign, "the Linux kernel takes 107" in finding.found) == (Sign.PROBLEM, True)
+    assert "TMPDIR" in finding.remedy
+    assert not list(folder.iterdir())
+
+
+def test_without_a_network_the_loopback_is_a_problem_and_addresses_are_missing() -> None:
+    before = "import ctypes\nif ctypes.CDLL(None).unshare(0x40000000):\n    raise SystemExit(3)\n"
+    if subprocess.run([sys.executable, "-c", before], check=False).returncode:
+        pytest.skip("this process may not make a network of its own")
+    (finding,) = look_elsewhere("ways", "loopback", before)
+    assert (finding.sign, "unreachable" in finding.found) == (Sign.PROBLEM, True)
+    (finding,) = look_elsewhere("ways", "addresses", before)
+    assert finding.sign is Sign.WARNING
+
+
+# -- what is installed
+
+
+def test_the_package_says_how_it_is_installed_and_from_where_it_runs(tmp_path: Path) -> None:
+    (tmp_path / "monarch_kernel").symlink_to(Path(ROOT) / "monarch_kernel")
+    (finding,) = look_elsewhere("software", "package", PYTHONPATH=str(tmp_path))
+    assert finding.sign is Sign.WARNING
+    assert f"runs from {tmp_path}" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ("torch>=2", ""),
+        ("torch>=99", ", and >=99 is needed"),
+        ("no-such-package-of-ours", "no-such-package-of-ours is not installed"),
+    ],
+)
+def test_versions_are_compared(wanted: str, said: str) -> None:
+    found = software.missing(Requirement(wanted))
+    assert found.endswith(said)
+    assert bool(found) == bool(said)
+
+
+def test_a_package_that_is_missing_or_old_is_a_problem_that_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    needed = [Requirement("torch>=99"), Requirement("no-such-package-of-ours")]
+    monkeypatch.setattr(software, "requirements", lambda: needed)
+    (finding,) = software.packages()
+    assert finding.sign is Sign.PROBLEM
+    assert finding.remedy.endswith("-m pip install 'torch>=99' 'no-such-package-of-ours'")
+
+
+TORCH: dict[str, Any] = {
+    "version": "2.9",
+    "cuda": "12.8",
+    "hip": None,
+    "is_available": True,
+    "devices": [["NVIDIA H100", 80 << 30], ["NVIDIA H100", 80 << 30]],
+    "gloo": True,
+    "nccl": True,
+    "said": [],
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "gpus", "sign", "said"),
+    [
+        ({}, ["0", "1"], Sign.OK, "2.9, built for CUDA 12.8; devices: 2 x NVIDIA H100 (80 GiB)"),
+        ({"said": ["too old"]}, ["0", "1"], Sign.WARNING, "it says: too old"),
+        ({"is_available": False, "devices": [], "cuda": None}, [], Sign.OK, "no GPU here, so ranks use CPUs"),
+        ({"is_available": False, "devices": []}, [], Sign.OK, "no GPU here, so ranks use CPUs"),
+        ({"is_available": False, "devices": []}, ["0"], Sign.PROBLEM, "it can't use the 1 GPU of this machine"),
+        ({"gloo": False}, [], Sign.PROBLEM, "without gloo"),
+    ],
+)
+def test_what_follows_from_what_torch_says(change: dict[str, Any], gpus: Sequence[str], sign: Sign, said: str) -> None:
+    finding = software.torch_finding({**TORCH, **change}, gpus)
+    assert finding.sign is sign
+    assert said in finding.found
+    assert bool(finding.remedy) == (sign is not Sign.OK)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("raise ImportError('libcudart.so.12 is not there')", "ImportError: libcudart.so.12 is not there"),
+        ("import os; os.kill(os.getpid(), 11)", "ended by SIGSEGV"),
+    ],
+)
+def test_a_torch_that_fails_is_a_problem_and_harms_nobody_else(tmp_path: Path, source: str, said: str) -> None:
+    (tmp_path / "torch.py").write_text(source)
+    (finding,) = look_elsewhere("software", "torch", PYTHONPATH=f"{ROOT}:{tmp_path}")
+    assert finding.sign is Sign.PROBLEM
+    assert said in finding.found
+
+
+STUB = """
+import warnings
+from types import SimpleNamespace as Space
+warnings.warn("what is said at the import is not about devices")
+__version__, version = "2.9", Space(cuda="12.8", hip=None)
+distributed = Space(is_available=lambda: True, is_gloo_available=lambda: True, is_nccl_available=lambda: True)
+def is_available():
+    warnings.warn("Found GPU0 which is too old\\nfor this build")
+    return {available}
+cuda = Space(is_available=is_available, device_count=lambda: 1,
+             get_device_properties=lambda i: Space(name="NVIDIA H100", total_memory=80 << 30))
+"""
+
+
+def test_torch_is_asked_for_its_devices_and_heard(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(STUB.format(available=True))
+    (finding,) = look_elsewhere("software", "torch", PYTHONPATH=f"{ROOT}:{tmp_path}", CUDA_VISIBLE_DEVICES="0")
+    assert finding.sign is Sign.WARNING
+    devices = "devices: 1 x NVIDIA H100 (80 GiB); it says: Found GPU0 which is too old"
+    assert finding.found == f"2.9, built for CUDA 12.8; {devices}"
+
+
+def test_a_gpu_that_torch_can_not_use_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(STUB.format(available=False))
+    (finding,) = look_elsewhere("software", "torch", PYTHONPATH=f"{ROOT}:{tmp_path}", CUDA_VISIBLE_DEVICES="0")
+    assert finding.sign is Sign.PROBLEM
+    assert "it can't use the 1 GPU of this machine; it says: Found GPU0" in finding.found
+    assert "nvidia-smi" in finding.remedy
+
+
+def test_which_engines_can_be_used(tmp_path: Path) -> None:
+    (finding,) = look_elsewhere("engines", "engines", PATH=str(tmp_path))
+    assert finding.sign is Sign.OK
+    assert finding.found.startswith("can be used: local")
+    assert "slurm (no sbatch, squeue, scancel)" in finding.found
+
+
+def test_an_extra_that_is_not_installed_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "missing", lambda requirement: f"{requirement.name} is not installed")
+    monkeypatch.setattr(engines, "requirements", lambda extra: [Requirement(f"lib-of-{extra}")])
+    (finding,) = engines.engines()
+    assert finding.sign is Sign.OK
+    assert "ssh (lib-of-ssh is not installed)" in finding.found
+    assert "monarch_kernel[ray,ssh,kubernetes,lightning]" in finding.remedy
+
+
+# -- Jupyter
+
+
+@pytest.fixture
+def apart(tmp_path: Path) -> dict[str, str]:
+    """The environment of a process to which Jupyter's folders are only those below this one."""
+    (tmp_path / "home").mkdir()
+    return {
+        "HOME": str(tmp_path / "home"),
+        "JUPYTER_PATH": str(tmp_path / "jupyter"),
+        "JUPYTER_CONFIG_PATH": str(tmp_path / "config"),
+        "PATH": str(tmp_path),
+    }
+
+
+NO_PREFIX = "import sys; sys.prefix = '/nowhere'\n"  # in which Jupyter always looks, too
+
+
+def kernels(apart: dict[str, str], name: str = "", **spec: Any) -> Finding:
+    if name:
+        argv = [spec.pop("python", sys.executable), "-m", "monarch_kernel", "-f", "{connection_file}"]
+        put(Path(apart["JUPYTER_PATH"]) / "kernels" / name / "kernel.json", {"argv": argv, **spec})
+    (finding,) = look_elsewhere("jupyter", "kernels", NO_PREFIX, **apart)
+    return finding
+
+
+def test_no_kernelspec_is_a_problem_that_says_how_to_install(apart: dict[str, str]) -> None:
+    finding = kernels(apart)
+    assert (finding.sign, finding.found) == (Sign.PROBLEM, "Jupyter knows no kernel of ours")
+    assert finding.remedy == f"{sys.executable} -m monarch_kernel install --user"
+
+
+@pytest.mark.parametrize("python", ["python", sys.executable])
+def test_a_kernelspec_that_starts_this_package_is_good(apart: dict[str, str], python: str) -> None:
+    finding = kernels(apart, "monarch", python=python)
+    assert (finding.item, finding.sign) == ("kernel 'monarch'", Sign.OK), finding
+
+
+def test_a_kernelspec_whose_interpreter_is_gone_is_a_problem(apart: dict[str, str]) -> None:
+    finding = kernels(apart, "old", python="/gone/bin/python")
+    assert (finding.sign, finding.found) == (Sign.PROBLEM, "its interpreter /gone/bin/python is not there")
+    assert finding.remedy.endswith("install --user --name old")
+
+
+def test_a_kernelspec_whose_interpreter_has_not_this_package_is_one(apart: dict[str, str], tmp_path: Path) -> None:
+    other = tmp_path / "other" / "monarch_kernel"
+    other.mkdir(parents=True)
+    (other / "__init__.py").write_text("__version__ = '9.9'")
+    finding = kernels(apart, "monarch", env={"PYTHONPATH": str(other.parent)})
+    assert finding.sign is Sign.PROBLEM
+    assert f"imports 9.9 from {other.parent}" in finding.found
+    (other / "__init__.py").write_text("raise ImportError('half of it is not there')")
+    finding = kernels(apart, "monarch", env={"PYTHONPATH": str(other.parent)})
+    assert finding.sign is Sign.PROBLEM
+    assert "does not import monarch_kernel: ImportError: half of it is not there" in finding.found
+    (other / "__init__.py").write_text(f"__version__ = '{monarch_kernel.__version__}'")
+    assert kernels(apart, "monarch", env={"PYTHONPATH": str(other.parent)}).sign is Sign.WARNING
+
+
+def test_the_jupyter_of_another_environment_may_know_no_kernel_of_ours(apart: dict[str, str], tmp_path: Path) -> None:
+    script = tmp_path / "jupyter"
+    script.write_text("#!/bin/sh\necho '{\"kernelspecs\": {}}'\n")
+    script.chmod(0o755)
+    _, other = look_elsewhere("jupyter", "kernels", NO_PREFIX, **apart)
+    assert other.sign is Sign.WARNING
+    assert f"{script} is of another environment than this, and shows no kernel of ours" in other.found
+
+
+def panel(apart: dict[str, str]) -> Finding:
+    (finding,) = look_elsewhere("jupyter", "panel", NO_PREFIX, **apart)
+    return finding
+
+
+def test_the_panel_is_found_where_jupyterlab_looks_for_it(apart: dict[str, str]) -> None:
+    without = panel(apart)
+    assert (without.sign, "the panel of meshes is missing" in without.found) == (Sign.WARNING, True)
+    assert "the kernel works without it" in without.remedy
+    told = Path(apart["JUPYTER_PATH"]) / "labextensions" / jupyter.LAB_EXTENSION / "package.json"
+    put(told, {"version": monarch_kernel.__version__})
+    assert panel(apart) == Finding("panel in JupyterLab", Sign.OK, f"{monarch_kernel.__version__}, in {told.parent}")
+    put(told, {"version": "0.0.9"})
+    assert (panel(apart).sign, "0.0.9" in panel(apart).found) == (Sign.WARNING, True)
+
+
+def test_a_panel_that_is_disabled_is_a_warning(apart: dict[str, str]) -> None:
+    told = Path(apart["JUPYTER_PATH"]) / "labextensions" / jupyter.LAB_EXTENSION / "package.json"
+    put(told, {"version": monarch_kernel.__version__})
+    settings = Path(apart["JUPYTER_CONFIG_PATH"]) / "labconfig" / "page_config.json"
+    put(settings, {"disabledExtensions": {jupyter.LAB_EXTENSION: True}})
+    finding = panel(apart)
+    assert (finding.sign, f"disabled in {settings}" in finding.found) == (Sign.WARNING, True)
+    assert finding.remedy == f"jupyter labextension enable {jupyter.LAB_EXTENSION}"
+
+
+@pytest.mark.parametrize(
+    ("told", "disabled"),
+    [
+        (None, False),
+        ({jupyter.LAB_EXTENSION: False}, False),
+        ({f"{jupyter.LAB_EXTENSION}:plugin": True}, True),
+        ([jupyter.LAB_EXTENSION], True),
+        ({"another": True}, False),
+    ],
+)
+def test_what_is_disabled_may_be_written_in_two_ways(told: object, disabled: bool) -> None:
+    assert jupyter.is_disabled(told) is disabled
+
+
+# -- sessions
+
+
+def test_what_a_killed_session_left_is_told_and_left_to_the_next() -> None:
+    code = "from monarch_kernel.controller.leftovers import make_directory; import os; print(make_directory()[0]); "
+    held = subprocess.Popen([sys.executable, "-c", code + "input()"], stdin=-1, stdout=-1, text=True, cwd=ROOT)
+    with held:
+        assert held.stdout is not None
+        directory = Path(held.stdout.readline().strip())
+        (finding,) = sessions.leftovers()
+        assert finding.sign is Sign.OK, finding  # its owner lives
+        held.kill()
+        held.wait()
+    (finding,) = sessions.leftovers()
+    assert (finding.sign, str(directory) in finding.found) == (Sign.WARNING, True)
+    assert directory.is_dir()
+    assert ask_python("from monarch_kernel.controller.leftovers import sweep; sweep()", 30.0).trouble == ""
+    assert not directory.exists()
+
+
+def test_a_rank_comes_up_and_goes_down() -> None:
+    (finding,) = sessions.rank()
+    assert finding.sign is Sign.OK, finding
+    assert finding.found.startswith("came up in ")
+
+
+def test_a_rank_that_does_not_come_up_is_told_with_the_cause(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12 is not there')")
+    (finding,) = look_elsewhere("sessions", "rank", PYTHONPATH=f"{ROOT}:{tmp_path}")
+    assert finding.sign is Sign.PROBLEM
+    assert finding.found.startswith("it failed while a rank was coming up: ")
+    assert "libcudart.so.12 is not there" in finding.found
+
+
+def test_a_rank_that_hangs_is_killed_with_all_that_is_of_its_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text("import time; time.sleep(600)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(sessions, "RANK_S", 3.0)
+    (finding,) = sessions.rank()
+    assert finding.sign is Sign.PROBLEM
+    assert "a rank was coming up: it did not end within 3 s, and was killed" in finding.found
+
+
+# -- all of them
+
+
+def test_a_check_that_fails_is_a_problem_and_the_others_go_on() -> None:
+    def fails() -> list[Finding]:
+        raise RuntimeError("of all things")
+
+    good = Finding("good", Sign.OK, "well")
+    failed, other = examine.examine([Check("bad", fails), Check("good", lambda: [good])])
+    assert failed.sign is Sign.PROBLEM
+    assert failed.found == "it could not be looked at: RuntimeError: of all things"
+    assert other is good
+
+
+def test_a_check_that_hangs_is_a_problem_and_the_others_go_on(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    def hangs() -> list[Finding]:
+        pipe.read_bytes()
+        return []
+
+    good = Finding("good", Sign.OK, "well")
+    late, other = examine.examine([Check("bad", hangs, 0.1), Check("good", lambda: [good])])
+    assert (late.sign, late.found) == (Sign.PROBLEM, "no answer within 0.1 s")
+    assert other is good
+    pipe.open("w").close()
+
+
+def test_the_usual_items_fit_their_column() -> None:
+    assert max(len(check.item) for check in examine.checks()) == examine.ITEM_WIDTH
+
+
+def test_a_child_that_takes_too_long_is_killed_with_its_children() -> None:
+    said = ask(["sh", "-c", "echo begun; sleep 600 & sleep 600"], 0.5)
+    assert said == ("begun\n", "it did not end within 0.5 s, and was killed")
+
+
+def test_a_program_that_is_not_there_is_told() -> None:
+    assert ask(["/gone/bin/python"], 1.0).trouble == "/gone/bin/python can't be run: No such file or directory"

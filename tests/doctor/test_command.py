@@ -1,0 +1,63 @@
+"""``python -m monarch_kernel doctor`` from end to end, on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def doctor(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "monarch_kernel", "doctor", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=110, check=False, cwd=cwd)
+
+
+@pytest.mark.slow
+def test_all_is_looked_at_and_a_rank_is_brought_up(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('torch.py of the working directory was imported')")
+    run = doctor("--json", cwd=tmp_path)
+    assert not run.stderr
+    told = json.loads(run.stdout)
+    assert run.returncode == (told["problems"] > 0)
+    signs = {each["item"]: each["sign"] for each in told["findings"]}
+    assert (signs["torch"], signs["a rank"]) == ("ok", "ok"), told
+    assert {"Python", "required packages", "open files", "session's sockets", "engines"} <= set(signs)
+
+
+def test_the_text_has_a_line_for_each_item_and_ends_in_a_sum(tmp_path: Path) -> None:
+    run = doctor("--quick", cwd=tmp_path)
+    assert not run.stderr
+    lines = run.stdout.splitlines()
+    assert lines[0].startswith("✓ ok       Python               CPython")
+    assert not [line for line in lines if "a rank" in line[:30]]
+    assert "items" in lines[-1]
+    assert run.returncode == ("problem" in lines[-1])
+
+
+def test_an_interrupt_ends_it_with_all_that_it_has_started(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "monarch_kernel", "doctor"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=tmp_path, start_new_session=True) as run:
+        assert run.stdout is not None
+        while "leftovers" not in (line := run.stdout.readline()):  # then the rank comes
+            assert line
+        os.killpg(run.pid, signal.SIGINT)
+        _, error = run.communicate(timeout=60)
+    assert (run.returncode, error) == (130, "monarch_kernel: error: interrupted\n")
+
+
+def test_a_reader_who_has_seen_enough_does_no_harm(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "monarch_kernel", "doctor", "--quick"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=tmp_path) as run:
+        assert run.stdout is not None
+        assert run.stderr is not None
+        run.stdout.readline()
+        run.stdout.close()
+        error = run.stderr.read()
+    assert (run.returncode, error) == (1, "")

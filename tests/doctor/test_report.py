@@ -1,0 +1,57 @@
+"""Findings in words: columns are aligned, the sign is a word too, and what to do stands below."""
+
+from __future__ import annotations
+
+import pytest
+
+from monarch_kernel.doctor.report import Finding, Sign, as_json, exit_code, finding_text, summary
+
+GOOD = Finding("Python", Sign.OK, "3.11.7")
+DOUBTED = Finding("open files", Sign.WARNING, "256 at most", "ulimit -n 4096")
+BAD = Finding("torch", Sign.PROBLEM, "not installed", "install it")
+
+
+def test_columns_are_aligned_and_signs_are_words_too() -> None:
+    assert [finding_text(each, 10) for each in (GOOD, DOUBTED, BAD)] == [
+        "✓ ok       Python      3.11.7",
+        "! warning  open files  256 at most\n                       → ulimit -n 4096",
+        "✗ problem  torch       not installed\n                       → install it",
+    ]
+
+
+def test_long_text_is_broken_between_words_and_paths_stay_whole() -> None:
+    path = "/a-long/path" * 6
+    text = finding_text(Finding("x", Sign.OK, f"one two three four five {path}", "do this\nand that"), 1, 46)
+    assert text.splitlines() == [
+        "✓ ok       x  one two three four five",
+        f"              {path}",
+        "              → do this",
+        "                and that",
+    ]
+
+
+def test_controls_of_terminals_do_not_reach_the_terminal() -> None:
+    assert finding_text(Finding("x", Sign.OK, "\x1b[31mred\x1b]0;title\x07"), 1) == "✓ ok       x  red"
+
+
+@pytest.mark.parametrize(
+    ("findings", "code", "text"),
+    [
+        ([GOOD, GOOD], 0, "All 2 items are good."),
+        ([GOOD, DOUBTED], 0, "1 warning among 2 items; what to do stands at the arrows."),
+        ([BAD, DOUBTED, BAD], 1, "2 problems and 1 warning among 3 items; what to do stands at the arrows."),
+    ],
+)
+def test_only_a_problem_fails(findings: list[Finding], code: int, text: str) -> None:
+    assert (exit_code(findings), summary(findings)) == (code, text)
+
+
+def test_other_programs_get_the_words() -> None:
+    told = as_json([GOOD, DOUBTED], "1.2")
+    assert (told["version"], told["problems"], told["warnings"]) == ("1.2", 0, 1)
+    assert told["findings"][1] == {
+        "item": "open files",
+        "sign": "warning",
+        "found": "256 at most",
+        "remedy": "ulimit -n 4096",
+    }

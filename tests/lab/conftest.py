@@ -1,0 +1,343 @@
+"""A real JupyterLab in a real browser: a server, a browser for each test, and what a user does there.
+
+They are skipped, with the reason, where Chromium, JupyterLab, Playwright or the built extension is missing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ipykernel.kernelspec
+import pytest
+
+from monarch_kernel import cli
+from monarch_kernel.doctor.jupyter import LAB_EXTENSION
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Locator, Page, Playwright
+
+ROOT = Path(__file__).parents[2]
+EXTENSION = ROOT / "labextension" / "dist"
+OLDEST = ROOT / ".venv-oldest" / "bin" / "python"
+OLDEST_TOO = pytest.mark.parametrize("server", ["newest", "oldest"], indirect=True)
+AXE = ROOT / "labextension" / "node_modules" / "axe-core" / "axe.min.js"
+SLOW_MS = 30_000  # far more than anything here takes
+
+# Cells.
+UP = "%mesh up t -n 2 --device cpu"
+SLEEPS = "%%remote t\nimport time\ntime.sleep(300)"
+
+# The browser is alone with pages of ours, and a container gives it no sandbox.
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+)
+# What JupyterLab itself says on the console where a kernel restarts or a page is loaded while it is busy.
+ALLOWED = re.compile(
+    r"Canceled future for \w+ message before replies were done"
+    r"|History was unable to be retrieved"
+    r"|Connection lost, reconnecting in"
+    r"|Comm not found for comm id [0-9a-f]{32}$"  # of widgets, which a kernel closes when it ends
+    r"|widget model not found"  # in a notebook whose kernel is gone
+    r"|Unsatisfied version \S+ of shared singleton module @jupyterlab"
+)
+
+
+def chromium() -> str | None:
+    """The browser of the machine: none is downloaded."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    return os.environ.get("CHROMIUM_PATH") or next(filter(None, map(shutil.which, names)), None)
+
+
+def missing() -> str:
+    """What these tests need and is not there."""
+    for module in ("jupyterlab", "playwright"):
+        if importlib.util.find_spec(module) is None:
+            return f"{module} is not installed"
+    if not chromium():
+        return "Chromium is not installed"
+    if not (EXTENSION / "package.json").exists():
+        return "labextension/ is not built (npm run build)"
+    return ""
+
+
+class Server:
+    """A JupyterLab server with directories of its own.
+
+    Args:
+        folder: for all that it writes.
+        python: the interpreter of its environment; the kernel's is that of the tests.
+
+    Attributes:
+        url: where it is.
+        token: who has it may do everything.
+        notebooks: the folder that it serves.
+    """
+
+    def __init__(self, folder: Path, python: str = sys.executable) -> None:
+        self.notebooks = folder / "notebooks"
+        self.notebooks.mkdir()
+        self.token = secrets.token_hex(16)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        self._log = folder / "log"
+        places = ("CONFIG_DIR", "DATA_DIR", "RUNTIME_DIR")
+        environment = {
+            **os.environ,
+            **{f"JUPYTER_{place}": str(folder / place) for place in places},
+            "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
+            "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
+            "IPYTHONDIR": str(folder / "ipython"),
+        }
+        # What is tested is the extension and the kernel of this working tree, whatever is installed.
+        extension = folder / "share" / "labextensions" / LAB_EXTENSION
+        extension.parent.mkdir(parents=True)
+        extension.symlink_to(EXTENSION)
+        kernel = cli.install(prefix=str(folder))
+        ipykernel.kernelspec.install(prefix=str(folder), kernel_name="plain")
+        environment["JUPYTER_PATH"] = os.pathsep.join((str(folder / "share"), str(kernel.parents[1])))
+        notices = folder / "settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
+        notices.parent.mkdir(parents=True)
+        notices.write_text(json.dumps({"fetchNews": "false", "checkForUpdates": False}))
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [
+                    *(python, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", f"--port={port}"),
+                    *("--ServerApp.port_retries=0", f"--IdentityProvider.token={self.token}", "--allow-root"),
+                    *(f"--ServerApp.root_dir={self.notebooks}", "--LabApp.extension_manager=readonly"),
+                    "--LabApp.expose_app_in_browser=True",
+                ],
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def wait(self) -> Server:
+        """Wait until it answers."""
+        wait_until(self._answers, f"the server to answer; it has said {self._log}")
+        return self
+
+    def _answers(self) -> bool:
+        assert self._process.poll() is None, self._log.read_text()
+        with suppress(urllib.error.URLError, ConnectionError):
+            self.call("GET", "status")
+            return True
+        return False
+
+    def call(self, method: str, path: str) -> Any:
+        """Ask the server's API."""
+        request = urllib.request.Request(
+            f"{self.url}/api/{path}", method=method, headers={"Authorization": f"token {self.token}"}
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.loads(answer.read() or "null")
+
+    def end_kernels(self) -> None:
+        for session in self.call("GET", "sessions"):
+            self.call("DELETE", f"sessions/{session['id']}")
+        for kernel in self.call("GET", "kernels"):
+            self.call("DELETE", f"kernels/{kernel['id']}")
+
+    def close(self) -> None:
+        os.killpg(self._process.pid, signal.SIGTERM)
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def write(self, name: str, *cells: str, kernel: str = "monarch") -> str:
+        """Write a notebook; gives its name."""
+        made = {
+            "cells": [
+                {
+                    "cell_type": "code",
+                    "id": f"c{i}",
+                    "source": cell,
+                    "metadata": {},
+                    "outputs": [],
+                    "execution_count": None,
+                }
+                for i, cell in enumerate(cells)
+            ],
+            "metadata": {"kernelspec": {"name": kernel, "display_name": kernel, "language": "python"}},
+            "nbformat": 4,
+            "nbformat_minor": 5,
+        }
+        (self.notebooks / name).write_text(json.dumps(made))
+        return name
+
+
+class Lab:
+    """JupyterLab in a page, and a user.
+
+    Attributes:
+        page: the page.
+        server: what it is served by.
+        errors: what the console said that it should not have.
+    """
+
+    def __init__(self, page: Page, server: Server) -> None:
+        self.page = page
+        self.server = server
+        self.errors: list[str] = []
+        page.set_default_timeout(SLOW_MS)
+        page.on("console", lambda message: self._note(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: self._note(str(error)))
+
+    def _note(self, text: str) -> None:
+        if not ALLOWED.search(text):
+            self.errors.append(text)
+
+    def load(self, notebook: str = "", *, reset: bool = True, workspace: str = "") -> Lab:
+        """Load the page, with a notebook in front and its kernel at rest, or with none."""
+        place = f"/lab/workspaces/{workspace}" if workspace else "/lab"
+        place += f"/tree/{notebook}" if notebook else ""
+        self.page.goto(f"{self.server.url}{place}?token={self.server.token}{'&reset' if reset else ''}")
+        self.wait_loaded()
+        if notebook and reset:
+            self.wait_idle()
+        return self
+
+    def reload(self) -> None:
+        self.page.reload()
+        self.wait_loaded()
+
+    def wait_loaded(self) -> None:
+        self.page.locator("#jupyterlab-splash").wait_for(state="detached")
+        self.page.wait_for_function("window.jupyterapp")  # the splash may have been yet to come
+        self.page.evaluate("window.jupyterapp.restored")  # before that the layout is not the user's
+
+    def wait_idle(self) -> None:
+        """The kernel of the notebook in front waits for a cell."""
+        self.page.locator("#jp-main-statusbar").get_by_text("| Idle").wait_for()
+
+    def command(self, name: str, **arguments: Any) -> None:
+        """Run a command of JupyterLab, as the palette does; what it asks is answered by the test."""
+        self.page.evaluate("([name, given]) => void window.jupyterapp.commands.execute(name, given)", [name, arguments])
+
+    def open(self, notebook: str) -> None:
+        """Bring another notebook to the front."""
+        self.command("docmanager:open", path=notebook)
+        self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Cell").first.wait_for()
+
+    def save(self) -> None:
+        """Save the notebook in front."""
+        self.command("docmanager:save")
+        self.page.wait_for_function("document.querySelector('.jp-mod-dirty') === null")
+
+    def show_panel(self) -> Locator:
+        self.command("monarch-kernel:show-panel")
+        self.panel.wait_for()
+        return self.panel
+
+    @property
+    def panel(self) -> Locator:
+        return self.page.locator("#monarch-mesh-panel")
+
+    @property
+    def status(self) -> Locator:
+        """What the status bar says of meshes."""
+        return self.page.locator(".monarch-status")
+
+    def cell(self, i: int) -> Locator:
+        """A cell of the notebook in front."""
+        return self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook .jp-Cell").nth(i)
+
+    def prompt(self, i: int) -> Locator:
+        """What stands beside a cell: whether it runs, or its number."""
+        return self.cell(i).locator(".jp-InputPrompt")
+
+    def start(self, i: int) -> Locator:
+        """Run a cell."""
+        cell = self.cell(i)
+        cell.locator(".cm-content").click()
+        self.page.keyboard.press("Control+Enter")
+        return cell
+
+    def run(self, i: int) -> Locator:
+        """Run a cell, and wait until it has ended."""
+        cell = self.start(i)
+        cell.locator(".jp-InputPrompt").get_by_text(re.compile(r"\[\d+\]:")).wait_for()
+        return cell
+
+    def violations(self, selector: str) -> list[dict[str, Any]]:
+        """What axe-core finds wrong in a part of the page."""
+        if not AXE.exists():
+            pytest.skip("axe-core is not installed (npm ci in labextension/)")
+        self.page.evaluate(AXE.read_text())
+        # The body of JupyterLab is 0 px high: all would be taken for clipped, and no contrast be looked at.
+        self.page.add_style_tag(content="body { overflow: visible !important }")
+        found = self.page.evaluate("selector => axe.run(selector, {})", selector)
+        looked_at = [rule for rule in found["passes"] if rule["id"] == "color-contrast"]
+        assert looked_at, "contrast was not looked at"
+        assert looked_at[0]["nodes"]
+        return [{"id": each["id"], "nodes": [node["html"] for node in each["nodes"]]} for each in found["violations"]]
+
+
+@pytest.fixture(scope="module")
+def playwright() -> Iterator[Playwright]:
+    # Not that of pytest-playwright: it lives as long as the session, and so does its event loop, in which other tests would be.
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as started:
+        yield started
+
+
+@pytest.fixture(scope="package")
+def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Server]:
+    """JupyterLab of the environment of the tests, or the oldest that we say we work with."""
+    if why := missing():
+        pytest.skip(why)
+    python = sys.executable
+    if getattr(request, "param", "newest") == "oldest":
+        python = str(OLDEST)
+        if not OLDEST.exists():
+            pytest.skip(f"there is no {OLDEST.relative_to(ROOT)} with the oldest JupyterLab (make .venv-oldest/.stamp)")
+    server = Server(tmp_path_factory.mktemp("lab"), python)
+    try:
+        yield server.wait()
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def browser(server: Server, playwright: Playwright) -> Iterator[Browser]:
+    """A browser for each test, so that none of its processes is left."""
+    browser = playwright.chromium.launch(executable_path=chromium(), args=FLAGS)
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def lab(server: Server, browser: Browser) -> Iterator[Lab]:
+    """JupyterLab in a page; nothing that is wrong may be on its console."""
+    lab = Lab(browser.new_context(viewport={"width": 1400, "height": 900}).new_page(), server)
+    yield lab
+    lab.page.context.close()
+    server.end_kernels()
+    assert lab.errors == []

@@ -1,0 +1,175 @@
+"""The view of a mesh in the output of a cell, in JupyterLab."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from tests.lab.conftest import OLDEST_TOO, SLEEPS, SLOW_MS, UP, Lab, Server
+
+pytest.importorskip("playwright")
+from playwright.sync_api import Locator, expect
+
+pytestmark = pytest.mark.slow
+
+FAILS = "%%remote t\nimport time\nif rank == 1:\n    1 / 0\ntime.sleep(300)"
+COUNTS = "import time\nfor second in range(300): time.sleep(1)"
+PUSHES = (
+    "import time, torch\nvalues = torch.ones(25_000_000)\n"  # 100 MB
+    "until = time.monotonic() + 4\n"
+    "while time.monotonic() < until:\n    t['x'] = values"
+)
+TRAINS = """%%remote t
+import time
+for step in live.loop(100_000):
+    lr = live.knob("lr", 0.1, low=0.0, high=1.0)
+    live.log(loss=1 / (step + 1))
+    time.sleep(0.005)
+lr"""
+ENDED = re.compile(r"\[\d+\]:")
+expect.set_options(timeout=SLOW_MS)
+
+
+def widget(lab: Lab, i: int = 0) -> Locator:
+    """The view in the output of a cell."""
+    return lab.cell(i).locator(".mk-live")
+
+
+def cards(lab: Lab, state: str = "", i: int = 0) -> Locator:
+    return widget(lab, i).locator(f".mk-card[data-state={state}]" if state else ".mk-card")
+
+
+def with_mesh(lab: Lab, server: Server, *cells: str) -> None:
+    """A notebook in front, whose first cell has brought up the mesh `t`."""
+    lab.load(server.write("a.ipynb", UP, *cells))
+    lab.run(0)
+    expect(cards(lab, "idle")).to_have_count(2)
+
+
+@OLDEST_TOO
+def test_it_is_live_and_takes_commands_while_a_cell_runs(lab: Lab, server: Server) -> None:
+    with_mesh(lab, server, FAILS, COUNTS)
+    lab.start(1)
+    expect(cards(lab, "failed")).to_have_count(1)
+    expect(cards(lab, "running")).to_contain_text("cell [2], line 5")
+    assert lab.prompt(1).inner_text() == "[*]:"
+    widget(lab).get_by_role("button", name="Interrupt", exact=True).first.click()
+    expect(lab.prompt(1)).to_have_text(ENDED)
+    expect(cards(lab, "idle")).to_have_count(1)
+    lab.start(2)  # nothing of ours runs, only Python
+    traceback = widget(lab).get_by_role("button", name="Traceback").first
+    traceback.click()
+    expect(widget(lab)).to_contain_text("ZeroDivisionError: division by zero")
+    assert lab.prompt(2).inner_text() == "[*]:"
+
+
+@OLDEST_TOO
+def test_a_loop_is_steered_while_its_cell_runs(lab: Lab, server: Server) -> None:
+    with_mesh(lab, server, TRAINS)
+    cell = lab.start(1)
+    loop = widget(lab).get_by_role("region", name="Loop in cell [2]")
+    about = loop.locator(".mk-about")
+    expect(about).to_contain_text(re.compile(r"running · step \d+ of 100,000 · [\d.]+ ms a step"))
+    expect(loop.get_by_role("img", name="loss from step 0 to")).to_be_visible()
+    field = loop.get_by_label("Knob lr", exact=True)
+    field.fill("0.25")
+    field.press("Enter")
+    expect(loop.locator(".mk-knob-note")).to_have_text(re.compile(r"from step [\d,]+"))
+    loop.get_by_role("slider").focus()
+    lab.page.keyboard.press("ArrowLeft")  # the notebook would go to another cell
+    expect(field).to_have_value("0.249")
+    loop.get_by_role("button", name="Pause").click()
+    expect(about).to_contain_text("paused")
+    expect(loop.get_by_text("Pause: all ranks stand before step")).to_be_visible()
+    loop.get_by_role("button", name="Step").click()
+    expect(loop.get_by_text("Step: 1 step more")).to_be_visible()
+    assert lab.prompt(1).inner_text() == "[*]:"
+    assert lab.violations(".mk-loop") == []
+    loop.get_by_role("button", name="Stop").click()
+    loop.get_by_role("button", name="End the loop?").click()
+    expect(cell).to_contain_text("[0-1] 0.249")
+    expect(about).to_contain_text("over · step")
+
+
+def test_time_goes_on_while_nothing_happens(lab: Lab, server: Server) -> None:
+    with_mesh(lab, server)
+    expect(widget(lab).locator(".mk-age")).to_have_text(re.compile(r"up for [3-9] s"))
+
+
+def test_a_page_that_is_too_slow_for_the_widget_shows_the_table_and_says_so(lab: Lab, server: Server) -> None:
+    slow = """() => {
+        const original = URL.createObjectURL;
+        URL.createObjectURL = (blob) => blob.type !== "text/javascript" ? original(blob) : original(new Blob([
+            "await new Promise((done) => setTimeout(done, 3000));", blob], { type: "text/javascript" }));
+    }"""
+    lab.load(server.write("a.ipynb", UP))
+    lab.page.evaluate(slow)
+    lab.run(0)
+    expect(lab.cell(0)).to_contain_text("The kernel has not answered yet. If it stays so, run %mesh show")
+    expect(lab.cell(0).locator(".mk-static table")).to_be_visible()
+    lab.errors[:] = [error for error in lab.errors if "[anywidget] Failed to initialize model" not in error]
+
+
+def test_throughput_rises_while_values_are_pushed_and_falls_when_they_are_there(lab: Lab, server: Server) -> None:
+    with_mesh(lab, server, PUSHES)
+    lab.start(1)
+    expect(cards(lab).first).to_contain_text(re.compile(r"\d (MiB|GiB)/s"))
+    assert lab.prompt(1).inner_text() == "[*]:"
+    expect(lab.prompt(1)).to_have_text(ENDED)
+    expect(cards(lab).first).not_to_contain_text(re.compile(r"iB/s"))
+
+
+def test_the_table_that_is_saved_is_hidden_where_the_mesh_is_alive(lab: Lab, server: Server) -> None:
+    with_mesh(lab, server, SLEEPS)
+    table = lab.cell(0).locator(".mk-static table")
+    expect(table).to_have_count(1)
+    expect(table).not_to_be_visible()
+    lab.save()
+    saved = json.loads((server.notebooks / "a.ipynb").read_text())
+    assert any("mk-static" in str(output.get("data")) for output in saved["cells"][0]["outputs"])
+    server.end_kernels()
+    lab.load("a.ipynb")
+    expect(table).to_be_visible()
+    expect(table.locator("tbody tr")).to_have_count(2)
+    missed = lab.page.get_by_text("model not found")
+    expect(missed).to_have_count(1)
+    expect(missed).not_to_be_visible()
+
+
+def test_it_is_there_again_when_the_page_is_loaded_anew(lab: Lab, server: Server) -> None:
+    with_mesh(lab, server, SLEEPS)
+    lab.save()
+    lab.reload()
+    expect(cards(lab, "idle")).to_have_count(2)
+    lab.start(1)
+    expect(cards(lab, "running")).to_have_count(2)
+
+
+def test_it_ends_with_its_mesh(lab: Lab, server: Server) -> None:
+    with_mesh(lab, server, "%mesh show", "%mesh down t")
+    lab.run(1)
+    expect(cards(lab, "idle", i=1)).to_have_count(2)
+    expect(cards(lab)).to_have_count(0)  # it is where it was asked for last
+    lab.run(2)
+    expect(widget(lab, 1)).to_have_count(0)
+    expect(lab.cell(0).locator(".mk-static table")).to_be_visible()
+    expect(lab.cell(1).locator(".mk-static table")).to_be_visible()
+    lab.save()
+    assert "widget-view" not in (server.notebooks / "a.ipynb").read_text()
+
+
+def test_a_plain_kernel_shows_it_too(lab: Lab, server: Server) -> None:
+    lab.load(server.write("a.ipynb", f"%load_ext monarch_kernel\n{UP}", "%mesh down t", kernel="plain"))
+    lab.run(0)
+    expect(cards(lab, "idle")).to_have_count(2)
+    lab.run(1)
+
+
+@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
+def test_it_is_accessible_in_any_theme(lab: Lab, server: Server, theme: str) -> None:
+    with_mesh(lab, server)
+    lab.command("apputils:change-theme", theme=theme)
+    lab.page.locator(f"body[data-jp-theme-light={str('Light' in theme).lower()}]").wait_for(state="attached")
+    assert lab.violations(".mk-live") == []
