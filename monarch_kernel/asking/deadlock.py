@@ -23,6 +23,9 @@ runs it stands nowhere. What is queued behind that endpoint does wait for it.
 A wait that ends by itself, since it was given a timeout, is part of no circle: it is not known here.
 
 A probe that runs into a circle which it has not come from would go around for ever: a wait passes each probe on once.
+
+Whoever is told may wait for the same again, for the others on the circle may give way. Such a wait is known here at once, and
+sends its first probe a period later: else it would be the first to find the circle each time, and the others never learn of it.
 """
 
 from __future__ import annotations
@@ -69,11 +72,10 @@ class Circle(NamedTuple):
 class _Wait:
     """An endpoint that waits for a request; ``seen`` are the probes that it has passed on: wait they came from -> round."""
 
-    __slots__ = ("request", "round", "seen", "where")
+    __slots__ = ("request", "round", "seen")
 
-    def __init__(self, request: int, where: str) -> None:
+    def __init__(self, request: int) -> None:
         self.request = request
-        self.where = where
         self.round = 0
         self.seen: dict[int, int] = {}
 
@@ -100,10 +102,15 @@ class Deadlocks:
             request: what it waits for.
             where: the endpoint that waits, and where.
         """
-        known = self._waits.setdefault(wait, _Wait(request, where))
-        known.request = request  # of several, one after the other
+        self.waits(wait, request)
+        known = self._waits[wait]
         known.round += 1
         return self._pass_on(known, wait, known.round, ((where, ""),))
+
+    def waits(self, wait: int, request: int) -> None:
+        """A wait is to pass on the probes of others."""
+        known = self._waits.setdefault(wait, _Wait(request))
+        known.request = request  # of several, one after the other
 
     def ended(self, wait: int) -> None:
         """A wait is over."""

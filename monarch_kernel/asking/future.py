@@ -88,6 +88,7 @@ class Future(Generic[T]):
         "_owner",
         "_value",
         "_waiter",
+        "_was_told",
         "id",
         "in_step",
         "note",
@@ -118,6 +119,7 @@ class Future(Generic[T]):
         self._callbacks: list[Callable[[], None]] | None = None  # made when it is needed: futures may be many
         self._lock = threading.Lock()
         self._is_halted = False
+        self._was_told = False  # that the answers can't come, where it was waited for: it may be waited for again
         self._waiter: Waiter | None = None  # of whoever would attend to ranks that stop in the debugger
 
     @classmethod
@@ -289,11 +291,18 @@ class Future(Generic[T]):
             if wait is not None:
                 wait.show_news()
                 if wait.error is not None and not awaited.done():
+                    self._was_told = True
                     awaited.set_exception(wait.error)
 
         def linger() -> None:
             nonlocal wait, timer
-            wait = wait or Wait(self, lambda: _call_soon(loop, look), is_awaited=True, warn_after_s=WARN_AFTER_S)
+            wait = wait or Wait(
+                self,
+                lambda: _call_soon(loop, look),
+                is_awaited=True,
+                warn_after_s=WARN_AFTER_S,
+                is_anew=self._was_told,
+            )
             wait.lasts_s = time.monotonic() - begun
             pause_s = self._owner.linger(wait)
             if pause_s is not None:
@@ -304,7 +313,7 @@ class Future(Generic[T]):
             if wait is not None:
                 wait.over = True
 
-        timer = loop.call_later(PATIENCE_S, linger)
+        timer = loop.call_later(0.0 if self._was_told else PATIENCE_S, linger)
         return stop
 
     def resolve(self, answers: Sequence[Answer], in_step: bool) -> None:
@@ -367,7 +376,7 @@ class Future(Generic[T]):
         waiter = self._waiter = Waiter()
         self.add_done_callback(waiter.set)
         wait: Wait | None = None
-        patience: float | None = PATIENCE_S
+        patience: float | None = 0.0 if self._was_told else PATIENCE_S
         waited_s = 0.0
         try:
             while not self._done:
@@ -387,12 +396,19 @@ class Future(Generic[T]):
                     if wait is not None:
                         wait.show_news()
                         if wait.error is not None:
+                            self._was_told = True
                             raise wait.error
                     self._owner.attend(self)
                 elif in_vain and (timeout == 0.0 or patience is None):
                     break
                 elif in_vain and patience == 0.0:
-                    wait = wait or Wait(self, self.halt, ends_by_itself=timeout is not None, warn_after_s=warn_after_s)
+                    wait = wait or Wait(
+                        self,
+                        self.halt,
+                        ends_by_itself=timeout is not None,
+                        warn_after_s=warn_after_s,
+                        is_anew=self._was_told,
+                    )
                     wait.lasts_s = waited_s
                     patience = self._owner.linger(wait)
             return self._done

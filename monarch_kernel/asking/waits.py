@@ -48,6 +48,7 @@ class Wait:
         ends_by_itself: whether it was given a timeout.
         is_awaited: whether an event loop goes on meanwhile; else a thread stands still.
         warn_after_s: after how many seconds it is to be shown who has not answered; None for never, and once it is done.
+        is_anew: whether an earlier wait for the same future was ended with an error; False once its owner has seen to it.
 
     Attributes:
         lasts_s: for how long, in seconds, when its owner was told last.
@@ -61,6 +62,7 @@ class Wait:
         "ends_by_itself",
         "error",
         "future",
+        "is_anew",
         "is_awaited",
         "lasts_s",
         "news",
@@ -78,12 +80,14 @@ class Wait:
         ends_by_itself: bool = False,
         is_awaited: bool = False,
         warn_after_s: float | None = None,
+        is_anew: bool = False,
     ) -> None:
         self.future = future
         self.wake = wake
         self.ends_by_itself = ends_by_itself
         self.is_awaited = is_awaited
         self.warn_after_s = warn_after_s
+        self.is_anew = is_anew
         self.lasts_s = 0.0
         self.error: BaseException | None = None
         self.news = ""

@@ -90,8 +90,7 @@ class MeshCommands:
             print(asked_for(options))
             return
         self._check_variable(options.name, "up", "choose another name")
-        entry = self._meshes.up(options)
-        self._shell.user_ns[options.name] = entry.mesh
+        self._meshes.up(options)
 
     def help(self, rest: str) -> None:
         """Say what a command takes, or all of them."""
@@ -121,7 +120,6 @@ class MeshCommands:
             raise UsageProblem(f"%mesh attach: name one detached mesh; {self._meshes.detached.said()}")
         self._check_variable(words[0], "attach", f"del {words[0]} first")
         entry, taken = self._meshes.attach(words[0])
-        self._shell.user_ns[words[0]] = entry.mesh
         sink = Sink(self._shell)
         show_missed(taken, sink)
         self._meshes.show(entry)

@@ -99,6 +99,7 @@ class Meshes:
 
     def __init__(self, shell: InteractiveShell, detached: DetachedMeshes) -> None:
         self.detached = detached
+        self._shell = shell
         self.background = Background(self._draw)
         self.debugger = DebugPrompt(shell, lambda key, turn: self.background.drive(key, turn))
         self._entries: dict[str, Entry] = {}
@@ -138,7 +139,7 @@ class Meshes:
         this_host()
 
     def up(self, options: UpOptions) -> Entry:
-        """Bring a mesh up and show it.
+        """Bring a mesh up and show it; its name becomes a variable.
 
         Raises:
             UsageProblem: the name is taken.
@@ -148,6 +149,7 @@ class Meshes:
         there = self._entries.get(options.name)
         if there is not None:
             if there.options == options and not there.mesh.deaths():
+                self._shell.user_ns[options.name] = there.mesh
                 self.show(there)
                 return there
             if there.options == options:
@@ -167,7 +169,7 @@ class Meshes:
                 entry = self._up_on_hosts(options, store, view, interrupts)
             else:
                 entry = self._up_here(options, store, view, interrupts)
-        self._add(entry)
+            self._add(entry)  # an interrupt that comes now comes too late
         self.attend_to_stops(entry)
         entry.view.update(entry.mesh.view(), time.monotonic(), force=True)
         entry.widget = self.viewers.widget(entry.options.name)
@@ -227,6 +229,7 @@ class Meshes:
     def _add(self, entry: Entry) -> None:
         self._entries[entry.options.name] = entry
         self._latest = entry.options.name
+        self._shell.user_ns[entry.options.name] = entry.mesh
         self.background.start()
 
     def attend_to_stops(self, entry: Entry) -> None:
@@ -234,7 +237,7 @@ class Meshes:
         self.debugger.watch(entry.mesh._runtime, self._sink_of)
 
     def attach(self, name: str) -> tuple[Entry, TakenUp]:
-        """Take up a mesh that outlived its kernel; to its ranks that have stopped nobody attends yet.
+        """Take up a mesh that outlived its kernel; its name becomes a variable. To ranks that have stopped nobody attends yet.
 
         Raises:
             UsageProblem: there is none, or it is up here.

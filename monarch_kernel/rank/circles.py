@@ -95,6 +95,10 @@ class Circles:
                 return
             wait.number = self._place.asker.new_number()
             self._waiting[wait.number] = found
+        if wait.is_anew:
+            wait.is_anew = False
+            self._deadlocks.waits(wait.number, wait.future.id)
+            return
         waiting = self._waiting.get(wait.number)
         if waiting is not None and waiting.holds():
             where = self._describe(executor, waiting.message)

@@ -62,8 +62,9 @@ class Sync(Actor):
         return " and ".join(circles)
 
     @endpoint
-    def ask_who_catches(self, other: Any, back: Any) -> str:
+    def ask_who_catches(self, other: Any, back: Any, pause_s: float) -> str:
         future = other.catch.call_one(back)
+        time.sleep(pause_s)
         while True:
             with contextlib.suppress(DeadlockError):
                 return future.get()  # type: ignore[no-any-return]
@@ -365,8 +366,12 @@ def test_long_calls_are_no_circles(spawn: Any, tmp_path: Path) -> None:
     slow.get(LONG_S)
 
 
-def test_who_catches_the_error_may_go_on(spawn: Any) -> None:
-    """The future stays good; the circle is told again, as long as there is one."""
+@pytest.mark.parametrize("pause_s", [0.0, 0.5])
+def test_who_catches_the_error_may_go_on(spawn: Any, pause_s: float) -> None:
+    """The future stays good; the circle is told again, as long as there is one, to each in turn.
+
+    After a pause the other one waits already, so the first to be told is who asks, and waits again, for ever.
+    """
     a, b = spawn("a", Sync, 0), spawn("b", Sync, 1)
     circle = "b.catch on t[1] -> a.go on t[0] (behind a.ask_who_catches) -> b.catch on t[1]"
-    assert a.ask_who_catches.call_one(b, a).get(LONG_S) == f"{circle} and {circle}"
+    assert a.ask_who_catches.call_one(b, a, pause_s).get(LONG_S) == f"{circle} and {circle}"

@@ -119,7 +119,8 @@ def test_a_page_shows_and_steers_it_while_a_cell_runs(notebook: Notebook) -> Non
     key = [loop()["request"], loop()["number"]]
     assert loop()["steps"] == 100_000
     page.wait(lambda: len(page.curves["t"][-1]["curves"]["loss"][0]) > 50)
-    assert page.curves["t"][-1]["curves"]["loss"][1][0] == 1.0
+    first = page.curves["t"][-1]["curves"]["loss"][1][0]  # the mean of a step, or of 2, 4, 8 where there have been many
+    assert first in [pytest.approx(sum(1 / (i + 1) for i in range(n)) / n) for n in (1, 2, 4, 8, 16, 32)]
     reply = page.ask("set", loop=key, knob="lr", value=0.5)
     assert reply["ok"], reply
     assert re.fullmatch(r"lr is 0.5 from step [\d,]+ on", reply["text"])
