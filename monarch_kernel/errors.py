@@ -16,6 +16,7 @@ The tree::
     ├── LaunchError                a host or its ranks did not come up
     ├── MoveError                  what a mesh has does not fit what is wanted of it elsewhere, or was changed meanwhile
     ├── PayloadError               also a TypeError: a value cannot be sent
+    ├── PlanError                  a model can't be spread over ranks as it is, or as was asked for
     ├── BufferGoneError            memory of another process is no longer there to be read or written
     ├── ForkedError                a process that was forked from a rank, or from the program, has used a handle
     └── MeshDownError              the mesh (or the whole session) has been shut down
@@ -47,6 +48,7 @@ __all__ = [
     "MonarchError",
     "MoveError",
     "PayloadError",
+    "PlanError",
     "RanksError",
     "RemoteError",
     "RemoteInterrupt",
@@ -415,6 +417,10 @@ class BufferGoneError(MonarchError):
 
 class MoveError(MonarchError):
     """Tensors can't be moved between meshes as they are; the text says which and why, and whether anything has changed."""
+
+
+class PlanError(MonarchError):
+    """A model can't be spread over ranks as it is, or as was asked for; the text says why, and what to write instead."""
 
 
 class ForkedError(MonarchError):

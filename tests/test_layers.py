@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1] / PACKAGE
 # Low to high. What stands on one line does not import each other.
 LAYERS = (
     ("errors", "events", "tables"),
-    ("mesh", "traffic"),
+    ("mesh", "plan", "traffic"),
     ("wire",),
     ("data",),
     ("transport", "supervise", "steer"),
@@ -26,7 +26,7 @@ LAYERS = (
     ("rank",),
     ("controller", "reshard"),
     ("actor",),
-    ("train", "tensor", "debug", "record", "rdma", "spmd", "doctor"),
+    ("parallel", "train", "tensor", "debug", "record", "rdma", "spmd", "doctor"),
     ("ui", "output", "syntax"),
     ("running",),
     ("notebook", "testing"),
@@ -49,7 +49,7 @@ BEHIND = {
     "lightning_sdk": ("launch.lightning",),
     "msgspec": ("wire", "transport.sharing"),
     "ray": ("launch.ray",),
-    "torch": ("data.devices", "rank", "reshard", "spmd", "train", "tensor", "wire.tensors"),
+    "torch": ("data.devices", "parallel", "rank", "reshard", "spmd", "train", "tensor", "wire.tensors"),
     "zmq": ("transport",),
 }
 # Loading torch takes a second, and these are also imported where it is not needed.
