@@ -11,7 +11,7 @@ from monarch_kernel.plan.memory import Split, needed, sent
 from monarch_kernel.plan.plan import Option, Plan, axes_text, does_not_fit, nothing_fits, reason_for, several
 from monarch_kernel.plan.tensor import has_partner, matched
 from monarch_kernel.plan.terms import STRATEGIES, Axes, Strategy, Terms, Wish
-from monarch_kernel.plan.wrapping import Wrapping, blocks, wrap
+from monarch_kernel.plan.wrapping import SPARSE, Wrapping, blocks, wrap
 
 __all__ = ["make_plan"]
 
@@ -129,15 +129,18 @@ def _draft(
         terms.axes[wish.tensor_axis] if splits_matrices else 1,
     )
     has_shards = strategy in ("fsdp", "hsdp", "fsdp+tp")
-    if not has_shards:
-        wrapping = Wrapping((), {})
+    if not has_shards:  # DDP puts gradients side by side, which sparse ones can't be
+        wrapping = Wrapping(
+            (), {name: why for name, why in wrapping.kept.items() if why == SPARSE and strategy == "ddp"}
+        )
     notes = list(wrapping.notes)
     if splits_matrices:
+        linears = {name: style for name, style in tensor.items() if facts.modules[name].kind == "Linear"}
         notes += [
             f"{name} is split {style} and nothing beside it the other way: what it "
             f"{'gives' if style == 'colwise' else 'takes'} is whole on each rank"
-            for name, style in tensor.items()
-            if facts.modules[name].kind == "Linear" and not has_partner(name, tensor)
+            for name, style in linears.items()
+            if not has_partner(name, linears)
         ]
     if facts.averaged and terms.ranks > 1:
         notes.append(

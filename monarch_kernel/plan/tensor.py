@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 
 from monarch_kernel.errors import PlanError
-from monarch_kernel.plan.facts import Facts, is_within
+from monarch_kernel.plan.facts import Facts
 
 __all__ = ["STYLES", "has_partner", "matched"]
 
@@ -45,10 +45,15 @@ def matched(facts: Facts, tensor: Mapping[str, str], parts: int) -> dict[str, st
     return found
 
 
-def has_partner(name: str, tensor: Mapping[str, str]) -> bool:
-    """Whether something in the same module is split the other way; else what it takes or gives is whole on each rank."""
-    block = name.rpartition(".")[0]
-    return any(style != tensor[name] and is_within(other, block) for other, style in tensor.items())
+def has_partner(name: str, linears: Mapping[str, str]) -> bool:
+    """Whether a linear layer beside this one is split the other way; else what it takes or gives is whole on each rank.
+
+    Args:
+        name: of a linear layer.
+        linears: all that are split -> how.
+    """
+    beside = name.rpartition(".")[0]
+    return any(style != linears[name] and other.rpartition(".")[0] == beside for other, style in linears.items())
 
 
 def _check(facts: Facts, name: str, style: str, parts: int) -> None:

@@ -27,7 +27,10 @@ from dataclasses import dataclass
 from monarch_kernel.errors import PlanError
 from monarch_kernel.plan.facts import Facts, ModuleFacts, ParamFacts, above, is_within
 
-__all__ = ["Wrapping", "blocks", "is_sound", "unit_of", "wrap"]
+__all__ = ["SPARSE", "Wrapping", "blocks", "is_sound", "unit_of", "wrap"]
+
+SPARSE = "its gradient is sparse"
+"""Why a parameter is kept also where nothing is split."""
 
 _SMALL = 0.1
 """Up to this part of its unit, a parameter is rather kept than its unit dissolved."""
@@ -167,7 +170,7 @@ def _never_split(param: ParamFacts) -> str:
     if not param.shape:
         return "it is a scalar"
     if param.has_sparse_gradient:
-        return "its gradient is sparse"
+        return SPARSE
     if param.viewed_by:
         return f"{param.viewed_by} is a view of it, made before"
     if param.is_written:
@@ -213,8 +216,6 @@ def _unsound(param: ParamFacts, units: Sequence[str] | set[str]) -> Iterator[tup
     unit = next(iter(mine))
     for use in param.uses or ():
         if unit not in use:
-            where = max(use, key=lambda name: name.count(".") + bool(name), default="")
-            yield (
-                unit,
-                f"is used in {where or 'code outside of the forward'}, while {unit or 'the model'} is not running",
-            )
+            deepest = max(use, key=lambda name: name.count(".") + bool(name), default="")
+            where = deepest or ("the model's own forward" if use else "code outside of any forward")
+            yield unit, f"is used in {where}, while {unit or 'the model'} is not running"

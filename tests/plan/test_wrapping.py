@@ -52,7 +52,7 @@ def test_a_small_parameter_that_others_use_is_kept_and_its_unit_stays() -> None:
     gate = param("blocks.1.gate", 64, uses=(frozenset({"", "blocks.1"}), frozenset({""})))
     wrapping = wrap(gpt(4, extra=[gate]))
     assert "blocks.1" in wrapping.units
-    assert wrapping.kept == {"blocks.1.gate": "is used in code outside of the forward, while blocks.1 is not running"}
+    assert wrapping.kept == {"blocks.1.gate": "is used in the model's own forward, while blocks.1 is not running"}
 
 
 def test_the_unit_of_a_large_one_is_dissolved() -> None:
@@ -72,7 +72,7 @@ def test_the_unit_of_a_large_one_is_dissolved() -> None:
         ({"viewed_by": "norm.saved"}, "norm.saved is a view of it, made before"),
         ({"is_written": True}, "a forward writes to it"),
         ({"dtype": "bfloat16", "itemsize": 2}, "it is bfloat16, and the rest of its unit float32"),
-        ({"uses": (frozenset(),)}, "is used in code outside of the forward, while the model is not running"),
+        ({"uses": (frozenset(),)}, "is used in code outside of any forward, while the model is not running"),
     ],
 )
 def test_what_fsdp_can_not_split_is_kept(changes: dict[str, object], why: str) -> None:

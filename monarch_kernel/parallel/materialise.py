@@ -1,0 +1,100 @@
+"""Gives a model of the meta device its values: module by module, the same on each rank and with each plan."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from monarch_kernel.errors import PlanError
+
+__all__ = ["Initialise", "Making", "check_can_be_made", "is_meta", "materialise"]
+
+Initialise = Callable[[nn.Module], object]
+
+
+@dataclass(frozen=True)
+class Making:
+    """How a model of the meta device gets its values.
+
+    Attributes:
+        seed: of all random numbers, the same on all ranks.
+        init: called with each module after its ``reset_parameters()``, where it has that.
+        device: on which the model will be.
+    """
+
+    seed: int
+    init: Initialise | None
+    device: str
+
+
+def is_meta(model: nn.Module) -> bool:
+    """Whether parameters of a model have no values yet."""
+    return any(param.is_meta for param in model.parameters())
+
+
+def check_can_be_made(names: Mapping[nn.Module, str], init: Initialise | None) -> None:
+    """See that each module knows how to give its own parameters values.
+
+    Raises:
+        PlanError: one does not.
+    """
+    for module, name in names.items():
+        has_meta = any(
+            each is not None and each.is_meta for each in (*module._parameters.values(), *module._buffers.values())
+        )
+        if has_meta and init is None and not callable(getattr(module, "reset_parameters", None)):
+            raise PlanError(
+                f"{name or 'the model'} ({type(module).__name__}) is on the meta device and has no reset_parameters(), which "
+                "gives its own parameters and buffers their first values: write one, pass init=, or build the model on the CPU"
+            )
+
+
+def materialise(
+    modules: Iterable[nn.Module],
+    names: Mapping[nn.Module, str],
+    making: Making,
+    made: dict[int, nn.Parameter],
+) -> None:
+    """Give modules' own parameters and buffers memory and values; those that have some stay as they are.
+
+    Each module has random numbers of its own, by its name: so the values depend neither on the rank, nor on the order, which
+    is that of the plan.
+
+    Args:
+        modules: each by itself, not what is below it.
+        names: of all.
+        making: how.
+        made: id of a parameter without values -> the one that has taken its place, of all calls for a model.
+    """
+    for module in modules:
+        if not _allocate(module, making.device, made):
+            continue
+        with torch.random.fork_rng(), torch.no_grad():
+            torch.manual_seed(making.seed ^ zlib.crc32(names[module].encode()))
+            reset = getattr(module, "reset_parameters", None)
+            if callable(reset):
+                reset()
+            if making.init is not None:
+                making.init(module)
+
+
+def _allocate(module: nn.Module, device: str, made: dict[int, nn.Parameter]) -> bool:
+    """Give what a module has on the meta device memory; what is tied stays so. False if there was nothing."""
+    has_any = False
+    for key, param in module._parameters.items():
+        if param is not None and param.is_meta:
+            has_any = True
+            if id(param) not in made:
+                made[id(param)] = nn.Parameter(
+                    torch.empty_like(param, device=device), requires_grad=param.requires_grad
+                )
+            module._parameters[key] = made[id(param)]
+    for key, buffer in module._buffers.items():
+        if buffer is not None and buffer.is_meta:
+            has_any = True
+            module._buffers[key] = torch.empty_like(buffer, device=device)
+    return has_any

@@ -1,0 +1,263 @@
+"""What naive wrapping breaks, loudly or silently, each with what is done about it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.parallel.conftest import Ranks
+
+# Layers that a block calls, by `Net(Layer)`.
+LAYERS = '''
+class Foreign(nn.Module):
+    """A sparse attention: weights of others are used by functions, and one is indexed."""
+    def __init__(self, width):
+        super().__init__()
+        self.gate, self.mha = nn.Linear(width, width, bias=False), nn.MultiheadAttention(width, 2, batch_first=True)
+        self.table, self.t = nn.Parameter(torch.randn(4, width)), nn.Parameter(torch.tensor(1.0))
+    def forward(self, x):
+        y, _ = self.mha(x, x, x, need_weights=False)
+        keep = torch.sigmoid(F.linear(x, self.gate.weight))
+        return x + self.t * y * keep + self.table[1] + self.table[2:].sum(0)
+
+class Strided(nn.Module):
+    def __init__(self, width):
+        super().__init__(); self.w = nn.Parameter(torch.randn(width, width).t() / 4)
+    def forward(self, x): return x @ self.w
+
+class Mixed(nn.Module):
+    def __init__(self, width):
+        super().__init__(); self.a = nn.Parameter(torch.randn(width, dtype=torch.float64))
+    def forward(self, x): return x * self.a.float()
+
+class Written(nn.Module):
+    def __init__(self, width):
+        super().__init__(); self.a = nn.Parameter(torch.randn(width))
+    def forward(self, x):
+        with torch.no_grad(): self.a.clamp_(-0.5, 0.5)
+        return x + self.a
+
+class Viewed(nn.Module):
+    def __init__(self, width):
+        super().__init__(); self.w = nn.Parameter(torch.randn(2, width)); self.first = self.w[0]
+    def forward(self, x): return x + self.first + self.w[1]
+
+class Listed(nn.Module):
+    def __init__(self, width):
+        super().__init__(); self.ws = [nn.Parameter(torch.randn(width)) for _ in range(2)]
+    def forward(self, x): return x + self.ws[0]
+
+class Normed(nn.Module):
+    def __init__(self, width):
+        super().__init__(); self.bn = nn.BatchNorm1d(width, affine=False)
+    def forward(self, x): return x + 0 * self.bn(x.transpose(1, 2)).transpose(1, 2)
+
+class Spectral(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.w = torch.nn.utils.parametrizations.weight_norm(nn.Linear(width, width))
+        self.s = torch.nn.utils.parametrizations.spectral_norm(nn.Linear(width, width))
+    def forward(self, x): return x + self.s(self.w(x))
+
+class Recurrent(nn.Module):
+    def __init__(self, width):
+        super().__init__(); self.rnn, self.frozen = nn.LSTM(width, width, batch_first=True), nn.Linear(width, width)
+        self.frozen.requires_grad_(False)
+    def forward(self, x): return self.frozen(self.rnn(x)[0] + self.rnn(x)[0])
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w): ctx.save_for_backward(x, w); return x * w * w
+    @staticmethod
+    def backward(ctx, g): x, w = ctx.saved_tensors; return g * w * w, (g * 2 * x * w).sum((0, 1))
+
+class Custom(nn.Module):
+    def __init__(self, width):
+        super().__init__(); self.w = nn.Parameter(torch.randn(width)); self.unused = nn.Linear(3, 1)
+    def forward(self, x): return Square.apply(x, self.w)
+
+class Stated(nn.Module):
+    parallel_needs = Needs(replicate=["w"], why="rows are looked up")
+    def __init__(self, width):
+        super().__init__(); self.w = nn.Parameter(torch.randn(width))
+    def forward(self, x): return x + self.w
+'''
+
+
+@pytest.fixture(scope="module")
+def ranks(two: Ranks) -> Ranks:
+    two.run(LAYERS)
+    return two
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "ddp"])
+@pytest.mark.parametrize(
+    "layer", ["Foreign", "Strided", "Mixed", "Written", "Viewed", "Spectral", "Recurrent", "Custom", "Stated"]
+)
+def test_it_trains_as_one_process(ranks: Ranks, layer: str, strategy: str) -> None:
+    make = f"lambda: Net({layer})"
+    if layer == "Viewed":  # a copy of one would have views of the original
+        ranks.run(
+            "torch.manual_seed(1)\nmodel = Net(Viewed)\ntorch.manual_seed(1)\nreference = Net(Viewed)\n"
+            f"parallelize(model, mesh, {strategy!r}, example=batch(0, 4), quiet=True)\n"
+            "torch.testing.assert_close(train(model, world_size, rank), train(reference), atol=2e-5, rtol=1e-4)\n"
+            "same(model, reference)"
+        )
+        return
+    # Where a gradient is all but nothing (a bias of keys) Adam would make steps of its rounding.
+    sgd = "{'make': lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9)}"
+    ranks.run(f"trains_as_one({make}, strategy={strategy!r}, training={sgd})")
+
+
+@pytest.mark.parametrize(
+    ("layer", "name", "why"),
+    [
+        ("Foreign", "blocks.0.extra.t", "it is a scalar"),
+        ("Mixed", "blocks.0.extra.a", "it is float64, and the rest of its unit float32"),
+        ("Written", "blocks.0.extra.a", "a forward writes to it"),
+        ("Viewed", "blocks.0.extra.w", "blocks.0.extra.first is a view of it, made before"),
+        ("Stated", "blocks.0.extra.w", "rows are looked up"),
+    ],
+)
+def test_it_says_what_is_kept_and_why(ranks: Ranks, layer: str, name: str, why: str) -> None:
+    kept = ranks.run(f"plan_of(parallelize(Net({layer}), mesh, 'fsdp', example=batch(0, 4), quiet=True)).kept")[0]
+    assert kept[name] == why
+    assert f"blocks.1.{name.removeprefix('blocks.0.')}" in kept
+
+
+def test_a_sparse_attention_stays_in_its_block(ranks: Ranks) -> None:
+    plan = ranks.run("plan_of(parallelize(Net(Foreign), mesh, 'fsdp', example=batch(0, 4), quiet=True))")[0]
+    assert plan.units[:3] == ("blocks.0", "blocks.1", "blocks.2")
+    assert "blocks.0.extra.gate.weight" not in plan.kept
+
+
+def test_a_parameter_in_a_list_is_refused(ranks: Ranks) -> None:
+    said = ranks.fails("parallelize(Net(Listed), mesh, example=batch(0, 4))")
+    assert said.startswith("PlanError: blocks.0.extra.ws[0] is a parameter that the model does not know of")
+    assert "nn.ParameterList" in said
+
+
+def test_a_sparse_embedding(ranks: Ranks) -> None:
+    ranks.run(
+        "def make():\n    model = Net()\n    model.embed = nn.Embedding(50, 16, sparse=True)\n    return model\n"
+        "sgd = {'make': lambda params: torch.optim.SGD(params, lr=0.1)}\n"
+        "trains_as_one(make, strategy='ddp', training=sgd)\n"
+        "plan = trains_as_one(make, strategy='fsdp', training=sgd)\n"
+        "assert plan.kept == {'embed.weight': 'its gradient is sparse'}, plan.kept"
+    )
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "ddp"])
+def test_statistics_of_a_batch_norm_are_averaged(ranks: Ranks, strategy: str) -> None:
+    found = ranks.run(
+        f"model = parallelize(Net(Normed), mesh, {strategy!r}, example=batch(0, 4), quiet=True)\n"
+        "train(model, world_size, rank)\n"
+        "model.blocks[0].extra.bn.running_mean, plan_of(model).averaged[0], list(plan_of(model).notes)"
+    )
+    assert found[0][0].equal(found[1][0])
+    assert found[0][0].abs().sum() > 0
+    assert found[0][1] == "blocks.0.extra.bn.running_mean"
+    assert "use torch.nn.SyncBatchNorm" in found[0][2][0]
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "ddp"])
+def test_an_optimizer_made_before_trains_the_new_parameters(ranks: Ranks, strategy: str) -> None:
+    notes = ranks.run(
+        "torch.manual_seed(1)\nmodel = Net()\nreference = copy.deepcopy(model)\n"
+        "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)\n"
+        f"parallelize(model, mesh, {strategy!r}, quiet=True)\n"
+        "losses = train(model, world_size, rank, optimizer=optimizer)\n"
+        "torch.testing.assert_close(losses, train(reference), atol=2e-5, rtol=1e-4)\nsame(model, reference)\n"
+        "list(plan_of(model).notes)"
+    )[0]
+    assert ("AdamW was made before, and trains the new parameters now" in notes) == (strategy == "fsdp")
+    said = ranks.fails(
+        "model = Net()\noptimizer = torch.optim.AdamW(model.parameters())\n"
+        "loss_of(model, batch(0)).backward()\noptimizer.step()\nparallelize(model, mesh, 'fsdp')"
+    )
+    assert said.startswith("PlanError: the optimizer (AdamW) has made steps already")
+
+
+def test_ranks_that_begin_with_other_weights_get_those_of_the_first(ranks: Ranks) -> None:
+    found = ranks.run(
+        "torch.manual_seed(rank)\nmodel = parallelize(Net(), mesh, 'fsdp', quiet=True)\ntorch.manual_seed(0)\n"
+        "same(model, Net())\nlist(plan_of(model).notes)"
+    )
+    assert "the ranks had different values of embed.weight, " in found[0][-1]
+    assert "all have those of rank 0 now" in found[1][-1]
+
+
+def test_a_branch_that_depends_on_the_rank_is_told(ranks: Ranks) -> None:
+    said = ranks.fails(
+        "class Branch(Net):\n"
+        "    def forward(self, tokens):\n"
+        "        x = self.embed(tokens)\n"
+        "        return self.head(self.blocks[1 + dist.get_rank() * self.split](self.blocks[0](x)))\n"
+        "model = Branch(); model.split = 0\n"
+        "parallelize(model, mesh, 'fsdp', quiet=True)\nloss_of(model, batch(0)).backward()\n"
+        "model.split = 1\nloss_of(model, batch(0))"
+    )
+    assert "step 1: the ranks have gone through different units of the model: after 2 that are the same comes " in said
+    assert "blocks.1 on [0], blocks.2 on [1]" in said
+
+
+def test_the_first_module_whose_output_is_not_finite_is_named(ranks: Ranks) -> None:
+    code = (
+        "model = Net(Foreign)\nparallelize(model, mesh, {strategy!r}, example=batch(0, 4), quiet=True)\n"
+        "train(model, world_size, rank, steps=2)\n"
+        "spoilt = model.blocks[1].extra.mha.register_forward_hook(\n"
+        "    lambda module, args, result: (result[0] / 0, result[1]) if rank == 1 else None)\n"
+        "train(model, world_size, rank)"
+    )
+    for strategy in ("fsdp", "ddp"):
+        said = ranks.fails(code.format(strategy=strategy))
+        assert said == (
+            "FloatingPointError: step 2: the output of the model is not finite: on rank 1 first that of blocks.1.extra.mha, "
+            "whose inputs are finite"
+        )
+
+
+def test_parameters_that_are_not_finite_are_named(ranks: Ranks) -> None:
+    said = ranks.fails(
+        "model = parallelize(Net(), mesh, 'fsdp', quiet=True)\n"
+        "with torch.no_grad(): model.blocks[2].up.weight.fill_(float('nan'))\nloss_of(model, batch(0))"
+    )
+    assert "first that of blocks.2.up" in said
+    assert said.endswith("Parameters that are not finite: blocks.2.up.weight: an earlier step has spoilt them")
+
+
+def test_a_unit_that_can_not_be_one_is_refused(ranks: Ranks) -> None:
+    assert "units: blocks is a ModuleList, which is never called" in ranks.fails(
+        "parallelize(Net(), mesh, units=['blocks'])"
+    )
+
+
+def test_methods_besides_the_forward(ranks: Ranks) -> None:
+    ranks.run(
+        "class Methods(Net):\n"
+        "    def loss(self, tokens): return F.cross_entropy(F.linear(Net.forward.__get__(self)(tokens) @ self.head.weight,\n"
+        "        self.head.weight).flatten(0, 1), tokens.flatten())\n"
+        "torch.manual_seed(1)\nmodel = Methods()\nreference = copy.deepcopy(model)\n"
+        "parallelize(model, mesh, 'fsdp', methods=['loss'], example=lambda m: m.loss(batch(0, 4)), quiet=True)\n"
+        "assert not plan_of(model).kept, plan_of(model).kept\n"
+        "mine, theirs = model.loss(batch(0).chunk(2)[rank]), reference.loss(batch(0))\n"
+        "mine.backward(); theirs.backward(); dist.all_reduce(mine)\n"
+        "torch.testing.assert_close(mine / 2, theirs)\n"
+        "torch.testing.assert_close(model.head.weight.grad.full_tensor(), reference.head.weight.grad)"
+    )
+
+
+def test_a_forward_that_depends_on_values_is_tried_for_real(ranks: Ranks) -> None:
+    ranks.run(
+        "class Depends(nn.Module):\n"
+        "    def __init__(self, width):\n        super().__init__(); self.a = nn.Linear(width, width)\n"
+        "    def forward(self, x): return self.a(x) if x.abs().sum() > 0 else x\n"
+        "trains_as_one(lambda: Net(Depends), strategy='fsdp')"
+    )
+    said = ranks.run(
+        "with torch.device('meta'): m = Net(Depends)\nplan_for(m, {'dp': 2}, 'fsdp', example=batch(0, 4)).explain()"
+    )[0]
+    assert "note: the model was not tried: on tensors without values its forward fails: " in said
+
+
+def test_a_model_of_less_rows_than_ranks(four: Ranks) -> None:
+    four.run("trains_as_one(lambda: Net(width=2), strategy='fsdp')")
