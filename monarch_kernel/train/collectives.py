@@ -133,7 +133,12 @@ def _nbytes(value: Any) -> int:
     """Bytes of a tensor, or of all in lists of them; 0 of anything else."""
     if type(value) is list or type(value) is tuple:
         return sum(map(_nbytes, value))
-    return value.nbytes if _has_nbytes(type(value)) else 0  # type: ignore[arg-type]
+    if not _has_nbytes(type(value)):  # type: ignore[arg-type]
+        return 0
+    try:
+        return int(value.nbytes)
+    except RuntimeError:  # a sparse one has none of its own
+        return int(value._indices().nbytes + value._values().nbytes) if value.is_sparse else 0
 
 
 @cache

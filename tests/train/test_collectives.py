@@ -68,6 +68,11 @@ def test_each_kind_is_counted_once_with_its_bytes(procs: ProcMesh) -> None:
     assert "all_reduce" in str(traffic)
 
 
+def test_of_a_sparse_tensor_what_it_holds_is_counted(procs: ProcMesh) -> None:
+    traffic = counted(procs, "dist.all_reduce(torch.eye(100).to_sparse())")
+    assert kinds(traffic) == {("", "all_reduce"): (100 * (2 * 8 + 4), 1)}
+
+
 def test_groups_are_told_apart_and_coalesced_ones_are_one(procs: ProcMesh) -> None:
     code = """
 other = dist.new_group([0, 1], group_desc="mine")
