@@ -21,7 +21,7 @@ import types
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from monarch_kernel.describe.report import describe_value
+from monarch_kernel.describe.values import describe_value
 
 __all__ = ["about", "arguments", "attributes", "find", "keys", "kind_of", "names"]
 

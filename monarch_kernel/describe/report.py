@@ -26,11 +26,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import FrameType, TracebackType
 from typing import Any
 
+from monarch_kernel.describe.values import describe_value, is_tensor
 from monarch_kernel.errors import Failure, FailureKind, Frame
 
-__all__ = ["describe", "describe_frames", "describe_value", "is_machinery", "is_of_debugger", "is_user", "is_user_file"]
+__all__ = ["describe", "describe_frames", "is_machinery", "is_of_debugger", "is_user", "is_user_file"]
 
-_VALUE_LENGTH = 80
 _MESSAGE_LENGTH = 20_000
 _TRACEBACK_LENGTH = 200_000
 _SOURCE_WIDTH = 400
@@ -47,8 +47,6 @@ _MACHINERY = (
     "<frozen runpy>",
     *(os.path.join(_LIBRARY, name) for name in ("runpy.py", "codeop.py", "bdb.py", "pdb.py")),
 )
-_SCALARS = (bool, int, float, complex, type(None))
-_CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
 def describe(error: BaseException, *, kind: FailureKind = "exception", own_files: Collection[str] = ()) -> Failure:
@@ -85,15 +83,6 @@ def describe(error: BaseException, *, kind: FailureKind = "exception", own_files
         exception=_pickled(error),
         python=sys.executable if isinstance(error, ImportError) else "",
     )
-
-
-def describe_value(value: object) -> str:
-    """Describe a value in at most 80 characters, without calling code of its class unless the class is a known one."""
-    try:
-        text = _describe_value(value)
-    except Exception:  # a subclass of a known type may break its promises
-        text = type(value).__name__
-    return _cut(text.replace("\n", " "), _VALUE_LENGTH)
 
 
 # What is said of the exception itself.
@@ -148,7 +137,7 @@ def _pickled(error: BaseException) -> bytes:
     import cloudpickle  # here, because it takes longer to import than all of this file
 
     try:
-        if any(_is_tensor(value) for value in (*error.args, *vars(error).values())):
+        if any(is_tensor(value) for value in (*error.args, *vars(error).values())):
             return b""
         buffer = _BoundedBuffer()
         cloudpickle.dump(error, buffer)
@@ -358,78 +347,6 @@ def _dotted(node: ast.expr) -> str | None:
         owner = _dotted(node.value)
         return f"{owner}.{node.attr}" if owner else None
     return None
-
-
-# Values.
-
-
-def _describe_value(value: object) -> str:
-    kind = type(value)
-    if kind in _SCALARS:
-        return _scalar(value)
-    if kind in (str, bytes):
-        return _text(value)  # type: ignore[arg-type]
-    if kind in _CONTAINERS:
-        return _container(value)
-    if _is_tensor(value):
-        return _tensor(value)
-    module = kind.__module__.partition(".")[0]
-    if module == "numpy":
-        return _array(value)
-    if module == "torch":
-        return _torch_object(value)
-    return kind.__name__
-
-
-def _scalar(value: Any) -> str:
-    if type(value) is int and value.bit_length() > 128:
-        return f"int of {value.bit_length()} bits"
-    return repr(value)
-
-
-def _text(value: str | bytes) -> str:
-    return repr(value) if len(value) <= 60 else f"{value[:50]!r}... ({len(value)} long)"
-
-
-def _container(value: Any) -> str:
-    plain = type(value) in (list, tuple) and len(value) <= 6
-    if plain and all(type(item) in _SCALARS or (type(item) is str and len(item) < 20) for item in value):
-        inner = ", ".join(map(_scalar, value))
-        return f"[{inner}]" if type(value) is list else f"({inner}{',' if len(value) == 1 else ''})"
-    return f"{type(value).__name__} of {len(value)}"
-
-
-def _is_tensor(value: object) -> bool:
-    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
-    return tensor is not None and issubclass(type(value), tensor)
-
-
-def _tensor(value: Any) -> str:
-    torch = sys.modules["torch"]
-    known = type(value) in (torch.Tensor, torch.nn.Parameter)
-    text = f"{type(value).__name__}[{', '.join(map(str, value.shape))}] {str(value.dtype)[6:]} {value.device}"
-    if value.requires_grad:
-        text += " requires_grad"
-    # Only here is reading the value free: on a device it would wait for all work that is queued there.
-    if known and value.device.type == "cpu" and value.dim() == 0:
-        text += f" = {value.item()!r}"
-    return text
-
-
-def _array(value: Any) -> str:
-    if type(value).__name__ == "ndarray":
-        return f"ndarray[{', '.join(map(str, value.shape))}] {value.dtype}"
-    numpy = sys.modules["numpy"]
-    return str(value) if isinstance(value, (numpy.number, numpy.bool_)) else type(value).__name__
-
-
-def _torch_object(value: Any) -> str:
-    torch = sys.modules["torch"]
-    if type(value) in (torch.device, torch.dtype, torch.Size):
-        return repr(value)
-    if isinstance(value, torch.nn.Module):
-        return f"{type(value).__name__}({value.extra_repr()})"
-    return type(value).__name__
 
 
 def _cut(text: str, length: int) -> str:

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from monarch_kernel.describe import report
-from monarch_kernel.describe.report import describe, describe_value
+from monarch_kernel.describe.report import describe
+from monarch_kernel.describe.values import describe_value
 from monarch_kernel.errors import Failure, Frame, format_ranks
 
 

@@ -1,0 +1,95 @@
+"""Describes values in a few words, without calling code of the user, and without waiting for a device."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+__all__ = ["describe_value", "is_tensor"]
+
+_VALUE_LENGTH = 80
+_SCALARS = (bool, int, float, complex, type(None))
+_CONTAINERS = (list, tuple, dict, set, frozenset)
+
+
+def describe_value(value: object) -> str:
+    """Describe a value in at most 80 characters, without calling code of its class unless the class is a known one."""
+    try:
+        text = _describe_value(value)
+    except Exception:  # a subclass of a known type may break its promises
+        text = type(value).__name__
+    return _cut(text.replace("\n", " "), _VALUE_LENGTH)
+
+
+def _describe_value(value: object) -> str:
+    kind = type(value)
+    if kind in _SCALARS:
+        return _scalar(value)
+    if kind in (str, bytes):
+        return _text(value)  # type: ignore[arg-type]
+    if kind in _CONTAINERS:
+        return _container(value)
+    if is_tensor(value):
+        return _tensor(value)
+    module = kind.__module__.partition(".")[0]
+    if module == "numpy":
+        return _array(value)
+    if module == "torch":
+        return _torch_object(value)
+    return kind.__name__
+
+
+def _scalar(value: Any) -> str:
+    if type(value) is int and value.bit_length() > 128:
+        return f"int of {value.bit_length()} bits"
+    return repr(value)
+
+
+def _text(value: str | bytes) -> str:
+    return repr(value) if len(value) <= 60 else f"{value[:50]!r}... ({len(value)} long)"
+
+
+def _container(value: Any) -> str:
+    plain = type(value) in (list, tuple) and len(value) <= 6
+    if plain and all(type(item) in _SCALARS or (type(item) is str and len(item) < 20) for item in value):
+        inner = ", ".join(map(_scalar, value))
+        return f"[{inner}]" if type(value) is list else f"({inner}{',' if len(value) == 1 else ''})"
+    return f"{type(value).__name__} of {len(value)}"
+
+
+def is_tensor(value: object) -> bool:
+    """Whether a value is a tensor of torch, which need not be loaded."""
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+    return tensor is not None and issubclass(type(value), tensor)
+
+
+def _tensor(value: Any) -> str:
+    torch = sys.modules["torch"]
+    known = type(value) in (torch.Tensor, torch.nn.Parameter)
+    text = f"{type(value).__name__}[{', '.join(map(str, value.shape))}] {str(value.dtype)[6:]} {value.device}"
+    if value.requires_grad:
+        text += " requires_grad"
+    # Only here is reading the value free: on a device it would wait for all work that is queued there.
+    if known and value.device.type == "cpu" and value.dim() == 0:
+        text += f" = {value.item()!r}"
+    return text
+
+
+def _array(value: Any) -> str:
+    if type(value).__name__ == "ndarray":
+        return f"ndarray[{', '.join(map(str, value.shape))}] {value.dtype}"
+    numpy = sys.modules["numpy"]
+    return str(value) if isinstance(value, (numpy.number, numpy.bool_)) else type(value).__name__
+
+
+def _torch_object(value: Any) -> str:
+    torch = sys.modules["torch"]
+    if type(value) in (torch.device, torch.dtype, torch.Size):
+        return repr(value)
+    if isinstance(value, torch.nn.Module):
+        return f"{type(value).__name__}({value.extra_repr()})"
+    return type(value).__name__
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 3] + "..."
