@@ -103,6 +103,7 @@ class Failure:
         exit_code: for a lost rank that ended by itself, with what; else None.
         signal: for a lost rank that was killed by a signal, its name, such as ``SIGKILL``.
         python: for an import that failed, the interpreter there; hosts may have different ones.
+        notes: more about the place, in lines: in a model which module, what it was given, its parameters.
     """
 
     kind: FailureKind
@@ -117,6 +118,7 @@ class Failure:
     exit_code: int | None = None
     signal: str = ""
     python: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def user_frame(self) -> Frame | None:
@@ -256,6 +258,7 @@ def _details(failure: Failure) -> list[str]:
         lines.append(f"    {where.file}, line {where.line}, in {where.function}")
         if where.source:
             lines.append(f"    > {where.source[where.line - where.first_line].strip()}")
+    lines += [f"    {note}" for note in failure.notes]
     if failure.host:
         lines.append(f"    on host {failure.host}, pid {failure.pid}{_python(failure)}")
     return lines + [f"    | {line}" for line in failure.last_lines[-5:]]
@@ -354,6 +357,7 @@ class RanksError(MonarchError):
                 lines.append(f"    on host {failure.host}{pid}{_python(failure)}")
             if where and where.source:
                 lines.append(f"    > {where.source[where.line - where.first_line].strip()}")
+            lines.extend(f"    {note}" for note in failure.notes)
             lines.extend(f"    | {line}" for line in failure.last_lines[-5:])
         return "\n".join(lines)
 

@@ -26,6 +26,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import FrameType, TracebackType
 from typing import Any
 
+from monarch_kernel.describe.models import model_notes
 from monarch_kernel.describe.values import describe_value, is_tensor
 from monarch_kernel.errors import Failure, FailureKind, Frame
 
@@ -72,6 +73,10 @@ def describe(error: BaseException, *, kind: FailureKind = "exception", own_files
         text = _traceback_text(error, own_files)
     except Exception:  # for the same reason
         text = f"{type(error).__name__}: {message}\n"
+    try:
+        notes = model_notes(error)
+    except Exception:  # it says more, and must not hide the rest
+        notes = ()
     return Failure(
         kind=kind,
         etype=type(error).__name__,
@@ -82,6 +87,7 @@ def describe(error: BaseException, *, kind: FailureKind = "exception", own_files
         pid=os.getpid(),
         exception=_pickled(error),
         python=sys.executable if isinstance(error, ImportError) else "",
+        notes=notes,
     )
 
 

@@ -67,12 +67,21 @@ def _tensor(value: Any) -> str:
     torch = sys.modules["torch"]
     known = type(value) in (torch.Tensor, torch.nn.Parameter)
     text = f"{type(value).__name__}[{', '.join(map(str, value.shape))}] {str(value.dtype)[6:]} {value.device}"
+    if not known and (local := _local(value)) is not None:  # a DTensor, of which this rank has a part
+        text += f", here [{', '.join(map(str, local.shape))}]"
     if value.requires_grad:
         text += " requires_grad"
     # Only here is reading the value free: on a device it would wait for all work that is queued there.
     if known and value.device.type == "cpu" and value.dim() == 0:
         text += f" = {value.item()!r}"
     return text
+
+
+def _local(value: Any) -> Any:
+    try:
+        return object.__getattribute__(value, "_local_tensor")
+    except AttributeError:
+        return None
 
 
 def _array(value: Any) -> str:

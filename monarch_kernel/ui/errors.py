@@ -105,6 +105,7 @@ def _block(error: RanksError, failure: Failure, ranks: Sequence[int], paint: _Pa
         yield paint.dim(f"    {processes}")
     if pythons := {each.python for point, each in error.reports.items() if point.rank in ranks and each.python}:
         yield paint.dim(f"    with {', '.join(sorted(pythons))}")  # what can be imported is what is installed for it
+    yield from (f"    {_narrow(plain(note), verbose)}" for note in failure.notes)
     if failure.kind == "interrupted":
         yield from _interrupted(failure, paint)
     elif failure.frames:
