@@ -46,10 +46,10 @@ def model_notes(error: BaseException) -> tuple[str, ...]:
         lines.append(f"  {full}: {describe_value(param)}{planned}")
     if is_mixed:
         named = f"replicate={[full for full, _ in params[:1]]!r}" if params else 'replicate=["…"]'
-        lines.append(
-            "  a parameter that FSDP has split is used while its unit is not running: give parallelize an example= that comes "
-            f"this way, so that it finds the use, or have each rank hold it whole: {named}"
-        )
+        lines += [
+            "  a parameter that FSDP has split is used while its unit is not running: give parallelize an example= that",
+            f"  comes this way, so that it finds the use, or have each rank hold it whole: {named}",
+        ]
     return tuple(lines)
 
 

@@ -92,7 +92,7 @@ def _shard(
         materialise(inside, names, making, made)
         own = {param for name, param in named(model).items() if name in kept}
         for param in own:
-            if param.device.type != making.device:
+            if param.device.type not in ("meta", making.device):  # FSDP moves only what it manages
                 param.data = param.data.to(making.device)
         try:
             fully_shard(unit, mesh=part, mp_policy=policy, ignored_params=own)

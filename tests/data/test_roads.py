@@ -140,9 +140,11 @@ def test_bytes_arrive_as_they_are(way: Way, dtype: torch.dtype, count: int) -> N
 @given(data=st.data())
 def test_any_layout_is_copied_into_any_other(way: Way, data: st.DataObject) -> None:
     values = data.draw(views())
-    steps = tuple(data.draw(st.sampled_from([1, 2, -1, 700])) for _ in values.shape)
+    steps = [data.draw(st.sampled_from([1, 2, -1])) for _ in values.shape]
+    if steps and data.draw(st.booleans()):  # in one axis: in three the gaps are of gigabytes, and RDMA pins them
+        steps[data.draw(st.integers(0, len(steps) - 1))] = 700
     order = tuple(data.draw(st.permutations(range(values.ndim))))
-    buffer = way.owner.lend_as.call_one(values, steps, order).get(DEADLINE_S)
+    buffer = way.owner.lend_as.call_one(values, tuple(steps), order).get(DEADLINE_S)
     wanted = values.transpose(order)
     for into in (same_kind(data.draw, wanted), np.zeros(wanted.size, values.dtype), np.zeros(wanted.nbytes, "u1")):
         try:
