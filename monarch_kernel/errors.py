@@ -17,6 +17,7 @@ The tree::
     ├── MoveError                  what a mesh has does not fit what is wanted of it elsewhere, or was changed meanwhile
     ├── PayloadError               also a TypeError: a value cannot be sent
     ├── PlanError                  a model can't be spread over ranks as it is, or as was asked for
+    ├── CheckpointError            a checkpoint could not be saved, is none, or does not fit
     ├── BufferGoneError            memory of another process is no longer there to be read or written
     ├── ForkedError                a process that was forked from a rank, or from the program, has used a handle
     └── MeshDownError              the mesh (or the whole session) has been shut down
@@ -37,6 +38,7 @@ __all__ = [
     "ActorError",
     "AttachError",
     "BufferGoneError",
+    "CheckpointError",
     "DeadlockError",
     "EditError",
     "Failure",
@@ -421,6 +423,10 @@ class BufferGoneError(MonarchError):
 
 class MoveError(MonarchError):
     """Tensors can't be moved between meshes as they are; the text says which and why, and whether anything has changed."""
+
+
+class CheckpointError(MonarchError):
+    """A checkpoint could not be saved, there is none, or it does not fit; the text says which, why, and what is left."""
 
 
 class PlanError(MonarchError):

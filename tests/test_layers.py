@@ -27,7 +27,7 @@ LAYERS = (
     ("controller", "reshard"),
     ("actor",),
     ("parallel", "train", "tensor", "debug", "record", "rdma", "spmd", "doctor"),
-    ("ui", "output", "syntax"),
+    ("checkpoint", "ui", "output", "syntax"),
     ("running",),
     ("notebook", "testing"),
     ("kernel",),
@@ -49,7 +49,8 @@ BEHIND = {
     "lightning_sdk": ("launch.lightning",),
     "msgspec": ("wire", "transport.sharing"),
     "ray": ("launch.ray",),
-    "torch": ("data.devices", "parallel", "rank", "reshard", "spmd", "train", "tensor", "wire.tensors"),
+    "safetensors": ("checkpoint.exporting",),
+    "torch": ("checkpoint", "data.devices", "parallel", "rank", "reshard", "spmd", "train", "tensor", "wire.tensors"),
     "zmq": ("transport",),
 }
 # Loading torch takes a second, and these are also imported where it is not needed.

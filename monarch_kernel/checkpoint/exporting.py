@@ -1,0 +1,65 @@
+"""A model of a checkpoint as one file, for the rest of the world."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from monarch_kernel.checkpoint.dcp import Refused, read
+from monarch_kernel.checkpoint.folder import describe
+from monarch_kernel.data.room import room
+from monarch_kernel.errors import CheckpointError
+from monarch_kernel.tables import format_nbytes
+
+__all__ = ["export"]
+
+
+def export(path: str | os.PathLike[str], file: str | os.PathLike[str], name: str = "model") -> Path:
+    """Write a module of a checkpoint as one file of safetensors; in one process, without ranks.
+
+    Args:
+        path: of the checkpoint.
+        file: to write; it appears when it is complete.
+        name: by which the module was saved.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        CheckpointError: there is no such module, or it is larger than the memory that is free.
+    """
+    try:
+        from safetensors.torch import save_file
+    except ImportError:
+        raise CheckpointError("to write safetensors: pip install safetensors") from None
+    contents = describe(path)
+    if contents.names.get(name) != "module":
+        modules = [key for key, kind in contents.names.items() if kind == "module"]
+        raise CheckpointError(f"{contents.path} has no module {name!r}; it has {', '.join(modules) or 'none'}")
+    wanted: dict[str, Any] = {
+        key.partition(".")[2]: torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+        for key, (shape, dtype) in contents.tensors.items()
+        if key.startswith(f"{name}.")
+    }
+    nbytes, there = sum(tensor.nbytes for tensor in wanted.values()), room()
+    if nbytes > there.nbytes:
+        raise CheckpointError(
+            f"{name} of {contents.path} takes {format_nbytes(nbytes)}, and there are {format_nbytes(there.nbytes)} {there.of}: "
+            "export it on a machine with more memory"
+        )
+    wanted = {key: torch.empty_like(tensor, device="cpu") for key, tensor in wanted.items()}
+    try:
+        read({name: wanted}, contents.path, None)
+    except Refused as error:
+        raise CheckpointError(f"{contents.path} can't be read: {error}") from error
+    target = Path(file).absolute()
+    making = target.with_name(f".{target.name}.saving")
+    try:
+        save_file(wanted, making, {"format": "pt"})
+        making.replace(target)
+    finally:
+        making.unlink(missing_ok=True)
+    return target

@@ -1,0 +1,68 @@
+"""Reading a checkpoint into what is there, however many ranks have which part of it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from monarch_kernel.checkpoint.dcp import Refused, read
+from monarch_kernel.checkpoint.folder import VALUES, Contents, describe
+from monarch_kernel.checkpoint.states import States, check_fits, collect, put_back
+from monarch_kernel.checkpoint.together import group_here, together
+from monarch_kernel.errors import CheckpointError
+
+__all__ = ["load"]
+
+
+def load(path: str | os.PathLike[str] | None, **things: Any) -> dict[str, Any]:
+    """Read a checkpoint; all ranks call it, with the same names.
+
+    They may be more or less than those that saved it, and have the model spread in another way.
+
+    Args:
+        path: of the checkpoint.
+        things: modules, optimizers and what has ``load_state_dict()``, which get what was saved by these names.
+
+    Returns:
+        The plain values that were saved, by name.
+
+    Raises:
+        CheckpointError: there is none, or it does not fit; nothing has changed. Or it can't be read, and then what was to be
+            loaded is undefined.
+    """
+    if path is None:
+        raise CheckpointError("there is no checkpoint to load: checkpoint.latest(folder) has found none")
+    group = group_here()
+
+    def look() -> tuple[Contents, States]:
+        contents = describe(path)
+        for name, thing in things.items():
+            if not hasattr(thing, "load_state_dict"):
+                raise CheckpointError(
+                    f"{name} is a {type(thing).__name__}, without load_state_dict(); load() returns values"
+                )
+        states = collect(things)
+        check_fits(states, contents)
+        return contents, states
+
+    found: dict[str, Any] = {}
+
+    def find() -> None:
+        found["it"] = look()
+
+    together(group, f"load {path}", find)
+    contents, states = found["it"]
+    try:
+        if states.tensors:
+            read(states.tensors, contents.path, group)
+        values = torch.load(contents.path / VALUES, weights_only=True)
+    except Exception as error:  # of whatever the files hold
+        why = f"{type(error).__name__}: {error}" if not isinstance(error, Refused) else str(error)
+        raise CheckpointError(
+            f"{contents.path} can't be read: {why.splitlines()[0]}; what was to be loaded is undefined now: load another one"
+        ) from error
+    states.values = {name: values[name] for name, kind in states.kinds.items() if kind == "state"}
+    put_back(things, states)
+    return {name: value for name, value in values.items() if contents.names.get(name) == "value"}

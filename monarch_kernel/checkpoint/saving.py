@@ -1,0 +1,306 @@
+"""Writing a checkpoint, at once or while training goes on."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from monarch_kernel.checkpoint.dcp import Refused, files_of, write
+from monarch_kernel.checkpoint.folder import VALUES, begin, finish, remove_remains
+from monarch_kernel.checkpoint.states import States, collect, flat, loadable
+from monarch_kernel.checkpoint.together import group_here, together
+from monarch_kernel.errors import CheckpointError
+from monarch_kernel.tables import format_nbytes
+
+__all__ = ["Saving", "save"]
+
+_SHOWN_AFTER_S = 1.0
+_EVERY_S = 0.5
+_ROOM = 1.05  # what a file system takes more than the bytes of tensors
+
+
+class Saving:
+    """A checkpoint that is being written while training goes on."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+        self._is_told = False
+
+    def __repr__(self) -> str:
+        state = "going on" if not self.done() else "complete" if self._error is None else "failed"
+        return f"<Saving {self.path}: {state}>"
+
+    def done(self) -> bool:
+        """Whether it is over."""
+        return self._over.is_set()
+
+    def result(self, timeout: float | None = None) -> Path:
+        """Wait until it is complete; gives its path.
+
+        Raises:
+            CheckpointError: it could not be written; what was there before still is.
+            TimeoutError: not within ``timeout`` seconds; it goes on.
+        """
+        if not self._over.wait(timeout):
+            raise TimeoutError(f"{self.path} is not complete after {timeout} s; the saving goes on")
+        if self._error is not None:
+            self._is_told = True
+            raise self._error
+        return self.path
+
+    def _end(self, error: BaseException | None) -> None:
+        self._error = error
+        self._over.set()
+
+    @property
+    def _is_untold(self) -> bool:
+        return self._error is not None and not self._is_told
+
+
+class _Background:
+    """The save that goes on in this process, and the group of its own that it needs: training has collectives meanwhile."""
+
+    def __init__(self) -> None:
+        self.saving: Saving | None = None
+        self._group: tuple[object, dist.ProcessGroup] | None = None
+        atexit.register(self._wait)
+
+    def settle(self) -> None:
+        """Wait for the one before; its error, if nobody has asked for it, is raised here."""
+        saving, self.saving = self.saving, None
+        if saving is not None:
+            saving._over.wait()
+            if saving._is_untold:
+                saving.result()
+
+    def _wait(self) -> None:
+        if self.saving is not None:
+            self.saving._over.wait()
+
+    def group(self) -> dist.ProcessGroup | None:
+        """Collective, the first time after a group is formed."""
+        default = group_here()
+        if default is None:
+            return None
+        if self._group is None or self._group[0] is not default:
+            self._group = (default, dist.new_group(backend="gloo"))
+        return self._group[1]
+
+
+_background = _Background()
+
+
+def save(path: str | os.PathLike[str], *, wait: bool = True, **things: Any) -> Saving | None:
+    """Write a checkpoint; all ranks call it, with the same names.
+
+    It appears at ``path`` when it is complete; until then, and if anything fails, what was there stays.
+
+    Args:
+        path: of a directory, which all ranks reach.
+        wait: False: copy tensors to memory of the host, and write them while training goes on.
+        things: modules, optimizers, what has ``state_dict()``, and plain values, of which those of rank 0 are kept.
+
+    Returns:
+        A handle, if it does not wait.
+
+    Raises:
+        CheckpointError: it could not be written, on whichever rank; or an earlier one that was not waited for.
+    """
+    if not things:
+        raise TypeError("checkpoint.save(path, model=model, optimizer=optimizer, step=step): name what is to be saved")
+    _background.settle()
+    where = Path(path).absolute()
+    group = group_here() if wait else _background.group()
+    writer = together(group, f"save {where}", lambda: _Writer(where, collect(things), group, copies=not wait))[0]
+    if wait:
+        writer.write()
+        return None
+    saving = _background.saving = Saving(where)
+
+    def go_on() -> None:
+        try:
+            writer.write()
+        except BaseException as error:  # is raised where it is asked for
+            saving._end(error)
+        else:
+            saving._end(None)
+
+    threading.Thread(target=go_on, name="monarch-checkpoint", daemon=True).start()
+    return saving
+
+
+class _Writer:
+    """One save, as far as this rank takes part."""
+
+    def __init__(self, path: Path, states: States, group: dist.ProcessGroup | None, *, copies: bool) -> None:
+        self.path = path
+        self.group = group
+        self.is_first = group is None or dist.get_rank(group) == 0
+        self.kinds = states.kinds
+        self.tensors = _copied(states.tensors) if copies else states.tensors
+        self.values = loadable(states.values) if self.is_first else b""
+        self.flat = flat(self.tensors)
+        self.nbytes = sum(_local_nbytes(value, self.is_first) for value in self.flat.values())
+
+    def write(self) -> None:
+        """Write it; collective."""
+        made = together(self.group, f"save {self.path}", self._begin)[1]
+        making = next(place for place in made if place is not None)
+        needed = together(self.group, f"save {self.path}", lambda: (socket.gethostname(), _free(making), self.nbytes))[
+            1
+        ]
+        try:
+            together(self.group, f"save {self.path}", lambda: _check_room(self.path, needed))
+            with _Progress(making, sum(nbytes for _, _, nbytes in needed), self.is_first):
+                together(self.group, f"save {self.path}", lambda: self._write_values(making))
+                self._write_tensors(making)
+            together(self.group, f"save {self.path}", lambda: self._finish(making))
+        except BaseException:
+            if self.is_first:
+                shutil.rmtree(making, ignore_errors=True)
+            raise
+
+    def _begin(self) -> Path | None:
+        if not self.is_first:
+            return None
+        remove_remains(self.path)
+        return begin(self.path)
+
+    def _write_values(self, making: Path) -> None:
+        if self.is_first:
+            with (making / VALUES).open("wb") as file:
+                file.write(self.values)
+                file.flush()
+                os.fsync(file.fileno())
+
+    def _write_tensors(self, making: Path) -> None:
+        try:
+            write(self.tensors, making, self.group)
+        except Refused as error:
+            raise CheckpointError(_what_failed(error, self.path)) from error
+
+    def _finish(self, making: Path) -> None:
+        if not self.is_first:
+            return
+        files = files_of(making)
+        if absent := sorted(name for name in files if not (making / name).is_file()):
+            raise CheckpointError(
+                f"{self.path}: {len(absent)} of {len(files)} files are not where rank 0 looks for them: the hosts have "
+                "different disks there; choose a directory that all share"
+            )
+        tensors = {
+            name: (tuple(value.shape), str(value.dtype).removeprefix("torch."))
+            for name, value in self.flat.items()
+            if isinstance(value, torch.Tensor)
+        }
+        ranks = 1 if self.group is None else self.group.size()
+        finish(making, self.path, {"names": self.kinds, "tensors": tensors, "ranks": ranks, "torch": torch.__version__})
+
+
+def _copied(tensors: Any) -> Any:
+    """The same in memory of the host that nobody else has."""
+    if isinstance(tensors, dict):
+        return {key: _copied(value) for key, value in tensors.items()}
+    if isinstance(tensors, (list, tuple)):
+        return type(tensors)(_copied(value) for value in tensors)
+    if isinstance(tensors, DTensor):
+        local = tensors.to_local().detach().to("cpu", copy=True)
+        return DTensor.from_local(
+            local,
+            tensors.device_mesh,
+            tensors.placements,
+            run_check=False,
+            shape=tensors.shape,
+            stride=tensors.stride(),
+        )
+    return tensors.detach().to("cpu", copy=True) if isinstance(tensors, torch.Tensor) else tensors
+
+
+def _local_nbytes(value: Any, is_first: bool) -> int:
+    """What a rank writes: its part, and the first one what all have alike."""
+    if isinstance(value, DTensor):
+        return int(value.to_local().nbytes)
+    return int(value.nbytes) if isinstance(value, torch.Tensor) and is_first else 0
+
+
+def _free(folder: Path) -> tuple[int, int]:
+    """Of which file system, and how many bytes are free there."""
+    place = os.statvfs(folder)
+    return os.stat(folder).st_dev, place.f_bavail * place.f_frsize
+
+
+def _check_room(path: Path, needed: list[tuple[str, tuple[int, int], int]]) -> None:
+    by_disk: dict[tuple[str, int], tuple[int, int]] = {}
+    for host, (device, free), nbytes in needed:
+        by_disk[host, device] = (free, by_disk.get((host, device), (0, 0))[1] + nbytes)
+    for (host, _), (free, nbytes) in by_disk.items():
+        if nbytes * _ROOM > free:
+            raise CheckpointError(
+                f"{path} was not saved: it takes {format_nbytes(nbytes)} on {host}, and {format_nbytes(free)} are free there; "
+                "what was saved before is whole. Remove older checkpoints, or save elsewhere"
+            )
+
+
+def _what_failed(error: Refused, path: Path) -> str:
+    """The cause; where the disk is full, it is often told as a file that could not be written."""
+    free = format_nbytes(_free(path.parent)[1])
+    return (
+        f"{path} was not saved: on rank {error.rank} that failed: {str(error).splitlines()[0]} ({free} are free in "
+        f"{path.parent}); what was saved before is whole"
+    )
+
+
+class _Progress:
+    """Says on one rank how much is written, of a save that lasts."""
+
+    def __init__(self, making: Path, nbytes: int, is_shown: bool) -> None:
+        self._making = making
+        self._nbytes = nbytes
+        self._is_shown = is_shown
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> _Progress:
+        if self._is_shown:
+            self._thread = threading.Thread(target=self._show, name="monarch-checkpoint-progress", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _show(self) -> None:
+        began = time.monotonic()
+        has_said = False
+        pause_s = _SHOWN_AFTER_S
+        while not self._over.wait(pause_s):
+            pause_s, has_said = _EVERY_S, True
+            self._say(f"saving {self._making.name.split('.')[1]}: {self._written()} of {format_nbytes(self._nbytes)}")
+        if has_said:
+            self._say(f"saved {format_nbytes(self._nbytes)} in {time.monotonic() - began:.1f} s\n")
+
+    def _written(self) -> str:
+        try:
+            return format_nbytes(sum(file.stat().st_size for file in self._making.iterdir()))
+        except OSError:  # it is being removed
+            return "?"
+
+    @staticmethod
+    def _say(text: str) -> None:
+        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.flush()
