@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from monarch_kernel import checkpoint
-from monarch_kernel.actor import ProcMesh, shutdown_context, this_host
-from monarch_kernel.errors import CheckpointError, RemoteError
-from monarch_kernel.train.group import GroupStore
+from monarch_kernel.actor import shutdown_context
+from monarch_kernel.errors import CheckpointError
+from tests.ranks import Ranks
 from tests.waiting import LONG_S, wait_until
 
 PRELUDE = """
@@ -55,29 +55,6 @@ def begin(strategy, seed=0):
 """
 
 
-class Ranks:
-    """A mesh of ``n``, whose cells have the names of `PRELUDE`."""
-
-    def __init__(self, n: int) -> None:
-        self.store = GroupStore()
-        self.mesh: ProcMesh = this_host().spawn_procs({"dp": n}, name=f"t{n}", device="cpu")
-        self.mesh.run(PRELUDE).get(LONG_S)
-        self.store.form(self.mesh).get(LONG_S)
-
-    def run(self, code: str) -> tuple[Any, ...]:
-        return self.mesh.run(code).get(LONG_S).values()
-
-    def fails(self, code: str) -> str:
-        with pytest.raises(RemoteError) as caught:
-            self.run(code)
-        assert set(caught.value.ranks) == set(range(len(self.mesh))), caught.value
-        return caught.value.primary.headline()
-
-    def close(self) -> None:
-        self.mesh.run("model = optimizer = None\ngc.collect()\ndist.destroy_process_group()").get(LONG_S)
-        self.store.close()
-
-
 @pytest.fixture(scope="module")
 def session() -> Iterator[None]:
     yield
@@ -86,14 +63,14 @@ def session() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def two(session: None) -> Iterator[Ranks]:
-    ranks = Ranks(2)
+    ranks = Ranks(2, PRELUDE)
     yield ranks
     ranks.close()
 
 
 @pytest.fixture(scope="module")
 def three(session: None) -> Iterator[Ranks]:
-    ranks = Ranks(3)
+    ranks = Ranks(3, PRELUDE)
     yield ranks
     ranks.close()
 
@@ -250,7 +227,7 @@ LARGE = "model = parallelize(nn.Sequential(*[nn.Linear(1024, 1024) for _ in rang
 
 
 def test_a_rank_that_is_killed_in_a_save_leaves_the_last_good_one(session: None, tmp_path: Path) -> None:
-    ranks = Ranks(2)
+    ranks = Ranks(2, PRELUDE)
     path = tmp_path / "a"
     ranks.run(f"{LARGE}checkpoint.save({str(path)!r}, model=model, step=1)")
     pids = ranks.run("os.getpid()")
@@ -316,7 +293,7 @@ def test_a_full_disk_leaves_the_last_good_one(two: Ranks, small_disk: Path) -> N
 
 
 def test_an_interrupt_leaves_the_last_good_one(session: None, tmp_path: Path) -> None:
-    ranks = Ranks(2)
+    ranks = Ranks(2, PRELUDE)
     path = tmp_path / "a"
     ranks.run(f"{LARGE}checkpoint.save({str(path)!r}, model=model, step=1)")
     going = ranks.mesh.run(f"while True: checkpoint.save({str(path)!r}, model=model, step=2)")

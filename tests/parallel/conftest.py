@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from monarch_kernel.actor import ProcMesh, shutdown_context, this_host
-from monarch_kernel.errors import RemoteError
-from monarch_kernel.train.group import GroupStore
-from tests.waiting import LONG_S
+from monarch_kernel.actor import shutdown_context
+from tests.ranks import Ranks
 
 PRELUDE = """
 import copy, gc, torch, torch.distributed as dist
@@ -89,33 +86,6 @@ def trains_as_one(make, example=batch(0, 4), **options):
 """
 
 
-class Ranks:
-    """A mesh, whose cells have `PRELUDE`'s names."""
-
-    def __init__(self, n: int) -> None:
-        self.store = GroupStore()
-        self.mesh: ProcMesh = this_host().spawn_procs({"dp": n}, name=f"t{n}", device="cpu")
-        self.mesh.run(PRELUDE).get(LONG_S)
-        self.store.form(self.mesh).get(LONG_S)
-
-    def run(self, code: str) -> tuple[Any, ...]:
-        """Run a cell; gives the value of each rank."""
-        return self.mesh.run(code).get(LONG_S).values()
-
-    def fails(self, code: str) -> str:
-        """Run a cell that fails on all ranks; the text of the first error."""
-        with pytest.raises(RemoteError) as caught:
-            self.run(code)
-        assert set(caught.value.ranks) == set(range(len(self.mesh))), caught.value
-        return caught.value.primary.headline()
-
-    def close(self) -> None:
-        self.mesh.run("model = reference = optimizer = m = None\ngc.collect()\ndist.destroy_process_group()").get(
-            LONG_S
-        )
-        self.store.close()
-
-
 @pytest.fixture(scope="module")
 def session() -> Iterator[None]:
     """Of all meshes of a module."""
@@ -126,7 +96,7 @@ def session() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def two(session: None) -> Iterator[Ranks]:
     """Two ranks, along ``dp``."""
-    ranks = Ranks(2)
+    ranks = Ranks(2, PRELUDE)
     yield ranks
     ranks.close()
 
@@ -134,6 +104,6 @@ def two(session: None) -> Iterator[Ranks]:
 @pytest.fixture(scope="module")
 def four(session: None) -> Iterator[Ranks]:
     """Four ranks, along ``dp``."""
-    ranks = Ranks(4)
+    ranks = Ranks(4, PRELUDE)
     yield ranks
     ranks.close()

@@ -6,7 +6,7 @@ import pytest
 
 from monarch_kernel.errors import RemoteError
 from monarch_kernel.ui.errors import error_block
-from tests.parallel.conftest import Ranks
+from tests.ranks import Ranks
 
 SPARSE = """
 class SparseAttention(nn.Module):

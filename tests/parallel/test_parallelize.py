@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.parallel.conftest import Ranks
+from tests.ranks import Ranks
 
 
 @pytest.mark.parametrize(
