@@ -80,8 +80,10 @@ class MeshLauncher:
         if trainer is None:
             raise TypeError("MonarchStrategy runs what a Trainer does, and this comes from none")
         job = Job(function.__name__, trainer, args, kwargs, self._globals())
+        parts: list[Any] = []
         try:
-            work = functools.partial(run_job, *_packed(job, function))
+            texts, parts = _packed(job, function)
+            work = functools.partial(run_job, texts, parts)
             notebook = find_notebook()
             if notebook is None:
                 self._script = self._script or _Script(self._mesh)
@@ -90,6 +92,10 @@ class MeshLauncher:
                 values = notebook.call(self._mesh, work)
         except (Exception, KeyboardInterrupt) as error:
             raise LaunchFailed(error, trainer) from None
+        finally:
+            # The traceback of an error holds this frame. Views of memory that CPython's garbage collector finds in a cycle with
+            # what has them open make it crash (3.11), so none may be left for it.
+            parts.clear()
         told = values.values()
         take_home(trainer, told[0].weights, told[0].news)
         if told[0].batches is None:

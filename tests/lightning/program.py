@@ -130,7 +130,12 @@ def main() -> dict[str, Any]:
     checkpoint = callbacks.ModelCheckpoint(monitor="val_loss", save_top_k=1)
     logger = loggers.CSVLogger(HERE, name="csv")
     trainer = L.Trainer(
-        strategy=MonarchStrategy(mesh), max_epochs=3, callbacks=[notes, checkpoint], logger=logger, log_every_n_steps=1, **QUIET
+        strategy=MonarchStrategy(mesh),
+        max_epochs=3,
+        callbacks=[notes, checkpoint],
+        logger=logger,
+        log_every_n_steps=1,
+        **QUIET,
     )
     trainer.fit(net, Data())
     found["weights"] = [weights(net), weights(alone)]
@@ -138,7 +143,9 @@ def main() -> dict[str, Any]:
         {name: float(value) for name, value in each.callback_metrics.items()} for each in (trainer, reference)
     ]
     found["logged"] = sorted(trainer.logged_metrics)
-    found["progress"] = [(each.current_epoch, each.global_step, str(each.state.status)) for each in (trainer, reference)]
+    found["progress"] = [
+        (each.current_epoch, each.global_step, str(each.state.status)) for each in (trainer, reference)
+    ]
     found["momenta"] = [momenta(trainer), momenta(reference)]
     found["lr"] = [each.lr_scheduler_configs[0].scheduler.get_last_lr() for each in (trainer, reference)]
     found["same parameters"] = trainer.optimizers[0].param_groups[0]["params"][0] is net.first.weight

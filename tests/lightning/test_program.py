@@ -54,7 +54,8 @@ def test_callbacks_come_home_with_what_they_have_noted(found: dict[str, Any]) ->
     assert len(found["losses"]) == 3
     assert found["losses"][-1] == pytest.approx(found["metrics"][0]["loss"])
     refers_home, has_lock, is_same = found["callback"]
-    assert refers_home and is_same
+    assert refers_home
+    assert is_same
     assert not has_lock
 
 
