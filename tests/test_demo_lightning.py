@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import nbformat
 import pytest
@@ -17,11 +16,7 @@ NOTEBOOK = NOTEBOOKS / "06_lightning.ipynb"
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    folder: Path = tmp_path_factory.mktemp("lightning")
-    notebook = read(NOTEBOOK)
-    (cell,) = [cell for cell in notebook.cells if '"build/lightning"' in cell.source]
-    cell.source = cell.source.replace('"build/lightning"', repr(str(folder)))
-    return Run(notebook, folder)
+    return Run(read(NOTEBOOK), tmp_path_factory.mktemp("lightning"))
 
 
 def test_it_is_committed_without_outputs_for_our_kernel() -> None:
