@@ -67,12 +67,19 @@ class OnMesh:
     fabric: ClassVar[str]
     parallel_devices: list[torch.device] | None
     cluster_environment: Any
+    accelerator: Any
     _launcher: Any
 
     def _settle(self, mesh: ProcMesh, environment: Any) -> None:
-        """Take the mesh's ranks for one's own."""
+        """Take the mesh's ranks for one's own, when they are up: before, nobody knows their devices.
+
+        Raises:
+            SupervisionError: some did not come up.
+        """
         import torch
 
+        if any(rank.state == "starting" for rank in mesh.view().ranks):
+            mesh.initialized.get()
         ranks = mesh.view().ranks
         hosts = set(mesh._runtime.fleet.places(mesh.procs))
         self._mesh: ProcMesh | None = mesh
@@ -122,7 +129,7 @@ class OnMesh:
             raise ValueError(f"Trainer(devices={devices!r}), but {has}: leave devices out, or bring up another mesh")
         if nodes not in (1, self._nodes):
             raise ValueError(f"Trainer(num_nodes={nodes!r}), but {has}: leave num_nodes out, or bring up another mesh")
-        chosen = str(getattr(self, "accelerator").name())  # noqa: B009
+        chosen = self.accelerator.name()
         if chosen != kind:
             raise ValueError(
                 f"Trainer(accelerator=...) is, or was chosen as, {chosen!r} here, but the ranks of mesh {mesh.name!r} are "

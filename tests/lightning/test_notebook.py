@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 
@@ -231,3 +233,25 @@ def test_a_mesh_that_is_down_is_said_to_be(notebook: Notebook) -> None:
     cell = notebook.run("trainer.fit(Net(), data)")
     assert cell.ename == "MeshDownError"
     assert "mesh 'other' is down; there is: t" in cell.error
+
+
+def test_hosts_are_nodes(notebook: Notebook) -> None:
+    notebook.ok("%mesh up hosts --on local --hosts 2 -n 1")
+    given = "max_epochs=1, num_nodes=2, devices=1,"
+    cell = notebook.ok(
+        f"{fit(given)}\nprint(trainer.world_size, trainer.num_nodes, trainer.num_devices, trainer.global_step)", 90
+    )
+    assert "2 2 1 4" in cell.stdout
+    cell = notebook.run(fit("devices=2,"))
+    assert "Trainer(devices=2), but mesh 'hosts' has 2 ranks, 1 on each of 2 hosts" in cell.error
+    notebook.ok("%mesh down hosts")
+
+
+def test_a_rank_that_dies_is_named_and_can_be_replaced(notebook: Notebook) -> None:
+    cell = running(notebook, fit("max_epochs=1000,", "Net(slow_s=0.05)"))
+    os.kill(notebook.pids()[1], signal.SIGKILL)
+    cell.wait()
+    assert cell.ename == "SupervisionError"
+    assert "[1] RankDied: killed by SIGKILL" in cell.error
+    notebook.ok("%mesh heal t")
+    assert "[0] Epoch 0: 100%" in notebook.ok(fit("max_epochs=1,"), 90).text
