@@ -248,10 +248,18 @@ def test_hosts_are_nodes(notebook: Notebook) -> None:
 
 
 def test_a_rank_that_dies_is_named_and_can_be_replaced(notebook: Notebook) -> None:
+    notebook.ok("%mesh up mortal -n 2 --device cpu")
+    victim = notebook.pids("mortal")[1]
     cell = running(notebook, fit("max_epochs=1000,", "Net(slow_s=0.05)"))
-    os.kill(notebook.pids()[1], signal.SIGKILL)
+    os.kill(victim, signal.SIGKILL)
     cell.wait()
     assert cell.ename == "SupervisionError"
     assert "[1] RankDied: killed by SIGKILL" in cell.error
-    notebook.ok("%mesh heal t")
-    assert "[0] Epoch 0: 100%" in notebook.ok(fit("max_epochs=1,"), 90).text
+    notebook.ok("%mesh heal mortal")
+    assert (
+        "1 True"
+        in notebook.ok(
+            f"{fit('max_epochs=1,')}\nprint(trainer.current_epoch, trainer.strategy._mesh is mortal)", 90
+        ).stdout
+    )
+    notebook.ok("%mesh down mortal")
