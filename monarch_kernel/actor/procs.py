@@ -165,6 +165,25 @@ class ProcMesh(Handle, Shaped):
             is_cell=cell > 0,
         )
 
+    def call_cell(
+        self, function: Callable[[], Any], *, cell: int = 0, listen: Listener | None = None
+    ) -> Future[ValueMesh[CellResult]]:
+        """Call a function on every rank as a cell, where cells run; arguments as for `run_cell` and `map`.
+
+        Raises:
+            TypeError: it is no plain function, or can't be sent.
+        """
+        make = apply_messages(function, (), self.ranks)
+        note = f"cell [{cell}]" if cell else "a function"
+        finish = gather(
+            self._region,
+            f"{note} failed on {self.name}",
+            RemoteError,
+            lambda answer: CellResult(read_value(answer), answer.bundle),
+            self._as_spawned,
+        )
+        return self._runtime.request(self.procs, make, note, finish, listen=listen, is_cell=cell > 0)
+
     def run(self, code: str) -> Future[ValueMesh[Any]]:
         """Run code in the namespace of every rank; gives the value of its last expression."""
         check_type("code", code, str)

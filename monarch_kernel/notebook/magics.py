@@ -16,6 +16,7 @@ from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, 
 
 from monarch_kernel.actor.answers import CellResult
 from monarch_kernel.errors import AttachError, LaunchError, MonarchError, RanksError, format_ranks
+from monarch_kernel.lightning import registry as lightning
 from monarch_kernel.mesh import ValueMesh
 from monarch_kernel.notebook.attach import DetachedMeshes, default_root
 from monarch_kernel.notebook.autoremote import CellTransformer
@@ -23,7 +24,7 @@ from monarch_kernel.notebook.commands import MeshCommands
 from monarch_kernel.notebook.complete import make_matcher
 from monarch_kernel.notebook.failures import Failures
 from monarch_kernel.notebook.faults import Faults
-from monarch_kernel.notebook.meshes import Entry, Meshes
+from monarch_kernel.notebook.meshes import Entry, Meshes, cell_number
 from monarch_kernel.notebook.names import RemoteNames
 from monarch_kernel.notebook.peers import PeerMagics
 from monarch_kernel.running.background import BackgroundCell
@@ -174,7 +175,7 @@ class MeshMagics(Magics):
             mesh,
             code,
             Sink(self.shell),
-            number=self._cell_number(),
+            number=cell_number(self.shell),
             want_value=bool(options.out),
             raw=options.raw,
             stream=options.stream,
@@ -206,11 +207,6 @@ class MeshMagics(Magics):
         except (MonarchError, KeyboardInterrupt) as error:
             self.failures.show_late(error, cell.output.sink)
         self.meshes.background.follow(cell.output)
-
-    def _cell_number(self) -> int:
-        """Number of the cell that runs, as the notebook shows it; ``execution_count`` may be one ahead already."""
-        history = self.shell.history_manager
-        return max(1, len(history.input_hist_parsed) - 1) if history is not None else self.shell.execution_count
 
     def _check_syntax(self, code: str) -> None:
         """Find a syntax error before anything is sent."""
@@ -260,6 +256,7 @@ def load(shell: InteractiveShell) -> MeshMagics:
     shell.Completer.custom_matchers.append(matcher)
     magics.transformer.install()
     magics.peers.register()
+    lightning.install(magics.meshes)
     atexit.register(magics.meshes.close)
     setattr(shell, _EXTENSION, (magics, matcher))
     return magics
@@ -280,6 +277,7 @@ def unload(shell: InteractiveShell) -> None:
     shell.Completer.custom_matchers.remove(matcher)
     magics.transformer.remove()
     magics.peers.remove()
+    lightning.remove(magics.meshes)
     magics.failures.remove()
     magics.faults.remove()
     for kind, names in magics.magics.items():

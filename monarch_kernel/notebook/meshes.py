@@ -16,7 +16,7 @@ from monarch_kernel.actor.answers import CellResult
 from monarch_kernel.actor.hosts import HostMesh, shutdown_context, this_host
 from monarch_kernel.actor.procs import ProcMesh
 from monarch_kernel.controller.detached import KeptSession
-from monarch_kernel.errors import LaunchError, RanksError, RemoteInterrupt, format_ranks
+from monarch_kernel.errors import LaunchError, MeshDownError, RanksError, RemoteInterrupt, format_ranks
 from monarch_kernel.events import StopEvent
 from monarch_kernel.mesh import ValueMesh
 from monarch_kernel.notebook.attach import DetachedMeshes, TakenUp
@@ -36,7 +36,7 @@ from monarch_kernel.syntax.up import UpOptions
 from monarch_kernel.train.group import GroupStore
 from monarch_kernel.ui.hosts import missing_ranks_text
 
-__all__ = ["Entry", "Meshes", "root_name"]
+__all__ = ["Entry", "Meshes", "cell_number", "root_name"]
 
 _PUMP_S = 0.05
 _POLL_S = 0.01
@@ -58,6 +58,12 @@ def _spawn(hosts: HostMesh, per_host: Mapping[str, int], options: UpOptions) -> 
         restart=options.restart,
         max_restarts=options.max_restarts,
     )
+
+
+def cell_number(shell: InteractiveShell) -> int:
+    """Number of the cell that runs, as the notebook shows it; ``execution_count`` may be one ahead already."""
+    history = shell.history_manager
+    return max(1, len(history.input_hist_parsed) - 1) if history is not None else shell.execution_count
 
 
 @dataclass
@@ -119,6 +125,11 @@ class Meshes:
         """Names of the meshes that are up, in the order in which they came."""
         self._forget_closed()
         return list(self._entries)
+
+    def latest_mesh(self) -> ProcMesh | None:
+        """The mesh that was brought up last; None if none is up."""
+        self._forget_closed()
+        return self._entries[self._latest].mesh if self._entries else None
 
     def _forget_closed(self) -> None:
         """Forget the meshes of a session that was shut down by ``shutdown_context()``."""
@@ -388,7 +399,7 @@ class Meshes:
         self,
         entry: Entry,
         mesh: ProcMesh,
-        code: str,
+        code: str | Callable[[], Any],
         sink: Sink,
         *,
         number: int,
@@ -423,6 +434,31 @@ class Meshes:
                 self.background.follow(cell.output)
             else:
                 self.background.drive(cell, self._drive_on(cell))
+
+    def call(self, mesh: ProcMesh, function: Callable[[], Any]) -> ValueMesh[Any]:
+        """Have all ranks of a mesh call a function, as a cell of the notebook's that runs now.
+
+        Raises:
+            MeshDownError: it is down.
+            MonarchError: as `run`.
+        """
+        try:
+            entry = self._entry_of(mesh, mesh.name)
+        except UsageProblem as problem:
+            raise MeshDownError(str(problem)) from None
+        cell = self.cell(
+            entry,
+            mesh,
+            function,
+            Sink(self._shell),
+            number=cell_number(self._shell),
+            want_value=True,
+            raw=False,
+            stream=True,
+            timeout_s=None,
+        )
+        results = self.run(entry, cell)
+        return ValueMesh(results.extent, [result.value for result in results.values()])
 
     def interrupt(self, entry: Entry, mesh: ProcMesh, *, abort: bool) -> str:
         """Interrupt all that a mesh, or a part of it, runs and has queued; gives what became of it."""

@@ -190,6 +190,9 @@ class RankShell(InteractiveShell):
         """Use a profile that is nowhere, for the same reason."""
         self.profile_dir = ProfileDir()
 
+    def init_prompts(self) -> None:
+        """Set no prompts: libraries take ``sys.ps1`` for a person at a prompt, and Lightning then refuses to run."""
+
     def init_virtualenv(self) -> None:
         """Leave ``sys.path`` as whoever started this process made it."""
 

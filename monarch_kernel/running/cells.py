@@ -115,7 +115,7 @@ class RemoteCell:
     Args:
         lane: of the mesh.
         mesh: where it runs.
-        code: IPython syntax.
+        code: IPython syntax; or a function that the ranks call.
         number: of the notebook's cell, for tracebacks and views.
         want_value: whether the values of the last expression are to be sent here.
         output: where what it writes goes.
@@ -126,7 +126,7 @@ class RemoteCell:
         self,
         lane: Lane,
         mesh: ProcMesh,
-        code: str,
+        code: str | Callable[[], Any],
         *,
         number: int,
         want_value: bool,
@@ -332,12 +332,15 @@ class RemoteCell:
         self._deadline = float("inf") if self._timeout_s is None else now + self._timeout_s
         self._lane.begun.append(CellMark(time.time(), self.number, self.ranks))
         try:
-            self._future = self.mesh.run_cell(
-                self._code,
-                cell=self.number,
-                want_value=self._want_value,
-                listen=self.output.hear,
-            )
+            if callable(self._code):
+                self._future = self.mesh.call_cell(self._code, cell=self.number, listen=self.output.hear)
+            else:
+                self._future = self.mesh.run_cell(
+                    self._code,
+                    cell=self.number,
+                    want_value=self._want_value,
+                    listen=self.output.hear,
+                )
         except Exception as error:  # the session was shut down
             self._fail(error)
             return

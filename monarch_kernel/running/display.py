@@ -29,12 +29,12 @@ class Sink:
     launching cell by its message's header, from any thread. A terminal has no cells: there all is printed.
 
     Args:
-        shell: the notebook's.
+        shell: the notebook's; None in a program that has none.
     """
 
-    def __init__(self, shell: InteractiveShell) -> None:
+    def __init__(self, shell: InteractiveShell | None) -> None:
         self._kernel: Any = getattr(shell, "kernel", None)
-        self._parent: Any = shell.get_parent() if self._kernel is not None else None  # type: ignore[attr-defined]
+        self._parent: Any = shell.get_parent() if self._kernel is not None else None  # type: ignore[union-attr]
         self._is_pinned = False
         self._live_lines = 0  # of a terminal, at its end
 

@@ -1,0 +1,163 @@
+"""What comes home from rank 0: the state of its copies, which the notebook's own objects take over.
+
+References to the Trainer, its module, its parameters, callbacks and loggers travel by name (`_name_of`), and become those of
+the notebook; so an optimizer that comes home has the parameters of the notebook's module. Of callbacks and loggers each
+attribute travels by itself: what can't be pickled (an open file, a progress bar) stays what it was here.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import cloudpickle
+
+__all__ = ["pack_home", "take_home"]
+
+_LOOPS = ("fit_loop", "validate_loop", "test_loop", "predict_loop")
+_METRICS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
+_RESUMES = ("_restarting", "_loaded_from_state_dict", "_resuming_from_checkpoint")
+
+
+def pack_home(trainer: Any, with_optimizers: bool) -> bytes:
+    """Pickle what has become of a Trainer, but for the weights; for rank 0."""
+    logged = trainer.callback_metrics, trainer.logged_metrics, trainer.progress_bar_metrics
+    news: dict[str, Any] = {
+        "state": trainer.state,
+        "should_stop": trainer.should_stop,
+        "loops": {name: getattr(trainer, name).state_dict() for name in _LOOPS},
+        "limits": (trainer.fit_loop.min_epochs, trainer.fit_loop.max_epochs),
+        "metrics": dict(zip(_METRICS, map(dict, logged), strict=True)),
+    }
+    known = _known(trainer)
+    names = {id(each): name for name, each in known}
+    news["attributes"] = {
+        name: (type(each).__name__, dict(_attributes(each, names)))
+        for name, each in known
+        if name[0] in ("callbacks", "loggers")
+    }
+    if with_optimizers:
+        news["optimizers"] = _try_pickle((trainer.strategy.optimizers, trainer.strategy.lr_scheduler_configs), names)
+    data = _try_pickle(news, names)
+    assert data is not None  # plain values, and what is pickled already
+    return data
+
+
+def take_home(trainer: Any, weights: dict[str, Any] | None, data: bytes) -> None:
+    """Have a Trainer and all that is its go on with what `pack_home` has made of them elsewhere."""
+    if weights is not None:
+        _take_weights(trainer, weights)
+    known = dict(_known(trainer))
+    news = _unpickle(data, known)
+    trainer.state = news["state"]
+    trainer.should_stop = news["should_stop"]
+    trainer.fit_loop.min_epochs, trainer.fit_loop.max_epochs = news["limits"]
+    for name, state in news["loops"].items():
+        loop = getattr(trainer, name)
+        loop.load_state_dict(state)
+        _go_on(loop)
+    for name, metrics in news["metrics"].items():
+        setattr(trainer._logger_connector, name, metrics)
+    for name, (kind, attributes) in news["attributes"].items():
+        mine = vars(known[name])
+        if type(known[name]).__name__ != kind:  # a progress bar of another make
+            continue
+        for key, pickled in attributes.items():
+            try:
+                mine[key] = _unpickle(pickled, known)
+            except Exception:  # a class may be pickled, and then refuse to be made anew
+                continue
+    if news.get("optimizers") is not None:
+        trainer.strategy.optimizers, trainer.strategy.lr_scheduler_configs = _unpickle(news["optimizers"], known)
+
+
+def _take_weights(trainer: Any, weights: dict[str, Any]) -> None:
+    missing = trainer.lightning_module.load_state_dict(weights, strict=False)
+    if missing.unexpected_keys:
+        few = ", ".join(missing.unexpected_keys[:3])
+        warnings.warn(
+            f"{len(missing.unexpected_keys)} tensors of the trained module ({few} ...) have no place in the notebook's, which "
+            "has not made these layers: configure_model(), or setup(), makes them on the ranks; load them from a checkpoint",
+            stacklevel=2,
+        )
+
+
+def _go_on(loop: Any) -> None:
+    """Have a loop go on where its copy has ended, and not as one that resumes from a checkpoint."""
+    for name in _RESUMES:
+        if name in vars(loop):
+            setattr(loop, name, False)
+    if "_combined_loader_states_to_load" in vars(loop):
+        loop._combined_loader_states_to_load = []
+    for each in vars(loop).values():
+        if hasattr(each, "load_state_dict") and "trainer" in vars(each):
+            _go_on(each)
+
+
+# Names for what the notebook and the rank both have.
+
+Name = tuple[Any, ...]
+
+
+def _known(trainer: Any) -> list[tuple[Name, Any]]:
+    module = trainer.lightning_module
+    found: list[tuple[Name, Any]] = [
+        (("trainer",), trainer),
+        (("strategy",), trainer.strategy),
+        (("module",), module),
+    ]
+    found += [(("parameter", name), each) for name, each in module.named_parameters()]
+    found += [(("callbacks", i), each) for i, each in enumerate(trainer.callbacks)]
+    found += [(("loggers", i), each) for i, each in enumerate(trainer.loggers)]
+    return found
+
+
+def _attributes(value: Any, names: dict[int, Name]) -> Iterator[tuple[str, bytes]]:
+    state = value.__reduce_ex__(4)[2:3]
+    for key, part in (state[0] if state and isinstance(state[0], dict) else vars(value)).items():
+        pickled = _try_pickle(part, names)
+        if pickled is not None:
+            yield key, pickled
+
+
+def _try_pickle(value: Any, names: dict[int, Name]) -> bytes | None:
+    file = io.BytesIO()
+    try:
+        _Pickler(file, names).dump(value)
+    except Exception:  # pickling runs code of the user's classes
+        return None
+    return file.getvalue()
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def __init__(self, file: io.BytesIO, names: dict[int, Name]) -> None:
+        super().__init__(file)
+        self._names = names
+
+    def persistent_id(self, value: Any) -> Name | None:
+        return self._names.get(id(value))
+
+    def reducer_override(self, value: Any) -> Any:
+        """Tensors of a device arrive on the CPU: the notebook may have no such device."""
+        import torch
+
+        if type(value) is torch.Tensor and value.device.type != "cpu":
+            here: Any = value.cpu()
+            return here.__reduce_ex__(5)
+        return super().reducer_override(value)
+
+
+def _unpickle(data: bytes, known: dict[Name, Any]) -> Any:
+    return _Unpickler(io.BytesIO(data), known).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, known: dict[Name, Any]) -> None:
+        super().__init__(file)
+        self._known = known
+
+    def persistent_load(self, name: Name) -> Any:
+        return self._known[name]
