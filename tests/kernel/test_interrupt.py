@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -151,7 +152,7 @@ def test_ranks_that_ignore_interrupts_are_named_and_do_not_hold_the_kernel(
     stubborn = "    try: time.sleep(0.01)\n    except KeyboardInterrupt:\n        if not rank: raise"
     cell = start(notebook, f"import time\n{GO}while True:\n{stubborn}")
     interrupted(notebook, cell, 3.0)
-    assert "; [1] did not stop within 1.8 s\n" in cell.evalue
+    assert re.search(r"; \[1\] did not stop within (1\.8|1\.9|2\.\d) s\n", cell.evalue)
     assert "[1] cell [2], line " in cell.evalue
     assert "%mesh down t" in cell.evalue
     ranks = [psutil.Process(pid) for pid in notebook.pids()]
