@@ -51,14 +51,6 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(notebook, tmp_path_factory.mktemp("demo"))
 
 
-def test_it_is_committed_without_outputs_for_our_kernel() -> None:
-    notebook = read(QUICKSTART)
-    nbformat.validate(notebook)
-    assert notebook.metadata.kernelspec.name == "monarch"
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert not [cell for cell in code if cell.outputs or cell.execution_count]
-
-
 def test_every_cell_runs(demo: Run) -> None:
     assert demo.code == 0, demo.stdout + demo.stderr
     code = [cell for cell in demo.notebook.cells if cell.cell_type == "code"]

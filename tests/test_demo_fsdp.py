@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import nbformat
 import pytest
 
 from tests.notebooks import NOTEBOOKS, Run, read
@@ -19,14 +18,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     run = Run(read(NOTEBOOK), tmp_path_factory.mktemp("fsdp"))
     assert run.code == 0, run.stdout + run.stderr
     return run
-
-
-def test_it_is_committed_without_outputs_for_our_kernel() -> None:
-    notebook = read(NOTEBOOK)
-    nbformat.validate(notebook)
-    assert notebook.metadata.kernelspec.name == "monarch"
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert not [cell for cell in code if cell.outputs or cell.execution_count]
 
 
 def test_the_sparse_layer_is_seen_to_and_explained(run: Run) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import nbformat
 import pytest
 
 from tests.notebooks import NOTEBOOKS, Run, read
@@ -17,14 +16,6 @@ NOTEBOOK = NOTEBOOKS / "06_lightning.ipynb"
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(read(NOTEBOOK), tmp_path_factory.mktemp("lightning"))
-
-
-def test_it_is_committed_without_outputs_for_our_kernel() -> None:
-    notebook = read(NOTEBOOK)
-    nbformat.validate(notebook)
-    assert notebook.metadata.kernelspec.name == "monarch"
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert not [cell for cell in code if cell.outputs or cell.execution_count]
 
 
 def test_every_cell_runs(demo: Run) -> None:

@@ -6,7 +6,6 @@ import os
 import re
 from pathlib import Path
 
-import nbformat
 import pytest
 
 from tests.launch.rays import logs_of_nodes
@@ -40,14 +39,6 @@ def losses(shown: str) -> list[tuple[str, float]]:
 def steps(shown: str) -> list[float]:
     """The losses of all ranks at the ends of trainings."""
     return [float(loss) for loss in re.findall(r"\[0-5\] 6 ranks, loss (\S+)", shown)]
-
-
-def test_it_is_committed_without_outputs_for_our_kernel() -> None:
-    notebook = read(NOTEBOOK)
-    nbformat.validate(notebook)
-    assert notebook.metadata.kernelspec.name == "monarch"
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert not [cell for cell in code if cell.outputs or cell.execution_count]
 
 
 def test_only_the_cell_that_needs_the_lost_host_fails(run: Run) -> None:

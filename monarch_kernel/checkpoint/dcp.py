@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-__all__ = ["Refused", "files_of", "read", "write"]
+__all__ = ["Refused", "files_of", "group_here", "read", "write"]
 
 _ALONE = "torch.distributed is disabled, unavailable or uninitialized"
 
@@ -27,6 +27,13 @@ class Refused(Exception):
         self.rank, caught = next(iter(failures.items()), (0, error))
         self.cause: BaseException = caught[0] if isinstance(caught, tuple) else caught
         super().__init__(f"{type(self.cause).__name__}: {self.cause}")
+
+
+def group_here() -> dist.ProcessGroup | None:
+    """The group of all ranks; None where this process is alone."""
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    return dist.group.WORLD
 
 
 def write(tensors: dict[str, Any], folder: Path, group: dist.ProcessGroup | None) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from monarch_kernel.checkpoint.dcp import Refused, read
+from monarch_kernel.checkpoint.dcp import Refused, group_here, read
 from monarch_kernel.checkpoint.folder import VALUES, Contents, describe
 from monarch_kernel.checkpoint.states import States, check_fits, collect, put_back
-from monarch_kernel.checkpoint.together import group_here, together
 from monarch_kernel.errors import CheckpointError
+from monarch_kernel.together import together
 
 __all__ = ["load"]
 
@@ -36,7 +36,9 @@ def load(path: str | os.PathLike[str] | None, **things: Any) -> dict[str, Any]:
         raise CheckpointError("there is no checkpoint to load: checkpoint.latest(folder) has found none")
     group = group_here()
 
-    def look() -> tuple[Contents, States]:
+    found: list[tuple[Contents, States]] = []
+
+    def look() -> None:
         contents = describe(path)
         for name, thing in things.items():
             if not hasattr(thing, "load_state_dict"):
@@ -45,15 +47,10 @@ def load(path: str | os.PathLike[str] | None, **things: Any) -> dict[str, Any]:
                 )
         states = collect(things)
         check_fits(states, contents)
-        return contents, states
+        found.append((contents, states))
 
-    found: dict[str, Any] = {}
-
-    def find() -> None:
-        found["it"] = look()
-
-    together(group, f"load {path}", find)
-    contents, states = found["it"]
+    together(group, f"load {path}", look, CheckpointError)
+    contents, states = found[0]
     try:
         if states.tensors:
             read(states.tensors, contents.path, group)

@@ -9,21 +9,24 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from monarch_kernel.checkpoint.dcp import Refused, files_of, write
+from monarch_kernel.checkpoint.dcp import Refused, files_of, group_here, write
 from monarch_kernel.checkpoint.folder import VALUES, begin, finish, remove_remains
 from monarch_kernel.checkpoint.states import States, collect, flat, loadable
-from monarch_kernel.checkpoint.together import group_here, together
 from monarch_kernel.errors import CheckpointError
 from monarch_kernel.tables import format_nbytes
+from monarch_kernel.together import together
 
 __all__ = ["Saving", "save"]
+
+T = TypeVar("T")
 
 _SHOWN_AFTER_S = 1.0
 _EVERY_S = 0.5
@@ -124,7 +127,14 @@ def save(path: str | os.PathLike[str], *, wait: bool = True, **things: Any) -> S
     _background.settle()
     where = Path(path).absolute()
     group = group_here() if wait else _background.group()
-    writer = together(group, f"save {where}", lambda: _Writer(where, collect(things), group, copies=not wait))[0]
+    writers: list[_Writer] = []
+    together(
+        group,
+        f"save {where}",
+        lambda: writers.append(_Writer(where, collect(things), group, copies=not wait)),
+        CheckpointError,
+    )
+    writer = writers[0]
     if wait:
         writer.write()
         return None
@@ -157,21 +167,21 @@ class _Writer:
 
     def write(self) -> None:
         """Write it; collective."""
-        made = together(self.group, f"save {self.path}", self._begin)[1]
-        making = next(place for place in made if place is not None)
-        needed = together(self.group, f"save {self.path}", lambda: (socket.gethostname(), _free(making), self.nbytes))[
-            1
-        ]
+        making = next(place for place in self._together(self._begin) if place is not None)
+        needed = self._together(lambda: (socket.gethostname(), _free(making), self.nbytes))
         try:
-            together(self.group, f"save {self.path}", lambda: _check_room(self.path, needed))
+            self._together(lambda: _check_room(self.path, needed))
             with _Progress(making, sum(nbytes for _, _, nbytes in needed), self.is_first):
-                together(self.group, f"save {self.path}", lambda: self._write_values(making))
+                self._together(lambda: self._write_values(making))
                 self._write_tensors(making)
-            together(self.group, f"save {self.path}", lambda: self._finish(making))
+            self._together(lambda: self._finish(making))
         except BaseException:
             if self.is_first:
                 shutil.rmtree(making, ignore_errors=True)
             raise
+
+    def _together(self, do: Callable[[], T]) -> list[T]:
+        return together(self.group, f"save {self.path}", do, CheckpointError)
 
     def _begin(self) -> Path | None:
         if not self.is_first:

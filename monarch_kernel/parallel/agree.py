@@ -1,24 +1,19 @@
-"""Ranks agree, before anything is changed: on what they have, on a plan, and on the values of parameters.
-
-Each step is a collective of all ranks of the mesh that none of them leaves early: what fails on one is an error on all.
-"""
+"""Ranks agree, before anything is changed: on what they have, and on the values of parameters."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from monarch_kernel.errors import PlanError, format_ranks
+from monarch_kernel.errors import PlanError
 from monarch_kernel.plan.facts import Facts
 
-__all__ = ["compare_models", "group_of", "spread", "together"]
-
-T = TypeVar("T")
+__all__ = ["compare_models", "group_of", "names_in_words", "spread"]
 
 
 def group_of(mesh: DeviceMesh | None, axes: Sequence[str] = ()) -> dist.ProcessGroup | None:
@@ -35,34 +30,6 @@ def group_of(mesh: DeviceMesh | None, axes: Sequence[str] = ()) -> dist.ProcessG
     if part.size() == 1:
         return None
     return part.get_group() if part.ndim == 1 else part._flatten().get_group()
-
-
-def together(group: dist.ProcessGroup | None, do: Callable[[], T]) -> list[T]:
-    """Have each rank do something; the results of all, by rank.
-
-    Raises:
-        Exception: what was raised here.
-        PlanError: what was raised elsewhere.
-    """
-    if group is None:
-        return [do()]
-    error: Exception | None = None
-    result: Any = None
-    try:
-        result = do()
-    except Exception as caught:  # is raised below, when the others know of it
-        error = caught
-    outcomes: list[Any] = [None] * group.size()
-    dist.all_gather_object(
-        outcomes, (None if error is None else f"{type(error).__name__}: {error}", result), group=group
-    )
-    if error is not None:
-        raise error
-    failed = {rank: text for rank, (text, _) in enumerate(outcomes) if text is not None}
-    if failed:
-        texts = list(dict.fromkeys(failed.values()))
-        raise PlanError(f"on {format_ranks(failed)} of the mesh: {texts[0]}")
-    return [value for _, value in outcomes]
 
 
 def compare_models(all_facts: Sequence[Facts]) -> None:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from monarch_kernel.data.room import room
 from monarch_kernel.errors import PlanError
-from monarch_kernel.parallel.agree import compare_models, group_of, names_in_words, spread, together
+from monarch_kernel.parallel.agree import compare_models, group_of, names_in_words, spread
 from monarch_kernel.parallel.apply import apply_plan
 from monarch_kernel.parallel.materialise import Initialise, Making, check_can_be_made, is_meta
 from monarch_kernel.parallel.optimizers import check_fresh, found, nbytes_each, renew
@@ -25,6 +25,7 @@ from monarch_kernel.plan.facts import Facts
 from monarch_kernel.plan.plan import Plan
 from monarch_kernel.plan.strategy import make_plan
 from monarch_kernel.plan.terms import Terms, Wish
+from monarch_kernel.together import together
 
 __all__ = ["parallelize", "plan_for", "plan_of"]
 
@@ -119,7 +120,7 @@ def parallelize(
         facts = _facts(model, example, device, methods, optimizers)
         return facts, memory_nbytes if memory_nbytes is not None else _free_nbytes(device), wish
 
-    seen = together(group, look)
+    seen = together(group, "parallelize", look, PlanError)
     compare_models([facts for facts, _, _ in seen])
     if any(theirs != seen[0][2] for _, _, theirs in seen):
         raise PlanError("the ranks ask for different things: call parallelize with the same arguments on all")
@@ -139,7 +140,7 @@ def parallelize(
         if not plan.shard_axes:
             model.to(device)
     if plan.tensor and example is not None and not is_meta(model):
-        together(group, lambda: prove(model, plan.tensor, mesh[plan.tensor_axis], example))
+        together(group, "parallelize", lambda: prove(model, plan.tensor, mesh[plan.tensor_axis], example), PlanError)
     old = {id(param): name for name, param in named(model).items()}
     holds = list(named(model).values())  # else an id could become that of another
     making = Making(seed, init, device)

@@ -210,4 +210,4 @@ def test_what_fails_on_one_rank_fails_on_all(two: Ranks) -> None:
     said = two.fails(
         "def example(model):\n    if rank: raise ValueError('no data')\nparallelize(Net(), mesh, example=example)"
     )
-    assert said in ("PlanError: on [1] of the mesh: ValueError: no data", "ValueError: no data")
+    assert said in ("PlanError: parallelize: on [1]: ValueError: no data", "ValueError: no data")

@@ -1,0 +1,20 @@
+"""Our notebooks as they are in the repository."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from tests.notebooks import NOTEBOOKS, read
+
+
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_they_are_committed_without_outputs_for_our_kernel(path: Path) -> None:
+    notebook = read(path)
+    nbformat.validate(notebook)
+    assert notebook.metadata.kernelspec.name == "monarch"
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert code
+    assert not [cell for cell in code if cell.outputs or cell.execution_count]
