@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
 
 import torch
@@ -134,13 +135,8 @@ def _see_to_the_rest(model: nn.Module, plan: Plan, mesh: DeviceMesh) -> None:
     averaged = [buffers[name] for name in plan.averaged if name in buffers]
     if plan.strategy == "ddp":
         kept = {params[name] for name in plan.kept}
-        replicate(
-            model,
-            ignored_modules=[module for module in model.modules() if kept & set(module.parameters(recurse=False))],
-            device_mesh=_one_dim(mesh, others),
-            find_unused_parameters=bool(plan.unused),
-            **_NO_BUFFERS,
-        )
+        if any(param.requires_grad and param not in kept for param in params.values()):
+            _replicate(model, plan, kept, _one_dim(mesh, others))
         whole = list(kept)
     elif plan.strategy == "tp":
         whole = list(dict.fromkeys(params.values()))
@@ -151,3 +147,16 @@ def _see_to_the_rest(model: nn.Module, plan: Plan, mesh: DeviceMesh) -> None:
             module.weight._has_sparse_gradient = True  # type: ignore[attr-defined]
     if whole or averaged:
         AfterBackward(model, Averages(whole, averaged, group))
+
+
+def _replicate(model: nn.Module, plan: Plan, kept: Collection[nn.Parameter], mesh: DeviceMesh) -> None:
+    """Have DDP average all gradients but those of what is kept."""
+    if plan.unused is None:  # nobody knows, so DDP is to find out, and not to warn where there are none
+        warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")
+    replicate(
+        model,
+        ignored_modules=[each for each in model.modules() if not set(kept).isdisjoint(each.parameters(recurse=False))],
+        device_mesh=mesh,
+        find_unused_parameters=plan.unused is None or bool(plan.unused),
+        **_NO_BUFFERS,
+    )

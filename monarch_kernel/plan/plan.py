@@ -58,7 +58,7 @@ class Plan:
         checkpoint: modules that are computed again in the backward.
         precision: dtype of the arithmetic and of what is gathered; empty: that of the parameters.
         averaged: buffers that are averaged over the ranks after each step.
-        unused: parameters that the forward of the example did not use.
+        unused: parameters that the forward of the example did not use; None if there was none.
         memory: bytes that a rank needs, as far as is known.
         sent: bytes that a rank sends in a step for parameters and gradients.
         free_nbytes: memory that was free for the smallest rank; 0 if nobody knows.
@@ -79,7 +79,7 @@ class Plan:
     checkpoint: tuple[str, ...] = ()
     precision: str = ""
     averaged: tuple[str, ...] = ()
-    unused: tuple[str, ...] = ()
+    unused: tuple[str, ...] | None = None
     memory: Memory = field(default_factory=Memory)
     sent: Sent = field(default_factory=Sent)
     free_nbytes: int = 0

@@ -161,7 +161,9 @@ def _draft(
         checkpoint=tuple(checkpoint),
         precision=wish.precision,
         averaged=facts.averaged if terms.ranks > 1 else (),
-        unused=tuple(param.name for param in facts.params if param.is_unused and param.trains),
+        unused=tuple(param.name for param in facts.params if param.is_unused and param.trains)
+        if facts.probed
+        else None,
         memory=needed(facts, split, wrapping, tensor=tensor, checkpoint=checkpoint, precision=wish.precision),
         sent=sent(facts, strategy, split, wrapping, tensor=tensor, precision=wish.precision),
         free_nbytes=terms.free_nbytes,

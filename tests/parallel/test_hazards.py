@@ -136,6 +136,14 @@ def test_a_parameter_in_a_list_is_refused(ranks: Ranks) -> None:
     assert "nn.ParameterList" in said
 
 
+@pytest.mark.parametrize("example", ["batch(0, 4)", "None"])
+def test_parameters_without_a_gradient(ranks: Ranks, example: str) -> None:
+    """That DDP waits for a gradient which never comes is a long message with numbers, one step later."""
+    make = "lambda: Net(Custom)"
+    ranks.run(f"trains_as_one({make}, strategy='ddp', example={example})")
+    ranks.run(f"parallelize(Net().requires_grad_(False), mesh, 'ddp', example={example}, quiet=True)(batch(0))")
+
+
 def test_a_sparse_embedding(ranks: Ranks) -> None:
     ranks.run(
         "def make():\n    model = Net()\n    model.embed = nn.Embedding(50, 16, sparse=True)\n    return model\n"
