@@ -136,6 +136,13 @@ class Peers:
         known = self._peers.get(proc)
         return -1 if known is None else known.incarnation
 
+    def is_ahead(self, proc: int, incarnation: int) -> bool:
+        """Whether a process that we hear of is not known to be up yet, and has to be sent something as soon as it is."""
+        known = self._peers.get(proc)
+        if known is None:
+            return False
+        return 0 <= known.incarnation < incarnation or (not known.name and bool(known.held))
+
     # -- what the program wants
 
     def request(

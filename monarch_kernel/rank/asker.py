@@ -200,9 +200,8 @@ class RankAsker:
         self._perform(self._state.controller_is_new(time.monotonic()))
 
     def when_met(self, peer: Peer, then: Callable[[], None]) -> None:
-        """Do something when all is sent that a peer is sent as soon as it is up; at once if it was not asked yet."""
-        known = CONTROLLER_PROC if peer == CONTROLLER else self._state.incarnation(proc_of(peer))
-        if 0 <= known < incarnation_of(peer):
+        """Do something when all is sent that a peer is sent as soon as it is known to be up; at once if that is nothing."""
+        if peer != CONTROLLER and self._state.is_ahead(proc_of(peer), incarnation_of(peer)):
             self._for_news.append((peer, then))
         else:
             then()

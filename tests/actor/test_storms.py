@@ -157,6 +157,18 @@ def test_an_actor_restores_itself_from_those_that_are_left_when_one_that_it_asks
     assert heirs.slice(r=1).found.call_one().get(LONG_S) == [2, 1]
 
 
+def test_a_call_that_is_ahead_of_what_makes_its_actor_waits_for_it(procs: ProcMesh, tmp_path: Path) -> None:
+    """The ranks are made known to each other in any order: here the one that spawns is told of the others last."""
+    procs.slice(r=0).run(
+        "import threading\nfrom monarch_kernel.rank.asker import RankAsker\nheard = RankAsker.hear_news\n"
+        "def late(self, news):\n    threading.Timer(0.5, self._driver.submit, [lambda: heard(self, news)]).start()\n"
+        "RankAsker.hear_news = late"
+    ).get(LONG_S)
+    host: Any = procs.slice(r=0).spawn("host", Host)
+    guest: Any = host.spawn.call_one(procs, "", str(tmp_path / "ends")).get(LONG_S)
+    assert len(guest.pid.call().get(LONG_S)) == 3
+
+
 @pytest.mark.parametrize("by", ["the program", "an actor"])
 def test_stopping_actors_reaches_those_that_live_beside_dead_ranks(procs: ProcMesh, tmp_path: Path, by: str) -> None:
     ends = tmp_path / "ends"

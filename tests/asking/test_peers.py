@@ -53,6 +53,24 @@ def test_a_stranger_is_met_once_and_what_is_asked_before_waits_in_order() -> Non
     assert sent(state.request(12, [2], pack(Ping(12)))) == [(rank_peer(2), Ping(12))]
 
 
+def test_a_peer_may_be_heard_of_before_it_is_known_to_be_up() -> None:
+    """Then it is to be told nothing that must not overtake what waits for it."""
+    state = peers()
+    assert not state.is_ahead(2, 0)
+    state.meet(2)
+    assert not state.is_ahead(2, 0)  # nothing waits
+    state.request(10, [2], pack(Ping(10)))
+    assert state.is_ahead(2, 0)
+    state.news(up(2), 0.0)
+    assert not state.is_ahead(2, 0)
+    assert state.is_ahead(2, 1)
+    state.news(up(2, 1), 0.0)
+    assert not state.is_ahead(2, 1)
+    state.request(11, [3], pack(Ping(11)))
+    state.news(PeerNews(3, 0, "", DEATH), 0.0)
+    assert not state.is_ahead(3, 0)
+
+
 def test_the_controller_and_oneself_need_no_introduction() -> None:
     state = peers()
     assert sent(state.request(1, [0, ME], pack(Ping(1)))) == [(CONTROLLER, Ping(1)), (rank_peer(ME), Ping(1))]
