@@ -21,7 +21,7 @@ PIP_INSTALL = -m pip install --disable-pip-version-check --quiet -c constraints.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo lab test ready typescript engines lint format bytecode bench bench-notebook bench-scale bench-links bench-view bench-live bench-parallel bench-faults clean
+.PHONY: help demo lab test ready typescript engines lint format bytecode bench bench-notebook bench-scale bench-links bench-view bench-live bench-parallel bench-checkpoint bench-faults clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -81,6 +81,9 @@ bench-live: bytecode ## Measure what a steered loop costs on a rank, and how soo
 
 bench-parallel: bytecode ## Measure what parallelize costs a step, against the same by hand and beside torchrun
 	$(BIN)/python -m benchmarks.parallel $(ARGS)
+
+bench-checkpoint: bytecode ## Measure how long training stands for a checkpoint
+	$(BIN)/python -m benchmarks.checkpoint $(ARGS)
 
 bench-faults: bytecode ## Make 200 random faults under traffic, and see that nothing is wrong; ARGS="--transfers 10000" for memory
 	$(BIN)/python -m tests.failures.campaign $(ARGS)

@@ -4,8 +4,8 @@ Theory of operation. It is written under another name beside its place, and rena
 disk. One that is there already is renamed first, and removed after: a crash between the two leaves it under that name, where
 it is found. What a save has left that died is removed by the next one to the same place.
 
-In the directory: what `torch.distributed.checkpoint` writes; ``values.pt``, the plain values, which can be read without running
-code of whoever wrote them; and ``monarch.json``, written last, with what there is.
+In the directory: what `torch.distributed.checkpoint` writes; ``values.pt``, the plain values; and ``monarch.json``, written
+last, with what there is.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import Any
 
 from monarch_kernel.errors import CheckpointError
 from monarch_kernel.tables import format_nbytes
 
-__all__ = ["VALUES", "Contents", "begin", "describe", "finish", "latest", "remove_remains", "resolve"]
+__all__ = ["VALUES", "Contents", "begin", "describe", "finish", "latest", "resolve"]
 
 VERSION = 1
 VALUES = "values.pt"
@@ -72,7 +73,17 @@ class Contents:
 
 
 def begin(path: Path) -> Path:
-    """Make the directory in which a checkpoint is written until it is complete."""
+    """Make the directory in which a checkpoint is written until it is complete.
+
+    Raises:
+        CheckpointError: there is something else at its place.
+    """
+    if path.exists() and not (path / _CONTENTS).is_file():
+        inner = "a directory that is no checkpoint" if path.is_dir() else "a file"
+        raise CheckpointError(
+            f"{path} is {inner}, and a checkpoint would take its place: give another path, as {path / 'step-1'}"
+        )
+    _remove_remains(path)
     making = path.parent / f".{path.name}.{_SAVING}-{secrets.token_hex(4)}"
     making.mkdir(parents=True)
     return making
@@ -103,12 +114,12 @@ def finish(making: Path, path: Path, contents: Mapping[str, Any]) -> None:
     shutil.rmtree(last, ignore_errors=True)
 
 
-def remove_remains(path: Path) -> None:
+def _remove_remains(path: Path) -> None:
     """Remove what saves to this place have left that died."""
-    for left in path.parent.glob(f".{path.name}.{_SAVING}-*"):
+    for left in path.parent.glob(f".{escape(path.name)}.{_SAVING}-*"):
         shutil.rmtree(left, ignore_errors=True)
     if path.exists():
-        for left in path.parent.glob(f".{path.name}.{_LAST}-*"):
+        for left in path.parent.glob(f".{escape(path.name)}.{_LAST}-*"):
             shutil.rmtree(left, ignore_errors=True)
 
 
@@ -119,12 +130,12 @@ def resolve(path: str | os.PathLike[str]) -> Path:
         CheckpointError: there is none.
     """
     wanted = Path(path).absolute()
-    places = [wanted, *sorted(wanted.parent.glob(f".{wanted.name}.{_LAST}-*"))]
+    places = [wanted, *sorted(wanted.parent.glob(f".{escape(wanted.name)}.{_LAST}-*"))]
     found = next((place for place in places if (place / _CONTENTS).is_file()), None)
     if found is not None:
         return found
     if not wanted.exists():
-        began = any(wanted.parent.glob(f".{wanted.name}.{_SAVING}-*"))
+        began = any(wanted.parent.glob(f".{escape(wanted.name)}.{_SAVING}-*"))
         more = "a save to it has not ended" if began else _beside(wanted)
         raise CheckpointError(f"there is no checkpoint at {wanted}; {more}")
     inner = latest(wanted) if wanted.is_dir() else None

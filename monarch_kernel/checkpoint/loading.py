@@ -9,6 +9,7 @@ import torch
 
 from monarch_kernel.checkpoint.dcp import Refused, group_here, read
 from monarch_kernel.checkpoint.folder import VALUES, Contents, describe
+from monarch_kernel.checkpoint.saving import settle
 from monarch_kernel.checkpoint.states import States, check_fits, collect, put_back
 from monarch_kernel.errors import CheckpointError
 from monarch_kernel.together import together
@@ -34,6 +35,7 @@ def load(path: str | os.PathLike[str] | None, **things: Any) -> dict[str, Any]:
     """
     if path is None:
         raise CheckpointError("there is no checkpoint to load: checkpoint.latest(folder) has found none")
+    settle()
     group = group_here()
 
     found: list[tuple[Contents, States]] = []
@@ -54,12 +56,18 @@ def load(path: str | os.PathLike[str] | None, **things: Any) -> dict[str, Any]:
     try:
         if states.tensors:
             read(states.tensors, contents.path, group)
-        values = torch.load(contents.path / VALUES, weights_only=True)
+        told: list[dict[str, Any]] = []
+
+        def read_values() -> None:
+            told.append(torch.load(contents.path / VALUES, weights_only=True, map_location="cpu"))
+
+        together(group, f"load {path}", read_values, CheckpointError)
     except Exception as error:  # of whatever the files hold
         why = f"{type(error).__name__}: {error}" if not isinstance(error, Refused) else str(error)
         raise CheckpointError(
             f"{contents.path} can't be read: {why.splitlines()[0]}; what was to be loaded is undefined now: load another one"
         ) from error
+    values = told[0]
     states.values = {name: values[name] for name, kind in states.kinds.items() if kind == "state"}
     put_back(things, states)
     return {name: value for name, value in values.items() if contents.names.get(name) == "value"}

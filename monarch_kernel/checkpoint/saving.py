@@ -18,13 +18,13 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from monarch_kernel.checkpoint.dcp import Refused, files_of, group_here, write
-from monarch_kernel.checkpoint.folder import VALUES, begin, finish, remove_remains
+from monarch_kernel.checkpoint.folder import VALUES, begin, finish
 from monarch_kernel.checkpoint.states import States, collect, flat, loadable
 from monarch_kernel.errors import CheckpointError
 from monarch_kernel.tables import format_nbytes
 from monarch_kernel.together import together
 
-__all__ = ["Saving", "save"]
+__all__ = ["Saving", "save", "settle"]
 
 T = TypeVar("T")
 
@@ -82,16 +82,23 @@ class _Background:
         atexit.register(self._wait)
 
     def settle(self) -> None:
-        """Wait for the one before; its error, if nobody has asked for it, is raised here."""
-        saving, self.saving = self.saving, None
-        if saving is not None:
-            saving._over.wait()
-            if saving._is_untold:
-                saving.result()
+        """Wait for the one before; its error, if somebody has not asked for it, is raised on all ranks; collective."""
+
+        def end() -> None:
+            saving, self.saving = self.saving, None
+            if saving is not None:
+                saving._over.wait()
+                if saving._is_untold:
+                    saving.result()
+
+        together(group_here(), "the checkpoint before, which nobody waited for", end, CheckpointError)
 
     def _wait(self) -> None:
+        """The process ends: let the save that goes on end, and say so if it fails."""
         if self.saving is not None:
             self.saving._over.wait()
+            if self.saving._is_untold:
+                print(f"{type(self.saving._error).__name__}: {self.saving._error}", file=sys.stderr, flush=True)
 
     def group(self) -> dist.ProcessGroup | None:
         """Collective, the first time after a group is formed."""
@@ -104,6 +111,7 @@ class _Background:
 
 
 _background = _Background()
+settle = _background.settle
 
 
 def save(path: str | os.PathLike[str], *, wait: bool = True, **things: Any) -> Saving | None:
@@ -171,7 +179,7 @@ class _Writer:
         needed = self._together(lambda: (socket.gethostname(), _free(making), self.nbytes))
         try:
             self._together(lambda: _check_room(self.path, needed))
-            with _Progress(making, sum(nbytes for _, _, nbytes in needed), self.is_first):
+            with _Progress(self.path.name, making, sum(nbytes for _, _, nbytes in needed), self.is_first):
                 self._together(lambda: self._write_values(making))
                 self._write_tensors(making)
             self._together(lambda: self._finish(making))
@@ -186,7 +194,6 @@ class _Writer:
     def _begin(self) -> Path | None:
         if not self.is_first:
             return None
-        remove_remains(self.path)
         return begin(self.path)
 
     def _write_values(self, making: Path) -> None:
@@ -200,7 +207,7 @@ class _Writer:
         try:
             write(self.tensors, making, self.group)
         except Refused as error:
-            raise CheckpointError(_what_failed(error, self.path)) from error
+            raise CheckpointError(_what_failed(error, self.path, self.nbytes)) from error
 
     def _finish(self, making: Path) -> None:
         if not self.is_first:
@@ -226,23 +233,17 @@ def _copied(tensors: Any) -> Any:
         return {key: _copied(value) for key, value in tensors.items()}
     if isinstance(tensors, (list, tuple)):
         return type(tensors)(_copied(value) for value in tensors)
-    if isinstance(tensors, DTensor):
-        local = tensors.to_local().detach().to("cpu", copy=True)
-        return DTensor.from_local(
-            local,
-            tensors.device_mesh,
-            tensors.placements,
-            run_check=False,
-            shape=tensors.shape,
-            stride=tensors.stride(),
-        )
+    if isinstance(tensors, DTensor):  # from_local() would take it back to the device of its mesh
+        return DTensor(tensors.to_local().detach().to("cpu", copy=True), tensors._spec, requires_grad=False)  # type: ignore[no-untyped-call]
     return tensors.detach().to("cpu", copy=True) if isinstance(tensors, torch.Tensor) else tensors
 
 
 def _local_nbytes(value: Any, is_first: bool) -> int:
-    """What a rank writes: its part, and the first one what all have alike."""
+    """What a rank writes: its part, and the first one of those that have the same."""
     if isinstance(value, DTensor):
-        return int(value.to_local().nbytes)
+        place: list[int] = list(value.device_mesh.get_coordinate() or ())
+        is_another = any(at and each.is_replicate() for at, each in zip(place, value.placements))
+        return 0 if is_another else int(value.to_local().nbytes)
     return int(value.nbytes) if isinstance(value, torch.Tensor) and is_first else 0
 
 
@@ -264,19 +265,20 @@ def _check_room(path: Path, needed: list[tuple[str, tuple[int, int], int]]) -> N
             )
 
 
-def _what_failed(error: Refused, path: Path) -> str:
+def _what_failed(error: Refused, path: Path, nbytes: int) -> str:
     """The cause; where the disk is full, it is often told as a file that could not be written."""
     free = format_nbytes(_free(path.parent)[1])
     return (
-        f"{path} was not saved: on rank {error.rank} that failed: {str(error).splitlines()[0]} ({free} are free in "
-        f"{path.parent}); what was saved before is whole"
+        f"{path} was not saved: on rank {error.rank} that failed: {str(error).splitlines()[0]} (this rank writes "
+        f"{format_nbytes(nbytes)}, and {free} are free in {path.parent}); what was saved before is whole"
     )
 
 
 class _Progress:
     """Says on one rank how much is written, of a save that lasts."""
 
-    def __init__(self, making: Path, nbytes: int, is_shown: bool) -> None:
+    def __init__(self, name: str, making: Path, nbytes: int, is_shown: bool) -> None:
+        self._name = name
         self._making = making
         self._nbytes = nbytes
         self._is_shown = is_shown
@@ -300,7 +302,7 @@ class _Progress:
         pause_s = _SHOWN_AFTER_S
         while not self._over.wait(pause_s):
             pause_s, has_said = _EVERY_S, True
-            self._say(f"saving {self._making.name.split('.')[1]}: {self._written()} of {format_nbytes(self._nbytes)}")
+            self._say(f"saving {self._name}: {self._written()} of {format_nbytes(self._nbytes)}")
         if has_said:
             self._say(f"saved {format_nbytes(self._nbytes)} in {time.monotonic() - began:.1f} s\n")
 

@@ -135,11 +135,11 @@ def check_fits(states: States, contents: Contents) -> None:
             )
         if theirs != kind:
             raise CheckpointError(f"in {contents.path} {name!r} is a {theirs}, and here a {kind}")
-        if kind == "module":
-            _check_module(name, flat(states.tensors[name]), contents)
+        if kind in ("module", "optimizer"):
+            _check_tensors(name, flat(states.tensors[name]), contents)
 
 
-def _check_module(name: str, mine: Mapping[str, Any], contents: Contents) -> None:
+def _check_tensors(name: str, mine: Mapping[str, Any], contents: Contents) -> None:
     prefix = f"{name}."
     theirs = {key.removeprefix(prefix): about for key, about in contents.tensors.items() if key.startswith(prefix)}
     shapes = {key: tuple(value.shape) for key, value in mine.items() if isinstance(value, torch.Tensor)}

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,49 @@ def test_the_error_of_one_that_nobody_waited_for_comes_with_the_next(two: Ranks,
     two.run(f"checkpoint.save({str(tmp_path / 'b')!r}, model=model)")
 
 
+def test_an_error_that_one_rank_has_asked_for_comes_on_all_with_the_next(two: Ranks, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    said = two.fails(
+        f"saving = checkpoint.save({str(tmp_path / 'file' / 'a')!r}, wait=False, model=nn.Linear(2, 2))\n"
+        "if rank == 0:\n    try: saving.result(60)\n    except Exception: pass\n"
+        f"checkpoint.load({str(tmp_path / 'b')!r})"
+    )
+    assert "NotADirectoryError" in said
+
+
+def test_an_error_that_nobody_asks_for_is_shown_when_the_process_ends(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    code = (
+        "import torch; from monarch_kernel import checkpoint\n"
+        f"checkpoint.save({str(tmp_path / 'file' / 'a')!r}, wait=False, model=torch.nn.Linear(2, 2))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "NotADirectoryError" in done.stderr
+
+
+def test_only_a_checkpoint_is_replaced(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "runs" / "step-1", step=1)
+    (tmp_path / "thesis.py").touch()
+    with pytest.raises(
+        CheckpointError, match="runs is a directory that is no checkpoint, .*: give another path, as .*/step-1"
+    ):
+        checkpoint.save(tmp_path / "runs", step=2)
+    with pytest.raises(CheckpointError, match=r"thesis\.py is a file"):
+        checkpoint.save(tmp_path / "thesis.py", step=2)
+    assert checkpoint.load(tmp_path / "runs" / "step-1") == {"step": 1}
+    assert (tmp_path / "thesis.py").is_file()
+
+
+def test_another_optimizer_is_told_by_the_names_of_its_state(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    checkpoint.save(tmp_path / "a", model=model, optimizer=torch.optim.SGD(model.parameters(), momentum=0.9))
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.load(tmp_path / "a", model=model, optimizer=torch.optim.AdamW(model.parameters()))
+    assert "does not fit optimizer; nothing has changed" in str(caught.value)
+    assert "state.weight.exp_avg" in str(caught.value)
+    assert "state.weight.momentum_buffer float32[2, 2]" in str(caught.value)
+
+
 LARGE = "model = parallelize(nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(8)]), mesh, 'fsdp', quiet=True)\n"
 
 
@@ -247,13 +291,15 @@ def test_a_rank_that_is_killed_in_a_save_leaves_the_last_good_one(session: None,
 
 
 def test_a_crash_between_two_renames_leaves_the_last_one_findable(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path / "a", step=1)
-    (tmp_path / "a").rename(tmp_path / ".a.last-0123")
-    assert checkpoint.load(tmp_path / "a") == {"step": 1}
-    checkpoint.save(tmp_path / "a", step=2)
-    assert checkpoint.load(tmp_path / "a") == {"step": 2}
-    checkpoint.save(tmp_path / "a", step=3)
-    assert [each.name for each in tmp_path.iterdir()] == ["a"]
+    for name in ("a", "lr[1]"):
+        path = tmp_path / name
+        checkpoint.save(path, step=1)
+        path.rename(tmp_path / f".{name}.last-0123")
+        assert checkpoint.load(path) == {"step": 1}
+        checkpoint.save(path, step=2)
+        assert checkpoint.load(path) == {"step": 2}
+        checkpoint.save(path, step=3)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a", "lr[1]"]
 
 
 @pytest.fixture
@@ -288,6 +334,7 @@ def test_a_full_disk_leaves_the_last_good_one(two: Ranks, small_disk: Path) -> N
     two.run("saving._check_room = kept")
     assert f"{path} was not saved: " in said
     assert f"are free in {small_disk}" in said
+    assert "this rank writes 16 MiB" in said
     assert checkpoint.load(path)["step"] == 1
     assert [each.name for each in small_disk.iterdir()] == ["a"]
 
