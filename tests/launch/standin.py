@@ -69,9 +69,12 @@ class Home:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
-            with connection.makefile() as lines:
-                number, token, pid = lines.readline().split()
-            assert token == self.token
+            with connection.makefile("rb") as lines:
+                said = lines.readline(100).split()
+            if len(said) != 3 or said[1] != self.token.encode():
+                connection.close()  # of another test, which has had this port before
+                continue
+            number, _, pid = said
             with self._changed:
                 self._connections[int(number)] = connection
                 self.pids[int(number)] = int(pid)
