@@ -8,7 +8,8 @@ Both ways in which a frontend interrupts end in SIGINT: Jupyter signals the kern
 the stack what the main thread is doing. It raises only in code that users wrote; so no interrupt hits a later cell, or the
 kernel itself. A cell that awaits has left the stack: its task is cancelled, and the cell sees the cancellation as a
 KeyboardInterrupt (`_steps`). ipykernel does that from the handler without waking the event loop, so that nothing happens
-until the next message.
+until the next message. Where the event loop is about to let the cell go on, its cancellation would come too late if it never
+awaits again: then the cell is interrupted as it goes on.
 
 Subshells run their cells on threads of their own, which no signal reaches: the handler strikes them (`UserThread`).
 """
@@ -16,6 +17,7 @@ Subshells run their cells on threads of their own, which no signal reaches: the 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import signal
 import sys
 import threading
@@ -45,21 +47,44 @@ _CALLERS = frozenset(
     )
 )
 
+# Runs in place of a cell that is interrupted before its first line.
+_INTERRUPTED = compile("raise KeyboardInterrupt", "<interrupted before it began>", "exec")
+
 
 class _Awaited:
-    """A cell that awaits: the task that runs it on its event loop."""
+    """A cell that awaits: the task that runs it on its event loop.
+
+    Attributes:
+        is_cancelled: whether a cancellation by `cancel` is on its way to the cell.
+        in_user_code: whether a step of the cell runs now.
+    """
 
     def __init__(self, task: asyncio.Future[Any]) -> None:
         self.is_cancelled = False
+        self.in_user_code = False
+        self._is_struck = False
         self._task = task
         self._loop = asyncio.get_running_loop()
 
     def cancel(self) -> None:
-        """Cancel it; from any thread, and from a signal handler."""
+        """Cancel it, or have its next step raise, whatever comes first; from any thread, and from a signal handler."""
+        self._is_struck = True
         self._loop.call_soon_threadsafe(self._cancel)
 
+    def enter_user_code(self) -> None:
+        """A step of the cell begins: raises KeyboardInterrupt if there was one that it has not been told of."""
+        self.in_user_code = True  # first: from here on the handler of signals raises
+        if self._is_struck:
+            self._is_struck = False
+            raise KeyboardInterrupt
+
+    def leave_user_code(self) -> None:
+        """A step of the cell has ended; may be called twice."""
+        self.in_user_code = False
+
     def _cancel(self) -> None:
-        if not self._task.done():
+        if self._is_struck and not self._task.done():
+            self._is_struck = False
             self.is_cancelled = True
             self._task.cancel()
 
@@ -81,9 +106,9 @@ class KernelInterrupts:
         """Interrupt all that runs for the user; the handler of SIGINT."""
         self.strike_subshells()
         caller = frame or sys._getframe(1)  # one that was held back comes without
-        if _is_below_user_code(caller):
-            raise KeyboardInterrupt
         awaited = self._awaited.get(threading.get_ident())
+        if _is_below_user_code(caller) or (awaited is not None and awaited.in_user_code):
+            raise KeyboardInterrupt
         if awaited is not None:
             awaited.cancel()
 
@@ -128,9 +153,12 @@ class KernelInterrupts:
         run_code: Callable[..., Coroutine[Any, Any, bool]] = shell.run_code
 
         async def guarded(code: CodeType, *args: Any, **kwargs: Any) -> bool:
+            def run(code: CodeType) -> Coroutine[Any, Any, bool]:
+                return run_code(code, *args, **kwargs)
+
             # Not True, which means an error, if it had just ended.
             awaited = self._awaited.get(threading.get_ident())
-            return bool(await _steps(run_code(code, *args, **kwargs), awaited, USER_THREAD.get()))
+            return bool(await _steps(run, code, awaited, USER_THREAD.get()))
 
         vars(shell)["run_code"] = guarded
         user_expressions: Callable[[dict[str, str]], dict[str, Any]] = shell.user_expressions
@@ -146,13 +174,17 @@ class KernelInterrupts:
 
 @types.coroutine
 def _steps(
-    coroutine: Coroutine[Any, Any, T], awaited: _Awaited | None, thread: UserThread | None
+    run: Callable[[CodeType], Coroutine[Any, Any, T]],
+    code: CodeType,
+    awaited: _Awaited | None,
+    thread: UserThread | None,
 ) -> Generator[Any, Any, T | None]:
     """Run a coroutine step by step: each is code of the user's, between them is the event loop.
 
     The cancellation by which `_Awaited` interrupts it becomes KeyboardInterrupt. Gives None if it was interrupted when it had
     just ended.
     """
+    coroutine = run(code)
     step: Callable[[Any], Any] = coroutine.send
     argument: Any = None
     while True:
@@ -160,19 +192,25 @@ def _steps(
             try:
                 if thread is not None:
                     thread.enter_user_code()
+                if awaited is not None:
+                    awaited.enter_user_code()
                 waits_for = step(argument)
             finally:
-                if thread is not None:
-                    thread.leave_user_code()
+                _leave_user_code(awaited, thread)
         except StopIteration as stop:
             result: T = stop.value
             return result
-        except KeyboardInterrupt as interrupt:  # struck on the way out of the user's code, which handles all others
-            if thread is not None:
-                thread.leave_user_code()
-            if getattr(coroutine, "cr_frame", None) is None:
+        except KeyboardInterrupt as interrupt:  # struck on the way to or from the user's code, which handles all others
+            _leave_user_code(awaited, thread)
+            state = inspect.getcoroutinestate(coroutine)
+            if state == inspect.CORO_CLOSED:
                 return None
-            step, argument = coroutine.throw, interrupt
+            if state == inspect.CORO_CREATED:  # what it is thrown into has to handle it
+                coroutine.close()
+                coroutine = run(_INTERRUPTED)
+                step, argument = coroutine.send, None
+            else:
+                step, argument = coroutine.throw, interrupt
             continue
         try:
             argument = yield waits_for
@@ -184,6 +222,13 @@ def _steps(
                 awaited.is_cancelled = False
         except BaseException as error:
             step, argument = coroutine.throw, error
+
+
+def _leave_user_code(awaited: _Awaited | None, thread: UserThread | None) -> None:
+    if awaited is not None:
+        awaited.leave_user_code()
+    if thread is not None:
+        thread.leave_user_code()
 
 
 def _is_below_user_code(frame: FrameType | None) -> bool:

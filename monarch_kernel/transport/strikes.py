@@ -69,8 +69,9 @@ class UserThread:
                 self.cancel()
 
     def enter_user_code(self) -> None:
-        """From now on an interrupt may strike between any two bytecodes."""
-        self._in_user_code = True
+        """From now on an interrupt may strike between any two bytecodes; one that came before has told ``cancel``."""
+        with self._lock:
+            self._in_user_code = True
 
     def leave_user_code(self) -> None:
         """From now on none does, not even one that is on its way; may be called twice."""

@@ -91,7 +91,49 @@ def test_a_task_that_a_cell_left_running_goes_on(notebook: Notebook) -> None:
     notebook.ok("task.cancel();")
 
 
+STRIKES = """
+import asyncio, os, signal, threading, time
+def strike():
+    os.kill(os.getpid(), signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread():
+        time.sleep(0.3)  # until the main thread has handled it
+"""
+
+
+BETWEEN = "asyncio.get_running_loop().call_soon(strike); await asyncio.sleep(0)\nwhile True: pass"
+
+
+def test_an_interrupt_while_the_event_loop_runs_what_comes_before_the_cell(notebook: Notebook) -> None:
+    """The cell goes on before its cancellation would have its turn, and never awaits again."""
+    notebook.ok(STRIKES)
+    cell = notebook.send(BETWEEN).wait()
+    assert (cell.reply["status"], cell.ename) == ("error", "KeyboardInterrupt")
+    assert notebook.ok("import asyncio; await asyncio.sleep(0.01); 7").plain == "7"
+
+
+def test_an_interrupt_as_a_cell_that_awaits_begins(notebook: Notebook) -> None:
+    notebook.ok(STRIKES)
+    notebook.ok("""
+        ip = get_ipython()
+        def once(info):
+            if "never" in info.raw_cell:
+                ip.events.unregister("pre_run_cell", once)
+                strike()
+        ip.events.register("pre_run_cell", once)
+    """)
+    cell = notebook.send("never = True\nawait asyncio.sleep(0)").wait()
+    assert (cell.reply["status"], cell.ename) == ("error", "KeyboardInterrupt")
+    assert notebook.ok("await asyncio.sleep(0.01); 'never' in globals()").plain == "False"
+
+
 # -- subshells
+
+
+def test_an_interrupt_while_the_event_loop_of_a_subshell_runs_something_else(notebook: Notebook, subshell: str) -> None:
+    notebook.ok(STRIKES)
+    cell = send_to(notebook, subshell, BETWEEN).wait()
+    assert (cell.reply["status"], cell.ename) == ("error", "KeyboardInterrupt")
+    assert send_to(notebook, subshell, "await asyncio.sleep(0.01); 7").wait().plain == "7"
 
 
 LOCAL = {
