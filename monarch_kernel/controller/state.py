@@ -16,7 +16,8 @@ and call need no waiting between them, and order per (controller, rank) is kept.
 Output comes from the host agent, results and displays come from the rank; `OutputOrder` has them taken in their order.
 
 When a rank of a request fails while others go on, those may wait in a collective for it, for ever. From `RELEASE_AFTER_S` on
-they are asked, once a second, to leave a collective that makes no progress; a rank that computes ignores this.
+they are asked, once a second, to leave a collective that makes no progress; a rank that computes ignores this. If the one has
+died they are told so at once: no collective with it ever ends.
 
 In the place of a rank that has died another process can be started (`State.heal`): the same number, which handles hold, a
 record and a name on the wire (`Peer`) of its own. So nothing that was meant for the one, or comes from it, is taken for the
@@ -645,12 +646,14 @@ class State:
         self.hosts[host].end = Failure("lost", etype, reason, last_lines=log)
         effects: list[Effect] = [GiveUp(host), *self._end_questions(host), *self._tell_of_hosts()]
         effects += [Send(host_peer(other), pack(part)) for other, part in self.hosts.part(host)]
-        for record in self.ranks.values():
-            if record.host == host:
-                record.has_ended = True
-                record.former = None
-                if record.death is None:
-                    effects += self._lose(record, reason, now, log)
+        lost = [record for record in self.ranks.values() if record.host == host]
+        for record in lost:
+            record.has_ended = True
+            record.former = None
+            if record.death is None:
+                effects += self._lose(record, reason, now, log)
+        gone = {record.peer for record in lost}  # of some the others heard as they went
+        effects = [effect for effect in effects if not (isinstance(effect, Send) and effect.peer in gone)]
         return effects + self._due(now)
 
     def give_up_ranks(self, host: int, procs: Sequence[int], log: tuple[str, ...], now: float) -> list[Effect]:
@@ -1055,6 +1058,8 @@ class State:
         effects += self.tell_loops(self.loops.gone(spec.proc))
         for id in [*record.owed, *record.asides]:
             effects += self._answer(id, record.spec.proc, failure, now)
+            if not asked:
+                effects += self._poke(id, pack(Release(id, spec.mesh, spec.rank)))
         record.last_error = "" if record.stopping else failure.headline()
         record.failure = None if record.stopping else failure
         return effects

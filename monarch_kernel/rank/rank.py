@@ -112,8 +112,8 @@ class Group(Protocol):
         """Collectives that have not ended, and the number of the last one that was started in each process group."""
         ...
 
-    def abort(self) -> None:
-        """Make pending collectives raise; the group is unusable from then on."""
+    def abort(self, dead: int | None = None) -> None:
+        """Make pending collectives raise, if a rank is dead those with it; the group is unusable from then on."""
         ...
 
     def collectives(self) -> int:
@@ -435,7 +435,7 @@ class Rank(Workplace):
             errors, parts = dump(self.debugger.list_errors() if self.debugger else [])
             self.send_answer_now(message.id, pack(Result(message.id, errors), parts))
         elif isinstance(message, Release):
-            self._release(message.id)
+            self._release(message)
         elif isinstance(message, Complete):
             payload, found = dump(self._completions(message), "names")
             self.send_answer_now(message.id, pack(Result(message.id, payload), found))
@@ -544,11 +544,16 @@ class Rank(Workplace):
         payload, frames = dump(Doing(self.activities(), collectives, reached), "what the rank does")
         self.send_answer_now(id, pack(Result(id, payload), frames))
 
-    def _release(self, id: int) -> None:
+    def _release(self, message: Release) -> None:
+        group, dead = self.group, message.dead if message.mesh == self.spec.mesh else -1
         for executor in self.executors():
-            if executor.current == id and self.group is not None and self.group.pending_s() > RELEASE_AFTER_S:
-                executor.released = id
-                self.group.abort()
+            if group is not None and executor.current == message.id:
+                if dead >= 0:
+                    executor.released = message.id
+                    group.abort(dead)
+                elif group.pending_s() > RELEASE_AFTER_S:
+                    executor.released = message.id
+                    group.abort()
 
     def _on_sigint(self, signum: int, frame: FrameType | None) -> None:
         main = self.main

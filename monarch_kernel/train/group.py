@@ -24,6 +24,7 @@ wait: it is short while a group is formed, and torch's own from then on. Ranks t
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import socket
@@ -177,7 +178,9 @@ class RankGroup:
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
         self._spec = rank.spec
-        self._sockets: set[_Socket] = set()
+        self._sockets: dict[
+            tuple[int, ...], set[_Socket]
+        ] = {}  # by the members of their groups; none for the default one
         self._sockets_before: set[_Socket] | None = (
             None  # those that were open when it began to form; None when it does not
         )
@@ -251,18 +254,22 @@ class RankGroup:
             return -1
         return int(dist.group.WORLD._get_sequence_number_for_group())
 
-    def abort(self) -> None:
-        """Make pending collectives raise."""
+    def abort(self, dead: int | None = None) -> None:
+        """Make pending collectives raise; if a rank is dead those of its groups, and all that these begin."""
         dist = _dist()
 
         self._aborted = True
         if self._spec.device == "cuda" and dist.is_initialized():
             dist.distributed_c10d._abort_process_group()
+        ended: set[_Socket] = set()
+        for members in list(self._sockets):
+            if dead is None or not members or dead in members:
+                ended |= self._sockets.pop(members)
         if self._sockets_before is not None:  # it waits for its peers, or for the store
-            self._sockets |= _sockets() - self._sockets_before
+            ended |= _sockets() - self._sockets_before
             if self._stderr is None:
                 self._stderr = _mute_stderr()
-        for fd, _ in self._sockets & _sockets():  # those of a group that has been destroyed are no more
+        for fd, _ in ended & _sockets():  # those of a group that has been destroyed are no more
             try:
                 with socket.socket(fileno=os.dup(fd)) as peer:
                     # gloo ends the process when its listener fails, so only connections are shut down
@@ -270,7 +277,6 @@ class RankGroup:
                         peer.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass  # it was closed meanwhile
-        self._sockets.clear()
 
     @staticmethod
     def _recorded() -> dict[str, Any]:
@@ -361,7 +367,7 @@ class RankGroup:
     def _leave(self, dist: Any) -> None:
         """Forget the group, or what there is of one that was interrupted while it was formed."""
         if dist.is_initialized():
-            if not self._aborted:
+            if self._sockets or not self._aborted:
                 self.abort()  # a peer may be missing: do not wait for it
             dist.destroy_process_group()
             return
@@ -405,6 +411,7 @@ class RankGroup:
         """Have torch tell which sockets a new group opens, and let scripts initialise what is already there."""
         helpers = dist.distributed_c10d
         make = helpers._new_process_group_helper
+        signature = inspect.signature(make)
         if hasattr(make, "monarch_kernel"):
             return
         self._meter.install(dist)
@@ -417,7 +424,8 @@ class RankGroup:
             try:
                 made = make(*args, timeout=_CONNECT_TIMEOUT if is_forming else timeout, **kwargs)
             finally:
-                self._sockets |= _sockets() - before
+                members = tuple(signature.bind(*args, **kwargs).arguments["global_ranks_in_group"] or ())
+                self._sockets.setdefault(members, set()).update(_sockets() - before)
             if is_forming and isinstance(made[0], dist.ProcessGroup):
                 helpers._set_pg_timeout(timeout, made[0])
             return made

@@ -292,9 +292,14 @@ class Interrupt(Message, frozen=True):
 
 
 class Release(Message, frozen=True):
-    """Free the code that runs request ``id`` from the collective it waits in, if it does. Has its own lane."""
+    """Free the code that runs request ``id`` from the collective it has waited in for a while, if it does. Has its own lane.
+
+    If rank ``dead`` of ``mesh`` has ended no collective with it ever ends: then it is freed at once, and from later ones, too.
+    """
 
     id: int
+    mesh: str = ""
+    dead: int = -1
 
 
 class Complete(Message, frozen=True):

@@ -525,6 +525,18 @@ def test_ranks_that_wait_for_a_failed_one_are_released_once_a_second() -> None:
     assert sends(state.tick(11.0 + 2 * RELEASE_AFTER_S)) == [(b"R2", Release(1))]
 
 
+def test_ranks_that_wait_for_one_that_died_are_told_at_once() -> None:
+    state = running(3)
+    ask(state, 1, (1, 2, 3), 10.0)
+    ask(state, 2, (2, 3), 10.0)
+    state.heard(Result(1, Payload()), (), b"R3", 10.5)
+    spec = state.ranks[1].spec
+    assert sends(state.heard(Lost(1, 0, 9, "", (), 0), (), b"H1", 11.0), Release) == [
+        (b"R2", Release(1, spec.mesh, spec.rank))
+    ]
+    assert sends(state.tick(11.0 + RELEASE_AFTER_S), Release) == [(b"R2", Release(1))]
+
+
 def test_stopping_one_rank_does_not_release_the_others_at_once() -> None:
     state = running(2)
     ask(state, 1, now=10.0)

@@ -194,6 +194,43 @@ def test_the_death_of_a_rank_in_a_collective_frees_the_others(store: GroupStore,
         mesh.stop(grace_s=0).get()
 
 
+@pytest.mark.parametrize("blocked", [SUM, "dist.barrier()", "dist.broadcast(torch.ones(3), 1)"])
+def test_the_death_of_a_rank_frees_those_at_once_that_wait_for_one_that_is_freed(
+    store: GroupStore, blocked: str
+) -> None:
+    """Of gloo's collectives some ranks have no connection to the dead one, and would wait for ever for its neighbours."""
+    mesh = others(store, 4)
+    try:
+        future = mesh.run(f"if rank == 1: time.sleep(600)\n{blocked}\n{SUM}")
+        wait_until(lambda: all(rank.state == "running" for rank in mesh.view().ranks), "the cell to run")
+        assert not future.wait(0.3)
+        begun = undisturbed_s()
+        os.kill(mesh.view().ranks[1].pid, signal.SIGKILL)
+        error = future.exception(LONG_S)
+        assert undisturbed_s() - begun < 0.8  # less than what others are given to come along
+        assert isinstance(error, SupervisionError)
+        assert {point.rank: report.kind for point, report in error.reports.items()} == dict.fromkeys(
+            (0, 2, 3), "released"
+        ) | {1: "lost"}
+    finally:
+        mesh.stop(grace_s=0).get()
+
+
+def test_the_death_of_a_rank_leaves_groups_alone_that_it_was_not_in(store: GroupStore) -> None:
+    mesh = this_host().spawn_procs({"dp": 2, "tp": 2}, device="cpu")
+    try:
+        mesh.run(IMPORTS).get(LONG_S)
+        store.form(mesh).get(LONG_S)
+        theirs = "x = torch.ones(1) * rank; dist.all_reduce(x, group=mesh.get_group('tp')); x.item()"
+        later = "import signal\nif rank == 0: os.kill(os.getpid(), signal.SIGKILL)\nif rank > 1: time.sleep(1)"
+        error = mesh.run(f"{later}\n{theirs}").exception(LONG_S)
+        assert isinstance(error, SupervisionError)
+        assert {point.rank: value for point, value in error.results.items()} == {2: 5.0, 3: 5.0}
+        assert {point.rank: report.kind for point, report in error.reports.items()} == {0: "lost", 1: "released"}
+    finally:
+        mesh.stop(grace_s=0).get()
+
+
 SPY = """
 from torch.distributed import distributed_c10d as helpers
 def timeout_s(group):
