@@ -130,10 +130,12 @@ def test_an_interrupt_while_a_mesh_comes_up_is_one_line(notebook: Notebook) -> N
         notebook.interrupt()
         cell.wait()
         words.append(cell.error)
-        if cell.ok:
+        if not cell.ok:
+            assert "monarch_kernel" not in cell.error
+        is_up = notebook.value("'u' in globals()")  # also if the interrupt struck between its coming up and the cell's end
+        assert is_up or not cell.ok
+        if is_up:
             notebook.ok("%mesh down u")
         else:
-            assert "monarch_kernel" not in cell.error
-            assert notebook.value("'u' in globals()") is False
             assert "there is no mesh 'u'" in notebook.run("%mesh show u").evalue
     assert "RemoteInterrupt: interrupted while u was brought up; what had come is ended again" in words
