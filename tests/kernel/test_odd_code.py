@@ -132,7 +132,9 @@ def test_an_interrupt_while_a_mesh_comes_up_is_one_line(notebook: Notebook) -> N
         words.append(cell.error)
         if not cell.ok:
             assert "monarch_kernel" not in cell.error
-        is_up = notebook.value("'u' in globals()")  # also if the interrupt struck between its coming up and the cell's end
+        is_up = notebook.value(
+            "'u' in globals()"
+        )  # also if the interrupt struck between its coming up and the cell's end
         assert is_up or not cell.ok
         if is_up:
             notebook.ok("%mesh down u")

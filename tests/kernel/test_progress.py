@@ -64,7 +64,7 @@ def test_a_bar_is_live_in_one_line_and_ends_in_one(four: Notebook) -> None:
 def test_an_interrupted_bar_stays_in_its_last_state(four: Notebook) -> None:
     four.ok(f"%%remote\n{BAR}")
     cell = four.send("%%remote\nbar(1000, 0.02)")
-    cell.wait_for(blocks)
+    cell.wait_for(lambda cell: any(block.startswith("[0-3]") for block in blocks(cell)))
     four.interrupt()
     cell.wait()
     assert cell.ename == "RemoteInterrupt"
