@@ -107,6 +107,7 @@ def run_rank(spec: RankSpec, addresses: Sequence[str], token: str, helper: int, 
     from monarch_kernel.rank.rank import Rank
     from monarch_kernel.rank.streams import install_streams
     from monarch_kernel.train.group import RankGroup
+    from monarch_kernel.train.snapshots import Snapshots
     from monarch_kernel.transport.base import rank_peer
     from monarch_kernel.transport.zmq import ZmqRank
     from monarch_kernel.wire.messages import LoopGrant
@@ -136,7 +137,8 @@ def run_rank(spec: RankSpec, addresses: Sequence[str], token: str, helper: int, 
     places = range(spec.proc - spec.rank, spec.proc - spec.rank + spec.world_size)
     mesh = ProcMesh(rank.peers, Region.whole(extent), places, spec.mesh, time.monotonic(), extent)
     HOME.asker, HOME.place = rank.peers, mesh.process(spec.rank)
-    HOME.loops = Loops(Port(rank.driver.submit, rank.peers.wait, rank.is_detached))
+    HOME.loops = Loops(Port(rank.driver.submit, rank.peers.wait, rank.is_detached, is_cell=lambda: rank.is_in_cell))
+    HOME.loops.snapshots = Snapshots(rank)
     rank.at_new_controller.append(HOME.loops.controller_is_new)
     rank.asides[LoopGrant] = HOME.loops.granted
     host_actors(rank, spec.rank, mesh)

@@ -54,6 +54,7 @@ __all__ = [
     "RanksError",
     "RemoteError",
     "RemoteInterrupt",
+    "SnapshotError",
     "SupervisionError",
     "format_ranks",
     "rebuild_exception",
@@ -427,6 +428,10 @@ class MoveError(MonarchError):
 
 class CheckpointError(MonarchError):
     """A checkpoint could not be saved, there is none, or it does not fit; the text says which, why, and what is left."""
+
+
+class SnapshotError(MonarchError):
+    """There is no snapshot to go back to."""
 
 
 class PlanError(MonarchError):

@@ -15,7 +15,8 @@ In the notebook or script, while that runs::
     trainers.loop.step(2)
     trainers.loop.resume()
 
-Elsewhere than on ranks `loop` counts, `knob` is its value, and `log` does nothing, so that code runs in a plain script, too.
+Elsewhere than on ranks `loop` counts, `knob` is its value, `log` and `snapshot` do nothing, so that code runs in a plain
+script, too.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from monarch_kernel.asking.home import HOME
 from monarch_kernel.steer.knobs import bounds_text
 from monarch_kernel.wire.messages import Knob
 
-__all__ = ["knob", "log", "loop"]
+__all__ = ["knob", "log", "loop", "snapshot"]
 
 T = TypeVar("T", int, float, str, bool, None)
 
 
-def loop(steps: int | None = None) -> Iterator[int]:
+def loop(steps: int | None = None, *, on_failure: str = "raise") -> Iterator[int]:
     """The steps of a loop, from 0, each when it may begin.
 
     All ranks of a cell or call that go through it are one loop. They may be at different steps, as without it; they stop,
@@ -42,19 +43,56 @@ def loop(steps: int | None = None) -> Iterator[int]:
 
     Args:
         steps: how many; None: until the loop is left or stopped.
+        on_failure: ``raise``, or ``recover``: if a rank dies it is replaced, the cell runs again, and the loop goes on from
+            its last `snapshot`.
 
     Raises:
+        RuntimeError: it is to recover, and is in no cell, or has no snapshots.
         TypeError: ``steps`` is no number.
-        ValueError: it is negative.
+        ValueError: it is negative, or ``on_failure`` is something else.
     """
+    if on_failure not in ("raise", "recover"):
+        raise ValueError(f"live.loop(on_failure={on_failure!r}): it is 'raise' or 'recover'")
     if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool)):
         raise TypeError(f"live.loop(steps) takes how many steps there are, or nothing, not {steps!r}")
     if steps is not None and steps < 0:
         raise ValueError(f"live.loop({steps}): a loop has no less than 0 steps")
     if HOME.loops is None:
         return iter(range(steps)) if steps is not None else itertools.count()
-    begun: Iterator[int] = HOME.loops.begin(steps)
+    begun: Iterator[int] = HOME.loops.begin(steps, recovers=on_failure == "recover")
     return begun
+
+
+def snapshot(*, every: int = 10, keep: int = 2, **things: Any) -> int | None:
+    """Have the loop that follows keep what it trains, in the memory of each rank and of another one.
+
+    ``live.snapshot(model=model, optimizer=optimizer, every=10)`` stands before ``live.loop``. What is named is copied before
+    the first step and every tenth one, with the random state. From there a loop goes on that recovers, or that is run after
+    ``%mesh rollback``: then this puts it back, and the loop that follows begins with that step.
+
+    Args:
+        every: so many steps.
+        keep: so many snapshots, the newest; at least 2, since ranks need not have taken the last one when one dies.
+        things: modules, optimizers, what has ``state_dict()`` and ``load_state_dict()`` (schedulers, loaders), tensors, torch's
+            generators, lists, dicts and sets. Each rank has its own part of what is spread.
+
+    Returns:
+        The step with which the loop begins, if things were put back; else None.
+
+    Raises:
+        RuntimeError: what is to be put back is not to be had any more.
+        TypeError: something can't be put back.
+        ValueError: nothing is named, it is not what it was, or a number is too small.
+    """
+    for name, number, least in (("every", every, 1), ("keep", keep, 2)):
+        if not isinstance(number, int) or isinstance(number, bool):
+            raise TypeError(f"live.snapshot({name}={number!r}): it is a number")
+        if number < least:
+            raise ValueError(f"live.snapshot({name}={number}): at least {least}")
+    if HOME.loops is None or HOME.loops.snapshots is None:
+        return None
+    step: int | None = HOME.loops.snapshots.begin(things, every, keep)
+    return step
 
 
 def knob(name: str, value: T, low: float | None = None, high: float | None = None) -> T:

@@ -48,6 +48,7 @@ from monarch_kernel.wire.messages import (
     PostMortem,
     Pull,
     Push,
+    Rewind,
     Run,
 )
 
@@ -139,7 +140,13 @@ class ProcMesh(Handle, Shaped):
         return self._asker.request(self.procs, lambda id: pack(Ping(id)), "ping", up, quiet=True)
 
     def run_cell(
-        self, code: str, *, cell: int = 0, want_value: bool = False, listen: Listener | None = None
+        self,
+        code: str,
+        *,
+        cell: int = 0,
+        want_value: bool = False,
+        listen: Listener | None = None,
+        rewind: Rewind | None = None,
     ) -> Future[ValueMesh[CellResult]]:
         """Run code in the namespace of every rank, as a cell.
 
@@ -148,6 +155,7 @@ class ProcMesh(Handle, Shaped):
             cell: number to show in tracebacks and in the view.
             want_value: whether the value of the last expression is to be sent here.
             listen: gets what the cell writes and displays, on the leading thread; without it that is printed.
+            rewind: to which snapshot a loop in it goes back.
         """
         check_type("code", code, str)
         note = f"cell [{cell}]" if cell else "a cell"
@@ -158,7 +166,7 @@ class ProcMesh(Handle, Shaped):
         finish = gather(self._region, f"{note} failed on {self.name}", RemoteError, read, self._as_spawned)
         return self._runtime.request(
             self.procs,
-            lambda id: pack(Run(id, code, cell, want_value)),
+            lambda id: pack(Run(id, code, cell, want_value, rewind)),
             note,
             finish,
             listen=listen,

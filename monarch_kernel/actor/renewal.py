@@ -115,7 +115,7 @@ class Renewal:
             del self._asked[turn]
         return answer[0] if answer else None
 
-    def _hear_fetched(self, message: Fetched) -> None:
+    def _hear_fetched(self, message: Fetched, _: Sequence[Frame]) -> None:
         asked = self._asked.get(message.turn)
         if asked is not None:
             asked[1].append(message.module)
@@ -163,7 +163,7 @@ class Renewal:
             raise NameError(f"no class {name!r} is defined on this rank")
         return Arrived(found, key_of(found), "", key_of(found))
 
-    def _hear_reshaped(self, message: Reshaped) -> None:
+    def _hear_reshaped(self, message: Reshaped, _: Sequence[Frame]) -> None:
         interface = self._rank.peers.shared.get(message.actor)
         if interface is not None:
             interface.hear(message.kind or interface.kind, message.outlines)

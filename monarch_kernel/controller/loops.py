@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
@@ -36,6 +37,7 @@ class LoopRecord:
         begun_at: when the first came, in seconds of a clock that only goes forward.
         knobs: by name, in the order in which they were first seen.
         curves: by name of what was logged.
+        recovers: whether it is to go on by itself if a rank dies.
     """
 
     request: int
@@ -44,12 +46,30 @@ class LoopRecord:
     where: str
     steps: int | None
     begun_at: float
+    recovers: bool = False
     pace: Pace = field(default_factory=Pace)
     ranks: dict[int, int] = field(default_factory=dict)
     knobs: dict[str, Knob] = field(default_factory=dict)
     curves: dict[str, Curve] = field(default_factory=dict)
     per_s: dict[str, dict[int, float]] = field(default_factory=dict)
     step_s: dict[int, float] = field(default_factory=dict)
+
+    def follow(self, other: LoopRecord, step: int, *, is_recovery: bool) -> None:
+        """Go on where another one was before a step.
+
+        Args:
+            other: that is over.
+            step: with which this one begins.
+            is_recovery: whether it goes on as the other would have, with later changes, too; else as it was then.
+        """
+        self.begun_at = other.begun_at
+        self.knobs = dict(other.knobs)
+        self.curves = copy.deepcopy(other.curves)
+        for curve in self.curves.values():
+            curve.forget_from(step)
+        changes = [change for change in other.pace.changes if is_recovery or (change.name and change.step <= step)]
+        self.pace.changes = changes
+        self.pace.is_paused = is_recovery and other.pace.is_paused
 
     def tell(self, grant: Grant | None) -> list[Told]:
         """What all ranks that are in it are to be told."""
@@ -137,10 +157,17 @@ class LoopBook:
             steps = message.steps if message.steps >= 0 else None
             loop = self._loops[key] = LoopRecord(*key, spec.mesh, where, steps, now)
             self._forget()
-            loop.pace.is_paused = message.is_paused
+            loop.pace.is_paused, loop.recovers = message.is_paused, message.recovers
+            if message.follows and (last := self._last(message.follows)) is not None:
+                loop.follow(last, message.step, is_recovery=message.is_recovery)
         loop.ranks[spec.proc] = spec.rank
         grant = loop.pace.joined(spec.proc, message.step, message.horizon)
         return [(spec.proc, loop.message(grant))]
+
+    def recovers(self, request: int) -> bool:
+        """Whether a request has a loop that is to go on by itself if a rank dies."""
+        last = self._last(request)
+        return last is not None and last.recovers
 
     def reported(self, proc: int, message: LoopReport) -> list[Told]:
         """A rank says how far it is, and what it has logged."""
@@ -172,6 +199,10 @@ class LoopBook:
             if loop.pace.is_in(proc):
                 told += loop.tell(loop.pace.left(proc))
         return told
+
+    def _last(self, request: int) -> LoopRecord | None:
+        """The last loop of a request."""
+        return next((loop for loop in reversed(self._loops.values()) if loop.request == request), None)
 
     def _forget(self) -> None:
         over = [key for key, loop in self._loops.items() if loop.pace.is_over]

@@ -379,6 +379,10 @@ class Runtime:
         """Keys of the loops that some of these processes are in, or were, in the order in which they were begun."""
         return [(loop.request, loop.number) for loop in self._state.loops.of(procs)]
 
+    def recovers(self, request: int) -> bool:
+        """Whether a request has a loop that is to go on by itself if a rank dies."""
+        return self._state.loops.recovers(request)
+
     def with_baton(self, do: Callable[[], T]) -> T:
         """Have something done with the baton held, and wait for what it gives.
 

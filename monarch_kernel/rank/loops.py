@@ -16,13 +16,13 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from monarch_kernel.rank.executor import working
 from monarch_kernel.steer.pace import Grant, Lease
 from monarch_kernel.transport.driver import Waiter
-from monarch_kernel.wire.codec import Packed, pack
-from monarch_kernel.wire.messages import Knob, Logged, LoopBegun, LoopGrant, LoopLeft, LoopReport
+from monarch_kernel.wire.codec import Frame, Packed, pack, replace
+from monarch_kernel.wire.messages import Knob, Logged, LoopBegun, LoopGrant, LoopLeft, LoopReport, Rewind
 
 __all__ = ["Loops", "RankLoop"]
 
@@ -59,12 +59,48 @@ class Port(NamedTuple):
         wait: waits, in code that this thread runs.
         is_detached: whether there is no controller now, and may be another one later.
         request: gives the request that this thread works on; 0 if it is on none.
+        is_cell: whether that is a cell of a notebook.
     """
 
     submit: Callable[[Packed], object]
     wait: Callable[[Waiter, float | None], bool]
     is_detached: Callable[[], bool] = lambda: False
     request: Callable[[], int] = working_request
+    is_cell: Callable[[], bool] = lambda: False
+
+
+class Series(Protocol):
+    """Snapshots that are taken between the steps of a loop."""
+
+    @property
+    def first(self) -> int:
+        """The step with which the loop begins."""
+        ...
+
+    @property
+    def rewound(self) -> Rewind | None:
+        """What was put back before it, if something was."""
+        ...
+
+    def begin(self) -> None:
+        """The loop begins."""
+        ...
+
+    def before(self, step: int) -> None:
+        """A step is about to begin."""
+        ...
+
+
+class SnapshotHome(Protocol):
+    """Where snapshots are."""
+
+    def begin(self, things: dict[str, Any], every: int, most: int) -> int | None:
+        """Say what belongs to the next loop; gives the step with which that begins if it was put back."""
+        ...
+
+    def take_series(self) -> Series | None:
+        """The snapshots of a loop that begins now."""
+        ...
 
 
 class RankLoop:
@@ -75,12 +111,23 @@ class RankLoop:
         number: counts the loops of that.
         steps: how many it has at most; None: as many as one wants.
         port: the way to the controller.
+        series: its snapshots, if it has some.
+        recovers: whether it is to go on by itself if a rank dies.
 
     Attributes:
         step: that is done now; -1 before the first.
     """
 
-    def __init__(self, request: int, number: int, steps: int | None, port: Port) -> None:
+    def __init__(
+        self,
+        request: int,
+        number: int,
+        steps: int | None,
+        port: Port,
+        series: Series | None = None,
+        *,
+        recovers: bool = False,
+    ) -> None:
         self.step = -1
         self.steps = steps
         self._key = request, number
@@ -92,13 +139,24 @@ class RankLoop:
         self._met_at = -math.inf  # when a new controller has come
         self._tells_all = False  # a new controller has to be told of all knobs
         self._logged: dict[str, list[tuple[int, Any]]] = {}
-        self._reported = 0, time.perf_counter()
+        self._series = series
+        self._recovers = recovers
+        self._reported = 0 if series is None else series.first, time.perf_counter()
         self._due = self._reported[1] + _REPORT_S
 
     def run(self) -> Iterator[int]:
         """The steps, each when it may begin."""
-        lease, steps, step = self._lease, self.steps, 0
-        self._port.submit(pack(LoopBegun(*self._key, -1 if steps is None else steps)))
+        lease, steps, step, series = self._lease, self.steps, 0, self._series
+        begun = LoopBegun(*self._key, -1 if steps is None else steps, recovers=self._recovers)
+        if series is not None:
+            series.begin()
+            if series.rewound is not None:
+                step = series.first
+                rewound = series.rewound
+                begun = replace(
+                    begun, step=step, horizon=step + 1, follows=rewound.key[0], is_recovery=rewound.is_recovery
+                )
+        self._port.submit(pack(begun))
         try:
             while steps is None or step < steps:
                 if step >= lease.horizon:
@@ -109,6 +167,8 @@ class RankLoop:
                 if lease.should_report(step) or time.perf_counter() > self._due:
                     self._report(step)
                 self.step = step
+                if series is not None:
+                    series.before(step)
                 yield step
                 step += 1
         finally:
@@ -200,23 +260,41 @@ class Loops:
 
     Args:
         port: the way to the controller.
+
+    Attributes:
+        snapshots: that loops have taken, where that is possible.
     """
 
     def __init__(self, port: Port) -> None:
+        self.snapshots: SnapshotHome | None = None
         self._port = port
         self._lock = threading.Lock()
         self._by_key: dict[tuple[int, int], RankLoop] = {}
         self._counts: dict[int, int] = {}  # how many loops a request has begun, of the last ones
         self._here = threading.local()
 
-    def begin(self, steps: int | None) -> Iterator[int]:
-        """A loop of the code that this thread runs."""
+    def begin(self, steps: int | None, *, recovers: bool = False) -> Iterator[int]:
+        """A loop of the code that this thread runs.
+
+        Raises:
+            RuntimeError: it is to recover, and is in no cell, or has no snapshots.
+        """
+        series = None if self.snapshots is None else self.snapshots.take_series()
+        if recovers and not self._port.is_cell():
+            raise RuntimeError("live.loop(on_failure='recover') is for cells of a notebook: they can be run again")
+        if recovers and series is None:
+            raise RuntimeError("live.loop(on_failure='recover') needs live.snapshot(model=model, ...) before it")
+        return self._run(steps, series, recovers)
+
+    def _run(self, steps: int | None, series: Series | None, recovers: bool) -> Iterator[int]:
         request = self._port.request()
         with self._lock:
             number = self._counts[request] = self._counts.pop(request, 0) + 1  # the last one is the last in order
             while len(self._counts) > _COUNTED:
                 del self._counts[min(self._counts.keys() - {0})]
-            loop = self._by_key[request, number] = RankLoop(request, number, steps, self._port)
+            loop = self._by_key[request, number] = RankLoop(
+                request, number, steps, self._port, series, recovers=recovers
+            )
         stack: list[RankLoop] = self._here.__dict__.setdefault("stack", [])
         stack.append(loop)
         try:
@@ -237,7 +315,7 @@ class Loops:
         for loop in list(self._by_key.values()):
             loop.come_back()
 
-    def granted(self, grant: LoopGrant) -> None:
+    def granted(self, grant: LoopGrant, _: Sequence[Frame] = ()) -> None:
         """Take what the controller says; on the thread that drives the socket."""
         loop = self._by_key.get((grant.request, grant.number))
         if loop is not None:

@@ -47,7 +47,7 @@ from monarch_kernel.describe.report import describe
 from monarch_kernel.describe.stacks import Collective, Doing
 from monarch_kernel.rank.apply import Applier, run_bootstrap
 from monarch_kernel.rank.asker import RankAsker, RankItem
-from monarch_kernel.rank.executor import Executor
+from monarch_kernel.rank.executor import Executor, working
 from monarch_kernel.rank.ledger import Ledger
 from monarch_kernel.rank.reports import MeterReports
 from monarch_kernel.rank.streams import OutputMarks
@@ -65,9 +65,11 @@ from monarch_kernel.wire.messages import (
     DebugInput,
     Failed,
     Fence,
+    FetchSnapshot,
     Forget,
     Hello,
     Inspect,
+    KeepSnapshot,
     ListErrors,
     Look,
     Message,
@@ -82,6 +84,7 @@ from monarch_kernel.wire.messages import (
     Release,
     Reload,
     Result,
+    Rewind,
     Rich,
     Run,
     Spawn,
@@ -97,7 +100,19 @@ STRIKE_EVERY_S = 0.05
 STRIKE_SIGNAL = signal.SIGRTMIN + 7
 SWITCH_INTERVAL_S = 0.001
 
-_FROM_PEERS = (Run, Apply, Push, Pull, Ping, Look, Release, Reload, Conclude)
+_FROM_PEERS = (
+    Run,
+    Apply,
+    Push,
+    Pull,
+    Ping,
+    Look,
+    Release,
+    Reload,
+    Conclude,
+    KeepSnapshot,
+    FetchSnapshot,
+)
 """What other ranks may want, besides what concerns actors."""
 
 
@@ -168,7 +183,7 @@ class Rank(Workplace):
             Pull: self._pull,
             Ping: self._ping,
         }
-        self.asides: dict[type[Message], Callable[[Any], None]] = {}
+        self.asides: dict[type[Message], Callable[[Any, Sequence[Frame]], None]] = {}
         self.at_new_controller: list[Callable[[], None]] = []
         self._shell: Shell | None = None
         self._applier: Applier | None = None
@@ -176,6 +191,8 @@ class Rank(Workplace):
         self._make_shell: Callable[[Callable[[dict[str, Any], dict[str, Any]], None]], Shell] | None = None
         self._output_marks = marks
         self._last_cell = 0
+        self._cell = 0
+        self.rewind: Rewind | None = None  # of the cell
         self._token = token
         self._ledger = Ledger(spec.record) if spec.record else None
         self._epoch = 0
@@ -289,6 +306,11 @@ class Rank(Workplace):
         """Whether there is no controller now, and may be another one later."""
         return self._ledger is not None and self._ledger.is_detached
 
+    @property
+    def is_in_cell(self) -> bool:
+        """Whether the calling thread runs a cell of a notebook."""
+        return working.get() is self.main and self._cell > 0
+
     def executors(self) -> list[Executor]:
         """All that work: the main thread, and the actors."""
         return [self.main, *super().executors()]
@@ -317,6 +339,8 @@ class Rank(Workplace):
         signal.signal(signal.SIGINT, self._on_sigint)  # an earlier cell may have set one of its own
         self._output_marks.begin(self._last_cell if has_children() else 0)
         self._last_cell = message.id
+        self._cell = message.cell
+        self.rewind = message.rewind
         with self.main.user_code():
             outcome = shell.run(message.code, message.cell)
             self.main.came_back(shell.last_error)
@@ -427,7 +451,7 @@ class Rank(Workplace):
         elif isinstance(message, PeerNews):
             self.peers.hear_news(message)
         elif (hear := self.asides.get(type(message))) is not None:
-            hear(message)
+            hear(message, frames)
         elif isinstance(message, (DebugInput, PassOver)):
             if self.debugger is not None:
                 self.debugger.hear(message)

@@ -9,6 +9,7 @@ A `RemoteCell` is advanced by whoever drives it, with ``wait`` and ``turn``: a c
 - *waiting*: an earlier cell of the mesh has ranks in common with it (`Lane`);
 - *forming*: the mesh forms its process group, before its first cell and after one that broke it;
 - *running*: it was sent; what it writes comes as events;
+- *recovering*: ranks have died, and its loop goes on by itself (`Recovery`); it is sent again;
 - *over*: `result` gives the ranks' values, or raises.
 
 A cell that was interrupted in vain stays in its lane, and is driven in the background from then on: what comes after it on
@@ -21,7 +22,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, Literal
 
 from monarch_kernel.actor.answers import CellResult
@@ -36,9 +37,10 @@ from monarch_kernel.output.logs import CellMark
 from monarch_kernel.output.rich import RichSlots
 from monarch_kernel.running.interrupts import HeldInterrupts
 from monarch_kernel.running.output import CellOutput
+from monarch_kernel.running.recovery import Recovery
 from monarch_kernel.running.stopping import Stopping, look, stopping_text
 from monarch_kernel.ui.stacks import doing_lines
-from monarch_kernel.wire.messages import Payload
+from monarch_kernel.wire.messages import Payload, Rewind
 
 __all__ = ["CellStage", "Lane", "RemoteCell", "run_in_foreground"]
 
@@ -48,7 +50,7 @@ _GROUP_TIMEOUT_S = 90.0
 _FINISHED = Value(Payload(), (), {})
 _MARKS = 1_000  # cells that a log can tell apart
 
-CellStage = Literal["waiting", "forming", "running", "over"]
+CellStage = Literal["waiting", "forming", "running", "recovering", "over"]
 
 
 class Lane:
@@ -67,6 +69,9 @@ class Lane:
         self.group_members: tuple[int, ...] = ()  # incarnations of the ranks when the group was last formed
         self.slots = RichSlots(uuid.uuid4().hex)
         self.begun: deque[CellMark] = deque(maxlen=_MARKS)
+        self.history: deque[tuple[int, str]] = deque(
+            maxlen=_MARKS
+        )  # number and code of what ran to its end, on all ranks
         self.cells: list[RemoteCell] = []
         self._lock = threading.Lock()
 
@@ -150,6 +155,9 @@ class RemoteCell:
         self._future: Future[Any] | None = None
         self._result: ValueMesh[CellResult] | None = None
         self._error: BaseException | None = None
+        self._recovery = Recovery(lane, mesh, code if isinstance(code, str) else "", self._say, output.hear)
+        self._recovering: Generator[Future[Any], None, Rewind | None] | None = None
+        self._rewind: Rewind | None = None
         lane.enter(self)
 
     def __repr__(self) -> str:
@@ -168,6 +176,9 @@ class RemoteCell:
             self._begin(now)
         if self.stage == "forming":
             self._check_group(now)
+        if self.stage == "recovering":
+            self.output.turn(now)
+            self._recover(now)
         if self.stage == "running":
             assert self._future is not None
             self.output.turn(now)
@@ -196,6 +207,10 @@ class RemoteCell:
             assert self._future is not None
             self._future.interrupt()
             self._fail(RemoteInterrupt(f"{reason} while the process group was formed; the cell was not sent"))
+        elif self.stage == "recovering":
+            assert self._future is not None
+            self._future.interrupt()
+            self._fail(RemoteInterrupt(f"{reason} while ranks were replaced; the loop was not gone on with"))
         elif self._stopping is not None:
             self._stopping.again(now)
         elif self._future is not None:
@@ -340,6 +355,7 @@ class RemoteCell:
                     cell=self.number,
                     want_value=self._want_value,
                     listen=self.output.hear,
+                    rewind=self._rewind,
                 )
         except Exception as error:  # the session was shut down
             self._fail(error)
@@ -354,13 +370,36 @@ class RemoteCell:
         try:
             self._result = future.get()
         except RanksError as error:
+            if self._stopping is None and self._recovery.wants(future.id, error):
+                self._recovering = self._recovery.steps(error)
+                self.stage = "recovering"
+                self._recover(now)
+                return
             self._error = RemoteInterrupt(self._outcome(self._stopping, error)) if self._stopping else error
         except Exception as error:
             self._error = error
         else:
             if self._stopping is not None:
                 self._error = RemoteInterrupt(f"{self._stopping.why}, but all ranks ran to their end")
+            if isinstance(self._code, str) and self._code and self.mesh.is_whole:
+                self._lane.history.append((self.number, self._code))
         self._over()
+
+    def _recover(self, now: float) -> None:
+        """Go on with what is done between the death of ranks and the next step, as far as possible without waiting."""
+        assert self._recovering is not None
+        try:
+            while self._future is None or self._future.done():
+                self._future = next(self._recovering)
+        except StopIteration as done:
+            self._rewind = done.value
+            self._send(now)
+        except Exception as error:
+            self.output.finish(now)
+            self._fail(error)
+
+    def _say(self, text: str) -> None:
+        self.output.sink.write("stderr", f"{text}\n")
 
     def _outcome(self, stopping: Stopping, error: RanksError) -> str:
         """What became of the ranks of a cell that was interrupted."""

@@ -37,6 +37,7 @@ __all__ = [
     "dump_bytes",
     "dump_call",
     "join",
+    "keep",
     "load",
     "load_bytes",
     "pack",
@@ -304,6 +305,16 @@ def dump_call(args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str
         for label, value in [*zip(labels, args), *kwargs.items()]:
             dump(value, f"argument {label!r} (a {type(value).__name__})")
         raise
+
+
+def keep(pieces: Pieces) -> Frame:
+    """Copy pieces of memory into one frame, one behind the other; a large one other processes of the machine can read, too.
+
+    Raises:
+        MemoryError: there is no room for it; the text has the figures.
+    """
+    STORE.check(sum(map(len, pieces)))
+    return STORE.keep(pieces) if sum(map(len, pieces)) >= STORE.from_nbytes else _join(pieces)
 
 
 def load(payload: Payload, frames: Sequence[Frame]) -> Any:

@@ -40,6 +40,7 @@ __all__ = [
     "Failed",
     "Fence",
     "Fetch",
+    "FetchSnapshot",
     "Fetched",
     "Forget",
     "FormGroup",
@@ -50,10 +51,12 @@ __all__ = [
     "Inspect",
     "Interrupt",
     "Join",
+    "KeepSnapshot",
     "KillRanks",
     "Knob",
     "ListErrors",
     "ListModules",
+    "ListSnapshots",
     "LogRead",
     "Logged",
     "Look",
@@ -96,6 +99,7 @@ __all__ = [
     "Reload",
     "Reshaped",
     "Result",
+    "Rewind",
     "Rich",
     "Run",
     "Software",
@@ -129,13 +133,30 @@ class Ping(Message, frozen=True):
     id: int
 
 
+class Rewind(Message, frozen=True):
+    """The next `live.snapshot` puts back what the snapshot ``key`` has, and the loop that follows goes on from its step.
+
+    ``holders`` are the places of those who keep it for each rank of the mesh. In a recovery it comes with the cell that runs
+    again, and is for the `live.snapshot` with the same number in that; else for the first one that follows.
+    """
+
+    id: int
+    key: tuple[int, int, int]
+    holders: tuple[int, ...]
+    is_recovery: bool = False
+
+
 class Run(Message, frozen=True):
-    """Run a cell; answer with the value of its last expression if ``want_value``, else only with how it looks."""
+    """Run a cell; answer with the value of its last expression if ``want_value``, else only with how it looks.
+
+    With ``rewind`` a loop in it goes back to a snapshot, for the cell has run before.
+    """
 
     id: int
     code: str
     cell: int
     want_value: bool = False
+    rewind: Rewind | None = None
 
 
 class Push(Message, frozen=True):
@@ -361,6 +382,34 @@ class LoopGrant(Message, frozen=True):
     is_paused: bool = False
 
 
+class KeepSnapshot(Message, frozen=True):
+    """Keep what the process in place ``owner`` had before a step, in case that process dies; answer when you have it.
+
+    ``key`` is the request and number of the `live.snapshot` that it belongs to, and the step; at most ``most`` are kept of an
+    owner, the newest. Has its own lane, as the two that follow.
+    """
+
+    id: int
+    owner: int
+    key: tuple[int, int, int]
+    most: int
+    payload: Payload
+
+
+class ListSnapshots(Message, frozen=True):
+    """Answer with the keys of the snapshots that you keep, by owner."""
+
+    id: int
+
+
+class FetchSnapshot(Message, frozen=True):
+    """Answer with a snapshot that you keep."""
+
+    id: int
+    owner: int
+    key: tuple[int, int, int]
+
+
 class ListErrors(Message, frozen=True):
     """Answer at once, whatever runs, with a list of the errors (`KeptError`) that are kept. Has its own lane."""
 
@@ -582,6 +631,9 @@ class LoopBegun(Message, frozen=True):
     """The code of a request begins a loop, its ``number``-th; ``steps`` is -1 where it has no end. Tell me how far I may go.
 
     Said to a new controller, too: then it is at ``step``, may begin those below ``horizon``, and is paused or not.
+
+    One that ``recovers`` is to go on by itself if a rank dies. One that goes on where another was, in the request ``follows``,
+    begins with ``step``; in a recovery with what was to change at later steps, too.
     """
 
     request: int
@@ -590,6 +642,9 @@ class LoopBegun(Message, frozen=True):
     step: int = 0
     horizon: int = 0
     is_paused: bool = False
+    recovers: bool = False
+    follows: int = 0
+    is_recovery: bool = False
 
 
 class LoopReport(Message, frozen=True):

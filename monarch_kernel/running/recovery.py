@@ -1,0 +1,152 @@
+"""A cell whose loop goes on by itself when ranks die: what is done between the death and the next step.
+
+Theory of operation. The processes that are left have models, optimizers and groups that belong to a process group which is no
+more, and a new process has nothing at all. So all of them run the cell again, after the cells that made what it needs
+(`running.replay`), as a user would; what training has come to is in their snapshots, and is put back where the cell comes to
+`live.snapshot` (`train.snapshots`). The request is another one, the cell is the same: it goes on writing where it wrote.
+
+Ranks may die at any time, also meanwhile: then it begins anew. It is given up when that was in vain several times without a
+later snapshot: what dies of itself at a certain step would go on doing so.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from monarch_kernel.actor.procs import ProcMesh
+from monarch_kernel.asking.future import Future
+from monarch_kernel.errors import RanksError, SnapshotError, format_ranks
+from monarch_kernel.running.replay import cells_for
+from monarch_kernel.tables import format_seconds
+from monarch_kernel.train.rewind import Common, Holdings, common, holdings
+from monarch_kernel.wire.messages import Rewind
+
+if TYPE_CHECKING:
+    from monarch_kernel.running.cells import Lane
+
+__all__ = ["Recovery", "python_of"]
+
+MOST_IN_VAIN = 5
+"""So often a cell is brought back to the same step."""
+
+
+class Recovery:
+    """Of one cell.
+
+    Args:
+        lane: of its mesh.
+        mesh: where it runs.
+        code: of it.
+        say: writes a line where the cell writes.
+        listen: gets what earlier cells write that run again.
+    """
+
+    def __init__(
+        self, lane: Lane, mesh: ProcMesh, code: str, say: Callable[[str], None], listen: Callable[[Any], None]
+    ) -> None:
+        self._lane = lane
+        self._mesh = mesh
+        self._code = code
+        self._say = say
+        self._listen = listen
+        self._requests: list[int] = []  # that have run the cell
+        self._is_again = False
+        self._step = -1
+        self._in_vain = 0
+
+    def wants(self, request: int, error: RanksError) -> bool:
+        """Whether the cell is to go on, in spite of the error that ended it."""
+        self._requests.append(request)
+        kinds = {failure.kind for failure in error.reports.values()}
+        if "lost" not in kinds or not kinds <= {"lost", "released"} or not self._code:
+            return False
+        if not self._is_again and not self._mesh._runtime.recovers(request):
+            return False
+        if not self._mesh.is_whole:
+            self._say(f"{self._mesh.name} is a part of a mesh: only what runs on all of its ranks recovers")
+            return False
+        return True
+
+    def steps(self, error: RanksError) -> Generator[Future[Any], None, Rewind | None]:
+        """What is to be waited for, one after the other; gives with what the cell is to be sent again.
+
+        Raises:
+            MonarchError: it can't go on.
+        """
+        begun = time.monotonic()
+        died = {point.rank: failure for point, failure in error.reports.items() if failure.kind == "lost"}
+        how = re.split(r";| \(", died[min(died)].message)[0]
+        self._say(f"{self._mesh.name}: {format_ranks(died)} died ({how}); going back to the last snapshot")
+        while True:
+            try:
+                return (yield from self._once(begun))
+            except RanksError:
+                if not self._mesh.deaths() or self._in_vain >= MOST_IN_VAIN:
+                    raise
+                self._in_vain += 1
+
+    def _once(self, begun: float) -> Generator[Future[Any], None, Rewind | None]:
+        mesh, lane = self._mesh, self._lane
+        healing = mesh.heal()
+        yield healing
+        replaced = healing.get()
+        asked = holdings(mesh)
+        yield asked
+        chosen = self._choose(asked.get())
+        forming = lane.begin_group()
+        yield forming
+        forming.get()
+        lane.needs_group = False
+        history = list(lane.history)
+        again = [history[at] for at in cells_for(self._code, [code for _, code in history], python_of)]
+        for number, code in again:
+            future = mesh.run_cell(code, cell=number, listen=self._listen)
+            yield future
+            future.get()
+        self._is_again = True
+        where = f"before step {chosen.key[2]:,}" if chosen else "at the beginning, for it had no snapshot yet"
+        ran = f"; ran {_cells_text([number for number, _ in again])} again" if again else ""
+        took = format_seconds(time.monotonic() - begun)
+        self._say(f"{mesh.name}: {format_ranks(replaced)} replaced, the loop is back {where}, after {took}{ran}")
+        if chosen is None:
+            return None
+        first = mesh.procs[0]
+        return Rewind(0, chosen.key, tuple(first + holder for holder in chosen.holders), True)
+
+    def _choose(self, held: Holdings) -> Common | None:
+        """The snapshot to go back to; None if the loop has begun, and none is complete."""
+        ranks = self._mesh.ranks
+        found = [each for each in common(ranks, held) if each.key[0] in self._requests]
+        if not found:
+            taken = {key for owned in held.values() for keys in owned.values() for key in keys}
+            if any(request in self._requests and step for request, _, step in taken):
+                without = [rank for rank in ranks if not any(owned.get(rank) for owned in held.values())]
+                raise SnapshotError(
+                    f"{self._mesh.name}: there is no snapshot of {format_ranks(without or ranks)} any more: who kept it has "
+                    "died, too; checkpoint.load goes on from what was saved"
+                )
+            return None
+        chosen = found[-1]
+        step = chosen.key[2]
+        self._in_vain = self._in_vain + 1 if step == self._step else 1
+        self._step = step
+        if self._in_vain > MOST_IN_VAIN:
+            raise SnapshotError(
+                f"{self._mesh.name} was brought back before step {step:,} {MOST_IN_VAIN} times, and ranks died again before "
+                "the next snapshot; %mesh logs has their last words"
+            )
+        return chosen
+
+
+def python_of(code: str) -> str:
+    """A cell in Python's own syntax."""
+    from IPython.core.inputtransformer2 import TransformerManager
+
+    return TransformerManager().transform_cell(code)
+
+
+def _cells_text(numbers: Sequence[int]) -> str:
+    return f"cell{'s' * (len(numbers) > 1)} {', '.join(f'[{number}]' for number in numbers)}"
