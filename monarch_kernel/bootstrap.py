@@ -106,8 +106,8 @@ def run_rank(spec: RankSpec, addresses: Sequence[str], token: str, helper: int, 
     from monarch_kernel.rank.loops import Loops, Port
     from monarch_kernel.rank.rank import Rank
     from monarch_kernel.rank.streams import install_streams
+    from monarch_kernel.snapshots.keeping import Snapshots
     from monarch_kernel.train.group import RankGroup
-    from monarch_kernel.train.snapshots import Snapshots
     from monarch_kernel.transport.base import rank_peer
     from monarch_kernel.transport.zmq import ZmqRank
     from monarch_kernel.wire.messages import LoopGrant

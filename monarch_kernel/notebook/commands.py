@@ -30,8 +30,17 @@ from monarch_kernel.running.display import Sink
 from monarch_kernel.running.interrupts import HeldInterrupts
 from monarch_kernel.running.places import placed
 from monarch_kernel.running.stopping import look
+from monarch_kernel.snapshots.rewind import roll_back
 from monarch_kernel.syntax.lines import UsageProblem, tokens
-from monarch_kernel.syntax.options import COMMANDS, LogsOptions, one_name, parse_doctor, parse_logs, parse_loop
+from monarch_kernel.syntax.options import (
+    COMMANDS,
+    LogsOptions,
+    one_name,
+    parse_doctor,
+    parse_logs,
+    parse_loop,
+    parse_rollback,
+)
 from monarch_kernel.syntax.selector import root_name
 from monarch_kernel.syntax.up import parse_up
 from monarch_kernel.syntax.usage import command_help, mesh_help
@@ -42,6 +51,8 @@ from monarch_kernel.ui.stacks import stacks_text
 from monarch_kernel.ui.text import meshes_text
 
 __all__ = ["MeshCommands"]
+
+_ENDS_S = 2.0
 
 
 def _read_file(name: str) -> str | None:
@@ -201,6 +212,21 @@ class MeshCommands:
             print(steer(going[-1], options.command or "set", count=options.count, knobs=options.knobs))
         else:
             print("\n".join(loop_text(loop.view()) for loop in going))
+
+    def rollback(self, rest: str) -> None:
+        """Put back what ranks had before a step, of which they keep a snapshot (``live.snapshot``)."""
+        selector, step = parse_rollback(rest)
+        entry, mesh = self._meshes.select(selector, self._shell.user_ns)
+        if not mesh.is_whole:
+            raise UsageProblem(f"%mesh rollback: all ranks go back together; write {entry.mesh.name}, without an index")
+        for cell in list(entry.lane.cells):  # one whose loop was stopped just now is about to end
+            if not cell.is_over.wait(_ENDS_S):
+                raise UsageProblem(
+                    f"%mesh rollback: cell [{cell.number}] runs; %mesh loop stop ends its loop, %mesh interrupt "
+                    f"{mesh.name} all of it"
+                )
+        step = roll_back(mesh, step)
+        print(f"{mesh.name}: all ranks are back before step {step:,}; the next live.loop goes on from there")
 
     def heal(self, rest: str) -> None:
         """Start new processes in place of dead ranks of a mesh, or of a part of it; of the last one, if none is named."""

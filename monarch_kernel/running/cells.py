@@ -22,7 +22,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, MutableSequence
 from typing import Any, Literal
 
 from monarch_kernel.actor.answers import CellResult
@@ -69,7 +69,7 @@ class Lane:
         self.group_members: tuple[int, ...] = ()  # incarnations of the ranks when the group was last formed
         self.slots = RichSlots(uuid.uuid4().hex)
         self.begun: deque[CellMark] = deque(maxlen=_MARKS)
-        self.history: deque[tuple[int, str]] = deque(
+        self.history: MutableSequence[tuple[int, str]] = deque(
             maxlen=_MARKS
         )  # number and code of what ran to its end, on all ranks
         self.cells: list[RemoteCell] = []
@@ -155,7 +155,9 @@ class RemoteCell:
         self._future: Future[Any] | None = None
         self._result: ValueMesh[CellResult] | None = None
         self._error: BaseException | None = None
-        self._recovery = Recovery(lane, mesh, code if isinstance(code, str) else "", self._say, output.hear)
+        self._recovery = Recovery(
+            mesh, code if isinstance(code, str) else "", lane.history, lane.begin_group, self._say, output.hear
+        )
         self._recovering: Generator[Future[Any], None, Rewind | None] | None = None
         self._rewind: Rewind | None = None
         lane.enter(self)
@@ -393,6 +395,7 @@ class RemoteCell:
                 self._future = next(self._recovering)
         except StopIteration as done:
             self._rewind = done.value
+            self._lane.needs_group = False
             self._send(now)
         except Exception as error:
             self.output.finish(now)

@@ -3,7 +3,7 @@
 Theory of operation. The processes that are left have models, optimizers and groups that belong to a process group which is no
 more, and a new process has nothing at all. So all of them run the cell again, after the cells that made what it needs
 (`running.replay`), as a user would; what training has come to is in their snapshots, and is put back where the cell comes to
-`live.snapshot` (`train.snapshots`). The request is another one, the cell is the same: it goes on writing where it wrote.
+`live.snapshot` (`snapshots.keeping`). The request is another one, the cell is the same: it goes on writing where it wrote.
 
 Ranks may die at any time, also meanwhile: then it begins anew. It is given up when that was in vain several times without a
 later snapshot: what dies of itself at a certain step would go on doing so.
@@ -14,18 +14,15 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from monarch_kernel.actor.procs import ProcMesh
 from monarch_kernel.asking.future import Future
 from monarch_kernel.errors import RanksError, SnapshotError, format_ranks
 from monarch_kernel.running.replay import cells_for
+from monarch_kernel.snapshots.rewind import Common, Holdings, common, holdings
 from monarch_kernel.tables import format_seconds
-from monarch_kernel.train.rewind import Common, Holdings, common, holdings
 from monarch_kernel.wire.messages import Rewind
-
-if TYPE_CHECKING:
-    from monarch_kernel.running.cells import Lane
 
 __all__ = ["Recovery", "python_of"]
 
@@ -37,19 +34,27 @@ class Recovery:
     """Of one cell.
 
     Args:
-        lane: of its mesh.
         mesh: where it runs.
         code: of it.
+        history: number and code of earlier cells, those that ran to their end on all ranks.
+        form: has the process group formed anew.
         say: writes a line where the cell writes.
         listen: gets what earlier cells write that run again.
     """
 
     def __init__(
-        self, lane: Lane, mesh: ProcMesh, code: str, say: Callable[[str], None], listen: Callable[[Any], None]
+        self,
+        mesh: ProcMesh,
+        code: str,
+        history: Sequence[tuple[int, str]],
+        form: Callable[[], Future[Any]],
+        say: Callable[[str], None],
+        listen: Callable[[Any], None],
     ) -> None:
-        self._lane = lane
         self._mesh = mesh
         self._code = code
+        self._history = history
+        self._form = form
         self._say = say
         self._listen = listen
         self._requests: list[int] = []  # that have run the cell
@@ -89,18 +94,17 @@ class Recovery:
                 self._in_vain += 1
 
     def _once(self, begun: float) -> Generator[Future[Any], None, Rewind | None]:
-        mesh, lane = self._mesh, self._lane
+        mesh = self._mesh
         healing = mesh.heal()
         yield healing
         replaced = healing.get()
         asked = holdings(mesh)
         yield asked
         chosen = self._choose(asked.get())
-        forming = lane.begin_group()
+        forming = self._form()
         yield forming
         forming.get()
-        lane.needs_group = False
-        history = list(lane.history)
+        history = list(self._history)
         again = [history[at] for at in cells_for(self._code, [code for _, code in history], python_of)]
         for number, code in again:
             future = mesh.run_cell(code, cell=number, listen=self._listen)

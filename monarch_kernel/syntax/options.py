@@ -24,6 +24,7 @@ __all__ = [
     "parse_logs",
     "parse_loop",
     "parse_remote",
+    "parse_rollback",
     "parser_of",
     "repeatable",
     "split_options",
@@ -36,6 +37,7 @@ COMMANDS = {
     "attach": "take up a mesh that outlived its kernel",
     "interrupt": "interrupt what it runs, keep its state; --abort: abort process groups, too",
     "loop": "say how far its loop is; pause, resume, step [N], stop, or turn knobs",
+    "rollback": "put back what its ranks had before a step, of which they keep a snapshot; its next loop goes on from there",
     "heal": "start new processes in place of dead ranks; the others keep their state",
     "restart": "end ranks, and start new processes in their places",
     "sync": "send edited modules to its ranks, and load anew what is imported there",
@@ -327,6 +329,19 @@ def parse_loop(line: str) -> LoopOptions:
 
 
 _KNOB = re.compile(r"[^=()\[\]]+=(?!=)")
+
+
+def parse_rollback(line: str) -> tuple[str, int | None]:
+    """Read what follows ``%mesh rollback``: ``[SELECTOR] [STEP]``; gives the selector, and None for the newest step.
+
+    Raises:
+        UsageProblem: it can't be; the text says why and what to write.
+    """
+    words = tokens(line)
+    step = int(words.pop()) if words and words[-1].isdecimal() else None
+    if len(words) > 1:
+        raise UsageProblem(f"%mesh rollback: it takes a mesh and a step, such as t 40, not {line.strip()!r}")
+    return words[0] if words else "", step
 
 
 def one_name(rest: Sequence[str], command: str, known: Sequence[str], *, optional: bool) -> str:

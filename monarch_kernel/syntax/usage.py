@@ -20,6 +20,7 @@ _ARGUMENTS = {
     "down": "NAME | --all",
     "interrupt": "NAME [--abort]",
     "loop": "[SELECTOR] [pause | resume | step [N] | stop | KNOB=VALUE...]",
+    "rollback": "[SELECTOR] [STEP]",
     "heal": "[SELECTOR]",
     "restart": "SELECTOR",
     "sync": "[SELECTOR] [MODULE | PATH]",

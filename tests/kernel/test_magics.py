@@ -327,6 +327,7 @@ def test_pulling_what_is_not_there_names_it(notebook: Notebook) -> None:
                 "attach",
                 "interrupt",
                 "loop",
+                "rollback",
                 "heal",
                 "restart",
                 "sync",

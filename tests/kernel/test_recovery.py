@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 
@@ -101,14 +102,64 @@ def reaches(notebook: Notebook, step: int) -> None:
 
 
 def kill(notebook: Notebook, rank: int) -> None:
-    os.kill(notebook.value(f"t.view().ranks[{rank}].pid"), signal.SIGKILL)
+    """Kill the process that is there, as soon as there is one."""
+    wait_until(lambda: notebook.value(f"t.view().ranks[{rank}].pid"), "a process")
+    os.kill(notebook.value(f"t.view().ranks[{rank}].pid or 1 << 30"), signal.SIGKILL)
 
 
 def test_a_rank_that_is_killed_is_replaced_and_the_outcome_is_the_same(
     trained: Notebook, undisturbed: list[object]
 ) -> None:
-    cell = trained.send(train(0.05, "--background"))
-    cell.wait()
+    cell = trained.ok(train(0.05, "--background"))
     reaches(trained, 12)
+    trained.ok("%mesh loop scale=1.0")
     kill(trained, 2)
     assert outcome(trained) == undisturbed, cell.text
+    died, back = [line for line in cell.stderr.splitlines() if line.startswith("t: ")]
+    assert died == "t: [2] died (killed by SIGKILL); going back to the last snapshot"
+    assert re.fullmatch(r"t: \[2\] replaced, the loop is back before step \d*[05], after .* s; ran cells \[2\], \[3\] again", back)
+    steps = trained.value("[step for step, _ in t.loop.view().curves[0].points]")
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 59
+
+
+def test_several_ranks_are_killed_again_and_again(trained: Notebook, undisturbed: list[object]) -> None:
+    """At once, one after the other, and while the last ones are being replaced."""
+    cell = trained.ok(train(0.05, "--background"))
+    reaches(trained, 7)
+    kill(trained, 0)
+    kill(trained, 2)
+    reaches(trained, 23)
+    kill(trained, 3)
+    wait_until(lambda: trained.value("t.incarnations()")[3] == 1, "another process")
+    kill(trained, 3)
+    assert outcome(trained) == undisturbed, cell.text
+    assert trained.value("t.incarnations()") == (1, 0, 1, 2)
+
+
+def test_a_loop_that_is_stopped_goes_back_and_on_by_hand(trained: Notebook, undisturbed: list[object]) -> None:
+    trained.ok(train(0.02, "--background"))
+    reaches(trained, 31)
+    trained.ok("%mesh loop stop")
+    said = trained.ok("%mesh rollback t").stdout
+    step = int(re.fullmatch(r"t: all ranks are back before step (\d+); the next live.loop goes on from there\n", said)[1])
+    assert step % 5 == 0
+    assert trained.ok(f"%mesh rollback {step - 3}").stdout.startswith(f"t: all ranks are back before step {step - 5}")
+    assert trained.ok("%%remote\nlen(losses)").plain == f"[0-3] {step - 5}"
+    assert "before it; of these: " in trained.run("%mesh rollback 2").evalue
+    trained.ok(train())
+    assert outcome(trained) == undisturbed
+
+
+def test_ranks_that_were_healed_by_hand_take_theirs_from_others(trained: Notebook, undisturbed: list[object]) -> None:
+    plain = train(0.05, "--background").replace(', on_failure="recover"', "")
+    trained.ok(plain)
+    reaches(trained, 12)
+    kill(trained, 1)
+    wait_until(lambda: trained.value("t.loop.view().state") == "over", "the loop to end")
+    trained.ok("%mesh heal")
+    for code in (DEFINE, BUILD):
+        trained.ok(code)
+    assert trained.run("%mesh rollback").ok
+    trained.ok(train())
+    assert outcome(trained) == undisturbed

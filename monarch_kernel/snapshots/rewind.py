@@ -9,7 +9,7 @@ from monarch_kernel.actor.procs import ProcMesh
 from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.future import Future
 from monarch_kernel.errors import Failure, SnapshotError, format_ranks
-from monarch_kernel.train.snapshots import Key, put_back_here
+from monarch_kernel.snapshots.keeping import Key, put_back_here
 from monarch_kernel.wire.codec import load, pack
 from monarch_kernel.wire.messages import ListSnapshots, Rewind
 

@@ -4,13 +4,13 @@ Theory of operation
 ===================
 
 `live.snapshot(model=model, ..., every=10)` says what belongs to the loop that follows. Before every tenth step, all ranks
-before the same ones, the loop has it captured (`train.captured`): one copy within memory, for which the loop stands. What was
+before the same ones, the loop has it captured (`captured`): one copy within memory, for which the loop stands. What was
 captured is kept here, and sent to a *buddy*, a rank on another host where there is one. On one host both map the same memory,
 so a second copy takes none. A buddy answers when it has it, on the thread that drives its socket, whatever it computes; the
 loop waits for that only when it comes to the next snapshot.
 
-To go back is the controller's affair (`train.rewind`): it asks all ranks what they keep, chooses the newest step of which each
-place has a snapshot, and says so (`Rewind`) to the processes that are there. Nothing happens until their code comes to
+To go back is the controller's affair (`rewind`): it asks all ranks what they keep, chooses the newest step of which each place
+has a snapshot, and says so (`Rewind`) to the processes that are there. Nothing happens until their code comes to
 `live.snapshot` again: that puts back what was captured, and the loop that follows goes on from that step. A process that is
 new has the same from its buddy.
 
@@ -42,7 +42,7 @@ from monarch_kernel.wire.messages import (
 )
 
 if TYPE_CHECKING:
-    from monarch_kernel.train.captured import Captured
+    from monarch_kernel.snapshots.captured import Captured
 
 __all__ = ["Key", "Series", "Snapshots", "put_back_here"]
 
@@ -97,7 +97,7 @@ class Series:
     def begin(self) -> None:
         """The loop begins."""
         if self._begun is not None:
-            from monarch_kernel.train.captured import set_random_state
+            from monarch_kernel.snapshots.captured import set_random_state
 
             set_random_state(self._begun[1])
 
@@ -107,7 +107,7 @@ class Series:
             self._take(step)
 
     def _take(self, step: int) -> None:
-        from monarch_kernel.train.captured import capture
+        from monarch_kernel.snapshots.captured import capture
 
         if self._sent is not None:  # else more and more would be on its way to a rank that is slow
             self._sent.wait(None)
@@ -159,7 +159,7 @@ class Snapshots:
             ValueError: nothing is named, or what is named is not what it was.
             RuntimeError: the snapshot is not to be had any more.
         """
-        from monarch_kernel.train.captured import check, put_back
+        from monarch_kernel.snapshots.captured import check, put_back
 
         check(things)
         request = working_request()
@@ -189,7 +189,7 @@ class Snapshots:
             ValueError: they are not what they were.
             RuntimeError: the snapshot is not to be had any more.
         """
-        from monarch_kernel.train.captured import put_back
+        from monarch_kernel.snapshots.captured import put_back
 
         things = {name: thing() for name, thing in self._last.items()}
         if self._rewind is not None and things and all(thing is not None for thing in things.values()):
@@ -223,7 +223,7 @@ class Snapshots:
 
     def _fetch(self, rewind: Rewind) -> Captured:
         """A snapshot of this place, kept here or by the buddy."""
-        from monarch_kernel.train.captured import Captured
+        from monarch_kernel.snapshots.captured import Captured
 
         kept = self._kept.get(self._proc, {}).get(rewind.key)
         if kept is None:
