@@ -19,7 +19,7 @@ from typing import Any
 from monarch_kernel.actor.procs import ProcMesh
 from monarch_kernel.asking.future import Future
 from monarch_kernel.errors import RanksError, SnapshotError, format_ranks
-from monarch_kernel.running.replay import cells_for
+from monarch_kernel.running.replay import cells_for, reads
 from monarch_kernel.snapshots.rewind import Common, Holdings, common, holdings
 from monarch_kernel.tables import format_seconds
 from monarch_kernel.wire.messages import Rewind
@@ -110,6 +110,10 @@ class Recovery:
             future = mesh.run_cell(code, cell=number, listen=self._listen)
             yield future
             future.get()
+        wanted = reads(self._code, python_of)
+        there = mesh.run(f"[name for name in {wanted!r} if name in globals()]")
+        yield there
+        self._check(replaced, [set(names) for names in there.get().values()])
         self._is_again = True
         where = f"before step {chosen.key[2]:,}" if chosen else "at the beginning, for it had no snapshot yet"
         ran = f"; ran {_cells_text([number for number, _ in again])} again" if again else ""
@@ -119,6 +123,16 @@ class Recovery:
             return None
         first = mesh.procs[0]
         return Rewind(0, chosen.key, tuple(first + holder for holder in chosen.holders), True)
+
+    def _check(self, replaced: Sequence[int], there: Sequence[set[str]]) -> None:
+        """See that new processes have what the others have, of all that the cell reads."""
+        lacking = {name for names in there for name in names if any(name not in there[rank] for rank in replaced)}
+        if lacking:
+            raise SnapshotError(
+                f"{self._mesh.name}: the new process of {format_ranks(replaced)} has no {', '.join(sorted(lacking))}: no "
+                "earlier cell that ran to its end on all ranks makes it, as far as its text tells. Make it in the cell of the "
+                "loop; or have the ranks make it now, and go on by %mesh rollback and that cell"
+            )
 
     def _choose(self, held: Holdings) -> Common | None:
         """The snapshot to go back to; None if the loop has begun, and none is complete."""

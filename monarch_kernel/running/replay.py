@@ -1,8 +1,8 @@
 """Which earlier cells made what a cell needs: those that a new process has to run before it; pure.
 
 A cell needs the names that it reads before it has bound them itself, as far as its text tells; a cell that binds one of these
-belongs to it, with all that it needs in turn. A cell that only changes what a name stands for (``model.eval()``) does not: what
-of that matters to training is in its snapshot.
+belongs to it, with all that it needs in turn. It binds one, too, by a call of a function that declares it ``global``. A cell
+that only changes what a name stands for (``model.eval()``) does not: what of that matters to training is in its snapshot.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import ast
 import builtins
 import symtable
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-__all__ = ["cells_for"]
+__all__ = ["cells_for", "reads"]
 
 
 def cells_for(code: str, history: Sequence[str], transform: Callable[[str], str] = lambda code: code) -> list[int]:
@@ -24,8 +24,13 @@ def cells_for(code: str, history: Sequence[str], transform: Callable[[str], str]
         history: the texts of those before it that ran to their end, the oldest first.
         transform: turns IPython's syntax into Python's.
     """
-    texts = [_Names.of(each, transform) for each in history]
-    of_code = _Names.of(code, transform)
+    texts: list[_Names] = []
+    makers: dict[str, set[str]] = {}  # functions, and which names they bind when they are called
+    for text in (*history, code):
+        names = _Names.of(text, transform)
+        makers |= names.makers
+        texts.append(names.with_calls(makers))
+    of_code = texts.pop()
     found: set[int] = set()
     seen: set[tuple[str, int]] = set()
     wanted = [(name, len(texts)) for name in of_code.read | of_code.read_later]
@@ -43,6 +48,11 @@ def cells_for(code: str, history: Sequence[str], transform: Callable[[str], str]
     return sorted(found)
 
 
+def reads(code: str, transform: Callable[[str], str] = lambda code: code) -> list[str]:
+    """The names that code reads as it runs, before it has bound them itself."""
+    return sorted(_Names.of(code, transform).read - set(dir(builtins)))
+
+
 class _Names(NamedTuple):
     """The names of the namespace that a cell has to do with.
 
@@ -50,11 +60,20 @@ class _Names(NamedTuple):
         read: as it runs, before it has bound them itself.
         read_later: by its functions, when they are called.
         bound: by it.
+        loaded: all that it reads as it runs, its own, too.
+        makers: its functions that bind names of the namespace, and which.
     """
 
     read: set[str]
     read_later: set[str]
     bound: set[str]
+    loaded: set[str]
+    makers: dict[str, set[str]]
+
+    def with_calls(self, makers: Mapping[str, set[str]]) -> _Names:
+        """With what functions bind that it mentions as it runs."""
+        called = [makers[name] for name in self.loaded if name in makers]
+        return self._replace(bound=self.bound.union(*called))
 
     @classmethod
     def of(cls, code: str, transform: Callable[[str], str]) -> _Names:
@@ -64,77 +83,122 @@ class _Names(NamedTuple):
             tree = ast.parse(text)
             table = symtable.symtable(text, "cell", "exec")
         except (SyntaxError, ValueError):
-            return cls(set(), set(), set())
-        read: set[str] = set()
-        bound: set[str] = set()
-        for statement in tree.body:
-            read |= _read_at_once(statement) - bound
-            bound |= _bound_by(statement)
-        known = set(dir(builtins))
-        return cls(read - known, _read_in_functions(table) - bound - known, bound | _declared_global(table))
+            return cls(set(), set(), set(), set(), {})
+        reader = _Reader()
+        reader.visit(tree)
+        makers = {child.get_name(): _declared_global(child) for child in table.get_children()}
+        return cls(reader.read, _read_in_functions(table) - reader.bound, reader.bound, reader.loaded, makers)
 
 
-def _read_at_once(statement: ast.stmt) -> set[str]:
-    """Names that a statement loads, those within functions left out."""
-    found: set[str] = set()
-    local: set[str] = set()
+class _Reader(ast.NodeVisitor):
+    """Goes through code as it would run, once through each branch and loop, and not into functions.
 
-    def visit(node: ast.AST) -> None:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            outside = [*node.args.defaults, *[each for each in node.args.kw_defaults if each is not None]]
-            outside += getattr(node, "decorator_list", [])
-            for each in outside:
-                visit(each)
+    Attributes:
+        read: names that it loads before it has bound them.
+        loaded: all that it loads.
+        bound: those that it binds.
+    """
+
+    def __init__(self) -> None:
+        self.read: set[str] = set()
+        self.loaded: set[str] = set()
+        self.bound: set[str] = set()
+        self._local: set[str] = set()  # of comprehensions and classes
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if isinstance(node.ctx, ast.Load):
+            self._load(node.id)
+        else:
+            self._bind(node.id)
+
+    def _load(self, name: str) -> None:
+        if name in self._local:
             return
-        if isinstance(node, ast.comprehension):
-            local.update(each.id for each in ast.walk(node.target) if isinstance(each, ast.Name))
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            found.add(node.id)
-        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-            found.add(node.target.id)
-        for child in ast.iter_child_nodes(node):
-            visit(child)
+        self.loaded.add(name)
+        if name not in self.bound:
+            self.read.add(name)
 
-    visit(statement)
-    if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        # Of a loop the names that it binds itself first; what it reads of them from before is told by its own cell.
-        found -= _loop_targets(statement)
-    return found - local
+    def _bind(self, name: str | None) -> None:
+        if name:
+            self.bound.add(name)
 
+    def _all(self, *nodes: ast.AST | Sequence[ast.AST | None] | None) -> None:
+        for node in nodes:
+            if isinstance(node, ast.AST):
+                self.visit(node)
+            else:
+                self._all(*(each for each in node or () if each is not None))
 
-def _loop_targets(statement: ast.stmt) -> set[str]:
-    targets = [node.target for node in ast.walk(statement) if isinstance(node, (ast.For, ast.AsyncFor))]
-    targets += [
-        item.optional_vars
-        for node in ast.walk(statement)
-        if isinstance(node, ast.With)
-        for item in node.items
-        if item.optional_vars
-    ]
-    return {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
+    def visit_Assign(self, node: ast.Assign) -> None:
+        self._all(node.value, node.targets)
 
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        self._all(node.value)
+        if node.value is not None:
+            self._all(node.target)
 
-def _bound_by(statement: ast.stmt) -> set[str]:
-    """Names that a statement binds in the cell's namespace."""
-    found: set[str] = set()
-    for node in _outside_functions(statement):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, (ast.Store, ast.Del)):
-            found.add(node.id)
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            found |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            found.add(node.name)
-        elif isinstance(node, ast.ExceptHandler):
-            found |= {node.name} if node.name else set()
-    return found
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        if isinstance(node.target, ast.Name):
+            self._load(node.target.id)
+        self._all(node.value, node.target)
 
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
+        self._all(node.value, node.target)
 
-def _outside_functions(node: ast.AST) -> list[ast.AST]:
-    found = [node]
-    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
-        for child in ast.iter_child_nodes(node):
-            found += _outside_functions(child)
-    return found
+    def visit_For(self, node: ast.For | ast.AsyncFor) -> None:
+        self._all(node.iter, node.target, node.body, node.orelse)
+
+    visit_AsyncFor = visit_For
+
+    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
+        self._all(node.type)
+        self._bind(node.name)
+        self._all(node.body)
+
+    def visit_Import(self, node: ast.Import | ast.ImportFrom) -> None:
+        for alias in node.names:
+            self._bind((alias.asname or alias.name).partition(".")[0])
+
+    visit_ImportFrom = visit_Import
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self._all(node.decorator_list, node.args.defaults, node.args.kw_defaults)
+        self._bind(node.name)
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_Lambda(self, node: ast.Lambda) -> None:
+        self._all(node.args.defaults, node.args.kw_defaults)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self._all(node.decorator_list, node.bases, [each.value for each in node.keywords])
+        body = _Reader()
+        body._all(node.body)
+        for name in body.read:
+            self._load(name)
+        self._bind(node.name)
+
+    def visit_ListComp(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> None:
+        outside = self._local
+        for part in node.generators:
+            self._all(part.iter)
+            self._local = self._local | {each.id for each in ast.walk(part.target) if isinstance(each, ast.Name)}
+            self._all(part.ifs)
+        self._all(*([node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]))
+        self._local = outside
+
+    visit_SetComp = visit_GeneratorExp = visit_DictComp = visit_ListComp
+
+    def visit_MatchAs(self, node: ast.MatchAs) -> None:
+        self._all(node.pattern)
+        self._bind(node.name)
+
+    def visit_MatchStar(self, node: ast.MatchStar) -> None:
+        self._bind(node.name)
+
+    def visit_MatchMapping(self, node: ast.MatchMapping) -> None:
+        self._all(node.keys, node.patterns)
+        self._bind(node.rest)
 
 
 def _read_in_functions(table: symtable.SymbolTable) -> set[str]:
@@ -147,11 +211,6 @@ def _read_in_functions(table: symtable.SymbolTable) -> set[str]:
 
 
 def _declared_global(table: symtable.SymbolTable) -> set[str]:
-    """Names that functions of a cell bind in the namespace."""
-    found: set[str] = set()
-    for child in table.get_children():
-        found |= {
-            symbol.get_name() for symbol in child.get_symbols() if symbol.is_declared_global() and symbol.is_assigned()
-        }
-        found |= _declared_global(child)
-    return found
+    """Names of the namespace that a function, or one within it, binds."""
+    found = {each.get_name() for each in table.get_symbols() if each.is_declared_global() and each.is_assigned()}
+    return found.union(*(_declared_global(child) for child in table.get_children()))

@@ -117,7 +117,9 @@ def test_a_rank_that_is_killed_is_replaced_and_the_outcome_is_the_same(
     assert outcome(trained) == undisturbed, cell.text
     died, back = [line for line in cell.stderr.splitlines() if line.startswith("t: ")]
     assert died == "t: [2] died (killed by SIGKILL); going back to the last snapshot"
-    assert re.fullmatch(r"t: \[2\] replaced, the loop is back before step \d*[05], after .* s; ran cells \[2\], \[3\] again", back)
+    assert re.fullmatch(
+        r"t: \[2\] replaced, the loop is back before step \d*[05], after .* s; ran cells \[2\], \[3\] again", back
+    )
     steps = trained.value("[step for step, _ in t.loop.view().curves[0].points]")
     assert steps == sorted(set(steps))
     assert steps[-1] == 59
@@ -142,7 +144,9 @@ def test_a_loop_that_is_stopped_goes_back_and_on_by_hand(trained: Notebook, undi
     reaches(trained, 31)
     trained.ok("%mesh loop stop")
     said = trained.ok("%mesh rollback t").stdout
-    step = int(re.fullmatch(r"t: all ranks are back before step (\d+); the next live.loop goes on from there\n", said)[1])
+    step = int(
+        re.fullmatch(r"t: all ranks are back before step (\d+); the next live.loop goes on from there\n", said)[1]
+    )
     assert step % 5 == 0
     assert trained.ok(f"%mesh rollback {step - 3}").stdout.startswith(f"t: all ranks are back before step {step - 5}")
     assert trained.ok("%%remote\nlen(losses)").plain == f"[0-3] {step - 5}"
