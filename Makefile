@@ -21,7 +21,7 @@ PIP_INSTALL = -m pip install --disable-pip-version-check --quiet -c constraints.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo lab test ready typescript engines lint format bytecode bench bench-notebook bench-scale bench-links bench-view bench-live bench-parallel bench-checkpoint bench-faults clean
+.PHONY: help demo lab test ready typescript engines lint format bytecode bench bench-notebook bench-scale bench-links bench-view bench-live bench-parallel bench-checkpoint bench-survival bench-faults clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -84,6 +84,9 @@ bench-parallel: bytecode ## Measure what parallelize costs a step, against the s
 
 bench-checkpoint: bytecode ## Measure how long training stands for a checkpoint
 	$(BIN)/python -m benchmarks.checkpoint $(ARGS)
+
+bench-survival: bytecode ## Measure what it takes to go on when ranks die in training
+	$(BIN)/python -m benchmarks.survival $(ARGS)
 
 bench-faults: bytecode ## Make 200 random faults under traffic, and see that nothing is wrong; ARGS="--transfers 10000" for memory
 	$(BIN)/python -m tests.failures.campaign $(ARGS)

@@ -150,7 +150,7 @@ def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -165,7 +165,7 @@ def main() -> None:
             print(f"a step takes {statistics.median(b - a for a, b in itertools.pairwise(ends)):.2f} s", flush=True)
             training, took = Training(kernel, directory, options.steps), []
             for _ in range(options.kills):
-                time.sleep(random.uniform(0.5, 3.0))
+                time.sleep(random.uniform(0.5, 8.0))
                 took.append(training.kill(random.randrange(RANKS)))
             print(
                 f"{len(took)} kills: from the kill to the end of the new process's first step median "

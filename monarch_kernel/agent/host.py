@@ -75,6 +75,7 @@ from monarch_kernel.wire.messages import (
     Output,
     OutputChunk,
     Part,
+    Preload,
     RankSpec,
     Reach,
     ReadClock,
@@ -254,6 +255,9 @@ class HostAgent:
                     self._gateway.part(message.host)
                 elif isinstance(message, Join):
                     self._gateway.join(message.parent, message.addresses)
+                elif isinstance(message, Preload):
+                    if self._zygote is not None:
+                        self._zygote.preload(message.modules)
                 elif isinstance(message, ReadClock):
                     self._send(ClockRead(message.sent, time.time()))
                 elif isinstance(message, ReadLog):

@@ -25,7 +25,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 
-from monarch_kernel.wire.config import Bequest, ForkReport, ForkRequest
+from monarch_kernel.wire.config import Bequest, ForkReport, ForkRequest, Preloads
 from monarch_kernel.wire.messages import RankSpec
 
 __all__ = ["HUGE_PAGES", "Zygote", "serve"]
@@ -42,7 +42,7 @@ class Zygote:
     Args:
         entry: ``module:function`` that a forked rank runs with its spec, the addresses, the token and the helper's pid.
         preload: modules to import before the first fork; of ``module:function`` the function is called, too.
-        preload_later: the same, but ranks that are already waited for are forked before.
+        preload_later: the same, one at a time, and only when there is nothing else to do.
         addresses: where the controller listens, empty if on another machine, and where the agent does.
         token: for the ranks' hello.
         log: file that the zygote writes to; ranks have pipes of their own.
@@ -91,6 +91,11 @@ class Zygote:
             packet = ForkRequest(spec, i == len(specs) - 1).encode()
             socket.send_fds(self.socket, [packet], list(pair))
 
+    def preload(self, modules: Sequence[str]) -> None:
+        """Have modules imported when there is nothing else to do; one that can't be is left out."""
+        with contextlib.suppress(OSError):  # it has ended, or imports something: ranks import what they need
+            self.socket.send(Preloads(tuple(modules)).encode(), socket.MSG_DONTWAIT)
+
     def bequeath(self, groups: Sequence[int]) -> bool:
         """Say which process groups it has to end, should we be killed; False if it can't be told now."""
         try:
@@ -132,10 +137,14 @@ def serve(fd: int) -> None:
     channel = socket.socket(fileno=fd)
     group: list[tuple[RankSpec, Sequence[int]]] = []
     inherited: Sequence[int] = ()
+    asked: list[str] = []
     while True:
-        if preload_later and not group and not select.select([channel], [], [], 0)[0]:
-            _load(preload_later)
-            preload_later = ()
+        while (preload_later or asked) and not group and not select.select([channel], [], [], 0)[0]:
+            if preload_later:
+                _load([preload_later.pop(0)])
+            else:
+                with contextlib.suppress(Exception):  # ranks that want it say why it can't be imported
+                    _load([asked.pop(0)])
         packet, fds, _, _ = socket.recv_fds(channel, _PACKET_NBYTES, 2)
         if not packet:
             for pgid in inherited:
@@ -147,6 +156,9 @@ def serve(fd: int) -> None:
         request = ForkRequest.decode(packet)
         if isinstance(request, Bequest):
             inherited = request.groups
+            continue
+        if isinstance(request, Preloads):
+            asked += [name for name in request.modules if name not in sys.modules]
             continue
         group.append((request.spec, fds))
         if request.last:

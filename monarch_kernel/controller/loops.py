@@ -157,7 +157,7 @@ class LoopBook:
             steps = message.steps if message.steps >= 0 else None
             loop = self._loops[key] = LoopRecord(*key, spec.mesh, where, steps, now)
             self._forget()
-            loop.pace.is_paused, loop.recovers = message.is_paused, message.recovers
+            loop.pace.is_paused, loop.pace.apart, loop.recovers = message.is_paused, message.apart, message.recovers
             if message.follows and (last := self._last(message.follows)) is not None:
                 loop.follow(last, message.step, is_recovery=message.is_recovery)
         loop.ranks[spec.proc] = spec.rank

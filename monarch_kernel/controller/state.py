@@ -98,6 +98,7 @@ from monarch_kernel.wire.messages import (
     PassOver,
     Payload,
     PeerNews,
+    Preload,
     RankSpec,
     Readings,
     Release,
@@ -116,6 +117,9 @@ ATTACH_HOST_S = 10.0
 ATTACH_RANKS_S = 5.0
 CLEANUP_S = 2.0
 RELEASE_AFTER_S = 1.0
+
+FOR_TRAINING = ("monarch_kernel.snapshots.captured", "monarch_kernel.parallel")
+"""What a rank imports that trains, and goes back to a snapshot: with torch's FSDP and DTensor, some 500 modules."""
 MAX_NAMES = 4_000
 
 _OF_RANKS = (Rich, Names, Stopped, Continued, Meet, CleansUp, Fetch, LoopBegun, LoopReport, LoopLeft)
@@ -151,6 +155,7 @@ class State:
         self.loops = LoopBook()
         self.strays = 0
         self._dead: set[int] = set()
+        self._ready_to_train: set[int] = set()  # hosts whose new ranks have imported what that takes
         self._coming: set[int] = set()  # those that may not be up; `tick` looks at nobody else
         self._unsettled: set[int] = set()  # those of whom something waits in their order; the same
         self._speakers: dict[Peer, RankRecord] = {}
@@ -708,7 +713,13 @@ class State:
         proc = record.spec.proc
         if isinstance(message, LoopBegun):
             where = record.owed.get(message.request, "")
-            return self.tell_loops(self.loops.begun(record.spec, where, message, now))
+            effects = self.tell_loops(self.loops.begun(record.spec, where, message, now))
+            if (
+                message.recovers and record.host not in self._ready_to_train
+            ):  # whoever comes in place of a rank comes quickly
+                self._ready_to_train.add(record.host)
+                effects += self._to_host(self.hosts[record.host], pack(Preload(FOR_TRAINING)))
+            return effects
         if isinstance(message, LoopReport):
             return self.tell_loops(self.loops.reported(proc, message))
         return self.tell_loops(self.loops.left(proc, message))

@@ -78,6 +78,11 @@ class Series(Protocol):
         ...
 
     @property
+    def apart(self) -> int:
+        """How many steps ranks may be apart, for there to be one of which each has a snapshot."""
+        ...
+
+    @property
     def rewound(self) -> Rewind | None:
         """What was put back before it, if something was."""
         ...
@@ -141,6 +146,7 @@ class RankLoop:
         self._logged: dict[str, list[tuple[int, Any]]] = {}
         self._series = series
         self._recovers = recovers
+        self._lost = ""
         self._reported = 0 if series is None else series.first, time.perf_counter()
         self._due = self._reported[1] + _REPORT_S
 
@@ -150,6 +156,7 @@ class RankLoop:
         begun = LoopBegun(*self._key, -1 if steps is None else steps, recovers=self._recovers)
         if series is not None:
             series.begin()
+            begun = replace(begun, apart=series.apart)
             if series.rewound is not None:
                 step = series.first
                 rewound = series.rewound
@@ -161,6 +168,8 @@ class RankLoop:
             while steps is None or step < steps:
                 if step >= lease.horizon:
                     self._wait(step)
+                if self._lost:
+                    raise RuntimeError(f"live.loop: {self._lost}")
                 lease.begin(step)
                 if lease.is_stopped:
                     break
@@ -174,6 +183,14 @@ class RankLoop:
         finally:
             self._report(step)
             self._port.submit(pack(LoopLeft(*self._key, step)))
+
+    def lose(self, who: str) -> None:
+        """Somebody has died who was in it: one that is to go back ends; on the thread that drives the socket."""
+        if self._recovers:
+            self._lost = f"{who} has died"
+            waiter = self._waiter
+            if waiter is not None:
+                waiter.set()
 
     def granted(self, grant: LoopGrant) -> None:
         """More steps may begin, or something changes; on the thread that drives the socket."""
@@ -223,7 +240,7 @@ class RankLoop:
             )
         waiter = self._waiter = Waiter()
         try:
-            while not self._lease.may_begin(step):
+            while not self._lease.may_begin(step) and not self._lost:
                 if self._lease.should_report(step, waits=True) or self._tells_all:
                     self._report(step)
                 if self._port.wait(waiter, _LOOK_EVERY_S):
@@ -314,6 +331,11 @@ class Loops:
         """Another one is there, which knows of no loop yet; on the thread that drives the socket."""
         for loop in list(self._by_key.values()):
             loop.come_back()
+
+    def lose(self, request: int, who: str) -> None:
+        """Somebody has died who worked on a request; on the thread that drives the socket."""
+        for loop in [loop for (of, _), loop in list(self._by_key.items()) if of == request]:
+            loop.lose(who)
 
     def granted(self, grant: LoopGrant, _: Sequence[Frame] = ()) -> None:
         """Take what the controller says; on the thread that drives the socket."""

@@ -40,6 +40,7 @@ from types import FrameType
 from typing import Any, NoReturn, Protocol
 
 from monarch_kernel.agent.processes import await_end, die_with_parent, has_children
+from monarch_kernel.asking.home import HOME
 from monarch_kernel.asking.numbers import CONTROLLER_PROC, made_by
 from monarch_kernel.describe import look
 from monarch_kernel.describe.names import NameTracker
@@ -570,6 +571,8 @@ class Rank(Workplace):
 
     def _release(self, message: Release) -> None:
         group, dead = self.group, message.dead if message.mesh == self.spec.mesh else -1
+        if dead >= 0 and HOME.loops is not None:
+            HOME.loops.lose(message.id, f"{message.mesh}[{dead}]")
         for executor in self.executors():
             if group is not None and executor.current == message.id:
                 if dead >= 0:

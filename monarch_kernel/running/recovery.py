@@ -5,8 +5,8 @@ more, and a new process has nothing at all. So all of them run the cell again, a
 (`running.replay`), as a user would; what training has come to is in their snapshots, and is put back where the cell comes to
 `live.snapshot` (`snapshots.keeping`). The request is another one, the cell is the same: it goes on writing where it wrote.
 
-Ranks may die at any time, also meanwhile: then it begins anew. It is given up when that was in vain several times without a
-later snapshot: what dies of itself at a certain step would go on doing so.
+Ranks may die at any time, also meanwhile: then it begins anew. It is given up when they have died several times without
+having come farther than ever before: what dies of itself at a certain step would go on doing so.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from monarch_kernel.wire.messages import Rewind
 __all__ = ["Recovery", "python_of"]
 
 MOST_IN_VAIN = 5
-"""So often a cell is brought back to the same step."""
+"""So often a cell is brought back that comes no farther."""
 
 
 class Recovery:
@@ -59,7 +59,7 @@ class Recovery:
         self._listen = listen
         self._requests: list[int] = []  # that have run the cell
         self._is_again = False
-        self._step = -1
+        self._farthest = -1
         self._in_vain = 0
 
     def wants(self, request: int, error: RanksError) -> bool:
@@ -82,16 +82,24 @@ class Recovery:
             MonarchError: it can't go on.
         """
         begun = time.monotonic()
+        step = max((loop.view().step for loop in self._mesh.loops if loop.key[0] in self._requests), default=0)
+        if step > self._farthest:
+            self._farthest, self._in_vain = step, 0
         died = {point.rank: failure for point, failure in error.reports.items() if failure.kind == "lost"}
         how = re.split(r";| \(", died[min(died)].message)[0]
         self._say(f"{self._mesh.name}: {format_ranks(died)} died ({how}); going back to the last snapshot")
         while True:
+            self._in_vain += 1
+            if self._in_vain > MOST_IN_VAIN:
+                raise SnapshotError(
+                    f"{self._mesh.name} was brought back {MOST_IN_VAIN} times, and never came farther than step "
+                    f"{self._farthest:,} before ranks died again; %mesh logs has their last words"
+                )
             try:
                 return (yield from self._once(begun))
             except RanksError:
-                if not self._mesh.deaths() or self._in_vain >= MOST_IN_VAIN:
+                if not self._mesh.deaths():
                     raise
-                self._in_vain += 1
 
     def _once(self, begun: float) -> Generator[Future[Any], None, Rewind | None]:
         mesh = self._mesh
@@ -147,16 +155,7 @@ class Recovery:
                     "died, too; checkpoint.load goes on from what was saved"
                 )
             return None
-        chosen = found[-1]
-        step = chosen.key[2]
-        self._in_vain = self._in_vain + 1 if step == self._step else 1
-        self._step = step
-        if self._in_vain > MOST_IN_VAIN:
-            raise SnapshotError(
-                f"{self._mesh.name} was brought back before step {step:,} {MOST_IN_VAIN} times, and ranks died again before "
-                "the next snapshot; %mesh logs has their last words"
-            )
-        return chosen
+        return found[-1]
 
 
 def python_of(code: str) -> str:

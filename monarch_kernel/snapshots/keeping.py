@@ -7,7 +7,8 @@ Theory of operation
 before the same ones, the loop has it captured (`captured`): one copy within memory, for which the loop stands. What was
 captured is kept here, and sent to a *buddy*, a rank on another host where there is one. On one host both map the same memory,
 so a second copy takes none. A buddy answers when it has it, on the thread that drives its socket, whatever it computes; the
-loop waits for that only when it comes to the next snapshot.
+loop waits for that only when it comes to the next snapshot. Ranks of such a loop do not get farther apart than snapshots are
+kept, even if they do not wait for each other (`steer.pace`), so that there is a step of which all have one.
 
 To go back is the controller's affair (`rewind`): it asks all ranks what they keep, chooses the newest step of which each place
 has a snapshot, and says so (`Rewind`) to the processes that are there. Nothing happens until their code comes to
@@ -94,6 +95,11 @@ class Series:
         """The step with which the loop begins."""
         return 0 if self._begun is None else self._begun[0].key[2]
 
+    @property
+    def apart(self) -> int:
+        """How many steps ranks may be apart: then the last one has taken the oldest snapshot that the first one keeps."""
+        return self._every * (self._most - 1)
+
     def begin(self) -> None:
         """The loop begins."""
         if self._begun is not None:
@@ -173,6 +179,8 @@ class Snapshots:
             put_back(things, captured)
             self._rewind = None
             begun = rewind, captured
+        if every == 1:
+            most = max(most, 3)  # else no rank could begin a step before all have said that they are there
         self._coming = Series(self, *self._counts, dict(things), every, most, begun)
         self._last = {name: _reference(thing) for name, thing in things.items()}
         return None if begun is None else begun[0].key[2]

@@ -141,11 +141,14 @@ class Pace:
     Attributes:
         horizon: steps below this number may begin.
         is_paused: whether it stays where it is.
+        apart: a rank may begin a step only if all have come nearer to it than so many, so that there is one to which all can
+            go back; 0 for any number, else 2 or more.
         changes: all that were made, in order: who comes late begins with the first.
     """
 
     horizon: int = _FIRST
     is_paused: bool = False
+    apart: int = 0
     changes: list[Change] = field(default_factory=list)
     _reached: dict[int, int] = field(default_factory=dict)
     _step_s: dict[int, float] = field(default_factory=dict)
@@ -250,8 +253,16 @@ class Pace:
         fastest = min(self._step_s.values(), default=0.0)
         ahead_s = 2 * max(AHEAD_S, _AHEAD_S_PER_RANK * len(self._reached))
         self._ahead = min(_MOST, max(_FIRST, math.ceil(ahead_s / fastest))) if fastest else _FIRST
-        first = max((step for rank, step in self._reached.items() if rank not in self._left), default=0)
-        if self.horizon - first > self._ahead // 2:
+        reached = [step for rank, step in self._reached.items() if rank not in self._left]
+        first, last = max(reached, default=0), min(reached, default=0)
+        if self.apart:
+            self._ahead = min(self._ahead, self.apart)
+            horizon = min(first + self._ahead, last + self.apart)
+            if horizon < self.horizon + self._ahead - self._ahead // 2:
+                return None
+            self.horizon = horizon
+        elif self.horizon - first > self._ahead // 2:
             return None
-        self.horizon = first + self._ahead
+        else:
+            self.horizon = first + self._ahead
         return self._grant()

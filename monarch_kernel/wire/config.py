@@ -21,6 +21,7 @@ __all__ = [
     "ForkRequest",
     "LinkKeys",
     "Manifest",
+    "Preloads",
     "Recipe",
 ]
 
@@ -113,15 +114,25 @@ class ForkRequest(msgspec.Struct, frozen=True, tag=True):
         return msgspec.msgpack.encode(self)
 
     @staticmethod
-    def decode(data: bytes) -> ForkRequest | Bequest:
+    def decode(data: bytes) -> ForkRequest | Bequest | Preloads:
         """From one packet of the agent's, whichever it is."""
-        return msgspec.msgpack.decode(data, type=ForkRequest | Bequest)
+        return msgspec.msgpack.decode(data, type=ForkRequest | Bequest | Preloads)
 
 
 class Bequest(msgspec.Struct, frozen=True, tag=True):
     """Agent to zygote: should I be killed, end these process groups; it replaces the one before."""
 
     groups: tuple[int, ...]
+
+    def encode(self) -> bytes:
+        """As one packet."""
+        return msgspec.msgpack.encode(self)
+
+
+class Preloads(msgspec.Struct, frozen=True, tag=True):
+    """Agent to zygote: import these modules when there is nothing else to do."""
+
+    modules: tuple[str, ...]
 
     def encode(self) -> bytes:
         """As one packet."""

@@ -84,6 +84,7 @@ __all__ = [
     "Ping",
     "PortSend",
     "PostMortem",
+    "Preload",
     "Probe",
     "Pull",
     "Push",
@@ -632,8 +633,9 @@ class LoopBegun(Message, frozen=True):
 
     Said to a new controller, too: then it is at ``step``, may begin those below ``horizon``, and is paused or not.
 
-    One that ``recovers`` is to go on by itself if a rank dies. One that goes on where another was, in the request ``follows``,
-    begins with ``step``; in a recovery with what was to change at later steps, too.
+    Ranks stay less than ``apart`` steps apart, unless that is 0. One that ``recovers`` is to go on by itself if a rank dies.
+    One that goes on where another was, in the request ``follows``, begins with ``step``; in a recovery with what was to change
+    at later steps, too.
     """
 
     request: int
@@ -642,6 +644,7 @@ class LoopBegun(Message, frozen=True):
     step: int = 0
     horizon: int = 0
     is_paused: bool = False
+    apart: int = 0
     recovers: bool = False
     follows: int = 0
     is_recovery: bool = False
@@ -880,6 +883,12 @@ class Join(Message, frozen=True):
 
     parent: int
     addresses: tuple[str, ...]
+
+
+class Preload(Message, frozen=True):
+    """Have these modules imported, as soon as there is nothing else to do, in the process that new ranks are forked from."""
+
+    modules: tuple[str, ...]
 
 
 class ReadClock(Message, frozen=True):

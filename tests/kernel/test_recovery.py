@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kernel.conftest import Notebook
+from tests.kernel.conftest import Cell, Notebook
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -167,3 +167,55 @@ def test_ranks_that_were_healed_by_hand_take_theirs_from_others(trained: Noteboo
     assert trained.run("%mesh rollback").ok
     trained.ok(train())
     assert outcome(trained) == undisturbed
+
+
+SLOW = """%%remote --background
+live.snapshot(losses=losses, every=2)
+for step in live.loop(2000, on_failure="recover"):
+    losses.append(({name}, step))
+    time.sleep(0.02)
+"""
+
+
+def ends(notebook: Notebook, cell: Cell) -> str:
+    """What is shown below a cell in the background when it has failed."""
+    wait_until(lambda: notebook.value("t.loop.view().state") == "over" and "Error" in cell.error, "the cell to fail")
+    return cell.text
+
+
+def test_what_can_not_go_on_says_why(trained: Notebook) -> None:
+    loop = "for step in live.loop(3, on_failure='recover'): pass"
+    assert "needs live.snapshot(model=model, ...) before it" in trained.run(f"%%remote\n{loop}").error
+    assert (
+        "is for cells of a notebook"
+        in trained.run(f"t.run({f'live.snapshot(losses=losses){chr(10)}{loop}'!r}).get()").error
+    )
+    assert "a int can't be put back" in trained.run("%%remote\nlive.snapshot(step=3)").error
+    assert trained.run("%mesh rollback").evalue.startswith("t: nobody keeps a snapshot of [0-3]")
+    assert trained.run("%mesh rollback t[0:2]").evalue.startswith("%mesh rollback: all ranks go back together; write t")
+
+    trained.ok("t['pushed'] = 'by the program'")
+    cell = trained.ok(SLOW.format(name="pushed"))
+    reaches(trained, 10)
+    kill(trained, 1)
+    assert "t: the new process of [1] has no pushed: no earlier cell" in ends(trained, cell)
+    trained.ok("t['pushed'] = 'by the program'")
+    assert trained.ok("%mesh rollback").stdout.startswith("t: all ranks are back before step ")
+
+    for code in (DEFINE, BUILD):
+        trained.ok(code)
+    cell = trained.ok(SLOW.format(name="0"))
+    reaches(trained, 10)
+    kill(trained, 1)
+    kill(trained, 2)  # who keeps what the other had
+    assert "t: there is no snapshot of [1] any more: who kept it has died, too" in ends(trained, cell)
+
+
+def test_an_interrupt_ends_it(trained: Notebook) -> None:
+    trained.ok(SLOW.format(name="0"))
+    reaches(trained, 10)
+    kill(trained, 3)
+    trained.ok("%mesh interrupt t")
+    trained.ok("%mesh heal")
+    assert trained.ok("%%remote\n1 + 1").plain == "[0-3] 2"
+    assert trained.ok("%mesh rollback").stdout.startswith("t: all ranks are back before step ")

@@ -167,6 +167,29 @@ def test_a_loop_ends_at_the_same_step_on_all_ranks(seed: int, is_paused: bool) -
     assert lab.pace.stop()[0] == change
 
 
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("apart", [2, 3, 10, 500])
+@pytest.mark.parametrize("step_s", [[1e-4] * 4, [0.004, 0.03, 0.002], [0.001, 1.0]])
+def test_ranks_that_do_not_wait_for_each_other_stay_together(seed: int, apart: int, step_s: list[float]) -> None:
+    lab = Lab(seed, step_s, steps=300)
+    lab.pace.apart = apart
+    for rank in lab.ranks:
+        lab.pace.joined(rank.number)
+    widest = 0
+
+    def look() -> bool:
+        nonlocal widest
+        steps = [rank.step for rank in lab.ranks]
+        widest = max(widest, max(steps) - min(steps))
+        return False
+
+    lab.run(look)
+    assert all(len(rank.seen) == 300 for rank in lab.ranks)
+    assert widest <= apart
+    if max(step_s) > 10 * min(step_s):
+        assert widest >= min(apart, 100) // 2  # and no nearer than they have to be
+
+
 def test_a_change_is_felt_soon() -> None:
     for step_s, most in ((1e-4, 2 * 0.1 / 1e-4), (0.05, 4), (10.0, 2)):
         lab = Lab(1, [step_s] * 2, steps=100_000)
