@@ -1,0 +1,42 @@
+"""The notebook on steering: what its cells show of a knob, a pause, and a step back."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.notebooks import NOTEBOOKS, Run, read
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    run = Run(read(NOTEBOOKS / "02_live_training.ipynb"), tmp_path_factory.mktemp("live"))
+    assert run.code == 0, run.stdout + run.stderr
+    return run
+
+
+def test_a_knob_that_is_turned_too_far_spoils_the_loss(run: Run) -> None:
+    assert re.search(
+        r"loop in cell \[5\]: ▶ running, step \d+ of 120; .* tokens/s; loss .*; lr=0.003",
+        run.shown_by("wait_for_step(30)"),
+    )
+    good, spoilt = map(
+        float, re.findall(r"loss of step \d+: ([\d.]+), of step \d+: ([\d.]+)", run.shown_by('set("lr"'))[0]
+    )
+    assert spoilt > good + 1
+
+
+def test_it_is_paused_and_goes_on_step_by_step(run: Run) -> None:
+    assert run.shown_by("%mesh loop pause").startswith("all ranks stand before step ")
+    assert run.shown_by("%mesh loop step").strip() == "1 step more"
+
+
+def test_it_goes_back_and_on_to_a_better_end(run: Run) -> None:
+    step = int(re.search(r"all ranks are back before step (\d+);", run.shown_by("rollback"))[1])  # type: ignore[index]
+    assert step % 10 == 0
+    assert run.shown_by("went on from").strip() == f"[0-3] went on from step {step} with lr 0.003"
+    before, after = map(float, re.findall(r": ([\d.]+)", run.shown_by("spoilt = ")))
+    assert after < before
