@@ -184,13 +184,14 @@ class RankLoop:
             self._report(step)
             self._port.submit(pack(LoopLeft(*self._key, step)))
 
-    def lose(self, who: str) -> None:
+    def lose(self, who: str) -> bool:
         """Somebody has died who was in it: one that is to go back ends; on the thread that drives the socket."""
         if self._recovers:
             self._lost = f"{who} has died"
             waiter = self._waiter
             if waiter is not None:
                 waiter.set()
+        return self._recovers
 
     def granted(self, grant: LoopGrant) -> None:
         """More steps may begin, or something changes; on the thread that drives the socket."""
@@ -332,10 +333,10 @@ class Loops:
         for loop in list(self._by_key.values()):
             loop.come_back()
 
-    def lose(self, request: int, who: str) -> None:
-        """Somebody has died who worked on a request; on the thread that drives the socket."""
-        for loop in [loop for (of, _), loop in list(self._by_key.items()) if of == request]:
-            loop.lose(who)
+    def lose(self, request: int, who: str) -> bool:
+        """Somebody has died who worked on a request; whether a loop ends for that. On the thread that drives the socket."""
+        told = [loop.lose(who) for (of, _), loop in list(self._by_key.items()) if of == request]
+        return any(told)
 
     def granted(self, grant: LoopGrant, _: Sequence[Frame] = ()) -> None:
         """Take what the controller says; on the thread that drives the socket."""

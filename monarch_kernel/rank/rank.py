@@ -571,16 +571,17 @@ class Rank(Workplace):
 
     def _release(self, message: Release) -> None:
         group, dead = self.group, message.dead if message.mesh == self.spec.mesh else -1
-        if dead >= 0 and HOME.loops is not None:
-            HOME.loops.lose(message.id, f"{message.mesh}[{dead}]")
+        ends = dead >= 0 and HOME.loops is not None and HOME.loops.lose(message.id, f"{message.mesh}[{dead}]")
         for executor in self.executors():
-            if group is not None and executor.current == message.id:
-                if dead >= 0:
-                    executor.released = message.id
-                    group.abort(dead)
-                elif group.pending_s() > RELEASE_AFTER_S:
-                    executor.released = message.id
-                    group.abort()
+            if executor.current != message.id or group is None:
+                continue
+            pending_s = group.pending_s()
+            if ends or pending_s > (RELEASE_AFTER_S if dead < 0 else 0.0):
+                executor.released = message.id
+            if dead >= 0:
+                group.abort(dead)
+            elif pending_s > RELEASE_AFTER_S:
+                group.abort()
 
     def _on_sigint(self, signum: int, frame: FrameType | None) -> None:
         main = self.main

@@ -256,6 +256,8 @@ class RankGroup:
 
     def abort(self, dead: int | None = None) -> None:
         """Make pending collectives raise; if a rank is dead those of its groups, and all that these begin."""
+        if "torch.distributed" not in sys.modules:  # nobody has begun anything, and to import it takes seconds
+            return
         dist = _dist()
 
         self._aborted = True
