@@ -72,19 +72,15 @@ class Port(NamedTuple):
 class Series(Protocol):
     """Snapshots that are taken between the steps of a loop."""
 
-    @property
-    def first(self) -> int:
-        """The step with which the loop begins."""
-        ...
+    first: int
+    """The step with which the loop begins."""
+
+    rewound: Rewind | None
+    """What was put back before it, if something was."""
 
     @property
     def apart(self) -> int:
         """How many steps ranks may be apart, for there to be one of which each has a snapshot."""
-        ...
-
-    @property
-    def rewound(self) -> Rewind | None:
-        """What was put back before it, if something was."""
         ...
 
     def begin(self) -> None:

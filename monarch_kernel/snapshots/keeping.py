@@ -64,6 +64,11 @@ class Series:
         every: so many steps.
         most: so many are kept.
         begun: what was put back, with the snapshot's key; None for a loop that begins with its first step.
+
+    Attributes:
+        request: as given.
+        rewound: what was put back, if something was.
+        first: the step with which the loop begins.
     """
 
     def __init__(
@@ -76,24 +81,16 @@ class Series:
         most: int,
         begun: tuple[Rewind, Captured] | None,
     ) -> None:
-        self.things = things
+        self.request = request
+        self.rewound = None if begun is None else begun[0]
+        self.first = 0 if begun is None else begun[0].key[2]
+        self._things = things
         self._home = home
-        self._request = request
         self._number = number
         self._every = every
         self._most = most
-        self._begun = begun
+        self._captured = None if begun is None else begun[1]
         self._sent: Future[Any] | None = None
-
-    @property
-    def rewound(self) -> Rewind | None:
-        """What was put back, if something was."""
-        return None if self._begun is None else self._begun[0]
-
-    @property
-    def first(self) -> int:
-        """The step with which the loop begins."""
-        return 0 if self._begun is None else self._begun[0].key[2]
 
     @property
     def apart(self) -> int:
@@ -102,10 +99,11 @@ class Series:
 
     def begin(self) -> None:
         """The loop begins."""
-        if self._begun is not None:
+        captured, self._captured = self._captured, None
+        if captured is not None:
             from monarch_kernel.snapshots.captured import set_random_state
 
-            set_random_state(self._begun[1])
+            set_random_state(captured)
 
     def before(self, step: int) -> None:
         """A step is about to begin."""
@@ -117,8 +115,8 @@ class Series:
 
         if self._sent is not None:  # else more and more would be on its way to a rank that is slow
             self._sent.wait(None)
-        captured = capture(self.things)
-        self._sent = self._home.keep((self._request, self._number, step), captured, self._most)
+        captured = capture(self._things)
+        self._sent = self._home.keep((self.request, self._number, step), captured, self._most)
 
 
 class _Kept(NamedTuple):
@@ -136,9 +134,8 @@ class Snapshots:
         self._rank = rank
         self._proc = spec.proc
         first = spec.proc - spec.rank
-        apart = (
-            spec.local_world_size if spec.local_world_size < spec.world_size else 1
-        )  # on the next host, if there is one
+        hosts = spec.world_size // spec.local_world_size
+        apart = spec.local_world_size if hosts > 1 else 1  # on the next host, if there is one
         self._buddy = first + (spec.rank + apart) % spec.world_size
         self._place = spec.rank
         self._kept: dict[int, dict[Key, _Kept]] = {}  # by owner; of each the oldest first
@@ -147,7 +144,7 @@ class Snapshots:
         self._coming: Series | None = None  # of the next loop
         self._last: dict[
             str, Callable[[], Any]
-        ] = {}  # things by name, which are not kept alive, as far as that is possible
+        ] = {}  # things by name; as far as that is possible they are not kept alive
         rank.asides |= {
             KeepSnapshot: self._hear_keep,
             ListSnapshots: self._hear_list,
@@ -186,9 +183,9 @@ class Snapshots:
         return None if begun is None else begun[0].key[2]
 
     def take_series(self) -> Series | None:
-        """The series of a loop that begins now."""
+        """The series of a loop that begins now, if this request has asked for one."""
         coming, self._coming = self._coming, None
-        return coming
+        return None if coming is None or coming.request != working_request() else coming
 
     def put_back_now(self) -> None:
         """Put things back at once, if they are here, in the places of which `live.snapshot` was told last.
