@@ -77,7 +77,9 @@ def test_a_loop_is_steered_while_its_cell_runs(lab: Lab, server: Server) -> None
     field.fill("0.25")
     field.press("Enter")
     expect(loop.locator(".mk-knob-note")).to_have_text(re.compile(r"from step [\d,]+"))
-    loop.get_by_role("slider").focus()
+    slider = loop.get_by_role("slider")
+    expect(slider).to_have_attribute("aria-valuetext", "0.25")  # the next frame says so, after the reply
+    slider.focus()
     lab.page.keyboard.press("ArrowLeft")  # the notebook would go to another cell
     expect(field).to_have_value("0.249")
     loop.get_by_role("button", name="Pause").click()
