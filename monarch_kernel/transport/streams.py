@@ -388,7 +388,9 @@ class StreamListener:
         with self._lock:
             self._waiting[encrypted] = None
             if len(self._waiting) > MAX_WAITING:
-                _hang_up(next(iter(self._waiting)))
+                first = next(iter(self._waiting))
+                del self._waiting[first]  # now, and not when its thread sees it: who comes next makes another one leave
+                _hang_up(first)
         threading.Thread(target=self._greet, args=(encrypted,), name="monarch-stream", daemon=True).start()
 
     def _greet(self, connection: ssl.SSLSocket) -> None:
@@ -398,7 +400,7 @@ class StreamListener:
         except OSError:
             token = b""
         with self._lock:
-            del self._waiting[connection]
+            self._waiting.pop(connection, None)
             if self._tokens.pop(token, None) is not None:
                 stream = self._streams[token] = Stream(connection, token)
         if stream is None:

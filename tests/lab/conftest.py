@@ -240,6 +240,12 @@ class Lab:
         """Run a command of JupyterLab, as the palette does; what it asks is answered by the test."""
         self.page.evaluate("([name, given]) => void window.jupyterapp.commands.execute(name, given)", [name, arguments])
 
+    def use_theme(self, name: str) -> None:
+        """Change the theme, and wait until its style sheets are there."""
+        self.command("apputils:change-theme", theme=name)
+        self.page.locator(f"body[data-jp-theme-light={str('Light' in name).lower()}]").wait_for(state="attached")
+        self.page.locator("#jupyterlab-splash").wait_for(state="detached")  # which covers all meanwhile
+
     def open(self, notebook: str) -> None:
         """Bring another notebook to the front."""
         self.command("docmanager:open", path=notebook)

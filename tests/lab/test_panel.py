@@ -233,8 +233,7 @@ def test_the_toolbar_forgets_a_mesh_that_is_down(lab: Lab, server: Server) -> No
 @pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
 def test_it_is_accessible_in_any_theme(lab: Lab, server: Server, theme: str) -> None:
     with_mesh(lab, server)
-    lab.command("apputils:change-theme", theme=theme)
-    lab.page.locator(f"body[data-jp-theme-light={str('Light' in theme).lower()}]").wait_for(state="attached")
+    lab.use_theme(theme)
     assert lab.violations("#monarch-mesh-panel") == []
     assert lab.violations(".monarch-run-on") == []
     assert lab.violations("#jp-main-statusbar .monarch-status") == []

@@ -172,6 +172,5 @@ def test_a_plain_kernel_shows_it_too(lab: Lab, server: Server) -> None:
 @pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
 def test_it_is_accessible_in_any_theme(lab: Lab, server: Server, theme: str) -> None:
     with_mesh(lab, server)
-    lab.command("apputils:change-theme", theme=theme)
-    lab.page.locator(f"body[data-jp-theme-light={str('Light' in theme).lower()}]").wait_for(state="attached")
+    lab.use_theme(theme)
     assert lab.violations(".mk-live") == []

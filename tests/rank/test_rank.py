@@ -307,10 +307,11 @@ def test_it_says_what_it_does(procs: ProcMesh, tmp_path: Path, wait: str) -> Non
     assert isinstance(cell.exception(LONG_S), RemoteError)
 
 
-def test_it_says_what_its_actors_do(procs: ProcMesh) -> None:
+def test_it_says_what_its_actors_do(procs: ProcMesh, tmp_path: Path) -> None:
     body: Any = procs.spawn("body", Body)
-    call = body.execute.call("import time; time.sleep(0.3)")
+    call = body.execute.call(f"import os, time\nwhile not os.path.exists(r'{tmp_path}/seen'): time.sleep(0.01)")
     found = doing(procs, lambda answers: all(a.activities and a.activities[0].user_frame for a in answers.values()))
+    (tmp_path / "seen").touch()
     assert {answer.activities[0].executor for answer in found.values()} == {"actor body"}
     assert call.exception(LONG_S) is None
 
