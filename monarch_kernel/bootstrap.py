@@ -102,7 +102,7 @@ def run_rank(spec: RankSpec, addresses: Sequence[str], token: str, helper: int, 
     from monarch_kernel.asking.home import HOME
     from monarch_kernel.mesh import Extent, Region
     from monarch_kernel.rank.debugger import RankDebugger
-    from monarch_kernel.rank.environment import settle
+    from monarch_kernel.rank.environment import device_peak, settle
     from monarch_kernel.rank.loops import Loops, Port
     from monarch_kernel.rank.rank import Rank
     from monarch_kernel.rank.streams import install_streams
@@ -137,7 +137,9 @@ def run_rank(spec: RankSpec, addresses: Sequence[str], token: str, helper: int, 
     places = range(spec.proc - spec.rank, spec.proc - spec.rank + spec.world_size)
     mesh = ProcMesh(rank.peers, Region.whole(extent), places, spec.mesh, time.monotonic(), extent)
     HOME.asker, HOME.place = rank.peers, mesh.process(spec.rank)
-    HOME.loops = Loops(Port(rank.driver.submit, rank.peers.wait, rank.is_detached, is_cell=lambda: rank.is_in_cell))
+    HOME.loops = Loops(
+        Port(rank.driver.submit, rank.peers.wait, rank.is_detached, is_cell=lambda: rank.is_in_cell, peak=device_peak)
+    )
     HOME.loops.snapshots = Snapshots(rank)
     rank.at_new_controller.append(HOME.loops.controller_is_new)
     rank.asides[LoopGrant] = HOME.loops.granted

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 __all__ = [
+    "CurvePoint",
     "CurveView",
     "DetachedView",
     "HostState",
@@ -119,6 +120,22 @@ class KnobView(NamedTuple):
     high: float | None = None
 
 
+class CurvePoint(NamedTuple):
+    """Some steps of a curve.
+
+    Attributes:
+        step: the last of them.
+        mean: over steps and ranks; nan if no value was a number.
+        least: the least value of a rank, each a mean over its steps where it has told only that.
+        most: the greatest.
+    """
+
+    step: int
+    mean: float
+    least: float
+    most: float
+
+
 class CurveView(NamedTuple):
     """What was logged under a name.
 
@@ -126,13 +143,16 @@ class CurveView(NamedTuple):
         name: of it.
         last: mean over ranks of what each has logged last; nan if one has logged that.
         by_rank: flat rank and what it has logged last.
-        points: step and mean over ranks, few enough to draw; one is the mean of several steps, of which it names the last.
+        points: few enough to draw; of a long curve one stands for several steps.
+        ends: the ranks with the least and the greatest value in the last step that is known of all, with these; one rank
+            alone, if it has logged no finite number; none, if all have logged the same.
     """
 
     name: str
     last: float
     by_rank: tuple[tuple[int, float], ...] = ()
-    points: tuple[tuple[int, float], ...] = ()
+    points: tuple[CurvePoint, ...] = ()
+    ends: tuple[tuple[int, float], ...] = ()
 
 
 class LoopView(NamedTuple):
@@ -149,7 +169,8 @@ class LoopView(NamedTuple):
         step_s: seconds that a step takes the slowest rank.
         knobs: that can be turned.
         curves: what is logged.
-        per_s: ``samples`` and ``tokens`` that all ranks together do in a second, where they are logged.
+        per_s: ``samples``, ``tokens`` and ``flops`` that all ranks together do in a second, where they are logged.
+        mfu: model FLOP utilisation: these ``flops`` as a part of what the devices can do; None where that is not known.
     """
 
     key: tuple[int, int]
@@ -163,6 +184,7 @@ class LoopView(NamedTuple):
     knobs: tuple[KnobView, ...] = ()
     curves: tuple[CurveView, ...] = ()
     per_s: tuple[tuple[str, float], ...] = ()
+    mfu: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

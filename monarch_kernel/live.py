@@ -15,8 +15,7 @@ In the notebook or script, while that runs::
     trainers.loop.step(2)
     trainers.loop.resume()
 
-Elsewhere than on ranks `loop` counts, `knob` is its value, `log` and `snapshot` do nothing, so that code runs in a plain
-script, too.
+Elsewhere than on ranks `loop` counts, `knob` is its value, and the others do nothing, so that code runs in a plain script, too.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from monarch_kernel.asking.home import HOME
 from monarch_kernel.steer.knobs import bounds_text
 from monarch_kernel.wire.messages import Knob
 
-__all__ = ["knob", "log", "loop", "snapshot"]
+__all__ = ["knob", "log", "loop", "peak", "snapshot"]
 
 T = TypeVar("T", int, float, str, bool, None)
 
@@ -134,8 +133,9 @@ def _check_bounds(name: str, value: Any, low: float | None, high: float | None) 
 def log(**values: Any) -> None:
     """Note numbers of this step, or tensors with one element each, which are not waited for.
 
-    The view shows their means over ranks. ``samples`` and ``tokens`` are how many this rank did in this step: of these it
-    shows how many there are in a second.
+    The view shows their means over ranks. ``samples``, ``tokens`` and ``flops`` (floating-point operations of the model, such
+    as ``plan_of(model).step_flops``) are how many this rank did in this step: of these it shows how many there are in a second,
+    and of ``flops`` how many of those that the devices could do (model FLOP utilisation), where that is known: `peak`.
 
     Raises:
         RuntimeError: this is in no loop.
@@ -143,6 +143,20 @@ def log(**values: Any) -> None:
     """
     if HOME.loops is not None:
         _here("live.log()").log(values)
+
+
+def peak(flops: float) -> None:
+    """Say how many floating-point operations a second the device of this rank can do, at the precision that is trained with.
+
+    Of known GPUs it need not be said: for them it is that of their data sheets for dense matrices of bfloat16.
+
+    Raises:
+        ValueError: it is no number greater than 0.
+    """
+    if not isinstance(flops, (int, float)) or isinstance(flops, bool) or not 0 < flops < math.inf:
+        raise ValueError(f"live.peak({flops!r}) takes how many operations a second the device can do, such as 989e12")
+    if HOME.loops is not None:
+        HOME.loops.peak = float(flops)
 
 
 def _here(what: str) -> Any:

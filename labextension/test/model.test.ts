@@ -40,7 +40,8 @@ const LOOP: Kinds<LoopFrame> = {
   step_s: 'number',
   knobs: 'object',
   metrics: 'object',
-  per_s: 'object'
+  per_s: 'object',
+  mfu: 'number'
 };
 const KNOB: Omit<Kinds<KnobFrame>, 'value'> = { name: 'string', low: 'number', high: 'number' };
 const ERROR: Kinds<ErrorFrame> = {

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from monarch_kernel.events import CurveView, KnobView, LoopView
 from monarch_kernel.steer.curves import Curve
 from monarch_kernel.steer.pace import Grant, Pace
-from monarch_kernel.wire.messages import Knob, LoopBegun, LoopGrant, LoopLeft, LoopReport, RankSpec
+from monarch_kernel.wire.messages import Knob, Logged, LoopBegun, LoopGrant, LoopLeft, LoopReport, RankSpec
 
-__all__ = ["LoopBook", "LoopRecord", "Told"]
+__all__ = ["PER_SECOND", "Journal", "LoopBook", "LoopRecord", "Told"]
 
 KEPT = 8
 """Loops that are over, of which one can still see what they logged."""
 
-PER_SECOND = ("samples", "tokens")
+PER_SECOND = ("samples", "tokens", "flops")
 """What is logged under these names is counted: the view shows how many there are in a second, on all ranks together."""
 
 Told = tuple[int, LoopGrant]
@@ -38,6 +39,10 @@ class LoopRecord:
         knobs: by name, in the order in which they were first seen.
         curves: by name of what was logged.
         recovers: whether it is to go on by itself if a rank dies.
+        per_s: by name of what is counted, rank -> how many there are in a second.
+        peaks: rank -> how many floating-point operations a second its device can do, where that is known.
+        follows: the loop in whose place this goes on by itself, since a rank has died.
+        first: the step with which it goes on.
     """
 
     request: int
@@ -53,6 +58,14 @@ class LoopRecord:
     curves: dict[str, Curve] = field(default_factory=dict)
     per_s: dict[str, dict[int, float]] = field(default_factory=dict)
     step_s: dict[int, float] = field(default_factory=dict)
+    peaks: dict[int, float] = field(default_factory=dict)
+    follows: tuple[int, int] | None = None
+    first: int = 0
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What tells loops apart."""
+        return self.request, self.number
 
     def follow(self, other: LoopRecord, step: int, *, is_recovery: bool) -> None:
         """Go on where another one was before a step.
@@ -63,6 +76,9 @@ class LoopRecord:
             is_recovery: whether it goes on as the other would have, with later changes, too; else as it was then.
         """
         self.begun_at = other.begun_at
+        self.first = step
+        if is_recovery:
+            self.follows = other.key
         self.knobs = dict(other.knobs)
         self.curves = copy.deepcopy(other.curves)
         for curve in self.curves.values():
@@ -88,6 +104,8 @@ class LoopRecord:
         rank = self.ranks[proc]
         if report.step_s > 0:
             self.step_s[rank] = report.step_s
+        if report.peak > 0:
+            self.peaks[rank] = report.peak
         for name, values in report.logged.items():
             self.curves.setdefault(name, Curve()).add(rank, values)
             count = sum(value.count for value in values)
@@ -104,7 +122,7 @@ class LoopRecord:
         """
         values = {change.name: change.value for change in self.pace.changes if change.name}
         return LoopView(
-            (self.request, self.number),
+            self.key,
             self.mesh,
             self.where,
             self.pace.reached,
@@ -121,19 +139,45 @@ class LoopRecord:
                     name,
                     curve.mean,
                     tuple(sorted(curve.last.copy().items())),
-                    tuple((point.step, point.mean) for point in curve.points) if points else (),
+                    tuple(curve.points) if points else (),
+                    curve.ends,
                 )
                 for name, curve in list(self.curves.items())
                 if name not in PER_SECOND
             ),
             tuple((name, sum(rates.copy().values())) for name, rates in list(self.per_s.items())),
+            self.utilisation,
         )
+
+    @property
+    def utilisation(self) -> float | None:
+        """Of the floating-point operations that the devices can do, the part that the model takes; None if nobody knows."""
+        rates, peaks = self.per_s.get("flops", {}).copy(), self.peaks.copy()
+        known = rates.keys() & peaks.keys()
+        return sum(rates[rank] for rank in known) / sum(peaks[rank] for rank in known) if known else None
+
+
+class Journal(Protocol):
+    """Who notes what is logged in the loops of a mesh."""
+
+    def told(self, loop: LoopRecord, logged: Mapping[str, tuple[Logged, ...]]) -> None:
+        """A rank has told what it has logged, or has left the loop; with the baton held, so it must not wait."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more will be told."""
+        ...
 
 
 class LoopBook:
-    """All loops of a session; all methods give what ranks are to be told."""
+    """All loops of a session; all methods give what ranks are to be told.
+
+    Attributes:
+        journals: by name of the mesh whose loops they note.
+    """
 
     def __init__(self) -> None:
+        self.journals: dict[str, Journal] = {}
         self._loops: dict[tuple[int, int], LoopRecord] = {}
 
     def of(self, procs: Collection[int]) -> Iterator[LoopRecord]:
@@ -175,21 +219,23 @@ class LoopBook:
         if loop is None or proc not in loop.ranks:
             return []
         loop.take(proc, message)
-        return loop.tell(loop.pace.progressed(proc, message.step, message.step_s))
+        grant = loop.pace.progressed(proc, message.step, message.step_s)
+        self._note(loop, message.logged)
+        return loop.tell(grant)
 
     def left(self, proc: int, message: LoopLeft) -> list[Told]:
         """A rank has left a loop."""
         loop = self._loops.get((message.request, message.number))
         if loop is None or proc not in loop.ranks:
             return []
-        return loop.tell(loop.pace.left(proc, message.steps))
+        return self._leave(loop, proc, message.steps)
 
     def request_over(self, proc: int, request: int) -> list[Told]:
         """What a rank did for a request is over, by whatever way, and so are its loops."""
         told: list[Told] = []
         for loop in self._loops.values():
             if loop.request == request and loop.pace.is_in(proc):
-                told += loop.tell(loop.pace.left(proc))
+                told += self._leave(loop, proc)
         return told
 
     def gone(self, proc: int) -> list[Told]:
@@ -197,8 +243,18 @@ class LoopBook:
         told: list[Told] = []
         for loop in self._loops.values():
             if loop.pace.is_in(proc):
-                told += loop.tell(loop.pace.left(proc))
+                told += self._leave(loop, proc)
         return told
+
+    def _leave(self, loop: LoopRecord, proc: int, steps: int = 0) -> list[Told]:
+        grant = loop.pace.left(proc, steps)
+        self._note(loop, {})
+        return loop.tell(grant)
+
+    def _note(self, loop: LoopRecord, logged: Mapping[str, tuple[Logged, ...]]) -> None:
+        journal = self.journals.get(loop.mesh)
+        if journal is not None:
+            journal.told(loop, logged)
 
     def _last(self, request: int) -> LoopRecord | None:
         """The last loop of a request."""

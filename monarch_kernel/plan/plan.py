@@ -62,7 +62,7 @@ class Plan:
         memory: bytes that a rank needs, as far as is known.
         sent: bytes that a rank sends in a step for parameters and gradients.
         free_nbytes: memory that was free for the smallest rank; 0 if nobody knows.
-        flops: of one forward of the example on one rank; 0 if nobody knows.
+        flops: of one forward of the example on one rank, of split matrices its part of the whole; 0 if nobody knows.
         reason: why this strategy.
         options: all that were thought of.
         notes: what else is as it is for a reason, in words.
@@ -87,6 +87,15 @@ class Plan:
     reason: str = ""
     options: tuple[Option, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def step_flops(self) -> int:
+        """Floating-point operations of one rank for a step: of the forward, and twice as many of the backward.
+
+        What is computed again to save memory is not counted, so that this is what model FLOP utilisation counts (Chowdhery et
+        al. 2022, appendix B). 0 if nobody knows.
+        """
+        return 3 * self.flops
 
     def edit(self, **changes: Any) -> Plan:
         """The same with some attributes changed; its figures stay those of before.

@@ -167,7 +167,7 @@ def _draft(
         memory=needed(facts, split, wrapping, tensor=tensor, checkpoint=checkpoint, precision=wish.precision),
         sent=sent(facts, strategy, split, wrapping, tensor=tensor, precision=wish.precision),
         free_nbytes=terms.free_nbytes,
-        flops=facts.flops,
+        flops=facts.flops // (terms.axes[wish.tensor_axis] if splits_matrices else 1),
         notes=tuple(notes),
     )
 

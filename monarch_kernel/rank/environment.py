@@ -8,9 +8,10 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 
+from monarch_kernel.steer.peaks import peak_of
 from monarch_kernel.wire.messages import RankSpec
 
-__all__ = ["path_here", "settle"]
+__all__ = ["device_peak", "path_here", "settle"]
 
 _INTERPRETERS = re.compile(r"(?:^|/)(?:(?:site|dist)-packages|lib(?:32|64)?/python\d[^/]*|python\d+\.zip)(?:/|$)")
 """What belongs to an interpreter: its library, and what is installed for it."""
@@ -35,6 +36,14 @@ def settle(spec: RankSpec) -> None:
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()  # as Python does for its own: else all ranks go on with the zygote's stream
+
+
+def device_peak() -> float:
+    """Floating-point operations a second that the current device can do; 0 if it is no GPU, or one that is not known."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return 0.0
+    return peak_of(torch.cuda.get_device_name())
 
 
 def path_here(theirs: Sequence[str], ours: Sequence[str], exists: Callable[[str], bool]) -> list[str]:

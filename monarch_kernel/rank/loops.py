@@ -16,6 +16,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
 from monarch_kernel.rank.executor import working
@@ -27,7 +28,7 @@ from monarch_kernel.wire.messages import Knob, Logged, LoopBegun, LoopGrant, Loo
 __all__ = ["Loops", "RankLoop"]
 
 _MAX_VALUES = 64
-"""Of a metric in one report; more steps than that are told as sums."""
+"""Of a metric in one report; of more, 2, 4, 8 ... steps are told as one, the same ones by all ranks."""
 
 _REPORT_S = 1.0
 """At the latest after this, and the step that runs: of a rank that is far slower than others one wants to hear, too."""
@@ -60,6 +61,7 @@ class Port(NamedTuple):
         is_detached: whether there is no controller now, and may be another one later.
         request: gives the request that this thread works on; 0 if it is on none.
         is_cell: whether that is a cell of a notebook.
+        peak: gives how many floating-point operations a second the device can do; 0 if nobody knows.
     """
 
     submit: Callable[[Packed], object]
@@ -67,6 +69,7 @@ class Port(NamedTuple):
     is_detached: Callable[[], bool] = lambda: False
     request: Callable[[], int] = working_request
     is_cell: Callable[[], bool] = lambda: False
+    peak: Callable[[], float] = lambda: 0.0
 
 
 class Series(Protocol):
@@ -266,7 +269,8 @@ class RankLoop:
                 Knob(name, values.get(name, knob.value), knob.low, knob.high) for name, knob in self._knobs.items()
             ]
         told = {name: tuple(_summed(_numbers(values))) for name, values in logged.items()}
-        self._port.submit(pack(LoopReport(*self._key, step, step_s, told, tuple(knobs))))
+        peak = self._port.peak() if "flops" in told else 0.0
+        self._port.submit(pack(LoopReport(*self._key, step, step_s, told, tuple(knobs), peak)))
 
 
 class Loops:
@@ -277,11 +281,13 @@ class Loops:
 
     Attributes:
         snapshots: that loops have taken, where that is possible.
+        peak: floating-point operations a second of the device, if the program has said it.
     """
 
     def __init__(self, port: Port) -> None:
         self.snapshots: SnapshotHome | None = None
-        self._port = port
+        self.peak = 0.0
+        self._port = port._replace(peak=lambda: self.peak or port.peak())
         self._lock = threading.Lock()
         self._by_key: dict[tuple[int, int], RankLoop] = {}
         self._counts: dict[int, int] = {}  # how many loops a request has begun, of the last ones
@@ -381,8 +387,10 @@ def _numbers(values: list[tuple[int, Any]]) -> list[tuple[int, float]]:
 
 def _summed(values: list[tuple[int, float]]) -> Iterator[Logged]:
     """At most `_MAX_VALUES`, in order."""
-    size = -(-len(values) // _MAX_VALUES) or 1
-    for begin in range(0, len(values), size):
-        some = values[begin : begin + size]
-        finite = [value for _, value in some if math.isfinite(value)]
-        yield Logged(some[-1][0], math.fsum(finite), len(finite), some[-1][1])
+    size = 1
+    while len(values) > _MAX_VALUES and values[-1][0] // size - values[0][0] // size >= _MAX_VALUES:
+        size *= 2
+    for _, some in groupby(values, lambda each: each[0] // size):
+        told = list(some)
+        finite = [value for _, value in told if math.isfinite(value)]
+        yield Logged(told[-1][0], math.fsum(finite), len(finite), told[-1][1])

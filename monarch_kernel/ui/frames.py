@@ -14,9 +14,11 @@ What a browser says:
 What the kernel says:
 
 - ``frame``: the fields of `Frame`. Frames may be lost; the next one says all.
-- ``curves``: ``mesh``, and ``loops``: for each `LoopFrame` its ``request``, ``number``, and ``curves``, name -> [steps, means]
-  of what was logged, a mean that is no finite number as null. Told when a browser begins to look, and then at most once a
-  second; of a loop that is not there nothing has changed.
+- ``curves``: ``mesh``, and ``loops``: for each `LoopFrame` its ``request``, ``number``, and ``curves``, name -> [steps, means,
+  leasts, mosts, ends] of what was logged. Leasts and mosts are empty where they are the means. Ends are two ranks and what
+  they logged last, [[rank, value], [rank, value]]: the least and the greatest; one, which logged no finite number; or none,
+  where all have logged the same. What is no finite number is null. Told when a browser begins to look, and then at most once
+  a second; of a loop that is not there nothing has changed.
 - ``history``: ``meshes``, name -> bytes a second that came in and went out, [[in, out], ...], for each of the last 60 seconds.
 - ``reply``: ``id``, ``ok``, ``text``: what the command came to, or why it could not be done.
 
@@ -33,7 +35,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monarch_kernel.errors import format_ranks
-from monarch_kernel.events import LoopView, MeshView, RankState, RankView
+from monarch_kernel.events import CurveView, LoopView, MeshView, RankState, RankView
 from monarch_kernel.tables import plain
 
 __all__ = [
@@ -173,7 +175,8 @@ class LoopFrame:
         step_s: seconds that a step takes.
         knobs: that can be turned.
         metrics: name and mean over ranks of what was logged last; None if that is no finite number.
-        per_s: ``samples`` and ``tokens`` in a second, of all ranks.
+        per_s: ``samples``, ``tokens`` and ``flops`` in a second, of all ranks.
+        mfu: model FLOP utilisation, from 0 to 1; None if it is not known.
     """
 
     request: int
@@ -187,6 +190,7 @@ class LoopFrame:
     knobs: tuple[KnobFrame, ...] = ()
     metrics: tuple[tuple[str, float | None], ...] = ()
     per_s: tuple[tuple[str, float], ...] = ()
+    mfu: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,17 +297,24 @@ def curves_message(mesh: str, loops: Sequence[LoopView]) -> dict[str, Any]:
             {
                 "request": loop.key[0],
                 "number": loop.key[1],
-                "curves": {
-                    _short(curve.name, _SHORT_TEXT): [
-                        [step for step, _ in curve.points],
-                        [_figures(mean) for _, mean in curve.points],
-                    ]
-                    for curve in loop.curves[:_MAX_OF_LOOP]
-                },
+                "curves": {_short(curve.name, _SHORT_TEXT): _curve(curve) for curve in loop.curves[:_MAX_OF_LOOP]},
             }
             for loop in loops[-_MAX_LOOPS:]
         ],
     }
+
+
+def _curve(curve: CurveView) -> list[list[Any]]:
+    points = curve.points
+    is_line = all(point.least == point.most for point in points if math.isfinite(point.mean))
+    spread = [] if is_line else points
+    return [
+        [point.step for point in points],
+        [_figures(point.mean) for point in points],
+        [_figures(point.least) for point in spread],
+        [_figures(point.most) for point in spread],
+        [[rank, _figures(value)] for rank, value in curve.ends],
+    ]
 
 
 def _loop_frame(loop: LoopView, at: float, last: Sequence[LoopFrame]) -> LoopFrame:
@@ -319,6 +330,7 @@ def _loop_frame(loop: LoopView, at: float, last: Sequence[LoopFrame]) -> LoopFra
         tuple(KnobFrame(*knob) for knob in loop.knobs[:_MAX_OF_LOOP]),
         tuple((_short(curve.name, _SHORT_TEXT), _figures(curve.last)) for curve in loop.curves[:_MAX_OF_LOOP]),
         tuple((name, _figures(rate) or 0.0) for name, rate in loop.per_s),
+        None if loop.mfu is None else _figures(loop.mfu),
     )
 
 

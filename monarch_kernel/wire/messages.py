@@ -651,7 +651,10 @@ class LoopBegun(Message, frozen=True):
 
 
 class LoopReport(Message, frozen=True):
-    """It begins ``step``, and takes ``step_s`` for each; what was logged, and which knobs are new, since the last report."""
+    """It begins ``step``, and takes ``step_s`` for each; what was logged, and which knobs are new, since the last report.
+
+    ``peak`` is how many floating-point operations a second its device can do; 0 if nobody knows, or it has logged none.
+    """
 
     request: int
     number: int
@@ -659,6 +662,7 @@ class LoopReport(Message, frozen=True):
     step_s: float
     logged: dict[str, tuple[Logged, ...]] = {}
     knobs: tuple[Knob, ...] = ()
+    peak: float = 0.0
 
 
 class LoopLeft(Message, frozen=True):

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from monarch_kernel.events import CurveView, KnobView, LoopView, MeshView
+from monarch_kernel.events import CurvePoint, CurveView, KnobView, LoopView, MeshView
 from monarch_kernel.ui.frames import Frame, MeshFrame, RankFrame, curves_message
 from tests.ui.pages import AT, ViewPage, all_in, browser, drawn, history, losing_a_host, training
 
@@ -110,12 +110,22 @@ def loop(lr: float = 0.0003) -> LoopView:
     """Of a training run that goes well."""
     chance = random.Random(5)
     steps = range(31, 6208, 32)
-    loss = tuple((step, 1.9 + 4.2 * (step + 60) ** -0.35 * 2 + chance.gauss(0, 0.035)) for step in steps)
-    norm = tuple((step, 0.4 + 3 / (1 + step / 300) + abs(chance.gauss(0, 0.12))) for step in steps)
-    curves = (CurveView("loss", loss[-1][1], (), loss), CurveView("gradient norm", norm[-1][1], (), norm))
+    means = [(step, 1.9 + 4.2 * (step + 60) ** -0.35 * 2 + chance.gauss(0, 0.035)) for step in steps]
+    loss = tuple(
+        CurvePoint(step, mean, mean - 0.05 - abs(chance.gauss(0, 0.04)), mean + 0.05 + abs(chance.gauss(0, 0.04)))
+        for step, mean in means
+    )
+    norms = [(step, 0.4 + 3 / (1 + step / 300) + abs(chance.gauss(0, 0.12))) for step in steps]
+    norm = tuple(CurvePoint(step, value, value, value) for step, value in norms)
+    curves = (
+        CurveView("loss", loss[-1].mean, (), loss, ((2, loss[-1].least), (1, loss[-1].most))),
+        CurveView("gradient norm", norm[-1].mean, (), norm),
+    )
     knobs = (KnobView("lr", lr, 1e-6, 0.01), KnobView("dropout", 0.1, 0.0, 0.5), KnobView("augment", True))
-    rates = (("tokens", 84_120.0),)
-    return LoopView((9, 1), "trainers", "cell [12]", 6_207, 20_000, "running", 72.4, 0.0487, knobs, curves, rates)
+    rates = (("tokens", 84_120.0), ("flops", 1.65e15))
+    return LoopView(
+        (9, 1), "trainers", "cell [12]", 6_207, 20_000, "running", 72.4, 0.0487, knobs, curves, rates, mfu=0.4169
+    )
 
 
 SCENES: dict[str, Callable[[ViewPage], None]] = {

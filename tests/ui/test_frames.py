@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_kernel.events import CurveView, HostView, KnobView, LoopView, MeshView, RankState, RankView
+from monarch_kernel.events import CurvePoint, CurveView, HostView, KnobView, LoopView, MeshView, RankState, RankView
 from monarch_kernel.ui.frames import CARDS, STATES, Frame, curves_message, mesh_frame, pack_states, to_json
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -73,8 +73,10 @@ def in_a_loop() -> MeshView:
         KnobView("clip", None),
     )
     curves = (CurveView("loss", 2.30258509), CurveView("gradient norm", float("nan")))
-    rates = (("samples", 1034.2219), ("tokens", 264_760.8))
-    loop = LoopView((41, 1), "trainers", "cell [5]", 1234, 10_000, "running", 15.2, 0.01234567, knobs, curves, rates)
+    rates = (("samples", 1034.2219), ("tokens", 264_760.8), ("flops", 413.2e12))
+    loop = LoopView(
+        (41, 1), "trainers", "cell [5]", 1234, 10_000, "running", 15.2, 0.01234567, knobs, curves, rates, 0.41764
+    )
     over = LoopView((40, 2), "trainers", "", 7, None, "over", 30.0)
     ranks = (rank_view(0, "running", activity="cell [5]", running_s=15.5),)
     return MeshView("trainers", (("gpus", 1),), ranks, age_s=100.0, loops=(over, loop))
@@ -123,13 +125,25 @@ def test_1024_ranks_that_all_change_take_less_than_1350_bytes() -> None:
 
 
 def test_curves_are_told_with_as_many_figures_as_one_sees_and_nothing_that_json_has_not() -> None:
-    curve = CurveView("loss", 0.5, (), ((0, 1.23456789), (2, float("nan")), (4, float("inf"))))
-    loop = LoopView((4, 1), "t", "cell [5]", 5, 10, "running", 1.0, curves=(curve,))
+    nan = float("nan")
+    points = (CurvePoint(0, 1.23456789, 1.0, 1.5), CurvePoint(2, nan, float("inf"), -float("inf")))
+    spread = CurveView("loss", 0.5, (), points, ((1, 0.123456789), (0, 0.75)))
+    alone = CurveView("norm", nan, (), (CurvePoint(0, 1.0, 1.0, 1.0), points[1]), ((1, nan),))
+    loop = LoopView((4, 1), "t", "cell [5]", 5, 10, "running", 1.0, curves=(spread, alone))
     message = curves_message("t", [loop])
     assert json.loads(json.dumps(message, allow_nan=False)) == {
         "kind": "curves",
         "mesh": "t",
-        "loops": [{"request": 4, "number": 1, "curves": {"loss": [[0, 2, 4], [1.23457, None, None]]}}],
+        "loops": [
+            {
+                "request": 4,
+                "number": 1,
+                "curves": {
+                    "loss": [[0, 2], [1.23457, None], [1.0, None], [1.5, None], [[1, 0.123457], [0, 0.75]]],
+                    "norm": [[0, 2], [1.0, None], [], [], [[1, None]]],
+                },
+            }
+        ],
     }
 
 

@@ -371,7 +371,7 @@ def turned(frame: dict[str, Any], name: str, value: object) -> dict[str, Any]:
 def test_a_loop_says_what_the_golden_frame_says(view: ViewPage) -> None:
     view.frame(golden("loops"))
     loop = the_loop(view)
-    about = "running · step 1,234 of 10,000 · 12.3 ms a step · 1,034 samples/s · 264,800 tokens/s"
+    about = "running · step 1,234 of 10,000 · 12.3 ms a step · 1,034 samples/s · 264,800 tokens/s · 413 TFLOP/s · MFU 41.8 %"
     assert loop.locator(".mk-about").inner_text() == about
     assert loop.get_by_role("progressbar").get_attribute("aria-valuenow") == "12"
     assert loop.locator(".mk-curve-head").all_inner_texts() == ["loss\n2.303", "gradient norm\nnot a number"]
@@ -392,21 +392,39 @@ def test_a_loop_says_what_the_golden_frame_says(view: ViewPage) -> None:
 
 
 def test_curves_are_drawn_whenever_they_come(view: ViewPage) -> None:
-    points = [[0, 10, 20, 30], [4.0, None, 2.0, 3.0]]
+    points: list[list[Any]] = [[0, 10, 20, 30], [4.0, None, 2.0, 3.0], [], [], []]
     curves = {"kind": "curves", "mesh": "trainers", "loops": [{"request": 41, "number": 1, "curves": {"loss": points}}]}
     view.receive(curves)  # before there is a frame
     view.frame(with_loop())
     chart = the_loop(view).get_by_role("img")
     assert chart.get_attribute("aria-label") == "loss from step 0 to 30: first 4, last 3, least 2, most 4"
-    assert chart.locator("path").get_attribute("d") == "M0.0 3.0M200.0 97.0L300.0 50.0"
-    points[0].append(40)  # type: ignore[arg-type]
+    line, band = chart.locator(".mk-in"), chart.locator(".mk-band")
+    assert line.get_attribute("d") == "M0.0 3.0M200.0 97.0L300.0 50.0"
+    points[0].append(40)
     points[1].append(1.0)
     view.receive(curves)
-    assert chart.locator("path").get_attribute("d") == "M0.0 3.0M150.0 65.7L225.0 34.3L300.0 97.0"
+    assert line.get_attribute("d") == "M0.0 3.0M150.0 65.7L225.0 34.3L300.0 97.0"
+    assert band.get_attribute("d") == ""
     assert the_loop(view).locator(".mk-span").first.inner_text().split() == ["step", "0", "40"]
-    curves["loops"] = [{"request": 41, "number": 1, "curves": {"loss": [[7], [2.5]]}}]
+    curves["loops"] = [{"request": 41, "number": 1, "curves": {"loss": [[7], [2.5], [], [], []]}}]
     view.receive(curves)
-    assert chart.locator("path").get_attribute("d") == "M0.0 50.0h300"
+    assert line.get_attribute("d") == "M0.0 50.0h300"
+
+
+def test_a_curve_has_a_band_from_the_least_rank_to_the_greatest_and_names_them(view: ViewPage) -> None:
+    view.frame(with_loop())
+    points = [[0, 10, 20], [4.0, None, 2.0], [3.0, None, 1.0], [5.0, None, 3.0], [[3, 1.0], [0, 3.0]]]
+    curves = {"kind": "curves", "mesh": "trainers", "loops": [{"request": 41, "number": 1, "curves": {"loss": points}}]}
+    view.receive(curves)
+    loop = the_loop(view)
+    assert loop.locator(".mk-band").first.get_attribute("d") == "M0.0 3.0L0.0 50.0ZM300.0 50.0L300.0 97.0Z"
+    assert loop.locator(".mk-ends").all_inner_texts()[0] == "1 rank 3 to 3 rank 0"
+    points[4] = [[2, None]]
+    view.receive(curves)
+    assert loop.locator(".mk-ends").all_inner_texts()[0] == "not a number rank 2"
+    points[4] = []
+    view.receive(curves)
+    assert not loop.locator(".mk-ends").first.is_visible()
 
 
 def test_buttons_steer_the_loop(view: ViewPage) -> None:
@@ -620,7 +638,13 @@ def test_axe_finds_nothing(view: ViewPage, theme: str) -> None:
     _violations(view)
     view.start()
     view.frame(golden("loops"))
-    curves = [{"request": 41, "number": 1, "curves": {"loss": [[0, 1], [2.0, 1.0]]}}]
+    curves = [
+        {
+            "request": 41,
+            "number": 1,
+            "curves": {"loss": [[0, 1], [2.0, 1.0], [1.5, 0.9], [2.5, 1.1], [[0, 0.9], [1, 1.1]]]},
+        }
+    ]
     view.receive({"kind": "curves", "mesh": "trainers", "loops": curves})
     assert _violations(view) > 20
     assert judged > 60  # what axe can't judge it leaves out without a word

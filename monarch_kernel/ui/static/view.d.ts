@@ -58,6 +58,7 @@ export interface LoopFrame {
   knobs?: KnobFrame[];
   metrics?: [string, number | null][];
   per_s?: [string, number][];
+  mfu?: number;
 }
 
 /** One mesh. Above 32 ranks `states` has the states of all, two in a character, and `ranks` those to look at. */
@@ -95,8 +96,17 @@ export interface HistoryMessage {
   meshes: Record<string, [number, number][]>;
 }
 
-/** Steps and means of a curve. */
-export type Points = [number[], (number | null)[]];
+/**
+ * Steps, means, leasts and mosts (none where they are the means), and two ranks with what they have logged last: the least and
+ * the greatest; or one, which has logged no finite number.
+ */
+export type Points = [
+  steps: number[],
+  means: (number | null)[],
+  leasts: (number | null)[],
+  mosts: (number | null)[],
+  ends: [rank: number, value: number | null][],
+];
 
 /** What was logged in the loops of a mesh, by name of the metric. */
 export interface CurvesMessage {

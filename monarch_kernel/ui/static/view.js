@@ -1117,25 +1117,45 @@ function figure(value) {
   return Number(value.toPrecision(4)).toLocaleString("en", { maximumFractionDigits: 6 });
 }
 
+/** Floating-point operations a second: `413 TFLOP/s`. @param {number} rate */
+function flops(rate) {
+  const power = Math.max(0, Math.min(6, Math.floor(Math.log10(Math.max(rate, 1)) / 3)));
+  return `${Number((rate / 1000 ** power).toPrecision(3))} ${["", "k", "M", "G", "T", "P", "E"][power]}FLOP/s`;
+}
+
 /** Seconds for one step: `12.3 ms`, `2.4 s`. @param {number} seconds */
 const stepTime = (seconds) => (seconds < 1 ? `${(seconds * 1000).toPrecision(3)} ms` : `${seconds.toPrecision(3)} s`);
 
-/** What was logged under one name, as a line. */
+/** The places of values that follow each other, without one that is null among them. @param {(number | null)[]} values */
+function runs(values) {
+  /** @type {number[][]} */
+  const found = [];
+  values.forEach((value, i) => {
+    if (value === null) return;
+    if (i === 0 || values[i - 1] === null) found.push([i]);
+    else found[found.length - 1].push(i);
+  });
+  return found;
+}
+
+/** What was logged under one name: the mean of the ranks as a line, in a band from the least to the greatest. */
 class Curve {
   /** @param {string} name */
   constructor(name) {
     this.name = name;
+    this.band = drawing("path", { class: "mk-band" });
     this.line = drawing("path", { class: "mk-in" });
-    this.chart = drawing("svg", { viewBox: "0 0 300 100", preserveAspectRatio: "none", class: "mk-curve-chart", role: "img" }, this.line);
+    this.chart = drawing("svg", { viewBox: "0 0 300 100", preserveAspectRatio: "none", class: "mk-curve-chart", role: "img" }, this.band, this.line);
     this.last = element("span", "mk-figure");
     this.most = element("span");
     this.least = element("span");
     this.from = element("span");
     this.to = element("span");
+    this.ends = element("div", "mk-ends");
     this.plot = element("div", "", {},
       element("div", "mk-curve-plot", {}, /** @type {Node} */ (this.chart),
         element("div", "mk-scale", { "aria-hidden": "true" }, this.most, this.least)),
-      element("div", "mk-span", { "aria-hidden": "true" }, this.from, this.to));
+      element("div", "mk-span", { "aria-hidden": "true" }, this.from, this.to), this.ends);
     this.plot.hidden = true;
     this.node = element("li", "mk-curve", {},
       element("div", "mk-curve-head", {}, element("span", "mk-curve-name", {}, name), this.last), this.plot);
@@ -1147,24 +1167,32 @@ class Curve {
   }
 
   /** @param {import("./view.js").Points} points */
-  draw([steps, means]) {
+  draw([steps, means, leasts, mosts, ends]) {
     const known = /** @type {number[]} */ (means.filter((mean) => mean !== null));
     show(this.plot, known.length > 0);
     if (known.length === 0) return;
-    const least = Math.min(...known);
-    const most = Math.max(...known);
+    const all = /** @type {number[]} */ ([...known, ...leasts, ...mosts].filter((value) => value !== null));
+    const least = Math.min(...all);
+    const most = Math.max(...all);
     const first = steps[0];
     const width = Math.max(1, steps[steps.length - 1] - first);
+    /** @param {number} i @param {number | null} value */
+    const place = (i, value) => {
+      const y = most === least ? 50 : 97 - (94 * (/** @type {number} */ (value) - least)) / (most - least);
+      return `${((300 * (steps[i] - first)) / width).toFixed(1)} ${y.toFixed(1)}`;
+    };
     let path = "";
-    let pen = "M";
-    means.forEach((mean, i) => {
-      if (mean !== null) {
-        const y = most === least ? 50 : 97 - (94 * (mean - least)) / (most - least);
-        path += `${pen}${((300 * (steps[i] - first)) / width).toFixed(1)} ${y.toFixed(1)}`;
+    let band = "";
+    for (const run of runs(means)) {
+      path += `M${run.map((i) => place(i, means[i])).join("L")}`;
+      if (leasts.length > 0) {
+        band += `M${run.map((i) => place(i, mosts[i])).join("L")}L${run.reverse().map((i) => place(i, leasts[i])).join("L")}Z`;
       }
-      pen = mean === null ? "M" : "L";
-    });
+    }
     mark(this.line, "d", known.length === 1 ? `${path}h300` : path);
+    mark(this.band, "d", band);
+    write(this.ends, ends.map(([rank, value]) => `${figure(value)} rank ${rank}`).join(" to "));
+    show(this.ends, ends.length > 0);
     write(this.most, figure(most));
     write(this.least, most === least ? "" : figure(least));
     write(this.from, `step ${first.toLocaleString("en")}`);
@@ -1319,10 +1347,11 @@ class Loop {
   /** @param {LoopFrame} frame */
   draw(frame) {
     this.state = frame.state;
-    const { step = 0, steps, step_s = 0, knobs = [], metrics = [], per_s = [] } = frame;
+    const { step = 0, steps, step_s = 0, knobs = [], metrics = [], per_s = [], mfu } = frame;
     write(this.word, frame.state);
     const of = steps === undefined ? "" : ` of ${steps.toLocaleString("en")}`;
-    const rates = per_s.map(([name, rate]) => `${figure(rate)} ${name}/s`);
+    const rates = per_s.map(([name, rate]) => (name === "flops" ? flops(rate) : `${figure(rate)} ${name}/s`));
+    if (mfu !== undefined) rates.push(`MFU ${(100 * mfu).toFixed(1)} %`);
     write(this.facts, [` · step ${step.toLocaleString("en")}${of}`, step_s ? `${stepTime(step_s)} a step` : "", ...rates].filter(Boolean).join(" · "));
     write(this.pause, frame.state === "paused" ? "Resume" : "Pause");
     show(this.tools, frame.state !== "over");
