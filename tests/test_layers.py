@@ -54,6 +54,7 @@ BEHIND = {
     "pytorch_lightning": ("lightning.standalone",),
     "ray": ("launch.ray",),
     "safetensors": ("checkpoint.exporting",),
+    "tensorboard": ("controller.tensorboard",),
     "torch": (
         "checkpoint",
         "data.devices",

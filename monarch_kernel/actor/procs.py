@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -28,6 +29,7 @@ from monarch_kernel.asking.numbers import CONTROLLER_PROC
 from monarch_kernel.controller.healing import Healing
 from monarch_kernel.controller.runtime import Listener, Runtime
 from monarch_kernel.controller.session import Session
+from monarch_kernel.controller.tensorboard import TensorBoardJournal
 from monarch_kernel.describe.stacks import Doing
 from monarch_kernel.edit.classes import Key, classes_of_notebook, key_of
 from monarch_kernel.edit.prospect import Reloaded, Synced
@@ -492,6 +494,8 @@ class ProcMesh(Handle, Shaped):
         """End the processes: those that take longer than ``grace_s`` seconds are killed."""
         if not isinstance(self._asker, Runtime):  # on a rank: only the program ends processes
             return cast("Future[None]", directory_of(self._asker).stop_procs.call_one(self, reason, grace_s))
+        if self.is_whole:
+            self._runtime.note_loops(self.name, None)
         self._runtime.stop_ranks(self.procs, reason, grace_s)
         return self._runtime.request((), lambda id: pack(Ping(id)), "", lambda answers: None)
 
@@ -569,6 +573,29 @@ class ProcMesh(Handle, Shaped):
         if not (loops := self.loops):
             raise LookupError(f"no rank of {self.name} has begun a loop: `for step in live.loop(...)`")
         return loops[-1]
+
+    def tensorboard(self, folder: str | os.PathLike[str] | None) -> Path | None:
+        """Have what its loops log written for TensorBoard from now on, each loop into a folder of its own: ``loop_0`` ...
+
+        ``live.log`` is written as means over ranks, for each step; knobs and speed once a second. A loop that goes on by itself
+        after a death goes on in its folder.
+
+        Args:
+            folder: on this machine, where they are; it is made if it is not there. None: nothing is written any more.
+
+        Returns:
+            The whole path of the folder.
+
+        Raises:
+            ModuleNotFoundError: the package ``tensorboard`` is not installed here.
+            OSError: nothing can be written there.
+            ValueError: this is a part of a mesh.
+        """
+        if not self.is_whole:
+            raise ValueError(f"loops are written of whole meshes: {self.name}.tensorboard(), without an index")
+        journal = None if folder is None else TensorBoardJournal(folder, self.name)
+        self._runtime.note_loops(self.name, journal)
+        return None if journal is None else journal.folder
 
     def throughput(self) -> list[tuple[float, float]]:
         """Bytes a second that the ranks took in and sent out, together, in each of the last seconds, oldest first."""

@@ -40,7 +40,7 @@ from monarch_kernel.controller.effects import (
 from monarch_kernel.controller.faults import Faults
 from monarch_kernel.controller.fleet import Fleet, Item
 from monarch_kernel.controller.healing import Healer, Healing
-from monarch_kernel.controller.loops import LoopRecord
+from monarch_kernel.controller.loops import Journal, LoopRecord
 from monarch_kernel.controller.printer import OutputPrinter
 from monarch_kernel.controller.resume import Resumed
 from monarch_kernel.controller.state import State
@@ -379,6 +379,20 @@ class Runtime:
         """Keys of the loops that some of these processes are in, or were, in the order in which they were begun."""
         return [(loop.request, loop.number) for loop in self._state.loops.of(procs)]
 
+    def note_loops(self, mesh: str, journal: Journal | None) -> None:
+        """Have what is logged in the loops of a mesh noted by this one from now on, and by no other; None: by nobody."""
+        journals = self._state.loops.journals
+
+        def change() -> Journal | None:
+            before = journals.pop(mesh, None)
+            if journal is not None:
+                journals[mesh] = journal
+            return before
+
+        before = self.with_baton(change)
+        if before is not None:
+            before.close()
+
     def recovers(self, request: int) -> bool:
         """Whether a request has a loop that is to go on by itself if a rank dies."""
         return self._state.loops.recovers(request)
@@ -647,6 +661,8 @@ class Runtime:
         self.roads.close()
         self._driver.close()
         self._over = True
+        for journal in self._state.loops.journals.values():
+            journal.close()
         self._abandon_all()
         self._print()
         self.faults.tell_all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,7 @@ from monarch_kernel.syntax.options import (
     parse_logs,
     parse_loop,
     parse_rollback,
+    parse_tensorboard,
 )
 from monarch_kernel.syntax.selector import root_name
 from monarch_kernel.syntax.up import parse_up
@@ -227,6 +229,20 @@ class MeshCommands:
                 )
         step = roll_back(mesh, step)
         print(f"{mesh.name}: all ranks are back before step {step:,}; the next live.loop goes on from there")
+
+    def tensorboard(self, rest: str) -> None:
+        """Have what the loops of a mesh log (``live.log``) written for TensorBoard."""
+        selector, folder = parse_tensorboard(rest)
+        _, mesh = self._meshes.select(selector, self._shell.user_ns)
+        try:
+            path = mesh.tensorboard(folder)
+        except (ModuleNotFoundError, OSError, ValueError) as error:
+            raise UsageProblem(f"%mesh tensorboard: {error}") from None
+        if path is None:
+            print(f"{mesh.name}: its loops are no longer written for TensorBoard")
+        else:
+            print(f"{mesh.name}: its loops are written to {path}, each to a folder of its own")
+            print(f"to see them: %load_ext tensorboard, then %tensorboard --logdir {shlex.quote(str(folder))}")
 
     def heal(self, rest: str) -> None:
         """Start new processes in place of dead ranks of a mesh, or of a part of it; of the last one, if none is named."""

@@ -25,6 +25,7 @@ __all__ = [
     "parse_loop",
     "parse_remote",
     "parse_rollback",
+    "parse_tensorboard",
     "parser_of",
     "repeatable",
     "split_options",
@@ -38,6 +39,7 @@ COMMANDS = {
     "interrupt": "interrupt what it runs, keep its state; --abort: abort process groups, too",
     "loop": "say how far its loop is; pause, resume, step [N], stop, or turn knobs",
     "rollback": "put back what its ranks had before a step, of which they keep a snapshot; its next loop goes on from there",
+    "tensorboard": "write what its loops log for TensorBoard, from now on",
     "heal": "start new processes in place of dead ranks; the others keep their state",
     "restart": "end ranks, and start new processes in their places",
     "sync": "send edited modules to its ranks, and load anew what is imported there",
@@ -342,6 +344,20 @@ def parse_rollback(line: str) -> tuple[str, int | None]:
     if len(words) > 1:
         raise UsageProblem(f"%mesh rollback: it takes a mesh and a step, such as t 40, not {line.strip()!r}")
     return words[0] if words else "", step
+
+
+def parse_tensorboard(line: str) -> tuple[str, str | None]:
+    """Read what follows ``%mesh tensorboard``: ``[SELECTOR] FOLDER | off``; gives the selector, and None for ``off``.
+
+    Raises:
+        UsageProblem: it can't be; the text says why and what to write.
+    """
+    words = tokens(line)
+    if not 1 <= len(words) <= 2:
+        said = f", not {line.strip()!r}" if words else ""
+        raise UsageProblem(f"%mesh tensorboard: it takes a folder, such as runs/gpt (or off){said}")
+    folder = words.pop()
+    return words[0] if words else "", None if folder == "off" else folder
 
 
 def one_name(rest: Sequence[str], command: str, known: Sequence[str], *, optional: bool) -> str:

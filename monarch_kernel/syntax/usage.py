@@ -21,6 +21,7 @@ _ARGUMENTS = {
     "interrupt": "NAME [--abort]",
     "loop": "[SELECTOR] [pause | resume | step [N] | stop | KNOB=VALUE...]",
     "rollback": "[SELECTOR] [STEP]",
+    "tensorboard": "[SELECTOR] FOLDER | off",
     "heal": "[SELECTOR]",
     "restart": "SELECTOR",
     "sync": "[SELECTOR] [MODULE | PATH]",

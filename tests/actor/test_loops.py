@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -18,6 +19,7 @@ import pytest
 from monarch_kernel.actor import Actor, Future, ProcMesh, endpoint, this_host
 from monarch_kernel.actor.loops import SteeredLoop
 from monarch_kernel.errors import RemoteError, SupervisionError
+from tests.boards import scalars
 from tests.waiting import LONG_S, wait_until
 
 N_RANKS = 3
@@ -139,11 +141,68 @@ def test_what_is_logged_is_reduced_over_ranks(procs: ProcMesh) -> None:
     assert loss.name == "loss"
     assert loss.by_rank == tuple((rank, pytest.approx(1 / 200 + rank)) for rank in range(N_RANKS))
     assert loss.last == pytest.approx(1 / 200 + 1)
-    assert [step for step, _ in loss.points] == list(range(200))
-    assert loss.points[9][1] == pytest.approx(1 / 10 + 1)
+    assert [point.step for point in loss.points] == list(range(200))
+    assert loss.points[9].mean == pytest.approx(1 / 10 + 1)
     ((name, rate),) = view.per_s
     assert name == "samples"
     assert 0 < rate < 10 * N_RANKS / 0.005
+
+
+def test_what_is_computed_is_told_and_of_what_devices_can_do(procs: ProcMesh) -> None:
+    code = """
+import time
+live.peak(2e9 if rank else 1e9)
+for step in live.loop(100):
+    live.log(flops=1e6, tokens=7)
+    time.sleep(0.002)
+"""
+    running = Running(procs, code)
+    running.values()
+    view = running.loop.view()
+    rates = dict(view.per_s)
+    assert list(rates) == ["flops", "tokens"]
+    assert rates["flops"] == pytest.approx(rates["tokens"] / 7 * 1e6)
+    assert view.mfu == pytest.approx(rates["flops"] / 5e9)
+    assert 0 < rates["flops"] < N_RANKS * 1e6 / 0.002
+    assert not view.curves
+
+
+@pytest.mark.parametrize("wrong", ["0", "-1", "float('nan')", "float('inf')", "'989e12'", "True"])
+def test_what_is_no_peak_is_refused(procs: ProcMesh, wrong: str) -> None:
+    with pytest.raises(RemoteError, match=r"live\.peak\(.*\) takes how many operations a second"):
+        procs.run_cell(f"live.peak({wrong})").get(LONG_S)
+
+
+def test_loops_are_written_for_tensorboard(procs: ProcMesh, tmp_path: Path) -> None:
+    folder = procs.tensorboard(tmp_path / "runs")
+    assert folder == tmp_path / "runs"
+    body = "    live.log(loss=step + rank, tokens=10)\n    live.knob('lr', 0.5)\n    time.sleep(0.005)"
+    here = tmp_path / "here"  # ranks meet there: who comes much later has no part in the first means
+    here.mkdir()
+    meet = f"(here / f'{{rank}}').touch()\nwhile len(list(here.iterdir())) < {N_RANKS}: time.sleep(0.001)"
+    code = f"import pathlib, time\nhere = pathlib.Path(r'{here}')\n{meet}\nfor step in live.loop(200):\n{body}"
+    Running(procs, code).values()
+    for each in here.iterdir():
+        each.unlink()
+    second = Running(procs, code)
+    wait_until(lambda: scalars(folder / "loop_1", "loss"), "the first steps, while the loop goes on")
+    second.values()
+    assert procs.tensorboard(None) is None  # what was told is written then
+    Running(procs, code).values()
+    for loop in range(2):
+        assert scalars(folder / f"loop_{loop}", "loss") == [(step, step + 1.0) for step in range(200)]
+        speeds = scalars(folder / f"loop_{loop}", "speed/tokens_per_s")
+        assert all(0 < speed < N_RANKS * 10 / 0.005 for _, speed in speeds)
+        assert {value for _, value in scalars(folder / f"loop_{loop}", "knobs/lr")} == {0.5}
+    assert sorted(each.name for each in folder.iterdir()) == ["loop_0", "loop_1"]
+
+
+def test_parts_of_a_mesh_are_not_written(procs: ProcMesh, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"loops are written of whole meshes"):
+        procs.slice(gpus=0).tensorboard(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"file"):
+        procs.tensorboard(tmp_path / "file")
 
 
 def test_a_rank_that_dies_is_not_waited_for() -> None:
@@ -256,8 +315,8 @@ for step in live.loop(100):
 """
     procs.run_cell(code).get(LONG_S)
     curves = {curve.name: curve for curve in procs.loop.view().curves}
-    assert [step for step, _ in curves["a"].points] == list(range(100))
-    assert [mean for _, mean in curves["a"].points] == [2.0 * step for step in range(100)]
+    assert [point.step for point in curves["a"].points] == list(range(100))
+    assert [point.mean for point in curves["a"].points] == [2.0 * step for step in range(100)]
     assert (curves["b"].last, curves["c"].last, curves["d"].last) == (1, 99, 1)
 
 
@@ -267,7 +326,7 @@ def test_what_is_no_number_is_seen(procs: ProcMesh) -> None:
     (loss,) = procs.loop.view().curves
     assert math.isnan(loss.last)
     assert [math.isnan(last) for _, last in loss.by_rank] == [False, True, False]
-    assert [mean for _, mean in loss.points] == [1, 1, 1]
+    assert [point.mean for point in loss.points] == [1, 1, 1]
 
 
 def test_what_is_over_can_be_looked_at_and_not_be_steered(procs: ProcMesh) -> None:

@@ -328,6 +328,7 @@ def test_pulling_what_is_not_there_names_it(notebook: Notebook) -> None:
                 "interrupt",
                 "loop",
                 "rollback",
+                "tensorboard",
                 "heal",
                 "restart",
                 "sync",

@@ -6,9 +6,11 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.boards import scalars
 from tests.kernel.conftest import Cell, Notebook
 from tests.waiting import wait_until
 
@@ -108,19 +110,24 @@ def kill(notebook: Notebook, rank: int) -> None:
 
 
 def test_a_rank_that_is_killed_is_replaced_and_the_outcome_is_the_same(
-    trained: Notebook, undisturbed: list[object]
+    trained: Notebook, undisturbed: list[object], tmp_path: Path
 ) -> None:
+    said = trained.ok(f"%mesh tensorboard t {tmp_path}").text
+    assert said.startswith(f"t: its loops are written to {tmp_path}, each to a folder of its own\n")
     cell = trained.ok(train(0.05, "--background"))
     reaches(trained, 12)
     trained.ok("%mesh loop scale=1.0")
     kill(trained, 2)
     assert outcome(trained) == undisturbed, cell.text
+    assert trained.ok("%mesh tensorboard off").text.startswith("t: its loops are no longer written")
+    assert [each.name for each in tmp_path.iterdir()] == ["loop_0"]
+    assert [step for step, _ in scalars(tmp_path / "loop_0", "loss")] == list(range(60))
     died, back = [line for line in cell.stderr.splitlines() if line.startswith("t: ")]
     assert died == "t: [2] died (killed by SIGKILL); going back to the last snapshot"
     assert re.fullmatch(
         r"t: \[2\] replaced, the loop is back before step \d*[05], after .* s; ran cells \[2\], \[3\] again", back
     )
-    steps = trained.value("[step for step, _ in t.loop.view().curves[0].points]")
+    steps = trained.value("[point.step for point in t.loop.view().curves[0].points]")
     assert steps == sorted(set(steps))
     assert steps[-1] == 59
 
@@ -192,6 +199,9 @@ def test_what_can_not_go_on_says_why(trained: Notebook) -> None:
     )
     assert "a int can't be put back" in trained.run("%%remote\nlive.snapshot(step=3)").error
     assert trained.run("%mesh rollback").evalue.startswith("t: nobody keeps a snapshot of [0-3]")
+    assert "to see them" not in trained.run("%mesh tensorboard t[0:2] x").text
+    assert "loops are written of whole meshes: " in trained.run("%mesh tensorboard t[0:2] x").evalue
+    assert trained.run("%mesh tensorboard /dev/null/x").evalue.startswith("%mesh tensorboard: [Errno 20]")
     assert trained.run("%mesh rollback t[0:2]").evalue.startswith("%mesh rollback: all ranks go back together; write t")
 
     trained.ok("t['pushed'] = 'by the program'")

@@ -18,6 +18,7 @@ from monarch_kernel.syntax.options import (
     parse_doctor,
     parse_loop,
     parse_remote,
+    parse_tensorboard,
     parser_of,
     split_options,
 )
@@ -480,3 +481,23 @@ def test_names_of_detached_meshes_are_offered_where_they_can_stand() -> None:
     assert offered("%mesh attach ") == ["left", "t"]
     assert offered("%mesh down ") == ["t", "left", "--all"]
     assert offered("%mesh show ") == ["t"]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("runs/gpt", ("", "runs/gpt")),
+        ("t runs/gpt  # as before", ("t", "runs/gpt")),
+        ("t.slice(dp=0) '/my runs/gpt'", ("t.slice(dp=0)", "/my runs/gpt")),
+        ("off", ("", None)),
+        ("t off", ("t", None)),
+    ],
+)
+def test_where_loops_are_written_is_read(line: str, expected: tuple[str, str | None]) -> None:
+    assert parse_tensorboard(line) == expected
+
+
+@pytest.mark.parametrize("line", ["", "t runs gpt"])
+def test_what_is_no_folder_for_loops_is_told(line: str) -> None:
+    with pytest.raises(UsageProblem, match=r"^%mesh tensorboard: it takes a folder, such as runs/gpt"):
+        parse_tensorboard(line)
