@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import sys
@@ -16,10 +17,13 @@ __all__ = ["device_peak", "path_here", "settle"]
 _INTERPRETERS = re.compile(r"(?:^|/)(?:(?:site|dist)-packages|lib(?:32|64)?/python\d[^/]*|python\d+\.zip)(?:/|$)")
 """What belongs to an interpreter: its library, and what is installed for it."""
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+
 
 def settle(spec: RankSpec) -> None:
     """Give this process, a fork of the zygote, the environment, directory, threads and randomness of its own."""
     os.environ.update(spec.env)
+    _keep_freed_memory()
     is_elsewhere = not spec.threads
     share = spec.threads or max(1, len(os.sched_getaffinity(0)) // spec.local_world_size)
     threads = os.environ.setdefault("OMP_NUM_THREADS", str(share)).partition(",")[0]
@@ -36,6 +40,20 @@ def settle(spec: RankSpec) -> None:
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()  # as Python does for its own: else all ranks go on with the zygote's stream
+
+
+def _keep_freed_memory() -> None:
+    """Have glibc keep memory that is freed for what is allocated next, unless the user has told it what to keep (mallopt(3)).
+
+    By itself it gives the tensors of a training step back to the kernel, which has to clear memory for those of the next one.
+    """
+    told = [*os.environ, *os.environ.get("GLIBC_TUNABLES", "").split(":")]
+    if any(name.startswith(("MALLOC_", "glibc.malloc.")) for name in told):
+        return
+    with contextlib.suppress(AttributeError):  # a libc without mallopt
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the most that it takes; what is larger is given back at once, as before
+        mallopt(_M_TRIM_THRESHOLD, 128 << 20)
 
 
 def device_peak() -> float:
