@@ -7,6 +7,7 @@ is, and its knobs, are looked at once a second.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -147,11 +148,11 @@ class TensorBoardJournal:
             _log.debug("TensorBoard", exc_info=True)
             said = f"{self._mesh}: its loops are no longer written for TensorBoard to {self.folder}: {error}"
             print(said, file=sys.stderr, flush=True)
+            for run in self._runs.values():
+                with contextlib.suppress(Exception):  # it has something to write yet, perhaps
+                    run.writer.close()
             while self._news.get() is not None:
                 pass
-        finally:
-            for run in self._runs.values():
-                run.writer.close()
 
     def _write(self) -> None:
         ticked_at = time.monotonic()
