@@ -119,17 +119,29 @@ def test_what_an_actor_prints_is_shown(notebook: Notebook) -> None:
 
 
 def test_an_interrupt_while_a_mesh_comes_up_is_one_line(notebook: Notebook) -> None:
-    """Before that it is one like others, and after that it comes too late; whether the mesh is up is plain each time."""
-    words = []
-    for delay_s in [i * 0.004 for i in range(20)]:
-        before = set(notebook.processes())
+    (zygote,) = notebook.zygotes()
+    zygote.suspend()  # so that it is not up before the interrupt comes
+    try:
         cell = notebook.send("%mesh up u -n 2 --device cpu")
-        if words:  # as soon as there are processes of it
-            wait_until(lambda before=before: set(notebook.processes()) - before, "a process to begin")
-        time.sleep(delay_s)
+        cell.wait_for(lambda cell: "waiting for ranks to start" in cell.plain)
         notebook.interrupt()
         cell.wait()
-        words.append(cell.error)
+    finally:
+        zygote.resume()
+    assert cell.error == "RemoteInterrupt: interrupted while u was brought up; what had come is ended again"
+    assert "there is no mesh 'u'" in notebook.run("%mesh show u").evalue
+
+
+def test_an_interrupt_at_any_time_about_a_mesh_coming_up_leaves_it_up_or_not(notebook: Notebook) -> None:
+    """Before that it is one like others, and after that it comes too late; whether the mesh is up is plain each time."""
+    for i in range(20):
+        before = set(notebook.processes())
+        cell = notebook.send("%mesh up u -n 2 --device cpu")
+        if i:  # as soon as there are processes of it
+            wait_until(lambda before=before: set(notebook.processes()) - before, "a process to begin")
+        time.sleep(i * 0.004)
+        notebook.interrupt()
+        cell.wait()
         if not cell.ok:
             assert "monarch_kernel" not in cell.error
         is_up = notebook.value(
@@ -140,4 +152,3 @@ def test_an_interrupt_while_a_mesh_comes_up_is_one_line(notebook: Notebook) -> N
             notebook.ok("%mesh down u")
         else:
             assert "there is no mesh 'u'" in notebook.run("%mesh show u").evalue
-    assert "RemoteInterrupt: interrupted while u was brought up; what had come is ended again" in words

@@ -83,3 +83,29 @@ def test_on_its_own_machine_the_controller_has_settled_all(tmp_path: Path) -> No
     assert settled(tmp_path, str(tmp_path), path, threads=3)[1:] == [["/no/such"], "3"]
     with pytest.raises(AssertionError, match="FileNotFoundError"):
         settled(tmp_path, "/no/such/directory", path, threads=3)
+
+
+STEPS = """
+import os, resource
+from monarch_kernel.rank.environment import settle
+from monarch_kernel.wire.messages import RankSpec
+settle(RankSpec(1, 0, 1, 0, 1, (("ranks", 1),), "m", "cpu", 1, {}, os.getcwd(), ()))
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(8):
+        blocks = [bytearray(b"x") * (4 << 20) for _ in range(4)]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+faults()
+print(sorted(faults() for _ in range(9))[4])
+"""
+TOLD = [{"MALLOC_MMAP_THRESHOLD_": "131072"}, {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=131072"}]
+
+
+@pytest.mark.parametrize(("told", "is_kept"), [({}, True), *((told, False) for told in TOLD)])
+def test_memory_that_a_step_has_freed_is_there_for_the_next_unless_the_user_says_what_to_keep(
+    told: dict[str, str], is_kept: bool
+) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **told}
+    done = subprocess.run([sys.executable, "-c", STEPS], env=environment, capture_output=True, text=True, check=True)
+    faults = int(done.stdout)
+    assert (faults < 100) == is_kept, faults  # of 32 blocks with 1,024 pages each

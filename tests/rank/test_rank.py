@@ -276,28 +276,6 @@ def test_a_rank_without_grace_is_killed_at_once(spare: ProcMesh) -> None:
     wait_until(is_gone(pid), "the rank to be killed", 1)
 
 
-STEPS = """
-import resource, torch
-def step():
-    for _ in range(8):
-        tensors = [torch.ones(1 << 20) for _ in range(4)]  # of 4 MiB
-def faults():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    step()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-step()
-sorted(faults() for _ in range(9))[4]
-"""
-
-
-@pytest.mark.parametrize(("told", "is_kept"), [({}, True), ({"MALLOC_TRIM_THRESHOLD_": "131072"}, False)])
-def test_memory_that_a_step_has_freed_is_there_for_the_next(told: dict[str, str], is_kept: bool) -> None:
-    procs = this_host().spawn_procs({"r": 1}, device="cpu", env={"THP_MEM_ALLOC_ENABLE": "0", **told})
-    faults = procs.run(STEPS).get(LONG_S).item(r=0)
-    procs.stop().get()
-    assert (faults < 100) == is_kept, faults  # of 32 tensors with 1,024 pages each
-
-
 # -- what it does now
 
 
