@@ -105,18 +105,23 @@ def knob(name: str, value: T, low: float | None = None, high: float | None = Non
 
     Raises:
         RuntimeError: this is in no loop.
-        TypeError: a value of that type can't be sent, or has bounds and is no number.
-        ValueError: it is out of its own bounds, or its name is empty.
+        TypeError: a value of that type can't be sent, or has bounds and is no number; or its name is no text.
+        ValueError: it is out of its own bounds, or no finite number, or its name is empty.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"live.knob({name!r}, ...): the name of a knob is a text")
     if not isinstance(value, (int, float, str, bool, type(None))):
         raise TypeError(f"live.knob({name!r}) is a number, a text, True, False or None, not a {type(value).__name__}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"live.knob({name!r}, {value}): a knob is a finite number; None can stand for none")
     if low is not None or high is not None:
         _check_bounds(name, value, low, high)
     if not name:
         raise ValueError(f"live.knob({name!r}): a knob has a name, by which it is turned")
     if HOME.loops is None:
         return value
-    current: T = _here(f"live.knob({name!r})").knob(Knob(name, value, low, high))
+    plain = float(value) if isinstance(value, float) else value  # one of NumPy's is a float, too
+    current: T = _here(f"live.knob({name!r})").knob(Knob(name, plain, low, high))
     return current
 
 
@@ -124,6 +129,8 @@ def _check_bounds(name: str, value: Any, low: float | None, high: float | None) 
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise TypeError(f"live.knob({name!r}, {value!r}): only a number has bounds")
     for bound in (low, high):
+        if bound is not None and not isinstance(bound, (int, float)):
+            raise TypeError(f"live.knob({name!r}): a bound is a number, not a {type(bound).__name__}")
         if bound is not None and not math.isfinite(bound):
             raise ValueError(f"live.knob({name!r}): a bound is a finite number, not {bound}")
     if (low is not None and value < low) or (high is not None and value > high):
@@ -153,7 +160,7 @@ def peak(flops: float) -> None:
     Raises:
         ValueError: it is no number greater than 0.
     """
-    if not isinstance(flops, (int, float)) or isinstance(flops, bool) or not 0 < flops < math.inf:
+    if not isinstance(flops, (int, float)) or isinstance(flops, bool) or not 0 < flops < 1e30:
         raise ValueError(f"live.peak({flops!r}) takes how many operations a second the device can do, such as 989e12")
     if HOME.loops is not None:
         HOME.loops.peak = float(flops)

@@ -55,8 +55,11 @@ class SteeredLoop:
         """Do that many steps more, and stand again.
 
         Raises:
-            ValueError: ``count`` is less than 1.
+            TypeError: ``count`` is no whole number.
+            ValueError: it is less than 1.
         """
+        if not isinstance(count, int) or isinstance(count, bool):
+            raise TypeError(f"step({count!r}) takes how many steps, such as 10")
         self._steer(lambda loop: (None, loop.pace.step(count)))
 
     def stop(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -20,8 +21,28 @@ KEPT = 8
 PER_SECOND = ("samples", "tokens", "flops")
 """What is logged under these names is counted: the view shows how many there are in a second, on all ranks together."""
 
+_RATE_S = 5.0
+"""How many there are in a second is that of so many seconds."""
+
 Told = tuple[int, LoopGrant]
 """The number of a process, and what it is to be told."""
+
+
+@dataclass
+class _Rate:
+    """How many of something a rank does in a second, over the last few: it may be logged in some steps, or often in one."""
+
+    told: deque[tuple[float, float]] = field(default_factory=deque)
+
+    def add(self, seconds: float, count: float) -> None:
+        self.told.append((seconds, count))
+        while sum(seconds for seconds, _ in self.told) - self.told[0][0] >= _RATE_S:
+            self.told.popleft()
+
+    @property
+    def per_s(self) -> float:
+        told = self.told.copy()
+        return sum(count for _, count in told) / sum(seconds for seconds, _ in told)
 
 
 @dataclass
@@ -39,7 +60,8 @@ class LoopRecord:
         knobs: by name, in the order in which they were first seen.
         curves: by name of what was logged.
         recovers: whether it is to go on by itself if a rank dies.
-        per_s: by name of what is counted, rank -> how many there are in a second.
+        rates: by name of what is counted, rank -> how many there are in a second.
+        told: process -> the step with which its last report ended.
         peaks: rank -> how many floating-point operations a second its device can do, where that is known.
         follows: the loop in whose place this goes on by itself, since a rank has died.
         first: the step with which it goes on.
@@ -56,7 +78,8 @@ class LoopRecord:
     ranks: dict[int, int] = field(default_factory=dict)
     knobs: dict[str, Knob] = field(default_factory=dict)
     curves: dict[str, Curve] = field(default_factory=dict)
-    per_s: dict[str, dict[int, float]] = field(default_factory=dict)
+    rates: dict[str, dict[int, _Rate]] = field(default_factory=dict)
+    told: dict[int, int] = field(default_factory=dict)
     step_s: dict[int, float] = field(default_factory=dict)
     peaks: dict[int, float] = field(default_factory=dict)
     follows: tuple[int, int] | None = None
@@ -107,11 +130,16 @@ class LoopRecord:
         if report.peak > 0:
             self.peaks[rank] = report.peak
         for name, values in report.logged.items():
-            self.curves.setdefault(name, Curve()).add(rank, values)
-            count = sum(value.count for value in values)
-            if name in PER_SECOND and report.step_s > 0 and count:
-                per_step = sum(value.total for value in values) / count
-                self.per_s.setdefault(name, {})[rank] = per_step / report.step_s
+            if name in PER_SECOND:
+                self.rates.setdefault(name, {}).setdefault(rank, _Rate())
+            else:
+                self.curves.setdefault(name, Curve()).add(rank, values)
+        seconds = report.step_s * (report.step - self.told.get(proc, 0))
+        self.told[proc] = report.step
+        if seconds > 0:
+            for name, rates in self.rates.items():
+                if rank in rates:
+                    rates[rank].add(seconds, sum(value.total for value in report.logged.get(name, ())))
 
     def view(self, now: float, *, points: bool = True) -> LoopView:
         """As it is now.
@@ -143,16 +171,18 @@ class LoopRecord:
                     curve.ends,
                 )
                 for name, curve in list(self.curves.items())
-                if name not in PER_SECOND
             ),
-            tuple((name, sum(rates.copy().values())) for name, rates in list(self.per_s.items())),
+            tuple((name, sum(self._per_s(name).values())) for name in list(self.rates)),
             self.utilisation,
         )
+
+    def _per_s(self, name: str) -> dict[int, float]:
+        return {rank: rate.per_s for rank, rate in self.rates.get(name, {}).copy().items() if rate.told}
 
     @property
     def utilisation(self) -> float | None:
         """Of the floating-point operations that the devices can do, the part that the model takes; None if nobody knows."""
-        rates, peaks = self.per_s.get("flops", {}).copy(), self.peaks.copy()
+        rates, peaks = self._per_s("flops"), self.peaks.copy()
         known = rates.keys() & peaks.keys()
         return sum(rates[rank] for rank in known) / sum(peaks[rank] for rank in known) if known else None
 
@@ -205,6 +235,7 @@ class LoopBook:
             if message.follows and (last := self._last(message.follows)) is not None:
                 loop.follow(last, message.step, is_recovery=message.is_recovery)
         loop.ranks[spec.proc] = spec.rank
+        loop.told[spec.proc] = message.step
         grant = loop.pace.joined(spec.proc, message.step, message.horizon)
         return [(spec.proc, loop.message(grant))]
 

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
@@ -63,6 +64,10 @@ class _Sum:
     total: float = 0.0
     count: int = 0
 
+    def add(self, total: float, count: int) -> None:
+        self.total += total
+        self.count += count
+
     @property
     def mean(self) -> float:
         return self.total / self.count if self.count else math.nan
@@ -78,6 +83,7 @@ class _Run:
         told_at: step -> when that began.
         reached: the first step that somebody has yet to tell of.
         written: the last step that is in the file; what is told of it later is left out.
+        size: so many steps are written as one: the most that a rank has told as one.
         ends_at: when its file is closed, if all ranks have left it.
     """
 
@@ -86,6 +92,7 @@ class _Run:
     told_at: dict[int, float] = field(default_factory=dict)
     reached: int = 0
     written: int = -1
+    size: int = 1
     ends_at: float = math.inf
 
 
@@ -108,7 +115,10 @@ class TensorBoardJournal:
             raise ModuleNotFoundError(
                 f"TensorBoard's own package writes its files, where the notebook runs: pip install tensorboard ({error})"
             ) from None
-        self.folder = Path(folder).expanduser().absolute()
+        try:
+            self.folder = Path(folder).expanduser().absolute()
+        except RuntimeError as error:  # ~ of nobody
+            raise FileNotFoundError(f"{folder}: {error}") from None
         self.folder.mkdir(parents=True, exist_ok=True)
         if not os.access(self.folder, os.W_OK | os.X_OK):
             raise PermissionError(f"nothing can be written into {self.folder}")
@@ -118,6 +128,7 @@ class TensorBoardJournal:
         self._looked_at: dict[Key, float] = {}
         self._runs: dict[Key, _Run] = {}
         self._folders: dict[Key, Path] = {}
+        self._written: dict[Key, int] = {}  # of those that are over: the last step, for ranks that come later
         self._replaced: set[Key] = set()  # in whose places others go on
         self._thread = threading.Thread(target=self._work, name="monarch-tensorboard", daemon=True)
         self._thread.start()
@@ -146,7 +157,7 @@ class TensorBoardJournal:
             self._write()
         except Exception as error:  # of the file system: training goes on without it
             _log.debug("TensorBoard", exc_info=True)
-            said = f"{self._mesh}: its loops are no longer written for TensorBoard to {self.folder}: {error}"
+            said = f"{self._mesh}: its loops are no longer written for TensorBoard to {self.folder}: {error}; ask for it anew"
             print(said, file=sys.stderr, flush=True)
             for run in self._runs.values():
                 with contextlib.suppress(Exception):  # it has something to write yet, perhaps
@@ -178,7 +189,10 @@ class TensorBoardJournal:
                 self._end(key)
             else:
                 before = now - _MORE_COME_S
-                self._settle(run, [step for step in run.waits if step < run.reached and run.told_at[step] <= before])
+                whole = run.reached // run.size * run.size
+                told = {step: at for step, at in run.told_at.items() if step < whole}
+                late = min((step // run.size for step, at in told.items() if at > before), default=math.inf)
+                self._settle(run, [step for step in told if step // run.size < late])
                 run.writer.flush()
 
     def _take(self, news: _News) -> None:
@@ -193,16 +207,17 @@ class TensorBoardJournal:
         for name, values in news.logged.items():
             if name not in PER_SECOND:
                 for value in (value for value in values if value.step > run.written):
+                    run.size = max(run.size, value.size)
                     run.told_at.setdefault(value.step, now)
                     told = run.waits.setdefault(value.step, {}).setdefault(name, _Sum())
-                    told.total += value.total
-                    told.count += value.count
+                    told.add(value.total, value.count)
         if news.view is not None:
             self._add(run, news.view.step, dict(_state(news.view)))
 
     def _end(self, key: Key) -> None:
         run = self._runs.pop(key)
         self._settle(run, list(run.waits))
+        self._written[key] = run.written
         run.writer.close()
 
     def _begin(self, news: _News) -> _Run:
@@ -219,7 +234,7 @@ class TensorBoardJournal:
         if folder is None:
             folder = self._new_folder()
         self._folders[news.key] = folder
-        run = _Run(self._open(str(folder)))
+        run = _Run(self._open(str(folder)), written=self._written.get(news.key, -1))
         if goes_on:  # what was written of this step and later ones is not shown any more
             start = SessionLog(status=SessionLog.START)
             run.writer.add_event(Event(wall_time=time.time(), step=news.first, session_log=start))
@@ -239,10 +254,14 @@ class TensorBoardJournal:
 
     def _settle(self, run: _Run, steps: list[int]) -> None:
         """Write what was told of steps."""
-        for step in sorted(steps):
-            del run.told_at[step]
-            run.written = max(run.written, step)
-            self._add(run, step, {name: told.mean for name, told in run.waits.pop(step).items()})
+        for place, some in groupby(sorted(steps), lambda step: step // run.size):
+            sums: dict[str, _Sum] = {}
+            for step in some:
+                del run.told_at[step]
+                for name, told in run.waits.pop(step).items():
+                    sums.setdefault(name, _Sum()).add(told.total, told.count)
+            run.written = (place + 1) * run.size - 1
+            self._add(run, step, {name: told.mean for name, told in sums.items()})
 
     def _add(self, run: _Run, step: int, values: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event

@@ -393,4 +393,4 @@ def _summed(values: list[tuple[int, float]]) -> Iterator[Logged]:
     for _, some in groupby(values, lambda each: each[0] // size):
         told = list(some)
         finite = [value for _, value in told if math.isfinite(value)]
-        yield Logged(told[-1][0], math.fsum(finite), len(finite), told[-1][1])
+        yield Logged(told[-1][0], math.fsum(finite), len(finite), told[-1][1], size)

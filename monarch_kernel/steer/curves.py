@@ -19,7 +19,7 @@ __all__ = ["MAX_POINTS", "Curve"]
 MAX_POINTS = 256
 """Of a curve; more than a chart has pixels for would cost what nobody sees."""
 
-_COMPARED = 8
+_COMPARED = 32
 """Steps of each rank that are kept to compare it with others."""
 
 

@@ -610,13 +610,15 @@ class CleansUp(Message, frozen=True):
 class Logged(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """What a rank has logged under one name in steps that follow each other, of which ``step`` is the last.
 
-    ``total`` is the sum of those ``count`` values that are finite; ``last`` is the last one, finite or not.
+    ``total`` is the sum of those ``count`` values that are finite; ``last`` is the last one, finite or not. The steps are
+    among ``size``, a power of 2, which begin with a multiple of it.
     """
 
     step: int
     total: float
     count: int
     last: float
+    size: int = 1
 
 
 class Knob(msgspec.Struct, array_like=True, frozen=True, gc=False):

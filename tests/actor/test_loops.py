@@ -167,6 +167,52 @@ for step in live.loop(100):
     assert not view.curves
 
 
+def test_what_is_counted_may_be_logged_in_some_steps_or_often_in_one(procs: ProcMesh) -> None:
+    code = """
+import time
+for step in live.loop(100):
+    live.log(tokens=5)
+    live.log(tokens=5)
+    if step % 10 == 0:
+        live.log(samples=10)
+    live.log(flops=1)
+    time.sleep(0.01)
+"""
+    running = Running(procs, code)
+    running.values()
+    rates = dict(running.loop.view().per_s)
+    assert rates["tokens"] == pytest.approx(10 * rates["flops"])
+    assert rates["samples"] == pytest.approx(rates["flops"], rel=0.3)  # some reports have one step of these more
+
+
+@pytest.mark.parametrize(
+    ("knob", "said"),
+    [
+        ("3, 1", r"TypeError: live\.knob\(3, \.\.\.\): the name of a knob is a text"),
+        ("'n', float('nan')", r"ValueError: live\.knob\('n', nan\): a knob is a finite number"),
+        ("'n', 1, low='a'", r"TypeError: live\.knob\('n'\): a bound is a number, not a str"),
+    ],
+)
+def test_what_is_no_knob_is_refused_where_it_is_made(procs: ProcMesh, knob: str, said: str) -> None:
+    with pytest.raises(RemoteError, match=said):
+        procs.run_cell(f"for step in live.loop(2):\n    live.knob({knob})").get(LONG_S)
+
+
+def test_numbers_of_numpy_are_knobs(procs: ProcMesh) -> None:
+    procs.run_cell("import numpy as np\nfor step in live.loop(2):\n    live.knob('n', np.float64(0.5))").get(LONG_S)
+    assert [knob.value for knob in procs.loop.view().knobs] == [0.5]
+
+
+def test_steps_are_whole(procs: ProcMesh) -> None:
+    running = Running(procs, "import time\nfor step in live.loop(): time.sleep(0.001)\nstep")
+    running.loop.pause()
+    for wrong in (2.5, "3", True):
+        with pytest.raises(TypeError, match="takes how many steps"):
+            running.loop.step(wrong)  # type: ignore[arg-type]
+    running.loop.stop()
+    running.values()
+
+
 @pytest.mark.parametrize("wrong", ["0", "-1", "float('nan')", "float('inf')", "'989e12'", "True"])
 def test_what_is_no_peak_is_refused(procs: ProcMesh, wrong: str) -> None:
     with pytest.raises(RemoteError, match=r"live\.peak\(.*\) takes how many operations a second"):

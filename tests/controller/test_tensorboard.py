@@ -91,6 +91,41 @@ def test_who_begins_when_steps_are_written_already_has_a_part_in_those_that_are_
     assert board.loss() == [(0, 1.0), (1, 2.0), (2, 3.0)]
 
 
+def test_who_comes_when_the_loop_is_over_for_the_others_writes_nothing_twice(board: Board) -> None:
+    board.begin(0)
+    board.report(0, {0: 1.0, 1: 2.0})
+    board.leave(0, 2)
+    wait_until(lambda: board.loss() == [(0, 1.0), (1, 2.0)], "the steps of the first")
+    wait_until(lambda: not board.journal._runs, "its file to be closed")
+    board.begin(1)
+    board.report(1, {0: 3.0, 1: 4.0, 2: 5.0})
+    board.leave(1, 3)
+    board.journal.close()
+    assert board.loss() == [(0, 1.0), (1, 2.0), (2, 5.0)]
+
+
+def test_steps_that_ranks_tell_as_one_are_written_as_one_whatever_they_are_told_with(board: Board) -> None:
+    board.begin(0)
+    board.begin(1)
+
+    def report(rank: int, *groups: tuple[int, int, int]) -> None:
+        """Some steps from one to another, told as one; the loss of a rank is its number."""
+        logged = tuple(
+            Logged(last, float(rank) * (last - first + 1), last - first + 1, float(rank), size)
+            for first, last, size in groups
+        )
+        board.book.reported(10 + rank, LoopReport(4, 1, groups[-1][1] + 1, 0.001, {"loss": logged}))
+
+    report(0, (0, 1, 2), (2, 2, 2))
+    report(1, (0, 3, 4), (4, 5, 4))
+    report(0, (3, 3, 1), (4, 5, 2), (6, 7, 2))
+    report(1, (6, 7, 2))
+    board.leave(0, 8)
+    board.leave(1, 8)
+    board.journal.close()
+    assert board.loss() == [(3, 0.5), (7, 0.5)]
+
+
 def test_ranks_that_are_in_a_short_loop_one_after_the_other_are_one_run(board: Board) -> None:
     for rank in range(2):
         board.begin(rank)
@@ -146,6 +181,8 @@ def test_a_folder_that_can_not_be_made_is_refused_at_once(tmp_path: Path) -> Non
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"file"):
         TensorBoardJournal(tmp_path / "file" / "runs", "t")
+    with pytest.raises(OSError, match=r"home directory"):
+        TensorBoardJournal("~nobody-of-this-name/runs", "t")
 
 
 def test_without_its_package_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
