@@ -145,7 +145,7 @@ class CurveView(NamedTuple):
         by_rank: flat rank and what it has logged last.
         points: few enough to draw; of a long curve one stands for several steps.
         ends: the ranks with the least and the greatest value in the last step that is known of all, with these; one rank
-            alone, if it has logged no finite number; none, if all have logged the same.
+            alone, if it has logged no finite number; none, if all have logged the same, or no such step is known.
     """
 
     name: str

@@ -242,7 +242,7 @@ class MeshCommands:
             print(f"{mesh.name}: its loops are no longer written for TensorBoard")
         else:
             print(f"{mesh.name}: its loops are written to {path}, each to a folder of its own")
-            print(f"to see them: %load_ext tensorboard, then %tensorboard --logdir {shlex.quote(str(folder))}")
+            print(f"to see them: %load_ext tensorboard, then %tensorboard --logdir {shlex.quote(str(path))}")
 
     def heal(self, rest: str) -> None:
         """Start new processes in place of dead ranks of a mesh, or of a part of it; of the last one, if none is named."""

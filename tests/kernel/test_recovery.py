@@ -112,8 +112,11 @@ def kill(notebook: Notebook, rank: int) -> None:
 def test_a_rank_that_is_killed_is_replaced_and_the_outcome_is_the_same(
     trained: Notebook, undisturbed: list[object], tmp_path: Path
 ) -> None:
-    said = trained.ok(f"%mesh tensorboard t {tmp_path}").text
-    assert said.startswith(f"t: its loops are written to {tmp_path}, each to a folder of its own\n")
+    said = trained.ok(f"%mesh tensorboard t {tmp_path}").stdout
+    assert said == (
+        f"t: its loops are written to {tmp_path}, each to a folder of its own\n"
+        f"to see them: %load_ext tensorboard, then %tensorboard --logdir {tmp_path}\n"
+    )
     cell = trained.ok(train(0.05, "--background"))
     reaches(trained, 12)
     trained.ok("%mesh loop scale=1.0")
