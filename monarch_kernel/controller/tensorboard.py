@@ -225,16 +225,19 @@ class TensorBoardJournal:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         folder = self._folders.get(news.key)
-        if folder is None and news.follows is not None:
-            folder = self._folders.get(news.follows)
+        goes_on = folder is None and news.follows in self._folders
+        writer = None
+        if goes_on:
+            assert news.follows is not None
+            folder = self._folders[news.follows]
             self._replaced.add(news.follows)
-            if news.follows in self._runs:
-                self._end(news.follows)
-        goes_on = folder is not None and news.key not in self._folders
+            if (before := self._runs.pop(news.follows, None)) is not None:
+                self._settle(before, list(before.waits))
+                writer = before.writer  # files of one second are read in any order
         if folder is None:
             folder = self._new_folder()
         self._folders[news.key] = folder
-        run = _Run(self._open(str(folder)), written=self._written.get(news.key, -1))
+        run = _Run(writer or self._open(str(folder)), written=self._written.get(news.key, -1))
         if goes_on:  # what was written of this step and later ones is not shown any more
             start = SessionLog(status=SessionLog.START)
             run.writer.add_event(Event(wall_time=time.time(), step=news.first, session_log=start))

@@ -18,6 +18,11 @@ A collective of gloo that waits for a missing peer can be neither interrupted no
 and the caller stays blocked. What ends it is to shut its sockets down from another thread (gloo has no abort of its own:
 pytorch/gloo#388). We know them as the descriptors that appear while a group is made. NCCL has an abort.
 
+They are shut down for reading alone, and kept open for a while when gloo has closed them. For gloo may have yet to answer
+what a peer has sent: it takes the send that the peer is ready for from its list, and if writing fails then forgets it, so
+that whoever waits for it waits for ever. As it is, what it writes goes to a peer that is there, or was, and what it reads
+next is the end.
+
 A rank that waits for a peer to connect to it has no socket for that yet. If the peer dies then, only gloo's timeout ends the
 wait: it is short while a group is formed, and torch's own from then on. Ranks that come late are waited for before.
 """
@@ -47,6 +52,7 @@ from monarch_kernel.describe.stacks import Collective
 from monarch_kernel.errors import MeshDownError, RemoteError
 from monarch_kernel.mesh import ValueMesh
 from monarch_kernel.rank.rank import Rank
+from monarch_kernel.rank.workplace import later
 from monarch_kernel.train.collectives import CollectiveMeter
 from monarch_kernel.transport.driver import Waiter
 from monarch_kernel.wire.codec import Frame, pack
@@ -58,6 +64,9 @@ _NOTE = "forming the process group"
 _JOIN_TIMEOUT = timedelta(seconds=60)
 _REACH_S = 10.0
 """How long a rank tries to connect to a store on another host."""
+
+_CLOSE_AFTER_S = 3.0
+"""How long the connections of a group that was aborted stay open, unless it is formed anew: the others are told to abort it, too."""
 
 _CONNECT_TIMEOUT = timedelta(seconds=5)
 """How long gloo waits for the address of a peer that is there; it waits five times as long for that to connect."""
@@ -184,6 +193,7 @@ class RankGroup:
         self._sockets_before: set[_Socket] | None = (
             None  # those that were open when it began to form; None when it does not
         )
+        self._closing: list[socket.socket] = []  # connections of groups that were aborted
         self._stderr: int | None = None
         self._formed = False
         self._aborted = False
@@ -264,6 +274,7 @@ class RankGroup:
         if self._spec.device == "cuda" and dist.is_initialized():
             dist.distributed_c10d._abort_process_group()
         ended: set[_Socket] = set()
+        is_forming = self._sockets_before is not None
         for members in list(self._sockets):
             if dead is None or not members or dead in members:
                 ended |= self._sockets.pop(members)
@@ -273,12 +284,15 @@ class RankGroup:
                 self._stderr = _mute_stderr()
         for fd, _ in ended & _sockets():  # those of a group that has been destroyed are no more
             try:
-                with socket.socket(fileno=os.dup(fd)) as peer:
-                    # gloo ends the process when its listener fails, so only connections are shut down
-                    if not peer.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                        peer.shutdown(socket.SHUT_RDWR)
+                peer = socket.socket(fileno=os.dup(fd))
+                # gloo ends the process when its listener fails, so only connections are shut down
+                if not peer.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    self._closing.append(peer)
+                    peer.shutdown(socket.SHUT_RDWR if is_forming else socket.SHUT_RD)
             except OSError:
                 pass  # it was closed meanwhile
+        if self._closing:
+            later(_CLOSE_AFTER_S, _close, list(self._closing))
 
     @staticmethod
     def _recorded() -> dict[str, Any]:
@@ -358,6 +372,8 @@ class RankGroup:
                 self._init(dist.init_process_group, "cpu:gloo,cuda:nccl" if spec.device == "cuda" else "gloo")
                 self._formed = True
                 self._add_device_mesh()
+                closing, self._closing = self._closing, []
+                _close(closing)
         finally:
             self._sockets_before = None
             muted, self._stderr = self._stderr, None
@@ -499,6 +515,11 @@ def _mute_stderr() -> int:
     os.dup2(nowhere, 2)
     os.close(nowhere)
     return before
+
+
+def _close(connections: Sequence[socket.socket]) -> None:
+    for connection in connections:
+        connection.close()
 
 
 class _Socket(NamedTuple):

@@ -151,6 +151,7 @@ def test_a_loop_that_goes_on_after_a_death_is_the_same_run_and_one_that_is_taken
     board.leave(0, 5, request=6)
     board.journal.close()
     assert board.loss() == [(step, 1.0 if step < 4 else 2.0) for step in range(8)]
+    assert len(list((board.folder / "loop_0").iterdir())) == 1, "of two files of one second, either may be read first"
     assert board.loss(1) == [(step, 3.0) for step in range(2, 5)]
 
 
