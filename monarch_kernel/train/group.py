@@ -66,7 +66,7 @@ _REACH_S = 10.0
 """How long a rank tries to connect to a store on another host."""
 
 _CLOSE_AFTER_S = 3.0
-"""How long the connections of a group that was aborted stay open, unless it is formed anew: the others are told to abort it, too."""
+"""How long the connections of a group that was aborted stay open, unless it is formed anew; the others are told, too."""
 
 _CONNECT_TIMEOUT = timedelta(seconds=5)
 """How long gloo waits for the address of a peer that is there; it waits five times as long for that to connect."""

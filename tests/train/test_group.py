@@ -294,7 +294,7 @@ said
 
 
 def test_a_group_that_is_aborted_in_the_midst_of_collectives_frees_all(group: ProcMesh, store: GroupStore) -> None:
-    """gloo forgets what it is about to send when the write fails, and whoever waits for it waits for ever."""
+    """Gloo forgets what it is about to send when the write fails, and whoever waits for it waits for ever."""
     for _ in range(30):
         said = group.run(ABORT_IN_THE_MIDST).get(LONG_S)
         assert all("peer" in each for each in said.values()), said
