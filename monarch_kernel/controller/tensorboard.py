@@ -224,12 +224,9 @@ class TensorBoardJournal:
         """Open the file of a loop: one that goes on since a rank died is the same run, others are runs of their own."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
-        folder = self._folders.get(news.key)
-        goes_on = folder is None and news.follows in self._folders
-        writer = None
-        if goes_on:
-            assert news.follows is not None
-            folder = self._folders[news.follows]
+        folder, writer, goes_on = self._folders.get(news.key), None, False
+        if folder is None and news.follows is not None and news.follows in self._folders:
+            folder, goes_on = self._folders[news.follows], True
             self._replaced.add(news.follows)
             if (before := self._runs.pop(news.follows, None)) is not None:
                 self._settle(before, list(before.waits))

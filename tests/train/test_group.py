@@ -284,7 +284,7 @@ import gc, random, threading
 from monarch_kernel.train.group import RankGroup
 ours = next(each for each in gc.get_objects() if type(each) is RankGroup)
 threading.Timer(0.02 + 0.004 * random.random(), ours.abort).start()
-x = torch.ones(64)
+x = torch.ones({n})
 try:
     while True: dist.all_reduce(x)
 except RuntimeError as error:
@@ -293,9 +293,12 @@ said
 """
 
 
-def test_a_group_that_is_aborted_in_the_midst_of_collectives_frees_all(group: ProcMesh, store: GroupStore) -> None:
+@pytest.mark.parametrize(("n", "times"), [(64, 30), (4_000_000, 10)])
+def test_a_group_that_is_aborted_in_the_midst_of_collectives_frees_all(
+    group: ProcMesh, store: GroupStore, n: int, times: int
+) -> None:
     """Gloo forgets what it is about to send when the write fails, and whoever waits for it waits for ever."""
-    for _ in range(30):
-        said = group.run(ABORT_IN_THE_MIDST).get(LONG_S)
+    for _ in range(times):
+        said = group.run(ABORT_IN_THE_MIDST.format(n=n)).get(LONG_S)
         assert all("peer" in each for each in said.values()), said
         store.form(group).get(LONG_S)
