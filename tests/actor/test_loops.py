@@ -53,11 +53,10 @@ class Running:
     """A cell that runs, and its loop."""
 
     def __init__(self, procs: ProcMesh, code: str, cell: int = 7) -> None:
-        before = len(procs.loops)
+        before = {loop.key for loop in procs.loops}
         self.procs = procs
         self.future: Future[Any] = procs.run_cell(code, cell=cell, want_value=True)
-        keys = [loop.key for loop in procs.loops[:before]]
-        wait_until(lambda: procs.loops and procs.loop.key not in keys, "the loop to begin")
+        wait_until(lambda: procs.loops and procs.loop.key not in before, "the loop to begin")
         self.loop: SteeredLoop = procs.loop
 
     @property
