@@ -119,7 +119,7 @@ def run_rank(spec: RankSpec, addresses: Sequence[str], token: str, helper: int, 
     controller, gateway = addresses
     own_address = f"{gateway.rpartition('/')[0]}/{name.decode()}"
     rank = Rank(spec, ZmqRank(controller, name, own_address, gateway), token, marks, own_address)
-    group = RankGroup(rank)
+    group = RankGroup(rank, gateway.removeprefix("ipc://"))
 
     def make_shell(publish: Callable[[dict[str, Any], dict[str, Any]], None]) -> Shell:
         if is_light:

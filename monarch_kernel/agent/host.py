@@ -10,6 +10,8 @@ ranks do not pass through it; elsewhere they do (`transport.gateway`). It watche
 - the zygote's socket: pids of new ranks, or the zygote's end;
 - a pidfd per rank: readable when the process has ended, whose status we then collect, for the kernel made us its parent;
 - two pipes per rank: its output;
+- the socket at which ranks hand over copies of their connections to each other, which stay open for a moment when one dies
+  (`Keeper`);
 - a pidfd of the controller, on the same machine: when that process is gone, everything ends at once and the session's directory
   is removed. Elsewhere the controller says that it is alive; when it has been silent for `AgentConfig.grace_s`, and the
   connection to it is not known to stand, it counts as gone.
@@ -41,6 +43,7 @@ from functools import partial
 
 from monarch_kernel.agent.backlog import OutputBacklog
 from monarch_kernel.agent.gpus import GpuMeters
+from monarch_kernel.agent.holding import Keeper
 from monarch_kernel.agent.logs import RankLog, log_bytes
 from monarch_kernel.agent.network import interface_to, own_addresses
 from monarch_kernel.agent.output import OutputStream, fold
@@ -54,7 +57,7 @@ from monarch_kernel.agent.processes import (
 from monarch_kernel.agent.share import TooFewGpusError, shared
 from monarch_kernel.agent.software import software_here
 from monarch_kernel.agent.zygote import Zygote
-from monarch_kernel.transport.base import CONTROLLER, rank_peer
+from monarch_kernel.transport.base import CONTROLLER, host_peer, rank_peer
 from monarch_kernel.transport.gateway import Gateway
 from monarch_kernel.transport.strangers import free_descriptors
 from monarch_kernel.wire.codec import WireError, join, pack, split
@@ -95,7 +98,8 @@ FOLD_S = 0.0002
 READINGS_EVERY_S = 1.0
 GROUP_GRACE_S = 1.0
 RANK_DESCRIPTORS = 8
-"""What a rank takes: its pipes, those that its cells leave to child processes, its process and its connection."""
+"""What a rank takes: its pipes, those that its cells leave to child processes, its process and its connection. Connections to
+other ranks are held if there is room (`Keeper`)."""
 
 FREE_DESCRIPTORS = 16
 """Those that no rank takes: for new connections, and for what is opened for a moment."""
@@ -163,6 +167,7 @@ class HostAgent:
         self._holds_output = False  # of what was read, more than was told
         self._readings_at = 0.0
         self._gpus = GpuMeters()
+        self._keeper = Keeper(os.path.join(config.directory, host_peer(config.host).decode()), self._selector)
         self._told_strangers = 0
         self._beat_at = 0.0
         self._interface = interface_to(config.addresses)
@@ -542,7 +547,11 @@ class HostAgent:
             return max(0.0, self._output_due - time.monotonic())
         if self._holds_output:
             return OUTPUT_EVERY_S
-        if self._groups or any(rank.kill_at is not None for rank in self._ranks.values()):
+        if (
+            self._groups
+            or any(rank.kill_at is not None for rank in self._ranks.values())
+            or self._keeper.due is not None
+        ):
             return 0.05
         return min(_IDLE_S, self._config.beat_s)
 
@@ -581,6 +590,7 @@ class HostAgent:
             self._is_time_over = True
             self._kill(list(self._ranks), TIME_OVER_GRACE_S)
             self._leave_at = now + TIME_OVER_GRACE_S + GROUP_GRACE_S
+        self._keeper.close_due(now)
         for rank in self._ranks.values():
             if rank.kill_at is not None and now >= rank.kill_at:
                 signal_rank(rank.pid, signal.SIGKILL)

@@ -120,6 +120,7 @@ class RankLoop:
 
     Attributes:
         step: that is done now; -1 before the first.
+        recovers: whether it is to go on by itself if a rank dies.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class RankLoop:
         self._tells_all = False  # a new controller has to be told of all knobs
         self._logged: dict[str, list[tuple[int, Any]]] = {}
         self._series = series
-        self._recovers = recovers
+        self.recovers = recovers
         self._lost = ""
         self._reported = 0 if series is None else series.first, time.perf_counter()
         self._due = self._reported[1] + _REPORT_S
@@ -152,7 +153,7 @@ class RankLoop:
     def run(self) -> Iterator[int]:
         """The steps, each when it may begin."""
         lease, steps, step, series = self._lease, self.steps, 0, self._series
-        begun = LoopBegun(*self._key, -1 if steps is None else steps, recovers=self._recovers)
+        begun = LoopBegun(*self._key, -1 if steps is None else steps, recovers=self.recovers)
         if series is not None:
             series.begin()
             begun = replace(begun, apart=series.apart)
@@ -183,14 +184,13 @@ class RankLoop:
             self._report(step)
             self._port.submit(pack(LoopLeft(*self._key, step)))
 
-    def lose(self, who: str) -> bool:
+    def lose(self, who: str) -> None:
         """Somebody has died who was in it: one that is to go back ends; on the thread that drives the socket."""
-        if self._recovers:
+        if self.recovers:
             self._lost = f"{who} has died"
             waiter = self._waiter
             if waiter is not None:
                 waiter.set()
-        return self._recovers
 
     def granted(self, grant: LoopGrant) -> None:
         """More steps may begin, or something changes; on the thread that drives the socket."""
@@ -335,10 +335,17 @@ class Loops:
         for loop in list(self._by_key.values()):
             loop.come_back()
 
-    def lose(self, request: int, who: str) -> bool:
-        """Somebody has died who worked on a request; whether a loop ends for that. On the thread that drives the socket."""
-        told = [loop.lose(who) for (of, _), loop in list(self._by_key.items()) if of == request]
-        return any(told)
+    def ends_with_a_death(self, request: int) -> bool:
+        """Whether a loop of a request ends when somebody dies who works on that, to begin anew."""
+        return any(loop.recovers for loop in self._of(request))
+
+    def lose(self, request: int, who: str) -> None:
+        """Somebody has died who worked on a request: loops that are to go back end. On the thread that drives the socket."""
+        for loop in self._of(request):
+            loop.lose(who)
+
+    def _of(self, request: int) -> Iterator[RankLoop]:
+        return (loop for (of, _), loop in list(self._by_key.items()) if of == request)
 
     def granted(self, grant: LoopGrant, _: Sequence[Frame] = ()) -> None:
         """Take what the controller says; on the thread that drives the socket."""

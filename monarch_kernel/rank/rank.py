@@ -571,17 +571,19 @@ class Rank(Workplace):
 
     def _release(self, message: Release) -> None:
         group, dead = self.group, message.dead if message.mesh == self.spec.mesh else -1
-        ends = dead >= 0 and HOME.loops is not None and HOME.loops.lose(message.id, f"{message.mesh}[{dead}]")
-        for executor in self.executors():
-            if executor.current != message.id or group is None:
-                continue
-            pending_s = group.pending_s()
-            if ends or pending_s > (RELEASE_AFTER_S if dead < 0 else 0.0):
-                executor.released = message.id
-            if dead >= 0:
-                group.abort(dead)
-            elif pending_s > RELEASE_AFTER_S:
-                group.abort()
+        loops = HOME.loops if dead >= 0 else None
+        ends = loops is not None and loops.ends_with_a_death(message.id)
+        at_work = [executor for executor in self.executors() if executor.current == message.id]
+        pending_s = group.pending_s() if group is not None and at_work else 0.0
+        if ends or pending_s > (RELEASE_AFTER_S if dead < 0 else 0.0):
+            for executor in at_work:
+                executor.released = message.id  # first of all: what it raises from now on comes of that
+        if loops is not None and ends:
+            loops.lose(message.id, f"{message.mesh}[{dead}]")
+        if group is not None and at_work and dead >= 0:
+            group.abort(dead)
+        elif group is not None and pending_s > RELEASE_AFTER_S:
+            group.abort()
 
     def _on_sigint(self, signum: int, frame: FrameType | None) -> None:
         main = self.main

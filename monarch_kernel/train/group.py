@@ -21,8 +21,7 @@ pytorch/gloo#388). We know them as the descriptors that appear while a group is 
 They are shut down for reading alone, and kept open for a while when gloo has closed them. For gloo may have yet to answer
 what a peer has sent: it takes the send that the peer is ready for from its list, and if writing fails then forgets it, so
 that whoever waits for it waits for ever. As it is, what it writes goes to a peer that is there, and what it reads next is the
-end. To a peer that has died writing may fail all the same: such a wait was seen, about once in 170 deaths, and nothing in
-torch ends it.
+end. For a peer that has died its host agent keeps the connections open until all have been told (`agent.holding`).
 
 A rank that waits for a peer to connect to it has no socket for that yet. If the peer dies then, only gloo's timeout ends the
 wait: it is short while a group is formed, and torch's own from then on. Ranks that come late are waited for before.
@@ -46,6 +45,7 @@ from typing import Any, NamedTuple
 from monarch_kernel import live
 from monarch_kernel.actor.answers import gather, read_value
 from monarch_kernel.actor.procs import ProcMesh
+from monarch_kernel.agent.holding import Hold
 from monarch_kernel.agent.network import address_of, interfaces
 from monarch_kernel.asking.future import Future
 from monarch_kernel.asking.waits import Wait
@@ -183,10 +183,16 @@ def _what(mesh: ProcMesh) -> str:
 
 
 class RankGroup:
-    """The rank's side; installs itself as the rank's group."""
+    """The rank's side; installs itself as the rank's group.
 
-    def __init__(self, rank: Rank) -> None:
+    Args:
+        rank: whose groups they are.
+        agent: path of the host agent's socket.
+    """
+
+    def __init__(self, rank: Rank, agent: str) -> None:
         self._rank = rank
+        self._agent = agent
         self._spec = rank.spec
         self._sockets: dict[
             tuple[int, ...], set[_Socket]
@@ -195,6 +201,7 @@ class RankGroup:
             None  # those that were open when it began to form; None when it does not
         )
         self._closing: list[socket.socket] = []  # connections of groups that were aborted
+        self._holds: dict[Hold, set[_Socket]] = {}  # connections that the agent keeps open should we die
         self._stderr: int | None = None
         self._formed = False
         self._aborted = False
@@ -294,7 +301,26 @@ class RankGroup:
             except OSError:
                 pass  # it was closed meanwhile
         if self._closing:
-            later(_CLOSE_AFTER_S, _close, list(self._closing))
+            later(_CLOSE_AFTER_S, self._close, list(self._closing))
+
+    def _close(self, connections: Sequence[socket.socket]) -> None:
+        """Close what was kept open of groups that are no more."""
+        for connection in connections:
+            connection.close()
+        self._let_go()
+
+    def _hold(self, sockets: set[_Socket]) -> None:
+        """Have the agent keep connections open should we die."""
+        connections = [fd for fd, _ in sockets if _is_connection(fd)]
+        if connections:
+            self._holds[Hold(self._agent, connections)] = sockets
+
+    def _let_go(self) -> None:
+        """Have the agent close connections that are closed here, so that peers see it."""
+        open_now = _sockets()
+        for hold in [hold for hold, sockets in list(self._holds.items()) if sockets.isdisjoint(open_now)]:
+            if self._holds.pop(hold, None) is not None:
+                hold.release()
 
     @staticmethod
     def _recorded() -> dict[str, Any]:
@@ -375,7 +401,7 @@ class RankGroup:
                 self._formed = True
                 self._add_device_mesh()
                 closing, self._closing = self._closing, []
-                _close(closing)
+                self._close(closing)
         finally:
             self._sockets_before = None
             muted, self._stderr = self._stderr, None
@@ -445,7 +471,9 @@ class RankGroup:
                 made = make(*args, timeout=_CONNECT_TIMEOUT if is_forming else timeout, **kwargs)
             finally:
                 members = tuple(signature.bind(*args, **kwargs).arguments["global_ranks_in_group"] or ())
-                self._sockets.setdefault(members, set()).update(_sockets() - before)
+                opened = _sockets() - before
+                self._sockets.setdefault(members, set()).update(opened)
+                self._hold(opened)
             if is_forming and isinstance(made[0], dist.ProcessGroup):
                 helpers._set_pg_timeout(timeout, made[0])
             return made
@@ -469,6 +497,14 @@ class RankGroup:
             original(backend, init_method, **options)
 
         dist.init_process_group = helpers.init_process_group = init_process_group
+        destroy = dist.destroy_process_group
+
+        @wraps(destroy)
+        def destroy_process_group(*args: Any, **kwargs: Any) -> None:
+            destroy(*args, **kwargs)
+            self._let_go()
+
+        dist.destroy_process_group = helpers.destroy_process_group = destroy_process_group
 
 
 def _reach(message: FormGroup) -> None:
@@ -519,16 +555,19 @@ def _mute_stderr() -> int:
     return before
 
 
-def _close(connections: Sequence[socket.socket]) -> None:
-    for connection in connections:
-        connection.close()
-
-
 class _Socket(NamedTuple):
     """A socket of this process; the number of its descriptor alone may be another's a moment later."""
 
     fd: int
     inode: str
+
+
+def _is_connection(fd: int) -> bool:
+    try:
+        with socket.socket(fileno=os.dup(fd)) as copy:
+            return not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    except OSError:  # it was closed meanwhile
+        return False
 
 
 def _sockets() -> set[_Socket]:

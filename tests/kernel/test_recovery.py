@@ -149,6 +149,34 @@ def test_several_ranks_are_killed_again_and_again(trained: Notebook, undisturbed
     assert trained.value("t.incarnations()") == (1, 0, 1, 2)
 
 
+SLOW_TO_LOOK = """%%remote
+from monarch_kernel.train.group import RankGroup
+pending_s = RankGroup.pending_s
+def slowly(self):
+    time.sleep(0.3)
+    return pending_s(self)
+RankGroup.pending_s = slowly
+"""
+
+
+APART = """%%remote --background
+live.snapshot(losses=losses, every=5)
+for step in live.loop(60, on_failure="recover"):
+    losses.append(step)
+    time.sleep(0.05)
+"""
+
+
+def test_a_rank_that_hears_of_a_death_outside_collectives_ends_with_it(trained: Notebook) -> None:
+    """Its loop is told to end when it is noted why; else the cell would have failed by itself."""
+    trained.ok(SLOW_TO_LOOK)
+    cell = trained.ok(APART)
+    reaches(trained, 12)
+    kill(trained, 1)
+    ended = trained.ok("%%remote\nlosses == list(range(60))")
+    assert ended.plain == f"[0-{RANKS - 1}] True", cell.text
+
+
 def test_a_loop_that_is_stopped_goes_back_and_on_by_hand(trained: Notebook, undisturbed: list[object]) -> None:
     trained.ok(train(0.02, "--background"))
     reaches(trained, 31)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
 from monarch_kernel.actor import ProcMesh, SupervisionError, shutdown_context, this_host
+from monarch_kernel.agent.processes import start_ticks
 from monarch_kernel.errors import RemoteError
 from monarch_kernel.train.group import GroupStore
 from tests.waiting import undisturbed_s, wait_until
@@ -216,7 +220,7 @@ def test_the_death_of_a_rank_frees_those_at_once_that_wait_for_one_that_is_freed
         mesh.stop(grace_s=0).get()
 
 
-def test_the_death_of_a_rank_leaves_groups_alone_that_it_was_not_in(store: GroupStore) -> None:
+def test_the_death_of_a_rank_leaves_groups_alone_that_it_was_not_in(procs: ProcMesh, store: GroupStore) -> None:
     mesh = this_host().spawn_procs({"dp": 2, "tp": 2}, device="cpu")
     try:
         mesh.run(IMPORTS).get(LONG_S)
@@ -302,3 +306,73 @@ def test_a_group_that_is_aborted_in_the_midst_of_collectives_frees_all(
         said = group.run(ABORT_IN_THE_MIDST.format(n=n)).get(LONG_S)
         assert all("peer" in each for each in said.values()), said
         store.form(group).get(LONG_S)
+
+
+LEAVE_OR_WAIT = f"""
+said = ''
+if rank:
+    time.sleep(0.3)
+{indent(LEAVE, "    ")}
+else:
+    try:
+        dist.all_reduce(torch.ones(3))
+    except RuntimeError as error:
+        said = str(error)
+said
+"""
+
+
+def test_a_rank_that_leaves_a_group_is_seen_by_one_that_waits_for_it(procs: ProcMesh, store: GroupStore) -> None:
+    """As in any script: the agent has connections for the death of a rank alone."""
+    pair = others(store, 2)
+    begun = undisturbed_s()
+    said = pair.run(LEAVE_OR_WAIT).get(LONG_S)
+    assert undisturbed_s() - begun < 5
+    assert "peer" in said.values()[0]
+    pair.stop(grace_s=0).get()
+
+
+UNTIL_IT_FAILS = """
+pathlib.Path(r'{ready}', str(rank)).touch()
+x, part = torch.ones(64), torch.ones(16)
+try:
+    while True:
+        dist.all_gather_into_tensor(x, part)
+        dist.reduce_scatter_tensor(part, x)
+        dist.all_reduce(x)
+except RuntimeError as error:
+    said = str(error)
+said
+"""
+
+
+def test_a_death_in_the_midst_of_collectives_frees_all(procs: ProcMesh, store: GroupStore, tmp_path: Path) -> None:
+    """What a rank is about to send to the dead one is not lost: the agent keeps the connections of the dead one open.
+
+    The others are stopped for a moment, so that they have something to answer when it dies.
+    """
+    chance = random.Random(3)
+
+    def kill_one(attempt: int) -> None:
+        mesh = others(store, 4)
+        ready = tmp_path / str(attempt)
+        ready.mkdir()
+        future = mesh.run(UNTIL_IT_FAILS.format(ready=ready))
+        wait_until(lambda: len(os.listdir(ready)) == 4, "all ranks to begin")
+        time.sleep(chance.uniform(0.02, 0.08))
+        dead = chance.randrange(4)
+        pids = [each.pid for each in mesh.view().ranks]
+        living = [pid for rank, pid in enumerate(pids) if rank != dead]
+        for pid in living:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(0.02)
+        os.kill(pids[dead], signal.SIGKILL)
+        wait_until(lambda: not start_ticks(pids[dead]), "the rank to be dead")
+        for pid in living:
+            os.kill(pid, signal.SIGCONT)
+        error = future.exception(LONG_S)
+        assert isinstance(error, SupervisionError), error
+        mesh.stop(grace_s=0).get()
+
+    for attempt in range(60):
+        kill_one(attempt)
