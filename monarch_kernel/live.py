@@ -23,9 +23,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from numbers import Real
 from typing import Any, TypeVar
 
 from monarch_kernel.asking.home import HOME
+from monarch_kernel.steer.counted import PER_SECOND
 from monarch_kernel.steer.knobs import bounds_text
 from monarch_kernel.wire.messages import Knob
 
@@ -147,7 +149,11 @@ def log(**values: Any) -> None:
     Raises:
         RuntimeError: this is in no loop.
         TypeError: something is no number.
+        ValueError: a number is greater than a float can be, or less than none were done.
     """
+    for name in PER_SECOND:
+        if isinstance(done := values.get(name), (int, float)) and done < 0:
+            raise ValueError(f"live.log({name}={done}): how many this rank did in this step, which is 0 or more")
     if HOME.loops is not None:
         _here("live.log()").log(values)
 
@@ -160,7 +166,7 @@ def peak(flops: float) -> None:
     Raises:
         ValueError: it is no number greater than 0.
     """
-    if not isinstance(flops, (int, float)) or isinstance(flops, bool) or not 0 < flops < 1e30:
+    if not isinstance(flops, Real) or isinstance(flops, bool) or not 0 < flops < 1e30:
         raise ValueError(f"live.peak({flops!r}) takes how many operations a second the device can do, such as 989e12")
     if HOME.loops is not None:
         HOME.loops.peak = float(flops)

@@ -9,17 +9,15 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from monarch_kernel.events import CurveView, KnobView, LoopView
+from monarch_kernel.steer.counted import PER_SECOND
 from monarch_kernel.steer.curves import Curve
 from monarch_kernel.steer.pace import Grant, Pace
 from monarch_kernel.wire.messages import Knob, Logged, LoopBegun, LoopGrant, LoopLeft, LoopReport, RankSpec
 
-__all__ = ["PER_SECOND", "Journal", "LoopBook", "LoopRecord", "Told"]
+__all__ = ["Journal", "LoopBook", "LoopRecord", "Told"]
 
 KEPT = 8
 """Loops that are over, of which one can still see what they logged."""
-
-PER_SECOND = ("samples", "tokens", "flops")
-"""What is logged under these names is counted: the view shows how many there are in a second, on all ranks together."""
 
 _RATE_S = 5.0
 """How many there are in a second is that of so many seconds."""

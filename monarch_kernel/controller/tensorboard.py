@@ -22,8 +22,9 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
-from monarch_kernel.controller.loops import PER_SECOND, LoopRecord
+from monarch_kernel.controller.loops import LoopRecord
 from monarch_kernel.events import LoopView
+from monarch_kernel.steer.counted import PER_SECOND
 from monarch_kernel.wire.messages import Logged
 
 __all__ = ["TensorBoardJournal"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -233,6 +234,10 @@ class MeshCommands:
     def tensorboard(self, rest: str) -> None:
         """Have what the loops of a mesh log (``live.log``) written for TensorBoard."""
         selector, folder = parse_tensorboard(rest)
+        if not selector and folder in self._meshes.names and not os.path.isdir(folder):
+            raise UsageProblem(
+                f"%mesh tensorboard: {folder} is a mesh; write a folder, too, such as {folder} runs/{folder}"
+            )
         _, mesh = self._meshes.select(selector, self._shell.user_ns)
         try:
             path = mesh.tensorboard(folder)

@@ -359,12 +359,19 @@ def _kept(name: str, value: Any) -> Any:
 
     Raises:
         TypeError: it is something else.
+        ValueError: it is too great.
     """
     if isinstance(value, (int, float)):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError(f"live.log({name}=...): a whole number that is more than a float can be") from None
     if callable(getattr(value, "full_tensor", None)):  # a DTensor; all ranks log it, or their steps are different
         value = value.full_tensor()
     detach: Callable[[], Any] | None = getattr(value, "detach", None)
+    if detach is not None and (value.is_meta or value.is_complex()):
+        kind = "on the meta device, without a value" if value.is_meta else "of complex numbers"
+        raise TypeError(f"live.log({name}=...) takes a number or a tensor with one element, not a tensor {kind}")
     if detach is not None and value.numel() == 1:
         return detach()
     if detach is None and getattr(value, "shape", None) == () and hasattr(value, "item"):

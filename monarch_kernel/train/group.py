@@ -29,6 +29,7 @@ wait: it is short while a group is formed, and torch's own from then on. Ranks t
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import os
@@ -37,7 +38,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import partial, wraps
 from typing import Any, NamedTuple
@@ -290,16 +291,12 @@ class RankGroup:
             ended |= _sockets() - self._sockets_before
             if self._stderr is None:
                 self._stderr = _mute_stderr()
-        for fd, _ in ended & _sockets():  # those of a group that has been destroyed are no more
-            try:
-                peer = socket.socket(fileno=os.dup(fd))
-                if peer.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    peer.close()  # gloo ends the process when its listener fails, so only connections are shut down
-                else:
-                    self._closing.append(peer)
-                    peer.shutdown(socket.SHUT_RDWR if is_forming else socket.SHUT_RD)
-            except OSError:
-                pass  # it was closed meanwhile
+        for connection in _connections(
+            ended & _sockets()
+        ).values():  # those of a group that has been destroyed are no more
+            self._closing.append(connection)
+            with contextlib.suppress(OSError):  # the other end has reset it
+                connection.shutdown(socket.SHUT_RDWR if is_forming else socket.SHUT_RD)
         if self._closing:
             later(_CLOSE_AFTER_S, self._close, list(self._closing))
 
@@ -311,9 +308,12 @@ class RankGroup:
 
     def _hold(self, sockets: set[_Socket]) -> None:
         """Have the agent keep connections open should we die."""
-        connections = [fd for fd, _ in sockets if _is_connection(fd)]
-        if connections:
-            self._holds[Hold(self._agent, connections)] = sockets
+        copies = _connections(sockets)
+        if copies:
+            hold = Hold(self._agent, [copy.fileno() for copy in copies.values()])
+            self._holds[hold] = set(copies)
+        for copy in copies.values():
+            copy.close()
 
     def _let_go(self) -> None:
         """Have the agent close connections that are closed here, so that peers see it."""
@@ -562,12 +562,18 @@ class _Socket(NamedTuple):
     inode: str
 
 
-def _is_connection(fd: int) -> bool:
-    try:
-        with socket.socket(fileno=os.dup(fd)) as copy:
-            return not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-    except OSError:  # it was closed meanwhile
-        return False
+def _connections(sockets: Iterable[_Socket]) -> dict[_Socket, socket.socket]:
+    """Copies of those that are TCP connections: not of gloo's listener, at whose failure it ends the process."""
+    copies = {}
+    for each in sockets:
+        with contextlib.suppress(OSError):  # it was closed meanwhile
+            copy = socket.socket(fileno=os.dup(each.fd))
+            is_tcp = copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM
+            if is_tcp and not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                copies[each] = copy
+            else:
+                copy.close()
+    return copies
 
 
 def _sockets() -> set[_Socket]:

@@ -150,7 +150,8 @@ def test_what_is_logged_is_reduced_over_ranks(procs: ProcMesh) -> None:
 def test_what_is_computed_is_told_and_of_what_devices_can_do(procs: ProcMesh) -> None:
     code = """
 import time
-live.peak(2e9 if rank else 1e9)
+import numpy as np
+live.peak(np.float32(2e9) if rank else 1e9)
 for step in live.loop(100):
     live.log(flops=1e6, tokens=7)
     time.sleep(0.002)
@@ -335,6 +336,10 @@ BAD = {
     "live.log(loss=1)": "is for code within `for step in live.loop",
     "[live.log(loss='x') for _ in live.loop(1)]": r"takes a number or a tensor with one element, not a str",
     "[live.log(loss=torch.ones(2, 3)) for _ in live.loop(1)]": r"not a tensor of shape \[2, 3\]",
+    "[live.log(loss=torch.ones((), dtype=torch.complex64)) for _ in live.loop(1)]": "not a tensor of complex numbers",
+    "[live.log(loss=torch.ones((), device='meta')) for _ in live.loop(1)]": "on the meta device, without a value",
+    "[live.log(loss=10**400) for _ in live.loop(1)]": r"loss=\.\.\.\): a whole number that is more than a float can be",
+    "[live.log(tokens=-7) for _ in live.loop(1)]": r"live\.log\(tokens=-7\): how many this rank did in this step",
     "[live.knob('k', [1]) for _ in live.loop(1)]": r"is a number, a text, True, False or None, not a list",
     "[live.knob('k', 1, low=float('nan')) for _ in live.loop(1)]": "a bound is a finite number",
     "[live.knob('k', 1.0, low=2.0) for _ in live.loop(1)]": "live.knob\\('k'\\) is 1, but at least 2",

@@ -215,8 +215,9 @@ def test_ranks_end_with_their_kernel(new_notebook: Callable[..., Notebook]) -> N
         notebook.ok("%mesh up t -n 4 --device cpu", 60)
     below = notebook.processes()
     os.kill(notebook.pid, signal.SIGKILL)
-    _, left = psutil.wait_procs(below, timeout=3)
-    assert not left
+    psutil.wait_procs(below, timeout=3)
+    # Ended ones are collected by the machine's first process, when it comes to that.
+    assert not [process for process in below if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_two_notebooks_at_once(tmp_path: Path) -> None:

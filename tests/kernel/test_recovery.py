@@ -233,6 +233,7 @@ def test_what_can_not_go_on_says_why(trained: Notebook) -> None:
     assert "to see them" not in trained.run("%mesh tensorboard t[0:2] x").text
     assert "loops are written of whole meshes: " in trained.run("%mesh tensorboard t[0:2] x").evalue
     assert trained.run("%mesh tensorboard /dev/null/x").evalue.startswith("%mesh tensorboard: [Errno 20]")
+    assert "t is a mesh; write a folder, too, such as t runs/t" in trained.run("%mesh tensorboard t").evalue
     assert trained.run("%mesh rollback t[0:2]").evalue.startswith("%mesh rollback: all ranks go back together; write t")
 
     trained.ok("t['pushed'] = 'by the program'")
