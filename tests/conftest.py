@@ -85,13 +85,13 @@ def nothing_left(nothing_left_by_the_session: None) -> Iterator[None]:
     check_nothing_left(before)
 
 
-@pytest.hookimpl(optionalhook=True)
 def pytest_configure() -> None:
     """Have interrupts strike here, as tests of them expect: a shell has what it starts in the background ignore them."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With ``-n``, and without ``--dist``: modules stay together."""
     from tests.workers import Schedule
