@@ -21,7 +21,9 @@ pytorch/gloo#388). We know them as the descriptors that appear while a group is 
 They are shut down for reading alone, and kept open for a while when gloo has closed them. For gloo may have yet to answer
 what a peer has sent: it takes the send that the peer is ready for from its list, and if writing fails then forgets it, so
 that whoever waits for it waits for ever. As it is, what it writes goes to a peer that is there, and what it reads next is the
-end. For a peer that has died its host agent keeps the connections open until all have been told (`agent.holding`).
+end. For a peer that has died its host agent keeps the connections open for `HOLD_S`, in which the
+controller tells the others (`agent.holding`). The same copies hide from peers that gloo has closed connections by itself, as
+it does when a collective times out, until the group is left or formed anew.
 
 A rank that waits for a peer to connect to it has no socket for that yet. If the peer dies then, only gloo's timeout ends the
 wait: it is short while a group is formed, and torch's own from then on. Ranks that come late are waited for before.
