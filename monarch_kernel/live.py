@@ -149,10 +149,11 @@ def log(**values: Any) -> None:
     Raises:
         RuntimeError: this is in no loop.
         TypeError: something is no number.
-        ValueError: a number is greater than a float can be, or less than none were done.
+        ValueError: a number is greater than a float can be; or it counts what was done, and is less than 0 (tensors are not
+            read for that).
     """
     for name in PER_SECOND:
-        if isinstance(done := values.get(name), (int, float)) and done < 0:
+        if isinstance(done := values.get(name), Real) and done < 0:
             raise ValueError(f"live.log({name}={done}): how many this rank did in this step, which is 0 or more")
     if HOME.loops is not None:
         _here("live.log()").log(values)

@@ -3,63 +3,115 @@
 When a process dies, the Linux kernel closes its connections, and what others write to them fails from then on. Gloo does not
 stand that: it takes a send from its list, writes, and if that fails forgets it, so that whoever waits for it waits for ever.
 So the agent has a copy of each connection's descriptor (``SCM_RIGHTS``). A rank that dies then looks to its peers like one
-that is silent; they are told of the death, and end what they wait for themselves, by other means (`RankGroup.abort`).
-After `HOLD_S` at the latest they see that the connection is closed.
+that is silent; they are told of the death, and end what they wait for themselves, by other means (`RankGroup.abort`). After
+`HOLD_S` the copies are closed, whoever has been told by then.
 
-Each set of connections has a connection of its own to the agent, and is held as long as that stands.
+A connection that a living process closes is to be seen as closed, so it looks at those it has handed over every
+`LOOK_EVERY_S`, and has the agent let go of those that are closed here, one by one: gloo closes some by itself, as when a
+collective times out.
+
+Each process has one connection to the agent for all that. It says `_HOLD`, the number of the first of some connections, and
+has their descriptors go with that; or `_LET_GO`, and numbers.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import resource
 import selectors
 import socket
+import struct
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
 from monarch_kernel.transport.strangers import free_descriptors
 
-__all__ = ["HOLD_S", "Hold", "Keeper"]
+__all__ = ["HOLD_S", "LOOK_EVERY_S", "Holder", "Keeper"]
 
 HOLD_S = 1.0
-"""How long connections of a rank that has died stay open; far longer than it takes to tell the others."""
+"""How long connections of a process that has died stay open; far longer than it takes the controller to tell the others."""
+
+LOOK_EVERY_S = 0.2
+"""How long a connection that is closed here may seem to be open."""
 
 _SUFFIX = ".fds"
-_MOST_AT_ONCE = 250  # the kernel's limit is 253
-_SPARE_DESCRIPTORS = 64
-"""What is left to the agent for other things; connections for which there is no room are not held."""
-
+_MOST_AT_ONCE = 250  # the Linux kernel's limit is 253
 _TIMEOUT_S = 1.0
-_RELEASE = b"release"
+_DEAF_S = 1.0
+"""How long nobody is let in when there is no descriptor left for whoever it is."""
+
+_HOLD, _LET_GO = b"H", b"L"
+_NUMBER = struct.Struct("!Q")
+_PACKET_NBYTES = 1 + _MOST_AT_ONCE * _NUMBER.size
 
 
-class Hold:
-    """A rank's end: connections of its own that stay open when it dies, until it lets go of them.
+class Holder:
+    """A process's end: has connections stay open when it dies.
 
-    Where the agent can't be reached they are not held, and nothing is said: it is needed when the rank dies alone.
+    Where the agent can't be reached, or has no room, they are not held, and nothing is said: it is needed when only this
+    process dies. All methods are for any thread.
 
     Args:
         agent: path of the host agent's socket for messages, beside which the one for connections is.
-        fds: descriptors of the connections.
     """
 
-    def __init__(self, agent: str, fds: Sequence[int]) -> None:
-        self._agent = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._agent.settimeout(_TIMEOUT_S)
-        with contextlib.suppress(OSError):
-            self._agent.connect(agent + _SUFFIX)
-            for at in range(0, len(fds), _MOST_AT_ONCE):
-                some = fds[at : at + _MOST_AT_ONCE]
-                socket.send_fds(self._agent, [len(some).to_bytes(2, "big")], some)
+    def __init__(self, agent: str) -> None:
+        self._path = agent + _SUFFIX
+        self._lock = threading.Lock()
+        self._agent: socket.socket | None = None
+        self._next = 0
+        self._held: dict[
+            int, tuple[int, int]
+        ] = {}  # number -> descriptor, and the inode that it has as long as it is open
+        self._is_watched = False
 
-    def release(self) -> None:
-        """Let go of them: those that are closed here are closed."""
-        with contextlib.suppress(OSError):
-            self._agent.send(_RELEASE)
-        self._agent.close()
+    def hold(self, fds: Iterable[int]) -> None:
+        """Have these stay open; until they are closed here, or this process dies."""
+        with self._lock, contextlib.suppress(OSError):
+            inodes = {fd: os.fstat(fd).st_ino for fd in fds}
+            if not inodes:
+                return
+            if self._agent is None:
+                agent = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                agent.settimeout(_TIMEOUT_S)
+                try:
+                    agent.connect(self._path)
+                except OSError:
+                    agent.close()
+                    raise
+                self._agent = agent
+            for some in _parts(list(inodes)):
+                first, self._next = self._next, self._next + len(some)
+                socket.send_fds(self._agent, [_HOLD + _NUMBER.pack(first)], some)
+                self._held |= {number: (fd, inodes[fd]) for number, fd in enumerate(some, first)}
+            if not self._is_watched:
+                self._is_watched = True
+                threading.Thread(target=self._watch, name="monarch-holder", daemon=True).start()
+
+    def let_go(self) -> None:
+        """Have the agent close those that are closed here; else that is done in a moment."""
+        with self._lock:
+            closed = [number for number, (fd, inode) in self._held.items() if not _is_open(fd, inode)]
+            for number in closed:
+                del self._held[number]
+            with contextlib.suppress(OSError):  # it has ended
+                for some in _parts(closed):
+                    if self._agent is not None:
+                        self._agent.send(_LET_GO + b"".join(map(_NUMBER.pack, some)))
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(LOOK_EVERY_S)
+            self.let_go()
+            with self._lock:
+                if not self._held:
+                    self._is_watched = False
+                    return
 
 
 class Keeper:
@@ -72,8 +124,9 @@ class Keeper:
 
     def __init__(self, agent: str, selector: selectors.BaseSelector) -> None:
         self._selector = selector
-        self._held: dict[socket.socket, list[int]] = {}
+        self._held: dict[socket.socket, dict[int, int]] = {}  # who -> number -> our descriptor
         self._dead: list[tuple[float, list[int]]] = []  # when to close them; the next ones first
+        self._deaf_until: float | None = None
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.setblocking(False)
         path = Path(agent + _SUFFIX)
@@ -84,49 +137,78 @@ class Keeper:
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     @property
-    def due(self) -> float | None:
-        """When `close_due` has to be called next, as `time.monotonic` tells time; None if not for what has happened so far."""
-        return self._dead[0][0] if self._dead else None
+    def is_waiting(self) -> bool:
+        """Whether something is to be done in a while, by `do_what_is_due`."""
+        return bool(self._dead) or self._deaf_until is not None
 
-    def close_due(self, now: float) -> None:
-        """Close what was held long enough."""
+    def do_what_is_due(self, now: float) -> None:
+        """Close what was held long enough; ``now`` is that of `time.monotonic`."""
         while self._dead and now >= self._dead[0][0]:
             _, fds = self._dead.pop(0)
             _close(fds)
+        if self._deaf_until is not None and now >= self._deaf_until:
+            self._deaf_until = None
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def _accept(self) -> None:
         try:
-            rank, _ = self._listener.accept()
-        except OSError:  # it has gone, or we have no descriptors left
+            process, _ = self._listener.accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # it would be there again at once
+                self._selector.unregister(self._listener)
+                self._deaf_until = time.monotonic() + _DEAF_S
             return
-        if free_descriptors() < _SPARE_DESCRIPTORS:
-            rank.close()
+        if not _room():
+            process.close()
             return
-        rank.setblocking(False)
-        self._held[rank] = []
-        self._selector.register(rank, selectors.EVENT_READ, partial(self._hear, rank))
+        process.setblocking(False)
+        self._held[process] = {}
+        self._selector.register(process, selectors.EVENT_READ, partial(self._hear, process))
 
-    def _hear(self, rank: socket.socket) -> None:
+    def _hear(self, process: socket.socket) -> None:
+        held = self._held[process]
         try:
-            # Those that are not taken, the kernel closes.
-            room = max(0, min(_MOST_AT_ONCE, free_descriptors() - _SPARE_DESCRIPTORS))
-            said, fds, _, _ = socket.recv_fds(rank, len(_RELEASE), room)
+            # Those for which there is no room, the Linux kernel closes: the last ones.
+            room = min(_MOST_AT_ONCE, _room())
+            said, fds, _, _ = socket.recv_fds(process, _PACKET_NBYTES, room, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return
         except OSError:
             said, fds = b"", []
-        self._held[rank] += fds
-        if said and said != _RELEASE:
+        if not said:  # it has ended
+            self._selector.unregister(process)
+            process.close()
+            del self._held[process]
+            if held:
+                self._dead.append((time.monotonic() + HOLD_S, list(held.values())))
             return
-        self._selector.unregister(rank)
-        rank.close()
-        held = self._held.pop(rank)
-        if said:
-            _close(held)
-        else:
-            self._dead.append((time.monotonic() + HOLD_S, held))
+        numbers = [number for (number,) in _NUMBER.iter_unpack(said[1:])] if len(said) % _NUMBER.size == 1 else []
+        if said[:1] == _HOLD and numbers:
+            held |= dict(enumerate(fds, numbers[0]))
+            return
+        _close(fds)  # it is none of ours
+        if said[:1] == _LET_GO:
+            _close([held.pop(number) for number in numbers if number in held])
 
 
-def _close(fds: Sequence[int]) -> None:
+def _room() -> int:
+    """How many connections can be held: half of all descriptors are left to what the agent has to do."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(0, free_descriptors() - (0 if limit == resource.RLIM_INFINITY else limit // 2))
+
+
+def _parts(numbers: Sequence[int]) -> Iterable[Sequence[int]]:
+    return (numbers[at : at + _MOST_AT_ONCE] for at in range(0, len(numbers), _MOST_AT_ONCE))
+
+
+def _is_open(fd: int, inode: int) -> bool:
+    """Whether a descriptor is still of the connection of which it was."""
+    try:
+        return os.fstat(fd).st_ino == inode
+    except OSError:
+        return False
+
+
+def _close(fds: Iterable[int]) -> None:
     for fd in fds:
         os.close(fd)

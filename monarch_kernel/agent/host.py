@@ -547,11 +547,7 @@ class HostAgent:
             return max(0.0, self._output_due - time.monotonic())
         if self._holds_output:
             return OUTPUT_EVERY_S
-        if (
-            self._groups
-            or any(rank.kill_at is not None for rank in self._ranks.values())
-            or self._keeper.due is not None
-        ):
+        if self._groups or any(rank.kill_at is not None for rank in self._ranks.values()) or self._keeper.is_waiting:
             return 0.05
         return min(_IDLE_S, self._config.beat_s)
 
@@ -590,7 +586,7 @@ class HostAgent:
             self._is_time_over = True
             self._kill(list(self._ranks), TIME_OVER_GRACE_S)
             self._leave_at = now + TIME_OVER_GRACE_S + GROUP_GRACE_S
-        self._keeper.close_due(now)
+        self._keeper.do_what_is_due(now)
         for rank in self._ranks.values():
             if rank.kill_at is not None and now >= rank.kill_at:
                 signal_rank(rank.pid, signal.SIGKILL)

@@ -214,7 +214,7 @@ class Peers:
         effects: list[PeerEffect] = []
         is_another = 0 <= known.incarnation < news.incarnation
         if news.death is not None or news.incarnation > known.incarnation:
-            effects += self._lose(news.proc, known, news.death, now)
+            effects += self._lose(news, known, now)
         if news.death is not None and news.death.kind == "stopped":
             self.kept.forget((news.proc,))
         known.incarnation = news.incarnation
@@ -276,8 +276,12 @@ class Peers:
             effects += [Respawned(kept.actor, proc), ToPeer(known.name, packed)]
         return effects
 
-    def _lose(self, proc: int, known: _Peer, death: Failure | None, now: float) -> list[PeerEffect]:
-        """A process has ended; without ``death`` that was not told, for another has its place already."""
+    def _lose(self, news: PeerNews, known: _Peer, now: float) -> list[PeerEffect]:
+        """A process has ended; if that is not what is told, another has its place already.
+
+        Others who work on what it owed are told at once, as the controller does: no collective with it ever ends.
+        """
+        death = news.death
         effects: list[PeerEffect] = [Disconnect(known.name)] if known.name else []
         known.name = b""
         known.death = death
@@ -288,7 +292,9 @@ class Peers:
         owed, known.owed = known.owed, {}
         lost = death or Failure("lost", "RankDied", "it ended, and was replaced")
         for id in owed:
-            effects += self._answer(id, proc, lost, now)
+            effects += self._answer(id, news.proc, lost, now)
+            if lost.kind != "stopped":
+                effects += self._poke(id, pack(Release(id, news.mesh, news.rank)))
         return effects
 
     def _answer(self, id: int, proc: int, answer: Answer, now: float) -> list[PeerEffect]:

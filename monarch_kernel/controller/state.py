@@ -982,7 +982,7 @@ class State:
             address = ""
             for host, reach in self.hosts.introduce(asking, record.host, record.peer):
                 effects.append(Send(host_peer(host), pack(reach)))
-        news = PeerNews(spec.proc, spec.incarnation, address, record.death, record.is_replaced)
+        news = PeerNews(spec.proc, spec.incarnation, address, record.death, record.is_replaced, spec.mesh, spec.rank)
         return [*effects, Send(peer, pack(news))]
 
     def _tell_output(self, record: RankRecord, chunk: OutputChunk) -> list[Effect]:

@@ -21,9 +21,8 @@ pytorch/gloo#388). We know them as the descriptors that appear while a group is 
 They are shut down for reading alone, and kept open for a while when gloo has closed them. For gloo may have yet to answer
 what a peer has sent: it takes the send that the peer is ready for from its list, and if writing fails then forgets it, so
 that whoever waits for it waits for ever. As it is, what it writes goes to a peer that is there, and what it reads next is the
-end. For a peer that has died its host agent keeps the connections open for `HOLD_S`, in which the
-controller tells the others (`agent.holding`). The same copies hide from peers that gloo has closed connections by itself, as
-it does when a collective times out, until the group is left or formed anew.
+end. For a peer that has died its host agent keeps the connections open for a second, in which the others are told of the
+death (`agent.holding`).
 
 A rank that waits for a peer to connect to it has no socket for that yet. If the peer dies then, only gloo's timeout ends the
 wait: it is short while a group is formed, and torch's own from then on. Ranks that come late are waited for before.
@@ -40,7 +39,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial, wraps
 from typing import Any, NamedTuple
@@ -48,7 +47,7 @@ from typing import Any, NamedTuple
 from monarch_kernel import live
 from monarch_kernel.actor.answers import gather, read_value
 from monarch_kernel.actor.procs import ProcMesh
-from monarch_kernel.agent.holding import Hold
+from monarch_kernel.agent.holding import Holder
 from monarch_kernel.agent.network import address_of, interfaces
 from monarch_kernel.asking.future import Future
 from monarch_kernel.asking.waits import Wait
@@ -195,7 +194,6 @@ class RankGroup:
 
     def __init__(self, rank: Rank, agent: str) -> None:
         self._rank = rank
-        self._agent = agent
         self._spec = rank.spec
         self._sockets: dict[
             tuple[int, ...], set[_Socket]
@@ -204,7 +202,7 @@ class RankGroup:
             None  # those that were open when it began to form; None when it does not
         )
         self._closing: list[socket.socket] = []  # connections of groups that were aborted
-        self._holds: dict[Hold, set[_Socket]] = {}  # connections that the agent keeps open should we die
+        self._holder = Holder(agent)
         self._stderr: int | None = None
         self._formed = False
         self._aborted = False
@@ -293,36 +291,22 @@ class RankGroup:
             ended |= _sockets() - self._sockets_before
             if self._stderr is None:
                 self._stderr = _mute_stderr()
-        for connection in _connections(
-            ended & _sockets()
-        ).values():  # those of a group that has been destroyed are no more
-            self._closing.append(connection)
-            with contextlib.suppress(OSError):  # the other end has reset it
-                connection.shutdown(socket.SHUT_RDWR if is_forming else socket.SHUT_RD)
+        for each in ended & _sockets():  # those of a group that has been destroyed are no more
+            if (connection := _copy(each)) is not None:
+                self._closing.append(connection)
+                with contextlib.suppress(OSError):  # the other end has reset it
+                    connection.shutdown(socket.SHUT_RDWR if is_forming else socket.SHUT_RD)
         if self._closing:
-            later(_CLOSE_AFTER_S, self._close, list(self._closing))
-
-    def _close(self, connections: Sequence[socket.socket]) -> None:
-        """Close what was kept open of groups that are no more."""
-        for connection in connections:
-            connection.close()
-        self._let_go()
+            later(_CLOSE_AFTER_S, _close, list(self._closing))
 
     def _hold(self, sockets: set[_Socket]) -> None:
         """Have the agent keep connections open should we die."""
-        copies = _connections(sockets)
-        if copies:
-            hold = Hold(self._agent, [copy.fileno() for copy in copies.values()])
-            self._holds[hold] = set(copies)
-        for copy in copies.values():
-            copy.close()
-
-    def _let_go(self) -> None:
-        """Have the agent close connections that are closed here, so that peers see it."""
-        open_now = _sockets()
-        for hold in [hold for hold, sockets in list(self._holds.items()) if sockets.isdisjoint(open_now)]:
-            if self._holds.pop(hold, None) is not None:
-                hold.release()
+        fds = []
+        for each in sockets:
+            if (connection := _copy(each)) is not None:
+                connection.close()
+                fds.append(each.fd)
+        self._holder.hold(fds)
 
     @staticmethod
     def _recorded() -> dict[str, Any]:
@@ -403,7 +387,7 @@ class RankGroup:
                 self._formed = True
                 self._add_device_mesh()
                 closing, self._closing = self._closing, []
-                self._close(closing)
+                _close(closing)
         finally:
             self._sockets_before = None
             muted, self._stderr = self._stderr, None
@@ -503,8 +487,10 @@ class RankGroup:
 
         @wraps(destroy)
         def destroy_process_group(*args: Any, **kwargs: Any) -> None:
-            destroy(*args, **kwargs)
-            self._let_go()
+            try:
+                destroy(*args, **kwargs)
+            finally:
+                self._holder.let_go()
 
         dist.destroy_process_group = helpers.destroy_process_group = destroy_process_group
 
@@ -557,6 +543,11 @@ def _mute_stderr() -> int:
     return before
 
 
+def _close(connections: Sequence[socket.socket]) -> None:
+    for connection in connections:
+        connection.close()
+
+
 class _Socket(NamedTuple):
     """A socket of this process; the number of its descriptor alone may be another's a moment later."""
 
@@ -564,18 +555,22 @@ class _Socket(NamedTuple):
     inode: str
 
 
-def _connections(sockets: Iterable[_Socket]) -> dict[_Socket, socket.socket]:
-    """Copies of those that are TCP connections: not of gloo's listener, at whose failure it ends the process."""
-    copies = {}
-    for each in sockets:
-        with contextlib.suppress(OSError):  # it was closed meanwhile
-            copy = socket.socket(fileno=os.dup(each.fd))
-            is_tcp = copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM
-            if is_tcp and not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                copies[each] = copy
-            else:
-                copy.close()
-    return copies
+def _copy(of: _Socket) -> socket.socket | None:
+    """A copy of a TCP connection; None of anything else, such as gloo's listener, at whose failure it ends the process."""
+    try:
+        fd = os.dup(of.fd)
+    except OSError:  # it was closed meanwhile
+        return None
+    try:
+        copy = socket.socket(fileno=fd)
+    except OSError:  # its number is another's
+        os.close(fd)
+        return None
+    is_tcp = copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM
+    if is_tcp and not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        return copy
+    copy.close()
+    return None
 
 
 def _sockets() -> set[_Socket]:

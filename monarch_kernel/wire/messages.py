@@ -584,7 +584,7 @@ class PeerNews(Message, frozen=True):
     """A process that you wanted to meet is up and listens at ``address``, or has ended (``death``).
 
     Without an address it is on another host, and reached by way of the host agent. One that ``is_replaced`` will have another
-    in its place by itself: to owners of what was there that is no failure.
+    in its place by itself: to owners of what was there that is no failure. Its place is that of ``rank`` in ``mesh``.
     """
 
     proc: int
@@ -592,6 +592,8 @@ class PeerNews(Message, frozen=True):
     address: str
     death: Failure | None = None
     is_replaced: bool = False
+    mesh: str = ""
+    rank: int = -1
 
 
 # rank -> controller

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_kernel.agent.holding import HOLD_S, Hold, Keeper
+from monarch_kernel.agent.holding import HOLD_S, LOOK_EVERY_S, Holder, Keeper
 from tests.waiting import LONG_S
 
 Turn = Callable[[Callable[[], object]], None]
@@ -47,7 +47,7 @@ def turn(keeper: Keeper) -> Turn:
             assert time.monotonic() < last
             for key, _ in keeper._selector.select(0.01):
                 key.data()
-            keeper.close_due(time.monotonic())
+            keeper.do_what_is_due(time.monotonic())
 
     return turn
 
@@ -74,30 +74,31 @@ def is_over(far: socket.socket) -> bool:
         return False
 
 
-def killed_holder(agent: str, near: list[socket.socket]) -> int:
+def kill_one_that_holds(agent: str, near: list[socket.socket]) -> None:
     """Have a process hold connections, of which this one keeps none, and kill it."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        Hold(agent, [each.fileno() for each in near])
-        os.write(write, b"x")
-        signal.pause()
-        os._exit(1)
-    os.read(read, 1)
-    for fd in (read, write):
-        os.close(fd)
+        try:
+            Holder(agent).hold([each.fileno() for each in near])
+            os.write(write, b"x")
+            signal.pause()
+        finally:
+            os._exit(1)  # the tests are those of the other
+    os.close(write)
+    assert os.read(read, 1) == b"x"
+    os.close(read)
     for each in near:
         each.close()
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    return pid
 
 
-@pytest.mark.parametrize("count", [1, 600])
+@pytest.mark.parametrize("count", [1, 300])
 def test_what_a_process_held_stays_open_for_a_while_when_it_dies(agent: str, turn: Turn, count: int) -> None:
     before = descriptors()
     made = pairs(count)
-    killed_holder(agent, [near for near, _ in made])
+    kill_one_that_holds(agent, [near for near, _ in made])
     died = time.monotonic()
     for _, far in made:
         assert far.send(b"to the dead") == 11
@@ -112,45 +113,88 @@ def test_what_a_process_held_stays_open_for_a_while_when_it_dies(agent: str, tur
         far.close()
 
 
-def test_what_is_let_go_of_is_closed_at_once(agent: str, turn: Turn) -> None:
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_what_is_closed_by_its_process_is_closed(agent: str, turn: Turn, is_asked: bool) -> None:
+    """One by one, while the others are held."""
+    before = descriptors()
+    made = pairs(3)
+    holder = Holder(agent)
+    holder.hold([near.fileno() for near, _ in made])
+    turn(lambda: descriptors() == before + 9 + 2)  # both ends, a copy, and what they say that by
+    for i, (near, far) in enumerate(made):
+        begun = time.monotonic()
+        near.close()
+        if is_asked:
+            holder.let_go()
+        turn(partial(is_over, far))
+        assert is_asked or time.monotonic() - begun < LOOK_EVERY_S + HOLD_S / 2
+        assert not any(is_over(other) for _, other in made[i + 1 :])
+        far.close()
+    assert holder._agent is not None
+    holder._agent.close()
+    turn(lambda: descriptors() == before)
+
+
+def test_a_descriptor_whose_number_is_another_ones_now_is_closed(agent: str, turn: Turn) -> None:
     ((near, far),) = pairs(1)
-    hold = Hold(agent, [near.fileno()])
+    holder = Holder(agent)
+    holder.hold([near.fileno()])
+    with socket.socket() as other:
+        os.dup2(other.fileno(), near.fileno())
+        turn(partial(is_over, far))
     near.close()
-    end = time.monotonic() + 0.2
-    turn(lambda: time.monotonic() > end)
-    assert not is_over(far)
-    begun = time.monotonic()
-    hold.release()
-    turn(lambda: is_over(far))
-    assert time.monotonic() - begun < HOLD_S / 2
     far.close()
 
 
-def test_what_there_is_no_room_for_is_not_held(agent: str, turn: Turn) -> None:
+def test_half_of_the_descriptors_are_for_others(agent: str, turn: Turn) -> None:
     made = pairs(40)
     before = descriptors()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 80, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * (before + 10), hard))
+    holder = Holder(agent)
     try:
-        hold = Hold(agent, [near.fileno() for near, _ in made])
-        end = time.monotonic() + 0.3
-        turn(lambda: time.monotonic() > end)
-        assert before < descriptors() < before + 30
-        hold.release()
-        turn(lambda: descriptors() == before)
+        holder.hold([near.fileno() for near, _ in made])
+        turn(lambda: descriptors() == before + 2 + 10)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     for near, far in made:
         near.close()
         far.close()
+    turn(lambda: descriptors() == before + 2 - 80)
+
+
+def test_without_descriptors_the_keeper_rests(agent: str, keeper: Keeper, turn: Turn) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as knocks:
+        knocks.connect(f"{agent}.fds")
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        try:
+            ((key, _),) = keeper._selector.select(0)
+            key.data()
+            assert not keeper._selector.select(0)
+            assert keeper.is_waiting
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        turn(lambda: not keeper.is_waiting)
+        turn(lambda: len(keeper._held) == 1)
+
+
+def test_what_is_none_of_ours_does_no_harm(agent: str, keeper: Keeper, turn: Turn) -> None:
+    before = descriptors()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+        stranger.connect(f"{agent}.fds")
+        for said in (b"H", b"Hello", b"L", b"L" + bytes(8), b"?" * 9):
+            socket.send_fds(stranger, [said], [stranger.fileno()])
+    turn(lambda: not keeper._held and descriptors() == before)
 
 
 def test_without_an_agent_nothing_is_held_and_nothing_fails(tmp_path: Path) -> None:
     ((near, far),) = pairs(1)
-    hold = Hold(str(tmp_path / "nobody"), [near.fileno()])
+    holder = Holder(str(tmp_path / "nobody"))
+    holder.hold([near.fileno()])
     near.close()
     assert is_over(far)
-    hold.release()
+    holder.let_go()
     far.close()
 
 

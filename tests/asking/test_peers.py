@@ -104,6 +104,15 @@ def test_a_death_answers_all_that_was_owed_and_whoever_asks_later() -> None:
     assert state.tell([2], pack(Ping(0))) == []
 
 
+def test_others_who_work_on_what_a_dead_one_owed_are_told_at_once() -> None:
+    state = peers()
+    state.request(1, [2, 3], pack(Ping(1)))
+    state.news(up(2), 0.0)
+    state.news(up(3), 0.0)
+    effects = state.news(PeerNews(2, 0, "", DEATH, mesh="t", rank=5), 0.0)
+    assert sent(effects) == [(rank_peer(3), Release(1, "t", 5))]
+
+
 def test_one_that_dies_before_it_is_up_answers_too() -> None:
     state = peers()
     state.request(1, [2], pack(Ping(1)))

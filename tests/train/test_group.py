@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from textwrap import indent
+from typing import Any
 
+import cloudpickle
 import pytest
 
-from monarch_kernel.actor import ProcMesh, SupervisionError, shutdown_context, this_host
+from monarch_kernel.actor import Actor, ProcMesh, SupervisionError, endpoint, shutdown_context, this_host
+from monarch_kernel.agent.holding import HOLD_S
 from monarch_kernel.agent.processes import start_ticks
 from monarch_kernel.errors import RemoteError
 from monarch_kernel.train.group import GroupStore
@@ -308,28 +311,78 @@ def test_a_group_that_is_aborted_in_the_midst_of_collectives_frees_all(
         store.form(group).get(LONG_S)
 
 
-LEAVE_OR_WAIT = f"""
+WAIT = """
 said = ''
-if rank:
-    time.sleep(0.3)
-{indent(LEAVE, "    ")}
-else:
-    try:
-        dist.all_reduce(torch.ones(3))
-    except RuntimeError as error:
-        said = str(error)
+try:
+    dist.all_reduce(torch.ones(3), group=globals().get('own'))
+except RuntimeError as error:
+    said = str(error)
 said
 """
 
 
-def test_a_rank_that_leaves_a_group_is_seen_by_one_that_waits_for_it(procs: ProcMesh, store: GroupStore) -> None:
+@pytest.fixture
+def pair(procs: ProcMesh, store: GroupStore) -> Iterator[ProcMesh]:
+    mesh = others(store, 2)
+    yield mesh
+    mesh.stop(grace_s=0).get()
+
+
+def test_a_rank_that_leaves_a_group_is_seen_by_one_that_waits_for_it(pair: ProcMesh) -> None:
     """As in any script: the agent has connections for the death of a rank alone."""
-    pair = others(store, 2)
+    waits = pair[[0]].run(WAIT)
+    assert not waits.wait(0.2)
     begun = undisturbed_s()
-    said = pair.run(LEAVE_OR_WAIT).get(LONG_S)
+    pair[[1]].run(LEAVE).get(LONG_S)
+    assert "peer" in waits.get(LONG_S).values()[0]
     assert undisturbed_s() - begun < 5
-    assert "peer" in said.values()[0]
-    pair.stop(grace_s=0).get()
+
+
+def test_a_rank_whose_collective_has_failed_is_seen_by_one_that_waits_for_it(pair: ProcMesh) -> None:
+    """Gloo closes the connections of a group then."""
+    pair.run("import datetime; own = dist.new_group(timeout=datetime.timedelta(seconds=0.5 if rank else 600))").get(
+        LONG_S
+    )
+    assert "imed out" in pair[[1]].run(WAIT).get(LONG_S).values()[0]
+    begun = undisturbed_s()
+    assert "peer" in pair[[0]].run(WAIT).get(LONG_S).values()[0]
+    assert undisturbed_s() - begun < 5
+
+
+class Reducer(Actor):
+    @endpoint
+    def reduce(self, ready: str) -> None:
+        import torch
+        import torch.distributed as dist
+
+        Path(ready, str(dist.get_rank())).touch()
+        dist.all_reduce(torch.ones(3))
+
+
+class Boss(Actor):
+    @endpoint
+    def ask(self, reducers: Any, ready: str) -> None:
+        reducers.reduce.call(ready).get()
+
+
+def test_a_death_in_what_another_rank_asked_for_frees_all_before_their_connections_close(
+    procs: ProcMesh, store: GroupStore, tmp_path: Path
+) -> None:
+    module = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(module)
+    mesh, bosses = others(store, 3), this_host().spawn_procs({"r": 1}, device="cpu")
+    try:
+        reducers = mesh.spawn("reducers", Reducer)
+        future = bosses.spawn("boss", Boss).ask.call_one(reducers.slice(r=slice(0, 2)), str(tmp_path))
+        wait_until(lambda: len(os.listdir(tmp_path)) == 2, "two of three to wait")
+        begun = undisturbed_s()
+        os.kill(mesh.view().ranks[1].pid, signal.SIGKILL)
+        assert future.exception(LONG_S) is not None
+        assert undisturbed_s() - begun < HOLD_S * 0.9
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+        bosses.stop(grace_s=0).get()
+        mesh.stop(grace_s=0).get()
 
 
 UNTIL_IT_FAILS = """
