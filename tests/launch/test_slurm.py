@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,12 +18,14 @@ import pytest
 from monarch_kernel.errors import LaunchError
 from monarch_kernel.launch.slurm import SlurmLauncher
 from monarch_kernel.launch.slurm.host import Job
+from monarch_kernel.launch.slurm.words import call, words_of
 from tests.launch import puppet
 from tests.launch.puppet import Desk, make_python, wait_for
 from tests.launch.slurms import SlurmCluster, why_no_slurm
 
 GOLDEN = Path(__file__).parent / "golden"
 NODES = ("n1", "n2", "n3")
+LAUNCHER = "monarch_kernel.launch.slurm.launcher"
 
 needs_slurm = pytest.mark.skipif(bool(why_no_slurm()), reason=why_no_slurm())
 
@@ -254,6 +257,51 @@ def test_close_one_of_several(launch: Any, desk: Desk, cluster: SlurmCluster, pl
     for handle in handles:
         handle.close(0.0)
     assert cluster.run("squeue", "-h") == ""
+
+
+@needs_slurm
+def test_the_first_is_given_back_before_its_task_was_heard_of(
+    launch: Any, desk: Desk, cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_slow = True  # the file system that the nodes share
+    monkeypatch.setattr(f"{LAUNCHER}.words_of", lambda path: [] if is_slow else words_of(path))
+    handles = launch().launch(desk.configs(2))
+    agents = {agent.host: agent for agent in (desk.greet(), desk.greet())}
+    wait_for(lambda: all(handle.node for handle in handles), "the nodes")
+    agents[1].tell("stay")
+    handles[0].close(0.0)
+    assert not is_gone(agents[1].pid)
+    is_slow = False
+    wait_for(lambda: is_gone(agents[1].pid), "the end of the first")
+    assert "was killed by SIGKILL" in end_of(handles[0])
+    assert agents[2].tell("run echo here") == "here"
+
+
+@needs_slurm
+def test_what_slurm_does_not_do_at_once_is_asked_for_again(
+    launch: Any, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[str] = []
+
+    def busy(*command: str, **options: Any) -> Any:
+        if command[0] in ("srun", "scontrol") and command[1] != "show" and is_busy:
+            refused.append(command[0])
+            return subprocess.CompletedProcess(command, 1, "", "Slurm is busy")
+        return call(*command, **options)
+
+    is_busy = True
+    monkeypatch.setattr(f"{LAUNCHER}.call", busy)
+    handles = launch().launch(desk.configs(3))
+    agents = {agent.host: agent for agent in (desk.greet(), desk.greet(), desk.greet())}
+    wait_for(lambda: all(handle.pid for handle in handles), "the nodes")
+    for host in (1, 2):
+        agents[host].tell("stay")
+        handles[host - 1].close(0.0)
+    assert {"srun", "scontrol"} == set(refused)
+    assert not any(is_gone(agents[host].pid) for host in (1, 2))
+    is_busy = False
+    wait_for(lambda: is_gone(agents[1].pid) and is_gone(agents[2].pid), "the end of both")
+    assert agents[3].tell("run echo here") == "here"
 
 
 @needs_slurm

@@ -262,6 +262,8 @@ class SlurmLauncher:
         if not host.node_is_sure and (words := words_of(host.file("node"))):
             host.node, host.pid = words[0], int(words[1])
             host.node_is_sure = True
+            if host.is_leaving:
+                host.job.ask_at = 0.0
         if not host.has_ended and (words := words_of(host.file("end"))):
             code = int(words[0])
             how = f"ended with exit code {code}"
@@ -399,30 +401,50 @@ class SlurmLauncher:
                 self._changed.wait(0.1)
 
     def _give_back_nodes(self, job: Job) -> None:
-        """Shrink a job to the hosts that do not leave it."""
+        """Shrink a job to the hosts that do not leave it; what fails is tried again when Slurm has been asked again."""
+        first = job.hosts[0]
         with self._changed:
-            leaving = [host for host in job.hosts if host.is_leaving and not host.is_released and host.node]
-            if job.over or not leaving:
+            if job.over or not all(host.node or host.has_ended for host in job.hosts):
+                return  # a job is shrunk by the names of the nodes that stay
+            leaving = [host for host in job.hosts if host.is_leaving and not host.is_released]
+            if first in leaving and not (first.pid or first.has_ended):
+                leaving.remove(first)  # until its task has said what is to be killed
+            if not leaving:
                 return
             for host in leaving:
                 host.is_released = True
             staying = [host for host in job.hosts if not host.is_released]
-            first = job.hosts[0]
-        nodes = {host.node for host in staying if not host.has_ended or host is first} | {first.node}
-        if first in leaving and not first.has_ended and first.pid:
-            # It runs the script, and stays in the job until that ends. A step that Slurm does not begin at once may wait for
-            # half a minute before it tries again; another one is quicker.
-            step = ("--overlap", f"--jobid={job.id}", f"--nodelist={first.node}", "--nodes=1", "--ntasks=1", "--mem=0")
-            for _ in range(_KILL_TRIES):
-                if call("srun", *step, "kill", "-KILL", str(first.pid), timeout_s=_KILL_S).returncode == 0:
-                    break
-        if leaving != [first]:
+        if first in leaving and not self._kill(first):
+            first.is_released = False
+        others = [host for host in leaving if host is not first]
+        if others:
+            nodes = {host.node for host in staying if not host.has_ended} | {first.node}
             done = call(
                 "scontrol", "update", f"JobId={job.id}", f"NodeList={','.join(sorted(nodes))}", cwd=self.directory
             )
-            if done.returncode == 0:
-                for host in leaving:
+            for host in others:
+                if done.returncode == 0:
                     host.end(f"node {host.node} was given back")
+                else:
+                    host.is_released = False
+
+    def _kill(self, first: SlurmHost) -> bool:
+        """End the agent of a job's first node, which runs the script, and stays in the job until that ends."""
+        # A step that Slurm does not begin at once may wait for half a minute before it tries again; another one is quicker.
+        step = (
+            "--overlap",
+            f"--jobid={first.job.id}",
+            f"--nodelist={first.node}",
+            "--nodes=1",
+            "--ntasks=1",
+            "--mem=0",
+        )
+        for _ in range(_KILL_TRIES):
+            if first.has_ended or first.omen:
+                return True
+            if call("srun", *step, "kill", "-KILL", str(first.pid), timeout_s=_KILL_S).returncode == 0:
+                return True
+        return False
 
     def _wait(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         with self._changed:
