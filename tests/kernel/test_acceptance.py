@@ -17,6 +17,7 @@ import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
+from tests.kernel.conftest import assert_gone
 from tests.waiting import undisturbed_s, wait_until
 
 if TYPE_CHECKING:
@@ -210,14 +211,11 @@ def test_ranks_end_with_their_kernel(new_notebook: Callable[..., Notebook]) -> N
         assert len(below) >= 6  # agent, zygote, ranks
         notebook.manager.restart_kernel(now=now)
         notebook.client.wait_for_ready(timeout=60)
-        psutil.wait_procs(below, timeout=3)
-        assert not [process for process in below if process.is_running()]
+        assert_gone(below)
         notebook.ok("%mesh up t -n 4 --device cpu", 60)
     below = notebook.processes()
     os.kill(notebook.pid, signal.SIGKILL)
-    psutil.wait_procs(below, timeout=3)
-    # Ended ones are collected by the machine's first process, when it comes to that.
-    assert not [process for process in below if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    assert_gone(below)
 
 
 def test_two_notebooks_at_once(tmp_path: Path) -> None:
@@ -284,8 +282,7 @@ def test_in_a_console(console: pexpect.spawn) -> None:
     console.expect(r"In \[5\]:")
     console.sendline("exit")
     console.expect(pexpect.EOF)
-    _, left = psutil.wait_procs(below, timeout=5)
-    assert not left
+    assert_gone(below, 5)
 
 
 # -- misuse

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from tests.kernel.conftest import assert_gone
 from tests.waiting import undisturbed_s
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def test_in_the_stock_kernel(new_notebook: Callable[..., Notebook]) -> None:
     notebook.ok("%mesh up t -n 1 --device cpu", 60)
     ranks += [psutil.Process(pid) for pid in notebook.pids()]
     notebook.ok("%unload_ext monarch_kernel")
-    assert psutil.wait_procs(ranks, timeout=3)[1] == []
+    assert_gone(ranks)
     assert notebook.processes() == []
     assert notebook.run("%mesh").ename == "UsageError"
     assert notebook.run("1/0").ename == "ZeroDivisionError"

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from monarch_kernel.errors import RemoteInterrupt
+from tests.kernel.conftest import assert_gone
 from tests.waiting import undisturbed_s
 
 if TYPE_CHECKING:
@@ -157,8 +158,7 @@ def test_ranks_that_ignore_interrupts_are_named_and_do_not_hold_the_kernel(
     assert "%mesh down t" in cell.evalue
     ranks = [psutil.Process(pid) for pid in notebook.pids()]
     assert notebook.ok("%mesh down t").stdout == "t: 2 ranks ended\n"
-    psutil.wait_procs(ranks, timeout=4)
-    assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
+    assert_gone(ranks, 4)
 
 
 def test_a_second_interrupt_does_not_wait(new_notebook: Callable[..., Notebook]) -> None:
