@@ -54,7 +54,8 @@ class Holder:
     """A process's end: has connections stay open when it dies.
 
     Where the agent can't be reached, or has no room, they are not held, and nothing is said: it is needed when only this
-    process dies. All methods are for any thread.
+    process dies. In a process that is forked from this one nothing is held, and nothing let go of, as what it closes is still
+    open here. All methods are for any thread.
 
     Args:
         agent: path of the host agent's socket for messages, beside which the one for connections is.
@@ -62,16 +63,17 @@ class Holder:
 
     def __init__(self, agent: str) -> None:
         self._path = agent + _SUFFIX
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._agent: socket.socket | None = None
         self._next = 0
-        self._held: dict[
-            int, tuple[int, int]
-        ] = {}  # number -> descriptor, and the inode that it has as long as it is open
+        self._held: dict[int, tuple[int, int]] = {}  # number -> descriptor, and its inode as long as it is open
         self._is_watched = False
 
     def hold(self, fds: Iterable[int]) -> None:
         """Have these stay open; until they are closed here, or this process dies."""
+        if os.getpid() != self._pid:
+            return
         with self._lock, contextlib.suppress(OSError):
             inodes = {fd: os.fstat(fd).st_ino for fd in fds}
             if not inodes:
@@ -95,6 +97,8 @@ class Holder:
 
     def let_go(self) -> None:
         """Have the agent close those that are closed here; else that is done in a moment."""
+        if os.getpid() != self._pid:
+            return
         with self._lock:
             closed = [number for number, (fd, inode) in self._held.items() if not _is_open(fd, inode)]
             for number in closed:
