@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -80,7 +81,7 @@ def test_the_process_group_is_formed_anew(doomed: Notebook) -> None:
     begun = undisturbed_s()
     said = doomed.ok("%mesh heal").stdout
     took_s = undisturbed_s() - begun
-    assert "process group formed anew in 0." in said
+    assert re.search(r"process group formed anew in \d\.\d\d s", said), said
     assert set(doomed.ok(ALL_REDUCE).stdout.split()) == {"[0-3]", "6.0"}
     assert took_s < 2.0, said
 

@@ -13,6 +13,7 @@ import pytest
 from monarch_kernel.notebook.viewers import TARGET
 from tests.kernel.conftest import BRINGS_UP, Cell, Notebook
 from tests.kernel.pages import Page
+from tests.waiting import undisturbed_s
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +124,9 @@ def test_a_failure_is_told_within_a_second_and_its_traceback_for_the_asking(note
     page = Page(notebook)
     page.wait(lambda: page.frames)
     notebook.run("%%remote t\nx = 5\nif rank == 1:\n    x / 0")
-    failed_at = time.monotonic()
+    failed_at = undisturbed_s()
     page.wait_states("idle", "failed")
-    assert time.monotonic() - failed_at < 1.0
+    assert undisturbed_s() - failed_at < 1.0
     (error,) = page.mesh()["errors"]
     assert (error["text"], error["ranks"], error["count"]) == ("ZeroDivisionError: division by zero", "[1]", 1)
     text = page.ask("traceback", ranks=[error["rank"]])["text"]
