@@ -195,12 +195,8 @@ class RankGroup:
     def __init__(self, rank: Rank, agent: str) -> None:
         self._rank = rank
         self._spec = rank.spec
-        self._sockets: dict[
-            tuple[int, ...], set[_Socket]
-        ] = {}  # by the members of their groups; none for the default one
-        self._sockets_before: set[_Socket] | None = (
-            None  # those that were open when it began to form; None when it does not
-        )
+        self._sockets: dict[tuple[int, ...], set[_Socket]] = {}  # by the members of their groups; none: the default one
+        self._sockets_before: set[_Socket] | None = None  # those that were open when it began to form, while it does
         self._closing: list[socket.socket] = []  # connections of groups that were aborted
         self._holder = Holder(agent)
         self._stderr: int | None = None
