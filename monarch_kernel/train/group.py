@@ -198,6 +198,7 @@ class RankGroup:
         self._sockets: dict[tuple[int, ...], set[_Socket]] = {}  # by the members of their groups; none: the default one
         self._sockets_before: set[_Socket] | None = None  # those that were open when it began to form, while it does
         self._closing: list[socket.socket] = []  # connections of groups that were aborted
+        self._lock = threading.Lock()  # what is above, and stderr, change hands: some other thread aborts
         self._holder = Holder(agent)
         self._stderr: int | None = None
         self._formed = False
@@ -278,22 +279,23 @@ class RankGroup:
         self._aborted = True
         if self._spec.device == "cuda" and dist.is_initialized():
             dist.distributed_c10d._abort_process_group()
-        ended: set[_Socket] = set()
-        is_forming = self._sockets_before is not None
-        for members in list(self._sockets):
-            if dead is None or not members or dead in members:
-                ended |= self._sockets.pop(members)
-        if self._sockets_before is not None:  # it waits for its peers, or for the store
-            ended |= _sockets() - self._sockets_before
-            if self._stderr is None:
-                self._stderr = _mute_stderr()
-        for each in ended & _sockets():  # those of a group that has been destroyed are no more
-            if (connection := _copy(each)) is not None:
-                self._closing.append(connection)
-                with contextlib.suppress(OSError):  # the other end has reset it
-                    connection.shutdown(socket.SHUT_RDWR if is_forming else socket.SHUT_RD)
-        if self._closing:
-            later(_CLOSE_AFTER_S, _close, list(self._closing))
+        with self._lock:
+            ended: set[_Socket] = set()
+            for members in list(self._sockets):
+                if dead is None or not members or dead in members:
+                    ended |= self._sockets.pop(members)
+            is_forming = self._sockets_before is not None
+            if self._sockets_before is not None:  # it waits for its peers, or for the store
+                ended |= _sockets() - self._sockets_before
+                if self._stderr is None:
+                    self._stderr = _mute_stderr()
+            for each in ended & _sockets():  # those of a group that has been destroyed are no more
+                if (connection := _copy(each)) is not None:
+                    self._closing.append(connection)
+                    with contextlib.suppress(OSError):  # the other end has reset it
+                        connection.shutdown(socket.SHUT_RDWR if is_forming else socket.SHUT_RD)
+            if self._closing:
+                later(_CLOSE_AFTER_S, _close, list(self._closing))
 
     def _hold(self, sockets: set[_Socket]) -> None:
         """Have the agent keep connections open should we die."""
@@ -382,15 +384,20 @@ class RankGroup:
                 self._init(dist.init_process_group, "cpu:gloo,cuda:nccl" if spec.device == "cuda" else "gloo")
                 self._formed = True
                 self._add_device_mesh()
-                closing, self._closing = self._closing, []
+                with self._lock:
+                    closing, self._closing = self._closing, []
                 _close(closing)
         finally:
+            self._end_forming()
+        self._rank.reply(message.id)
+
+    def _end_forming(self) -> None:
+        with self._lock:
             self._sockets_before = None
             muted, self._stderr = self._stderr, None
-            if muted is not None:
-                os.dup2(muted, 2)
-                os.close(muted)
-        self._rank.reply(message.id)
+        if muted is not None:
+            os.dup2(muted, 2)
+            os.close(muted)
 
     def _leave(self, dist: Any) -> None:
         """Forget the group, or what there is of one that was interrupted while it was formed."""
@@ -454,7 +461,8 @@ class RankGroup:
             finally:
                 members = tuple(signature.bind(*args, **kwargs).arguments["global_ranks_in_group"] or ())
                 opened = _sockets() - before
-                self._sockets.setdefault(members, set()).update(opened)
+                with self._lock:
+                    self._sockets.setdefault(members, set()).update(opened)
                 self._hold(opened)
             if is_forming and isinstance(made[0], dist.ProcessGroup):
                 helpers._set_pg_timeout(timeout, made[0])

@@ -6,9 +6,11 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -18,7 +20,7 @@ from monarch_kernel.actor import Actor, ProcMesh, SupervisionError, endpoint, sh
 from monarch_kernel.agent.holding import HOLD_S
 from monarch_kernel.agent.processes import start_ticks
 from monarch_kernel.errors import RemoteError
-from monarch_kernel.train.group import GroupStore
+from monarch_kernel.train.group import GroupStore, RankGroup
 from tests.waiting import undisturbed_s, wait_until
 
 LONG_S = 60.0
@@ -429,3 +431,32 @@ def test_a_death_in_the_midst_of_collectives_frees_all(procs: ProcMesh, store: G
 
     for attempt in range(60):
         kill_one(attempt)
+
+
+def test_forming_that_ends_while_it_is_aborted_and_two_aborts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace(is_initialized=lambda: False))
+    monkeypatch.setattr("monarch_kernel.train.group._dist", lambda: sys.modules["torch.distributed"])
+    group = RankGroup.__new__(RankGroup)
+    vars(group).update(_spec=SimpleNamespace(device="cpu"), _lock=threading.Lock(), _closing=[], _stderr=None)
+    vars(group).update(_sockets={(0, 1): set(), (0, 2): set()}, _sockets_before=set())
+    others = [threading.Thread(target=group._end_forming), threading.Thread(target=group.abort)]
+
+    def sockets() -> set[Any]:
+        """The others come while this one looks."""
+        while others:
+            others[-1].start()
+            running.append(others.pop())
+            time.sleep(0.05)
+        return set()
+
+    running: list[threading.Thread] = []
+    errors: list[Any] = []
+    monkeypatch.setattr("monarch_kernel.train.group._sockets", sockets)
+    monkeypatch.setattr(threading, "excepthook", errors.append)
+    stderr = os.fstat(2)
+    group.abort(1)
+    for thread in running:
+        thread.join()
+    assert not errors
+    assert (group._sockets, group._sockets_before, group._stderr) == ({}, None, None)
+    assert os.path.samestat(os.fstat(2), stderr)
