@@ -142,9 +142,7 @@ class Snapshots:
         self._counts: tuple[int, int] = 0, 0  # request, and how many series it has begun
         self._rewind: Rewind | None = None
         self._coming: Series | None = None  # of the next loop
-        self._last: dict[
-            str, Callable[[], Any]
-        ] = {}  # things by name; as far as that is possible they are not kept alive
+        self._last: dict[str, Callable[[], Any]] = {}  # things by name; not kept alive, where that is possible
         rank.asides |= {
             KeepSnapshot: self._hear_keep,
             ListSnapshots: self._hear_list,
@@ -223,7 +221,10 @@ class Snapshots:
     def _file(self, owner: int, key: Key, kept: _Kept, most: int) -> None:
         shelf = self._kept.setdefault(owner, {})
         shelf[key] = kept
-        for oldest in sorted(shelf)[:-most]:
+        keys, rewind = set(shelf), self._rank.rewind
+        if rewind is not None and key[1] < rewind.key[1]:  # a loop that comes later in the cell goes back to it
+            keys.discard(rewind.key)
+        for oldest in sorted(keys)[:-most]:
             del shelf[oldest]
 
     def _fetch(self, rewind: Rewind) -> Captured:

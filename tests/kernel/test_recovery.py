@@ -177,6 +177,27 @@ def test_a_rank_that_hears_of_a_death_outside_collectives_ends_with_it(trained: 
     assert ended.plain == f"[0-{RANKS - 1}] True", cell.text
 
 
+TWO = """%%remote --background
+live.snapshot(losses=losses, every=5)
+for step in live.loop(20, on_failure="recover"):
+    losses.append(("one", step))
+live.snapshot(losses=losses, every=5)
+for step in live.loop(60, on_failure="recover"):
+    losses.append(("two", step))
+    time.sleep(0.05)
+"""
+
+
+def test_the_second_loop_of_a_cell_goes_back_to_its_own_snapshot(trained: Notebook) -> None:
+    """While the first one, which is done again, takes snapshots, too."""
+    cell = trained.ok(TWO)
+    wait_until(lambda: trained.value("[loop.key[1] for loop in t.loops if loop.view().step > 11]")[-1:] == [2], "step 12")
+    kill(trained, 1)
+    steps = [("one", step) for step in range(20)] + [("two", step) for step in range(60)]
+    ended = trained.ok(f"%%remote\nlosses == {steps!r}")
+    assert ended.plain == f"[0-{RANKS - 1}] True", cell.text
+
+
 def test_a_loop_that_is_stopped_goes_back_and_on_by_hand(trained: Notebook, undisturbed: list[object]) -> None:
     trained.ok(train(0.02, "--background"))
     reaches(trained, 31)
