@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -221,8 +221,15 @@ class LoopBook:
         """A loop, as long as it is kept."""
         return self._loops.get(key)
 
-    def begun(self, spec: RankSpec, where: str, message: LoopBegun, now: float) -> list[Told]:
-        """A rank begins a loop, in something that is called so."""
+    def begun(
+        self,
+        spec: RankSpec,
+        where: str,
+        message: LoopBegun,
+        now: float,
+        owing: Callable[[], Iterable[int]] = tuple,
+    ) -> list[Told]:
+        """A rank begins a loop, in something that is called so; ``owing`` gives the processes that are at work on that."""
         key = message.request, message.number
         loop = self._loops.get(key)
         if loop is None:
@@ -230,6 +237,8 @@ class LoopBook:
             loop = self._loops[key] = LoopRecord(*key, spec.mesh, where, steps, now)
             self._forget()
             loop.pace.is_paused, loop.pace.apart, loop.recovers = message.is_paused, message.apart, message.recovers
+            if message.recovers:  # all are in it, sooner or later
+                loop.pace.awaited, loop.pace.first = set(owing()), message.step
             if message.follows and (last := self._last(message.follows)) is not None:
                 loop.follow(last, message.step, is_recovery=message.is_recovery)
         loop.ranks[spec.proc] = spec.rank
@@ -263,17 +272,22 @@ class LoopBook:
         """What a rank did for a request is over, by whatever way, and so are its loops."""
         told: list[Told] = []
         for loop in self._loops.values():
-            if loop.request == request and loop.pace.is_in(proc):
-                told += self._leave(loop, proc)
+            if loop.request == request:
+                told += self._out(loop, proc)
         return told
 
     def gone(self, proc: int) -> list[Told]:
         """A process has ended."""
         told: list[Told] = []
         for loop in self._loops.values():
-            if loop.pace.is_in(proc):
-                told += self._leave(loop, proc)
+            told += self._out(loop, proc)
         return told
+
+    def _out(self, loop: LoopRecord, proc: int) -> list[Told]:
+        """A process is in a loop no more, and does not begin it."""
+        if loop.pace.is_in(proc):
+            return self._leave(loop, proc)
+        return loop.tell(loop.pace.missed(proc)) if proc in loop.pace.awaited else []
 
     def _leave(self, loop: LoopRecord, proc: int, steps: int = 0) -> list[Told]:
         grant = loop.pace.left(proc, steps)

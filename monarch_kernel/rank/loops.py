@@ -52,6 +52,13 @@ def working_request() -> int:
     return 0 if executor is None else executor.current
 
 
+def release_working() -> None:
+    """What this thread raises from now on comes of the death of another rank."""
+    executor = working.get()
+    if executor is not None:
+        executor.released = executor.current
+
+
 class Port(NamedTuple):
     """What loops need of their process.
 
@@ -62,6 +69,7 @@ class Port(NamedTuple):
         request: gives the request that this thread works on; 0 if it is on none.
         is_cell: whether that is a cell of a notebook.
         peak: gives how many floating-point operations a second the device can do; 0 if nobody knows.
+        release: notes that what this thread raises from now on comes of a death.
     """
 
     submit: Callable[[Packed], object]
@@ -70,6 +78,7 @@ class Port(NamedTuple):
     request: Callable[[], int] = working_request
     is_cell: Callable[[], bool] = lambda: False
     peak: Callable[[], float] = lambda: 0.0
+    release: Callable[[], None] = release_working
 
 
 class Series(Protocol):
@@ -169,6 +178,7 @@ class RankLoop:
                 if step >= lease.horizon:
                     self._wait(step)
                 if self._lost:
+                    self._port.release()
                     raise RuntimeError(f"live.loop: {self._lost}")
                 lease.begin(step)
                 if lease.is_stopped:
@@ -291,6 +301,7 @@ class Loops:
         self._lock = threading.Lock()
         self._by_key: dict[tuple[int, int], RankLoop] = {}
         self._counts: dict[int, int] = {}  # how many loops a request has begun, of the last ones
+        self._deaths: dict[int, str] = {}  # who has died who worked on a request, of the last ones
         self._here = threading.local()
 
     def begin(self, steps: int | None, *, recovers: bool = False) -> Iterator[int]:
@@ -315,6 +326,9 @@ class Loops:
             loop = self._by_key[request, number] = RankLoop(
                 request, number, steps, self._port, series, recovers=recovers
             )
+            died = self._deaths.get(request)
+        if died is not None:
+            loop.lose(died)
         stack: list[RankLoop] = self._here.__dict__.setdefault("stack", [])
         stack.append(loop)
         try:
@@ -340,7 +354,14 @@ class Loops:
         return any(loop.recovers for loop in self._of(request))
 
     def lose(self, request: int, who: str) -> None:
-        """Somebody has died who worked on a request: loops that are to go back end. On the thread that drives the socket."""
+        """Somebody has died who worked on a request: its loops that are to go back end, and those that it is yet to begin.
+
+        On the thread that drives the socket.
+        """
+        with self._lock:
+            self._deaths[request] = who
+            while len(self._deaths) > _COUNTED:
+                del self._deaths[min(self._deaths)]
         for loop in self._of(request):
             loop.lose(who)
 

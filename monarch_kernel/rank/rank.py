@@ -578,7 +578,7 @@ class Rank(Workplace):
         if ends or pending_s > (RELEASE_AFTER_S if dead < 0 else 0.0):
             for executor in at_work:
                 executor.released = message.id  # first of all: what it raises from now on comes of that
-        if loops is not None and ends:
+        if loops is not None:
             loops.lose(message.id, f"{message.mesh}[{dead}]")
         if group is not None and at_work and dead >= 0:
             group.abort(dead)

@@ -143,12 +143,16 @@ class Pace:
         is_paused: whether it stays where it is.
         apart: a rank may begin a step only if all have come nearer to it than so many, so that there is one to which all can
             go back; 0 for any number, else 2 or more.
+        awaited: ranks that are yet to begin the loop, which count as before its first step.
+        first: that step.
         changes: all that were made, in order: who comes late begins with the first.
     """
 
     horizon: int = _FIRST
     is_paused: bool = False
     apart: int = 0
+    awaited: set[int] = field(default_factory=set)
+    first: int = 0
     changes: list[Change] = field(default_factory=list)
     _reached: dict[int, int] = field(default_factory=dict)
     _step_s: dict[int, float] = field(default_factory=dict)
@@ -174,6 +178,7 @@ class Pace:
             step: that it is at.
             horizon: steps below this number it may begin already.
         """
+        self.awaited.discard(rank)
         self._reached[rank] = max(step, self._reached.get(rank, 0))
         self.horizon = max(self.horizon, horizon)
         return self._grant(*self.changes)
@@ -204,6 +209,11 @@ class Pace:
         """
         self._reached[rank] = max(steps, self._reached.get(rank, 0))
         self._left.add(rank)
+        return self._advance()
+
+    def missed(self, rank: int) -> Grant | None:
+        """A rank that was awaited will not begin the loop: what the others are to be told, if anything."""
+        self.awaited.discard(rank)
         return self._advance()
 
     def change(self, name: str, value: Any) -> tuple[Change, Grant]:
@@ -255,6 +265,8 @@ class Pace:
         self._ahead = min(_MOST, max(_FIRST, math.ceil(ahead_s / fastest))) if fastest else _FIRST
         reached = [step for rank, step in self._reached.items() if rank not in self._left]
         first, last = max(reached, default=0), min(reached, default=0)
+        if self.awaited:
+            last = min(last, self.first)
         if self.apart:
             self._ahead = min(self._ahead, self.apart)
             horizon = min(first + self._ahead, last + self.apart)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -196,6 +197,37 @@ def test_the_second_loop_of_a_cell_goes_back_to_its_own_snapshot(trained: Notebo
     steps = [("one", step) for step in range(20)] + [("two", step) for step in range(60)]
     ended = trained.ok(f"%%remote\nlosses == {steps!r}")
     assert ended.plain == f"[0-{RANKS - 1}] True", cell.text
+
+
+LATE = """%%remote --background
+losses = []
+live.snapshot(losses=losses, every=5)
+pathlib.Path(FOLDER, f"here{rank}").touch()
+if rank == 1:
+    while not pathlib.Path(FOLDER, "go").exists(): time.sleep(0.01)
+for step in live.loop(100, on_failure="recover"):
+    losses.append(step)
+    time.sleep(0.001)
+"""
+
+
+def test_ranks_wait_for_one_that_is_yet_to_begin_and_it_ends_with_a_death_before(
+    trained: Notebook, tmp_path: Path
+) -> None:
+    """Else the first ones would keep no snapshot to which the last one can go back, and it would do all steps in vain."""
+    trained.ok("%%remote\nimport pathlib")
+    cell = trained.ok(LATE.replace("FOLDER", repr(str(tmp_path))))
+    wait_until(lambda: (tmp_path / "here1").exists() and trained.value("bool(t.loops)"), "all to come")
+    reaches(trained, 5)
+    time.sleep(0.5)
+    assert trained.value("t.loop.view().step") == 5
+    kill(trained, 0)
+    wait_until(lambda: trained.value("bool(t.deaths())"), "the death to be noticed")
+    time.sleep(0.5)  # until the others are told
+    (tmp_path / "go").touch()
+    ended = trained.ok("%%remote\nlosses == list(range(100))")
+    assert ended.plain == f"[0-{RANKS - 1}] True", cell.text
+    assert "the loop is back at the beginning, for it had no snapshot yet" in cell.stderr
 
 
 def test_a_loop_that_is_stopped_goes_back_and_on_by_hand(trained: Notebook, undisturbed: list[object]) -> None:

@@ -278,3 +278,20 @@ def test_what_was_paused_stays_so_under_the_next_controller() -> None:
 def test_no_steps_are_none() -> None:
     with pytest.raises(ValueError, match="0 steps can't be done"):
         Pace().step(0)
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_one_that_is_yet_to_begin_holds_the_others(comes: bool) -> None:
+    pace = Pace(apart=10, awaited={1}, first=20)
+    pace.joined(0, 20, 21)
+    step = 20
+    while (grant := pace.progressed(0, step, 0.001)) is not None:
+        step = grant.horizon
+    assert step == pace.horizon == 30
+    if comes:
+        assert pace.joined(1, 20, 21).horizon == 30
+        grant = pace.progressed(1, 30, 0.001)
+    else:
+        grant = pace.missed(1)
+    assert grant is not None
+    assert grant.horizon == 40
