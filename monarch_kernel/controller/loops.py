@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -227,9 +227,9 @@ class LoopBook:
         where: str,
         message: LoopBegun,
         now: float,
-        owing: Callable[[], Iterable[int]] = tuple,
+        owing: Iterable[int] = (),
     ) -> list[Told]:
-        """A rank begins a loop, in something that is called so; ``owing`` gives the processes that are at work on that."""
+        """A rank begins a loop, in something that is called so; ``owing`` are the processes that are at work on that."""
         key = message.request, message.number
         loop = self._loops.get(key)
         if loop is None:
@@ -238,7 +238,7 @@ class LoopBook:
             self._forget()
             loop.pace.is_paused, loop.pace.apart, loop.recovers = message.is_paused, message.apart, message.recovers
             if message.recovers:  # all are in it, sooner or later
-                loop.pace.awaited, loop.pace.first = set(owing()), message.step
+                loop.pace.awaited, loop.pace.first = set(owing), message.step
             if message.follows and (last := self._last(message.follows)) is not None:
                 loop.follow(last, message.step, is_recovery=message.is_recovery)
         loop.ranks[spec.proc] = spec.rank

@@ -8,7 +8,8 @@ before the same ones, the loop has it captured (`captured`): one copy within mem
 captured is kept here, and sent to a *buddy*, a rank on another host where there is one. On one host both map the same memory,
 so a second copy takes none. A buddy answers when it has it, on the thread that drives its socket, whatever it computes; the
 loop waits for that only when it comes to the next snapshot. Ranks of such a loop do not get farther apart than snapshots are
-kept, even if they do not wait for each other (`steer.pace`), so that there is a step of which all have one.
+kept, even if they do not wait for each other (`steer.pace`), so that there is a step of which all have one; where the loop is
+to recover, those that are yet to begin it count, too.
 
 To go back is the controller's affair (`rewind`): it asks all ranks what they keep, chooses the newest step of which each place
 has a snapshot, and says so (`Rewind`) to the processes that are there. Nothing happens until their code comes to
@@ -20,6 +21,7 @@ What ranks keep are the bytes that were captured. They are opened only where the
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -51,6 +53,9 @@ Key = tuple[int, int, int]
 """Request and number of a `live.snapshot`, and the step before which it was taken; later ones compare as greater."""
 
 _FETCH_S = 60.0
+
+_COUNTED = 64
+"""Requests of which it is known how many series they have begun; far more than run at once."""
 
 
 class Series:
@@ -139,9 +144,9 @@ class Snapshots:
         self._buddy = first + (spec.rank + apart) % spec.world_size
         self._place = spec.rank
         self._kept: dict[int, dict[Key, _Kept]] = {}  # by owner; of each the oldest first
-        self._counts: tuple[int, int] = 0, 0  # request, and how many series it has begun
+        self._counts: dict[int, int] = {}  # how many series a request has begun, of the last ones
         self._rewind: Rewind | None = None
-        self._coming: Series | None = None  # of the next loop
+        self._here = threading.local()  # `coming`: the series of the next loop of the code that a thread runs
         self._last: dict[str, Callable[[], Any]] = {}  # things by name; not kept alive, where that is possible
         rank.asides |= {
             KeepSnapshot: self._hear_keep,
@@ -164,10 +169,12 @@ class Snapshots:
 
         check(things)
         request = working_request()
-        self._counts = (request, self._counts[1] + 1 if self._counts[0] == request else 1)
+        number = self._counts[request] = self._counts.pop(request, 0) + 1  # the last one is the last in order
+        for oldest in list(self._counts)[:-_COUNTED]:
+            self._counts.pop(oldest, None)
         rewind = self._rewind
         if self._rank.rewind is not None:
-            rewind = self._rank.rewind if self._rank.rewind.key[1] == self._counts[1] else None
+            rewind = self._rank.rewind if self._rank.rewind.key[1] == number else None
         begun: tuple[Rewind, Captured] | None = None
         if rewind is not None:
             captured = self._fetch(rewind)
@@ -176,13 +183,13 @@ class Snapshots:
             begun = rewind, captured
         if every == 1:
             most = max(most, 3)  # else no rank could begin a step before all have said that they are there
-        self._coming = Series(self, *self._counts, dict(things), every, most, begun)
+        self._here.coming = Series(self, request, number, dict(things), every, most, begun)
         self._last = {name: _reference(thing) for name, thing in things.items()}
         return None if begun is None else begun[0].key[2]
 
     def take_series(self) -> Series | None:
         """The series of a loop that begins now, if this request has asked for one."""
-        coming, self._coming = self._coming, None
+        coming: Series | None = self._here.__dict__.pop("coming", None)
         return None if coming is None or coming.request != working_request() else coming
 
     def put_back_now(self) -> None:

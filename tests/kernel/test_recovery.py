@@ -192,7 +192,9 @@ for step in live.loop(60, on_failure="recover"):
 def test_the_second_loop_of_a_cell_goes_back_to_its_own_snapshot(trained: Notebook) -> None:
     """While the first one, which is done again, takes snapshots, too."""
     cell = trained.ok(TWO)
-    wait_until(lambda: trained.value("[loop.key[1] for loop in t.loops if loop.view().step > 11]")[-1:] == [2], "step 12")
+    wait_until(
+        lambda: trained.value("[loop.key[1] for loop in t.loops if loop.view().step > 11]")[-1:] == [2], "step 12"
+    )
     kill(trained, 1)
     steps = [("one", step) for step in range(20)] + [("two", step) for step in range(60)]
     ended = trained.ok(f"%%remote\nlosses == {steps!r}")
