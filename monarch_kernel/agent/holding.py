@@ -74,39 +74,69 @@ class Holder:
         """Have these stay open; until they are closed here, or this process dies."""
         if os.getpid() != self._pid:
             return
-        with self._lock, contextlib.suppress(OSError):
-            inodes = {fd: os.fstat(fd).st_ino for fd in fds}
+        with self._lock:
+            inodes = {}
+            for fd in fds:
+                with contextlib.suppress(OSError):  # it was closed meanwhile
+                    inodes[fd] = os.fstat(fd).st_ino
             if not inodes:
                 return
-            if self._agent is None:
-                agent = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                agent.settimeout(_TIMEOUT_S)
+            for _ in range(2):  # it may have left us since the last time, for want of room
                 try:
-                    agent.connect(self._path)
+                    self._give(inodes)
+                    break
+                except TimeoutError:  # it is busy
+                    break
                 except OSError:
-                    agent.close()
-                    raise
-                self._agent = agent
-            for some in _parts(list(inodes)):
-                first, self._next = self._next, self._next + len(some)
-                socket.send_fds(self._agent, [_HOLD + _NUMBER.pack(first)], some)
-                self._held |= {number: (fd, inodes[fd]) for number, fd in enumerate(some, first)}
-            if not self._is_watched:
+                    self._leave()
+            if self._held and not self._is_watched:
                 self._is_watched = True
                 threading.Thread(target=self._watch, name="monarch-holder", daemon=True).start()
 
     def let_go(self) -> None:
         """Have the agent close those that are closed here; else that is done in a moment."""
-        if os.getpid() != self._pid:
+        if os.getpid() != self._pid or not self._lock.acquire(
+            timeout=_TIMEOUT_S
+        ):  # a signal struck this thread in `hold`
             return
-        with self._lock:
+        try:
             closed = [number for number, (fd, inode) in self._held.items() if not _is_open(fd, inode)]
-            for number in closed:
-                del self._held[number]
-            with contextlib.suppress(OSError):  # it has ended
-                for some in _parts(closed):
-                    if self._agent is not None:
-                        self._agent.send(_LET_GO + b"".join(map(_NUMBER.pack, some)))
+            for some in _parts(closed):
+                assert self._agent is not None
+                self._agent.send(_LET_GO + b"".join(map(_NUMBER.pack, some)))
+                for number in some:
+                    del self._held[number]
+        except TimeoutError:  # it is busy: they are told of later
+            pass
+        except OSError:
+            self._leave()
+        finally:
+            self._lock.release()
+
+    def _give(self, inodes: dict[int, int]) -> None:
+        if self._agent is None:
+            self._agent = self._connect()
+        for some in _parts(list(inodes)):
+            first, self._next = self._next, self._next + len(some)
+            socket.send_fds(self._agent, [_HOLD + _NUMBER.pack(first)], some)
+            self._held |= {number: (fd, inodes[fd]) for number, fd in enumerate(some, first)}
+
+    def _connect(self) -> socket.socket:
+        agent = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        agent.settimeout(_TIMEOUT_S)
+        try:
+            agent.connect(self._path)
+        except OSError:
+            agent.close()
+            raise
+        return agent
+
+    def _leave(self) -> None:
+        """The agent is not there, or has no room: it holds nothing, and the next time it is asked anew."""
+        self._held.clear()
+        if self._agent is not None:
+            self._agent.close()
+            self._agent = None
 
     def _watch(self) -> None:
         while True:

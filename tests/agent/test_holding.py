@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -174,6 +175,63 @@ def test_what_a_fork_closes_stays_open(holder: Holder, keeper: Keeper, turn: Tur
     near.close()
     turn(partial(is_over, far))
     far.close()
+
+
+def test_one_that_is_closed_already_does_not_keep_the_others_from_being_held(
+    holder: Holder, keeper: Keeper, turn: Turn
+) -> None:
+    made = pairs(3)
+    numbers = [near.fileno() for near, _ in made]
+    made[1][0].close()
+    holder.hold(numbers)
+    turn(lambda: any(keeper._held.values()))
+    (held,) = keeper._held.values()
+    assert len(held) == 2
+    for near, far in made:
+        near.close()
+        far.close()
+    turn(lambda: not any(keeper._held.values()))
+
+
+def test_who_was_refused_is_held_as_soon_as_there_is_room(holder: Holder, keeper: Keeper, turn: Turn) -> None:
+    ((near, far),) = pairs(1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors() + 10, hard))  # less than half of it is free
+    try:
+        holder.hold([near.fileno()])
+        turn(lambda: not keeper._selector.select(0))
+        assert not keeper._held
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    holder.hold([near.fileno()])
+    turn(lambda: any(keeper._held.values()))
+    near.close()
+    turn(partial(is_over, far))
+    far.close()
+
+
+def test_what_could_not_be_told_is_told_later(
+    holder: Holder, keeper: Keeper, turn: Turn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the agent is busy: nobody reads for a while."""
+    monkeypatch.setattr("monarch_kernel.agent.holding._TIMEOUT_S", 0.01)
+    held = pairs(1)[0]
+    holder.hold([held[0].fileno()])
+    with suppress(TimeoutError):
+        while holder._agent is not None:
+            holder._agent.send(b"L" + bytes(8 * 200))
+    held[0].close()
+    holder.let_go()
+    turn(partial(is_over, held[1]))
+    held[1].close()
+
+
+def test_a_signal_handler_that_lets_go_does_not_wait_for_what_it_struck(
+    holder: Holder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("monarch_kernel.agent.holding._TIMEOUT_S", 0.01)
+    with holder._lock:
+        holder.let_go()
 
 
 def test_half_of_the_descriptors_are_for_others(holder: Holder, keeper: Keeper, turn: Turn) -> None:
