@@ -305,6 +305,63 @@ def test_what_slurm_does_not_do_at_once_is_asked_for_again(
 
 
 @needs_slurm
+def test_hosts_are_closed_one_after_the_other(launch: Any, desk: Desk) -> None:
+    """Slurm without accounting shrinks a job only once."""
+    handles = launch().launch(desk.configs(3))
+    agents = {agent.host: agent for agent in (desk.greet(), desk.greet(), desk.greet())}
+    wait_for(lambda: all(handle.pid for handle in handles), "the nodes")
+    for host in (2, 3):
+        agents[host].tell("stay")
+        handles[host - 1].close(0.0)
+        wait_for(lambda host=host: is_gone(agents[host].pid), "its end")
+        assert end_of(handles[host - 1])
+    assert agents[1].tell("run echo here") == "here"
+
+
+@needs_slurm
+def test_a_cancel_that_slurm_does_not_take_is_sent_again(
+    launch: Any, desk: Desk, cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[str] = []
+
+    def busy(*command: str, **options: Any) -> Any:
+        if command[0] in ("scancel", "squeue") and is_busy and len(refused) < 6:
+            refused.append(command[0])
+            return subprocess.CompletedProcess(command, 1, "", "Unable to contact slurm controller")
+        return call(*command, **options)
+
+    is_busy = False
+    monkeypatch.setattr(f"{LAUNCHER}.call", busy)
+    handles = launch().launch(desk.configs(2))
+    desk.greet(), desk.greet()
+    is_busy = True
+    for handle in handles:
+        handle.close(0.0)
+    assert "scancel" in refused
+    assert cluster.run("squeue", "-h") == ""
+
+
+@needs_slurm
+def test_a_job_that_is_submitted_when_nobody_waits_for_it_any_more_is_cancelled(
+    launch: Any, desk: Desk, cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{LAUNCHER}.COMMAND_S", 0.1)
+
+    def slow(*command: str, **options: Any) -> Any:
+        if command[0] == "sbatch":
+            time.sleep(1.0)
+        return call(*command, **options)
+
+    monkeypatch.setattr(f"{LAUNCHER}.call", slow)
+    slurm = launch()
+    (handle,) = slurm.launch([desk.config()])
+    time.sleep(0.3)
+    handle.close(0.0)
+    assert "was given back" in end_of(handle)
+    wait_for(lambda: cluster.run("squeue", "-h") == "", "the job to be cancelled")
+
+
+@needs_slurm
 def test_close_forces_agents(launch: Any, desk: Desk) -> None:
     launcher = launch()
     launcher.launch(desk.configs(2))

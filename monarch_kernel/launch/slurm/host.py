@@ -31,6 +31,7 @@ class Job:
         start: when Slurm expects it to begin.
         nodes: as Slurm writes them.
         over: how it ended; empty as long as it has not.
+        is_abandoned: whether nobody waits for its number any more: it is to end as soon as that is known.
         ask_s: after how long Slurm is asked again.
         ask_at: when.
     """
@@ -46,6 +47,7 @@ class Job:
     start: str = ""
     nodes: str = ""
     over: str = ""
+    is_abandoned: bool = False
     ask_s: float = FIRST_ASK_S
     ask_at: float = 0.0
 

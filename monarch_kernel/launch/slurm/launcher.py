@@ -233,14 +233,18 @@ class SlurmLauncher:
             done = call("sbatch", "--parsable", f"--export=ALL,{AGENT_VARIABLE}", text=self.script(n), env=ours)
             if done.returncode:
                 problem = why_refused(done.stderr, self._partition)
-            else:
-                id = done.stdout.strip().splitlines()[-1].partition(";")[0]
+            elif not (id := done.stdout.strip().rpartition("\n")[2].partition(";")[0]):
+                problem = "sbatch has not said the number of the job"
         if problem:
             self._set_over(job, problem)
             return
         with self._changed:
             job.id = id
+            is_late = job.is_abandoned
             self._changed.notify_all()
+        if is_late:
+            call("scancel", id)
+            self._set_over(job, f"Slurm job {id} was given back")
 
     def _look(self) -> None:
         """See what has become of the jobs, and come again."""
@@ -249,22 +253,24 @@ class SlurmLauncher:
             if all(job.over for job in self._jobs):
                 self._is_looking = False
                 return
-        for job in jobs:
-            for host in job.hosts:
-                self._read_files(host)
-        now = time.monotonic()
-        due = [job for job in jobs if now >= job.ask_at]
-        if due:
-            self._ask(due, now)
-        self._chores.at(_LOOK_S, self._look)
+        try:
+            for job in jobs:
+                for host in job.hosts:
+                    self._read_files(host)
+            now = time.monotonic()
+            due = [job for job in jobs if now >= job.ask_at]
+            if due:
+                self._ask(due, now)
+        finally:
+            self._chores.at(_LOOK_S, self._look)
 
     def _read_files(self, host: SlurmHost) -> None:
-        if not host.node_is_sure and (words := words_of(host.file("node"))):
+        if not host.node_is_sure and len(words := words_of(host.file("node"))) == 2 and words[1].isdecimal():
             host.node, host.pid = words[0], int(words[1])
             host.node_is_sure = True
             if host.is_leaving:
                 host.job.ask_at = 0.0
-        if not host.has_ended and (words := words_of(host.file("end"))):
+        if not host.has_ended and len(words := words_of(host.file("end"))) == 1 and words[0].isdecimal():
             code = int(words[0])
             how = f"ended with exit code {code}"
             if code > 128:
@@ -370,6 +376,9 @@ class SlurmLauncher:
             for host in job.hosts:
                 host.is_closed = True
         self._wait(lambda: all(job.id or job.over for job in jobs), COMMAND_S)  # sbatch is not stopped half way
+        with self._changed:
+            for job in jobs:
+                job.is_abandoned = not job.id
         live = [job for job in jobs if job.id and not job.over]
         for job in live:
             for host in job.hosts:
@@ -380,22 +389,24 @@ class SlurmLauncher:
             return all(host.has_ended or host.omen or host.job.over for host in running)
 
         self._wait(have_ended, timeout_s)
-        if live:
-            call("scancel", *(job.id for job in live))  # ends what runs, and kills it after the cluster's KillWait
-        self._wait_until_gone(live)
+        self._cancel(live)
         for job in live:
             self._set_over(job, f"Slurm job {job.id} was given back")
 
-    def _wait_until_gone(self, jobs: Sequence[Job]) -> None:
-        """Wait until Slurm has taken the nodes back; those that were lost it can't reach for now."""
+    def _cancel(self, jobs: Sequence[Job]) -> None:
+        """End jobs, and wait until Slurm has taken the nodes back; those that were lost it can't reach for now."""
         deadline = time.monotonic() + _GONE_S
         lost = {host.node for job in jobs for host in job.hosts if host.is_lost}
+        is_cancelled = False
         while jobs:
+            if not is_cancelled:  # ends what runs, and kills it after the cluster's KillWait
+                is_cancelled = call("scancel", *(job.id for job in jobs)).returncode == 0
             done = call("squeue", "--noheader", f"--jobs={','.join(job.id for job in jobs)}", "--format=%T|%N")
+            is_known = done.returncode == 0 or "Invalid job id" in done.stderr
             left = [line.split("|") for line in done.stdout.split("\n") if "|" in line]
             if lost and all(state == "COMPLETING" for state, _ in left):
                 left = [pair for pair in left if not lost.issuperset(node_names(pair[1]))]
-            if not left or time.monotonic() > deadline:
+            if (is_known and not left) or time.monotonic() > deadline:
                 return
             with self._changed:
                 self._changed.wait(0.1)
@@ -418,31 +429,33 @@ class SlurmLauncher:
             first.is_released = False
         others = [host for host in leaving if host is not first]
         if others:
-            nodes = {host.node for host in staying if not host.has_ended} | {first.node}
+            nodes = {host.node for host in staying if not host.has_ended}
+            if not first.is_lost:
+                nodes.add(first.node)
             done = call(
                 "scontrol", "update", f"JobId={job.id}", f"NodeList={','.join(sorted(nodes))}", cwd=self.directory
             )
             for host in others:
                 if done.returncode == 0:
                     host.end(f"node {host.node} was given back")
-                else:
+                elif not host.pid or not self._kill(host):  # without accounting Slurm shrinks a job once, and no more
                     host.is_released = False
 
-    def _kill(self, first: SlurmHost) -> bool:
-        """End the agent of a job's first node, which runs the script, and stays in the job until that ends."""
+    def _kill(self, host: SlurmHost) -> bool:
+        """End an agent whose node stays in the job: the first one runs the script, and does so until that ends."""
         # A step that Slurm does not begin at once may wait for half a minute before it tries again; another one is quicker.
         step = (
             "--overlap",
-            f"--jobid={first.job.id}",
-            f"--nodelist={first.node}",
+            f"--jobid={host.job.id}",
+            f"--nodelist={host.node}",
             "--nodes=1",
             "--ntasks=1",
             "--mem=0",
         )
         for _ in range(_KILL_TRIES):
-            if first.has_ended or first.omen:
+            if host.has_ended or host.omen:
                 return True
-            if call("srun", *step, "kill", "-KILL", str(first.pid), timeout_s=_KILL_S).returncode == 0:
+            if call("srun", *step, "kill", "-KILL", str(host.pid), timeout_s=_KILL_S).returncode == 0:
                 return True
         return False
 
