@@ -63,6 +63,7 @@ class LoopRecord:
         peaks: rank -> how many floating-point operations a second its device can do, where that is known.
         follows: the loop in whose place this goes on by itself, since a rank has died.
         first: the step with which it goes on.
+        is_hit: whether a rank has died in it.
     """
 
     request: int
@@ -82,6 +83,7 @@ class LoopRecord:
     peaks: dict[int, float] = field(default_factory=dict)
     follows: tuple[int, int] | None = None
     first: int = 0
+    is_hit: bool = False
 
     @property
     def key(self) -> tuple[int, int]:
@@ -247,9 +249,11 @@ class LoopBook:
         return [(spec.proc, loop.message(grant))]
 
     def recovers(self, request: int) -> bool:
-        """Whether a request has a loop that is to go on by itself if a rank dies."""
+        """Whether a request has a loop that is to go on by itself if a rank dies: the last one, or one around that."""
         last = self._last(request)
-        return last is not None and last.recovers
+        return any(
+            loop.recovers and (loop.is_hit or loop is last) for loop in self._loops.values() if loop.request == request
+        )
 
     def reported(self, proc: int, message: LoopReport) -> list[Told]:
         """A rank says how far it is, and what it has logged."""
@@ -280,6 +284,7 @@ class LoopBook:
         """A process has ended."""
         told: list[Told] = []
         for loop in self._loops.values():
+            loop.is_hit |= loop.pace.is_in(proc)
             told += self._out(loop, proc)
         return told
 

@@ -145,8 +145,7 @@ def _see_to_the_rest(model: nn.Module, plan: Plan, mesh: DeviceMesh) -> None:
     for module in model.modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
             module.weight._has_sparse_gradient = True  # type: ignore[attr-defined]
-    if whole or averaged:
-        AfterBackward(model, Averages(whole, averaged, group))
+    AfterBackward(model, Averages(whole, averaged, group) if whole or averaged else lambda: None)
 
 
 def _replicate(model: nn.Module, plan: Plan, kept: Collection[nn.Parameter], mesh: DeviceMesh) -> None:

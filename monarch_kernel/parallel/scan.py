@@ -17,6 +17,7 @@ __all__ = ["module_names", "named", "scan"]
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 _OWN = frozenset(vars(nn.Module()))
 _NORMS = nn.modules.batchnorm._NormBase
+_PLAIN = (list, tuple, dict)
 
 
 def scan(model: nn.Module, optimizer_nbytes: float = 8.0) -> Facts:
@@ -112,31 +113,51 @@ def _views(
     """Tensors that share the memory of a parameter: (id of the parameter, where it is).
 
     Raises:
-        PlanError: there is a parameter of which the model does not know.
+        PlanError: there is a parameter or a module of which the model does not know.
     """
     of_storage = {
         param.untyped_storage()._cdata: key for key, (param, _) in params.items() if not isinstance(param, DTensor)
     }
     for module, name in names.items():
-        for attribute, tensor in _held(module):
+        for attribute, value in _held(module):
             where = f"{name}.{attribute}" if name else attribute
-            if isinstance(tensor, nn.Parameter) and id(tensor) not in params:
+            if isinstance(value, nn.Module):
+                if value not in names and _is_trained(value):
+                    raise PlanError(
+                        f"{where} is a module ({type(value).__name__}) that the model does not know of: its parameters and "
+                        "buffers would be neither split nor averaged, could be others on each rank, and no optimizer made of "
+                        "model.parameters() trains them; keep it in an nn.ModuleList or an nn.ModuleDict, and a list in a dict "
+                        "in one inside the other"
+                    )
+                continue
+            if isinstance(value, nn.Parameter) and id(value) not in params:
                 raise PlanError(
                     f"{where} is a parameter that the model does not know of: it would be neither split nor averaged, and no "
                     "optimizer made of model.parameters() trains it; keep it in an nn.ParameterList or an nn.ParameterDict"
                 )
-            key = None if isinstance(tensor, DTensor) else of_storage.get(tensor.untyped_storage()._cdata)
+            key = None if isinstance(value, DTensor) else of_storage.get(value.untyped_storage()._cdata)
             if key is not None:
                 yield key, where
 
 
-def _held(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors that a module has as buffers, as plain attributes, or in a list, tuple or dict that is one."""
+def _held(module: nn.Module) -> Iterator[tuple[str, torch.Tensor | nn.Module]]:
+    """Tensors that a module has as buffers, as plain attributes, or in lists, tuples and dicts; and the modules in these."""
     held: dict[str, Any] = {key: value for key, value in vars(module).items() if key not in _OWN}
-    for key, value in [*held.items(), *module._buffers.items()]:
-        items: list[tuple[str, Any]] = [(key, value)]
-        if isinstance(value, (list, tuple)):
-            items = [(f"{key}[{i}]", each) for i, each in enumerate(value)]
-        elif isinstance(value, dict):
-            items = [(f"{key}[{k!r}]", each) for k, each in value.items()]
-        yield from ((where, each) for where, each in items if isinstance(each, torch.Tensor) and not each.is_sparse)
+    todo: list[tuple[str, Any]] = [*held.items(), *module._buffers.items()]
+    todo = [(key, value) for key, value in todo if isinstance(value, (torch.Tensor, *_PLAIN))]
+    seen: set[int] = set()
+    for where, value in todo:  # which grows
+        if not isinstance(value, _PLAIN):
+            if isinstance(value, nn.Module) or not value.is_sparse:
+                yield where, value
+        elif id(value) not in seen:  # one may be in itself
+            seen.add(id(value))
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            kinds = (torch.Tensor, nn.Module, *_PLAIN)
+            todo += [(f"{where}[{key!r}]", each) for key, each in items if isinstance(each, kinds)]
+
+
+def _is_trained(module: nn.Module) -> bool:
+    """Whether training changes it; a frozen one may be kept from the model on purpose, such as a teacher."""
+    params = list(module.parameters())
+    return any(param.requires_grad for param in params) if params else any(True for _ in module.buffers())

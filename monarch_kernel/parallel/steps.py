@@ -8,7 +8,7 @@ A root forward that will have a backward is a step. At its end the ranks compare
 - a checksum of the units that they have entered. FSDP gathers the parameters of a unit when its forward begins, so ranks that
   enter different ones (a branch that depends on the rank's data) would mix the parameters of two layers, without an error;
 - whether an output is not finite. If one is, all run the forward again, with hooks on all modules, and the first module
-  whose output is not finite though its inputs are is named.
+  whose output is not finite though its inputs are is named; so is what the model itself was given that is not finite.
 
 When the gradient reaches the outputs, a callback is queued with autograd for the end of this backward. By then all gradients
 are there. Those of parameters that each rank holds whole are averaged over the ranks, and so are the buffers that each has its
@@ -17,8 +17,9 @@ own of. Averages are taken after each backward: where gradients add up over seve
 
 from __future__ import annotations
 
+import inspect
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -27,23 +28,44 @@ import torch.distributed as dist
 from torch import nn
 from torch.autograd import Variable
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 
 from monarch_kernel.errors import format_ranks
 from monarch_kernel.parallel.agree import hash_of
+from monarch_kernel.parallel.unfinished import FORMER_GROUP, forget_step, is_in_backward, is_of_former_group
 
 __all__ = ["AfterBackward", "Averages", "Checks", "same_batches"]
 
 
 class AfterBackward:
-    """Calls something at the end of each backward through a model's outputs."""
+    """Calls something at the end of each backward through a model's outputs.
 
-    def __init__(self, model: nn.Module, then: Any) -> None:
+    Before a forward, what one before it has left behind that was cut off is forgotten.
+
+    Args:
+        model: the root.
+        then: is called.
+    """
+
+    def __init__(self, model: nn.Module, then: Callable[[], object]) -> None:
         self._then = then
         self._is_queued = False
+        self._is_in_forward = False
+        model.register_forward_pre_hook(self._forward_begins, prepend=True)
         model.register_forward_hook(self._forward_ends)
 
+    def _forward_begins(self, module: nn.Module, args: Any) -> None:
+        if is_in_backward():
+            return
+        if self._is_queued or self._is_in_forward:
+            if is_of_former_group(module):
+                raise RuntimeError(FORMER_GROUP)
+            forget_step(module)
+        self._is_queued = False
+        self._is_in_forward = True
+
     def _forward_ends(self, module: nn.Module, args: Any, result: Any) -> None:
+        self._is_in_forward = False
         if torch.is_grad_enabled():
             for tensor in tree_leaves(result):
                 if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
@@ -206,33 +228,67 @@ class Checks:
     def _tell_first(self, args: Any, kwargs: Any) -> None:
         """Run the forward again, to find the first module whose output is not finite."""
         first: list[str] = []
+        given = _not_finite(self._model, args, kwargs)
 
-        def look(module: nn.Module, args: Any, result: Any) -> None:
-            if not first and not all(map(_is_finite, _floats(result))) and all(map(_is_finite, _floats(args))):
+        def look(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+            if not first and not _all_finite(result) and all(map(_is_sound, _floats((args, kwargs)))):
                 first.append(self._names.get(module, "") or "the model itself")
 
-        hooks = [module.register_forward_hook(look) for module in self._names]
+        hooks = [module.register_forward_hook(look, with_kwargs=True) for module in self._names]
         self._looks = True
         try:
             with torch.no_grad():
-                self._model(*args, **kwargs)
+                is_again = not _all_finite(self._model(*args, **kwargs))
         finally:
             self._looks = False
             for hook in hooks:
                 hook.remove()
         everyones: list[Any] = [None] * self._group.size()
         bad = [name for name, param in self._model.named_parameters() if not _is_finite(_local(param.detach()))]
-        dist.all_gather_object(everyones, (first[:1], bad), group=self._group)
-        where = {rank: names[0] for rank, (names, _) in enumerate(everyones) if names}
-        params = sorted({name for _, names in everyones for name in names})
-        said = "; ".join(
-            f"on rank {rank} first that of {name}, whose inputs are finite" for rank, name in where.items()
-        )
-        said = said or "when it ran again it was finite on all ranks"
-        if params:
+        dist.all_gather_object(everyones, (first[:1], bad, given, is_again), group=self._group)
+        inputs: dict[str, list[int]] = {}
+        for rank, (_, _, names, _) in enumerate(everyones):
+            for name in names:
+                inputs.setdefault(name, []).append(rank)
+        said = []
+        if inputs:
+            words = ", ".join(f"{name} on {format_ranks(ranks)}" for name, ranks in inputs.items())
+            said.append(f"what the model was given is not finite: {words}; look at the batch there")
+        said += [
+            f"on rank {rank} first that of {names[0]}, whose inputs are finite"
+            for rank, (names, *_) in enumerate(everyones)
+            if names
+        ]
+        if not any(again for *_, again in everyones):
+            said.append("when it ran again it was finite on all ranks")
+        text = "; ".join(said) or "no module gives such a one of inputs that are finite"
+        if params := sorted({name for _, names, *_ in everyones for name in names}):
             more = f" and {len(params) - 4} more" if len(params) > 4 else ""
-            said += f". Parameters that are not finite: {', '.join(params[:4])}{more}: an earlier step has spoilt them"
-        raise FloatingPointError(f"step {self._step}: the output of the model is not finite: {said}")
+            text += f". Parameters that are not finite: {', '.join(params[:4])}{more}: an earlier step has spoilt them"
+        raise FloatingPointError(f"step {self._step}: the output of the model is not finite: {text}")
+
+
+def _not_finite(model: nn.Module, args: Any, kwargs: Any) -> list[str]:
+    """In words, which of the arguments of a forward are not finite, and what they have instead."""
+    try:
+        given: dict[str, Any] = dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
+    except (TypeError, ValueError):  # a forward that python can't look into
+        given = {**{f"argument {i}": value for i, value in enumerate(args)}, **kwargs}
+    found = []
+    for name, value in given.items():
+        try:
+            leaves = [(keystr(path), leaf) for path, leaf in tree_flatten_with_path(value)[0]]
+        except ValueError:  # there is a container whose parts have no names
+            leaves = [("", leaf) for leaf in tree_leaves(value)]
+        for where, leaf in leaves:
+            if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and not _is_sound(leaf):
+                has = "nan" if bool(_local(leaf.detach()).isnan().any()) else "inf"
+                found.append(f"{name}{where} has {has}")
+    return found
+
+
+def _all_finite(tree: Any) -> bool:
+    return all(map(_is_finite, _floats(tree)))
 
 
 def _floats(tree: Any) -> list[torch.Tensor]:
@@ -243,6 +299,14 @@ def _is_finite(tensor: torch.Tensor) -> bool:
     """A sum is not finite if an element is not, and costs one pass; where it overflows, all are looked at."""
     tensor = _local(tensor.detach())
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
+
+
+def _is_sound(tensor: torch.Tensor) -> bool:
+    """Whether it is an input from which something finite can come: masks of attention have -inf."""
+    if _is_finite(tensor):
+        return True
+    local = _local(tensor.detach())
+    return not bool((local.isnan() | local.isposinf()).any())
 
 
 def same_batches(model: nn.Module, group: dist.ProcessGroup) -> None:

@@ -22,6 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from monarch_kernel.parallel.unfinished import FORMER_GROUP, forget_step, is_of_former_group
 from monarch_kernel.wire.codec import Frame, keep
 
 __all__ = ["Captured", "capture", "check", "put_back", "set_random_state"]
@@ -153,6 +154,7 @@ def put_back(things: Mapping[str, Any], captured: Captured) -> None:
     """Give things what they had when they were captured; the generators of random numbers are for `set_random_state`.
 
     Raises:
+        RuntimeError: a model belongs to a process group that is no more.
         ValueError: they are others than those that were captured.
     """
     states, _ = _Unpickler(captured).load()
@@ -221,6 +223,11 @@ def _local(tensor: torch.Tensor) -> Any:
 
 
 def _into_module(name: str, module: nn.Module, state: dict[str, Any]) -> None:
+    if is_of_former_group(module):
+        raise RuntimeError(f"live.snapshot({name}=...): {FORMER_GROUP}, and then the cell of the loop")
+    forget_step(module)
+    for param in module.parameters():
+        param.grad = None
     tensors = _tensors(module)
     if tensors.keys() != state["tensors"].keys():
         differ = sorted(tensors.keys() ^ state["tensors"].keys())[:4]
@@ -233,9 +240,11 @@ def _into_module(name: str, module: nn.Module, state: dict[str, Any]) -> None:
             here: torch.Tensor = cast("Any", tensor).to_local() if isinstance(tensor, DTensor) else tensor
             source = had.local if isinstance(had, _Part) else had
             if isinstance(had, _Part) != isinstance(tensor, DTensor) or here.shape != source.shape:
+                is_spread = isinstance(had, _Part) or isinstance(tensor, DTensor)
+                how = "is spread in another way" if is_spread else "has another shape"
                 raise ValueError(
-                    f"live.snapshot({name}=...): {key} is spread in another way than when the snapshot was taken: "
-                    f"this rank has {list(here.shape)} of it, and had {list(source.shape)}"
+                    f"live.snapshot({name}=...): {key} {how} than when the snapshot was taken: this rank has "
+                    f"{list(here.shape)} of it, and had {list(source.shape)}"
                 )
             here.copy_(source)
     for at, extra in state["extra"].items():

@@ -163,7 +163,7 @@ class Snapshots:
         Raises:
             TypeError: something can't be put back.
             ValueError: nothing is named, or what is named is not what it was.
-            RuntimeError: the snapshot is not to be had any more.
+            RuntimeError: the snapshot is not to be had any more, or a model is of a process group that is no more.
         """
         from monarch_kernel.snapshots.captured import check, put_back
 
@@ -178,7 +178,16 @@ class Snapshots:
         begun: tuple[Rewind, Captured] | None = None
         if rewind is not None:
             captured = self._fetch(rewind)
-            put_back(things, captured)
+            try:
+                put_back(things, captured)
+            except ValueError as error:
+                self._rewind = None
+                if rewind is self._rank.rewind:
+                    raise
+                raise ValueError(
+                    f"{error}. The rollback to step {rewind.key[2]} is given up: without it this cell begins anew; "
+                    "%mesh rollback asks for it again"
+                ) from error
             self._rewind = None
             begun = rewind, captured
         if every == 1:

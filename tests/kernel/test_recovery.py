@@ -201,6 +201,26 @@ def test_the_second_loop_of_a_cell_goes_back_to_its_own_snapshot(trained: Notebo
     assert ended.plain == f"[0-{RANKS - 1}] True", cell.text
 
 
+NESTED = """%%remote --background
+losses = []
+live.snapshot(losses=losses, every=1)
+for epoch in live.loop(4, on_failure="recover"):
+    for step in live.loop(20):
+        torch.distributed.barrier()
+        time.sleep(0.02)
+    losses.append(epoch)
+"""
+
+
+def test_a_death_in_a_plain_loop_within_one_that_recovers(trained: Notebook) -> None:
+    cell = trained.ok(NESTED)
+    wait_until(lambda: trained.value("max([0, *(loop.key[1] for loop in t.loops)])") >= 3, "the second epoch")
+    kill(trained, 2)
+    ended = trained.ok("%%remote\nlosses")
+    assert ended.plain == f"[0-{RANKS - 1}] [0, 1, 2, 3]", cell.text
+    assert "the loop is back before step 1" in cell.stderr
+
+
 LATE = """%%remote --background
 losses = []
 live.snapshot(losses=losses, every=5)
@@ -306,6 +326,18 @@ def test_what_can_not_go_on_says_why(trained: Notebook) -> None:
     kill(trained, 1)
     kill(trained, 2)  # who keeps what the other had
     assert "t: there is no snapshot of [1] any more: who kept it has died, too" in ends(trained, cell)
+
+
+def test_a_rollback_into_another_model_is_given_up(trained: Notebook) -> None:
+    trained.ok("%%remote\nnet = nn.Linear(8, 8)\nlive.snapshot(net=net, every=5)\nfor step in live.loop(10): pass")
+    trained.ok("%mesh rollback")
+    other = "%%remote\nnet = nn.Linear(8, 4)\nlive.snapshot(net=net, every=5)\nfor step in live.loop(10): pass\nstep"
+    said = trained.run(other).evalue
+    assert (
+        "weight has another shape than when the snapshot was taken: this rank has [4, 8] of it, and had [8, 8]" in said
+    )
+    assert "The rollback to step 5 is given up: without it this cell begins anew" in said
+    assert trained.ok(other).plain == f"[0-{RANKS - 1}] 9"
 
 
 def test_an_interrupt_ends_it(trained: Notebook) -> None:

@@ -46,6 +46,12 @@ class Listed(nn.Module):
         super().__init__(); self.ws = [nn.Parameter(torch.randn(width)) for _ in range(2)]
     def forward(self, x): return x + self.ws[0]
 
+class Held(nn.Module):
+    """Modules that are no attributes."""
+    def __init__(self, width, hold):
+        super().__init__(); self.o = nn.Linear(width, width); self.ms = hold(self.o)
+    def forward(self, x): return self.o(x)
+
 class Normed(nn.Module):
     def __init__(self, width):
         super().__init__(); self.bn = nn.BatchNorm1d(width, affine=False)
@@ -134,6 +140,38 @@ def test_a_parameter_in_a_list_is_refused(ranks: Ranks) -> None:
     said = ranks.fails("parallelize(Net(Listed), mesh, example=batch(0, 4))")
     assert said.startswith("PlanError: blocks.0.extra.ws[0] is a parameter that the model does not know of")
     assert "nn.ParameterList" in said
+
+
+@pytest.mark.parametrize(
+    ("held", "where"),
+    [
+        ("[nn.Linear(8, 8) for _ in range(2)]", "ms[0] is a module (Linear)"),
+        ("(o, nn.Linear(8, 8))", "ms[1] is a module (Linear)"),
+        ("{'k': nn.Linear(8, 8)}", "ms['k'] is a module (Linear)"),
+        ("{'k': (nn.Linear(8, 8),)}", "ms['k'][0] is a module (Linear)"),
+        ("[o, [{'k': nn.Sequential(nn.Linear(8, 8))}]]", "ms[1][0]['k'] is a module (Sequential)"),
+        ("[nn.BatchNorm1d(8, affine=False)]", "ms[0] is a module (BatchNorm1d)"),
+        ("{'k': [nn.Parameter(torch.ones(8))]}", "ms['k'][0] is a parameter"),
+    ],
+)
+def test_modules_in_plain_containers_are_refused(ranks: Ranks, held: str, where: str) -> None:
+    said = ranks.fails(
+        f"model = nn.Sequential(nn.Identity(), Held(8, lambda o: {held}))\n"
+        "parallelize(model, mesh, 'ddp', example=torch.randn(2, 8))"
+    )
+    assert said.startswith(f"PlanError: 1.{where} that the model does not know of"), said
+    assert "nn.ModuleDict" in said or "nn.ParameterDict" in said
+
+
+def test_modules_that_are_only_also_in_a_list_are_allowed(ranks: Ranks) -> None:
+    """So are those that hold nothing, and a list that is in itself comes to an end."""
+    ranks.run(
+        "def hold(o):\n    held = [o, {'k': (o, nn.GELU())}]\n    return [*held, held]\n"
+        "for strategy in ('ddp', 'fsdp'):\n"
+        "    model = Held(8, hold)\n    model.ms.append(model.ms)\n    model.up = [model]\n"
+        "    parallelize(model, mesh, strategy, example=torch.randn(2, 8), quiet=True)(torch.randn(2, 8)).sum().backward()\n"
+        "    assert model.o.weight.grad is not None and not plan_of(model).kept"
+    )
 
 
 @pytest.mark.parametrize("example", ["batch(0, 4)", "None"])
@@ -231,6 +269,86 @@ def test_parameters_that_are_not_finite_are_named(ranks: Ranks) -> None:
     )
     assert "first that of blocks.2.up" in said
     assert said.endswith("Parameters that are not finite: blocks.2.up.weight: an earlier step has spoilt them")
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "ddp"])
+def test_what_the_model_was_given_that_is_not_finite_is_named(ranks: Ranks, strategy: str) -> None:
+    given = (
+        "class Given(nn.Module):\n"
+        "    def __init__(self): super().__init__(); self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)\n"
+        "    def forward(self, x, more=None):\n"
+        "        return self.b(self.a(x) + (0 if more is None else more['scale'][0]))\n"
+        f"m = parallelize(Given(), mesh, {strategy!r}, quiet=True)\nx, bad = torch.randn(2, 8), torch.randn(2, 8)\n"
+    )
+    said = "FloatingPointError: step 0: the output of the model is not finite: what the model was given is not finite: "
+    assert ranks.fails(f"{given}if rank == 1: x[0, 0] = float('nan')\nm(x)") == (
+        f"{said}x has nan on [1]; look at the batch there"
+    )
+    code = f"{given}bad[0, 0] = float('inf')\nm(x, more={{'scale': [bad]}})"
+    assert ranks.fails(code) == f"{said}more['scale'][0] has inf on [0-1]; look at the batch there"
+    both = (
+        f"{given}if rank == 0: x[0, 0] = float('nan')\n"
+        "spoilt = m.b.register_forward_hook(lambda module, args, result: result / 0 if rank == 1 else None)\nm(x)"
+    )
+    assert ranks.fails(both) == (
+        f"{said}x has nan on [0]; look at the batch there; on rank 1 first that of b, whose inputs are finite"
+    )
+
+
+def test_an_input_in_a_container_without_names_is_named(ranks: Ranks) -> None:
+    said = ranks.fails(
+        "import torch.utils._pytree as pytree\n"
+        "class Pair:\n    def __init__(self, *parts): self.parts = parts\n"
+        "pytree.register_pytree_node(Pair, lambda pair: (list(pair.parts), None), lambda parts, _: Pair(*parts))\n"
+        "class Takes(nn.Linear):\n    def forward(self, pair): return super().forward(pair.parts[0] + pair.parts[1])\n"
+        "m = parallelize(Takes(8, 8), mesh, 'ddp', quiet=True)\n"
+        "m(Pair(torch.randn(2, 8), torch.full((2, 8), float('nan'))))"
+    )
+    assert "what the model was given is not finite: pair has nan on [0-1]; look at the batch there" in said
+
+
+def test_keywords_of_a_module_are_inputs(ranks: Ranks) -> None:
+    """One that is given nan by a keyword is not the first."""
+    said = ranks.fails(
+        "class Scaled(nn.Module):\n"
+        "    def forward(self, x, scale): return x * scale\n"
+        "class Keywords(nn.Module):\n"
+        "    def __init__(self): super().__init__(); self.a, self.s = nn.Linear(8, 8), Scaled()\n"
+        "    def forward(self, x): return self.s(self.a(x), scale=x.mean() / 0 * 0)\n"
+        "parallelize(Keywords(), mesh, 'ddp', quiet=True)(torch.randn(2, 8))"
+    )
+    assert "first that of the model itself, whose inputs are finite" in said
+
+
+def test_a_mask_of_attention_is_no_cause(ranks: Ranks) -> None:
+    said = ranks.fails(
+        "class Masked(nn.Module):\n"
+        "    def __init__(self): super().__init__(); self.a = nn.Linear(8, 8)\n"
+        "    def forward(self, x, mask): return self.a(x).softmax(-1) @ (self.a.weight + mask).softmax(-1)\n"
+        "m = parallelize(Masked(), mesh, 'ddp', quiet=True)\n"
+        "m(torch.randn(2, 8), mask=torch.full((8, 8), -torch.inf))"
+    )
+    assert said.endswith(
+        "is not finite: on rank 0 first that of the model itself, whose inputs are finite; on rank 1 first "
+        "that of the model itself, whose inputs are finite"
+    )
+
+
+def test_a_frozen_module_may_be_kept_from_the_model(ranks: Ranks) -> None:
+    ranks.run(
+        "class Student(Net):\n"
+        "    def __init__(self): super().__init__(); self.teacher = [Net().requires_grad_(False)]\n"
+        "m = parallelize(Student(), mesh, 'fsdp', example=batch(0, 4), quiet=True)"
+    )
+
+
+def test_what_is_finite_when_it_runs_again_is_told(ranks: Ranks) -> None:
+    said = ranks.fails(
+        "m = parallelize(nn.Linear(8, 8), mesh, 'ddp', quiet=True)\n"
+        "calls = []\nm.forward = lambda x: (calls.append(1), nn.Linear.forward(m, x) / (0 if len(calls) == 1 else 1))[1]\n"
+        "m(torch.randn(2, 8))"
+    )
+    assert said.endswith("is not finite: when it ran again it was finite on all ranks")
 
 
 def test_a_unit_that_can_not_be_one_is_refused(ranks: Ranks) -> None:
