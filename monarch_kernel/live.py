@@ -33,6 +33,8 @@ from monarch_kernel.wire.messages import Knob
 
 __all__ = ["knob", "log", "loop", "peak", "snapshot"]
 
+_MOST_STEPS = 1 << 62
+
 T = TypeVar("T", int, float, str, bool, None)
 
 
@@ -50,7 +52,7 @@ def loop(steps: int | None = None, *, on_failure: str = "raise") -> Iterator[int
     Raises:
         RuntimeError: it is to recover, and is in no cell, or has no snapshots.
         TypeError: ``steps`` is no number.
-        ValueError: it is negative, or ``on_failure`` is something else.
+        ValueError: it is negative or more than 2**62, or ``on_failure`` is something else.
     """
     if on_failure not in ("raise", "recover"):
         raise ValueError(f"live.loop(on_failure={on_failure!r}): it is 'raise' or 'recover'")
@@ -58,6 +60,8 @@ def loop(steps: int | None = None, *, on_failure: str = "raise") -> Iterator[int
         raise TypeError(f"live.loop(steps) takes how many steps there are, or nothing, not {steps!r}")
     if steps is not None and steps < 0:
         raise ValueError(f"live.loop({steps}): a loop has no less than 0 steps")
+    if steps is not None and steps > _MOST_STEPS:
+        raise ValueError(f"live.loop({steps}): that is more than a loop can count; live.loop() has no end")
     if HOME.loops is None:
         return iter(range(steps)) if steps is not None else itertools.count()
     begun: Iterator[int] = HOME.loops.begin(steps, recovers=on_failure == "recover")
@@ -135,6 +139,8 @@ def _check_bounds(name: str, value: Any, low: float | None, high: float | None) 
             raise TypeError(f"live.knob({name!r}): a bound is a number, not a {type(bound).__name__}")
         if bound is not None and not math.isfinite(bound):
             raise ValueError(f"live.knob({name!r}): a bound is a finite number, not {bound}")
+    if low is not None and high is not None and low > high:
+        raise ValueError(f"live.knob({name!r}): low={low:g} is more than high={high:g}")
     if (low is not None and value < low) or (high is not None and value > high):
         raise ValueError(f"live.knob({name!r}) is {value:g}, but {bounds_text(low, high)}")
 

@@ -332,6 +332,8 @@ def test_a_loop_of_a_cell_that_is_over_is_not_waited_for(procs: ProcMesh) -> Non
 BAD = {
     "live.loop('3')": "takes how many steps there are, or nothing, not '3'",
     "live.loop(-1)": "a loop has no less than 0 steps",
+    "live.loop(10**30)": "more than a loop can count",
+    "[live.knob('k', 5, low=10, high=1) for _ in live.loop(1)]": "low=10 is more than high=1",
     "live.knob('lr', 1)": "is for code within `for step in live.loop",
     "live.log(loss=1)": "is for code within `for step in live.loop",
     "[live.log(loss='x') for _ in live.loop(1)]": r"takes a number or a tensor with one element, not a str",
