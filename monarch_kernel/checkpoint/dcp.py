@@ -20,9 +20,10 @@ _ALONE = "torch.distributed is disabled, unavailable or uninitialized"
 
 
 class Refused(Exception):
-    """It could not be done; ``rank`` and ``cause`` say where first, and why."""
+    """It could not be done; ``rank`` and ``cause`` say where first, and why; ``is_known``: the ranks have told each other."""
 
     def __init__(self, error: BaseException) -> None:
+        self.is_known = isinstance(error, CheckpointException)
         failures = error.failures if isinstance(error, CheckpointException) else {}
         self.rank, caught = next(iter(failures.items()), (0, error))
         self.cause: BaseException = caught[0] if isinstance(caught, tuple) else caught

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +31,10 @@ def export(path: str | os.PathLike[str], file: str | os.PathLike[str], name: str
         The path of the file.
 
     Raises:
-        CheckpointError: there is no such module, or it is larger than the memory that is free.
+        CheckpointError: there is no such module, it is larger than the memory that is free, or the file can't be written.
     """
     try:
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
     except ImportError:
         raise CheckpointError("to write safetensors: pip install safetensors") from None
@@ -39,6 +42,8 @@ def export(path: str | os.PathLike[str], file: str | os.PathLike[str], name: str
     if contents.names.get(name) != "module":
         modules = [key for key, kind in contents.names.items() if kind == "module"]
         raise CheckpointError(f"{contents.path} has no module {name!r}; it has {', '.join(modules) or 'none'}")
+    target = Path(file).absolute()
+    _check_place(target, name)
     wanted: dict[str, Any] = {
         key.partition(".")[2]: torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
         for key, (shape, dtype) in contents.tensors.items()
@@ -55,11 +60,31 @@ def export(path: str | os.PathLike[str], file: str | os.PathLike[str], name: str
         read({name: wanted}, contents.path, None)
     except Refused as error:
         raise CheckpointError(f"{contents.path} can't be read: {error}") from error
-    target = Path(file).absolute()
+    free = _free_text(target)
     making = target.with_name(f".{target.name}.saving")
     try:
         save_file(wanted, making, {"format": "pt"})
         making.replace(target)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{target} was not written: {type(error).__name__}: {error} (it takes {format_nbytes(nbytes)}{free}); "
+            "make room, or give another path"
+        ) from error
     finally:
-        making.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            making.unlink(missing_ok=True)
     return target
+
+
+def _check_place(target: Path, name: str) -> None:
+    if target.is_dir():
+        raise CheckpointError(f"{target} is a directory: give the path of a file, as {target / f'{name}.safetensors'}")
+    if not target.parent.is_dir():
+        raise CheckpointError(f"{target} can't be written: there is no directory {target.parent}; make it first")
+
+
+def _free_text(target: Path) -> str:
+    try:
+        return f", and {format_nbytes(shutil.disk_usage(target.parent).free)} were free there"
+    except OSError:
+        return ""

@@ -35,7 +35,7 @@ def load(path: str | os.PathLike[str] | None, **things: Any) -> dict[str, Any]:
     """
     if path is None:
         raise CheckpointError("there is no checkpoint to load: checkpoint.latest(folder) has found none")
-    settle()
+    settle("checkpoint.load(...)")
     group = group_here()
 
     found: list[tuple[Contents, States]] = []

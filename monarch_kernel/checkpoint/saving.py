@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from monarch_kernel.checkpoint.dcp import Refused, files_of, group_here, write
 from monarch_kernel.checkpoint.folder import VALUES, begin, finish
 from monarch_kernel.checkpoint.states import States, collect, flat, loadable
-from monarch_kernel.errors import CheckpointError
+from monarch_kernel.errors import CheckpointError, format_ranks
 from monarch_kernel.tables import format_nbytes
 from monarch_kernel.together import together
 
@@ -41,6 +41,7 @@ class Saving:
         self._over = threading.Event()
         self._error: BaseException | None = None
         self._is_told = False
+        self._is_cut = False
 
     def __repr__(self) -> str:
         state = "going on" if not self.done() else "complete" if self._error is None else "failed"
@@ -64,8 +65,10 @@ class Saving:
             raise self._error
         return self.path
 
-    def _end(self, error: BaseException | None) -> None:
+    def _end(self, error: BaseException | None, *, is_cut: bool = False) -> None:
+        """It is over; ``is_cut``: what failed is the group, and not what a rank did."""
         self._error = error
+        self._is_cut = is_cut
         self._over.set()
 
     @property
@@ -81,17 +84,45 @@ class _Background:
         self._group: tuple[object, dist.ProcessGroup] | None = None
         atexit.register(self._wait)
 
-    def settle(self) -> None:
-        """Wait for the one before; its error, if somebody has not asked for it, is raised on all ranks; collective."""
+    def settle(self, call: str) -> None:
+        """Wait for the one before; its error, if somebody has not asked for it, is raised on all ranks; collective.
 
-        def end() -> None:
+        If it failed with a group that is no more, it is given up, which is said once.
+
+        Args:
+            call: that asks for it, in words, which are the same on all ranks.
+
+        Raises:
+            CheckpointError: the one before failed; or the ranks do not call the same.
+        """
+        group = group_here()
+
+        def end() -> tuple[str, str, bool]:
             saving, self.saving = self.saving, None
-            if saving is not None:
-                saving._over.wait()
-                if saving._is_untold:
-                    saving.result()
+            if saving is None:
+                return call, "", False
+            saving._over.wait()
+            is_untold = saving._is_untold
+            if is_untold and not (saving._is_cut and self._is_formed_anew()):
+                saving.result()
+            return call, str(saving.path) if is_untold else "", saving._error is None
 
-        together(group_here(), "the checkpoint before, which nobody waited for", end, CheckpointError)
+        ended = together(group, "the checkpoint before, which nobody waited for", end, CheckpointError)
+        given_up = [(rank, path) for rank, (_, path, _) in enumerate(ended) if path]
+        if given_up and not any(is_complete for _, _, is_complete in ended):
+            first, path = given_up[0]
+            if group is None or group.rank() == first:
+                print(
+                    f"the checkpoint {path} was given up when the process group was formed anew; what was saved before it is "
+                    "whole",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        _check_same([call for call, _, _ in ended])
+
+    def _is_formed_anew(self) -> bool:
+        """Whether the group of all ranks is no longer the one that there was when the save began."""
+        return self._group is not None and self._group[0] is not group_here()
 
     def _wait(self) -> None:
         """The process ends: let the save that goes on end, and say so if it fails."""
@@ -104,6 +135,7 @@ class _Background:
         """Collective, the first time after a group is formed."""
         default = group_here()
         if default is None:
+            self._group = None
             return None
         if self._group is None or self._group[0] is not default:
             self._group = (default, dist.new_group(backend="gloo"))
@@ -128,11 +160,13 @@ def save(path: str | os.PathLike[str], *, wait: bool = True, **things: Any) -> S
         A handle, if it does not wait.
 
     Raises:
-        CheckpointError: it could not be written, on whichever rank; or an earlier one that was not waited for.
+        CheckpointError: it could not be written, on whichever rank; or an earlier one that was not waited for. Or the ranks
+            give different paths or names.
+        TypeError: nothing is named.
     """
+    _background.settle(_call_text(path, wait, things))
     if not things:
         raise TypeError("checkpoint.save(path, model=model, optimizer=optimizer, step=step): name what is to be saved")
-    _background.settle()
     where = Path(path).absolute()
     group = group_here() if wait else _background.group()
     writers: list[_Writer] = []
@@ -152,7 +186,10 @@ def save(path: str | os.PathLike[str], *, wait: bool = True, **things: Any) -> S
         try:
             writer.write()
         except BaseException as error:  # is raised where it is asked for
-            saving._end(error)
+            if writer.is_complete:  # who could not be told has died, or the group has
+                saving._end(None)
+            else:
+                saving._end(_as_told(where, error), is_cut=_is_of_group(error))
         else:
             saving._end(None)
 
@@ -160,12 +197,51 @@ def save(path: str | os.PathLike[str], *, wait: bool = True, **things: Any) -> S
     return saving
 
 
+def _call_text(path: Any, wait: bool, things: Mapping[str, Any]) -> str:
+    where = str(Path(path).absolute()) if isinstance(path, (str, os.PathLike)) else path
+    given = [repr(where), *(["wait=False"] if not wait else []), *(f"{name}=..." for name in sorted(things))]
+    return f"checkpoint.save({', '.join(given)})"
+
+
+def _check_same(calls: list[str]) -> None:
+    """See that all ranks call the same: of what only some name, a part would be lost."""
+    if len(different := dict.fromkeys(calls)) == 1:
+        return
+    who = [f"{format_ranks(rank for rank, its in enumerate(calls) if its == call)} {call}" for call in different]
+    raise CheckpointError(
+        f"nothing was saved or loaded, since the ranks do not call the same: {'; '.join(who)}. Call it on all ranks with the "
+        "same path and names"
+    )
+
+
+def _as_told(path: Path, error: BaseException) -> CheckpointError:
+    if isinstance(error, CheckpointError):
+        return error
+    told = CheckpointError(
+        f"{path} was not saved: {type(error).__name__}: {error}; what was saved before is whole. Save again"
+    )
+    told.__cause__ = error
+    return told
+
+
+def _is_of_group(error: BaseException) -> bool:
+    """Whether ranks could not tell each other how it went; else what failed on one is a `CheckpointError` on all."""
+    if isinstance(error.__cause__, Refused):
+        return not error.__cause__.is_known
+    return not isinstance(error, CheckpointError)
+
+
 class _Writer:
-    """One save, as far as this rank takes part."""
+    """One save, as far as this rank takes part.
+
+    Attributes:
+        is_complete: whether it is in its place, as rank 0 knows first.
+    """
 
     def __init__(self, path: Path, states: States, group: dist.ProcessGroup | None, *, copies: bool) -> None:
         self.path = path
         self.group = group
+        self.is_complete = False
         self.is_first = group is None or dist.get_rank(group) == 0
         self.kinds = states.kinds
         self.tensors = _copied(states.tensors) if copies else states.tensors
@@ -189,7 +265,18 @@ class _Writer:
             raise
 
     def _together(self, do: Callable[[], T]) -> list[T]:
-        return together(self.group, f"save {self.path}", do, CheckpointError)
+        def checked() -> T:
+            try:
+                return do()
+            except CheckpointError:
+                raise
+            except Exception as error:
+                raise CheckpointError(
+                    f"{self.path} was not saved: {type(error).__name__}: {error}; what was saved before is whole. See that all "
+                    "ranks can write there, or give another path"
+                ) from error
+
+        return together(self.group, f"save {self.path}", checked, CheckpointError)
 
     def _begin(self) -> Path | None:
         if not self.is_first:
@@ -225,6 +312,7 @@ class _Writer:
         }
         ranks = 1 if self.group is None else self.group.size()
         finish(making, self.path, {"names": self.kinds, "tensors": tensors, "ranks": ranks, "torch": torch.__version__})
+        self.is_complete = True
 
 
 def _copied(tensors: Any) -> Any:

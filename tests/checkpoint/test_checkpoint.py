@@ -244,6 +244,147 @@ def test_an_error_that_nobody_asks_for_is_shown_when_the_process_ends(tmp_path: 
     assert "NotADirectoryError" in done.stderr
 
 
+TELLS = """
+import contextlib, io, threading
+from monarch_kernel.checkpoint import saving as its
+def told(path, **things):
+    # what is raised by a save, and what it prints
+    with contextlib.redirect_stderr(io.StringIO()) as printed:
+        try: checkpoint.save(path, **things)
+        except Exception as error: return type(error).__name__, str(error)
+    return "", printed.getvalue()
+"""
+
+
+@pytest.fixture
+def own(two: Ranks) -> Iterator[Ranks]:
+    """Two others, whose group is formed anew; the host agent is there before."""
+    ranks = Ranks(2, PRELUDE + TELLS)
+    yield ranks
+    ranks.close()
+    ranks.mesh.stop().get(LONG_S)
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_save_whose_group_is_formed_anew_is_given_up(own: Ranks, tmp_path: Path, late: int) -> None:
+    path, next_one = tmp_path / "a", tmp_path / "b"
+    own.run(f"checkpoint.save({str(path)!r}, model=net(), step=1)")
+    own.run(
+        "gate, free = threading.Event(), its._free\n"
+        f"its._free = lambda folder: free(folder) if rank != {late} or gate.wait() else None\n"
+        f"going = checkpoint.save({str(path)!r}, wait=False, model=net(), step=2)"
+    )
+    own.store.form(own.mesh).get(LONG_S)
+    found = own.run(f"its._free = free\ngate.set()\ntold({str(next_one)!r}, model=net(), step=3)")
+    assert [error for error, _ in found] == ["", ""], found
+    line = f"the checkpoint {path} was given up when the process group was formed anew; what was saved before it is whole\n"
+    assert [said for _, said in found] == [line, ""]
+    assert checkpoint.load(next_one)["step"] == 3
+    assert checkpoint.load(path)["step"] == 1
+    assert own.run(f"told({str(path)!r}, model=net(), step=4)") == (("", ""), ("", ""))
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_a_save_that_is_complete_when_its_group_breaks_is_not_given_up(own: Ranks, tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    own.run(
+        "gate, finish = threading.Event(), its._Writer._finish\n"
+        "its._Writer._finish = lambda self, making: finish(self, making) if rank == 0 or gate.wait() else None\n"
+        f"going = checkpoint.save({str(path)!r}, wait=False, model=net(), step=1)"
+    )
+    wait_until(path.exists, "the checkpoint")
+    own.store.form(own.mesh).get(LONG_S)
+    found = own.run(f"its._Writer._finish = finish\ngate.set()\ntold({str(tmp_path / 'b')!r}, step=2)")
+    assert found == (("", ""), ("", ""))
+    assert checkpoint.load(path)["step"] == 1
+
+
+def test_what_failed_for_another_reason_is_told_after_the_group_is_formed_anew(own: Ranks, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "a"
+    own.run(
+        f"saving = checkpoint.save({str(path)!r}, wait=False, step=1)\n"
+        "assert saving._over.wait(60)\n"  # nobody asks for its error
+    )
+    own.store.form(own.mesh).get(LONG_S)
+    for error, said in own.run(f"told({str(tmp_path / 'b')!r}, step=2)"):
+        assert error == "CheckpointError"
+        assert f"{path} was not saved: NotADirectoryError: " in said
+
+
+def test_a_group_that_fails_and_is_still_there_is_a_checkpoint_error_of_the_next(own: Ranks, tmp_path: Path) -> None:
+    own.run(
+        "write = its.write\n"
+        "def its_write(*_): raise RuntimeError('Connection closed by peer')\n"
+        "its.write = its_write\n"
+        f"checkpoint.save({str(tmp_path / 'a')!r}, wait=False, model=net())._over.wait(60)\n"
+        "its.write = write"
+    )
+    for error, said in own.run(f"told({str(tmp_path / 'b')!r}, step=2)"):
+        assert error == "CheckpointError"
+        assert (
+            f"{tmp_path / 'a'} was not saved: RuntimeError: Connection closed by peer; what was saved before is" in said
+        )
+
+
+def test_a_place_that_can_not_be_written_is_a_checkpoint_error_on_all_ranks(own: Ranks, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "a"
+    for error, said in own.run(f"told({str(path)!r}, step=1)"):
+        assert error == "CheckpointError"
+        assert f"{path} was not saved: NotADirectoryError: " in said
+        assert "Not a directory" in said
+        assert "See that all ranks can write there, or give another path" in said
+    with pytest.raises(CheckpointError, match="was not saved: NotADirectoryError") as caught:
+        checkpoint.save(path, step=1)
+    assert isinstance(caught.value.__cause__, NotADirectoryError)
+
+
+OTHERS = {
+    "'{at}/a', step=1, **({{'m2': net()}} if rank == 1 else {{}})": (
+        "[0] checkpoint.save('{at}/a', step=...); [1] checkpoint.save('{at}/a', m2=..., step=...)"
+    ),
+    "'{at}/' + 'ab'[rank], step=1": "[0] checkpoint.save('{at}/a', step=...); [1] checkpoint.save('{at}/b', step=...)",
+    "'{at}/a', **({{'step': 1}} if rank == 0 else {{}})": (
+        "[0] checkpoint.save('{at}/a', step=...); [1] checkpoint.save('{at}/a')"
+    ),
+    "'{at}/a' if rank == 0 else None, step=1": (
+        "[0] checkpoint.save('{at}/a', step=...); [1] checkpoint.save(None, step=...)"
+    ),
+    "'{at}/a', wait=rank == 0, step=1": (
+        "[0] checkpoint.save('{at}/a', step=...); [1] checkpoint.save('{at}/a', wait=False, step=...)"
+    ),
+}
+
+
+@pytest.mark.parametrize("call", OTHERS)
+def test_ranks_that_name_different_things_are_told(own: Ranks, tmp_path: Path, call: str) -> None:
+    for error, said in own.run(f"told({call.format(at=tmp_path)})"):
+        assert error == "CheckpointError"
+        assert f"the ranks do not call the same: {OTHERS[call].format(at=tmp_path)}. Call it on all ranks with" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_that_loads_while_another_saves_is_told(own: Ranks, tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "a", step=1)
+    path = str(tmp_path / "a")
+    said = own.fails(f"checkpoint.load({path!r}) if rank == 0 else checkpoint.save({path!r}, step=2)")
+    assert f"[0] checkpoint.load(...); [1] checkpoint.save({path!r}, step=...)" in said
+    assert checkpoint.load(tmp_path / "a") == {"step": 1}
+
+
+def test_a_place_that_can_not_be_exported_to_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    checkpoint.save(path, model=nn.Linear(2, 2))
+    with pytest.raises(CheckpointError, match=r" is a directory: give the path of a file, as .*/model\.safetensors"):
+        checkpoint.export(path, tmp_path)
+    with pytest.raises(CheckpointError, match="/none/x can't be written: there is no directory .*/none; make it first"):
+        checkpoint.export(path, tmp_path / "none" / "x")
+    with pytest.raises(CheckpointError, match="there is no directory .*/monarch.json; make it first"):
+        checkpoint.export(path, path / "monarch.json" / "x")
+    assert [each.name for each in tmp_path.iterdir()] == ["a"]
+
+
 def test_only_a_checkpoint_is_replaced(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "runs" / "step-1", step=1)
     (tmp_path / "thesis.py").touch()
@@ -337,6 +478,17 @@ def test_a_full_disk_leaves_the_last_good_one(two: Ranks, small_disk: Path) -> N
     assert "this rank writes 16 MiB" in said
     assert checkpoint.load(path)["step"] == 1
     assert [each.name for each in small_disk.iterdir()] == ["a"]
+
+
+def test_an_export_to_a_full_disk_is_told(small_disk: Path, tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "a", model=nn.Linear(4096, 4096))  # 64 MiB
+    (small_disk / "x").write_bytes(b"before")
+    with pytest.raises(
+        CheckpointError, match=r"/x was not written: .* \(it takes 64 MiB, and 40 MiB were free there\); "
+    ):
+        checkpoint.export(tmp_path / "a", small_disk / "x")
+    assert (small_disk / "x").read_bytes() == b"before"
+    assert [each.name for each in small_disk.iterdir()] == ["x"]
 
 
 def test_an_interrupt_leaves_the_last_good_one(session: None, tmp_path: Path) -> None:
