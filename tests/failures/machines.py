@@ -185,12 +185,26 @@ def hosts_on(machines: Machines, count: int, **options: Any) -> HostMesh:
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """A process and all that it has started."""
+    """A process and all that it has started and that lasts: not whoever has just forked a rank, and ends."""
     try:
         process = psutil.Process(pid)
-        return [process, *process.children(recursive=True)]
+        tree = [process, *process.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
+    return [each for each in tree if not _is_helper(each)]
+
+
+def _is_helper(process: psutil.Process) -> bool:
+    """Whether it is a child of a zygote, the oldest of those below an agent that are called so; ranks are the agent's."""
+    try:
+        parent = process.parent()
+        agent = parent.parent() if parent is not None else None
+        if agent is None or "zygote" not in parent.cmdline():
+            return False
+        called = [each for each in agent.children() if "zygote" in each.cmdline()]
+        return bool(parent.pid == min(called, key=lambda each: (each.create_time(), each.pid)).pid)
+    except psutil.NoSuchProcess:  # so it did not last
+        return True
 
 
 def is_alive(process: psutil.Process) -> bool:
