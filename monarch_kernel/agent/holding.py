@@ -95,9 +95,9 @@ class Holder:
 
     def let_go(self) -> None:
         """Have the agent close those that are closed here; else that is done in a moment."""
-        if os.getpid() != self._pid or not self._lock.acquire(
-            timeout=_TIMEOUT_S
-        ):  # a signal struck this thread in `hold`
+        if os.getpid() != self._pid:
+            return
+        if not self._lock.acquire(timeout=_TIMEOUT_S):  # a signal struck this thread in `hold`
             return
         try:
             closed = [number for number, (fd, inode) in self._held.items() if not _is_open(fd, inode)]

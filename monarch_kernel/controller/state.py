@@ -715,9 +715,7 @@ class State:
             where = record.owed.get(message.request, "")
             owing = (proc for proc, rank in self.ranks.items() if message.request in rank.owed)
             effects = self.tell_loops(self.loops.begun(record.spec, where, message, now, owing))
-            if (
-                message.recovers and record.host not in self._ready_to_train
-            ):  # who comes in a rank's place comes quickly
+            if message.recovers and record.host not in self._ready_to_train:  # whoever takes a place comes quickly
                 self._ready_to_train.add(record.host)
                 effects += self._to_host(self.hosts[record.host], pack(Preload(FOR_TRAINING)))
             return effects

@@ -32,7 +32,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 
 from monarch_kernel.errors import format_ranks
 from monarch_kernel.parallel.agree import hash_of
-from monarch_kernel.parallel.unfinished import FORMER_GROUP, forget_step, is_in_backward, is_of_former_group
+from monarch_kernel.parallel.unfinished import forget_step, is_in_backward
 
 __all__ = ["AfterBackward", "Averages", "Checks", "same_batches"]
 
@@ -58,8 +58,6 @@ class AfterBackward:
         if is_in_backward():
             return
         if self._is_queued or self._is_in_forward:
-            if is_of_former_group(module):
-                raise RuntimeError(FORMER_GROUP)
             forget_step(module)
         self._is_queued = False
         self._is_in_forward = True

@@ -15,14 +15,9 @@ from torch import nn
 from torch.distributed._composable.replicate import replicate
 from torch.distributed.fsdp import FSDPModule
 
-FORMER_GROUP = (
-    "the model belongs to a process group that is no more, for it was formed anew after an interrupt or a death: run the cells "
-    "again that make the model and its optimizer"
-)
+__all__ = ["forget_step", "is_in_backward"]
 
 _GROUPS = ("shard_process_group", "replicate_process_group")
-
-__all__ = ["FORMER_GROUP", "forget_step", "is_in_backward", "is_of_former_group"]
 
 
 def is_in_backward() -> bool:
@@ -31,44 +26,52 @@ def is_in_backward() -> bool:
     return number != -1
 
 
-def is_of_former_group(model: nn.Module) -> bool:
-    """Whether FSDP or DDP spread a model over a process group that is no more."""
-    known = dist.distributed_c10d._world.pg_map
-    groups = []
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            for part in _groups(
-                cast("Any", module)._get_fsdp_state()
-            ):  # their mesh finds groups by name, also new ones
-                groups += [getattr(part.mesh_info, name, None) for name in _GROUPS]
-        elif (ddp := _ddp(module)) is not None:
-            groups.append(ddp.process_group)
-    return any(group is not None and group not in known for group in groups)
-
-
 def forget_step(model: nn.Module) -> None:
     """Have FSDP and DDP take the next forward for the first one of a step, and give up parameters that are gathered.
 
     Raises:
-        RuntimeError: this version of torch can't do that.
+        RuntimeError: they spread it over a process group that is no more; or this version of torch can't do that.
     """
+    if _is_of_former_group(model):
+        raise RuntimeError(
+            "the model belongs to a process group that is no more, for it was formed anew after an interrupt or a death: run "
+            "the cells again that make the model and its optimizer"
+        )
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            _forget(module)
+        elif (ddp := _ddp(module)) is not None:
+            ddp.reducer._reset_state()
+
+
+def _forget(fsdp: Any) -> None:
+    state = fsdp._get_fsdp_state()
+    if not state._is_root:  # it has had no forward, or its root sees to it
+        fsdp.reshard()
+    elif hasattr(fsdp, "reset_iter_state"):
+        fsdp.reset_iter_state()
+        for each in state._state_ctx.all_states:
+            _drop_gathered_gradients(each)
+    elif state._state_ctx.post_backward_final_callback_queued or state._state_ctx.iter_forward_root is not None:
+        raise RuntimeError(
+            f"a step was cut off, by an error or an interrupt, and FSDP of torch {torch.__version__} does not stand that: run "
+            "the cells again that make the model and its optimizer (or use torch 2.13 or later)"
+        )
+    else:
+        fsdp.reshard()
+
+
+def _is_of_former_group(model: nn.Module) -> bool:
+    known = dist.distributed_c10d._world.pg_map
+    groups = []
     for module in model.modules():
         if isinstance(module, FSDPModule):
             fsdp: Any = module
-            state = fsdp._get_fsdp_state()
-            if state._is_root is None:  # it has had no forward
-                fsdp.reshard()
-            elif state._is_root:
-                if not hasattr(fsdp, "reset_iter_state"):
-                    raise RuntimeError(
-                        f"a step was cut off, by an error or an interrupt, and FSDP of torch {torch.__version__} does not "
-                        "stand that: run the cells again that make the model and its optimizer (or use torch 2.13 or later)"
-                    )
-                fsdp.reset_iter_state()
-                for each in state._state_ctx.all_states:
-                    _drop_gathered_gradients(each)
+            for part in _groups(fsdp._get_fsdp_state()):  # its mesh finds groups by name, also new ones
+                groups += [getattr(part.mesh_info, name, None) for name in _GROUPS]
         elif (ddp := _ddp(module)) is not None:
-            ddp.reducer._reset_state()
+            groups.append(ddp.process_group)
+    return any(group is not None and group not in known for group in groups)
 
 
 def _groups(state: Any) -> list[Any]:

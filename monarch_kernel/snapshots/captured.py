@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from monarch_kernel.parallel.unfinished import FORMER_GROUP, forget_step, is_of_former_group
+from monarch_kernel.parallel.unfinished import forget_step
 from monarch_kernel.wire.codec import Frame, keep
 
 __all__ = ["Captured", "capture", "check", "put_back", "set_random_state"]
@@ -154,7 +154,7 @@ def put_back(things: Mapping[str, Any], captured: Captured) -> None:
     """Give things what they had when they were captured; the generators of random numbers are for `set_random_state`.
 
     Raises:
-        RuntimeError: a model belongs to a process group that is no more.
+        RuntimeError: a model belongs to a process group that is no more, or torch can't forget a step that was cut off.
         ValueError: they are others than those that were captured.
     """
     states, _ = _Unpickler(captured).load()
@@ -223,9 +223,10 @@ def _local(tensor: torch.Tensor) -> Any:
 
 
 def _into_module(name: str, module: nn.Module, state: dict[str, Any]) -> None:
-    if is_of_former_group(module):
-        raise RuntimeError(f"live.snapshot({name}=...): {FORMER_GROUP}, and then the cell of the loop")
-    forget_step(module)
+    try:
+        forget_step(module)
+    except RuntimeError as error:
+        raise RuntimeError(f"live.snapshot({name}=...): {error}, and then the cell of the loop") from error
     for param in module.parameters():
         param.grad = None
     tensors = _tensors(module)

@@ -74,9 +74,9 @@ def test_a_model_of_a_former_group_says_so(two: Ranks) -> None:
     ranks.run(TRAP)
     said = ranks.run(
         """
-from monarch_kernel.parallel.unfinished import is_of_former_group
+from monarch_kernel.parallel.unfinished import forget_step
 model = parallelize(make(), mesh, "fsdp", example=batch(0, 4), quiet=True)
-plain = is_of_former_group(model)
+forget_step(model)
 known = dist.distributed_c10d._world.pg_map
 kept, group = dict(known), mesh.get_group()
 traps.add("forward")
@@ -92,9 +92,40 @@ except RuntimeError as error:
     said = str(error)
 finally:
     known.update(kept)
-plain, said
+said
 """
     )
     for value in said:
-        assert not value[0]
-        assert "run the cells again that make the model" in value[1]
+        assert "run the cells again that make the model" in value
+
+
+def test_what_torch_can_not_forget_is_said_only_where_a_step_was_cut_off(two: Ranks) -> None:
+    """As before torch 2.13."""
+    two.run(TRAP)
+    for value in two.run(
+        """
+from torch.distributed.fsdp import FSDPModule
+from monarch_kernel.parallel.unfinished import forget_step
+model = parallelize(make(), mesh, "fsdp", example=batch(0, 4), quiet=True)
+train(model, world_size, rank)
+reset = FSDPModule.reset_iter_state
+del FSDPModule.reset_iter_state
+said = ""
+try:
+    forget_step(model)
+    train(model, world_size, rank)
+    traps.add("backward")
+    try:
+        loss_of(model, batch(7)).backward()
+    except ValueError:
+        pass
+    forget_step(model)
+except RuntimeError as error:
+    said = str(error)
+finally:
+    FSDPModule.reset_iter_state = reset
+not traps, said
+"""
+    ):
+        assert value[0]
+        assert "a step was cut off, by an error or an interrupt, and FSDP of torch" in value[1]
