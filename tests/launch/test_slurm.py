@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -347,16 +348,20 @@ def test_a_job_that_is_submitted_when_nobody_waits_for_it_any_more_is_cancelled(
 ) -> None:
     monkeypatch.setattr(f"{LAUNCHER}.COMMAND_S", 0.1)
 
+    submits, is_closed = threading.Event(), threading.Event()
+
     def slow(*command: str, **options: Any) -> Any:
         if command[0] == "sbatch":
-            time.sleep(1.0)
+            submits.set()
+            assert is_closed.wait(puppet.LONG_S)
         return call(*command, **options)
 
     monkeypatch.setattr(f"{LAUNCHER}.call", slow)
     slurm = launch()
     (handle,) = slurm.launch([desk.config()])
-    time.sleep(0.3)
+    assert submits.wait(puppet.LONG_S)
     handle.close(0.0)
+    is_closed.set()
     assert "was given back" in end_of(handle)
     wait_for(lambda: cluster.run("squeue", "-h") == "", "the job to be cancelled")
 

@@ -444,9 +444,9 @@ def test_forming_that_ends_while_it_is_aborted_and_two_aborts_at_once(monkeypatc
     def sockets() -> set[Any]:
         """The others come while this one looks."""
         while others:
-            others[-1].start()
             running.append(others.pop())
-            time.sleep(0.05)
+            running[-1].start()
+            running[-1].join(0.05)  # it is over, or waits
         return set()
 
     running: list[threading.Thread] = []

@@ -14,6 +14,7 @@ starts and when it ends, beside the log of its agent, in a private directory tha
 A job ends with its last agent, which ends by itself when it has no controller; so nothing stays behind if we are killed. To
 give back one node of several, the job is shrunk (``scontrol update``), which also ends what runs there. The first node of a job
 can't be given back before the others, as it runs the script; an agent there that does not end is killed by a second ``srun``.
+So is one whose node Slurm does not take back: without accounting it shrinks a job once only. That node stays in the job.
 """
 
 from __future__ import annotations
