@@ -437,9 +437,10 @@ def hosts_of(
     session: Session, launcher: Launcher, hosts: int, *, axis: str = "hosts", timeout_s: float, lost_after_s: float
 ) -> HostMesh:
     """Ask an engine for hosts of a session; arguments as for `allocate`."""
+    region = Region.whole(Extent({axis: hosts}))  # an error in the name comes before the engine starts anything
     serve_ranks(session)
     numbers = session.add_hosts(launcher, hosts, timeout_s=timeout_s, lost_after_s=lost_after_s)
-    return HostMesh(session.runtime, Region.whole(Extent({axis: hosts})), numbers)
+    return HostMesh(session.runtime, region, numbers)
 
 
 def shutdown_context() -> Future[None]:

@@ -74,16 +74,17 @@ class Holder:
         """Have these stay open; until they are closed here, or this process dies."""
         if os.getpid() != self._pid:
             return
-        with self._lock:
-            inodes = {}
+        with self._lock, contextlib.ExitStack() as copied:
+            copies = {}
             for fd in fds:
                 with contextlib.suppress(OSError):  # it was closed meanwhile
-                    inodes[fd] = os.fstat(fd).st_ino
-            if not inodes:
+                    copies[fd] = os.dup(fd)  # a thread may close ``fd`` before it is sent, and then none could be sent
+                    copied.callback(os.close, copies[fd])
+            if not copies:
                 return
             for _ in range(2):  # it may have left us since the last time, for want of room
                 try:
-                    self._give(inodes)
+                    self._give(copies)
                     break
                 except TimeoutError:  # it is busy
                     break
@@ -113,13 +114,14 @@ class Holder:
         finally:
             self._lock.release()
 
-    def _give(self, inodes: dict[int, int]) -> None:
+    def _give(self, copies: dict[int, int]) -> None:
+        """Hand over connections: number of a descriptor -> that of a copy, which stays open meanwhile."""
         if self._agent is None:
             self._agent = self._connect()
-        for some in _parts(list(inodes)):
+        for some in _parts(list(copies)):
             first, self._next = self._next, self._next + len(some)
-            socket.send_fds(self._agent, [_HOLD + _NUMBER.pack(first)], some)
-            self._held |= {number: (fd, inodes[fd]) for number, fd in enumerate(some, first)}
+            socket.send_fds(self._agent, [_HOLD + _NUMBER.pack(first)], [copies[fd] for fd in some])
+            self._held |= {number: (fd, os.fstat(copies[fd]).st_ino) for number, fd in enumerate(some, first)}
 
     def _connect(self) -> socket.socket:
         agent = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

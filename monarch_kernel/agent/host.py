@@ -57,6 +57,7 @@ from monarch_kernel.agent.processes import (
 from monarch_kernel.agent.share import TooFewGpusError, shared
 from monarch_kernel.agent.software import software_here
 from monarch_kernel.agent.zygote import Zygote
+from monarch_kernel.data.processes import open_pidfd
 from monarch_kernel.transport.base import CONTROLLER, host_peer, rank_peer
 from monarch_kernel.transport.gateway import Gateway
 from monarch_kernel.transport.strangers import free_descriptors
@@ -182,7 +183,7 @@ class HostAgent:
         self._controller_fd = -1
         if config.controller_pid:
             try:
-                self._controller_fd = os.pidfd_open(config.controller_pid)
+                self._controller_fd = open_pidfd(config.controller_pid)
                 self._selector.register(self._controller_fd, selectors.EVENT_READ, self._controller_ended)
             except ProcessLookupError:
                 self._end_session()
@@ -324,7 +325,7 @@ class HostAgent:
         self._epoch = message.epoch
         if self._config.controller_pid:
             try:
-                self._controller_fd = os.pidfd_open(message.controller_pid)
+                self._controller_fd = open_pidfd(message.controller_pid)
             except ProcessLookupError:  # it is gone already
                 return
             self._selector.register(self._controller_fd, selectors.EVENT_READ, self._controller_ended)
@@ -680,8 +681,8 @@ def _take(streams: Sequence[OutputStream], now: float, *, last: bool = False) ->
 
 
 def signal_rank(pid: int, signum: int) -> None:
-    """Signal a rank and what else is in its process group, if they are still there."""
-    with contextlib.suppress(ProcessLookupError):
+    """Signal a rank and what else is in its process group, if they are still there, and not processes of another user."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signum)
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signum)  # before setsid() it is in another group

@@ -10,6 +10,8 @@ import re
 import resource
 import select
 
+from monarch_kernel.data.processes import open_pidfd
+
 __all__ = [
     "await_end",
     "become_subreaper",
@@ -56,7 +58,7 @@ def raise_descriptor_limit() -> None:
 def await_end(parent: int) -> None:
     """Return when the parent of this process has ended, and this has another; it must be about to end."""
     with contextlib.suppress(ProcessLookupError):  # it has been collected meanwhile
-        fd = os.pidfd_open(parent)
+        fd = open_pidfd(parent)
         try:
             while os.getppid() == parent:  # else whoever has its pid now is another
                 select.select([fd], [], [])
@@ -106,8 +108,8 @@ def start_ticks(pid: int) -> int:
 def open_process(pid: int, started: int) -> int:
     """A descriptor of the process that had this pid when it started then; -1 if that has ended."""
     try:
-        pidfd = os.pidfd_open(pid)
-    except (ProcessLookupError, ValueError):
+        pidfd = open_pidfd(pid)
+    except ProcessLookupError:
         return -1
     if start_ticks(pid) == started:  # looked at while the descriptor keeps the pid from being used again
         return pidfd
@@ -119,10 +121,8 @@ def group_is_alive(pgid: int) -> bool:
     """Whether a process group has a member that we may signal."""
     try:
         os.killpg(pgid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, PermissionError):
         return False
-    except PermissionError:
-        return True
     return True
 
 

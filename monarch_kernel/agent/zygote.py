@@ -148,7 +148,7 @@ def serve(fd: int) -> None:
         packet, fds, _, _ = socket.recv_fds(channel, _PACKET_NBYTES, 2)
         if not packet:
             for pgid in inherited:
-                with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pgid, signal.SIGKILL)
             if leftover:
                 shutil.rmtree(leftover, ignore_errors=True)

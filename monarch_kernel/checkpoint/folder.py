@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import time
@@ -31,6 +32,7 @@ VALUES = "values.pt"
 _CONTENTS = "monarch.json"
 _SAVING, _LAST = "saving", "last"
 _MAX_SHOWN = 12
+_ATTEMPTS = 10
 
 
 @dataclass(frozen=True)
@@ -130,8 +132,7 @@ def resolve(path: str | os.PathLike[str]) -> Path:
         CheckpointError: there is none.
     """
     wanted = Path(path).absolute()
-    places = [wanted, *sorted(wanted.parent.glob(f".{escape(wanted.name)}.{_LAST}-*"))]
-    found = next((place for place in places if (place / _CONTENTS).is_file()), None)
+    found = _find(wanted)
     if found is not None:
         return found
     if not wanted.exists():
@@ -141,6 +142,21 @@ def resolve(path: str | os.PathLike[str]) -> Path:
     inner = latest(wanted) if wanted.is_dir() else None
     more = f"the newest in it is {inner}" if inner is not None else "it has no monarch.json, which is written last"
     raise CheckpointError(f"{wanted} is no complete checkpoint of ours; {more}")
+
+
+def _find(wanted: Path) -> Path | None:
+    """Where a complete checkpoint is; None if there is none.
+
+    A save gives the checkpoint that is there another name before it puts its own in the place. This function may look in
+    between: it then finds the checkpoint under the other name, or, if the save was quicker, in the place after all.
+    """
+
+    def places() -> Iterator[Path]:
+        yield wanted
+        yield from sorted(wanted.parent.glob(f".{escape(wanted.name)}.{_LAST}-*"))
+        yield wanted
+
+    return next((place for place in places() if (place / _CONTENTS).is_file()), None)
 
 
 def _beside(wanted: Path) -> str:
@@ -156,30 +172,59 @@ def describe(path: str | os.PathLike[str]) -> Contents:
     Raises:
         CheckpointError: there is none, or it can't be read.
     """
-    place = resolve(path)
-    try:
-        told = json.loads((place / _CONTENTS).read_text())
-        version = told["version"]
-        if version > VERSION:
-            raise CheckpointError(
-                f"{place} was written by a newer monarch_kernel (format {version}, this one reads {VERSION})"
-            )
-        tensors = {name: (tuple(shape), dtype) for name, (shape, dtype) in told["tensors"].items()}
-        nbytes = sum(file.stat().st_size for file in place.iterdir())
-        return Contents(place, told["names"], tensors, nbytes, told["ranks"], told["saved_s"], told["torch"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{place / _CONTENTS} can't be read: {type(error).__name__}: {error}") from None
+    for _ in range(_ATTEMPTS):
+        place = resolve(path)
+        try:
+            return _read(place)
+        except FileNotFoundError as error:  # a save has put another in its place meanwhile, or it is being removed
+            problem = error
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise _unreadable(place, error) from None
+    raise _unreadable(place, problem)
+
+
+def _read(place: Path) -> Contents:
+    told = json.loads((place / _CONTENTS).read_text())
+    version = told["version"]
+    if version > VERSION:
+        raise CheckpointError(
+            f"{place} was written by a newer monarch_kernel (format {version}, this one reads {VERSION})"
+        )
+    tensors = {name: (tuple(shape), dtype) for name, (shape, dtype) in told["tensors"].items()}
+    nbytes = sum(file.stat().st_size for file in place.iterdir())
+    return Contents(place, told["names"], tensors, nbytes, told["ranks"], told["saved_s"], told["torch"])
+
+
+def _unreadable(place: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{place / _CONTENTS} can't be read: {type(error).__name__}: {error}")
 
 
 def latest(folder: str | os.PathLike[str]) -> Path | None:
-    """The checkpoint in a folder that was completed last; None if there is none."""
-    found = sorted(_complete(Path(folder)), key=lambda each: (describe(each).saved_s, each.name))
-    return found[-1] if found else None
+    """The checkpoint in a folder that was completed last; None if there is none.
+
+    Raises:
+        CheckpointError: one can't be read.
+    """
+    found = []
+    for each in _complete(Path(folder)):
+        try:
+            found.append((describe(each).saved_s, each.name, each))
+        except CheckpointError:
+            if _find(each) is not None:
+                raise  # else it was removed meanwhile, as by a program that keeps the last few
+    return max(found)[-1] if found else None
 
 
 def _complete(folder: Path) -> Iterator[Path]:
-    if folder.is_dir():
-        yield from (each for each in folder.iterdir() if each.name[0] != "." and (each / _CONTENTS).is_file())
+    """The places of complete checkpoints, also of those that only have the other name now."""
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    renamed = (re.fullmatch(rf"\.(.+)\.{_LAST}-[0-9a-f]+", name) for name in names)
+    wanted = {name for name in names if name[0] != "."} | {found[1] for found in renamed if found}
+    places = (folder / name for name in sorted(wanted))
+    yield from (place for place in places if not place.is_file() and _find(place) is not None)
 
 
 def _sync(folder: Path) -> None:

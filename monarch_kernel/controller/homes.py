@@ -101,10 +101,8 @@ class Home:
         for _ in range(100):
             with contextlib.suppress(FileExistsError):
                 self.path.parent.mkdir(0o700, parents=True)
-            _check_private(self.path.parent)
-            with contextlib.suppress(
-                FileNotFoundError
-            ):  # the last mesh there has just ended, and the directory with it
+            with contextlib.suppress(FileNotFoundError):  # the last mesh there has just ended, with the directory
+                _check_trusted(self.path.parent)
                 draft.path.mkdir(0o700)
                 break
         draft.lock()
@@ -123,7 +121,10 @@ class Home:
         """
         _check_private(self.path.parent)
         _check_private(self.path)
-        fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except FileNotFoundError:  # another process has just removed the directory
+            raise AttachError(f"mesh {self.name!r} is gone") from None
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -136,8 +137,12 @@ class Home:
         if not _is_same(fd, self.path / "lock"):  # another process has just removed what was there
             os.close(fd)
             raise AttachError(f"mesh {self.name!r} is gone")
+        try:
+            _write(self.path / "holder", f"{os.getpid()} {start_ticks(os.getpid())}".encode())
+        except FileNotFoundError:  # the host agent has just ended the mesh
+            os.close(fd)
+            raise AttachError(f"mesh {self.name!r} is gone") from None
         self._lock = fd
-        _write(self.path / "holder", f"{os.getpid()} {start_ticks(os.getpid())}".encode())
 
     def unlock(self) -> None:
         """Leave it to others."""
@@ -192,7 +197,7 @@ class Home:
         try:
             manifest = self.manifest()
         except AttachError:
-            return not (self.path / "manifest").exists() and self._is_ours()
+            return not (self.path / "manifest").exists() and (self._is_ours() or not os.path.lexists(self.path))
         if manifest.elsewhere is not None:
             left, ending_s = self._left_at(), max(_ENDING_S, 2 * manifest.elsewhere.lost_after_s)
             return left is not None and 0 < manifest.keep_s < time.time() - left - ending_s  # else who knows
@@ -274,7 +279,9 @@ class Home:
         ranks = []
         for spec in manifest.specs if manifest.elsewhere is None else ():
             record = _read(Path(spec.record))
-            ranks.append((start_ticks(int(record.get("pid", 0))) > 0, str(record.get("runs", ""))))
+            ticks = start_ticks(int(record.get("pid", 0)))
+            is_it = ticks == record.get("started", ticks)  # else another process has the pid by now
+            ranks.append((ticks > 0 and is_it, str(record.get("runs", ""))))
         return Found(self, manifest, time.time() if since is None else since, tuple(ranks))
 
     def remove(self) -> None:
@@ -320,9 +327,19 @@ def span(seconds: float) -> str:
 
 def _check_private(path: Path) -> None:
     try:
-        found = os.lstat(path)
+        _check_trusted(path)
     except FileNotFoundError:
         raise AttachError(f"{path} is not there") from None
+
+
+def _check_trusted(path: Path) -> None:
+    """See that a directory is one of ours alone.
+
+    Raises:
+        AttachError: it is not.
+        FileNotFoundError: it is not there.
+    """
+    found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode):
         raise AttachError(f"{path} is no directory; remove it")
     if found.st_uid != os.geteuid():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -61,7 +62,8 @@ def ask(
             out, _ = child.communicate()
             return Said(out, f"it did not end within {timeout_s:g} s, and was killed")
         except BaseException:
-            os.killpg(child.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # communicate() may have waited for its end, after Ctrl-C
+                os.killpg(child.pid, signal.SIGKILL)
             raise
     if child.returncode == 0:
         return Said(out, "")

@@ -18,6 +18,7 @@ from __future__ import annotations
 import ast
 import os
 import sys
+import time
 from collections.abc import Container, Iterator, Mapping, MutableMapping, MutableSet, Sequence
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
@@ -183,9 +184,17 @@ class LocalModules:
         """An edit of this process's modules; what was not written since the process began has not been edited."""
         begun_s = psutil.Process().create_time()
         for source in sources:
-            if source.name not in self._loaded and source.file and os.stat(source.file).st_mtime < begun_s:
+            if source.name not in self._loaded and source.file and _written_s(source.file) < begun_s:
                 self._loaded[source.name] = digest(source.text)
         return ModuleEdit(sources, self._loaded, self._superseded)
+
+
+def _written_s(file: str) -> float:
+    """When a file was written last, in seconds since 1970; if it was removed since it was read: just now."""
+    try:
+        return os.stat(file).st_mtime
+    except FileNotFoundError:
+        return time.time()
 
 
 def _classes_of(modules: set[str], but: Container[type]) -> dict[tuple[str, str], list[type]]:

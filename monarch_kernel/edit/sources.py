@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import sys
@@ -129,19 +130,32 @@ def _of_module(name: str) -> list[ModuleSource]:
 def _below(folder: Path, package: str) -> Iterator[ModuleSource]:
     """The modules in a folder: all of a package, or what can be imported where the folder is on the path."""
     prefix = package + "." if package else ""
-    for path in sorted(folder.iterdir()):
+    for path in _listed(folder):
         if path.name.startswith(".") or path.name in _SKIPPED:
             continue
         if path.suffix == ".py" and path.stem.isidentifier() and path.stem != "__init__" and is_users(str(path)):
-            yield read_source(prefix + path.stem, str(path), False)
+            yield from _source_if_there(prefix + path.stem, path, False)
         elif (
             path.is_dir()
             and path.name.isidentifier()
             and (init := path / "__init__.py").exists()
             and is_users(str(init))
         ):
-            yield read_source(prefix + path.name, str(init), True)
+            yield from _source_if_there(prefix + path.name, init, True)
             yield from _below(path, prefix + path.name)
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except FileNotFoundError:  # it was removed meanwhile, as by git when it checks out another branch
+        return []
+
+
+def _source_if_there(name: str, file: Path, is_package: bool) -> Iterator[ModuleSource]:
+    """Read a module that a folder has just listed; none if its file was removed meanwhile."""
+    with contextlib.suppress(FileNotFoundError):
+        yield read_source(name, str(file), is_package)
 
 
 def _of_path(path: Path) -> list[ModuleSource]:

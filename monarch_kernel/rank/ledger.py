@@ -17,6 +17,7 @@ import time
 from collections import deque
 from typing import NamedTuple
 
+from monarch_kernel.agent.processes import start_ticks
 from monarch_kernel.wire.codec import Packed
 from monarch_kernel.wire.config import DETACHED
 from monarch_kernel.wire.messages import (
@@ -57,6 +58,7 @@ class Ledger:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._started = start_ticks(os.getpid())  # tells this process from a later one that has its pid
         self._detached = os.path.join(os.path.dirname(path), DETACHED)
         self._lock = threading.Lock()
         self._writing = threading.Lock()
@@ -150,7 +152,7 @@ class Ledger:
         with self._writing, contextlib.suppress(OSError):  # the directory goes before the ranks do
             runs = next((one.note for one in list(self._owed.values()) if one.is_code), "")
             with open(draft, "w", opener=_private) as file:
-                json.dump({"pid": os.getpid(), "runs": runs}, file)
+                json.dump({"pid": os.getpid(), "started": self._started, "runs": runs}, file)
             os.replace(draft, self._path)
 
 

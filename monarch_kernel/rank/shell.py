@@ -308,7 +308,7 @@ def prepare(main: types.ModuleType | None = None) -> None:
         user_module=main,
         user_ns=main.__dict__,
         autoindent=False,
-        cache_size=0,  # `Out` would keep every tensor that was ever shown
+        cache_size=0,  # ``Out`` would keep every tensor that was ever shown
         colors="nocolor",
     )
     shell.set_hook("show_in_pager", _page, 0)  # type: ignore[no-untyped-call]
@@ -408,7 +408,7 @@ def _end(process: subprocess.Popen[str]) -> None:
             family += found
             # A process between fork and exec may keep its parent from stopping, which then starts nothing either.
             deadline = time.monotonic() + _STOP_S
-            while time.monotonic() < deadline and any(member.status() not in _STOPPED for member in family):
+            while time.monotonic() < deadline and not all(map(_is_stopped, family)):
                 os.sched_yield()
             found = [child for child in family[0].children(recursive=True) if child not in family]
     for signum in (signal.SIGINT, signal.SIGCONT):
@@ -420,6 +420,13 @@ def _end(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
+def _is_stopped(process: psutil.Process) -> bool:
+    try:
+        return process.status() in _STOPPED
+    except psutil.NoSuchProcess:  # it ended before it could be stopped, and its parent has collected it
+        return True
+
+
 def _signal(process: psutil.Process, signum: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(process.pid, signum)
+    with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+        process.send_signal(signum)  # and not os.kill(): another process may have the number by now

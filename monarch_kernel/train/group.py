@@ -566,8 +566,10 @@ def _copy(of: _Socket) -> socket.socket | None:
     except OSError:  # it was closed meanwhile
         return None
     try:
+        if f"socket:[{os.fstat(fd).st_ino}]" != of.inode:
+            raise OSError("it was closed meanwhile, and its number is another's")
         copy = socket.socket(fileno=fd)
-    except OSError:  # its number is another's
+    except OSError:
         os.close(fd)
         return None
     is_tcp = copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM

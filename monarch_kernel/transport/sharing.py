@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -10,11 +11,15 @@ import msgspec
 from monarch_kernel.data.blocks import STORED_NBYTES, Blocks, Reference, is_for_all
 from monarch_kernel.data.mappings import Mappings
 from monarch_kernel.data.memory import memory_of
+from monarch_kernel.data.processes import is_ending
 from monarch_kernel.transport.base import Peer
 from monarch_kernel.wire.codec import STORE, Frame, Unreadable
 from monarch_kernel.wire.tensors import FOR_ALL
 
-__all__ = ["for_all", "forget", "may_look_at", "refer", "resolve", "share"]
+__all__ = ["for_all", "forget", "may_look_at", "may_look_at_parent", "refer", "resolve", "share"]
+
+_ENDING_S = 10.0
+"""How long a parent that is ending may take; it gives back the memory of a whole Python process, which takes milliseconds."""
 
 _MARK = 0xC1  # no value in msgpack begins with it, so no header does
 _encoder = msgspec.msgpack.Encoder()
@@ -54,6 +59,21 @@ def may_look_at(pid: int) -> bool:
     except OSError:  # it is allowed, and there is none
         pass
     return True
+
+
+def may_look_at_parent() -> bool:
+    """Whether the Linux kernel lets this process open files of the one that is its parent, such as memory without a name.
+
+    A parent that is ending refuses it, whatever it allowed before. This process then gets another parent, which is asked
+    in its place.
+    """
+    deadline = time.monotonic() + _ENDING_S
+    while True:
+        parent = os.getppid()
+        may = may_look_at(parent)
+        if os.getppid() == parent and (may or not is_ending(parent) or time.monotonic() > deadline):
+            return may
+        time.sleep(0.0005)
 
 
 def refer(parts: Sequence[Frame], peer: Peer) -> Sequence[Frame]:

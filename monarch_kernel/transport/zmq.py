@@ -30,7 +30,7 @@ from monarch_kernel.transport.base import CONTROLLER, Peer, host_peer, place_of
 from monarch_kernel.transport.links import Links
 from monarch_kernel.transport.packets import PacketSocket
 from monarch_kernel.transport.relay import CONTROLLER_HOST, Relay
-from monarch_kernel.transport.sharing import forget, may_look_at, refer, resolve, share
+from monarch_kernel.transport.sharing import forget, may_look_at_parent, refer, resolve, share
 from monarch_kernel.transport.sockets import LINGER_MS, Wakeable, has_message, recv_rest, send_multipart
 from monarch_kernel.wire.codec import Frame, WireError
 from monarch_kernel.wire.config import LinkKeys
@@ -361,7 +361,7 @@ class ZmqRank(Wakeable):
         if own_address.startswith("ipc://"):
             os.chmod(own_address.removeprefix("ipc://"), 0o600)
         self._askers_fd = self._watch(self._askers)
-        self.shares = may_look_at(os.getppid())  # its agent, which has started us for this user
+        self.shares = may_look_at_parent()  # its agent, which has started us for this user
         share(self.shares)
         if address:
             self._asked[CONTROLLER] = self._connect(CONTROLLER, address)

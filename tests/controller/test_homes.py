@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +20,11 @@ from msgspec.structs import replace
 from monarch_kernel.agent.processes import open_process, start_ticks
 from monarch_kernel.controller.homes import Home, default_root, find, home_of
 from monarch_kernel.errors import AttachError
+from monarch_kernel.rank.ledger import Ledger
 from monarch_kernel.testing import rank_spec
 from monarch_kernel.wire.config import Manifest
+from monarch_kernel.wire.messages import Run
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -179,8 +184,7 @@ def test_what_has_ended_is_removed(root: Path) -> None:
     assert there is not None
     assert there.manifest().agent_pid == process.pid
     process.kill()
-    while start_ticks(process.pid):  # a zombie has ended
-        time.sleep(0.001)
+    wait_until(lambda: not start_ticks(process.pid), "the process to end")  # a zombie has ended
     assert home_of(root, "t") is None
     assert not root.exists()
     process.communicate()
@@ -198,6 +202,62 @@ def test_when_its_time_is_over_it_is_said(root: Path) -> None:
     )
     home.is_taken_up()
     assert home.time_over() == ""
+    home.remove()
+
+
+def use(root: Path, name: str, times: int) -> subprocess.Popen[str]:
+    """Another process, which brings up and removes a mesh again and again."""
+    code = f"""
+import pathlib
+from monarch_kernel.controller.homes import Home
+for _ in range({times}):
+    home = Home(pathlib.Path({str(root)!r}), {name!r})
+    home.create()
+    home.remove()
+"""
+    return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+
+
+def test_the_root_may_be_removed_while_a_mesh_is_made_in_it(root: Path) -> None:
+    others = [use(root, name, 2000) for name in ("a", "b")]
+    assert [other.communicate()[1] for other in others] == ["", ""]
+    assert not root.exists()
+
+
+def test_a_directory_that_is_removed_while_it_is_looked_at_is_gone(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Home(root, "t").is_gone()
+    root.mkdir(0o700)
+    assert Home(root, "t").is_gone()
+    monkeypatch.chdir(root)
+    root.rmdir()  # now it is there, as it was for the one that looked, and nothing can be made in it
+    with pytest.raises(AttachError, match="is gone"):
+        Home(Path(), "").lock()
+
+
+def test_a_thread_that_has_the_pid_by_now_is_not_the_process() -> None:
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    try:
+        assert thread.native_id is not None
+        assert open_process(thread.native_id, start_ticks(thread.native_id)) == -1
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_rank_whose_pid_another_process_has_by_now_is_dead(root: Path) -> None:
+    home = Home(root, "t")
+    home.create()
+    record = home.path / "rank-1"
+    specs = (replace(rank_spec(1), record=str(record)),)
+    home.write(replace(manifest(os.getpid(), start_ticks(os.getpid())), specs=specs))
+    ledger = Ledger(str(record))
+    ledger.take(Run(1, "x", 5))
+    assert home.look().ranks == ((True, "cell [5]"),)
+    told = json.loads(record.read_text())
+    record.write_text(json.dumps({**told, "started": told["started"] - 1}))
+    assert home.look().ranks == ((False, "cell [5]"),)
     home.remove()
 
 

@@ -7,7 +7,10 @@ import gc
 import os
 import resource
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -46,6 +49,35 @@ def test_what_is_no_table_is_not_taken_for_one(table: Table) -> None:
         with pytest.raises(ProcessLookupError, match="has ended"):
             TableOf(table.lent._replace(cookie=bytes(16)))
         assert descriptors() == before
+
+
+OF_ONE_THAT_ENDED = """
+import os
+from monarch_kernel.data.leases import Lent, Table, TableOf
+from tests.support.processes import drop_root, has_ended
+from tests.support.waiting import wait_until
+
+drop_root()
+r, w = os.pipe()
+owner = os.fork()
+if not owner:
+    lent = Table().lent
+    os.write(w, lent.cookie + lent.machine.encode())
+    os._exit(0)
+told = os.read(r, 1000)
+wait_until(lambda: has_ended(owner), "the end of the owner")  # nobody has collected it yet
+try:
+    TableOf(Lent(told[16:].decode(), owner, 3, told[:16]))
+except OSError as error:
+    print(type(error).__name__)
+"""
+
+
+def test_the_table_of_a_process_that_is_ending_is_gone_and_not_forbidden() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", OF_ONE_THAT_ENDED], cwd=Path(__file__).parents[2], capture_output=True, text=True
+    )
+    assert done.stdout == "ProcessLookupError\n", done.stderr
 
 
 def test_there_may_be_thousands_of_descriptors(table: Table) -> None:

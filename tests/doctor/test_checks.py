@@ -231,6 +231,11 @@ def test_a_torch_that_fails_is_a_problem_and_harms_nobody_else(tmp_path: Path, s
     assert said in finding.found
 
 
+def test_an_interrupt_to_which_the_command_ends_by_itself_is_an_interrupt() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        ask(["sh", "-c", "sleep 0.1; kill -INT $PPID"], 60.0)
+
+
 STUB = """
 import warnings
 from types import SimpleNamespace as Space

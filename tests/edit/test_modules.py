@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_kernel.edit.modules import ModuleEdit, imported_by, in_order
+from monarch_kernel.edit.modules import LocalModules, ModuleEdit, imported_by, in_order
 from monarch_kernel.wire.messages import ModuleSource
 
 KNOWN = dict.fromkeys(["a", "a.b", "a.b.c", "a.d", "os"])
@@ -49,6 +50,12 @@ def test_a_package_counts_dots_from_itself() -> None:
         "a.b.c",
         "a.d",
     }
+
+
+def test_a_file_that_was_removed_since_it_was_read_counts_as_written_just_now(tmp_path: Path) -> None:
+    local = LocalModules()
+    local.edit([ModuleSource("gone", str(tmp_path / "gone.py"), "x = 1", False)])
+    assert not local._loaded
 
 
 MODULES = st.sampled_from("abcdefg")

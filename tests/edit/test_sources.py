@@ -86,6 +86,11 @@ def test_what_can_not_be_imported_is_refused(folder: Path, what: str) -> None:
         sources_for(folder / what)
 
 
+def test_a_file_that_is_listed_but_no_longer_there_is_left_out(folder: Path) -> None:
+    (folder / "pack" / "gone.py").symlink_to(folder / "removed.py")
+    assert names("pack") == ["pack", "pack.deep", "pack.deep.two", "pack.one"]
+
+
 def test_syntax_is_checked_with_the_name_of_the_file(folder: Path) -> None:
     (folder / "single.py").write_text("x = 1\ny = (")
     with pytest.raises(SyntaxError) as error:

@@ -1,0 +1,37 @@
+"""Other processes of this machine: a descriptor of one that may have ended, and whether one is about to end."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+__all__ = ["is_ending", "open_pidfd"]
+
+
+def open_pidfd(pid: int) -> int:
+    """A descriptor of a process, for `os.waitid`, `select.poll` and `signal.pidfd_send_signal`.
+
+    Raises:
+        ProcessLookupError: no process has this pid.
+        OSError: the Linux kernel gives no descriptor for another reason, such as a limit or a seccomp profile.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        # Of a pid that a thread has now, Linux says ENOENT, and before 6.16 EINVAL. Older versions also say EINVAL
+        # while another process collects the one that has ended.
+        if error.errno in (errno.EINVAL, errno.ENOENT):
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH)) from None
+        raise
+
+
+def is_ending(pid: int) -> bool:
+    """Whether a process has ended, or has begun to: it has given its memory back.
+
+    From then on Linux lets only root look at the files of the process, as if it belonged to another user.
+    """
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return file.read().split()[:1] == [b"0"]
+    except OSError:
+        return True
