@@ -21,7 +21,7 @@ PIP_INSTALL = -m pip install --disable-pip-version-check --quiet -c constraints.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo lab test ready typescript engines lint format bytecode bench bench-notebook bench-scale bench-links bench-view bench-live bench-parallel bench-checkpoint bench-survival bench-faults clean
+.PHONY: help demo lab test test-slow test-timing test-all test-repeat ready installed typescript engines lint format bytecode bench bench-notebook bench-scale bench-links bench-view bench-live bench-parallel bench-checkpoint bench-survival bench-faults clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,12 +37,32 @@ demo: bytecode ## Run a notebook on this machine, the first or NOTEBOOK=04_actor
 lab: bytecode $(PANEL) ## Open the notebooks in JupyterLab
 	$(BIN)/jupyter lab --notebook-dir notebooks
 
-test: ## Lint, then run the tests by two processes (WORKERS=0: by one); ARGS="-k name" goes to pytest
-	@$(MAKE) --no-print-directory --output-sync --jobs 3 ready
-	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+# Each tier leaves a report of every test in build/tests.
+PYTEST = mkdir -p build/tests; $(BIN)/python -m pytest --report-log=build/tests/$(1).jsonl --tier=$(1)
 
-# All that tests need, and what is checked without running any.
-ready: lint typescript bytecode engines $(PANEL) $(if $(NPM),$(OLDEST_VENV)/.stamp)
+test: ## Lint, check types, then run the default tier in two processes (WORKERS=0: in one); ARGS="-k name" goes to pytest
+	@$(MAKE) --no-print-directory --output-sync --jobs 3 ready
+	$(call PYTEST,default) -n $(WORKERS) $(ARGS)
+
+test-slow: installed ## Run the slow tier: real engines, browsers, notebooks, campaigns
+	$(call PYTEST,slow) -n $(WORKERS) $(ARGS)
+
+test-timing: installed ## Run the timing tier: all that asserts on elapsed time, serially; the machine must be idle
+	$(call PYTEST,timing) -p no:xdist $(ARGS)
+
+test-all: test ## Run all tiers, and fail if a test of the default tier twice takes over 5 s
+	$(BIN)/python -m tests.support.limit
+	@$(MAKE) --no-print-directory test-slow test-timing
+
+N ?= 10
+LOAD ?= 0
+test-repeat: installed ## Run the default tier N times, beside LOAD busy loops, and print each test that failed with its count
+	$(BIN)/python -m tests.support.repeat --times $(N) --load $(LOAD) --workers $(WORKERS) $(ARGS)
+
+# All that is checked without running a test, and all that tests need.
+ready: lint typescript installed
+
+installed: bytecode engines $(PANEL) $(if $(NPM),$(OLDEST_VENV)/.stamp)
 
 typescript: $(if $(NPM),labextension/node_modules) ## Check and test the extension of JupyterLab, where npm is
 	@$(if $(NPM),cd labextension && npm run --silent typecheck && npm run --silent test,echo "no npm: labextension/ is not checked")

@@ -1,240 +1,84 @@
-"""What holds for every test: it leaves nothing behind, and it writes nothing into the user's home.
+"""What holds for every test, and the fixtures that most of them share.
 
-After each test (and once more after the last) no process, thread, socket, shared memory segment or directory may be
-left that was not there before. Processes are found in two ways: as descendants of this one, and by a mark in the
-environment, which also finds those that were handed to init when their parent died.
+A test leaves nothing behind (`tests/support/leftovers.py`), it chooses its tier by a marker (`tests/support/tiers.py`), and
+it writes nothing into the user's home (`tests/support/scratch.py`).
 """
 
 from __future__ import annotations
 
-import gc
 import os
-import shutil
-import signal
-import tempfile
-import threading
-import time
-import uuid
+import sys
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
 
-GRACE_S = 30.0  # closing is asynchronous, and a machine may be busy; what is still there after this long is left behind
-SHARED_MEMORY = Path("/dev/shm")
+from tests.support import scratch
+from tests.support.waiting import LONG_S
 
-# Several workers, and others on the machine, share /tmp and the user's home: each session gets its own.
-SYSTEM_TMP = os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
-# A short name, since the path of a Unix socket has room for 107 bytes.
-SCRATCH = Path(tempfile.mkdtemp(prefix="mk-", dir=SYSTEM_TMP))
-MARK = uuid.uuid4().hex
-os.environ.update(
-    MONARCH_KERNEL_TEST_MARK=MARK,
-    TMPDIR=str(SCRATCH),
-    IPYTHONDIR=str(SCRATCH / "ipython"),
-    JUPYTER_RUNTIME_DIR=str(SCRATCH / "jupyter"),
-    OMP_NUM_THREADS="1",
-    # What NIXL takes for hardware, so that its road can be tried on a machine that has none.
-    UCX_TLS="tcp,self",
-    UCX_NET_DEVICES="lo",
-)
-tempfile.tempdir = None  # read TMPDIR anew
+if TYPE_CHECKING:
+    from monarch_kernel.actor import ProcMesh
 
-# Threads that libraries start once and keep: by the start of the name, or by the module of the class.
-KEPT_THREADS = ("Dummy-", "IPythonHistorySavingThread", "asyncio_", "pydevd", "pytest_timeout")
-KEPT_THREAD_MODULES = ("execnet.", "zmq.utils.garbage")
-# multiprocessing keeps this helper for the life of the process that first shared memory.
-KEPT_PROCESSES = (b"multiprocessing.resource_tracker",)
+pytest_plugins = ["tests.support.leftovers", "tests.support.tiers"]
 
-
-# How long one example takes depends on what else the machine does.
-hypothesis.settings.register_profile("any machine", deadline=None)
-hypothesis.settings.load_profile("any machine")
-
-_reported: set[str] = set()  # each is reported once, not again at the end of the session
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """What exists at one moment, as far as a test could leave it behind."""
-
-    processes: frozenset[int] = field(default_factory=lambda: frozenset(_processes()))
-    threads: frozenset[threading.Thread] = field(default_factory=lambda: frozenset(threading.enumerate()))
-    sockets: frozenset[str] = field(default_factory=lambda: frozenset(_sockets()))
-    segments: frozenset[str] = field(default_factory=lambda: frozenset(_names(SHARED_MEMORY)))
-    scratch: frozenset[str] = field(default_factory=lambda: frozenset(_names(SCRATCH)))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def nothing_left_by_the_session() -> Iterator[None]:
-    """What fixtures of a wider scope than a function started is gone at the end."""
-    before = Snapshot()
-    yield
-    check_nothing_left(before)
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(nothing_left_by_the_session: None) -> Iterator[None]:
-    """The test leaves nothing of ours behind."""
-    before = Snapshot()
-    yield
-    check_nothing_left(before)
-
-
-def pytest_configure() -> None:
-    """Have interrupts strike here, as tests of them expect: a shell has what it starts in the background ignore them."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+# How long one example takes depends on what else the machine does, so there is no deadline.
+hypothesis.settings.register_profile("default", deadline=None, max_examples=60)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=500)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With ``-n``, and without ``--dist``: modules stay together."""
-    from tests.workers import Schedule
+    from tests.support.schedule import Schedule
 
     config.option.loadscopereorder = False
     return Schedule(config, log) if config.option.dist == "load" else None
 
 
 def pytest_unconfigure() -> None:
-    shutil.rmtree(SCRATCH, ignore_errors=True)
+    scratch.remove()
 
 
-def check_nothing_left(before: Snapshot) -> None:
-    """Wait until all that is new since ``before`` has gone; else end it, for the next test's sake, and fail."""
-    left, deadline = _left(before), time.monotonic() + GRACE_S
-    if left:
-        gc.collect()  # an object in a reference cycle is garbage, not a leak
-    while left and time.monotonic() < deadline:
-        time.sleep(0.02)
-        left = _left(before)
-    if not left:
-        return
-    for pid in _new_processes(before):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        with suppress(ChildProcessError):
-            os.waitpid(pid, 0)
-    _reported.update(left)
-    pytest.fail("the test left behind:\n" + "\n".join(f"  {line}" for line in left), pytrace=False)
+@pytest.fixture(scope="session")
+def session(nothing_left_by_the_session: None) -> Iterator[None]:
+    """The host agent and the zygote of this pytest process, which all tests that need no own ones share.
+
+    A test that ends them (`shutdown_context`) is followed by a new start where the next mesh is spawned.
+    """
+    from monarch_kernel.actor import shutdown_context
+    from tests.support.ranks import warm_up
+
+    warm_up()
+    yield
+    shutdown_context().get(LONG_S)
 
 
-def _left(before: Snapshot) -> list[str]:
-    left = [f"process {pid}: {_describe(pid)}" for pid in sorted(_new_processes(before))]
-    left += [
-        f"thread {thread.name!r}{' (daemon)' if thread.daemon else ''}"
-        for thread in threading.enumerate()
-        if thread not in before.threads
-        and not thread.name.startswith(KEPT_THREADS)
-        and not type(thread).__module__.startswith(KEPT_THREAD_MODULES)
-    ]
-    left += [f"open socket {name}" for name in sorted(_sockets() - before.sockets)]
-    segments = _names(SHARED_MEMORY) - before.segments
-    if segments:
-        held, foreign = _holders_of_segments()
-        # /dev/shm belongs to the whole machine. Nobody's semaphores are what a killed multiprocessing program left.
-        orphans = {name for name in segments - foreign if not name.startswith("sem.")}
-        left += [f"shared memory {SHARED_MEMORY / name}" for name in sorted(orphans | segments & held)]
-    new = _names(SCRATCH) - before.scratch
-    left += [f"in the temporary directory: {name}" for name in sorted(new) if name.startswith("monarch-")]
-    return [line for line in left if line not in _reported]
+@pytest.fixture(scope="module")
+def by_value(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Classes and functions of the module, and shared actors, travel to ranks by value, since ranks cannot import tests."""
+    import cloudpickle
+
+    from tests.support import actors, waiting
+
+    modules = (sys.modules[request.module.__name__], actors, waiting)
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    yield
+    for module in modules:
+        cloudpickle.unregister_pickle_by_value(module)
 
 
-def _processes() -> set[int]:
-    return {int(name) for name in os.listdir("/proc") if name.isdecimal()}
+@pytest.fixture(scope="module")
+def procs(session: None, by_value: None, request: pytest.FixtureRequest) -> Iterator[ProcMesh]:
+    """Processes that the tests of a module share: CPU ranks along the axes that ``PROCS`` in the module names.
 
+    The default is two along ``r``. The name of the mesh is ``t``.
+    """
+    from monarch_kernel.actor import this_host
 
-def _new_processes(before: Snapshot) -> set[int]:
-    """Processes that are ours: marked, or descended from this one. Only those new since ``before`` are looked at."""
-    new = _processes() - before.processes
-    parents = {pid: _parent(pid) for pid in new}
-    ours = {pid for pid in new if _is_marked(pid)}
-    for pid in new:
-        line, ancestor = {pid}, parents[pid]
-        while ancestor in new and ancestor not in ours:
-            line.add(ancestor)
-            ancestor = parents[ancestor]
-        if ancestor == os.getpid() or ancestor in ours:
-            ours |= line
-    return {pid for pid in ours if not any(kept in _read(pid, "cmdline") for kept in KEPT_PROCESSES)}
-
-
-def _is_marked(pid: int) -> bool:
-    environ = _read(pid, "environ")
-    deadline = time.monotonic() + GRACE_S
-    while not environ and _is_between_programs(pid) and time.monotonic() < deadline:
-        time.sleep(0.001)
-        environ = _read(pid, "environ")
-    return f"MONARCH_KERNEL_TEST_MARK={MARK}".encode() in environ.split(b"\0")
-
-
-def _is_between_programs(pid: int) -> bool:
-    """Whether a process may be in the midst of an exec(), when its environment can't be read; others may have none."""
-    fields = _read(pid, "stat").rpartition(b")")[2].split()
-    return bool(fields) and fields[0] not in (b"Z", b"X") and fields[1] != b"2" and os.geteuid() in (0, _owner(pid))
-
-
-def _owner(pid: int) -> int:
-    try:
-        return os.stat(f"/proc/{pid}").st_uid
-    except OSError:
-        return -1
-
-
-def _parent(pid: int) -> int:
-    # The second field is the command in parentheses, and may itself hold spaces and parentheses.
-    fields = _read(pid, "stat").rpartition(b")")[2].split()
-    return int(fields[1]) if fields else 0
-
-
-def _describe(pid: int) -> str:
-    state = _read(pid, "stat").rpartition(b")")[2].split()[:1]
-    if state == [b"Z"]:
-        return "a zombie that nobody waited for"
-    return _read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip() or "(no command line)"
-
-
-def _read(pid: int, name: str) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/{name}").read_bytes()
-    except OSError:  # gone meanwhile, or of another user
-        return b""
-
-
-def _sockets() -> set[str]:
-    return {link for link in _links("/proc/self/fd") if link.startswith("socket:")}
-
-
-def _holders_of_segments() -> tuple[set[str], set[str]]:
-    """Names of shared memory that this session's processes hold, and of what only others hold."""
-    ours: set[str] = set()
-    others: set[str] = set()
-    for pid in _processes():
-        mapped = _read(pid, "maps").decode(errors="replace").splitlines()
-        paths = [
-            *(line.partition("/dev/shm/")[2] for line in mapped),
-            *(link.partition("/dev/shm/")[2] for link in _links(f"/proc/{pid}/fd")),
-        ]
-        names = {path.removesuffix(" (deleted)").partition("/")[0] for path in paths if path}
-        (ours if pid == os.getpid() or _is_marked(pid) else others).update(names)
-    return ours, others - ours
-
-
-def _links(folder: str) -> set[str]:
-    links = set()
-    with suppress(OSError):
-        for name in os.listdir(folder):
-            with suppress(OSError):  # the descriptor that lists the folder is closed by now
-                links.add(os.readlink(f"{folder}/{name}"))
-    return links
-
-
-def _names(folder: Path) -> set[str]:
-    try:
-        return set(os.listdir(folder))
-    except OSError:
-        return set()
+    mesh = this_host().spawn_procs(getattr(request.module, "PROCS", {"r": 2}), name="t", device="cpu")
+    mesh.initialized.get(LONG_S)
+    yield mesh
+    mesh.stop(grace_s=0).get(LONG_S)

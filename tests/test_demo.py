@@ -12,9 +12,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from tests.notebooks import NOTEBOOKS, Run, read, text_of
+from tests.support.notebooks import NOTEBOOKS, Run, read, text_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 QUICKSTART = NOTEBOOKS / "01_quickstart.ipynb"
 STEPS = 40  # of the notebook's 500: enough to see the loss fall
@@ -115,6 +115,7 @@ def test_the_page_shows_what_the_notebook_shows(demo: Run) -> None:
     assert "validation loss after" in demo.html
 
 
+@pytest.mark.slow
 def test_a_cell_that_fails_on_one_rank_ends_the_run(tmp_path: Path) -> None:
     notebook = read(QUICKSTART)
     (hello,) = [place for place, cell in enumerate(notebook.cells) if "I am rank" in cell.source]

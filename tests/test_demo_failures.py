@@ -7,7 +7,7 @@ import re
 import pytest
 
 from monarch_kernel.syntax.selector import pick_ranks
-from tests.notebooks import NOTEBOOKS, Run, read
+from tests.support.notebooks import NOTEBOOKS, Run, read
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.notebooks import NOTEBOOKS, Run, read
+from tests.support.notebooks import NOTEBOOKS, Run, read
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.rays import logs_of_nodes
-from tests.notebooks import NOTEBOOKS, Run, read, text_of
+from tests.support.notebooks import NOTEBOOKS, Run, read, text_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(800)]
 

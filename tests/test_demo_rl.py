@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import nbformat
 import pytest
 
-from tests.notebooks import NOTEBOOKS, Run, read
+from tests.support.notebooks import NOTEBOOKS, Run, read
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -35,7 +35,7 @@ class Training:
 
     def steps_of(self, generator: int) -> list[int]:
         """Of the trainer, with whose weights a generator has flown."""
-        return [step for who, step, _ in self.rounds if who == generator]
+        return [step for number, step, _ in self.rounds if number == generator]
 
     def reward(self, begin: int, end: int) -> float:
         """The mean between two steps."""
@@ -78,7 +78,7 @@ def test_the_policy_lands_where_it_crashed_before(training: Training) -> None:
     assert after >= 30
 
 
-def test_a_killed_generator_is_missed_by_nobody(training: Training) -> None:
+def test_a_killed_generator_does_not_hold_up_the_others(training: Training) -> None:
     assert training.steps_of(VICTIM)[0] == 0
     # What it had sent before it was killed may have been read after that.
     assert not [step for step in training.steps_of(VICTIM) if training.killed + 2 < step < training.replaced]

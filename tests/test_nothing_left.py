@@ -1,4 +1,4 @@
-"""The fixture that proves that tests leave nothing behind does notice what is left."""
+"""The plugin that proves that tests leave nothing behind notices what is left."""
 
 from __future__ import annotations
 
@@ -55,27 +55,23 @@ def test_wide_fixture(wide):
 """
 
 
+CONFTEST = """
+from tests.support import leftovers
+
+pytest_plugins = ["tests.support.leftovers"]
+leftovers.GRACE_S = 0.3
+"""
+
+
 def test_each_kind_of_leak_is_reported(tmp_path: Path) -> None:
-    text = (Path(__file__).parent / "conftest.py").read_text()
-    assert text.count("GRACE_S = 30.0") == 1
-    (tmp_path / "conftest.py").write_text(text.replace("GRACE_S = 30.0", "GRACE_S = 0.3"))
+    (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_leaks.py").write_text(LEAKS)
+    options = ["-p", "no:xdist", "-p", "no:cacheprovider", "-W", "ignore", "-rN"]
+    root = str(Path(__file__).parents[1])
     run = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "no:xdist",
-            "-p",
-            "no:cacheprovider",
-            "-W",
-            "ignore",
-            "-rN",
-            "test_leaks.py",
-        ],
+        [sys.executable, "-m", "pytest", *options, "test_leaks.py"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": root},
         capture_output=True,
         text=True,
         check=False,

@@ -1,4 +1,4 @@
-"""Memory of other processes is read and written as it is, never after it was freed, and whoever dies leaves nothing."""
+"""A process reads and writes memory of another as it is, never after it was freed, and a dead process leaves nothing."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-from monarch_kernel.actor import Actor, ActorError, ProcMesh, endpoint, shutdown_context, this_host, this_proc
+from monarch_kernel.actor import Actor, ActorError, ProcMesh, endpoint, this_host, this_proc
 from monarch_kernel.actor.ports import asker_here
 from monarch_kernel.errors import BufferGoneError
 from monarch_kernel.rdma import Buffer, RDMAAction, RDMABuffer, Transfer
 from tests.failures.machines import APART, Machines, can_be_apart, hosts_on
+from tests.support.waiting import LONG_S
 
-DEADLINE_S = 60.0
+PROCS = {"gpus": 2}
+
 LARGE = 3 << 20  # elements of 4 bytes: carried by a thread of its own
 
 
@@ -65,19 +67,11 @@ class Store(Actor):
         return buffer.write_from(source).get()
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[ProcMesh]:
-    procs = this_host().spawn_procs({"gpus": 2})
-    procs.initialized.get(DEADLINE_S)
-    yield procs
-    shutdown_context().get(DEADLINE_S)
-
-
 @pytest.fixture
-def stores(ranks: ProcMesh) -> Iterator[tuple[Any, Any]]:
-    stores = ranks.spawn("stores", Store)
+def stores(procs: ProcMesh) -> Iterator[tuple[Any, Any]]:
+    stores = procs.spawn("stores", Store)
     yield stores.slice(gpus=0), stores.slice(gpus=1)
-    stores.stop().get(DEADLINE_S)
+    stores.stop().get(LONG_S)
 
 
 @pytest.mark.parametrize(
@@ -96,49 +90,49 @@ def stores(ranks: ProcMesh) -> Iterator[tuple[Any, Any]]:
 def test_what_another_rank_has_is_read_and_written(stores: tuple[Any, Any], make: Callable[[], torch.Tensor]) -> None:
     owner, other = stores
     tensor = make()
-    buffer = owner.lend.call_one("x", tensor).get(DEADLINE_S)
+    buffer = owner.lend.call_one("x", tensor).get(LONG_S)
     assert (buffer.shape, buffer.dtype, buffer.nbytes) == (
         tuple(tensor.shape),
         str(tensor.dtype).removeprefix("torch."),
         tensor.nbytes,
     )
-    transfer, read = other.read.call_one(buffer).get(DEADLINE_S)
+    transfer, read = other.read.call_one(buffer).get(LONG_S)
     assert torch.equal(read, tensor)
     assert (transfer.nbytes, transfer.road) == (tensor.nbytes, "memory")
-    other.write.call_one(buffer, tensor + 1).get(DEADLINE_S)
-    assert torch.equal(owner.holds.call_one("x").get(DEADLINE_S), tensor + 1)
+    other.write.call_one(buffer, tensor + 1).get(LONG_S)
+    assert torch.equal(owner.holds.call_one("x").get(LONG_S), tensor + 1)
 
 
 def test_the_program_reads_and_lends_too(stores: tuple[Any, Any]) -> None:
     owner, _ = stores
-    buffer = owner.lend.call_one("x", np.arange(12, dtype="i4").reshape(3, 4)).get(DEADLINE_S)
+    buffer = owner.lend.call_one("x", np.arange(12, dtype="i4").reshape(3, 4)).get(LONG_S)
     into = np.zeros((3, 4), "i4")
-    assert buffer.read_into(into).get(DEADLINE_S).road == "memory"
+    assert buffer.read_into(into).get(LONG_S).road == "memory"
     assert into.tolist() == np.arange(12).reshape(3, 4).tolist()
     ours = torch.arange(4.0)
     lent = Buffer(ours)
-    _, read = owner.read.call_one(lent).get(DEADLINE_S)
+    _, read = owner.read.call_one(lent).get(LONG_S)
     assert read.tolist() == [0, 1, 2, 3]
-    owner.write.call_one(lent, torch.ones(4)).get(DEADLINE_S)
+    owner.write.call_one(lent, torch.ones(4)).get(LONG_S)
     assert ours.tolist() == [1, 1, 1, 1]
-    assert lent.drop().get(DEADLINE_S) is True
+    assert lent.drop().get(LONG_S) is True
 
 
-@pytest.mark.usefixtures("ranks")
+@pytest.mark.usefixtures("procs")
 def test_within_a_process_it_is_one_copy() -> None:
     buffer, into = Buffer(bytearray(b"abcdef")), bytearray(6)
-    assert buffer.read_into(into).get(DEADLINE_S).road == "process"
+    assert buffer.read_into(into).get(LONG_S).road == "process"
     assert into == b"abcdef"
-    assert buffer.write_from(b"ABCDEF").get(DEADLINE_S).nbytes == 6
-    assert buffer[1:4].read_into(part := bytearray(3)).get(DEADLINE_S).nbytes == 3
+    assert buffer.write_from(b"ABCDEF").get(LONG_S).nbytes == 6
+    assert buffer[1:4].read_into(part := bytearray(3)).get(LONG_S).nbytes == 3
     assert part == b"BCD"
 
 
 def test_parts_are_views_of_the_same_memory(stores: tuple[Any, Any]) -> None:
     owner, other = stores
-    part = owner.lend_part.call_one(10, 20).get(DEADLINE_S)
+    part = owner.lend_part.call_one(10, 20).get(LONG_S)
     into = torch.zeros(5)
-    part[5:].read_into(into).get(DEADLINE_S)
+    part[5:].read_into(into).get(LONG_S)
     assert into.tolist() == [15, 16, 17, 18, 19]
     assert len(part[-3:]) == 3
     assert part[4:4].nbytes == 0
@@ -146,16 +140,16 @@ def test_parts_are_views_of_the_same_memory(stores: tuple[Any, Any]) -> None:
         part[3]
     with pytest.raises(TypeError, match=r"buf\[start:stop\]"):
         part[::2]
-    _, read = other.read.call_one(part[:2]).get(DEADLINE_S)
+    _, read = other.read.call_one(part[:2]).get(LONG_S)
     assert read.tolist() == [10, 11]
 
 
-def test_transfers_are_begun_together_or_not_at_all(stores: tuple[Any, Any]) -> None:
+def test_transfers_start_together_or_not_at_all(stores: tuple[Any, Any]) -> None:
     owner, _ = stores
-    buffer = owner.lend.call_one("x", torch.arange(float(LARGE))).get(DEADLINE_S)
+    buffer = owner.lend.call_one("x", torch.arange(float(LARGE))).get(LONG_S)
     whole, few = torch.zeros(LARGE), torch.zeros(10)
     batch = RDMAAction().read_into(buffer, whole).read_into(buffer[5:15], few)
-    first, second = batch.submit().get(DEADLINE_S)
+    first, second = batch.submit().get(LONG_S)
     assert (first.nbytes, second.nbytes) == (4 * LARGE, 40)
     assert few.tolist() == list(range(5, 15))
     assert torch.equal(whole, torch.arange(float(LARGE)))
@@ -163,7 +157,7 @@ def test_transfers_are_begun_together_or_not_at_all(stores: tuple[Any, Any]) -> 
     with pytest.raises(ValueError, match="shape"):
         RDMAAction().read_into(buffer[:10], few).read_into(buffer, torch.zeros(3)).submit()
     assert few.sum() == 0
-    assert RDMAAction().submit().get(DEADLINE_S) == []
+    assert RDMAAction().submit().get(LONG_S) == []
 
 
 @pytest.mark.parametrize(
@@ -182,8 +176,8 @@ def test_what_does_not_fit_is_refused_at_the_call(dst: Any, error: type[Exceptio
     buffer = Buffer(torch.zeros(2, 2))
     with pytest.raises(error, match=what):
         buffer.read_into(dst)
-    buffer.read_into(torch.zeros(4)).get(DEADLINE_S)  # flat fits
-    buffer.read_into(bytearray(16)).get(DEADLINE_S)
+    buffer.read_into(torch.zeros(4)).get(LONG_S)  # flat fits
+    buffer.read_into(bytearray(16)).get(LONG_S)
 
 
 def test_memory_that_can_only_be_read_is_not_written() -> None:
@@ -193,32 +187,32 @@ def test_memory_that_can_only_be_read_is_not_written() -> None:
         Buffer(torch.zeros(1).expand(6)).write_from(torch.arange(6.0))
 
 
-def test_what_was_dropped_can_not_be_read_by_anybody(stores: tuple[Any, Any]) -> None:
+def test_what_was_dropped_can_not_be_read(stores: tuple[Any, Any]) -> None:
     owner, other = stores
-    buffer = owner.lend_and_forget.call_one().get(DEADLINE_S)
-    _, read = other.read.call_one(buffer).get(DEADLINE_S)  # lent, though its owner has no other reference
+    buffer = owner.lend_and_forget.call_one().get(LONG_S)
+    _, read = other.read.call_one(buffer).get(LONG_S)  # lent, though its owner has no other reference
     assert read.sum() == 7.0 * LARGE
-    assert buffer.drop().get(DEADLINE_S) is True
-    assert buffer.drop().get(DEADLINE_S) is False
+    assert buffer.drop().get(LONG_S) is True
+    assert buffer.drop().get(LONG_S) is False
     with pytest.raises(BufferGoneError, match="it was dropped"):
-        buffer.read_into(torch.zeros(LARGE)).get(DEADLINE_S)
+        buffer.read_into(torch.zeros(LARGE)).get(LONG_S)
     with pytest.raises(ActorError, match="it was dropped"):
-        other.read.call_one(buffer[:5]).get(DEADLINE_S)
-    later = owner.lend_and_forget.call_one().get(DEADLINE_S)  # takes the same entry, perhaps the same memory
+        other.read.call_one(buffer[:5]).get(LONG_S)
+    later = owner.lend_and_forget.call_one().get(LONG_S)  # takes the same entry, perhaps the same memory
     with pytest.raises(BufferGoneError, match="it was dropped"):
-        buffer.write_from(torch.zeros(LARGE)).get(DEADLINE_S)
-    assert later.read_into(torch.zeros(LARGE)).get(DEADLINE_S).nbytes == 4 * LARGE
+        buffer.write_from(torch.zeros(LARGE)).get(LONG_S)
+    assert later.read_into(torch.zeros(LARGE)).get(LONG_S).nbytes == 4 * LARGE
 
 
-def test_what_an_actor_has_lent_ends_with_it(ranks: ProcMesh) -> None:
-    actor = ranks.slice(gpus=0).spawn("ends", Store)
-    buffer = actor.lend.call_one("x", torch.zeros(4)).get(DEADLINE_S)
-    actor.stop().get(DEADLINE_S)
+def test_what_an_actor_has_lent_ends_with_it(procs: ProcMesh) -> None:
+    actor = procs.slice(gpus=0).spawn("ends", Store)
+    buffer = actor.lend.call_one("x", torch.zeros(4)).get(LONG_S)
+    actor.stop().get(LONG_S)
     with pytest.raises(BufferGoneError, match="it was dropped"):
-        buffer.read_into(torch.zeros(4)).get(DEADLINE_S)
+        buffer.read_into(torch.zeros(4)).get(LONG_S)
 
 
-@pytest.mark.usefixtures("ranks")
+@pytest.mark.usefixtures("procs")
 def test_a_handle_that_was_never_passed_on_is_the_loan() -> None:
     tensor = torch.zeros(4)
     alive = weakref.ref(tensor.untyped_storage())
@@ -226,104 +220,108 @@ def test_a_handle_that_was_never_passed_on_is_the_loan() -> None:
     del tensor
     part = buffer[1:2]
     del buffer
-    part.read_into(torch.zeros(1)).get(DEADLINE_S)  # a part keeps the whole
+    part.read_into(torch.zeros(1)).get(LONG_S)  # a part keeps the whole
     del part
     gc.collect()
     assert alive() is None
 
 
-@pytest.mark.usefixtures("ranks")
+@pytest.mark.usefixtures("procs")
 def test_a_transfer_keeps_the_handle_that_is_the_loan() -> None:
     lent = torch.arange(float(LARGE))
     into = [torch.zeros(LARGE // 2 * 2) for _ in range(8)]  # more than are carried at the same time
     futures = [Buffer(lent)[: len(each)].read_into(each) for each in into]
-    assert {future.get(DEADLINE_S).nbytes for future in futures} == {into[0].nbytes}
+    assert {future.get(LONG_S).nbytes for future in futures} == {into[0].nbytes}
     assert all(torch.equal(each, lent[: len(each)]) for each in into)
 
 
-def test_the_death_of_the_owner_is_told_with_its_cause(ranks: ProcMesh) -> None:
-    procs = this_host().spawn_procs({"gpus": 1})
+def test_the_death_of_the_owner_is_an_error_with_its_cause(session: None, by_value: None) -> None:
+    procs = this_host().spawn_procs({"gpus": 1}, device="cpu")
     store = procs.spawn("dies", Store)
-    buffer = store.lend.call_one("x", torch.zeros(LARGE)).get(DEADLINE_S)
-    pid = store.pid.call_one().get(DEADLINE_S)
-    buffer.read_into(torch.zeros(LARGE)).get(DEADLINE_S)
+    buffer = store.lend.call_one("x", torch.zeros(LARGE)).get(LONG_S)
+    pid = store.pid.call_one().get(LONG_S)
+    buffer.read_into(torch.zeros(LARGE)).get(LONG_S)
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(Exception, match="SIGKILL"):
-        store.pid.call_one().get(DEADLINE_S)
+        store.pid.call_one().get(LONG_S)
     with pytest.raises(BufferGoneError, match=r"its owner has ended .*SIGKILL"):
-        buffer.read_into(torch.zeros(LARGE)).get(DEADLINE_S)
+        buffer.read_into(torch.zeros(LARGE)).get(LONG_S)
     with pytest.raises(BufferGoneError, match="its owner has ended"):
-        buffer.write_from(torch.zeros(LARGE)).get(DEADLINE_S)
-    assert buffer.drop().get(DEADLINE_S) is False
-    procs.stop().get(DEADLINE_S)
+        buffer.write_from(torch.zeros(LARGE)).get(LONG_S)
+    assert buffer.drop().get(LONG_S) is False
+    procs.stop().get(LONG_S)
 
 
-def test_two_actors_of_the_program_share_memory_too(ranks: ProcMesh) -> None:
+def test_two_actors_of_the_program_share_memory_too(session: None) -> None:
     store = this_proc().spawn("here", Store)
-    buffer = store.lend.call_one("x", torch.ones(4)).get(DEADLINE_S)
-    assert buffer.read_into(into := torch.zeros(4)).get(DEADLINE_S).road == "process"
+    buffer = store.lend.call_one("x", torch.ones(4)).get(LONG_S)
+    assert buffer.read_into(into := torch.zeros(4)).get(LONG_S).road == "process"
     assert into.sum() == 4
-    store.stop().get(DEADLINE_S)
+    store.stop().get(LONG_S)
 
 
 @pytest.fixture(scope="module")
-def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ProcMesh, ProcMesh]]:
-    """A rank here, and one that neither sees."""
+def apart(
+    session: None, by_value: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[ProcMesh, ProcMesh]]:
+    """A rank here, and one on a machine whose memory neither this rank nor the program can reach."""
     if not can_be_apart():
         pytest.skip("no process namespaces can be made here")
-    near = this_host().spawn_procs({"gpus": 1})
-    far = hosts_on(Machines(tmp_path_factory.mktemp("far"), within=APART), 1).spawn_procs({"gpus": 1})
+    near = this_host().spawn_procs({"gpus": 1}, device="cpu")
+    hosts = hosts_on(Machines(tmp_path_factory.mktemp("far"), within=APART), 1)
+    far = hosts.spawn_procs({"gpus": 1}, device="cpu")
     for procs in (near, far):
-        procs.initialized.get(DEADLINE_S)
+        procs.initialized.get(LONG_S)
     yield near, far
-    shutdown_context().get(DEADLINE_S)
+    near.stop(grace_s=0).get(LONG_S)
+    hosts.shutdown().get(LONG_S)
 
 
 def test_memory_of_another_machine_travels_by_streams(apart: tuple[ProcMesh, ProcMesh]) -> None:
     near, store = (procs.spawn("stores", Store) for procs in apart)
     tensor = torch.randn(LARGE + 1, 2)[:, 0]  # more than two pieces, the last one short; with gaps
-    buffer = store.lend.call_one("x", tensor).get(DEADLINE_S)
-    transfer = buffer.read_into(into := torch.zeros(LARGE + 1)).get(DEADLINE_S)
+    buffer = store.lend.call_one("x", tensor).get(LONG_S)
+    transfer = buffer.read_into(into := torch.zeros(LARGE + 1)).get(LONG_S)
     assert (transfer.road, transfer.nbytes) == ("network", tensor.numel() * 4)
     assert torch.equal(into, tensor)
-    transfer, read = near.read.call_one(buffer).get(DEADLINE_S)
+    transfer, read = near.read.call_one(buffer).get(LONG_S)
     assert transfer.road == "network"
     assert torch.equal(read, tensor)
-    near.write.call_one(buffer, tensor * 2).get(DEADLINE_S)
-    assert torch.equal(store.holds.call_one("x").get(DEADLINE_S), tensor * 2)
-    small = buffer[:3].read_into(torch.zeros(3)).get(DEADLINE_S)
+    near.write.call_one(buffer, tensor * 2).get(LONG_S)
+    assert torch.equal(store.holds.call_one("x").get(LONG_S), tensor * 2)
+    small = buffer[:3].read_into(torch.zeros(3)).get(LONG_S)
     assert (small.road, small.nbytes) == ("network", 12)  # there is a stream already
     asker_here().roads.close()
-    small = buffer[:3].read_into(torch.zeros(3)).get(DEADLINE_S)
+    small = buffer[:3].read_into(torch.zeros(3)).get(LONG_S)
     assert (small.road, small.nbytes) == ("messages", 12)
-    buffer.drop().get(DEADLINE_S)
+    buffer.drop().get(LONG_S)
     with pytest.raises(BufferGoneError, match="it was dropped"):
-        buffer.read_into(into).get(DEADLINE_S)
+        buffer.read_into(into).get(LONG_S)
     with pytest.raises(ActorError, match="it was dropped"):
-        near.write.call_one(buffer[:3], torch.zeros(3)).get(DEADLINE_S)
+        near.write.call_one(buffer[:3], torch.zeros(3)).get(LONG_S)
     asker_here().roads.close()
 
 
-def test_an_owner_out_of_reach_that_dies_is_told_with_its_cause(apart: tuple[ProcMesh, ProcMesh]) -> None:
+def test_the_death_of_an_owner_out_of_reach_is_an_error_with_its_cause(apart: tuple[ProcMesh, ProcMesh]) -> None:
     store = apart[1].spawn("dies", Store)
-    buffer = store.lend.call_one("x", torch.zeros(LARGE)).get(DEADLINE_S)
+    buffer = store.lend.call_one("x", torch.zeros(LARGE)).get(LONG_S)
     store.die.broadcast()
     with pytest.raises(BufferGoneError, match=r"its owner has ended .*exit code 3"):  # noqa: PT012
         while True:  # it dies at some moment of this
-            buffer.read_into(torch.zeros(LARGE)).get(DEADLINE_S)
+            buffer.read_into(torch.zeros(LARGE)).get(LONG_S)
     asker_here().roads.close()
 
 
-def test_a_transfer_that_has_failed_keeps_no_memory(ranks: ProcMesh) -> None:
+def test_a_transfer_that_has_failed_keeps_no_memory(session: None) -> None:
     buffer = Buffer(torch.zeros(4))
-    buffer.drop().get(DEADLINE_S)
+    buffer.drop().get(LONG_S)
     alive = weakref.ref(into := np.zeros(4, "f4"))
     failed = buffer.read_into(into)
     del into
-    gc.disable()  # as long as nobody looks for cycles
+    gc.disable()  # also without a search for cycles
     try:
         with pytest.raises(BufferGoneError):
-            failed.get(DEADLINE_S)
+            failed.get(LONG_S)
         assert alive() is None
     finally:
         gc.enable()

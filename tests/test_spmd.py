@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import sys
-from collections.abc import Iterator
 
-import cloudpickle
 import pytest
 
-from monarch_kernel.actor import Actor, ProcMesh, current_rank, endpoint, shutdown_context, this_host
+from monarch_kernel.actor import Actor, ProcMesh, current_rank, endpoint
 from monarch_kernel.spmd import setup_torch_elastic_env, setup_torch_elastic_env_async
+from tests.support.waiting import LONG_S
 
-LONG_S = 60.0
+PROCS = {"dp": 2, "tp": 2}
 
 
 class Reducer(Actor):
@@ -39,17 +37,6 @@ class Reducer(Actor):
             dist.destroy_process_group()
 
 
-@pytest.fixture(scope="module")
-def procs() -> Iterator[ProcMesh]:
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    mesh = this_host().spawn_procs({"dp": 2, "tp": 2}, device="cpu")
-    mesh.initialized.get(LONG_S)
-    yield mesh
-    shutdown_context().get()
-    cloudpickle.unregister_pickle_by_value(module)
-
-
 def test_actors_can_form_a_process_group(procs: ProcMesh) -> None:
     setup_torch_elastic_env(procs)
     reducers = procs.spawn("reducers", Reducer)
@@ -71,7 +58,7 @@ def test_a_slice_is_a_group_of_its_own(procs: ProcMesh) -> None:
     assert [part.get(LONG_S).values() for part in parts] == [(3.0, 3.0)] * 2
 
 
-def test_the_place_to_meet_can_be_given(procs: ProcMesh) -> None:
+def test_the_address_of_the_store_can_be_given(procs: ProcMesh) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     asyncio.run(setup_torch_elastic_env_async(procs, "127.0.0.1", port))

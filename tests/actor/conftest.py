@@ -1,15 +1,16 @@
-"""One session for all modules: each has meshes of its own, which come up soon where an agent is there already."""
+"""What holds for all tests of actors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from monarch_kernel.actor import shutdown_context
+from tests.support.ranks import warm_up
 
 
-@pytest.fixture(scope="package", autouse=True)
-def session_ends() -> Iterator[None]:
-    yield
-    shutdown_context().get()
+@pytest.fixture(scope="module", autouse=True)
+def warm(session: None) -> None:
+    """Before the first test of a module, the host agent and the zygote exist: a test leaves nothing behind that it starts.
+
+    A module before this one may have ended those of the session.
+    """
+    warm_up()

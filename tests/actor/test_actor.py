@@ -1,8 +1,9 @@
-"""What an actor may rely on: order, one message at a time, its own thread, copies, and what ends it and what does not."""
+"""What an actor may rely on: order, one message at a time, its own thread, copies, and which errors end it."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -14,7 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from monarch_kernel.actor import (
@@ -28,28 +28,18 @@ from monarch_kernel.actor import (
     current_size,
     endpoint,
     this_host,
+    this_proc,
 )
 from monarch_kernel.mesh import Extent
-from tests.waiting import wait_until
+from tests.support.actors import Worker, main_thread_waits_for_a_future
+from tests.support.timing import Bar
+from tests.support.waiting import LONG_S, wait_for_files, wait_until
 
-LONG_S = 60.0
-"""For what takes a moment: a failure, not a measure."""
-
-
-@pytest.fixture(scope="module")
-def procs() -> Iterator[ProcMesh]:
-    """Four processes; ranks can't import tests, so the classes of this module travel by value."""
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    mesh = this_host().spawn_procs({"dp": 2, "tp": 2}, device="cpu")
-    mesh.initialized.get(LONG_S)
-    yield mesh
-    mesh.stop().get()  # the session is the folder's
-    cloudpickle.unregister_pickle_by_value(module)
+PROCS = {"dp": 2, "tp": 2}
 
 
 class Log(Actor):
-    """Remembers what it is told."""
+    """Remembers values, and where it runs."""
 
     def __init__(self, *first: object) -> None:
         self.seen: list[object] = list(first)
@@ -59,12 +49,7 @@ class Log(Actor):
         self.overlaps = 0
 
     @endpoint
-    def add(self, value: object) -> None:
-        """Remember."""
-        self.seen.append(value)
-
-    @endpoint
-    def add_and_count(self, value: object) -> int:
+    def add(self, value: object) -> int:
         self.seen.append(value)
         return len(self.seen)
 
@@ -73,21 +58,25 @@ class Log(Actor):
         return self.seen
 
     @endpoint
+    def place(self) -> tuple[int, int]:
+        return os.getpid(), threading.get_ident()
+
+    @endpoint
     def thread(self) -> tuple[int, bool]:
         return threading.get_ident(), getattr(self.local, "here", False)
 
     @endpoint
-    def alone(self) -> int:
+    def alone(self) -> tuple[int, bool]:
         self.overlaps += self.busy
         self.busy = True
         time.sleep(0.001)
         self.busy = False
-        return self.overlaps
+        return self.overlaps, getattr(self.local, "here", False)
 
     @endpoint
-    def change(self, value: list[int]) -> int:
-        value.append(1)
-        return id(value)
+    def grow(self, values: list[int]) -> list[int]:
+        values.append(1)
+        return values
 
     @endpoint
     def fail(self, text: str, *ranks: int) -> int:
@@ -122,8 +111,8 @@ class Log(Actor):
 class AsyncLog(Actor):
     """The same, asynchronous."""
 
-    def __init__(self, fail: bool = False) -> None:
-        self.seen: list[object] = []
+    def __init__(self, *first: object, fail: bool = False) -> None:
+        self.seen: list[object] = list(first)
         self.thread_id = threading.get_ident()
         self.busy = False
         self.overlaps = 0
@@ -144,7 +133,7 @@ class AsyncLog(Actor):
     async def alone(self) -> tuple[int, bool]:
         self.overlaps += self.busy
         self.busy = True
-        await asyncio.sleep(0.002)
+        await asyncio.sleep(0.001)
         self.busy = False
         return self.overlaps, threading.get_ident() == self.thread_id
 
@@ -188,6 +177,16 @@ class Where(Actor):
     def here(self) -> tuple[int, dict[str, int], int, str]:
         return current_rank().rank, dict(current_size()), context().actor_instance.rank.rank, current_actor_name()
 
+    @endpoint
+    def actor(self) -> tuple[str, int]:
+        here = context().actor_instance
+        return here.name, here.actor_id
+
+    @endpoint
+    def meshes(self) -> tuple[dict[str, int], dict[str, int]]:
+        here: Any = context().actor_instance
+        return dict(here.proc.extent), dict(here.proc_mesh.extent)
+
 
 class Signaller(Actor):
     """Two of them prove that they run at the same time: each waits for the other's file."""
@@ -195,12 +194,26 @@ class Signaller(Actor):
     @endpoint
     def meet(self, mine: str, others: str) -> bool:
         Path(mine).touch()
-        deadline = time.monotonic() + LONG_S
-        while not os.path.exists(others):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.001)
-        return True
+        return wait_until(Path(others).exists, others)
+
+
+class LastWords(Worker):
+    """Prints before it dies."""
+
+    @endpoint
+    def die(self, code: int = 17) -> None:
+        print("the last words", flush=True)
+        os._exit(code)
+
+
+class Fatal(Actor):
+    """Ends its process when it is made."""
+
+    def __init__(self) -> None:
+        os._exit(5)
+
+    @endpoint
+    def get(self) -> None: ...
 
 
 class Broken(Actor):
@@ -216,10 +229,21 @@ class Broken(Actor):
         return True
 
 
+both = pytest.mark.parametrize("kind", [Log, AsyncLog])
+
+
+@pytest.fixture
+def doomed(procs: ProcMesh) -> Iterator[ProcMesh]:
+    """Two processes that a test may end."""
+    mesh = this_host().spawn_procs({"r": 2}, device="cpu")
+    yield mesh
+    mesh.stop(grace_s=0).get(LONG_S)
+
+
 # -- context
 
 
-def test_context_says_who_is_asked(procs: ProcMesh) -> None:
+def test_context_of_an_endpoint_and_of_init(procs: ProcMesh) -> None:
     where = procs.spawn("where", Where)
     size = {"dp": 2, "tp": 2}
     assert where.here.call().get().values() == tuple((rank, size, rank, "where") for rank in range(4))
@@ -235,6 +259,18 @@ def test_context_of_a_slice_counts_within_the_slice(procs: ProcMesh) -> None:
     assert where.here.call().get().values()[2] == (2, {"dp": 2, "tp": 2}, 2, "where")  # the whole is as it was
 
 
+def test_context_knows_the_actor(procs: ProcMesh) -> None:
+    where = procs.spawn("where", Where)
+    found = where.actor.call().get(LONG_S).values()
+    assert {name for name, _ in found} == {"where"}
+    assert len({number for _, number in found}) == 1
+
+
+def test_context_knows_the_process_and_the_mesh_of_processes(procs: ProcMesh) -> None:
+    assert procs.spawn("where", Where).meshes.call().get(LONG_S).values() == (({}, {"dp": 2, "tp": 2}),) * 4
+    assert procs.slice(dp=1).spawn("where", Where).meshes.call().get(LONG_S).values() == (({}, {"tp": 2}),) * 2
+
+
 def test_context_on_the_controller_is_the_clients() -> None:
     assert current_actor_name() == "client"
     assert current_size() == Extent()
@@ -244,31 +280,32 @@ def test_context_on_the_controller_is_the_clients() -> None:
 # -- order
 
 
-def test_everything_from_one_sender_arrives_in_order(procs: ProcMesh) -> None:
-    log = procs.spawn("log", Log)
+@both
+def test_broadcasts_calls_and_slices_of_one_sender_share_one_order(procs: ProcMesh, kind: type[Log]) -> None:
+    log: Any = procs.spawn("log", kind)
     last = log.slice(dp=1, tp=1)
-    expected: list[int] = []
-    for i in range(0, 300, 3):
-        log.add.broadcast(i)
-        last.add.broadcast(i + 1)
-        answer = log.add_and_count.call(i + 2)
-        expected += [i, i + 1, i + 2]
-    assert answer.get(LONG_S).values()[3] == 300
-    assert last.get.call_one().get() == expected
+    for number in range(0, 400, 4):
+        log.add.broadcast(number)
+        last.add.broadcast(number + 1)
+        answer = log.add.call(number + 2)
+        last.add.call_one(number + 3)
+    assert answer.get(LONG_S).values()[3] == 399
+    assert last.get.call_one().get(LONG_S) == list(range(400))
+    assert log.slice(dp=0, tp=0).get.call_one().get(LONG_S) == [n for n in range(400) if n % 4 in (0, 2)]
 
 
-def test_init_runs_before_the_first_message(procs: ProcMesh) -> None:
-    log = procs.spawn("log", Log, "first", 2)
+@both
+def test_init_runs_before_the_first_message(procs: ProcMesh, kind: type[Log]) -> None:
+    log = procs.spawn("log", kind, "first", 2)
     log.add.broadcast("third")
-    assert log.get.call().get().values() == (["first", 2, "third"],) * 4
+    assert log.get.call().get(LONG_S).values() == (["first", 2, "third"],) * 4
 
 
-@pytest.mark.parametrize("kind", [Log, AsyncLog])
-def test_one_message_at_a_time(procs: ProcMesh, kind: type[Log]) -> None:
+@both
+def test_one_message_at_a_time_on_one_thread(procs: ProcMesh, kind: type[Log]) -> None:
     log = procs.slice(dp=0, tp=0).spawn("log", kind)
     futures = [log.alone.call_one() for _ in range(50)]
-    answers = [future.get(LONG_S) for future in futures]
-    assert set(answers) == ({0} if kind is Log else {(0, True)})  # type: ignore[comparison-overlap]
+    assert {future.get(LONG_S) for future in futures} == {(0, True)}
 
 
 def test_two_actors_of_one_process_run_at_the_same_time(procs: ProcMesh, tmp_path: Path) -> None:
@@ -286,7 +323,8 @@ def test_an_actor_stays_on_its_thread(procs: ProcMesh) -> None:
     threads = [log.thread.call().get().values() for _ in range(5)]
     assert set(threads) == {threads[0]}
     assert all(here for _, here in threads[0])
-    assert not {thread for thread, _ in other.thread.call().get().values()} & {thread for thread, _ in threads[0]}
+    for (mine, _), (others, _) in zip(threads[0], other.thread.call().get().values()):
+        assert mine != others  # on each rank: two processes may have threads of the same number
 
 
 def test_an_actor_can_call_its_own_endpoints_as_methods(procs: ProcMesh) -> None:
@@ -296,10 +334,10 @@ def test_an_actor_can_call_its_own_endpoints_as_methods(procs: ProcMesh) -> None
 # -- arguments and results
 
 
-def test_arguments_are_copies(procs: ProcMesh) -> None:
+def test_arguments_and_results_are_copies(procs: ProcMesh) -> None:
     log = procs.slice(dp=0, tp=0).spawn("log", Log)
     mine = [0]
-    log.change.call_one(mine).get()
+    assert log.grow.call_one(mine).get(LONG_S) == [0, 1]
     assert mine == [0]
     log.add.call_one(mine).get()
     seen = log.get.call_one().get()
@@ -358,7 +396,7 @@ def test_large_arguments_and_results(procs: ProcMesh) -> None:
 
 def test_twenty_thousand_calls_in_flight(procs: ProcMesh) -> None:
     log = procs.slice(dp=0, tp=0).spawn("log", Log)
-    futures = [log.add_and_count.call_one(i) for i in range(20_000)]
+    futures = [log.add.call_one(i) for i in range(20_000)]
     assert [future.get(LONG_S) for future in futures] == list(range(1, 20_001))
 
 
@@ -368,7 +406,7 @@ def test_calls_from_several_threads_keep_the_order_of_each(procs: ProcMesh) -> N
 
     def work(me: int) -> None:
         for i in range(100):
-            counts[me].append(log.add_and_count.call_one((me, i)).get(LONG_S))
+            counts[me].append(log.add.call_one((me, i)).get(LONG_S))
 
     threads = [threading.Thread(target=work, args=[me]) for me in range(4)]
     for thread in threads:
@@ -378,7 +416,7 @@ def test_calls_from_several_threads_keep_the_order_of_each(procs: ProcMesh) -> N
     assert sorted(sum(counts, [])) == list(range(1, 401))
     seen: list[Any] = log.get.call_one().get()
     for me in range(4):
-        assert [i for who, i in seen if who == me] == list(range(100))
+        assert [i for source, i in seen if source == me] == list(range(100))
 
 
 # -- failures
@@ -404,12 +442,54 @@ def test_an_error_carries_ranks_failures_and_results(procs: ProcMesh) -> None:
     assert "raise ValueError(text)" in "".join(where.source)
 
 
+def test_an_error_names_rank_host_pid_and_the_users_line(procs: ProcMesh) -> None:
+    pids = procs.run("import os; os.getpid()").get(LONG_S).values()
+    log = procs.spawn("log", Log)
+    with pytest.raises(ActorError) as caught:
+        log.fail.call("no good", 0, 1, 2, 3).get(LONG_S)
+    text = str(caught.value)
+    lines = text.splitlines()
+    assert "log.fail() failed" in lines[0]
+    assert lines[1].startswith("[0-3] ValueError: no good")
+    assert f"line {Log.fail.function.__code__.co_firstlineno + 4}" in lines[1]  # type: ignore[attr-defined]
+    assert os.uname().nodename in text
+    assert any(str(pid) in text for pid in pids)
+    assert "raise ValueError(text)" in text
+    assert text.count("ValueError: no good") == 1
+
+
+def test_different_errors_of_several_ranks_are_all_there(procs: ProcMesh) -> None:
+    class FailsByRank(Actor):
+        @endpoint
+        def work(self, bad: tuple[int, ...]) -> int:
+            if current_rank().rank in bad:
+                raise ValueError(f"no good on {current_rank().rank}")
+            return current_rank().rank * 10
+
+    fails: Any = procs.slice(dp=0).spawn("fails", FailsByRank)
+    with pytest.raises(ActorError) as both_failed:
+        fails.work.call((0, 1)).get(LONG_S)
+    error = both_failed.value
+    assert (error.rank, error.ranks, error.results) == (0, (0, 1), {})
+    assert [str(failure) for failure in error.failures.values()] == ["no good on 0", "no good on 1"]
+    assert {point.rank for point in error.failures} == {0, 1}
+    text = str(error)
+    assert text.count("no good on 0") >= 1
+    assert text.count("ValueError: no good on 1") == 1
+    with pytest.raises(ActorError) as one_failed:
+        fails.work.call((1,)).get(LONG_S)
+    assert [(point.rank, value) for point, value in one_failed.value.results.items()] == [(0, 0)]
+    assert isinstance(one_failed.value.exception, ValueError)
+
+
 def test_an_exception_in_a_call_leaves_the_actor_as_it_was(procs: ProcMesh) -> None:
     for kind in (Log, AsyncLog):
         log: Any = procs.slice(dp=0, tp=0).spawn("log", kind)
         log.add.call_one("kept").get()
-        with pytest.raises(ActorError):
-            log.fail.call_one("no good", *([0] if kind is Log else [])).get()
+        for _ in range(2):
+            with pytest.raises(ActorError, match="no good") as caught:
+                log.fail.call_one("no good", *([0] if kind is Log else [])).get()
+            assert isinstance(caught.value.exception, ValueError)
         assert log.get.call_one().get() == ["kept"]
 
 
@@ -424,7 +504,7 @@ def test_an_exception_in_a_broadcast_ends_the_actor(procs: ProcMesh) -> None:
     assert procs.run("1").get().values() == (1,) * 4
 
 
-@pytest.mark.parametrize("kind", [Log, AsyncLog])
+@both
 def test_exit_in_an_endpoint_ends_the_actor_and_not_its_process(procs: ProcMesh, kind: type[Log]) -> None:
     pids = procs.run("import os; os.getpid()").get()
     log = procs.spawn("log", kind)
@@ -446,7 +526,7 @@ def test_exit_in_a_task_of_an_async_actor_ends_the_actor_and_not_its_process(pro
     assert one.run("1").get().item() == 1
 
 
-def test_a_failed_init_is_told_by_every_later_call_and_frees_the_name(procs: ProcMesh) -> None:
+def test_every_later_call_raises_the_error_of_init_and_the_name_is_free(procs: ProcMesh) -> None:
     broken = procs.spawn("model", Broken, 2)
     with pytest.raises(ActorError, match="no weights for rank 2") as first:
         broken.initialized.get(LONG_S)
@@ -469,17 +549,95 @@ def test_a_failed_init_of_an_async_actor(procs: ProcMesh) -> None:
     assert procs.spawn("log", AsyncLog).get.call().get().values() == ([],) * 4
 
 
+def test_a_spawn_in_a_process_that_dies_at_once_does_not_raise(doomed: ProcMesh) -> None:
+    log: Any = doomed.spawn("log", Fatal)
+    with pytest.raises((ActorError, SupervisionError), match="exit code 5"):
+        log.initialized.get(LONG_S)
+    with pytest.raises(SupervisionError, match="exit code 5"):
+        doomed.initialized.get(LONG_S)
+
+
+# -- dead processes
+
+
+def test_a_call_on_a_mesh_with_a_dead_rank_raises_and_a_slice_without_it_works(doomed: ProcMesh, bar: Bar) -> None:
+    worker: Any = doomed.spawn("worker", LastWords)
+    worker.slice(r=1).die.call_one().exception(LONG_S)
+    for call in (worker.value.call, worker.slice(r=1).value.call_one):
+        with bar.below(1.0, "an error"), pytest.raises(SupervisionError, match="exit code 17") as caught:
+            call().get(LONG_S)
+        assert "the last words" in str(caught.value)
+    assert worker.slice(r=0).add.call_one().get(LONG_S) == 1
+
+
+def test_the_host_spawns_processes_after_all_of_a_mesh_have_died(doomed: ProcMesh) -> None:
+    doomed.spawn("worker", Worker).die.call().exception(LONG_S)
+    other = this_host().spawn_procs({"r": 1}, device="cpu")
+    assert other.spawn("worker", Worker).add.call().get(LONG_S).values() == (1,)
+    other.stop(grace_s=0).get(LONG_S)
+
+
+def test_a_failed_call_is_not_sent_again(doomed: ProcMesh) -> None:
+    worker: Any = doomed.spawn("worker", Worker)
+    worker.slice(r=1).die.call_one().exception(LONG_S)
+    for _ in range(3):
+        with pytest.raises(SupervisionError):
+            worker.add.call().get(LONG_S)
+    assert worker.slice(r=0).value.call_one().get(LONG_S) == 0
+
+
+def test_a_spawn_on_a_mesh_with_a_dead_rank_fails_and_names_it(doomed: ProcMesh, bar: Bar) -> None:
+    doomed.slice(r=1).run("import os; os._exit(5)").exception(LONG_S)
+    with bar.below(1.0, "an error"), pytest.raises(SupervisionError, match="exit code 5") as caught:
+        doomed.spawn("worker", Worker).initialized.get(LONG_S)  # type: ignore[attr-defined]
+    assert caught.value.ranks == (1,)
+    assert doomed.slice(r=0).spawn("worker", Worker).add.call_one().get(LONG_S) == 1
+
+
+def test_a_call_fails_when_its_process_is_killed(doomed: ProcMesh, tmp_path: Path, bar: Bar) -> None:
+    worker: Any = doomed.spawn("worker", Worker)
+    took_s = []
+    for rank, pid in enumerate(worker.pid.call().get(LONG_S).values()):
+        future = worker.slice(r=rank).sleep.call_one(str(tmp_path))
+        wait_for_files(tmp_path, str(rank))
+        begin = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        assert isinstance(future.exception(LONG_S), SupervisionError)
+        took_s.append(time.monotonic() - begin)
+    bar.check(min(took_s), 0.1, "the error")
+
+
+# -- references
+
+
+def test_an_actor_lives_without_a_reference(procs: ProcMesh, tmp_path: Path) -> None:
+    waiting = (
+        procs.slice(dp=0, tp=0)
+        .spawn("unreferenced", Signaller)
+        .meet.call_one(str(tmp_path / "mine"), str(tmp_path / "others"))
+    )
+    gc.collect()
+    wait_for_files(tmp_path, "mine")
+    (tmp_path / "others").touch()
+    assert waiting.get(LONG_S)
+
+
+def test_actors_of_the_controllers_process_have_their_own_threads_and_get_copies(procs: ProcMesh) -> None:
+    log = this_proc().spawn("log", Log)
+    pid, thread = log.place.call_one().get(LONG_S)
+    assert pid == os.getpid()
+    assert thread != threading.get_ident()
+    mine: list[int] = []
+    assert log.grow.call_one(mine).get(LONG_S) == [1]
+    assert mine == []
+    assert log.add.call_one(2).get(LONG_S) == 1
+    log.stop().get(LONG_S)
+
+
 # -- interrupts
 
 
-def main_thread_waits_for_a_future() -> bool:
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None and not frame.f_code.co_filename.endswith("transport/driver.py"):
-        frame = frame.f_back
-    return frame is not None
-
-
-@pytest.mark.parametrize("kind", [Log, AsyncLog])
+@both
 def test_an_interrupt_of_a_wait_reaches_the_ranks(procs: ProcMesh, kind: type[Log], tmp_path: Path) -> None:
     log = procs.spawn("log", kind)
     future = log.spin.call(str(tmp_path))
@@ -500,7 +658,7 @@ def test_an_interrupt_of_a_wait_reaches_the_ranks(procs: ProcMesh, kind: type[Lo
     assert {report.kind for report in error.reports.values()} == {"interrupted"}
 
 
-def test_what_waits_its_turn_is_dropped_by_an_interrupt(procs: ProcMesh, tmp_path: Path) -> None:
+def test_an_interrupt_drops_a_call_that_waits_its_turn(procs: ProcMesh, tmp_path: Path) -> None:
     log = procs.slice(dp=0, tp=0).spawn("log", Log)
     running = log.spin.call_one(str(tmp_path))
     queued = log.add.call_one("never")
@@ -518,7 +676,7 @@ def test_what_waits_its_turn_is_dropped_by_an_interrupt(procs: ProcMesh, tmp_pat
 def test_an_interrupt_that_comes_too_late_does_nothing(procs: ProcMesh) -> None:
     log = procs.spawn("log", Log)
     for i in range(200):
-        future = log.add_and_count.call(i)
+        future = log.add.call(i)
         future.interrupt()
         try:
             future.get(LONG_S)
@@ -530,7 +688,7 @@ def test_an_interrupt_that_comes_too_late_does_nothing(procs: ProcMesh) -> None:
 # -- classes of the notebook
 
 
-def test_classes_of_main_travel_by_value_and_may_be_defined_anew() -> None:
+def test_classes_and_functions_of_main_travel_by_value_and_may_be_defined_again() -> None:
     program = """
         import sys
         from monarch_kernel.actor import *
@@ -540,31 +698,31 @@ def test_classes_of_main_travel_by_value_and_may_be_defined_anew() -> None:
         def step():
             return STEP
 
-        class Counter(Actor):
+        class Bumper(Actor):
             def __init__(self, start):
                 self.value = start
             @endpoint
-            def bump(self):
-                self.value += step()
+            def bump(self, function):
+                self.value = function(self.value) + step()
                 return self.value
 
         procs = this_host().spawn_procs({"r": 2}, device="cpu")
-        first = procs.spawn("counter", Counter, 10)
-        print(first.bump.call().get().values())
+        first = procs.spawn("bumper", Bumper, 10)
+        print(first.bump.call(lambda value: value * STEP).get().values())
 
-        class Counter(Actor):
+        class Bumper(Actor):
             @endpoint
             def bump(self):
-                return "anew"
+                return "again"
 
-        second = procs.spawn("counter", Counter)
+        second = procs.spawn("bumper", Bumper)
         print(second.bump.call().get().values())
-        print(first.bump.call().get().values())
+        print(first.bump.call(abs).get().values())
         shutdown_context().get()
     """
     run = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=LONG_S, check=False
     )
-    assert run.stdout.splitlines() == ["(11, 11)", "('anew', 'anew')", "(12, 12)"], run.stdout + run.stderr
+    assert run.stdout.splitlines() == ["(11, 11)", "('again', 'again')", "(12, 12)"], run.stdout + run.stderr
     assert run.returncode == 0
     assert run.stderr == ""

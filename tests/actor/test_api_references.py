@@ -1,4 +1,4 @@
-"""Actors among themselves: references travel as arguments, calls go from rank to rank in order, actors spawn actors, ports."""
+"""Calls between actors: references travel as arguments, calls keep their order, actors spawn actors and use ports."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import asyncio
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 
 import monarch_kernel.actor as api
@@ -27,14 +25,14 @@ from monarch_kernel.actor import (
     endpoint,
     this_host,
 )
-from tests.waiting import undisturbed_s
+from tests.support.timing import Bar
+from tests.support.waiting import LONG_S, wait_until
 
-LONG_S = 60.0
-"""For what takes a moment: a failure, not a measure."""
+PROCS = {"dp": 2, "tp": 2}
 
 
 class Log(Actor):
-    """Remembers what it is told, and by whose place in the mesh that was addressed."""
+    """Remembers values, and gives its place in the mesh that a call addresses."""
 
     def __init__(self, *first: object) -> None:
         self.seen: list[Any] = list(first)
@@ -71,7 +69,7 @@ class Log(Actor):
 
 
 class Caller(Actor):
-    """Runs a function with the references that it is given; the function travels by value."""
+    """Runs functions with references; the functions travel by value."""
 
     def __init__(self, *kept: Any) -> None:
         self.kept = kept
@@ -100,18 +98,6 @@ class AsyncCaller(Actor):
         return await function(*self.kept)
 
 
-@pytest.fixture(scope="module")
-def procs() -> Iterator[ProcMesh]:
-    """Four processes; ranks can't import tests, so the classes of this module travel by value."""
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    mesh = this_host().spawn_procs({"dp": 2, "tp": 2}, device="cpu")
-    mesh.initialized.get(LONG_S)
-    yield mesh
-    mesh.stop().get()  # the session is the folder's
-    cloudpickle.unregister_pickle_by_value(module)
-
-
 @pytest.fixture
 def doomed(procs: ProcMesh) -> Iterator[ProcMesh]:
     """Two processes that a test may end."""
@@ -121,9 +107,11 @@ def doomed(procs: ProcMesh) -> Iterator[ProcMesh]:
 
 
 @pytest.fixture(scope="module")
-def counter(procs: ProcMesh) -> Any:
-    """An actor of the controller, which lives as long as the session."""
-    return api.get_or_spawn_controller("the counter", Log).get(LONG_S)
+def counter(procs: ProcMesh) -> Iterator[Any]:
+    """An actor of the controller."""
+    log: Any = api.get_or_spawn_controller("the counter", Log).get(LONG_S)
+    yield log
+    log.stop().get(LONG_S)
 
 
 @pytest.fixture
@@ -211,20 +199,20 @@ def test_a_reference_on_a_rank_is_a_mesh_like_any_other(log: Any, caller: Any) -
     ]
 
 
-def test_an_actor_may_be_given_itself_and_its_neighbours(callers: Any) -> None:
+def test_an_actor_may_get_references_to_itself_and_its_neighbours(callers: Any) -> None:
     def ask_next(callers: Any) -> int:
         rank = context().actor_instance.rank.rank
         ahead = callers.flatten("rank").slice(rank=(rank + 1) % 4)
         return ahead.run.call_one(lambda: context().actor_instance.rank.rank).get(LONG_S)  # type: ignore[no-any-return]
 
-    def nobody_waits(callers: Any) -> None:
+    def broadcast(callers: Any) -> None:
         callers.run.broadcast(lambda: None)
 
     # In turn: if all asked at once, each would wait for one that waits.
     line = callers.flatten("rank")
     found = [line.slice(rank=rank).run.call_one(ask_next, callers).get(LONG_S) for rank in range(4)]
     assert found == [1, 2, 3, 0]
-    assert callers.run.call(nobody_waits, callers).get(LONG_S).values() == (None,) * 4
+    assert callers.run.call(broadcast, callers).get(LONG_S).values() == (None,) * 4
 
 
 def test_errors_of_a_call_between_ranks_are_as_on_the_controller(log: Any, caller: Any) -> None:
@@ -239,7 +227,7 @@ def test_errors_of_a_call_between_ranks_are_as_on_the_controller(log: Any, calle
     assert log.add.call(1).get(LONG_S).values() == (1,) * 4
 
 
-def test_an_error_that_goes_through_two_actors_tells_both(log: Any, caller: Any) -> None:
+def test_an_error_that_passes_two_actors_names_both(log: Any, caller: Any) -> None:
     with pytest.raises(ActorError, match="no good") as caught:
         caller.run.call_one(lambda log: log.fail.call("no good").get(LONG_S), log).get(LONG_S)
     text = str(caught.value)
@@ -247,7 +235,7 @@ def test_an_error_that_goes_through_two_actors_tells_both(log: Any, caller: Any)
     assert "log.fail" in text
 
 
-def test_the_death_of_a_peer_is_told_to_who_waits_for_it(doomed: ProcMesh, caller: Any) -> None:
+def test_a_caller_on_a_rank_gets_an_error_when_the_called_process_dies(doomed: ProcMesh, caller: Any, bar: Bar) -> None:
     log = doomed.spawn("log", Log)
 
     def use(log: Any) -> tuple[Any, ...]:
@@ -256,9 +244,8 @@ def test_the_death_of_a_peer_is_told_to_who_waits_for_it(doomed: ProcMesh, calle
         rest = log.slice(r=0).add.call_one(1).get(LONG_S)
         return type(error).__name__, "17" in str(error), type(again).__name__, rest
 
-    begun = undisturbed_s()
-    assert caller.run.call_one(use, log).get(LONG_S) == ("SupervisionError", True, "SupervisionError", 1)
-    assert undisturbed_s() - begun < 1.0
+    with bar.below(1.0, "both errors"):
+        assert caller.run.call_one(use, log).get(LONG_S) == ("SupervisionError", True, "SupervisionError", 1)
 
 
 def test_arguments_are_copies_within_a_process_too(procs: ProcMesh, log: Any, caller: Any) -> None:
@@ -307,14 +294,14 @@ def test_order_holds_for_each_sender_when_there_are_many(log: Any, callers: Any)
             one.add.broadcast((rank, number))
         one.get.call_one().get(LONG_S)
 
-    everybody = callers.run.call(use, one)
+    answers = callers.run.call(use, one)
     for number in range(100):
         one.add.broadcast(("controller", number))
-    everybody.get(LONG_S)
+    answers.get(LONG_S)
     seen = one.get.call_one().get(LONG_S)
     assert len(seen) == 500
     for sender in (0, 1, 2, 3, "controller"):
-        assert [number for who, number in seen if who == sender] == list(range(100))
+        assert [number for source, number in seen if source == sender] == list(range(100))
 
 
 def test_a_call_may_arrive_before_the_actor_that_another_process_spawns(procs: ProcMesh, caller: Any) -> None:
@@ -388,10 +375,7 @@ def test_what_a_dead_actor_has_spawned_is_stopped(procs: ProcMesh) -> None:
     assert child.add.call_one(1).get(LONG_S) == 1
     with pytest.raises((ActorError, SupervisionError)):
         parent.run.call_one(sys.exit, 3).get(LONG_S)
-    deadline = time.monotonic() + LONG_S
-    while child.add.call_one(1).exception(LONG_S) is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_until(lambda: child.add.call_one(1).exception(LONG_S) is not None, "the child to end")
     assert isinstance(child.add.call_one(1).exception(LONG_S), SupervisionError)
 
 
@@ -437,9 +421,9 @@ def test_ports_are_sent_anywhere_and_received_in_order(callers: Any) -> None:
     with pytest.raises(TimeoutError):
         early.get(0.01)
     callers.run.call(say, port).get(LONG_S)
-    heard = [early.get(LONG_S), *(receiver.recv().get(LONG_S) for _ in range(199))]
+    received = [early.get(LONG_S), *(receiver.recv().get(LONG_S) for _ in range(199))]
     for rank in range(4):
-        assert [number for who, number in heard if who == rank] == list(range(50))
+        assert [number for source, number in received if source == rank] == list(range(50))
 
 
 def test_a_port_takes_an_exception(caller: Any) -> None:
@@ -478,10 +462,7 @@ def test_an_accumulator_folds_in_order_of_arrival(log: Any, callers: Any, tmp_pa
 
     def wait_by_rank(folder: str) -> int:
         rank = context().actor_instance.rank.rank
-        deadline = time.monotonic() + LONG_S
-        while not os.path.exists(f"{folder}/{rank}"):
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        wait_until(Path(folder, str(rank)).exists, f"{folder}/{rank}")
         return rank
 
     in_order = api.Accumulator(callers.run, (), lambda so_far, value: (*so_far, value))  # type: ignore[attr-defined,unused-ignore]

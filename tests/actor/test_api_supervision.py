@@ -1,4 +1,4 @@
-"""A failure goes to the owner, and up until somebody handles it; what ends is cleaned up, children first."""
+"""A failure goes to the owner, and up the tree until an owner handles it; actors that end are cleaned up, children first."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 
 import monarch_kernel.actor as api
@@ -24,10 +22,7 @@ from monarch_kernel.actor import (
     endpoint,
     this_host,
 )
-from tests.waiting import wait_until
-
-LONG_S = 60.0
-"""For what takes a moment: a failure, not a measure."""
+from tests.support.waiting import LONG_S, wait_for_files, wait_until
 
 
 class Child(Actor):
@@ -67,12 +62,17 @@ class Unborn(Actor):
 
 
 class Parent(Actor):
-    """Owns children, and is told of their failures; ``verdict`` is what it says to them."""
+    """Owns children, and gets their failures.
+
+    Args:
+        verdict: what ``__supervise__`` returns, or raises.
+        ends: the file to write a line to at the end.
+    """
 
     def __init__(self, verdict: object = True, ends: str = "") -> None:
         self.verdict = verdict
         self.ends = ends
-        self.told: list[dict[str, Any]] = []
+        self.received: list[dict[str, Any]] = []
         self.thread = threading.get_ident()
         self.busy = False
 
@@ -82,31 +82,30 @@ class Parent(Actor):
 
     @endpoint
     def failures(self) -> list[dict[str, Any]]:
-        return self.told
+        return self.received
 
     @endpoint
     def ask(self, child: Any, method: str) -> str:
-        """Wait for an endpoint of a child; gives the name of its error, and how many failures were told meanwhile."""
+        """Wait for an endpoint of a child; gives the name of its error."""
         error = getattr(child, method).call().exception(LONG_S)
         return type(error).__name__
 
     @endpoint
-    def wait_until_told(self, child: Any, wait_s: float) -> int:
-        """Have a child fail while this waits for the answer of another endpoint, which does not come."""
+    def fail_and_wait(self, child: Any) -> int:
+        """Let a child fail, and wait for other answers until the failure is known."""
         child.fail.broadcast()
-        deadline = time.monotonic() + wait_s
-        while not self.told and time.monotonic() < deadline:
-            child.process.call().exception(0.05)
-        return len(self.told)
+        wait_until(lambda: child.process.call().exception(LONG_S) and self.received, "the failure")
+        return len(self.received)
 
     @endpoint
-    def work(self, seconds: float) -> None:
+    def work(self, folder: str) -> None:
         self.busy = True
-        time.sleep(seconds)
+        Path(folder, "works").touch()
+        wait_until(Path(folder, "go").exists, "the test")
         self.busy = False
 
     def __supervise__(self, failure: Any) -> object:
-        self.told.append(
+        self.received.append(
             {
                 "text": failure.report(),
                 "ranks": tuple(getattr(failure, "crashed_ranks", ())),
@@ -131,7 +130,7 @@ class AsyncParent(Actor):
     def __init__(self, verdict: bool = True, ends: str = "") -> None:
         self.verdict = verdict
         self.ends = ends
-        self.told: list[str] = []
+        self.received: list[str] = []
 
     @endpoint
     async def spawn(self, procs: Any, name: str = "child", cls: type[Actor] = Child, *args: Any) -> Any:
@@ -139,37 +138,24 @@ class AsyncParent(Actor):
 
     @endpoint
     async def failures(self) -> list[str]:
-        return self.told
+        return self.received
 
     @endpoint
-    async def wait_until_told(self, child: Any, wait_s: float) -> int:
+    async def fail_and_wait(self, child: Any) -> int:
         child.fail.broadcast()
-        deadline = time.monotonic() + wait_s
-        while not self.told and time.monotonic() < deadline:
-            await asyncio.sleep(0.01)
-        return len(self.told)
+        while not self.received:
+            await asyncio.sleep(0.001)
+        return len(self.received)
 
     async def __supervise__(self, failure: Any) -> bool:
         await asyncio.sleep(0)
-        self.told.append(failure.report())
+        self.received.append(failure.report())
         return self.verdict
 
     async def __cleanup__(self, error: BaseException | None) -> None:
         if self.ends:
             with open(self.ends, "a") as file:
                 file.write("parent\n")
-
-
-@pytest.fixture(scope="module")
-def procs() -> Iterator[ProcMesh]:
-    """Two processes; ranks can't import tests, so the classes of this module travel by value."""
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    mesh = this_host().spawn_procs({"r": 2}, device="cpu")
-    mesh.initialized.get(LONG_S)
-    yield mesh
-    mesh.stop().get()  # the session is the folder's
-    cloudpickle.unregister_pickle_by_value(module)
 
 
 @pytest.fixture
@@ -198,9 +184,9 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-def told(parent: Any, count: int = 1) -> list[Any]:
-    """What an owner has been told, when it has been told that often."""
-    wait_until(lambda: len(parent.failures.call_one().get(LONG_S)) >= count, "the owner to be told")
+def received(parent: Any, count: int = 1) -> list[Any]:
+    """The failures that an owner has received, as soon as there are so many."""
+    wait_until(lambda: len(parent.failures.call_one().get(LONG_S)) >= count, "the owner to receive a failure")
     return parent.failures.call_one().get(LONG_S)  # type: ignore[no-any-return]
 
 
@@ -208,42 +194,42 @@ def told(parent: Any, count: int = 1) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", [Parent, AsyncParent])
-def test_the_owner_is_told_when_a_broadcast_ends_its_child(one: Any, other: Any, faults: Any, kind: Any) -> None:
+def test_the_owner_learns_that_a_broadcast_ended_its_child(one: Any, other: Any, faults: Any, kind: Any) -> None:
     parent = one.spawn("parent", kind)
     child = parent.spawn.call_one(other).get(LONG_S)
     child.fail.broadcast("nobody asked")
-    assert "nobody asked" in str(told(parent)[0])
+    assert "nobody asked" in str(received(parent)[0])
     assert parent.failures.call_one().get(LONG_S)  # it lives on
     assert not faults
 
 
-def test_the_owner_is_told_of_the_mesh_and_the_ranks(one: Any, procs: Any, faults: Any) -> None:
+def test_a_failure_names_the_mesh_and_the_ranks(one: Any, procs: Any, faults: Any) -> None:
     parent = one.spawn("parent", Parent)
     child = parent.spawn.call_one(procs, "kids").get(LONG_S)
     child.slice(r=1).fail.broadcast("nobody asked")
-    failure = told(parent)[0]
+    failure = received(parent)[0]
     assert (failure["type"], failure["mesh"], failure["ranks"]) == ("MeshFailure", "kids", (1,))
     assert "kids" in failure["text"]
     assert "ValueError: nobody asked" in failure["text"]
 
 
-def test_the_owner_is_told_when_a_child_can_not_be_made(one: Any, other: Any, faults: Any) -> None:
+def test_the_owner_learns_that_a_child_cannot_be_made(one: Any, other: Any, faults: Any) -> None:
     parent = one.spawn("parent", Parent)
     parent.spawn.call_one(other, "unborn", Unborn).get(LONG_S)
-    assert "no weights" in told(parent)[0]["text"]
+    assert "no weights" in received(parent)[0]["text"]
 
 
-def test_the_owner_is_told_when_the_process_of_a_child_dies(one: Any, doomed: Any, faults: Any) -> None:
+def test_the_owner_learns_that_the_process_of_a_child_died(one: Any, doomed: Any, faults: Any) -> None:
     parent = one.spawn("parent", Parent)
     child = parent.spawn.call_one(doomed).get(LONG_S)
     child.slice(r=1).die.call_one().exception(LONG_S)
-    failure = told(parent)[0]
+    failure = received(parent)[0]
     assert failure["ranks"] == (1,)
     assert "exit code 17" in failure["text"]
     assert "the last words" in failure["text"]
     assert os.uname().nodename in failure["text"]
     os.kill(child.slice(r=0).process.call_one().get(LONG_S), signal.SIGKILL)
-    assert "SIGKILL" in told(parent, 2)[1]["text"]
+    assert "SIGKILL" in received(parent, 2)[1]["text"]
 
 
 def test_an_error_with_a_reply_is_the_callers_and_not_the_owners(one: Any, other: Any, faults: Any) -> None:
@@ -255,11 +241,11 @@ def test_an_error_with_a_reply_is_the_callers_and_not_the_owners(one: Any, other
     assert parent.failures.call_one().get(LONG_S) == []
 
 
-def test_a_holder_of_a_reference_is_not_told(one: Any, other: Any, faults: Any) -> None:
+def test_a_holder_of_a_reference_gets_no_failure(one: Any, other: Any, faults: Any) -> None:
     parent, holder = one.spawn("parent", Parent), one.spawn("holder", Parent)
     child = parent.spawn.call_one(other).get(LONG_S)
     assert holder.ask.call_one(child, "leave").get(LONG_S) in ("ActorError", "SupervisionError")
-    assert told(parent)
+    assert received(parent)
     assert holder.failures.call_one().get(LONG_S) == []
 
 
@@ -273,22 +259,29 @@ def test_a_child_that_is_stopped_is_no_failure(one: Any, other: Any, faults: Any
     assert not faults
 
 
-# -- when it is told
+# -- when the owner learns it
 
 
 @pytest.mark.parametrize("kind", [Parent, AsyncParent])
-def test_an_owner_is_told_while_an_endpoint_of_its_own_waits(one: Any, other: Any, faults: Any, kind: Any) -> None:
+def test_supervise_runs_while_an_endpoint_of_the_owner_waits(one: Any, other: Any, faults: Any, kind: Any) -> None:
     parent = one.spawn("parent", kind)
     child = parent.spawn.call_one(other).get(LONG_S)
-    assert parent.wait_until_told.call_one(child, LONG_S).get(LONG_S) == 1
+    assert parent.fail_and_wait.call_one(child).get(LONG_S) == 1
 
 
-def test_an_owner_is_told_on_its_own_thread_between_messages(one: Any, other: Any, faults: Any) -> None:
+def test_supervise_runs_on_the_thread_of_the_owner_between_messages(
+    one: Any, other: Any, faults: Any, tmp_path: Path
+) -> None:
     parent = one.spawn("parent", Parent)
     child = parent.spawn.call_one(other).get(LONG_S)
-    parent.work.call_one(0.2)
+    works = parent.work.call_one(str(tmp_path))
+    wait_for_files(tmp_path, "works")
     child.fail.broadcast()
-    assert told(parent)[0]["alone"]
+    beside = one.spawn("beside", Parent)
+    wait_until(lambda: beside.ask.call_one(child, "process").get(LONG_S) != "NoneType", "the failure to be known there")
+    (tmp_path / "go").touch()
+    works.get(LONG_S)
+    assert received(parent)[0]["alone"]
 
 
 # -- up the tree
@@ -304,11 +297,12 @@ def test_what_the_owner_does_not_handle_goes_to_the_owners_owner(
     child = middle.spawn.call_one(one).get(LONG_S)
     sibling = middle.spawn.call_one(other, "sibling", Child, ends).get(LONG_S)
     child.fail.broadcast("nobody asked")
-    assert "nobody asked" in told(top)[0]["text"]
+    assert "nobody asked" in received(top)[0]["text"]
     with pytest.raises(SupervisionError):  # it failed, too
         middle.failures.call_one().get(LONG_S)
-    with pytest.raises(SupervisionError):  # and all that it had spawned
-        sibling.process.call_one().get(LONG_S)
+    # It stops all that it has spawned, a moment later.
+    wait_until(lambda: sibling.process.call_one().exception(LONG_S) is not None, "the sibling to be stopped")
+    assert isinstance(sibling.process.call_one().exception(LONG_S), SupervisionError)
     wait_until(lambda: Path(ends).exists() and len(Path(ends).read_text().splitlines()) == 2, "all to be cleaned up")
     assert Path(ends).read_text().splitlines()[1] == "parent"
     assert not faults
@@ -323,14 +317,14 @@ def test_an_owner_without_supervise_passes_on(one: Any, other: Any, faults: Any)
     top = one.spawn("top", Parent)
     middle = top.spawn.call_one(other, "middle", Plain).get(LONG_S)
     middle.spawn.call_one(one).get(LONG_S).fail.broadcast("nobody asked")
-    assert "nobody asked" in told(top)[0]["text"]
+    assert "nobody asked" in received(top)[0]["text"]
 
 
 def test_an_owner_that_raises_fails_with_both(one: Any, other: Any, faults: Any) -> None:
     top = one.spawn("top", Parent)
     middle = top.spawn.call_one(other, "middle", Parent, RuntimeError("not my problem")).get(LONG_S)
     middle.spawn.call_one(one).get(LONG_S).fail.broadcast("nobody asked")
-    text = told(top)[0]["text"]
+    text = received(top)[0]["text"]
     assert "not my problem" in text
     assert "nobody asked" in text
 
@@ -338,10 +332,10 @@ def test_an_owner_that_raises_fails_with_both(one: Any, other: Any, faults: Any)
 # -- at the root
 
 
-def test_what_nobody_handles_reaches_the_hook_once(one: Any, faults: list[Any]) -> None:
+def test_an_unhandled_failure_reaches_the_hook_once(one: Any, faults: list[Any]) -> None:
     child = one.spawn("orphan", Child)
     child.fail.broadcast("nobody asked")
-    wait_until(lambda: faults, "the hook")
+    wait_until(lambda: faults, "the hook to be called")
     assert isinstance(faults[0], api.MeshFailure)  # type: ignore[attr-defined,unused-ignore]
     assert "nobody asked" in faults[0].report()
     assert faults[0].mesh.name == "orphan"
@@ -354,7 +348,7 @@ def test_the_hook_gets_what_goes_all_the_way_up(one: Any, other: Any, faults: li
     top = one.spawn("top", Parent, False)
     child = top.spawn.call_one(other).get(LONG_S)
     child.fail.broadcast("nobody asked")
-    wait_until(lambda: faults, "the hook")
+    wait_until(lambda: faults, "the hook to be called")
     assert "nobody asked" in faults[0].report()
     with pytest.raises(SupervisionError):
         top.failures.call_one().get(LONG_S)
@@ -369,14 +363,14 @@ def test_the_hook_is_read_when_the_fault_happens(one: Any, monkeypatch: pytest.M
     child.process.call_one().get(LONG_S)
     monkeypatch.setattr(api, "unhandled_fault_hook", second.append)
     child.fail.broadcast()
-    wait_until(lambda: second, "the hook")
+    wait_until(lambda: second, "the hook to be called")
     assert not first
 
 
-def test_the_hook_is_told_of_a_dead_process(doomed: Any, faults: list[Any]) -> None:
+def test_the_hook_gets_the_death_of_a_process(doomed: Any, faults: list[Any]) -> None:
     child = doomed.spawn("orphans", Child)
     child.slice(r=1).die.call_one().exception(LONG_S)
-    wait_until(lambda: faults, "the hook")
+    wait_until(lambda: faults, "the hook to be called")
     assert faults[0].crashed_ranks == (1,)
     assert "exit code 17" in faults[0].report()
     assert "the last words" in faults[0].report()
@@ -392,7 +386,7 @@ def test_a_hook_that_raises_stops_nothing(one: Any, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(api, "unhandled_fault_hook", bad)
     for count in (1, 2):
         one.spawn("orphan", Child).fail.broadcast()
-        wait_until(lambda count=count: len(called) == count, "the hook")  # type: ignore[misc]
+        wait_until(lambda count=count: len(called) == count, "the hook to be called")  # type: ignore[misc]
     assert one.run("1").get(LONG_S).item() == 1
 
 
@@ -410,12 +404,10 @@ def test_what_an_actor_has_spawned_is_stopped_before_it_is_cleaned_up(one: Any, 
 
 @pytest.mark.parametrize("kind", [Parent, AsyncParent])
 def test_processes_that_are_stopped_together_let_all_clean_up(doomed: Any, tmp_path: Path, kind: Any) -> None:
-    """Who has spawned something in a process that ends at the same moment does not wait for news that nobody sends."""
+    """An owner whose child is in a process that ends at the same moment does not wait for a message that never comes."""
     ends = tmp_path / "ends"
     parent = doomed.slice(r=0).spawn("parent", kind, True, str(ends))
     child = parent.spawn.call_one(doomed.slice(r=1), "child", Child, str(ends)).get(LONG_S)
     child.process.call_one().get(LONG_S)
-    doomed.stop().get(LONG_S)
-    wait_until(
-        lambda: ends.exists() and sorted(ends.read_text().splitlines()) == ["child None", "parent"], "cleanup", 10.0
-    )
+    doomed.stop(grace_s=LONG_S).get(LONG_S)
+    wait_until(lambda: ends.exists() and sorted(ends.read_text().splitlines()) == ["child None", "parent"], "cleanup")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from monarch_kernel.actor import (
@@ -21,12 +19,13 @@ from monarch_kernel.actor import (
     concurrent_endpoint,
     context,
     endpoint,
-    this_host,
     this_proc,
 )
-from tests.waiting import undisturbed_s
+from tests.support.actors import Counter, main_thread_waits_for_a_future
+from tests.support.timing import Bar
+from tests.support.waiting import LONG_S, wait_for_files, wait_until
 
-LONG_S = 60.0
+PROCS = {"r": 3}
 
 
 class Sleeper(Actor):
@@ -133,26 +132,8 @@ both = pytest.mark.parametrize("kind", [Sleeper, AsyncSleeper])
 RAISED = {Sleeper: "KeyboardInterrupt", AsyncSleeper: "CancelledError", Overlapping: "CancelledError"}
 
 
-@pytest.fixture(scope="module")
-def procs() -> Iterator[ProcMesh]:
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    mesh = this_host().spawn_procs({"r": 3}, device="cpu")
-    mesh.initialized.get(LONG_S)
-    yield mesh
-    mesh.stop().get()  # the session is the folder's
-    cloudpickle.unregister_pickle_by_value(module)
-
-
-def wait_for(folder: Path, *names: str) -> None:
-    deadline = time.monotonic() + LONG_S
-    while not all((folder / name).exists() for name in names):
-        assert time.monotonic() < deadline, f"in vain waited for {names}"
-        time.sleep(0.002)
-
-
 def ended(future: Future[Any]) -> ActorError:
-    """The error of a call that was cancelled; it is there at once."""
+    """The error of a call that was cancelled."""
     assert future.wait(LONG_S)
     error = future.exception(0)
     assert isinstance(error, ActorError)
@@ -162,25 +143,26 @@ def ended(future: Future[Any]) -> ActorError:
 
 @every
 def test_a_cancel_reaches_the_endpoint_and_the_actor_lives(
-    procs: ProcMesh, kind: type[Sleeper], tmp_path: Path
+    procs: ProcMesh, kind: type[Sleeper], tmp_path: Path, bar: Bar
 ) -> None:
     sleeper = procs.spawn("sleeper", kind)
     future = sleeper.sleep.call(str(tmp_path))
-    wait_for(tmp_path, *(f"sleeper-{rank}" for rank in range(3)))
-    begun = undisturbed_s()
-    future.cancel()
-    assert "cancelled by the caller" in str(ended(future))
-    assert undisturbed_s() - begun < 1.0
+    wait_for_files(tmp_path, *(f"sleeper-{rank}" for rank in range(3)))
+    with bar.below(1.0, "a cancel"):
+        future.cancel()
+        assert "cancelled by the caller" in str(ended(future))
     assert sleeper.look.call().get(LONG_S).values() == ([RAISED[kind], "left"],) * 3
     future.cancel()  # nothing happens
     assert sleeper.rank.call().get(LONG_S).values() == (0, 1, 2)
 
 
 @both
-def test_what_waits_its_turn_never_begins(procs: ProcMesh, kind: type[Sleeper], tmp_path: Path) -> None:
+def test_a_cancelled_call_that_waits_its_turn_never_begins(
+    procs: ProcMesh, kind: type[Sleeper], tmp_path: Path
+) -> None:
     sleeper = procs.slice(r=0).spawn("sleeper", kind)
     running, waiting = sleeper.sleep.call_one(str(tmp_path)), sleeper.rank.call_one()
-    wait_for(tmp_path, "sleeper-0")
+    wait_for_files(tmp_path, "sleeper-0")
     waiting.cancel()
     ended(waiting)
     running.cancel()
@@ -202,7 +184,7 @@ def test_a_call_that_is_over_is_not_cancelled(procs: ProcMesh, kind: type[Sleepe
 def test_ranks_that_have_answered_keep_their_results(procs: ProcMesh, kind: type[Sleeper], tmp_path: Path) -> None:
     sleeper = procs.spawn("sleeper", kind)
     busy = sleeper.slice(r=1).sleep.call_one(str(tmp_path))
-    wait_for(tmp_path, "sleeper-1")
+    wait_for_files(tmp_path, "sleeper-1")
     future = sleeper.rank.call()
     for rank in (0, 2):
         sleeper.slice(r=rank).look.call_one().get(LONG_S)
@@ -225,7 +207,7 @@ def test_a_timeout_alone_leaves_the_endpoint_alone(procs: ProcMesh, kind: type[S
     assert not future.done()
     if kind is Overlapping:
         assert sleeper.look.call_one().get(LONG_S) == []
-    wait_for(tmp_path, "sleeper-0")
+    wait_for_files(tmp_path, "sleeper-0")
     future.cancel()
     assert sleeper.look.call_one().get(LONG_S) == [RAISED[kind], "left"]
 
@@ -239,13 +221,13 @@ def test_a_cancel_is_passed_on(
     place = {"another rank": procs.slice(r=1), "the same rank": procs.slice(r=0), "the controller": this_proc()}[where]
     first, second = procs.slice(r=0).spawn("first", asking), place.spawn("second", asked)
     future = first.ask.call_one(second, str(tmp_path))
-    wait_for(tmp_path, "first-0", "second-0")
+    wait_for_files(tmp_path, "first-0", "second-0")
     future.cancel()
     ended(future)
     assert first.look.call_one().get(LONG_S) == [RAISED[asking]]
-    expected, deadline = [RAISED[asked], "left"], time.monotonic() + LONG_S
-    while asked is Overlapping and second.look.call_one().get(LONG_S) != expected:
-        assert time.monotonic() < deadline, "in vain waited for the cancel"  # it comes from elsewhere than we look from
+    expected = [RAISED[asked], "left"]
+    if asked is Overlapping:  # the cancel comes from elsewhere than this looks from, and may come later
+        wait_until(lambda: second.look.call_one().get(LONG_S) == expected, "the cancel")
     assert second.look.call_one().get(LONG_S) == expected
     second.stop().get(LONG_S)
 
@@ -254,12 +236,12 @@ def test_a_cancel_is_passed_on(
 def test_an_endpoint_may_answer_in_spite_of_it(procs: ProcMesh, kind: type[Sleeper], tmp_path: Path) -> None:
     sleeper = procs.slice(r=0).spawn("sleeper", kind)
     interrupted, cancelled = sleeper.stubborn.call_one(str(tmp_path)), None
-    wait_for(tmp_path, "sleeper-0")
+    wait_for_files(tmp_path, "sleeper-0")
     interrupted.interrupt()
     assert interrupted.get(LONG_S) == "as you wish"  # an interrupt waits for the answer, a cancel does not
     (tmp_path / "sleeper-0").unlink()
     cancelled = sleeper.stubborn.call_one(str(tmp_path))
-    wait_for(tmp_path, "sleeper-0")
+    wait_for_files(tmp_path, "sleeper-0")
     cancelled.cancel()
     ended(cancelled)
     assert sleeper.rank.call_one().get(LONG_S) == 0
@@ -296,7 +278,7 @@ def test_a_shield_keeps_a_timeout_of_asyncio_here(procs: ProcMesh, kind: type[Sl
 
     asyncio.run(wait())
     assert not future.done()
-    wait_for(tmp_path, "sleeper-0")
+    wait_for_files(tmp_path, "sleeper-0")
     future.cancel()
     assert sleeper.look.call_one().get(LONG_S) == [RAISED[kind], "left"]
 
@@ -304,8 +286,13 @@ def test_a_shield_keeps_a_timeout_of_asyncio_here(procs: ProcMesh, kind: type[Sl
 def test_a_future_may_be_cancelled_by_another_thread(procs: ProcMesh, tmp_path: Path) -> None:
     sleeper = procs.slice(r=0).spawn("sleeper", Sleeper)
     future = sleeper.sleep.call_one(str(tmp_path))
-    wait_for(tmp_path, "sleeper-0")
-    thread = threading.Timer(0.05, future.cancel)
+    wait_for_files(tmp_path, "sleeper-0")
+
+    def cancel() -> None:
+        wait_until(main_thread_waits_for_a_future, "the main thread to wait")
+        future.cancel()
+
+    thread = threading.Thread(target=cancel)
     thread.start()
     with pytest.raises(ActorError, match="cancelled by the caller"):
         future.get(LONG_S)
@@ -326,39 +313,21 @@ def test_many_cancels_at_any_moment_leave_the_actor_well(procs: ProcMesh, kind: 
         assert seen.count(RAISED[kind]) == seen.count("left")
 
 
-class Counter(Actor):
-    """Counts what it is sent."""
-
-    def __init__(self) -> None:
-        self.n = 0
-
-    @endpoint
-    def add(self) -> None:
-        self.n += 1
-
-    @endpoint
-    def get(self) -> int:
-        return self.n
-
-
-def test_a_cancel_of_an_endpoint_that_waits_loses_nothing_that_others_are_sent(procs: ProcMesh, tmp_path: Path) -> None:
-    """It drives the transport of its process while it waits, and what it receives then is for other actors, too."""
+def test_a_cancel_of_a_waiting_endpoint_loses_no_message_for_others(procs: ProcMesh, tmp_path: Path) -> None:
+    """An endpoint that waits drives the transport of its process, and so receives messages for other actors, too."""
     one, two = procs.slice(r=0), procs.slice(r=1)
     asks, sleeper, counter = one.spawn("asks", Sleeper), two.spawn("sleeper", Sleeper), one.spawn("counter", Counter)
     for round in range(1, 41):
         future = asks.ask.call_one(sleeper, str(tmp_path))
-        for name in (
-            "asks-0",
-            "sleeper-0",
-        ):  # what is cancelled between the call and the wait for it leaves the call alone
-            wait_for(tmp_path, name)
+        for name in ("asks-0", "sleeper-0"):  # a cancel between the call and the wait for it leaves the call alone
+            wait_for_files(tmp_path, name)
             (tmp_path / name).unlink()
         for _ in range(3):
             counter.add.broadcast()
         future.cancel()
         for _ in range(7):
             counter.add.broadcast()
-        assert counter.get.call_one().get(LONG_S) == 10 * round
+        assert counter.value.call_one().get(LONG_S) == 10 * round
         assert isinstance(asks.rank.call_one().get(LONG_S), int)
         assert isinstance(sleeper.rank.call_one().get(LONG_S), int)
     for mesh in (asks, sleeper, counter):

@@ -1,4 +1,4 @@
-"""The last that an actor does: ``__cleanup__`` runs once, however the actor ends, and never stands in the way of others."""
+"""``__cleanup__`` runs once, however the actor ends, and blocks nothing else."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from monarch_kernel.actor import (
@@ -23,20 +21,7 @@ from monarch_kernel.actor import (
     endpoint,
     this_host,
 )
-from tests.waiting import wait_until
-
-LONG_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def procs() -> Iterator[ProcMesh]:
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    mesh = this_host().spawn_procs({"r": 2}, device="cpu")
-    mesh.initialized.get(LONG_S)
-    yield mesh
-    mesh.stop().get()  # the session is the folder's
-    cloudpickle.unregister_pickle_by_value(module)
+from tests.support.waiting import LONG_S, wait_until
 
 
 class Tidy(Actor):
@@ -128,7 +113,7 @@ def test_an_error_that_is_an_answer_ends_nothing(procs: ProcMesh, kind: type[Tid
 
 
 @both
-def test_what_was_not_born_is_not_cleaned_up(procs: ProcMesh, kind: type[Tidy], tmp_path: Path) -> None:
+def test_an_actor_whose_init_fails_is_not_cleaned_up(procs: ProcMesh, kind: type[Tidy], tmp_path: Path) -> None:
     end = tmp_path / "end"
     tidy = procs.slice(r=0).spawn("tidy", kind, str(end), fail=True)
     with pytest.raises(ActorError, match="not born"):
@@ -138,7 +123,7 @@ def test_what_was_not_born_is_not_cleaned_up(procs: ProcMesh, kind: type[Tidy], 
 
 
 @both
-def test_a_cleanup_that_fails_is_told_by_the_stop(procs: ProcMesh, kind: type[Tidy], tmp_path: Path) -> None:
+def test_a_stop_raises_the_error_of_the_cleanup(procs: ProcMesh, kind: type[Tidy], tmp_path: Path) -> None:
     tidy = procs.spawn("tidy", kind, str(tmp_path / "end"), fail_at_end=True)
     with pytest.raises(ActorError, match="stopping tidy") as caught:
         tidy.stop("enough").get(LONG_S)

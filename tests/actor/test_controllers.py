@@ -1,16 +1,13 @@
-"""The one actor of a name in the whole job: whoever asks gets the same, and another if it has ended."""
+"""``get_or_spawn_controller``: a name has one actor in the whole job, and a new one after the last has ended."""
 
 from __future__ import annotations
 
 import os
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from monarch_kernel.actor import (
@@ -20,48 +17,31 @@ from monarch_kernel.actor import (
     SupervisionError,
     endpoint,
     get_or_spawn_controller,
-    this_host,
 )
+from tests.support.actors import Worker
+from tests.support.waiting import LONG_S
 
-LONG_S = 60.0
+PROCS = {"r": 3}
+
+NAMES = ("shared", "busy", "idle", "first", "second", "fragile", "a failure", "a stop")
 
 
-class Counter(Actor):
-    """Counts, and can be kept busy."""
+class AskingWorker(Worker):
+    """Asks for actors by their names: one when it is made, and itself later."""
 
     def __init__(self, start: int = 0, *, fail: bool = False, ask: str = "") -> None:
         if fail:
             raise LookupError("nothing to count")
-        self.value = start
-        self.other = get_or_spawn_controller(ask, Counter, 100).get(LONG_S) if ask else None
-
-    @endpoint
-    def add(self, amount: int = 1) -> int:
-        self.value += amount
-        return self.value
-
-    @endpoint
-    def where(self) -> int:
-        return os.getpid()
-
-    @endpoint
-    def wait(self, path: str) -> None:
-        deadline = time.monotonic() + LONG_S
-        while not Path(path).exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        super().__init__(start)
+        self.other = get_or_spawn_controller(ask, AskingWorker, 100).get(LONG_S) if ask else None
 
     @endpoint
     def find_myself(self, name: str) -> bool:
-        return isinstance(get_or_spawn_controller(name, Counter).get(LONG_S), object)
+        return isinstance(get_or_spawn_controller(name, AskingWorker).get(LONG_S), object)
 
     @endpoint
     def add_to_other(self) -> int:
-        return int(self.other.add.call_one().get(LONG_S))  # type: ignore[attr-defined]
-
-    @endpoint
-    def fail(self) -> None:
-        raise ValueError("no good")
+        return int(self.other.add.call_one().get(LONG_S))  # type: ignore[union-attr]
 
 
 class Asker(Actor):
@@ -69,39 +49,30 @@ class Asker(Actor):
 
     @endpoint
     def add(self, name: str) -> int:
-        return get_or_spawn_controller(name, Counter, 0).get(LONG_S).add.call_one().get(LONG_S)
+        return get_or_spawn_controller(name, Worker, 0).get(LONG_S).add.call_one().get(LONG_S)
 
 
-@pytest.fixture(scope="module")
-def procs() -> Iterator[ProcMesh]:
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    mesh = this_host().spawn_procs({"r": 3}, device="cpu")
-    mesh.initialized.get(LONG_S)
-    get_or_spawn_controller("first of all", Counter).get(LONG_S).stop().get(LONG_S)
-    yield mesh
-    mesh.stop().get()  # the session is the folder's
-    cloudpickle.unregister_pickle_by_value(module)
-
-
-NAMES = ("shared", "busy", "idle", "first", "second", "fragile", "a failure", "a stop")
+@pytest.fixture(scope="module", autouse=True)
+def controller(procs: ProcMesh) -> None:
+    """The process has what the first actor starts, which a test would otherwise seem to leave behind."""
+    get_or_spawn_controller("first of all", Worker).get(LONG_S).stop().get(LONG_S)
 
 
 @pytest.fixture(autouse=True)
-def ended(procs: ProcMesh) -> Iterator[None]:
+def ended(controller: None) -> Iterator[None]:
     """What a test has asked for ends with it."""
     yield
     for name in NAMES:
-        get_or_spawn_controller(name, Counter).get(LONG_S).stop().get(LONG_S)
+        get_or_spawn_controller(name, Worker).get(LONG_S).stop().get(LONG_S)
 
 
-def test_all_who_ask_at_once_get_the_same(procs: ProcMesh) -> None:
+def test_ranks_and_threads_that_ask_at_once_get_the_same(procs: ProcMesh) -> None:
     asker = procs.spawn("asker", Asker)
     asked = [asker.add.call("shared") for _ in range(3)]
     found: list[int] = []
 
     def ask() -> None:
-        found.append(get_or_spawn_controller("shared", Counter).get(LONG_S).add.call_one().get(LONG_S))
+        found.append(get_or_spawn_controller("shared", Worker).get(LONG_S).add.call_one().get(LONG_S))
 
     threads = [threading.Thread(target=ask) for _ in range(5)]
     for thread in threads:
@@ -110,36 +81,38 @@ def test_all_who_ask_at_once_get_the_same(procs: ProcMesh) -> None:
         thread.join(LONG_S)
     counted = [value for one in asked for value in one.get(LONG_S).values()]
     assert sorted(found + counted) == list(range(1, 15))
-    assert get_or_spawn_controller("shared", Counter).get(LONG_S).where.call_one().get(LONG_S) == os.getpid()
+    assert get_or_spawn_controller("shared", Worker).get(LONG_S).pid.call_one().get(LONG_S) == os.getpid()
 
 
 def test_one_that_is_busy_is_found_and_others_are_made(procs: ProcMesh, tmp_path: Path) -> None:
-    busy = get_or_spawn_controller("busy", Counter, 7).get(LONG_S)
-    waits = busy.wait.call_one(str(tmp_path / "go"))
-    again = get_or_spawn_controller("busy", Counter).get(LONG_S)
-    assert get_or_spawn_controller("idle", Counter, 1).get(LONG_S).add.call_one().get(LONG_S) == 2
+    busy = get_or_spawn_controller("busy", Worker, 7).get(LONG_S)
+    waits = busy.wait_for.call_one(str(tmp_path / "go"))
+    again = get_or_spawn_controller("busy", Worker).get(LONG_S)
+    assert get_or_spawn_controller("idle", Worker, 1).get(LONG_S).add.call_one().get(LONG_S) == 2
     assert not waits.done()
     (tmp_path / "go").touch()
     assert again.add.call_one().get(LONG_S) == 8
 
 
-def test_one_may_ask_for_itself_and_for_others_while_it_is_made(procs: ProcMesh) -> None:
-    first = get_or_spawn_controller("first", Counter, ask="second").get(LONG_S)
+def test_an_actor_may_ask_for_others_in_its_init_and_for_itself_later(procs: ProcMesh) -> None:
+    first = get_or_spawn_controller("first", AskingWorker, ask="second").get(LONG_S)
     assert first.add_to_other.call_one().get(LONG_S) == 101
-    assert get_or_spawn_controller("second", Counter).get(LONG_S).add.call_one().get(LONG_S) == 102
+    assert get_or_spawn_controller("second", AskingWorker).get(LONG_S).add.call_one().get(LONG_S) == 102
     assert first.find_myself.call_one("first").get(LONG_S)
 
 
-def test_a_constructor_that_fails_is_told_and_the_next_call_makes_another(procs: ProcMesh) -> None:
+def test_the_call_raises_the_error_of_the_constructor_and_the_next_call_makes_another(procs: ProcMesh) -> None:
     for _ in range(2):
         with pytest.raises(ActorError, match=r"spawning fragile failed(.|\n)*nothing to count"):
-            get_or_spawn_controller("fragile", Counter, fail=True).get(LONG_S)
-    assert get_or_spawn_controller("fragile", Counter, 3).get(LONG_S).add.call_one().get(LONG_S) == 4
+            get_or_spawn_controller("fragile", AskingWorker, fail=True).get(LONG_S)
+    assert get_or_spawn_controller("fragile", Worker, 3).get(LONG_S).add.call_one().get(LONG_S) == 4
 
 
 @pytest.mark.parametrize("end", ["a failure", "a stop"])
-def test_one_that_has_ended_is_made_anew(procs: ProcMesh, end: str, capfd: pytest.CaptureFixture[str]) -> None:
-    mortal: Any = get_or_spawn_controller(end, Counter, 5).get(LONG_S)
+def test_a_new_actor_takes_the_name_of_one_that_has_ended(
+    procs: ProcMesh, end: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    mortal: Any = get_or_spawn_controller(end, Worker, 5).get(LONG_S)
     assert mortal.add.call_one().get(LONG_S) == 6
     if end == "a stop":
         mortal.stop().get(LONG_S)
@@ -147,15 +120,15 @@ def test_one_that_has_ended_is_made_anew(procs: ProcMesh, end: str, capfd: pytes
         mortal.fail.broadcast()
     with pytest.raises(SupervisionError):
         mortal.add.call_one().get(LONG_S)
-    assert get_or_spawn_controller(end, Counter, 50).get(LONG_S).add.call_one().get(LONG_S) == 51
+    assert get_or_spawn_controller(end, Worker, 50).get(LONG_S).add.call_one().get(LONG_S) == 51
     asker = procs.slice(r=0).spawn("asker", Asker)
     assert asker.add.call_one(end).get(LONG_S) == 52
 
 
 def test_what_cannot_be_made_is_refused_at_once(procs: ProcMesh) -> None:
     with pytest.raises(TypeError, match="too many positional arguments"):
-        get_or_spawn_controller("bad", Counter, 1, 2)
+        get_or_spawn_controller("bad", Worker, 1, 2)
     with pytest.raises(ValueError, match="is no Actor"):
         get_or_spawn_controller("bad", dict)  # type: ignore[type-var]
     with pytest.raises(TypeError, match="name must be a str"):
-        get_or_spawn_controller(3, Counter)  # type: ignore[arg-type]
+        get_or_spawn_controller(3, Worker)  # type: ignore[arg-type]

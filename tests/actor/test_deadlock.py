@@ -1,16 +1,14 @@
-"""Actors that wait for each other in a circle are told so, where they wait; nobody else is, and quick calls cost nothing."""
+"""Actors that wait for each other in a circle get an error where they wait; all other waits go on."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from monarch_kernel.actor import (
@@ -20,16 +18,16 @@ from monarch_kernel.actor import (
     concurrent_endpoint,
     context,
     endpoint,
-    this_host,
     this_proc,
 )
 from monarch_kernel.errors import DeadlockError
-from tests.waiting import undisturbed_s
+from tests.support.timing import Bar
+from tests.support.waiting import LONG_S, wait_for_files, wait_until
 
-LONG_S = 60.0
-"""For what takes a moment: a failure, not a measure."""
+PROCS = {"r": 3}
+
 SOON_S = 10.0
-"""Within which a circle is told; it takes a quarter of a second on an idle machine."""
+"""Within which a circle becomes an error; it takes a quarter of a second on an idle machine."""
 
 
 class Sync(Actor):
@@ -50,7 +48,7 @@ class Sync(Actor):
 
     @endpoint
     def catch(self, back: Any) -> str:
-        """Wait for who waits for us, twice, and go on."""
+        """Wait twice for an actor that waits for this one, and go on."""
         circles = []
         future = back.go.call_one()
         for _ in range(2):
@@ -62,7 +60,7 @@ class Sync(Actor):
         return " and ".join(circles)
 
     @endpoint
-    def ask_who_catches(self, other: Any, back: Any, pause_s: float) -> str:
+    def ask_one_that_catches(self, other: Any, back: Any, pause_s: float) -> str:
         future = other.catch.call_one(back)
         time.sleep(pause_s)
         while True:
@@ -71,13 +69,16 @@ class Sync(Actor):
 
     @endpoint
     def wait_for(self, path: str, *way: Any) -> Any:
-        """Say that this has begun, wait until a file exists, and go on."""
-        Path(f"{path} has begun").touch()
-        deadline = time.monotonic() + LONG_S
-        while not Path(path).exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        """Create a file, wait until another one exists, and go on."""
+        Path(f"{path} awaited").touch()
+        wait_until(Path(path).exists, path)
         return way[0].go.call(*way[1:]).get().values() if way else None
+
+    @endpoint
+    def begin(self, path: str, *way: Any) -> Any:
+        """Create a file, and go on."""
+        Path(path).touch()
+        return way[0].go.call(*way[1:]).get().values()
 
     @endpoint
     def broadcast_to(self, other: Any, *way: Any) -> None:
@@ -85,13 +86,10 @@ class Sync(Actor):
 
     @endpoint
     def to_next(self, line: Any, folder: str) -> Any:
-        """Call the next one when all have begun to."""
+        """Call the next one when all run."""
         me = context().actor_instance.rank.rank
         Path(folder, str(me)).touch()
-        deadline = time.monotonic() + LONG_S
-        while len(list(Path(folder).iterdir())) < len(line):
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        wait_for_files(Path(folder), *map(str, range(len(line))))
         return line.slice(rank=(me + 1) % len(line)).go.call_one().get()
 
 
@@ -110,12 +108,12 @@ class Async(Actor):
 
     @endpoint
     async def first(self, *others: Any, back: Any) -> int:
-        """Wait for the first of several: which that is can't be known."""
+        """Wait for the first of several, any of which may be it; gives how many of them have ended after a second."""
         futures = [asyncio.ensure_future(other.go.call(back)) for other in others]
         done, _ = await asyncio.wait(
             [*futures, asyncio.ensure_future(asyncio.sleep(1.0))], return_when="FIRST_COMPLETED"
         )
-        return len(done)
+        return len(done.intersection(futures))
 
     @endpoint
     async def go_within(self, seconds: float, *way: Any) -> str:
@@ -144,7 +142,7 @@ class Async(Actor):
 
 
 class Passing(Actor):
-    """Passes the port for its answer on, and waits for who waits for it."""
+    """Passes the port for its answer on, and waits for an actor that waits for it."""
 
     @endpoint(explicit_response_port=True)
     def go(self, port: Any, other: Any, back: Any) -> None:
@@ -178,18 +176,6 @@ class Overlapping(Actor):
         return (await way[0].go.call(*way[1:])).values() if way else "the end"
 
 
-@pytest.fixture(scope="module")
-def procs() -> Iterator[ProcMesh]:
-    """Three processes; ranks can't import tests, so the classes of this module travel by value."""
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    mesh = this_host().spawn_procs({"r": 3}, device="cpu", name="t")
-    mesh.initialized.get(LONG_S)
-    yield mesh
-    mesh.stop().get()  # the session is the folder's
-    cloudpickle.unregister_pickle_by_value(module)
-
-
 @pytest.fixture
 def spawn(procs: ProcMesh) -> Iterator[Callable[..., Any]]:
     """Actors, each of one rank, that end with the test."""
@@ -204,15 +190,8 @@ def spawn(procs: ProcMesh) -> Iterator[Callable[..., Any]]:
         mesh.stop().get(LONG_S)
 
 
-def wait_until(path: Path) -> None:
-    deadline = time.monotonic() + LONG_S
-    while not path.exists():
-        assert time.monotonic() < deadline, f"in vain waited for {path}"
-        time.sleep(0.001)
-
-
 def circle_of(error: BaseException | None) -> str:
-    """The circle that a failed call was told, through however many calls."""
+    """The circle in the error of a failed call, through however many calls."""
     assert isinstance(error, ActorError), error
     cause: BaseException = error
     while isinstance(cause, ActorError):
@@ -222,11 +201,10 @@ def circle_of(error: BaseException | None) -> str:
 
 
 @pytest.mark.parametrize("kind", [Sync, Async])
-def test_two_that_call_each_other_are_told(spawn: Any, kind: type[Actor]) -> None:
+def test_two_that_call_each_other_get_an_error(spawn: Any, kind: type[Actor], bar: Bar) -> None:
     a, b = spawn("a", kind, 0), spawn("b", kind, 1)
-    begun = undisturbed_s()
-    error = a.go.call_one(b, a).exception(LONG_S)
-    assert undisturbed_s() - begun < SOON_S
+    with bar.below(SOON_S, "the error"):
+        error = a.go.call_one(b, a).exception(LONG_S)
     assert circle_of(error) in (
         "a.go on t[0] -> b.go on t[1] -> a.go on t[0] (behind a.go)",
         "b.go on t[1] -> a.go on t[0] (behind a.go) -> b.go on t[1]",
@@ -236,24 +214,24 @@ def test_two_that_call_each_other_are_told(spawn: Any, kind: type[Actor]) -> Non
 
 
 @pytest.mark.parametrize("kind", [Sync, Async])
-def test_one_that_calls_itself_is_told(spawn: Any, kind: type[Actor]) -> None:
+def test_one_that_calls_itself_gets_an_error(spawn: Any, kind: type[Actor]) -> None:
     a = spawn("a", kind, 2)
     error = a.go.call_one(a).exception(LONG_S)
     assert circle_of(error) == "a.go on t[2] -> a.go on t[2] (behind a.go)"
 
 
-def test_a_circle_through_several_processes_and_kinds_is_told(spawn: Any) -> None:
+def test_a_circle_through_several_processes_and_kinds_is_found(spawn: Any) -> None:
     a, b, c = spawn("a", Sync, 0), spawn("b", Async, 1), spawn("c", Sync, 2)
     assert circle_of(a.go.call_one(b, c, a).exception(LONG_S)).count(" -> ") == 3
     assert a.go.call_one(b, c).get(LONG_S) == (("the end",),)
 
 
-def test_a_circle_within_one_process_is_told(spawn: Any) -> None:
+def test_a_circle_within_one_process_is_found(spawn: Any) -> None:
     a, b = spawn("a", Sync, 0), spawn("b", Sync, 0)
     assert circle_of(a.go.call_one(b, a).exception(LONG_S)).count("t[0]") == 3
 
 
-def test_a_circle_through_the_controllers_process_is_told(spawn: Any) -> None:
+def test_a_circle_through_the_controllers_process_is_found(spawn: Any) -> None:
     a, here = spawn("a", Sync, 0), this_proc().spawn("here", Sync)
     for way in ((a, (here, a)), (here, (a, here))):
         circle = circle_of(way[0].go.call_one(*way[1]).exception(LONG_S))
@@ -263,22 +241,27 @@ def test_a_circle_through_the_controllers_process_is_told(spawn: Any) -> None:
 
 
 def test_what_waits_behind_another_call_is_on_the_circle(spawn: Any, tmp_path: Path) -> None:
-    """The call of ``a`` stands in the queue of ``b`` behind one that comes to wait for ``a`` only later."""
+    """The call of ``a`` stands in the queue of ``b`` behind one that waits for ``a`` only later.
+
+    The error goes to the one that waits last, or to the other one if that looks for a circle only then.
+    """
     a, b = spawn("a", Sync, 0), spawn("b", Sync, 1)
-    other = b.wait_for.call_one(str(tmp_path / "go"), a)
-    wait_until(tmp_path / "go has begun")
-    first = a.go.call_one(b)
+    later = b.wait_for.call_one(str(tmp_path / "go"), a)
+    wait_for_files(tmp_path, "go awaited")
+    first = a.begin.call_one(str(tmp_path / "a runs"), b)
+    wait_for_files(tmp_path, "a runs")
     with pytest.raises(TimeoutError):
-        first.get(0.5)  # longer than it takes to look for a circle, which there is none yet
+        first.get(0.5)  # longer than it takes to look for a circle; there is none yet
     (tmp_path / "go").touch()
-    assert (
-        circle_of(other.exception(LONG_S))
-        == "b.wait_for on t[1] -> a.go on t[0] (behind a.go) -> b.go on t[1] (behind b.wait_for)"
+    failed, succeeded = (later, first) if later.exception(LONG_S) else (first, later)
+    assert circle_of(failed.exception(LONG_S)) in (
+        "b.wait_for on t[1] -> a.go on t[0] (behind a.begin) -> b.go on t[1] (behind b.wait_for)",
+        "a.begin on t[0] -> b.go on t[1] (behind b.wait_for) -> a.go on t[0] (behind a.begin)",
     )
-    assert first.get(LONG_S) == ("the end",)
+    assert succeeded.get(LONG_S) == ("the end",)
 
 
-def test_a_circle_of_a_whole_mesh_is_told(procs: ProcMesh, tmp_path: Path) -> None:
+def test_a_circle_of_a_whole_mesh_is_found(procs: ProcMesh, tmp_path: Path) -> None:
     ring: Any = procs.spawn("ring", Sync)
     line = ring.rename(r="rank")
     error = line.to_next.call(line, str(tmp_path)).exception(LONG_S)
@@ -296,13 +279,11 @@ def test_a_call_of_many_is_on_a_circle_if_one_of_them_is(procs: ProcMesh, spawn:
 def test_a_broadcast_that_waits_can_be_on_a_circle(spawn: Any) -> None:
     a, b = spawn("a", Sync, 0), spawn("b", Sync, 1)
     a.broadcast_to.call_one(b, a, b).get(LONG_S)  # b waits for a, which waits for b
-    deadline = time.monotonic() + LONG_S
-    while b.go.call_one().exception(LONG_S) is None:  # an exception without a reply ends it
-        assert time.monotonic() < deadline
+    wait_until(lambda: b.go.call_one().exception(LONG_S), "the end of b: an exception without a reply ends it")
     assert "calls wait for each other" in str(b.go.call_one().exception(LONG_S))
 
 
-def test_those_who_wait_for_a_circle_are_not_on_it(spawn: Any) -> None:
+def test_what_waits_for_a_circle_is_not_on_it(spawn: Any) -> None:
     a, b, c = spawn("a", Sync, 0), spawn("b", Sync, 1), spawn("c", Sync, 2)
     assert "c." not in circle_of(c.go.call_one(a, b, a).exception(LONG_S))
 
@@ -317,7 +298,7 @@ def test_waiting_for_all_of_several_is_waiting_for_each(spawn: Any) -> None:
 
 def test_waiting_for_the_first_of_several_is_no_circle(spawn: Any) -> None:
     a, b, c = spawn("a", Async, 0), spawn("b", Async, 1), spawn("c", Async, 2)
-    assert a.first.call_one(b, c, back=a).get(LONG_S) == 1
+    assert a.first.call_one(b, c, back=a).get(LONG_S) == 0
 
 
 def test_an_event_loop_that_stands_still_can_be_on_a_circle(spawn: Any) -> None:
@@ -332,15 +313,15 @@ def test_endpoints_that_overlap_make_no_circle(spawn: Any) -> None:
     assert "b.go" in circle_of(c.go.call_one(b, c, b).exception(LONG_S))
 
 
-# -- what is none
+# -- waits without a circle
 
 
 @pytest.mark.parametrize("kind", [Sync, Async])
-def test_a_wait_with_a_timeout_ends_by_itself(spawn: Any, kind: type[Actor]) -> None:
+def test_a_wait_with_a_timeout_ends_by_itself(spawn: Any, kind: type[Actor], bar: Bar) -> None:
     a, b = spawn("a", kind, 0), spawn("b", kind, 1)
-    begun = time.perf_counter()
+    begin_s = time.perf_counter()
     assert a.go_within.call_one(0.7, b, a).get(LONG_S) == "timeout"
-    assert time.perf_counter() - begun >= 0.7
+    bar.check_above(time.perf_counter() - begin_s, 0.699, "the wait")
 
 
 def test_what_is_gathered_with_a_watchdog_ends_by_itself(spawn: Any) -> None:
@@ -349,7 +330,7 @@ def test_what_is_gathered_with_a_watchdog_ends_by_itself(spawn: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [Passing, PassingAsync])
-def test_who_has_passed_its_response_port_on_owes_no_answer(spawn: Any, kind: type[Actor]) -> None:
+def test_an_actor_that_has_passed_its_response_port_on_owes_no_answer(spawn: Any, kind: type[Actor]) -> None:
     a, b, c = spawn("a", Sync, 0), spawn("b", kind, 1), spawn("c", Late, 2)
     assert a.go.call_one(b, c, a).get(LONG_S) == ("late",)
 
@@ -357,7 +338,7 @@ def test_who_has_passed_its_response_port_on_owes_no_answer(spawn: Any, kind: ty
 def test_long_calls_are_no_circles(spawn: Any, tmp_path: Path) -> None:
     a, b, c = spawn("a", Sync, 0), spawn("b", Sync, 1), spawn("c", Sync, 2)
     slow = c.wait_for.call_one(str(tmp_path / "go"))
-    wait_until(tmp_path / "go has begun")
+    wait_for_files(tmp_path, "go awaited")
     waiting = a.go.call_one(b, c)  # in the queue behind it
     with pytest.raises(TimeoutError):
         waiting.get(0.7)
@@ -367,11 +348,11 @@ def test_long_calls_are_no_circles(spawn: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.5])
-def test_who_catches_the_error_may_go_on(spawn: Any, pause_s: float) -> None:
-    """The future stays good; the circle is told again, as long as there is one, to each in turn.
+def test_an_actor_that_catches_the_error_may_go_on(spawn: Any, pause_s: float) -> None:
+    """The future stays good; as long as there is a circle, each actor on it gets the error in turn.
 
-    After a pause the other one waits already, so the first to be told is who asks, and waits again, for ever.
+    After a pause the other one waits already, so the one that asks gets the first error, and waits again, for ever.
     """
     a, b = spawn("a", Sync, 0), spawn("b", Sync, 1)
-    circle = "b.catch on t[1] -> a.go on t[0] (behind a.ask_who_catches) -> b.catch on t[1]"
-    assert a.ask_who_catches.call_one(b, a, pause_s).get(LONG_S) == f"{circle} and {circle}"
+    circle = "b.catch on t[1] -> a.go on t[0] (behind a.ask_one_that_catches) -> b.catch on t[1]"
+    assert a.ask_one_that_catches.call_one(b, a, pause_s).get(LONG_S) == f"{circle} and {circle}"

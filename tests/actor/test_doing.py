@@ -1,32 +1,23 @@
-"""What ranks say that their actors do, whoever has asked for it."""
+"""What ranks say that their actors do, whichever process has asked for it."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
-import time
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-import cloudpickle
-import pytest
-
-from monarch_kernel.actor import Actor, ProcMesh, concurrent_endpoint, endpoint, this_host
+from monarch_kernel.actor import Actor, ProcMesh, concurrent_endpoint, endpoint
 from monarch_kernel.ui.stacks import stacks_text
+from tests.support.actors import Worker
+from tests.support.waiting import LONG_S, wait_until
 
-LONG_S = 60.0
-
-
-class Napper(Actor):
-    @endpoint
-    def nap(self, seconds: float) -> None:
-        time.sleep(seconds)
+PROCS = {"gpus": 2}
 
 
 class Asker(Actor):
     @endpoint
-    def ask(self, napper: Any, seconds: float) -> None:
-        napper.nap.call(seconds).get()
+    def ask(self, other: Any, path: str) -> None:
+        other.wait_for.call(path).get()
 
 
 class Gate(Actor):
@@ -46,56 +37,52 @@ class Gate(Actor):
         self.opened.set()
 
 
-@pytest.fixture(scope="module")
-def procs() -> Iterator[ProcMesh]:
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    mesh = this_host().spawn_procs({"gpus": 2}, device="cpu")
-    mesh.initialized.get(LONG_S)
-    yield mesh
-    mesh.stop().get()  # the session is the folder's
-    cloudpickle.unregister_pickle_by_value(module)
-
-
-def told(procs: ProcMesh, *texts: str) -> str:
+def shown(procs: ProcMesh, *texts: str) -> str:
     """What the ranks do, as soon as that has all these texts in it."""
-    deadline = time.monotonic() + LONG_S
-    while True:
+
+    def now() -> str | None:
         found = stacks_text(procs.view(), procs.doing().get(LONG_S))
-        if all(text in found for text in texts):
-            return found
-        assert time.monotonic() < deadline, found
+        return found if all(text in found for text in texts) else None
+
+    return wait_until(now, f"{texts} to be shown") or ""
 
 
-def test_a_broadcast_is_work(procs: ProcMesh) -> None:
-    nappers: Any = procs.spawn("nappers", Napper)
-    nappers.nap.broadcast(0.5)
-    text = told(procs, "[0-1] actor nappers", "time.sleep(seconds)")
+def test_a_broadcast_is_work(procs: ProcMesh, tmp_path: Path) -> None:
+    workers: Any = procs.spawn("workers", Worker)
+    workers.wait_for.broadcast(str(tmp_path / "go"))
+    text = shown(procs, "[0-1] actor workers", "wait_until(Path(path).exists, path)")
     assert "2 ranks, 2 busy" in text
-    nappers.initialized.get(LONG_S)
-    assert told(procs, "nothing runs") == f"{procs.name}: nothing runs on [0-1]"
+    (tmp_path / "go").touch()
+    workers.initialized.get(LONG_S)
+    assert shown(procs, "nothing runs") == "t: nothing runs on [0-1]"
 
 
-def test_so_is_what_another_rank_has_asked_for(procs: ProcMesh) -> None:
-    nappers: Any = procs.slice(gpus=1).spawn("nappers", Napper)
+def test_so_is_what_another_rank_has_asked_for(procs: ProcMesh, tmp_path: Path) -> None:
+    workers: Any = procs.slice(gpus=1).spawn("workers", Worker)
     asker: Any = procs.slice(gpus=0).spawn("asker", Asker)
-    asker.ask.broadcast(nappers, 0.5)
-    told(
-        procs, "2 busy", "[0] actor asker", "napper.nap.call(seconds).get()", "[1] actor nappers", "time.sleep(seconds)"
+    asker.ask.broadcast(workers, str(tmp_path / "go"))
+    shown(
+        procs,
+        "2 busy",
+        "[0] actor asker",
+        "other.wait_for.call(path).get()",
+        "[1] actor workers",
+        "wait_until(Path(path).exists, path)",
     )
+    (tmp_path / "go").touch()
     asker.initialized.get(LONG_S)
 
 
 def test_an_async_actor_that_was_made_and_not_called_does_nothing(procs: ProcMesh) -> None:
     gates: Any = procs.spawn("gates", Gate)
     gates.initialized.get(LONG_S)
-    told(procs, "nothing runs")
+    shown(procs, "nothing runs")
 
 
-def test_calls_that_overlap_are_told_one_by_one(procs: ProcMesh) -> None:
+def test_calls_that_overlap_are_shown_one_by_one(procs: ProcMesh) -> None:
     gate: Any = procs.slice(gpus=0).spawn("gate", Gate)
     stays, enters = gate.stay.call_one(), gate.enter.call_one()
-    text = told(procs, "in stay", "in enter")
+    text = shown(procs, "in stay", "in enter")
     assert text.count("actor gate") == 2
     gate.open.call_one().get(LONG_S)
     stays.get(LONG_S)

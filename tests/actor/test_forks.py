@@ -1,23 +1,22 @@
-"""What the user's code forks and does not end goes no further than that code: it must not answer as a second rank."""
+"""A child that the user's code forks and does not end runs no further than that code: it must not answer as a second rank."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import sys
-from collections.abc import Iterator
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from monarch_kernel.actor import Actor, ProcMesh, concurrent_endpoint, endpoint, this_host, this_proc
 from monarch_kernel.errors import ForkedError
-from tests.waiting import LONG_S
+from tests.support.waiting import LONG_S
+
+PROCS = {"forks": 1}
 
 
 def code_of(pid: int) -> int:
-    """With which code a child ended."""
+    """The exit code of a child."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
@@ -49,7 +48,7 @@ class Forks(Actor):
 
     @endpoint
     def ask(self, other: Any) -> tuple[int, str]:
-        """What a child gets that asks, and with which code it ends."""
+        """The exit code of a child that asks, and the errors that it gets."""
         reads, writes = os.pipe()
         pending = other.pid.call_one()
         pid = os.fork()
@@ -98,17 +97,6 @@ class Later(Actor):
         return os.getpid()
 
 
-@pytest.fixture(scope="module")
-def procs() -> Iterator[ProcMesh]:
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    mesh = this_host().spawn_procs({"forks": 1}, device="cpu")
-    mesh.initialized.get(LONG_S)
-    yield mesh
-    mesh.stop().get(LONG_S)
-    cloudpickle.unregister_pickle_by_value(module)
-
-
 @pytest.fixture(params=["rank", "program"])
 def place(request: pytest.FixtureRequest, procs: ProcMesh) -> ProcMesh:
     return procs if request.param == "rank" else this_proc()
@@ -151,7 +139,7 @@ def test_a_child_ends_where_the_bootstrap_does(procs: ProcMesh) -> None:
     mesh.stop().get(LONG_S)
 
 
-def test_a_child_is_told_that_it_can_ask_nobody(procs: ProcMesh) -> None:
+def test_a_child_that_asks_gets_an_error(procs: ProcMesh) -> None:
     mesh: Any = procs.spawn("forks", Forks)
     other: Any = this_proc().spawn("other", Forks)
     pid = mesh.pid.call_one().get(LONG_S)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import random
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from monarch_kernel.actor import (
@@ -26,13 +24,13 @@ from monarch_kernel.actor import (
 )
 from monarch_kernel.controller.session import current_session
 from monarch_kernel.errors import ActorError
-from tests.waiting import undisturbed_s, wait_until
+from tests.support.processes import kill_ranks, wait_gone
+from tests.support.timing import Bar
+from tests.support.waiting import LONG_S, wait_until
 
-LONG_S = 60.0
 
-
-class Counter(Actor):
-    """Counts its calls; one that is made again goes on where the others are."""
+class RestoringCounter(Actor):
+    """Counts its calls; after a restart it goes on where the others are."""
 
     def __init__(self, begin: int = 0) -> None:
         self.n = begin
@@ -69,7 +67,7 @@ class Counter(Actor):
         return current_rank().rank
 
 
-class AsyncCounter(Actor):
+class AsyncRestoringCounter(Actor):
     def __init__(self) -> None:
         self.n = 0
 
@@ -106,7 +104,7 @@ class Parent(Actor):
 
     @endpoint
     def spawn(self, procs: Any) -> Any:
-        self.children = procs.spawn("children", Counter, 100)
+        self.children = procs.spawn("children", RestoringCounter, 100)
         self.children.add.call().get()
         return self.children
 
@@ -143,35 +141,26 @@ class Hasty(Actor):
         return os.getpid()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def by_value() -> Iterator[None]:
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    yield
-    cloudpickle.unregister_pickle_by_value(module)
-
-
 @pytest.fixture(scope="module")
-def session() -> Iterator[None]:
+def serving(session: None, by_value: None) -> None:
+    """The session serves requests of ranks: it starts to with the first, and what it starts for that stays."""
     mesh = this_host().spawn_procs({"r": 1}, device="cpu")
-    mesh.initialized.get(LONG_S)
     parent: Any = mesh.spawn("parent", Parent)
-    parent.heal.call_one(mesh).get(LONG_S)  # what ranks ask the program for comes up with the first that asks
-    mesh.stop(grace_s=0).get()
-    yield
-    shutdown_context().get()
+    parent.heal.call_one(mesh).get(LONG_S)
+    mesh.stop(grace_s=0).get(LONG_S)
 
 
 @pytest.fixture
-def procs(session: None) -> Iterator[ProcMesh]:
+def procs(serving: None) -> Iterator[ProcMesh]:
+    """Three processes, which a test may end."""
     mesh = this_host().spawn_procs({"r": 3}, device="cpu")
     yield mesh
     mesh.stop(grace_s=0).get()
 
 
 @pytest.fixture
-def make(session: None) -> Iterator[Callable[..., ProcMesh]]:
-    """Spawns processes that are the test's own."""
+def make(serving: None) -> Iterator[Callable[..., ProcMesh]]:
+    """Spawns processes for one test."""
     made: list[ProcMesh] = []
 
     def spawn(n: int = 2, **options: Any) -> ProcMesh:
@@ -183,23 +172,16 @@ def make(session: None) -> Iterator[Callable[..., ProcMesh]]:
         mesh.stop(grace_s=0).get()
 
 
-def kill(procs: ProcMesh, *ranks: int) -> None:
-    pids = {rank.rank: rank.pid for rank in procs.view().ranks}
-    for rank in ranks:
-        os.kill(pids[rank], signal.SIGKILL)
-    wait_until(lambda: set(ranks) <= set(procs.deaths()), "the news of the deaths")
-
-
 # -- actors
 
 
 def test_an_actor_is_made_again_and_takes_its_state_from_the_others(procs: ProcMesh) -> None:
-    counter: Any = procs.spawn("counter", Counter, 5)
-    slow: Any = procs.spawn("async", AsyncCounter)
+    counter: Any = procs.spawn("counter", RestoringCounter, 5)
+    slow: Any = procs.spawn("async", AsyncRestoringCounter)
     assert counter.add.call().get(LONG_S).values() == ((6, -1), (6, -1), (6, -1))
     assert slow.add.call().get(LONG_S).values() == (1, 1, 1)
     for times in (1, 2):
-        kill(procs, 1)
+        kill_ranks(procs, 1)
         assert procs.heal().get(LONG_S) == (1,)
         assert counter.add.call().get(LONG_S).values() == ((6 + times, -1), (6 + times, 2), (6 + times, -1))
         assert slow.add.call().get(LONG_S).values() == (1 + times,) * 3
@@ -207,22 +189,22 @@ def test_an_actor_is_made_again_and_takes_its_state_from_the_others(procs: ProcM
 
 
 def test_several_are_replaced_at_once(procs: ProcMesh) -> None:
-    counter: Any = procs.spawn("counter", Counter, 5)
+    counter: Any = procs.spawn("counter", RestoringCounter, 5)
     counter.add.call().get(LONG_S)
-    kill(procs, 0, 2)
+    kill_ranks(procs, 0, 2)
     assert procs.heal().get(LONG_S) == (0, 2)
     assert counter.add.call().get(LONG_S).values() == ((7, 1), (7, -1), (7, 1))
-    kill(procs, 0, 1, 2)
+    kill_ranks(procs, 0, 1, 2)
     assert procs.heal().get(LONG_S) == (0, 1, 2)
     assert counter.add.call().get(LONG_S).values() == ((6, 0), (6, 0), (6, 0)), "nobody is left to ask"
 
 
 def test_handles_and_their_slices_stay_good(procs: ProcMesh) -> None:
-    part: Any = procs.slice(r=slice(1, 3)).spawn("part", Counter)
+    part: Any = procs.slice(r=slice(1, 3)).spawn("part", RestoringCounter)
     one = part.slice(r=0)
     assert part.slice(r=slice(0, 2)).place.call().get(LONG_S).values() == (0, 1)
     before = part.pid.call().get(LONG_S).values()
-    kill(procs, 1)
+    kill_ranks(procs, 1)
     procs.heal().get(LONG_S)
     assert one.pid.call_one().get(LONG_S) != before[0]
     assert part.place.call().get(LONG_S).values() == (0, 1)
@@ -230,9 +212,9 @@ def test_handles_and_their_slices_stay_good(procs: ProcMesh) -> None:
 
 
 def test_calls_made_before_the_process_is_up_wait_for_it_and_its_actor(procs: ProcMesh) -> None:
-    counter: Any = procs.spawn("counter", Counter)
+    counter: Any = procs.spawn("counter", RestoringCounter)
     counter.add.call().get(LONG_S)
-    kill(procs, 2)
+    kill_ranks(procs, 2)
     healed = procs.heal()
     futures = [counter.slice(r=2).add.call_one() for _ in range(20)]
     last = counter.slice(r=2).count.call_one()
@@ -245,7 +227,7 @@ def test_calls_made_before_the_process_is_up_wait_for_it_and_its_actor(procs: Pr
 def test_actors_that_a_rank_has_spawned_are_made_again(procs: ProcMesh) -> None:
     parent: Any = procs.slice(r=0).spawn("parent", Parent)
     children = parent.spawn.call_one(procs.slice(r=slice(1, 3))).get(LONG_S)
-    kill(procs, 2)
+    kill_ranks(procs, 2)
     procs.heal().get(LONG_S)
     one, two = parent.add.call_one().get(LONG_S)
     assert (one, two - one) in ((102, 0), (102, 1)), "its state is that of the other, before or after this call"
@@ -254,12 +236,12 @@ def test_actors_that_a_rank_has_spawned_are_made_again(procs: ProcMesh) -> None:
     assert [by for _, by in children.add.call().get(LONG_S).values()] == [-1, 1]
 
 
-def test_an_actor_that_is_told_of_a_failure_can_heal_the_mesh_and_hears_of_the_next_one(procs: ProcMesh) -> None:
+def test_an_owner_can_heal_the_mesh_after_a_failure_and_learns_of_the_next_one(procs: ProcMesh) -> None:
     parent: Any = procs.slice(r=0).spawn("parent", Parent)
     others = procs.slice(r=slice(1, 3))
     parent.spawn.call_one(others).get(LONG_S)
     for times in (1, 2):
-        kill(procs, 2)
+        kill_ranks(procs, 2)
         assert parent.heal.call_one(others).get(LONG_S) == (2,)
         parent.add.call_one().get(LONG_S)
         assert len(parent.failed.call_one().get(LONG_S)) == times
@@ -268,20 +250,20 @@ def test_an_actor_that_is_told_of_a_failure_can_heal_the_mesh_and_hears_of_the_n
 def test_what_an_owner_that_failed_had_spawned_is_not_made_again(procs: ProcMesh) -> None:
     careless: Any = procs.slice(r=0).spawn("careless", Careless)
     children = careless.spawn.call_one(procs.slice(r=slice(1, 3))).get(LONG_S)
-    kill(procs, 2)
-    wait_until(lambda: careless.spawn.call_one(procs).exception(LONG_S), "the end of the owner")
+    kill_ranks(procs, 2)
+    wait_until(lambda: careless.failed.call_one().exception(LONG_S), "the end of the owner")
     procs.heal().get(LONG_S)
     with pytest.raises(SupervisionError, match=r"\[1\] ActorStopped"):
         children.add.call().get(LONG_S)
 
 
 def test_an_actor_that_had_died_alone_is_made_again_with_its_rank(procs: ProcMesh) -> None:
-    counter: Any = procs.spawn("counter", Counter)
+    counter: Any = procs.spawn("counter", RestoringCounter)
     counter.add.call().get(LONG_S)
     counter.slice(r=1).fail.broadcast()
     with pytest.raises(SupervisionError, match="on purpose"):
         counter.slice(r=1).add.call_one().get(LONG_S)
-    kill(procs, 0)
+    kill_ranks(procs, 0)
     procs.heal().get(LONG_S)
     assert counter.slice(r=0).add.call_one().get(LONG_S) == (2, 1), "one is left to ask"
     assert procs.slice(r=1).restart(grace_s=0).get(LONG_S) == (1,)
@@ -289,12 +271,12 @@ def test_an_actor_that_had_died_alone_is_made_again_with_its_rank(procs: ProcMes
 
 
 def test_what_was_stopped_is_not_made_again(procs: ProcMesh) -> None:
-    stopped: Any = procs.spawn("stopped", Counter)
-    half: Any = procs.spawn("half", Counter)
+    stopped: Any = procs.spawn("stopped", RestoringCounter)
+    half: Any = procs.spawn("half", RestoringCounter)
     half.add.call().get(LONG_S)
     stopped.stop("no longer needed").get(LONG_S)
     half.slice(r=0).stop().get(LONG_S)
-    kill(procs, 0, 1)
+    kill_ranks(procs, 0, 1)
     procs.heal().get(LONG_S)
     for gone in (stopped.slice(r=0), half.slice(r=0)):
         with pytest.raises(SupervisionError, match="not on this rank"):
@@ -302,14 +284,14 @@ def test_what_was_stopped_is_not_made_again(procs: ProcMesh) -> None:
     assert half.slice(r=1).count.call_one().get(LONG_S) == 1
 
 
-def test_an_actor_that_can_not_be_made_again_is_told_and_the_mesh_lives(procs: ProcMesh, tmp_path: Any) -> None:
+def test_an_actor_that_can_not_be_made_again_is_an_error_and_the_mesh_lives(procs: ProcMesh, tmp_path: Any) -> None:
     path = tmp_path / "made"
     brittle: Any = procs.spawn("brittle", Brittle, str(path))
-    counter: Any = procs.spawn("counter", Counter)
+    counter: Any = procs.spawn("counter", RestoringCounter)
     hasty: Any = procs.spawn("hasty", Hasty)
     assert brittle.initialized.get(LONG_S)
     path.touch()
-    kill(procs, 1)
+    kill_ranks(procs, 1)
     with pytest.raises(ActorError, match=r"brittle.__init__, hasty.__init__ failed") as caught:
         procs.heal().get(LONG_S)
     assert caught.value.ranks == (1,)
@@ -325,17 +307,16 @@ def test_an_actor_that_can_not_be_made_again_is_told_and_the_mesh_lives(procs: P
     assert isinstance(brittle.slice(r=1).ping.call_one().get(LONG_S), int), "it is tried again"
 
 
-def test_a_spawn_on_a_mesh_with_a_dead_rank_fails_at_once_and_names_it(procs: ProcMesh) -> None:
+def test_a_spawn_on_a_mesh_with_a_dead_rank_fails_and_names_it(procs: ProcMesh, bar: Bar) -> None:
     procs.initialized.get(LONG_S)
-    kill(procs, 1)
-    begun = undisturbed_s()
-    failed: Any = procs.spawn("late", Counter)
-    with pytest.raises(SupervisionError, match="spawning late failed") as caught:
-        failed.initialized.get(LONG_S)
-    assert undisturbed_s() - begun < 0.5
+    kill_ranks(procs, 1)
+    with bar.below(0.5, "the error"):
+        failed: Any = procs.spawn("late", RestoringCounter)
+        with pytest.raises(SupervisionError, match="spawning late failed") as caught:
+            failed.initialized.get(LONG_S)
     assert caught.value.ranks == (1,)
     procs.heal().get(LONG_S)
-    again: Any = procs.spawn("late", Counter)
+    again: Any = procs.spawn("late", RestoringCounter)
     assert again.add.call().get(LONG_S).values() == ((1, -1),) * 3
 
 
@@ -343,12 +324,12 @@ def test_a_spawn_on_a_mesh_with_a_dead_rank_fails_at_once_and_names_it(procs: Pr
 
 
 def test_a_heal_that_fails_can_be_done_again(procs: ProcMesh) -> None:
-    counter: Any = procs.spawn("counter", Counter)
+    counter: Any = procs.spawn("counter", RestoringCounter)
     counter.add.call().get(LONG_S)
-    kill(procs, 1)
+    kill_ranks(procs, 1)
     first = procs.heal()
     wait_until(lambda: procs.incarnations()[1] == 1 and procs.view().ranks[1].pid, "the new process")
-    kill(procs, 1)
+    kill_ranks(procs, 1)
     if (error := first.exception(LONG_S)) is not None:  # it may have been up for a moment
         assert isinstance(error, SupervisionError)
         assert error.ranks == (1,)
@@ -376,7 +357,7 @@ def test_the_programs_own_process_is_not_restarted(session: None) -> None:
 
 def test_two_that_heal_at_the_same_time_have_one_process_made(procs: ProcMesh) -> None:
     procs.initialized.get(LONG_S)
-    kill(procs, 0)
+    kill_ranks(procs, 0)
     healed = [procs.heal(), procs.heal()]
     assert [future.get(LONG_S) for future in healed] == [(0,), ()]
     assert procs.view().ranks[0].state == "idle"
@@ -391,7 +372,7 @@ def test_a_heal_of_healthy_ranks_does_nothing(procs: ProcMesh) -> None:
 
 def test_a_part_is_healed_alone(procs: ProcMesh) -> None:
     procs.initialized.get(LONG_S)
-    kill(procs, 0, 2)
+    kill_ranks(procs, 0, 2)
     assert procs.slice(r=slice(0, 2)).heal().get(LONG_S) == (0,)
     assert set(procs.deaths()) == {2}
 
@@ -404,14 +385,14 @@ def test_a_mesh_that_was_stopped_can_not_be_healed(make: Callable[..., ProcMesh]
         mesh.heal()
     dead = make(1)
     dead.initialized.get(LONG_S)
-    kill(dead, 0)
+    kill_ranks(dead, 0)
     dead.stop(grace_s=0).get(LONG_S)
     with pytest.raises(SupervisionError, match="it was stopped"):
         dead.heal()
 
 
 def test_living_ranks_are_restarted(procs: ProcMesh) -> None:
-    counter: Any = procs.spawn("counter", Counter)
+    counter: Any = procs.spawn("counter", RestoringCounter)
     before = counter.pid.call().get(LONG_S).values()
     counter.add.call().get(LONG_S)
     pending = counter.slice(r=0).pid.call_one()
@@ -420,15 +401,15 @@ def test_living_ranks_are_restarted(procs: ProcMesh) -> None:
     after = counter.pid.call().get(LONG_S).values()
     assert [a == b for a, b in zip(before, after)] == [False, True, True]
     assert counter.count.call().get(LONG_S).values() == (1, 1, 1)
-    wait_until(lambda: not os.path.exists(f"/proc/{before[0]}"), "the former process to be gone")
+    wait_gone(before[0])
 
 
 # -- restarts by themselves
 
 
-def test_a_rank_is_restarted_by_itself_and_nobody_finds_it_dead(make: Callable[..., ProcMesh]) -> None:
+def test_a_rank_restarts_by_itself_and_no_later_call_fails(make: Callable[..., ProcMesh]) -> None:
     mesh = make(3, restart="rank")
-    counter: Any = mesh.spawn("counter", Counter)
+    counter: Any = mesh.spawn("counter", RestoringCounter)
     before = counter.pid.call().get(LONG_S).values()
     counter.add.call().get(LONG_S)
     with pytest.raises(SupervisionError, match="exit code 17; .*another process takes its place"):
@@ -442,7 +423,7 @@ def test_a_restart_by_itself_is_no_failure_to_owners(make: Callable[..., ProcMes
     mesh = make(3, restart="rank", max_restarts=1)
     parent: Any = mesh.slice(r=0).spawn("parent", Parent)
     children = parent.spawn.call_one(mesh.slice(r=slice(1, 3))).get(LONG_S)
-    mine: Any = mesh.spawn("mine", Counter)
+    mine: Any = mesh.spawn("mine", RestoringCounter)
     mine.add.call().get(LONG_S)
     before = mine.pid.call().get(LONG_S).values()
     os.kill(before[2], signal.SIGKILL)
@@ -451,13 +432,13 @@ def test_a_restart_by_itself_is_no_failure_to_owners(make: Callable[..., ProcMes
     assert [by for _, by in children.add.call().get(LONG_S).values()] == [-1, 1]
     assert parent.failed.call_one().get(LONG_S) == []
     assert faults == []
-    kill(mesh, 2)
+    kill_ranks(mesh, 2)
     wait_until(lambda: parent.failed.call_one().get(LONG_S), "the failure, which nothing else follows")
     wait_until(lambda: faults, "the same for what the program has spawned")
     assert "it is not restarted, for that was done 1 time" in str(faults[0])
 
 
-def test_what_fails_to_be_made_again_when_nobody_waits_for_it_is_told(
+def test_an_actor_that_can_not_be_made_again_by_a_restart_is_a_failure(
     make: Callable[..., ProcMesh], faults: list[Any], tmp_path: Any
 ) -> None:
     mesh = make(2, restart="rank")
@@ -473,7 +454,7 @@ def test_what_fails_to_be_made_again_when_nobody_waits_for_it_is_told(
 
 @pytest.fixture
 def faults(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The failures that nobody has handled."""
+    """The failures that no owner has handled."""
     found: list[Any] = []
     monkeypatch.setattr("monarch_kernel.actor.unhandled_fault_hook", found.append)
     return found
@@ -481,7 +462,7 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_a_rank_that_dies_again_and_again_is_given_up(make: Callable[..., ProcMesh]) -> None:
     mesh = make(2, restart="rank", max_restarts=2, backoff_s=0.05)
-    counter: Any = mesh.spawn("counter", Counter)
+    counter: Any = mesh.spawn("counter", RestoringCounter)
     counter.add.call().get(LONG_S)
     for _ in range(2):
         with pytest.raises(SupervisionError, match="another process takes its place"):
@@ -495,7 +476,7 @@ def test_a_rank_that_dies_again_and_again_is_given_up(make: Callable[..., ProcMe
 
 def test_a_mesh_is_restarted_whole(make: Callable[..., ProcMesh]) -> None:
     mesh = make(2, restart="mesh")
-    counter: Any = mesh.spawn("counter", Counter, 3)
+    counter: Any = mesh.spawn("counter", RestoringCounter, 3)
     before = counter.pid.call().get(LONG_S).values()
     counter.add.call().get(LONG_S)
     with pytest.raises(SupervisionError, match="the mesh is restarted"):
@@ -509,7 +490,7 @@ def test_a_mesh_that_is_stopped_is_not_restarted(make: Callable[..., ProcMesh]) 
     mesh.initialized.get(LONG_S)
     pids = [rank.pid for rank in mesh.view().ranks]
     mesh.stop(grace_s=0).get(LONG_S)
-    wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), "the processes to be gone")
+    wait_gone(*pids)
     assert mesh.incarnations() == (0, 0)
 
 
@@ -520,12 +501,12 @@ def test_a_mesh_that_is_stopped_is_not_restarted(make: Callable[..., ProcMesh]) 
 def test_kill_and_heal_at_random_moments_of_a_stream_of_calls(make: Callable[..., ProcMesh], cycles: int) -> None:
     """Each call ends with a result or an error that names the rank, and the others lose nothing and take nothing twice."""
     mesh = make(4)
-    counter: Any = mesh.spawn("counter", Counter)
+    counter: Any = mesh.spawn("counter", RestoringCounter)
     counter.add.call().get(LONG_S)
     dice = random.Random(7)
     sent = [1, 1, 1, 1]
     is_over = threading.Event()
-    errors: list[BaseException] = []
+    errors: list[tuple[int, BaseException]] = []
 
     def stream() -> None:
         while not is_over.is_set():
@@ -535,32 +516,33 @@ def test_kill_and_heal_at_random_moments_of_a_stream_of_calls(make: Callable[...
             if error is None:
                 sent[rank] += 1
             else:
-                errors.append(error)
-                assert isinstance(error, SupervisionError), error
-                assert rank == 2, "only the one that is killed fails"
-                assert "killed by SIGKILL" in str(error)
+                errors.append((rank, error))
 
     thread = threading.Thread(target=stream)
     thread.start()
     try:
         for _ in range(cycles):
             time.sleep(random.uniform(0, 0.02))  # the moment is random, nothing waits for it
-            kill(mesh, 2)
+            kill_ranks(mesh, 2)
             assert mesh.heal().get(LONG_S) == (2,)
     finally:
         is_over.set()
         thread.join()
+    for rank, error in errors:
+        assert isinstance(error, SupervisionError), error
+        assert rank == 2, "only calls of the one that is killed fail"
+        assert "killed by SIGKILL" in str(error)
     counts = counter.count.call().get(LONG_S).values()
     assert [counts[rank] for rank in (0, 1, 3)] == [sent[rank] for rank in (0, 1, 3)]
     assert mesh.incarnations() == (0, 0, cycles, 0)
 
 
-# -- sessions of their own: last, for they end the one that is shared
+# -- a session without others: last, since it ends the one that modules share
 
 
-def test_ranks_whose_host_agent_died_go_to_a_new_one(no_session: None) -> None:
+def test_ranks_whose_host_agent_died_go_to_a_new_one(by_value: None, no_session: None) -> None:
     procs = this_host().spawn_procs({"r": 2}, device="cpu")
-    counter: Any = procs.spawn("counter", Counter)
+    counter: Any = procs.spawn("counter", RestoringCounter)
     counter.add.call().get(LONG_S)
     agent = current_session().runtime.fleet.agent_pid(current_session().local_host())
     os.kill(agent, signal.SIGKILL)
@@ -571,7 +553,7 @@ def test_ranks_whose_host_agent_died_go_to_a_new_one(no_session: None) -> None:
 
 @pytest.fixture
 def no_session() -> Iterator[None]:
-    """The test begins and ends without one."""
-    shutdown_context().get()
+    """The test starts and ends without a session: it kills the host agent, which other modules share."""
+    shutdown_context().get(LONG_S)
     yield
-    shutdown_context().get()
+    shutdown_context().get(LONG_S)

@@ -1,4 +1,4 @@
-"""Large values go through shared memory: as if copied for each, at the speed of memory, whoever dies meanwhile."""
+"""Large values go through shared memory: each receiver has its own, also when a process dies meanwhile."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from monarch_kernel.actor import Actor, ProcMesh, SupervisionError, endpoint, shutdown_context, this_host
+from monarch_kernel.actor import Actor, ProcMesh, SupervisionError, endpoint, this_host
 from monarch_kernel.transport import sharing
+from tests.support.waiting import LONG_S
 
-DEADLINE_S = 60.0
+PROCS = {"gpus": 2}
+
 COUNT = 1 << 20  # float32: 4 MiB
 
 
@@ -63,34 +65,26 @@ def _block_lines() -> list[str]:
         return [line for line in maps if "memfd:monarch-block" in line]
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[ProcMesh]:
-    procs = this_host().spawn_procs({"gpus": 2})
-    procs.initialized.get(DEADLINE_S)
-    yield procs
-    shutdown_context().get(DEADLINE_S)
-
-
 @pytest.fixture
-def keepers(ranks: ProcMesh) -> Iterator[Any]:
-    keepers = ranks.spawn("keepers", Keeper)
+def keepers(procs: ProcMesh) -> Iterator[Any]:
+    keepers = procs.spawn("keepers", Keeper)
     yield keepers
-    keepers.stop().get(DEADLINE_S)
+    keepers.stop().get(LONG_S)
 
 
 @pytest.mark.parametrize("make", [lambda: torch.ones(COUNT), lambda: np.ones(COUNT, "f4")], ids=["torch", "numpy"])
 def test_each_rank_has_a_value_of_its_own(keepers: Any, make: Any) -> None:
     value = make()
-    assert list(keepers.keep.call(value).get(DEADLINE_S).values()) == [COUNT, COUNT]
+    assert list(keepers.keep.call(value).get(LONG_S).values()) == [COUNT, COUNT]
     one, two = keepers.slice(gpus=0), keepers.slice(gpus=1)
-    assert one.add.call_one(1).get(DEADLINE_S) == 2 * COUNT
-    assert two.add.call_one(0).get(DEADLINE_S) == COUNT
+    assert one.add.call_one(1).get(LONG_S) == 2 * COUNT
+    assert two.add.call_one(0).get(LONG_S) == COUNT
     assert value.sum() == COUNT
-    given = one.give.call_one().get(DEADLINE_S)
+    given = one.give.call_one().get(LONG_S)
     given += 5
-    assert one.add.call_one(0).get(DEADLINE_S) == 2 * COUNT
-    assert two.ask.call_one(one).get(DEADLINE_S) == 3 * COUNT
-    assert one.add.call_one(0).get(DEADLINE_S) == 2 * COUNT
+    assert one.add.call_one(0).get(LONG_S) == 2 * COUNT
+    assert two.ask.call_one(one).get(LONG_S) == 3 * COUNT
+    assert one.add.call_one(0).get(LONG_S) == 2 * COUNT
 
 
 def test_a_value_that_was_sent_may_be_changed_at_once(keepers: Any) -> None:
@@ -100,40 +94,40 @@ def test_a_value_that_was_sent_may_be_changed_at_once(keepers: Any) -> None:
         futures.append(keepers.keep.call(value))
         value += 1
     for i, future in enumerate(futures):
-        assert list(future.get(DEADLINE_S).values()) == [(i + 1) * COUNT] * 2
+        assert list(future.get(LONG_S).values()) == [(i + 1) * COUNT] * 2
 
 
 def test_blocks_are_used_again(keepers: Any) -> None:
     def take_turns() -> int:
         for _ in range(20):
-            keepers.keep.call(torch.ones(COUNT)).get(DEADLINE_S)
-            keepers.give.call().get(DEADLINE_S)
+            keepers.keep.call(torch.ones(COUNT)).get(LONG_S)
+            keepers.give.call().get(LONG_S)
         return len(sharing._blocks)
 
     first = take_turns()
     assert take_turns() <= first
     # Those of the controller stay mapped for the next time; and there are a few that the rank itself has sent.
-    assert max(keepers.maps.call().get(DEADLINE_S).values()) <= len(sharing._blocks) + 5
+    assert max(keepers.maps.call().get(LONG_S).values()) <= len(sharing._blocks) + 5
 
 
-def test_a_rank_that_is_killed_holds_no_block(ranks: ProcMesh) -> None:
-    procs = this_host().spawn_procs({"gpus": 2})
-    keepers = procs.spawn("keepers", Keeper)
-    pids = list(keepers.pid.call().get(DEADLINE_S).values())
+def test_a_rank_that_is_killed_holds_no_block(procs: ProcMesh) -> None:
+    killed = this_host().spawn_procs({"gpus": 2}, device="cpu")
+    keepers = killed.spawn("keepers", Keeper)
+    pids = list(keepers.pid.call().get(LONG_S).values())
     before = len(sharing._blocks)
-    keepers.keep.call(torch.ones(COUNT)).get(DEADLINE_S)
+    keepers.keep.call(torch.ones(COUNT)).get(LONG_S)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     for _ in range(5):
-        keepers.keep.broadcast(torch.ones(COUNT))  # nobody opens these
+        keepers.keep.broadcast(torch.ones(COUNT))  # a stopped process opens none of these
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     with pytest.raises(SupervisionError, match="SIGKILL"):
-        keepers.pid.call().get(DEADLINE_S)
-    procs.stop().get(DEADLINE_S)
-    other = ranks.slice(gpus=0).spawn("other", Keeper)
+        keepers.pid.call().get(LONG_S)
+    killed.stop().get(LONG_S)
+    other = procs.slice(gpus=0).spawn("other", Keeper)
     for _ in range(10):
-        other.keep.call_one(torch.ones(COUNT)).get(DEADLINE_S)
+        other.keep.call_one(torch.ones(COUNT)).get(LONG_S)
     assert len(sharing._blocks) <= before + 7
     idle = [segment for segment in sharing._blocks._segments if segment.is_idle]
     assert len(idle) >= 5
@@ -149,25 +143,25 @@ def test_what_can_not_be_opened_is_an_error_of_the_call(keepers: Any, monkeypatc
 
     monkeypatch.setattr(sharing._blocks, "refer", missing)
     with pytest.raises(Exception, match="can't be read from shared memory: No such file"):
-        keepers.keep.call(torch.ones(COUNT)).get(DEADLINE_S)
+        keepers.keep.call(torch.ones(COUNT)).get(LONG_S)
     monkeypatch.undo()
-    assert list(keepers.keep.call(torch.ones(COUNT)).get(DEADLINE_S).values()) == [COUNT, COUNT]
+    assert list(keepers.keep.call(torch.ones(COUNT)).get(LONG_S).values()) == [COUNT, COUNT]
 
 
-def test_the_only_receiver_of_a_value_needs_no_copy_to_write_to_it() -> None:
-    procs = this_host().spawn_procs({"gpus": 1})
+def test_the_only_receiver_of_a_value_needs_no_copy_to_write_to_it(session: None, by_value: None) -> None:
+    procs = this_host().spawn_procs({"gpus": 1}, device="cpu")
     keeper = procs.spawn("keeper", Keeper)
     value = torch.ones(COUNT)
     flags: set[str] = set()
     for i in range(1, 50):  # whether the sender has let go of it when it arrives is a matter of microseconds
-        keeper.keep.call_one(value).get(DEADLINE_S)
-        assert keeper.add.call_one(i).get(DEADLINE_S) == (i + 1) * COUNT
+        keeper.keep.call_one(value).get(LONG_S)
+        assert keeper.add.call_one(i).get(LONG_S) == (i + 1) * COUNT
         assert value.sum() == COUNT
-        flags = keeper.flags.call_one().get(DEADLINE_S)
+        flags = keeper.flags.call_one().get(LONG_S)
         if flags == {"rw-s"}:
             break
     assert flags == {"rw-s"}
-    procs.stop().get(DEADLINE_S)
+    procs.stop().get(LONG_S)
 
 
 class Fragile(Actor):
@@ -187,15 +181,15 @@ class Fragile(Actor):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_value_that_is_sent_again_after_a_heal_is_what_it_was() -> None:
-    procs = this_host().spawn_procs({"gpus": 1})
+def test_a_value_that_is_sent_again_after_a_heal_is_what_it_was(session: None, by_value: None) -> None:
+    procs = this_host().spawn_procs({"gpus": 1}, device="cpu")
     fragile = procs.spawn("fragile", Fragile, torch.ones(COUNT))
-    assert fragile.found.call_one().get(DEADLINE_S) == COUNT
+    assert fragile.found.call_one().get(LONG_S) == COUNT
     with pytest.raises(SupervisionError):
-        fragile.die.call_one().get(DEADLINE_S)
+        fragile.die.call_one().get(LONG_S)
     procs.heal()
-    assert fragile.found.call_one().get(DEADLINE_S) == COUNT
-    procs.stop().get(DEADLINE_S)
+    assert fragile.found.call_one().get(LONG_S) == COUNT
+    procs.stop().get(LONG_S)
 
 
 class Passing(Keeper):
@@ -206,14 +200,14 @@ class Passing(Keeper):
         self.kept = other.give.call_one().get()
 
 
-def test_a_sender_that_is_killed_takes_nothing_from_who_reads() -> None:
-    procs = this_host().spawn_procs({"gpus": 2})
+def test_a_sender_that_is_killed_takes_nothing_from_a_reader(session: None, by_value: None) -> None:
+    procs = this_host().spawn_procs({"gpus": 2}, device="cpu")
     passing = procs.spawn("passing", Passing)
     sender, reader = passing.slice(gpus=0), passing.slice(gpus=1)
-    sender.keep.call_one(torch.ones(COUNT)).get(DEADLINE_S)
-    reader.take_from.call_one(sender).get(DEADLINE_S)
-    os.kill(sender.pid.call_one().get(DEADLINE_S), signal.SIGKILL)
+    sender.keep.call_one(torch.ones(COUNT)).get(LONG_S)
+    reader.take_from.call_one(sender).get(LONG_S)
+    os.kill(sender.pid.call_one().get(LONG_S), signal.SIGKILL)
     with pytest.raises(SupervisionError, match="SIGKILL"):
-        sender.pid.call_one().get(DEADLINE_S)
-    assert reader.add.call_one(1).get(DEADLINE_S) == 2 * COUNT
-    procs.stop().get(DEADLINE_S)
+        sender.pid.call_one().get(LONG_S)
+    assert reader.add.call_one(1).get(LONG_S) == 2 * COUNT
+    procs.stop().get(LONG_S)

@@ -1,23 +1,21 @@
-"""A wait that takes long shows, once, who has not answered and what these do; where it waits, and whoever waits."""
+"""A wait that takes long shows, once, which ranks have not answered and what these do, where it waits."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 
-from monarch_kernel.actor import Actor, ProcMesh, current_rank, endpoint, this_host, this_proc
+from monarch_kernel.actor import Actor, ProcMesh, current_rank, endpoint, this_proc
 from monarch_kernel.asking import waits
+from tests.support.waiting import LONG_S, wait_until
 
-LONG_S = 60.0
-"""For what takes a moment: a failure, not a measure."""
+PROCS = {"r": 3}
 
 
 class Slow(Actor):
@@ -31,7 +29,7 @@ class Slow(Actor):
 
     @endpoint
     def ask(self, other: Any, path: str) -> Any:
-        """Wait for somebody who waits until it was shown that this takes long."""
+        """Wait for an actor that answers only when it was shown that this takes long."""
         return other.load.call(path).get(warn_after_s=0.3).values()
 
 
@@ -45,26 +43,15 @@ class AsyncSlow(Actor):
 
 
 def wait_for(path: str) -> None:
+    """Wait for a file, in a loop of this module: the tests look for the line of it."""
     deadline = time.monotonic() + LONG_S
     while not Path(path).exists():
         assert time.monotonic() < deadline
         time.sleep(0.005)
 
 
-@pytest.fixture(scope="module")
-def procs() -> Iterator[ProcMesh]:
-    """Three processes; ranks can't import tests, so what is here travels by value."""
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    mesh = this_host().spawn_procs({"r": 3}, device="cpu")
-    mesh.initialized.get(LONG_S)
-    yield mesh
-    mesh.stop().get()  # the session is the folder's
-    cloudpickle.unregister_pickle_by_value(module)
-
-
 class Shown(list[str]):
-    """What is written to stderr; the first also lets go what waits for a file."""
+    """What is written to stderr; the first text also creates the file that an actor waits for."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -85,11 +72,11 @@ def showing(path: Path) -> Iterator[Shown]:
 
 @pytest.fixture
 def go(tmp_path: Path) -> Path:
-    """A file that something waits for."""
+    """A file that an actor waits for."""
     return tmp_path / "go"
 
 
-def test_it_names_those_who_have_not_answered_and_where_they_are(procs: ProcMesh, go: Path) -> None:
+def test_it_names_the_ranks_that_have_not_answered_and_where_they_are(procs: ProcMesh, go: Path) -> None:
     slow = procs.spawn("slow", Slow)
     slow.load.call("/").get(LONG_S)
     with showing(go) as shown:
@@ -98,14 +85,14 @@ def test_it_names_those_who_have_not_answered_and_where_they_are(procs: ProcMesh
     head, *lines = text.splitlines()
     assert head.startswith("slow.load: no answer for 0.")
     assert head.endswith("s from [1-2] of 3")
-    # They wait in a loop, and may be seen at different lines of it.
+    # They wait in a loop, and may be at different lines of it.
     assert [line.split()[0] for line in lines] in (["[1-2]"], ["[1]", "[2]"], ["[2]", "[1]"])
     for line in lines:
         assert "test_late.py, line " in line
         assert "in wait_for" in line
 
 
-def test_it_says_who_waits_its_turn(procs: ProcMesh, go: Path) -> None:
+def test_it_says_which_rank_waits_its_turn(procs: ProcMesh, go: Path) -> None:
     slow = procs.spawn("slow", Slow)
     slow.load.call("/").get(LONG_S)
     first = slow.load.call(str(go), 1)
@@ -161,11 +148,14 @@ def test_a_rank_that_waits_shows_it_as_its_own_output(
 ) -> None:
     slow = procs.slice(r=1).spawn("slow", Slow)
     asking = procs.slice(r=0).spawn("asker", Slow).ask.call_one(slow, str(go))
-    text, deadline = "", time.monotonic() + LONG_S
-    while "in wait_for" not in text:
-        assert time.monotonic() < deadline
-        asking.wait(0.05)
+    text = ""
+
+    def is_shown() -> bool:
+        nonlocal text
         text += "".join(capfd.readouterr())
+        return "in wait_for" in text
+
+    wait_until(is_shown, "what the rank waits for in its output")
     go.touch()
     assert asking.get(LONG_S) == (0,)
     assert "slow.load: no answer for" in text

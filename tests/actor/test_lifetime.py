@@ -1,4 +1,4 @@
-"""Birth and death: sessions that are shut down, processes that die under a call, controllers that are killed."""
+"""The end of processes, meshes, sessions and controllers: calls get an error with the reason, and nothing is left."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import psutil
 import pytest
 
@@ -24,13 +23,15 @@ from monarch_kernel.actor import Actor, Future, ProcMesh, SupervisionError, endp
 from monarch_kernel.agent.processes import rss_nbytes
 from monarch_kernel.controller.session import current_session
 from monarch_kernel.errors import MeshDownError
-from tests.waiting import undisturbed_s, wait_until
+from tests.support.processes import command_of, is_gone, marked, tree, wait_gone
+from tests.support.timing import Bar
+from tests.support.waiting import LONG_S, wait_until
 
-LONG_S = 60.0
+pytestmark = pytest.mark.usefixtures("by_value")
 
 
-class Worker(Actor):
-    """Waits, and dies on demand."""
+class Victim(Actor):
+    """Waits and dies on demand; counts the questions for its pid."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -54,84 +55,62 @@ class Worker(Actor):
         os._exit(17)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def by_value() -> Iterator[None]:
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    yield
-    cloudpickle.unregister_pickle_by_value(module)
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[None]:
-    mesh = this_host().spawn_procs({"r": 1}, device="cpu")
-    mesh.initialized.get(LONG_S)
-    mesh.stop(grace_s=0).get()
-    yield
-    shutdown_context().get()
-
-
 @pytest.fixture
-def procs(session: None) -> Iterator[ProcMesh]:
+def procs() -> Iterator[ProcMesh]:
+    """Three processes, which a test may end."""
     mesh = this_host().spawn_procs({"r": 3}, device="cpu")
     yield mesh
-    mesh.stop(grace_s=0).get()
+    mesh.stop(grace_s=0).get(LONG_S)
 
 
 @pytest.fixture
 def no_session() -> Iterator[None]:
-    """The test begins and ends without one."""
-    shutdown_context().get()  # of the tests before, which have all run
+    """The test starts and ends without a session: sessions that end are its subject."""
+    shutdown_context().get(LONG_S)
     yield
-    shutdown_context().get()
-
-
-def is_gone(pid: int) -> bool:
-    return not os.path.exists(f"/proc/{pid}")
+    shutdown_context().get(LONG_S)
 
 
 # -- processes die
 
 
-def test_a_call_on_a_mesh_with_a_dead_rank_fails_at_once_and_a_slice_without_it_works(procs: ProcMesh) -> None:
-    workers: Any = procs.spawn("workers", Worker)
+def test_a_call_on_a_mesh_with_a_dead_rank_fails_and_a_slice_without_it_works(procs: ProcMesh, bar: Bar) -> None:
+    workers: Any = procs.spawn("workers", Victim)
     pids = workers.pid.call().get(LONG_S).values()
     os.kill(pids[1], signal.SIGKILL)
     wait_until(lambda: bool(procs.deaths()), "the news of the death")
     for adverb in (workers.pid.call, lambda: workers.slice(r=1).pid.call_one()):
-        begun = undisturbed_s()
-        with pytest.raises(SupervisionError, match="killed by SIGKILL"):
+        with bar.below(0.5, "the error"), pytest.raises(SupervisionError, match="killed by SIGKILL"):
             adverb().get(LONG_S)
-        assert undisturbed_s() - begun < 0.5
     rest = workers.slice(r=slice(0, 3, 2))
     assert rest.pid.call().get(LONG_S).values() == (pids[0], pids[2])
-    assert rest.count.call().get(LONG_S).values() == (2, 2)  # the refused call was sent to nobody
+    assert rest.count.call().get(LONG_S).values() == (2, 2)  # the refused call did not reach them
     streamed = {future.rank: future.exception(LONG_S) for future in workers.pid.stream()}
     assert isinstance(streamed.pop(1), SupervisionError)
     assert streamed == {0: None, 2: None}
-    workers.pid.broadcast()  # reaches those who live
+    workers.pid.broadcast()  # reaches those that live
     assert rest.count.call().get(LONG_S).values() == (4, 4)
 
 
-def test_a_death_during_a_call_is_told_within_100_ms(procs: ProcMesh, tmp_path: Path) -> None:
-    workers: Any = procs.spawn("workers", Worker)
+def test_a_death_during_a_call_is_an_error_of_the_call(procs: ProcMesh, tmp_path: Path, bar: Bar) -> None:
+    workers: Any = procs.spawn("workers", Victim)
     pids = workers.pid.call().get(LONG_S).values()
     futures: list[Future[None]] = [workers.slice(r=r).sleep.call_one(str(tmp_path)) for r in range(3)]
     wait_until(lambda: len(os.listdir(tmp_path)) == 3, "all to be asleep")
     times = []
     for pid, future in zip(pids, futures):
-        begun = undisturbed_s()
+        begin_s = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         error = future.exception(LONG_S)
-        times.append(undisturbed_s() - begun)
+        times.append(time.monotonic() - begin_s)
         assert isinstance(error, SupervisionError)
         assert "it was running workers.sleep" in str(error)
         assert error.primary.pid == pid
-    assert min(times) < 0.1, times
+    bar.check(min(times), 0.1, "the error")
 
 
 def test_a_rank_that_dies_in_an_endpoint_answers_all_that_it_owes(procs: ProcMesh) -> None:
-    workers: Any = procs.spawn("workers", Worker)
+    workers: Any = procs.spawn("workers", Victim)
     one = workers.slice(r=2)
     futures = [one.die.call_one(), one.pid.call_one(), workers.pid.call(), one.count.call_one()]
     for future in futures:
@@ -142,30 +121,29 @@ def test_a_rank_that_dies_in_an_endpoint_answers_all_that_it_owes(procs: ProcMes
 
 
 def test_after_a_death_the_host_spawns_again(procs: ProcMesh) -> None:
-    workers: Any = procs.spawn("workers", Worker)
+    workers: Any = procs.spawn("workers", Victim)
     workers.die.call().exception(LONG_S)
     again = this_host().spawn_procs({"r": 3}, device="cpu")
-    assert len(set(again.spawn("workers", Worker).pid.call().get(LONG_S).values())) == 3
+    assert len(set(again.spawn("workers", Victim).pid.call().get(LONG_S).values())) == 3
     again.stop(grace_s=0).get()
 
 
-def test_spawning_on_a_mesh_with_a_dead_rank_fails_at_once_and_names_it(procs: ProcMesh) -> None:
+def test_spawning_on_a_mesh_with_a_dead_rank_fails_and_names_it(procs: ProcMesh, bar: Bar) -> None:
     os.kill(procs.run("import os; os.getpid()").get(LONG_S).values()[1], signal.SIGKILL)
     wait_until(lambda: bool(procs.deaths()), "the news of the death")
-    begun = undisturbed_s()
-    workers: Any = procs.spawn("workers", Worker)
-    with pytest.raises(SupervisionError, match="SIGKILL") as caught:
-        workers.initialized.get(LONG_S)
-    assert undisturbed_s() - begun < 0.5
+    with bar.below(0.5, "the error"):
+        workers: Any = procs.spawn("workers", Victim)
+        with pytest.raises(SupervisionError, match="SIGKILL") as caught:
+            workers.initialized.get(LONG_S)
     assert caught.value.ranks == (1,)
-    assert len(procs.slice(r=0).spawn("workers", Worker).pid.call().get(LONG_S)) == 1
+    assert len(procs.slice(r=0).spawn("workers", Victim).pid.call().get(LONG_S)) == 1
 
 
 # -- processes are stopped
 
 
 def test_what_a_stopped_mesh_owes_ends_with_the_reason(procs: ProcMesh, tmp_path: Path) -> None:
-    workers: Any = procs.spawn("workers", Worker)
+    workers: Any = procs.spawn("workers", Victim)
     running = workers.sleep.call(str(tmp_path))
     wait_until(lambda: len(os.listdir(tmp_path)) == 3, "all to be asleep")
     procs.stop("out of budget").get(LONG_S)
@@ -181,30 +159,27 @@ def test_part_of_a_mesh_can_be_stopped(procs: ProcMesh) -> None:
     pids = procs.run("import os; os.getpid()").get(LONG_S).values()
     procs.slice(r=slice(1, 3)).stop("no longer needed", grace_s=0).get()
     for pid in pids[1:]:
-        wait_until(lambda pid=pid: is_gone(pid), "the rank to end", 10)  # type: ignore[misc]
+        wait_gone(pid)
     assert procs.slice(r=0).run("os.getpid()").get(LONG_S).item() == pids[0]
 
 
-def test_a_mesh_lives_on_without_a_reference(session: None) -> None:
+def test_a_mesh_lives_on_without_a_reference() -> None:
     pid = this_host().spawn_procs({"r": 1}, device="cpu").run("import os; os.getpid()").get(LONG_S).item(r=0)
     gc.collect()
-    this_host().spawn_procs({"r": 1}, device="cpu").initialized.get(LONG_S)
+    other = this_host().spawn_procs({"r": 1}, device="cpu")
+    other.initialized.get(LONG_S)
     assert not is_gone(pid)
-    current_session().runtime.stop_ranks([proc for proc in range(1, 10_000) if proc in _live()], "tidy", 0)
-    wait_until(lambda: is_gone(pid), "the rank to end", 10)
-
-
-def _live() -> set[int]:
-    ranks = current_session().runtime._state.ranks
-    return {proc for proc, record in ranks.items() if record.death is None}
+    other.stop(grace_s=0).get(LONG_S)
+    os.kill(pid, signal.SIGKILL)
+    wait_gone(pid)
 
 
 # -- sessions end
 
 
-def test_shutting_down_ends_all_futures_and_processes(no_session: None, tmp_path: Path) -> None:
+def test_shutting_down_ends_all_futures_and_processes(no_session: None, tmp_path: Path, bar: Bar) -> None:
     procs = this_host().spawn_procs({"r": 2}, device="cpu")
-    workers: Any = procs.spawn("workers", Worker)
+    workers: Any = procs.spawn("workers", Victim)
     pids = workers.pid.call().get(LONG_S).values()
     directory = current_session().directory
     pending = [workers.sleep.call(str(tmp_path)), workers.pid.call()]
@@ -212,11 +187,10 @@ def test_shutting_down_ends_all_futures_and_processes(no_session: None, tmp_path
     waiting: list[BaseException | None] = []
     thread = threading.Thread(target=lambda: waiting.append(pending[0].exception(LONG_S)))
     thread.start()
-    begun = undisturbed_s()
-    shutdown_context().get()
-    assert undisturbed_s() - begun < 3
+    with bar.below(3, "the end of the session"):
+        shutdown_context().get(LONG_S)
     thread.join(LONG_S)
-    for error in (*waiting, *(future.exception(1) for future in pending)):
+    for error in (*waiting, *(future.exception(LONG_S) for future in pending)):
         assert isinstance(error, SupervisionError)
         assert "the session was shut down" in str(error)
     with pytest.raises(MeshDownError, match="the session was shut down"):
@@ -231,7 +205,7 @@ def test_shutting_down_before_anything_is_up(no_session: None) -> None:
     procs = this_host().spawn_procs({"r": 2}, device="cpu")
     future = procs.run("1")
     shutdown_context().get()
-    assert isinstance(future.exception(1), SupervisionError)
+    assert isinstance(future.exception(LONG_S), SupervisionError)
     shutdown_context().get()
 
 
@@ -292,38 +266,33 @@ def program(code: str, mark: str, directory: Path) -> Iterator[subprocess.Popen[
             run.kill()
 
 
-def marked(mark: str) -> set[int]:
-    """Processes that inherited a mark in their environment."""
-    found = set()
-    for name in os.listdir("/proc"):
-        if name.isdecimal():
-            try:
-                if f"CONTROLLER_MARK={mark}".encode() in Path(f"/proc/{name}/environ").read_bytes():
-                    found.add(int(name))
-            except OSError:
-                continue
-    return found
+def slow_unless(is_quick: bool) -> tuple[pytest.MarkDecorator, ...]:
+    """Marks for a variant: the default tier runs some."""
+    return () if is_quick else (pytest.mark.slow,)
 
 
-@pytest.mark.parametrize(("end", "signum"), ENDS.values(), ids=ENDS.keys())
-def test_nothing_is_left_of_a_controller_however_it_ends(tmp_path: Path, end: str, signum: int) -> None:
+@pytest.mark.parametrize(
+    ("end", "signum"),
+    [pytest.param(*ENDS[name], id=name, marks=slow_unless(name in ("killed", "falls through"))) for name in ENDS],
+)
+def test_nothing_is_left_of_a_controller_however_it_ends(tmp_path: Path, end: str, signum: int, bar: Bar) -> None:
     mark = uuid.uuid4().hex
     with program(textwrap.dedent(CONTROLLER).replace("END", end), mark, tmp_path) as run:
         assert run.stdout is not None
         assert run.stdout.readline().startswith("ready")
         if signum:
             # Controller, agent, zygote, four ranks, two children, which have no environment for a moment when they begin.
-            wait_until(lambda: len(marked(mark)) >= 9, "all processes to be there")
+            wait_until(lambda: len(marked(f"CONTROLLER_MARK={mark}")) >= 9, "all processes to be there")
             assert len(list(tmp_path.glob("monarch-*"))) == 1
             run.send_signal(signum)
-        begun = undisturbed_s()
-        run.wait(LONG_S)
-        wait_until(lambda: not marked(mark) and not list(tmp_path.iterdir()), "all to be gone", 10)
-        took_s = undisturbed_s() - begun
-    assert took_s < 5, took_s
+        with bar.below(5, "the end of all"):
+            run.wait(LONG_S)
+            wait_until(lambda: not marked(f"CONTROLLER_MARK={mark}") and not list(tmp_path.iterdir()), "all to be gone")
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.2, 0.5, 1.0])
+@pytest.mark.parametrize(
+    "delay_s", [pytest.param(delay_s, marks=slow_unless(delay_s == 0.2)) for delay_s in (0.0, 0.05, 0.2, 0.5, 1.0)]
+)
 def test_nothing_is_left_of_a_controller_that_is_killed_while_it_starts(tmp_path: Path, delay_s: float) -> None:
     mark = uuid.uuid4().hex
     code = "from monarch_kernel.actor import this_host\nprocs = this_host().spawn_procs({'r': 2}, device='cpu')\n"
@@ -331,10 +300,10 @@ def test_nothing_is_left_of_a_controller_that_is_killed_while_it_starts(tmp_path
     with program(code, mark, tmp_path) as run:
         assert run.stdout is not None
         run.stdout.readline()
-        time.sleep(delay_s)  # not to synchronise: to strike at another moment
+        time.sleep(delay_s)  # not to synchronise: to kill it at another moment
         run.kill()
         run.wait(LONG_S)
-        wait_until(lambda: not marked(mark) and not list(tmp_path.iterdir()), "all to be gone", 10)
+        wait_until(lambda: not marked(f"CONTROLLER_MARK={mark}") and not list(tmp_path.iterdir()), "all to be gone")
 
 
 def test_the_directory_of_one_that_was_killed_after_its_agent_is_removed_by_the_next(tmp_path: Path) -> None:
@@ -347,10 +316,11 @@ def test_the_directory_of_one_that_was_killed_after_its_agent_is_removed_by_the_
             assert each.stdout is not None
             each.stdout.readline()
         assert len(list(tmp_path.glob("monarch-*"))) == 3
-        of_run = [psutil.Process(pid) for pid in marked(later) if pid != run.pid]
-        (agent,) = (one for one in of_run if "agent" in one.cmdline())
+        of_run = tree(run.pid)[1:]
+        (agent,) = (one for one in of_run if "agent" in command_of(one))
         agent.kill()
-        psutil.wait_procs([one for one in of_run if one != agent], 10)
+        _, alive = psutil.wait_procs([one for one in of_run if one != agent], LONG_S)
+        assert not alive
         run.kill()
         run.wait(LONG_S)
         assert len(list(tmp_path.glob("monarch-*"))) == 3
@@ -360,7 +330,7 @@ def test_the_directory_of_one_that_was_killed_after_its_agent_is_removed_by_the_
             again.stdout.readline()
             assert len(list(tmp_path.glob("monarch-*/controller"))) == 2  # of those that live
             assert len(list(tmp_path.glob("monarch-*"))) == 3
-    wait_until(lambda: [path.name for path in tmp_path.iterdir()] == ["monarch-other"], "all to be gone", 10)
+    wait_until(lambda: [path.name for path in tmp_path.iterdir()] == ["monarch-other"], "all to be gone")
 
 
 # -- again and again
@@ -371,37 +341,33 @@ def _held() -> tuple[int, int]:
 
 
 @pytest.mark.slow
-def test_sixty_meshes_in_one_session_leave_nothing(no_session: None) -> None:
+def test_sixty_meshes_in_one_session_leave_nothing(no_session: None, bar: Bar) -> None:
     def cycle() -> None:
         procs = this_host().spawn_procs({"r": 2}, device="cpu")
         assert procs.run("rank").get(LONG_S).values() == (0, 1)
-        procs.stop(grace_s=0).get()
+        procs.stop(grace_s=0).get(LONG_S)
 
     for _ in range(10):
         cycle()
-    agent = next(iter(current_session().runtime._state.hosts.values())).pid
+    agent = current_session().runtime.fleet.agent_pid(current_session().local_host())
 
     def settle() -> None:
-        wait_until(
-            lambda: len(Path(f"/proc/{agent}/task/{agent}/children").read_text().split()) == 1, "ranks to end", 10
-        )
+        wait_until(lambda: len(Path(f"/proc/{agent}/task/{agent}/children").read_text().split()) == 1, "ranks to end")
 
     settle()
     gc.collect()
     held, memory, agents_fds = _held(), rss_nbytes(os.getpid()), len(os.listdir(f"/proc/{agent}/fd"))
     agents_memory = rss_nbytes(agent)
-    begun = undisturbed_s()
-    for _ in range(60):
-        cycle()
-    took_s = undisturbed_s() - begun
+    with bar.below(18, "60 meshes"):
+        for _ in range(60):
+            cycle()
     settle()
-    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= held[0], "connections to be closed", 10)
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= held[0], "connections to be closed")
     gc.collect()
     assert _held()[1] == held[1]
     assert len(os.listdir(f"/proc/{agent}/fd")) == agents_fds
     assert rss_nbytes(os.getpid()) - memory < 8 << 20
     assert rss_nbytes(agent) - agents_memory < 8 << 20
-    assert took_s < 18
 
 
 @pytest.mark.slow

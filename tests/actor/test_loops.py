@@ -1,4 +1,4 @@
-"""Loops on real ranks are steered from here: what changes does so at the same step on all, whatever each takes for a step."""
+"""The program steers loops on real ranks: a change happens at the same step on all, however long each takes for a step."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from monarch_kernel.actor import Actor, Future, ProcMesh, endpoint, this_host
 from monarch_kernel.actor.loops import SteeredLoop
 from monarch_kernel.errors import RemoteError, SupervisionError
-from tests.boards import scalars
-from tests.waiting import LONG_S, wait_until
+from tests.support.boards import scalars
+from tests.support.waiting import LONG_S, wait_until
 
 N_RANKS = 3
+PROCS = {"gpus": N_RANKS}
 
 WANDER = """
 import random, time
@@ -38,15 +37,24 @@ seen
 """
 
 
-@pytest.fixture(scope="module")
-def procs() -> Iterator[ProcMesh]:
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    mesh = this_host().spawn_procs({"gpus": N_RANKS}, device="cpu")
-    mesh.initialized.get(LONG_S)
-    yield mesh
-    mesh.stop().get()  # the session is the folder's
-    cloudpickle.unregister_pickle_by_value(module)
+# A rank that comes much later than others has no part in the first means: so ranks wait for each other before a loop. In 60
+# steps no rank has more than 64 values to report at once, so that each step has a mean of its own.
+MEET = """
+import pathlib, time
+here = pathlib.Path({folder!r})
+(here / str(rank)).touch()
+while len(list(here.iterdir())) < {n}: time.sleep(0.001)
+for step in live.loop(60):
+    time.sleep(0.015)
+"""
+
+
+def meeting(folder: Path, body: str) -> str:
+    """Code of a loop of 60 steps that all ranks begin together; the folder is theirs, and has to be empty."""
+    folder.mkdir(exist_ok=True)
+    for each in folder.iterdir():
+        each.unlink()
+    return MEET.format(folder=str(folder), n=N_RANKS) + body
 
 
 class Running:
@@ -64,20 +72,25 @@ class Running:
         return self.loop.view().step
 
     def values(self) -> list[Any]:
-        return [result.value for result in self.future.get(LONG_S).values()]
+        """The values of the cell, when it and its loop are over."""
+        values = [result.value for result in self.future.get(LONG_S).values()]
+        wait_until(lambda: self.loop.view().state == "over", "the loop to be over")
+        return values
 
     def wait_step(self, step: int) -> None:
         wait_until(lambda: self.step >= step, f"all ranks to come to step {step}")
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_is_turned_changes_at_the_same_step_on_all_ranks(procs: ProcMesh, seed: int) -> None:
+def test_a_knob_changes_at_the_same_step_on_all_ranks(procs: ProcMesh, seed: int) -> None:
     chance = random.Random(seed)
     running = Running(procs, WANDER.format(steps=100_000))
     wait_until(lambda: running.loop.view().knobs, "the knobs to be known")
     turned: list[tuple[int, str, Any]] = []
-    for _ in range(20):
-        time.sleep(chance.uniform(0, 0.25))
+    for turn in range(12):
+        if turn % 4 == 0:  # the values of three steps at least differ, however soon this loop is over
+            running.wait_step(running.step + 1)
+        time.sleep(chance.uniform(0, 0.05))  # not to synchronise: to turn at another moment
         name, value = chance.choice([("lr", round(chance.random(), 6)), ("mode", chance.choice("abc")), ("on", False)])
         turned.append((running.loop.set(name, value), name, value))
     end = running.loop.stop()
@@ -98,13 +111,13 @@ def test_it_stands_before_the_same_step_and_goes_on_by_steps(procs: ProcMesh) ->
     before = running.loop.pause()
     running.wait_step(before)
     assert running.loop.view().state == "paused"
-    time.sleep(0.2)
+    time.sleep(0.2)  # nothing happens meanwhile
     assert running.step == before
     running.loop.step()
     running.wait_step(before + 1)
     running.loop.step(5)
     running.wait_step(before + 6)
-    time.sleep(0.2)
+    time.sleep(0.2)  # again nothing happens
     assert running.step == before + 6
     running.loop.resume()
     running.wait_step(before + 50)
@@ -128,26 +141,23 @@ def test_a_paused_loop_ends_when_it_is_stopped_and_when_it_is_interrupted(procs:
     assert [result.value for result in procs.run_cell("1 + 1", want_value=True).get(LONG_S).values()] == [2] * N_RANKS
 
 
-def test_what_is_logged_is_reduced_over_ranks(procs: ProcMesh) -> None:
-    # Of more than 64 steps between two reports sums would be told.
-    body = "    live.log(loss=1 / (step + 1) + rank, samples=10)\n    time.sleep(0.005)"
-    code = f"import time\nfor step in live.loop(200):\n{body}"
-    running = Running(procs, code)
+def test_what_is_logged_is_reduced_over_ranks(procs: ProcMesh, tmp_path: Path) -> None:
+    running = Running(procs, meeting(tmp_path, "    live.log(loss=1 / (step + 1) + rank, samples=10)"))
     running.values()
     view = running.loop.view()
-    assert (view.state, view.step, view.steps, view.where) == ("over", 200, 200, "cell [7]")
+    assert (view.state, view.step, view.steps, view.where) == ("over", 60, 60, "cell [7]")
     (loss,) = view.curves
     assert loss.name == "loss"
-    assert loss.by_rank == tuple((rank, pytest.approx(1 / 200 + rank)) for rank in range(N_RANKS))
-    assert loss.last == pytest.approx(1 / 200 + 1)
-    assert [point.step for point in loss.points] == list(range(200))
+    assert loss.by_rank == tuple((rank, pytest.approx(1 / 60 + rank)) for rank in range(N_RANKS))
+    assert loss.last == pytest.approx(1 / 60 + 1)
+    assert [point.step for point in loss.points] == list(range(60))
     assert loss.points[9].mean == pytest.approx(1 / 10 + 1)
     ((name, rate),) = view.per_s
     assert name == "samples"
-    assert 0 < rate < 10 * N_RANKS / 0.005
+    assert 0 < rate < 10 * N_RANKS / 0.015
 
 
-def test_what_is_computed_is_told_and_of_what_devices_can_do(procs: ProcMesh) -> None:
+def test_the_share_of_what_the_devices_can_compute_is_known(procs: ProcMesh) -> None:
     code = """
 import time
 import numpy as np
@@ -168,9 +178,10 @@ for step in live.loop(100):
 
 
 def test_what_is_counted_may_be_logged_in_some_steps_or_often_in_one(procs: ProcMesh) -> None:
+    # So few steps are over within the time of which the rates are, also on a busy machine.
     code = """
 import time
-for step in live.loop(100):
+for step in live.loop(40):
     live.log(tokens=5)
     live.log(tokens=5)
     if step % 10 == 0:
@@ -222,23 +233,18 @@ def test_what_is_no_peak_is_refused(procs: ProcMesh, wrong: str) -> None:
 def test_loops_are_written_for_tensorboard(procs: ProcMesh, tmp_path: Path) -> None:
     folder = procs.tensorboard(tmp_path / "runs")
     assert folder == tmp_path / "runs"
-    body = "    live.log(loss=step + rank, tokens=10)\n    live.knob('lr', 0.5)\n    time.sleep(0.005)"
-    here = tmp_path / "here"  # ranks meet there: who comes much later has no part in the first means
-    here.mkdir()
-    meet = f"(here / f'{{rank}}').touch()\nwhile len(list(here.iterdir())) < {N_RANKS}: time.sleep(0.001)"
-    code = f"import pathlib, time\nhere = pathlib.Path(r'{here}')\n{meet}\nfor step in live.loop(200):\n{body}"
-    Running(procs, code).values()
-    for each in here.iterdir():
-        each.unlink()
+    body = "    live.log(loss=step + rank, tokens=10)\n    live.knob('lr', 0.5)"
+    Running(procs, meeting(tmp_path / "here", body)).values()
+    code = meeting(tmp_path / "here", body)
     second = Running(procs, code)
     wait_until(lambda: scalars(folder / "loop_1", "loss"), "the first steps, while the loop goes on")
     second.values()
-    assert procs.tensorboard(None) is None  # what was told is written then
-    Running(procs, code).values()
+    assert procs.tensorboard(None) is None  # all that is known is written then
+    Running(procs, code).values()  # nothing is written of this one
     for loop in range(2):
-        assert scalars(folder / f"loop_{loop}", "loss") == [(step, step + 1.0) for step in range(200)]
+        assert scalars(folder / f"loop_{loop}", "loss") == [(step, step + 1.0) for step in range(60)]
         speeds = scalars(folder / f"loop_{loop}", "speed/tokens_per_s")
-        assert all(0 < speed < N_RANKS * 10 / 0.005 for _, speed in speeds)
+        assert all(0 < speed < N_RANKS * 10 / 0.015 for _, speed in speeds)
         assert {value for _, value in scalars(folder / f"loop_{loop}", "knobs/lr")} == {0.5}
     assert sorted(each.name for each in folder.iterdir()) == ["loop_0", "loop_1"]
 
@@ -251,13 +257,13 @@ def test_parts_of_a_mesh_are_not_written(procs: ProcMesh, tmp_path: Path) -> Non
         procs.tensorboard(tmp_path / "file")
 
 
-def test_a_rank_that_dies_is_not_waited_for() -> None:
+def test_the_others_do_not_wait_for_a_rank_that_dies(session: None) -> None:
     procs = this_host().spawn_procs({"gpus": 2}, device="cpu")
     procs.initialized.get(LONG_S)
     running = Running(procs, WANDER.format(steps=100_000))
     running.wait_step(5)
     os.kill(procs.view().ranks[1].pid, signal.SIGKILL)
-    wait_until(lambda: procs.view().ranks[1].state == "dead", "the death to be told")
+    wait_until(lambda: procs.view().ranks[1].state == "dead", "the news of the death")
     running.wait_step(running.step + 300)
     before = running.loop.pause()
     running.wait_step(before)
@@ -266,10 +272,10 @@ def test_a_rank_that_dies_is_not_waited_for() -> None:
         running.future.get(LONG_S)
     (result,) = caught.value.results.values()
     assert len(result.value) == before
-    procs.stop().get()
+    procs.stop(grace_s=0).get(LONG_S)
 
 
-def test_a_rank_that_is_far_slower_is_heard_of_all_the_same(procs: ProcMesh) -> None:
+def test_a_rank_that_is_far_slower_reports_after_each_step(procs: ProcMesh) -> None:
     running = Running(procs, "import time\nfor step in live.loop():\n    time.sleep(1.2 if rank == 1 else 0.001)")
     running.wait_step(1)
     assert running.step < 50
@@ -323,7 +329,7 @@ def test_in_an_endpoint(procs: ProcMesh) -> None:
     assert "train" in procs.loop.view().where
 
 
-def test_a_loop_of_a_cell_that_is_over_is_not_waited_for(procs: ProcMesh) -> None:
+def test_a_loop_of_a_cell_that_is_over_is_an_error(procs: ProcMesh) -> None:
     procs.run_cell("from monarch_kernel import live\nsteps = live.loop(); next(steps)").get(LONG_S)
     with pytest.raises(RemoteError, match="begun in another cell or call, which is over"):
         procs.run_cell("while True: next(steps)").get(LONG_S)
@@ -360,19 +366,19 @@ def test_tensors_are_logged(procs: ProcMesh) -> None:
     code = """
 import time, torch
 from monarch_kernel import live
-for step in live.loop(100):
+for step in live.loop(60):
     time.sleep(0.005)
     weight = torch.tensor(float(step), requires_grad=True)
     live.log(a=weight * 2, b=torch.ones(1, 1, dtype=torch.int64), c=weight.detach().numpy(), d=True)
 """
     procs.run_cell(code).get(LONG_S)
     curves = {curve.name: curve for curve in procs.loop.view().curves}
-    assert [point.step for point in curves["a"].points] == list(range(100))
-    assert [point.mean for point in curves["a"].points] == [2.0 * step for step in range(100)]
-    assert (curves["b"].last, curves["c"].last, curves["d"].last) == (1, 99, 1)
+    assert [point.step for point in curves["a"].points] == list(range(60))
+    assert [point.mean for point in curves["a"].points] == [2.0 * step for step in range(60)]
+    assert (curves["b"].last, curves["c"].last, curves["d"].last) == (1, 59, 1)
 
 
-def test_what_is_no_number_is_seen(procs: ProcMesh) -> None:
+def test_a_value_that_is_no_number_is_shown(procs: ProcMesh) -> None:
     code = "for step in live.loop(3): live.log(loss=float('nan') if step == 2 and rank == 1 else 1.0)"
     procs.run_cell(code).get(LONG_S)
     (loss,) = procs.loop.view().curves
@@ -381,7 +387,7 @@ def test_what_is_no_number_is_seen(procs: ProcMesh) -> None:
     assert [point.mean for point in loss.points] == [1, 1, 1]
 
 
-def test_what_is_over_can_be_looked_at_and_not_be_steered(procs: ProcMesh) -> None:
+def test_a_loop_that_is_over_can_be_viewed_and_not_be_steered(procs: ProcMesh) -> None:
     running = Running(procs, WANDER.format(steps=5))
     running.values()
     wait_until(lambda: running.loop.view().state == "over", "the loop to be over")
@@ -391,7 +397,7 @@ def test_what_is_over_can_be_looked_at_and_not_be_steered(procs: ProcMesh) -> No
     assert "over, step 5 of 5" in repr(running.loop)
 
 
-def test_a_knob_that_nobody_has_is_refused(procs: ProcMesh) -> None:
+def test_a_knob_that_no_rank_has_is_refused(procs: ProcMesh) -> None:
     running = Running(procs, WANDER.format(steps=100_000))
     running.wait_step(3)
     with pytest.raises(LookupError, match=r"no rank has come to live.knob\('lrr'\); knobs: lr, mode, on"):

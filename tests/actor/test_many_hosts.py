@@ -17,7 +17,6 @@ from monarch_kernel.actor import (
     ProcMesh,
     current_rank,
     endpoint,
-    shutdown_context,
     this_host,
     this_proc,
 )
@@ -27,13 +26,12 @@ from monarch_kernel.errors import ActorError
 from monarch_kernel.events import OutputEvent
 from monarch_kernel.launch.local import LocalLauncher
 from monarch_kernel.rdma import shared
-from tests.waiting import wait_until
+from tests.support.actors import host_agent
+from tests.support.waiting import LONG_S, wait_until
 
-LONG_S = 60.0
 
-
-class Counter(Actor):
-    """Notes what it is told, and talks to others."""
+class Noting(Actor):
+    """Notes values, and talks to others."""
 
     def __init__(self) -> None:
         self.seen: list[int] = []
@@ -64,7 +62,7 @@ class Counter(Actor):
 
     @endpoint
     def where(self) -> tuple[int, int]:
-        return current_rank().rank, os.getppid()
+        return current_rank().rank, host_agent()
 
 
 def passed_on() -> int:
@@ -72,29 +70,26 @@ def passed_on() -> int:
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[HostMesh]:
-    shutdown_context().get()
+def hosts(session: None, by_value: None) -> Iterator[HostMesh]:
     mesh = allocate(LocalLauncher(), 3, lost_after_s=20.0)
     mesh.initialized.get(LONG_S)
-    here = this_host().spawn_procs({"gpus": 1}, device="cpu")  # all that stays, before any test: each may leave nothing
-    here.initialized.get(LONG_S)
-    here.stop().get()
     yield mesh
-    shutdown_context().get()
+    mesh.shutdown().get(LONG_S)
 
 
 @pytest.fixture(scope="module")
 def procs(hosts: HostMesh) -> ProcMesh:
+    """Two processes on each host; they end with the hosts."""
     mesh = hosts.spawn_procs({"gpus": 2}, device="cpu")
     mesh.initialized.get(LONG_S)
     return mesh
 
 
 @pytest.fixture
-def counters(procs: ProcMesh) -> Iterator[Counter]:
-    mesh = procs.spawn("counters", Counter)
+def counters(procs: ProcMesh) -> Iterator[Any]:
+    mesh = procs.spawn("counters", Noting)
     yield mesh
-    mesh.stop().get()  # type: ignore[attr-defined]
+    mesh.stop().get(LONG_S)
 
 
 def at(mesh: Any, host: int, gpu: int = 0) -> Any:
@@ -127,7 +122,7 @@ def test_a_rank_asks_one_of_another_host_past_the_controller(counters: Any) -> N
 
 def test_order_holds_while_the_way_changes(hosts: HostMesh) -> None:
     procs = hosts.spawn_procs({"gpus": 1}, device="cpu")  # of these no agents know each other yet
-    counters: Any = procs.spawn("counters", Counter)
+    counters: Any = procs.spawn("counters", Noting)
     for source, target in [(0, 1), (1, 0), (2, 0)]:
         seen = at(counters, source).flood.call_one(at(counters, target), 2000).get(LONG_S)
         assert seen[-2000:] == list(range(2000))
@@ -136,7 +131,7 @@ def test_order_holds_while_the_way_changes(hosts: HostMesh) -> None:
 
 def test_ranks_of_this_machine_and_of_others_ask_each_other(counters: Any) -> None:
     here = this_host().spawn_procs({"gpus": 1}, device="cpu", name="here")
-    local: Any = here.spawn("local", Counter)
+    local: Any = here.spawn("local", Noting)
     mine, far = local.slice(gpus=0), at(counters, 1, 1)
     assert mine.ask.call_one(far, "out").get(LONG_S) == "out"
     assert far.ask.call_one(mine, "in").get(LONG_S) == "in"
@@ -145,7 +140,7 @@ def test_ranks_of_this_machine_and_of_others_ask_each_other(counters: Any) -> No
 
 
 def test_an_actor_of_the_program_itself_is_asked_from_other_hosts(counters: Any) -> None:
-    here: Any = this_proc().spawn("mine", Counter)
+    here: Any = this_proc().spawn("mine", Noting)
     assert at(counters, 2).ask.call_one(here, [1, 2]).get(LONG_S) == [1, 2]
     here.stop().get()
 
@@ -158,7 +153,7 @@ def test_large_values_come_whole(counters: Any, nbytes: int) -> None:
     assert np.array_equal(at(counters, 0).ask.call_one(at(counters, 1), value).get(LONG_S), value)
 
 
-def test_shared_memory_is_refused_where_it_can_not_be_had(counters: Any) -> None:
+def test_shared_memory_is_refused_on_another_host(counters: Any) -> None:
     mine = shared(torch.zeros(4))
     with pytest.raises(ActorError, match=r"made by shared\(\) .* another host of the mesh: send it a .clone\(\)"):
         at(counters, 1).echo.call_one(mine).get(LONG_S)
@@ -172,19 +167,19 @@ def test_equal_answers_are_folded_and_still_have_their_own_values(counters: Any)
 
 
 def test_output_of_all_hosts_comes(procs: ProcMesh) -> None:
-    said: list[int] = []
+    ranks: list[int] = []
 
     def note(event: object) -> None:
         if isinstance(event, OutputEvent) and "said" in event.text:
-            said.append(event.rank)
+            ranks.append(event.rank)
 
     stop = current_session().runtime.watch(note)
     procs.run("print('said', flush=True)").get(LONG_S)
-    wait_until(lambda: sorted(said) == list(range(6)), "what six ranks have said")
+    wait_until(lambda: sorted(ranks) == list(range(6)), "the output of six ranks")
     stop()
 
 
-def test_a_rank_that_dies_is_told_with_its_host_and_heals_there(hosts: HostMesh) -> None:
+def test_a_rank_that_dies_heals_on_its_host(hosts: HostMesh) -> None:
     procs = hosts.spawn_procs({"gpus": 2}, device="cpu")
     pid = procs.run("import os; os.getpid()").get(LONG_S).item(hosts=1, gpus=0)
     os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A failure ends what failed, and nothing else: whatever happened, the next spawn works on the same processes."""
+"""A failure ends what failed, and nothing else: the next spawn works on the same processes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import asyncio
 import random
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from monarch_kernel.actor import (
@@ -20,11 +18,9 @@ from monarch_kernel.actor import (
     SupervisionError,
     concurrent_endpoint,
     endpoint,
-    this_host,
 )
 from monarch_kernel.errors import PayloadError, RanksError
-
-LONG_S = 60.0
+from tests.support.waiting import LONG_S, wait_until
 
 
 class Unpicklable(Exception):
@@ -36,7 +32,7 @@ class Unpicklable(Exception):
 
 
 class Evil(BaseException):
-    """No Exception, and it can't even be shown."""
+    """No Exception, and an error to show."""
 
     def __str__(self) -> str:
         raise RuntimeError("no text")
@@ -138,17 +134,6 @@ WAYS = [
 both = pytest.mark.parametrize("kind", [Poison, AsyncPoison])
 
 
-@pytest.fixture(scope="module")
-def procs() -> Iterator[ProcMesh]:
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    mesh = this_host().spawn_procs({"r": 2}, device="cpu")
-    mesh.initialized.get(LONG_S)
-    yield mesh
-    mesh.stop().get()  # the session is the folder's
-    cloudpickle.unregister_pickle_by_value(module)
-
-
 @pytest.fixture
 def the_processes_stay(procs: ProcMesh) -> Iterator[None]:
     """After the test both kinds of actor work on the very same processes, under the same name."""
@@ -235,6 +220,20 @@ def test_what_cannot_be_sent_or_opened(procs: ProcMesh, kind: type[Poison], the_
     assert poison.ok.call().get(LONG_S).values() == (1, 1)
 
 
+def test_three_failed_actors_do_not_keep_a_name(procs: ProcMesh, the_processes_stay: None) -> None:
+    unborn, failed, left = (
+        procs.spawn("poison", Poison, "error"),
+        procs.spawn("poison", Poison),
+        procs.spawn("poison", Poison),
+    )
+    failed.fail.broadcast("error")
+    left.fail.call("exit")
+    assert procs.spawn("poison", Poison).ok.call().get(LONG_S).values() == (1, 1)
+    for poison in (unborn, failed, left):
+        with pytest.raises(SupervisionError):
+            poison.ok.call().get(LONG_S)
+
+
 def test_many_failures_in_a_random_order_leave_nothing_behind(procs: ProcMesh, the_processes_stay: None) -> None:
     count = "import threading; sum(t.name.startswith('monarch-actor') for t in threading.enumerate())"
     before = procs.run(count).get(LONG_S).values()
@@ -249,9 +248,7 @@ def test_many_failures_in_a_random_order_leave_nothing_behind(procs: ProcMesh, t
             if sent is not None and rng.random() < 0.5:
                 sent.exception(LONG_S)
         poison.stop().get(LONG_S)
-    deadline = time.monotonic() + LONG_S
-    while max(now := procs.run(count).get(LONG_S).values()) > max(before):
-        assert time.monotonic() < deadline, f"threads of actors are left: {now}, before {before}"
+    wait_until(lambda: max(procs.run(count).get(LONG_S).values()) <= max(before), "threads of actors to end")
 
 
 def test_the_dead_take_no_threads_and_are_known_all_the_same(procs: ProcMesh, the_processes_stay: None) -> None:
@@ -261,9 +258,7 @@ def test_the_dead_take_no_threads_and_are_known_all_the_same(procs: ProcMesh, th
     dead = [procs.spawn("poison", kinds[i % 2], "error") for i in range(60)]
     for poison in dead:
         assert isinstance(poison.initialized.exception(LONG_S), ActorError)
-    deadline = time.monotonic() + LONG_S
-    while max(now := procs.run(count).get(LONG_S).values()) > max(before) + 20:
-        assert time.monotonic() < deadline, f"threads of the dead are left: {now}, before {before}"
+    wait_until(lambda: max(procs.run(count).get(LONG_S).values()) <= max(before) + 20, "threads of dead actors to end")
     for poison in dead:
         with pytest.raises(SupervisionError, match="no good.*this ended actor 'poison'"):
             poison.ok.call().get(LONG_S)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from monarch_kernel.actor import (
@@ -19,22 +17,8 @@ from monarch_kernel.actor import (
     concurrent_endpoint,
     current_rank,
     endpoint,
-    this_host,
 )
-from tests.waiting import wait_until
-
-LONG_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def procs() -> Iterator[ProcMesh]:
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    mesh = this_host().spawn_procs({"r": 2}, device="cpu")
-    mesh.initialized.get(LONG_S)
-    yield mesh
-    mesh.stop().get()  # the session is the folder's
-    cloudpickle.unregister_pickle_by_value(module)
+from tests.support.waiting import LONG_S, wait_until
 
 
 @pytest.fixture
@@ -53,14 +37,14 @@ class Gate(Actor):
         self.path = path
 
     @concurrent_endpoint
-    async def enter(self, who: Any) -> Any:
-        self.seen.append(who)
+    async def enter(self, visitor: Any) -> Any:
+        self.seen.append(visitor)
         try:
             await self.open.wait()
         except asyncio.CancelledError:
-            self.seen.append(f"{who} left")
+            self.seen.append(f"{visitor} left")
             raise
-        return who
+        return visitor
 
     @concurrent_endpoint
     async def fail(self, error: BaseException) -> None:
@@ -162,7 +146,7 @@ def test_interrupts_that_come_at_once_are_answered_and_end_nothing_else(gate: Ga
     assert all(f"{i} left" in seen for i in seen if isinstance(i, int))
 
 
-def test_a_failure_that_nobody_waits_for_ends_the_actor_and_all_that_overlaps(procs: ProcMesh, tmp_path: Path) -> None:
+def test_a_failure_of_a_broadcast_ends_the_actor_and_all_that_overlaps(procs: ProcMesh, tmp_path: Path) -> None:
     gate = procs.slice(r=0).spawn("gate", Gate, str(tmp_path / "end"))
     inside = [gate.enter.call_one("a"), gate.enter.call_one("b")]
     gate.fail.broadcast(ValueError("nobody asked"))

@@ -1,60 +1,56 @@
-"""Where processes come from and go: bootstrap, hosts that are up or stopped, methods that are no endpoints."""
+"""Processes: where they are, their bootstrap, hosts that are up or stopped, methods that are no endpoints."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-import sys
-import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from monarch_kernel.actor import (
     Actor,
     ActorError,
+    HostMesh,
     ProcMesh,
     SupervisionError,
     as_endpoint,
     endpoint,
     send,
     this_host,
+    this_proc,
 )
 from monarch_kernel.errors import PayloadError
+from tests.support.actors import Worker
+from tests.support.timing import Bar
+from tests.support.waiting import LONG_S, wait_until
 
-LONG_S = 60.0
 
-
-class Worker(Actor):
-    """Does as it is told."""
+class PreparedWorker(Worker):
+    """Knows what its process was prepared with when it was made."""
 
     def __init__(self) -> None:
-        self.born_with = os.environ.get("PREPARED", "nothing")
-        self.value = 0
+        super().__init__()
+        self.made_with = os.environ.get("PREPARED", "nothing")
 
     @endpoint
-    def born(self) -> str:
-        return self.born_with
-
-    @endpoint
-    def add(self, amount: int) -> int:
-        self.value += amount
-        return self.value
+    def prepared(self) -> str:
+        return self.made_with
 
     def double(self, amount: int = 1) -> int:
         """Not marked."""
-        self.value += 2 * amount
-        return self.value
+        self.count += 2 * amount
+        return self.count
 
 
-class AsyncWorker(Actor):
-    """The same, asynchronous."""
+class AsyncAdder(Actor):
+    """Has methods of both kinds, which are not marked."""
 
     @endpoint
-    async def born(self) -> str:
+    async def marked(self) -> str:
         return ""
 
     async def later(self, amount: int) -> int:
@@ -63,17 +59,6 @@ class AsyncWorker(Actor):
 
     def now(self, amount: int) -> int:
         return amount
-
-
-@pytest.fixture(scope="module")
-def procs() -> Iterator[ProcMesh]:
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    mesh = this_host().spawn_procs({"r": 2}, device="cpu")
-    mesh.initialized.get(LONG_S)
-    yield mesh
-    mesh.stop().get()  # the session is the folder's
-    cloudpickle.unregister_pickle_by_value(module)
 
 
 @pytest.fixture
@@ -90,33 +75,67 @@ def spawn(procs: ProcMesh) -> Iterator[Callable[..., ProcMesh]]:
         mesh.stop(grace_s=0).get(LONG_S)
 
 
+# -- where processes are
+
+
+def test_this_host_is_one_host_without_axes(procs: ProcMesh) -> None:
+    hosts = this_host()
+    assert isinstance(hosts, HostMesh)
+    assert (dict(hosts.extent), hosts.size(), len(hosts)) == ({}, 1, 1)
+
+
+def test_this_proc_is_the_process_of_the_caller_without_axes(procs: ProcMesh) -> None:
+    here = this_proc()
+    assert isinstance(here, ProcMesh)
+    assert (dict(here.extent), len(here)) == ({}, 1)
+
+
+def test_spawn_procs_gives_the_axes_of_hosts_then_those_per_host_in_order() -> None:
+    hosts = this_host().flatten("hosts")
+    mesh = hosts.spawn_procs(per_host={"tp": 1, "dp": 2}, name="ordered", env={"SPEC_X": "7"}, device="cpu")
+    assert list(mesh.extent.items()) == [("hosts", 1), ("tp", 1), ("dp", 2)]
+    assert mesh.name == "ordered"
+    assert mesh.run("import os; os.environ['SPEC_X']").get(LONG_S).values() == ("7", "7")
+    with pytest.raises(ValueError, match="hosts"):
+        hosts.spawn_procs(per_host={"hosts": 2}, device="cpu")
+    mesh.stop(grace_s=0).get(LONG_S)
+
+
+def test_spawn_procs_spawn_and_calls_return_before_the_processes_are_up(
+    spawn: Callable[..., ProcMesh], tmp_path: Path, bar: Bar
+) -> None:
+    with bar.below(0.25, "spawning and calling"):
+        mesh = spawn(lambda: wait_until((tmp_path / "go").exists, "the test"))
+        workers = mesh.spawn("workers", Worker)
+        future = workers.rank.call()
+    assert not future.done()
+    (tmp_path / "go").touch()
+    assert future.get(LONG_S).values() == (0, 1)
+    assert mesh.initialized.get(LONG_S) is True
+    assert workers.initialized.get(LONG_S) is True  # type: ignore[attr-defined]
+
+
 # -- bootstrap
 
 
-def test_bootstrap_runs_before_any_actor_however_long_it_takes(spawn: Callable[..., ProcMesh], tmp_path: Any) -> None:
-    go, begun = str(tmp_path / "go"), str(tmp_path / "begun")
-
+def test_bootstrap_runs_before_any_actor_however_long_it_takes(spawn: Callable[..., ProcMesh], tmp_path: Path) -> None:
     def prepare() -> None:
-        open(f"{begun}-{os.getpid()}", "w").close()
-        while not os.path.exists(go):
-            time.sleep(0.001)
+        (tmp_path / f"runs-{os.getpid()}").touch()
+        wait_until((tmp_path / "go").exists, "the test")
         os.environ["PREPARED"] = "well"
 
     mesh = spawn(prepare)
-    workers = mesh.spawn("workers", Worker)
-    born = workers.born.call()
+    workers = mesh.spawn("workers", PreparedWorker)
+    prepared = workers.prepared.call()
     up = mesh.initialized
-    deadline = time.monotonic() + LONG_S
-    while len(os.listdir(tmp_path)) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    wait_until(lambda: len(os.listdir(tmp_path)) == 2, "both bootstraps")
     mesh.doing().get(LONG_S)  # the ranks have received all that was sent before
-    for waits in (up, born):
+    for waits in (up, prepared):
         with pytest.raises(TimeoutError):
             waits.get(0.2)
-    open(go, "w").close()
+    (tmp_path / "go").touch()
     assert up.get(LONG_S) is True
-    assert born.get(LONG_S).values() == ("well", "well")
+    assert prepared.get(LONG_S).values() == ("well", "well")
     assert mesh.run("import os; os.environ['PREPARED']").get(LONG_S).values() == ("well", "well")
 
 
@@ -125,30 +144,27 @@ def test_bootstrap_may_be_async(spawn: Callable[..., ProcMesh]) -> None:
         await asyncio.sleep(0)
         os.environ["PREPARED"] = "slowly"
 
-    assert spawn(prepare).spawn("workers", Worker).born.call().get(LONG_S).values() == ("slowly", "slowly")
+    assert spawn(prepare).spawn("workers", PreparedWorker).prepared.call().get(LONG_S).values() == ("slowly", "slowly")
 
 
-def test_who_takes_the_place_of_a_dead_process_runs_it_too(spawn: Callable[..., ProcMesh]) -> None:
+def test_the_process_that_replaces_a_dead_one_runs_the_bootstrap_too(spawn: Callable[..., ProcMesh]) -> None:
     def prepare() -> None:
         os.environ["PREPARED"] = f"by {os.getpid()}"
 
     mesh = spawn(prepare)
-    workers = mesh.spawn("workers", Worker)
+    workers = mesh.spawn("workers", PreparedWorker)
     pids = mesh.run("import os; os.getpid()").get(LONG_S).values()
     os.kill(pids[1], signal.SIGKILL)
-    deadline = time.monotonic() + LONG_S
-    while not mesh.deaths():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    wait_until(mesh.deaths, "the death to be known")
     assert mesh.heal().get(LONG_S) == (1,)
     now = mesh.run("import os; os.getpid()").get(LONG_S).values()
     assert now[0] == pids[0]
     assert now[1] != pids[1]
-    assert workers.born.call().get(LONG_S).values() == tuple(f"by {pid}" for pid in now)
+    assert workers.prepared.call().get(LONG_S).values() == tuple(f"by {pid}" for pid in now)
 
 
 @pytest.mark.parametrize("error", [ValueError("no weights"), SystemExit(3)])
-def test_a_bootstrap_that_fails_is_told_by_the_mesh_and_by_each_spawn(
+def test_the_mesh_and_each_spawn_raise_the_error_of_the_bootstrap(
     spawn: Callable[..., ProcMesh], error: BaseException
 ) -> None:
     def prepare() -> None:
@@ -159,15 +175,15 @@ def test_a_bootstrap_that_fails_is_told_by_the_mesh_and_by_each_spawn(
     with pytest.raises(SupervisionError, match=f"{name}.*raised by the bootstrap"):
         mesh.initialized.get(LONG_S)
     for _ in range(2):
-        workers: Any = mesh.spawn("workers", Worker)
+        workers: Any = mesh.spawn("workers", PreparedWorker)
         with pytest.raises(ActorError, match=f"{name}.*raised by the bootstrap"):
             workers.initialized.get(LONG_S)
         with pytest.raises(SupervisionError, match=f"{name}.*raised by the bootstrap"):
-            workers.born.call().get(LONG_S)
+            workers.prepared.call().get(LONG_S)
     assert mesh.run("1").get(LONG_S).values() == (1, 1)  # the processes can be looked into
 
 
-def test_a_bootstrap_that_cannot_run_is_refused_at_once(procs: ProcMesh) -> None:
+def test_spawn_procs_refuses_a_bootstrap_that_cannot_run(procs: ProcMesh) -> None:
     def takes(one: int) -> None: ...
 
     large = bytes(1 << 20)
@@ -183,7 +199,7 @@ def test_a_bootstrap_that_cannot_run_is_refused_at_once(procs: ProcMesh) -> None
 # -- hosts
 
 
-def test_hosts_say_when_they_are_up_and_stop_their_processes_alone(procs: ProcMesh) -> None:
+def test_hosts_say_when_they_are_up_and_stop_their_processes_but_not_the_agent(procs: ProcMesh) -> None:
     hosts = this_host()
     assert hosts.initialized.get(LONG_S) is True
     theirs = hosts.spawn_procs({"r": 2}, device="cpu")
@@ -202,18 +218,29 @@ def test_hosts_say_when_they_are_up_and_stop_their_processes_alone(procs: ProcMe
     again.stop(grace_s=0).get(LONG_S)
 
 
+def test_a_call_after_a_stop_holds_the_reason_of_the_stop(spawn: Callable[..., ProcMesh]) -> None:
+    mesh = spawn(None)
+    worker: Any = mesh.spawn("worker", Worker)
+    worker.initialized.get(LONG_S)
+    mesh.stop("out of budget").get(LONG_S)
+    with pytest.raises(SupervisionError, match="out of budget"):
+        worker.add.call().get(LONG_S)
+
+
 # -- methods that are no endpoints, and calls without an adverb
 
 
 @pytest.fixture(scope="module")
-def other(procs: ProcMesh) -> ProcMesh:
+def other(procs: ProcMesh) -> Iterator[ProcMesh]:
+    """Processes that start after those of ``procs`` have been stopped."""
     mesh = this_host().spawn_procs({"r": 2}, device="cpu")
     mesh.initialized.get(LONG_S)
-    return mesh
+    yield mesh
+    mesh.stop(grace_s=0).get(LONG_S)
 
 
 def test_a_plain_method_can_be_called_as_an_endpoint(other: ProcMesh) -> None:
-    workers = other.spawn("workers", Worker)
+    workers = other.spawn("workers", PreparedWorker)
     double = as_endpoint(workers.double)
     assert double.call(3).get(LONG_S).values() == (6, 6)
     assert as_endpoint(workers.slice(r=1).double).call_one().get(LONG_S) == 8
@@ -229,20 +256,20 @@ def test_a_plain_method_can_be_called_as_an_endpoint(other: ProcMesh) -> None:
 
 
 def test_a_plain_method_of_an_async_actor_may_be_either(other: ProcMesh) -> None:
-    workers = other.slice(r=0).spawn("workers", AsyncWorker)
+    workers = other.slice(r=0).spawn("adder", AsyncAdder)
     assert as_endpoint(workers.later).call_one(3).get(LONG_S) == 3
     assert as_endpoint(workers.now).call_one(4).get(LONG_S) == 4
 
 
 def test_send_reaches_all_or_one_and_waits_for_nothing(other: ProcMesh) -> None:
-    workers = other.spawn("workers", Worker)
+    workers = other.spawn("workers", PreparedWorker)
     send(workers.add, (5,), {})
     send(workers.add, (), {"amount": 5}, selection="all")
     assert workers.add.call(0).get(LONG_S).values() == (10, 10)
     send(workers.add, (7,), {}, selection="choose")
     assert sorted(workers.add.call(0).get(LONG_S).values()) == [10, 17]
     with pytest.raises(TypeError, match="missing a required argument"):
-        send(workers.add, (), {})
+        send(workers.wait_for, (), {})
     with pytest.raises(ValueError, match="'all' or 'choose'"):
         send(workers.add, (1,), {}, selection="some")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="takes an endpoint"):

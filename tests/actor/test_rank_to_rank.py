@@ -1,4 +1,4 @@
-"""Calls between ranks: straight to the peer, in order, and answered whatever becomes of the peer or of the controller."""
+"""Calls between ranks go straight to the peer, in order, and end also when the peer or the controller fails."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +25,14 @@ from monarch_kernel.actor import (
     this_host,
     this_proc,
 )
-from tests.waiting import undisturbed_s
+from tests.support.timing import Bar
+from tests.support.waiting import LONG_S, wait_until
 
-DEADLINE_S = 60.0
+PROCS = {"gpus": 3}
 
 
 class Log(Actor):
-    """Keeps what it is told."""
+    """Keeps values."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
@@ -70,15 +70,15 @@ class Asker(Actor):
             elif i % 3 == 1:
                 self.other.note.call_one((me, i))
             else:
-                self.other.note.call_one((me, i)).get()
+                self.other.note.call_one((me, i)).get(LONG_S)
 
     @endpoint
     def ask(self, other: Any, what: Any) -> Any:
-        return other.note.call(what).get()
+        return other.note.call(what).get(LONG_S)
 
     @endpoint
     def ask_to_fail(self, other: Any) -> Any:
-        return other.fail.call("as asked").get()
+        return other.fail.call("as asked").get(LONG_S)
 
     @endpoint
     def spawn_on(self, procs: Any, count: int) -> Any:
@@ -88,33 +88,24 @@ class Asker(Actor):
     @endpoint
     def look_and_ask(self, other: Any) -> tuple[int, Any]:
         try:
-            return 0, other.all.call().get(timeout=DEADLINE_S).values()
+            return 0, other.all.call().get(LONG_S).values()
         except SupervisionError as error:
             return 1, (error.ranks, str(error))
 
     @endpoint
     def wait_for(self, other: Any, seconds: float) -> None:
-        other.sleep.call(seconds).get()
+        other.sleep.call(seconds).get(LONG_S)
 
     @endpoint
     def kill_self(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.fixture(scope="module")
-def procs() -> Iterator[ProcMesh]:
-    """Three processes for all tests that end none."""
-    mesh = this_host().spawn_procs({"gpus": 3}, device="cpu")
-    mesh.initialized.get()
-    yield mesh
-    mesh.stop().get()  # the session is the folder's
-
-
-def test_each_sender_is_heard_in_its_order(procs: ProcMesh) -> None:
+def test_calls_of_each_sender_arrive_in_their_order(procs: ProcMesh) -> None:
     log = procs.slice(gpus=2).spawn("log", Log)
     askers = procs.slice(gpus=slice(0, 2)).spawn("askers", Asker, log)
-    askers.stream_of_calls.call(300).get(timeout=DEADLINE_S)
-    seen = log.all.call_one().get()
+    askers.stream_of_calls.call(300).get(LONG_S)
+    seen = log.all.call_one().get(LONG_S)
     assert sorted(seen) == [(me, i) for me in (0, 1) for i in range(300)]
     for me in (0, 1):
         assert [i for who, i in seen if who == me] == list(range(300))
@@ -123,24 +114,24 @@ def test_each_sender_is_heard_in_its_order(procs: ProcMesh) -> None:
 def test_a_call_reaches_all_ranks_of_a_mesh_its_own_too(procs: ProcMesh) -> None:
     log = procs.spawn("log", Log)
     asker = procs.slice(gpus=1).spawn("asker", Asker)
-    pids = asker.ask.call_one(log, "x").get()
+    pids = asker.ask.call_one(log, "x").get(LONG_S)
     assert isinstance(pids, ValueMesh)
     assert dict(pids.extent) == {"gpus": 3}
-    assert list(pids.values()) == list(procs.run("import os; os.getpid()").get().values())
-    assert asker.ask.call_one(log.slice(gpus=slice(1, 3)), "y").get().values() == pids.values()[1:]
-    assert list(log.all.call().get().values()) == [["x"], ["x", "y"], ["x", "y"]]
+    assert list(pids.values()) == list(procs.run("import os; os.getpid()").get(LONG_S).values())
+    assert asker.ask.call_one(log.slice(gpus=slice(1, 3)), "y").get(LONG_S).values() == pids.values()[1:]
+    assert list(log.all.call().get(LONG_S).values()) == [["x"], ["x", "y"], ["x", "y"]]
 
 
 def test_a_failure_names_the_ranks_of_the_mesh_that_was_called(procs: ProcMesh) -> None:
     log = procs.spawn("log", Log)
     asker = procs.slice(gpus=0).spawn("asker", Asker)
     with pytest.raises(ActorError) as caught:
-        asker.ask_to_fail.call_one(log.slice(gpus=slice(1, 3))).get()
+        asker.ask_to_fail.call_one(log.slice(gpus=slice(1, 3))).get(LONG_S)
     inner = caught.value.exception
     assert isinstance(inner, ActorError)
     assert inner.ranks == (0, 1)
     assert "ValueError: as asked" in str(inner)
-    log.note.call("alive").get()
+    log.note.call("alive").get(LONG_S)
 
 
 def test_calls_that_come_before_the_actor_wait_for_it(procs: ProcMesh) -> None:
@@ -148,49 +139,47 @@ def test_calls_that_come_before_the_actor_wait_for_it(procs: ProcMesh) -> None:
     spawner, other = (procs.slice(gpus=i).spawn("asker", Asker) for i in (0, 1))
     place = procs.slice(gpus=2)
     for _ in range(20):
-        logs = spawner.spawn_on.call_one(place, 3).get()
+        logs = spawner.spawn_on.call_one(place, 3).get(LONG_S)
         futures = [other.ask.call_one(log, "from a rank") for log in logs]
         for log in logs:
-            log.note.call_one("from the program").get(timeout=DEADLINE_S)
+            log.note.call_one("from the program").get(LONG_S)
         for future in futures:
-            future.get(timeout=DEADLINE_S)
+            future.get(LONG_S)
         for log in logs:
-            assert sorted(log.all.call_one().get()) == ["from a rank", "from the program"]
+            assert sorted(log.all.call_one().get(LONG_S)) == ["from a rank", "from the program"]
 
 
 def test_a_call_of_an_actor_that_was_stopped_says_why(procs: ProcMesh) -> None:
     spawner, other = (procs.slice(gpus=i).spawn("asker", Asker) for i in (0, 1))
-    (log,) = spawner.spawn_on.call_one(procs.slice(gpus=2), 1).get()
-    log.stop("no longer needed").get()
-    assert other.look_and_ask.call_one(log).get()[0] == 1
-    assert "no longer needed" in other.look_and_ask.call_one(log).get()[1][1]
+    (log,) = spawner.spawn_on.call_one(procs.slice(gpus=2), 1).get(LONG_S)
+    log.stop("no longer needed").get(LONG_S)
+    assert other.look_and_ask.call_one(log).get(LONG_S)[0] == 1
+    assert "no longer needed" in other.look_and_ask.call_one(log).get(LONG_S)[1][1]
 
 
-def test_a_rank_that_dies_fails_the_calls_of_its_peers(procs: ProcMesh) -> None:
+def test_a_rank_that_dies_fails_the_calls_of_its_peers(procs: ProcMesh, bar: Bar) -> None:
     mine = this_host().spawn_procs({"gpus": 2}, device="cpu")
     asker = mine.slice(gpus=0).spawn("asker", Asker)
     log = procs.spawn("log", Log)
     victim = this_host().spawn_procs({"gpus": 2}, device="cpu")
     theirs = victim.spawn("log", Log)
-    assert asker.look_and_ask.call_one(theirs).get()[0] == 0
-    waiting = asker.wait_for.call_one(theirs.slice(gpus=1), 60.0)
+    assert asker.look_and_ask.call_one(theirs).get(LONG_S)[0] == 0
+    waiting = asker.wait_for.call_one(theirs.slice(gpus=1), 1000.0)
     victim.spawn("killer", Asker).slice(gpus=1).kill_self.broadcast()
-    begun = undisturbed_s()
-    with pytest.raises(ActorError) as caught:
-        waiting.get(timeout=DEADLINE_S)
-    assert undisturbed_s() - begun < 5.0
+    with bar.below(5.0, "the error"), pytest.raises(ActorError) as caught:
+        waiting.get(LONG_S)
     assert isinstance(caught.value.exception, SupervisionError)
     assert "SIGKILL" in str(caught.value)
-    failed, (ranks, text) = asker.look_and_ask.call_one(theirs).get()
+    failed, (ranks, text) = asker.look_and_ask.call_one(theirs).get(LONG_S)
     assert (failed, ranks) == (1, (1,))
     assert "slice them out" in text
-    assert asker.look_and_ask.call_one(theirs.slice(gpus=0)).get()[0] == 0
-    assert asker.look_and_ask.call_one(log).get()[0] == 0
-    mine.stop().get()
-    victim.stop().get()
+    assert asker.look_and_ask.call_one(theirs.slice(gpus=0)).get(LONG_S)[0] == 0
+    assert asker.look_and_ask.call_one(log).get(LONG_S)[0] == 0
+    mine.stop().get(LONG_S)
+    victim.stop().get(LONG_S)
 
 
-def test_who_one_is_and_where(procs: ProcMesh) -> None:
+def test_an_actor_knows_its_rank_and_its_process(procs: ProcMesh) -> None:
     class Where(Actor):
         @endpoint
         def tell(self) -> tuple[Any, ...]:
@@ -198,29 +187,29 @@ def test_who_one_is_and_where(procs: ProcMesh) -> None:
             return current_rank(), here.rank, here.proc, here.proc_mesh, this_proc()
 
     where = procs.spawn("where", Where)
-    for point, (rank, spawned, proc, mesh, this) in where.tell.call().get():
+    for point, (rank, spawned, proc, mesh, this) in where.tell.call().get(LONG_S):
         assert rank == spawned == point
         assert dict(mesh.extent) == {"gpus": 3}
         assert (proc.procs, this.procs) == ((procs.procs[point.rank],),) * 2
-    assert where.slice(gpus=1).tell.call_one().get()[0].extent == {}
+    assert where.slice(gpus=1).tell.call_one().get(LONG_S)[0].extent == {}
 
 
-def test_the_programs_own_process_has_actors() -> None:
+def test_the_programs_own_process_has_actors(session: None) -> None:
     place = this_proc()
     log: Any = place.spawn("log", Log)
-    assert log.note.call_one("x").get() == os.getpid()
+    assert log.note.call_one("x").get(LONG_S) == os.getpid()
     value = ["not shared"]
-    log.note.call_one(value).get()
+    log.note.call_one(value).get(LONG_S)
     value.append("changed")
-    assert log.all.call_one().get() == ["x", ["not shared"]]
+    assert log.all.call_one().get(LONG_S) == ["x", ["not shared"]]
     with pytest.raises(ActorError, match="as asked"):
-        log.fail.call_one("as asked").get()
+        log.fail.call_one("as asked").get(LONG_S)
     assert isinstance(log, ActorMesh)
-    log.stop("done").get()
+    log.stop("done").get(LONG_S)
     with pytest.raises(SupervisionError, match="done"):
-        log.all.call_one().get()
+        log.all.call_one().get(LONG_S)
     with pytest.raises(Exception, match="for ranks"):
-        place.run("1 + 1").get()
+        place.run("1 + 1").get(LONG_S)
 
 
 SCRIPT = """
@@ -239,7 +228,7 @@ class Asker(Actor):
         open(path + '.met', 'w').close()
         while os.stat('/proc/%d' % os.getpid()) and not state(int(os.environ['CONTROLLER'])) == 'T':
             time.sleep(0.01)
-        counts = [log.note.call_one().get(timeout=10) for _ in range(50)]
+        counts = [log.note.call_one().get(timeout=60) for _ in range(50)]
         with open(path + '.new', 'w') as file: file.write(repr(counts))
         os.rename(path + '.new', path)
 
@@ -260,18 +249,17 @@ def test_the_controller_is_not_in_the_way(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     controller = subprocess.Popen([sys.executable, str(script), str(answer)], stdout=subprocess.PIPE, text=True)
     try:
-        deadline = time.monotonic() + DEADLINE_S
-        while not Path(f"{answer}.met").exists():
+
+        def have_met() -> bool:
             assert controller.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+            return Path(f"{answer}.met").exists()
+
+        wait_until(have_met, "the ranks to have met")
         controller.send_signal(signal.SIGSTOP)
-        while not answer.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(answer.exists, "the answers, which the controller has no part in")
         assert answer.read_text() == repr(list(range(2, 52)))
         controller.send_signal(signal.SIGCONT)
-        assert controller.communicate(timeout=DEADLINE_S)[0] == "over\n"
+        assert controller.communicate(timeout=LONG_S)[0] == "over\n"
         assert controller.returncode == 0
     finally:
         controller.kill()

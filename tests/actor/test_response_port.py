@@ -1,4 +1,4 @@
-"""Endpoints that answer through a port: when they like, from where they like, once; and calls whose answers go to a port."""
+"""Endpoints that answer through a port: at any time, from anywhere, once; and calls whose answers go to a port."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ import concurrent.futures
 import gc
 import sys
 import threading
-import time
-from collections.abc import Iterator
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from monarch_kernel.actor import (
@@ -23,14 +20,12 @@ from monarch_kernel.actor import (
     SupervisionError,
     as_endpoint,
     concurrent_endpoint,
-    context,
     endpoint,
     send,
-    this_host,
     this_proc,
 )
-
-LONG_S = 60.0
+from tests.support.actors import Worker
+from tests.support.waiting import LONG_S, wait_until
 
 
 class Questions:
@@ -59,7 +54,7 @@ class Questions:
 
 
 class Desk(Actor, Questions):
-    """Takes questions, and answers when it is told to."""
+    """Takes questions, and answers them on demand."""
 
     def __init__(self) -> None:
         self.ports = []
@@ -87,13 +82,11 @@ class Desk(Actor, Questions):
     def plain(self, port: Port[str], text: str) -> None:
         port.send(text)
 
-    @endpoint
-    def rank(self) -> int:
-        return context().actor_instance.rank.rank
 
-    @endpoint
-    def fail(self) -> int:
-        raise ValueError("no good")
+async def questions_to_come_in() -> None:
+    """Each question that began before has its turn of the loop."""
+    for _ in range(3):
+        await asyncio.sleep(0)
 
 
 class AsyncDesk(Actor, Questions):
@@ -109,20 +102,20 @@ class AsyncDesk(Actor, Questions):
 
     @endpoint
     async def answer(self, text: str) -> int:
-        await asyncio.sleep(0.01)
+        await questions_to_come_in()
         for port in self.ports:
             port.send(text)
         return len(self.ports)
 
     @endpoint
     async def refuse(self) -> None:
-        await asyncio.sleep(0.01)
+        await questions_to_come_in()
         for port in self.ports:
             port.exception(KeyError("not today"))
 
     @endpoint
     async def forget(self) -> None:
-        await asyncio.sleep(0.01)
+        await questions_to_come_in()
         self.ports.clear()
         gc.collect()
 
@@ -149,7 +142,7 @@ class Clerk(Actor):
 
 
 class Front(Actor):
-    """Hands on what it is asked."""
+    """Passes questions on."""
 
     def __init__(self, clerk: Any) -> None:
         self.clerk = clerk
@@ -168,17 +161,6 @@ class Front(Actor):
 
 
 both = pytest.mark.parametrize("kind", [Desk, AsyncDesk])
-
-
-@pytest.fixture(scope="module")
-def procs() -> Iterator[ProcMesh]:
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    mesh = this_host().spawn_procs({"r": 2}, device="cpu")
-    mesh.initialized.get(LONG_S)
-    yield mesh
-    mesh.stop().get()  # the session is the folder's
-    cloudpickle.unregister_pickle_by_value(module)
 
 
 @both
@@ -202,7 +184,7 @@ def test_an_error_may_be_the_answer(procs: ProcMesh, kind: type[Desk]) -> None:
         question.get(LONG_S)
     assert isinstance(caught.value.exception, KeyError)
     with pytest.raises(ActorError, match="no good"):
-        desk.ask.call("raise").get(LONG_S)  # nothing was answered: the error is
+        desk.ask.call("raise").get(LONG_S)  # the error is the answer, since there was none
     with pytest.raises(ActorError, match="the response can't be pickled"):
         desk.ask.call("lock").get(LONG_S)
     assert desk.ask.call("at once").get(LONG_S).values() == ("here", "here")
@@ -220,7 +202,7 @@ def test_a_failure_after_the_answer_ends_the_actor(procs: ProcMesh, kind: type[D
 
 
 @both
-def test_a_port_that_nobody_has_any_more_is_an_error(procs: ProcMesh, kind: type[Desk]) -> None:
+def test_a_port_that_is_dropped_without_an_answer_is_an_error(procs: ProcMesh, kind: type[Desk]) -> None:
     desk = procs.slice(r=0).spawn("desk", kind)
     with pytest.raises(ActorError, match="let go of its response port without an answer"):
         desk.ask.call_one("forget").get(LONG_S)
@@ -232,7 +214,7 @@ def test_a_port_that_nobody_has_any_more_is_an_error(procs: ProcMesh, kind: type
 
 
 @both
-def test_an_actor_that_ends_owes_nothing(procs: ProcMesh, kind: type[Desk]) -> None:
+def test_the_end_of_an_actor_ends_its_open_questions(procs: ProcMesh, kind: type[Desk]) -> None:
     desk = procs.spawn("desk", kind)
     question = desk.ask.call()
     desk.stop("closed").get(LONG_S)
@@ -263,11 +245,11 @@ def test_a_broadcast_has_a_port_that_leads_nowhere(procs: ProcMesh, kind: type[D
     desk = procs.slice(r=0).spawn("desk", kind)
     desk.ask.broadcast()
     desk.ask.broadcast("twice")
-    assert desk.answer.call_one("nobody").get(LONG_S) == 1
+    assert desk.answer.call_one("nowhere").get(LONG_S) == 1
 
 
 @both
-def test_a_cancel_of_what_has_returned_ends_the_wait(procs: ProcMesh, kind: type[Desk]) -> None:
+def test_a_cancel_after_the_endpoint_has_returned_ends_the_wait(procs: ProcMesh, kind: type[Desk]) -> None:
     desk = procs.slice(r=0).spawn("desk", kind)
     question = desk.ask.call_one()
     question.cancel()
@@ -336,20 +318,20 @@ def test_no_port_is_left_open(procs: ProcMesh) -> None:
 # -- calls whose answers go to a port
 
 
-def test_send_has_answers_and_errors_go_to_a_port(procs: ProcMesh) -> None:
-    desk = procs.spawn("desk", Desk)
+def test_send_directs_answers_and_errors_to_a_port(procs: ProcMesh) -> None:
+    workers = procs.spawn("workers", Worker)
     port, receiver = Channel.open()
-    send(desk.rank, (), {}, port=port)
+    send(workers.rank, (), {}, port=port)
     assert sorted(receiver.recv().get(LONG_S) for _ in range(2)) == [0, 1]
-    send(desk.rank, (), {}, port, "choose")
+    send(workers.rank, (), {}, port, "choose")
     assert receiver.recv().get(LONG_S) in (0, 1)
-    send(desk.fail, (), {}, port, "choose")
+    send(workers.fail, (), {}, port, "choose")
     with pytest.raises(ValueError, match="no good"):
         receiver.recv().get(LONG_S)
-    assert desk.rank.call().get(LONG_S).values() == (0, 1)
+    assert workers.rank.call().get(LONG_S).values() == (0, 1)
 
 
-def test_who_waits_for_a_while_again_and_again_loses_nothing(procs: ProcMesh) -> None:
+def test_waits_that_time_out_lose_nothing(procs: ProcMesh) -> None:
     port, receiver = Channel.open()
     dropped = [receiver.recv() for _ in range(3)]
     for future in dropped:
@@ -358,7 +340,7 @@ def test_who_waits_for_a_while_again_and_again_loses_nothing(procs: ProcMesh) ->
     for i in range(6):
         port.send(i)
     assert [receiver.recv().get(LONG_S) for _ in range(3)] == [0, 1, 2]
-    assert dropped[1].get(LONG_S) == 3, "asked again, it takes its turn"
+    assert dropped[1].get(LONG_S) == 3, "a new wait takes its turn"
     assert dropped[2].wait(LONG_S)
     assert dropped[2].get() == 4
 
@@ -376,13 +358,12 @@ def test_who_waits_for_a_while_again_and_again_loses_nothing(procs: ProcMesh) ->
     assert receiver.recv().get(LONG_S) == 6
 
 
-def test_a_future_of_a_receiver_that_others_wait_for_keeps_its_turn(procs: ProcMesh) -> None:
+def test_a_future_that_another_thread_waits_for_keeps_its_turn(procs: ProcMesh) -> None:
     port, receiver = Channel.open()
     shared, heard = receiver.recv(), []
     waits = threading.Thread(target=lambda: heard.append(shared.get(LONG_S)))
     waits.start()
-    while not shared.is_waited_for:  # type: ignore[attr-defined]
-        time.sleep(0.001)
+    wait_until(lambda: shared.is_waited_for, "the thread to wait")  # type: ignore[attr-defined]
     with pytest.raises(TimeoutError):
         shared.get(0.01)
     port.send("for both")
@@ -391,7 +372,7 @@ def test_a_future_of_a_receiver_that_others_wait_for_keeps_its_turn(procs: ProcM
     assert shared.get(LONG_S) == "for both"
 
 
-def test_a_wait_at_a_receiver_that_was_cancelled_takes_nothing(procs: ProcMesh) -> None:
+def test_a_cancelled_wait_at_a_receiver_takes_nothing(procs: ProcMesh) -> None:
     port, receiver = Channel.open()
     cancelled, waits = receiver.recv(), receiver.recv()
 
@@ -410,7 +391,7 @@ def test_a_wait_at_a_receiver_that_was_cancelled_takes_nothing(procs: ProcMesh) 
     assert [waits.get(LONG_S), receiver.recv().get(LONG_S), receiver.recv().get(LONG_S)] == [0, 1, 2]
 
 
-def test_a_receiver_lives_as_long_as_somebody_waits_at_it(procs: ProcMesh) -> None:
+def test_a_receiver_lives_as_long_as_a_future_waits_at_it(procs: ProcMesh) -> None:
     port, receiver = Channel.open()
     waits = receiver.recv()
     del receiver

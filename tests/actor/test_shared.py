@@ -1,4 +1,4 @@
-"""Tensors of shared(): who is sent one has the same memory, for as long as anybody has it; nobody else has."""
+"""Tensors of shared(): a process that receives one has the same memory, for as long as any process has it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ import pytest
 import torch
 from torch import nn
 
-from monarch_kernel.actor import Actor, ProcMesh, SupervisionError, endpoint, shutdown_context, this_host
+from monarch_kernel.actor import Actor, ProcMesh, SupervisionError, endpoint, this_host, this_proc
 from monarch_kernel.rdma import RDMABuffer, shared
 from monarch_kernel.transport import sharing
+from tests.support.waiting import LONG_S
 
-DEADLINE_S = 60.0
+PROCS = {"gpus": 2}
+
 LARGE = 1 << 20  # float32: 4 MiB
 
 
@@ -80,64 +82,56 @@ class Holder(Actor):
         return os.getpid()
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[ProcMesh]:
-    procs = this_host().spawn_procs({"gpus": 2})
-    procs.initialized.get(DEADLINE_S)
-    yield procs
-    shutdown_context().get(DEADLINE_S)
-
-
 @pytest.fixture
-def holders(ranks: ProcMesh) -> Iterator[Any]:
-    holders = ranks.spawn("holders", Holder)
+def holders(procs: ProcMesh) -> Iterator[Any]:
+    holders = procs.spawn("holders", Holder)
     yield holders
-    holders.stop().get(DEADLINE_S)
+    holders.stop().get(LONG_S)
 
 
-def told(future: Any) -> Any:
-    return future.get(DEADLINE_S)
+def value_of(future: Any) -> Any:
+    return future.get(LONG_S)
 
 
 @pytest.mark.parametrize("count", [1, 1000, LARGE])  # in the pickle, in the message, in a block, were they not shared
-def test_all_who_are_sent_it_write_to_one_memory(holders: Any, count: int) -> None:
+def test_all_that_receive_it_write_to_one_memory(holders: Any, count: int) -> None:
     mine = shared(torch.ones(count))
-    told(holders.hold.call(mine))
+    value_of(holders.hold.call(mine))
     one, two = holders.slice(gpus=0), holders.slice(gpus=1)
-    told(one.write.call_one(2))
-    assert told(two.total.call_one()) == mine.sum() == 2 * count
+    value_of(one.write.call_one(2))
+    assert value_of(two.total.call_one()) == mine.sum() == 2 * count
     mine += 1
-    assert list(told(holders.total.call()).values()) == [3 * count] * 2
+    assert list(value_of(holders.total.call()).values()) == [3 * count] * 2
 
 
 @pytest.mark.parametrize("count", [1000, LARGE])
 def test_a_result_is_the_memory_of_the_rank(holders: Any, count: int) -> None:
     one, two = holders.slice(gpus=0), holders.slice(gpus=1)
-    weights = told(one.make.call_one(count))
-    told(one.write.call_one(5))
+    weights = value_of(one.make.call_one(count))
+    value_of(one.write.call_one(5))
     assert weights.sum() == 5 * count
-    told(two.hold_of.call_one(one))
-    told(two.write.call_one(7))
-    assert weights.sum() == told(one.total.call_one()) == 7 * count
+    value_of(two.hold_of.call_one(one))
+    value_of(two.write.call_one(7))
+    assert weights.sum() == value_of(one.total.call_one()) == 7 * count
 
 
 def test_what_is_passed_on_is_a_copy(holders: Any) -> None:
     one, two = holders.slice(gpus=0), holders.slice(gpus=1)
-    weights = told(one.make.call_one(LARGE))
-    told(two.hold.call_one(weights))
+    weights = value_of(one.make.call_one(LARGE))
+    value_of(two.hold.call_one(weights))
     weights += 1
-    assert told(two.total.call_one()) == 0
-    told(two.write.call_one(9))
+    assert value_of(two.total.call_one()) == 0
+    value_of(two.write.call_one(9))
     assert weights.sum() == LARGE
 
 
 def test_views_and_parts_of_values_are_of_the_memory_too(holders: Any) -> None:
     grid = shared(torch.zeros(30, 50))
-    told(holders.hold.call({"t": [grid.T[5:10]]}))
-    (seen,) = told(holders.slice(gpus=0).give.call_one())["t"]  # a copy, of what the rank has
+    value_of(holders.hold.call({"t": [grid.T[5:10]]}))
+    (seen,) = value_of(holders.slice(gpus=0).give.call_one())["t"]  # a copy, of what the rank has
     assert seen.shape == (5, 30)
-    told(holders.hold.call(grid[3]))
-    told(holders.slice(gpus=1).write.call_one(1))
+    value_of(holders.hold.call(grid[3]))
+    value_of(holders.slice(gpus=1).write.call_one(1))
     assert grid.sum() == 50
     assert grid[3].sum() == 50
 
@@ -147,8 +141,8 @@ def test_a_module_whose_parameters_are_shared(holders: Any) -> None:
     for parameter in model.parameters():
         parameter.data = shared(parameter.data)
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    told(holders.hold.call(model))
-    told(holders.step.call())
+    value_of(holders.hold.call(model))
+    value_of(holders.step.call())
     for parameter, old in zip(model.parameters(), before):
         assert parameter.requires_grad
         torch.testing.assert_close(parameter.detach(), old + 2)
@@ -161,8 +155,8 @@ def test_a_module_whose_parameters_are_shared(holders: Any) -> None:
 def test_any_dtype(holders: Any, dtype: torch.dtype) -> None:
     mine = shared(torch.ones(3, 5).to(dtype))
     assert mine.dtype == dtype
-    told(holders.hold.call(mine))
-    told(holders.slice(gpus=0).write_at.call_one(1, 0))
+    value_of(holders.hold.call(mine))
+    value_of(holders.slice(gpus=0).write_at.call_one(1, 0))
     assert mine.float().sum().item() == 10 if not dtype.is_complex else mine.abs().sum().item() == 10
 
 
@@ -182,8 +176,8 @@ def test_it_is_a_copy_of_what_it_is_made_of() -> None:
 def test_an_array_of_it_is_the_same_memory(holders: Any) -> None:
     mine = shared(torch.from_numpy(np.zeros(10)))
     array = mine.numpy()
-    told(holders.hold.call(mine))
-    told(holders.slice(gpus=0).write.call_one(1))
+    value_of(holders.hold.call(mine))
+    value_of(holders.slice(gpus=0).write.call_one(1))
     assert array.sum() == 10
 
 
@@ -204,26 +198,26 @@ def test_what_can_not_be_shared_is_refused(thing: Any, text: str) -> None:
 
 
 def test_it_can_be_sent_any_number_of_times(holders: Any) -> None:
-    """There is room for some 4,000 who have it at the same time; who has let go of it gives his place to the next."""
+    """There is room for some 4,000 holders at the same time; one that lets go of it leaves its place to the next."""
     mine = shared(torch.zeros(4))
     one = holders.slice(gpus=0)
     for _ in range(9):
         for future in [one.hold.call_one(mine) for _ in range(500)]:
-            told(future)
-    told(one.write.call_one(1))
+            value_of(future)
+    value_of(one.write.call_one(1))
     assert mine.sum() == 4
 
 
-def test_its_memory_is_used_again_only_when_nobody_has_it(holders: Any) -> None:
+def test_its_memory_is_used_again_only_when_no_process_has_it(holders: Any) -> None:
     mine = shared(torch.full((LARGE,), 3.0))
-    told(holders.hold.call(mine))
+    value_of(holders.hold.call(mine))
     del mine
     gc.collect()
     others = [shared(torch.zeros(LARGE)) for _ in range(3)]
-    assert list(told(holders.total.call()).values()) == [3 * LARGE] * 2
-    told(holders.write.call(4))
+    assert list(value_of(holders.total.call()).values()) == [3 * LARGE] * 2
+    value_of(holders.write.call(4))
     assert sum(float(other.sum()) for other in others) == 0
-    told(holders.drop.call())
+    value_of(holders.drop.call())
     del others
     gc.collect()
     n_blocks = len(sharing._blocks)
@@ -232,69 +226,67 @@ def test_its_memory_is_used_again_only_when_nobody_has_it(holders: Any) -> None:
     assert sum(float(each.sum()) for each in again) == 0
 
 
-def test_it_outlives_who_made_it_and_who_has_it(holders: Any) -> None:
-    procs = this_host().spawn_procs({"gpus": 2})
+def test_it_outlives_its_maker_and_its_readers(session: None, by_value: None) -> None:
+    procs = this_host().spawn_procs({"gpus": 2}, device="cpu")
     pair = procs.spawn("pair", Holder)
     one, two = pair.slice(gpus=0), pair.slice(gpus=1)
-    weights = told(one.make.call_one(LARGE))
-    told(two.hold_of.call_one(one))
-    os.kill(told(one.pid.call_one()), signal.SIGKILL)
+    weights = value_of(one.make.call_one(LARGE))
+    value_of(two.hold_of.call_one(one))
+    os.kill(value_of(one.pid.call_one()), signal.SIGKILL)
     with pytest.raises(SupervisionError, match="SIGKILL"):
-        told(one.pid.call_one())
+        value_of(one.pid.call_one())
     weights += 1
-    assert told(two.total.call_one()) == LARGE
-    told(two.write.call_one(2))
+    assert value_of(two.total.call_one()) == LARGE
+    value_of(two.write.call_one(2))
     assert weights.sum() == 2 * LARGE
-    told(procs.stop())
+    value_of(procs.stop())
     assert weights.sum() == 2 * LARGE
 
 
-def test_children_of_who_has_it_share_it_too(holders: Any) -> None:
+def test_a_child_of_a_process_that_has_it_shares_it_too(holders: Any) -> None:
     mine = shared(torch.zeros(LARGE))
-    told(holders.hold.call(mine))
-    told(holders.slice(gpus=0).write_in_a_child.call_one(1))
+    value_of(holders.hold.call(mine))
+    value_of(holders.slice(gpus=0).write_in_a_child.call_one(1))
     assert mine.sum() == LARGE
-    told(holders.slice(gpus=0).write.call_one(2))  # still
-    assert list(told(holders.total.call()).values()) == [2 * LARGE] * 2
+    value_of(holders.slice(gpus=0).write.call_one(2))  # still
+    assert list(value_of(holders.total.call()).values()) == [2 * LARGE] * 2
 
 
-def test_a_rank_that_is_replaced_has_it_again() -> None:
+def test_a_rank_that_is_replaced_has_it_again(session: None, by_value: None) -> None:
     class Starter(Holder):
         def __init__(self, value: torch.Tensor) -> None:
             self.held = value
             self.held += 1
 
-    procs = this_host().spawn_procs({"gpus": 1})
+    procs = this_host().spawn_procs({"gpus": 1}, device="cpu")
     mine = shared(torch.zeros(LARGE))
     starter = procs.spawn("starter", Starter, mine)
-    assert told(starter.total.call_one()) == LARGE
-    os.kill(told(starter.pid.call_one()), signal.SIGKILL)
+    assert value_of(starter.total.call_one()) == LARGE
+    os.kill(value_of(starter.pid.call_one()), signal.SIGKILL)
     with pytest.raises(SupervisionError):
-        told(starter.pid.call_one())
+        value_of(starter.pid.call_one())
     procs.heal()
-    assert told(starter.total.call_one()) == mine.sum() == 2 * LARGE
-    told(procs.stop())
+    assert value_of(starter.total.call_one()) == mine.sum() == 2 * LARGE
+    value_of(procs.stop())
 
 
-def test_an_actor_of_the_program_shares_it_with_the_program() -> None:
-    from monarch_kernel.actor import this_proc
-
+def test_an_actor_of_the_program_shares_it_with_the_program(session: None) -> None:
     holder = this_proc().spawn("here", Holder)
     mine = shared(torch.zeros(10))
-    told(holder.hold.call_one(mine))
-    told(holder.write.call_one(3))
+    value_of(holder.hold.call_one(mine))
+    value_of(holder.write.call_one(3))
     assert mine.sum() == 30
-    told(holder.stop())
+    value_of(holder.stop())
 
 
 def test_it_can_be_lent(holders: Any) -> None:
     mine = shared(torch.zeros(LARGE))
-    told(holders.hold.call(mine))
-    told(holders.slice(gpus=0).write.call_one(6))
+    value_of(holders.hold.call(mine))
+    value_of(holders.slice(gpus=0).write.call_one(6))
     buffer, seen = RDMABuffer(mine), torch.empty(LARGE)
-    told(buffer.read_into(seen))
+    value_of(buffer.read_into(seen))
     assert seen.sum() == 6 * LARGE
-    told(buffer.drop())
+    value_of(buffer.drop())
 
 
 def test_a_child_of_its_maker_keeps_it_when_the_maker_lets_go() -> None:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 
-from monarch_kernel.actor import Actor, ProcMesh, SupervisionError, endpoint, shutdown_context, this_host
-from tests.waiting import wait_until
+from monarch_kernel.actor import Actor, ProcMesh, SupervisionError, endpoint, this_host
+from tests.support.processes import kill_ranks
+from tests.support.waiting import LONG_S, wait_for_files, wait_until
 
-LONG_S = 60.0
+pytestmark = pytest.mark.usefixtures("by_value")
 
 
 class Guest(Actor):
@@ -25,8 +22,7 @@ class Guest(Actor):
 
     def __init__(self, gate: str = "", ends: str = "") -> None:
         self.ends = ends
-        while gate and os.path.exists(gate):
-            time.sleep(0.005)
+        wait_until(lambda: not gate or not os.path.exists(gate), "the end of the gate")
 
     @endpoint
     def pid(self) -> int:
@@ -69,8 +65,7 @@ class Heir(Actor):
     @endpoint
     def ask(self) -> None:
         Path(f"{self.gate}.asked").touch()
-        while os.path.exists(self.gate):
-            time.sleep(0.005)
+        wait_until(lambda: not os.path.exists(self.gate), "the end of the gate")
 
     @endpoint
     def found(self) -> list[int]:
@@ -100,40 +95,24 @@ class AsyncHeir(Actor):
         return self.asked
 
 
-@pytest.fixture(scope="module", autouse=True)
-def by_value() -> Iterator[None]:
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    this_host().initialized.get(LONG_S)
-    yield
-    cloudpickle.unregister_pickle_by_value(module)
-    shutdown_context().get()
-
-
 @pytest.fixture
 def procs() -> Iterator[ProcMesh]:
+    """Three processes, which a test may end."""
     mesh = this_host().spawn_procs({"r": 3}, device="cpu")
     mesh.initialized.get(LONG_S)
     yield mesh
-    mesh.stop(grace_s=0).get()
-
-
-def kill(procs: ProcMesh, *ranks: int) -> None:
-    pids = {rank.rank: rank.pid for rank in procs.view().ranks}
-    for rank in ranks:
-        os.kill(pids[rank], signal.SIGKILL)
-    wait_until(lambda: set(ranks) <= set(procs.deaths()), "the news of the deaths")
+    mesh.stop(grace_s=0).get(LONG_S)
 
 
 def test_a_rank_that_dies_while_another_is_replaced_is_replaced_too(procs: ProcMesh, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     guest = procs.spawn("guest", Guest, str(gate))
     guest.pid.call().get(LONG_S)
-    kill(procs, 1)
+    kill_ranks(procs, 1)
     gate.touch()
     healed = procs.heal()
     wait_until(lambda: procs.view().ranks[1].state == "running", "the new process")
-    kill(procs, 0, 2)
+    kill_ranks(procs, 0, 2)
     gate.unlink()
     assert healed.get(LONG_S) == (0, 1, 2)
     assert procs.deaths() == {}
@@ -147,18 +126,18 @@ def test_an_actor_restores_itself_from_those_that_are_left_when_one_that_it_asks
     gate = tmp_path / "gate"
     heirs = procs.spawn("heirs", kind, str(gate))
     heirs.found.call().get(LONG_S)
-    kill(procs, 1)
+    kill_ranks(procs, 1)
     gate.touch()
     healed = procs.heal()
-    wait_until(lambda: (tmp_path / "gate.asked").exists(), "the first question")
-    kill(procs, 2)
+    wait_for_files(tmp_path, "gate.asked")
+    kill_ranks(procs, 2)
     gate.unlink()
     assert healed.get(LONG_S) == (1, 2)
     assert heirs.slice(r=1).found.call_one().get(LONG_S) == [2, 1]
 
 
 def test_a_call_that_is_ahead_of_what_makes_its_actor_waits_for_it(procs: ProcMesh, tmp_path: Path) -> None:
-    """The ranks are made known to each other in any order: here the one that spawns is told of the others last."""
+    """Ranks learn of each other in any order: here the one that spawns learns of the others last."""
     procs.slice(r=0).run(
         "import threading\nfrom monarch_kernel.rank.asker import RankAsker\nheard = RankAsker.hear_news\n"
         "def late(self, news):\n    threading.Timer(0.5, self._driver.submit, [lambda: heard(self, news)]).start()\n"
@@ -179,7 +158,7 @@ def test_stopping_actors_reaches_those_that_live_beside_dead_ranks(procs: ProcMe
         else host.spawn.call_one(procs, "", str(ends)).get(LONG_S)
     )
     pids = guest.pid.call().get(LONG_S).values()
-    kill(procs, 1)
+    kill_ranks(procs, 1)
     if by == "the program":
         guest.stop().get(LONG_S)
     else:

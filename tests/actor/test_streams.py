@@ -1,38 +1,33 @@
-"""Answers as they come: a wait for the next one can be interrupted, and is told of a circle; and what can't travel says so."""
+"""Streams of answers: an interrupt ends the wait for the next one, a deadlock is an error; and what cannot travel says so."""
 
 from __future__ import annotations
 
 import copy
 import os
 import signal
-import sys
 import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 
-from monarch_kernel.actor import Actor, ActorError, Channel, ProcMesh, context, endpoint, this_host
+from monarch_kernel.actor import ActorError, Channel, ProcMesh, endpoint, this_host
 from monarch_kernel.errors import DeadlockError, PayloadError, RemoteInterrupt
+from tests.support.actors import Worker, main_thread_waits_for_a_future
+from tests.support.waiting import LONG_S, wait_for_files, wait_until
 
-LONG_S = 60.0
 
-
-class Worker(Actor):
-    """Waits, and streams from others."""
+class StreamingWorker(Worker):
+    """Remembers interrupts, and streams from others."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.seen: list[str] = []
 
     @endpoint
     def sleep(self, folder: str) -> None:
         try:
-            Path(folder, str(context().actor_instance.rank.rank)).touch()
-            while True:
-                time.sleep(0.001)
+            Worker.sleep.function(self, folder)  # type: ignore[attr-defined]
         except KeyboardInterrupt:
             self.seen.append("interrupted")
             raise
@@ -50,42 +45,28 @@ class Worker(Actor):
         return [future.get() for future in mesh.sleep.stream(folder)]
 
 
-@pytest.fixture(scope="module")
-def procs() -> Iterator[ProcMesh]:
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    mesh = this_host().spawn_procs({"r": 2}, device="cpu", name="t")
-    mesh.initialized.get(LONG_S)
-    yield mesh
-    mesh.stop().get()  # the session is the folder's
-    cloudpickle.unregister_pickle_by_value(module)
+def test_an_interrupt_of_a_stream_reaches_all_ranks_that_have_not_answered(procs: ProcMesh, tmp_path: Path) -> None:
+    workers = procs.spawn("workers", StreamingWorker)
 
-
-def wait_for(folder: Path, count: int) -> None:
-    deadline = time.monotonic() + LONG_S
-    while len(list(folder.iterdir())) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
-def test_an_interrupt_of_a_stream_reaches_all_that_have_not_answered(procs: ProcMesh, tmp_path: Path) -> None:
-    workers = procs.spawn("workers", Worker)
-
-    def strike() -> None:
-        wait_for(tmp_path, 2)
+    def interrupt() -> None:
+        wait_for_files(tmp_path, "0", "1")
+        wait_until(main_thread_waits_for_a_future, "the main thread to wait")
         os.kill(os.getpid(), signal.SIGINT)
 
-    threading.Thread(target=strike).start()
+    thread = threading.Thread(target=interrupt)
+    answers = workers.sleep.stream(str(tmp_path))
+    thread.start()
     with pytest.raises(RemoteInterrupt):
-        next(workers.sleep.stream(str(tmp_path)))
+        next(answers)
+    thread.join()
     assert workers.look.call().get(LONG_S).values() == (["interrupted"], ["interrupted"])
     workers.stop().get(LONG_S)
 
 
-def test_a_cancel_reaches_those_that_an_endpoint_streams_from(procs: ProcMesh, tmp_path: Path) -> None:
-    workers, head = procs.spawn("workers", Worker), procs.slice(r=0).spawn("head", Worker)
+def test_a_cancel_reaches_the_actors_that_an_endpoint_streams_from(procs: ProcMesh, tmp_path: Path) -> None:
+    workers, head = procs.spawn("workers", StreamingWorker), procs.slice(r=0).spawn("head", StreamingWorker)
     future = head.stream_sleep.call_one(workers, str(tmp_path))
-    wait_for(tmp_path, 2)
+    wait_for_files(tmp_path, "0", "1")
     future.cancel()
     assert workers.look.call().get(LONG_S).values() == (["interrupted"], ["interrupted"])
     assert head.look.call_one().get(LONG_S) == []
@@ -93,8 +74,8 @@ def test_a_cancel_reaches_those_that_an_endpoint_streams_from(procs: ProcMesh, t
         mesh.stop().get(LONG_S)
 
 
-def test_who_streams_from_itself_is_told(procs: ProcMesh) -> None:
-    workers = procs.spawn("workers", Worker)
+def test_an_actor_that_streams_from_itself_gets_a_deadlock_error(procs: ProcMesh) -> None:
+    workers = procs.spawn("workers", StreamingWorker)
     failed = workers.slice(r=0).stream.call_one(workers).exception(LONG_S)
     assert isinstance(failed, ActorError)
     assert isinstance(failed.exception, DeadlockError)
@@ -103,7 +84,7 @@ def test_who_streams_from_itself_is_told(procs: ProcMesh) -> None:
 
 
 def test_a_copy_of_a_handle_is_the_handle(procs: ProcMesh) -> None:
-    workers = procs.spawn("workers", Worker)
+    workers = procs.spawn("workers", StreamingWorker)
     port, _ = Channel[int].open()
     for handle in (procs, workers, port, this_host()):
         assert copy.copy(handle) is handle
@@ -112,7 +93,7 @@ def test_a_copy_of_a_handle_is_the_handle(procs: ProcMesh) -> None:
 
 
 def test_a_future_is_no_argument(procs: ProcMesh) -> None:
-    workers = procs.spawn("workers", Worker)
+    workers = procs.spawn("workers", StreamingWorker)
     with pytest.raises(PayloadError, match="a Future stays where it was made; pass its result on"):
         workers.stream.call(workers.look.call())
     workers.stop().get(LONG_S)

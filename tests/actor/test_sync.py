@@ -1,4 +1,4 @@
-"""Edited files reach the ranks: modules are loaded anew with what depends on them, and are imported where there are none."""
+"""Edited files reach the ranks: they reload a module with all that imports it, and import it also without the files."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.actor import ActorError, ProcMesh, this_host
+from monarch_kernel.actor import ActorError, ProcMesh
 from monarch_kernel.errors import EditError, RemoteError
+from tests.support.waiting import LONG_S
 
-LONG_S = 60.0
+PROCS = {"gpus": 2}
 
 
 @pytest.fixture(scope="module")
@@ -24,17 +25,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def procs(folder: Path) -> Iterator[ProcMesh]:
-    """Two ranks; the first has the folder of the files on its path, the second has no way to them but the controller."""
-    first = this_host().spawn_procs({"gpus": 1}, device="cpu")  # the zygote prepares what later ranks inherit after it
-    first.initialized.get(LONG_S)
-    first.stop(grace_s=0).get()
-    mesh = this_host().spawn_procs({"gpus": 2}, device="cpu", name="t")
-    mesh.initialized.get(LONG_S)
+def procs(procs: ProcMesh, folder: Path) -> Iterator[ProcMesh]:
+    """Two ranks; the first has the folder of the files on its path, the second gets them from the controller only."""
     sys.path.insert(0, str(folder))
-    mesh.slice(gpus=0).run(f"import sys; sys.path.insert(0, {str(folder)!r})").get(LONG_S)
-    yield mesh
-    mesh.stop(grace_s=0).get()
+    procs.slice(gpus=0).run(f"import sys; sys.path.insert(0, {str(folder)!r})").get(LONG_S)
+    yield procs
     sys.path.remove(str(folder))
 
 
@@ -43,7 +38,7 @@ Write = Callable[..., None]
 
 @pytest.fixture
 def write(folder: Path, procs: ProcMesh) -> Iterator[Write]:
-    """Writes files; all modules of the user's are forgotten afterwards, here and on the ranks."""
+    """Writes files; afterwards the program and the ranks forget their modules."""
 
     def write(**files: str) -> None:
         for name, text in files.items():
@@ -79,7 +74,7 @@ def test_a_rank_without_the_files_imports_them(procs: ProcMesh, write: Write, fo
     assert frame.source[frame.line - frame.first_line].strip() == "return 1 / 0", "its lines are shown"
 
 
-def test_what_is_nowhere_is_told_as_ever_and_what_comes_later_is_found(procs: ProcMesh, write: Write) -> None:
+def test_a_missing_module_is_the_usual_error_and_one_that_comes_later_is_found(procs: ProcMesh, write: Write) -> None:
     with pytest.raises(RemoteError, match="ModuleNotFoundError: No module named 'comes_later'"):
         procs.run("import comes_later").get(LONG_S)
     write(comes_later="x = 1")
@@ -120,7 +115,7 @@ def test_actors_may_import_on_their_own_threads(procs: ProcMesh, write: Write) -
         mesh.stop().get(LONG_S)
 
 
-def test_an_edited_module_is_loaded_anew(procs: ProcMesh, write: Write) -> None:
+def test_an_edited_module_is_reloaded(procs: ProcMesh, write: Write) -> None:
     write(lib="RATE = 1\ndef f():\n    return RATE, 'old'\ndef gone():\n    pass")
     assert on_ranks(procs, "import lib; from lib import f; kept = f; f()") == ((1, "old"),) * 2
     write(lib="RATE = 2\ndef f():\n    return RATE, 'new'")
@@ -333,7 +328,7 @@ def test_misuse(procs: ProcMesh, monkeypatch: pytest.MonkeyPatch, what: Any, err
     assert text in str(caught.value)
 
 
-def test_a_process_forked_from_a_rank_asks_nobody(procs: ProcMesh, write: Write) -> None:
+def test_a_process_forked_from_a_rank_does_not_ask_the_controller(procs: ProcMesh, write: Write) -> None:
     write(forked="x = 1")
     code = """
 import os, importlib
@@ -349,7 +344,7 @@ os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     assert on_ranks(procs, code) == (0, 3)
 
 
-def test_a_missing_module_fails_an_actor_as_ever(procs: ProcMesh, write: Write) -> None:
+def test_a_missing_module_is_the_usual_error_in_an_actor(procs: ProcMesh, write: Write) -> None:
     write(
         lacking="""
         from monarch_kernel.actor import Actor, endpoint

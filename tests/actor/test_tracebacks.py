@@ -1,38 +1,20 @@
-"""What is shown of errors in scripts: the user's line, not how the error was made, and what to write instead."""
+"""Errors in scripts show the line of the user, not where the error was made, and what to write instead."""
 
 from __future__ import annotations
 
-import sys
 import traceback
-from collections.abc import Iterator
 
-import cloudpickle
 import pytest
 
-from monarch_kernel.actor import Actor, ActorError, ProcMesh, endpoint, this_host
+from monarch_kernel.actor import ActorError, ProcMesh, this_host
+from tests.support.actors import Worker
+from tests.support.waiting import LONG_S
 
-LONG_S = 60.0
-
-
-class Faulty(Actor):
-    @endpoint
-    def fail(self) -> None:
-        raise ValueError("no")
+PROCS = {"r": 1}
 
 
-@pytest.fixture(scope="module")
-def procs() -> Iterator[ProcMesh]:
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    mesh = this_host().spawn_procs({"r": 1}, device="cpu")
-    mesh.initialized.get(LONG_S)
-    yield mesh
-    mesh.stop().get()  # the session is the folder's
-    cloudpickle.unregister_pickle_by_value(module)
-
-
-def test_it_is_short_and_does_not_grow(procs: ProcMesh) -> None:
-    future = procs.spawn("faulty", Faulty).fail.call()
+def test_a_traceback_is_short_and_does_not_grow(procs: ProcMesh) -> None:
+    future = procs.spawn("worker", Worker).fail.call()
     for _ in range(3):
         with pytest.raises(ActorError) as raised:
             future.get(LONG_S)

@@ -1,4 +1,4 @@
-"""A type checker sees through the handles: arguments of endpoints are checked where they are called, results are known."""
+"""A type checker sees through the handles: it checks the arguments of endpoints at the call, and knows the results."""
 
 from __future__ import annotations
 
@@ -129,6 +129,7 @@ def check(source: str, folder: Path) -> list[tuple[int, str]]:
     return [(int(line), text) for line, text in found]
 
 
+@pytest.mark.slow  # mypy reads all that the package imports, if it has no cache yet
 def test_what_is_right_passes_and_has_its_type_and_what_is_wrong_is_refused(tmp_path: Path) -> None:
     actors = textwrap.dedent(ACTORS)
     first = actors.count("\n") + 1

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import threading
-import time
-from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,21 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from monarch_kernel.actor import Actor, ProcMesh, SupervisionError, ValueMesh, endpoint, shutdown_context, this_host
+from monarch_kernel.actor import ProcMesh, SupervisionError, ValueMesh, this_host
 from monarch_kernel.errors import PayloadError, RemoteError, RemoteInterrupt
+from tests.support.actors import Worker
+from tests.support.waiting import LONG_S, wait_for_files
 
-pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(scope="module")
-def procs() -> Iterator[ProcMesh]:
-    """Four ranks, as ``dp=2, tp=2``."""
-    mesh = this_host().spawn_procs({"dp": 2, "tp": 2}, name="t", device="cpu")
-    try:
-        mesh.initialized.get(60)
-        yield mesh
-    finally:
-        shutdown_context().get()
+PROCS = {"dp": 2, "tp": 2}
 
 
 # -- push and pull
@@ -54,7 +43,7 @@ def test_a_point_gives_the_rank_there(procs: ProcMesh) -> None:
 
 def test_every_rank_gets_its_own_value_of_a_value_mesh(procs: ProcMesh) -> None:
     procs["mine"] = procs.per_rank([10, 11, 12, 13])
-    assert procs.run("mine - rank").get(10).values() == (10, 10, 10, 10)
+    assert procs.run("mine - rank").get(LONG_S).values() == (10, 10, 10, 10)
     procs["mine"] = procs["mine"]
     assert procs["mine"].values() == (10, 11, 12, 13)
     procs.slice(dp=1)["mine"] = procs["mine"].slice(dp=0)
@@ -65,7 +54,7 @@ def test_a_list_is_a_value(procs: ProcMesh) -> None:
     procs["x"] = [1, 2, 3, 4]
     assert procs["x"].values() == ([1, 2, 3, 4],) * 4
     procs["x"] = [procs.per_rank(range(4))]
-    assert procs.run("x[0].values()").get(10).values() == ((0, 1, 2, 3),) * 4
+    assert procs.run("x[0].values()").get(LONG_S).values() == ((0, 1, 2, 3),) * 4
 
 
 def test_values_may_be_sent_before_the_ranks_are_up(procs: ProcMesh) -> None:
@@ -73,16 +62,16 @@ def test_values_may_be_sent_before_the_ranks_are_up(procs: ProcMesh) -> None:
     try:
         doubled = mesh.map(lambda x: 2 * x, [1, 2, 3])
         mesh["x"] = mesh.per_rank([7, 8, 9])
-        assert doubled.get(60).values() == (2, 4, 6)
+        assert doubled.get(LONG_S).values() == (2, 4, 6)
         assert mesh["x"].values() == (7, 8, 9)
     finally:
-        mesh.stop(grace_s=0).get(20)
+        mesh.stop(grace_s=0).get(LONG_S)
 
 
-def test_large_values_of_its_own(procs: ProcMesh) -> None:
+def test_every_rank_gets_its_own_large_value(procs: ProcMesh) -> None:
     arrays = [np.full(1 << 18, rank) for rank in range(4)]
     procs["big"] = procs.per_rank(arrays)
-    assert procs.run("(int(big[0]), int(big.sum()))").get(20).values() == tuple((r, r << 18) for r in range(4))
+    assert procs.run("(int(big[0]), int(big.sum()))").get(LONG_S).values() == tuple((r, r << 18) for r in range(4))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +97,7 @@ def test_as_many_values_as_ranks(procs: ProcMesh, values: Any, error: type[Excep
     assert says in str(caught.value)
 
 
-def test_what_cant_be_pushed_is_named(procs: ProcMesh) -> None:
+def test_the_error_names_the_value_that_cannot_be_pushed(procs: ProcMesh) -> None:
     procs["x"] = "before"
     with pytest.raises(ValueError, match=r"t\['x'\]: a ValueMesh of extent {'r': 2} has no value for each rank"):
         procs["x"] = ValueMesh({"r": 2}, [1, 2])
@@ -128,19 +117,19 @@ def test_a_function_is_called_with_each_ranks_own_values(procs: ProcMesh) -> Non
     future = procs.map(
         lambda a, b, c: (a, b, c), [1, 2, 3, 4], procs.per_rank(tuple("wxyz")), (n * n for n in range(4))
     )
-    assert future.get(10) == ValueMesh(procs.extent, [(1, "w", 0), (2, "x", 1), (3, "y", 4), (4, "z", 9)])
-    assert procs.map(os.getpid).get(10).values() == procs.run("__import__('os').getpid()").get(10).values()
-    assert procs[1].map(pow, [2, 3], [3, 2]).get(10).values() == (8, 9)
-    assert procs.map(functools.partial(max, 2), range(4)).get(10).values() == (2, 2, 2, 3)
+    assert future.get(LONG_S) == ValueMesh(procs.extent, [(1, "w", 0), (2, "x", 1), (3, "y", 4), (4, "z", 9)])
+    assert procs.map(os.getpid).get(LONG_S).values() == procs.run("__import__('os').getpid()").get(LONG_S).values()
+    assert procs[1].map(pow, [2, 3], [3, 2]).get(LONG_S).values() == (8, 9)
+    assert procs.map(functools.partial(max, 2), range(4)).get(LONG_S).values() == (2, 2, 2, 3)
 
 
-def test_it_is_called_on_the_main_thread_after_what_came_before(procs: ProcMesh) -> None:
+def test_a_function_runs_on_the_main_thread_after_what_was_sent_before(procs: ProcMesh) -> None:
     procs["n"] = 1
     first = procs.run("n += 1")
     second = procs.map(_namespace_value, ["n"] * 4)
-    assert second.get(10).values() == (2, 2, 2, 2)
-    first.get(10)
-    assert procs.map(_is_main_thread).get(10).values() == (True,) * 4
+    assert second.get(LONG_S).values() == (2, 2, 2, 2)
+    first.get(LONG_S)
+    assert procs.map(_is_main_thread).get(LONG_S).values() == (True,) * 4
 
 
 def _namespace_value(name: str) -> Any:
@@ -160,24 +149,24 @@ def _of_main(source: str) -> Any:
     return scope["f"]
 
 
-def test_what_it_does_not_bring_along_it_finds_on_the_rank(procs: ProcMesh) -> None:
+def test_a_function_finds_on_the_rank_what_does_not_travel_with_it(procs: ProcMesh) -> None:
     procs["theirs"] = procs.per_rank([0, 1, 2, 3])
     procs["shadowed"] = "rank"
     f = _of_main("shadowed = 'here'\ndef g(): return theirs\ndef f(x): return g() + x, rank, shadowed")
-    assert procs.map(f, [10] * 4).get(10).values() == tuple((10 + r, r, "here") for r in range(4))
+    assert procs.map(f, [10] * 4).get(LONG_S).values() == tuple((10 + r, r, "here") for r in range(4))
     with pytest.raises(RemoteError, match="nowhere"):
-        procs.map(_of_main("def f(): return nowhere")).get(10)
+        procs.map(_of_main("def f(): return nowhere")).get(LONG_S)
 
 
-def test_what_it_defines_does_not_become_the_ranks(procs: ProcMesh) -> None:
+def test_globals_that_a_function_sets_do_not_reach_the_rank(procs: ProcMesh) -> None:
     f = _of_main("def f():\n global leaked\n leaked = 1\n return leaked")
-    assert procs.map(f).get(10).values() == (1,) * 4
-    assert procs.run("'leaked' in globals()").get(10).values() == (False,) * 4
+    assert procs.map(f).get(LONG_S).values() == (1,) * 4
+    assert procs.run("'leaked' in globals()").get(LONG_S).values() == (False,) * 4
 
 
 def test_an_error_is_that_of_the_rank_and_shows_the_users_line(procs: ProcMesh) -> None:
     with pytest.raises(RemoteError, match=r"_inverse\(\) failed on t") as caught:
-        procs.map(_inverse, [1, 0, 2, 0]).get(10)
+        procs.map(_inverse, [1, 0, 2, 0]).get(LONG_S)
     error = caught.value
     assert [point.rank for point in error.reports] == [1, 3]
     assert {point.rank: value for point, value in error.results.items()} == {0: 1.0, 2: 0.5}
@@ -188,7 +177,7 @@ def test_an_error_is_that_of_the_rank_and_shows_the_users_line(procs: ProcMesh) 
     assert frame is not None
     assert (frame.function, frame.file) == ("_inverse", __file__)
     assert frame.source[frame.line - frame.first_line].strip() == "return 1 / x"
-    assert procs.run("1").get(10).values() == (1,) * 4
+    assert procs.run("1").get(LONG_S).values() == (1,) * 4
 
 
 def _inverse(x: int) -> float:
@@ -196,11 +185,11 @@ def _inverse(x: int) -> float:
 
 
 def test_leaving_the_interpreter_is_an_error_and_ends_no_rank(procs: ProcMesh) -> None:
-    pids = procs.map(os.getpid).get(10)
+    pids = procs.map(os.getpid).get(LONG_S)
     with pytest.raises(RemoteError, match="SystemExit"):
-        procs.map(_leave).get(10)
-    assert procs.map(_fork).get(10).values() == (0,) * 4
-    assert procs.map(os.getpid).get(10) == pids
+        procs.map(_leave).get(LONG_S)
+    assert procs.map(_fork).get(LONG_S).values() == (0,) * 4
+    assert procs.map(os.getpid).get(LONG_S) == pids
 
 
 def _leave() -> None:
@@ -213,16 +202,13 @@ def _fork() -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_it_can_be_interrupted_and_state_is_kept(procs: ProcMesh, tmp_path: Path) -> None:
+def test_an_interrupt_ends_a_function_and_the_rank_keeps_its_state(procs: ProcMesh, tmp_path: Path) -> None:
     procs["kept"] = 3
     future = procs.map(_touch_and_spin, [str(tmp_path / str(rank)) for rank in range(4)])
-    deadline = time.monotonic() + 20
-    while len(list(tmp_path.iterdir())) < 4:
-        assert time.monotonic() < deadline
-        future.wait(0.02)
+    wait_for_files(tmp_path, "0", "1", "2", "3")
     future.interrupt()
     with pytest.raises((RemoteError, RemoteInterrupt)) as caught:
-        future.get(10)
+        future.get(LONG_S)
     assert "KeyboardInterrupt" in str(caught.value)
     assert procs["kept"].values() == (3,) * 4
 
@@ -261,12 +247,12 @@ def test_a_misuse_of_map_is_refused_before_anything_is_sent(
 
 def test_a_result_that_cant_be_sent_fails(procs: ProcMesh) -> None:
     with pytest.raises(RemoteError, match="the result can't be pickled"):
-        procs.map(threading.Lock).get(10)
+        procs.map(threading.Lock).get(LONG_S)
 
 
 def test_what_is_printed_is_there_when_it_ends(procs: ProcMesh, capsys: pytest.CaptureFixture[str]) -> None:
     for run in (lambda: procs.map(print, ["hello"] * 4), lambda: procs.run("print('hello')")):
-        run().get(10)
+        run().get(LONG_S)
         out = capsys.readouterr().out
         # Whether equal lines are one or several depends on when they came.
         assert out.count(" hello\n") == len(out.splitlines()) >= 1
@@ -280,23 +266,16 @@ def _ranks_named(line: str) -> int:
     )
 
 
-# -- a mesh that is no more
-
-
-class Idle(Actor):
-    """Does nothing."""
-
-    @endpoint
-    def nothing(self) -> None: ...
+# -- a stopped mesh
 
 
 def test_spawning_on_a_stopped_mesh_says_so_at_once(procs: ProcMesh) -> None:
     mesh = this_host().spawn_procs({"r": 2}, name="gone", device="cpu")
-    mesh.initialized.get(60)
-    mesh.stop("out of budget", grace_s=0).get(20)
+    mesh.initialized.get(LONG_S)
+    mesh.stop("out of budget", grace_s=0).get(LONG_S)
     with pytest.raises(SupervisionError, match="out of budget") as caught:
-        mesh.spawn("idle", Idle)
-    assert "spawning idle on gone failed" in str(caught.value)
+        mesh.spawn("worker", Worker)
+    assert "spawning worker on gone failed" in str(caught.value)
     assert [point.rank for point in caught.value.reports] == [0, 1]
 
 

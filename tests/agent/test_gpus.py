@@ -1,4 +1,4 @@
-"""What is known of GPUs: by the real library without a driver, by one that answers as a driver would, and by a GPU."""
+"""Readings of GPUs: from the real library without a driver, from a fake driver, and from a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections that are held for a process: open while it lives and a moment longer, closed when it lets go of them."""
+"""The agent holds connections for a process: open while it lives and a moment longer, closed when it lets go of them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from monarch_kernel.agent.holding import HOLD_S, LOOK_EVERY_S, Holder, Keeper
 from monarch_kernel.transport.strangers import free_descriptors
-from tests.waiting import LONG_S, undisturbed_s
+from tests.support.timing import Bar
+from tests.support.waiting import LONG_S
 
 Turn = Callable[[Callable[[], object]], None]
 
@@ -32,11 +34,26 @@ def agent(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def keeper(agent: str) -> Iterator[Keeper]:
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The time of the keeper, which only passes when a test adds to `now`."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(
+        "monarch_kernel.agent.holding.time", SimpleNamespace(monotonic=lambda: clock.now, sleep=time.sleep)
+    )
+    return clock
+
+
+@pytest.fixture
+def selector() -> Iterator[selectors.BaseSelector]:
     with selectors.DefaultSelector() as selector:
-        yield Keeper(agent, selector)
-        for key in list(selector.get_map().values()):
-            key.fileobj.close()  # type: ignore[union-attr]
+        yield selector
+
+
+@pytest.fixture
+def keeper(agent: str, selector: selectors.BaseSelector) -> Iterator[Keeper]:
+    yield Keeper(agent, selector)
+    for key in list(selector.get_map().values()):
+        key.fileobj.close()  # type: ignore[union-attr]
 
 
 @pytest.fixture
@@ -48,16 +65,16 @@ def holder(agent: str, keeper: Keeper) -> Iterator[Holder]:
 
 
 @pytest.fixture
-def turn(keeper: Keeper) -> Turn:
-    """Has the keeper work until something is so."""
+def turn(keeper: Keeper, selector: selectors.BaseSelector, clock: SimpleNamespace) -> Turn:
+    """Has the keeper work until a condition holds."""
 
     def turn(condition: Callable[[], object]) -> None:
         last = time.monotonic() + LONG_S
         while not condition():
             assert time.monotonic() < last
-            for key, _ in keeper._selector.select(0.01):
+            for key, _ in selector.select(0.01):
                 key.data()
-            keeper.do_what_is_due(time.monotonic())
+            keeper.do_what_is_due(clock.now)
 
     return turn
 
@@ -94,7 +111,7 @@ def kill_one_that_holds(agent: str, near: list[socket.socket]) -> None:
             os.write(write, b"x")
             signal.pause()
         finally:
-            os._exit(1)  # the tests are those of the other
+            os._exit(1)  # the other process runs the tests
     os.close(write)
     assert os.read(read, 1) == b"x"
     os.close(read)
@@ -105,38 +122,41 @@ def kill_one_that_holds(agent: str, near: list[socket.socket]) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 300])
-def test_what_a_process_held_stays_open_for_a_while_when_it_dies(agent: str, turn: Turn, count: int) -> None:
+def test_what_a_process_held_stays_open_for_a_while_when_it_dies(
+    agent: str, keeper: Keeper, turn: Turn, clock: SimpleNamespace, count: int
+) -> None:
     before = descriptors()
     made = pairs(count)
     kill_one_that_holds(agent, [near for near, _ in made])
-    died = time.monotonic()
     for _, far in made:
         assert far.send(b"to the dead") == 11
-    turn(lambda: time.monotonic() > died + HOLD_S / 2)
+    turn(lambda: keeper.is_waiting)  # it has noticed the death
+    clock.now += HOLD_S * 0.9
+    keeper.do_what_is_due(clock.now)
     for _, far in made:
         assert not is_over(far)
         assert far.send(b"to the dead") == 11
+    clock.now += HOLD_S * 0.2
     turn(lambda: descriptors() == before + count)  # the far ends
-    assert time.monotonic() > died + HOLD_S * 0.9
     for _, far in made:
         turn(partial(is_over, far))
         far.close()
 
 
 @pytest.mark.parametrize("is_asked", [True, False])
-def test_what_is_closed_by_its_process_is_closed(holder: Holder, turn: Turn, is_asked: bool) -> None:
+def test_what_is_closed_by_its_process_is_closed(holder: Holder, turn: Turn, is_asked: bool, bar: Bar) -> None:
     """One by one, while the others are held."""
     before = descriptors()
     made = pairs(3)
     holder.hold([near.fileno() for near, _ in made])
-    turn(lambda: descriptors() == before + 9 + 2)  # both ends, a copy, and what they say that by
+    turn(lambda: descriptors() == before + 9 + 2)  # both ends, a copy, and the connection to the agent
     for i, (near, far) in enumerate(made):
-        begun = undisturbed_s()
+        begin = time.monotonic()
         near.close()
         if is_asked:
             holder.let_go()
         turn(partial(is_over, far))
-        assert is_asked or undisturbed_s() - begun < LOOK_EVERY_S + HOLD_S / 2
+        bar.check(time.monotonic() - begin, LOOK_EVERY_S + HOLD_S / 2, "closing")
         assert not any(is_over(other) for _, other in made[i + 1 :])
         far.close()
     assert holder._agent is not None
@@ -144,7 +164,31 @@ def test_what_is_closed_by_its_process_is_closed(holder: Holder, turn: Turn, is_
     turn(lambda: descriptors() == before)
 
 
-def test_a_descriptor_whose_number_is_another_ones_now_is_closed(holder: Holder, turn: Turn) -> None:
+def test_one_that_is_closed_before_it_is_handed_over_does_not_keep_the_others_from_being_held(
+    holder: Holder, keeper: Keeper, turn: Turn
+) -> None:
+    (first, far), (second, other) = pairs(2)
+    number = first.fileno()
+
+    def closing() -> Iterator[int]:
+        yield number
+        first.close()  # as a thread of gloo may
+        os.dup2(second.fileno(), number)  # its number is another's: the keeper, which is in this process, can't get it
+        yield second.fileno()
+
+    holder.hold(closing())
+    turn(lambda: any(keeper._held.values()))
+    turn(partial(is_over, far))
+    assert not is_over(other)
+    assert [fd for fd, _ in holder._held.values()] == [second.fileno()]
+    os.close(number)
+    second.close()
+    turn(partial(is_over, other))
+    for each in (far, other):
+        each.close()
+
+
+def test_a_descriptor_whose_number_was_reused_is_closed(holder: Holder, turn: Turn) -> None:
     ((near, far),) = pairs(1)
     holder.hold([near.fileno()])
     with socket.socket() as other:
@@ -154,7 +198,9 @@ def test_a_descriptor_whose_number_is_another_ones_now_is_closed(holder: Holder,
     far.close()
 
 
-def test_what_a_fork_closes_stays_open(holder: Holder, keeper: Keeper, turn: Turn) -> None:
+def test_what_a_fork_closes_stays_open(
+    holder: Holder, keeper: Keeper, selector: selectors.BaseSelector, turn: Turn
+) -> None:
     ((near, far),) = pairs(1)
     holder.hold([near.fileno()])
     turn(lambda: any(keeper._held.values()))
@@ -165,10 +211,10 @@ def test_what_a_fork_closes_stays_open(holder: Holder, keeper: Keeper, turn: Tur
             holder.let_go()
             holder.hold([far.fileno()])
         finally:
-            os._exit(0)  # the tests are those of the other
+            os._exit(0)  # the other process runs the tests
     os.waitpid(pid, 0)
-    while keeper._selector.select(0.01):
-        for key, _ in keeper._selector.select(0):
+    while ready := selector.select(0):  # all that the fork may have sent
+        for key, _ in ready:
             key.data()
     (held,) = keeper._held.values()
     assert list(held) == [0]
@@ -193,13 +239,15 @@ def test_one_that_is_closed_already_does_not_keep_the_others_from_being_held(
     turn(lambda: not any(keeper._held.values()))
 
 
-def test_who_was_refused_is_held_as_soon_as_there_is_room(holder: Holder, keeper: Keeper, turn: Turn) -> None:
+def test_connections_that_were_refused_are_held_as_soon_as_there_is_room(
+    holder: Holder, keeper: Keeper, selector: selectors.BaseSelector, turn: Turn
+) -> None:
     ((near, far),) = pairs(1)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors() + 10, hard))  # less than half of it is free
     try:
         holder.hold([near.fileno()])
-        turn(lambda: not keeper._selector.select(0))
+        turn(lambda: not selector.select(0))
         assert not keeper._held
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -210,10 +258,10 @@ def test_who_was_refused_is_held_as_soon_as_there_is_room(holder: Holder, keeper
     far.close()
 
 
-def test_what_could_not_be_told_is_told_later(
+def test_the_agent_hears_later_what_it_was_too_busy_for(
     holder: Holder, keeper: Keeper, turn: Turn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when the agent is busy: nobody reads for a while."""
+    """The agent reads nothing for a while."""
     monkeypatch.setattr("monarch_kernel.agent.holding._TIMEOUT_S", 0.01)
     held = pairs(1)[0]
     holder.hold([held[0].fileno()])
@@ -226,7 +274,7 @@ def test_what_could_not_be_told_is_told_later(
     held[1].close()
 
 
-def test_a_signal_handler_that_lets_go_does_not_wait_for_what_it_struck(
+def test_a_signal_handler_that_lets_go_does_not_wait_for_what_it_interrupted(
     holder: Holder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("monarch_kernel.agent.holding._TIMEOUT_S", 0.01)
@@ -253,23 +301,28 @@ def test_half_of_the_descriptors_are_for_others(holder: Holder, keeper: Keeper, 
     turn(lambda: not any(keeper._held.values()))
 
 
-def test_without_descriptors_the_keeper_rests(agent: str, keeper: Keeper, turn: Turn) -> None:
+def test_without_descriptors_the_keeper_rests(
+    agent: str, keeper: Keeper, selector: selectors.BaseSelector, turn: Turn, clock: SimpleNamespace
+) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as knocks:
         knocks.connect(f"{agent}.fds")
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
         try:
-            ((key, _),) = keeper._selector.select(0)
+            ((key, _),) = selector.select(0)
             key.data()
-            assert not keeper._selector.select(0)
+            assert not selector.select(0)
             assert keeper.is_waiting
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        keeper.do_what_is_due(clock.now)
+        assert keeper.is_waiting
+        clock.now += LONG_S
         turn(lambda: not keeper.is_waiting)
         turn(lambda: len(keeper._held) == 1)
 
 
-def test_what_is_none_of_ours_does_no_harm(agent: str, keeper: Keeper, turn: Turn) -> None:
+def test_unknown_messages_do_no_harm(agent: str, keeper: Keeper, turn: Turn) -> None:
     before = descriptors()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
         stranger.connect(f"{agent}.fds")

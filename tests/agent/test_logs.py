@@ -85,7 +85,7 @@ def test_a_process_in_the_place_of_another_goes_on_after_what_that_one_wrote(tmp
     assert text_of(tmp_path).endswith("another mesh\n")
 
 
-def test_a_log_that_cannot_be_written_harms_nobody(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_written_does_no_harm(tmp_path: Path) -> None:
     log = RankLog(str(tmp_path / "is not there"), 1)
     log.write("stdout", b"text\n")
     log.write("stdout", b"text\n")

@@ -162,7 +162,7 @@ def chunk_of(proc: int, text: str, end: int, *, stream: Literal["stdout", "stder
     return OutputChunk(proc, stream, text, end)
 
 
-def test_ranks_that_wrote_the_same_are_told_once_each_with_its_end() -> None:
+def test_the_same_text_of_several_ranks_is_sent_once_with_the_end_of_each() -> None:
     alike = [[chunk_of(proc, "a\n", proc), chunk_of(proc, "b\n", 10 * proc, stream="stderr")] for proc in (1, 2, 3)]
     folded = list(fold(alike))
     assert folded == [

@@ -32,7 +32,7 @@ def test_all_are_without_where_there_are_too_few(gpus: list[str]) -> None:
     assert (given.device, given.env["CUDA_VISIBLE_DEVICES"]) == ("cpu", "")
 
 
-def test_who_must_have_a_gpu_is_told_which_host_has_how_many() -> None:
+def test_the_error_of_ranks_that_must_have_a_gpu_names_the_host_and_its_number() -> None:
     with pytest.raises(TooFewGpusError, match=r"^4 ranks with a GPU each .* host node7 has 1 GPU; ask for fewer"):
         share(spec("cuda", per_host=4), ["0"])
     assert share(spec("cuda", per_host=1, local_rank=0), ["4"]).env["CUDA_VISIBLE_DEVICES"] == "4"

@@ -1,4 +1,4 @@
-"""The zygote: what its forks share, what they do not, and what its end looks like."""
+"""The zygote: what its forks share, what they do not, and how it ends."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import pytest
 
 from monarch_kernel.agent.zygote import Zygote
 from monarch_kernel.testing import rank_spec
-from tests.waiting import undisturbed_s
-
-LONG_S = 60.0
+from tests.support.processes import is_gone
+from tests.support.timing import Bar
+from tests.support.waiting import LONG_S, wait_until
 
 PROBE = """
     import json, os, random, sys, time
@@ -164,9 +164,7 @@ def test_what_is_wanted_later_does_not_delay_ranks_that_are_waited_for(
         reads = nursery.fork(0, 3)  # before it has imported what it must
         gate.touch()
         assert [json.loads(read_all(out))["prepared"] for out, _ in reads] == ["", ""]
-        deadline = time.monotonic() + LONG_S
-        while json.loads(read_all(nursery.fork(0)[0][0]))["prepared"] != "prepared":
-            assert time.monotonic() < deadline
+        wait_until(lambda: json.loads(read_all(nursery.fork(0)[0][0]))["prepared"], "the zygote to be prepared")
         nursery.zygote.close()
     finally:
         nursery.zygote = zygote
@@ -181,14 +179,13 @@ def test_what_a_rank_does_not_catch_is_told_and_stays_in_the_rank(nursery: Nurse
     assert '"proc": 10' in read_all(out)  # the zygote works on
 
 
-def test_the_zygote_ends_with_its_agent(nursery: Nursery) -> None:
+def test_the_zygote_ends_with_its_agent(nursery: Nursery, bar: Bar) -> None:
     ((out, _),) = nursery.fork(0)
     assert read_all(out)
     pid = pid_of(nursery)
-    begun = undisturbed_s()
-    log = nursery.zygote.close()
-    assert undisturbed_s() - begun < 5
-    assert not os.path.exists(f"/proc/{pid}")
+    with bar.below(5, "the end of the zygote"):
+        log = nursery.zygote.close()
+    assert is_gone(pid)
     assert "imported by" in log[0]
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_kernel.asking.deadlock import Circle, Deadlocks, PassOn, Standing, describe_circle
@@ -197,7 +197,6 @@ class World:
             self.deliver(next(iter(self.links)))
 
 
-@settings(max_examples=400, deadline=None)
 @given(
     procs=st.lists(st.integers(0, 3), min_size=1, max_size=6), choices=st.lists(st.integers(0, 1 << 20), max_size=150)
 )

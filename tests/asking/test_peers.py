@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_kernel.asking.answer import Value
@@ -188,7 +188,6 @@ Step = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(Step, max_size=40))
 def test_every_request_ends_once_whatever_happens(steps: list[tuple[str, Any]]) -> None:
     state = peers()

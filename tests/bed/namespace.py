@@ -29,13 +29,19 @@ class Namespace:
     def __init__(self) -> None:
         self._holder = subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
         self.pid = self._holder.pid
-        deadline = time.monotonic() + 10
-        while os.readlink(f"/proc/{self.pid}/ns/net") == os.readlink(_OURS):
+        deadline = time.monotonic() + 60
+        while not self._is_apart():
             if self._holder.poll() is not None or time.monotonic() > deadline:
                 self.close()
                 raise OSError("a network namespace can't be made")
             time.sleep(0.001)
         self.ip("link", "set", "lo", "up")
+
+    def _is_apart(self) -> bool:
+        try:
+            return os.readlink(f"/proc/{self.pid}/ns/net") != os.readlink(_OURS)
+        except (FileNotFoundError, ProcessLookupError):  # it has ended
+            return False
 
     def command(self, argv: Sequence[str]) -> tuple[str, ...]:
         """What runs a program in here; its process id is that of what is run."""

@@ -9,16 +9,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.bed.bed import Bed, BedHost
 from tests.bed.namespace import Namespace
-from tests.waiting import undisturbed_s
+from tests.support.processes import wait_gone
+from tests.support.timing import Bar
+from tests.support.waiting import LONG_S
 
 N = 400
-WAIT_S = 0.3
+WAIT_S = 0.3  # of silence, where nothing may come
+LAST_S = 0.4  # how late the last datagram is: later than all others
 SO_RCVBUFFORCE = 33  # of <asm/socket.h>: also above what is usual
 
 
@@ -31,21 +34,20 @@ class Line:
             self.receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
             self.receiver.bind((host.address, 0))
         self.receiver.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 23)
-        self.receiver.settimeout(WAIT_S)
+        self.receiver.settimeout(LONG_S)
         self.address = self.receiver.getsockname()
         self.host = host
 
-    def send(self, count: int, *, nbytes: int = 0) -> list[int]:
-        """Send that many; gives the numbers of those that came, in the order in which they did."""
+    def send(self, count: int, *, nbytes: int = 0, **faults: Any) -> list[int]:
+        """Send that many under faults; gives the numbers of those that came, in the order in which they did."""
+        self.host.suffer(**faults)
         for number in range(count):
             self.sender.sendto(b"%d " % number + bytes(nbytes), self.address)
-            time.sleep(0.0002 if nbytes == 0 else 0)
-        found = []
-        try:
-            while True:
-                found.append(int(self.receiver.recv(1 << 16).split(b" ")[0]))
-        except TimeoutError:
-            return found
+            time.sleep(0.0002 if nbytes == 0 else 0)  # as fast as a cable carries them
+        self.host.suffer(delay_s=LAST_S)
+        self.sender.sendto(b"last", self.address)
+        received = iter(lambda: self.receiver.recv(1 << 16), b"last")
+        return [int(datagram.split(b" ")[0]) for datagram in received]
 
     def close(self) -> None:
         self.host.suffer()
@@ -61,7 +63,7 @@ def host(bed: Bed) -> BedHost:
 @pytest.fixture
 def line(host: BedHost) -> Iterator[Line]:
     line = Line(host)
-    line.send(1)  # who has which address is found out
+    line.send(1)  # the addresses are resolved
     yield line
     line.close()
 
@@ -90,42 +92,40 @@ def test_without_faults_all_comes_in_order(line: Line) -> None:
     assert line.send(N) == list(range(N))
 
 
-def test_some_are_lost(host: BedHost, line: Line) -> None:
-    host.suffer(loss=0.1)
-    found = line.send(N)
+def test_some_are_lost(line: Line) -> None:
+    found = line.send(N, loss=0.1)
     assert 0.8 * N < len(found) < 0.97 * N
     assert found == sorted(found)
 
 
-def test_some_come_twice(host: BedHost, line: Line) -> None:
-    host.suffer(doubled=0.1)
-    found = line.send(N)
+def test_some_come_twice(line: Line) -> None:
+    found = line.send(N, doubled=0.1)
     assert 1.03 * N < len(found) < 1.2 * N
 
 
-def test_some_overtake_others(host: BedHost, line: Line) -> None:
-    host.suffer(jitter_s=0.005)
-    found = line.send(N)
+def test_some_overtake_others(line: Line) -> None:
+    found = line.send(N, jitter_s=0.005)
     assert found != sorted(found) == list(range(N))
 
 
-def test_all_are_late(host: BedHost, line: Line) -> None:
+def test_all_are_late(host: BedHost, line: Line, bar: Bar) -> None:
     host.suffer(delay_s=0.1)
-    begin, begin_undisturbed = time.monotonic(), undisturbed_s()
+    start = time.monotonic()
     line.sender.sendto(b"late", line.address)
     assert line.receiver.recv(10) == b"late"
-    assert time.monotonic() - begin >= 0.1
-    assert undisturbed_s() - begin_undisturbed < 0.2
+    late_s = time.monotonic() - start
+    bar.check_above(late_s, 0.1, "the datagram")
+    bar.check(late_s, 0.2, "the datagram")
 
 
-def test_there_is_only_so_much_room(host: BedHost, line: Line) -> None:
-    host.suffer(bytes_per_s=1e6)
-    begin, begin_undisturbed = time.monotonic(), undisturbed_s()
-    found = line.send(100, nbytes=1000)
-    assert time.monotonic() - begin - WAIT_S >= 0.1
-    assert undisturbed_s() - begin_undisturbed - WAIT_S < 0.3
+def test_there_is_only_so_much_room(host: BedHost, line: Line, bar: Bar) -> None:
+    start = time.monotonic()
+    found = line.send(100, nbytes=1000, bytes_per_s=1e6)
+    bar.check(time.monotonic() - start - LAST_S, 0.4, "the hundred datagrams")
     assert found == list(range(100))
-    assert 200 < len(line.send(1000, nbytes=1000)) < 600, "what would wait for longer is dropped"
+    found = line.send(2000, nbytes=1000, bytes_per_s=5e5)  # for as long as 4 s
+    assert 50 < len(found) < 1500, "what would wait for longer is dropped"
+    assert found == sorted(found)
 
 
 def test_a_cut_tells_nobody_and_ends_no_connection(host: BedHost) -> None:
@@ -140,7 +140,7 @@ def test_a_cut_tells_nobody_and_ends_no_connection(host: BedHost) -> None:
             with pytest.raises(TimeoutError):
                 accepted.recv(10)
             host.mend()
-            accepted.settimeout(10)
+            accepted.settimeout(LONG_S)
             assert accepted.recv(10) == b"on its way"
 
 
@@ -158,10 +158,7 @@ def test_nothing_is_left_when_its_process_is_killed() -> None:
         pids = [int(each) for each in process.stdout.readline().split()]
         assert len(pids) == 3
         os.kill(process.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 5
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_gone(*pids)
 
 
 def test_a_namespace_is_left_where_it_was_entered() -> None:

@@ -1,4 +1,4 @@
-"""What was trained by some ranks is gone on with by others; what fails leaves the last good checkpoint whole."""
+"""Other ranks continue what some ranks trained; a save that fails leaves the last good checkpoint whole."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ import torch
 from torch import nn
 
 from monarch_kernel import checkpoint
-from monarch_kernel.actor import shutdown_context
 from monarch_kernel.errors import CheckpointError
-from tests.ranks import Ranks
-from tests.waiting import LONG_S, wait_until
+from tests.support.ranks import Ranks
+from tests.support.waiting import LONG_S, wait_until
 
 PRELUDE = """
 import gc, os, time, torch, torch.distributed as dist, torch.nn.functional as F
@@ -57,12 +56,6 @@ def begin(strategy, seed=0):
 
 
 @pytest.fixture(scope="module")
-def session() -> Iterator[None]:
-    yield
-    shutdown_context().get()
-
-
-@pytest.fixture(scope="module")
 def two(session: None) -> Iterator[Ranks]:
     ranks = Ranks(2, PRELUDE)
     yield ranks
@@ -92,7 +85,7 @@ assert scheduler.last_epoch == 3
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "ddp"])
-def test_others_go_on_where_some_have_stopped(two: Ranks, three: Ranks, tmp_path: Path, strategy: str) -> None:
+def test_other_ranks_continue_where_some_have_stopped(two: Ranks, three: Ranks, tmp_path: Path, strategy: str) -> None:
     path = str(tmp_path / "runs" / "step-3")
     losses = two.run(SAVES.format(strategy=strategy, path=path))[0]
     for ranks, theirs in ((two, "fsdp"), (three, "fsdp"), (three, "ddp")):
@@ -193,7 +186,7 @@ def test_places_without_a_checkpoint(tmp_path: Path) -> None:
         checkpoint.describe(tmp_path / "a")
 
 
-def test_a_corrupt_file_is_told(tmp_path: Path) -> None:
+def test_a_corrupt_file_is_reported(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "a", model=nn.Linear(2, 2))
     for file in (tmp_path / "a").glob("*.distcp"):
         file.write_bytes(b"x" * 100)
@@ -214,7 +207,7 @@ def test_saved_while_training_goes_on_is_what_there_was(two: Ranks, tmp_path: Pa
     assert found == (True, True)
 
 
-def test_the_error_of_one_that_nobody_waited_for_comes_with_the_next(two: Ranks, tmp_path: Path) -> None:
+def test_the_error_of_a_save_that_nothing_waited_for_comes_with_the_next(two: Ranks, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     said = two.fails(
         f"model = nn.Linear(2, 2)\ncheckpoint.save({str(tmp_path / 'file' / 'a')!r}, wait=False, model=model)\n"
@@ -224,7 +217,7 @@ def test_the_error_of_one_that_nobody_waited_for_comes_with_the_next(two: Ranks,
     two.run(f"checkpoint.save({str(tmp_path / 'b')!r}, model=model)")
 
 
-def test_an_error_that_one_rank_has_asked_for_comes_on_all_with_the_next(two: Ranks, tmp_path: Path) -> None:
+def test_an_error_that_one_rank_has_read_comes_on_all_with_the_next(two: Ranks, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     said = two.fails(
         f"saving = checkpoint.save({str(tmp_path / 'file' / 'a')!r}, wait=False, model=nn.Linear(2, 2))\n"
@@ -234,7 +227,7 @@ def test_an_error_that_one_rank_has_asked_for_comes_on_all_with_the_next(two: Ra
     assert "NotADirectoryError" in said
 
 
-def test_an_error_that_nobody_asks_for_is_shown_when_the_process_ends(tmp_path: Path) -> None:
+def test_an_error_that_nothing_reads_is_shown_when_the_process_ends(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     code = (
         "import torch; from monarch_kernel import checkpoint\n"
@@ -258,15 +251,14 @@ def told(path, **things):
 
 @pytest.fixture
 def own(two: Ranks) -> Iterator[Ranks]:
-    """Two others, whose group is formed anew; the host agent is there before."""
+    """Two others, whose group may be formed again; the host agent is there before."""
     ranks = Ranks(2, PRELUDE + TELLS)
     yield ranks
     ranks.close()
-    ranks.mesh.stop().get(LONG_S)
 
 
 @pytest.mark.parametrize("late", [0, 1])
-def test_a_save_whose_group_is_formed_anew_is_given_up(own: Ranks, tmp_path: Path, late: int) -> None:
+def test_a_save_whose_group_is_formed_again_is_given_up(own: Ranks, tmp_path: Path, late: int) -> None:
     path, next_one = tmp_path / "a", tmp_path / "b"
     own.run(f"checkpoint.save({str(path)!r}, model=net(), step=1)")
     own.run(
@@ -299,12 +291,12 @@ def test_a_save_that_is_complete_when_its_group_breaks_is_not_given_up(own: Rank
     assert checkpoint.load(path)["step"] == 1
 
 
-def test_what_failed_for_another_reason_is_told_after_the_group_is_formed_anew(own: Ranks, tmp_path: Path) -> None:
+def test_what_failed_for_another_reason_is_reported_after_the_group_is_formed_again(own: Ranks, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     path = tmp_path / "file" / "a"
     own.run(
         f"saving = checkpoint.save({str(path)!r}, wait=False, step=1)\n"
-        "assert saving._over.wait(60)\n"  # nobody asks for its error
+        "while not saving.done(): time.sleep(0.001)"  # nothing asks for its error
     )
     own.store.form(own.mesh).get(LONG_S)
     for error, said in own.run(f"told({str(tmp_path / 'b')!r}, step=2)"):
@@ -317,7 +309,8 @@ def test_a_group_that_fails_and_is_still_there_is_a_checkpoint_error_of_the_next
         "write = its.write\n"
         "def its_write(*_): raise RuntimeError('Connection closed by peer')\n"
         "its.write = its_write\n"
-        f"checkpoint.save({str(tmp_path / 'a')!r}, wait=False, model=net())._over.wait(60)\n"
+        f"saving = checkpoint.save({str(tmp_path / 'a')!r}, wait=False, model=net())\n"
+        "while not saving.done(): time.sleep(0.001)\n"
         "its.write = write"
     )
     for error, said in own.run(f"told({str(tmp_path / 'b')!r}, step=2)"):
@@ -358,14 +351,14 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("call", OTHERS)
-def test_ranks_that_name_different_things_are_told(own: Ranks, tmp_path: Path, call: str) -> None:
+def test_ranks_that_name_different_things_are_refused(own: Ranks, tmp_path: Path, call: str) -> None:
     for error, said in own.run(f"told({call.format(at=tmp_path)})"):
         assert error == "CheckpointError"
         assert f"the ranks do not call the same: {OTHERS[call].format(at=tmp_path)}. Call it on all ranks with" in said
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_rank_that_loads_while_another_saves_is_told(own: Ranks, tmp_path: Path) -> None:
+def test_a_rank_that_loads_while_another_saves_is_refused(own: Ranks, tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "a", step=1)
     path = str(tmp_path / "a")
     said = own.fails(f"checkpoint.load({path!r}) if rank == 0 else checkpoint.save({path!r}, step=2)")
@@ -373,7 +366,7 @@ def test_a_rank_that_loads_while_another_saves_is_told(own: Ranks, tmp_path: Pat
     assert checkpoint.load(tmp_path / "a") == {"step": 1}
 
 
-def test_a_place_that_can_not_be_exported_to_is_told(tmp_path: Path) -> None:
+def test_a_place_that_can_not_be_exported_to_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a"
     checkpoint.save(path, model=nn.Linear(2, 2))
     with pytest.raises(CheckpointError, match=r" is a directory: give the path of a file, as .*/model\.safetensors"):
@@ -398,7 +391,7 @@ def test_only_a_checkpoint_is_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.py").is_file()
 
 
-def test_another_optimizer_is_told_by_the_names_of_its_state(tmp_path: Path) -> None:
+def test_the_state_of_another_optimizer_is_named(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     checkpoint.save(tmp_path / "a", model=model, optimizer=torch.optim.SGD(model.parameters(), momentum=0.9))
     with pytest.raises(CheckpointError) as caught:
@@ -424,7 +417,7 @@ def test_a_rank_that_is_killed_in_a_save_leaves_the_last_good_one(session: None,
     model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(8)])
     assert checkpoint.load(path, model=model)["step"] in (1, 2)
     assert contents.ranks == 2
-    checkpoint.save(path, model=model, step=3)  # by whoever comes next
+    checkpoint.save(path, model=model, step=3)  # by another process
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a"]
     assert checkpoint.load(path)["step"] == 3
     ranks.mesh.stop().get(LONG_S)
@@ -467,7 +460,7 @@ def test_a_full_disk_leaves_the_last_good_one(two: Ranks, small_disk: Path) -> N
     assert "are free there; what was saved before is whole" in said
     assert checkpoint.load(path)["step"] == 1
     assert [each.name for each in small_disk.iterdir()] == ["a"]
-    # What nobody could foresee: it fills while it is written.
+    # What cannot be foreseen: it fills during the save.
     two.run(
         "from monarch_kernel.checkpoint import saving\nkept, saving._check_room = saving._check_room, lambda *_: None"
     )
@@ -480,7 +473,7 @@ def test_a_full_disk_leaves_the_last_good_one(two: Ranks, small_disk: Path) -> N
     assert [each.name for each in small_disk.iterdir()] == ["a"]
 
 
-def test_an_export_to_a_full_disk_is_told(small_disk: Path, tmp_path: Path) -> None:
+def test_an_export_to_a_full_disk_is_reported(small_disk: Path, tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "a", model=nn.Linear(4096, 4096))  # 64 MiB
     (small_disk / "x").write_bytes(b"before")
     with pytest.raises(
@@ -505,7 +498,6 @@ def test_an_interrupt_leaves_the_last_good_one(session: None, tmp_path: Path) ->
     ranks.run(f"checkpoint.save({str(path)!r}, model=model, step=3)")
     assert [each.name for each in tmp_path.iterdir()] == ["a"]
     ranks.close()
-    ranks.mesh.stop().get(LONG_S)
 
 
 def test_progress_is_shown_of_a_save_that_lasts(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Meshes on hosts of an engine that outlive the program: another takes them up at the port where they look for it."""
+"""Meshes on hosts of an engine that outlive the program: another program takes them up at the port where they look for it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ from monarch_kernel.errors import AttachError, LaunchError
 from monarch_kernel.mesh import Extent, Region
 from monarch_kernel.notebook.attach import DetachedMeshes
 from monarch_kernel.syntax.usage import UsageProblem
-from tests.failures.machines import LONG_S, family, is_alive
-from tests.waiting import wait_until
+from tests.failures.machines import family
+from tests.support.processes import is_alive, wait_gone
+from tests.support.timing import Bar
+from tests.support.waiting import LONG_S, wait_until
 
 GRACE_S = 1.0
 PROGRAM = """
@@ -70,7 +72,7 @@ for line in sys.stdin:
 
 
 class Program:
-    """A program with a mesh on two hosts, which does as it is told."""
+    """A program with a mesh on two hosts, which takes commands."""
 
     def __init__(self, root: Path, logs: Path, go: Path, *, keep_s: float = 0.0, has_recipe: bool = False) -> None:
         here = str(Path(__file__).parents[2])
@@ -104,11 +106,11 @@ class Program:
             assert pipe is not None
             pipe.close()
         with suppress(AssertionError):  # of a test that has failed in its midst
-            wait_until(lambda: not any(map(is_alive, below)), "all to end by themselves", 10.0)
+            wait_until(lambda: not any(map(is_alive, below)), "all to end by themselves", 10.0)  # then they are killed
         for process in below:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        wait_until(lambda: not any(map(is_alive, below)), "all to end", 10.0)
+        wait_until(lambda: not any(map(is_alive, below)), "all to end")
 
 
 @pytest.fixture
@@ -131,6 +133,7 @@ def taken_up(root: Path) -> tuple[KeptSession, ProcMesh]:
     return session, ProcMesh(session.runtime, Region.whole(extent), procs, "t", time.monotonic(), extent, session)
 
 
+@pytest.mark.slow
 def test_agents_keep_their_ranks_when_the_program_is_killed_and_another_takes_them_up(
     program: Program, root: Path, tmp_path: Path
 ) -> None:
@@ -155,7 +158,7 @@ def test_agents_keep_their_ranks_when_the_program_is_killed_and_another_takes_th
         assert [len(records) > 10 for records in mesh.logs().values()] == [True] * 4
     finally:
         session.close()
-    wait_until(lambda: not any(map(is_alive, below)), "all to end with %mesh down", 10.0)
+    wait_until(lambda: not any(map(is_alive, below)), "all to end with %mesh down")
     assert not root.exists()
 
 
@@ -173,6 +176,7 @@ def test_again_and_again_also_before_agents_know_that_one_is_gone(program: Progr
         session.close()
 
 
+@pytest.mark.slow
 def test_a_host_that_was_replaced_and_one_that_is_lost_meanwhile(program: Program, root: Path) -> None:
     program.do("heal")
     assert len(program.agents) == 3
@@ -180,7 +184,7 @@ def test_a_host_that_was_replaced_and_one_that_is_lost_meanwhile(program: Progra
     os.kill(program.agents[0], signal.SIGKILL)
     session, mesh = taken_up(root)
     try:
-        wait_until(lambda: len(mesh.deaths()) == 2, "the lost host to be found so", 15.0)
+        wait_until(lambda: len(mesh.deaths()) == 2, "the lost host to be found so")
         assert mesh.slice(hosts=1).run("rank").get(LONG_S).values() == (2, 3)
         with pytest.raises(LaunchError, match="asked of local by an earlier kernel"):
             mesh.heal().get(LONG_S)
@@ -194,7 +198,7 @@ from pathlib import Path
 sys.path.insert(0, {here!r})
 from tests.controller.test_detached import LONG_S, taken_up, wait_until
 session, mesh = taken_up(Path({root!r}))
-wait_until(lambda: len(mesh.deaths()) == 2, "the lost host to be found so", 15.0)
+wait_until(lambda: len(mesh.deaths()) == 2, "the lost host to be found so")
 mesh.heal().get(LONG_S)
 mesh.run("import os\\nkept = globals().get('kept', rank)").get(LONG_S)
 print(*mesh.run("os.getpid()").get(LONG_S).values())
@@ -202,8 +206,9 @@ session.leave()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [{"has_recipe": True}], indirect=True)
-def test_the_one_that_takes_it_up_has_the_engine_give_another_host(program: Program, root: Path) -> None:
+def test_the_program_that_takes_it_up_gets_another_host_from_the_engine(program: Program, root: Path) -> None:
     program.kill()
     os.kill(program.agents[0], signal.SIGKILL)
     code = HEALER.format(here=str(Path(__file__).parents[2]), root=str(root))
@@ -215,48 +220,54 @@ def test_the_one_that_takes_it_up_has_the_engine_give_another_host(program: Prog
         assert mesh.run("os.getpid()").get(LONG_S).values() == pids
     finally:
         session.close()
-    wait_until(lambda: not any(map(psutil.pid_exists, pids)), "all to end with %mesh down", 10.0)
+    wait_gone(*pids)
     assert not root.exists()
 
 
 KEEP_S = 1.0
+LONGER_S = 6.0
+"""So long that the test takes the mesh up in time."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [{"keep_s": KEEP_S}], indirect=True)
 @pytest.mark.parametrize("how", ["leave", "kill"])
-def test_one_that_nobody_takes_up_in_time_ends_and_who_asks_is_told(program: Program, root: Path, how: str) -> None:
+def test_a_mesh_that_nobody_takes_up_in_time_ends_and_attaching_says_why(
+    program: Program, root: Path, how: str, bar: Bar
+) -> None:
     below = [process for agent in program.agents for process in family(agent)]
     program.do("leave") if how == "leave" else program.kill()
     left = time.monotonic()
-    wait_until(lambda: not any(map(is_alive, below)), "all to end by themselves", LONG_S)
-    assert time.monotonic() > left + KEEP_S
+    wait_until(lambda: not any(map(is_alive, below)), "all to end by themselves")
+    bar.check_above(time.monotonic() - left, KEEP_S, "the end of a mesh that is to be kept")
     meshes = DetachedMeshes(root)
     if how == "kill":
         assert "t     hosts=2 gpus=2  4 on 2 hosts, time is over  none for " in meshes.text([])
         assert "none for 0" not in meshes.text([])
     with pytest.raises(UsageProblem, match="'t' was there, and its time is over.*forget it with %mesh down t"):
         meshes.check_free("t", detach=False)
-    for _ in range(2):  # who asks in vain does not take it up
+    for _ in range(2):  # a refused request does not take it up
         with pytest.raises(
             AttachError, match=r"mesh 't' is gone: its time is over: it was to be kept for 1 s .* until \d"
         ):
             taken_up(root)
     if how == "leave":
         assert end(Home(root, "t")) == 0
-    else:  # that nobody has come who was looked for has settled it
+    else:  # no host has come, and that has settled it
         home = Home(root, "t")
-        wait_until(home.is_gone, "none to be expected any more", LONG_S)
+        wait_until(home.is_gone, "none to be expected any more")
         assert meshes.text([]).startswith("t is gone: its time is over: it was to be kept for 1 s")
         assert not meshes.text([])
     assert not (root / "t").exists()
 
 
-@pytest.mark.parametrize("program", [{"keep_s": KEEP_S}], indirect=True)
-def test_time_counts_only_while_nobody_has_it(program: Program, root: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [{"keep_s": LONGER_S}], indirect=True)
+def test_time_counts_only_while_no_program_has_it(program: Program, root: Path) -> None:
     program.do("leave")
     session, mesh = taken_up(root)
     try:
-        until = time.monotonic() + 2 * KEEP_S
+        until = time.monotonic() + 1.5 * LONGER_S
         while time.monotonic() < until:
             assert mesh.run("kept").get(LONG_S).values() == (0, 7, 14, 21)
         assert not Home(root, "t").time_over()
@@ -264,7 +275,8 @@ def test_time_counts_only_while_nobody_has_it(program: Program, root: Path) -> N
         session.close()
 
 
-def test_one_is_told_why_a_mesh_cannot_be_taken_up(program: Program, root: Path) -> None:
+@pytest.mark.slow
+def test_the_error_says_why_a_mesh_cannot_be_taken_up(program: Program, root: Path) -> None:
     with pytest.raises(AttachError, match="attached to another kernel"):
         taken_up(root)
     program.do("leave")

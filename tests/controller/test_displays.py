@@ -35,7 +35,7 @@ def a_state() -> State:
     return state
 
 
-def told(effects: list[Effect]) -> list[Any]:
+def texts_and_data(effects: list[Effect]) -> list[Any]:
     """Texts, and the data of displays."""
     events = [effect.event for effect in effects if isinstance(effect, Tell)]
     return [event.data["x"] if isinstance(event, RichEvent) else getattr(event, "text", None) for event in events]
@@ -68,10 +68,10 @@ def test_whoever_comes_first_the_order_is_that_of_the_rank(texts: list[str], dat
     while chunks or displays:
         if chunks and (not displays or data.draw(st.booleans())):
             n = data.draw(st.integers(1, len(chunks)))
-            seen += told(state.heard(Output(tuple(chunks[:n])), (), b"H1", 0.0))
+            seen += texts_and_data(state.heard(Output(tuple(chunks[:n])), (), b"H1", 0.0))
             del chunks[:n]
         else:
-            seen += told(state.heard(displays.pop(0), (), b"R1", 0.0))
+            seen += texts_and_data(state.heard(displays.pop(0), (), b"R1", 0.0))
     assert seen == expected
 
 
@@ -80,16 +80,16 @@ def test_a_display_that_does_not_come_is_not_waited_for_long() -> None:
     first = output(
         ("stdout", "before", display_mark(0)), ("stderr", "", display_mark(0)), ("stdout", "after", display_mark(0))
     )
-    assert told(state.heard(first, (), b"H1", 1.0)) == ["before"]
-    assert told(state.tick(1.0 + OUTPUT_GRACE_S - 0.01)) == []
-    assert told(state.tick(1.0 + OUTPUT_GRACE_S)) == ["after"]
-    assert told(state.heard(rich(0), (), b"R1", 2.0)) == [0], "late, but it is shown"
+    assert texts_and_data(state.heard(first, (), b"H1", 1.0)) == ["before"]
+    assert texts_and_data(state.tick(1.0 + OUTPUT_GRACE_S - 0.01)) == []
+    assert texts_and_data(state.tick(1.0 + OUTPUT_GRACE_S)) == ["after"]
+    assert texts_and_data(state.heard(rich(0), (), b"R1", 2.0)) == [0], "late, but it is shown"
 
 
 def test_output_that_does_not_come_is_not_waited_for_long() -> None:
     state = a_state()
-    assert told(state.heard(rich(0), (), b"R1", 1.0)) == []
-    assert told(state.tick(1.0 + OUTPUT_GRACE_S)) == [0]
+    assert texts_and_data(state.heard(rich(0), (), b"R1", 1.0)) == []
+    assert texts_and_data(state.tick(1.0 + OUTPUT_GRACE_S)) == [0]
 
 
 def test_what_was_withheld_is_told_when_the_rank_is_lost() -> None:
@@ -98,7 +98,7 @@ def test_what_was_withheld_is_told_when_the_rank_is_lost() -> None:
         output(("stdout", "before", display_mark(0)), ("stdout", "last words", display_mark(0))), (), b"H1", 1.0
     )
     effects = state.heard(Lost(1, 0, 9, "", (), 0), (), b"H1", 1.1)
-    assert told(effects)[0] == "last words"
+    assert texts_and_data(effects)[0] == "last words"
 
 
 def test_what_an_earlier_request_has_left_running_writes_for_that() -> None:
@@ -108,7 +108,7 @@ def test_what_an_earlier_request_has_left_running_writes_for_that() -> None:
     (effect,) = state.heard(Output((chunk,)), (), b"H1", 1.0)
     assert isinstance(effect, Tell)
     assert (getattr(effect.event, "text", ""), effect.event.request) == ("the child's", 3)
-    assert told(state.heard(output(("stdout", "waits", display_mark(0))), (), b"H1", 1.0)) == [], (
+    assert texts_and_data(state.heard(output(("stdout", "waits", display_mark(0))), (), b"H1", 1.0)) == [], (
         "for the display still"
     )
 
@@ -118,4 +118,4 @@ def test_the_mark_of_a_cell_withholds_nothing() -> None:
     message = output(
         ("stdout", "one", cell_mark(0)), ("stdout", "two", cell_mark(0)), ("stdout", "three", cell_mark(1))
     )
-    assert told(state.heard(message, (), b"H1", 1.0)) == ["one", "two", "three"]
+    assert texts_and_data(state.heard(message, (), b"H1", 1.0)) == ["one", "two", "three"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 import types
 import typing
 from collections.abc import Sequence
@@ -19,9 +18,9 @@ from monarch_kernel.transport.base import Peer, host_peer, rank_peer
 from monarch_kernel.wire import messages
 from monarch_kernel.wire.codec import join, pack
 from monarch_kernel.wire.messages import ActorEnded, Call, Goodbye, Message, Payload, Ping, Spawn, Unhandled
+from tests.support.waiting import wait_until
 
 TOKEN = "secret"
-LONG_S = 60.0
 KINDS = sorted(
     (
         kind
@@ -94,10 +93,11 @@ class Lab:
         self.ranks = [FakeRank(self.hub, proc, TOKEN) for proc in self.procs]
         for peer in (*self.agents, *self.ranks):
             peer.hello()
-        deadline = time.monotonic() + LONG_S
-        while not all(record.up for record in list(self.runtime._state.ranks.values())):
-            assert time.monotonic() < deadline
-            self.runtime.with_baton(lambda: None)
+        wait_until(self._all_are_up, "the ranks")
+
+    def _all_are_up(self) -> bool:
+        view = self.runtime.view(self.procs, "procs", {"ranks": len(self.procs)}, 1.0)
+        return all(rank.state == "idle" for rank in view.ranks)
 
     def say(self, peer: Peer, message: Message) -> None:
         """What is raised where the loop takes it in is raised here."""

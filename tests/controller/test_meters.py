@@ -8,26 +8,12 @@ from hypothesis import strategies as st
 
 from monarch_kernel.controller.effects import Effect, Tell
 from monarch_kernel.controller.meters import HISTORY_S, MeterBook, Throughput
-from monarch_kernel.controller.state import State
 from monarch_kernel.controller.views import traffic_view
 from monarch_kernel.events import ThroughputEvent
 from monarch_kernel.traffic import End
 from monarch_kernel.transport.base import CONTROLLER, host_peer, rank_peer
-from monarch_kernel.wire.messages import Carried, Hello, HostHello, Lost, Metered, RankSpec
-
-
-def spec(proc: int) -> RankSpec:
-    return RankSpec(proc, proc - 1, 3, proc - 1, 3, (("gpus", 3),), "t", "cpu", 1, {}, "/", ())
-
-
-def three() -> State:
-    state = State()
-    state.add_host(1, 0.0)
-    state.heard(HostHello("token", 1, "vm", 100, 2, 0), (), host_peer(1), 0.0)
-    state.start_ranks(1, [spec(proc) for proc in (1, 2, 3)], 0.0)
-    for proc in (1, 2, 3):
-        state.heard(Hello("token", proc, 1000 + proc, "cpu"), (), rank_peer(proc), 0.0)
-    return state
+from monarch_kernel.wire.messages import Carried, Hello, Lost, Metered
+from tests.controller.states import state_of_three
 
 
 def moved(nbytes: int, over_s: float = 0.25, *, source: int = 1, target: int = 2) -> Metered:
@@ -76,7 +62,7 @@ def test_what_is_kept_is_bounded() -> None:
 
 
 def test_events_tell_of_the_ranks_that_move_until_they_do_not() -> None:
-    state = three()
+    state = state_of_three(1, 2, 3)
     assert events(state.tick(9.0)) == []
     for i in range(1, 5):
         assert state.heard(moved(1000 * i), (), rank_peer(2), 10 + i / 4) == []
@@ -95,7 +81,7 @@ def test_events_tell_of_the_ranks_that_move_until_they_do_not() -> None:
 
 
 def test_ranks_may_tell_only_of_what_concerns_them() -> None:
-    state = three()
+    state = state_of_three(1, 2, 3)
     state.heard(moved(1000, source=1, target=2), (), rank_peer(3), 10.0)
     assert state.strays == 1
     assert state.meters.carried({1, 2, 3}) == []
@@ -113,7 +99,7 @@ def test_those_who_count_the_same_pair_are_added_and_told_twice_is_told_once() -
 
 
 def test_the_dead_keep_their_rows_and_are_marked() -> None:
-    state = three()
+    state = state_of_three(1, 2, 3)
     state.heard(moved(100, source=1, target=2), (), rank_peer(2), 1.0)
     state.heard(moved(50, source=1, target=3), (), rank_peer(3), 1.0)
     state.meters.heard(CONTROLLER, moved(7, source=0, target=1), 1.0)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from monarch_kernel.controller.effects import Attached, BacklogEvent, Effect, Resolve, RichEvent, Send, Tell
+import msgspec
+
+from monarch_kernel.controller.effects import Attached, BacklogEvent, Effect, Resolve, RichEvent, Tell
 from monarch_kernel.controller.resume import ASK_LATE_EVERY_S, Resumed
 from monarch_kernel.controller.state import ATTACH_RANKS_S, RELEASE_AFTER_S, State
 from monarch_kernel.errors import Failure
 from monarch_kernel.events import OutputEvent
 from monarch_kernel.testing import rank_spec
-from monarch_kernel.transport.base import Peer, host_peer, rank_peer
-from monarch_kernel.wire.codec import join, pack, split
+from monarch_kernel.transport.base import host_peer, rank_peer
+from monarch_kernel.wire.codec import pack
 from monarch_kernel.wire.messages import (
     Attach,
     Backlog,
@@ -33,19 +35,16 @@ from monarch_kernel.wire.messages import (
     Rich,
     Run,
 )
+from tests.controller.states import sends
 
 HOST = 1
 ATTACH = Attach("t", 123, 1)
 CELL = Owed(7, "cell [3]", 60.0, 3)
 
 
-def spec(proc: int) -> RankSpec:
-    plain = rank_spec(proc, rank=proc - 1, world_size=2)
-    return RankSpec(**{**{name: getattr(plain, name) for name in plain.__struct_fields__}, "record": "/somewhere"})
-
-
-def sends(effects: list[Effect]) -> list[tuple[Peer, Message]]:
-    return [(effect.peer, next(split(join([effect.packed])))[0]) for effect in effects if isinstance(effect, Send)]
+def recorded(proc: int) -> RankSpec:
+    """A rank of two, whose output is recorded."""
+    return msgspec.structs.replace(rank_spec(proc, rank=proc - 1, world_size=2), record="/somewhere")
 
 
 def hello(proc: int, *owed: Owed) -> Hello:
@@ -64,7 +63,7 @@ def rank(state: State, proc: int, message: Message, now: float = 0.0) -> list[Ef
 
 def attaching() -> State:
     state = State()
-    effects = state.attach({HOST: [spec(1), spec(2)]}, ATTACH, 0.0)
+    effects = state.attach({HOST: [recorded(1), recorded(2)]}, ATTACH, 0.0)
     assert sends(effects) == [(peer, ATTACH) for peer in (host_peer(HOST), rank_peer(1), rank_peer(2))]
     return state
 

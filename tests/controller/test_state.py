@@ -46,6 +46,7 @@ from monarch_kernel.wire.messages import (
     Rich,
     StartRanks,
 )
+from tests.controller.states import sends
 
 TOKEN = "t"
 
@@ -332,7 +333,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert all(self.state.ranks[proc].death is not None for proc in self.ranks)
 
 
-AnyOrder.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+AnyOrder.TestCase.settings = settings(stateful_step_count=40)
 TestAnyOrder = AnyOrder.TestCase
 
 
@@ -348,16 +349,6 @@ def running(count: int = 2) -> State:
     for i in range(count):
         state.heard(Hello(TOKEN, i + 1, 100 + i, "cpu"), (), rank_peer(i + 1), 0.0)
     return state
-
-
-def sends(effects: Iterable[Effect], kind: type[Message] = Message) -> list[tuple[bytes, Message]]:
-    return [
-        (effect.peer, message)
-        for effect in effects
-        if isinstance(effect, Send)
-        for message, _ in split(join([effect.packed]))
-        if isinstance(message, kind)
-    ]
 
 
 def resolves(effects: Iterable[Effect]) -> list[Resolve]:

@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 from monarch_kernel.controller.effects import Effect, Resolve, Send
-from monarch_kernel.controller.state import State
 from monarch_kernel.errors import Failure
-from monarch_kernel.transport.base import host_peer, rank_peer
+from monarch_kernel.transport.base import rank_peer
 from monarch_kernel.wire.codec import pack
-from monarch_kernel.wire.messages import Hello, HostHello, Interrupt, Look, Payload, RankSpec, Result, Run
+from monarch_kernel.wire.messages import Interrupt, Look, Payload, Result, Run
+from tests.controller.states import state_of_three
 
 LOOK = pack(Look(7))
-
-
-def spec(proc: int) -> RankSpec:
-    return RankSpec(proc, proc - 1, 3, proc - 1, 3, (("gpus", 3),), "t", "cpu", 1, {}, "/", ())
-
-
-def three() -> State:
-    """Ranks 1 and 2 are up, 3 is not."""
-    state = State()
-    state.add_host(1, 0.0)
-    state.heard(HostHello("token", 1, "vm", 100, 2, 0), (), host_peer(1), 0.0)
-    state.start_ranks(1, [spec(proc) for proc in (1, 2, 3)], 0.0)
-    for proc in (1, 2):
-        state.heard(Hello("token", proc, 1000 + proc, "cpu"), (), rank_peer(proc), 0.0)
-    return state
 
 
 def resolved(effects: list[Effect]) -> Resolve:
@@ -33,7 +18,7 @@ def resolved(effects: list[Effect]) -> Resolve:
 
 
 def test_all_that_are_up_are_asked_whatever_they_do() -> None:
-    state = three()
+    state = state_of_three(1, 2)
     state.request(5, [1], pack(Run(5, "", 1)), "cell [1]", 0.0)
     assert state.ask(7, [1, 2, 3], LOOK, 1.0) == [Send(rank_peer(1), LOOK), Send(rank_peer(2), LOOK)]
     assert state.heard(Result(7, Payload(b"one")), (), rank_peer(1), 1.0) == []
@@ -43,7 +28,7 @@ def test_all_that_are_up_are_asked_whatever_they_do() -> None:
 
 
 def test_what_does_not_answer_is_given_up_by_a_cancel() -> None:
-    state = three()
+    state = state_of_three(1, 2)
     state.ask(7, [1, 2], LOOK, 1.0)
     state.heard(Result(7, Payload(b"one")), (), rank_peer(1), 1.0)
     answers = resolved(state.cancel(7, 1.4)).answers
@@ -55,7 +40,7 @@ def test_what_does_not_answer_is_given_up_by_a_cancel() -> None:
 
 
 def test_answers_so_far() -> None:
-    state = three()
+    state = state_of_three(1, 2)
     state.request(5, [1, 2], pack(Run(5, "", 1)), "cell [1]", 0.0)
     assert state.answers(5) == [None, None]
     state.heard(Result(5, Payload(b"x")), (), rank_peer(2), 1.0)
@@ -67,7 +52,7 @@ def test_answers_so_far() -> None:
 
 
 def test_an_abort_goes_to_the_ranks_that_have_not_answered() -> None:
-    state = three()
+    state = state_of_three(1, 2)
     state.request(5, [1, 2], pack(Run(5, "", 1)), "cell [1]", 0.0)
     state.heard(Result(5, Payload(b"x")), (), rank_peer(2), 1.0)
     assert state.interrupt(5, abort=True) == [Send(rank_peer(1), pack(Interrupt(5, True)))]

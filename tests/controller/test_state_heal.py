@@ -34,7 +34,8 @@ from monarch_kernel.wire.messages import (
     StartRanks,
     Stopped,
 )
-from tests.controller.test_state import TOKEN, AnyOrder, RankModel, ask, resolves, running, sends, text_of
+from tests.controller.states import sends
+from tests.controller.test_state import TOKEN, AnyOrder, RankModel, ask, resolves, running, text_of
 
 AGENT = host_peer(1)
 
@@ -122,7 +123,7 @@ class AnyOrderWithHeals(AnyOrder):
         assert self.state.heard(messages[kind], (), peer, self.now) == []
 
 
-AnyOrderWithHeals.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+AnyOrderWithHeals.TestCase.settings = settings(stateful_step_count=40)
 TestAnyOrderWithHeals = AnyOrderWithHeals.TestCase
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_kernel.controller.effects import Effect, Send, Tell
+from monarch_kernel.controller.effects import Effect, Tell
 from monarch_kernel.controller.state import State
 from monarch_kernel.errors import Failure
 from monarch_kernel.events import StopEvent
 from monarch_kernel.testing import rank_spec
 from monarch_kernel.transport.base import host_peer, rank_peer
-from monarch_kernel.wire.codec import pack, split
+from monarch_kernel.wire.codec import pack
 from monarch_kernel.wire.messages import (
     Continued,
     DebugInput,
@@ -27,6 +27,7 @@ from monarch_kernel.wire.messages import (
     Result,
     Stopped,
 )
+from tests.controller.states import sends
 
 NOW = 100.0
 
@@ -44,17 +45,12 @@ def state() -> State:
     return state
 
 
-def told(effects: list[Effect]) -> list[StopEvent]:
+def stop_events(effects: list[Effect]) -> list[StopEvent]:
     return [effect.event for effect in effects if isinstance(effect, Tell) and isinstance(effect.event, StopEvent)]
 
 
 def sent(effects: list[Effect]) -> list[Message]:
-    return [
-        message
-        for effect in effects
-        if isinstance(effect, Send)
-        for message, _ in split([b"\x91" + effect.packed.header])
-    ]
+    return [message for _, message in sends(effects)]
 
 
 def stop(state: State, *, turn: int = 1, written: tuple[int, int] = (0, 0)) -> list[Effect]:
@@ -63,14 +59,14 @@ def stop(state: State, *, turn: int = 1, written: tuple[int, int] = (0, 0)) -> l
 
 
 def test_it_is_told_and_takes_one_line(state: State) -> None:
-    (event,) = told(stop(state))
+    (event,) = stop_events(stop(state))
     assert event == StopEvent(1, 0, "t", 7, "cell [3]", 1, "cell [3], line 2", "said\n", "(Pdb) ", True, NOW + 1)
     assert state.ranks[1].stops == {7: event}
     assert sent(state.answer_stop(event, "n\n")) == [DebugInput(7, 1, "n\n")]
     assert not state.ranks[1].stops[7].is_waiting
     assert state.answer_stop(event, "n\n") == []
     assert state.pass_over(event, "why") == []
-    (second,) = told(stop(state, turn=2))
+    (second,) = stop_events(stop(state, turn=2))
     assert state.answer_stop(event, "n\n") == []
     assert sent(state.pass_over(second, "why")) == [PassOver(7, 2, "why")]
     assert state.heard(Continued(7), (), rank_peer(1), NOW) == []
@@ -81,7 +77,7 @@ def test_what_was_written_before_comes_first(state: State) -> None:
     assert stop(state, written=(5, 5)) == []
     assert state.ranks[1].stops == {}
     chunks = tuple(OutputChunk(1, stream, "text\n", 5) for stream in ("stdout", "stderr"))
-    (event,) = told(state.heard(Output(chunks), (), host_peer(1), NOW))
+    (event,) = stop_events(state.heard(Output(chunks), (), host_peer(1), NOW))
     assert event.where == "cell [3], line 2"
 
 
@@ -91,13 +87,13 @@ def test_what_was_written_before_comes_first(state: State) -> None:
     ids=["answer", "failure", "death"],
 )
 def test_it_ends_with_the_request(state: State, end: Message) -> None:
-    (event,) = told(stop(state))
+    (event,) = stop_events(stop(state))
     state.heard(end, (), host_peer(1) if isinstance(end, Lost) else rank_peer(1), NOW)
     assert state.ranks[1].stops == {}
     assert state.answer_stop(event, "n\n") == []
 
 
-def test_of_requests_that_are_not_owed_nothing_is_told(state: State) -> None:
+def test_of_requests_that_are_not_owed_nothing_is_stop_events(state: State) -> None:
     state.heard(Result(7, Payload()), (), rank_peer(1), NOW)
     strays = state.strays
     assert stop(state) == []

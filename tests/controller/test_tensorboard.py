@@ -10,13 +10,10 @@ import pytest
 
 from monarch_kernel.controller.loops import LoopBook
 from monarch_kernel.controller.tensorboard import TensorBoardJournal
-from monarch_kernel.wire.messages import Knob, Logged, LoopBegun, LoopLeft, LoopReport, RankSpec
-from tests.boards import scalars
-from tests.waiting import wait_until
-
-
-def spec(rank: int) -> RankSpec:
-    return RankSpec(10 + rank, rank, 2, rank, 2, (("gpus", 2),), "t", "cpu", 1, {}, "/", ())
+from monarch_kernel.testing import rank_spec
+from monarch_kernel.wire.messages import Knob, Logged, LoopBegun, LoopLeft, LoopReport
+from tests.support.boards import scalars
+from tests.support.waiting import wait_until
 
 
 class Board:
@@ -29,7 +26,8 @@ class Board:
         self.book.journals["t"] = self.journal
 
     def begin(self, rank: int, request: int = 4, **more: object) -> None:
-        self.book.begun(spec(rank), "cell [5]", LoopBegun(request, 1, 100, **more), 0.0)  # type: ignore[arg-type]
+        spec = rank_spec(10 + rank, rank=rank, world_size=2, mesh="t")
+        self.book.begun(spec, "cell [5]", LoopBegun(request, 1, 100, **more), 0.0)  # type: ignore[arg-type]
 
     def report(self, rank: int, values: dict[int, float], request: int = 4) -> None:
         logged = tuple(

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_kernel.actor import Actor, ProcMesh, endpoint, shutdown_context, this_host, this_proc
+from monarch_kernel.actor import Actor, ProcMesh, endpoint, this_proc
 from monarch_kernel.actor.ports import asker_here
 from monarch_kernel.data import devices, roads
 from monarch_kernel.data.lending import Loan
@@ -20,8 +20,9 @@ from monarch_kernel.data.memory import Layout, Memory, memory_of
 from monarch_kernel.errors import BufferGoneError
 from monarch_kernel.rdma import Buffer
 from tests.data.test_memory import same_kind, views
+from tests.support.waiting import LONG_S
 
-DEADLINE_S = 60.0
+PROCS = {"gpus": 1}
 DEVICE = "cuda:0"
 SLAB_NBYTES = 1000  # several pieces
 
@@ -103,13 +104,12 @@ class Owner(Actor):
 
 
 @pytest.fixture(scope="module")
-def owners() -> Iterator[dict[str, Any]]:
-    procs: ProcMesh = this_host().spawn_procs({"gpus": 1})
+def owners(procs: ProcMesh) -> Iterator[dict[str, Any]]:
     owners = {"here": this_proc().spawn("here", Owner), "there": procs.spawn("there", Owner)}
     for owner in owners.values():
-        owner.lend_plainly.call_one(torch.zeros(1)).get(DEADLINE_S)
+        owner.lend_plainly.call_one(torch.zeros(1)).get(LONG_S)
     yield owners
-    shutdown_context().get(DEADLINE_S)
+    owners["here"].stop().get(LONG_S)
 
 
 class Always:
@@ -135,7 +135,7 @@ def test_each_end_may_be_on_a_device(
     owner = owners["here" if road == "process" else "there"]
     ways = asker_here().roads
     tensor = torch.arange(2400.0).reshape(3, 800)[:, ::2]
-    buffer = (owner.lend if far == "device" else owner.lend_plainly).call_one(tensor).get(DEADLINE_S)
+    buffer = (owner.lend if far == "device" else owner.lend_plainly).call_one(tensor).get(LONG_S)
     assert (f" on {DEVICE} " in repr(buffer)) == (far == "device")
     if road == "memory" and far == "device":
         assert not ways[road].leads_to(buffer._loan)
@@ -150,7 +150,7 @@ def test_each_end_may_be_on_a_device(
     assert torch.equal(into, tensor.reshape(-1))
     if road != "memory":  # elements that are apart are written by their owner
         carry((tensor + 1).contiguous(), is_write=True)
-        assert torch.equal(owner.holds.call_one().get(DEADLINE_S), tensor + 1)
+        assert torch.equal(owner.holds.call_one().get(LONG_S), tensor + 1)
     ways.close()
 
 
@@ -161,18 +161,18 @@ def test_each_end_may_be_on_a_device(
 def test_memory_of_a_device_is_read_and_written(owners: dict[str, Any], place: str, far: str, near: str) -> None:
     count = (100 << 20) // 8  # more than is staged at a time
     owner = owners[place]
-    buffer = owner.lend_on.call_one(far, count).get(DEADLINE_S)
+    buffer = owner.lend_on.call_one(far, count).get(LONG_S)
     into = torch.zeros(count, device=near, dtype=torch.float64)
-    transfer = buffer.read_into(into).get(DEADLINE_S)
+    transfer = buffer.read_into(into).get(LONG_S)
     if place == "there" and far == near == "cuda":
         assert transfer.road == "cuda"
     assert torch.equal(into.cpu(), torch.arange(count, dtype=torch.float64))
     for _ in range(100):
         into += 1  # on its way when it is to be read
-    buffer[10:].write_from(into[:-10]).get(DEADLINE_S)
+    buffer[10:].write_from(into[:-10]).get(LONG_S)
     assert torch.equal(
-        owner.holds.call_one().get(DEADLINE_S).cpu()[10:], torch.arange(100.0, count + 90, dtype=torch.float64)
+        owner.holds.call_one().get(LONG_S).cpu()[10:], torch.arange(100.0, count + 90, dtype=torch.float64)
     )
-    buffer.drop().get(DEADLINE_S)
+    buffer.drop().get(LONG_S)
     with pytest.raises(BufferGoneError, match="it was dropped"):
-        buffer.read_into(into).get(DEADLINE_S)
+        buffer.read_into(into).get(LONG_S)

@@ -6,7 +6,7 @@ import threading
 import weakref
 
 from monarch_kernel.data.kept import Kept
-from tests.waiting import wait_until
+from tests.support.waiting import LONG_S, wait_until
 
 
 class Thing:
@@ -18,14 +18,19 @@ def threads(name: str) -> int:
 
 
 def test_a_value_is_made_once_and_let_go_when_nobody_has_used_it_for_a_while() -> None:
-    kept: Kept[str, Thing] = Kept("keeps", 0.2)
-    with kept.held("a", Thing) as first, kept.held("a", Thing) as second:
+    long: Kept[str, Thing] = Kept("stays", 60.0)
+    with long.held("a", Thing) as first, long.held("a", Thing) as second:
         assert first is second
-    with kept.held("a", Thing) as third:
+    with long.held("a", Thing) as third:
         assert third is first
-    gone = weakref.ref(first)
+    there = weakref.ref(first)
     del first, second, third
-    assert gone() is not None
+    assert there() is not None
+    long.close()
+    kept: Kept[str, Thing] = Kept("keeps", 0.2)
+    with kept.held("a", Thing) as value:
+        gone = weakref.ref(value)
+    del value
     wait_until(lambda: gone() is None, "nothing to be kept")
     wait_until(lambda: not threads("keeps"), "the end of the thread")
     with kept.held("a", Thing):
@@ -74,7 +79,7 @@ def test_threads_that_come_at_the_same_time_get_the_same() -> None:
     got: list[Thing] = []
 
     def make() -> Thing:
-        both.wait(10)
+        both.wait(LONG_S)
         return Thing()
 
     makers = [threading.Thread(target=lambda: got.append(kept.take("a", make))) for _ in range(2)]

@@ -16,16 +16,16 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from monarch_kernel.actor import Actor, ProcMesh, endpoint, shutdown_context, this_host, this_proc
+from monarch_kernel.actor import Actor, ProcMesh, endpoint, this_host, this_proc
 from monarch_kernel.actor.ports import asker_here
 from monarch_kernel.data.lending import Loan
 from monarch_kernel.data.memory import memory_of
 from monarch_kernel.data.roads import Gone, NoRoad, Road
 from monarch_kernel.rdma import Buffer
 from tests.data.test_memory import same_kind, views
-from tests.waiting import wait_until
+from tests.support.waiting import LONG_S, wait_until
 
-DEADLINE_S = 60.0
+PROCS = {"gpus": 1}
 LARGE = (9 << 20) + 4  # bytes: several pieces, the last one short
 WITHIN = ("process",)
 """Roads within a process: its end is that of both ends."""
@@ -80,24 +80,16 @@ class Way(NamedTuple):
     owner: Any
 
     def lend(self, thing: Any) -> Buffer:
-        return self.owner.lend.call_one(thing).get(DEADLINE_S)
+        return self.owner.lend.call_one(thing).get(LONG_S)
 
     def holds(self) -> Any:
-        return self.owner.holds.call_one().get(DEADLINE_S)
+        return self.owner.holds.call_one().get(LONG_S)
 
     def read(self, buffer: Buffer, into: Any) -> None:
         self.road.carry(buffer._loan, memory_of(into), is_write=False)
 
     def write(self, buffer: Buffer, source: Any) -> None:
         self.road.carry(buffer._loan, memory_of(source), is_write=True)
-
-
-@pytest.fixture(scope="module")
-def rank() -> Iterator[ProcMesh]:
-    procs = this_host().spawn_procs({"gpus": 1})
-    procs.initialized.get(DEADLINE_S)
-    yield procs
-    shutdown_context().get(DEADLINE_S)
 
 
 @pytest.fixture(autouse=True)
@@ -118,11 +110,11 @@ def way_of(name: str, procs: ProcMesh) -> Way:
 
 
 @pytest.fixture(scope="module", params=ROADS)
-def way(request: pytest.FixtureRequest, rank: ProcMesh) -> Iterator[Way]:
-    way = way_of(request.param, rank)
+def way(request: pytest.FixtureRequest, procs: ProcMesh) -> Iterator[Way]:
+    way = way_of(request.param, procs)
     assert way.road.name == request.param
     yield way
-    way.owner.stop().get(DEADLINE_S)
+    way.owner.stop().get(LONG_S)
 
 
 @pytest.mark.parametrize("count", [0, 1, 1000, LARGE // 4])
@@ -136,7 +128,7 @@ def test_bytes_arrive_as_they_are(way: Way, dtype: torch.dtype, count: int) -> N
     assert torch.equal(way.holds(), ~tensor if dtype == torch.bool else tensor + 1)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_layout_is_copied_into_any_other(way: Way, data: st.DataObject) -> None:
     values = data.draw(views())
@@ -144,7 +136,7 @@ def test_any_layout_is_copied_into_any_other(way: Way, data: st.DataObject) -> N
     if steps and data.draw(st.booleans()):  # in one axis: in three the gaps are of gigabytes, and RDMA pins them
         steps[data.draw(st.integers(0, len(steps) - 1))] = 700
     order = tuple(data.draw(st.permutations(range(values.ndim))))
-    buffer = way.owner.lend_as.call_one(values, tuple(steps), order).get(DEADLINE_S)
+    buffer = way.owner.lend_as.call_one(values, tuple(steps), order).get(LONG_S)
     wanted = values.transpose(order)
     for into in (same_kind(data.draw, wanted), np.zeros(wanted.size, values.dtype), np.zeros(wanted.nbytes, "u1")):
         try:
@@ -197,7 +189,7 @@ def test_what_was_dropped_is_gone(way: Way) -> None:
     buffer = way.lend(torch.ones(LARGE // 4))
     into = torch.zeros(LARGE // 4)
     way.read(buffer, into)
-    assert buffer.drop().get(DEADLINE_S) is True
+    assert buffer.drop().get(LONG_S) is True
     for carry in (way.read, way.write):
         for part in (buffer, buffer[:3]):
             with pytest.raises(Gone, match="it was dropped"):
@@ -208,30 +200,30 @@ def test_what_was_dropped_is_gone(way: Way) -> None:
 
 def test_offsets_beyond_2_gib_are_found(way: Way) -> None:
     at = (2 << 30) - 3
-    buffer = way.owner.lend_sparse.call_one((2 << 30) + 100, {at: b"across"}).get(DEADLINE_S)
+    buffer = way.owner.lend_sparse.call_one((2 << 30) + 100, {at: b"across"}).get(LONG_S)
     way.read(buffer[at : at + 6], into := bytearray(6))
     assert into == b"across"
     way.write(buffer[at + 50 : at + 54], b"over")
-    assert way.owner.found.call_one(at + 50, 4).get(DEADLINE_S) == b"over"
-    buffer.drop().get(DEADLINE_S)
+    assert way.owner.found.call_one(at + 50, 4).get(LONG_S) == b"over"
+    buffer.drop().get(LONG_S)
 
 
 @pytest.mark.slow
 def test_more_than_2_gib_at_once(way: Way) -> None:
     marks = {0: b"first", (1 << 30) + 7: b"middle", (2 << 30) + 95: b"last."}
-    buffer = way.owner.lend_sparse.call_one((2 << 30) + 100, marks).get(DEADLINE_S)
+    buffer = way.owner.lend_sparse.call_one((2 << 30) + 100, marks).get(LONG_S)
     with mmap.mmap(-1, buffer.nbytes) as into:
         way.read(buffer, into)
         assert {at: into[at : at + len(mark)] for at, mark in marks.items()} == marks
-    buffer.drop().get(DEADLINE_S)
+    buffer.drop().get(LONG_S)
 
 
 @pytest.mark.parametrize("is_write", [False, True], ids=["read", "write"])
 @pytest.mark.parametrize("name", [name for name in ROADS if name not in WITHIN])
-def test_an_owner_that_is_killed_in_mid_transfer_is_gone(rank: ProcMesh, name: str, is_write: bool) -> None:
-    procs = this_host().spawn_procs({"gpus": 1})
-    way = way_of(name, procs)
-    pid = way.owner.pid.call_one().get(DEADLINE_S)
+def test_an_owner_that_is_killed_in_mid_transfer_is_gone(procs: ProcMesh, name: str, is_write: bool) -> None:
+    doomed = this_host().spawn_procs({"gpus": 1}, device="cpu")
+    way = way_of(name, doomed)
+    pid = way.owner.pid.call_one().get(LONG_S)
     buffer = way.lend(torch.ones(16 << 20))
     mine = torch.ones(16 << 20)
     done: list[bool] = []
@@ -249,15 +241,15 @@ def test_an_owner_that_is_killed_in_mid_transfer_is_gone(rank: ProcMesh, name: s
     carrier.start()
     wait_until(lambda: len(done) > 1, "two transfers")
     os.kill(pid, signal.SIGKILL)
-    carrier.join(DEADLINE_S)
+    carrier.join(LONG_S)
     assert not carrier.is_alive()
     assert all(done)
     with pytest.raises(Gone, match="its owner has ended"):
         raise errors[0]
-    procs.heal().get(DEADLINE_S)
+    doomed.heal().get(LONG_S)
     with pytest.raises(Gone, match="its owner has ended"):  # and not the one that has come in its place
         (way.write if is_write else way.read)(buffer, mine)
-    procs.stop().get(DEADLINE_S)
+    doomed.stop(grace_s=0).get(LONG_S)
 
 
 def forged(loan: Loan, nbytes: int) -> Loan:
@@ -266,8 +258,8 @@ def forged(loan: Loan, nbytes: int) -> Loan:
 
 
 @pytest.mark.parametrize("name", [name for name in ROADS if name not in (*WITHIN, "memory")])
-def test_an_owner_gives_no_more_than_it_has_lent(rank: ProcMesh, name: str) -> None:
-    way = way_of(name, rank)
+def test_an_owner_gives_no_more_than_it_has_lent(procs: ProcMesh, name: str) -> None:
+    way = way_of(name, procs)
     loan = way.lend(bytearray(100))._loan
     for is_write in (False, True):
         with pytest.raises(ValueError, match="beyond the end of what was lent"):
@@ -279,4 +271,4 @@ def test_an_owner_gives_no_more_than_it_has_lent(rank: ProcMesh, name: str) -> N
         way.road.carry(loan, memory_of(bytearray(100)), is_write=True)
     way.read(way.lend(b"still"), into := bytearray(5))
     assert into == b"still"
-    way.owner.stop().get(DEADLINE_S)
+    way.owner.stop().get(LONG_S)

@@ -22,16 +22,18 @@ import pytest
 
 from monarch_kernel import actor
 from monarch_kernel.actor import ProcMesh, SupervisionError, shutdown_context
-from tests.conftest import SCRATCH, Snapshot, check_nothing_left
 from tests.failures import parties as parties_module
 from tests.failures import things as things_module
 from tests.failures import traffic as traffic_module
 from tests.failures.harm import UNTIL_LOST, Fault, Injuries, Surgeon
-from tests.failures.machines import family, is_alive
+from tests.failures.machines import family
 from tests.failures.report import Report
 from tests.failures.supply import LocalSupply, RaySupply, Supply
 from tests.failures.traffic import CALL_S, Traffic, answer
 from tests.failures.transfers import TransferCampaign
+from tests.support.leftovers import Snapshot, check_nothing_left
+from tests.support.processes import is_alive
+from tests.support.scratch import SCRATCH
 
 __all__ = ["LOST_AFTER_S", "Campaign", "by_value"]
 

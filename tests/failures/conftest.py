@@ -1,4 +1,4 @@
-"""Classes of these tests travel by value: ranks do not have the tests' modules."""
+"""Agents that fail. Classes of these tests travel by value: ranks do not have the modules of the tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.failures.machines import Machines
 
 
 @pytest.fixture(scope="session", autouse=True)
-def by_value() -> Iterator[None]:
+def machines_by_value() -> Iterator[None]:
     cloudpickle.register_pickle_by_value(machines_module)
     yield
     cloudpickle.unregister_pickle_by_value(machines_module)
@@ -53,6 +53,7 @@ def cabled(tmp_path: Path) -> Iterator[Machines]:
 
 
 def _machines(directory: Path, *, through_proxies: bool, bed: Bed | None = None) -> Iterator[Machines]:
+    """Agents in a session of their own: it is counted what the session refuses, and its hosts are lost for good."""
     machines = Machines(directory, through_proxies=through_proxies, bed=bed)
     try:
         yield machines

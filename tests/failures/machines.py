@@ -24,7 +24,8 @@ from monarch_kernel.mesh import Extent, Region
 from monarch_kernel.wire.config import AgentConfig
 from tests.bed.bed import Bed, BedHost
 from tests.failures.proxy import Proxy
-from tests.waiting import wait_until
+from tests.support.processes import command_of, tree
+from tests.support.waiting import wait_until
 
 __all__ = [
     "APART",
@@ -35,7 +36,6 @@ __all__ = [
     "can_be_apart",
     "family",
     "hosts_on",
-    "is_alive",
     "wait_until",
 ]
 
@@ -158,9 +158,9 @@ class Stream:
         self.ledgers.all.call().get(LONG_S)
 
     def flow(self, seconds: float) -> None:
-        """Go on for a while."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        """Go on for a while, and for 25 calls at least."""
+        until, least = time.monotonic() + seconds, len(self.futures) + 25
+        while time.monotonic() < until or len(self.futures) < least:
             self.futures.append(self.ledgers.take.call(len(self.futures)))
             self.futures[max(0, len(self.futures) - 200)].wait(0.002)
 
@@ -186,12 +186,7 @@ def hosts_on(machines: Machines, count: int, **options: Any) -> HostMesh:
 
 def family(pid: int) -> list[psutil.Process]:
     """A process and all that it has started and that lasts: not whoever has just forked a rank, and ends."""
-    try:
-        process = psutil.Process(pid)
-        tree = [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
-    return [each for each in tree if not _is_helper(each)]
+    return [each for each in tree(pid) if not _is_helper(each)]
 
 
 def _is_helper(process: psutil.Process) -> bool:
@@ -201,15 +196,8 @@ def _is_helper(process: psutil.Process) -> bool:
         agent = parent.parent() if parent is not None else None
         if agent is None or "zygote" not in parent.cmdline():
             return False
-        called = [each for each in agent.children() if "zygote" in each.cmdline()]
-        return bool(parent.pid == min(called, key=lambda each: (each.create_time(), each.pid)).pid)
+        siblings = agent.children()
     except psutil.NoSuchProcess:  # so it did not last
         return True
-
-
-def is_alive(process: psutil.Process) -> bool:
-    """Whether a process runs; not if nobody has collected its status yet."""
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+    called = [each for each in siblings if "zygote" in command_of(each)]
+    return parent == min(called, key=lambda each: (each.create_time(), each.pid), default=parent)

@@ -11,17 +11,26 @@ import time
 import pytest
 
 from monarch_kernel.actor import ProcMesh
-from tests.failures.machines import LONG_S, Machines, Stream, family, hosts_on, is_alive, wait_until
+from tests.failures.machines import LONG_S, Machines, Stream, family, hosts_on, wait_until
 from tests.failures.proxy import Proxy
-from tests.waiting import undisturbed_s
+from tests.support.processes import is_alive
+from tests.support.timing import Bar
 
-LOST_AFTER_S = 1.0
+LOST_AFTER_S = 2.0
+"""Where a host is to be lost."""
+NOT_LOST_S = 30.0
+"""Where it is not: far more than any break here, also on a machine that is busy."""
+SHORT_S = 0.3
 
 
 @pytest.fixture
 def procs(proxied: Machines) -> ProcMesh:
     """A rank on each of two hosts."""
-    mesh = hosts_on(proxied, 2, lost_after_s=LOST_AFTER_S, is_light=True).spawn_procs({"gpus": 1}, device="cpu")
+    return bring_up(proxied, NOT_LOST_S)
+
+
+def bring_up(machines: Machines, lost_after_s: float) -> ProcMesh:
+    mesh = hosts_on(machines, 2, lost_after_s=lost_after_s, is_light=True).spawn_procs({"gpus": 1}, device="cpu")
     mesh.initialized.get(LONG_S)
     return mesh
 
@@ -36,13 +45,13 @@ def half(proxy: Proxy, stream: Stream) -> None:
 
 def short_cut(proxy: Proxy, stream: Stream) -> None:
     proxy.cut()
-    stream.flow(LOST_AFTER_S / 3)
+    stream.flow(SHORT_S)
     proxy.mend()
 
 
 def cut_and_reset(proxy: Proxy, stream: Stream) -> None:
     proxy.cut()
-    stream.flow(LOST_AFTER_S / 4)
+    stream.flow(SHORT_S)
     proxy.reset()
     proxy.mend()
 
@@ -57,10 +66,10 @@ def test_nothing_is_lost_doubled_or_overtaken(proxied: Machines, procs: ProcMesh
     for harm in (reset, half, short_cut, cut_and_reset, delay):
         stream = Stream(procs)
         for proxy in proxied.proxies:
-            stream.flow(0.2)
+            stream.flow(0.1)
             harm(proxy, stream)
-            stream.flow(0.3)
-        stream.check()
+            stream.flow(0.1)
+        stream.check(at_least=99)
         assert not procs.deaths()
 
 
@@ -88,24 +97,28 @@ def test_output_and_large_values_survive_a_break(proxied: Machines, procs: ProcM
     assert [(length, len(value)) for length, value in found] == [(3_000_000, 6_000_000)] * 2
 
 
+@pytest.mark.slow
 def test_a_host_that_is_cut_off_for_long_is_lost_ends_by_itself_and_can_be_replaced(
-    proxied: Machines, procs: ProcMesh
+    proxied: Machines, bar: Bar
 ) -> None:
+    procs = bring_up(proxied, LOST_AFTER_S)
     below = family(proxied.pid(1))
-    begun, begun_undisturbed = time.monotonic(), undisturbed_s()
+    start = time.monotonic()
     proxied.proxies[1].cut()
     wait_until(lambda: len(procs.deaths()) == 1, "the host to be lost")
-    assert time.monotonic() - begun > LOST_AFTER_S / 2
-    assert undisturbed_s() - begun_undisturbed < 2 * LOST_AFTER_S + 0.5
+    silent_s = time.monotonic() - start
+    bar.check_above(silent_s, LOST_AFTER_S / 2, "the silence of a host that is lost")
+    bar.check(silent_s, 2 * LOST_AFTER_S + 0.5, "the silence of a host that is lost")
     assert "nothing was heard of" in procs.deaths()[1].message
     assert procs.slice(hosts=0).run("rank").get(LONG_S).values() == (0,)
     assert procs.heal().get(LONG_S) == (1,)
     assert procs.run("rank").get(LONG_S).values() == (0, 1)
     proxied.proxies[1].mend()
-    wait_until(lambda: not any(map(is_alive, below)), "what was cut off to end", 15.0)
+    wait_until(lambda: not any(map(is_alive, below)), "what was cut off to end")
     assert procs.run("rank").get(LONG_S).values() == (0, 1)
 
 
+@pytest.mark.slow
 def test_an_agent_waits_for_the_controller_as_long_as_the_controller_waits_for_it(proxied: Machines) -> None:
     grace_s = 0.5
     mesh = hosts_on(proxied, 1, lost_after_s=LONG_S, grace_s=grace_s, is_light=True).spawn_procs(device="cpu")
@@ -120,6 +133,7 @@ def test_an_agent_waits_for_the_controller_as_long_as_the_controller_waits_for_i
     assert mesh.run("rank").get(LONG_S).values() == (0,)
 
 
+@pytest.mark.slow
 def test_an_agent_that_gives_the_controller_up_leaves_word_why(proxied: Machines) -> None:
     mesh = hosts_on(proxied, 1, lost_after_s=LOST_AFTER_S, grace_s=0.0, is_light=True).spawn_procs(device="cpu")
     mesh.initialized.get(LONG_S)

@@ -9,7 +9,9 @@ import pytest
 from monarch_kernel.actor import Actor, endpoint
 from tests.failures.machines import LONG_S, Ledger, Machines, Stream, hosts_on
 
-LOST_AFTER_S = 1.0
+pytestmark = pytest.mark.slow
+
+LOST_AFTER_S = 5.0
 BIG_NBYTES = 1_000_000
 
 

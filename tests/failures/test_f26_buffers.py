@@ -17,6 +17,8 @@ from monarch_kernel.rdma import Buffer
 from tests.bed.bed import Bed, why_not
 from tests.failures.machines import APART, LONG_S, Machines, can_be_apart, hosts_on, wait_until
 
+pytestmark = pytest.mark.slow
+
 LARGE = 4 << 20
 """Bytes; a cable of a bed is slow."""
 

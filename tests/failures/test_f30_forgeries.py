@@ -161,7 +161,7 @@ def test_what_is_dropped_is_counted(mesh: Mesh, forgers: list[Forger]) -> None:
     forgers.append(forger := Forger(mesh.port, b"H77/forged"))
     said = [parts for what in WHAT if what != "all again" for parts in forged(77, 0, mesh.hosts[0])[what]]
     forger.say(*said)
-    wait_until(lambda: runtime.refused >= before + len(said) - 20, "them to be counted", 20.0)
+    wait_until(lambda: runtime.refused >= before + len(said) - 20, "them to be counted")
     mesh.check()
 
 
@@ -181,6 +181,6 @@ def test_a_host_that_there_is_speaks_for_itself_only(mesh: Mesh, forgers: list[F
     forgers.append(forger := Forger(mesh.port, b"H77/forged"))
     before = session.runtime.refused
     forger.say(*(parts for _, parts in relay.flush()))
-    wait_until(lambda: session.runtime.refused > before, "it to be counted", 20.0)
+    wait_until(lambda: session.runtime.refused > before, "it to be counted")
     mesh.check()
     assert all(count < 10**6 for _, count in mesh.procs.view().strangers)

@@ -70,7 +70,7 @@ def say_all(mesh: Mesh, port: int, texts: Collection[bytes]) -> list[bytes]:
             with suppress(ConnectionError):  # it is hung up on
                 connection.sendall(text)
         mesh.go_on()
-        wait_until(lambda: mesh.refused() == before + len(texts), "all to be refused", 20.0)
+        wait_until(lambda: mesh.refused() == before + len(texts), "all to be refused")
         for connection in connections:
             answers.append(b"")
             with suppress(ConnectionError):
@@ -93,11 +93,13 @@ def parts(asked: bytes) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.slow
 def test_a_conversation_is_sent_again_on_another_connection(mesh: Mesh) -> None:
     for answer in say_all(mesh, mesh.port, parts(mesh.asked).values()):
         assert len(answer) < 1000  # a greeting, and a cookie that fits no old proof
 
 
+@pytest.mark.slow
 def test_what_was_said_between_two_is_said_to_a_third(mesh: Mesh) -> None:
     (port,) = (
         each.laddr.port

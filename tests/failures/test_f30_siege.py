@@ -19,6 +19,9 @@ from monarch_kernel.ui.text import mesh_text
 from monarch_kernel.wire.config import LinkKeys
 from tests.failures.machines import LONG_S, Ledger, Machines, hosts_on, wait_until
 from tests.failures.strangers import besieged
+from tests.support.timing import Bar
+
+pytestmark = pytest.mark.slow
 
 MAX_GROWTH_NBYTES = 96 << 20
 
@@ -64,7 +67,7 @@ class Siege:
     def works_on(self, count: int = 20) -> None:
         """So many more calls are answered, and all that were are answered rightly."""
         seen = self.answers
-        wait_until(lambda: self.answers >= seen + count or bool(self.wrong), "answers", LONG_S)
+        wait_until(lambda: self.answers >= seen + count or bool(self.wrong), "answers")
         assert self.wrong == []
 
     def growth_nbytes(self) -> int:
@@ -106,7 +109,6 @@ def siege(machines: Machines) -> Iterator[Siege]:
         assert taken == list(range(siege.answers))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("what", ["nothing", "long handshakes"])
 def test_480_connections_that_say_nothing_or_not_enough_at_each_port(siege: Siege, what: str) -> None:
     before = [psutil.Process(pid).num_fds() for pid in siege.pids]
@@ -117,7 +119,7 @@ def test_480_connections_that_say_nothing_or_not_enough_at_each_port(siege: Sieg
             assert psutil.Process(pid).num_fds() <= fds + MAX_WAITING + 32
         others = siege.procs.spawn("another", Ledger)  # and what is new comes about, too
         assert others.take.call(1).get(LONG_S).values() == (1, 1)
-        wait_until(lambda: siege.refused_everywhere() >= 480, "all to be sent away", 20.0)
+        wait_until(lambda: siege.refused_everywhere() >= 480, "all to be sent away")
     assert siege.growth_nbytes() < MAX_GROWTH_NBYTES
     siege.works_on()
 
@@ -126,7 +128,7 @@ def test_480_connections_that_say_nothing_or_not_enough_at_each_port(siege: Sieg
 def test_who_says_what_is_none_of_ours(siege: Siege, what: str) -> None:
     with besieged(what, siege.ports, 60):
         siege.works_on()
-        wait_until(lambda: siege.refused_everywhere() >= 60, "all to be refused", 20.0)
+        wait_until(lambda: siege.refused_everywhere() >= 60, "all to be refused")
     assert set(siege.refused().values()) == {60}
     assert siege.growth_nbytes() < MAX_GROWTH_NBYTES
     assert "180 connections of strangers, without the keys of this session, refused:" in mesh_text(siege.procs.view())
@@ -134,15 +136,14 @@ def test_who_says_what_is_none_of_ours(siege: Siege, what: str) -> None:
 
 def test_handshakes_of_half_a_megabyte_that_are_sent_but_for_the_end(siege: Siege) -> None:
     with besieged("large handshakes", siege.ports, 480):
-        wait_until(lambda: siege.refused_everywhere() >= 480, "all to be sent away", 20.0)
+        wait_until(lambda: siege.refused_everywhere() >= 480, "all to be sent away")
         siege.works_on()
     assert siege.growth_nbytes() < MAX_GROWTH_NBYTES
 
 
-@pytest.mark.slow
 def test_a_byte_at_a_time(siege: Siege) -> None:
     with besieged("drip", siege.ports, 50):
-        wait_until(lambda: siege.refused_everywhere() >= 100, "all to be hung up on twice", 40.0)
+        wait_until(lambda: siege.refused_everywhere() >= 100, "all to be hung up on twice")
         siege.works_on()
     assert siege.growth_nbytes() < MAX_GROWTH_NBYTES
 
@@ -155,7 +156,6 @@ def test_frames_of_a_gigabyte_that_are_sent(siege: Siege) -> None:
     siege.works_on()
 
 
-@pytest.mark.slow
 def test_a_host_with_the_keys_that_sends_frames_of_a_quarter_of_a_gigabyte(siege: Siege) -> None:
     """What comes after the handshake is bounded, too."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -184,13 +184,12 @@ def test_clients_with_no_keys_and_with_those_of_another_session(siege: Siege) ->
             for keys, of_server in ((None, None), (others, others), (others, ours)):
                 end = stack.enter_context(_client(context, port, keys, of_server))
                 end.send_multipart([b"knock", b"0", b"1"])
-        wait_until(lambda: siege.refused_everywhere() >= 3, "all to be refused", 20.0)
+        wait_until(lambda: siege.refused_everywhere() >= 3, "all to be refused")
         siege.works_on()
     context.destroy(linger=0)
     assert siege.growth_nbytes() < MAX_GROWTH_NBYTES
 
 
-@pytest.mark.slow
 def test_a_scan_of_all_ports(siege: Siege) -> None:
     """All but those on which others listen, who are none of ours."""
     everybody = {each.laddr.port for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
@@ -208,11 +207,11 @@ def test_a_scan_of_all_ports(siege: Siege) -> None:
             with suppress(OSError):
                 connection.sendall(b"\x16\x03\x01\x00\xa5\x01\x00\x00" + b"HELP\r\n" * 20)
         siege.works_on()
-        wait_until(lambda: siege.refused_everywhere() >= 1, "it to be refused everywhere", 20.0)
+        wait_until(lambda: siege.refused_everywhere() >= 1, "it to be refused everywhere")
     assert siege.growth_nbytes() < MAX_GROWTH_NBYTES
 
 
-def test_an_agent_at_the_limit_of_its_descriptors(siege: Siege, machines: Machines) -> None:
+def test_an_agent_at_the_limit_of_its_descriptors(siege: Siege, machines: Machines, bar: Bar) -> None:
     agent = psutil.Process(machines.pid(0))
     _, hard = resource.prlimit(agent.pid, resource.RLIMIT_NOFILE)
     with besieged("nothing", [siege.agent_ports[0]], 480, waits=True) as besieger:
@@ -224,7 +223,9 @@ def test_an_agent_at_the_limit_of_its_descriptors(siege: Siege, machines: Machin
         seen = siege.answers
         siege.works_on(200)
         per_call_s = (sum(agent.cpu_times()[:2]) - used_s) / (siege.answers - seen)
-        assert per_call_s < 0.005  # libzmq does not try to accept without end
+        bar.check(
+            per_call_s, 0.005, "a call, of the agent's processor time,"
+        )  # libzmq does not try to accept without end
     assert agent.is_running()
     resource.prlimit(agent.pid, resource.RLIMIT_NOFILE, (hard, hard))
     siege.works_on()

@@ -68,7 +68,7 @@ def refused_by(act: Callable[[], object]) -> None:
     runtime = current_session().runtime
     before = runtime.refused
     act()
-    wait_until(lambda: runtime.refused > before, "it to be refused", 10.0)
+    wait_until(lambda: runtime.refused > before, "it to be refused")
 
 
 @pytest.mark.parametrize(

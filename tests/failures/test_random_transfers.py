@@ -28,6 +28,7 @@ def campaign(tmp_path: Path) -> Iterator[TransferCampaign]:
                 campaign.close()
 
 
+@pytest.mark.slow
 def test_random_transfers_carry_no_wrong_byte(campaign: TransferCampaign) -> None:
     report = campaign.run(TRANSFERS)
     print(report.text())

@@ -24,7 +24,7 @@ from tests.failures.harm import Injuries
 from tests.failures.machines import APART, Machines, can_be_apart, family, hosts_on
 from tests.failures.report import Report
 from tests.failures.traffic import CALL_S
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 __all__ = ["TransferCampaign"]
 
@@ -151,7 +151,7 @@ def _pid_inside(process: psutil.Process) -> int:
     """The number that a process has in the innermost namespace that it is in; 0 if it has ended."""
     try:
         lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return 0
     (found,) = (line.split()[-1] for line in lines if line.startswith("NSpid:"))
     return int(found)

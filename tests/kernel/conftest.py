@@ -22,10 +22,11 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 from jupyter_core.utils import ensure_event_loop
 
-from tests.waiting import undisturbed_s, wait_until
+from tests.support.processes import assert_gone, tree
+from tests.support.waiting import wait_until
 
 START_S = 60.0
-GONE_S = 3.0  # how long ranks may outlive their kernel
+LOOKS_S = 1.0  # how often a wait looks whether the kernel lives
 WIDGET = "application/vnd.jupyter.widget-view+json"
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 BRINGS_UP = "%mesh up t -n {n} --device cpu"
@@ -46,7 +47,7 @@ class Cell:
         messages: from the kernel to all its clients, in order, without its states.
         reply: content of the reply; empty until it is there.
         sent_at: when it was sent.
-        done_at: when the reply was there, as `undisturbed_s` tells time.
+        replied_at: when the reply was there.
     """
 
     def __init__(self, notebook: Notebook, id: str) -> None:
@@ -54,8 +55,7 @@ class Cell:
         self.messages: list[dict[str, Any]] = []
         self.reply: dict[str, Any] = {}
         self.idle = False
-        self.sent_at = self._replied_at = time.monotonic()
-        self._undisturbed_at = self.done_at = undisturbed_s()
+        self.sent_at = self.replied_at = time.monotonic()
         self._notebook = notebook
 
     def wait(self, timeout_s: float = START_S) -> Cell:
@@ -65,13 +65,25 @@ class Cell:
 
     def wait_for(self, condition: Callable[[Cell], object], timeout_s: float = START_S) -> Cell:
         """Wait for something that it does."""
-        deadline = time.monotonic() + timeout_s
+        deadline, looks_at = time.monotonic() + timeout_s, time.monotonic() + LOOKS_S
         while not condition(self):
             if time.monotonic() > deadline:
                 self._notebook.is_stuck = True
-                pytest.fail(f"nothing came of it within {timeout_s:g} s; so far: {self.reply} {self.text[-3000:]}")
+                pytest.fail(f"nothing came of it within {timeout_s:g} s; {self.so_far}")
+            if time.monotonic() > looks_at:
+                looks_at = time.monotonic() + LOOKS_S
+                if not self._notebook.manager.is_alive():
+                    self._notebook.is_stuck = True
+                    pytest.fail(f"the kernel has died; {self.so_far}")
             self._notebook.pump(0.02)
         return self
+
+    def has_ended(self, timeout_s: float) -> bool:
+        """Wait until it has ended; whether it has."""
+        deadline = time.monotonic() + timeout_s
+        while not (self.idle and self.reply) and time.monotonic() < deadline:
+            self._notebook.pump(0.02)
+        return self.idle and bool(self.reply)
 
     @property
     def ok(self) -> bool:
@@ -87,15 +99,11 @@ class Cell:
 
     @property
     def elapsed_s(self) -> float:
-        return self._replied_at - self.sent_at
-
-    @property
-    def took_s(self) -> float:
-        """The same, as `undisturbed_s` tells time."""
-        return self.done_at - self._undisturbed_at
+        """From sending it to its reply; for ``bar`` to check."""
+        return self.replied_at - self.sent_at
 
     def take_reply(self, content: dict[str, Any]) -> None:
-        self.reply, self._replied_at, self.done_at = content, time.monotonic(), undisturbed_s()
+        self.reply, self.replied_at = content, time.monotonic()
 
     def of_type(self, *types: str) -> list[dict[str, Any]]:
         return [message for message in self.messages if message["msg_type"] in types]
@@ -145,6 +153,10 @@ class Cell:
         return "\n".join(ANSI.sub("", "\n".join(m["content"]["traceback"])) for m in self.of_type("error"))
 
     @property
+    def so_far(self) -> str:
+        return f"so far: {self.reply} {self.text[-3000:]}"
+
+    @property
     def text(self) -> str:
         return "\n".join([self.stdout, self.stderr, self.plain, self.error])
 
@@ -158,7 +170,10 @@ class Notebook:
         self.client: BlockingKernelClient = self.manager.blocking_client()
         self.client.start_channels(hb=False)  # its heart beats on a new socket after each moment of silence
         self.cells: dict[str, Cell] = {}
-        self.on_message: Callable[[dict[str, Any]], object] = lambda message: None  # for what no cell is told
+        self.on_message: Callable[[dict[str, Any]], object] = lambda message: (
+            None
+        )  # for messages that belong to no cell
+        self.on_forget: list[Callable[[], object]] = []  # closes what a test has opened, and may have left open
         self.is_stuck = False
         self._is_closed = False
         self._replies: dict[str, dict[str, Any]] = {}
@@ -184,8 +199,26 @@ class Notebook:
         """Run a cell to its end, whatever that is."""
         return self.send(code, **options).wait(timeout_s)
 
+    def aside(self, code: str) -> None:
+        """Run code that succeeds, of which the history of the notebook has nothing."""
+        cell = self.run(code, silent=True, store_history=False)
+        assert cell.ok, cell.reply
+
+    def forget(self) -> None:
+        """No cell, page, subshell or message of earlier tests is left."""
+        for close in self.on_forget:
+            close()
+        self.on_forget.clear()
+        self.sync()
+        self.cells.clear()
+        self._replies.clear()
+        for channel in (self.client.stdin_channel, self.client.control_channel):
+            with suppress(Empty):
+                while True:
+                    channel.get_msg(timeout=0)
+
     def _check(self) -> None:
-        if self.is_stuck:  # else each test that shares it would wait in vain
+        if self.is_stuck:  # else each test that shares it would wait until its timeout
             pytest.fail("an earlier test left a cell running in this notebook", pytrace=False)
 
     def ok(self, code: str, timeout_s: float = START_S) -> Cell:
@@ -207,11 +240,20 @@ class Notebook:
 
     def wait_blocked(self) -> None:
         """Wait until the main thread has been blocked for a while: just before it blocks, Python can miss a signal."""
-        stat, asleep, deadline = Path(f"/proc/{self.pid}/task/{self.pid}/stat"), 0, time.monotonic() + 10
+        stat, asleep, deadline = Path(f"/proc/{self.pid}/task/{self.pid}/stat"), 0, time.monotonic() + START_S
         while asleep < 5:
             assert time.monotonic() < deadline, "the main thread does not block"
             asleep = asleep + 1 if stat.read_text().rpartition(")")[2].split()[0] == "S" else 0
             time.sleep(0.01)
+
+    def up(self, n: int, name: str = "t") -> Cell:
+        """Bring a mesh of CPU ranks up."""
+        return self.ok(f"%mesh up {name} -n {n} --device cpu")
+
+    def end_meshes(self) -> None:
+        """End all meshes, if the kernel can."""
+        if not self.is_stuck and self.manager.is_alive():
+            self.run("%mesh down --all", store_history=False)
 
     def interrupt(self) -> None:
         """As Kernel > Interrupt does: a signal to the kernel's process group."""
@@ -272,7 +314,7 @@ class Notebook:
 
     def processes(self) -> list[psutil.Process]:
         """All processes below the kernel: its agent, the zygote, the ranks."""
-        return psutil.Process(self.pid).children(recursive=True)
+        return tree(self.pid)[1:]
 
     def zygotes(self) -> list[psutil.Process]:
         """Those of which ranks are forked, without their forks, which have the same name: the oldest below each agent."""
@@ -288,9 +330,7 @@ class Notebook:
         if self._is_closed:
             return
         self._is_closed = True
-        below: list[psutil.Process] = []
-        with suppress(psutil.NoSuchProcess):  # a test may have killed it
-            below = self.processes()
+        below = self.processes()
         self.client.stop_channels()
         self.manager.shutdown_kernel()
         if not leaves:
@@ -306,18 +346,6 @@ def ranks_of(label: str) -> list[int]:
 
 def _seconds(date: datetime) -> float:
     return date.timestamp()
-
-
-def assert_gone(processes: list[psutil.Process], timeout_s: float = GONE_S) -> None:
-    """These processes end in time."""
-    wait_until(lambda: not any(map(is_alive, processes)), "these processes to end", timeout_s)
-
-
-def is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def sessions_left() -> set[Path]:
@@ -365,7 +393,7 @@ class Terminal:
 
     def leave(self) -> None:
         """Leave IPython; all that it started ends with it."""
-        below = psutil.Process(self.process.pid).children(recursive=True)
+        below = tree(self.process.pid)[1:]
         assert len(below) >= 4  # agent, zygote, two ranks
         self.process.sendline("exit")
         self.process.expect(pexpect.EOF)
@@ -384,27 +412,160 @@ def terminal() -> Iterator[Terminal]:
         terminal.process.close(force=True)
 
 
-def _with_mesh(n: int) -> Iterator[Notebook]:
-    before = sessions_left()  # another notebook may be open
-    notebook = Notebook()
+class Pool:
+    """One kernel, which the modules of this package use one after the other.
+
+    Starting a kernel, its agent and its zygote takes some seconds of processor time; a mesh in one that is there, a fraction
+    of one. Each module finds the kernel as if it had just started (`fresh.py`). The pool replaces a kernel that a test has
+    left dead, stuck, or with processes that do not end.
+
+    Attributes:
+        started: how many kernels it has started.
+    """
+
+    def __init__(self) -> None:
+        self.started = 0
+        self._notebook: Notebook | None = None
+        self._user = ""
+        self._n: int | None = None
+        self._before: set[Path] = set()
+
+    def take(self, user: str, n: int) -> Notebook:
+        """The kernel, for a module, with a mesh ``t`` of ``n`` ranks and no other; with no mesh at all if ``n`` is 0."""
+        if user != self._user and self._notebook is not None and not self._is_reset(self._notebook):
+            self.end(after_failure=True)
+        if self._notebook is None:
+            self._notebook = self._start()
+        if user != self._user:
+            self._user, self._n = user, 0
+        elif n == self._n != 0:
+            return self._notebook
+        else:
+            self._notebook.end_meshes()
+        self._n = n
+        if n:
+            self._notebook.ok(BRINGS_UP.format(n=n))
+        return self._notebook
+
+    def end(self, *, after_failure: bool = False) -> None:
+        """End the kernel, if there is one; nothing is left of it, unless a test has broken it."""
+        notebook, self._notebook, self._user = self._notebook, None, ""
+        if notebook is not None:
+            notebook.close()
+            assert after_failure or sessions_left() <= self._before
+
+    def _start(self) -> Notebook:
+        self._before = sessions_left()  # another notebook may be open
+        self.started += 1
+        notebook = Notebook()
+        notebook.aside(REMEMBERS)
+        # What comes later would be taken for something that the first test leaves.
+        wait_until(lambda: notebook.zygotes(), "the zygote that ranks are forked from")
+        return notebook
+
+    def _is_reset(self, notebook: Notebook) -> bool:
+        """Put the kernel into the state that it had at its start; whether that was possible."""
+        if notebook.is_stuck or not notebook.manager.is_alive():
+            return False
+        for cell in [cell for cell in notebook.cells.values() if not cell.reply]:  # of a test that has failed
+            for _ in range(round(WAITS_S)):
+                notebook.interrupt()  # an interrupt before the cell begins has no effect
+                if cell.has_ended(1.0):
+                    break
+            else:
+                return False
+        try:
+            notebook.sync()
+            notebook.aside("get_ipython().run_line_magic('mesh', 'down --all')")
+            notebook.aside(PUTS_BACK)
+            wait_until(lambda: len(notebook.processes()) <= 2, "all but the agent and its zygote to end", WAITS_S)
+            notebook.forget()
+        except (AssertionError, pytest.fail.Exception, Empty, RuntimeError) as error:
+            print(f"the shared kernel can't be reset: {error}")
+            return False
+        return True
+
+
+WAITS_S = 20.0  # after which another kernel is quicker
+FRESH = "__import__('sys').modules['tests_kernel_fresh']"
+REMEMBERS = f"""
+import importlib.util as _util, sys as _sys
+_spec = _util.spec_from_file_location("tests_kernel_fresh", {str(Path(__file__).with_name("fresh.py"))!r})
+_sys.modules["tests_kernel_fresh"] = _util.module_from_spec(_spec)
+_spec.loader.exec_module({FRESH})
+del _util, _sys, _spec
+{FRESH}.remember(get_ipython())
+"""
+PUTS_BACK = f"{FRESH}.put_back(get_ipython())"
+POOL = Pool()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """The shared kernel ends before tests of another package run in this process."""
+    here = Path(__file__).parent
+    if nextitem is None or not nextitem.path.is_relative_to(here):
+        POOL.end()
+
+
+@pytest.fixture(scope="session")
+def pool(nothing_left_by_the_session: None) -> Iterator[Pool]:
+    """The kernel that modules share."""
+    yield POOL
+    POOL.end()
+
+
+@pytest.fixture(scope="module")
+def bare(pool: Pool, request: pytest.FixtureRequest) -> Notebook:
+    """The shared kernel, without a mesh when the test begins."""
+    return pool.take(request.module.__name__, 0)
+
+
+@pytest.fixture(scope="module")
+def notebook(pool: Pool, request: pytest.FixtureRequest) -> Notebook:
+    """The shared kernel, with a mesh ``t`` of two ranks."""
+    return pool.take(request.module.__name__, 2)
+
+
+@pytest.fixture(scope="module")
+def four(pool: Pool, request: pytest.FixtureRequest) -> Notebook:
+    """The shared kernel, with a mesh ``t`` of four ranks."""
+    return pool.take(request.module.__name__, 4)
+
+
+@pytest.fixture(scope="module")
+def stock() -> Iterator[Notebook]:
+    """The stock kernel with our extension, and with a mesh ``t`` of two ranks."""
+    notebook = Notebook("python3")
     try:
-        notebook.ok(BRINGS_UP.format(n=n), START_S)
+        notebook.ok("%load_ext monarch_kernel")
+        notebook.up(2)
         yield notebook
     finally:
         notebook.close()
-    assert sessions_left() <= before
 
 
-@pytest.fixture(scope="module")
-def notebook() -> Iterator[Notebook]:
-    """A kernel with a mesh ``t`` of two ranks, shared by the tests of a module."""
-    yield from _with_mesh(2)
+@pytest.fixture
+def mesh_of_the_test(request: pytest.FixtureRequest) -> Notebook | None:
+    """Where some tests of a module use ``notebook``, others ``four`` or ``bare``: the mesh is the one that the test uses."""
+    for name, n in (("bare", 0), ("notebook", 2), ("four", 4)):
+        if name in request.fixturenames:
+            notebook: Notebook = request.getfixturevalue(name)
+            notebook.on_message = lambda message: None
+            if not notebook.is_stuck:
+                POOL.take(request.module.__name__, n)
+            return notebook
+    return None
 
 
-@pytest.fixture(scope="module")
-def four() -> Iterator[Notebook]:
-    """A kernel with a mesh ``t`` of four ranks, shared by the tests of a module."""
-    yield from _with_mesh(4)
+@pytest.fixture(autouse=True)
+def nothing_left(
+    mesh_of_the_test: Notebook | None, nothing_left: None, request: pytest.FixtureRequest
+) -> Iterator[None]:
+    """As everywhere (`tests/support/leftovers.py`), but for the shared mesh, which is there before."""
+    yield
+    if mesh_of_the_test is not None and "bare" in request.fixturenames:
+        mesh_of_the_test.end_meshes()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A page that shows meshes, as far as the kernel sees it: what it says and hears."""
+"""A page that shows meshes, as far as the kernel sees it: the messages that it sends and receives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.kernel.conftest import Notebook
 
 __all__ = ["Page"]
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 class Page:
@@ -35,6 +35,8 @@ class Page:
         self.curves: dict[str, Any] = {}
         self.replies: dict[int, dict[str, Any]] = {}
         notebook.on_message = self._hear
+        if not self.is_widget:
+            notebook.on_forget.append(self.close)
         if self.is_widget:
             self.say(kind="hello")
         else:

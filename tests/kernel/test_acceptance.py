@@ -17,11 +17,12 @@ import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from tests.kernel.conftest import assert_gone
-from tests.waiting import undisturbed_s, wait_until
+from tests.support.processes import assert_gone
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from tests.kernel.conftest import Cell, Notebook
+    from tests.support.timing import Bar
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -31,9 +32,10 @@ TORCH = "import torch, torch.distributed as dist"
 
 
 @pytest.fixture
-def own(new_notebook: Callable[..., Notebook]) -> Notebook:
-    """A notebook whose ranks may die."""
-    return new_notebook(n=4)
+def own(bare: Notebook) -> Notebook:
+    """A mesh whose ranks may die."""
+    bare.up(4)
+    return bare
 
 
 def labelled(cell: Cell) -> list[str]:
@@ -44,12 +46,9 @@ def labelled(cell: Cell) -> list[str]:
 # -- cells
 
 
-def test_the_first_cell_works_as_soon_as_the_mesh_is_up(new_notebook: Callable[..., Notebook]) -> None:
-    notebook = new_notebook()
-    notebook.send("%mesh up t -n 4 --device cpu")
-    first = notebook.send(f"%%remote\n{TORCH}\nx = torch.ones(1); dist.all_reduce(x); rank, world_size, x.item()").wait(
-        60
-    )
+def test_the_first_cell_works_as_soon_as_the_mesh_is_up(bare: Notebook) -> None:
+    bare.send("%mesh up t -n 4 --device cpu")
+    first = bare.send(f"%%remote\n{TORCH}\nx = torch.ones(1); dist.all_reduce(x); rank, world_size, x.item()").wait(60)
     assert first.ok, first.text
     assert labelled(first) == [f"[{rank}] ({rank}, 4, 4.0)" for rank in range(4)]
 
@@ -78,11 +77,10 @@ def test_variables_of_the_notebook_are_untouched(four: Notebook) -> None:
 
 
 @pytest.mark.slow
-def test_a_cell_may_take_longer_than_half_a_minute(four: Notebook) -> None:
-    begun = undisturbed_s()
-    cell = four.send("%%remote t\nimport time\nprint('begins', flush=True)\ntime.sleep(31)\nprint('ends')\nrank")
-    cell.wait_for(lambda cell: "begins" in cell.stdout)
-    assert undisturbed_s() - begun < 2
+def test_a_cell_may_take_longer_than_half_a_minute(four: Notebook, bar: Bar) -> None:
+    with bar.below(2, "the first output"):
+        cell = four.send("%%remote t\nimport time\nprint('begins', flush=True)\ntime.sleep(31)\nprint('ends')\nrank")
+        cell.wait_for(lambda cell: "begins" in cell.stdout)
     cell.wait(60)
     assert "[0-3] ends" in cell.stdout
     assert labelled(cell) == [f"[{rank}] {rank}" for rank in range(4)]
@@ -106,15 +104,14 @@ def test_rich_results_come_with_their_ranks_in_order(four: Notebook) -> None:
 # -- interrupts
 
 
-def test_an_interrupt_stops_a_loop_on_all_ranks(four: Notebook) -> None:
+def test_an_interrupt_stops_a_loop_on_all_ranks(four: Notebook, bar: Bar) -> None:
     pids = four.pids()
     four.ok("%%remote t\nn = 0")
     cell = four.send("%%remote t\nprint('loops', flush=True)\nwhile True: n += 1")
     cell.wait_for(lambda cell: "loops" in cell.stdout)
-    begun = undisturbed_s()
-    four.interrupt()
-    cell.wait()
-    assert undisturbed_s() - begun < 2
+    with bar.below(2, "the interrupt"):
+        four.interrupt()
+        cell.wait()
     assert (cell.reply["status"], cell.ename) == ("error", "RemoteInterrupt")
     assert labelled(four.ok("%%remote t\nn > 0")) == ["[0-3] True"]
     assert four.pids() == pids
@@ -130,15 +127,14 @@ def test_an_interrupt_of_a_local_cell_leaves_an_idle_mesh_alone(four: Notebook) 
     assert four.pids() == pids
 
 
-def test_an_interrupt_frees_a_rank_that_waits_for_one_that_sleeps(four: Notebook) -> None:
+def test_an_interrupt_frees_a_rank_that_waits_for_one_that_sleeps(four: Notebook, bar: Bar) -> None:
     cell = four.send(
         f"%%remote t\n{TORCH}\nimport time\nprint('there', flush=True)\nif rank == 1: time.sleep(60)\ndist.barrier()"
     )
     cell.wait_for(lambda cell: "[0-3] there" in cell.stdout or cell.stdout.count("there") == 4)
-    four.interrupt()
-    begun = undisturbed_s()
-    cell.wait()
-    assert undisturbed_s() - begun < 3
+    with bar.below(3, "the interrupt"):
+        four.interrupt()
+        cell.wait()
     assert cell.ename == "RemoteInterrupt"
     assert "[0-3]" in cell.evalue
     assert labelled(four.ok("%%remote t\nx = torch.ones(1); dist.all_reduce(x); x.item()")) == ["[0-3] 4.0"]
@@ -169,20 +165,20 @@ def test_an_error_on_one_rank_ends_run_all() -> None:
     assert notebook.cells[3].get("execution_count") is None
 
 
-def test_an_error_on_many_ranks_is_one_block(new_notebook: Callable[..., Notebook]) -> None:
-    notebook = new_notebook(n=8)
+def test_an_error_on_many_ranks_is_one_block(bare: Notebook) -> None:
+    bare.up(8)
     failing = "%%remote t{}\ndef deep(k): return deep(k - 1) if k else [][3]\ndeep(4)"
-    one = notebook.run(failing.format("[3]"))
-    all_of_them = notebook.run(failing.format(""))
+    one = bare.run(failing.format("[3]"))
+    all_of_them = bare.run(failing.format(""))
     assert "[0-7] IndexError: list index out of range" in all_of_them.error
     assert all_of_them.error.count("IndexError") == one.error.count("IndexError")
     assert len(all_of_them.error) < 2 * len(one.error)
 
 
-def test_an_error_on_one_rank_frees_those_that_wait_for_it(four: Notebook) -> None:
+def test_an_error_on_one_rank_frees_those_that_wait_for_it(four: Notebook, bar: Bar) -> None:
     pids = four.pids()
     cell = four.run(f"%%remote t\n{TORCH}\nkept = rank\nif rank == 1: raise ValueError('no data')\ndist.barrier()")
-    assert cell.took_s < 4
+    bar.check(cell.elapsed_s, 4, "the cell")
     assert "[1] ValueError: no data" in cell.error
     assert "[0,2-3] waited in a collective for the ranks above and were released" in cell.error
     assert labelled(four.ok("%%remote t\nx = torch.ones(1); dist.all_reduce(x); x.item(), kept == rank")) == [
@@ -191,9 +187,9 @@ def test_an_error_on_one_rank_frees_those_that_wait_for_it(four: Notebook) -> No
     assert four.pids() == pids
 
 
-def test_a_killed_rank_is_named_and_the_others_go_on(own: Notebook) -> None:
+def test_a_killed_rank_is_named_and_the_others_go_on(own: Notebook, bar: Bar) -> None:
     doomed = own.run("%%remote t\nimport os, time\nif rank == 2: os.kill(os.getpid(), 9)\ntime.sleep(0.2)")
-    assert doomed.took_s < 3
+    bar.check(doomed.elapsed_s, 3, "the cell")
     assert doomed.ename == "SupervisionError"
     assert "[2]" in doomed.error
     assert "SIGKILL" in doomed.error
@@ -204,6 +200,7 @@ def test_a_killed_rank_is_named_and_the_others_go_on(own: Notebook) -> None:
 # -- the kernel's life
 
 
+@pytest.mark.slow
 def test_ranks_end_with_their_kernel(new_notebook: Callable[..., Notebook]) -> None:
     notebook = new_notebook(n=4)
     for now in (False, True):
@@ -218,6 +215,7 @@ def test_ranks_end_with_their_kernel(new_notebook: Callable[..., Notebook]) -> N
     assert_gone(below)
 
 
+@pytest.mark.slow
 def test_two_notebooks_at_once(tmp_path: Path) -> None:
     """One ends while the other runs."""
     cells = ["%mesh up t -n 2 --device cpu", f"%%remote t\n{TORCH}\nx = torch.ones(1); dist.all_reduce(x); x.item()"]
@@ -242,6 +240,7 @@ def test_two_notebooks_at_once(tmp_path: Path) -> None:
             client._cleanup_kernel()
 
 
+@pytest.mark.slow
 def test_torch_may_be_in_use_before_the_mesh_comes_up(new_notebook: Callable[..., Notebook]) -> None:
     notebook = new_notebook()
     notebook.ok(
@@ -261,6 +260,7 @@ def console() -> Iterator[pexpect.spawn]:
     terminal.close(force=True)
 
 
+@pytest.mark.slow
 def test_in_a_console(console: pexpect.spawn) -> None:
     console.expect(r"In \[1\]:")
     kernel = psutil.Process(console.pid).children(recursive=True)
@@ -282,30 +282,18 @@ def test_in_a_console(console: pexpect.spawn) -> None:
     console.expect(r"In \[5\]:")
     console.sendline("exit")
     console.expect(pexpect.EOF)
-    assert_gone(below, 5)
+    assert_gone(below)
 
 
 # -- misuse
 
 
 @pytest.mark.parametrize("code", ["%%remote\n1", "%mesh up t -n -1", "%mesh up t -n two", "%mesh two"])
-def test_a_misuse_without_a_mesh_is_one_line_and_starts_nothing(alone: Notebook, code: str) -> None:
-    cell = alone.run(code)
+def test_a_misuse_without_a_mesh_is_one_line_and_starts_nothing(bare: Notebook, code: str) -> None:
+    wait_until(lambda: len(bare.processes()) == 2, "the agent and its zygote to be there, and no other")
+    before = bare.processes()
+    cell = bare.run(code)
     assert (cell.reply["status"], cell.ename) == ("error", "UsageError")
     assert "\n" not in cell.evalue
     assert "Traceback" not in cell.text
-    assert len(alone.processes()) <= 2  # the agent, and the process that ranks would be forked from
-
-
-@pytest.fixture(scope="module")
-def alone() -> Iterator[Notebook]:
-    """A notebook without a mesh."""
-    from tests.kernel.conftest import Notebook as Kernel
-
-    notebook = Kernel()
-    notebook.ok("1")
-    wait_until(
-        lambda: len(notebook.processes()) == 2, "the agent, and what ranks would be forked from"
-    )  # else a test starts it
-    yield notebook
-    notebook.close()
+    assert bare.processes() == before

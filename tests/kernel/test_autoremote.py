@@ -16,16 +16,12 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(120)
 
 
-@pytest.fixture(scope="module", params=["monarch", "python3"])
-def two(request: pytest.FixtureRequest) -> Iterator[Notebook]:
+@pytest.fixture(scope="module", params=["monarch", pytest.param("python3", marks=pytest.mark.slow)])
+def two(request: pytest.FixtureRequest) -> Notebook:
     """A kernel, ours or the stock one, with a mesh ``t`` of two ranks."""
-    notebook = Notebook(request.param)
-    try:
-        notebook.ok("%load_ext monarch_kernel")
-        notebook.ok(BRINGS_UP.format(n=2), START_S)
-        yield notebook
-    finally:
-        notebook.close()
+    notebook = request.getfixturevalue("notebook" if request.param == "monarch" else "stock")
+    notebook.ok("%load_ext monarch_kernel")
+    return notebook
 
 
 @pytest.fixture
@@ -94,7 +90,7 @@ def test_lines_of_errors_are_those_of_the_cell(auto: Notebook) -> None:
     assert re.search(r"remote cell \[\d+\], line 3\n", failed.error)
     failed = auto.run("x = 1\ndef f(:\n    pass")
     assert (failed.ename, "SyntaxError in line 2" in failed.evalue) == ("UsageError", True)
-    failed = auto.run("%%autoremote t\nx = 1\n1 / (1 - rank)")  # nobody writes this, but it counts right, too
+    failed = auto.run("%%autoremote t\nx = 1\n1 / (1 - rank)")  # unusual, but it counts right, too
     assert re.search(r"remote cell \[\d+\], line 3\n", failed.error)
     local = auto.run("%%local\nx = 1\n1 / 0")
     assert local.ename == "ZeroDivisionError"
@@ -170,6 +166,7 @@ def test_when_its_mesh_is_gone_the_next_cell_says_so_and_it_is_off(two: Notebook
     assert two.ok("1 + 1").plain == "2"
 
 
+@pytest.mark.slow
 def test_taking_the_extension_away_ends_it(new_notebook: Callable[..., Notebook]) -> None:
     notebook = new_notebook("python3")
     notebook.ok("%load_ext monarch_kernel")
@@ -245,6 +242,7 @@ def test_a_cell_for_both_can_wait_in_the_kernel(two: Notebook) -> None:
 # -- in a terminal
 
 
+@pytest.mark.slow
 def test_in_a_terminal(terminal: Terminal) -> None:
     assert "autoremote is on" in terminal.enter("%autoremote t")
     assert re.search(r"\[0\] 0\s+\[1\] 1", terminal.enter("rank"))

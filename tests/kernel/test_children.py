@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,22 +21,28 @@ def say(what):
 """
 
 
-def test_a_child_writes_to_its_cell_while_others_run(notebook: Notebook) -> None:
+def test_a_child_writes_to_its_cell_while_others_run(notebook: Notebook, tmp_path: Path) -> None:
+    def gate(name: str) -> str:
+        return f"while not os.path.exists({str(tmp_path / name)!r}): time.sleep(0.01)"
+
     launching = notebook.ok(f"%%remote\n{SPEAKER}print('launched')")
     for i in range(3):
         other = notebook.send(
-            f"%%remote\nimport time\nsay('{i}'); print('before', {i})\ntime.sleep(1); print('after', {i})"
+            f"%%remote\nimport time\nsay('{i}'); print('before', {i})\n{gate(str(i))}\nprint('after', {i})"
         )
         launching.wait_for(lambda cell, i=i: cell.stdout.count(f"child {i}\n") and cell.stderr.count("oh") > i)
+        (tmp_path / str(i)).touch()
         other.wait()
         assert other.ok
         assert other.lines() == {rank: [f"before {i}", f"after {i}"] for rank in range(2)}
         assert other.stderr == ""
     assert launching.lines()[0] == ["launched", "child 0", "child 1", "child 2"]
-    second = notebook.ok("%%remote\nsecond = subprocess.Popen('sleep 1; echo of the second', shell=True)")
-    notebook.ok("%%remote\nsay('late'); print('third', flush=True); time.sleep(2)")
+    second = notebook.ok("%%remote\nsecond = subprocess.Popen('sleep 0.3; echo of the second', shell=True)")
+    third = notebook.send(f"%%remote\nsay('late'); print('third', flush=True)\n{gate('third')}")
     second.wait_for(lambda cell: "of the second" in cell.stdout)
     launching.wait_for(lambda cell: "child late" in cell.stdout)
+    (tmp_path / "third").touch()
+    assert third.wait().lines() == {rank: ["third"] for rank in range(2)}
     notebook.ok("%%remote\nprocess.stdin.close(); process.wait(); second.wait()")
     for i in range(3):
         assert notebook.ok(

@@ -16,9 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.waiting import wait_until
+from tests.support.processes import assert_gone, has_ended, tree
+from tests.support.waiting import wait_until
 
-from .conftest import START_S, Notebook, assert_gone, is_alive
+from .conftest import START_S, Notebook
 
 UP = "%mesh up t -n 2 --device cpu --detach"
 COUNT = """\
@@ -60,7 +61,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     root = runtime / "monarch-kernel"
     yield root
     for agent in agents(root):
-        below = [agent, *agent.children(recursive=True)]
+        below = tree(agent)
         for process in below:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -85,7 +86,7 @@ def kernel(place: Path) -> Iterator[Callable[[], Notebook]]:
 def agents(root: Path) -> list[psutil.Process]:
     found = []
     for manifest in root.glob("*/manifest"):
-        with suppress(psutil.NoSuchProcess):
+        with suppress(psutil.NoSuchProcess, FileNotFoundError):  # the mesh ends at this moment
             found.append(psutil.Process(json.loads(manifest.read_text())["agent_pid"]))
     return found
 
@@ -99,13 +100,14 @@ def ranks(root: Path) -> list[int]:
 def kill(notebook: Notebook) -> None:
     """Have the kernel die as it does when it runs out of memory."""
     os.kill(notebook.pid, signal.SIGKILL)
-    wait_until(lambda: not is_alive(psutil.Process(notebook.pid)), "the kernel's end")
+    wait_until(lambda: has_ended(notebook.pid), "the kernel's end")
 
 
 def counts(text: str) -> list[int]:
     return [int(count) for count in re.findall(r"count (\d+)", text)]
 
 
+@pytest.mark.slow
 def test_a_kernel_is_killed_and_then_another(place: Path, kernel: Callable[[], Notebook]) -> None:
     first = kernel()
     first.ok(UP, START_S)
@@ -161,6 +163,7 @@ def test_a_kernel_is_killed_and_then_another(place: Path, kernel: Callable[[], N
     assert not place.exists()
 
 
+@pytest.mark.slow
 def test_a_kernel_restarts_and_a_background_cell_goes_on(
     place: Path, kernel: Callable[[], Notebook], tmp_path: Path
 ) -> None:
@@ -203,12 +206,13 @@ def test_a_collective_is_pending_when_the_kernel_dies(
     wait_until(lambda: not any("cell" in file.read_text() for file in place.glob("t/rank-*[0-9]")), "the cell's end")
     other = kernel()
     attach = other.ok("%mesh attach t")
-    attach.wait_for(lambda cell: "[0-1] 2.0" in cell.plain)  # the value that nobody has seen
-    other.ok("%%remote t\ntorch.distributed.all_reduce(total)", 60)  # in a group that was formed anew
+    attach.wait_for(lambda cell: "[0-1] 2.0" in cell.plain)  # the value that no kernel has shown
+    other.ok("%%remote t\ntorch.distributed.all_reduce(total)", 60)  # in a group that was formed again
     assert other.ok("%remote total.item()").plain == "[0-1] 4.0"
     other.ok("%mesh down t")
 
 
+@pytest.mark.slow
 def test_two_kernels(place: Path, kernel: Callable[[], Notebook]) -> None:
     first, second = kernel(), kernel()
     first.ok(UP, START_S)
@@ -225,7 +229,7 @@ def test_two_kernels(place: Path, kernel: Callable[[], Notebook]) -> None:
     polite = place.parent / "polite"
     first.ok(f"%%remote t[0]\nimport atexit, pathlib\natexit.register(pathlib.Path({str(polite)!r}).touch);")
 
-    # Modes: nobody else may enter, and who finds it otherwise does not trust it.
+    # Modes: no other user may enter; a kernel does not trust a directory that others can enter.
     for path in (place, place / "t"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
     files = list((place / "t").iterdir())
@@ -238,7 +242,11 @@ def test_two_kernels(place: Path, kernel: Callable[[], Notebook]) -> None:
         "rank-1",
         "rank-2",
     }
-    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+    modes = set()
+    for file in files:
+        with suppress(FileNotFoundError):  # a rank has just put a record in the place of another
+            modes.add(stat.S_IMODE(file.stat().st_mode))
+    assert modes == {0o600}
 
     first.close(leaves=True)
     (place / "t").chmod(0o750)
@@ -264,6 +272,7 @@ def test_two_kernels(place: Path, kernel: Callable[[], Notebook]) -> None:
     assert polite.exists()
 
 
+@pytest.mark.slow
 def test_what_ends_while_detached(place: Path, kernel: Callable[[], Notebook]) -> None:
     notebook = kernel()
     notebook.ok(UP, START_S)
@@ -288,7 +297,7 @@ def test_what_ends_while_detached(place: Path, kernel: Callable[[], Notebook]) -
 
     third.ok(f"{UP} --keep-for 1s", START_S)
     (agent,) = agents(place)
-    below = [agent, *agent.children(recursive=True)]
+    below = tree(agent)
     third.close(leaves=True)
     assert_gone(below)
     told = "its time is over: it was to be kept for 1 s without a kernel, which was until "
@@ -301,27 +310,29 @@ def test_what_ends_while_detached(place: Path, kernel: Callable[[], Notebook]) -
     kill(fourth)
     wait_until((place / "t" / "detached").exists, "the agent's noticing")
     (agent,) = agents(place)
-    shutil.rmtree(place)  # nobody can attach it any more
-    assert_gone([agent], 10)
+    shutil.rmtree(place)  # no kernel can attach it any more
+    assert_gone([agent])
 
 
+@pytest.mark.slow
 def test_a_kernel_that_dies_before_the_mesh_is_up_leaves_nothing(place: Path, kernel: Callable[[], Notebook]) -> None:
     notebook = kernel()
     notebook.send(UP)
     wait_until(lambda: len(notebook.processes()) >= 4, "the start of another agent and its zygote")
     below = notebook.processes()
     kill(notebook)
-    assert_gone(below, 10)
+    assert_gone(below)
     wait_until(lambda: not (place / "t").exists(), "the directory's end")
 
 
+@pytest.mark.slow
 def test_without_detach_nothing_is_left(place: Path, kernel: Callable[[], Notebook]) -> None:
     notebook = kernel()
     notebook.ok(UP.removesuffix(" --detach"), START_S)
     below = notebook.processes()
     assert len(below) >= 4
     kill(notebook)
-    assert_gone(below, 10)
+    assert_gone(below)
     assert not place.exists()
 
 
@@ -352,10 +363,11 @@ peers = t.spawn("peers", Peer)
 """
 
 
+@pytest.mark.slow
 def test_ranks_ask_each_other_without_a_kernel_and_under_the_next(
     place: Path, kernel: Callable[[], Notebook], tmp_path: Path
 ) -> None:
-    """What a rank has to be told of the other's life, the next kernel tells."""
+    """The next kernel tells a rank whether the other one is alive."""
     path = tmp_path / "peer"
 
     def ask(turn: int) -> str:
@@ -395,6 +407,7 @@ seen
 
 
 @pytest.mark.parametrize("is_paused", [False, True])
+@pytest.mark.slow
 def test_a_loop_is_steered_by_the_next_kernel(
     place: Path, kernel: Callable[[], Notebook], tmp_path: Path, is_paused: bool
 ) -> None:

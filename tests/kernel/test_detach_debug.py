@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 from .conftest import START_S, Notebook
 from .test_debug import send
@@ -20,6 +20,7 @@ pytestmark = pytest.mark.timeout(120)
 STOPS = "%%remote t --background\nx = rank * 10\nif rank == 1:\n    breakpoint()\nx + 1"
 
 
+@pytest.mark.slow
 def test_a_breakpoint_outlives_the_kernel(place: Path, kernel: Callable[[], Notebook]) -> None:
     first = kernel()
     first.ok(UP, START_S)
@@ -45,7 +46,8 @@ def test_a_breakpoint_outlives_the_kernel(place: Path, kernel: Callable[[], Note
     second.ok("%mesh down t")
 
 
-def test_nobody_waits_for_a_post_mortem_of_an_earlier_kernel(place: Path, kernel: Callable[[], Notebook]) -> None:
+@pytest.mark.slow
+def test_no_prompt_is_left_of_a_post_mortem_of_an_earlier_kernel(place: Path, kernel: Callable[[], Notebook]) -> None:
     first = kernel()
     first.ok(UP, START_S)
     assert first.run("%%remote t[1]\nx = 5\n1 / 0").ename == "RemoteError"

@@ -7,7 +7,9 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.waiting import wait_until
+import pytest
+
+from tests.support.waiting import wait_until
 
 from .conftest import START_S, Notebook
 from .test_detach import kernel, kill, place
@@ -15,6 +17,7 @@ from .test_detach import kernel, kill, place
 __all__ = ["kernel", "place"]  # fixtures
 
 
+@pytest.mark.slow
 def test_the_next_kernel_has_the_hosts_and_what_is_on_them(place: Path, kernel: Callable[[], Notebook]) -> None:
     first = kernel()
     first.ok("%mesh up t --on local --hosts 2 -n 1 --device cpu --detach", START_S)

@@ -1,4 +1,4 @@
-"""Edit and go on, in a notebook: cells that define classes anew, files that were edited."""
+"""Edit and go on, in a notebook: cells that define classes again, files that were edited."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_what_cells_on_ranks_have_made_follows_a_class_of_the_kernel(notebook: N
     assert notebook.value("t.run('net.f()').get().values()") == ("new", "new")
 
 
-def test_a_class_that_a_cell_has_defined_anew_on_the_ranks_is_named(notebook: Notebook) -> None:
+def test_a_class_that_a_cell_has_defined_again_on_the_ranks_is_reloaded_by_name(notebook: Notebook) -> None:
     cell = "%%remote t\nclass Model:\n    def f(self): return {0}, rank\n"
     notebook.ok(cell.format("'old'") + "model = Model()\nkept = model.f")
     for new in ("'second'", "'third'"):
@@ -82,7 +82,7 @@ def test_a_class_that_a_cell_has_defined_anew_on_the_ranks_is_named(notebook: No
     assert "NameError: no class 'Nothing' is defined on this rank" in cell.evalue
 
 
-def test_without_an_argument_all_that_was_defined_anew_is_meant(notebook: Notebook) -> None:
+def test_without_an_argument_all_classes_that_were_defined_again_are_reloaded(notebook: Notebook) -> None:
     notebook.ok("globals().pop('Two', None)")  # which an earlier test has left as one that is refused
     notebook.ok(
         "class Part:\n    def f(self): return 1\nclass Same:\n    pass\nimport threading; lock = threading.Lock()"

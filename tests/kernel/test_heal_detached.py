@@ -7,10 +7,12 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.kernel import test_detach
 from tests.kernel.conftest import Notebook
 from tests.kernel.test_detach import UP
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 place = test_detach.place
 kernel = test_detach.kernel
@@ -22,6 +24,7 @@ def kill_rank(notebook: Notebook, rank: int) -> None:
     wait_until(lambda: rank in notebook.value("list(t.deaths())"), "the news of the death")
 
 
+@pytest.mark.slow
 def test_another_kernel_finds_the_ranks_that_are_there_now(kernel: Callable[[], Notebook], place: Path) -> None:
     first = kernel()
     first.ok(UP)

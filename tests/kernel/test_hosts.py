@@ -16,12 +16,11 @@ import pytest
 
 from monarch_kernel.agent.software import software_here
 from tests.kernel.conftest import WIDGET
-from tests.waiting import undisturbed_s, wait_until
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from tests.kernel.conftest import Notebook
-
-pytestmark = pytest.mark.slow
+    from tests.support.timing import Bar
 
 UP = "%mesh up {name} --on local --hosts {hosts} -n {n} --device cpu"
 
@@ -102,6 +101,7 @@ def test_what_ranks_of_other_hosts_wrote_is_asked_of_their_agents(hosts: Noteboo
 
 
 @pytest.mark.usefixtures("given_back")
+@pytest.mark.slow
 def test_axes_may_cut_across_hosts(notebook: Notebook) -> None:
     notebook.ok("%mesh up cut --on local --hosts 2 --axes dp=2,pp=1,tp=3 --device cpu", 60.0)
     assert notebook.value("dict(cut.extent)") == {"dp": 2, "pp": 1, "tp": 3}
@@ -111,11 +111,12 @@ def test_axes_may_cut_across_hosts(notebook: Notebook) -> None:
 
 
 @pytest.mark.usefixtures("given_back")
+@pytest.mark.slow
 def test_what_hosts_wait_for_is_one_line_until_they_come(notebook: Notebook, machine: Machine) -> None:
     machine.stall()
     cell = notebook.send(f"{UP.format(name='slow', hosts=2, n=1)} --python {machine.python()}")
     cell.wait_for(lambda cell: "waiting for this machine" in _last(cell))
-    assert re.fullmatch(r"slow: 0 of 2 hosts up; waiting for this machine \(\d\.\d s\)", _last(cell))
+    assert re.fullmatch(r"slow: 0 of 2 hosts up; waiting for this machine \(\d+\.\d s\)", _last(cell))
     machine.go_on()
     cell.wait(60.0)
     assert "2 ranks (2 idle)" in _last(cell), cell.text
@@ -123,11 +124,12 @@ def test_what_hosts_wait_for_is_one_line_until_they_come(notebook: Notebook, mac
 
 
 @pytest.mark.usefixtures("given_back")
+@pytest.mark.slow
 def test_hosts_that_do_not_come_in_time_are_told_and_given_back(notebook: Notebook, machine: Machine) -> None:
     machine.stall()
     cell = notebook.run(f"{UP.format(name='late', hosts=2, n=1)} --wait 1.5 --python {machine.python()}")
     assert not cell.ok
-    assert "late: 2 of 2 hosts did not come up, after 1." in cell.error + cell.stderr
+    assert re.search(r"late: 2 of 2 hosts did not come up, after \d+\.\d", cell.error + cell.stderr), cell.text
     assert "hosts [0-1]: the host agent did not come up in time" in cell.text
     assert "can that be reached from there" in cell.text
     assert "tcp://127.0.0.1:" in cell.text
@@ -135,7 +137,8 @@ def test_hosts_that_do_not_come_in_time_are_told_and_given_back(notebook: Notebo
 
 
 @pytest.mark.usefixtures("given_back")
-def test_ranks_whose_host_dies_while_they_start_are_told_at_once(notebook: Notebook) -> None:
+@pytest.mark.slow
+def test_ranks_whose_host_dies_while_they_start_are_told_at_once(notebook: Notebook, bar: Bar) -> None:
     before = set(notebook.processes())
     cell = notebook.send(UP.format(name="dying", hosts=2, n=2))
 
@@ -147,20 +150,22 @@ def test_ranks_whose_host_dies_while_they_start_are_told_at_once(notebook: Noteb
     for one in (slow, dying):
         one.suspend()  # no rank starts there
     cell.wait_for(lambda cell: "dying: waiting for ranks to start (0 of 4 are up, " in _last(cell))
-    killed = undisturbed_s()
-    agent = dying.parent()
-    assert agent is not None
-    agent.kill()
-    dying.resume()  # it sees that its agent is gone
-    cell.wait()
-    assert undisturbed_s() - killed < 4.0  # ranks that were never forked are not given time to end
-    assert re.search(r"dying: 2 of 4 ranks did not come up, after \d\.\d s; all were ended again", cell.text), cell.text
+    with bar.below(4.0, "the news"):  # ranks that were never forked are not given time to end
+        agent = dying.parent()
+        assert agent is not None
+        agent.kill()
+        dying.resume()  # it sees that its agent is gone
+        cell.wait()
+    assert re.search(r"dying: 2 of 4 ranks did not come up, after \d+\.\d s; all were ended again", cell.text), (
+        cell.text
+    )
     assert re.search(r"  ranks \[(0-1|2-3)\]: the host agent \(pid \d+\) was killed by SIGKILL", cell.text), cell.text
     wait_until(lambda: not dying.is_running(), "the zygote to have imported torch, and to find its agent gone")
     assert "dying" not in notebook.ok("%mesh").stdout
 
 
 @pytest.mark.usefixtures("given_back")
+@pytest.mark.slow
 def test_an_interrupt_cancels_what_was_asked_for(notebook: Notebook, machine: Machine) -> None:
     machine.stall()
     cell = notebook.send(f"{UP.format(name='never', hosts=2, n=1)} --python {machine.python()}")
@@ -194,6 +199,7 @@ def test_a_dry_run_asks_for_nothing(notebook: Notebook) -> None:
 
 
 @pytest.mark.usefixtures("given_back")
+@pytest.mark.slow
 def test_a_host_with_other_versions_is_refused_with_a_table(
     notebook: Notebook, machine: Machine, tmp_path: Path
 ) -> None:
@@ -210,6 +216,7 @@ def test_a_host_with_other_versions_is_refused_with_a_table(
 
 
 @pytest.mark.usefixtures("given_back")
+@pytest.mark.slow
 def test_hosts_with_another_patch_version_or_time_are_warned_of_once(
     notebook: Notebook, machine: Machine, tmp_path: Path
 ) -> None:
@@ -232,6 +239,7 @@ def test_hosts_with_another_patch_version_or_time_are_warned_of_once(
 
 
 @pytest.mark.usefixtures("given_back")
+@pytest.mark.slow
 def test_a_host_that_dies_is_told_and_replaced_by_heal(notebook: Notebook) -> None:
     notebook.ok(UP.format(name="d", hosts=2, n=2), 60.0)
     notebook.ok("%remote d x = rank")
@@ -252,6 +260,7 @@ def test_a_host_that_dies_is_told_and_replaced_by_heal(notebook: Notebook) -> No
 
 
 @pytest.mark.usefixtures("given_back")
+@pytest.mark.slow
 def test_who_interrupts_heal_and_heals_again_goes_on_waiting(notebook: Notebook, machine: Machine) -> None:
     notebook.ok(f"{UP.format(name='d', hosts=2, n=1)} --python {machine.python()}", 60.0)
     machine.stall()

@@ -1,8 +1,7 @@
-"""What a notebook says of interrupts: the user's own lines, and for whom a cell waits."""
+"""What a notebook says of interrupts: the user's own lines, and which cell a cell waits for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
@@ -49,7 +48,7 @@ def test_a_cell_that_catches_it_and_ends_is_not_said_to_have_been_late(notebook:
     assert cell.wait().evalue == "interrupted, but all ranks ran to their end"
 
 
-def test_a_cell_that_waits_says_for_whom(notebook: Notebook) -> None:
+def test_a_cell_that_waits_says_for_which_cell(notebook: Notebook) -> None:
     first = notebook.run("%%remote --background\nimport time; time.sleep(60)")
     number = first.reply["execution_count"]
     cell = notebook.send("%%remote\n1").wait_for(lambda cell: cell.stderr)
@@ -60,11 +59,11 @@ def test_a_cell_that_waits_says_for_whom(notebook: Notebook) -> None:
     assert not notebook.ok("%%remote\n1").stderr
 
 
-def test_an_interrupt_of_down_says_what_has_ended(new_notebook: Callable[..., Notebook]) -> None:
-    notebook = new_notebook(n=1)
-    notebook.ok("%mesh up u -n 1 --device cpu", 60)
-    notebook.ok("%mesh up v -n 1 --device cpu", 60)
-    notebook.ok(  # the first takes its time
+def test_an_interrupt_of_down_says_what_has_ended(bare: Notebook) -> None:
+    bare.up(1)
+    bare.ok("%mesh up u -n 1 --device cpu", 60)
+    bare.ok("%mesh up v -n 1 --device cpu", 60)
+    bare.ok(  # the first takes its time
         "import time\nfrom monarch_kernel.notebook.meshes import Meshes\nkept = Meshes.down\n"
         "def slow(self, name):\n    print('go')\n    time.sleep(1)\n    return kept(self, name)\nMeshes.down = slow"
     )
@@ -72,11 +71,11 @@ def test_an_interrupt_of_down_says_what_has_ended(new_notebook: Callable[..., No
         ("--all", "interrupted; t has ended all the same; u, v are still up"),
         ("u", "interrupted; u has ended all the same"),
     ):
-        cell = notebook.send(f"%mesh down {command}").wait_for(lambda cell: "go" in cell.stdout)
-        notebook.interrupt()
+        cell = bare.send(f"%mesh down {command}").wait_for(lambda cell: "go" in cell.stdout)
+        bare.interrupt()
         assert cell.wait().evalue == said
         assert "1 rank ended" in cell.stdout
-    notebook.ok("Meshes.down = kept")
-    table = notebook.ok("%mesh").stdout
+    bare.ok("Meshes.down = kept")
+    table = bare.ok("%mesh").stdout
     assert [line.split()[0] for line in table.splitlines() if " idle " in line] == ["v"], table
-    assert notebook.ok("%mesh down --all").stdout == "v: 1 rank ended\n"
+    assert bare.ok("%mesh down --all").stdout == "v: 1 rank ended\n"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
 
-from tests.kernel.conftest import BRINGS_UP, Notebook
+from tests.kernel.conftest import Notebook
 from tests.kernel.pages import Page
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 TRAINS = """
 import time
@@ -20,20 +19,6 @@ for step in live.loop(100_000):
     time.sleep(0.002 * (1 + rank))
 len(seen), seen[-1]
 """
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Notebook]:
-    notebook = Notebook()
-    notebook.ok(BRINGS_UP.format(n=2))
-    yield notebook
-    notebook.close()
-
-
-@pytest.fixture
-def notebook(shared: Notebook) -> Iterator[Notebook]:
-    yield shared
-    shared.on_message = lambda message: None
 
 
 @pytest.fixture
@@ -90,7 +75,7 @@ MISUSES = {
 }
 
 
-def test_misuses_are_told_in_a_line(running: Notebook) -> None:
+def test_misuses_are_one_line(running: Notebook) -> None:
     for line, said in MISUSES.items():
         cell = running.run(line)
         assert (cell.reply["status"], cell.ename) == ("error", "UsageError"), line

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,19 +12,13 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(120)
 
 
-@pytest.fixture(scope="module", params=["monarch", "python3"])
-def ready(request: pytest.FixtureRequest) -> Iterator[Notebook]:
+@pytest.fixture(scope="module", params=["monarch", pytest.param("python3", marks=pytest.mark.slow)])
+def ready(request: pytest.FixtureRequest) -> Notebook:
     """A notebook and its ranks, each with names of its own: of our kernel, and of the stock one."""
-    from tests.kernel.conftest import Notebook
-
-    notebook = Notebook(request.param)
-    if request.param == "python3":
-        notebook.ok("%load_ext monarch_kernel")
-    notebook.ok("%mesh up t -n 2 --device cpu", 60)
+    notebook = request.getfixturevalue("notebook" if request.param == "monarch" else "stock")
     notebook.ok("import json\nx = [1]\ndef double(a): return 2 * a\n_private = 1")
     notebook.ok("%%remote\nmodel = 1\nif rank: odd = 1")
-    yield notebook
-    notebook.close()
+    return notebook
 
 
 def last_line(cell: Cell) -> str:

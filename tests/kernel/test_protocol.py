@@ -11,7 +11,7 @@ import pytest
 from jupyter_kernel_test.msgspec_v5 import validate_message
 
 from monarch_kernel.syntax.options import COMMANDS
-from tests.waiting import LONG_S, wait_until
+from tests.support.waiting import LONG_S, wait_until
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.waiting import undisturbed_s
-
 if TYPE_CHECKING:
     from tests.kernel.conftest import Notebook
+    from tests.support.timing import Bar
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -73,12 +72,11 @@ def test_where_ranks_differ(ready: Notebook) -> None:
     assert "Ranks: [1]" in inspect(ready, "%%remote t[1]\nodd|")
 
 
-def test_unknown_names_and_local_ones(ready: Notebook) -> None:
-    begin = undisturbed_s()
-    assert inspect(ready, "%%remote\nnothing|") == ""
-    assert inspect(ready, "%%remote\nhere|") == ""
-    assert inspect(ready, "%%remote\n|") == ""
-    assert undisturbed_s() - begin < 1.5
+def test_unknown_names_and_local_ones(ready: Notebook, bar: Bar) -> None:
+    with bar.below(1.5, "three answers"):
+        assert inspect(ready, "%%remote\nnothing|") == ""
+        assert inspect(ready, "%%remote\nhere|") == ""
+        assert inspect(ready, "%%remote\n|") == ""
     assert "Only here." in inspect(ready, "here|")
     assert "The local one." in inspect(ready, "train|")
     assert "Prints the values" in inspect(ready, "%%remote\nprint|")
@@ -119,6 +117,7 @@ def test_help_beside_a_value_and_before_an_error(ready: Notebook) -> None:
     assert failed.ename == "RemoteError"
 
 
+@pytest.mark.slow
 def test_in_the_stock_kernel_help_works_and_shift_tab_is_local(new_notebook: Callable[..., Notebook]) -> None:
     notebook = new_notebook("python3")
     notebook.ok("%load_ext monarch_kernel")

@@ -12,7 +12,6 @@ import re
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -27,7 +26,8 @@ import pytest
 
 from monarch_kernel import cli
 from monarch_kernel.doctor.jupyter import LAB_EXTENSION
-from tests.waiting import wait_until
+from tests.support.ports import free_ports
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page, Playwright
@@ -100,8 +100,7 @@ class Server:
         self.notebooks = folder / "notebooks"
         self.notebooks.mkdir()
         self.token = secrets.token_hex(16)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        (port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{port}"
         self._log = folder / "log"
         places = ("CONFIG_DIR", "DATA_DIR", "RUNTIME_DIR")
@@ -163,7 +162,8 @@ class Server:
             self.call("DELETE", f"kernels/{kernel['id']}")
 
     def close(self) -> None:
-        os.killpg(self._process.pid, signal.SIGTERM)
+        with suppress(ProcessLookupError):  # it has ended by itself, and that was noticed
+            os.killpg(self._process.pid, signal.SIGTERM)
         try:
             self._process.wait(30)
         except subprocess.TimeoutExpired:

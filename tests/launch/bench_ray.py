@@ -14,7 +14,7 @@ from tests.launch.rays import RayCluster, raylet_of, shared
 class RayBench(Bench):
     """Hosts come when somebody else has given the nodes back."""
 
-    up_s = 60.0
+    up_s = 100.0
     waits_for = "^Ray: 2 hosts with 1 CPU: that is free on 0 of 4 nodes$"
 
     def __init__(self, cluster: RayCluster) -> None:

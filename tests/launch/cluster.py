@@ -686,8 +686,7 @@ def _notebook_pod() -> dict[str, Any]:
 
 
 def _kill(process: subprocess.Popen[bytes], signum: int) -> None:
-    if process.poll() is None:
-        os.kill(process.pid, signum)
+    process.send_signal(signum)  # nothing if the thread that waits for it has seen its end
 
 
 def _now() -> str:

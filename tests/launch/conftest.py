@@ -17,5 +17,5 @@ def ray_clusters_end() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def ray_cluster() -> rays.RayCluster:
-    """The one that modules share, with all its nodes; a test that has killed one need not care."""
+    """The cluster that modules share, with all its nodes: in place of a node that a test has killed there is another."""
     return rays.shared()

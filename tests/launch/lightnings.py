@@ -7,7 +7,6 @@ import gc
 import json
 import os
 import re
-import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -344,8 +343,8 @@ class Cloud:
             self._kill(machine)
 
     def _kill(self, machine: Machine) -> None:
-        if machine.process is not None and machine.process.poll() is None:
-            os.kill(machine.process.pid, signal.SIGKILL)
+        if machine.process is not None:
+            machine.process.kill()  # nothing if the thread that waits for it has seen its end
 
 
 @contextlib.contextmanager

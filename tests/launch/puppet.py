@@ -21,7 +21,7 @@ from typing import Any
 
 from monarch_kernel.wire.config import AGENT_VARIABLE, AgentConfig
 
-__all__ = ["Agent", "Desk", "make_python", "wait_for"]
+__all__ = ["Agent", "Desk", "make_python"]
 
 LONG_S = 60.0
 
@@ -114,15 +114,6 @@ def make_python(folder: Path, *, name: str = "python", body: str = "") -> str:
     )
     path.chmod(0o700)
     return str(path)
-
-
-def wait_for(condition: Any, what: str, timeout_s: float = LONG_S) -> Any:
-    """Wait until something holds, and give it."""
-    deadline = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"waited {timeout_s} s in vain for {what}"
-        time.sleep(0.01)
-    return found
 
 
 def main() -> None:

@@ -54,8 +54,10 @@ class RayCluster:
 
     def mend(self) -> None:
         """Have another node in place of each that has died, and wait until Ray knows of both."""
-        dead = sum(not is_running(raylet) for raylet in self.raylets)
-        self.raylets = [raylet for raylet in self.raylets if is_running(raylet)]
+        from tests.support.processes import has_ended  # which this file, run as a program, would not find
+
+        dead = sum(has_ended(raylet) for raylet in self.raylets)
+        self.raylets = [raylet for raylet in self.raylets if not has_ended(raylet)]
         self.raylets += [self.add(**NODE) for _ in range(dead)]
         deadline = time.monotonic() + START_S
         while self._ask("alive", None) != len(self.raylets) + 1:
@@ -72,6 +74,8 @@ class RayCluster:
 
     def power_off(self, raylet: int) -> None:
         """Have a node die, with all that it runs, and has in its temporary directory."""
+        from tests.support.processes import descendants
+
         pids = [raylet, *descendants(raylet)]
         directories = {path.parent for pid in pids for path in sockets(pid) if path.parent.name.startswith("monarch-")}
         for pid in pids:
@@ -104,12 +108,18 @@ def logs_of_nodes(directory: Path) -> str:
     """The last lines that nodes of a cluster have written, and what they have started to be up."""
     texts = []
     for path in sorted(directory.glob("session_2*/logs/*")):
-        if (
-            path.name.startswith(("gcs_server", "raylet", "runtime_env_agent", "dashboard_agent"))
-            and path.stat().st_size
+        if path.name.startswith(("gcs_server", "raylet", "runtime_env_agent", "dashboard_agent")) and (
+            lines := _lines(path)
         ):
-            texts.append(f"== {path}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-15:]))
+            texts.append(f"== {path}\n" + "\n".join(lines[-15:]))
     return "\n".join(texts)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(errors="replace").splitlines()
+    except FileNotFoundError:  # Ray has removed or renamed it meanwhile
+        return []
 
 
 _shared: list[RayCluster] = []
@@ -127,23 +137,6 @@ def end_shared() -> None:
     """End it, if there is one."""
     while _shared:
         _shared.pop().close()
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process is there, and no zombie."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    return False
-
-
-def descendants(pid: int) -> list[int]:
-    """Pids of all that a process has started, and those of them."""
-    found = []
-    with contextlib.suppress(OSError):
-        for task in os.listdir(f"/proc/{pid}/task"):
-            for child in map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split()):
-                found += [child, *descendants(child)]
-    return found
 
 
 def sockets(pid: int) -> list[Path]:

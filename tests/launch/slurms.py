@@ -10,11 +10,14 @@ import signal
 import socket
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
-from tests.launch.puppet import wait_for
+from tests.support.ports import free_ports
+from tests.support.processes import tree
+from tests.support.waiting import wait_until
 
 __all__ = ["SlurmCluster", "why_no_slurm"]
 
@@ -44,7 +47,7 @@ class SlurmCluster:
         self.environment = {"SLURM_CONF": str(self.config)}
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         user = getpass.getuser()
-        ports = _free_ports(1 + len(nodes))
+        ports = free_ports(1 + len(nodes), _HOST)
         (path / "state").mkdir()
         (path / "munge.key").write_bytes(secrets.token_bytes(64))
         (path / "munge.key").chmod(0o400)
@@ -70,7 +73,7 @@ class SlurmCluster:
             "SelectTypeParameters=CR_Core",
             "SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0",
             "ReturnToService=2",
-            "SlurmdTimeout=5",
+            "SlurmdTimeout=120",
             "KillWait=1",
             "GresTypes=gpu",
             *(
@@ -83,12 +86,12 @@ class SlurmCluster:
         self.config.write_text("\n".join(lines) + "\n")
         (path / "gres.conf").write_text(f"NodeName={','.join(nodes)} Name=gpu File=/dev/null\n")
         self._start("munged", ["--force", "--foreground", *self._munge_files()])
-        wait_for((path / "munge").exists, "munged")
+        wait_until((path / "munge").exists, "munged")
         self._start("slurmctld", ["-D", "-f", str(self.config)])
         for node in nodes:
             (path / f"spool-{node}").mkdir()
             self.start_node(node)
-        wait_for(lambda: self.is_idle() or self._check(), "the nodes to be idle")
+        wait_until(lambda: self.is_idle() or self._check(), "the nodes to be idle")
 
     def start_node(self, node: str) -> None:
         self._start("slurmd", ["-D", "-N", node, "-f", str(self.config)], node)
@@ -99,14 +102,17 @@ class SlurmCluster:
         daemon.send_signal(signal.SIGSTOP)
         steps = [step for step in psutil.process_iter(["name"]) if self._is_on(step, node)]
         for step in steps:
-            step.suspend()
-        doomed = [child for step in steps for child in (step, *step.children(recursive=True))]
+            with suppress(psutil.NoSuchProcess):  # what it ran has ended meanwhile
+                step.suspend()
+        doomed = [process for step in steps for process in tree(step)]
         assert doomed, f"nothing runs on {node}"
         for process in doomed:
-            process.suspend()
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()
         # Children first: srun has one that cancels the step on all nodes when srun is gone before it.
         for process in reversed(doomed):
-            process.kill()
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         daemon.kill()
         daemon.wait()
         self.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=power failure")  # or it takes 20 s
@@ -142,13 +148,14 @@ class SlurmCluster:
         try:
             if step.name() != "slurmstepd":
                 return False
-            environments = [process.environ() for process in step.children(recursive=True)]
-        except psutil.Error:
+        except psutil.NoSuchProcess:
             return False
-        return any(
-            environment.get("SLURMD_NODENAME") == node and environment.get("SLURM_CONF") == str(self.config)
-            for environment in environments
-        )
+        for process in tree(step)[1:]:
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # it has ended meanwhile, or is about to
+                environment = process.environ()
+                if environment.get("SLURMD_NODENAME") == node and environment.get("SLURM_CONF") == str(self.config):
+                    return True
+        return False
 
     def _start(self, program: str, arguments: Sequence[str], name: str = "") -> None:
         command = shutil.which(program, path=_PATH)
@@ -178,11 +185,3 @@ def _end(daemon: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         daemon.kill()
         daemon.wait()
-
-
-def _free_ports(n: int) -> list[int]:
-    probes = [socket.create_server((_HOST, 0)) for _ in range(n)]
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports

@@ -9,11 +9,13 @@ import signal
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
-from tests.launch.puppet import wait_for
+from tests.support.ports import free_ports
+from tests.support.waiting import wait_until
 
 __all__ = ["SshFolder", "Sshd", "why_no_sshd"]
 
@@ -34,7 +36,7 @@ class Sshd:
 
     def __init__(self, folder: SshFolder, name: str, settings: Sequence[str], environment: Mapping[str, str]) -> None:
         self.name = name
-        self.port = _free_port()
+        (self.port,) = free_ports(1)
         self.key = folder.path / f"host-{name}"
         self._config = folder.path / f"sshd-{name}.conf"
         self._log = folder.path / f"sshd-{name}.log"
@@ -68,7 +70,7 @@ class Sshd:
         assert command is not None
         with self._log.open("ab") as log:
             self._process = subprocess.Popen([command, "-D", "-e", "-f", str(self._config)], stderr=log)
-        wait_for(self._answers, f"sshd {self.name}")
+        wait_until(self._answers, f"sshd {self.name}")
 
     def _answers(self) -> bool:
         assert self._process is not None
@@ -82,14 +84,19 @@ class Sshd:
     def connections(self) -> list[psutil.Process]:
         """The processes of its connections."""
         assert self._process is not None
-        children = psutil.Process(self._process.pid).children(recursive=True)
-        return [child for child in children if child.name().startswith("sshd")]
+        found = []
+        for child in psutil.Process(self._process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # the connection has ended meanwhile
+                if child.name().startswith("sshd"):
+                    found.append(child)
+        return found
 
     def break_connections(self) -> int:
         """Kill the processes of all connections; new ones are welcome. Gives how many there were."""
         servers = self.connections()
         for server in servers:
-            server.kill()
+            with suppress(psutil.NoSuchProcess):  # one that has ended with another, which had started it
+                server.kill()
         return len(servers)
 
     def stop(self) -> None:
@@ -164,8 +171,3 @@ class SshFolder:
     def close(self) -> None:
         for server in self.servers:
             server.kill()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from monarch_kernel.launch.local import AdoptedHost
+from tests.support.waiting import LONG_S, wait_until
 
 Start = Callable[[str], subprocess.Popen[str]]
 
@@ -44,9 +44,7 @@ def test_it_is_watched_and_let_go(start: Start, tmp_path: Path) -> None:
     log.write_text("a\nb\n")
     assert host.log_tail() == ("a", "b")
     process.kill()
-    deadline = time.monotonic() + 10
-    while (how := host.poll()) is None:
-        assert time.monotonic() < deadline
+    how = wait_until(host.poll, "the end")
     assert how == f"the host agent (pid {process.pid}) ended"
     host.release()
     host.release()
@@ -65,5 +63,5 @@ def test_it_is_asked_to_end_and_then_ended(start: Start, tmp_path: Path) -> None
     for process, code in ((asked, -15), (stubborn, -9)):
         host = AdoptedHost(process.pid, os.pidfd_open(process.pid), tmp_path / "log")
         host.close(0.01)
-        assert process.wait(10) == code
+        assert process.wait(LONG_S) == code
         host.close(0.01)  # again: nothing happens

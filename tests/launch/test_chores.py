@@ -11,14 +11,14 @@ import pytest
 
 from monarch_kernel.launch.chores import Chores
 from monarch_kernel.launch.tunnel import Tunnel
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 def test_what_is_due_is_done_in_order_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(threading, "excepthook", lambda args: told.append(repr(args.exc_value)))
     chores, done, go_on = Chores("chores"), [], threading.Event()
-    chores.at(0.0, lambda: go_on.wait(10))
+    chores.at(0.0, go_on.wait)
     chores.at(0.05, lambda: done.append("later"))
     chores.at(0.0, lambda: done.append("now"))
     chores.at(0.0, lambda: 1 / 0)

@@ -21,9 +21,7 @@ from monarch_kernel.mesh import Extent, Region
 from monarch_kernel.train.group import GroupStore
 from tests.launch.cluster import Cluster, Image
 from tests.launch.lightnings import lightning_cloud
-from tests.waiting import wait_until
-
-LONG_S = 60.0
+from tests.support.waiting import LONG_S, wait_until
 
 
 @dataclass
@@ -78,6 +76,7 @@ def values(mesh: ProcMesh, code: str) -> list[Any]:
     return list(mesh.run(code).get(LONG_S).values())
 
 
+@pytest.mark.slow
 def test_a_cell_runs_across_hosts(engine: Engine, store: GroupStore) -> None:
     hosts = allocate(engine.launcher, 2)
     mesh = hosts.spawn_procs({"gpus": 2}, device="cpu")

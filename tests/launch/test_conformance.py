@@ -14,10 +14,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-import psutil
 import pytest
 
 from monarch_kernel.actor.hosts import HostMesh, serve_ranks
@@ -28,14 +26,21 @@ from monarch_kernel.launch.base import Launcher
 from monarch_kernel.launch.engines import ENGINES
 from monarch_kernel.mesh import Extent, Region
 from tests.launch.bench import Bench
-from tests.waiting import LONG_S, undisturbed_s
+from tests.support.processes import wait_gone
+from tests.support.timing import Bar
+from tests.support.waiting import LONG_S, wait_until
 
-SOON_S = 15.0  # far more than it takes, on a machine that has time
+SOON_S = 15.0
+"""What the end of hosts takes at most, of an engine that does not stall."""
 
 pytestmark = pytest.mark.timeout(300)  # engines come up in the first of their tests, on a busy machine in minutes
 
 
-BENCHES = [name for name in ENGINES if importlib.util.find_spec(f"tests.launch.bench_{name}")]
+BENCHES = [
+    name if name == "local" else pytest.param(name, marks=pytest.mark.slow)
+    for name in ENGINES
+    if importlib.util.find_spec(f"tests.launch.bench_{name}")
+]
 
 
 @pytest.fixture(scope="module", params=BENCHES)
@@ -59,7 +64,7 @@ def nothing_left_in_the_engine(engine: Bench, session: Session) -> Iterator[None
     with engine.running():
         yield
         session.close()
-        wait_until(lambda: not engine.left(), lambda: f"left in the engine: {engine.left()}")
+        wait_all_back(engine)
 
 
 class Hosts:
@@ -77,19 +82,24 @@ class Hosts:
     def states(self) -> list[str]:
         return [host.state for host in self.mesh.view().hosts]
 
-    def agent_pid(self, host: int) -> int:
-        return self.session.runtime._state.hosts[self.session.runtime.fleet.now(self.numbers[host])].pid
+
+def agent_of(ranks: ProcMesh, host: int) -> int:
+    """The pid of the agent that has the ranks of a host."""
+    return int(ranks.slice(hosts=host, gpus=0).run("import os; os.getppid()").get(LONG_S).item())
 
 
-def wait_until(condition: Callable[[], object], what: Callable[[], object], timeout_s: float = LONG_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.01)
+def wait_all_back(engine: Bench) -> None:
+    """Wait until nothing of ours is in the engine."""
+    try:
+        wait_until(lambda: not engine.left(), "the engine to have all back")
+    except AssertionError as error:
+        raise AssertionError(f"left in the engine: {engine.left()}") from error
 
 
 class TestLauncher:
-    def test_hosts_come_up_do_work_and_are_given_back_one_by_one(self, engine: Bench, session: Session) -> None:
+    def test_hosts_come_up_do_work_and_are_given_back_one_by_one(
+        self, engine: Bench, session: Session, bar: Bar
+    ) -> None:
         launcher = engine.make(3)
         hosts = Hosts(session, launcher, 2)
         ranks = hosts.ranks()  # at once: what is sent waits for them
@@ -99,23 +109,20 @@ class TestLauncher:
         assert launcher.progress() == ""
         more = Hosts(session, launcher, 1)  # while it has given others
         assert more.mesh.initialized.get(engine.up_s)
-        begin = undisturbed_s()
-        hosts.mesh.slice(hosts=0).shutdown().get()
-        assert hosts.states() == ["released", "up"]
-        assert ranks.slice(hosts=1).run("x").get(LONG_S).item(gpus=0) == 20
-        hosts.mesh.shutdown().get()
-        assert more.states() == ["up"]
-        more.mesh.shutdown().get()
-        assert undisturbed_s() - begin < SOON_S
-        wait_until(lambda: not engine.left(), lambda: f"left, though all were given back: {engine.left()}")
+        with bar.below(SOON_S, "the end of three hosts"):
+            hosts.mesh.slice(hosts=0).shutdown().get()
+            assert hosts.states() == ["released", "up"]
+            assert ranks.slice(hosts=1).run("x").get(LONG_S).item(gpus=0) == 20
+            hosts.mesh.shutdown().get()
+            assert more.states() == ["up"]
+            more.mesh.shutdown().get()
+        wait_all_back(engine)
 
     def test_what_hosts_wait_for_is_said_in_words_until_they_come(self, engine: Bench, session: Session) -> None:
         with engine.stalled():
             launcher = engine.make(2)
             hosts = Hosts(session, launcher, 2)
-            wait_until(
-                lambda: re.search(engine.waits_for, hosts.mesh.view().waits_for), lambda: hosts.mesh.view(), engine.up_s
-            )
+            wait_until(lambda: re.search(engine.waits_for, hosts.mesh.view().waits_for), engine.waits_for)
             assert "\n" not in launcher.progress()
             assert hosts.states() == ["starting", "starting"]
         assert hosts.mesh.initialized.get(engine.up_s)
@@ -124,54 +131,54 @@ class TestLauncher:
     def test_hosts_that_do_not_come_in_time_are_missed_and_given_back(self, engine: Bench, session: Session) -> None:
         with engine.stalled():
             hosts = Hosts(session, engine.make(2), 2, timeout_s=1.0)
-            begin = undisturbed_s()
             with pytest.raises(LaunchError, match="2 of 2 hosts are gone"):
                 hosts.mesh.initialized.get(LONG_S)
-            hosts.mesh.shutdown().get()
-            assert undisturbed_s() - begin < SOON_S
-        wait_until(lambda: not engine.left(), lambda: f"left after the deadline: {engine.left()}")
+            hosts.mesh.shutdown().get(LONG_S)  # while the engine still stalls
+        wait_all_back(engine)
 
     def test_hosts_that_are_not_wanted_any_more_do_not_come(self, engine: Bench, session: Session) -> None:
         with engine.stalled():
             launcher = engine.make(2)
             hosts = Hosts(session, launcher, 2)
             ranks = hosts.ranks()
-            begin = undisturbed_s()
-            hosts.mesh.shutdown().get()
-            assert undisturbed_s() - begin < SOON_S
+            hosts.mesh.shutdown().get(LONG_S)  # while the engine still stalls
             assert hosts.states() == ["released", "released"]
             with pytest.raises(SupervisionError, match="its host was given back"):
                 ranks.initialized.get(LONG_S)
-        wait_until(lambda: not engine.left(), lambda: f"left of what was cancelled: {engine.left()}")
+        wait_all_back(engine)
         launcher.close(1.0)  # a second time
 
-    def test_a_host_that_dies_is_lost_alone_and_another_takes_its_place(self, engine: Bench, session: Session) -> None:
+    def test_a_host_that_dies_is_lost_alone_and_another_takes_its_place(
+        self, engine: Bench, session: Session, bar: Bar
+    ) -> None:
         hosts = Hosts(session, engine.make(2), 2)
         ranks = hosts.ranks(n=2)
         ranks["x"] = 7
-        former = hosts.agent_pid(1)
-        engine.kill(former)
-        wait_until(lambda: len(ranks.deaths()) == 2, lambda: ranks.deaths(), engine.lost_s)
+        former = agent_of(ranks, 1)
+        with bar.below(engine.lost_s, "the news of the death"):
+            engine.kill(former)
+            wait_until(lambda: len(ranks.deaths()) == 2, "its two ranks to be lost")
         assert sorted(ranks.deaths()) == [2, 3]
         assert hosts.states() == ["up", "lost"]
         assert hosts.mesh.view().hosts[1].why
         assert list(ranks.slice(hosts=0).run("x").get(LONG_S).values()) == [7, 7]
         assert ranks.heal().get(engine.up_s) == (2, 3)
         assert hosts.states() == ["up", "up"]
-        assert hosts.agent_pid(1) != former
+        assert agent_of(ranks, 1) != former
         assert list(ranks.run("globals().get('x')").get(LONG_S).values()) == [7, 7, None, None]
 
-    def test_a_launcher_that_is_closed_gives_back_all_that_was_not(self, engine: Bench, session: Session) -> None:
+    def test_a_launcher_that_is_closed_gives_back_all_that_was_not(
+        self, engine: Bench, session: Session, bar: Bar
+    ) -> None:
         launcher = engine.make(2)
         hosts = Hosts(session, launcher, 2)
-        assert hosts.mesh.initialized.get(engine.up_s)
-        pids = [hosts.agent_pid(0), hosts.agent_pid(1)]
-        begin = undisturbed_s()
-        launcher.close(1.0)
-        assert undisturbed_s() - begin < SOON_S
-        wait_until(lambda: not engine.left(), lambda: f"left by a launcher that was closed: {engine.left()}")
-        wait_until(lambda: hosts.states() == ["lost", "lost"], hosts.states)
-        wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), lambda: pids)
+        ranks = hosts.ranks()
+        pids = [agent_of(ranks, 0), agent_of(ranks, 1)]
+        with bar.below(SOON_S, "the end of the launcher"):
+            launcher.close(1.0)
+        wait_all_back(engine)
+        wait_until(lambda: hosts.states() == ["lost", "lost"], "both hosts to be lost")
+        wait_gone(*pids)
 
     def test_an_agent_that_can_not_start_is_told_with_what_was_written(self, engine: Bench, session: Session) -> None:
         python = "/no/such/python"

@@ -1,4 +1,4 @@
-"""Hosts of real engines that outlive the program: who takes them up has another given, and they are given back in time."""
+"""Hosts of real engines outlive the program: another program replaces one, or the engine has them back in time."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ from monarch_kernel.wire.config import Recipe
 from tests.launch.rays import RayCluster, raylet_of
 from tests.launch.slurms import SlurmCluster, why_no_slurm
 from tests.launch.sshds import SshFolder, why_no_sshd
-from tests.waiting import wait_until
+from tests.support.processes import wait_gone
+from tests.support.waiting import LONG_S, wait_until
 
-LONG_S = 60.0
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -141,7 +143,7 @@ def check_another_host_is_asked_for(kept: Kept, tmp_path: Path) -> None:
         extent = Extent(manifest.specs[0].axes)
         procs = [spec.proc for spec in manifest.specs]
         mesh = ProcMesh(session.runtime, Region.whole(extent), procs, "t", time.monotonic(), extent, session)
-        wait_until(lambda: len(mesh.deaths()) == 1, "the lost host to be found so", 20.0)
+        wait_until(lambda: len(mesh.deaths()) == 1, "the lost host to be found so")
         mesh.heal().get(LONG_S)
         assert mesh.run("globals().get('kept')").get(LONG_S).values() == (None, 7)
         now = mesh.run("import os; os.getppid()").get(LONG_S).values()
@@ -149,24 +151,22 @@ def check_another_host_is_asked_for(kept: Kept, tmp_path: Path) -> None:
         assert kept.machine(now[0]) not in machines
     finally:
         session.close()
-    wait_until(lambda: not kept.left(), "the engine to have all back", LONG_S)
+    wait_until(lambda: not kept.left(), "the engine to have all back")
     assert not root.exists()
 
 
 def check_all_is_given_back_in_time(kept: Kept, tmp_path: Path) -> None:
     program, agents = brought_up(kept, tmp_path / "meshes", keep_s=1.0)
     end(program)
-    wait_until(lambda: not any(map(psutil.pid_exists, agents)), "the agents to end", LONG_S)
-    wait_until(lambda: not kept.left(), "the engine to have all back", LONG_S)
+    wait_gone(*agents)
+    wait_until(lambda: not kept.left(), "the engine to have all back")
 
 
-def test_another_host_is_asked_for_by_who_takes_it_up_ssh(on_ssh: Kept, tmp_path: Path) -> None:
+def test_another_host_is_asked_for_when_the_mesh_is_attached_ssh(on_ssh: Kept, tmp_path: Path) -> None:
     check_another_host_is_asked_for(on_ssh, tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_another_host_is_asked_for_by_who_takes_it_up_ray(on_ray: Kept, tmp_path: Path) -> None:
+def test_another_host_is_asked_for_when_the_mesh_is_attached_ray(on_ray: Kept, tmp_path: Path) -> None:
     check_another_host_is_asked_for(on_ray, tmp_path)
 
 
@@ -174,17 +174,13 @@ def test_the_engine_has_all_back_when_the_time_is_over_ssh(on_ssh: Kept, tmp_pat
     check_all_is_given_back_in_time(on_ssh, tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_engine_has_all_back_when_the_time_is_over_ray(on_ray: Kept, tmp_path: Path) -> None:
     check_all_is_given_back_in_time(on_ray, tmp_path)
 
 
-@pytest.mark.slow
-def test_another_host_is_asked_for_by_who_takes_it_up_slurm(on_slurm: Kept, tmp_path: Path) -> None:
+def test_another_host_is_asked_for_when_the_mesh_is_attached_slurm(on_slurm: Kept, tmp_path: Path) -> None:
     check_another_host_is_asked_for(on_slurm, tmp_path)
 
 
-@pytest.mark.slow
 def test_the_engine_has_all_back_when_the_time_is_over_slurm(on_slurm: Kept, tmp_path: Path) -> None:
     check_all_is_given_back_in_time(on_slurm, tmp_path)

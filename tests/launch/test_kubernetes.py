@@ -15,7 +15,8 @@ from monarch_kernel.launch.kubernetes import KubernetesLauncher
 from monarch_kernel.wire.config import AGENT_VARIABLE
 from tests.launch.cluster import USER, Cluster, Image, Node, RefusedRequest
 from tests.launch.standin import COMMAND, Home
-from tests.waiting import wait_until
+from tests.support.timing import Bar
+from tests.support.waiting import wait_until
 
 Launch = Callable[..., KubernetesLauncher]
 
@@ -379,14 +380,15 @@ def test_a_quota_is_told_in_numbers(cluster: Cluster, home: Home, make: Launch) 
     ],
 )
 def test_a_cluster_that_is_not_there_for_us(
-    cluster: Cluster, home: Home, make: Launch, options: dict[str, str], words: str
+    cluster: Cluster, home: Home, make: Launch, bar: Bar, options: dict[str, str], words: str
 ) -> None:
     file = cluster.kubeconfig(**{key: value for key, value in options.items() if key in ("token", "url")})
     given = {key: value for key, value in options.items() if key in ("namespace", "context")}
     hosts = make(kubeconfig=file, **given).launch(home.configs([1, 2, 3, 4]))
-    for host in hosts:
-        wait_until(host.poll, "the end", 10.0)  # not for each host anew
-        assert str(host.poll()).startswith(words)
+    with bar.below(10.0, "one attempt for all hosts"):
+        for host in hosts:
+            wait_until(host.poll, "the end")
+            assert str(host.poll()).startswith(words)
 
 
 def test_what_is_wrong_from_the_start(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 from monarch_kernel.actor import Actor, endpoint
@@ -12,6 +11,7 @@ from monarch_kernel.controller.session import current_session
 from monarch_kernel.errors import RemoteError
 from monarch_kernel.launch.local import LocalLauncher
 from monarch_kernel.mesh import Extent, Region
+from tests.support.waiting import LONG_S, wait_until
 
 HEAVY = ("tor" + "ch", "IPy" + "thon", "numpy")
 
@@ -67,14 +67,11 @@ def test_an_interrupt_does_not_cut_short_what_a_cell_needs_imported(tmp_path: Pa
         mesh = HostMesh(session.runtime, Region.whole(Extent({"hosts": 1})), hosts).spawn_procs(device="cpu")
         mesh.run_cell(STALL.format(begun=begun, go_on=go_on, cut=cut), cell=1).get()
         future = mesh.run_cell("%time import time; time.sleep(600)", cell=2)
-        deadline = time.monotonic() + 60.0
-        while not begun.exists():
-            assert time.monotonic() < deadline
-            future.wait(0.01)
+        wait_until(begun.exists, "the import to begin")
         mesh.interrupt()
         mesh.doing().get()  # the rank has had the interrupt
         go_on.touch()
-        error = future.exception(60.0)
+        error = future.exception(LONG_S)
         assert not cut.exists()
         assert isinstance(error, RemoteError)
         assert error.primary.kind == "interrupted"

@@ -16,7 +16,7 @@ from monarch_kernel.errors import LaunchError
 from monarch_kernel.launch.lightning import LightningLauncher
 from tests.launch.lightnings import Cloud, RefusedRequest, lightning_cloud
 from tests.launch.standin import STAND_IN, Home
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="the SDK needs Python 3.11")
 

@@ -22,7 +22,9 @@ from monarch_kernel.mesh import Extent, Region
 from monarch_kernel.wire.config import AgentConfig
 from tests.launch.rays import RayCluster, raylet_of
 from tests.launch.standin import STAND_IN, Home
-from tests.waiting import undisturbed_s, wait_until
+from tests.support.processes import is_gone, wait_gone
+from tests.support.timing import Bar
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -90,10 +92,6 @@ def is_told(host: RayHost, *words: str) -> None:
     assert all(word in told for word in words), told
 
 
-def running(pids: Sequence[int]) -> list[int]:
-    return [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
-
-
 def driver_of(launcher: RayLauncher) -> int:
     assert launcher._driver is not None
     return launcher._driver._process.pid
@@ -102,11 +100,10 @@ def driver_of(launcher: RayLauncher) -> int:
 # -- hosts come and go
 
 
-def test_hosts_come_each_on_a_node_of_its_own(launcher: RayLauncher, home: Home) -> None:
+def test_hosts_come_each_on_a_node_of_its_own(launcher: RayLauncher, home: Home, bar: Bar) -> None:
     assert launcher.progress() == ""
-    begun = undisturbed_s()
-    hosts = launcher.launch(configs(home, [1, 2, 3, 4]))
-    assert undisturbed_s() - begun < 0.5
+    with bar.below(0.5, "the launch, which waits for no host,"):
+        hosts = launcher.launch(configs(home, [1, 2, 3, 4]))
     wait_until(lambda: launcher.progress() in ("Ray: placing", "Ray: starting 4 workers"), "progress")
     come(home, [1, 2, 3, 4])
     wait_until(lambda: launcher.progress() == "", "no more progress")
@@ -120,12 +117,11 @@ def test_hosts_come_each_on_a_node_of_its_own(launcher: RayLauncher, home: Home)
         for name in ("cmdline", "environ"):
             assert home.token.encode() not in Path(f"/proc/{pid}/{name}").read_bytes()
     home.end(2, 0)
-    begun = undisturbed_s()
-    hosts[1].close(5.0)  # ends by itself
-    assert undisturbed_s() - begun < 3
+    with bar.below(3.0, "the end of a host that ends by itself"):
+        hosts[1].close(5.0)
     assert hosts[1].poll()
     hosts[1].close(0.0)  # again: nothing happens
-    assert not running([home.pids[2]])
+    assert is_gone(home.pids[2])
     assert [hosts[0].poll(), hosts[2].poll()] == [None] * 2
 
 
@@ -158,7 +154,7 @@ def test_who_waits_is_told_what_is_free_and_can_be_called_off(
     wait_until(lambda: "1 host with 8 GPUs" in second.progress(), "what it waits for")
     second.close(0.0)
     assert late[0].poll() == "it was given back"
-    assert not running([home.pids[4]])
+    assert is_gone(home.pids[4])
     assert [host.poll() for host in held] == [None] * 3
     launcher.launch(configs(home, [7]))  # nothing is left of the second that would be in the way
     come(home, [7])
@@ -219,9 +215,9 @@ def test_an_agent_that_does_not_end_is_forced_with_what_it_leaves(launcher: RayL
     assert host.address.startswith("tcp://")
     assert host.address.endswith(":4711")
     child = int(host.log_tail()[1])
-    assert running([child])
+    assert not is_gone(child)
     host.close(0.1)
-    assert not running([child])
+    assert is_gone(child)
 
 
 def test_the_end_of_the_driver_ends_the_hosts(cluster: RayCluster, home: Home) -> None:
@@ -231,7 +227,7 @@ def test_the_end_of_the_driver_ends_the_hosts(cluster: RayCluster, home: Home) -
     os.kill(driver_of(launcher), signal.SIGKILL)
     for host in hosts:
         is_told(host, f"the process that talks to Ray (pid {driver_of(launcher)}) was killed by SIGKILL")
-    wait_until(lambda: not running([home.pids[1], home.pids[2]]), "the end of the agents", LONG_S)
+    wait_gone(home.pids[1], home.pids[2])
     launcher.launch(configs(home, [3]))  # by another
     come(home, [3])
     launcher.close(0.0)
@@ -352,7 +348,7 @@ def test_hosts_in_a_placement_group_of_the_program(cluster: RayCluster, home: Ho
     program.go_on()
     program.go_on()
     assert program.hear() == "CREATED"  # the group is the program's
-    assert not running(list(home.pids.values()))
+    assert all(map(is_gone, home.pids.values()))
     program.end()
 
 
@@ -374,10 +370,11 @@ def test_agents_that_outlive_the_program_keep_their_hosts_until_they_end(cluster
     program.process.kill()
     program.process.communicate()
     home.end(1, 0)
-    wait_until(lambda: not running([home.pids[1]]), "the end of one")
-    assert running([driver, home.pids[2]]) == [driver, home.pids[2]]
+    wait_gone(home.pids[1])
+    assert not is_gone(driver)
+    assert not is_gone(home.pids[2])
     home.end(2, 0)
-    wait_until(lambda: not running([driver]), "the end of the driver")
+    wait_gone(driver)
 
 
 # -- real agents

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,19 @@ from monarch_kernel.launch.slurm import SlurmLauncher
 from monarch_kernel.launch.slurm.host import Job
 from monarch_kernel.launch.slurm.words import call, words_of
 from tests.launch import puppet
-from tests.launch.puppet import Desk, make_python, wait_for
+from tests.launch.puppet import Desk, make_python
 from tests.launch.slurms import SlurmCluster, why_no_slurm
+from tests.support.processes import has_ended
+from tests.support.waiting import wait_until
 
 GOLDEN = Path(__file__).parent / "golden"
 NODES = ("n1", "n2", "n3")
 LAUNCHER = "monarch_kernel.launch.slurm.launcher"
 
-needs_slurm = pytest.mark.skipif(bool(why_no_slurm()), reason=why_no_slurm())
+
+def needs_slurm(test: Any) -> Any:
+    """A test of the slow tier, which is skipped where Slurm is not installed."""
+    return pytest.mark.slow(pytest.mark.skipif(bool(why_no_slurm()), reason=why_no_slurm())(test))
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +46,7 @@ def one_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmClust
 def cluster(one_cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> SlurmCluster:
     for name, value in one_cluster.environment.items():
         monkeypatch.setenv(name, value)
-    wait_for(one_cluster.is_idle, "the nodes to be idle")
+    wait_until(one_cluster.is_idle, "the nodes to be idle")
     return one_cluster
 
 
@@ -66,19 +70,11 @@ def launch(cluster: SlurmCluster, tmp_path: Path) -> Iterator[Callable[..., Slur
     for launcher in launchers:
         launcher.close(0.0)
         assert not launcher.directory.exists()
-    wait_for(lambda: not cluster.run("squeue", "-h"), "the end of all jobs")
+    wait_until(lambda: not cluster.run("squeue", "-h"), "the end of all jobs")
 
 
 def end_of(handle: Any) -> str:
-    return str(wait_for(handle.poll, "the end of the host"))
-
-
-def is_gone(pid: int) -> bool:
-    """Whether a process has ended; whoever is init here may take its time to collect it."""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
+    return str(wait_until(handle.poll, "the end of the host"))
 
 
 # -- coming up
@@ -91,16 +87,16 @@ def test_hosts_come_up(launch: Any, desk: Desk, cluster: SlurmCluster) -> None:
     assert launcher.progress().startswith("Slurm: ")
     agents = sorted([desk.greet(), desk.greet()], key=lambda agent: agent.host)
     assert [agent.host for agent in agents] == [3, 4]
-    wait_for(lambda: all(handle.node for handle in handles), "the names of the nodes")
+    wait_until(lambda: all(handle.node for handle in handles), "the names of the nodes")
     assert [agent.hello["env"]["SLURMD_NODENAME"] for agent in agents] == [handle.node for handle in handles]
     assert launcher.progress() == ""
     assert [handle.poll() for handle in handles] == [None, None]
     assert agents[0].hello["argv"] == ["-m", "monarch_kernel.bootstrap", "agent"]
     agents[1].tell("say hello there")
-    wait_for(lambda: handles[1].log_tail() == ("the puppet for host 4 is up", "hello there"), "its log")
+    wait_until(lambda: handles[1].log_tail() == ("the puppet for host 4 is up", "hello there"), "its log")
     assert launcher.directory.stat().st_mode & 0o777 == 0o700
     launcher.close(0.0)
-    assert all(is_gone(agent.pid) for agent in agents)
+    assert all(has_ended(agent.pid) for agent in agents)
 
 
 @needs_slurm
@@ -140,11 +136,11 @@ def test_waits_for_nodes(launch: Any, desk: Desk) -> None:
     desk.greet()
     launcher = launch()
     launcher.launch(desk.configs(3, first=2))
-    wait_for(lambda: "Resources" in launcher.progress(), "Slurm's reason")
+    wait_until(lambda: "Resources" in launcher.progress(), "Slurm's reason")
     assert launcher.progress().startswith("Slurm: Resources (the nodes are in use)")
     first.close(0.0)
     assert {desk.greet().host for _ in range(3)} == {2, 3, 4}
-    wait_for(lambda: not launcher.progress(), "the launcher to see it")
+    wait_until(lambda: not launcher.progress(), "the launcher to see it")
 
 
 @needs_slurm
@@ -199,10 +195,10 @@ def test_node_fails(
     request.addfinalizer(lambda: launcher.close(0.0))
     handles = launcher.launch(desk.configs(2))
     agents = {agent.host: agent for agent in (desk.greet(), desk.greet())}
-    wait_for(lambda: handles[place].node and not launcher.progress(), "both to be up")
+    wait_until(lambda: handles[place].node and not launcher.progress(), "both to be up")
     lost, other = handles[place].node, 1 - place
     cluster.kill_node(lost)
-    wait_for(lambda: is_gone(agents[place + 1].pid), "its end")
+    wait_until(lambda: has_ended(agents[place + 1].pid), "its end")
     text = end_of(handles[place])
     assert f"Slurm has taken node {lost} out of job" in text
     assert "power failure" in text
@@ -215,7 +211,7 @@ def test_node_fails(
     assert again.node != lost
     assert agents[other + 1].tell("run echo here") == "here"
     launcher.close(0.0)
-    assert is_gone(agents[other + 1].pid)
+    assert has_ended(agents[other + 1].pid)
 
 
 @needs_slurm
@@ -246,15 +242,15 @@ def test_close_lets_agents_end(launch: Any, desk: Desk) -> None:
 def test_close_one_of_several(launch: Any, desk: Desk, cluster: SlurmCluster, place: int) -> None:
     handles = launch().launch(desk.configs(3))
     agents = {agent.host: agent for agent in (desk.greet(), desk.greet(), desk.greet())}
-    wait_for(lambda: all(handle.node for handle in handles), "the nodes")
+    wait_until(lambda: all(handle.node for handle in handles), "the nodes")
     agents[place + 1].tell("stay")
     handles[place].close(0.0)
-    wait_for(lambda: is_gone(agents[place + 1].pid), "the end of one")
+    wait_until(lambda: has_ended(agents[place + 1].pid), "the end of one")
     assert end_of(handles[place])
     others = [host for host in (1, 2, 3) if host != place + 1]
     assert [agents[host].tell("run echo here") for host in others] == ["here", "here"]
     if place:  # the first stays until the script has ended
-        wait_for(lambda: cluster.run("squeue", "-h", "-o", "%D").strip() == "2", "Slurm to have the node back")
+        wait_until(lambda: cluster.run("squeue", "-h", "-o", "%D").strip() == "2", "Slurm to have the node back")
     for handle in handles:
         handle.close(0.0)
     assert cluster.run("squeue", "-h") == ""
@@ -268,12 +264,12 @@ def test_the_first_is_given_back_before_its_task_was_heard_of(
     monkeypatch.setattr(f"{LAUNCHER}.words_of", lambda path: [] if is_slow else words_of(path))
     handles = launch().launch(desk.configs(2))
     agents = {agent.host: agent for agent in (desk.greet(), desk.greet())}
-    wait_for(lambda: all(handle.node for handle in handles), "the nodes")
+    wait_until(lambda: all(handle.node for handle in handles), "the nodes")
     agents[1].tell("stay")
     handles[0].close(0.0)
-    assert not is_gone(agents[1].pid)
+    assert not has_ended(agents[1].pid)
     is_slow = False
-    wait_for(lambda: is_gone(agents[1].pid), "the end of the first")
+    wait_until(lambda: has_ended(agents[1].pid), "the end of the first")
     assert "was killed by SIGKILL" in end_of(handles[0])
     assert agents[2].tell("run echo here") == "here"
 
@@ -294,14 +290,14 @@ def test_what_slurm_does_not_do_at_once_is_asked_for_again(
     monkeypatch.setattr(f"{LAUNCHER}.call", busy)
     handles = launch().launch(desk.configs(3))
     agents = {agent.host: agent for agent in (desk.greet(), desk.greet(), desk.greet())}
-    wait_for(lambda: all(handle.pid for handle in handles), "the nodes")
+    wait_until(lambda: all(handle.pid for handle in handles), "the nodes")
     for host in (1, 2):
         agents[host].tell("stay")
         handles[host - 1].close(0.0)
     assert {"srun", "scontrol"} == set(refused)
-    assert not any(is_gone(agents[host].pid) for host in (1, 2))
+    assert not any(has_ended(agents[host].pid) for host in (1, 2))
     is_busy = False
-    wait_for(lambda: is_gone(agents[1].pid) and is_gone(agents[2].pid), "the end of both")
+    wait_until(lambda: has_ended(agents[1].pid) and has_ended(agents[2].pid), "the end of both")
     assert agents[3].tell("run echo here") == "here"
 
 
@@ -310,11 +306,11 @@ def test_hosts_are_closed_one_after_the_other(launch: Any, desk: Desk) -> None:
     """Slurm without accounting shrinks a job only once."""
     handles = launch().launch(desk.configs(3))
     agents = {agent.host: agent for agent in (desk.greet(), desk.greet(), desk.greet())}
-    wait_for(lambda: all(handle.pid for handle in handles), "the nodes")
+    wait_until(lambda: all(handle.pid for handle in handles), "the nodes")
     for host in (2, 3):
         agents[host].tell("stay")
         handles[host - 1].close(0.0)
-        wait_for(lambda host=host: is_gone(agents[host].pid), "its end")
+        wait_until(lambda host=host: has_ended(agents[host].pid), "its end")
         assert end_of(handles[host - 1])
     assert agents[1].tell("run echo here") == "here"
 
@@ -363,7 +359,7 @@ def test_a_job_that_is_submitted_when_nobody_waits_for_it_any_more_is_cancelled(
     handle.close(0.0)
     is_closed.set()
     assert "was given back" in end_of(handle)
-    wait_for(lambda: cluster.run("squeue", "-h") == "", "the job to be cancelled")
+    wait_until(lambda: cluster.run("squeue", "-h") == "", "the job to be cancelled")
 
 
 @needs_slurm
@@ -374,15 +370,20 @@ def test_close_forces_agents(launch: Any, desk: Desk) -> None:
     for agent in agents:
         agent.tell("stay")
     launcher.close(0.0)
-    wait_for(lambda: all(is_gone(agent.pid) for agent in agents), "Slurm to kill them")
+    wait_until(lambda: all(has_ended(agent.pid) for agent in agents), "Slurm to kill them")
 
 
 @needs_slurm
 def test_close_in_the_middle(launch: Any, desk: Desk, cluster: SlurmCluster) -> None:
-    for i in range(3):
+    moments = {
+        "at once": lambda: True,
+        "the job is known": lambda: cluster.run("squeue", "-h"),
+        "a host is up": lambda: desk.greet(),
+    }
+    for what, moment in moments.items():
         launcher = launch()
         handles = launcher.launch(desk.configs(3))
-        time.sleep(0.15 * i)  # to close at another moment
+        wait_until(moment, what)
         launcher.close(0.0)
         assert all(handle.poll() for handle in handles)
         assert cluster.run("squeue", "-h") == ""
@@ -392,7 +393,7 @@ def test_close_in_the_middle(launch: Any, desk: Desk, cluster: SlurmCluster) -> 
 def test_close_while_it_waits(launch: Any, desk: Desk, cluster: SlurmCluster) -> None:
     launcher = launch(sbatch=["--begin=now+1hour"])
     handles = launcher.launch(desk.configs(2))
-    wait_for(lambda: "BeginTime" in launcher.progress(), "Slurm's reason")
+    wait_until(lambda: "BeginTime" in launcher.progress(), "Slurm's reason")
     assert "it was to start later" in launcher.progress()
     handles[0].close(0.0)
     assert "BeginTime" in launcher.progress()
@@ -436,7 +437,7 @@ def test_directory_that_the_nodes_do_not_have(launch: Any, desk: Desk, cluster: 
     """It is taken away before the job begins, as if it were on another machine."""
     launcher = launch(sbatch=["--hold"])
     (handle,) = launcher.launch([desk.config()])
-    wait_for(lambda: "JobHeldUser" in launcher.progress(), "the job")
+    wait_until(lambda: "JobHeldUser" in launcher.progress(), "the job")
     shutil.rmtree(launcher.directory.parent)
     cluster.run("scontrol", "release", handle.job.id)
     assert "do the nodes share" in end_of(handle)

@@ -17,11 +17,13 @@ import pytest
 
 from monarch_kernel.errors import LaunchError
 from tests.launch import puppet
-from tests.launch.puppet import Desk, make_python, wait_for
+from tests.launch.puppet import Desk, make_python
 from tests.launch.sshds import Sshd, SshFolder, why_no_sshd
-from tests.waiting import undisturbed_s
+from tests.support.processes import is_gone
+from tests.support.timing import Bar
+from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.skipif(bool(why_no_sshd()), reason=why_no_sshd())
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_no_sshd()), reason=why_no_sshd())]
 
 ssh = pytest.importorskip("monarch_kernel.launch.ssh")
 
@@ -75,11 +77,7 @@ def launch(folder: SshFolder, server: Any, python: str, desk: Desk) -> Iterator[
 
 
 def end_of(handle: Any) -> str:
-    return str(wait_for(handle.poll, "the end of the host"))
-
-
-def is_gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid)
+    return str(wait_until(handle.poll, "the end of the host"))
 
 
 # -- coming up
@@ -92,7 +90,7 @@ def test_dials_back_through_a_tunnel(launch: Any, desk: Desk) -> None:
     agents = sorted([desk.greet(), desk.greet()], key=lambda agent: agent.host)
     assert [agent.host for agent in agents] == [1, 2]
     assert f"tcp://127.0.0.1:{desk.port}" not in {agent.address for agent in agents}
-    wait_for(lambda: not launcher.progress(), "both to be up")
+    wait_until(lambda: not launcher.progress(), "both to be up")
     assert [handle.poll() for handle in handles] == [None, None]
     assert [handle.address for handle in handles] == ["", ""]
     assert agents[0].hello["argv"] == ["-m", "monarch_kernel.bootstrap", "agent"]
@@ -101,7 +99,7 @@ def test_dials_back_through_a_tunnel(launch: Any, desk: Desk) -> None:
     os.umask(umask)
     assert agents[0].hello["umask"] == umask
     agents[0].tell("say hello there")
-    wait_for(lambda: handles[0].log_tail()[-1:] == ("hello there",), "its log")
+    wait_until(lambda: handles[0].log_tail()[-1:] == ("hello there",), "its log")
     launcher.close(0.0)
     assert all(is_gone(agent.pid) for agent in agents)
     assert not [thread for thread in psutil.Process().threads() if thread.id == -1]
@@ -142,13 +140,13 @@ def test_is_dialled_where_the_tunnel_is_forbidden(launch: Any, desk: Desk, serve
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         nowhere = f"tcp://127.0.0.1:{deaf.getsockname()[1]}"
     (handle,) = launch("strict").launch([desk.config(addresses=(nowhere,), grace_s=30.0)])
-    address = wait_for(lambda: handle.address or handle.poll(), "an address")
+    address = wait_until(lambda: handle.address or handle.poll(), "an address")
     assert address.startswith("tcp://127.0.0.1:"), handle.log_tail()
     agent = desk.dial(address)
     assert agent.host == 1
     strict.break_connections()
-    wait_for(agent.is_cut_off, "the end of the connection")
-    again = wait_for(lambda: _try_to_dial(desk, address), "the same way again")
+    wait_until(agent.is_cut_off, "the end of the connection")
+    again = wait_until(lambda: _try_to_dial(desk, address), "the same way again")
     assert again.pid == agent.pid
     assert handle.address == address
 
@@ -195,7 +193,7 @@ def test_forwarded_agent(
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL)
     config = tmp_path / "config"
     try:
-        wait_for(lambda: os.path.exists(path), "the SSH agent")
+        wait_until(lambda: os.path.exists(path), "the SSH agent")
         environment = {**os.environ, "SSH_AUTH_SOCK": path}
         subprocess.run(["ssh-add", "-q", str(folder.key)], env=environment, check=True)
         text = folder.config.read_text().replace("IdentityAgent none", f"IdentityAgent {path}")
@@ -225,7 +223,7 @@ def test_connection_breaks(launch: Any, desk: Desk, server: Any) -> None:
     again = desk.greet()
     assert (again.pid, again.address) == (agent.pid, agent.address)
     again.tell("say here I am")
-    wait_for(lambda: "here I am" in handle.log_tail(), "its log")
+    wait_until(lambda: "here I am" in handle.log_tail(), "its log")
     assert handle.poll() is None
     again.tell("end 0")
     assert f"the host agent (pid {agent.pid}) ended" in end_of(handle)
@@ -240,7 +238,7 @@ def test_server_ends(launch: Any, desk: Desk, server: Any) -> None:
     text = end_of(handle)
     assert "the SSH connection broke, and could not be made again: lost (" in text
     assert f"connection refused: is sshd running there, on port {lost.port}?" in text
-    wait_for(lambda: is_gone(agent.pid), "the end of the agent")
+    wait_until(lambda: is_gone(agent.pid), "the end of the agent")
 
 
 def test_agent_that_needs_no_connection(launch: Any, desk: Desk, server: Any) -> None:
@@ -248,14 +246,14 @@ def test_agent_that_needs_no_connection(launch: Any, desk: Desk, server: Any) ->
     launcher = launch("lost")
     (handle,) = launcher.launch([desk.config(grace_s=0.3)])
     agent = desk.greet()
-    wait_for(lambda: not launcher.progress(), "it to be up")
+    wait_until(lambda: not launcher.progress(), "it to be up")
     lost.kill()
-    wait_for(lambda: launcher.progress() == "SSH: connecting again to lost", "the launcher to see it")
+    wait_until(lambda: launcher.progress() == "SSH: connecting again to lost", "the launcher to see it")
     time.sleep(0.5)  # longer than it is waited for where it is needed
     assert handle.poll() is None
     assert agent.tell("run echo here") == "here"
     lost.start()
-    wait_for(lambda: not launcher.progress(), "the connection")
+    wait_until(lambda: not launcher.progress(), "the connection")
     handle.close(0.0)
     assert is_gone(agent.pid)
 
@@ -297,25 +295,30 @@ def test_close_forces_an_agent(launch: Any, desk: Desk) -> None:
     assert "SIGKILL" in handle.poll()
 
 
-def test_close_in_the_middle(launch: Any, desk: Desk) -> None:
+def test_close_in_the_middle(launch: Any, desk: Desk, folder: SshFolder) -> None:
     """Connections are being made, agents are being started: nothing comes of it."""
-    for i in range(4):
+    moments = {
+        "at once": lambda launcher: True,
+        "a connection": lambda launcher: any(server.connections() for server in folder.servers),
+        "a host that is connected": lambda launcher: "connecting to a, b, c" not in launcher.progress(),
+        "an agent": lambda launcher: desk.greet(),
+    }
+    for what, has_come in moments.items():
         launcher = launch("a,b,c")
         handles = launcher.launch(desk.configs(3))
-        time.sleep(0.07 * i)  # to close at another moment
+        wait_until(lambda has_come=has_come, launcher=launcher: has_come(launcher), what)  # type: ignore[misc]
         launcher.close(0.0)
         assert all(handle.poll() for handle in handles)
         assert launcher.progress() == ""
 
 
-def test_close_while_nobody_answers(launch: Any, desk: Desk) -> None:
+def test_close_while_nobody_answers(launch: Any, desk: Desk, bar: Bar) -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         launcher = launch(f"127.0.0.1:{deaf.getsockname()[1]}", connect_timeout_s=60.0)
         launcher.launch([desk.config()])
         connection, _ = deaf.accept()
-        began = undisturbed_s()
-        launcher.close(5.0)
-        assert undisturbed_s() - began < 3.0
+        with bar.below(3.0, "the end of a launcher that has no agents yet"):
+            launcher.close(5.0)
         connection.close()
 
 

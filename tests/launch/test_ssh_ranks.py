@@ -12,8 +12,8 @@ import pytest
 from monarch_kernel.actor import shutdown_context
 from monarch_kernel.actor.hosts import allocate
 from monarch_kernel.train.group import GroupStore
-from tests.launch.puppet import wait_for
 from tests.launch.sshds import SshFolder, why_no_sshd
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(bool(why_no_sshd()), reason=why_no_sshd())
 
@@ -57,5 +57,5 @@ def test_a_group_across_hosts_outlives_the_connections(folder: SshFolder) -> Non
     finally:
         store.close()
     hosts.shutdown().get()
-    wait_for(lambda: not list(Path(os.environ["TMPDIR"]).glob("monarch-ssh-*")), "nothing to be left there")
+    wait_until(lambda: not list(Path(os.environ["TMPDIR"]).glob("monarch-ssh-*")), "nothing to be left there")
     launcher.close(0.0)

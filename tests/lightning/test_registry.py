@@ -19,6 +19,7 @@ def run(*lines: str) -> str:
     return ran.stdout.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize("ours_first", [True, False])
 def test_it_is_registered_by_an_import_of_ours_before_or_after(package: str, ours_first: bool) -> None:
@@ -50,6 +51,7 @@ def test_the_extension_registers_it_without_importing_lightning() -> None:
     assert "write strategy=MonarchStrategy(mesh)" in without_notebook
 
 
+@pytest.mark.slow
 def test_where_lightning_is_not_installed_that_is_said() -> None:
     program = [
         "import sys",

@@ -12,12 +12,10 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_kernel.mesh import Extent, Point
-
-unhurried = settings(deadline=None)  # a busy machine is no failure
 
 extents = st.lists(st.sampled_from(["hosts", "gpus", "dp", "tp", "pp", "rack"]), unique=True, max_size=4).flatmap(
     lambda names: st.tuples(*[st.integers(1, 5) for _ in names]).map(
@@ -29,7 +27,6 @@ EXTENT = Extent({"hosts": 2, "gpus": 4})
 HAS = "the axes are hosts=2, gpus=4"
 
 
-@unhurried
 @given(extents)
 def test_points_have_the_coordinates_of_unravel_index(extent: Extent) -> None:
     assert extent.nelements == math.prod(extent.sizes)
@@ -45,7 +42,6 @@ def test_points_have_the_coordinates_of_unravel_index(extent: Extent) -> None:
     assert len({extent.point(rank) for rank in range(extent.nelements)}) == extent.nelements
 
 
-@unhurried
 @given(extents)
 def test_extents_are_mappings_that_survive_pickling(extent: Extent) -> None:
     plain = dict(zip(extent.labels, extent.sizes, strict=True))

@@ -10,12 +10,10 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_kernel.mesh import Extent, Region, Shaped
-
-unhurried = settings(deadline=None)  # a busy machine is no failure
 
 AXES = ["hosts", "gpus", "dp", "tp", "pp", "rack"]
 
@@ -115,14 +113,12 @@ def steps(draw: st.DrawFn, region: Region, model: Model) -> tuple[Region, Model]
     return region.rename(**renames), Model(tuple(renames[axis] for axis in extent), model.ranks)
 
 
-@unhurried
 @given(extents, st.data())
 def test_an_index_selects_what_numpy_selects(extent: Extent, data: st.DataObject) -> None:
     key = tuple(data.draw(indices(size)) for size in extent.sizes)
     Model.whole(extent).take(key).check(Region.whole(extent).index(key))
 
 
-@unhurried
 @given(extents, st.data())
 def test_chains_of_operations_agree_with_numpy(extent: Extent, data: st.DataObject) -> None:
     region, model = Region.whole(extent), Model.whole(extent)

@@ -10,12 +10,10 @@ from enum import IntEnum
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_kernel.mesh import Extent, Region, ValueMesh
-
-unhurried = settings(deadline=None)  # a busy machine is no failure
 
 extents = st.lists(st.sampled_from(["hosts", "gpus", "dp"]), unique=True, max_size=3).flatmap(
     lambda names: st.tuples(*[st.integers(1, 4) for _ in names]).map(
@@ -48,7 +46,6 @@ class Color(IntEnum):
     RED = 1
 
 
-@unhurried
 @given(value_meshes())
 def test_pickling_keeps_every_value_exactly(mesh: ValueMesh[object]) -> None:
     again = pickle.loads(pickle.dumps(mesh))
@@ -58,7 +55,6 @@ def test_pickling_keeps_every_value_exactly(mesh: ValueMesh[object]) -> None:
     assert all(map(same, again.values(), mesh.values()))
 
 
-@unhurried
 @given(extents, st.data())
 def test_slices_hold_what_numpy_would_take(extent: Extent, data: st.DataObject) -> None:
     objects = [object() for _ in range(extent.nelements)]

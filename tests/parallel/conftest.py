@@ -1,4 +1,4 @@
-"""Ranks on which models are spread, and what they train."""
+"""Ranks on which models are spread, and what they train; the modules of this folder share them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from monarch_kernel.actor import shutdown_context
-from tests.ranks import Ranks
+from tests.support.ranks import Ranks
 
 PRELUDE = """
 import copy, gc, torch, torch.distributed as dist
@@ -86,14 +85,7 @@ def trains_as_one(make, example=batch(0, 4), **options):
 """
 
 
-@pytest.fixture(scope="module")
-def session() -> Iterator[None]:
-    """Of all meshes of a module."""
-    yield
-    shutdown_context().get()
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def two(session: None) -> Iterator[Ranks]:
     """Two ranks, along ``dp``."""
     ranks = Ranks(2, PRELUDE)
@@ -101,7 +93,7 @@ def two(session: None) -> Iterator[Ranks]:
     ranks.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def four(session: None) -> Iterator[Ranks]:
     """Four ranks, along ``dp``."""
     ranks = Ranks(4, PRELUDE)

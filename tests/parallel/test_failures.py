@@ -1,4 +1,4 @@
-"""F14 and F16: what fails inside a model is told by the module's full name, its inputs, and its parameters here and in all."""
+"""F14 and F16: an error inside a model names the module in full, its inputs, and its parameters here and on all ranks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from monarch_kernel.errors import RemoteError
 from monarch_kernel.ui.errors import error_block
-from tests.ranks import Ranks
+from tests.support.ranks import Ranks
 
 SPARSE = """
 class SparseAttention(nn.Module):
@@ -69,7 +69,7 @@ def test_a_module_that_was_given_the_wrong_thing(ranks: Ranks, mode: str, strate
 
 
 def test_a_parameter_that_is_used_while_it_is_split(ranks: Ranks) -> None:
-    """The complaint that began it: rank 2 shape mismatch is about as helpful as a check-engine light."""
+    """The complaint that started it: rank 2 shape mismatch is about as helpful as a check-engine light."""
     error = failure(
         ranks,
         "model = parallelize(Net(SparseAttention), mesh, 'fsdp', units=['blocks.1.extra', 'blocks.1.extra.gate'], quiet=True)\n"
@@ -87,7 +87,7 @@ def test_a_parameter_that_is_used_while_it_is_split(ranks: Ranks) -> None:
     )
 
 
-def test_a_plan_that_torch_refuses_is_told_with_what_to_write(ranks: Ranks) -> None:
+def test_the_error_of_a_plan_that_torch_refuses_says_what_to_write(ranks: Ranks) -> None:
     error = failure(
         ranks,
         "model = Net()\nplan = plan_for(model, {'dp': 2}, 'fsdp').edit(units=('blocks',))\nparallelize(model, mesh, plan)",

@@ -1,10 +1,10 @@
-"""What naive wrapping breaks, loudly or silently, each with what is done about it."""
+"""What naive wrapping breaks, loudly or silently, and what `parallelize` does about it."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.ranks import Ranks
+from tests.support.ranks import Ranks
 
 # Layers that a block calls, by `Net(Layer)`.
 LAYERS = '''
@@ -232,7 +232,7 @@ def test_ranks_that_begin_with_other_weights_get_those_of_the_first(ranks: Ranks
     assert "all have those of rank 0 now" in found[1][-1]
 
 
-def test_a_branch_that_depends_on_the_rank_is_told(ranks: Ranks) -> None:
+def test_a_branch_that_depends_on_the_rank_is_reported(ranks: Ranks) -> None:
     said = ranks.fails(
         "class Branch(Net):\n"
         "    def forward(self, tokens):\n"
@@ -342,7 +342,7 @@ def test_a_frozen_module_may_be_kept_from_the_model(ranks: Ranks) -> None:
     )
 
 
-def test_what_is_finite_when_it_runs_again_is_told(ranks: Ranks) -> None:
+def test_what_is_finite_when_it_runs_again_is_reported(ranks: Ranks) -> None:
     said = ranks.fails(
         "m = parallelize(nn.Linear(8, 8), mesh, 'ddp', quiet=True)\n"
         "calls = []\nm.forward = lambda x: (calls.append(1), nn.Linear.forward(m, x) / (0 if len(calls) == 1 else 1))[1]\n"

@@ -1,10 +1,10 @@
-"""What is trained on parts of a batch by several ranks is what one process trains on the whole."""
+"""Several ranks train on parts of a batch what one process trains on the whole."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.ranks import Ranks
+from tests.support.ranks import Ranks
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_model_of_the_meta_device_has_the_same_values_by_any_plan(two: Ranks) 
         assert (split[0][2], whole[0][2]) == ("DTensor", "Parameter")
 
 
-def test_a_layer_that_can_not_make_its_values_is_told(two: Ranks) -> None:
+def test_a_layer_that_can_not_make_its_values_is_named(two: Ranks) -> None:
     code = (
         "class Scale(nn.Module):\n"
         "    def __init__(self, width):\n        super().__init__(); self.by = nn.Parameter(torch.ones(width))\n"
@@ -202,7 +202,7 @@ def test_it_says_what_it_did_on_one_rank(two: Ranks) -> None:
         ),
     ],
 )
-def test_misuses_are_told(two: Ranks, code: str, said: str) -> None:
+def test_misuses_are_explained(two: Ranks, code: str, said: str) -> None:
     assert two.fails(code).startswith(said)
 
 

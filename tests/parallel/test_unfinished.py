@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.ranks import Ranks
+from tests.support.ranks import Ranks
 
 pytestmark = pytest.mark.timeout(200)
 

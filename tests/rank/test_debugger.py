@@ -1,25 +1,23 @@
-"""pdb on ranks, without a notebook: what stops, what it says, what it is told, and what goes on instead."""
+"""pdb on ranks, without a notebook: what stops, what the prompt shows and takes, and what runs on instead."""
 
 from __future__ import annotations
 
-import os
 import queue
-import sys
-import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
-import cloudpickle
 import pytest
 
-from monarch_kernel.actor import Actor, ActorError, ProcMesh, endpoint, shutdown_context, this_host
+from monarch_kernel.actor import Actor, ActorError, ProcMesh, endpoint, this_host
 from monarch_kernel.asking.future import Future
+from monarch_kernel.controller.session import current_session
 from monarch_kernel.errors import RemoteError
 from monarch_kernel.events import KeptError, StopEvent
 from monarch_kernel.wire.messages import ListErrors
-from tests.waiting import undisturbed_s
-
-LONG_S = 60.0
+from tests.support.processes import wait_gone
+from tests.support.timing import Bar
+from tests.support.waiting import LONG_S, wait_until
 
 
 class Body(Actor):
@@ -42,17 +40,6 @@ class AsyncBody(Actor):
         return names.get("value")
 
 
-@pytest.fixture(scope="module")
-def procs() -> Iterator[ProcMesh]:
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    mesh = this_host().spawn_procs({"r": 2}, device="cpu")
-    mesh.initialized.get(LONG_S)
-    yield mesh
-    shutdown_context().get()
-    cloudpickle.unregister_pickle_by_value(module)
-
-
 def errors(mesh: ProcMesh) -> list[KeptError]:
     """What rank 1 keeps."""
     kept: list[KeptError] = mesh.look(1, ListErrors).get(LONG_S)
@@ -65,7 +52,7 @@ class Person:
     def __init__(self, mesh: ProcMesh) -> None:
         self.mesh = mesh
         self.stops: queue.Queue[StopEvent] = queue.Queue()
-        self.runtime = mesh._runtime
+        self.runtime = current_session().runtime
 
     def hear(self, event: object) -> None:
         if isinstance(event, StopEvent):
@@ -199,17 +186,16 @@ def test_a_line_that_comes_too_late_or_twice_is_dropped(person: Person) -> None:
 
 
 @pytest.mark.parametrize("where", ["cell", "endpoint"])
-def test_a_mesh_with_a_rank_that_has_stopped_ends_at_once(person: Person, where: str) -> None:
+def test_a_mesh_with_a_rank_that_has_stopped_ends_at_once(person: Person, where: str, bar: Bar) -> None:
     mesh = this_host().spawn_procs({"r": 1}, device="cpu")
     body: Any = mesh.spawn("body", Body)
     pid = mesh.run("import os\nos.getpid()").get(LONG_S).item(r=0)
     future = (mesh.run if where == "cell" else body.run.call)("breakpoint()\nx = 1")
     person.stop()
-    begun = undisturbed_s()
-    mesh.stop(grace_s=30).get()
-    assert future.exception(LONG_S) is not None
-    while os.path.exists(f"/proc/{pid}"):
-        assert undisturbed_s() - begun < 5
+    with bar.below(5, "the end of the rank"):
+        mesh.stop(grace_s=30).get(LONG_S)
+        assert future.exception(LONG_S) is not None
+        wait_gone(pid)
 
 
 def test_endpoints_stop_too(person: Person) -> None:
@@ -277,19 +263,17 @@ def test_what_can_not_stop_goes_on_and_says_so(procs: ProcMesh, capfd: pytest.Ca
         "import threading\nt = threading.Thread(target=lambda: breakpoint())\nt.start()\nt.join()": "not a thread",
         "import os, pdb\nif (pid := os.fork()) == 0:\n    breakpoint()\n    os._exit(0)\nos.waitpid(pid, 0)\nx = 1": "a child",
     }
+    seen: list[str] = []
+
+    def has_said(text: str) -> bool:
+        one.run("1").get(LONG_S)  # the end of a request shows what was printed before
+        seen.extend(capfd.readouterr())
+        return text in "".join(seen)
+
     for code, why in codes.items():
         one.run(code).get(LONG_S)
-        one.run("print('marker')").get(LONG_S)
-        one._runtime._print()
-        wait_for(capfd, f"was passed over: {why}" if "only in" in why else why)
-
-
-def wait_for(capfd: pytest.CaptureFixture[str], text: str) -> None:
-    seen, deadline = "", time.monotonic() + LONG_S
-    while text not in seen:
-        assert time.monotonic() < deadline, seen
-        captured = capfd.readouterr()
-        seen += captured.out + captured.err
+        text = f"was passed over: {why}" if "only in" in why else why
+        wait_until(partial(has_said, text), f"{text!r} in the output")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a rank takes over of the controller's directory and path, on a machine that may have neither."""
+"""A rank takes over the directory and the path of the controller, where its machine has them."""
 
 from __future__ import annotations
 

@@ -1,13 +1,19 @@
-"""The shell of a rank; each test runs a script in a process of its own, for the shell is the process's `__main__`."""
+"""The shell of a rank; each test runs a script in a process of its own, since the shell is the `__main__` of its process."""
 
 from __future__ import annotations
 
 import re
+import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+
+from monarch_kernel.rank.shell import _is_stopped, _signal
+from tests.support.waiting import wait_until
 
 Script = Callable[[str], Any]  # what the fixture `rank` gives
 
@@ -46,6 +52,17 @@ def test_input_fails_at_once_and_says_what_to_do(rank: Script, call: str) -> Non
     ran = rank(f"report['it'] = told(run({call!r}))")
     assert re.match(r"StdinNotImplementedError: (input|getpass)\(\) cannot ask anyone", ran.report["it"]["headline"])
     assert "Ask in a local cell" in ran.report["it"]["headline"]
+
+
+def test_a_process_that_ended_before_it_could_be_stopped_is_not_waited_for() -> None:
+    with subprocess.Popen(["sleep", "1000"]) as child:
+        process = psutil.Process(child.pid)
+        assert not _is_stopped(process)
+        _signal(process, signal.SIGSTOP)
+        wait_until(lambda: _is_stopped(process), "it to stop")
+        child.kill()
+    assert _is_stopped(process)  # and it has been collected
+    _signal(process, signal.SIGKILL)
 
 
 def test_magics_and_commands(rank: Script, tmp_path: Path) -> None:

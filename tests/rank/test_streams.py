@@ -43,7 +43,7 @@ def test_marks_come_through_any_chunking(pieces: list[bytes], data: st.DataObjec
     assert reader.last == number
 
 
-def test_an_unfinished_mark_is_not_told() -> None:
+def test_an_unfinished_mark_is_not_reported() -> None:
     read, write = os.pipe()
     try:
         os.write(write, b"before")
@@ -57,7 +57,7 @@ def test_an_unfinished_mark_is_not_told() -> None:
     assert (reader.feed(data[-1:]), reader.last) == ([(b"", number), (b"", 0)], number)
 
 
-def test_a_closed_stream_harms_nobody() -> None:
+def test_a_closed_stream_does_no_harm() -> None:
     read, write = os.pipe()
     os.close(read)
     os.close(write)

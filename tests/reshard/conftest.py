@@ -1,4 +1,4 @@
-"""Two meshes for all modules: to import what shards tensors takes each rank a second."""
+"""Two meshes for all modules of this folder: to import what shards tensors takes each rank a second."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.actor import ProcMesh, shutdown_context, this_host
+from monarch_kernel.actor import ProcMesh, this_host
 from monarch_kernel.train.group import GroupStore
-from tests.waiting import LONG_S
+from tests.support.waiting import LONG_S
 
 IMPORTS = """
 import copy, os, pathlib, time, torch, torch.distributed as dist
@@ -42,18 +42,18 @@ def run(mesh: ProcMesh, code: str) -> tuple[Any, ...]:
     return mesh.run(code).get(LONG_S).values()
 
 
-@pytest.fixture(scope="module")
-def meshes() -> Iterator[tuple[ProcMesh, ProcMesh]]:
+@pytest.fixture(scope="package")
+def meshes(session: None) -> Iterator[tuple[ProcMesh, ProcMesh]]:
     """Four ranks that train, two that generate."""
     store = GroupStore()
     trainer = this_host().spawn_procs({"dp": 2, "tp": 2}, name="trainer", device="cpu")
     generator = this_host().spawn_procs({"gpus": 2}, name="generator", device="cpu")
     imports = trainer.run(IMPORTS + SHARDING), generator.run(IMPORTS)
     for mesh, imported in zip((trainer, generator), imports):
-        imported.get()
-        store.form(mesh).get()
+        imported.get(LONG_S)
+        store.form(mesh).get(LONG_S)
     yield trainer, generator
     for mesh in (trainer, generator):
         run(mesh, LEAVE)
+        mesh.stop(grace_s=0).get(LONG_S)
     store.close()
-    shutdown_context().get()

@@ -12,7 +12,7 @@ import torch
 from monarch_kernel.actor import ProcMesh, SupervisionError, this_host
 from monarch_kernel.errors import MoveError, RemoteError
 from tests.reshard.conftest import run
-from tests.waiting import LONG_S
+from tests.support.waiting import LONG_S
 
 
 def is_equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
@@ -70,7 +70,7 @@ def test_what_is_sharded_is_filled_too_and_trains_on(meshes: tuple[ProcMesh, Pro
     assert all(torch.allclose(ours[key], theirs[key]) for key in theirs)
 
 
-def test_autograd_is_told_of_what_was_written(meshes: tuple[ProcMesh, ProcMesh]) -> None:
+def test_autograd_notices_what_was_written(meshes: tuple[ProcMesh, ProcMesh]) -> None:
     trainer, generator = meshes
     run(trainer, "x = torch.ones(3)")
     run(generator, "x = torch.zeros(3, requires_grad=True); y = (x * x).sum()")
@@ -249,8 +249,13 @@ def test_a_source_that_dies_in_the_midst_is_named(meshes: tuple[ProcMesh, ProcMe
 def spring():
     if rank == 0:
         os.kill({pid}, 9)
-    while pathlib.Path('/proc/{pid}').exists() and ') Z' not in pathlib.Path('/proc/{pid}/stat').read_text():
+    while lives():
         time.sleep(0.001)
+def lives():
+    try:
+        return ') Z' not in pathlib.Path('/proc/{pid}/stat').read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 """
     run(generator, TRAP + spring)
     with pytest.raises(SupervisionError) as raised:
@@ -278,7 +283,7 @@ def test_a_target_that_dies_in_the_midst_is_named(meshes: tuple[ProcMesh, ProcMe
     target.stop(grace_s=0).get()
 
 
-def test_a_source_that_writes_meanwhile_is_told(meshes: tuple[ProcMesh, ProcMesh], tmp_path: Path) -> None:
+def test_a_source_that_writes_meanwhile_is_named(meshes: tuple[ProcMesh, ProcMesh], tmp_path: Path) -> None:
     trainer, generator = meshes
     run(
         trainer,

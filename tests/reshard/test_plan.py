@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -27,8 +27,6 @@ from monarch_kernel.reshard.plan import (
     uncovered,
     whole,
 )
-
-unhurried = settings(deadline=None, max_examples=60)  # a busy machine is no failure
 
 shapes = st.lists(st.integers(0, 7), max_size=3).map(tuple)
 
@@ -74,7 +72,6 @@ def sharded(draw: st.DrawFn) -> tuple[tuple[int, ...], list[list[Cut]]]:
 
 
 @given(sharded())
-@unhurried
 def test_a_rank_holds_what_torch_has_it_hold(case: tuple[tuple[int, ...], list[list[Cut]]]) -> None:
     shape, ranks = case
     tensor = torch.arange(int(np.prod(shape))).reshape(shape)
@@ -94,7 +91,6 @@ def moves(draw: st.DrawFn) -> tuple[tuple[int, ...], list[list[Cut]], list[list[
 
 
 @given(moves())
-@unhurried
 def test_every_rank_gets_its_parts_whatever_both_layouts_are(
     case: tuple[tuple[int, ...], list[list[Cut]], list[list[Cut]], list[int]],
 ) -> None:
@@ -134,7 +130,6 @@ def test_what_nobody_holds_is_told() -> None:
 
 
 @given(st.integers(0, 40), st.integers(1, 9))
-@unhurried
 def test_even_cuts_are_those_of_tensor_split(size: int, count: int) -> None:
     spans = [cut_evenly(size, count, index) for index in range(count)]
     split = torch.arange(size).tensor_split(count)

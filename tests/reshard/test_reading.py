@@ -1,4 +1,4 @@
-"""Who is read from, where several have the same."""
+"""The source that a rank reads from, where several have the same."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from monarch_kernel.actor import ProcMesh, SupervisionError, this_host
 from monarch_kernel.errors import MoveError, RemoteError
 from tests.reshard.conftest import run
-from tests.waiting import LONG_S
+from tests.support.waiting import LONG_S
 
 WHOLE = torch.arange(5 * 7 * 3.0).reshape(5, 7, 3)
 
@@ -79,8 +79,8 @@ def moves(draw: st.DrawFn) -> tuple[tuple[int, ...], str | None, int, str | None
 
 
 @given(moves())
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_meshes_of_other_shapes_have_it_cut_otherwise(
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_meshes_of_other_shapes_get_other_parts(
     meshes: tuple[ProcMesh, ProcMesh], case: tuple[tuple[int, ...], str | None, int, str | None, int, bool]
 ) -> None:
     trainer, generator = meshes
@@ -97,7 +97,7 @@ def test_meshes_of_other_shapes_have_it_cut_otherwise(
     assert all(torch.equal(got, split[place]) for got, place in zip(target["x"].values(), places))
 
 
-def test_a_mesh_has_its_own_cut_otherwise(meshes: tuple[ProcMesh, ProcMesh]) -> None:
+def test_a_mesh_cuts_its_own_parts_again(meshes: tuple[ProcMesh, ProcMesh]) -> None:
     trainer, _ = meshes
     trainer.scatter("x", WHOLE, dim=0)
     moved = trainer.all_to_all("x", dim=1)
@@ -105,13 +105,13 @@ def test_a_mesh_has_its_own_cut_otherwise(meshes: tuple[ProcMesh, ProcMesh]) -> 
     assert moved.roads.keys() == {"memory", "process"}
 
 
-def test_everybody_gets_a_value(meshes: tuple[ProcMesh, ProcMesh]) -> None:
+def test_all_ranks_get_a_value(meshes: tuple[ProcMesh, ProcMesh]) -> None:
     trainer, _ = meshes
     trainer.broadcast("x", {"w": WHOLE})
     assert run(trainer, "int(x['w'].sum())") == (int(WHOLE.sum()),) * 4
 
 
-def test_parts_that_make_no_whole_are_told(meshes: tuple[ProcMesh, ProcMesh]) -> None:
+def test_parts_that_make_no_whole_are_refused(meshes: tuple[ProcMesh, ProcMesh]) -> None:
     trainer, generator = meshes
     run(trainer, "x = torch.zeros(2, 3 + rank); y = torch.zeros(rank // 2 + 1, 4); model = make(0)")
     assert trainer.gather("x", dim=1).shape == (2, 18)
@@ -135,7 +135,7 @@ def test_parts_that_make_no_whole_are_told(meshes: tuple[ProcMesh, ProcMesh]) ->
     assert run(trainer, "len(HOME.asker.lendings)") == (0, 0, 0, 0)
 
 
-def test_a_part_whose_rank_is_dead_is_told(meshes: tuple[ProcMesh, ProcMesh]) -> None:
+def test_a_part_whose_rank_is_dead_is_named(meshes: tuple[ProcMesh, ProcMesh]) -> None:
     _, generator = meshes
     source = this_host().spawn_procs({"gpus": 2}, name="source", device="cpu")
     source.scatter("x", WHOLE)

@@ -1,4 +1,4 @@
-"""What is captured of training is put back as it was, into the same objects."""
+"""A snapshot restores the state of training into the same objects."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_training_goes_on_as_it_would_have(others: bool) -> None:
     has = things()
     train(has, range(5))
     captured = capture(has)
-    undisturbed = train(has, range(5, 12))
+    expected = train(has, range(5, 12))
     state = {
         name: value.clone() for name, value in has["model"].state_dict().items() if isinstance(value, torch.Tensor)
     }
@@ -84,7 +84,7 @@ def test_training_goes_on_as_it_would_have(others: bool) -> None:
         put_back(has, captured)
         set_random_state(captured)
         assert (has["model"][1].calls, float(has["model"][1].seen)) == (5, 5.0)
-        assert train(has, range(5, 12)) == undisturbed
+        assert train(has, range(5, 12)) == expected
         for name, value in has["model"].state_dict().items():
             assert not isinstance(value, torch.Tensor) or torch.equal(value, state[name]), name
 
@@ -139,7 +139,7 @@ def test_an_optimizer_of_other_parameters_is_refused() -> None:
         put_back({"optimizer": trained(2, 3)}, capture({"optimizer": trained(2)}))
 
 
-def test_what_can_not_be_put_back_is_said_at_once() -> None:
+def test_what_can_not_be_put_back_is_refused_at_once() -> None:
     with pytest.raises(TypeError, match=r"live.snapshot\(step=...\): a int can't be put back; modules, optimizers"):
         check({"step": 3})
     with pytest.raises(ValueError, match="name what is to be put back"):

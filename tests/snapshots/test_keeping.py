@@ -1,4 +1,4 @@
-"""Which snapshots belong to which loop, and which are let go of."""
+"""Which snapshots belong to which loop, and which ones a rank drops."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def snapshots(rank: Any) -> Iterator[Snapshots]:
     return Snapshots(rank)
 
 
-def test_two_actors_of_a_process_begin_loops_at_once(snapshots: Snapshots) -> None:
+def test_two_actors_of_a_process_start_loops_at_once(snapshots: Snapshots) -> None:
     meet, found = threading.Barrier(2), {}
 
     def act(request: int) -> None:

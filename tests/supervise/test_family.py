@@ -471,4 +471,4 @@ class Trees(RuleBasedStateMachine):
 
 
 TestTrees = Trees.TestCase
-TestTrees.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestTrees.settings = settings(stateful_step_count=50)

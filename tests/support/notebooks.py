@@ -13,7 +13,7 @@ from nbformat import NotebookNode
 
 __all__ = ["NOTEBOOKS", "Run", "read", "text_of"]
 
-NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
 
 class Run:

@@ -1,4 +1,4 @@
-"""Ranks that train, driven by cells."""
+"""Ranks that train, driven by cells; and what tests with process groups share."""
 
 from __future__ import annotations
 
@@ -7,11 +7,32 @@ from typing import Any
 import pytest
 
 from monarch_kernel.actor import ProcMesh, this_host
+from monarch_kernel.describe.stacks import Doing
 from monarch_kernel.errors import RemoteError
 from monarch_kernel.train.group import GroupStore
-from tests.waiting import LONG_S
+from tests.support.waiting import LONG_S, wait_until
 
-__all__ = ["Ranks"]
+__all__ = ["Ranks", "wait_until_in_collective", "warm_up"]
+
+
+def warm_up() -> None:
+    """Start the agent and the zygote, where a test before has ended them.
+
+    A fixture of module scope calls this in a module whose tests spawn meshes themselves: else the first of these tests would
+    leave both behind.
+    """
+    mesh = this_host().spawn_procs({"r": 1}, device="cpu")
+    mesh.initialized.get(LONG_S)
+    mesh.stop(grace_s=0).get(LONG_S)
+
+
+def wait_until_in_collective(mesh: ProcMesh) -> None:
+    """Wait until all ranks of a mesh have started a collective, and wait for its end."""
+
+    def waits(answer: object) -> bool:
+        return isinstance(answer, Doing) and any("wait()" in activity.call for activity in answer.activities)
+
+    wait_until(lambda: all(map(waits, mesh.doing().get(LONG_S).values())), "all ranks to wait in a collective")
 
 
 class Ranks:
@@ -19,7 +40,7 @@ class Ranks:
 
     Attributes:
         mesh: the ranks.
-        store: that forms their group.
+        store: forms their group.
     """
 
     def __init__(self, n: int, prelude: str) -> None:
@@ -40,6 +61,7 @@ class Ranks:
         return caught.value.primary.headline()
 
     def close(self) -> None:
-        """Have the ranks leave their group, and its store end."""
+        """Have the ranks leave their group, and end them and the store."""
         self.run("import gc\nmodel = reference = optimizer = m = None\ngc.collect()\ndist.destroy_process_group()")
+        self.mesh.stop(grace_s=0).get(LONG_S)
         self.store.close()

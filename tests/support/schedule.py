@@ -13,8 +13,9 @@ __all__ = ["Schedule"]
 TOGETHER = {
     "tests/launch/test_kept.py": "Ray",
     "tests/launch/test_ray.py": "Ray",
+    "tests/test_demo_many.py": "Ray",  # it has a cluster of its own: two at a time are slow to start
 }
-"""Modules that share what is expensive -> what it is."""
+"""Modules that share what is expensive, or that should not run at the same time -> what it is."""
 
 
 class Schedule(LoadScopeScheduling):

@@ -1,43 +1,36 @@
-"""Waiting in tests: for what has to happen, not for some time; and how long it took."""
+"""Waiting in tests: for an event, never for some time."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
-__all__ = ["LONG_S", "undisturbed_s", "wait_until"]
+__all__ = ["LONG_S", "wait_for_files", "wait_until"]
 
 LONG_S = 60.0
 """Far more than anything here takes."""
 
+T = TypeVar("T")
 
-def wait_until(condition: Callable[[], object], what: str, within_s: float = LONG_S) -> float:
-    """Wait until a condition holds; gives how long that took, as `undisturbed_s` tells time.
+
+def wait_until(condition: Callable[[], T], what: str, within_s: float = LONG_S) -> T:
+    """Wait until a condition holds, and return its value.
 
     Args:
-        condition: is asked again and again.
-        what: is waited for, in words.
-        within_s: it has taken too long if it took more.
+        condition: called again and again until its value is true.
+        what: the event, in words, for the error.
+        within_s: deadline, seconds. It only bounds how long a failure takes: how soon something happens is for the
+            fixture ``bar`` to assert.
     """
-    begun, last = undisturbed_s(), time.monotonic() + max(within_s, LONG_S)
-    while not condition():
-        assert time.monotonic() < last, f"in vain waited for: {what}"
+    deadline = time.monotonic() + within_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"after {within_s:g} s still waiting for {what}"
         time.sleep(0.002)
-    took_s = undisturbed_s() - begun
-    assert took_s < within_s, f"took {took_s:.1f} s instead of {within_s:g}: {what}"
-    return took_s
+    return value
 
 
-def undisturbed_s() -> float:
-    """A clock that stands still while some program of this machine waits for a core: what takes how long is told by it.
-
-    Our bars are for a machine that has time. Other tests, other programs, and other machines of the same host may take it.
-    """
-    waited_s = 0.0
-    with suppress(OSError):  # a kernel that does not say
-        waited_s = int(Path("/proc/pressure/cpu").read_text().split()[4].removeprefix("total=")) / 1e6
-    stolen = int(Path("/proc/stat").read_text().split(maxsplit=9)[8])
-    return time.monotonic() - waited_s - stolen / os.sysconf("SC_CLK_TCK") / (os.cpu_count() or 1)
+def wait_for_files(folder: Path, *names: str) -> None:
+    """Wait until files exist in a folder; this module travels to ranks by value, so actors may call it, too."""
+    wait_until(lambda: all((folder / name).exists() for name in names), f"{', '.join(names)} in {folder}")

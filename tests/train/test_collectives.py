@@ -1,4 +1,4 @@
-"""Collectives are counted by kind, group and bytes; those that C++ has begun are told as a number."""
+"""Collectives are counted by kind, group and bytes; of those that C++ starts, only their number is reported."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from monarch_kernel.actor import ProcMesh, shutdown_context, this_host
+from monarch_kernel.actor import ProcMesh, this_host
 from monarch_kernel.traffic import Traffic
 from monarch_kernel.train.group import GroupStore
-
-LONG_S = 60.0
+from tests.support.waiting import LONG_S
 
 
 @pytest.fixture(scope="module")
-def procs() -> Iterator[ProcMesh]:
+def procs(session: None) -> Iterator[ProcMesh]:
+    """Two ranks with a process group."""
     store = GroupStore()
-    store._maker.join()
     mesh = this_host().spawn_procs({"dp": 2}, device="cpu", name="c")
     mesh.run("import torch, torch.distributed as dist").get(LONG_S)
     store.form(mesh).get(LONG_S)
     yield mesh
-    shutdown_context().get()
+    mesh.stop(grace_s=0).get(LONG_S)
     store.close()
 
 
@@ -73,7 +72,7 @@ def test_of_a_sparse_tensor_what_it_holds_is_counted(procs: ProcMesh) -> None:
     assert kinds(traffic) == {("", "all_reduce"): (100 * (2 * 8 + 4), 1)}
 
 
-def test_groups_are_told_apart_and_coalesced_ones_are_one(procs: ProcMesh) -> None:
+def test_groups_are_counted_apart_and_coalesced_collectives_as_one(procs: ProcMesh) -> None:
     code = """
 other = dist.new_group([0, 1], group_desc="mine")
 dist.all_reduce(torch.zeros(10), group=other)
@@ -95,7 +94,7 @@ def test_messages_between_two_ranks_are_counted_by_both(procs: ProcMesh) -> None
     assert traffic.unread == 0
 
 
-def test_what_cpp_begins_is_told_as_a_number(procs: ProcMesh) -> None:
+def test_what_cpp_starts_is_reported_as_a_number(procs: ProcMesh) -> None:
     code = """
 import torch.distributed._functional_collectives as functional
 z = functional.all_reduce(torch.ones(4), "sum", dist.group.WORLD); z.tolist()

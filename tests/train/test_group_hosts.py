@@ -5,20 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import cloudpickle
 import pytest
 
-from monarch_kernel.actor import Actor, ProcMesh, SupervisionError, current_rank, endpoint, shutdown_context
+from monarch_kernel.actor import Actor, ProcMesh, SupervisionError, current_rank, endpoint
 from monarch_kernel.controller.session import current_session
 from monarch_kernel.errors import RemoteError
 from monarch_kernel.spmd import setup_torch_elastic_env
 from monarch_kernel.train.group import GroupStore
 from tests.failures.machines import LONG_S, Machines, family, hosts_on
-from tests.waiting import wait_until
+from tests.support.ranks import wait_until_in_collective
 
 SUM = "x = torch.ones(3) * (rank + 1); dist.all_reduce(x); x.tolist()"
 IMPORTS = "import os, pathlib, time, torch, torch.distributed as dist"
@@ -46,17 +44,18 @@ for _ in range(3):
 
 
 @pytest.fixture(scope="module")
-def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+def standing(session: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
     """Agents of the module."""
     machines = Machines(tmp_path_factory.mktemp("agents"))
     current_session().local_host(is_idle=True)  # what stays until the end, before any test: each may leave nothing
     yield machines
-    shutdown_context().get()
+    for hosts in machines.meshes:
+        hosts.shutdown().get(LONG_S)
 
 
 @pytest.fixture
-def machines(tmp_path: Path, standing: Machines) -> Iterator[Machines]:
-    """Agents of one test, which are given back after it."""
+def machines(tmp_path: Path, procs: ProcMesh) -> Iterator[Machines]:
+    """Agents of one test, which end with it; what the first hosts make the controller open is there before."""
     machines = Machines(tmp_path)
     yield machines
     for hosts in machines.meshes:
@@ -125,6 +124,7 @@ def test_a_model_is_trained_on_all_hosts(group: ProcMesh) -> None:
     assert group.run("len({round(each, 6) for each in losses})").get(LONG_S).values() == (3,) * 6
 
 
+@pytest.mark.slow
 def test_forming_again_and_again_keeps_variables_and_descriptors(group: ProcMesh, store: GroupStore) -> None:
     count = "len(os.listdir('/proc/self/fd'))"
     group.run("kept = torch.arange(rank)").get(LONG_S)
@@ -137,6 +137,7 @@ def test_forming_again_and_again_keeps_variables_and_descriptors(group: ProcMesh
     assert group.run("kept.tolist()").get(LONG_S).values() == tuple(list(range(rank)) for rank in range(6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", [0, 1])  # the one that has the store, and another
 def test_a_host_that_is_killed_in_a_collective_frees_the_others_and_is_replaced(
     machines: Machines, store: GroupStore, host: int
@@ -146,10 +147,9 @@ def test_a_host_that_is_killed_in_a_collective_frees_the_others_and_is_replaced(
     first = mesh.view().ranks[2 * host].pid
     agent = next(each for each in machines.agents if first in {process.pid for process in family(each.pid)})
     future = mesh.run(f"if rank // 2 == {host}: time.sleep(600)\n{SUM}")
-    wait_until(lambda: all(rank.state == "running" for rank in mesh.view().ranks), "the cell to run")
-    assert not future.wait(0.3)
+    wait_until_in_collective(mesh.slice(hosts=1 - host))
     os.kill(agent.pid, signal.SIGKILL)
-    error = future.exception(20.0)
+    error = future.exception(LONG_S)
     assert isinstance(error, SupervisionError)
     kinds = {point.rank: report.kind for point, report in error.reports.items()}
     lost = [2 * host, 2 * host + 1]
@@ -165,10 +165,9 @@ def test_a_host_that_is_killed_in_a_collective_frees_the_others_and_is_replaced(
 def test_an_interrupt_frees_ranks_that_wait_for_a_host(group: ProcMesh, store: GroupStore) -> None:
     some = group.slice(hosts=slice(0, 3, 2))
     future = some.run(SUM)
-    wait_until(lambda: sum(rank.state == "running" for rank in group.view().ranks) == 4, "the cell to run")
-    assert not future.wait(0.3)
+    wait_until_in_collective(some)
     future.interrupt()
-    error = future.exception(10.0)
+    error = future.exception(LONG_S)
     assert isinstance(error, RemoteError)
     assert {report.kind for report in error.reports.values()} == {"interrupted"}
     store.form(group).get(LONG_S)
@@ -182,8 +181,8 @@ def test_a_mesh_of_one_host_forms_its_group_there(machines: Machines, group: Pro
     assert group.run(SUM).get(LONG_S).values() == ([21.0] * 3,) * 6
 
 
-def test_a_store_that_cannot_be_reached_is_told_with_what_to_look_at(machines: Machines, store: GroupStore) -> None:
-    """Each host has an address that means itself only, as one behind a firewall has for others."""
+def test_the_error_of_a_store_that_cannot_be_reached_says_what_to_check(machines: Machines, store: GroupStore) -> None:
+    """Each host has an address that only reaches itself, as the address of a host behind a firewall."""
     mesh = hosts_on(machines, 2).spawn_procs({"gpus": 1}, device="cpu", env={"GLOO_SOCKET_IFNAME": "lo"})
     mesh.run(IMPORTS + "\nif rank == 1:\n    " + BLOCK).get(LONG_S)
     error = store.form(mesh).exception(LONG_S)
@@ -194,7 +193,7 @@ def test_a_store_that_cannot_be_reached_is_told_with_what_to_look_at(machines: M
     assert "firewalls" in text
 
 
-def test_an_interface_that_is_not_there_is_told(machines: Machines, store: GroupStore) -> None:
+def test_an_interface_that_does_not_exist_is_named(machines: Machines, store: GroupStore) -> None:
     mesh = hosts_on(machines, 1).spawn_procs({"gpus": 1}, device="cpu", env={"GLOO_SOCKET_IFNAME": "nosuch0"})
     error = store.form(mesh).exception(LONG_S)
     assert isinstance(error, RemoteError)
@@ -202,7 +201,7 @@ def test_an_interface_that_is_not_there_is_told(machines: Machines, store: Group
     assert "lo (127.0.0.1" in str(error)
 
 
-# What a firewall does, as far as one process can have it: connections to the store are refused.
+# What a firewall does, as far as one process can imitate it: it refuses connections to the store.
 BLOCK = """import socket; connect = socket.create_connection
     def refuse(address, *args, **kwargs): raise ConnectionRefusedError(111, 'Connection refused')
     socket.create_connection = refuse"""
@@ -229,13 +228,8 @@ class Reducer(Actor):
             dist.destroy_process_group()
 
 
-def test_actors_form_groups_across_hosts(procs: ProcMesh) -> None:
-    module = sys.modules[__name__]
-    cloudpickle.register_pickle_by_value(module)
-    try:
-        setup_torch_elastic_env(procs)
-        reducers = procs.spawn("reducers", Reducer)
-        assert reducers.environment.call().get(LONG_S).values() == tuple([r, r % 2, 2, r // 2] for r in range(6))
-        assert reducers.total.call().get(LONG_S).values() == (21.0,) * 6
-    finally:
-        cloudpickle.unregister_pickle_by_value(module)
+def test_actors_form_groups_across_hosts(procs: ProcMesh, by_value: None) -> None:
+    setup_torch_elastic_env(procs)
+    reducers = procs.spawn("reducers", Reducer)
+    assert reducers.environment.call().get(LONG_S).values() == tuple([r, r % 2, 2, r // 2] for r in range(6))
+    assert reducers.total.call().get(LONG_S).values() == (21.0,) * 6

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from monarch_kernel.transport import outbox
@@ -347,7 +347,6 @@ messages = st.tuples(
 _GOES_AND_COMES_BACK = [(1, 2, "send"), (2, 0, "send"), (2, 1, "move"), (0, 0, "step"), (0, 0, "step"), (2, 0, "move")]
 
 
-@settings(max_examples=300, deadline=None)
 @example([(message, 0, 0) for message in _GOES_AND_COMES_BACK])
 @given(st.lists(st.tuples(messages, st.integers(0, 3), st.integers(0, 2)), max_size=60))
 def test_whatever_breaks_all_comes_once_and_in_order(script: list[tuple[tuple[int, int, str], int, int]]) -> None:

@@ -19,6 +19,7 @@ import pytest
 
 from monarch_kernel.events import MeshView, RankView
 from monarch_kernel.ui.frames import CARDS, COMMANDS, STATES, Frame, mesh_frame, pack_states, to_json
+from tests.support.timing import Bar
 from tests.ui.pages import AT, STATIC, ViewPage, all_in, browser, drawn, losing_a_host, training, why_not
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def test_cards_say_what_the_golden_frame_says(view: ViewPage) -> None:
     assert "hosts 1, gpus 0" in other.locator(".mk-card").nth(2).inner_text()
 
 
+@pytest.mark.slow
 def test_each_state_has_a_tile_of_its_own_and_its_word(view: ViewPage) -> None:
     ranks = tuple(RankView(i, (("gpus", i),), state) for i, state in enumerate(STATES))
     view.frame(Frame(AT, (mesh_frame(MeshView("m", (("gpus", 6),), ranks), AT),)))
@@ -106,6 +108,7 @@ def test_each_state_has_a_tile_of_its_own_and_its_word(view: ViewPage) -> None:
     assert len(shapes) == len(STATES)
 
 
+@pytest.mark.slow
 def test_heat_map_says_what_the_golden_frame_says(view: ViewPage) -> None:
     frame = golden("large")
     view.frame(frame)
@@ -122,6 +125,7 @@ def test_heat_map_says_what_the_golden_frame_says(view: ViewPage) -> None:
     assert [row.inner_text().split()[:2] for row in rows] == [["94", "dead"], ["88", "dead"], ["82", "dead"]]
 
 
+@pytest.mark.slow
 def test_a_heat_map_that_was_hidden_is_drawn_when_it_is_shown(view: ViewPage) -> None:
     view.page.evaluate("document.getElementById('root').style.display = 'none'")
     for dead in ((), (7,)):
@@ -133,6 +137,7 @@ def test_a_heat_map_that_was_hidden_is_drawn_when_it_is_shown(view: ViewPage) ->
     assert "rank 7," in (view.page.get_by_role("gridcell").get_attribute("aria-label") or "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("axes", "width", "columns"),
     [
@@ -158,6 +163,7 @@ def test_rows_of_the_heat_map_end_where_axes_do(
     view.resize(900)
 
 
+@pytest.mark.slow
 def test_tiles_of_the_heat_map_are_drawn_where_the_cursor_finds_them(view: ViewPage) -> None:
     """Of one rank the state changes: on the canvas only its tile does."""
     states = ["idle"] * 1024
@@ -184,6 +190,7 @@ def test_tiles_of_the_heat_map_are_drawn_where_the_cursor_finds_them(view: ViewP
     assert view.page.locator(".mk-inspector .mk-rank").inner_text() == "rank 77"
 
 
+@pytest.mark.slow
 def test_running_time_goes_on_without_a_frame(view: ViewPage) -> None:
     view.frame(golden("small"))
     view.page.evaluate("window.clock += 30")
@@ -191,6 +198,7 @@ def test_running_time_goes_on_without_a_frame(view: ViewPage) -> None:
     assert "up for 2 min 10 s" in view.page.locator(".mk-about").first.inner_text()
 
 
+@pytest.mark.slow
 def test_throughput_falls_to_nothing_when_no_more_frames_come(view: ViewPage) -> None:
     view.receive({"kind": "history", "meshes": {"trainers": [[1 << 30, 0]] * 60}})
     view.frame(golden("small"))
@@ -208,6 +216,7 @@ def test_throughput_falls_to_nothing_when_no_more_frames_come(view: ViewPage) ->
     assert "at most 2.0 GiB/s" in traffic.inner_text()
 
 
+@pytest.mark.slow
 def test_text_with_html_in_it_is_shown_as_text(view: ViewPage) -> None:
     evil = "<img src=x onerror=alert(1)><b>bold</b>"
     rank = RankView(0, (("gpus", 0),), "failed", last_error=evil, last_line=evil, host=evil, device=evil)
@@ -221,6 +230,7 @@ def test_text_with_html_in_it_is_shown_as_text(view: ViewPage) -> None:
     assert view.page.locator(".mk-name").inner_text() == evil
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "frame", "text"),
     [
@@ -238,12 +248,14 @@ def test_states_without_a_mesh_say_so(view: ViewPage, options: dict[str, Any], f
     assert view.page.get_by_role("region", name="Mesh").count() == 0
 
 
+@pytest.mark.slow
 def test_one_mesh_alone_where_one_is_asked_for(view: ViewPage) -> None:
     view.start(mesh="evaluators")
     view.frame(Frame(AT, (drawn(training(2)), drawn(losing_a_host()))))
     assert view.page.locator(".mk-name").all_inner_texts() == ["evaluators"]
 
 
+@pytest.mark.slow
 def test_the_last_frame_is_shown_as_such_until_the_kernel_is_heard(view: ViewPage) -> None:
     view.start(frame=golden("small"))
     assert "Waiting for the kernel. What is shown was so at" in view.page.locator(".mk-banner").inner_text()
@@ -253,6 +265,7 @@ def test_the_last_frame_is_shown_as_such_until_the_kernel_is_heard(view: ViewPag
     assert button(view, "Interrupt").first.is_enabled()
 
 
+@pytest.mark.slow
 def test_disconnected_is_said_and_nothing_can_be_asked(view: ViewPage) -> None:
     view.frame(Frame(AT, (drawn(training(4, dead=(3,))),)))
     button(view, "Stacks").click()
@@ -274,6 +287,7 @@ def test_disconnected_is_said_and_nothing_can_be_asked(view: ViewPage) -> None:
     assert button(view, "Heal").is_enabled()
 
 
+@pytest.mark.slow
 def test_the_widget_of_a_cell_draws_the_mesh_of_its_model(view: ViewPage) -> None:
     script = """async () => {
         window.view.dispose();
@@ -305,6 +319,7 @@ def test_the_widget_of_a_cell_draws_the_mesh_of_its_model(view: ViewPage) -> Non
 # --- Updates -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_updates_keep_the_focus_and_an_open_traceback(view: ViewPage) -> None:
     first = Frame(AT, (drawn(training(4, failed=(2,))),))
     view.frame(first)
@@ -321,6 +336,7 @@ def test_updates_keep_the_focus_and_an_open_traceback(view: ViewPage) -> None:
     assert card(view, 3).locator(".mk-state").inner_text() == "dead"
 
 
+@pytest.mark.slow
 def test_nothing_is_written_when_nothing_changes(view: ViewPage) -> None:
     for frame in (golden("small"), golden("large")):
         view.frame(frame)
@@ -335,6 +351,7 @@ def test_nothing_is_written_when_nothing_changes(view: ViewPage) -> None:
         view.page.evaluate("window.watch.disconnect()")
 
 
+@pytest.mark.slow
 def test_meshes_and_ranks_that_are_gone_are_taken_away(view: ViewPage) -> None:
     view.frame(Frame(AT, (drawn(training(4)), drawn(losing_a_host()))))
     view.frame(Frame(AT, (drawn(training(2)),)))
@@ -368,6 +385,7 @@ def turned(frame: dict[str, Any], name: str, value: object) -> dict[str, Any]:
     return frame
 
 
+@pytest.mark.slow
 def test_a_loop_says_what_the_golden_frame_says(view: ViewPage) -> None:
     view.frame(golden("loops"))
     loop = the_loop(view)
@@ -391,6 +409,7 @@ def test_a_loop_says_what_the_golden_frame_says(view: ViewPage) -> None:
     assert over.count() == 0
 
 
+@pytest.mark.slow
 def test_curves_are_drawn_whenever_they_come(view: ViewPage) -> None:
     points: list[list[Any]] = [[0, 10, 20, 30], [4.0, None, 2.0, 3.0], [], [], []]
     curves = {"kind": "curves", "mesh": "trainers", "loops": [{"request": 41, "number": 1, "curves": {"loss": points}}]}
@@ -411,6 +430,7 @@ def test_curves_are_drawn_whenever_they_come(view: ViewPage) -> None:
     assert line.get_attribute("d") == "M0.0 50.0h300"
 
 
+@pytest.mark.slow
 def test_a_curve_has_a_band_from_the_least_rank_to_the_greatest_and_names_them(view: ViewPage) -> None:
     view.frame(with_loop())
     points = [[0, 10, 20], [4.0, None, 2.0], [3.0, None, 1.0], [5.0, None, 3.0], [[3, 1.0], [0, 3.0]]]
@@ -427,6 +447,7 @@ def test_a_curve_has_a_band_from_the_least_rank_to_the_greatest_and_names_them(v
     assert not loop.locator(".mk-ends").first.is_visible()
 
 
+@pytest.mark.slow
 def test_buttons_steer_the_loop(view: ViewPage) -> None:
     view.frame(with_loop())
     loop = the_loop(view)
@@ -447,6 +468,7 @@ def test_buttons_steer_the_loop(view: ViewPage) -> None:
     assert loop.get_by_label("Knob batch").is_disabled()
 
 
+@pytest.mark.slow
 def test_knobs_are_turned_by_what_fits_their_kind(view: ViewPage) -> None:
     view.frame(with_loop())
     loop = the_loop(view)
@@ -469,6 +491,7 @@ def test_knobs_are_turned_by_what_fits_their_kind(view: ViewPage) -> None:
     assert loop.get_by_text("a number, please").is_visible()
 
 
+@pytest.mark.slow
 def test_a_knob_that_is_refused_says_why(view: ViewPage) -> None:
     view.frame(with_loop())
     field = the_loop(view).get_by_label("Knob lr", exact=True)
@@ -480,6 +503,7 @@ def test_a_knob_that_is_refused_says_why(view: ViewPage) -> None:
     assert field.input_value() == "0.0003"
 
 
+@pytest.mark.slow
 def test_the_slider_of_a_learning_rate_goes_by_factors(view: ViewPage) -> None:
     view.frame(with_loop())
     slider = the_loop(view).get_by_role("slider")
@@ -493,6 +517,7 @@ def test_the_slider_of_a_learning_rate_goes_by_factors(view: ViewPage) -> None:
     assert slider.get_attribute("aria-valuetext") == "0.01"
 
 
+@pytest.mark.slow
 def test_what_is_being_typed_is_left_alone(view: ViewPage) -> None:
     view.frame(with_loop())
     field = the_loop(view).get_by_label("Knob lr", exact=True)
@@ -508,6 +533,7 @@ def test_what_is_being_typed_is_left_alone(view: ViewPage) -> None:
 # --- Commands ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_buttons_send_commands(view: ViewPage) -> None:
     view.frame(Frame(AT, (drawn(training(4, failed=(2,), dead=(3,))),)))
     button(view, "Interrupt").first.click()
@@ -530,6 +556,7 @@ def test_buttons_send_commands(view: ViewPage) -> None:
     assert {each["command"] for each in commands} == set(COMMANDS)
 
 
+@pytest.mark.slow
 def test_restart_asks_for_a_second_click_that_is_no_double_click(view: ViewPage) -> None:
     view.frame(Frame(AT, (drawn(training(4)),)))
     button(view, "Restart").dblclick()
@@ -543,6 +570,7 @@ def test_restart_asks_for_a_second_click_that_is_no_double_click(view: ViewPage)
     assert view.commands() == []
 
 
+@pytest.mark.slow
 def test_heal_is_there_for_the_dead_alone(view: ViewPage) -> None:
     view.frame(Frame(AT, (drawn(training(4, failed=(1,))),)))
     assert button(view, "Heal").is_disabled()
@@ -555,6 +583,7 @@ def test_heal_is_there_for_the_dead_alone(view: ViewPage) -> None:
     assert view.page.locator(".mk-reply-word").inner_text().endswith("and so on")
 
 
+@pytest.mark.slow
 def test_answers_are_said_and_can_be_dismissed(view: ViewPage) -> None:
     view.frame(Frame(AT, (drawn(training(4)),)))
     button(view, "Stacks").click()
@@ -571,6 +600,7 @@ def test_answers_are_said_and_can_be_dismissed(view: ViewPage) -> None:
     assert view.page.evaluate("document.activeElement.textContent") == "Interrupt"
 
 
+@pytest.mark.slow
 def test_presence_is_said(view: ViewPage) -> None:
     keep = """() => {
         const real = window.setInterval;
@@ -595,6 +625,7 @@ def test_presence_is_said(view: ViewPage) -> None:
 # --- Keyboard and screen reader ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_heat_map_is_walked_by_keyboard(view: ViewPage) -> None:
     view.frame(Frame(AT, (drawn(training(1024, failed=(100,), dead=(900,))),)))
     cell = view.page.get_by_role("gridcell")
@@ -612,6 +643,7 @@ def test_the_heat_map_is_walked_by_keyboard(view: ViewPage) -> None:
     assert view.commands()[-1]["ranks"] == [100]
 
 
+@pytest.mark.slow
 def test_ranks_that_fail_are_told_to_who_does_not_see_it(view: ViewPage) -> None:
     view.frame(Frame(AT, (drawn(training(4)),)))
     assert view.page.locator("[aria-live]").inner_text() == ""
@@ -619,6 +651,7 @@ def test_ranks_that_fail_are_told_to_who_does_not_see_it(view: ViewPage) -> None
     assert view.page.locator("[aria-live]").inner_text() == "trainers: 2 dead, 1 failed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing(view: ViewPage, theme: str) -> None:
     if not AXE.exists():
@@ -677,8 +710,9 @@ def _changed(count: int, step: int) -> MeshView:
     return MeshView("many", (("dp", count // 8), ("tp", 8)), tuple(rank(i) for i in range(count)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "budget_ms"), [(1024, BUDGET_MS), (32, 2 * BUDGET_MS)])
-def test_ranks_that_all_change_take_little_time(view: ViewPage, count: int, budget_ms: float) -> None:
+def test_ranks_that_all_change_take_little_time(view: ViewPage, count: int, budget_ms: float, bar: Bar) -> None:
     """Five updates a second; the time that the main thread of the page took of a processor, by Chromium's own count."""
     frames = [to_json(frame) for frame in changing(count)]
     view.frame(frames[0])
@@ -703,7 +737,7 @@ def test_ranks_that_all_change_take_little_time(view: ViewPage, count: int, budg
     per_update = (busy_ms() - before) / len(frames)
     session.detach()
     print(f"\n{count} ranks: {per_update:.1f} ms of browser time an update")
-    assert per_update <= budget_ms
+    bar.check(per_update / 1000, budget_ms / 1000, "an update")
 
 
 # --- Types -------------------------------------------------------------------------------------------------------------

@@ -25,8 +25,6 @@ from monarch_kernel.wire import messages
 from monarch_kernel.wire.codec import INLINE_NBYTES, STORE, Packed, WireError, dump, dump_call, join, load, pack, split
 from monarch_kernel.wire.messages import Failed, Message, Payload, Ping, Push, Result
 
-unhurried = settings(deadline=None, max_examples=60)  # a busy machine is no failure
-
 KINDS = sorted(
     (
         kind
@@ -108,7 +106,7 @@ def as_data(batch: Sequence[tuple[Message, tuple[bytes, ...]]]) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_every_kind_survives_alone(kind: type[Message], data: st.DataObject) -> None:
     message, frames = data.draw(entries(kind))
@@ -118,7 +116,6 @@ def test_every_kind_survives_alone(kind: type[Message], data: st.DataObject) -> 
         assert again[0][0] == message or "region" in kind.__struct_fields__
 
 
-@unhurried
 @given(st.lists(entries(), min_size=1, max_size=20))
 def test_a_batch_survives_in_order(batch: list[tuple[Message, tuple[bytes, ...]]]) -> None:
     assert as_data(decode(encode(batch))) == as_data(batch)
@@ -156,13 +153,11 @@ def check_refused_or_decoded(parts: Sequence[Any]) -> None:
         pass  # and no other exception
 
 
-@unhurried
 @given(st.lists(st.binary(max_size=60), max_size=4))
 def test_random_bytes(parts: list[bytes]) -> None:
     check_refused_or_decoded(parts)
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.lists(entries(), min_size=1, max_size=4), st.data())
 def test_damaged_messages(batch: list[tuple[Message, tuple[bytes, ...]]], data: st.DataObject) -> None:
     header, *frames = encode(batch)
@@ -176,13 +171,11 @@ def test_damaged_messages(batch: list[tuple[Message, tuple[bytes, ...]]], data: 
     check_refused_or_decoded([header, *frames])
 
 
-@settings(deadline=None, max_examples=100)
 @given(st.sampled_from(KINDS), st.lists(scalars | st.lists(scalars, max_size=3), max_size=8))
 def test_fields_of_wrong_types(kind: type[Message], fields: list[Any]) -> None:
     check_refused_or_decoded([msgspec.msgpack.encode([[kind.__name__, *fields]])])
 
 
-@unhurried
 @given(st.lists(entries(), min_size=1, max_size=4), st.data())
 def test_frames_that_are_missing_or_too_many(
     batch: list[tuple[Message, tuple[bytes, ...]]], data: st.DataObject
@@ -253,13 +246,11 @@ picklable = st.recursive(
 )
 
 
-@unhurried
 @given(picklable)
 def test_plain_values(value: object) -> None:
     assert travel(value) == value
 
 
-@unhurried
 @given(
     st.lists(st.integers(0, 5), max_size=3),
     st.sampled_from(["<i8", ">f4", "?", "c16", "S3", "U2"]),

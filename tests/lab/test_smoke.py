@@ -1,0 +1,23 @@
+"""The newest JupyterLab in a real browser: a mesh comes up, and the panel, the status bar and the widget show it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.lab.conftest import SLOW_MS, UP, Lab, Server
+
+pytest.importorskip("playwright")
+from playwright.sync_api import expect
+
+expect.set_options(timeout=SLOW_MS)
+
+
+def test_ranks_appear(lab: Lab, server: Server) -> None:
+    lab.load(server.write("a.ipynb", UP))
+    lab.show_panel()
+    expect(lab.panel).to_contain_text("No mesh")
+    lab.run(0)
+    for place in (lab.panel, lab.cell(0).locator(".mk-live")):
+        expect(place.locator(".mk-card")).to_have_count(2)
+        expect(place.locator(".mk-card[data-state=idle]")).to_have_count(2)
+    expect(lab.status).to_have_text("t: 2 ranks")

@@ -1,0 +1,212 @@
+"""A pytest plugin: a test leaves nothing behind, or it fails.
+
+After each test, and after the last one of the session, no process, thread, socket, shared memory segment or directory may
+exist that did not exist before. The plugin finds processes in two ways: as descendants of this one, and by a mark in the
+environment, which also finds those that init has adopted.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.support.scratch import MARK, SCRATCH
+
+GRACE_S = 5.0
+"""Closing is asynchronous: what has not gone this long after the test, or after the last that went, is left behind."""
+
+GARBAGE_AFTER_S = 0.05
+"""Most of what a test has closed goes within this time; a collection of garbage takes longer."""
+
+SHARED_MEMORY = Path("/dev/shm")
+
+# Threads that libraries start once and keep: by the start of the name, or by the module of the class.
+KEPT_THREADS = ("Dummy-", "IPythonHistorySavingThread", "asyncio_", "pydevd", "pytest_timeout")
+KEPT_THREAD_MODULES = ("execnet.", "zmq.utils.garbage")
+# multiprocessing keeps this helper for the life of the process that first shared memory.
+KEPT_PROCESSES = (b"multiprocessing.resource_tracker",)
+
+_reported: set[str] = set()  # a leak is reported once, not again at the end of the session
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What exists at one moment, as far as a test could leave it behind."""
+
+    processes: frozenset[int] = field(default_factory=lambda: frozenset(_processes()))
+    threads: frozenset[threading.Thread] = field(default_factory=lambda: frozenset(threading.enumerate()))
+    sockets: frozenset[str] = field(default_factory=lambda: frozenset(_sockets()))
+    segments: frozenset[str] = field(default_factory=lambda: frozenset(_names(SHARED_MEMORY)))
+    scratch: frozenset[str] = field(default_factory=lambda: frozenset(_names(SCRATCH)))
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from looking at what modules have defined, again and again, which takes tenths of a second."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_by_the_session() -> Iterator[None]:
+    """Nothing that fixtures of a wider scope than a function started exists at the end."""
+    before = Snapshot()
+    yield
+    check_nothing_left(before)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(nothing_left_by_the_session: None) -> Iterator[None]:
+    """The test leaves nothing of ours behind."""
+    before = Snapshot()
+    yield
+    check_nothing_left(before)
+
+
+def check_nothing_left(before: Snapshot) -> None:
+    """Wait until all that is new since ``before`` has gone; if it does not go, end it for the next test's sake, and fail."""
+    begin = time.monotonic()
+    left, deadline, is_collected = _left(before), begin + GRACE_S, False
+    while left and time.monotonic() < deadline:
+        if not is_collected and time.monotonic() > begin + GARBAGE_AFTER_S:
+            gc.collect()  # an object in a reference cycle is garbage, not a leak
+            is_collected = True
+        time.sleep(0.005)
+        now = _left(before)
+        if len(now) < len(left):
+            deadline = time.monotonic() + GRACE_S
+        left = now
+    if not left:
+        return
+    for pid in _new_processes(before):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+    _reported.update(left)
+    pytest.fail("the test left behind:\n" + "\n".join(f"  {line}" for line in left), pytrace=False)
+
+
+def _left(before: Snapshot) -> list[str]:
+    left = [f"process {pid}: {_describe(pid)}" for pid in sorted(_new_processes(before))]
+    left += [
+        f"thread {thread.name!r}{' (daemon)' if thread.daemon else ''}"
+        for thread in threading.enumerate()
+        if thread not in before.threads
+        and not thread.name.startswith(KEPT_THREADS)
+        and not type(thread).__module__.startswith(KEPT_THREAD_MODULES)
+    ]
+    left += [f"open socket {name}" for name in sorted(_sockets() - before.sockets)]
+    segments = _names(SHARED_MEMORY) - before.segments
+    if segments:
+        held, foreign = _holders_of_segments()
+        # /dev/shm belongs to the whole machine. A semaphore without an owner is what a killed multiprocessing program left.
+        orphans = {name for name in segments - foreign if not name.startswith("sem.")}
+        left += [f"shared memory {SHARED_MEMORY / name}" for name in sorted(orphans | segments & held)]
+    new = _names(SCRATCH) - before.scratch
+    left += [f"in the temporary directory: {name}" for name in sorted(new) if name.startswith("monarch-")]
+    return [line for line in left if line not in _reported]
+
+
+def _processes() -> set[int]:
+    return {int(name) for name in os.listdir("/proc") if name.isdecimal()}
+
+
+def _new_processes(before: Snapshot) -> set[int]:
+    """Processes that are ours: marked, or descended from this one. Only those new since ``before`` are looked at."""
+    new = _processes() - before.processes
+    parents = {pid: _parent(pid) for pid in new}
+    ours = {pid for pid in new if _is_marked(pid)}
+    for pid in new:
+        line, ancestor = {pid}, parents[pid]
+        while ancestor in new and ancestor not in ours:
+            line.add(ancestor)
+            ancestor = parents[ancestor]
+        if ancestor == os.getpid() or ancestor in ours:
+            ours |= line
+    return {pid for pid in ours if not any(kept in _read(pid, "cmdline") for kept in KEPT_PROCESSES)}
+
+
+def _is_marked(pid: int) -> bool:
+    environ = _read(pid, "environ")
+    deadline = time.monotonic() + GRACE_S
+    while not environ and _is_between_programs(pid) and time.monotonic() < deadline:
+        time.sleep(0.001)
+        environ = _read(pid, "environ")
+    return f"MONARCH_KERNEL_TEST_MARK={MARK}".encode() in environ.split(b"\0")
+
+
+def _is_between_programs(pid: int) -> bool:
+    """Whether a process may be in the middle of an exec(), when its environment is empty for a moment."""
+    fields = _read(pid, "stat").rpartition(b")")[2].split()
+    return bool(fields) and fields[0] not in (b"Z", b"X") and fields[1] != b"2" and os.geteuid() in (0, _owner(pid))
+
+
+def _owner(pid: int) -> int:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return -1
+
+
+def _parent(pid: int) -> int:
+    # The second field is the command in parentheses, and may itself hold spaces and parentheses.
+    fields = _read(pid, "stat").rpartition(b")")[2].split()
+    return int(fields[1]) if fields else 0
+
+
+def _describe(pid: int) -> str:
+    state = _read(pid, "stat").rpartition(b")")[2].split()[:1]
+    if state == [b"Z"]:
+        return "a zombie that its parent has not waited for"
+    return _read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip() or "(no command line)"
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:  # gone meanwhile, or of another user
+        return b""
+
+
+def _sockets() -> set[str]:
+    return {link for link in _links("/proc/self/fd") if link.startswith("socket:")}
+
+
+def _holders_of_segments() -> tuple[set[str], set[str]]:
+    """Names of shared memory that this session's processes hold, and of what only others hold."""
+    ours: set[str] = set()
+    others: set[str] = set()
+    for pid in _processes():
+        mapped = _read(pid, "maps").decode(errors="replace").splitlines()
+        paths = [
+            *(line.partition("/dev/shm/")[2] for line in mapped),
+            *(link.partition("/dev/shm/")[2] for link in _links(f"/proc/{pid}/fd")),
+        ]
+        names = {path.removesuffix(" (deleted)").partition("/")[0] for path in paths if path}
+        (ours if pid == os.getpid() or _is_marked(pid) else others).update(names)
+    return ours, others - ours
+
+
+def _links(folder: str) -> set[str]:
+    links = set()
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            with suppress(OSError):  # the descriptor that lists the folder is closed by now
+                links.add(os.readlink(f"{folder}/{name}"))
+    return links
+
+
+def _names(folder: Path) -> set[str]:
+    try:
+        return set(os.listdir(folder))
+    except OSError:
+        return set()

@@ -1,0 +1,116 @@
+"""A pytest plugin: the tiers of the tests, and the report of those that are too slow for the default tier.
+
+A test chooses its tier by a marker:
+
+- ``slow``: the slow tier. Real engines, browsers, notebooks, campaigns, and what takes more than 5 s.
+- ``timing``: the timing tier. It asserts on elapsed time, and runs alone and serially.
+- no marker: the default tier. A test of it, or of the slow tier, that uses the fixture ``bar`` is run by the timing tier
+  once more, with its bounds on elapsed time.
+
+``--tier`` selects one; without it all tests that are named run, each without its ``bar``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from tests.support.timing import Bar
+
+__all__ = ["LIMIT_S", "OWN_S", "TEXT", "TIERS", "tiers_of"]
+
+TIERS = ("default", "slow", "timing")
+
+LIMIT_S = 5.0
+"""What a test of the default tier may take of its own: its body, and its fixtures of function scope."""
+
+OWN_S = "own_s"
+"""Property of the report of a test's body: what it took of its own, seconds."""
+
+TEXT = "text"
+"""Property of the report of a failure: its text."""
+
+
+def tiers_of(item: pytest.Item) -> frozenset[str]:
+    """The tiers that run a test."""
+    if item.get_closest_marker("timing"):
+        return frozenset({"timing"})
+    tier = "slow" if item.get_closest_marker("slow") else "default"
+    return frozenset({tier, "timing"} if "bar" in getattr(item, "fixturenames", ()) else {tier})
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("tiers")
+    group.addoption("--tier", choices=TIERS, help="run the tests of one tier only")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    tier = config.getoption("tier")
+    if tier is None:
+        return
+    config.hook.pytest_deselected(items=[item for item in items if tier not in tiers_of(item)])
+    items[:] = [item for item in items if tier in tiers_of(item)]
+
+
+@pytest.fixture
+def bar(request: pytest.FixtureRequest) -> Bar:
+    """Bounds on elapsed time, which only the timing tier asserts."""
+    return Bar(request.config.getoption("tier") == "timing" or request.node.get_closest_marker("timing") is not None)
+
+
+class Stopwatch:
+    """Measures what each test takes of its own, and notes that and its tiers in its reports."""
+
+    def __init__(self) -> None:
+        self._setup_s = self._shared_s = 0.0
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, Any, Any]:
+        """A fixture that several tests share is set up at the cost of the first of them."""
+        begin = time.perf_counter()
+        try:
+            return (yield)
+        finally:
+            if fixturedef.scope != "function":
+                self._shared_s += time.perf_counter() - begin
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        if report.when == "setup":
+            self._setup_s, self._shared_s = max(0.0, call.duration - self._shared_s), 0.0
+        elif report.when == "call":
+            report.user_properties.append((OWN_S, round(self._setup_s + call.duration, 3)))
+        if report.failed:
+            report.user_properties.append((TEXT, report.longreprtext))
+        return report
+
+
+class Slowest:
+    """Collects the tests of a run that take more than the default tier allows, and prints them at its end."""
+
+    def __init__(self) -> None:
+        self.too_slow: dict[str, float] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        own_s = dict(report.user_properties).get(OWN_S) if report.when == "call" else None
+        if isinstance(own_s, float) and own_s > LIMIT_S:
+            self.too_slow[report.nodeid] = own_s
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if not self.too_slow:
+            return
+        terminalreporter.section(f"over {LIMIT_S:g} s: for the slow tier, if they are as slow on an idle machine")
+        for test, own_s in sorted(self.too_slow.items(), key=lambda pair: -pair[1]):
+            terminalreporter.line(f"{own_s:6.1f} s  {test}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Stopwatch())
+    if config.getoption("tier") == "default" and not hasattr(config, "workerinput"):  # a worker of xdist prints nothing
+        config.pluginmanager.register(Slowest())
