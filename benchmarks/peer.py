@@ -8,6 +8,7 @@ All peers are timed by the code below, so that their figures mean the same.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -41,7 +42,7 @@ class Mesh(Protocol):
         """Send `value` to the first rank and return what it gave back."""
 
     def cell(self) -> None:
-        """Run the code `pass` on every rank and wait until all have."""
+        """Run the code ``pass`` on every rank and wait until all have."""
 
     def outstanding(self, count: int) -> list[int]:
         """Send 0, 1, ... to the first rank without waiting, then return all that it gave back."""
@@ -152,7 +153,11 @@ def measure(name: str, peer: Peer, mesh: Mesh, ranks: int, timing: Timing) -> fl
         return statistics.fmean(pss_mib(pid) for pid in pids)
     if name == "memory_all":
         below = {child.pid for child in psutil.Process().children(recursive=True)} | set(mesh.pids())
-        return sum(pss_mib(pid) for pid in below) / ranks
+        total = 0.0
+        for pid in below:
+            with contextlib.suppress(psutil.NoSuchProcess):  # a helper of the peer's that has ended since it was listed
+                total += pss_mib(pid)
+        return total / ranks
     if name == "call_one":
         return median_us(mesh.call_one, lambda value: value, timing)
     if name == "call":

@@ -1,6 +1,6 @@
 """dask.distributed as a peer: one single-threaded worker process for each rank, each with an actor.
 
-Of several ways to say the same, the fastest is taken: an actor's method for one rank, `Client.run` for all of them.
+Of several ways to say the same, the fastest is taken: an actor's method for one rank, ``Client.run`` for all of them.
 """
 
 # The peer is optional, so its types are not known everywhere.

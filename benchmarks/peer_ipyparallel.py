@@ -1,4 +1,4 @@
-"""ipyparallel as a peer: one engine for each rank; a call is `apply` of a function, a cell is `DirectView.execute`."""
+"""ipyparallel as a peer: one engine for each rank; a call is ``apply`` of a function, a cell is ``DirectView.execute``."""
 
 # The peer is optional, so its types are not known everywhere.
 # mypy: disable-error-code="import-not-found,import-untyped,misc,untyped-decorator"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-# `python -m` puts the working directory first on the path, so a notebook's own `types.py` or `torch.py` would be imported
+# ``python -m`` puts the working directory first on the path, so a notebook's own ``types.py`` or ``torch.py`` would be imported
 # in place of the library, also by the imports below. IPython puts the directory back before the first cell runs.
 if __name__ == "__main__" and sys.path and not getattr(sys.flags, "safe_path", False):
     del sys.path[0]

@@ -18,6 +18,7 @@ The tree::
     ├── PayloadError               also a TypeError: a value cannot be sent
     ├── PlanError                  a model can't be spread over ranks as it is, or as was asked for
     ├── CheckpointError            a checkpoint could not be saved, is none, or does not fit
+    ├── SnapshotError              there is no snapshot to go back to
     ├── BufferGoneError            memory of another process is no longer there to be read or written
     ├── ForkedError                a process that was forked from a rank, or from the program, has used a handle
     └── MeshDownError              the mesh (or the whole session) has been shut down

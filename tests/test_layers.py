@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -26,7 +26,7 @@ LAYERS = (
     ("rank",),
     ("controller", "reshard"),
     ("actor", "together"),
-    ("parallel", "train", "tensor", "debug", "record", "rdma", "spmd", "doctor"),
+    ("parallel", "train", "rdma", "spmd", "doctor"),
     ("checkpoint", "snapshots", "ui", "output", "syntax"),
     ("running",),
     ("lightning",),
@@ -65,7 +65,6 @@ BEHIND = {
         "snapshots.captured",
         "spmd",
         "train",
-        "tensor",
         "together",
         "wire.tensors",
     ),
@@ -187,6 +186,38 @@ def test_imports_go_down() -> None:
     assert len(sources) > 5
     found = violations(sources, packages)
     assert not found, "\n".join(found)
+
+
+def missing(modules: frozenset[str], layers: Iterable[str], behind: Iterable[str], lazy: Iterable[str]) -> list[str]:
+    """Name what the tables name but the package does not have, and what the package has but no layer names."""
+    inner = {module.partition(".")[2] for module in modules} - {""}
+    parts = {module.partition(".")[0] for module in inner}
+    return [
+        *(f"LAYERS: {name} does not exist" for name in sorted(set(layers) - parts)),
+        *(f"LAYERS: {name} is missing" for name in sorted(parts - set(layers))),
+        *(f"BEHIND: {name} does not exist" for name in sorted(set(behind) - inner)),
+        *(f"ONLY_IN_FUNCTIONS: {name} does not exist" for name in sorted(set(lazy) - parts)),
+    ]
+
+
+def test_each_name_in_the_tables_exists() -> None:
+    names = [name for names in LAYERS for name in names]
+    assert len(names) == len(LEVEL), "a name is in two layers"
+    allowed = [name for names in BEHIND.values() for name in names]
+    assert missing(frozenset(read_package()[0]), names, allowed, [part for _, part in ONLY_IN_FUNCTIONS]) == []
+    assert {library for library, _ in ONLY_IN_FUNCTIONS} <= BEHIND.keys()
+
+
+def test_names_that_do_not_exist_are_reported() -> None:
+    modules = frozenset({"monarch_kernel", "monarch_kernel.a", "monarch_kernel.a.b", "monarch_kernel.c"})
+    assert missing(modules, ["a", "c"], ["a", "a.b"], ["a"]) == []
+    assert missing(modules, ["a", "d"], ["a.c", "e"], ["b"]) == [
+        "LAYERS: d does not exist",
+        "LAYERS: c is missing",
+        "BEHIND: a.c does not exist",
+        "BEHIND: e does not exist",
+        "ONLY_IN_FUNCTIONS: b does not exist",
+    ]
 
 
 def test_no_folder_inside_a_folder_but_those_of_engines() -> None:

@@ -504,7 +504,7 @@ class ProcMesh(Handle, Shaped):
 
         The others go on, with their state. Handles stay good: what is called from now on waits for the new processes, while
         calls that had reached a dead one have failed, and are not repeated. An actor that is made again may take its state
-        from the others (`Actor.__restore__`). Ranks that die meanwhile are replaced, too.
+        from the others (``__restore__``). Ranks that die meanwhile are replaced, too.
 
         Returns:
             The flat ranks that were replaced, when they are up and their actors are made.

@@ -122,7 +122,7 @@ def _traceback_text(error: BaseException, own_files: Collection[str]) -> str:
             continue
         if part.stack:
             kept = [summary for summary in part.stack if not own(summary.filename)]
-            # Frames of ours alone are all there is to find a bug of ours by; but a cell's syntax, or `q`, is not ours.
+            # Frames of ours alone are all there is to find a bug of ours by; but a cell's syntax, or ``q``, is not ours.
             part.stack[:] = _middle_cut(kept if kept or is_not_ours else list(part.stack))
         pending += [part.__cause__, part.__context__, *(getattr(part, "exceptions", None) or ())]
     is_without_place = is_not_ours and not rendered.stack  # that of misspelt code is in the text of the error itself

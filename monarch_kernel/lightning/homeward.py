@@ -1,6 +1,6 @@
 """What comes home from rank 0: the state of its copies, which the notebook's own objects take over.
 
-References to the Trainer, its module, its parameters, callbacks and loggers travel by name (`_name_of`), and become those of
+References to the Trainer, its module, its parameters, callbacks and loggers travel by name (`_known`), and become those of
 the notebook; so an optimizer that comes home has the parameters of the notebook's module. Of callbacks and loggers each
 attribute travels by itself: what can't be pickled (an open file, a progress bar) stays what it was here.
 """

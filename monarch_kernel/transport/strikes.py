@@ -8,7 +8,7 @@ interrupted by whoever learns of the signal: `UserThread.strike`. What that does
 
 - it holds interrupts back, and counts them (`hold`): it is told;
 - it waits for ranks in `Driver.wait`, which nothing may cut in two: its wait is woken, and raises when all is in order
-  (`shielded`);
+  (`ThreadShield`);
 - it runs the user's code (`user_code`): an asynchronous KeyboardInterrupt, which is seen at the next bytecode;
 - it is in an event loop, which waits for the user's coroutine: that is cancelled (``cancel``);
 - else nothing happens.

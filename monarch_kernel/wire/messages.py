@@ -347,7 +347,7 @@ class Inspect(Message, frozen=True):
 
 
 class Look(Message, frozen=True):
-    """Answer with what you do now (`agent.stacks.Doing`), at once, whatever you do. Has its own lane."""
+    """Answer with what you do now (`describe.stacks.Doing`), at once, whatever you do. Has its own lane."""
 
     id: int
 

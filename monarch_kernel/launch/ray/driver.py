@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import sys
 
-# `python -m` puts the working directory first on the path, where a user's own `ray.py` may lie.
+# ``python -m`` puts the working directory first on the path, where a user's own ``ray.py`` may lie.
 if __name__ == "__main__" and sys.path and not getattr(sys.flags, "safe_path", False):
     del sys.path[0]
 
