@@ -53,7 +53,11 @@ def cabled(tmp_path: Path) -> Iterator[Machines]:
 
 
 def _machines(directory: Path, *, through_proxies: bool, bed: Bed | None = None) -> Iterator[Machines]:
-    """Agents in a session of their own: it is counted what the session refuses, and its hosts are lost for good."""
+    """Agents in a session of their own, whose sockets are in the network of the caller.
+
+    Tests count what the session refuses, and lose its hosts for good.
+    """
+    shutdown_context().get()  # of earlier tests
     machines = Machines(directory, through_proxies=through_proxies, bed=bed)
     try:
         yield machines

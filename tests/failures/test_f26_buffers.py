@@ -46,6 +46,7 @@ def lent(tmp_path: Path) -> Iterator[tuple[Machines, Any]]:
     """A rank on a host of its own, whose memory can be reached by the network only; the test is on the controller's host."""
     if why := why_not() or ("" if can_be_apart() else "no process namespaces can be made here"):
         pytest.skip(why)
+    shutdown_context().get()  # the sockets of a session of earlier tests are in another network
     bed = Bed()
     with bed.entered():
         machines = Machines(tmp_path, bed=bed, within=APART)
