@@ -73,7 +73,7 @@ class SlurmCluster:
             "SelectTypeParameters=CR_Core",
             "SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0",
             "ReturnToService=2",
-            "SlurmdTimeout=120",
+            "SlurmdTimeout=20",
             "KillWait=1",
             "GresTypes=gpu",
             *(
