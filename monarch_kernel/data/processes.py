@@ -26,7 +26,7 @@ def open_pidfd(pid: int) -> int:
 
 
 def is_ending(pid: int) -> bool:
-    """Whether a process has ended, or has begun to: it has given its memory back.
+    """Whether a process has ended or is ending: it has given its memory back.
 
     From then on Linux lets only root look at the files of the process, as if it belonged to another user.
     """
