@@ -58,20 +58,6 @@ class Log(Actor):
 class Asker(Actor):
     """Asks others."""
 
-    def __init__(self, other: Any = None) -> None:
-        self.other = other
-
-    @endpoint
-    def stream_of_calls(self, count: int) -> None:
-        me = context().actor_instance.rank.rank
-        for i in range(count):
-            if i % 3 == 0:
-                self.other.note.broadcast((me, i))
-            elif i % 3 == 1:
-                self.other.note.call_one((me, i))
-            else:
-                self.other.note.call_one((me, i)).get(LONG_S)
-
     @endpoint
     def ask(self, other: Any, what: Any) -> Any:
         return other.note.call(what).get(LONG_S)
@@ -99,16 +85,6 @@ class Asker(Actor):
     @endpoint
     def kill_self(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_calls_of_each_sender_arrive_in_their_order(procs: ProcMesh) -> None:
-    log = procs.slice(gpus=2).spawn("log", Log)
-    askers = procs.slice(gpus=slice(0, 2)).spawn("askers", Asker, log)
-    askers.stream_of_calls.call(300).get(LONG_S)
-    seen = log.all.call_one().get(LONG_S)
-    assert sorted(seen) == [(me, i) for me in (0, 1) for i in range(300)]
-    for me in (0, 1):
-        assert [i for who, i in seen if who == me] == list(range(300))
 
 
 def test_a_call_reaches_all_ranks_of_a_mesh_its_own_too(procs: ProcMesh) -> None:

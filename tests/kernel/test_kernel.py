@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -16,16 +15,12 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.kernel.conftest import Notebook
+from tests.kernel.conftest import Notebook, sessions_left
 from tests.support.processes import assert_gone
 from tests.support.timing import Bar
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(120)
-
-
-def sessions() -> set[Path]:
-    return set(Path(tempfile.gettempdir()).glob("monarch-*"))
 
 
 # -- errors
@@ -157,19 +152,19 @@ def test_system_exit_does_not_end_a_rank(notebook: Notebook) -> None:
 
 
 def test_a_shutdown_ends_everything(new_notebook: Callable[..., Notebook]) -> None:
-    before = sessions()
+    before = sessions_left()
     notebook = new_notebook(n=2)
     below = notebook.processes()
     assert len(below) >= 4
-    assert len(sessions()) == len(before) + 1
+    assert len(sessions_left()) == len(before) + 1
     notebook.close()
     assert_gone(below)
-    assert sessions() == before
+    assert sessions_left() == before
 
 
 @pytest.mark.slow
 def test_a_restart_ends_everything_and_starts_again(new_notebook: Callable[..., Notebook]) -> None:
-    before = sessions()
+    before = sessions_left()
     notebook = new_notebook(n=2)
     below = notebook.processes()
     notebook.manager.restart_kernel()
@@ -178,19 +173,19 @@ def test_a_restart_ends_everything_and_starts_again(new_notebook: Callable[..., 
     assert "No mesh is up" in notebook.ok("%mesh").stdout
     notebook.ok("%mesh up t -n 1 --device cpu", 60)
     assert notebook.ok("%%remote\nrank").plain == "[0] 0"
-    assert len(sessions()) == len(before) + 1
+    assert len(sessions_left()) == len(before) + 1
 
 
 @pytest.mark.slow
 def test_a_shutdown_while_a_cell_runs_ends_everything(new_notebook: Callable[..., Notebook]) -> None:
-    before = sessions()
+    before = sessions_left()
     notebook = new_notebook(n=2)
     cell = notebook.send("%%remote\nprint('go', flush=True)\nwhile True: pass")
     cell.wait_for(lambda cell: len(cell.lines()) == 2)
     below = notebook.processes()
     notebook.close()
     assert_gone(below)
-    assert sessions() == before
+    assert sessions_left() == before
 
 
 @pytest.mark.slow
@@ -212,7 +207,7 @@ def test_a_page_that_talks_while_the_kernel_ends_leaves_no_words_in_a_cell(
 
 
 def test_a_killed_kernel_leaves_nothing(new_notebook: Callable[..., Notebook], bar: Bar) -> None:
-    before = sessions()
+    before = sessions_left()
     notebook = new_notebook(n=2)
     cell = notebook.send("%%remote\nimport subprocess\nprint('go', flush=True)\nsubprocess.run(['sleep', '600'])")
     cell.wait_for(lambda cell: len(cell.lines()) == 2)
@@ -220,7 +215,7 @@ def test_a_killed_kernel_leaves_nothing(new_notebook: Callable[..., Notebook], b
     with bar.below(3.0, "the end of what the kernel has started"):
         os.kill(notebook.pid, signal.SIGKILL)
         assert_gone(below)
-    assert sessions() == before
+    assert sessions_left() == before
 
 
 @pytest.mark.slow
