@@ -853,8 +853,12 @@ class Runtime:
 
     def _find(self, wanted: Find) -> None:
         """Give a rank the text of a module of the user's, if there is one."""
-        packed = pack(Fetched(wanted.turn, find_source(wanted.name)))
-        self.enter(lambda now: [Send(wanted.peer, packed)])
+        source = None
+        try:
+            source = find_source(wanted.name)
+        finally:  # its import waits for an answer
+            packed = pack(Fetched(wanted.turn, source))
+            self.enter(lambda now: [Send(wanted.peer, packed)])
 
     def _miss(self, event: OutputEvent | RichEvent) -> None:
         self._missed.append(event)

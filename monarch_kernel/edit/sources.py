@@ -54,7 +54,7 @@ def find_source(name: str) -> ModuleSource | None:
 
 
 def _find_spec(name: str) -> ModuleSpec | None:
-    PathFinder.invalidate_caches()
+    _forget_listings()
     path: Iterable[str] | None = None
     spec = None
     parts = name.split(".")
@@ -69,6 +69,21 @@ def _find_spec(name: str) -> ModuleSpec | None:
         if path is None and i < len(parts) - 1:
             return None
     return spec
+
+
+def _forget_listings() -> None:
+    """Have the next lookup read directories again, as `PathFinder.invalidate_caches` does, which only one thread may call.
+
+    That one deletes entries of the cache, and fails if another thread has deleted them first. So none is deleted here.
+    """
+    for place, finder in list(sys.path_importer_cache.items()):
+        if finder is None:  # it was no directory
+            for hook in sys.path_hooks:
+                with contextlib.suppress(ImportError):
+                    sys.path_importer_cache[place] = hook(place)
+                    break
+        elif hasattr(finder, "invalidate_caches"):
+            finder.invalidate_caches()
 
 
 def read_source(name: str, file: str, is_package: bool) -> ModuleSource:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from monarch_kernel.actor import Actor, ProcMesh, current_rank, endpoint, this_proc
 from monarch_kernel.asking import waits
-from tests.support.waiting import LONG_S, wait_until
+from tests.support.waiting import LONG_S, wait_for_files, wait_until
 
 PROCS = {"r": 3}
 
@@ -24,13 +25,16 @@ class Slow(Actor):
     @endpoint
     def load(self, path: str, *ranks: int) -> int:
         if not ranks or current_rank().rank in ranks:
+            start_of(path, current_rank().rank).touch()
             wait_for(path)
         return current_rank().rank
 
     @endpoint
     def ask(self, other: Any, path: str) -> Any:
         """Wait for an actor that answers only when it was shown that this takes long."""
-        return other.load.call(path).get(warn_after_s=0.3).values()
+        answer = other.load.call(path)
+        wait_until_started(path, 0)  # of its slice
+        return answer.get(warn_after_s=0.3).values()
 
 
 class AsyncSlow(Actor):
@@ -38,8 +42,20 @@ class AsyncSlow(Actor):
 
     @endpoint
     async def load(self, path: str) -> None:
+        start_of(path, current_rank().rank).touch()
         while not Path(path).exists():
             await asyncio.sleep(0.01)
+
+
+def start_of(path: str | Path, rank: int) -> Path:
+    """The file that says that a rank waits for ``path``."""
+    return Path(f"{path}-{rank}")
+
+
+def wait_until_started(path: str | Path, *ranks: int) -> None:
+    """Return when these ranks wait for ``path``: else a busy machine shows what they do before that."""
+    files = [start_of(path, rank) for rank in ranks]
+    wait_for_files(files[0].parent, *(file.name for file in files))
 
 
 def wait_for(path: str) -> None:
@@ -79,12 +95,13 @@ def go(tmp_path: Path) -> Path:
 def test_it_names_the_ranks_that_have_not_answered_and_where_they_are(procs: ProcMesh, go: Path) -> None:
     slow = procs.spawn("slow", Slow)
     slow.load.call("/").get(LONG_S)
+    answers = slow.load.call(str(go), 1, 2)
+    wait_until_started(go, 1, 2)
     with showing(go) as shown:
-        assert slow.load.call(str(go), 1, 2).get(LONG_S, warn_after_s=0.3).values() == (0, 1, 2)
+        assert answers.get(LONG_S, warn_after_s=0.3).values() == (0, 1, 2)
     (text,) = shown  # once
     head, *lines = text.splitlines()
-    assert head.startswith("slow.load: no answer for 0.")
-    assert head.endswith("s from [1-2] of 3")
+    assert re.fullmatch(r"slow\.load: no answer for [\d.]+ s from \[1-2\] of 3", head)
     # They wait in a loop, and may be at different lines of it.
     assert [line.split()[0] for line in lines] in (["[1-2]"], ["[1]", "[2]"], ["[2]", "[1]"])
     for line in lines:
@@ -96,6 +113,7 @@ def test_it_says_which_rank_waits_its_turn(procs: ProcMesh, go: Path) -> None:
     slow = procs.spawn("slow", Slow)
     slow.load.call("/").get(LONG_S)
     first = slow.load.call(str(go), 1)
+    wait_until_started(go, 1)
     with showing(go) as shown:
         assert slow.load.call("/").get(LONG_S, warn_after_s=0.3).values() == (0, 1, 2)
     first.get(LONG_S)
@@ -106,16 +124,19 @@ def test_it_says_which_rank_waits_its_turn(procs: ProcMesh, go: Path) -> None:
 
 def test_of_a_call_of_one_its_rank_is_named(procs: ProcMesh, go: Path) -> None:
     slow: Any = procs.spawn("slow", Slow)
+    future = slow.load.choose(str(go))
+    wait_until_started(go, future.rank)
     with showing(go) as shown:
-        future = slow.load.choose(str(go))
         assert future.get(LONG_S, warn_after_s=0.3) == future.rank
     assert f"s from [{future.rank}]\n" in shown[0]
 
 
 def test_endpoints_that_await_are_seen_where_they_do(procs: ProcMesh, go: Path) -> None:
     slow = procs.spawn("slow", AsyncSlow)
+    answers = slow.load.call(str(go))
+    wait_until_started(go, 0, 1, 2)
     with showing(go) as shown:
-        slow.load.call(str(go)).get(LONG_S, warn_after_s=0.3)
+        answers.get(LONG_S, warn_after_s=0.3)
     assert "[0-2] " in shown[0]
     assert "await asyncio.sleep(0.01)" in shown[0]
 
@@ -125,7 +146,9 @@ def test_an_await_shows_it_too(procs: ProcMesh, go: Path, monkeypatch: pytest.Mo
     slow = procs.spawn("slow", Slow)
 
     async def wait() -> Any:
-        return (await slow.load.call(str(go))).values()
+        answers = slow.load.call(str(go))
+        wait_until_started(go, 0, 1, 2)
+        return (await answers).values()
 
     with showing(go) as shown:
         assert asyncio.run(asyncio.wait_for(wait(), LONG_S)) == (0, 1, 2)
@@ -135,8 +158,10 @@ def test_an_await_shows_it_too(procs: ProcMesh, go: Path, monkeypatch: pytest.Mo
 def test_actors_of_the_controller_are_seen(procs: ProcMesh, go: Path) -> None:
     here = this_proc().spawn("here", Slow)
     try:
+        answers = here.load.call(str(go))
+        wait_until_started(go, 0)
         with showing(go) as shown:
-            here.load.call(str(go)).get(LONG_S, warn_after_s=0.3)
+            answers.get(LONG_S, warn_after_s=0.3)
     finally:
         here.stop().get(LONG_S)
     assert "here.load: no answer for" in shown[0]
@@ -162,9 +187,11 @@ def test_a_rank_that_waits_shows_it_as_its_own_output(
 
 
 def test_a_process_that_does_not_answer_is_said_to(procs: ProcMesh, go: Path) -> None:
-    procs.run("import ctypes").get(LONG_S)
+    holds_the_gil = f"ctypes.PyDLL(None).system(b'touch {go}-%d; until test -e {go}; do sleep 0.01; done' % rank)"
+    answers = procs.run(f"import ctypes; {holds_the_gil}")
+    wait_until_started(go, 0, 1, 2)
     with showing(go) as shown:
-        procs.run("ctypes.PyDLL(None).sleep(2)").get(LONG_S, warn_after_s=0.3)
+        answers.get(LONG_S, warn_after_s=0.3)
     assert "[0-2] does not say what it does" in shown[0]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,31 @@ def test_a_module_is_found_as_an_import_would(folder: Path) -> None:
     assert find_source("pack.nothing") is None
     assert find_source("single.below") is None
     assert find_source("") is None
+
+
+def test_threads_look_for_modules_at_the_same_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has directories read again, and the caches of the interpreter are shared."""
+    gone = {f"{folder}/gone-{i}": None for i in range(500)}
+    monkeypatch.setattr(sys, "path_importer_cache", {**sys.path_importer_cache, **gone})
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            found = list(threads.map(find_source, ["single"] * 40))
+    finally:
+        sys.setswitchinterval(interval_s)
+    assert all(source is not None and source.text for source in found)
+
+
+def test_a_directory_that_comes_later_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    later = tmp_path / "later"
+    monkeypatch.syspath_prepend(str(later))
+    assert find_source("comes_later") is None
+    later.mkdir()
+    (later / "comes_later.py").write_text("x = 1")
+    source = find_source("comes_later")
+    assert source is not None
+    assert source.text == "x = 1"
 
 
 def test_what_is_not_the_users_is_not_given() -> None:

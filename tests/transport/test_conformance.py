@@ -234,9 +234,10 @@ class TestTransport:
         net.controller.wait(0.05)
         bar.check_above(time.monotonic() - begin, 0.045, "the wait after that")
 
-    def test_no_wake_is_lost(self, net: Net) -> None:
+    @pytest.mark.parametrize("rounds", [300, pytest.param(3000, marks=pytest.mark.slow)])
+    def test_no_wake_is_lost(self, net: Net, rounds: int) -> None:
         """The controller sees a flag that another thread sets before it wakes, however the two interleave."""
-        rounds, asked, seen = 2000, [0], threading.Semaphore(0)
+        asked, seen = [0], threading.Semaphore(0)
 
         def ask() -> None:
             for i in range(rounds):

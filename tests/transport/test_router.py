@@ -84,10 +84,10 @@ def test_what_comes_from_another_machine_while_it_looks_is_not_missed(
     for module in (zmq_module, sockets_module):
         monkeypatch.setattr(module, "has_message", look)
     router._beat_at = time.monotonic() + 2 * LONG_S  # a beat would end the wait
-    agent.say(b"before")
-    assert receive(router) == (host_peer(HOST), [b"before"])
+    while looks <= after:  # how often it looks for one message depends on when that comes
+        agent.say(b"before")
+        assert receive(router) == (host_peer(HOST), [b"before"])
     assert receive(router) == (host_peer(HOST), [b"just now"])
-    assert looks > after
     bar.check(time.monotonic() - said_at, 2.5, "a message from another machine")
 
 
