@@ -416,14 +416,13 @@ class Cluster:
         self._update(name, containerStatuses=_container(waiting={"reason": "ContainerCreating"}))
         self.tell_event(name, "Pulling", f'Pulling image "{wanted}"')
         image = self.images.get(wanted, Image(problem=f'failed to resolve reference "{wanted}": not found'))
-        if image.problem:
+        if had_problem := bool(image.problem):  # a test may solve it from here on
             waiting = {"reason": "ErrImagePull", "message": f"rpc error: code = NotFound desc = {image.problem}"}
             self._update(name, containerStatuses=_container(waiting=waiting))
             self.tell_event(name, "Failed", f'Failed to pull image "{wanted}": {image.problem}', "Warning")
             waiting = {"reason": "ImagePullBackOff", "message": f'Back-off pulling image "{wanted}"'}
             self._update(name, containerStatuses=_container(waiting=waiting))
         with self._changed:
-            had_problem = bool(image.problem)
             while self._goes_on(name) and (image.problem or not image.is_there.is_set()):
                 self._changed.wait(0.02)
                 if had_problem and not image.problem:
