@@ -21,7 +21,7 @@ from monarch_kernel.controller.session import current_session
 from monarch_kernel.launch.local import LocalLauncher
 from monarch_kernel.mesh import Extent, Region
 from monarch_kernel.transport.packets import PacketListener, PacketSocket
-from monarch_kernel.wire.marks import DIGITS, FIRST_MARK, MARK
+from monarch_kernel.wire.marks import FIRST_MARK, MarkReader, mark_bytes, new_secret
 
 __all__ = ["Costs", "measure_costs"]
 
@@ -117,10 +117,14 @@ def _within_a_host(nbytes: int, count: int) -> float:
 def _pipe() -> float:
     """Time of an agent for what one rank writes in one cell: a line and a mark, and a mark in the other stream."""
     ends = [os.pipe(), os.pipe()]
-    streams = [OutputStream(1, "stdout", ends[0][0]), OutputStream(1, "stderr", ends[1][0])]
+    secret = new_secret()
+    streams = [
+        OutputStream(1, "stdout", ends[0][0], MarkReader(secret)),
+        OutputStream(1, "stderr", ends[1][0], MarkReader(secret)),
+    ]
     best = float("inf")
     for turn in range(200):
-        mark = b"%s%0*d" % (MARK, DIGITS, FIRST_MARK + 2 * turn)
+        mark = mark_bytes(secret, FIRST_MARK + 2 * turn)
         os.write(ends[0][1], b"the same on all ranks\n" + mark)
         os.write(ends[1][1], mark)
         begin = time.perf_counter()

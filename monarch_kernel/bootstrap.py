@@ -89,12 +89,14 @@ def agent_config(environment: MutableMapping[str, str], read: Callable[[], bytes
     return config if config.directory else config.placed(tempfile.mkdtemp(prefix="monarch-"))
 
 
-def run_light_rank(spec: RankSpec, addresses: Sequence[str], token: str, helper: int) -> None:
+def run_light_rank(spec: RankSpec, addresses: Sequence[str], token: str, helper: int, secret: str) -> None:
     """Be a rank that has neither torch nor IPython, until the user's code imports them."""
-    run_rank(spec, addresses, token, helper, is_light=True)
+    run_rank(spec, addresses, token, helper, secret, is_light=True)
 
 
-def run_rank(spec: RankSpec, addresses: Sequence[str], token: str, helper: int, *, is_light: bool = False) -> None:
+def run_rank(
+    spec: RankSpec, addresses: Sequence[str], token: str, helper: int, secret: str, *, is_light: bool = False
+) -> None:
     """Be a rank, in a process that was just forked from the zygote."""
     from monarch_kernel.actor.hosting import host_actors
     from monarch_kernel.actor.procs import ProcMesh
@@ -113,7 +115,7 @@ def run_rank(spec: RankSpec, addresses: Sequence[str], token: str, helper: int, 
     from monarch_kernel.wire.messages import LoopGrant
 
     settle(spec)
-    marks = install_streams()
+    marks = install_streams(secret)
     faulthandler.enable(2, all_threads=False)
     name = rank_peer(spec.proc, spec.incarnation)
     controller, gateway = addresses

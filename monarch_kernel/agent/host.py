@@ -28,6 +28,7 @@ then, which is always told which groups there are (`Bequest`), and is replaced a
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import resource
@@ -35,6 +36,7 @@ import selectors
 import shutil
 import signal
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -63,6 +65,7 @@ from monarch_kernel.transport.gateway import Gateway
 from monarch_kernel.transport.strangers import free_descriptors
 from monarch_kernel.wire.codec import WireError, join, pack, split
 from monarch_kernel.wire.config import DETACHED, KEPT_FILES, LISTENS, AgentConfig
+from monarch_kernel.wire.marks import MarkReader, new_secret
 from monarch_kernel.wire.messages import (
     Attach,
     Backlog,
@@ -115,6 +118,8 @@ CONNECT_S = 60.0
 """How long an agent on another machine tries to reach the controller."""
 
 _IDLE_S = 0.5
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
+"""Errors of opening and of watching a file that may go away: no descriptor, no memory, no watch of epoll is left."""
 
 
 @dataclass
@@ -161,6 +166,7 @@ class HostAgent:
         self._epoch = 0
         self._leave_at: float | None = None
         self._backlog = OutputBacklog()
+        self._late: list[OutputStream] = []  # their successors can't be opened yet
         self._losses: list[Lost] = []
         self._incarnations: dict[int, int] = {}  # of the places where another rank was before
         self._output_at = 0.0
@@ -310,10 +316,9 @@ class HostAgent:
             return
         self._is_detached = True
         self._keep_until = time.monotonic() + self._keep_s if self._keep_s else float("inf")
-        path = os.path.join(self._config.directory, DETACHED)
-        with open(f"{path}.new", "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            json.dump({"since": time.time()}, file)
-        os.replace(f"{path}.new", path)
+        if not say_detached(self._config.directory, time.time()):  # no kernel could ever attach
+            print(f"the directory {self._config.directory} is gone: it ends", file=sys.stderr, flush=True)
+            self._end_session()
 
     def _attach(self, message: Attach) -> None:
         """Tell a new controller all that the last one knew of us, and what has been written and lost since."""
@@ -354,7 +359,8 @@ class HostAgent:
             self._zygote = self._make_zygote()
             self._watch_zygote()
         theirs = []
-        for spec in specs:
+        secrets = [new_secret() for _ in specs]
+        for spec, secret in zip(specs, secrets):
             streams = []
             ends = []
             log = RankLog(self._config.directory, spec.proc, goes_on=spec.incarnation > 0)
@@ -364,7 +370,7 @@ class HostAgent:
                 self._losses = [loss for loss in self._losses if loss.proc != spec.proc]
             for name in ("stdout", "stderr"):
                 read_end, write_end = os.pipe2(os.O_CLOEXEC)
-                stream = OutputStream(spec.proc, name, read_end, log)
+                stream = OutputStream(spec.proc, name, read_end, MarkReader(secret), log)
                 self._selector.register(read_end, selectors.EVENT_READ, partial(self._read, stream))
                 streams.append(stream)
                 ends.append(write_end)
@@ -372,7 +378,7 @@ class HostAgent:
             self._gateway.expect(rank_peer(spec.proc, spec.incarnation))
             theirs.append((ends[0], ends[1]))
         try:
-            self._zygote.fork(specs, theirs)
+            self._zygote.fork(specs, theirs, secrets)
         except OSError:
             self._zygote_ended()
         finally:
@@ -462,15 +468,36 @@ class HostAgent:
     def _follow(self, stream: OutputStream) -> None:
         """Read the pipe with which a rank has replaced one, and the old one for as long as somebody writes to it."""
         rank = self._ranks[stream.proc]
+        path = f"/proc/{rank.pid}/fd/{stream.successor}"
+        fd = -1
         try:
-            fd = os.open(f"/proc/{rank.pid}/fd/{stream.successor}", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # the rank has ended
+            fd = _open_pipe(path)
+            successor = stream.succeed(fd)
+            self._selector.register(fd, selectors.EVENT_READ, partial(self._read, successor))
+        except OSError as error:
+            if fd >= 0:
+                os.close(fd)
+            if error.errno in _NO_ROOM:  # the rank keeps the pipe open until it is read
+                if stream not in self._late:
+                    print(f"the output of the rank with pid {rank.pid} waits: {error}", file=sys.stderr, flush=True)
+                    self._late.append(stream)
+                return
+            if error.errno not in (errno.ENOENT, errno.ESRCH):  # else the rank has ended
+                print(f"the output of the rank with pid {rank.pid} is lost: {error}", file=sys.stderr, flush=True)
             stream.successor = -1
             return
-        rank.streams = [each for each in rank.streams if each.fd >= 0 or each.waiting]
-        successor = stream.succeed(fd)
+        stream.successor = -1
+        rank.streams = [each for each in rank.streams if each.fd >= 0 or each.waiting or each in self._late]
         rank.streams.append(successor)
-        self._selector.register(fd, selectors.EVENT_READ, partial(self._read, successor))
+
+    def _follow_late(self) -> None:
+        """Try again to read the pipes for which there was no room."""
+        for stream in list(self._late):
+            rank = self._ranks.get(stream.proc)
+            if rank is not None and stream in rank.streams:
+                self._follow(stream)
+            if stream.successor < 0 or rank is None or stream not in rank.streams:
+                self._late.remove(stream)
 
     def _flush_output(self, now: float) -> None:
         self._output_due = None
@@ -548,7 +575,8 @@ class HostAgent:
             return max(0.0, self._output_due - time.monotonic())
         if self._holds_output:
             return OUTPUT_EVERY_S
-        if self._groups or any(rank.kill_at is not None for rank in self._ranks.values()) or self._keeper.is_waiting:
+        is_killing = any(rank.kill_at is not None for rank in self._ranks.values())
+        if self._groups or is_killing or self._keeper.is_waiting or self._late:
             return 0.05
         return min(_IDLE_S, self._config.beat_s)
 
@@ -588,6 +616,7 @@ class HostAgent:
             self._kill(list(self._ranks), TIME_OVER_GRACE_S)
             self._leave_at = now + TIME_OVER_GRACE_S + GROUP_GRACE_S
         self._keeper.do_what_is_due(now)
+        self._follow_late()
         for rank in self._ranks.values():
             if rank.kill_at is not None and now >= rank.kill_at:
                 signal_rank(rank.pid, signal.SIGKILL)
@@ -646,21 +675,12 @@ class HostAgent:
             os.close(self._controller_fd)
         has_own = self._config.has_own_directory
         if self._is_time_over and not has_own:
-            self._leave_word()
+            leave_word(self._config.directory)
         elif self._session_over or has_own:  # else the controller lives on, and may launch another agent
             shutil.rmtree(self._config.directory, ignore_errors=True)
             if self._outlives and not has_own:
                 with contextlib.suppress(OSError):  # others are there
                     os.rmdir(os.path.dirname(self._config.directory))
-
-    def _leave_word(self) -> None:
-        """Remove all but what says which mesh it was, and since when nobody had it: who looks for it is told."""
-        for entry in os.scandir(self._config.directory):
-            if entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(entry.path, ignore_errors=True)
-            elif entry.name not in KEPT_FILES:
-                with contextlib.suppress(OSError):
-                    os.unlink(entry.path)
 
     def _kill_children(self) -> None:
         with open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:
@@ -678,6 +698,48 @@ def _take(streams: Sequence[OutputStream], now: float, *, last: bool = False) ->
             yield chunk
         if chunk is None or not stream.waiting:
             left.remove(stream)
+
+
+def say_detached(directory: str, since: float) -> bool:
+    """Write the file `DETACHED`, with a time in seconds since 1970; False if something has removed the directory."""
+    path = os.path.join(directory, DETACHED)
+    try:
+        with open(f"{path}.new", "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            json.dump({"since": since}, file)
+        os.replace(f"{path}.new", path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def leave_word(directory: str) -> None:
+    """Remove all but the files that say which mesh it was, and since when it had no controller (`KEPT_FILES`)."""
+    try:
+        entries = list(os.scandir(directory))
+    except FileNotFoundError:  # something has removed the directory: there is no place to leave word
+        return
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path, ignore_errors=True)
+        elif entry.name not in KEPT_FILES:
+            with contextlib.suppress(OSError):
+                os.unlink(entry.path)
+
+
+def _open_pipe(path: str) -> int:
+    """Open the read end of a pipe that a rank names.
+
+    Raises:
+        OSError: it is no pipe, or belongs to another user; or it can't be opened.
+    """
+    there = os.open(path, os.O_PATH | os.O_CLOEXEC)  # of other files an open may block, or have an effect
+    try:
+        status = os.fstat(there)
+        if not stat.S_ISFIFO(status.st_mode) or status.st_uid != os.geteuid():
+            raise OSError(errno.EINVAL, "not a pipe of this user", path)
+        return os.open(f"/proc/self/fd/{there}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    finally:
+        os.close(there)
 
 
 def signal_rank(pid: int, signum: int) -> None:

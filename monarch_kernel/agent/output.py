@@ -54,18 +54,27 @@ class OutputStream:
     Up to `BURST_CHARS` at once and `CHARS_PER_S` on average pass as they come. What a rank writes above that is dropped and
     counted by lines, except the last `TAIL_LINES`, which follow every `TAIL_EVERY_S`: so the end is always shown. The log,
     which the rank's two streams share, takes all of it.
+
+    Args:
+        proc: number of the rank's process.
+        name: which of its streams this is.
+        fd: the read end of the pipe.
+        marks: takes the rank's marks out of what is read.
+        log: keeps all that is read; None for none.
     """
 
-    def __init__(self, proc: int, name: Literal["stdout", "stderr"], fd: int, log: RankLog | None = None) -> None:
+    def __init__(
+        self, proc: int, name: Literal["stdout", "stderr"], fd: int, marks: MarkReader, log: RankLog | None = None
+    ) -> None:
         self._log = log
         self.request = 0  # whose processes the pipe was left to
-        self.successor = -1  # the rank's file descriptor of the pipe that came instead, until `succeed`
+        self.successor = -1  # the rank's file descriptor of the pipe that came instead, until that is read
         self.proc = proc
         self.name = name
         self.fd = fd
         self.last_lines: deque[str] = deque(maxlen=60)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._marks = MarkReader()
+        self._marks = marks
         self._read_to = 0  # in bytes until the first mark, then the last mark
         self._told_to = 0
         self._pending: list[str] = []
@@ -84,11 +93,14 @@ class OutputStream:
             try:
                 data = os.read(self.fd, _READ_NBYTES)
             except BlockingIOError:
+                self._take_in(self._marks.rest(), 0)
                 return True
-            if not data:
-                return False
             for piece, mark in self._marks.feed(data):
                 self._take_in(piece, mark)
+            if len(data) < _READ_NBYTES:  # the pipe is empty: it holds a mark whole or not at all
+                self._take_in(self._marks.rest(), 0)
+            if not data:
+                return False
             if len(data) < _READ_NBYTES // 2:
                 return True
         return True
@@ -167,9 +179,7 @@ class OutputStream:
 
     def succeed(self, fd: int) -> OutputStream:
         """The stream that goes on with the rank's output in another pipe, where this one has got to."""
-        self.successor = -1
-        stream = OutputStream(self.proc, self.name, fd, self._log)
-        stream._marks.last = self._marks.last
+        stream = OutputStream(self.proc, self.name, fd, self._marks.successor(), self._log)
         stream._read_to = stream._told_to = self._read_to
         return stream
 

@@ -34,13 +34,15 @@ HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
 """Has torch ask for huge pages for large tensors: other processes read those twice as fast, and fresh ones are there sooner."""
 
 _PACKET_NBYTES = 1 << 20
+_Run = Callable[[RankSpec, Sequence[str], str, int, str], None]
 
 
 class Zygote:
     """The agent's end: starts the zygote process and asks it for ranks.
 
     Args:
-        entry: ``module:function`` that a forked rank runs with its spec, the addresses, the token and the helper's pid.
+        entry: ``module:function`` that a forked rank runs with its spec, the addresses, the token, the helper's pid and the
+            secret of its marks.
         preload: modules to import before the first fork; of ``module:function`` the function is called, too.
         preload_later: the same, one at a time, and only when there is nothing else to do.
         addresses: where the controller listens, empty if on another machine, and where the agent does.
@@ -85,10 +87,10 @@ class Zygote:
         """Whether the process still runs."""
         return self._process.poll() is None
 
-    def fork(self, specs: Sequence[RankSpec], fds: Sequence[tuple[int, int]]) -> None:
-        """Ask for ranks; ``fds`` are their file descriptors 1 and 2."""
-        for i, (spec, pair) in enumerate(zip(specs, fds)):
-            packet = ForkRequest(spec, i == len(specs) - 1).encode()
+    def fork(self, specs: Sequence[RankSpec], fds: Sequence[tuple[int, int]], secrets: Sequence[str]) -> None:
+        """Ask for ranks; ``fds`` are their file descriptors 1 and 2, ``secrets`` those of their marks."""
+        for i, (spec, pair, secret) in enumerate(zip(specs, fds, secrets)):
+            packet = ForkRequest(spec, i == len(specs) - 1, secret).encode()
             socket.send_fds(self.socket, [packet], list(pair))
 
     def preload(self, modules: Sequence[str]) -> None:
@@ -133,9 +135,9 @@ def serve(fd: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _load(preload)
     module, function = entry.split(":")
-    run: Callable[[RankSpec, Sequence[str], str, int], None] = getattr(importlib.import_module(module), function)
+    run: _Run = getattr(importlib.import_module(module), function)
     channel = socket.socket(fileno=fd)
-    group: list[tuple[RankSpec, Sequence[int]]] = []
+    group: list[tuple[ForkRequest, Sequence[int]]] = []
     inherited: Sequence[int] = ()
     asked: list[str] = []
     while True:
@@ -160,7 +162,7 @@ def serve(fd: int) -> None:
         if isinstance(request, Preloads):
             asked += [name for name in request.modules if name not in sys.modules]
             continue
-        group.append((request.spec, fds))
+        group.append((request, fds))
         if request.last:
             helper = os.fork()
             if helper == 0:
@@ -184,33 +186,34 @@ def _load(names: Sequence[str]) -> None:
 
 def _fork_group(
     channel: socket.socket,
-    group: Sequence[tuple[RankSpec, Sequence[int]]],
-    run: Callable[[RankSpec, Sequence[str], str, int], None],
+    group: Sequence[tuple[ForkRequest, Sequence[int]]],
+    run: _Run,
     addresses: Sequence[str],
     token: str,
 ) -> None:
     """In the helper: fork the ranks, report, end. Never returns."""
     helper = os.getpid()
     try:
-        for spec, fds in group:
+        for request, fds in group:
+            proc = request.spec.proc
             try:
                 pid = os.fork()
             except OSError as error:
-                channel.send(ForkReport(spec.proc, 0, f"fork failed: {error}").encode())
+                channel.send(ForkReport(proc, 0, f"fork failed: {error}").encode())
                 continue
             if pid == 0:
-                _become_rank(channel, group, spec, fds, run, addresses, token, helper)
-            channel.send(ForkReport(spec.proc, pid).encode())
+                _become_rank(channel, group, request, fds, run, addresses, token, helper)
+            channel.send(ForkReport(proc, pid).encode())
     finally:
         os._exit(0)
 
 
 def _become_rank(
     channel: socket.socket,
-    group: Sequence[tuple[RankSpec, Sequence[int]]],
-    spec: RankSpec,
+    group: Sequence[tuple[ForkRequest, Sequence[int]]],
+    request: ForkRequest,
     fds: Sequence[int],
-    run: Callable[[RankSpec, Sequence[str], str, int], None],
+    run: _Run,
     addresses: Sequence[str],
     token: str,
     helper: int,
@@ -228,7 +231,7 @@ def _become_rank(
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
-        run(spec, addresses, token, helper)
+        run(request.spec, addresses, token, helper, request.secret)
         code = 0
     except BaseException:  # the process's border: what is not caught here would run the zygote's loop a second time
         traceback.print_exc()

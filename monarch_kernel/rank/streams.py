@@ -16,7 +16,7 @@ import os
 import sys
 import termios
 
-from monarch_kernel.wire.marks import DIGITS, FIRST_MARK, MARK, switch_mark
+from monarch_kernel.wire.marks import FIRST_MARK, mark_bytes, switch_mark
 
 __all__ = ["OutputMarks", "install_streams"]
 
@@ -26,10 +26,12 @@ class OutputMarks:
 
     Args:
         fds: file descriptors of their own.
+        secret: what the host agent knows this rank's marks by.
     """
 
-    def __init__(self, fds: tuple[int, int]) -> None:
+    def __init__(self, fds: tuple[int, int], secret: str) -> None:
         self._fds = fds
+        self._secret = secret
         self._read_ends: list[int] = []
         self._former: set[tuple[int, int]] = set()  # pipes that were left: device and inode
         self._numbers = itertools.count(FIRST_MARK, 2)
@@ -39,7 +41,7 @@ class OutputMarks:
         number = next(self._numbers) + display
         for fd in self._fds:
             with contextlib.suppress(OSError):
-                os.write(fd, b"%s%0*d" % (MARK, DIGITS, number))
+                os.write(fd, mark_bytes(self._secret, number))
         return number, number
 
     def begin(self, left_running: int) -> None:
@@ -68,7 +70,7 @@ class OutputMarks:
             read_end, write_end = os.pipe2(os.O_CLOEXEC)
             self._read_ends.append(read_end)
             with contextlib.suppress(OSError):
-                os.write(own, b"%s%0*d" % (MARK, DIGITS, switch_mark(request, read_end)))
+                os.write(own, mark_bytes(self._secret, switch_mark(request, read_end)))
                 left = os.fstat(own)
                 self._former.add((left.st_dev, left.st_ino))
                 if os.path.samestat(os.fstat(fd), left):  # else the user's code has redirected it
@@ -87,11 +89,11 @@ def _close_if_read(read_end: int) -> bool:
     return True
 
 
-def install_streams() -> OutputMarks:
-    """Replace `sys.stdout` and `sys.stderr`."""
+def install_streams(secret: str) -> OutputMarks:
+    """Replace `sys.stdout` and `sys.stderr`; ``secret`` is part of each mark in them."""
     for fd, name in ((1, "stdout"), (2, "stderr")):
         raw: io.RawIOBase = io.FileIO(fd, "w", closefd=False)
         stream = io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", "backslashreplace", line_buffering=True)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
-    return OutputMarks((os.dup(1), os.dup(2)))
+    return OutputMarks((os.dup(1), os.dup(2)), secret)

@@ -104,10 +104,14 @@ class AgentConfig(msgspec.Struct, frozen=True):
 
 
 class ForkRequest(msgspec.Struct, frozen=True, tag=True):
-    """Agent to zygote: fork this rank, and, if ``last``, all that were asked for."""
+    """Agent to zygote: fork this rank, and, if ``last``, all that were asked for; ``secret`` is that of its marks.
+
+    The secret is not in the `RankSpec`, which the controller knows, and which may be written to a file.
+    """
 
     spec: RankSpec
     last: bool
+    secret: str
 
     def encode(self) -> bytes:
         """As one packet."""

@@ -1,18 +1,35 @@
-"""The marks that a rank sets in its streams: their numbers, which only grow, and how they are written and read."""
+"""The marks that a rank sets in its streams: their numbers, which only grow, and how they are written and read.
+
+A mark holds a secret that the host agent makes for each rank. So no text that a rank prints is a mark by accident, not
+even the text of a mark that another rank has written.
+"""
 
 from __future__ import annotations
 
 import re
+import secrets
 
-__all__ = ["DIGITS", "FIRST_MARK", "MARK", "MarkReader", "is_display_mark", "switch_mark", "switched"]
+__all__ = ["FIRST_MARK", "MarkReader", "is_display_mark", "mark_bytes", "new_secret", "switch_mark", "switched"]
 
-MARK = b"\0monarch-kernel mark "
-DIGITS = 16
-_LENGTH = len(MARK) + DIGITS  # far less than what a pipe takes in one piece
-_WHOLE_MARK = re.compile(MARK + rb"(\d{%d})" % DIGITS)
+_DIGITS = 16
+_SECRET_NBYTES = 16
 
 FIRST_MARK = 1 << 40
 """More than any stream that was never marked has bytes."""
+
+
+def new_secret() -> str:
+    """Make the secret of one rank's marks: 32 random hexadecimal digits."""
+    return secrets.token_hex(_SECRET_NBYTES)
+
+
+def mark_bytes(secret: str, number: int) -> bytes:
+    """A mark as it is written: 70 bytes, which a pipe takes in one piece."""
+    return b"%s%0*d" % (_prefix(secret), _DIGITS, number)
+
+
+def _prefix(secret: str) -> bytes:
+    return b"\0monarch-kernel mark %s " % secret.encode()
 
 
 def is_display_mark(end: int) -> bool:
@@ -35,15 +52,32 @@ def switched(mark: int) -> tuple[int, int] | None:
 
 
 class MarkReader:
-    """Takes the marks out of what is read.
+    """Takes the marks of one rank out of what is read; all else is text.
+
+    Args:
+        secret: of the rank's marks.
 
     Attributes:
         last: number of the last mark, 0 if there was none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, secret: str) -> None:
         self.last = 0
+        self._secret = secret
+        self._prefix = _prefix(secret)
+        self._whole_mark = re.compile(re.escape(self._prefix) + rb"(\d{%d})" % _DIGITS)
         self._rest = b""
+
+    def successor(self) -> MarkReader:
+        """A reader for the next pipe of the same rank, which starts after the last mark of this one."""
+        reader = MarkReader(self._secret)
+        reader.last = self.last
+        return reader
+
+    def rest(self) -> bytes:
+        """Give what looked like the beginning of a mark; the caller knows that no more of it comes."""
+        rest, self._rest = self._rest, b""
+        return rest
 
     def feed(self, data: bytes) -> list[tuple[bytes, int]]:
         """Take what was read next.
@@ -58,10 +92,11 @@ class MarkReader:
             return [(data, 0)]
         # A mark holds no other NUL than its first byte, so only the last NUL can be of an unfinished one.
         end = data[start:]
-        digits = end[len(MARK) :]
-        if len(end) < _LENGTH and ((digits.isdigit() and end.startswith(MARK)) or MARK.startswith(end)):
+        digits = end[len(self._prefix) :]
+        is_begun = self._prefix.startswith(end) or (end.startswith(self._prefix) and digits.isdigit())
+        if is_begun and len(digits) < _DIGITS:
             data, self._rest = data[:start], end
-        *marked, rest = _WHOLE_MARK.split(data)
+        *marked, rest = self._whole_mark.split(data)
         pieces = [(piece, int(number)) for piece, number in zip(marked[::2], marked[1::2])]
         self.last = max([self.last, *(mark for _, mark in pieces if switched(mark) is None)])
         return [*pieces, (rest, 0)]

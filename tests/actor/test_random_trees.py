@@ -41,7 +41,7 @@ class NoMarks(OutputMarks):
     """The ranks here share the streams of the tests, which need no marks."""
 
     def __init__(self) -> None:
-        super().__init__((-1, -1))
+        super().__init__((-1, -1), "")
 
     def set(self, *, display: bool = False) -> tuple[int, int]:
         return 0, 0

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from monarch_kernel.actor import ProcMesh, SupervisionError, shutdown_context, this_host
-from monarch_kernel.agent.host import GROUP_GRACE_S
+from monarch_kernel.agent.host import GROUP_GRACE_S, leave_word, say_detached
 from monarch_kernel.agent.processes import rss_nbytes
 from monarch_kernel.controller.session import current_session
 from monarch_kernel.events import OutputEvent
+from monarch_kernel.wire.marks import FIRST_MARK, mark_bytes, new_secret, switch_mark
 from tests.support.processes import children, is_gone, wait_gone
 from tests.support.ranks import warm_up
 from tests.support.timing import Bar
@@ -91,6 +92,13 @@ def pids_of(procs: ProcMesh) -> list[int]:
 def text_of(events: list[OutputEvent], stream: str = "stdout") -> str:
     return "".join(event.text for event in events if event.stream == stream)
 
+
+TAKES_MARKS = """
+import gc
+from monarch_kernel.rank.streams import OutputMarks
+from monarch_kernel.wire.marks import mark_bytes, switch_mark
+(marks,) = (each for each in gc.get_objects() if type(each) is OutputMarks)
+"""
 
 # -- how a rank ended
 
@@ -187,6 +195,71 @@ def test_output_belongs_to_the_cell_that_wrote_it(procs: ProcMesh, written: list
         future.get(LONG_S)
         said = sorted((event.rank, event.text) for event in written if event.request == future.id)
         assert said == [(rank, f"cell {i}\n") for rank in range(3)]
+
+
+def test_text_that_looks_like_a_mark_is_shown_and_does_no_harm(procs: ProcMesh, written: list[OutputEvent]) -> None:
+    texts = [
+        "\0monarch-kernel mark 4503599627370496\n",
+        "\0monarch-kernel mark 4503599627370497\n",
+        f"\0monarch-kernel mark {FIRST_MARK:016d}\n",
+        f"\0monarch-kernel mark {switch_mark(1, 99_999)}\n",
+        f"\0monarch-kernel mark {'9' * 16}\n",
+        mark_bytes(new_secret(), switch_mark(1, 0)).decode() + "\n",
+        mark_bytes(new_secret(), FIRST_MARK + 1).decode() + "\n",
+    ]
+    pids, agent = pids_of(procs), agent_pid()
+    written.clear()
+    for text in texts:
+        for stream in (1, 2):
+            procs.slice(r=0).run(f"_ = os.write({stream}, {text.encode()!r})").get(LONG_S)
+    procs.slice(r=0).run(f"for i in range(39): _ = os.write(1, {texts[0].encode()!r}[i : i + 1])").get(LONG_S)
+    procs.slice(r=0).run(f"_ = os.write(1, {texts[0].encode()[:-2]!r})").get(LONG_S)
+    procs.slice(r=0).run("print('the end')").get(LONG_S)
+    assert text_of(written) == "".join([*texts, texts[0], texts[0][:-2], "the end\n"])
+    assert text_of(written, "stderr") == "".join(texts)
+    assert (pids_of(procs), agent_pid()) == (pids, agent)
+
+
+def test_each_rank_has_a_secret_for_its_marks_that_no_argument_or_variable_shows(procs: ProcMesh) -> None:
+    assert procs.run(TAKES_MARKS + "marks._secret").get(LONG_S).values()[0]
+    secrets = procs.run("marks._secret").get(LONG_S).values()
+    assert len(set(secrets)) == len(secrets)
+    paths = [f"/proc/{pid}/{name}" for pid in (*pids_of(procs), agent_pid()) for name in ("cmdline", "environ")]
+    shown = b"".join(Path(path).read_bytes() for path in paths)
+    assert not [secret for secret in secrets if secret.encode() in shown]
+
+
+@pytest.mark.parametrize(
+    "opens",
+    [
+        "number = 0",  # the null device
+        "file = open('/proc/self/exe', 'rb'); number = file.fileno()",
+        "ends = __import__('socket').socketpair(); number = ends[0].fileno()",
+        "folder = __import__('tempfile').TemporaryDirectory(); path = folder.name + '/fifo'; os.mkfifo(path)\n"
+        "number = os.open(path, os.O_RDWR)",
+        "number = 99_999",
+    ],
+    ids=["device", "file", "socket", "fifo", "none"],
+)
+def test_the_agent_survives_a_mark_that_names_no_pipe(procs: ProcMesh, written: list[OutputEvent], opens: str) -> None:
+    pids, agent = pids_of(procs), agent_pid()
+    one = procs.slice(r=0)
+    one.run(TAKES_MARKS + opens).get(LONG_S)
+    one.run("_ = os.write(1, mark_bytes(marks._secret, switch_mark(0, number))); print('shown')").get(LONG_S)
+    wait_until(lambda: "shown\n" in text_of(written), "the text after the mark")
+    assert (pids_of(procs), agent_pid()) == (pids, agent)
+
+
+def test_an_agent_whose_directory_is_gone_leaves_no_word(tmp_path: Path) -> None:
+    for name in ("output-1", "manifest"):
+        (tmp_path / name).touch()
+    (tmp_path / "folder").mkdir()
+    assert say_detached(str(tmp_path), 1.0)
+    leave_word(str(tmp_path))
+    assert {path.name for path in tmp_path.iterdir()} == {"manifest", "detached"}
+    gone = str(tmp_path / "gone")
+    leave_word(gone)
+    assert not say_detached(gone, 1.0)
 
 
 def test_a_flood_is_bounded_and_counted_and_does_not_fill_the_agent(
@@ -401,3 +474,22 @@ def test_ranks_for_which_there_are_no_descriptors_are_lost_in_words_and_the_othe
     resource.prlimit(agent, resource.RLIMIT_NOFILE, (hard, hard))
     others = this_host().spawn_procs({"r": 2}, device="cpu")
     others.initialized.get(LONG_S)
+
+
+def test_output_waits_while_the_agent_has_no_descriptor_for_it(mortal: ProcMesh, written: list[OutputEvent]) -> None:
+    one = mortal.slice(r=0)
+    one.run("import subprocess; child = subprocess.Popen(['sleep', '1000'])").get(LONG_S)
+    agent = agent_pid()
+    log = Path(os.readlink(f"/proc/{agent}/fd/2"))
+    limits = resource.prlimit(agent, resource.RLIMIT_NOFILE)
+    resource.prlimit(agent, resource.RLIMIT_NOFILE, (3, limits[1]))  # each new one would have a higher number
+    try:
+        one.run("print('late'); print('too', file=__import__('sys').stderr)").get(LONG_S)
+        wait_until(lambda: log.read_text().count("waits: [Errno 24]") == 2, "the agent's trying")
+        assert "late" not in text_of(written)
+    finally:
+        resource.prlimit(agent, resource.RLIMIT_NOFILE, limits)
+    wait_until(lambda: (text_of(written), text_of(written, "stderr")) == ("late\n", "too\n"), "the output")
+    assert log.read_text().count("[Errno 24]") == 2
+    one.run("print('then')").get(LONG_S)
+    assert text_of(written) == "late\nthen\n"

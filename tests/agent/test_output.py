@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -19,7 +20,10 @@ from monarch_kernel.agent.output import (
     OutputStream,
     fold,
 )
+from monarch_kernel.wire.marks import FIRST_MARK, MarkReader, mark_bytes, new_secret, switch_mark
 from monarch_kernel.wire.messages import OutputChunk
+
+SECRET = new_secret()
 
 
 class Pipe:
@@ -27,7 +31,7 @@ class Pipe:
 
     def __init__(self) -> None:
         read_end, self.fd = os.pipe()
-        self.stream = OutputStream(7, "stdout", read_end)
+        self.stream = OutputStream(7, "stdout", read_end, MarkReader(SECRET))
 
     def write(self, data: bytes) -> None:
         """Write what fits into the pipe, and have it read, until all is written."""
@@ -89,6 +93,55 @@ def test_bytes_that_are_no_text_are_replaced(pipe: Pipe) -> None:
     assert chunk is not None
     assert chunk.text == "\ufffd\ufffdok\n"
     assert chunk.end == 5
+
+
+@pytest.mark.parametrize("number", [1, FIRST_MARK, FIRST_MARK + 1, switch_mark(0, 0), switch_mark(7, 1), 10**16 - 1])
+@pytest.mark.parametrize(
+    "secret", [b"", b"%s " % (b"0" * 32), b"%s " % new_secret().encode(), b"%s " % SECRET[:-1].encode()]
+)
+def test_a_mark_without_the_secret_of_the_rank_is_text(pipe: Pipe, number: int, secret: bytes) -> None:
+    written = b"\0monarch-kernel mark %s%016d\n" % (secret, number)
+    pipe.write(written)
+    chunk = pipe.stream.take(1.0)
+    assert chunk is not None
+    assert (chunk.text, chunk.end) == (written.decode(), len(written))
+    assert (pipe.stream.successor, pipe.stream.request) == (-1, 0)
+
+
+def test_text_like_the_beginning_of_a_mark_is_shown_at_once(pipe: Pipe) -> None:
+    mark = mark_bytes(SECRET, FIRST_MARK)
+    for end in range(1, len(mark)):
+        pipe.write(mark[:end])
+        chunk = pipe.stream.take(1.0)
+        assert chunk is not None
+        assert chunk.text == mark[:end].decode()
+        pipe.write(mark[end:])  # no mark: a rank writes a mark at once
+        chunk = pipe.stream.take(1.0)
+        assert chunk is not None
+        assert chunk.text == mark[end:].decode()
+
+
+def test_a_mark_that_ends_in_the_next_read_is_a_mark(pipe: Pipe) -> None:
+    fcntl.fcntl(pipe.fd, fcntl.F_SETPIPE_SZ, 1 << 20)
+    mark = mark_bytes(SECRET, FIRST_MARK)
+    text = b"x" * ((1 << 16) - 10)
+    os.write(pipe.fd, text + mark + b"after")
+    pipe.stream.read()
+    before, after = pipe.stream.take(1.0), pipe.stream.take(2.0)
+    assert before is not None
+    assert after is not None
+    assert (before.text, before.end) == (text.decode(), FIRST_MARK)
+    assert after.text == "after"
+
+
+def test_the_beginning_of_a_mark_is_shown_at_the_end(pipe: Pipe) -> None:
+    os.write(pipe.fd, mark_bytes(SECRET, FIRST_MARK)[:-1])
+    pipe.close()
+    while pipe.stream.read():
+        pass
+    chunk = pipe.stream.take(0.0, last=True)
+    assert chunk is not None
+    assert chunk.text == mark_bytes(SECRET, FIRST_MARK)[:-1].decode()
 
 
 def test_read_tells_the_end(pipe: Pipe) -> None:

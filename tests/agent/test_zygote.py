@@ -29,7 +29,7 @@ PROBE = """
         time.sleep(0.001)
     state = random.getstate()
 
-    def run(spec, address, token, helper):
+    def run(spec, address, token, helper, secret):
         if spec.rank == 1:
             raise LookupError("rank 1 is broken")
         if spec.rank == 2:
@@ -37,7 +37,7 @@ PROBE = """
         fds = {int(name): os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")
                if os.path.exists(f"/proc/self/fd/{name}")}
         print(json.dumps({
-            "pid": os.getpid(), "sid": os.getsid(0), "helper": helper, "address": address, "token": token,
+            "pid": os.getpid(), "sid": os.getsid(0), "helper": helper, "address": address, "token": token, "secret": secret,
             "proc": spec.proc, "fds": fds, "stdin": sys.stdin.read() if not sys.stdin.closed else os.read(0, 1).decode(),
             "own_random": random.getstate() != state, "prepared": os.environ.get("LATE", ""),
         }))
@@ -68,7 +68,7 @@ class Nursery:
             pairs.append((out[1], err[1]))
             reads.append((out[0], err[0]))
             self.pipes += [out[0], err[0]]
-        self.zygote.fork(specs, pairs)
+        self.zygote.fork(specs, pairs, [f"secret {rank}" for rank in ranks])
         for pair in pairs:
             for fd in pair:
                 os.close(fd)
@@ -130,6 +130,7 @@ def test_forks_have_sessions_and_descriptors_of_their_own(nursery: Nursery) -> N
     assert reports == [(10, told[0]["pid"], ""), (13, told[1]["pid"], "")]
     for rank, one in zip((0, 3), told):
         assert one["sid"] == one["pid"] != os.getsid(0)
+        assert one["secret"] == f"secret {one['proc'] - 10}"
         assert (one["address"], one["token"], one["proc"]) == (
             ["ipc://somewhere", "ipc://here"],
             "secret",

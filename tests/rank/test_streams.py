@@ -8,11 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_kernel.rank.streams import OutputMarks
-from monarch_kernel.wire.marks import MarkReader
+from monarch_kernel.wire.marks import FIRST_MARK, MarkReader, mark_bytes, new_secret
 
-WRITTEN = st.one_of(
-    st.binary(max_size=30), st.sampled_from([b"\0", b"\0monarch-kernel", b"\0monarch-kernel mark 12 x"])
-)
+SECRET = new_secret()
+LIKE_MARKS = [
+    b"\0",
+    b"\0monarch-kernel",
+    b"\0monarch-kernel mark 4503599627370496\n",
+    mark_bytes(new_secret(), FIRST_MARK),
+    mark_bytes(SECRET, FIRST_MARK)[:-1],
+    mark_bytes(SECRET, FIRST_MARK)[:-1] + b"x",
+]
+WRITTEN = st.one_of(st.binary(max_size=30), st.sampled_from(LIKE_MARKS))
 
 
 def text_of(pieces: list[tuple[bytes, int]]) -> bytes:
@@ -23,7 +30,7 @@ def text_of(pieces: list[tuple[bytes, int]]) -> bytes:
 def test_marks_come_through_any_chunking(pieces: list[bytes], data: st.DataObject) -> None:
     read, write = os.pipe()
     try:
-        marks = OutputMarks((write, write))
+        marks = OutputMarks((write, write), SECRET)
         number = 0
         for piece in pieces:
             os.write(write, piece)
@@ -33,7 +40,7 @@ def test_marks_come_through_any_chunking(pieces: list[bytes], data: st.DataObjec
     finally:
         os.close(read)
         os.close(write)
-    reader = MarkReader()
+    reader = MarkReader(SECRET)
     shown = b""
     while stream:
         n = data.draw(st.integers(1, len(stream)))
@@ -47,12 +54,12 @@ def test_an_unfinished_mark_is_not_reported() -> None:
     read, write = os.pipe()
     try:
         os.write(write, b"before")
-        number, _ = OutputMarks((write, -1)).set()
+        number, _ = OutputMarks((write, -1), SECRET).set()
         data = os.read(read, 1 << 16)
     finally:
         os.close(read)
         os.close(write)
-    reader = MarkReader()
+    reader = MarkReader(SECRET)
     assert (reader.feed(data[:-1]), reader.last) == ([(b"before", 0)], 0)
     assert (reader.feed(data[-1:]), reader.last) == ([(b"", number), (b"", 0)], number)
 
@@ -61,13 +68,13 @@ def test_a_closed_stream_does_no_harm() -> None:
     read, write = os.pipe()
     os.close(read)
     os.close(write)
-    assert OutputMarks((write, write)).set()[0] > 0
+    assert OutputMarks((write, write), SECRET).set()[0] > 0
 
 
 def test_what_was_written_before_a_mark_is_told_from_what_came_after() -> None:
     read, write = os.pipe()
     try:
-        marks = OutputMarks((write, -1))
+        marks = OutputMarks((write, -1), SECRET)
         os.write(write, b"one")
         first, _ = marks.set()
         second, _ = marks.set()
@@ -76,4 +83,4 @@ def test_what_was_written_before_a_mark_is_told_from_what_came_after() -> None:
     finally:
         os.close(read)
         os.close(write)
-    assert MarkReader().feed(data) == [(b"one", first), (b"", second), (b"two", 0)]
+    assert MarkReader(SECRET).feed(data) == [(b"one", first), (b"", second), (b"two", 0)]
