@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1] / PACKAGE
 
 # Low to high. What stands on one line does not import each other.
 LAYERS = (
-    ("errors", "events", "tables"),
+    ("errors", "events", "own_log", "tables"),
     ("mesh", "plan", "traffic"),
     ("wire",),
     ("data",),

@@ -25,6 +25,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 
+from monarch_kernel.own_log import LogFileHandler, take_log
 from monarch_kernel.wire.config import Bequest, ForkReport, ForkRequest, Preloads
 from monarch_kernel.wire.messages import RankSpec
 
@@ -132,6 +133,7 @@ class Zygote:
 def serve(fd: int) -> None:
     """Be the zygote, until the agent closes its end."""
     entry, preload, preload_later, addresses, token, leftover = json.loads(sys.stdin.buffer.read())
+    take_log(LogFileHandler(os.dup(2)))  # also for the forks, where 2 is what the user's code writes to
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _load(preload)
     module, function = entry.split(":")

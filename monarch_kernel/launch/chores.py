@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable
 
 __all__ = ["Chores"]
+
+_log = logging.getLogger(__name__)
 
 
 class Chores:
@@ -53,6 +56,5 @@ class Chores:
                 do = heapq.heappop(self._due)[2]
             try:
                 do()
-            except Exception as error:  # a defect of ours: it is told, and what is due after it is done all the same
-                thread = threading.current_thread()
-                threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, thread)))
+            except Exception:  # a defect of ours, which must not keep what is due later from being done
+                _log.exception("%r failed", do)

@@ -54,7 +54,7 @@ class LocalLauncher:
 
     def _start(self, config: AgentConfig) -> LocalHost:
         log = _nameless() if self._directory is None else self._directory / f"agent-{config.host}.log"
-        with open(log, "wb", opener=_private, closefd=isinstance(log, Path)) as sink:
+        with open(log, "ab", opener=_private, closefd=isinstance(log, Path)) as sink:
             try:
                 process = subprocess.Popen(
                     self._command,

@@ -27,6 +27,7 @@ from monarch_kernel.notebook.faults import Faults
 from monarch_kernel.notebook.meshes import Entry, Meshes, cell_number
 from monarch_kernel.notebook.names import RemoteNames
 from monarch_kernel.notebook.peers import PeerMagics
+from monarch_kernel.own_log import ForwardingHandler, take_log
 from monarch_kernel.running.background import BackgroundCell
 from monarch_kernel.running.cells import RemoteCell
 from monarch_kernel.running.display import Sink
@@ -47,6 +48,7 @@ class MeshMagics(Magics):
     """The magics, and the meshes they bring up."""
 
     shell: InteractiveShell
+    give_log_back: Callable[[], None]
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
@@ -249,6 +251,7 @@ def load(shell: InteractiveShell) -> MeshMagics:
     if loaded is not None:
         return loaded[0]
     magics = MeshMagics(shell)
+    magics.give_log_back = take_log(ForwardingHandler(shell.log))  # in a kernel that is the log of the Jupyter server
     shell.register_magics(magics)
     magics.failures.install()
     magics.faults.install()
@@ -280,6 +283,7 @@ def unload(shell: InteractiveShell) -> None:
     lightning.remove(magics.meshes)
     magics.failures.remove()
     magics.faults.remove()
+    magics.give_log_back()
     for kind, names in magics.magics.items():
         for name in names:
             shell.magics_manager.magics[kind].pop(name, None)

@@ -21,7 +21,7 @@ from monarch_kernel.actor.procs import ProcMesh
 from monarch_kernel.asking.future import Future
 from monarch_kernel.describe.places import describe_line
 from monarch_kernel.describe.stacks import Doing
-from monarch_kernel.errors import Failure, MonarchError
+from monarch_kernel.errors import Failure, MeshDownError, MonarchError
 from monarch_kernel.running.places import in_notebook
 from monarch_kernel.syntax.lines import UsageProblem
 from monarch_kernel.ui.frames import (
@@ -358,11 +358,17 @@ class _DoingNow:
     def turn(self, mesh: ProcMesh) -> dict[int, tuple[str, str]]:
         """Rank -> line and collective, as far as it is known."""
         now = time.monotonic()
-        if self._asked is not None and (self._asked.done() or now > self._asked_at + _DOING_EVERY_S):
-            self._asked.cancel()  # who has not answered holds the GIL, and is where it was
-            answers = self._asked.get(0.0)
-            self._known |= {rank: _place(answer) for rank, answer in answers.items() if isinstance(answer, Doing)}
+        asked = self._asked
+        if asked is not None and not asked.done() and now > self._asked_at + _DOING_EVERY_S:
+            asked.cancel()  # a rank that has not answered holds the GIL, and is where it was
+        if asked is not None and asked.done():  # perhaps not at once: another thread may drive the transport
             self._asked = None
+            error = asked.exception(0)
+            if error is None:
+                answers = asked.get(0)
+                self._known |= {rank: _place(answer) for rank, answer in answers.items() if isinstance(answer, Doing)}
+            elif not isinstance(error, MeshDownError):
+                _log.error("what the ranks of %s do is not known", mesh.name, exc_info=error)
         if self._asked is None and now > self._asked_at + _DOING_EVERY_S:
             self._asked, self._asked_at = mesh.doing(), now
         return self._known

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -11,6 +12,8 @@ from typing import Any, TypeVar
 __all__ = ["LoopThread"]
 
 _T = TypeVar("_T")
+
+_log = logging.getLogger(__name__)
 
 _AT_ONCE = 32
 """How many connections are being made at the same time."""
@@ -21,6 +24,7 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(_log_exception)
         self.slots = asyncio.Semaphore(_AT_ONCE)
         self._thread = threading.Thread(target=self._run, name="monarch-ssh", daemon=True)
         self._thread.start()
@@ -47,3 +51,8 @@ class LoopThread:
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
         finally:
             self._loop.close()
+
+
+def _log_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Take what nobody awaits; asyncio itself would log it to `sys.stderr`, which is the user's."""
+    _log.error(context["message"], exc_info=context.get("exception"))

@@ -1,0 +1,74 @@
+"""The package's own log: one handler takes its records, and none of them reaches the output of the user's code.
+
+The loggers of the package have names that begin with ``monarch_kernel.``, and its threads have names that begin with
+``monarch-``. Without a handler Python prints the records of a logger to `sys.stderr`, and so it does with the traceback of an
+exception that ends a thread. In a notebook that is the output of a cell, which is saved with it. On a rank that is what the
+rank writes, which a cell shows.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+
+__all__ = ["ForwardingHandler", "LogFileHandler", "take_log"]
+
+_LOGGER = "monarch_kernel"
+_THREADS = "monarch-"
+
+
+class ForwardingHandler(logging.Handler):
+    """Hands records to another logger, if that takes records of their level."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        super().__init__()
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Hand a record over."""
+        if self._log.isEnabledFor(record.levelno):
+            self._log.handle(record)
+
+
+class LogFileHandler(logging.Handler):
+    """Writes records to a file descriptor, each at once, with the time and the pid."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__()
+        self._fd = fd
+        self.setFormatter(logging.Formatter("%(asctime)s pid %(process)d: %(name)s: %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record; one that can't be written is lost, for `sys.stderr` belongs to the user's code."""
+        try:
+            os.write(self._fd, f"{self.format(record)}\n".encode("utf-8", "backslashreplace"))
+        except OSError:  # the disk is full, or the user's code has closed the descriptor
+            return
+
+
+def take_log(handler: logging.Handler) -> Callable[[], None]:
+    """Give a handler, and nothing else, the records of the package and the exceptions that end its threads.
+
+    Returns:
+        A function that undoes it.
+    """
+    log, before = logging.getLogger(_LOGGER), threading.excepthook
+
+    def thread_ended(args: threading.ExceptHookArgs) -> None:
+        if args.thread is None or not args.thread.name.startswith(_THREADS):
+            before(args)
+        elif args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
+            log.error("an exception ended the thread %s", args.thread.name, exc_info=args.exc_value)
+
+    def give_back() -> None:
+        log.removeHandler(handler)
+        log.propagate = propagates
+        if threading.excepthook is thread_ended:
+            threading.excepthook = before
+
+    propagates, log.propagate = log.propagate, False
+    log.addHandler(handler)
+    threading.excepthook = thread_ended
+    return give_back
