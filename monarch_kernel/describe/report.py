@@ -15,6 +15,7 @@ import functools
 import io
 import itertools
 import linecache
+import logging
 import os
 import pickle
 import re
@@ -31,6 +32,8 @@ from monarch_kernel.describe.values import describe_value, is_tensor
 from monarch_kernel.errors import Failure, FailureKind, Frame
 
 __all__ = ["describe", "describe_frames", "is_machinery", "is_of_debugger", "is_user", "is_user_file"]
+
+_log = logging.getLogger(__name__)
 
 _MESSAGE_LENGTH = 20_000
 _TRACEBACK_LENGTH = 200_000
@@ -59,24 +62,33 @@ def describe(error: BaseException, *, kind: FailureKind = "exception", own_files
         own_files: names of further files whose frames are machinery of ours.
 
     Returns:
-        The report; where a part of it can't be made, that part is empty.
+        The report; where a part of it can't be made, it says so.
     """
+    unknown: list[str] = []
+
+    def note(what: str, problem: Exception) -> None:
+        _log.error("in the report of a %s %s not known", type(error).__name__, what, exc_info=problem)
+        unknown.append(f"{what} not known: {type(problem).__name__}: {problem}")
+
     try:
         message = _message(error)
     except Exception:  # the user's __str__ may do anything, and must not hide the failure
         message = f"<{type(error).__name__} whose __str__ failed>"
     try:
         frames = tuple(_frames(error, own_files))
-    except Exception:  # a report without frames is better than no report
+    except Exception as problem:  # a report without frames is better than no report
         frames = ()
+        note("the frames are", problem)
     try:
         text = _traceback_text(error, own_files)
-    except Exception:  # for the same reason
+    except Exception as problem:  # for the same reason
         text = f"{type(error).__name__}: {message}\n"
+        note("the traceback is", problem)
     try:
         notes = model_notes(error)
-    except Exception:  # it says more, and must not hide the rest
+    except Exception as problem:  # it says more, and must not hide the rest
         notes = ()
+        note("the module in which it failed is", problem)
     return Failure(
         kind=kind,
         etype=type(error).__name__,
@@ -87,7 +99,7 @@ def describe(error: BaseException, *, kind: FailureKind = "exception", own_files
         pid=os.getpid(),
         exception=_pickled(error),
         python=sys.executable if isinstance(error, ImportError) else "",
-        notes=notes,
+        notes=(*notes, *unknown),
     )
 
 

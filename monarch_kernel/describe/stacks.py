@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import linecache
+import logging
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from monarch_kernel.describe.report import describe_frames, is_machinery, is_of_
 from monarch_kernel.errors import Frame
 
 __all__ = ["Activity", "Collective", "Doing", "describe_thread"]
+
+_log = logging.getLogger(__name__)
 
 _MAX_CALL = 120
 _MAX_DEPTH = 500
@@ -60,6 +63,7 @@ class Activity:
         frames: where it is, from the user's code on, outermost first; empty where there is no Python frame.
         call: the innermost call, as it is written in the innermost frame; empty if unknown.
         thread: that runs it.
+        unknown: why the frames are not known; empty if they are.
     """
 
     request: int
@@ -67,6 +71,7 @@ class Activity:
     frames: tuple[Frame, ...] = ()
     call: str = ""
     thread: int = 0
+    unknown: str = ""
 
     @property
     def user_frame(self) -> Frame | None:
@@ -82,15 +87,17 @@ class Doing:
         activities: what it carries out; none if it is idle.
         collectives: those that have not ended, oldest first.
         reached: process group -> number of the last collective that this rank has started in it.
+        unknown: why the collectives are not known; empty if they are.
     """
 
     activities: tuple[Activity, ...] = ()
     collectives: tuple[Collective, ...] = ()
     reached: dict[str, int] = field(default_factory=dict)
+    unknown: str = ""
 
 
 def describe_thread(thread: int, request: int, executor: str, coroutines: Collection[Any] = ()) -> list[Activity]:
-    """Describe what a thread of this process does for a request; a part that can't be found is empty.
+    """Describe what a thread of this process does for a request; if its frames can't be found, the activity says why.
 
     Args:
         thread: its number.
@@ -100,8 +107,9 @@ def describe_thread(thread: int, request: int, executor: str, coroutines: Collec
     """
     try:
         return [_describe(steps, thread, request, executor) for steps in _stacks_of(thread, coroutines)]
-    except Exception:  # the thread goes on while we look: a frame may be gone, an answer without it is better than none
-        return [Activity(request, executor, thread=thread)]
+    except Exception as error:  # the thread goes on meanwhile, and its frames change; nothing may fail of that
+        _log.exception("where the thread %d is, is not known", thread)
+        return [Activity(request, executor, thread=thread, unknown=f"{type(error).__name__}: {error}")]
 
 
 def _describe(frames: Sequence[FrameType], thread: int, request: int, executor: str) -> Activity:

@@ -16,8 +16,8 @@ def describe_value(value: object) -> str:
     """Describe a value in at most 80 characters, without calling code of its class unless the class is a known one."""
     try:
         text = _describe_value(value)
-    except Exception:  # a subclass of a known type may break its promises
-        text = type(value).__name__
+    except Exception as error:  # a subclass of a known type may break its promises
+        text = f"{type(value).__name__}, whose value is not known: {type(error).__name__}"
     return _cut(text.replace("\n", " "), _VALUE_LENGTH)
 
 

@@ -31,6 +31,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import logging
 import os
 import signal
 import sys
@@ -93,6 +94,8 @@ from monarch_kernel.wire.messages import (
 )
 
 __all__ = ["Group", "Rank", "RankItem", "Shell"]
+
+_log = logging.getLogger(__name__)
 
 COLLECTIVE_GRACE_S = 0.3
 ABORT_GRACE_S = 0.1
@@ -191,6 +194,7 @@ class Rank(Workplace):
         self._names: NameTracker | None = None
         self._make_shell: Callable[[Callable[[dict[str, Any], dict[str, Any]], None]], Shell] | None = None
         self._output_marks = marks
+        self._unknown = ""  # why the last `Look` has not found the pending collectives
         self._last_cell = 0
         self._cell = 0
         self.rewind: Rewind | None = None  # of the cell
@@ -385,10 +389,13 @@ class Rank(Workplace):
         """Say what has changed in the namespace; before the answer, so that who has that can complete it."""
         if self._names is None:
             self._names = NameTracker(self.shell.hidden)
-        with contextlib.suppress(Exception):  # nothing that is found there may fail a cell
+        try:
             news = self._names.news(self.shell.namespace)
-            if news is not None:
-                self.driver.submit(pack(news))
+        except Exception:  # nothing that is found there may fail a cell
+            _log.exception("what has changed in the namespace is not known")
+            return
+        if news is not None:
+            self.driver.submit(pack(news))
 
     def _pull(self, message: Pull, _: Sequence[Frame]) -> None:
         namespace = self.shell.namespace
@@ -516,14 +523,20 @@ class Rank(Workplace):
             if message.wanted == "arguments":
                 return list(look.arguments(value))
             return list(look.attributes(value, private=message.wanted == "private attributes"))
-        except Exception:  # what can't be told is not there, as far as Tab is concerned
+        except LookupError:  # the expression means nothing here
+            return None
+        except Exception:  # of the user's types; Tab then has nothing to offer
+            _log.exception("the completions of %r are not known", message.expression)
             return None
 
     def _inspect(self, message: Inspect) -> None:
         try:
             value = look.find(message.expression, self._shell.namespace if self._shell else {}, message.imports)
             told = look.about(value, source=message.source)
-        except Exception:
+        except LookupError:  # the expression means nothing here
+            told = None
+        except Exception:  # of the user's types; Shift-Tab then has nothing to show
+            _log.exception("the description of %r is not known", message.expression)
             told = None
         payload, frames = dump(told, "a description")
         self.send_answer(message.id, pack(Result(message.id, payload), frames))
@@ -556,17 +569,31 @@ class Rank(Workplace):
         later(STRIKE_EVERY_S, self._strike_main, id, insist)
 
     def _abort_collective(self, executor: Executor, id: int, abort: bool) -> None:
-        if executor.current == id and self.group is not None and (abort or self.group.pending_s() > 0):
+        if executor.current == id and self.group is not None and (abort or self._pending_s() > 0):
             self.group.abort()
+
+    def _pending_s(self) -> float:
+        """Age of the oldest pending collective in seconds; 0 if there is none, or if that is not known."""
+        try:
+            return 0.0 if self.group is None else self.group.pending_s()
+        except Exception:  # torch does not promise the interface of its recorder
+            _log.exception("whether a collective is pending is not known")
+            return 0.0
 
     def _look(self, id: int) -> None:
         """Say what this rank does now; on the thread that drives the socket, so that it needs none of those that work."""
         collectives: tuple[Collective, ...] = ()
         reached: dict[str, int] = {}
+        unknown = ""
         if self.group is not None:
-            with contextlib.suppress(Exception):  # torch's recorder is not an interface that is promised
+            try:
                 collectives, reached = self.group.pending()
-        payload, frames = dump(Doing(self.activities(), collectives, reached), "what the rank does")
+            except Exception as error:  # torch does not promise the interface of its recorder
+                unknown = f"{type(error).__name__}: {error}"
+                if unknown != self._unknown:  # views ask once a second
+                    _log.exception("the pending collectives are not known")
+            self._unknown = unknown
+        payload, frames = dump(Doing(self.activities(), collectives, reached, unknown), "what the rank does")
         self.send_answer_now(id, pack(Result(id, payload), frames))
 
     def _release(self, message: Release) -> None:
@@ -574,7 +601,7 @@ class Rank(Workplace):
         loops = HOME.loops if dead >= 0 else None
         ends = loops is not None and loops.ends_with_a_death(message.id)
         at_work = [executor for executor in self.executors() if executor.current == message.id]
-        pending_s = group.pending_s() if group is not None and at_work else 0.0
+        pending_s = self._pending_s() if at_work else 0.0
         if ends or pending_s > (RELEASE_AFTER_S if dead < 0 else 0.0):
             for executor in at_work:
                 executor.released = message.id  # first of all: what it raises from now on comes of that

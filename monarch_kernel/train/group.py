@@ -242,7 +242,10 @@ class RankGroup:
         if "torch.distributed" not in sys.modules:  # nobody has begun one
             return (), {}
         world = _dist().distributed_c10d._world
-        members = {world.pg_names[group]: tuple(sorted(ranks)) for group, ranks in dict(world.pg_group_ranks).items()}
+        names = dict(world.pg_names)  # NON_GROUP_MEMBER has none, which stands for each group that this rank is not in
+        members = {
+            names[group]: tuple(sorted(it)) for group, it in dict(world.pg_group_ranks).items() if group in names
+        }
         recorded = self._recorded()
         reached: dict[str, int] = {}
         for entry in self._current(recorded):

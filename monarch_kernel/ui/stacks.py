@@ -90,21 +90,28 @@ def _blocks(rank: RankView, answer: Doing | Failure | None) -> Iterator[tuple[li
         assert answer is not None
         activities = _activities(rank, answer)
         if not activities:
-            yield [f"between two steps of {rank.activity}" if rank.state == "running" else "idle"], []
+            idle = [f"between two steps of {rank.activity}" if rank.state == "running" else "idle"]
+            yield [*idle, *_not_known(answer)], []
         left = list(answer.collectives)
         for i, activity in enumerate(activities):
             # A collective may be started by another thread than the one that waits for it: that of the backward pass.
             last = i == len(activities) - 1
             mine = [each for each in left if last or each.thread == activity.thread]
             left = [each for each in left if each not in mine]
-            yield _activity_lines(activity, rank, waits=bool(mine)), mine
+            yield [*_activity_lines(activity, rank, waits=bool(mine)), *(_not_known(answer) if last else ())], mine
+
+
+def _not_known(answer: Doing) -> Iterator[str]:
+    """Say why it is not known in which collectives a rank waits, if it is not."""
+    if answer.unknown:
+        yield f"its collectives are not known: {plain(answer.unknown)}"
 
 
 def _activity_lines(activity: Activity, rank: RankView, *, waits: bool) -> list[str]:
     frames = [frame for frame in activity.frames if frame.user]
     if not frames:
-        what = rank.activity if activity.executor == "main" else activity.executor
-        return [what or "runs code of its own"]
+        what = (rank.activity if activity.executor == "main" else activity.executor) or "runs code of its own"
+        return [f"{what}: its place is not known: {plain(activity.unknown)}" if activity.unknown else what]
     lines = [describe_line(frames[-1])]
     if activity.executor != "main":
         lines[0] = f"{activity.executor}: {lines[0]}"
@@ -128,7 +135,9 @@ def _wait_lines(wait: Collective, view: MeshView, answers: Answers) -> Iterator[
                 missing.setdefault("dead", []).append(rank)
             continue
         same = [each for each in answer.collectives if (each.group, each.number) == (wait.group, wait.number)]
-        if not same and answer.reached.get(wait.group, 0) < wait.number:
+        if answer.unknown:
+            missing.setdefault("not known", []).append(rank)
+        elif not same and answer.reached.get(wait.group, 0) < wait.number:
             missing.setdefault("not started", []).append(rank)
         for each in same:
             differs = wait.operation in _SAME_SHAPES and each.shapes != wait.shapes
@@ -137,6 +146,8 @@ def _wait_lines(wait: Collective, view: MeshView, answers: Answers) -> Iterator[
     if missing.get("not started"):
         late = missing["not started"]
         yield f"{format_ranks(late)} {'has' if len(late) == 1 else 'have'} not started it"
+    if missing.get("not known"):
+        yield f"whether {format_ranks(missing['not known'])} started it is not known"
     if missing.get("dead"):
         yield f"{format_ranks(missing['dead'])} can't: dead"
     for what, where in others.items():

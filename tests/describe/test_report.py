@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.describe import report
+from monarch_kernel.describe import report, stacks
 from monarch_kernel.describe.report import describe
 from monarch_kernel.describe.values import describe_value
 from monarch_kernel.errors import Failure, Frame, format_ranks
@@ -265,6 +265,12 @@ def test_a_long_description_is_cut() -> None:
     assert len(describe_value(("x" * 19,) * 6)) == 80
 
 
+def test_a_value_that_cannot_be_described_says_so() -> None:
+    torch = pytest.importorskip("torch")
+    said = describe_value(torch.nn.UninitializedParameter())  # its shape raises
+    assert said == "UninitializedParameter, whose value is not known: RuntimeError"
+
+
 def test_numpy_values() -> None:
     numpy = pytest.importorskip("numpy")
     assert describe_value(numpy.zeros((2, 3), dtype="float32")) == "ndarray[2, 3] float32"
@@ -325,3 +331,38 @@ def test_making_the_report_never_raises(monkeypatch: pytest.MonkeyPatch) -> None
     failure = describe(ValueError("x"))
     assert (failure.etype, failure.frames) == ("ValueError", ())
     assert failure.traceback.startswith("ValueError: ")
+
+
+@pytest.mark.parametrize(
+    ("part", "what"),
+    [
+        ("_frames", "the frames are"),
+        ("_traceback_text", "the traceback is"),
+        ("model_notes", "the module in which it failed is"),
+    ],
+)
+def test_a_part_that_cannot_be_made_is_logged_and_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, part: str, what: str
+) -> None:
+    def fails(*args: object) -> None:
+        raise KeyError("no such part")
+
+    monkeypatch.setattr(report, part, fails)
+    failure = report.describe(ValueError("the error of the user"))
+    assert (failure.etype, failure.message) == ("ValueError", "the error of the user")
+    assert failure.notes == (f"{what} not known: KeyError: 'no such part'",)
+    (record,) = caplog.records
+    assert record.getMessage() == f"in the report of a ValueError {what} not known"
+
+
+def test_a_place_that_cannot_be_found_is_logged_and_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*args: object) -> None:
+        raise RuntimeError("no frame")
+
+    monkeypatch.setattr(stacks, "_stacks_of", fails)
+    assert stacks.describe_thread(5, 7, "main") == [
+        stacks.Activity(7, "main", thread=5, unknown="RuntimeError: no frame")
+    ]
+    assert len(caplog.records) == 1

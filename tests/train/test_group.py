@@ -19,8 +19,10 @@ import pytest
 from monarch_kernel.actor import Actor, ProcMesh, SupervisionError, endpoint, this_host
 from monarch_kernel.agent.holding import HOLD_S
 from monarch_kernel.agent.processes import start_ticks
+from monarch_kernel.describe.stacks import Doing
 from monarch_kernel.errors import RemoteError
 from monarch_kernel.train.group import GroupStore, RankGroup, _copy, _sockets
+from monarch_kernel.ui.stacks import stacks_text
 from tests.support.ranks import wait_until_in_collective
 from tests.support.timing import Bar
 from tests.support.waiting import LONG_S, wait_for_files, wait_until
@@ -182,6 +184,58 @@ def test_ranks_at_different_collectives_are_reported(group: ProcMesh) -> None:
     future = group.run("if rank != 1: work = dist.barrier(async_op=True)")
     future.get(LONG_S)
     assert not future.in_step
+
+
+def test_collectives_are_named_on_ranks_that_are_outside_of_some_group(group: ProcMesh) -> None:
+    group.run("work = [dist.new_group([0, 1]), dist.new_group([2, 3])]").get(LONG_S)
+    running = group.run(
+        "if rank == 1: time.sleep(1000)\n"
+        "dist.all_reduce(torch.ones(2, 3), group=mesh.get_group('tp') if rank == 3 else None)"
+    )
+
+    def waiting() -> dict[int, Doing]:
+        found = {rank: each for rank, each in group.doing().get(LONG_S).items() if isinstance(each, Doing)}
+        return found if len(found) == 4 and all(found[rank].collectives for rank in (0, 2, 3)) else {}
+
+    doing = wait_until(waiting, "all ranks but one to wait in a collective")
+    assert [each.unknown for each in doing.values()] == [""] * 4
+    named = {
+        rank: [(wait.operation, wait.group, wait.members, wait.shapes) for wait in each.collectives]
+        for rank, each in doing.items()
+    }
+    of_all, of_axis = ("all_reduce", "", (0, 1, 2, 3), "2x3"), ("all_reduce", "tp", (2, 3), "2x3")
+    assert named == {0: [of_all], 1: [], 2: [of_all], 3: [of_axis]}
+    text = stacks_text(group.view(), doing)
+    assert "waits in all_reduce #" in text
+    assert "[1,3] have not started it" in text
+    assert "of group tp [2-3]" in text
+    assert "[2] has not started it" in text
+    running.interrupt()
+    assert running.exception(LONG_S) is not None
+
+
+def test_a_recorder_that_cannot_be_read_is_reported_and_breaks_nothing(group: ProcMesh) -> None:
+    group.run(
+        "from torch._C import _distributed_c10d as c10d\nread, c10d._dump_fr_trace_json = c10d._dump_fr_trace_json, "
+        "lambda **options: '{\"entries\": [{}]}'"
+    ).get(LONG_S)
+    try:
+        doing = group.doing().get(LONG_S)
+        assert [isinstance(each, Doing) and each.unknown for each in doing.values()] == [
+            "KeyError: 'time_created_ns'"
+        ] * 4
+        running = group.run("time.sleep(1000)")
+        wait_until(
+            lambda: all(isinstance(each, Doing) and each.activities for each in group.doing().get(LONG_S).values()),
+            "the cell to run",
+        )
+        text = stacks_text(group.view(), group.doing().get(LONG_S))
+        assert "    its collectives are not known: KeyError: 'time_created_ns'" in text.splitlines()
+        running.interrupt()
+        assert running.exception(LONG_S) is not None
+    finally:
+        group.run("c10d._dump_fr_trace_json = read").get(LONG_S)
+    assert group.run(SUM).get(LONG_S).values() == ([10.0] * 3,) * 4
 
 
 def test_the_death_of_a_rank_in_a_collective_frees_the_others(store: GroupStore, procs: ProcMesh, bar: Bar) -> None:

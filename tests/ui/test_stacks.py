@@ -56,6 +56,25 @@ def test_ranks_at_the_same_place_are_one_block_and_the_missing_rank_is_named() -
     )
 
 
+def test_what_is_not_known_is_said_and_accuses_no_rank() -> None:
+    answers = {
+        0: Doing((REDUCES,), (waits("all_reduce", 17),), {"": 17}),
+        1: Doing((at(frame(12, "dist.all_reduce(x)")),), unknown="KeyError: 'entries'"),
+        2: Doing(unknown="KeyError: 'entries'"),
+    }
+    assert text(view("running", "running", "running"), answers) == (
+        "[0] cell [5], line 12: dist.all_reduce(x)\n"
+        "    waits in all_reduce #17 (shape 4x8) for 4.2 s\n"
+        "    whether [1-2] started it is not known\n"
+        "[1] cell [5], line 12: dist.all_reduce(x)\n"
+        "    its collectives are not known: KeyError: 'entries'\n"
+        "[2] between two steps of cell [5]\n"
+        "    its collectives are not known: KeyError: 'entries'"
+    )
+    lost = Activity(7, "main", thread=1, unknown="RuntimeError: no frame")
+    assert text(view("running"), {0: Doing((lost,))}) == "[0] cell [5]: its place is not known: RuntimeError: no frame"
+
+
 def test_ranks_in_different_collectives_of_a_group_see_one_another() -> None:
     answers = {
         0: Doing((REDUCES,), (waits("all_reduce", 2, n=2),), {"": 2}),

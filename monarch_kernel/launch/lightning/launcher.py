@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import secrets
 import shlex
 import sys
@@ -43,6 +44,8 @@ from monarch_kernel.launch.words import most_common
 from monarch_kernel.wire.config import AGENT_VARIABLE, AgentConfig
 
 __all__ = ["LightningLauncher"]
+
+_log = logging.getLogger(__name__)
 
 _END_S = 30.0  # for jobs to be stopped and deleted
 _LOG_S = 10.0  # for a log that is being fetched
@@ -266,8 +269,12 @@ class LightningLauncher:
         def fetch() -> None:
             machine = host.machine
             if machine is not None and not host.is_closing:
-                with contextlib.suppress(Exception):  # there is none yet, or it can't be had: what we had is kept
+                try:
                     host.log = read_log(host.job.job, machine)
+                except (
+                    Exception
+                ):  # the SDK raises whatever comes; at first there is no log, and later the last one stays
+                    _log.info("the log of a machine can't be fetched", exc_info=True)
             if then is not None:
                 then()
 
