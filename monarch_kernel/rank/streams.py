@@ -32,12 +32,20 @@ class OutputMarks:
     def __init__(self, fds: tuple[int, int], secret: str) -> None:
         self._fds = fds
         self._secret = secret
+        self._pid = os.getpid()
         self._read_ends: list[int] = []
         self._former: set[tuple[int, int]] = set()  # pipes that were left: device and inode
         self._numbers = itertools.count(FIRST_MARK, 2)
 
     def set(self, *, display: bool = False) -> tuple[int, int]:
-        """Mark both streams, where a request ends or something is displayed; gives the marks' numbers, which only grow."""
+        """Mark both streams, where a request ends or something is displayed.
+
+        Returns:
+            The numbers of the marks in stdout and stderr, which only grow; 0 in a fork, whose numbers would be those of the
+            rank once more, and which sets no marks.
+        """
+        if os.getpid() != self._pid:
+            return 0, 0
         number = next(self._numbers) + display
         for fd in self._fds:
             with contextlib.suppress(OSError):

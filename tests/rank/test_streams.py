@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -84,3 +86,16 @@ def test_what_was_written_before_a_mark_is_told_from_what_came_after() -> None:
         os.close(read)
         os.close(write)
     assert MarkReader(SECRET).feed(data) == [(b"one", first), (b"", second), (b"two", 0)]
+
+
+def test_a_fork_of_a_rank_sets_no_marks() -> None:
+    code = (
+        "import os; from monarch_kernel.rank.streams import install_streams; marks = install_streams('s'); marks.set()\n"
+        "pid = os.fork()\nif not pid: marks.set(display=True); print('child'); os._exit(0)\n"
+        "os.waitpid(pid, 0); print('rank'); marks.set()"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
+    reader = MarkReader("s")
+    (_, first), (text, second), _ = reader.feed(said)
+    assert text == b"child\nrank\n"
+    assert (first, second) == (FIRST_MARK, FIRST_MARK + 2)
