@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from monarch_kernel.actor import Actor, ProcMesh, current_rank, endpoint
+from monarch_kernel.actor.ports import asker_here
 from monarch_kernel.agent.network import AddressKind, address_of
+from monarch_kernel.rank.store import StoreClient, serve_rendezvous, torch_store
 
 __all__ = ["setup_torch_elastic_env", "setup_torch_elastic_env_async"]
 
@@ -22,18 +24,25 @@ class _Place(NamedTuple):
     address: str
 
 
+class _Meeting(NamedTuple):
+    """Where the ranks meet: a store, the process that keeps it, and a port for MASTER_PORT, at which nothing listens."""
+
+    proc: int
+    store: str
+    port: int
+
+
 class _Rendezvous(Actor):
-    """Hosts the store at which the ranks meet, as long as its process lives: nobody else can take the port."""
-
-    def __init__(self, address: str) -> None:
-        import torch.distributed
-
-        dist: Any = torch.distributed  # few of its names are typed
-        self._store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
+    """Keeps the store in which the ranks meet, as long as its process lives."""
 
     @endpoint
-    def port(self) -> int:
-        return int(self._store.port)
+    def open(self, proc: int, address: str) -> _Meeting:
+        asker = asker_here()
+        store = f"environment {asker.new_number()}"
+        asker.stores.open(store)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.create_server((address, 0), family=family) as free:
+            return _Meeting(proc, store, int(free.getsockname()[1]))
 
 
 class _Environment(Actor):
@@ -46,7 +55,7 @@ class _Environment(Actor):
         return _Place(host, address_of(os.environ.get("GLOO_SOCKET_IFNAME", ""), kind))
 
     @endpoint
-    def set(self, hosts: Sequence[str], address: str, port: int, has_store: bool) -> None:
+    def set(self, hosts: Sequence[str], address: str, port: int, meeting: _Meeting | None) -> None:
         rank, names = current_rank().rank, list(dict.fromkeys(hosts))
         host = hosts[rank]
         os.environ.update(
@@ -61,10 +70,13 @@ class _Environment(Actor):
             ROLE_NAME="default",
             MASTER_ADDR=address,
             MASTER_PORT=str(port),
-            TORCHELASTIC_USE_AGENT_STORE=str(has_store),
+            TORCHELASTIC_USE_AGENT_STORE="False",
             TORCHELASTIC_RESTART_COUNT="0",
             TORCHELASTIC_MAX_RESTARTS="0",
         )
+        if meeting is not None:
+            client = StoreClient(asker_here(), meeting.proc, meeting.store)
+            serve_rendezvous(torch_store(client), address, port)
 
 
 async def setup_torch_elastic_env_async(
@@ -77,10 +89,12 @@ async def setup_torch_elastic_env_async(
     _check(master_addr, master_port)
     environment = proc_mesh.spawn("environment", _Environment)
     places = (await environment.place.call(use_ipaddr)).values()
-    address, port = master_addr or _address(places, use_ipaddr), master_port
+    address, port, meeting = master_addr or _address(places, use_ipaddr), master_port, None
     if port is None:
-        port = await _first(proc_mesh).spawn("rendezvous", _Rendezvous, address).port.call_one()
-    await environment.set.call([place.host for place in places], address, port, master_port is None)
+        first = _first(proc_mesh)
+        meeting = await first.spawn("rendezvous", _Rendezvous).open.call_one(first.procs[0], address)
+        port = meeting.port
+    await environment.set.call([place.host for place in places], address, port, meeting)
     await environment.stop()
 
 
@@ -92,9 +106,10 @@ def setup_torch_elastic_env(
 ) -> None:
     """Set on each rank what torchrun sets, so that its actors can call ``torch.distributed.init_process_group()``.
 
-    Without an address the first rank of the mesh hosts the store where they meet, for as long as it lives. At an address that
-    is given rank 0 of the group opens the store, as ``init_process_group()`` does. For a group that is formed once more, call
-    this once more: an old store holds the addresses of the old group.
+    Without an address the first rank of the mesh keeps the store where they meet, for as long as it lives. The store has no
+    port: ranks reach it by messages of the session. At an address that is given rank 0 of the group opens a ``TCPStore``, as
+    ``init_process_group()`` does: a ``TCPStore`` has no authentication, and any process that reaches the port can take part in
+    the group. For a group that is formed once more, call this once more: an old store holds the addresses of the old group.
 
     Args:
         proc_mesh: the ranks; of a slice they are counted within it.
@@ -109,10 +124,12 @@ def setup_torch_elastic_env(
     _check(master_addr, master_port)
     environment = proc_mesh.spawn("environment", _Environment)
     places = environment.place.call(use_ipaddr).get().values()
-    address, port = master_addr or _address(places, use_ipaddr), master_port
+    address, port, meeting = master_addr or _address(places, use_ipaddr), master_port, None
     if port is None:
-        port = _first(proc_mesh).spawn("rendezvous", _Rendezvous, address).port.call_one().get()
-    environment.set.call([place.host for place in places], address, port, master_port is None).get()
+        first = _first(proc_mesh)
+        meeting = first.spawn("rendezvous", _Rendezvous).open.call_one(first.procs[0], address).get()
+        port = meeting.port
+    environment.set.call([place.host for place in places], address, port, meeting).get()
     environment.stop().get()
 
 

@@ -44,7 +44,9 @@ def test_actors_can_form_a_process_group(procs: ProcMesh) -> None:
     assert [(each["RANK"], each["LOCAL_RANK"], each["WORLD_SIZE"]) for each in found] == [
         (str(rank), str(rank), "4") for rank in range(4)
     ]
-    assert len({(each["MASTER_ADDR"], each["MASTER_PORT"]) for each in found}) == 1
+    ((address, port),) = {(each["MASTER_ADDR"], each["MASTER_PORT"]) for each in found}
+    with pytest.raises(ConnectionRefusedError):  # the ranks meet by messages: a stranger finds no store
+        socket.create_connection((address, int(port)), 5)
     assert reducers.total.call().get(LONG_S).values() == (10.0,) * 4
     setup_torch_elastic_env(procs)  # a store without the addresses of a group that is no more
     assert reducers.total.call().get(LONG_S).values() == (10.0,) * 4

@@ -9,6 +9,7 @@ from monarch_kernel.asking.answer import Answer
 from monarch_kernel.asking.future import Future, Owner
 from monarch_kernel.asking.kept import MakeSpawn
 from monarch_kernel.asking.ports import PortTable
+from monarch_kernel.asking.stores import StoreTable
 from monarch_kernel.data.lending import Lendings
 from monarch_kernel.data.meters import Meters
 from monarch_kernel.data.roads import Roads
@@ -25,6 +26,7 @@ class Asker(Owner, Protocol):
 
     Attributes:
         ports: those that this process has open.
+        stores: the stores of torch.distributed that it keeps.
         lendings: the memory that it has lent to others.
         meters: count what it carries.
         roads: to memory that others have lent.
@@ -32,6 +34,7 @@ class Asker(Owner, Protocol):
     """
 
     ports: PortTable
+    stores: StoreTable
     lendings: Lendings
     meters: Meters
     roads: Roads

@@ -214,13 +214,6 @@ class Fleet:
         ranks = list(self._state.ranks.items())
         return tuple(proc for proc, record in ranks if record.host in hosts and record.death is None)
 
-    def are_here(self, procs: Sequence[int]) -> bool:
-        """Whether all of these processes are on this machine, and so reach what listens here at the loopback."""
-        ranks, hosts = self._state.ranks, self._state.hosts
-        if any(proc not in ranks for proc in procs):
-            self._loop.with_baton(lambda: None)  # what was submitted before is done by then
-        return not any(hosts[ranks[proc].host].is_elsewhere for proc in procs)
-
     def wait_for(self, hosts: Sequence[int], finish: Callable[[Sequence[Answer]], T]) -> Future[T]:
         """A future that resolves when each of these host agents is up or gone."""
         return self._loop.promise(lambda id, now: self._state.await_hosts(id, hosts, now), finish)

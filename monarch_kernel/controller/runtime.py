@@ -20,6 +20,7 @@ from monarch_kernel.asking.future import Future
 from monarch_kernel.asking.kept import MakeSpawn
 from monarch_kernel.asking.numbers import CONTROLLER_PROC, made_by, numbers
 from monarch_kernel.asking.ports import PortTable
+from monarch_kernel.asking.stores import StoreTable
 from monarch_kernel.asking.waits import Wait
 from monarch_kernel.controller.compare import Clock
 from monarch_kernel.controller.effects import (
@@ -118,6 +119,7 @@ class Runtime:
         self._listened_at = time.monotonic()
         self.on_tick: Callable[[float], None] = lambda now: None
         self.ports = PortTable()
+        self.stores = StoreTable()
         self.lendings = Lendings(CONTROLLER_PROC)
         self.meters = transport.meters
         self.roads = roads_of(self)

@@ -16,6 +16,7 @@ from monarch_kernel.asking.kept import MakeSpawn
 from monarch_kernel.asking.numbers import CONTROLLER_PROC, made_by, numbers
 from monarch_kernel.asking.peers import Connect, Disconnect, PeerEffect, Peers, Resolved, Respawned, ToPeer
 from monarch_kernel.asking.ports import PortTable
+from monarch_kernel.asking.stores import StoreTable
 from monarch_kernel.asking.waits import Wait
 from monarch_kernel.data.lending import Lendings
 from monarch_kernel.errors import Failure
@@ -56,6 +57,7 @@ class RankAsker:
         name = rank_peer(spec.proc, spec.incarnation)
         self.refused = 0
         self.ports = PortTable()
+        self.stores = StoreTable()
         self.lendings = Lendings(spec.proc)
         self.meters = transport.meters
         self.roads = roads_of(self)

@@ -41,6 +41,7 @@ from monarch_kernel.wire.messages import (
     Result,
     Spawn,
     StopActor,
+    StoreCall,
 )
 
 __all__ = ["NOT_BEGUN", "Workplace", "later"]
@@ -226,7 +227,11 @@ class Workplace(ABC):
             elif message.id:
                 self.send_answer_now(message.id, pack(Result(message.id, Payload())))
         elif isinstance(message, Interrupt):
+            self.asker.stores.forget(message.id)
             self._interrupt(message.id, message.abort)
+        elif isinstance(message, StoreCall):
+            for id, packed in self.asker.stores.hear(message):
+                self.send_answer_now(id, packed)
         elif isinstance(message, PortSend):
             self.asker.ports.hear(message, frames)
         elif self._lender.hear(message, frames):

@@ -3,16 +3,19 @@
 Theory of operation
 ===================
 
-Ranks meet at a rendezvous store, whose clients they are. Of ranks on the controller's machine it lives in the controller. Of
-ranks elsewhere it lives in the process of rank 0, and is made anew for each forming (`HostStore`): the controller may be out
-of reach for all but the agents, as at the other end of a tunnel, while the hosts of a group must reach each other in any
-case. When that process dies the group is broken anyway, and whoever comes in its place has the next store. It listens at the
-one address that gloo takes, too: of the interface in ``GLOO_SOCKET_IFNAME``, which the agent sets if the user has not.
+Ranks meet in a store of torch.distributed whose keys the process of rank 0 keeps, and which has no port (`rank.store`): its
+operations are messages between ranks, which only processes of the session can send. Each forming opens a new store
+(`HostStore`), so what a broken group left in the last one does not matter. Without the process of rank 0 the group is broken
+anyway, and the process that replaces it opens the next store. Operations do not need the controller, which may be gone.
 
-Each forming has a *generation*, a prefix in the store, so that what a broken group left there does not matter. A rank sets the
-variables of torchelastic before it forms, so that code written for torchrun (and Lightning, Accelerate, the HF Trainer) finds
-what it expects; a script's own ``init_process_group()`` finds the group there and is content, or, after
-``destroy_process_group()``, forms it again.
+gloo connects ranks to each other by ports of its own, at the address of the interface in ``GLOO_SOCKET_IFNAME``, which the
+agent sets if the user has not. Ranks on several hosts first try whether those reach each other, since gloo would try for long,
+and say little (`_reach`).
+
+A rank sets the variables of torchelastic before it forms, so that code written for torchrun (and Lightning, Accelerate, the HF
+Trainer) finds what it expects; a script's own ``init_process_group()`` finds the group there and is content, or, after
+``destroy_process_group()``, forms it again, in the same store under another prefix. ``env://`` meets there, too. Nothing
+listens at MASTER_PORT, unless a program that a rank starts opens a store there.
 
 A collective of gloo that waits for a missing peer can be neither interrupted nor aborted through torch: ``abort()`` returns
 and the caller stays blocked. What ends it is to shut its sockets down from another thread (gloo has no abort of its own:
@@ -55,6 +58,7 @@ from monarch_kernel.describe.stacks import Collective
 from monarch_kernel.errors import MeshDownError, RemoteError
 from monarch_kernel.mesh import ValueMesh
 from monarch_kernel.rank.rank import Rank
+from monarch_kernel.rank.store import StoreClient, serve_rendezvous, torch_store
 from monarch_kernel.rank.workplace import later
 from monarch_kernel.train.collectives import CollectiveMeter
 from monarch_kernel.transport.driver import Waiter
@@ -66,67 +70,42 @@ __all__ = ["GroupStore", "RankGroup"]
 _NOTE = "forming the process group"
 _JOIN_TIMEOUT = timedelta(seconds=60)
 _REACH_S = 10.0
-"""How long a rank tries to connect to a store on another host."""
-
-_CLOSE_AFTER_S = 3.0
-"""How long the connections of a group that was aborted stay open, unless it is formed anew; the others are told, too."""
+"""How long a rank tries to reach another host."""
 
 _CONNECT_TIMEOUT = timedelta(seconds=5)
 """How long gloo waits for the address of a peer that is there; it waits five times as long for that to connect."""
 
+_CLOSE_AFTER_S = 3.0
+"""How long the connections of a group that was aborted stay open, unless it is formed anew; the others are told, too."""
+
 
 class GroupStore:
-    """The controller's side: has meshes form their groups, and hosts the store of those on this machine.
-
-    That store needs torch, which takes a second to import: it is made by a thread of its own from the start.
-    """
+    """The controller's side: has meshes form their groups."""
 
     def __init__(self) -> None:
-        self._store: Any = None
-        self._error: BaseException | None = None
-        self._generation = 0
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-        self._port: int = self._listener.getsockname()[1]
-        self._maker = threading.Thread(target=self._make, name="monarch-store", daemon=True)
-        self._maker.start()
-
-    def _make(self) -> None:
-        try:
-            self._store = _dist().TCPStore(
-                "127.0.0.1",
-                self._port,
-                is_master=True,
-                wait_for_workers=False,
-                timeout=_JOIN_TIMEOUT,
-                master_listen_fd=self._listener.detach(),
-            )
-        except BaseException as error:  # handed to whoever needs the store
-            self._error = error
+        self._is_closed = False
 
     def form(self, mesh: ProcMesh) -> Future[ValueMesh[None]]:
-        """Have all ranks of a mesh form their default process group, whatever became of the last one."""
-        self._generation += 1
-        generation = self._generation
-        if not mesh._runtime.fleet.are_here(mesh.procs):
-            return _Forming(mesh, generation).future
-        self._maker.join()
-        if self._error is not None:
-            raise RuntimeError(f"the store for process groups could not be made: {self._error}") from self._error
-        return _join(mesh, "127.0.0.1", self._port, generation)
+        """Have all ranks of a mesh form their default process group, whatever became of the last one.
+
+        Raises:
+            RuntimeError: no more groups are formed.
+        """
+        if self._is_closed:
+            raise RuntimeError("no process group can be formed any more: the session ends")
+        return _Forming(mesh).future
 
     def close(self) -> None:
-        """End the store."""
-        self._maker.join()
-        self._store = None
+        """Form no more groups."""
+        self._is_closed = True
 
 
 class _Forming:
-    """The forming of a group whose store is in the process of its first rank; the owner of the future of both steps."""
+    """The forming of a group: its first rank opens a store, then all meet in it; the owner of the future of both steps."""
 
-    def __init__(self, mesh: ProcMesh, generation: int) -> None:
+    def __init__(self, mesh: ProcMesh) -> None:
         self._mesh = mesh
         self._runtime = mesh._runtime
-        self._generation = generation
         self._is_interrupted = False
         self._step: Future[Any]
         self.future: Future[ValueMesh[None]] = Future(self, 0, lambda answers: self._step.get(0))
@@ -141,11 +120,12 @@ class _Forming:
         if self._step.exception(0) is not None:
             self.future.resolve((), True)
             return
-        address, port = self._step.get(0)
-        host = self._mesh.view().ranks[self._mesh.ranks[0]].host
-        where = f"rank {self._mesh.ranks[0]}, on host {host}"
+        store, address, port = self._step.get(0)
+        mesh = self._mesh
+        message = partial(FormGroup, proc=mesh.procs[0], store=store, address=address, port=port)
+        finish = gather(mesh._region, _what(mesh), RemoteError, lambda answer: None)
         try:
-            self._step = _join(self._mesh, address, port, self._generation, where)
+            self._step = self._runtime.request(mesh.procs, lambda id: pack(message(id)), _NOTE, finish, quiet=True)
         except MeshDownError as error:
             self.future.abandon(error)
             return
@@ -173,13 +153,6 @@ class _Forming:
         return None
 
 
-def _join(mesh: ProcMesh, host: str, port: int, generation: int, where: str = "") -> Future[ValueMesh[None]]:
-    """Have the ranks of a mesh meet at a store."""
-    message = partial(FormGroup, host=host, port=port, generation=generation, where=where)
-    finish = gather(mesh._region, _what(mesh), RemoteError, lambda answer: None)
-    return mesh._runtime.request(mesh.procs, lambda id: pack(message(id)), _NOTE, finish, quiet=True)
-
-
 def _what(mesh: ProcMesh) -> str:
     return f"forming the process group of {mesh.name} failed"
 
@@ -198,14 +171,15 @@ class RankGroup:
         self._sockets: dict[tuple[int, ...], set[_Socket]] = {}  # by the members of their groups; none: the default one
         self._sockets_before: set[_Socket] | None = None  # those that were open when it began to form, while it does
         self._closing: list[socket.socket] = []  # connections of groups that were aborted
-        self._lock = threading.Lock()  # what is above, and stderr, change hands: some other thread aborts
+        self._lock = threading.Lock()  # what is above changes hands: some other thread aborts
         self._holder = Holder(agent)
-        self._stderr: int | None = None
         self._formed = False
         self._aborted = False
         self._rounds = 0
         self._formed_ns = 0
-        self._store: Any = None  # at which the others meet us
+        self._hosted = ""  # the store in which the others meet us
+        self._client = StoreClient(rank.peers, rank.spec.proc, "")
+        self._store: Any = None  # torch's view of it, made once: threads of torch may use it after its group
         self._device_mesh: Callable[[], Any] = lambda: None
         self._namespace: dict[str, Any] = {}
         self._meter = CollectiveMeter(rank.peers.meters, _label_of)
@@ -288,10 +262,9 @@ class RankGroup:
                 if dead is None or not members or dead in members:
                     ended |= self._sockets.pop(members)
             is_forming = self._sockets_before is not None
-            if self._sockets_before is not None:  # it waits for its peers, or for the store
+            if self._sockets_before is not None:  # it waits for its peers, or for keys of the store
                 ended |= _sockets() - self._sockets_before
-                if self._stderr is None:
-                    self._stderr = _mute_stderr()
+            self._client.end(None if is_forming else dead)
             for each in ended & _sockets():  # those of a group that has been destroyed are no more
                 if (connection := _copy(each)) is not None:
                     self._closing.append(connection)
@@ -330,26 +303,34 @@ class RankGroup:
     # -- forming
 
     def _host_store(self, message: HostStore, _: Sequence[Frame]) -> None:
-        """Make a store, and forget the last one, whose clients belong to a group that is no more."""
+        """Open a store, and drop the last one, whose clients belong to a group that is no more."""
+        address = self._address()
+        last, self._hosted = self._hosted, f"group {message.id}"
+        self._rank.submit(partial(self._open_store, self._hosted, last))
+        with socket.create_server((address, 0), family=_family(address)) as free:
+            port: int = free.getsockname()[1]
+        self._rank.reply(message.id, (self._hosted, address, port))
+
+    def _open_store(self, name: str, instead_of: str) -> None:
+        """With the baton held."""
+        stores = self._rank.peers.stores
+        for id, packed in stores.close(instead_of):
+            self._rank.send_answer_now(id, packed)
+        stores.open(name)
+
+    def _address(self) -> str:
+        """The address that gloo takes.
+
+        Raises:
+            RuntimeError: there is none.
+        """
         address = address_of(os.environ.get("GLOO_SOCKET_IFNAME", ""))
         if not address:
             raise RuntimeError(
                 f"host {socket.gethostname()} has no address at which others could reach it, of the network interface "
                 f"{os.environ.get('GLOO_SOCKET_IFNAME', '')!r} (GLOO_SOCKET_IFNAME); it has {_interfaces_text()}"
             )
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        listener = socket.create_server((address, 0), family=family, backlog=1024)
-        port: int = listener.getsockname()[1]
-        self._store = None
-        self._store = _dist().TCPStore(
-            address,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=_JOIN_TIMEOUT,
-            master_listen_fd=listener.detach(),
-        )
-        self._rank.reply(message.id, (address, port))
+        return address
 
     def _form(self, message: FormGroup, _: Sequence[Frame]) -> None:
         dist = _dist()
@@ -365,28 +346,33 @@ class RankGroup:
             ROLE_RANK=str(spec.rank),
             ROLE_WORLD_SIZE=str(spec.world_size),
             ROLE_NAME="default",
-            MASTER_ADDR=message.host,
+            MASTER_ADDR=message.address,
             MASTER_PORT=str(message.port),
             TORCHELASTIC_RUN_ID=spec.mesh,
-            TORCHELASTIC_USE_AGENT_STORE="True",
+            TORCHELASTIC_USE_AGENT_STORE="False",
             TORCHELASTIC_MAX_RESTARTS="0",
             TORCHELASTIC_RESTART_COUNT="0",
             TORCHELASTIC_ERROR_FILE=os.devnull,
         )
+        os.environ.setdefault("GLOO_ENABLE_STORE_V2_API", "1")  # all addresses in one request, not one in each
         self._patch(dist)
         self._leave(dist)
+        self._client.begin(message.proc, message.store)
+        if self._store is None:
+            self._store = torch_store(self._client)
+        serve_rendezvous(dist.PrefixStore("env", self._store), message.address, message.port)
         self._aborted = False
-        self._rounds = 1000 * message.generation
+        self._rounds = 0
         self._formed_ns = time.time_ns()
         self._formed = False
         self._sockets_before = _sockets()
         try:
             with self._rank.main.user_code():
-                if message.where and self._store is None:
-                    _reach(message)
                 self._init(dist.init_process_group, "cpu:gloo,cuda:nccl" if spec.device == "cuda" else "gloo")
-                self._formed = True
                 self._add_device_mesh()
+                if self._aborted:  # after gloo had all connections, which are closed
+                    raise RuntimeError("the process group was aborted while it was formed: a peer is gone")
+                self._formed = True
                 with self._lock:
                     closing, self._closing = self._closing, []
                 _close(closing)
@@ -397,10 +383,6 @@ class RankGroup:
     def _end_forming(self) -> None:
         with self._lock:
             self._sockets_before = None
-            muted, self._stderr = self._stderr, None
-        if muted is not None:
-            os.dup2(muted, 2)
-            os.close(muted)
 
     def _leave(self, dist: Any) -> None:
         """Forget the group, or what there is of one that was interrupted while it was formed."""
@@ -418,17 +400,33 @@ class RankGroup:
 
     def _init(self, init: Callable[..., None], backend: str | None, **options: Any) -> None:
         """Form a group under a prefix of its own: what an earlier one left in the store would be taken for its peers."""
-        dist = _dist()
-
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = dist.TCPStore(host, port, is_master=False, timeout=_JOIN_TIMEOUT)
-        ours = dist.PrefixStore(f"group/{self._rounds}", store)
+        ours = _dist().PrefixStore(f"group/{self._rounds}", self._store)
         if self._sockets_before is not None:
-            present = [f"present/{rank}" for rank in range(self._spec.world_size)]
-            ours.set(present[self._spec.rank], "")
-            ours.wait(present, _JOIN_TIMEOUT)
+            self._meet(ours)
         options.update(store=ours, rank=self._spec.rank, world_size=self._spec.world_size)
         init(backend, **options)
+
+    def _meet(self, store: Any) -> None:
+        """Wait until all ranks are here; those of several hosts also until the hosts have reached each other.
+
+        Raises:
+            ConnectionError: this host can't reach another.
+        """
+        spec = self._spec
+        _gather_keys(store, "present", spec.rank, range(spec.world_size), "")
+        if spec.world_size == spec.local_world_size:
+            return
+        firsts = range(0, spec.world_size, spec.local_world_size)
+        if spec.rank not in firsts:
+            store.wait([f"reached/{first}" for first in firsts], _JOIN_TIMEOUT)
+            return
+        address = self._address()
+        with socket.create_server((address, 0), family=_family(address), backlog=len(firsts)) as listener:
+            mine = json.dumps([address, listener.getsockname()[1], socket.gethostname()])
+            for first, theirs in zip(firsts, _gather_keys(store, "address", spec.rank, firsts, mine)):
+                if first != spec.rank:
+                    _reach(first, *json.loads(theirs))
+            _gather_keys(store, "reached", spec.rank, firsts, "")
 
     def _add_device_mesh(self) -> None:
         from torch.distributed.device_mesh import init_device_mesh
@@ -456,13 +454,15 @@ class RankGroup:
         self._rank.reports.count_unread = lambda: self._meter.count_unread(dist)
 
         @wraps(make)
-        def new_process_group_helper(*args: Any, timeout: timedelta | None = None, **kwargs: Any) -> Any:
+        def new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
+            timeout = kwargs.pop("timeout", None)
+            members = tuple(signature.bind(*args, **kwargs).arguments["global_ranks_in_group"] or ())
             before = _sockets()
             is_forming = self._sockets_before is not None and timeout is not None
             try:
-                made = make(*args, timeout=_CONNECT_TIMEOUT if is_forming else timeout, **kwargs)
+                with self._client.making(members, timeout):
+                    made = make(*args, timeout=_CONNECT_TIMEOUT if is_forming else timeout, **kwargs)
             finally:
-                members = tuple(signature.bind(*args, **kwargs).arguments["global_ranks_in_group"] or ())
                 opened = _sockets() - before
                 with self._lock:
                     self._sockets.setdefault(members, set()).update(opened)
@@ -485,6 +485,7 @@ class RankGroup:
                     return
             elif self._formed and fits and init_method in (None, "env://") and options.get("store") is None:
                 self._rounds += 1
+                self._client.resume()
                 self._init(original, backend, **options)
                 return
             original(backend, init_method, **options)
@@ -502,20 +503,32 @@ class RankGroup:
         dist.destroy_process_group = helpers.destroy_process_group = destroy_process_group
 
 
-def _reach(message: FormGroup) -> None:
-    """See whether the store can be reached: torch would try for a minute, and say little.
+def _gather_keys(store: Any, kind: str, rank: int, ranks: Sequence[int], value: str) -> list[bytes]:
+    """Set a key of this rank, and wait for those of all ranks; gives their values."""
+    store.set(f"{kind}/{rank}", value)
+    keys = [f"{kind}/{each}" for each in ranks]
+    store.wait(keys, _JOIN_TIMEOUT)
+    return [bytes(each) for each in store.multi_get(keys)]
+
+
+def _reach(rank: int, address: str, port: int, host: str) -> None:
+    """See whether another host can be reached: gloo would try for as long as the group waits, and say little.
 
     Raises:
         ConnectionError: it can't be.
     """
     try:
-        socket.create_connection((message.host, message.port), _REACH_S).close()
+        socket.create_connection((address, port), _REACH_S).close()
     except OSError as error:
         raise ConnectionError(
-            f"host {socket.gethostname()} can't connect to {message.host} port {message.port}, where the ranks meet "
-            f"({message.where}): {error}. The hosts of a process group must reach each other: look at firewalls between them, "
+            f"host {socket.gethostname()} can't connect to {address} port {port} (rank {rank}, on host {host}): {error}. "
+            "The hosts of a process group must reach each other: look at firewalls between them, "
             f"or name another interface with --env GLOO_SOCKET_IFNAME=..., of {_interfaces_text()}"
         ) from None
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def _interfaces_text() -> str:
@@ -536,18 +549,6 @@ def _group_label(entry: dict[str, Any]) -> str:
 
 def _label_of(name: str, about: str) -> str:
     return "" if about == "default_pg" else str(name if about in ("", "undefined") else about).removeprefix("mesh_")
-
-
-def _mute_stderr() -> int:
-    """Have this process write to nowhere instead of stderr; gives a descriptor of what it was.
-
-    A store client whose connection is shut down tells of it with its C++ stack, 40 lines on each rank.
-    """
-    before = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    os.close(nowhere)
-    return before
 
 
 def _close(connections: Sequence[socket.socket]) -> None:

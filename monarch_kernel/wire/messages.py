@@ -108,6 +108,7 @@ __all__ = [
     "StartRanks",
     "StopActor",
     "Stopped",
+    "StoreCall",
     "Sync",
     "Unhandled",
     "WriteLoan",
@@ -119,6 +120,9 @@ class Payload(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     data: bytes = b""
     nframes: int = 0
+
+
+StoreOperation = Literal["set", "get", "wait", "check", "add", "append", "compare_set", "delete", "count"]
 
 
 class Message(msgspec.Struct, array_like=True, frozen=True, tag=True, gc=False):
@@ -248,22 +252,36 @@ class Conclude(Message, frozen=True):
 
 
 class HostStore(Message, frozen=True):
-    """Host the store at which the ranks of your mesh meet; answer with (address, port)."""
+    """Open the store in which the ranks of your mesh meet; answer with (its name, address, port), as `FormGroup` has them."""
 
     id: int
 
 
 class FormGroup(Message, frozen=True):
-    """Join (or re-join) the default process group of torch.distributed, whose store listens at ``host:port``.
+    """Join (or re-join) the default process group of torch.distributed, whose keys the process ``proc`` keeps in ``store``.
 
-    ``where`` says in the user's words who has the store, if that is not the controller.
+    ``address`` and ``port`` are for the variables of torchrun: nothing listens there.
     """
 
     id: int
-    host: str
+    proc: int
+    store: str
+    address: str
     port: int
-    generation: int
-    where: str = ""
+
+
+class StoreCall(Message, frozen=True):
+    """Do something with keys of a store that you keep (`asking.stores`); a process asks this of another. Has its own lane.
+
+    ``get`` and ``wait`` are answered when all keys are there. ``amount`` is for ``add``.
+    """
+
+    id: int
+    store: str
+    operation: StoreOperation
+    keys: tuple[str, ...] = ()
+    values: tuple[bytes, ...] = ()
+    amount: int = 0
 
 
 class Spawn(Message, frozen=True):

@@ -225,7 +225,7 @@ def test_a_rank_finds_what_torchrun_would_have_set(notebook: Notebook) -> None:
             "ROLE_RANK": str(rank),
             "ROLE_WORLD_SIZE": "2",
             "MASTER_ADDR": "127.0.0.1",
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_USE_AGENT_STORE": "False",
             "TORCHELASTIC_MAX_RESTARTS": "0",
         }
         assert {name: env.get(name) for name in expected} == expected

@@ -45,7 +45,7 @@ def test_what_is_owed_is_told_in_the_users_words(ledger: Ledger) -> None:
         Run(2, "x", 0),
         Push(3, "x", Payload()),
         Pull(4, "y"),
-        FormGroup(5, "", 0, 1),
+        FormGroup(5, 1, "group", "", 0),
         Spawn(6, 1, "counter", (), Payload()),
         Call(7, 1, "add", None, Payload()),
         StopActor(8, 1, ""),

@@ -105,7 +105,6 @@ OUTSIDE: dict[str, set[str]] = {
         "StrictHostKeyChecking",
     },
     "torch": {
-        ".clone",
         "DataLoader",
         "DeviceMesh",
         "Linear",

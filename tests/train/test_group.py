@@ -14,9 +14,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
-from monarch_kernel.actor import Actor, ProcMesh, SupervisionError, endpoint, this_host
+from monarch_kernel.actor import Actor, Future, ProcMesh, SupervisionError, endpoint, this_host
 from monarch_kernel.agent.holding import HOLD_S
 from monarch_kernel.agent.processes import start_ticks
 from monarch_kernel.describe.stacks import Doing
@@ -127,6 +128,155 @@ def test_meshes_of_other_sizes_have_groups_of_their_own(group: ProcMesh, store: 
         assert group.run(SUM).get(LONG_S).values() == ([10.0] * 3,) * 4
     finally:
         mesh.stop(grace_s=0).get()
+
+
+# -- its store
+
+
+class Watcher(Actor):
+    """Sees what waits in the stores of its process, whatever that does."""
+
+    @endpoint
+    def n_waiting(self) -> int:
+        from monarch_kernel.asking.home import HOME
+
+        found: int = HOME.asker.stores.n_waiting
+        return found
+
+
+def listening() -> set[tuple[str, int]]:
+    """The TCP ports at which this process listens."""
+    found = psutil.Process().net_connections("tcp")
+    return {tuple(each.laddr) for each in found if each.status == psutil.CONN_LISTEN}
+
+
+def test_nothing_listens_where_ranks_meet(procs: ProcMesh) -> None:
+    """A stranger who reaches a store of torch's own has ranks unpickle what he likes: it asks nobody for a password."""
+    before = listening()
+    store = GroupStore()
+    mesh = others(store, 2)
+    try:
+        assert mesh.run(SUM).get(LONG_S).values() == ([3.0] * 3,) * 2
+        assert listening() == before
+        (port,) = set(mesh.run("int(os.environ['MASTER_PORT'])").get(LONG_S).values())
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), 5)
+        kinds = "{type(each).__name__ for each in __import__('gc').get_objects() if isinstance(each, dist.TCPStore)}"
+        assert mesh.run(kinds).get(LONG_S).values() == (set(),) * 2
+    finally:
+        mesh.stop(grace_s=0).get()
+
+
+def test_groups_of_all_kinds_meet_in_the_store(group: ProcMesh) -> None:
+    code = """
+from torch.distributed.device_mesh import init_device_mesh
+square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+flat = square[("a", "b")]._flatten("ab")
+some = dist.new_group([1, 3])
+found = [None] * 4
+dist.all_gather_object(found, rank)
+sums = []
+for each in (square.get_group("a"), square.get_group("b"), flat.get_group()):
+    x = torch.tensor([float(rank)]); dist.all_reduce(x, group=each); sums.append(x.item())
+if rank in (1, 3):
+    x = torch.tensor([float(rank)]); dist.all_reduce(x, group=some); sums.append(x.item())
+dist.monitored_barrier()
+square = flat = some = each = None
+sums, found
+"""
+    assert group.run(code).get(LONG_S).values() == (
+        ([2.0, 1.0, 6.0], [0, 1, 2, 3]),
+        ([4.0, 1.0, 6.0, 4.0], [0, 1, 2, 3]),
+        ([2.0, 5.0, 6.0], [0, 1, 2, 3]),
+        ([4.0, 5.0, 6.0, 4.0], [0, 1, 2, 3]),
+    )
+
+
+def test_the_store_does_what_torchs_own_does(group: ProcMesh) -> None:
+    code = """
+import datetime
+store = dist.distributed_c10d._get_default_store()
+if rank == 0: store.set("text", "hello"); store.set("bytes", b"\\0\\xff")
+store.wait(["text", "bytes"])
+total = store.add("number", 0)
+dist.barrier()
+store.add("number", rank); dist.barrier()
+found = [store.get("text"), store.get("bytes"), store.get("number"), store.check(["text", "none"]), store.check(["text"])]
+dist.barrier()
+if rank == 1:
+    found += [store.compare_set("text", "other", "new"), store.compare_set("text", "hello", "new"), store.get("text")]
+    found += [store.delete_key("text"), store.delete_key("text"), store.check(["text"])]
+    store.append("parts", "a"); store.append("parts", "b")
+    store.multi_set(["x", "y"], ["1", "2"])
+    found += [store.multi_get(["parts", "x", "y"]), store.num_keys() > 4, store.clone().get("x")]
+dist.barrier()
+try: store.wait(["none"], datetime.timedelta(seconds=0.05))
+except dist.DistStoreError as error: found.append("none" in str(error))
+try: store.add("bytes", 1)
+except dist.DistStoreError as error: found.append("not a number" in str(error))
+store = None
+found
+"""
+    common = [b"hello", b"\0\xff", b"6", False, True]
+    changed = [b"hello", b"new", b"new", True, False, False, [b"ab", b"1", b"2"], True, b"1"]
+    assert group.run(code).get(LONG_S).values() == tuple(
+        [*common, *(changed if rank == 1 else []), True, True] for rank in range(4)
+    )
+
+
+def test_the_rendezvous_of_the_environment_meets_in_the_store(group: ProcMesh) -> None:
+    code = """
+store, *place = next(dist.rendezvous("env://"))
+store.set(f"here/{rank}", "")
+store.wait([f"here/{each}" for each in range(4)])
+store = None
+place
+"""
+    assert group.run(code).get(LONG_S).values() == tuple([rank, 4] for rank in range(4))
+
+
+@pytest.fixture
+def waiting(
+    procs: ProcMesh, store: GroupStore, by_value: None, tmp_path: Path
+) -> Iterator[tuple[ProcMesh, Future[Any], Path]]:
+    """A mesh whose rank 1 is busy until a file is there, while all others wait for it in the store."""
+    mesh, go = others(store, 3), tmp_path / "go"
+    watcher = mesh[[0]].spawn("watcher", Watcher)
+    mesh[[1]].run(f"while not pathlib.Path(r'{go}').exists(): time.sleep(0.002)")
+    forming = store.form(mesh)
+    wait_until(lambda: sum(watcher.n_waiting.call().get(LONG_S).values()) == 2, "two ranks to wait")
+    yield mesh, forming, go
+    mesh.stop(grace_s=0).get()
+
+
+def test_an_interrupt_ends_the_wait_for_a_rank_that_does_not_come(
+    waiting: tuple[ProcMesh, Future[Any], Path], store: GroupStore, bar: Bar
+) -> None:
+    mesh, forming, go = waiting
+    with bar.below(5, "the interrupt"):
+        forming.interrupt()
+        error = forming.exception(LONG_S)
+    assert isinstance(error, RemoteError)
+    assert {report.kind for report in error.reports.values()} == {"interrupted"}
+    go.touch()
+    store.form(mesh).get(LONG_S)
+    assert mesh.run(SUM).get(LONG_S).values() == ([6.0] * 3,) * 3
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_death_ends_the_wait_for_a_rank_that_does_not_come(
+    waiting: tuple[ProcMesh, Future[Any], Path], dead: int, bar: Bar
+) -> None:
+    """Also the death of the one that keeps the keys."""
+    mesh, forming, go = waiting
+    with bar.below(5, "the end"):
+        os.kill(mesh.view().ranks[dead].pid, signal.SIGKILL)
+        go.touch()
+        error = forming.exception(LONG_S)
+    assert isinstance(error, SupervisionError)
+    kinds = {point.rank: report.kind for point, report in error.reports.items()}
+    assert kinds.pop(dead) == "lost"
+    assert set(kinds.values()) == {"released"}
 
 
 # -- broken
@@ -346,12 +496,6 @@ def test_a_connection_whose_number_was_reused_is_not_taken_for_the_former_one() 
             os.close(number)
 
 
-def test_a_store_can_be_closed_and_made_again() -> None:
-    for _ in range(2):
-        store = GroupStore()
-        store.close()
-
-
 ABORT_IN_THE_MIDST = """
 import gc, random, threading
 from monarch_kernel.train.group import RankGroup
@@ -506,7 +650,8 @@ def test_forming_that_ends_while_it_is_aborted_and_two_aborts_at_once(monkeypatc
     monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace(is_initialized=lambda: False))
     monkeypatch.setattr("monarch_kernel.train.group._dist", lambda: sys.modules["torch.distributed"])
     group = RankGroup.__new__(RankGroup)
-    vars(group).update(_spec=SimpleNamespace(device="cpu"), _lock=threading.Lock(), _closing=[], _stderr=None)
+    vars(group).update(_spec=SimpleNamespace(device="cpu", world_size=3), _lock=threading.Lock(), _closing=[])
+    vars(group).update(_client=SimpleNamespace(end=lambda dead: None))
     vars(group).update(_sockets={(0, 1): set(), (0, 2): set()}, _sockets_before=set())
     others = [threading.Thread(target=group._end_forming), threading.Thread(target=group.abort)]
 
@@ -522,10 +667,8 @@ def test_forming_that_ends_while_it_is_aborted_and_two_aborts_at_once(monkeypatc
     errors: list[Any] = []
     monkeypatch.setattr("monarch_kernel.train.group._sockets", sockets)
     monkeypatch.setattr(threading, "excepthook", errors.append)
-    stderr = os.fstat(2)
     group.abort(1)
     for thread in running:
         thread.join()
     assert not errors
-    assert (group._sockets, group._sockets_before, group._stderr) == ({}, None, None)
-    assert os.path.samestat(os.fstat(2), stderr)
+    assert (group._sockets, group._sockets_before) == ({}, None)

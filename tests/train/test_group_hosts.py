@@ -65,7 +65,6 @@ def machines(tmp_path: Path, procs: ProcMesh) -> Iterator[Machines]:
 @pytest.fixture(scope="module")
 def store() -> Iterator[GroupStore]:
     store = GroupStore()
-    store._maker.join()
     yield store
     store.close()
 
@@ -102,15 +101,21 @@ def test_scripts_for_torchrun_find_the_places_of_their_hosts(group: ProcMesh) ->
     found = group.run(f"[int(os.environ[name]) for name in {names}]").get(LONG_S).values()
     assert found == tuple([rank, rank % 2, 6, 2, rank // 2, 3] for rank in range(6))
     (address,) = set(group.run("os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])").get(LONG_S).values())
-    socket.create_connection(address, 5).close()
+    with socket.create_server(address):  # a program that a rank starts can meet there
+        pass
     interfaces = group.run("os.environ['GLOO_SOCKET_IFNAME'], os.environ['NCCL_SOCKET_IFNAME']").get(LONG_S).values()
     assert {f"={gloo}" == nccl for gloo, nccl in interfaces} == {True}
 
 
-def test_the_store_is_in_the_process_of_rank_0(group: ProcMesh) -> None:
+def test_the_keys_are_in_the_process_of_rank_0_and_at_no_port(group: ProcMesh) -> None:
+    kept = "len(__import__('monarch_kernel.asking.home').asking.home.HOME.asker.stores)"
+    assert group.run(kept).get(LONG_S).values() == (1,) + (0,) * 5
     listens = "[each for each in __import__('psutil').Process().net_connections('tcp') if each.status == 'LISTEN']"
-    port = f"int(os.environ['MASTER_PORT']) in [each.laddr.port for each in {listens}]"
-    assert group.run(port).get(LONG_S).values() == (True,) + (False,) * 5
+    before = group.run(f"len({listens})").get(LONG_S).values()
+    left = "dist.destroy_process_group(); mesh = None; __import__('gc').collect()"
+    after = group.run(f"{left}\nlen({listens})").get(LONG_S).values()
+    assert all(a < b for a, b in zip(after, before))  # those of gloo
+    assert len(set(after)) == 1
 
 
 def test_a_scripts_own_initialisation_works(group: ProcMesh) -> None:
@@ -181,7 +186,7 @@ def test_a_mesh_of_one_host_forms_its_group_there(machines: Machines, group: Pro
     assert group.run(SUM).get(LONG_S).values() == ([21.0] * 3,) * 6
 
 
-def test_the_error_of_a_store_that_cannot_be_reached_says_what_to_check(machines: Machines, store: GroupStore) -> None:
+def test_the_error_of_a_host_that_cannot_be_reached_says_what_to_check(machines: Machines, store: GroupStore) -> None:
     """Each host has an address that only reaches itself, as the address of a host behind a firewall."""
     mesh = hosts_on(machines, 2).spawn_procs({"gpus": 1}, device="cpu", env={"GLOO_SOCKET_IFNAME": "lo"})
     mesh.run(IMPORTS + "\nif rank == 1:\n    " + BLOCK).get(LONG_S)
@@ -201,7 +206,7 @@ def test_an_interface_that_does_not_exist_is_named(machines: Machines, store: Gr
     assert "lo (127.0.0.1" in str(error)
 
 
-# What a firewall does, as far as one process can imitate it: it refuses connections to the store.
+# What a firewall does, as far as one process can imitate it: it refuses connections to the other host.
 BLOCK = """import socket; connect = socket.create_connection
     def refuse(address, *args, **kwargs): raise ConnectionRefusedError(111, 'Connection refused')
     socket.create_connection = refuse"""
