@@ -27,8 +27,10 @@ that whoever waits for it waits for ever. As it is, what it writes goes to a pee
 end. For a peer that has died its host agent keeps the connections open for a second, in which the others are told of the
 death (`agent.holding`).
 
-A rank that waits for a peer to connect to it has no socket for that yet. If the peer dies then, only gloo's timeout ends the
-wait: it is short while a group is formed, and torch's own from then on. Ranks that come late are waited for before.
+A rank that waits for a peer to connect to it has no socket for that yet, and gloo's limit for it is the group's, which also
+holds for what is sent and received later: a short one would end those. So that an abort frees such a rank, it connects to its
+own listeners in place of each peer, and closes these connections (`_stand_in`): gloo takes each for the peer's, and finds it
+closed (https://github.com/pytorch/gloo/blob/main/gloo/transport/tcp/listener.cc).
 """
 
 from __future__ import annotations
@@ -38,11 +40,12 @@ import inspect
 import json
 import os
 import socket
+import struct
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import partial, wraps
 from typing import Any, NamedTuple
@@ -72,8 +75,8 @@ _JOIN_TIMEOUT = timedelta(seconds=60)
 _REACH_S = 10.0
 """How long a rank tries to reach another host."""
 
-_CONNECT_TIMEOUT = timedelta(seconds=5)
-"""How long gloo waits for the address of a peer that is there; it waits five times as long for that to connect."""
+_STAND_IN_S = 1.0
+"""How long a rank tries to connect to a listener of its own."""
 
 _CLOSE_AFTER_S = 3.0
 """How long the connections of a group that was aborted stay open, unless it is formed anew; the others are told, too."""
@@ -272,6 +275,8 @@ class RankGroup:
                         connection.shutdown(socket.SHUT_RDWR if is_forming else socket.SHUT_RD)
             if self._closing:
                 later(_CLOSE_AFTER_S, _close, list(self._closing))
+        if is_forming:
+            _stand_in(ended, self._spec.world_size)
 
     def _hold(self, sockets: set[_Socket]) -> None:
         """Have the agent keep connections open should we die."""
@@ -455,21 +460,17 @@ class RankGroup:
 
         @wraps(make)
         def new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
-            timeout = kwargs.pop("timeout", None)
-            members = tuple(signature.bind(*args, **kwargs).arguments["global_ranks_in_group"] or ())
+            given = signature.bind(*args, **kwargs).arguments
+            members = tuple(given["global_ranks_in_group"] or ())
             before = _sockets()
-            is_forming = self._sockets_before is not None and timeout is not None
             try:
-                with self._client.making(members, timeout):
-                    made = make(*args, timeout=_CONNECT_TIMEOUT if is_forming else timeout, **kwargs)
+                with self._client.making(members, given.get("timeout")):
+                    return make(*args, **kwargs)
             finally:
                 opened = _sockets() - before
                 with self._lock:
                     self._sockets.setdefault(members, set()).update(opened)
                 self._hold(opened)
-            if is_forming and isinstance(made[0], dist.ProcessGroup):
-                helpers._set_pg_timeout(timeout, made[0])
-            return made
 
         new_process_group_helper.monarch_kernel = True  # type: ignore[attr-defined]
         helpers._new_process_group_helper = new_process_group_helper
@@ -551,6 +552,19 @@ def _label_of(name: str, about: str) -> str:
     return "" if about == "default_pg" else str(name if about in ("", "undefined") else about).removeprefix("mesh_")
 
 
+def _stand_in(sockets: Iterable[_Socket], size: int) -> None:
+    """Connect to listeners of gloo in place of each peer, and let go: whoever waits for one of them waits no more.
+
+    A connection begins with a number of 8 bytes, which says for which peer it is; they count from 0.
+    """
+    for each in sockets:
+        if (address := _listens_at(each)) is None:
+            continue
+        for number in range(size):
+            with contextlib.suppress(OSError), socket.create_connection(address[:2], _STAND_IN_S) as connection:
+                connection.sendall(struct.pack("=q", number))
+
+
 def _close(connections: Sequence[socket.socket]) -> None:
     for connection in connections:
         connection.close()
@@ -565,6 +579,24 @@ class _Socket(NamedTuple):
 
 def _copy(of: _Socket) -> socket.socket | None:
     """A copy of a TCP connection; None of anything else, such as gloo's listener, at whose failure it ends the process."""
+    copy = _duplicate(of)
+    if copy is None or not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        return copy
+    copy.close()
+    return None
+
+
+def _listens_at(of: _Socket) -> Any:
+    """The address of a TCP listener; None of anything else."""
+    copy = _duplicate(of)
+    if copy is None:
+        return None
+    with copy:
+        return copy.getsockname() if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) else None
+
+
+def _duplicate(of: _Socket) -> socket.socket | None:
+    """A copy of a TCP socket; None of anything else."""
     try:
         fd = os.dup(of.fd)
     except OSError:  # it was closed meanwhile
@@ -576,8 +608,7 @@ def _copy(of: _Socket) -> socket.socket | None:
     except OSError:
         os.close(fd)
         return None
-    is_tcp = copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM
-    if is_tcp and not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+    if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM:
         return copy
     copy.close()
     return None

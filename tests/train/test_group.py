@@ -440,31 +440,73 @@ def test_the_death_of_a_rank_leaves_groups_alone_that_it_was_not_in(procs: ProcM
 
 SPY = """
 from torch.distributed import distributed_c10d as helpers
-def timeout_s(group):
-    return group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
-while_forming, original = [], helpers._set_pg_timeout
-def spy(timeout, group):
-    while_forming.append(timeout_s(group))
-    original(timeout, group)
-helpers._set_pg_timeout = spy
+limits_s, original = [], helpers.ProcessGroupGloo
+class Spy(original):
+    def __init__(self, *args, timeout, **kwargs):
+        limits_s.append(timeout.total_seconds())
+        super().__init__(*args, timeout=timeout, **kwargs)
+helpers.ProcessGroupGloo = Spy
 """
 
 
-def test_peers_are_waited_for_briefly_while_a_group_is_formed_and_as_long_as_torch_does_in_collectives(
-    group: ProcMesh, store: GroupStore
-) -> None:
-    """If one dies before it has connected to another, nothing but the timeout frees that one."""
+def test_gloo_waits_for_what_is_sent_and_received_as_long_as_the_group_does(group: ProcMesh, store: GroupStore) -> None:
+    """Gloo takes the limit of sends, receives and monitored barriers from the moment when it connects the ranks."""
+    group.run(SPY).get(LONG_S)
     try:
-        group.run(SPY).get(LONG_S)
         store.form(group).get(LONG_S)
-        assert max(group.run("max(while_forming)").get(LONG_S).values()) < 10
-        groups = "(dist.group.WORLD, mesh.get_group('dp'), mesh.get_group('tp'))"
-        after = group.run(f"[timeout_s(each) for each in {groups}]").get(LONG_S)
-        assert after.values() == ([1800.0] * 3,) * 4
-        own = "import datetime; own = dist.new_group(timeout=datetime.timedelta(seconds=77)); found = timeout_s(own)"
-        assert set(group.run(f"{own}\nown = None\nfound").get(LONG_S).values()) == {77.0}
+        assert group.run("set(limits_s)").get(LONG_S).values() == ({1800.0},) * 4
+        own = "import datetime; own = dist.new_group(timeout=datetime.timedelta(seconds=77)); own = None; limits_s[-1]"
+        assert group.run(own).get(LONG_S).values() == (77.0,) * 4
     finally:
-        group.run("helpers._set_pg_timeout = original").get(LONG_S)
+        group.run("helpers.ProcessGroupGloo = original").get(LONG_S)
+
+
+@pytest.mark.slow
+def test_a_peer_that_computes_for_8_s_is_waited_for(group: ProcMesh) -> None:
+    wait = """
+import time
+def late(f, *args): rank != 0 or time.sleep(8); return f(*args)
+x, said, sub = torch.zeros(2), [None], dist.new_group([0, 1])
+if rank == 0: late(dist.send, torch.ones(2), 1)
+if rank == 1: dist.recv(x, 0)
+if rank == 0: late(dist.send_object_list, ["a"], 1)
+if rank == 1: dist.recv_object_list(said, 0)
+if rank == 0: late(dist.send, torch.ones(2), 1, sub)
+if rank == 1: dist.recv(x, 0, sub)
+late(dist.monitored_barrier)
+sub = None
+x.tolist(), said
+"""
+    assert group.run(wait).get(LONG_S).values()[1] == ([1.0, 1.0], ["a"])
+
+
+DIE_IN_THE_WINDOW = """
+import gc, signal
+from monarch_kernel.rank.store import StoreClient
+client = next(each for each in gc.get_objects() if type(each) is StoreClient)
+def ask(operation, keys=(), *args, **kwargs):
+    found = StoreClient.ask(client, operation, keys, *args, **kwargs)
+    if operation == "get" and "cpu" in keys[0]: os.kill(os.getpid(), signal.SIGKILL)
+    return found
+if rank == {dead}: client.ask = ask
+"""
+
+
+@pytest.mark.parametrize("dead", [1, 3])
+def test_a_death_between_the_addresses_and_the_connections_frees_ranks_that_wait_for_a_connection(
+    procs: ProcMesh, store: GroupStore, dead: int, bar: Bar
+) -> None:
+    mesh = others(store, 4)
+    try:
+        mesh.run(DIE_IN_THE_WINDOW.format(dead=dead)).get(LONG_S)
+        with bar.below(5, "the end"):
+            error = store.form(mesh).exception(LONG_S)
+        assert isinstance(error, SupervisionError)
+        kinds = {point.rank: report.kind for point, report in error.reports.items()}
+        assert kinds.pop(dead) == "lost"
+        assert set(kinds.values()) <= {"released"}
+    finally:
+        mesh.stop(grace_s=0).get()
 
 
 def test_sockets_of_the_user_are_not_taken_for_those_of_a_group_that_is_no_more(
