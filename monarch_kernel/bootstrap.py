@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["main", "run_light_rank", "run_rank"]
 
 _PRELOAD = (
+    "monarch_kernel.transport.forks",  # first: its functions for forks come before those of others
     "torch",
     "torch.distributed",
     "monarch_kernel.actor.hosting",
@@ -38,6 +39,7 @@ _PRELOAD = (
 _PRELOAD_LATER = ("monarch_kernel.rank.cell", "monarch_kernel.rank.shell:prepare", "monarch_kernel.train.group")
 # All that `run_rank` imports: what each rank would import by itself would be in the memory of each.
 _PRELOAD_LIGHT = (
+    "monarch_kernel.transport.forks",
     "monarch_kernel.actor.hosting",
     "monarch_kernel.transport.zmq",
     "monarch_kernel.actor.procs",

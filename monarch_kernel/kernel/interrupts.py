@@ -30,6 +30,7 @@ from typing import Any, TypeVar
 from ipykernel.ipkernel import IPythonKernel
 from IPython.core.interactiveshell import InteractiveShell
 
+from monarch_kernel.transport.forks import in_forks
 from monarch_kernel.transport.strikes import USER_THREAD, UserThread
 
 __all__ = ["KernelInterrupts"]
@@ -102,6 +103,7 @@ class KernelInterrupts:
             return signal.signal(signal.SIGINT, self.strike)
         return None
 
+    @in_forks(lambda kernel: signal.default_int_handler)
     def strike(self, signum: int, frame: FrameType | None) -> None:
         """Interrupt all that runs for the user; the handler of SIGINT."""
         self.strike_subshells()

@@ -21,7 +21,8 @@ Code that ignores SIGINT is struck by a signal of our own. Code that has a handl
 
 `Look` is answered by whoever drives the socket: where the user's code is, and what collectives it waits in.
 
-SIGTERM ends the process by way of ``atexit``; nothing else that user code does, except dying, ends it.
+SIGTERM ends the process by way of ``atexit``; nothing else that user code does, except dying, ends it. Processes that the
+user's code forks do not have these handlers of signals (`monarch_kernel.transport.forks`).
 
 A rank whose mesh may outlive the controller keeps a `Ledger` of what it owes, and tells it to the next (`Attach`).
 """
@@ -57,6 +58,7 @@ from monarch_kernel.rank.workplace import Workplace, later
 from monarch_kernel.supervise.family import PROGRAM, Process
 from monarch_kernel.transport.base import CONTROLLER, Peer, PeerTransport
 from monarch_kernel.transport.driver import Driver, behind_shields
+from monarch_kernel.transport.forks import in_forks
 from monarch_kernel.wire.codec import Frame, Packed, WireError, dump, load, pack, replace, salvage_ids, split
 from monarch_kernel.wire.messages import (
     Apply,
@@ -612,12 +614,14 @@ class Rank(Workplace):
         elif group is not None and pending_s > RELEASE_AFTER_S:
             group.abort()
 
+    @in_forks(lambda rank: signal.default_int_handler)
     def _on_sigint(self, signum: int, frame: FrameType | None) -> None:
         main = self.main
         if main.in_user_code and main.current and main.interrupted == main.current != main.struck:
             main.struck = main.current
             raise KeyboardInterrupt
 
+    @in_forks(lambda rank: signal.SIG_DFL)
     def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
         if not self._exiting:
             self._exiting = True

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import FrameType, TracebackType
 from typing import Any
 
+from monarch_kernel.transport.forks import in_forks
 from monarch_kernel.transport.strikes import USER_THREAD
 
 __all__ = ["HeldInterrupts"]
@@ -54,6 +55,7 @@ class HeldInterrupts:
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
 
+    @in_forks(lambda held: held._before)
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         self._note()
         self._others()

@@ -53,6 +53,7 @@ from typing import Any, Generic, TypeVar
 from monarch_kernel.errors import ForkedError
 from monarch_kernel.transport.alarm import Alarm
 from monarch_kernel.transport.base import Peer, Transport
+from monarch_kernel.transport.forks import in_forks
 from monarch_kernel.transport.strikes import ACTOR_THREAD, USER_THREAD, ActorThread, ThreadShield, UserThread
 from monarch_kernel.wire.codec import Frame, Packed, join
 
@@ -126,6 +127,7 @@ class _Shield:
         if self._pending and error is None:
             self._pass_on(None)
 
+    @in_forks(lambda shield: shield._old)
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if self.open:
             self.open = False  # what it raises leaves through code that a second one must not strike

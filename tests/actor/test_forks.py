@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from typing import Any
 
 import pytest
@@ -64,6 +65,24 @@ class Forks(Actor):
         os.close(writes)
         with os.fdopen(reads) as file:
             return code_of(pid), file.read()
+
+    @endpoint
+    def hit(self, number: int, where: str) -> int:
+        """The exit code of a child that gets a signal, while Python calls functions for forks or in the user's code."""
+        strikes = [where]
+
+        def strike() -> None:
+            if strikes == ["hooks"]:
+                os.kill(os.getpid(), number)
+
+        os.register_at_fork(after_in_child=strike)
+        pid = os.fork()
+        if pid == 0:
+            if where == "code":
+                os.kill(os.getpid(), number)
+            return 0
+        strikes.clear()  # a function for forks stays registered
+        return code_of(pid)
 
     @endpoint
     def pid(self) -> int:
@@ -148,3 +167,18 @@ def test_a_child_that_asks_gets_an_error(procs: ProcMesh) -> None:
     assert said.count(f"this process was forked from process {pid} of the mesh, and can't talk to the mesh itself") == 3
     mesh.stop().get(LONG_S)
     other.stop().get(LONG_S)
+
+
+@pytest.mark.parametrize("where", ["hooks", "code"])
+def test_sigterm_ends_a_child(procs: ProcMesh, where: str) -> None:
+    mesh: Any = procs.spawn("forks", Forks)
+    pid = mesh.pid.call_one().get(LONG_S)
+    assert mesh.hit.call_one(signal.SIGTERM, where).get(LONG_S) == -signal.SIGTERM
+    assert mesh.pid.call_one().get(LONG_S) == pid
+    mesh.stop().get(LONG_S)
+
+
+def test_sigint_raises_keyboard_interrupt_in_a_child(procs: ProcMesh) -> None:
+    mesh: Any = procs.spawn("forks", Forks)
+    assert mesh.hit.call_one(signal.SIGINT, "code").get(LONG_S) == 1
+    mesh.stop().get(LONG_S)

@@ -1,0 +1,89 @@
+"""Signal handlers of this package in forks of the process: they act in the process that has installed them, and in no other.
+
+Theory of operation
+===================
+
+A process that the user's code forks, such as a worker of ``multiprocessing``, starts with a copy of all signal handlers. A
+handler of a rank or of the kernel means that rank or that kernel: it raises, or ignores the signal, by the state of a process
+that the child is not. What it raises can also be lost, since Python swallows the exceptions of the functions that
+`os.register_at_fork` calls. A worker that loses SIGTERM runs on, and ``Pool.terminate`` waits for it for ever.
+
+So each handler is marked with what takes its place in forks (`in_forks`), and a fork has three steps:
+
+1. Before it, the thread that forks blocks the signals that have such handlers. A signal that comes from now on waits. (Without
+   that, Python forgets in the child which signals it has noted, those of the child included.)
+2. In the child each marked handler is replaced. The zygote imports this module first, so in children of ranks this step comes
+   before the functions for forks of torch and of this package.
+3. Parent and child go back to the signals that they blocked before. One that came meanwhile acts as in any other process.
+
+Handlers that the user's code has installed stay as they are.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # signal.getsignal() makes an enum of all that it gives
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+__all__ = ["in_forks"]
+
+F = TypeVar("F", bound=Callable[..., object])
+
+_replacements: dict[object, Callable[[Any], Any]] = {}
+_blocked_before: dict[int, Iterable[int]] = {}  # by the thread that forks now
+
+
+def in_forks(replacement: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Mark a method as a signal handler of one process, which its forks do not have.
+
+    Args:
+        replacement: gives the handler of a fork in its place, from the object that the method belongs to.
+    """
+
+    def mark(method: F) -> F:
+        _replacements[method] = replacement
+        return method
+
+    return mark
+
+
+def _replaced(handler: Any) -> Any:
+    """What takes the place of a handler in a fork; the handler itself if it is none of ours."""
+    while (replacement := _replacements.get(getattr(handler, "__func__", None))) is not None:
+        handler = replacement(handler.__self__)
+    return handler
+
+
+def _ours() -> dict[int, Any]:
+    """Signals with a handler of ours: what takes its place in a fork."""
+    handlers = {number: _signal.getsignal(number) for number in range(1, _signal.NSIG)}
+    replaced = {number: _replaced(handler) for number, handler in handlers.items()}
+    return {number: handler for number, handler in replaced.items() if handler is not handlers[number]}
+
+
+def _before() -> None:
+    thread = threading.get_ident()
+    # First, as a handler may raise when the signals are blocked.
+    _blocked_before[thread] = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ours())
+
+
+def _after_in_parent() -> None:
+    blocked = _blocked_before.pop(threading.get_ident(), None)
+    if blocked is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def _after_in_child() -> None:
+    try:
+        for number, handler in _ours().items():
+            signal.signal(number, handler)
+    finally:
+        _after_in_parent()
+        _blocked_before.clear()  # of threads that the child does not have
+
+
+os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
