@@ -129,10 +129,10 @@ def run_rank(
         if is_light:
             from monarch_kernel.rank.light import LightShell
 
-            return LightShell(group.namespace(), publish, rank.main.own_code)
+            return LightShell(group.namespace(), publish, rank.main.own_code, rank.main.raise_if_struck)
         from monarch_kernel.rank.cell import CellShell
 
-        return CellShell(group.namespace(), publish)
+        return CellShell(group.namespace(), publish, raise_if_struck=rank.main.raise_if_struck)
 
     rank.use_shell(make_shell)
     RankDebugger(rank)

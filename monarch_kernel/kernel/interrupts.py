@@ -5,11 +5,17 @@ Theory of operation
 
 Both ways in which a frontend interrupts end in SIGINT: Jupyter signals the kernel's process group, and ipykernel answers an
 ``interrupt_request`` by doing the same. The signal's handler runs in the main thread, between two bytecodes, and knows from
-the stack what the main thread is doing. It raises only in code that users wrote; so no interrupt hits a later cell, or the
-kernel itself. A cell that awaits has left the stack: its task is cancelled, and the cell sees the cancellation as a
-KeyboardInterrupt (`_steps`). ipykernel does that from the handler without waking the event loop, so that nothing happens
-until the next message. Where the event loop is about to let the cell go on, its cancellation would come too late if it never
-awaits again: then the cell is interrupted as it goes on.
+the stack what the main thread is doing. It raises only in code that users wrote: cells, functions that IPython calls before
+and after each cell, callbacks of widgets. So no interrupt hits the kernel itself.
+
+While the kernel handles a request and runs no such code, as before the first statement of a cell and between two, the handler
+notes the interrupt. A noted interrupt strikes the next statement of the request. It is dropped when the request ends, so no
+interrupt hits a later cell (`KernelInterrupts.request`).
+
+A cell that awaits has left the stack: its task is cancelled, and the cell sees the cancellation as a KeyboardInterrupt
+(`_steps`). ipykernel does that from the handler without waking the event loop, so that nothing happens until the next message.
+Where the event loop is about to let the cell go on, its cancellation would come too late if it never awaits again: then the
+cell is interrupted as it goes on.
 
 Subshells run their cells on threads of their own, which no signal reaches: the handler strikes them (`UserThread`).
 """
@@ -23,11 +29,13 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Coroutine, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
+from ipykernel.comm import Comm
 from ipykernel.ipkernel import IPythonKernel
+from IPython.core.events import EventManager
 from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_kernel.transport.forks import in_forks
@@ -45,25 +53,58 @@ _CALLERS = frozenset(
         InteractiveShell.user_expressions,
         IPythonKernel.do_complete,
         IPythonKernel.do_inspect,
+        EventManager.trigger,
+        Comm.handle_msg,
+        Comm.handle_close,
     )
 )
+_HOOKS = EventManager.trigger.__code__
 
-# Runs in place of a cell that is interrupted before its first line.
-_INTERRUPTED = compile("raise KeyboardInterrupt", "<interrupted before it began>", "exec")
+# Runs where an interrupt has come just before the user's code or just after it: IPython reports what this raises.
+_INTERRUPTED = compile("raise KeyboardInterrupt", "<interrupted>", "exec")
 
 
-class _Awaited:
+class _Request:
+    """A request that the main thread handles.
+
+    Attributes:
+        in_user_code: whether code of the user runs for it now.
+    """
+
+    def __init__(self) -> None:
+        self.in_user_code = False
+        self._is_struck = False
+
+    def note(self) -> None:
+        """Have the code that runs next raise KeyboardInterrupt."""
+        self._is_struck = True
+
+    def enter_user_code(self) -> None:
+        """Code of the user begins, or goes on after a wait.
+
+        Raises:
+            KeyboardInterrupt: an interrupt came before.
+        """
+        self.in_user_code = True  # first: from here on the handler of signals raises
+        if self._is_struck:
+            self._is_struck = False
+            raise KeyboardInterrupt
+
+    def leave_user_code(self) -> None:
+        """Code of the user has ended, or waits; may be called twice."""
+        self.in_user_code = False
+
+
+class _Awaited(_Request):
     """A cell that awaits: the task that runs it on its event loop.
 
     Attributes:
         is_cancelled: whether a cancellation by `cancel` is on its way to the cell.
-        in_user_code: whether a step of the cell runs now.
     """
 
     def __init__(self, task: asyncio.Future[Any]) -> None:
+        super().__init__()
         self.is_cancelled = False
-        self.in_user_code = False
-        self._is_struck = False
         self._task = task
         self._loop = asyncio.get_running_loop()
 
@@ -71,17 +112,6 @@ class _Awaited:
         """Cancel it, or have its next step raise, whatever comes first; from any thread, and from a signal handler."""
         self._is_struck = True
         self._loop.call_soon_threadsafe(self._cancel)
-
-    def enter_user_code(self) -> None:
-        """A step of the cell begins: raises KeyboardInterrupt if there was one that it has not been told of."""
-        self.in_user_code = True  # first: from here on the handler of signals raises
-        if self._is_struck:
-            self._is_struck = False
-            raise KeyboardInterrupt
-
-    def leave_user_code(self) -> None:
-        """A step of the cell has ended; may be called twice."""
-        self.in_user_code = False
 
     def _cancel(self) -> None:
         if self._is_struck and not self._task.done():
@@ -96,6 +126,7 @@ class KernelInterrupts:
     def __init__(self) -> None:
         self._threads: dict[int, UserThread] = {}
         self._awaited: dict[int, _Awaited] = {}
+        self._request: _Request | None = None  # of the main thread
 
     def install(self) -> Any:
         """Handle SIGINT from now on, if this is the main thread; gives the handler that there was."""
@@ -107,12 +138,16 @@ class KernelInterrupts:
     def strike(self, signum: int, frame: FrameType | None) -> None:
         """Interrupt all that runs for the user; the handler of SIGINT."""
         self.strike_subshells()
-        caller = frame or sys._getframe(1)  # one that was held back comes without
-        awaited = self._awaited.get(threading.get_ident())
-        if _is_below_user_code(caller) or (awaited is not None and awaited.in_user_code):
+        caller = _caller_of(frame or sys._getframe(1))  # an interrupt that was held back comes without a frame
+        request, awaited = self._request, self._awaited.get(threading.get_ident())
+        if caller is _HOOKS and request is not None:
+            request.note()  # IPython shows what a hook raises, and goes on with the cell
+        if caller is not None or any(each is not None and each.in_user_code for each in (request, awaited)):
             raise KeyboardInterrupt
         if awaited is not None:
             awaited.cancel()
+        elif request is not None:
+            request.note()
 
     def strike_subshells(self) -> None:
         """Interrupt what runs in other threads than the main one."""
@@ -120,10 +155,14 @@ class KernelInterrupts:
             thread.strike()
 
     @contextmanager
-    def cell(self) -> Iterator[None]:
-        """While a cell runs, on any thread of the kernel."""
+    def request(self) -> Iterator[None]:
+        """While a thread of the kernel handles a request; from its start, before the kernel says that it is busy."""
         if threading.current_thread() is threading.main_thread():
-            yield
+            outer, self._request = self._request, _Request()
+            try:
+                yield
+            finally:
+                self._request = outer
             return
         ident = threading.get_ident()
         thread = self._threads[ident] = UserThread()
@@ -158,9 +197,9 @@ class KernelInterrupts:
             def run(code: CodeType) -> Coroutine[Any, Any, bool]:
                 return run_code(code, *args, **kwargs)
 
-            # Not True, which means an error, if it had just ended.
-            awaited = self._awaited.get(threading.get_ident())
-            return bool(await _steps(run, code, awaited, USER_THREAD.get()))
+            is_main = threading.current_thread() is threading.main_thread()
+            request = self._request if is_main else USER_THREAD.get()
+            return await _steps(run, code, self._awaited.get(threading.get_ident()), request)
 
         vars(shell)["run_code"] = guarded
         user_expressions: Callable[[dict[str, str]], dict[str, Any]] = shell.user_expressions
@@ -172,6 +211,13 @@ class KernelInterrupts:
                 return {}
 
         vars(shell)["user_expressions"] = evaluated
+        trigger: Callable[..., None] = shell.events.trigger
+
+        def triggered(event: str, *args: Any, **kwargs: Any) -> None:
+            with suppress(KeyboardInterrupt):  # struck between two hooks, or as the error of one was shown
+                trigger(event, *args, **kwargs)
+
+        vars(shell.events)["trigger"] = triggered
 
 
 @types.coroutine
@@ -179,12 +225,12 @@ def _steps(
     run: Callable[[CodeType], Coroutine[Any, Any, T]],
     code: CodeType,
     awaited: _Awaited | None,
-    thread: UserThread | None,
-) -> Generator[Any, Any, T | None]:
+    request: _Request | UserThread | None,
+) -> Generator[Any, Any, T]:
     """Run a coroutine step by step: each is code of the user's, between them is the event loop.
 
-    The cancellation by which `_Awaited` interrupts it becomes KeyboardInterrupt. Gives None if it was interrupted when it had
-    just ended.
+    The cancellation by which `_Awaited` interrupts it becomes KeyboardInterrupt. An interrupt that strikes what surrounds the
+    user's code, and so may have kept that from running, is an error of it.
     """
     coroutine = run(code)
     step: Callable[[Any], Any] = coroutine.send
@@ -192,27 +238,24 @@ def _steps(
     while True:
         try:
             try:
-                if thread is not None:
-                    thread.enter_user_code()
+                if request is not None:
+                    request.enter_user_code()
                 if awaited is not None:
                     awaited.enter_user_code()
                 waits_for = step(argument)
             finally:
-                _leave_user_code(awaited, thread)
+                _leave_user_code(awaited, request)
         except StopIteration as stop:
             result: T = stop.value
             return result
         except KeyboardInterrupt as interrupt:  # struck on the way to or from the user's code, which handles all others
-            _leave_user_code(awaited, thread)
-            state = inspect.getcoroutinestate(coroutine)
-            if state == inspect.CORO_CLOSED:
-                return None
-            if state == inspect.CORO_CREATED:  # what it is thrown into has to handle it
+            _leave_user_code(awaited, request)
+            if inspect.getcoroutinestate(coroutine) == inspect.CORO_SUSPENDED:
+                step, argument = coroutine.throw, interrupt
+            else:  # it has not begun, or has left the part that handles what the user's code raises
                 coroutine.close()
                 coroutine = run(_INTERRUPTED)
                 step, argument = coroutine.send, None
-            else:
-                step, argument = coroutine.throw, interrupt
             continue
         try:
             argument = yield waits_for
@@ -226,16 +269,17 @@ def _steps(
             step, argument = coroutine.throw, error
 
 
-def _leave_user_code(awaited: _Awaited | None, thread: UserThread | None) -> None:
+def _leave_user_code(awaited: _Awaited | None, request: _Request | UserThread | None) -> None:
     if awaited is not None:
         awaited.leave_user_code()
-    if thread is not None:
-        thread.leave_user_code()
+    if request is not None:
+        request.leave_user_code()
 
 
-def _is_below_user_code(frame: FrameType | None) -> bool:
+def _caller_of(frame: FrameType | None) -> CodeType | None:
+    """What has called the user's code that runs in a frame; None if that runs none."""
     while frame is not None:
         if frame.f_code in _CALLERS:
-            return True
+            return frame.f_code
         frame = frame.f_back
-    return False
+    return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from contextlib import nullcontext
 from importlib.metadata import version
 from typing import Any
 
@@ -42,15 +43,18 @@ class MonarchKernel(LiveComms):
         self._interrupts.install()  # ipykernel ignores SIGINT between cells; a subshell may be running one
         self._magics.meshes.prepare()
 
-    def pre_handler_hook(self) -> None:
-        """Before a request is handled: whatever an earlier cell has made of SIGINT, it is ours again."""
-        self.saved_sigint_handler = self._interrupts.install()
+    async def dispatch_shell(self, *args: Any, **kwargs: Any) -> None:
+        """Handle a request; messages of widgets that come while a cell awaits belong to that cell's."""
+        with nullcontext() if kwargs.get("concurrent") else self._interrupts.request():
+            await super().dispatch_shell(*args, **kwargs)
 
-    async def do_execute(self, *args: Any, **kwargs: Any) -> Any:
-        """Run a cell."""
-        with self._interrupts.cell():
-            reply = super().do_execute(*args, **kwargs)  # type: ignore[no-untyped-call]
-            return await reply if inspect.isawaitable(reply) else reply
+    def pre_handler_hook(self) -> None:
+        """Before a request is handled: SIGINT is ours."""
+        self._interrupts.install()
+
+    def post_handler_hook(self) -> None:
+        """After a request was handled: whatever it has made of SIGINT, that is ours again."""
+        self._interrupts.install()
 
     def _cancel_on_sigint(self, future: asyncio.Future[Any]) -> Any:
         """While a cell of the main shell awaits: ipykernel's own does not wake the event loop."""

@@ -57,6 +57,17 @@ class Failures:
         tb: TracebackType,
         tb_offset: int | None = None,
     ) -> list[str]:
+        try:
+            return self._show_one(shell, kind, error, tb)
+        except (
+            KeyboardInterrupt
+        ):  # as the error was shown: IPython would drop a handler that raises, for all later errors
+            print("\nKeyboardInterrupt", file=sys.stderr)
+            return []
+
+    def _show_one(
+        self, shell: InteractiveShell, kind: type[BaseException], error: BaseException, tb: TracebackType
+    ) -> list[str]:
         if isinstance(error, KeyboardInterrupt):
             _drop_own_end(tb)
             shell.showtraceback((kind, error, tb), running_compiled_code=True)

@@ -27,7 +27,7 @@ import importlib.util
 import inspect
 import os
 import types
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -54,6 +54,7 @@ class CellShell:
             clears what it displayed, ``metadata["monarch_kernel"]`` says so: ``display_id``, ``update``,
             ``clear_output`` (True: with the next output).
         main: the module that cells before have had; left out, a new one.
+        raise_if_struck: raises KeyboardInterrupt if the cell has been interrupted.
 
     Attributes:
         namespace: the names that cells see and define.
@@ -63,7 +64,13 @@ class CellShell:
         RuntimeError: if the process has an IPython shell already.
     """
 
-    def __init__(self, namespace: Mapping[str, Any], publish: Publish, main: types.ModuleType | None = None) -> None:
+    def __init__(
+        self,
+        namespace: Mapping[str, Any],
+        publish: Publish,
+        main: types.ModuleType | None = None,
+        raise_if_struck: Callable[[], object] = lambda: None,
+    ) -> None:
         prepare(main)
         shell = InteractiveShell.instance()
         if not isinstance(shell, RankShell) or shell.emit is not None:
@@ -78,6 +85,7 @@ class CellShell:
         self._shell.open(publish)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._last_error: BaseException | None = None
+        self._raise_if_struck = raise_if_struck
 
     @property
     def last_error(self) -> BaseException | None:
@@ -148,6 +156,7 @@ class CellShell:
         shell.events.trigger("pre_execute")
         shell.events.trigger("pre_run_cell", info)
         try:
+            self._raise_if_struck()  # IPython shows what a hook raises, and goes on
             units, last_is_value, quiet = _compiled(shell, source, name)
             value = self._executed(units)
             if not last_is_value:

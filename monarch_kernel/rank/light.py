@@ -45,6 +45,7 @@ class LightShell:
         namespace: names that cells find defined.
         publish: for displays, as `CellShell` takes it.
         own_code: holds interrupts off, while it is entered: a package of which half is imported is good for nothing.
+        raise_if_struck: as `CellShell` takes it.
 
     Attributes:
         namespace: the names that cells see and define.
@@ -56,11 +57,13 @@ class LightShell:
         namespace: Mapping[str, Any],
         publish: Publish,
         own_code: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+        raise_if_struck: Callable[[], object] = lambda: None,
     ) -> None:
         self._main = sys.modules["__main__"] = types.ModuleType("__main__")
         self._main.__dict__["__builtins__"] = builtins
         self._publish = publish
         self._own_code = own_code
+        self._raise_if_struck = raise_if_struck
         self._full: CellShell | None = None
         self._last_error: BaseException | None = None
         self._sources: dict[str, None] = {}
@@ -123,7 +126,7 @@ class LightShell:
 
             mine = frozenset(self.namespace) - self.hidden
             shown = self.namespace.pop("_", None)
-            self._full = full = CellShell({}, self._publish, self._main)
+            self._full = full = CellShell({}, self._publish, self._main, self._raise_if_struck)
             if shown is not None:
                 full.show(shown, True, "")
             self.hidden = full.hidden = full.hidden - mine

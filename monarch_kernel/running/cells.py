@@ -453,7 +453,7 @@ def run_in_foreground(
             cell.turn(time.monotonic())
             if attend is not None and not cell.is_stopping and cell.stops():
                 attend(cell, interrupts)
-        if interrupts.count and not cell.is_stopping:
-            cell.result()
-            raise RemoteInterrupt("interrupted, but all ranks ran to their end")  # the user wants to stop here, still
-        return cell.result()
+    if interrupts.count and not cell.is_stopping:  # looked at when no more are counted
+        cell.result()
+        raise RemoteInterrupt("interrupted, but all ranks ran to their end")  # the user wants to stop here, still
+    return cell.result()

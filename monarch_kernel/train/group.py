@@ -434,11 +434,12 @@ class RankGroup:
             _gather_keys(store, "reached", spec.rank, firsts, "")
 
     def _add_device_mesh(self) -> None:
-        from torch.distributed.device_mesh import init_device_mesh
+        with self._rank.main.own_code():  # an interrupt would leave torch or IPython imported by half
+            from torch.distributed.device_mesh import init_device_mesh
 
+            namespace = self._namespace_now()
         sizes = tuple(size for _, size in self._spec.axes)
         names = tuple(name for name, _ in self._spec.axes)
-        namespace = self._namespace_now()
         device_mesh = init_device_mesh(self._spec.device, sizes, mesh_dim_names=names)
         known = namespace.get("mesh")
         if known is None or known is self._device_mesh():  # else the user has given the name to something else

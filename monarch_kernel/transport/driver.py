@@ -124,7 +124,7 @@ class _Shield:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         _signal.signal(_SIGINT, self._old)
-        if self._pending and error is None:
+        if self._pending and not isinstance(error, KeyboardInterrupt):  # it counts for more than another error
             self._pass_on(None)
 
     @in_forks(lambda shield: shield._old)

@@ -11,13 +11,13 @@ interrupted by whoever learns of the signal: `UserThread.strike`. What that does
   (`ThreadShield`);
 - it runs the user's code (`user_code`): an asynchronous KeyboardInterrupt, which is seen at the next bytecode;
 - it is in an event loop, which waits for the user's coroutine: that is cancelled (``cancel``);
-- else nothing happens.
+- else it is about to run the user's code, or has just run it: the interrupt strikes the next code that it runs, if any.
 
 The thread of an actor (`ActorThread`) is interrupted by a message that names what it runs. That message may even be handled by
 the thread itself, which drives the transport while it waits: so it, too, is struck only when all is in order.
 
 An asynchronous exception is delivered some time after it was set. So whoever leaves the user's code takes back what has not
-been delivered, with the lock held under which it is set: it never strikes code that comes later (`_take_back`).
+been delivered, with the lock held under which it is set: it never strikes code that is not the user's (`_take_back`).
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class UserThread:
         self._ident = threading.get_ident()
         self._lock = threading.RLock()  # the main thread's handler may interrupt the main thread's handler
         self._in_user_code = False
+        self._is_noted = False
         self._struck = False
         self._struck_at = 0.0
         self._holders: list[Callable[[], object]] = []
@@ -65,19 +66,36 @@ class UserThread:
                     return  # what handles the first one must not be struck by a second
                 self._struck, self._struck_at = True, now
                 _send(self._ident, KeyboardInterrupt)
-            elif self.cancel is not None:
+            else:
+                self.note()
+
+    def note(self) -> None:
+        """Have the user's code that the thread runs next raise KeyboardInterrupt, or wait no longer."""
+        with self._lock:
+            if self.cancel is not None:
                 self.cancel()
+            else:
+                self._is_noted = True
 
     def enter_user_code(self) -> None:
-        """From now on an interrupt may strike between any two bytecodes; one that came before has told ``cancel``."""
+        """From now on an interrupt may strike between any two bytecodes.
+
+        Raises:
+            KeyboardInterrupt: an interrupt came before, which has not told ``cancel``.
+        """
         with self._lock:
-            self._in_user_code = True
+            is_noted, self._is_noted = self._is_noted, False
+            self._in_user_code = not is_noted
+        if is_noted:
+            raise KeyboardInterrupt
 
     def leave_user_code(self) -> None:
-        """From now on none does, not even one that is on its way; may be called twice."""
+        """From now on none does; one that is on its way strikes what comes next. May be called twice."""
         with self._lock:
-            self._take_back()
+            is_on_its_way = self._take_back()
             self._in_user_code = False
+            if is_on_its_way:
+                self.note()
 
     @contextmanager
     def hold(self, note: Callable[[], object]) -> Iterator[None]:
@@ -105,11 +123,9 @@ class UserThread:
             self._shields.remove(shield)
 
     def _take_back(self) -> bool:
-        """Take an exception back that was not delivered; whether one had been set."""
+        """Take an exception back that was not delivered; whether there was one."""
         struck, self._struck = self._struck, False
-        if struck:
-            _take_back(self._ident)
-        return struck
+        return struck and _take_back()
 
 
 class ActorThread:
@@ -143,7 +159,7 @@ class ActorThread:
         with self._lock:
             struck, self._struck = self._struck, False
             if struck:
-                _take_back(self.ident)
+                _take_back()
 
     def shield(self, shield: ThreadShield) -> bool:
         """Have a shield told, instead; what was on its way is raised here."""
@@ -163,27 +179,22 @@ class ActorThread:
                 self._shields.remove(shield)
 
 
-class _Nothing(BaseException):
-    """Raised in a thread by itself, and caught at once."""
-
-
 def _send(ident: int, error: type[BaseException]) -> None:
     """Have an exception raised in a thread, in place of one that is on its way to it."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(error))
 
 
-def _take_back(ident: int) -> None:
-    """Take back what is on its way to the calling thread.
+def _take_back() -> bool:
+    """Take back what is on its way to the calling thread; whether there was something.
 
-    Something else is delivered in its place: until Python 3.12 the interpreter looks for such an exception, in all threads,
-    until it has found one, and each thread that has a trace function (that of a debugger, say) then looks for ever.
+    It is delivered, and caught: until Python 3.12 the interpreter looks for such an exception, in all threads, until it has
+    found one, and each thread that has a trace function (that of a debugger, say) then looks for ever.
     """
     try:
-        _send(ident, _Nothing)
-        while True:
-            pass
-    except _Nothing:
-        pass
+        _deliver()
+    except KeyboardInterrupt:
+        return True
+    return False
 
 
 def _deliver() -> None:
@@ -222,7 +233,7 @@ class ThreadShield:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._thread.unshield(self)
-        if self._pending and error is None:
+        if self._pending and not isinstance(error, KeyboardInterrupt):  # it counts for more than another error
             raise KeyboardInterrupt
 
     def strike(self) -> None:

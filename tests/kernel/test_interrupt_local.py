@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -130,7 +131,146 @@ def test_an_interrupt_as_a_cell_that_awaits_begins(notebook: Notebook) -> None:
     assert notebook.ok("await asyncio.sleep(0.01); 'never' in globals()").plain == "False"
 
 
+# -- as a cell begins, between two of its statements, and as it ends
+
+
+TRACES = """
+import signal, sys
+from codeop import Compile
+from IPython.core.interactiveshell import InteractiveShell
+from ipykernel.ipkernel import IPythonKernel
+from ipykernel.kernelbase import Kernel
+from monarch_kernel.kernel.kernel import MonarchKernel
+from monarch_kernel.kernel.status import SteadyStatus
+
+def strike_in(function, call=1, strike=lambda: signal.raise_signal(signal.SIGINT)):
+    \"\"\"Interrupt the next cell that has the mark in it, where it calls a function for the n-th time.\"\"\"
+    kernel, calls, mark = get_ipython().kernel, [], "mark" + "ed"
+    def trace(frame, event, argument):
+        if frame.f_code is function.__code__ and mark in kernel.get_parent("shell").get("content", {}).get("code", ""):
+            calls.append(frame)
+            if len(calls) == call:
+                sys.settrace(None)
+                strike()
+    sys.settrace(trace)
+"""
+BEFORE = {
+    "busy": "SteadyStatus._publish_status",
+    "taken": "Kernel.should_handle",
+    "handled": "MonarchKernel.pre_handler_hook",
+    "echoed": "Kernel._publish_execute_input",
+    "read": "InteractiveShell.transform_cell",
+    "compiled": "Compile.__call__",
+    "run": "InteractiveShell.run_code",
+}
+MARKED = {
+    "plain": "marked = 1",
+    "awaits": "marked = 1\nimport asyncio; await asyncio.sleep(0)",
+    "magic": "%time marked = 1",
+    "remote": "%%remote\nmarked = 1",
+}
+
+
+@pytest.mark.parametrize("code", MARKED.values(), ids=MARKED.keys())
+@pytest.mark.parametrize("place", BEFORE.values(), ids=BEFORE.keys())
+def test_an_interrupt_between_busy_and_the_first_statement(notebook: Notebook, place: str, code: str) -> None:
+    notebook.ok(f"{TRACES}strike_in({place})")
+    cell = notebook.send(code).wait()
+    assert (cell.reply["status"], cell.ename) == ("error", "KeyboardInterrupt")
+    ran = "'mark' + 'ed' in globals()"
+    assert notebook.ok(f"%remote {ran}" if "remote" in code else ran).plain in ("False", "[0-1] False")
+
+
+@pytest.mark.parametrize("rest", ["second = 'marked'", "import asyncio\nawait asyncio.sleep(0)\nsecond = 'marked'"])
+@pytest.mark.parametrize("place", ["Compile.__call__", "InteractiveShell.run_code"])
+def test_an_interrupt_between_two_statements(notebook: Notebook, place: str, rest: str) -> None:
+    notebook.ok(f"{TRACES}first = second = None\nstrike_in({place}, 2)")
+    cell = notebook.send(f"first = 1\n{rest}").wait()
+    assert (cell.reply["status"], cell.ename) == ("error", "KeyboardInterrupt")
+    assert notebook.value("first, second") == (1, None)
+
+
+def test_an_interrupt_as_the_error_of_a_statement_is_shown_does_not_let_the_cell_go_on(notebook: Notebook) -> None:
+    notebook.ok(f"{TRACES}second = None\nstrike_in(InteractiveShell.showtraceback)")
+    assert notebook.send("raise ValueError('marked')\nsecond = 2").wait().ename == "ValueError"
+    assert notebook.value("second") is None
+    assert "----> 2 1 / 0" in notebook.run("%%remote\n1 / 0").error  # later errors are shown in our words, still
+
+
+@pytest.mark.parametrize(
+    "place", ["InteractiveShell.user_expressions", "Kernel.finish_metadata", "Kernel._abort_queues"]
+)
+def test_an_interrupt_after_the_last_statement_hits_nothing(notebook: Notebook, place: str) -> None:
+    notebook.ok(f"{TRACES}strike_in({place})")
+    cell = notebook.send("'marked'; 1 / 0" if "abort" in place else "'marked'").wait()
+    assert cell.ename == ("ZeroDivisionError" if "abort" in place else "")
+    assert notebook.ok("x = 1\nx + 1").plain == "2"
+
+
+HOOK = """
+import sys
+ip = get_ipython()
+def hook(*info):
+    ip.events.unregister({event!r}, hook)
+    print("go", flush=True)
+    while True: pass
+ip.events.register({event!r}, hook)
+"""
+
+
+@pytest.mark.parametrize("line", ["", "%%remote\n"], ids=["notebook", "ranks"])
+def test_an_interrupt_of_what_runs_before_each_cell_ends_the_cell(notebook: Notebook, line: str) -> None:
+    notebook.ok(line + HOOK.format(event="pre_run_cell"))
+    cell = notebook.send(f"{line}ran = True")
+    cell.wait_for(
+        lambda cell: len(cell.lines() if line else cell.stdout.splitlines()) == (2 if line else 1) or cell.reply
+    )
+    notebook.interrupt()
+    assert cell.wait().ename == ("RemoteInterrupt" if line else "KeyboardInterrupt")
+    assert notebook.ok(f"{line}'ran' in globals()").plain == ("[0-1] False" if line else "False")
+
+
+def test_an_interrupt_of_what_runs_after_each_cell_ends_that(notebook: Notebook) -> None:
+    notebook.ok("from IPython import get_ipython")
+    cell = notebook.send(HOOK.format(event="post_execute"))
+    cell.wait_for(lambda cell: "go" in cell.stdout)
+    notebook.interrupt()
+    assert cell.wait().ok
+    assert notebook.ok("x = 1\nx + 1").plain == "2"
+
+
+def test_an_interrupt_of_a_callback_of_a_comm_ends_that(notebook: Notebook) -> None:
+    notebook.ok("""
+        def opened(comm, message):
+            @comm.on_msg
+            def loop(message):
+                print("go", flush=True)
+                while True: pass
+        get_ipython().kernel.comm_manager.register_target("loops", opened)
+    """)
+    client, content = notebook.client, {"comm_id": "of the test", "data": {}}
+    client.shell_channel.send(client.session.msg("comm_open", {**content, "target_name": "loops"}))
+    said: list[str] = []
+    notebook.on_message = lambda message: said.append(message["content"].get("text", ""))
+    client.shell_channel.send(client.session.msg("comm_msg", content))
+    wait_until(lambda: (notebook.pump(0.02), "go\n" in said)[1], "the callback to begin")
+    notebook.interrupt()
+    assert notebook.ok("x = 1\nx + 1").plain == "2"
+    client.shell_channel.send(client.session.msg("comm_close", content))
+
+
 # -- subshells
+
+
+@pytest.mark.parametrize("place", BEFORE.values(), ids=BEFORE.keys())
+def test_an_interrupt_between_busy_and_the_first_statement_of_a_subshell(
+    notebook: Notebook, subshell: str, place: str
+) -> None:
+    strike = "get_ipython().kernel._interrupts.strike_subshells"  # what the handler in the main thread calls
+    assert send_to(notebook, subshell, f"{TRACES}strike_in({place}, strike={strike})").wait().ok
+    cell = send_to(notebook, subshell, "marked = 1").wait()
+    assert (cell.reply["status"], cell.ename) == ("error", "KeyboardInterrupt")
+    assert notebook.ok("'mark' + 'ed' in globals()").plain == "False"
 
 
 def test_an_interrupt_while_the_event_loop_of_a_subshell_runs_something_else(notebook: Notebook, subshell: str) -> None:
@@ -242,3 +382,44 @@ def test_an_interrupt_as_the_kernel_looks_for_expressions_ends_no_more_than_the_
     """
     assert notebook.ok(textwrap.dedent(code)).reply["user_expressions"] == {}
     assert notebook.value("1 + 1") == 2
+
+
+# -- campaigns
+
+
+LOOPS = {
+    "plain": "import time\nend = time.monotonic() + 20\nwhile time.monotonic() < end: pass",
+    "awaits": "import asyncio\nfor _ in range(2000): await asyncio.sleep(0.01)",
+    "magic": "%time for _ in range(10**9): pass",
+    "remote": "%%remote\nimport time\nend = time.monotonic() + 20\nwhile time.monotonic() < end: pass",
+    "subshell": "import time\nend = time.monotonic() + 20\nwhile time.monotonic() < end: pass",
+}
+WITHIN_S = 0.015
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("kind", "n"), [("plain", 300), ("awaits", 100), ("magic", 50), ("remote", 100), ("subshell", 100)]
+)
+def test_no_interrupt_is_lost_in_the_first_milliseconds(notebook: Notebook, subshell: str, kind: str, n: int) -> None:
+    rng, busy, lost = random.Random(3), set(), []
+    notebook.on_message = lambda message: (
+        busy.add(message["parent_header"].get("msg_id"))
+        if message["content"].get("execution_state") == "busy"
+        else None
+    )
+    notebook.ok("%time pass")  # IPython loads this magic when it is first used, and never again if that is interrupted
+    for i in range(n):
+        cell = send_to(notebook, subshell, LOOPS[kind]) if kind == "subshell" else notebook.send(LOOPS[kind])
+        while cell.id not in busy:
+            notebook.pump(0.001)
+        until = time.monotonic() + rng.random() * WITHIN_S
+        while time.monotonic() < until:
+            pass
+        notebook.interrupt()
+        if cell.wait().ename not in ("KeyboardInterrupt", "RemoteInterrupt"):
+            lost.append((i, cell.so_far))
+        following = send_to(notebook, subshell, "1 + 1") if kind == "subshell" else notebook.send("1 + 1")
+        assert following.wait().plain == "2", following.text
+    assert not lost

@@ -728,3 +728,21 @@ def test_an_interrupt_of_a_lead_that_is_not_asleep_is_not_lost(ends: tuple[Trans
         driver.start()
         with suppress(KeyboardInterrupt):
             driver.close()
+
+
+def test_an_interrupt_as_a_callback_fails_is_not_lost(ends: tuple[Transport, Transport]) -> None:
+    def fail(peer: Peer, parts: list[Frame]) -> None:
+        signal.raise_signal(signal.SIGINT)
+        raise ZeroDivisionError
+
+    driver: Driver[int] = Driver(ends[0], fail, lambda item: None)
+    try:
+        ends[1].send(CONTROLLER, join([pack(Release(9))]))
+        with pytest.raises(KeyboardInterrupt) as caught:
+            driver.wait(Waiter(), LONG_S)
+        assert isinstance(caught.value.__context__, ZeroDivisionError)
+        assert not driver._baton.locked()
+    finally:
+        driver.start()
+        driver.close()
+        ends[1].close()

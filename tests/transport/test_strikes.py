@@ -131,6 +131,57 @@ def test_a_shield_that_was_never_exposed_raises_at_its_end() -> None:
     assert runner.end() == "struck"
 
 
+def test_a_shield_raises_it_in_place_of_an_error() -> None:
+    inside, struck = threading.Event(), threading.Event()
+
+    def work(thread: UserThread) -> None:
+        thread.enter_user_code()
+        with ThreadShield(thread, struck.set):
+            inside.set()
+            spin_until(struck)
+            raise ValueError("of a callback")
+
+    runner = Runner(work)
+    assert inside.wait(LONG_S)
+    runner.thread.strike()
+    assert runner.end() == "struck"
+
+
+def test_what_came_before_the_users_code_strikes_it() -> None:
+    def work(thread: UserThread) -> None:
+        thread.enter_user_code()
+        thread.leave_user_code()
+        thread.strike()  # as another thread does
+        thread.enter_user_code()
+
+    assert Runner(work).end() == "struck"
+
+
+def test_what_the_users_code_has_caught_strikes_it_once() -> None:
+    inside = threading.Event()
+
+    def spin() -> None:
+        inside.set()
+        while True:
+            pass
+
+    def work(thread: UserThread) -> list[int]:
+        noted: list[int] = []
+        thread.enter_user_code()
+        with pytest.raises(KeyboardInterrupt):
+            spin()
+        with thread.hold(lambda: noted.append(1)):
+            pass
+        thread.leave_user_code()
+        thread.enter_user_code()
+        return noted
+
+    runner = Runner(work)
+    assert inside.wait(LONG_S)
+    runner.thread.strike()
+    assert runner.end() == []
+
+
 def test_what_waits_in_an_event_loop_is_cancelled() -> None:
     cancelled = threading.Event()
 
