@@ -44,6 +44,39 @@ def test_the_child_of_a_subshell_has_the_handlers_of_a_new_process(notebook: Not
     in_control(notebook, "delete_subshell_request", subshell_id=subshell)
 
 
+IN_A_HOOK = """
+import os, signal, sys
+from monarch_kernel.rank.executor import working
+from monarch_kernel.transport.forks import {hook} as hook
+
+pid = os.getpid()
+def trace(frame, event, argument):
+    if frame.f_code is hook.__code__ and os.getpid() == pid:
+        sys.settrace(None)
+        print("go", flush=True)
+        while not working.get().interrupted: pass
+        signal.raise_signal(signal.SIGINT)
+
+sys.settrace(trace)
+child = os.fork()
+if child == 0:
+    os._exit(0)
+os.waitpid(child, 0)
+while True: pass
+"""
+
+
+@pytest.mark.parametrize("hook", ["_before", "_after_in_parent"])
+def test_an_interrupt_as_a_rank_forks_is_not_lost(notebook: Notebook, hook: str) -> None:
+    """Python swallows what functions for forks raise."""
+    cell = notebook.send("%%remote\n" + IN_A_HOOK.format(hook=hook))
+    cell.wait_for(lambda cell: len(cell.lines()) == 2 or cell.reply)
+    notebook.interrupt()
+    assert cell.wait().evalue == "interrupted on [0-1]; their state is kept"
+    assert "Exception ignored" not in cell.stderr
+    assert notebook.ok("%remote rank").plain == "[0] 0\n[1] 1"
+
+
 POOLS = """
 import multiprocessing
 def pools(n):
