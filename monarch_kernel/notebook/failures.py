@@ -59,9 +59,7 @@ class Failures:
     ) -> list[str]:
         try:
             return self._show_one(shell, kind, error, tb)
-        except (
-            KeyboardInterrupt
-        ):  # as the error was shown: IPython would drop a handler that raises, for all later errors
+        except KeyboardInterrupt:  # IPython would drop a handler that raises, for all later errors
             print("\nKeyboardInterrupt", file=sys.stderr)
             return []
 

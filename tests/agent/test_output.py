@@ -97,7 +97,9 @@ def test_bytes_that_are_no_text_are_replaced(pipe: Pipe) -> None:
 
 @pytest.mark.parametrize("number", [1, FIRST_MARK, FIRST_MARK + 1, switch_mark(0, 0), switch_mark(7, 1), 10**16 - 1])
 @pytest.mark.parametrize(
-    "secret", [b"", b"%s " % (b"0" * 32), b"%s " % new_secret().encode(), b"%s " % SECRET[:-1].encode()]
+    "secret",
+    [b"", b"%s " % (b"0" * 32), b"%s " % new_secret().encode(), b"%s " % SECRET[:-1].encode()],
+    ids=["none", "zeros", "of another rank", "cut off"],
 )
 def test_a_mark_without_the_secret_of_the_rank_is_text(pipe: Pipe, number: int, secret: bytes) -> None:
     written = b"\0monarch-kernel mark %s%016d\n" % (secret, number)
