@@ -173,11 +173,11 @@ class _Parts:
     """Owner of a future that is made of others."""
 
     def __init__(self, asker: Asker, parts: Sequence[Future[Any]]) -> None:
-        self._asker = asker
+        self.asker = asker
         self._parts = parts
 
     def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
-        return self._asker.wait(waiter, timeout_s)
+        return self.asker.wait(waiter, timeout_s)
 
     def interrupt(self, id: int, *, abort: bool = False) -> None:
         for part in self._parts:
@@ -188,8 +188,8 @@ class _Parts:
             part.cancel()
 
     def attend(self, future: Future[Any]) -> None:
-        self._asker.attend(future)
+        self.asker.attend(future)
 
     def linger(self, wait: Wait) -> float | None:
         wait.future = next((part for part in self._parts if not part.done()), wait.future)
-        return self._asker.linger(wait)
+        return self.asker.linger(wait)

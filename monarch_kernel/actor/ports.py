@@ -227,9 +227,10 @@ class _Receiving:
 
     def __init__(self, receiver: PortReceiver[Any]) -> None:
         self.receiver = receiver
+        self.asker = receiver._asker
 
     def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
-        return self.receiver._asker.wait(waiter, timeout_s)
+        return self.asker.wait(waiter, timeout_s)
 
     def interrupt(self, id: int, *, abort: bool = False) -> None:
         self.receiver._withdraw(id)
@@ -238,10 +239,10 @@ class _Receiving:
         self.receiver._withdraw(id)
 
     def attend(self, future: Future[Any]) -> None:
-        self.receiver._asker.attend(future)
+        self.asker.attend(future)
 
     def linger(self, wait: Wait) -> float | None:
-        return self.receiver._asker.linger(wait)
+        return self.asker.linger(wait)
 
 
 class Channel(Generic[T]):

@@ -118,10 +118,10 @@ class _Carrying:
     """Owner of the futures of transfers: there is nobody to interrupt."""
 
     def __init__(self, asker: Asker) -> None:
-        self._asker = asker
+        self.asker = asker
 
     def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
-        return self._asker.wait(waiter, timeout_s)
+        return self.asker.wait(waiter, timeout_s)
 
     def interrupt(self, id: int, *, abort: bool = False) -> None:
         pass
@@ -130,7 +130,7 @@ class _Carrying:
         pass
 
     def attend(self, future: Future[Any]) -> None:
-        self._asker.attend(future)
+        self.asker.attend(future)
 
     def linger(self, wait: Wait) -> float | None:
         return None

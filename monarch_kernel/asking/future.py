@@ -27,7 +27,12 @@ _WAIT_INTERRUPTED = "the wait was interrupted, and so is what the ranks run for 
 
 
 class Owner(Protocol):
-    """What a future needs of its runtime."""
+    """What a future needs of what drives it."""
+
+    @property
+    def asker(self) -> Any:
+        """The `Asker` for handles in the answers: the one that carries the requests; None for that of the process."""
+        ...
 
     def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
         """Wait until ``waiter`` is ready; False if the time is up. It may be set ready when nothing has come for it."""
@@ -41,6 +46,8 @@ class Owner(Protocol):
 
 class _Nobody:
     """Owner of a future that was over when it was made."""
+
+    asker = None
 
     def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
         return True
@@ -354,7 +361,7 @@ class Future(Generic[T]):
         with self._lock:
             if self._finish is not None:
                 try:
-                    with opened_for(self._owner):
+                    with opened_for(self._owner.asker):
                         self._value = self._finish(self._answers)
                 except Exception as error:
                     self._error = error

@@ -50,7 +50,7 @@ _opening: ContextVar[Any] = ContextVar("monarch_kernel_opening", default=None)
 
 @contextlib.contextmanager
 def opened_for(asker: Any) -> Iterator[None]:
-    """Handles that are unpickled within belong to this asker."""
+    """Handles that are unpickled within belong to this `Asker`; None stands for that of the process."""
     token = _opening.set(asker)
     try:
         yield

@@ -273,6 +273,11 @@ class Runtime:
             self._ended.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
         return waiter.ready
 
+    @property
+    def asker(self) -> Runtime:
+        """Itself: handles in the answers ask through it."""
+        return self
+
     def interrupt(self, id: int, *, abort: bool = False) -> None:
         """Interrupt a request on the ranks that have not answered it; with ``abort``, at the cost of process groups."""
         self.enter(lambda now: self._state.interrupt(id, abort=abort))

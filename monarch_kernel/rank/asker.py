@@ -120,6 +120,11 @@ class RankAsker:
             return executor.wait(waiter, timeout_s)
         return self._driver.wait(waiter, timeout_s)
 
+    @property
+    def asker(self) -> RankAsker:
+        """Itself: handles in the answers ask through it."""
+        return self
+
     def interrupt(self, id: int, *, abort: bool = False) -> None:
         """Interrupt a request where it has not been answered."""
         self._driver.submit(lambda: self._perform(self._state.interrupt(id, abort=abort)))
