@@ -1,14 +1,36 @@
-"""Who is asking, and whom: the context of the endpoint that runs."""
+"""The context of the endpoint that runs: which actor it is, and which mesh was addressed.
+
+A context variable holds it, which asyncio copies into tasks and into `asyncio.to_thread`. Python 3.10 to 3.13 copy no context
+variable into a `threading.Thread` or into the work of a `concurrent.futures.ThreadPoolExecutor`, and 3.14 does so only with
+``-X thread_inherit_context``. `carry_into_threads` adds that for this one variable. It replaces two methods of the standard
+library, as OpenTelemetry does for the same reason:
+https://github.com/open-telemetry/opentelemetry-python-contrib/tree/main/instrumentation/opentelemetry-instrumentation-threading
+"""
 
 from __future__ import annotations
 
+import functools
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from monarch_kernel.asking.home import HOME
 from monarch_kernel.mesh import Extent, Point
 
-__all__ = ["ActorInstance", "Context", "context", "current_actor_name", "current_rank", "current_size", "running"]
+__all__ = [
+    "ActorInstance",
+    "Context",
+    "belongs_to",
+    "carry_into_threads",
+    "context",
+    "current_actor_name",
+    "current_rank",
+    "current_size",
+    "running",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +38,8 @@ class ActorInstance:
     """One actor on one rank.
 
     Attributes:
-        name: as given to ``spawn``.
-        actor_id: number of the spawn in its session.
+        name: as given to ``spawn``; ``client`` outside of actors.
+        actor_id: number of the spawn in its session; 0 outside of actors.
         rank: place in the mesh as spawned.
         proc_mesh: the processes that it was spawned on; None for the program itself.
     """
@@ -48,27 +70,79 @@ class Context:
 
 
 _NOWHERE = Point(0, Extent())
-_ROOT = Context(ActorInstance("client", 0, _NOWHERE), _NOWHERE)
+_CLIENT = "client"
+_ROOT = Context(ActorInstance(_CLIENT, 0, _NOWHERE), _NOWHERE)
 
-running: ContextVar[Context] = ContextVar("monarch_kernel_context", default=_ROOT)
-"""Set by the rank around each endpoint; the default is the controller's own."""
+running: ContextVar[Context | None] = ContextVar("monarch_kernel_context", default=None)
+"""The context of the endpoint that runs; the host of an actor sets it before each endpoint."""
+
+_STARTED_IN = "_monarch_kernel_context"
+"""The attribute of a thread that holds the context in which it was started."""
+
+
+def belongs_to(thread: threading.Thread, context: Context) -> None:
+    """Let code of a thread have this context where no endpoint sets another."""
+    setattr(thread, _STARTED_IN, context)
+
+
+@functools.cache
+def carry_into_threads() -> None:
+    """From now on, let threads of this process, and what is submitted to its thread pools, have the context of the caller."""
+    start = threading.Thread.start
+    submit: Callable[..., Future[Any]] = ThreadPoolExecutor.submit
+
+    @functools.wraps(start)
+    def start_with_context(self: threading.Thread) -> None:
+        belongs_to(self, context())
+        start(self)
+
+    @functools.wraps(submit)
+    def submit_with_context(
+        self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Future[Any]:
+        return submit(self, _run_in, context(), fn, *args, **kwargs)  # other actors may use the same pool
+
+    threading.Thread.start = start_with_context  # type: ignore[method-assign]
+    ThreadPoolExecutor.submit = submit_with_context  # type: ignore[method-assign, assignment]
+
+
+def _run_in(context: Context, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    before = running.set(context)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        running.reset(before)
+
+
+def _of_process() -> Context:
+    """The context of code that belongs to no actor: on a rank its place in its mesh."""
+    place = HOME.place
+    if place is None:
+        return _ROOT
+    whole, (rank,) = place.whole, place.ranks
+    point = whole.extent.point(rank)
+    return Context(ActorInstance(_CLIENT, 0, point, whole, rank), point)
 
 
 def context() -> Context:
-    """The context of the endpoint that runs; outside of one, the controller's."""
-    return running.get()
+    """The context of the endpoint that runs, also in the threads that it starts.
+
+    Outside of actors it is that of the process: on a rank (in cells, and in threads that native code starts) the rank's place
+    in its mesh, in the program rank 0 of a mesh without axes.
+    """
+    return running.get() or getattr(threading.current_thread(), _STARTED_IN, None) or _of_process()
 
 
 def current_rank() -> Point:
-    """Place of this actor within the mesh that was addressed."""
-    return running.get().message_rank
+    """Place of this actor within the mesh that was addressed; outside of actors, of this process within its mesh."""
+    return context().message_rank
 
 
 def current_size() -> Extent:
-    """Axes and sizes of the mesh that was addressed."""
-    return running.get().message_rank.extent
+    """Axes and sizes of the mesh that was addressed; outside of actors, of the mesh of this process."""
+    return context().message_rank.extent
 
 
 def current_actor_name() -> str:
-    """Name of the actor that runs; ``client`` on the controller."""
-    return running.get().actor_instance.name
+    """Name of the actor that runs; ``client`` outside of actors."""
+    return context().actor_instance.name

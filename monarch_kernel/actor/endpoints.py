@@ -10,7 +10,7 @@ from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar
 
 from monarch_kernel.actor.actor import Actor, Endpoint, EndpointSpec, from_outline, sources_of
 from monarch_kernel.actor.answers import gather, read_value
-from monarch_kernel.actor.context import running
+from monarch_kernel.actor.context import context
 from monarch_kernel.actor.editing import Target, class_now, reload_classes
 from monarch_kernel.actor.interface import interface_of
 from monarch_kernel.asking.answer import Answer
@@ -107,7 +107,7 @@ class ActorMesh(Handle, Shaped):
 
         known, first = self._interface, self._interface.cls
         assert isinstance(first, type)
-        region, sources, owner = self._region.pack(), sources_of(first), running.get().actor_instance.actor_id
+        region, sources, owner = self._region.pack(), sources_of(first), context().actor_instance.actor_id
 
         def make(id: int, living: Sequence[int] | None = None) -> Packed:
             part = None if living is None else self._places_of(living)

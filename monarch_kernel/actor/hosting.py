@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from monarch_kernel.actor.context import carry_into_threads
 from monarch_kernel.actor.instance import ActorHost
 from monarch_kernel.actor.life import AsyncLife
 from monarch_kernel.actor.procs import ProcMesh
@@ -22,6 +23,7 @@ def host_actors(workplace: Workplace, rank: int, proc_mesh: ProcMesh) -> None:
     """
 
     def on_spawn(message: Spawn, executor: Executor) -> None:
+        carry_into_threads()
         workplace.hosted[message.actor] = ActorHost(workplace, rank, proc_mesh, message, executor, AsyncLife)
 
     workplace.on_spawn = on_spawn

@@ -31,7 +31,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from monarch_kernel.actor.actor import WITH_PORT, Actor, EndpointSpec, endpoints_of
-from monarch_kernel.actor.context import ActorInstance, Context, running
+from monarch_kernel.actor.context import ActorInstance, Context, belongs_to, running
 from monarch_kernel.actor.endpoints import living_actors
 from monarch_kernel.actor.loop import run_loop
 from monarch_kernel.actor.procs import ProcMesh
@@ -135,6 +135,7 @@ class ActorHost:
         self._thread.start()
 
     def _work(self) -> None:
+        belongs_to(threading.current_thread(), self.whole)  # for callbacks that other threads put on its loop
         with opened_for(self.workplace.asker):  # handles that come as arguments
             self.executor.run()
 
