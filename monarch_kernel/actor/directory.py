@@ -26,6 +26,9 @@ DIRECTORY = first_number(0, CONTROLLER_PROC + 1) - 2
 
 _NAME = "directory"
 
+_ENDING_S = 4.0
+"""How long `Processes` waits for them, in seconds: less than their owner waits for it."""
+
 
 class _Directory(Actor):
     """Serves ranks."""
@@ -86,9 +89,10 @@ class Processes(Actor):
         return self._mesh
 
     def __cleanup__(self, error: BaseException | None) -> None:
-        """End the processes."""
+        """End the processes, and wait until they are gone."""
         if self._mesh is not None:
-            self._mesh.stop("their owner ended" if error is None else f"their owner failed: {error}")
+            ending = self._mesh.stop("their owner ended" if error is None else f"their owner failed: {error}")
+            ending.wait(_ENDING_S)  # not get(): the session may end meanwhile
 
 
 class _Place:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 from monarch_kernel.actor.actor import Actor, endpoints_of
-from monarch_kernel.actor.answers import check_type
+from monarch_kernel.actor.answers import check_type, gather
 from monarch_kernel.actor.directory import DIRECTORY, Processes, directory_of, spawn_of
 from monarch_kernel.actor.endpoints import RESERVED
 from monarch_kernel.actor.hosting import host_actors
@@ -28,17 +28,14 @@ from monarch_kernel.asking.numbers import CONTROLLER_PROC
 from monarch_kernel.controller.compare import Comparison
 from monarch_kernel.controller.runtime import Runtime
 from monarch_kernel.controller.session import Session, close_session, current_session
-from monarch_kernel.errors import ActorError, Failure, LaunchError, MonarchError
+from monarch_kernel.errors import ActorError, Failure, LaunchError, MonarchError, SupervisionError
 from monarch_kernel.events import HostsView
 from monarch_kernel.launch.base import Launcher
 from monarch_kernel.mesh import Extent, Region, Shaped
 from monarch_kernel.supervise.policy import Restart, RestartPolicy
-from monarch_kernel.wire.codec import dump_bytes, pack
+from monarch_kernel.wire.codec import dump_bytes
 from monarch_kernel.wire.config import LEAST_SILENCE_S
-from monarch_kernel.wire.messages import (
-    Ping,
-    RankSpec,
-)
+from monarch_kernel.wire.messages import RankSpec
 
 __all__ = [
     "HostMesh",
@@ -245,10 +242,20 @@ class HostMesh(Handle, Shaped):
         return self._session.runtime.fleet.compare(self._numbers)
 
     def stop(self, reason: str = "stopped by client", *, grace_s: float = 2.0) -> Future[None]:
-        """End all processes on these hosts, and with them their actors; the hosts stay, and can start others."""
+        """End all processes on these hosts, and with them their actors; the hosts stay, and can start others.
+
+        Arguments, result and errors are those of `ProcMesh.stop`.
+        """
         runtime = self._session.runtime
-        runtime.stop_ranks(runtime.fleet.procs_on(self._numbers), reason, grace_s)
-        return runtime.request((), lambda id: pack(Ping(id)), "", lambda answers: None)
+        procs = runtime.fleet.procs_on(self._numbers)
+        finish = gather(
+            Region.whole(Extent({"processes": len(procs)})), "stopping hosts", SupervisionError, lambda _: None
+        )
+
+        def stopped(answers: Sequence[Answer]) -> None:
+            finish(answers)
+
+        return runtime.stop_ranks(procs, reason, stopped, grace_s)
 
     @property
     def _numbers(self) -> tuple[int, ...]:

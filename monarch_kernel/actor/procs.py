@@ -491,13 +491,25 @@ class ProcMesh(Handle, Shaped):
         return self._runtime.ask(self.procs, lambda id: pack(Look(id)), finish)
 
     def stop(self, reason: str = "stopped by client", *, grace_s: float = 2.0) -> Future[None]:
-        """End the processes: those that take longer than ``grace_s`` seconds are killed."""
+        """End the processes: those that take longer than ``grace_s`` seconds are killed.
+
+        From now on calls raise. The future resolves when the processes are gone, and so when every ``__cleanup__`` has run or
+        was killed: memory, devices and ports are free then. Those that are dead, or have never come up, count as gone.
+
+        Raises:
+            MeshDownError: the session was shut down.
+            SupervisionError: in the future, the Linux kernel did not end a process that was killed.
+        """
         if not isinstance(self._asker, Runtime):  # on a rank: only the program ends processes
             return cast("Future[None]", directory_of(self._asker).stop_procs.call_one(self, reason, grace_s))
         if self.is_whole:
             self._runtime.note_loops(self.name, None)
-        self._runtime.stop_ranks(self.procs, reason, grace_s)
-        return self._runtime.request((), lambda id: pack(Ping(id)), "", lambda answers: None)
+        finish = gather(self._region, f"stopping {self.name}", SupervisionError, lambda answer: None, self._as_spawned)
+
+        def stopped(answers: Sequence[Answer]) -> None:
+            finish(answers)
+
+        return self._runtime.stop_ranks(self.procs, reason, stopped, grace_s)
 
     def heal(self) -> Future[tuple[int, ...]]:
         """Start a new process in the place of each rank that has died, and have it make the actors that were there.

@@ -210,9 +210,9 @@ class Fleet:
         return tuple(self.now(self.host_of(proc)) for proc in procs)
 
     def procs_on(self, hosts: Sequence[int]) -> tuple[int, ...]:
-        """The processes of these hosts that have not ended."""
+        """The processes of these hosts that have not ended, also those that are ending."""
         ranks = list(self._state.ranks.items())
-        return tuple(proc for proc, record in ranks if record.host in hosts and record.death is None)
+        return tuple(proc for proc, record in ranks if record.host in hosts and not record.has_ended)
 
     def wait_for(self, hosts: Sequence[int], finish: Callable[[Sequence[Answer]], T]) -> Future[T]:
         """A future that resolves when each of these host agents is up or gone."""

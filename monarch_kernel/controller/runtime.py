@@ -492,9 +492,26 @@ class Runtime:
         """Start processes on a host; returns at once."""
         self.enter(partial(self._state.start_ranks, host, specs))
 
-    def stop_ranks(self, procs: Sequence[int], reason: str, grace_s: float = 2.0) -> None:
-        """End processes; returns at once, they are gone for the program."""
-        self.enter(partial(self._state.stop_ranks, procs, reason, grace_s))
+    def stop_ranks(
+        self, procs: Sequence[int], reason: str, finish: Callable[[Sequence[Answer]], T], grace_s: float = 2.0
+    ) -> Future[T]:
+        """End processes. They are gone for the program at once; the future resolves when they have ended.
+
+        Args:
+            procs: which.
+            reason: what those read who ask them later.
+            finish: makes the future's result of an answer for each process, a `Failure` of one that is stuck.
+            grace_s: how long they may take, in seconds, before they are killed.
+
+        Raises:
+            MeshDownError: the session was shut down.
+        """
+
+        def begin(id: int, now: float) -> list[Effect]:
+            effects = self._state.stop_ranks(procs, reason, grace_s, now)
+            return effects + self._state.await_ends(id, procs, grace_s, now)
+
+        return self.promise(begin, finish)
 
     def heal(
         self,

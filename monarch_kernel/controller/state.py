@@ -55,6 +55,7 @@ from monarch_kernel.controller.effects import (
     Send,
     Tell,
 )
+from monarch_kernel.controller.endings import ENDING_S, Endings
 from monarch_kernel.controller.exits import describe_exit, signal_name
 from monarch_kernel.controller.hosts import Hosts
 from monarch_kernel.controller.loops import LoopBook, Told
@@ -165,6 +166,7 @@ class State:
         self._resumption: Resumption | None = None
         self._for_hosts: dict[int, tuple[int, ...]] = {}
         self._of_hosts: dict[int, int] = {}
+        self._endings = Endings()
         self.software: Software | None = None
         self._kept = KeptSpawns()
         self._restarts: dict[int, _Mesh] = {}
@@ -217,6 +219,7 @@ class State:
             effects.append(Send(host_peer(host), pack(Goodbye(grace_s=grace_s))))
         record.gone, record.end = True, Failure("stopped", "Released", reason, host=record.hostname)
         record.held.clear()
+        effects += self._endings.ended([proc for proc, rank in self.ranks.items() if rank.host == host])
         return [*effects, *self._end_questions(host), *self._tell_of_hosts()]
 
     def ask_host(self, id: int, host: int, packed: Packed, now: float) -> list[Effect]:
@@ -538,6 +541,19 @@ class State:
             effects += self._to_host(self.hosts[host], pack(KillRanks(tuple(ended), grace_s)))
         return effects
 
+    def await_ends(self, id: int, procs: Sequence[int], grace_s: float, now: float) -> list[Effect]:
+        """Resolve a request when each of these processes, which `stop_ranks` was told of, has ended."""
+        left = [proc for proc in procs if not self._has_ended(proc)]
+        return self._endings.add(id, procs, left, now + grace_s + ENDING_S)
+
+    def _has_ended(self, proc: int) -> bool:
+        """Whether there is no process; an agent that is not up yet has started none."""
+        if proc == CONTROLLER_PROC:
+            return True
+        record = self.ranks[proc]
+        host = self.hosts[record.host]
+        return record.has_ended or host.gone or not host.up
+
     def goodbye(self, now: float, grace_s: float = 0.0) -> list[Effect]:
         """End all ranks and agents; those whose actors clean up are given some time for it."""
         why = "the session was shut down"
@@ -659,6 +675,7 @@ class State:
                 effects += self._lose(record, reason, now, log)
         gone = {record.peer for record in lost}  # of some the others heard as they went
         effects = [effect for effect in effects if not (isinstance(effect, Send) and effect.peer in gone)]
+        effects += self._endings.ended([record.spec.proc for record in lost])
         return effects + self._due(now)
 
     def give_up_ranks(self, host: int, procs: Sequence[int], log: tuple[str, ...], now: float) -> list[Effect]:
@@ -698,7 +715,7 @@ class State:
             elif self.hosts[record.host].up and now >= record.deadline:
                 late.setdefault(record.host, []).append(proc)
         effects += [Expired(host, tuple(procs)) for host, procs in late.items()]
-        return effects + self._due(now) + self._throughput(now)
+        return effects + self._endings.due(now) + self._due(now) + self._throughput(now)
 
     def tell_loops(self, told: Iterable[Told]) -> list[Effect]:
         """Have ranks told how far they may go."""
@@ -1004,13 +1021,15 @@ class State:
             if record.death is None:
                 return self._to_host(self.hosts[record.host], pack(StartRanks((record.spec,))))
         record.has_ended = True
+        effects = self._endings.ended((message.proc,))
         if record.death is not None:
-            return []
+            return effects
         what = describe_exit(message.exit_code, message.signal, message.rss_nbytes or record.reading.rss_nbytes)
         exit_code = None if message.signal or message.reason else message.exit_code
-        return self._lose(
+        effects += self._lose(
             record, message.reason or what, now, message.last_lines, exit_code, signal_name(message.signal)
-        ) + self._due(now)
+        )
+        return effects + self._due(now)
 
     def _lose(
         self,

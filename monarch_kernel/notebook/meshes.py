@@ -304,14 +304,16 @@ class Meshes:
         entry = self._entries.pop(name)
         if self._latest == name:
             self._latest = next(reversed(self._entries), "")
-        entry.mesh.stop(f"mesh {name!r} was ended by %mesh down").get()
-        if entry.kept is not None:
-            entry.kept.close()
-        if entry.allocation is not None:
-            entry.allocation.release()
-        entry.view.update(entry.mesh.view(), time.monotonic(), force=True)
-        entry.end_widget()
-        self.viewers.publish(force=True)
+        try:
+            entry.mesh.stop(f"mesh {name!r} was ended by %mesh down").get()
+        finally:  # the wait may be interrupted; the mesh ends all the same
+            if entry.kept is not None:
+                entry.kept.close()
+            if entry.allocation is not None:
+                entry.allocation.release()
+            entry.view.update(entry.mesh.view(), time.monotonic(), force=True)
+            entry.end_widget()
+            self.viewers.publish(force=True)
         return len(entry.mesh)
 
     def close(self) -> None:

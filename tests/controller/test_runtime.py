@@ -348,7 +348,7 @@ def test_an_answer_is_not_before_its_output(lab: Lab, bar: Bar) -> None:
 
 def test_stopped_ranks(lab: Lab) -> None:
     future = lab.ask()
-    lab.runtime.stop_ranks(lab.procs, "enough")
+    lab.runtime.stop_ranks(lab.procs, "enough", list)
     assert future.get(LONG_S) == ["enough"] * 2
     assert lab.ask().get(LONG_S) == ["enough"] * 2
     view = lab.runtime.view(lab.procs, "procs", {"ranks": 2}, 1.0)
@@ -375,7 +375,8 @@ def test_close_ends_what_is_pending() -> None:
         lab.ask()
     with pytest.raises(MeshDownError):
         add_host(lab.runtime, lab.launcher)
-    lab.runtime.stop_ranks(lab.procs, "late")
+    with pytest.raises(MeshDownError):
+        lab.runtime.stop_ranks(lab.procs, "late", list)
     lab.runtime.tell(lab.procs, pack(Ping(0)))
     futures[0].cancel()
 

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from monarch_kernel.asking.answer import Answer, Value
 from monarch_kernel.controller.effects import Effect, Expired, GiveUp, Gone, LostEvent, Resolve, Send, Tell
+from monarch_kernel.controller.endings import ENDING_S
 from monarch_kernel.controller.order import OUTPUT_GRACE_S
 from monarch_kernel.controller.state import (
     CLEANUP_S,
@@ -458,6 +459,34 @@ def test_stopped_ranks_are_no_surprise() -> None:
     assert state.heard(Lost(1, 0, 15, "", (), 0), (), b"H1", 1.1) == []
     assert state.stop_ranks((1, 2), "again", 2.0, 1.2) == []
     assert state.ranks[1].state == "stopped"
+
+
+def test_a_stop_is_over_when_the_processes_have_ended() -> None:
+    state = running(3)
+    state.heard(Lost(3, 1, 0, "", (), 0), (), b"H1", 0.5)
+    state.stop_ranks((1, 2, 3), "mesh stopped", 2.0, 1.0)
+    assert state.await_ends(7, (1, 2, 3), 2.0, 1.0) == []
+    assert state.heard(Lost(1, 0, 15, "", (), 0), (), b"H1", 1.1) == []
+    (over,) = state.heard(Lost(2, 0, 15, "", (), 0), (), b"H1", 1.2)
+    assert isinstance(over, Resolve)
+    assert (over.id, [isinstance(answer, Failure) for answer in over.answers]) == (7, [False] * 3)
+    assert state.await_ends(8, (1, 2, 3), 2.0, 1.0) == [over._replace(id=8)]  # a second stop
+
+
+def test_a_stop_is_over_when_the_host_is_gone_has_not_come_or_does_not_end_a_process() -> None:
+    state = running(2)
+    state.stop_ranks((1, 2), "mesh stopped", 2.0, 1.0)
+    assert state.await_ends(7, (1,), 2.0, 1.0) == state.await_ends(8, (1, 2), 50.0, 1.0) == []
+    assert resolves(state.tick(1.0 + 2.0 + ENDING_S - 0.1)) == []
+    (stuck,) = resolves(state.tick(1.0 + 2.0 + ENDING_S))
+    assert stuck.id == 7
+    assert [answer.etype for answer in stuck.answers if isinstance(answer, Failure)] == ["NotEnded"]
+    (over,) = resolves(state.host_gone(1, "the host agent ended", (), 14.0))
+    assert (over.id, [isinstance(answer, Failure) for answer in over.answers]) == (8, [False] * 2)
+    state.add_host(2, 15.0)
+    state.start_ranks(2, [rank_spec(5)], 15.0)
+    state.stop_ranks((5,), "mesh stopped", 2.0, 15.0)
+    assert [effect.id for effect in resolves(state.await_ends(9, (5,), 2.0, 15.0))] == [9]
 
 
 def test_goodbye_ends_all() -> None:
