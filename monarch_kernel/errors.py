@@ -39,6 +39,7 @@ __all__ = [
     "ActorError",
     "AttachError",
     "BufferGoneError",
+    "Cause",
     "CheckpointError",
     "DeadlockError",
     "EditError",
@@ -57,6 +58,7 @@ __all__ = [
     "RemoteInterrupt",
     "SnapshotError",
     "SupervisionError",
+    "causes_by_rank",
     "format_ranks",
     "rebuild_exception",
 ]
@@ -86,6 +88,44 @@ class Frame:
     first_line: int = 0
     user: bool = False
     variables: tuple[tuple[str, str], ...] = ()
+
+
+# What Python writes between the tracebacks of chained exceptions, and what it means, read from the later one.
+_CHAINS = {
+    "The above exception was the direct cause of the following exception:": "caused by",
+    "During handling of the above exception, another exception occurred:": "raised while handling",
+}
+_CHAIN = re.compile(f"^({'|'.join(map(re.escape, _CHAINS))})$", re.MULTILINE)
+_HEADLINE = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)*(\S.*)", re.MULTILINE)
+_PLACE = re.compile(r'^  File "(.+)", line (\d+)', re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """An exception to which another one is chained.
+
+    Attributes:
+        link: ``caused by`` or ``raised while handling``.
+        headline: class and text, in one line.
+        place: file and line where it was raised; empty where its traceback says none.
+    """
+
+    link: str
+    headline: str
+    place: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, link: str, traceback: str) -> Cause:
+        """Read it from its part of a traceback."""
+        headlines, places = _HEADLINE.findall(traceback), _PLACE.findall(traceback)
+        outer = [line for line in traceback.splitlines() if line[:1].strip()]
+        headline = headlines[-1] if headlines else outer[-1] if outer else "another exception"
+        return cls(link, headline, places[-1] if places else ())
+
+    @property
+    def fingerprint(self) -> tuple[object, ...]:
+        """Equal for causes that differ in their texts at most."""
+        return (self.link, self.headline.partition(":")[0], self.place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +170,24 @@ class Failure:
         return next((frame for frame in reversed(self.frames) if frame.user), None)
 
     @property
+    def chain(self) -> tuple[Cause, ...]:
+        """The exceptions to which this one is chained, the nearest first."""
+        *parts, _ = _CHAIN.split(self.traceback)  # the text of a cause, then its link, and so on
+        return tuple(Cause.of(_CHAINS[link], text) for text, link in zip(parts[::2], parts[1::2], strict=True))[::-1]
+
+    @property
     def fingerprint(self) -> tuple[object, ...]:
-        """Equal for failures that should be shown as one: same error, same text, same place in the user's code."""
-        where = self.user_frame
-        place = (where.file, where.line) if where else None
-        return (self.kind, self.etype, self.message, place)
+        """Equal for failures that should be shown as one: same error, same text, same lines of the user's code, same chain.
+
+        Texts of causes are not in it: ranks that read different files have one error, with causes that differ by rank.
+        """
+        path = [frame for frame in self.frames if frame.user]
+        if self.kind != "exception":  # where else a rank stood when it was ended says little
+            path = path[-1:]
+        elif not path:
+            path = list(self.frames[-1:])
+        lines = tuple((frame.file, frame.line) for frame in path)
+        return (self.kind, self.etype, self.message, lines, tuple(cause.fingerprint for cause in self.chain))
 
     def headline(self) -> str:
         """The error in one line: ``ZeroDivisionError: division by zero``."""
@@ -236,7 +289,8 @@ class MeshFailure:
         """The failure in full: what failed where, and under it what that was caused by."""
         lines: list[str] = []
         for failure, ranks in _grouped(self.reports):
-            lines += [f"{self.mesh_name}{format_ranks(ranks)} failed: {failure.headline()}", *_details(failure)]
+            lines.append(f"{self.mesh_name}{format_ranks(ranks)} failed: {failure.headline()}")
+            lines += _details({rank: self.reports[rank] for rank in ranks})
         told: list[MeshFailure] = []
         for rank in sorted(self.causes):
             if self.causes[rank] not in told:
@@ -254,23 +308,57 @@ def _grouped(reports: Mapping[int, Failure]) -> list[tuple[Failure, tuple[int, .
     return sorted(found, key=lambda group: (_ORDER[group[0].kind], group[1]))
 
 
-def _details(failure: Failure) -> list[str]:
-    """Where something failed, and the last that was written there."""
+def _details(reports: Mapping[int, Failure]) -> list[str]:
+    """Where something failed, why, and the last that was written there, of ranks that have the same error."""
+    failure = next(iter(reports.values()))
     lines = []
     where = failure.user_frame
     if where is not None:
         lines.append(f"    {where.file}, line {where.line}, in {where.function}")
         if where.source:
             lines.append(f"    > {where.source[where.line - where.first_line].strip()}")
+    lines += [f"    {line}" for line in causes_by_rank(reports)]
     lines += [f"    {note}" for note in failure.notes]
     if failure.host:
         lines.append(f"    on host {failure.host}, pid {failure.pid}{_python(failure)}")
-    return lines + [f"    | {line}" for line in failure.last_lines[-5:]]
+    return lines + _last_lines(reports)
+
+
+def _last_lines(reports: Mapping[int, Failure]) -> list[str]:
+    """The last lines of the lowest rank; with its number, if others wrote something else."""
+    rank, failure = next(iter(reports.items()))
+    whose = f"{format_ranks([rank])} " if len({each.last_lines for each in reports.values()}) > 1 else ""
+    return [f"    {whose}| {line}" for line in failure.last_lines[-5:]]
+
+
+def causes_by_rank(reports: Mapping[int, Failure]) -> list[str]:
+    """A line for each exception to which an error is chained, the nearest first, with ranks where the texts differ.
+
+    Args:
+        reports: rank -> report, of ranks whose fingerprints are equal.
+    """
+    lines = []
+    chains = {rank: report.chain for rank, report in reports.items()}
+    for causes in zip(*chains.values(), strict=True):
+        ranks: dict[str, list[int]] = {}
+        for rank, cause in zip(chains, causes, strict=True):
+            ranks.setdefault(cause.headline, []).append(rank)
+        if len(ranks) == 1:
+            lines.append(f"{causes[0].link} {causes[0].headline}")
+            continue
+        shown = [f"on {format_ranks(theirs)} {text}" for text, theirs in list(ranks.items())[:_MAX_TEXTS]]
+        if hidden := [rank for theirs in list(ranks.values())[_MAX_TEXTS:] for rank in theirs]:
+            shown.append(f"{len(ranks) - _MAX_TEXTS:,} more on {format_ranks(hidden)}")
+        lines.append(f"{causes[0].link}, {'; '.join(shown)}")
+    return lines
 
 
 def _python(failure: Failure) -> str:
     return f", python {failure.python}" if failure.python else ""
 
+
+_MAX_TEXTS = 4
+"""Causes that differ by rank; of more the ranks are told."""
 
 _ORDER = {"lost": 0, "exception": 1, "stopped": 2, "interrupted": 3, "released": 4}
 """Causes before consequences."""
@@ -350,6 +438,7 @@ class RanksError(MonarchError):
 
     def __str__(self) -> str:
         lines = [self.what]
+        by_rank = {point.rank: report for point, report in self.reports.items()}
         for failure, ranks in self.groups():
             where = failure.user_frame
             place = f" ({where.file}, line {where.line})" if where else ""
@@ -361,8 +450,10 @@ class RanksError(MonarchError):
                 lines.append(f"    on host {failure.host}{pid}{_python(failure)}")
             if where and where.source:
                 lines.append(f"    > {where.source[where.line - where.first_line].strip()}")
+            same = {rank: by_rank[rank] for rank in ranks}
+            lines.extend(f"    {line}" for line in causes_by_rank(same))
             lines.extend(f"    {note}" for note in failure.notes)
-            lines.extend(f"    | {line}" for line in failure.last_lines[-5:])
+            lines.extend(_last_lines(same))
         return "\n".join(lines)
 
 

@@ -129,5 +129,10 @@ def _placed(failure: MeshFailure) -> MeshFailure:
 
 def _is_same(report: Failure, shown: Failure) -> bool:
     """Whether an error that is shown has this report; callers of an actor are told what ended it with a few words more."""
-    where = (report.host, report.pid, report.etype)
-    return where == (shown.host, shown.pid, shown.etype) and shown.message.startswith(report.message)
+    return _place(report) == _place(shown) and shown.message.startswith(report.message)
+
+
+def _place(report: Failure) -> tuple[object, ...]:
+    """Where a failure was raised; without the names of files, which the notebook changes in what it shows."""
+    lines = tuple((frame.line, frame.function) for frame in report.frames)
+    return (report.host, report.pid, report.etype, lines)

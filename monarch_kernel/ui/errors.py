@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from monarch_kernel.describe.places import short_file
-from monarch_kernel.errors import Failure, Frame, RanksError, format_ranks
+from monarch_kernel.errors import Failure, Frame, RanksError, causes_by_rank, format_ranks
 from monarch_kernel.tables import plain
 
 __all__ = ["error_block"]
@@ -23,13 +22,6 @@ _MAX_WIDTH = 160
 _MAX_HEADLINE = 500
 _SHOWN_BY = "%tb Verbose shows them"
 _CONTEXT_LINES = 2  # of source, before and after the failing one
-
-# What Python writes between the tracebacks of chained exceptions, and what it means, read from the later one.
-_CHAINS = {
-    "The above exception was the direct cause of the following exception:": "caused by",
-    "During handling of the above exception, another exception occurred:": "raised while handling",
-}
-_CHAIN = re.compile("|".join(map(re.escape, _CHAINS)))
 
 
 class _Paint:
@@ -95,29 +87,34 @@ def error_block(error: RanksError, *, color: bool, verbose: bool = False) -> lis
 def _block(error: RanksError, failure: Failure, ranks: Sequence[int], paint: _Paint, verbose: bool) -> Iterator[str]:
     """One distinct error, with the ranks that had it."""
     label = format_ranks(ranks)
+    by_rank = {point.rank: report for point, report in error.reports.items()}
+    reports = {rank: by_rank[rank] for rank in ranks}
     headline = plain(_headline(failure)).rstrip().split("\n")
     n_message = len(headline) if verbose else _MAX_MESSAGE_LINES
     yield f"{paint.error(label)} {_colored_headline(_narrow(headline[0], verbose, _MAX_HEADLINE), failure, paint)}"
     yield from (f"    {_narrow(line, verbose, _MAX_HEADLINE)}" for line in headline[1:n_message])
     if len(headline) > n_message:
         yield paint.dim(f"    … {len(headline) - n_message:,} more lines of the message")
-    if processes := _processes(error, ranks):
+    if processes := _processes(reports):
         yield paint.dim(f"    {processes}")
-    if pythons := {each.python for point, each in error.reports.items() if point.rank in ranks and each.python}:
+    if pythons := {each.python for each in reports.values() if each.python}:
         yield paint.dim(f"    with {', '.join(sorted(pythons))}")  # what can be imported is what is installed for it
+    if failure.notes and len({each.notes for each in reports.values()}) > 1:
+        yield f"    On {format_ranks(ranks[:1])}:"
     yield from (f"    {_narrow(plain(note), verbose)}" for note in failure.notes)
     if failure.kind == "interrupted":
         yield from _interrupted(failure, paint)
     elif failure.frames:
-        yield from _frames(failure, paint, verbose, _whose_variables(error, ranks))
+        yield from _frames(failure, paint, verbose, _whose_variables(reports))
     elif failure.traceback:
         tail = [line for line in plain(failure.traceback).splitlines() if line.strip()]
         if len(tail) > 1:  # else it is the headline again
             yield from (f"    {_narrow(line, verbose)}" for line in (tail if verbose else tail[-_MAX_LAST_LINES:]))
-    yield from (f"    {_narrow(line, verbose)}" for line in _causes(failure))
+    yield from (f"    {_narrow(line, verbose, _MAX_HEADLINE)}" for line in _causes(reports))
     if failure.last_lines:
         last = failure.last_lines if verbose else failure.last_lines[-_MAX_LAST_LINES:]
-        yield "    The last it wrote:" if len(last) > 1 else "    The last line it wrote:"
+        it = f"{format_ranks(ranks[:1])}" if len({each.last_lines for each in reports.values()}) > 1 else "it"
+        yield f"    The last {it} wrote:" if len(last) > 1 else f"    The last line {it} wrote:"
         yield from (f"    | {_narrow(plain(line), verbose)}" for line in last)
     if verbose and failure.traceback and failure.frames:
         yield "    The whole traceback:"
@@ -135,12 +132,10 @@ def _colored_headline(headline: str, failure: Failure, paint: _Paint) -> str:
     return paint.error(etype) + headline[len(etype) :] if headline.startswith(etype) else headline
 
 
-def _processes(error: RanksError, ranks: Sequence[int]) -> str:
+def _processes(reports: Mapping[int, Failure]) -> str:
     """Hosts and process ids of the ranks: ``on node1 (pids 17, 18)``; empty where no host has come."""
-    wanted = set(ranks)
-    reports = sorted((point.rank, each) for point, each in error.reports.items() if point.rank in wanted)
     by_host: dict[str, list[int]] = {}
-    for _, report in reports:
+    for report in reports.values():
         if report.host:
             by_host.setdefault(report.host, []).append(report.pid)
     hosts = []
@@ -159,11 +154,10 @@ def _interrupted(failure: Failure, paint: _Paint) -> Iterator[str]:
         yield f"    {paint.place(_place(where))}" + (f": {source}" if source else "")
 
 
-def _whose_variables(error: RanksError, ranks: Sequence[int]) -> str:
+def _whose_variables(reports: Mapping[int, Failure]) -> str:
     """The rank of which variables are shown, if others that had the same error have different ones; else empty."""
-    theirs = [each for point, each in error.reports.items() if point.rank in ranks]
-    kinds = {tuple(frame.variables for frame in each.frames) for each in theirs}
-    return f", on {format_ranks(ranks[:1])}" if len(kinds) > 1 else ""
+    kinds = {tuple(frame.variables for frame in each.frames) for each in reports.values()}
+    return f", on {format_ranks(list(reports)[:1])}" if len(kinds) > 1 else ""
 
 
 def _frames(failure: Failure, paint: _Paint, verbose: bool, whose: str) -> Iterator[str]:
@@ -236,21 +230,12 @@ def _source_line(frame: Frame) -> str:
     return _narrow(plain(frame.source[index]).strip()) if 0 <= index < len(frame.source) else ""
 
 
-def _causes(failure: Failure) -> Iterator[str]:
+def _causes(reports: Mapping[int, Failure]) -> Iterator[str]:
     """The exceptions to which this one is chained, the nearest first."""
-    text = plain(failure.traceback)
-    before = [_last_line(part) for part in _CHAIN.split(text)[:-1]]
-    links = [_CHAINS[link] for link in _CHAIN.findall(text)]
-    chain = [f"{link} {cause}" for link, cause in zip(reversed(links), reversed(before), strict=True)]
+    chain = [plain(line) for line in causes_by_rank(reports)]
     yield from chain[:_MAX_CAUSES]
     if len(chain) > _MAX_CAUSES:
         yield f"… and {len(chain) - _MAX_CAUSES} more ({_SHOWN_BY})"
-
-
-def _last_line(text: str) -> str:
-    """The headline of the exception with which a traceback ends: its last line that is not indented."""
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith((" ", "\t"))]
-    return lines[-1] if lines else "another exception"
 
 
 def _shortened(block: list[str], paint: _Paint) -> list[str]:

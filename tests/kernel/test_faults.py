@@ -55,6 +55,17 @@ lone.fail.broadcast("mine")
 while not found: time.sleep(0.01)
 monarch_kernel.actor.unhandled_fault_hook = before
 """
+TWO_LINES = """
+class Two(Actor):
+    @endpoint
+    def first(self):
+        raise ValueError('no good')
+
+    @endpoint
+    def second(self):
+        raise ValueError('no good')
+two = t.slice(gpus=1).spawn('two', Two)
+"""
 LONE = "lone = t.slice(gpus=1).spawn('lone', Worker); lone.ok.call_one().get()"
 
 
@@ -89,6 +100,12 @@ def test_it_is_not_shown_twice_if_a_cell_waits_for_what_fails(book: Notebook) ->
     probe = book.ok("lone.fail.broadcast('the next one')")
     shows(probe, "the next one")
     assert "SystemExit" not in plain(cell, probe)
+
+
+def test_another_line_with_the_same_text_as_an_error_that_is_shown_is_shown(book: Notebook) -> None:
+    book.ok(TWO_LINES)
+    assert "ValueError: no good" in book.run("two.first.call_one().get()").error
+    shows(book.ok("two.second.broadcast()"), ", in second")
 
 
 def test_the_chain_is_shown(book: Notebook) -> None:

@@ -57,6 +57,43 @@ def test_the_errors_in_an_exception_group_are_shown(notebook: Notebook) -> None:
     assert "TypeError: '<=' not supported" in notebook.run(f"%%remote\n{code}").error
 
 
+CAUSED_BY_RANK = """%%remote
+def load():
+    raise FileNotFoundError(2, "No such file or directory", f"/data/shard-{rank}.pt")
+try:
+    load()
+except OSError as error:
+    raise RuntimeError("step failed") from error
+"""
+
+
+def test_causes_that_differ_by_rank_are_told_by_rank(notebook: Notebook) -> None:
+    error = notebook.run(CAUSED_BY_RANK).error
+    assert "[0-1] RuntimeError: step failed" in error
+    missing = [
+        f"on [{rank}] FileNotFoundError: [Errno 2] No such file or directory: '/data/shard-{rank}.pt'"
+        for rank in (0, 1)
+    ]
+    assert f"    caused by, {'; '.join(missing)}" in error
+
+
+CALLED_FROM_TWO_LINES = """%%remote
+def check():
+    raise ValueError("not finite")
+if rank == 0:
+    check()
+else:
+    check()
+"""
+
+
+def test_errors_with_equal_text_from_two_lines_are_shown_apart(notebook: Notebook) -> None:
+    error = notebook.run(CALLED_FROM_TWO_LINES).error
+    first, second = error.index("[0] ValueError: not finite"), error.index("[1] ValueError: not finite")
+    assert "----> 5     check()" in error[first:second]
+    assert "----> 7     check()" in error[second:]
+
+
 def test_a_child_that_a_cell_forks_does_not_go_on_as_a_second_rank(notebook: Notebook) -> None:
     code = "import os\npid = os.fork()\nif pid == 0: raise ValueError('in the child')\n"
     code += "os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])"

@@ -156,6 +156,96 @@ def test_chained_exceptions_are_named_the_nearest_first() -> None:
     assert lines[-2:] == ["    caused by ValueError: no weight", "    raised while handling KeyError: 'w'"]
 
 
+CAUSED = "The above exception was the direct cause of the following exception"
+HANDLING = "During handling of the above exception, another exception occurred"
+
+
+def caused(text: str, line: int = 2, link: str = CAUSED) -> str:
+    """A traceback of an error with a cause."""
+    return (
+        f'Traceback (most recent call last):\n  File "data.py", line {line}, in load\n    open(path)\n{text}\n\n'
+        f'{link}:\n\nTraceback (most recent call last):\n  File "a.py", line 9, in step\nRuntimeError: mat1\n'
+    )
+
+
+def heads(lines: list[str]) -> list[str]:
+    """The first line of each block."""
+    return [line for line in lines if line.startswith("[")]
+
+
+def test_causes_that_differ_in_their_texts_are_told_by_rank_in_one_block() -> None:
+    def of(*missing: int) -> list[str]:
+        return block_of(
+            {
+                rank: replace(SHAPES, traceback=caused(f"OSError: no shard-{shard}"))
+                for rank, shard in enumerate(missing)
+            }
+        )
+
+    assert of(0, 0)[-1] == "    caused by OSError: no shard-0"
+    assert of(0, 1)[-1] == "    caused by, on [0] OSError: no shard-0; on [1] OSError: no shard-1"
+    assert of(0, 1, 0)[-1] == "    caused by, on [0,2] OSError: no shard-0; on [1] OSError: no shard-1"
+    many = of(*range(1_000))
+    assert len(heads(many)) == 1
+    assert many[-1].endswith("; on [3] OSError: no shard-3; 996 more on [4-999]")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        caused("OSError: no shard-0", line=3),
+        caused("KeyError: 'w'"),
+        caused("OSError: no shard-0", link=HANDLING),
+        SHAPES.traceback,
+    ],
+    ids=["another line", "another class", "another link", "no cause"],
+)
+def test_errors_with_other_causes_have_blocks_of_their_own(other: str) -> None:
+    here = caused("OSError: no shard-0")
+    lines = block_of({0: replace(SHAPES, traceback=here), 1: replace(SHAPES, traceback=other), 2: SHAPES})
+    assert [line.partition(" ")[0] for line in heads(lines)] == (
+        ["[0]", "[1-2]"] if other == SHAPES.traceback else ["[0]", "[1]", "[2]"]
+    )
+
+
+def test_errors_with_equal_text_from_other_lines_or_calls_have_blocks_of_their_own() -> None:
+    other_call, other_line = replace(CELL, line=4), replace(MODEL, line=11)
+    lines = block_of(
+        {
+            0: SHAPES,
+            1: replace(SHAPES, frames=(other_call, MODULE, MODEL)),
+            2: replace(SHAPES, frames=(CELL, MODULE, other_line)),
+            3: replace(SHAPES, frames=(CELL, MODEL)),  # libraries may differ
+            4: replace(SHAPES, frames=(MODULE,)),
+            5: replace(SHAPES, frames=(LINEAR,)),
+        }
+    )
+    assert [line.partition(" ")[0] for line in heads(lines)] == ["[0,3]", "[1]", "[2]", "[4]", "[5]"]
+
+
+def test_the_cause_of_a_long_message_is_its_first_line_and_text_that_looks_like_a_link_is_none() -> None:
+    text = caused("OSError: no shard\nlook at row 17")
+    assert block_of({0: replace(SHAPES, traceback=text)})[-1] == "    caused by OSError: no shard"
+    quoted = "RuntimeError: it said: The above exception was the direct cause of the following exception: no\n"
+    assert not any("caused by" in line for line in block_of({0: replace(SHAPES, traceback=quoted)}))
+
+
+def test_last_lines_and_notes_that_differ_say_whose_they_are() -> None:
+    lines = block_of({0: LOST, 1: replace(LOST, last_lines=("step 40",))})
+    assert lines[-3:] == ["    The last [0] wrote:", "    | step 41", "    | step 42"]
+    lines = block_of({1: replace(SHAPES, notes=("in fc",)), 2: replace(SHAPES, notes=("in out",))})
+    assert "    On [1]:" in lines
+    assert "    On [1]:" not in block_of({1: replace(SHAPES, notes=("in fc",)), 2: replace(SHAPES, notes=("in fc",))})
+
+
+def test_the_text_of_an_error_names_causes_and_last_lines_by_rank() -> None:
+    reports = {At(rank): replace(SHAPES, traceback=caused(f"OSError: no shard-{rank}")) for rank in range(2)}
+    text = str(RemoteError("cell [5] failed", reports))
+    assert "    caused by, on [0] OSError: no shard-0; on [1] OSError: no shard-1" in text.splitlines()
+    lost = {At(0): LOST, At(1): replace(LOST, last_lines=("step 40",))}
+    assert str(RemoteError("cell [5] failed", lost)).splitlines()[-2:] == ["    [0] | step 41", "    [0] | step 42"]
+
+
 def test_without_a_frame_of_the_user_the_innermost_is_shown() -> None:
     lines = block_of({0: replace(SHAPES, frames=(MODULE, LINEAR))})
     assert lines[4:] == [
