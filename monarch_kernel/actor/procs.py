@@ -498,8 +498,13 @@ class ProcMesh(Handle, Shaped):
 
         Raises:
             MeshDownError: the session was shut down.
+            ValueError: this is the program's own process.
             SupervisionError: in the future, the Linux kernel did not end a process that was killed.
         """
+        if CONTROLLER_PROC in self.procs:
+            raise ValueError(
+                "the program's own process can't be stopped; ranks can, and shutdown_context() ends the session"
+            )
         if not isinstance(self._asker, Runtime):  # on a rank: only the program ends processes
             return cast("Future[None]", directory_of(self._asker).stop_procs.call_one(self, reason, grace_s))
         if self.is_whole:

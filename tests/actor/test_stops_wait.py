@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.actor import Actor, ProcMesh, SupervisionError, endpoint, get_or_spawn_controller, this_host
+from monarch_kernel.actor import (
+    Actor,
+    ProcMesh,
+    SupervisionError,
+    endpoint,
+    get_or_spawn_controller,
+    this_host,
+    this_proc,
+)
 from tests.support.actors import Worker
 from tests.support.waiting import LONG_S, wait_until
 
@@ -135,3 +143,8 @@ def test_a_rank_waits_for_the_processes_that_it_stops(procs: ProcMesh) -> None:
     pids = mesh.spawn("workers", Worker).pid.call().get(LONG_S).values()
     procs.slice(r=0).map(lambda other: other.stop().get(), [mesh]).get(LONG_S)
     assert not any(map(is_there, pids))
+
+
+def test_the_programs_own_process_cannot_be_stopped() -> None:
+    with pytest.raises(ValueError, match="the program's own process can't be stopped"):
+        this_proc().stop()
