@@ -12,6 +12,7 @@ import torch
 
 from monarch_kernel.checkpoint.dcp import Refused, read
 from monarch_kernel.checkpoint.folder import describe
+from monarch_kernel.checkpoint.unpickling import load_index
 from monarch_kernel.data.room import room
 from monarch_kernel.errors import CheckpointError
 from monarch_kernel.tables import format_nbytes
@@ -31,7 +32,8 @@ def export(path: str | os.PathLike[str], file: str | os.PathLike[str], name: str
         The path of the file.
 
     Raises:
-        CheckpointError: there is no such module, it is larger than the memory that is free, or the file can't be written.
+        CheckpointError: there is no such module, it is larger than the memory that is free, the checkpoint can't be read, as
+            where that would run code, or the file can't be written.
     """
     try:
         from safetensors import SafetensorError
@@ -42,6 +44,7 @@ def export(path: str | os.PathLike[str], file: str | os.PathLike[str], name: str
     if contents.names.get(name) != "module":
         modules = [key for key, kind in contents.names.items() if kind == "module"]
         raise CheckpointError(f"{contents.path} has no module {name!r}; it has {', '.join(modules) or 'none'}")
+    index = load_index(contents.path)
     target = Path(file).absolute()
     _check_place(target, name)
     wanted: dict[str, Any] = {
@@ -57,7 +60,7 @@ def export(path: str | os.PathLike[str], file: str | os.PathLike[str], name: str
         )
     wanted = {key: torch.empty_like(tensor, device="cpu") for key, tensor in wanted.items()}
     try:
-        read({name: wanted}, contents.path, None)
+        read({name: wanted}, contents.path, index, None)
     except Refused as error:
         raise CheckpointError(f"{contents.path} can't be read: {error}") from error
     free = _free_text(target)

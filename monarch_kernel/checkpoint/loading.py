@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import os
 from typing import Any
 
-import torch
+from torch.distributed.checkpoint.metadata import Metadata
 
 from monarch_kernel.checkpoint.dcp import Refused, group_here, read
 from monarch_kernel.checkpoint.folder import VALUES, Contents, describe
 from monarch_kernel.checkpoint.saving import settle
 from monarch_kernel.checkpoint.states import States, check_fits, collect, put_back
+from monarch_kernel.checkpoint.unpickling import load_index, load_objects
 from monarch_kernel.errors import CheckpointError
 from monarch_kernel.together import together
 
@@ -30,15 +32,15 @@ def load(path: str | os.PathLike[str] | None, **things: Any) -> dict[str, Any]:
         The plain values that were saved, by name.
 
     Raises:
-        CheckpointError: there is none, or it does not fit; nothing has changed. Or it can't be read, and then what was to be
-            loaded is undefined.
+        CheckpointError: there is none, it does not fit, or its index or its values would run code that is in them; nothing has
+            changed. Or it can't be read, and then what was to be loaded is undefined.
     """
     if path is None:
         raise CheckpointError("there is no checkpoint to load: checkpoint.latest(folder) has found none")
     settle("checkpoint.load(...)")
     group = group_here()
 
-    found: list[tuple[Contents, States]] = []
+    found: list[tuple[Contents, States, Metadata, dict[str, Any]]] = []
 
     def look() -> None:
         contents = describe(path)
@@ -49,25 +51,19 @@ def load(path: str | os.PathLike[str] | None, **things: Any) -> dict[str, Any]:
                 )
         states = collect(things)
         check_fits(states, contents)
-        found.append((contents, states))
+        file = contents.path / VALUES
+        found.append((contents, states, load_index(contents.path), load_objects(io.BytesIO(file.read_bytes()), file)))
 
     together(group, f"load {path}", look, CheckpointError)
-    contents, states = found[0]
+    contents, states, index, values = found[0]
     try:
         if states.tensors:
-            read(states.tensors, contents.path, group)
-        told: list[dict[str, Any]] = []
-
-        def read_values() -> None:
-            told.append(torch.load(contents.path / VALUES, weights_only=True, map_location="cpu"))
-
-        together(group, f"load {path}", read_values, CheckpointError)
-    except Exception as error:  # of whatever the files hold
-        why = f"{type(error).__name__}: {error}" if not isinstance(error, Refused) else str(error)
+            read(states.tensors, contents.path, index, group)
+    except Refused as error:
         raise CheckpointError(
-            f"{contents.path} can't be read: {why.splitlines()[0]}; what was to be loaded is undefined now: load another one"
+            f"{contents.path} can't be read: {str(error).splitlines()[0]}; what was to be loaded is undefined now: "
+            "load another one"
         ) from error
-    values = told[0]
     states.values = {name: values[name] for name, kind in states.kinds.items() if kind == "state"}
     put_back(things, states)
     return {name: value for name, value in values.items() if contents.names.get(name) == "value"}

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from monarch_kernel.checkpoint.dcp import Refused, files_of, group_here, write
 from monarch_kernel.checkpoint.folder import VALUES, begin, finish
-from monarch_kernel.checkpoint.states import States, collect, flat, loadable
+from monarch_kernel.checkpoint.states import States, check_loadable, collect, flat, loadable
 from monarch_kernel.errors import CheckpointError, format_ranks
 from monarch_kernel.tables import format_nbytes
 from monarch_kernel.together import together
@@ -247,6 +247,7 @@ class _Writer:
         self.tensors = _copied(states.tensors) if copies else states.tensors
         self.values = loadable(states.values) if self.is_first else b""
         self.flat = flat(self.tensors)
+        check_loadable({name: value for name, value in self.flat.items() if not isinstance(value, torch.Tensor)})
         self.nbytes = sum(_local_nbytes(value, self.is_first) for value in self.flat.values())
 
     def write(self) -> None:

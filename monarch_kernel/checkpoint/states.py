@@ -19,11 +19,13 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 
 from monarch_kernel.checkpoint.folder import Contents
+from monarch_kernel.checkpoint.unpickling import load_plain, other_names
 from monarch_kernel.errors import CheckpointError
 
-__all__ = ["States", "check_fits", "collect", "flat", "loadable", "put_back"]
+__all__ = ["States", "check_fits", "check_loadable", "collect", "flat", "loadable", "put_back"]
 
 _MAX_LISTED = 8
+_ALWAYS_LOADABLE = {bool, int, float, str, type(None)}  # these, and not what is derived from them
 
 
 @dataclass
@@ -91,21 +93,34 @@ def loadable(values: Mapping[str, Any]) -> bytes:
     Raises:
         CheckpointError: one can't.
     """
-    for name, value in values.items():
-        try:
-            buffer = io.BytesIO()
-            torch.save(value, buffer)
-            buffer.seek(0)
-            torch.load(buffer, weights_only=True)
-        except Exception as error:  # pickling runs code of the user's
-            raise CheckpointError(
-                f"{name} is a {type(value).__name__}, which can't be kept so that it is safe to read: give numbers, texts, "
-                "tensors, lists and dicts of these, or something with state_dict() and load_state_dict() "
-                f"({str(error).splitlines()[0][:200]})"
-            ) from None
+    check_loadable(values)
     buffer = io.BytesIO()
     torch.save(dict(values), buffer)
     return buffer.getvalue()
+
+
+def check_loadable(values: Mapping[str, Any]) -> None:
+    """See that values can be read without running code of whoever wrote them.
+
+    Raises:
+        CheckpointError: one can't.
+    """
+    for name, value in values.items():
+        if type(value) in _ALWAYS_LOADABLE:
+            continue
+        buffer = io.BytesIO()
+        try:
+            torch.save(value, buffer)
+            buffer.seek(0)
+            load_plain(buffer)
+        except Exception as error:  # pickling runs code of the user's
+            needs = ", ".join(other_names(buffer))
+            why = f"it needs {needs}" if needs else str(error).splitlines()[0]
+            raise CheckpointError(
+                f"{name} is a {type(value).__name__}, which can't be kept so that it is safe to read: give numbers, texts, "
+                "tensors, lists and dicts of these, or something with state_dict() and load_state_dict(); or permit its class: "
+                f"torch.serialization.add_safe_globals([...]) ({why[:200]})"
+            ) from None
 
 
 def flat(tensors: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

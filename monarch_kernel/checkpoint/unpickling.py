@@ -1,0 +1,168 @@
+"""What the files of a checkpoint hold beside tensors, read without running code that is in them.
+
+A pickle names the classes and functions that it needs, and to open it is to call them. `torch.distributed.checkpoint` pickles
+the index of a checkpoint, and all objects that are not tensors. This module reads the index with the few classes that an index
+needs, and the objects with those that `torch.load` takes with ``weights_only=True``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import pickle
+import sys
+from enum import Enum
+from pathlib import Path, PurePosixPath
+from typing import Any, NoReturn
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
+
+from monarch_kernel.errors import CheckpointError
+
+__all__ = ["INDEX", "load_index", "load_objects", "load_plain", "other_names"]
+
+INDEX = ".metadata"
+"""The file in which `torch.distributed.checkpoint` keeps what is where."""
+
+_METADATA = "torch.distributed.checkpoint.metadata"
+_SHARDED = "torch.distributed._shard.sharded_tensor.metadata"  # in checkpoints of older versions of torch
+_OF_INDEX = {
+    (_METADATA, "BytesStorageMetadata"),
+    (_METADATA, "ChunkStorageMetadata"),
+    (_METADATA, "Metadata"),
+    (_METADATA, "MetadataIndex"),
+    (_METADATA, "StorageMeta"),
+    (_METADATA, "TensorProperties"),
+    (_METADATA, "TensorStorageMetadata"),
+    (_METADATA, "_MEM_FORMAT_ENCODING"),
+    (_SHARDED, "MEM_FORMAT_ENCODING"),
+    (_SHARDED, "TensorProperties"),
+    ("collections", "OrderedDict"),
+    ("pathlib", "Path"),
+    ("pathlib", "PosixPath"),
+    ("pathlib._local", "PosixPath"),
+    ("torch", "Size"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch.serialization", "_get_layout"),
+}
+
+
+class _IndexUnpickler(pickle.Unpickler):
+    """Unpickles an index, with nothing but the classes of one."""
+
+    def __init__(self, data: bytes, path: Path) -> None:
+        super().__init__(io.BytesIO(data))
+        self._path = path
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):  # some versions of Python pickle a member of an Enum by it
+            return _member
+        if module.startswith("pathlib") and (module, name) in _OF_INDEX:  # the module differs by the version of Python
+            return Path
+        if (module, name) in _OF_INDEX:
+            return getattr(importlib.import_module(module), name)
+        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
+            return found
+        _refuse(self._path, [f"{module}.{name}"])
+
+    def persistent_load(self, pid: Any) -> NoReturn:
+        raise pickle.UnpicklingError(f"it refers to an object outside of the file: {pid!r}")
+
+
+def _member(kind: Any, name: str) -> Enum:
+    if not (isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__):
+        raise pickle.UnpicklingError(f"it asks for the attribute {name!r} of {kind!r}")
+    return kind[name]
+
+
+def _refuse(path: Path, names: list[str], what: str = "") -> NoReturn:
+    way_out = (
+        "its index never needs that: take the checkpoint from a source that you trust"
+        if path.name == INDEX
+        else "if you trust the checkpoint, permit them before you load it: torch.serialization.add_safe_globals([...])"
+    )
+    raise CheckpointError(
+        f"{path} was not read: {what}it calls {', '.join(names)}, which can run code that the file brings; {way_out}"
+    )
+
+
+def load_index(folder: Path) -> Metadata:
+    """Read the index of a checkpoint.
+
+    Args:
+        folder: of the checkpoint.
+
+    Raises:
+        CheckpointError: the file is damaged, it needs a class that no index has, or it refers to files outside of the folder;
+            no code of it has run.
+    """
+    path = folder / INDEX
+    try:
+        index = _IndexUnpickler(path.read_bytes(), path).load()
+    except CheckpointError:
+        raise
+    except Exception as error:  # a damaged pickle can raise anything
+        raise CheckpointError(
+            f"{path} can't be read: {type(error).__name__}: {error}; load another checkpoint"
+        ) from error
+    if not isinstance(index, Metadata):
+        raise CheckpointError(f"{path} was not read: it holds a {type(index).__name__}, and no index of a checkpoint")
+    for info in (index.storage_data or {}).values():
+        inner = PurePosixPath(info.relative_path)
+        if inner.is_absolute() or ".." in inner.parts:
+            raise CheckpointError(f"{path} was not read: it refers to {info.relative_path}, outside of the checkpoint")
+    return index
+
+
+def load_objects(file: io.BytesIO, path: Path, what: str = "") -> Any:
+    """Open a part of a checkpoint, with `load_plain`.
+
+    Args:
+        file: what `torch.save` wrote.
+        path: where that is, for the error.
+        what: of the checkpoint it is, for the error.
+
+    Raises:
+        CheckpointError: it is damaged, or needs a class or function that `load_plain` does not call; no code of it has run.
+    """
+    try:
+        return load_plain(file)
+    except Exception as error:  # a damaged file can raise anything
+        if names := other_names(file):
+            _refuse(path, names, f"for {what} " if what else "")
+        raise CheckpointError(
+            f"{path} can't be read: {type(error).__name__}: {str(error).splitlines()[0]}; load another checkpoint"
+        ) from error
+
+
+def load_plain(file: io.BytesIO) -> Any:
+    """Open what `torch.save` wrote, where all of it is tensors, numbers, texts, and collections of these.
+
+    Raises:
+        Exception: of `torch.load`, for anything else; no code of it has run.
+    """
+    with safe_globals(_numpy_scalars()):
+        return torch.load(file, weights_only=True, map_location="cpu")
+
+
+def other_names(file: io.BytesIO) -> list[str]:
+    """The classes and functions that a file needs and `torch.load` does not take; none if it is no archive, or damaged."""
+    file.seek(0)
+    try:
+        with safe_globals(_numpy_scalars()):
+            return sorted(get_unsafe_globals_in_checkpoint(file))
+    except (RuntimeError, ValueError, pickle.UnpicklingError):
+        return []
+
+
+def _numpy_scalars() -> list[Any]:
+    """What the numbers of NumPy need, which learning rates often are: no code of a file runs in them."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return []
+    scalar = numpy.float64(0).__reduce__()[0]
+    names = ("numpy._core.multiarray.scalar", "numpy.core.multiarray.scalar")  # by the version that wrote the file
+    kinds = {type(numpy.dtype(code)) for code in "?bBhHiIlLqQefdgFDG"}
+    return [*((scalar, name) for name in names), numpy.dtype, *kinds]
