@@ -19,6 +19,18 @@ from torch.distributed.tensor import DTensor
 
 from monarch_kernel.checkpoint.dcp import Refused, files_of, group_here, write
 from monarch_kernel.checkpoint.folder import VALUES, begin, finish
+from monarch_kernel.checkpoint.replicas import (
+    EACH_RANK,
+    SAME_MODEL,
+    Digests,
+    Place,
+    buffers_text,
+    differing,
+    of_tensors,
+    of_values,
+    refusal,
+    summary,
+)
 from monarch_kernel.checkpoint.states import States, check_loadable, collect, flat, loadable
 from monarch_kernel.errors import CheckpointError, format_ranks
 from monarch_kernel.tables import format_nbytes
@@ -81,6 +93,7 @@ class _Background:
 
     def __init__(self) -> None:
         self.saving: Saving | None = None
+        self.reported_buffers: set[str] = set()
         self._group: tuple[object, dist.ProcessGroup] | None = None
         atexit.register(self._wait)
 
@@ -154,14 +167,15 @@ def save(path: str | os.PathLike[str], *, wait: bool = True, **things: Any) -> S
     Args:
         path: of a directory, which all ranks reach.
         wait: False: copy tensors to memory of the host, and write them while training goes on.
-        things: modules, optimizers, what has ``state_dict()``, and plain values, of which those of rank 0 are kept.
+        things: modules, optimizers, what has ``state_dict()``, and plain values. All but sharded tensors has to be the same on
+            all ranks; of buffers that are not, those of rank 0 are kept.
 
     Returns:
         A handle, if it does not wait.
 
     Raises:
         CheckpointError: it could not be written, on whichever rank; or an earlier one that was not waited for. Or the ranks
-            give different paths or names.
+            give different paths or names, or have different values of what is kept once.
         TypeError: nothing is named.
     """
     _background.settle(_call_text(path, wait, things))
@@ -170,13 +184,14 @@ def save(path: str | os.PathLike[str], *, wait: bool = True, **things: Any) -> S
     where = Path(path).absolute()
     group = group_here() if wait else _background.group()
     writers: list[_Writer] = []
-    together(
-        group,
-        f"save {where}",
-        lambda: writers.append(_Writer(where, collect(things), group, copies=not wait)),
-        CheckpointError,
-    )
+
+    def begin_here() -> dict[Place, bytes]:
+        writers.append(_Writer(where, collect(things), group, copies=not wait))
+        return summary(writers[0].digests)
+
+    summaries = together(group, f"save {where}", begin_here, CheckpointError)
     writer = writers[0]
+    writer.check_values(summaries)
     if wait:
         writer.write()
         return None
@@ -235,6 +250,7 @@ class _Writer:
     """One save, as far as this rank takes part.
 
     Attributes:
+        digests: of the plain values.
         is_complete: whether it is in its place, as rank 0 knows first.
     """
 
@@ -245,7 +261,10 @@ class _Writer:
         self.is_first = group is None or dist.get_rank(group) == 0
         self.kinds = states.kinds
         self.tensors = _copied(states.tensors) if copies else states.tensors
-        self.values = loadable(states.values) if self.is_first else b""
+        self.values = loadable(states.values)  # also where they are not written: what can't be is refused on all ranks
+        self.digests = of_values(states.values) if group is not None else {}
+        self._buffers = states.buffers
+        self._replicas: Digests = {}
         self.flat = flat(self.tensors)
         check_loadable({name: value for name, value in self.flat.items() if not isinstance(value, torch.Tensor)})
         self.nbytes = sum(_local_nbytes(value, self.is_first) for value in self.flat.values())
@@ -253,8 +272,10 @@ class _Writer:
     def write(self) -> None:
         """Write it; collective."""
         making = next(place for place in self._together(self._begin) if place is not None)
-        needed = self._together(lambda: (socket.gethostname(), _free(making), self.nbytes))
         try:
+            told = self._together(lambda: (socket.gethostname(), _free(making), self.nbytes, self._summary()))
+            needed = [each[:3] for each in told]
+            self._check_replicas([each[3] for each in told])
             self._together(lambda: _check_room(self.path, needed))
             with _Progress(self.path.name, making, sum(nbytes for _, _, nbytes in needed), self.is_first):
                 self._together(lambda: self._write_values(making))
@@ -264,6 +285,47 @@ class _Writer:
             if self.is_first:
                 shutil.rmtree(making, ignore_errors=True)
             raise
+
+    def check_values(self, summaries: list[dict[Place, bytes]]) -> None:
+        """See that all ranks have the same plain values; collective.
+
+        Args:
+            summaries: of the digests, by rank.
+
+        Raises:
+            CheckpointError: they have not; the text lists the names and the ranks.
+        """
+        if differing(summaries) and (found := differing(self._together(lambda: self.digests))):
+            raise refusal(self.path, found, EACH_RANK)
+
+    def _summary(self) -> dict[Place, bytes]:
+        if self.group is not None:
+            self._replicas = of_tensors(self.flat, self.group.size())
+        return summary(self._replicas)
+
+    def _check_replicas(self, summaries: list[dict[Place, bytes]]) -> None:
+        """See that ranks have the same of tensors that are kept once; of buffers, have rank 0 write its own; collective.
+
+        Buffers that differ are not refused: with `torch.nn.BatchNorm1d` each rank has the statistics of its own batches, and
+        DistributedDataParallel replaces them by those of rank 0 before the next forward.
+
+        Raises:
+            CheckpointError: they have not; the text lists the names and the ranks.
+        """
+        if not differing(summaries):
+            return
+        told = self._together(lambda: (self._replicas, self._buffers))
+        found = differing([each for each, _ in told])
+        buffers = {name for name, _ in found} & set().union(*(names for _, names in told))
+        if others := {key: ranks for key, ranks in found.items() if key[0] not in buffers}:
+            raise refusal(self.path, others, SAME_MODEL)
+        if not self.is_first:
+            for full in buffers:
+                name, _, key = full.partition(".")
+                self.tensors[name].pop(key, None)
+        elif new := sorted(buffers - _background.reported_buffers):
+            _background.reported_buffers.update(new)
+            print(buffers_text(self.path, new), file=sys.stderr, flush=True)
 
     def _together(self, do: Callable[[], T]) -> list[T]:
         def checked() -> T:

@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from monarch_kernel.checkpoint.folder import Contents
@@ -36,12 +37,14 @@ class States:
         kinds: ``module``, ``optimizer``, ``state`` (what has ``state_dict()``) or ``value``.
         tensors: of modules and optimizers, as `torch.distributed.checkpoint` takes them.
         values: of all others.
+        buffers: full names of those of modules that are not spread.
         model_of: of an optimizer, the module that it trains.
     """
 
     kinds: dict[str, str] = field(default_factory=dict)
     tensors: dict[str, Any] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
+    buffers: set[str] = field(default_factory=set)
     model_of: dict[str, nn.Module] = field(default_factory=dict)
 
 
@@ -62,6 +65,7 @@ def collect(things: Mapping[str, Any]) -> States:
                 )
             states.kinds[name] = "module"
             states.tensors[name] = get_model_state_dict(thing)
+            states.buffers |= {f"{name}.{key}" for key in _buffers_in(states.tensors[name], thing)}
         elif isinstance(thing, Optimizer):
             states.kinds[name] = "optimizer"
             states.model_of[name] = _trained_by(name, thing, things)
@@ -73,6 +77,13 @@ def collect(things: Mapping[str, Any]) -> States:
             states.kinds[name] = "value"
             states.values[name] = thing
     return states
+
+
+def _buffers_in(state: Mapping[str, Any], module: nn.Module) -> list[str]:
+    """The keys of a module's buffers; by where they are, for wrappers give them other names in the module."""
+    places = {buffer.data_ptr() for buffer in module.buffers() if not isinstance(buffer, DTensor)}
+    tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+    return [key for key, value in tensors.items() if not isinstance(value, DTensor) and value.data_ptr() in places]
 
 
 def _trained_by(name: str, optimizer: Optimizer, things: Mapping[str, Any]) -> nn.Module:
