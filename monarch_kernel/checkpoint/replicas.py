@@ -56,10 +56,8 @@ _MAX_LISTED = 8
 _TEXTS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _MIX = -4417276706812531889  # an odd number with as many ones as zeros
 _STEP = -7046029254386353131  # 2**64 over the golden ratio
-_WORDS_CPU, _WORDS = (
-    1 << 16,
-    1 << 22,
-)  # of 8 bytes: so many at once stay in a cache; for a GPU more, since each call costs
+_WORDS_CPU = 1 << 16  # of 8 bytes: they stay in a cache
+_WORDS = 1 << 22  # on other devices, where each call costs
 
 
 def of_values(values: Mapping[str, Any]) -> Digests:
