@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from tests.support.results import Results, read
-from tests.support.tiers import LIMIT_S
+from tests.support.tiers import LIMIT_S, is_too_slow
 
 __all__ = ["too_slow"]
 
@@ -35,7 +35,7 @@ def main() -> int:
 
 def too_slow(results: Results) -> list[str]:
     """The tests that took more than the default tier allows."""
-    return [test for test, own_s in results.own_s.items() if own_s > LIMIT_S]
+    return [test for test, own_s in results.own_s.items() if is_too_slow(test, own_s)]
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support import ci, limit, repeat, results
 from tests.support.results import Results, closing_line, read
+from tests.support.tiers import SMOKE
 
 ROOT = Path(__file__).parents[2]
 
@@ -175,7 +176,7 @@ def test_runs_that_are_all_green_are_and_one_that_was_cut_off_is_not() -> None:
 
 
 def test_tests_over_the_limit_of_the_default_tier_are_found() -> None:
-    assert limit.too_slow(Results(own_s={"a": 0.1, "b": 5.1, "c": 5.0})) == ["b"]
+    assert limit.too_slow(Results(own_s={"a": 0.1, "b": 5.1, "c": 5.0, next(iter(SMOKE)): 9.0})) == ["b"]
 
 
 def test_counts_of_several_runs_are_added() -> None:

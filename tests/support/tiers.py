@@ -20,18 +20,26 @@ import pytest
 
 from tests.support.timing import Bar
 
-__all__ = ["LIMIT_S", "OWN_S", "TEXT", "TIERS", "tiers_of"]
+__all__ = ["LIMIT_S", "OWN_S", "SMOKE", "TEXT", "TIERS", "is_too_slow", "tiers_of"]
 
 TIERS = ("default", "slow", "timing")
 
 LIMIT_S = 5.0
 """What a test of the default tier may take of its own: its body, and its fixtures of function scope."""
 
+SMOKE = frozenset({"tests/lab/test_smoke.py::test_ranks_appear"})
+"""Tests that stay in the default tier although they take longer: the one that opens JupyterLab in a browser."""
+
 OWN_S = "own_s"
 """Property of the report of a test's body: what it took of its own, seconds."""
 
 TEXT = "text"
 """Property of the report of a failure: its text."""
+
+
+def is_too_slow(test: str, own_s: float) -> bool:
+    """Whether a test took more than the default tier allows."""
+    return own_s > LIMIT_S and test not in SMOKE
 
 
 def tiers_of(item: pytest.Item) -> frozenset[str]:
@@ -99,7 +107,7 @@ class Slowest:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         own_s = dict(report.user_properties).get(OWN_S) if report.when == "call" else None
-        if isinstance(own_s, float) and own_s > LIMIT_S:
+        if isinstance(own_s, float) and is_too_slow(report.nodeid, own_s):
             self.too_slow[report.nodeid] = own_s
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
