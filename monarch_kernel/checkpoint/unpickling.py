@@ -13,7 +13,7 @@ import pickle
 import sys
 from enum import Enum
 from pathlib import Path, PurePosixPath
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata
@@ -49,8 +49,14 @@ _OF_INDEX = {
 }
 
 
-class _IndexUnpickler(pickle.Unpickler):
-    """Unpickles an index, with nothing but the classes of one."""
+_ENUMS = {"_MEM_FORMAT_ENCODING", "MEM_FORMAT_ENCODING"}
+_WITH_STATE = {(module, name) for module, name in _OF_INDEX if module.startswith("torch.distributed")}
+_WITH_STATE -= {(module, name) for module, name in _OF_INDEX if name in _ENUMS}
+"""Classes of which an index holds instances with a state."""
+
+
+class _IndexUnpickler(pickle._Unpickler):  # that in C has no hook for the state of objects
+    """Unpickles an index, with nothing but the classes of one, and gives a state to nothing but instances of these."""
 
     def __init__(self, data: bytes, path: Path) -> None:
         super().__init__(io.BytesIO(data))
@@ -66,6 +72,15 @@ class _IndexUnpickler(pickle.Unpickler):
         if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
             return found
         _refuse(self._path, [f"{module}.{name}"])
+
+    def load_build(self) -> None:
+        """Give a state to an object: it would change a class or function for the whole process."""
+        changed = self.stack[-2]  # type: ignore[attr-defined]
+        if (type(changed).__module__, type(changed).__qualname__) not in _WITH_STATE:
+            raise pickle.UnpicklingError(f"it gives a state to {changed!r}")
+        super().load_build()  # type: ignore[misc]
+
+    dispatch: ClassVar = {**pickle._Unpickler.dispatch, pickle.BUILD[0]: load_build}  # type: ignore[dict-item]
 
     def persistent_load(self, pid: Any) -> NoReturn:
         raise pickle.UnpicklingError(f"it refers to an object outside of the file: {pid!r}")

@@ -58,5 +58,5 @@ class Endings:
 def _answer(is_stuck: bool) -> Answer:
     if not is_stuck:
         return Value(Payload(), (), {})
-    what = f"the process has not ended {ENDING_S:.0f} s after SIGKILL: the Linux kernel holds it, perhaps in a device driver"
+    what = f"it has not ended {ENDING_S:.0f} s after it was to be killed: perhaps a device driver holds it, or its host hangs"
     return Failure("lost", "NotEnded", what)

@@ -417,11 +417,12 @@ def test_ranks_that_are_stopped_before_they_are_up_do_not_come_up(mortal: ProcMe
     os.kill(zygote, signal.SIGSTOP)
     mesh = this_host().spawn_procs({"r": 2}, device="cpu")
     starting = mesh.initialized
-    mesh.stop("changed my mind").get()
+    stopping = mesh.stop("changed my mind")
     with pytest.raises(SupervisionError, match="changed my mind"):
         starting.get(LONG_S)
     known = {*children(agent_pid())}
     os.kill(zygote, signal.SIGCONT)
+    stopping.get(LONG_S)
     again = this_host().spawn_procs({"r": 1}, device="cpu")  # forked after them
     pid = again.run("import os; os.getpid()").get(LONG_S).item(r=0)
     wait_until(lambda: {*children(agent_pid())} == {*known, pid}, "only the wanted rank to be left")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import pickle
@@ -156,6 +157,19 @@ def test_attributes_of_other_things_than_enumerations_are_refused(tmp_path: Path
     (tmp_path / INDEX).write_bytes(data)
     with pytest.raises(CheckpointError, match="it asks for the attribute '__init__'"):
         load_index(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "target", ["pathlib Path", "torch.distributed.checkpoint.metadata Metadata", "torch.serialization _get_layout"]
+)
+def test_an_index_changes_no_class_or_function(tmp_path: Path, target: str) -> None:
+    module, name = target.split()
+    known = getattr(importlib.import_module(module), name)
+    state = b"N}\x8c\x05extraK\x01s\x86"  # (None, {"extra": 1})
+    (tmp_path / INDEX).write_bytes(b"\x80\x04c%s\n%s\n%sb." % (module.encode(), name.encode(), state))
+    with pytest.raises(CheckpointError, match="it gives a state to"):
+        load_index(tmp_path)
+    assert not hasattr(known, "extra")
 
 
 def test_the_index_of_a_plain_checkpoint_of_torch_is_read(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -69,6 +70,7 @@ class Cell:
         while not condition(self):
             if time.monotonic() > deadline:
                 self._notebook.is_stuck = True
+                self._notebook.print_stacks()
                 pytest.fail(f"nothing came of it within {timeout_s:g} s; {self.so_far}")
             if time.monotonic() > looks_at:
                 looks_at = time.monotonic() + LOOKS_S
@@ -161,6 +163,13 @@ class Cell:
         return "\n".join([self.stdout, self.stderr, self.plain, self.error])
 
 
+PRINTS_STACKS = """
+import faulthandler, signal
+faulthandler.register(signal.SIGUSR2, file=2)
+del faulthandler, signal
+"""
+
+
 class Notebook:
     """A kernel and a client of it."""
 
@@ -179,6 +188,7 @@ class Notebook:
         self._replies: dict[str, dict[str, Any]] = {}
         try:
             self.client.wait_for_ready(timeout=START_S)
+            self.aside(PRINTS_STACKS)
         except BaseException:
             self.close()
             raise
@@ -203,6 +213,11 @@ class Notebook:
         """Run code that succeeds, of which the history of the notebook has nothing."""
         cell = self.run(code, silent=True, store_history=False)
         assert cell.ok, cell.reply
+
+    def print_stacks(self) -> None:
+        """Have the kernel print what its threads do, to stderr of the tests: it may be unable to answer."""
+        os.kill(self.pid, signal.SIGUSR2)
+        time.sleep(0.5)  # nothing says that it has printed
 
     def forget(self) -> None:
         """No cell, page, subshell or message of earlier tests is left."""
