@@ -30,6 +30,7 @@ import threading
 import types
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
@@ -38,7 +39,7 @@ from ipykernel.ipkernel import IPythonKernel
 from IPython.core.events import EventManager
 from IPython.core.interactiveshell import InteractiveShell
 
-from monarch_kernel.transport.forks import in_forks
+from monarch_kernel.transport.forks import Forking, in_forks
 from monarch_kernel.transport.strikes import USER_THREAD, UserThread
 
 __all__ = ["KernelInterrupts"]
@@ -58,6 +59,9 @@ _CALLERS = frozenset(
         Comm.handle_close,
     )
 )
+AGAIN_S = 0.02
+"""When an interrupt that came while the kernel forked comes again."""
+
 _HOOKS = EventManager.trigger.__code__
 
 # Runs where an interrupt has come just before the user's code or just after it: IPython reports what this raises.
@@ -121,9 +125,15 @@ class _Awaited(_Request):
 
 
 class KernelInterrupts:
-    """Takes SIGINT for a kernel, and hands it on to the code that runs for the user."""
+    """Takes SIGINT for a kernel, and hands it on to the code that runs for the user.
 
-    def __init__(self) -> None:
+    Args:
+        call_later: calls a function on another thread, this many seconds later; a signal handler may call it.
+    """
+
+    def __init__(self, call_later: Callable[[float, Callable[[], object]], object]) -> None:
+        self._call_later = call_later
+        self._forking = Forking()
         self._threads: dict[int, UserThread] = {}
         self._awaited: dict[int, _Awaited] = {}
         self._request: _Request | None = None  # of the main thread
@@ -137,6 +147,9 @@ class KernelInterrupts:
     @in_forks(lambda kernel: signal.default_int_handler)
     def strike(self, signum: int, frame: FrameType | None) -> None:
         """Interrupt all that runs for the user; the handler of SIGINT."""
+        if self._forking.is_now:  # Python swallows what is raised now
+            self._call_later(AGAIN_S, partial(self._strike_again, self._request))
+            return
         self.strike_subshells()
         caller = _caller_of(frame or sys._getframe(1))  # an interrupt that was held back comes without a frame
         request, awaited = self._request, self._awaited.get(threading.get_ident())
@@ -148,6 +161,10 @@ class KernelInterrupts:
             awaited.cancel()
         elif request is not None:
             request.note()
+
+    def _strike_again(self, request: _Request | None) -> None:
+        if self._request is request:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def strike_subshells(self) -> None:
         """Interrupt what runs in other threads than the main one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import Callable
 from contextlib import nullcontext
 from importlib.metadata import version
 from typing import Any
@@ -27,7 +28,7 @@ class MonarchKernel(LiveComms):
         self._magics = load(self.shell)
         self.names = self._magics.names
         self.listen(self._magics.meshes.viewers)
-        self._interrupts = KernelInterrupts()
+        self._interrupts = KernelInterrupts(self._call_later)
         self._interrupts.guard(self.shell)
         self._magics.meshes.interrupt_others = self._interrupts.strike_subshells
 
@@ -47,6 +48,11 @@ class MonarchKernel(LiveComms):
         """Handle a request; messages of widgets that come while a cell awaits belong to that cell's."""
         with nullcontext() if kwargs.get("concurrent") else self._interrupts.request():
             await super().dispatch_shell(*args, **kwargs)
+
+    def _call_later(self, delay_s: float, function: Callable[[], object]) -> None:
+        """Call a function on the thread of the control channel."""
+        loop = self.control_thread.io_loop.asyncio_loop
+        loop.call_soon_threadsafe(loop.call_later, delay_s, function)
 
     def pre_handler_hook(self) -> None:
         """Before a request is handled: SIGINT is ours."""

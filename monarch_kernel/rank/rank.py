@@ -32,7 +32,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
-import functools
 import logging
 import os
 import signal
@@ -59,7 +58,7 @@ from monarch_kernel.rank.workplace import Workplace, later
 from monarch_kernel.supervise.family import PROGRAM, Process
 from monarch_kernel.transport.base import CONTROLLER, Peer, PeerTransport
 from monarch_kernel.transport.driver import Driver, behind_shields
-from monarch_kernel.transport.forks import in_forks
+from monarch_kernel.transport.forks import Forking, in_forks
 from monarch_kernel.wire.codec import Frame, Packed, WireError, dump, load, pack, replace, salvage_ids, split
 from monarch_kernel.wire.messages import (
     Apply,
@@ -205,7 +204,6 @@ class Rank(Workplace):
         self._ledger = Ledger(spec.record) if spec.record else None
         self._epoch = 0
         self._exiting = False
-        self._is_forking = False
         self._cleans_up = False
         self._unborn: list[tuple[Spawn, Executor]] | None = [] if spec.bootstrap else None
 
@@ -227,12 +225,10 @@ class Rank(Workplace):
         Args:
             helper: pid of the process that forked us, which ends as soon as it has forked the others.
         """
+        self._forking = Forking()
         signal.signal(signal.SIGINT, self._on_sigint)
         signal.signal(STRIKE_SIGNAL, self._on_sigint)
         signal.signal(signal.SIGTERM, self._on_sigterm)
-        # Not functions of Python: at the beginning of one a handler of a signal may run.
-        begin, end = (functools.partial(setattr, self, "_is_forking", is_forking) for is_forking in (True, False))
-        os.register_at_fork(before=begin, after_in_parent=end, after_in_child=end)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self.driver.start()
         self.driver.submit(pack(self.hello))
@@ -622,7 +618,7 @@ class Rank(Workplace):
     @in_forks(lambda rank: signal.default_int_handler)
     def _on_sigint(self, signum: int, frame: FrameType | None) -> None:
         main = self.main
-        if self._is_forking:  # Python swallows what is raised now; the signal comes again (`_strike_main`)
+        if self._forking.is_now:  # Python swallows what is raised now; the signal comes again (`_strike_main`)
             return
         if main.in_user_code and main.current and main.interrupted == main.current != main.struck:
             main.struck = main.current

@@ -17,18 +17,22 @@ So each handler is marked with what takes its place in forks (`in_forks`), and a
 3. Parent and child go back to the signals that they blocked before. One that came meanwhile acts as in any other process.
 
 Handlers that the user's code has installed stay as they are.
+
+What a handler raises in the parent while Python calls the functions for forks is lost, too. So a handler that raises asks
+`Forking`, and has its signal sent again.
 """
 
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # signal.getsignal() makes an enum of all that it gives
+import functools
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-__all__ = ["in_forks"]
+__all__ = ["Forking", "in_forks"]
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -64,6 +68,20 @@ def _ours() -> dict[int, Any]:
     return {number: handler for number, handler in replaced.items() if handler is not handlers[number]}
 
 
+class Forking:
+    """Knows whether this process forks at the moment; for the life of the process.
+
+    Attributes:
+        is_now: whether Python calls functions for forks now, but for those that were registered later.
+    """
+
+    def __init__(self) -> None:
+        self.is_now = False
+        # Not functions of Python: at the beginning of one a handler of a signal may run.
+        begin, end = (functools.partial(setattr, self, "is_now", value) for value in (True, False))
+        os.register_at_fork(before=begin, after_in_parent=end, after_in_child=end)
+
+
 def _before() -> None:
     thread = threading.get_ident()
     # First, as a handler may raise when the signals are blocked.
@@ -78,12 +96,18 @@ def _after_in_parent() -> None:
 
 
 def _after_in_child() -> None:
+    raising = []
     try:
         for number, handler in _ours().items():
+            if handler is signal.default_int_handler:  # what it raises here is lost: at first the signal ends the child
+                raising.append(number)
+                handler = signal.SIG_DFL
             signal.signal(number, handler)
     finally:
         _after_in_parent()
         _blocked_before.clear()  # of threads that the child does not have
+    for number in raising:
+        signal.signal(number, signal.default_int_handler)
 
 
 os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)

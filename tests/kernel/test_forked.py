@@ -77,6 +77,53 @@ def test_an_interrupt_as_a_rank_forks_is_not_lost(notebook: Notebook, hook: str)
     assert notebook.ok("%remote rank").plain == "[0] 0\n[1] 1"
 
 
+FORKS_AND_IS_STRUCK = """
+import os, signal, sys
+from monarch_kernel.transport.forks import {hook} as hook
+
+pid = os.getpid()
+def trace(frame, event, argument):
+    if frame.f_code is hook.__code__ and os.getpid() == pid:
+        sys.settrace(None)
+        signal.raise_signal(signal.SIGINT)
+
+sys.settrace(trace)
+child = os.fork()
+if child == 0:
+    os._exit(0)
+os.waitpid(child, 0)
+while True: pass
+"""
+
+
+@pytest.mark.parametrize("hook", ["_before", "_after_in_parent"])
+def test_an_interrupt_as_the_kernel_forks_is_not_lost(notebook: Notebook, hook: str) -> None:
+    cell = notebook.run(FORKS_AND_IS_STRUCK.format(hook=hook))
+    assert cell.ename == "KeyboardInterrupt"
+    assert "Exception ignored" not in cell.stderr
+    assert notebook.ok("1 + 1").plain == "2"
+
+
+FORKS = """
+import os
+print("go", flush=True)
+while True:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.slow
+def test_a_cell_that_forks_for_ever_ends_with_each_interrupt(notebook: Notebook) -> None:
+    for _ in range(40):
+        cell = notebook.send(FORKS)
+        cell.wait_for(lambda cell: "go" in cell.stdout)
+        notebook.interrupt()
+        assert cell.wait().ename == "KeyboardInterrupt"
+
+
 POOLS = """
 import multiprocessing
 def pools(n):
