@@ -14,8 +14,8 @@ when it would be raised; if the request still waits in a mailbox it is answered 
 nothing happens. SIGINT from elsewhere (a terminal, Jupyter's process group) has no effect.
 
 A collective does not see KeyboardInterrupt. If the request goes on `COLLECTIVE_GRACE_S` after an interrupt and a collective
-is pending, the process group is aborted: the collective raises, the rank's state is kept, the group is formed anew later. If
-the interrupt says ``abort`` that is done without a collective in sight, too.
+is pending, or a call of torch.distributed waits, the process group is aborted: the call raises, the rank's state is kept, the
+group is formed anew later. If the interrupt says ``abort`` that is done without a collective in sight, too.
 
 Code that ignores SIGINT is struck by a signal of our own. Code that has a handler of its own for SIGINT has that called, once.
 
@@ -124,6 +124,10 @@ _FROM_PEERS = (
 
 class Group(Protocol):
     """The rank's default process group, as far as interrupts need it."""
+
+    def waits(self, thread: int) -> bool:
+        """Whether a thread, given by its `threading.get_ident`, is in a call of torch.distributed, or waits for one to end."""
+        ...
 
     def pending_s(self) -> float:
         """Age of the oldest collective that has not ended, in seconds; 0 if there is none."""
@@ -572,7 +576,9 @@ class Rank(Workplace):
         later(STRIKE_EVERY_S, self._strike_main, id, insist)
 
     def _abort_collective(self, executor: Executor, id: int, abort: bool) -> None:
-        if executor.current == id and self.group is not None and (abort or self._pending_s() > 0):
+        if executor.current != id or self.group is None:
+            return
+        if abort or self._pending_s() > 0 or self.group.waits(executor.thread_id):
             self.group.abort()
 
     def _pending_s(self) -> float:

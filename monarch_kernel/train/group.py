@@ -63,6 +63,7 @@ from monarch_kernel.mesh import ValueMesh
 from monarch_kernel.rank.rank import Rank
 from monarch_kernel.rank.store import StoreClient, serve_rendezvous, torch_store
 from monarch_kernel.rank.workplace import later
+from monarch_kernel.train import collectives
 from monarch_kernel.train.collectives import CollectiveMeter
 from monarch_kernel.transport.driver import Waiter
 from monarch_kernel.wire.codec import Frame, pack
@@ -213,6 +214,17 @@ class RankGroup:
             return max(1e-9, (time.time_ns() - self._formed_ns) / 1e9)
         oldest = min((entry["time_created_ns"] for entry in self._waiting(self._recorded())), default=None)
         return 0.0 if oldest is None else max(1e-9, (time.time_ns() - oldest) / 1e9)
+
+    def waits(self, thread: int) -> bool:
+        """Whether a thread, given by its `threading.get_ident`, is in a call of torch.distributed, or waits for one to end.
+
+        The recorder has no entry for calls between two ranks with gloo, nor for ``monitored_barrier``.
+        """
+        if "torch.distributed" not in sys.modules:
+            return False
+        frame = sys._current_frames().get(thread)
+        calls = (_dist().distributed_c10d.__file__, collectives.__file__)  # the latter waits for works
+        return frame is not None and frame.f_code.co_filename in calls
 
     def pending(self) -> tuple[tuple[Collective, ...], dict[str, int]]:
         """Collectives that have not ended, oldest first, and the number of the last one started in each process group."""

@@ -98,6 +98,26 @@ def test_an_interrupt_stops_only_the_ranks_that_still_run(notebook: Notebook, in
     assert interrupted(notebook, cell).evalue == "interrupted on [1]; their state is kept; [0] had finished"
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "dist.recv(torch.ones(1), 1 - rank)",
+        "dist.irecv(torch.ones(1), 1 - rank).wait()",
+        "dist.recv_object_list([None], 1 - rank)",
+        "time.sleep(600) if rank else dist.monitored_barrier()",
+    ],
+    ids=["recv", "irecv", "recv_object_list", "monitored_barrier"],
+)
+def test_an_interrupt_frees_ranks_that_wait_for_each_other(
+    notebook: Notebook, call: str, interrupted: Callable[..., Cell]
+) -> None:
+    """The recorder of torch does not know of these calls."""
+    notebook.ok(f"%%remote\n{REDUCE}")
+    cell = interrupted(notebook, start(notebook, f"import time\n{GO}{call}"))
+    assert cell.evalue == "interrupted on [0-1]; their state is kept"
+    assert notebook.ok(f"%%remote\n{REDUCE}").plain == "[0-1] 2.0"
+
+
 def test_an_interrupt_of_local_code_that_waits_for_ranks_reaches_them(notebook: Notebook, bar: Bar) -> None:
     cell = notebook.send("future = t.run('import time; print(1); time.sleep(600)')\nprint('go')\nfuture.get()")
     cell.wait_for(lambda cell: "go" in cell.stdout)
