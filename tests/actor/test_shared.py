@@ -17,6 +17,7 @@ from torch import nn
 from monarch_kernel.actor import Actor, ProcMesh, SupervisionError, endpoint, this_host, this_proc
 from monarch_kernel.rdma import RDMABuffer, shared
 from monarch_kernel.transport import sharing
+from tests.support.descriptors import Descriptor, open_descriptors
 from tests.support.waiting import LONG_S
 
 PROCS = {"gpus": 2}
@@ -310,9 +311,10 @@ def test_a_child_of_its_maker_keeps_it_when_the_maker_lets_go() -> None:
 
 
 def test_small_ones_are_used_again() -> None:
-    def count() -> int:
+    def opened() -> frozenset[Descriptor]:
         for _ in range(50):
             shared(torch.zeros(4))
-        return len(os.listdir("/proc/self/fd"))
+        return open_descriptors()
 
-    assert count() == count()
+    first = opened()
+    assert not opened() - first

@@ -17,6 +17,7 @@ from monarch_kernel.data.blocks import Blocks, Reference
 from monarch_kernel.data.mappings import Mappings
 from monarch_kernel.data.memory import memory_of
 from monarch_kernel.data.room import Room
+from tests.support.descriptors import open_descriptors
 
 mappings = Mappings()  # one for a process, which hears of its forks
 
@@ -97,12 +98,13 @@ def test_blocks_that_are_much_too_large_are_not_taken(blocks: Blocks) -> None:
 
 def test_of_blocks_that_nobody_uses_few_are_kept(blocks: Blocks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "_idle_most", 3 << 20)
+    before = open_descriptors()
     held = [blocks.store([frame_of(i)]) for i in range(8)]
-    files = len(os.listdir("/proc/self/fd"))
+    assert len(open_descriptors() - before) == 8 * 2  # the mapping has one, too
     del held
     blocks.store([frame_of(1, 4 << 20)])
     assert len(blocks) == 4
-    assert len(os.listdir("/proc/self/fd")) == files - 4 * 2  # and the mapping has one, too
+    assert len(open_descriptors() - before) == 4 * 2
 
 
 def test_what_a_child_may_still_read_is_not_used_again(blocks: Blocks) -> None:

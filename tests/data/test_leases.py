@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import resource
 import socket
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from monarch_kernel.data.leases import Table, TableOf
+from tests.support.descriptors import open_descriptors
 
 
 @pytest.fixture
@@ -25,30 +25,25 @@ def table() -> Iterator[Table]:
     os.close(table._fd)
 
 
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 def test_a_table_is_closed_when_nobody_needs_it(table: Table) -> None:
-    before = descriptors()
+    before = open_descriptors()
     of = TableOf(table.lent)
     with of.held(table.lend()) as is_lent:
         assert is_lent
-    assert descriptors() == before + 2
+    assert len(open_descriptors() - before) == 2
     del of
-    assert descriptors() == before
+    assert not open_descriptors() - before
 
 
 def test_what_is_no_table_is_not_taken_for_one(table: Table) -> None:
     with socket.socket() as other, open(__file__) as text:
-        gc.collect()
-        before = descriptors()
+        before = open_descriptors()
         for fd in (other.fileno(), text.fileno(), 100_000):
             with pytest.raises(ProcessLookupError, match="has ended"):
                 TableOf(table.lent._replace(fd=fd))
         with pytest.raises(ProcessLookupError, match="has ended"):
             TableOf(table.lent._replace(cookie=bytes(16)))
-        assert descriptors() == before
+        assert not open_descriptors() - before
 
 
 OF_ONE_THAT_ENDED = """
