@@ -289,8 +289,9 @@ class Driver:
             self._cluster.kill(keeper)
 
     def _ended(self, hosts: Sequence[_Host], why: str) -> None:
+        """Report the end of hosts, except of those that are being given back: `_close` kills their keepers on purpose."""
         for host in hosts:
-            if not host.ended:
+            if not host.ended and not host.is_closed:
                 host.ended = why
                 host.changed.set()
                 self._say(host=host.id, ended=why)
