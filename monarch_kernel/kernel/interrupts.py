@@ -18,6 +18,8 @@ Where the event loop is about to let the cell go on, its cancellation would come
 cell is interrupted as it goes on.
 
 Subshells run their cells on threads of their own, which no signal reaches: the handler strikes them (`UserThread`).
+
+The handler also has to run while the main thread waits in a system call: `wakeup` sees to that.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from ipykernel.ipkernel import IPythonKernel
 from IPython.core.events import EventManager
 from IPython.core.interactiveshell import InteractiveShell
 
+from monarch_kernel.kernel.wakeup import Wakeup
 from monarch_kernel.transport.forks import Forking, in_forks
 from monarch_kernel.transport.strikes import USER_THREAD, UserThread
 
@@ -133,16 +136,22 @@ class KernelInterrupts:
 
     def __init__(self, call_later: Callable[[float, Callable[[], object]], object]) -> None:
         self._call_later = call_later
+        self._wakeup: Wakeup | None = None
         self._forking = Forking()
         self._threads: dict[int, UserThread] = {}
         self._awaited: dict[int, _Awaited] = {}
         self._request: _Request | None = None  # of the main thread
 
-    def install(self) -> Any:
-        """Handle SIGINT from now on, if this is the main thread; gives the handler that there was."""
+    def watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have an event loop of another thread watch that the main thread handles SIGINT soon."""
+        self._wakeup = Wakeup(loop)
+
+    def install(self) -> None:
+        """Handle SIGINT from now on, if this is the main thread."""
         if threading.current_thread() is threading.main_thread():
-            return signal.signal(signal.SIGINT, self.strike)
-        return None
+            signal.signal(signal.SIGINT, self.strike)
+            if self._wakeup is not None:
+                self._wakeup.install()
 
     @in_forks(lambda kernel: signal.default_int_handler)
     def strike(self, signum: int, frame: FrameType | None) -> None:

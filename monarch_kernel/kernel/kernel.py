@@ -41,6 +41,7 @@ class MonarchKernel(LiveComms):
     def start(self) -> None:
         """Serve; the process that ranks are forked from loads torch meanwhile."""
         super().start()  # type: ignore[no-untyped-call]
+        self._interrupts.watch(self._control_loop)
         self._interrupts.install()  # ipykernel ignores SIGINT between cells; a subshell may be running one
         self._magics.meshes.prepare()
 
@@ -51,8 +52,12 @@ class MonarchKernel(LiveComms):
 
     def _call_later(self, delay_s: float, function: Callable[[], object]) -> None:
         """Call a function on the thread of the control channel."""
-        loop = self.control_thread.io_loop.asyncio_loop
-        loop.call_soon_threadsafe(loop.call_later, delay_s, function)
+        self._control_loop.call_soon_threadsafe(self._control_loop.call_later, delay_s, function)
+
+    @property
+    def _control_loop(self) -> asyncio.AbstractEventLoop:
+        loop: asyncio.AbstractEventLoop = self.control_thread.io_loop.asyncio_loop
+        return loop
 
     def pre_handler_hook(self) -> None:
         """Before a request is handled: SIGINT is ours."""

@@ -75,6 +75,26 @@ def test_a_cell_that_awaits(notebook: Notebook, awaits: str, way: str, stopped: 
     assert notebook.ok("%%remote\nrank").plain == "[0] 0\n[1] 1"
 
 
+# The signal comes to another thread, when the main thread waits in a system call.
+TO_ANOTHER_THREAD = """
+import asyncio, signal, threading, time
+def interrupt():
+    looks = 0
+    while looks < 100:
+        with open(f"/proc/self/task/{threading.main_thread().native_id}/stat") as stat:
+            looks = looks + 1 if stat.read().rpartition(")")[2].split()[0] == "S" else 0
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+threading.Thread(target=interrupt).start()
+"""
+
+
+@pytest.mark.parametrize("wait", ["await asyncio.sleep(1000)", "time.sleep(1000)", "threading.Event().wait()"])
+def test_a_signal_that_another_thread_receives_interrupts_the_cell(notebook: Notebook, wait: str) -> None:
+    cell = notebook.run(TO_ANOTHER_THREAD + wait)
+    assert (cell.reply["status"], cell.ename) == ("error", "KeyboardInterrupt")
+    assert notebook.ok("signal.getsignal(signal.SIGINT); time.sleep(0.1); 7").plain == "7"
+
+
 def test_a_cell_that_awaits_may_catch_it(notebook: Notebook) -> None:
     cell = notebook.send(
         "import asyncio\ntry:\n    print('go', flush=True); await asyncio.sleep(60)\nexcept KeyboardInterrupt: 'caught'\n1 + 1"
