@@ -108,6 +108,7 @@ def _left(before: Snapshot) -> list[str]:
     segments = _names(SHARED_MEMORY) - before.segments
     if segments:
         held, foreign = _holders_of_segments()
+        segments &= _names(SHARED_MEMORY)  # else it was removed before its holders were looked for
         # /dev/shm belongs to the whole machine. A semaphore without an owner is what a killed multiprocessing program left.
         orphans = {name for name in segments - foreign if not name.startswith("sem.")}
         left += [f"shared memory {SHARED_MEMORY / name}" for name in sorted(orphans | segments & held)]
@@ -136,18 +137,24 @@ def _new_processes(before: Snapshot) -> set[int]:
 
 
 def _is_marked(pid: int) -> bool:
+    is_between = _is_between_programs(pid)
     environ = _read(pid, "environ")
     deadline = time.monotonic() + GRACE_S
-    while not environ and _is_between_programs(pid) and time.monotonic() < deadline:
+    while not environ and is_between and time.monotonic() < deadline:
         time.sleep(0.001)
-        environ = _read(pid, "environ")
+        is_between = _is_between_programs(pid)
+        environ = _read(pid, "environ")  # after that question: it may have begun the next program meanwhile
     return f"MONARCH_KERNEL_TEST_MARK={MARK}".encode() in environ.split(b"\0")
 
 
 def _is_between_programs(pid: int) -> bool:
-    """Whether a process may be in the middle of an exec(), when its environment is empty for a moment."""
+    """Whether a process may be in the middle of an exec(): its arguments and its environment are empty for a moment.
+
+    A process that was given no environment still has arguments.
+    """
     fields = _read(pid, "stat").rpartition(b")")[2].split()
-    return bool(fields) and fields[0] not in (b"Z", b"X") and fields[1] != b"2" and os.geteuid() in (0, _owner(pid))
+    is_program = bool(fields) and fields[0] not in (b"Z", b"X") and fields[1] != b"2"
+    return is_program and not _read(pid, "cmdline") and os.geteuid() in (0, _owner(pid))
 
 
 def _owner(pid: int) -> int:
