@@ -139,7 +139,7 @@ $(VENV)/.panel: $(VENV)/.stamp $(EXTENSION)
 	$(BIN)/python $(PIP_INSTALL) --no-deps --no-build-isolation -e .
 	touch $@
 
-$(EXTENSION): $(shell find labextension/src labextension/style labextension/schema monarch_kernel/ui/static -type f) \
+$(EXTENSION): $(shell find labextension/src labextension/style labextension/schema monarch_kernel/notebook/view/static -type f) \
 		$(wildcard labextension/*.json) | labextension/node_modules
 	cd labextension && npm run --silent build
 

@@ -16,7 +16,7 @@ SETTING = "MONARCH_KERNEL_LABEXTENSION"
 
 NAME = "monarch-kernel-labextension"
 SOURCES = ("src", "style", "schema", "package.json", "package-lock.json", "core.package.json", "tsconfig.json")
-VIEW = "monarch_kernel/ui/static"
+VIEW = "monarch_kernel/notebook/view/static"
 
 
 class LabExtensionHook(BuildHookInterface):

@@ -19,14 +19,14 @@ import torch
 
 from benchmarks.machine import processor_name
 from monarch_kernel.actor import Actor, HostMesh, ProcMesh, endpoint, shutdown_context, this_host
-from monarch_kernel.actor.hosts import serve_ranks
-from monarch_kernel.actor.ports import asker_here
-from monarch_kernel.controller.session import current_session
-from monarch_kernel.data.memory import memory_of
+from monarch_kernel.actor.channels import asker_here
+from monarch_kernel.actor.host_mesh import serve_ranks
+from monarch_kernel.base.mesh import Extent, Region
 from monarch_kernel.launch.local import LocalLauncher
-from monarch_kernel.mesh import Extent, Region
+from monarch_kernel.net.memory.layout import memory_of
 from monarch_kernel.rdma import Buffer, RDMABuffer
-from monarch_kernel.transport.streams import Invitation, Stream, StreamListener, reach
+from monarch_kernel.runtime.buffers.streams import Invitation, Stream, StreamListener, reach
+from monarch_kernel.runtime.controller.session import current_session
 
 __all__ = ["main"]
 

@@ -8,14 +8,14 @@ import statistics
 import tempfile
 
 from monarch_kernel.actor import shutdown_context, this_host
-from monarch_kernel.train.group import GroupStore
+from monarch_kernel.train.process_group.worker import GroupStore
 
 RANKS = 2
 CELL = """
 import os, time, torch, torch.distributed as dist
 from torch import nn
 from monarch_kernel import checkpoint
-from monarch_kernel.parallel import parallelize
+from monarch_kernel.train.parallel import parallelize
 model = parallelize(nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(8)]), mesh, "fsdp", quiet=True)
 optimizer = torch.optim.AdamW(model.parameters())
 model(torch.randn(4, 1024)).sum().backward(); optimizer.step()

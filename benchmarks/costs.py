@@ -15,13 +15,13 @@ import psutil
 import zmq
 
 from benchmarks.scale import Echo
-from monarch_kernel.actor.hosts import HostMesh, serve_ranks, shutdown_context
-from monarch_kernel.agent.output import OutputStream
-from monarch_kernel.controller.session import current_session
+from monarch_kernel.actor.host_mesh import HostMesh, serve_ranks, shutdown_context
+from monarch_kernel.base.mesh import Extent, Region
 from monarch_kernel.launch.local import LocalLauncher
-from monarch_kernel.mesh import Extent, Region
-from monarch_kernel.transport.packets import PacketListener, PacketSocket
-from monarch_kernel.wire.marks import FIRST_MARK, MarkReader, mark_bytes, new_secret
+from monarch_kernel.net.transport.unix_packets import PacketListener, PacketSocket
+from monarch_kernel.net.wire.marks import FIRST_MARK, MarkReader, mark_bytes, new_secret
+from monarch_kernel.runtime.controller.session import current_session
+from monarch_kernel.runtime.host.output import OutputStream
 
 __all__ = ["Costs", "measure_costs"]
 

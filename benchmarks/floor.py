@@ -24,7 +24,7 @@ from typing import NoReturn
 import zmq
 
 from benchmarks.machine import describe_machine
-from monarch_kernel.agent.processes import die_with_parent
+from monarch_kernel.runtime.host.processes import die_with_parent
 
 __all__ = ["KINDS", "floor"]
 

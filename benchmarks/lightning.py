@@ -24,7 +24,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from monarch_kernel.actor import shutdown_context, this_host
-from monarch_kernel.lightning import MonarchStrategy
+from monarch_kernel.integrations.lightning import MonarchStrategy
 
 __all__ = ["main"]
 

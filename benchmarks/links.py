@@ -25,12 +25,12 @@ from pathlib import Path
 
 from benchmarks.machine import describe_machine
 from monarch_kernel.actor import Actor, HostMesh, ProcMesh, endpoint, shutdown_context
-from monarch_kernel.actor.hosts import serve_ranks
-from monarch_kernel.controller.session import current_session
+from monarch_kernel.actor.host_mesh import serve_ranks
+from monarch_kernel.base.mesh import Extent, Region
 from monarch_kernel.launch.base import agent_command
 from monarch_kernel.launch.local import LocalHost, LocalLauncher
-from monarch_kernel.mesh import Extent, Region
-from monarch_kernel.wire.config import AgentConfig
+from monarch_kernel.net.wire.config import AgentConfig
+from monarch_kernel.runtime.controller.session import current_session
 from tests.bed.bed import Bed, BedHost, why_not
 
 __all__ = ["main"]

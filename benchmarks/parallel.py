@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 from monarch_kernel.actor import ProcMesh, shutdown_context, this_host
-from monarch_kernel.train.group import GroupStore
+from monarch_kernel.train.process_group.worker import GroupStore
 
 RANKS = 2
 MODEL = """
@@ -75,7 +75,7 @@ def step_of(model, optimizer, tokens):
     return time.perf_counter() - began[0], time.process_time() - began[1], loss.item()
 """
 PAIRS = """
-from monarch_kernel.parallel import parallelize
+from monarch_kernel.train.parallel import parallelize
 def spread():
     torch.manual_seed(0)
     model = parallelize(GPT(), mesh, strategy, example=batch(0), units=units, quiet=True)
@@ -94,7 +94,7 @@ for step in live.loop(pairs):
 rows
 """
 ALONE = """
-from monarch_kernel.parallel import parallelize
+from monarch_kernel.train.parallel import parallelize
 torch.manual_seed(0)
 model = parallelize(GPT(), mesh, strategy, example=batch(0), units=units, quiet=True)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

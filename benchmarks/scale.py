@@ -29,10 +29,10 @@ import psutil
 from benchmarks.machine import describe_machine
 from benchmarks.plot import Chart, Curve, draw
 from monarch_kernel.actor import Actor, endpoint
-from monarch_kernel.actor.hosts import HostMesh, serve_ranks, shutdown_context
-from monarch_kernel.controller.session import current_session
+from monarch_kernel.actor.host_mesh import HostMesh, serve_ranks, shutdown_context
+from monarch_kernel.base.mesh import Extent, Region
 from monarch_kernel.launch.local import LocalLauncher
-from monarch_kernel.mesh import Extent, Region
+from monarch_kernel.runtime.controller.session import current_session
 
 __all__ = ["measure"]
 

@@ -33,22 +33,16 @@ from benchmarks.machine import describe_machine
 from benchmarks.plot import Chart, Curve, draw
 from benchmarks.scale import FOLDER, Echo
 from monarch_kernel.actor import endpoint
-from monarch_kernel.actor.procs import ProcMesh
-from monarch_kernel.agent.host import FOLD_S as FOLD_OUTPUT_S
-from monarch_kernel.agent.host import OUTPUT_EVERY_S
-from monarch_kernel.agent.output import fold
-from monarch_kernel.controller import hosts as placing
-from monarch_kernel.controller import order
-from monarch_kernel.controller.runtime import Runtime
-from monarch_kernel.data.meters import Meters
+from monarch_kernel.actor.proc_mesh import ProcMesh
+from monarch_kernel.base.mesh import Extent, Region
 from monarch_kernel.errors import SupervisionError
-from monarch_kernel.mesh import Extent, Region
-from monarch_kernel.transport.base import CONTROLLER, Peer, host_peer, place_of, proc_of, rank_peer
-from monarch_kernel.transport.gateway import FOLD_S, NEIGHBOUR_SILENT_S
-from monarch_kernel.transport.relay import CONTROLLER_HOST, Relay
-from monarch_kernel.transport.zmq import BEAT_S
-from monarch_kernel.wire.codec import Frame, dump, join, pack, split
-from monarch_kernel.wire.messages import (
+from monarch_kernel.net.hosts.gateway import FOLD_S, NEIGHBOUR_SILENT_S
+from monarch_kernel.net.hosts.relay import CONTROLLER_HOST, Relay
+from monarch_kernel.net.hosts.zmq import BEAT_S
+from monarch_kernel.net.memory.counters import Meters
+from monarch_kernel.net.transport.base import CONTROLLER, Peer, host_peer, place_of, proc_of, rank_peer
+from monarch_kernel.net.wire.codec import Frame, dump, join, pack, split
+from monarch_kernel.net.wire.messages import (
     Call,
     Hello,
     HostHello,
@@ -63,6 +57,12 @@ from monarch_kernel.wire.messages import (
     Spawn,
     StartRanks,
 )
+from monarch_kernel.runtime.controller import host_tree as placing
+from monarch_kernel.runtime.controller import output_order
+from monarch_kernel.runtime.controller.runtime import Runtime
+from monarch_kernel.runtime.host.agent import FOLD_S as FOLD_OUTPUT_S
+from monarch_kernel.runtime.host.agent import OUTPUT_EVERY_S
+from monarch_kernel.runtime.host.output import fold
 
 __all__ = ["Simulation", "simulate"]
 
@@ -608,7 +608,7 @@ def main() -> None:
     options = parser.parse_args()
     sizes = [size(text) for text in options.sizes.split(",") if text] or SIZES
     monarch_kernel.actor.unhandled_fault_hook = lambda failure: None
-    order.OUTPUT_GRACE_S = 600.0  # seconds of the real clock, while those of the simulation take much longer
+    output_order.OUTPUT_GRACE_S = 600.0  # seconds of the real clock, while those of the simulation take much longer
     machine = describe_machine([])
     costs = measure_costs()
     rows = []

@@ -43,9 +43,9 @@ WATCHES = """() => {
 
 CROWDS = f"""
 import threading, time
-from monarch_kernel.actor.procs import ProcMesh
-from monarch_kernel.controller.runtime import Runtime
-from monarch_kernel.mesh import Extent, Region
+from monarch_kernel.actor.proc_mesh import ProcMesh
+from monarch_kernel.runtime.controller.runtime import Runtime
+from monarch_kernel.base.mesh import Extent, Region
 from monarch_kernel.testing import FakeLauncher, FakeRank, MemoryHub, add_host, rank_spec
 hub = MemoryHub()
 runtime = Runtime(hub.connect(), token="t")

@@ -8,23 +8,42 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from monarch_kernel.base import aliases
+
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
+
+    from monarch_kernel.integrations import lightning as lightning
+    from monarch_kernel.train import checkpoint as checkpoint
+    from monarch_kernel.train import parallel as parallel
+    from monarch_kernel.train import snapshots as snapshots
+    from monarch_kernel.train import spmd as spmd
 
 __all__ = ["__version__", "load_ipython_extension", "unload_ipython_extension"]
 
 __version__ = "0.1.0"
 
+aliases.install(
+    {
+        "monarch_kernel.actor.hosts": "monarch_kernel.actor.host_mesh",
+        "monarch_kernel.checkpoint": "monarch_kernel.train.checkpoint",
+        "monarch_kernel.lightning": "monarch_kernel.integrations.lightning",
+        "monarch_kernel.parallel": "monarch_kernel.train.parallel",
+        "monarch_kernel.snapshots": "monarch_kernel.train.snapshots",
+        "monarch_kernel.spmd": "monarch_kernel.train.spmd",
+    }
+)
+
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Add the magics to an IPython shell: ``%load_ext monarch_kernel``."""
-    from monarch_kernel.notebook.magics import load
+    from monarch_kernel.notebook.magics.magics import load
 
     load(shell)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """Take the magics away, and end the meshes: ``%unload_ext monarch_kernel``."""
-    from monarch_kernel.notebook.magics import unload
+    from monarch_kernel.notebook.magics.magics import unload
 
     unload(shell)

@@ -19,7 +19,7 @@ def main() -> int:
     if cli.is_addressed(sys.argv[1:]):
         return cli.main(sys.argv[1:])
 
-    from monarch_kernel.kernel.app import main as run_kernel
+    from monarch_kernel.notebook.kernel.app import main as run_kernel
 
     run_kernel()
     return 0

@@ -19,44 +19,48 @@ import time
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from monarch_kernel.transport.base import host_peer
-from monarch_kernel.wire.config import AGENT_VARIABLE, AgentConfig
-from monarch_kernel.wire.messages import RankSpec
+from monarch_kernel.net.transport.base import host_peer
+from monarch_kernel.net.wire.config import AGENT_VARIABLE, AgentConfig
+from monarch_kernel.net.wire.messages import RankSpec
 
 if TYPE_CHECKING:
-    from monarch_kernel.rank.rank import Shell
+    from monarch_kernel.runtime.worker.rank import Shell
 
 __all__ = ["main", "run_light_rank", "run_rank"]
 
 _PRELOAD = (
-    "monarch_kernel.transport.forks",  # first: its functions for forks come before those of others
+    "monarch_kernel.net.transport.forks",  # first: its functions for forks come before those of others
     "torch",
     "torch.distributed",
-    "monarch_kernel.actor.hosting",
-    "monarch_kernel.transport.zmq",
+    "monarch_kernel.actor.hosting.install",
+    "monarch_kernel.net.hosts.zmq",
 )
 # IPython, which actors do not need.
-_PRELOAD_LATER = ("monarch_kernel.rank.cell", "monarch_kernel.rank.shell:prepare", "monarch_kernel.train.group")
+_PRELOAD_LATER = (
+    "monarch_kernel.runtime.worker.cell_shell",
+    "monarch_kernel.runtime.worker.ipython_shell:prepare",
+    "monarch_kernel.train.process_group.worker",
+)
 # All that `run_rank` imports: what each rank would import by itself would be in the memory of each.
 _PRELOAD_LIGHT = (
-    "monarch_kernel.transport.forks",
-    "monarch_kernel.actor.hosting",
-    "monarch_kernel.transport.zmq",
-    "monarch_kernel.actor.procs",
+    "monarch_kernel.net.transport.forks",
+    "monarch_kernel.actor.hosting.install",
+    "monarch_kernel.net.hosts.zmq",
+    "monarch_kernel.actor.proc_mesh",
     "monarch_kernel.actor.renewal",
-    "monarch_kernel.rank.debugger",
-    "monarch_kernel.rank.environment",
-    "monarch_kernel.rank.light",
-    "monarch_kernel.rank.rank",
-    "monarch_kernel.rank.streams",
-    "monarch_kernel.train.group",
+    "monarch_kernel.runtime.worker.debugger",
+    "monarch_kernel.runtime.worker.environment",
+    "monarch_kernel.runtime.worker.light_shell",
+    "monarch_kernel.runtime.worker.rank",
+    "monarch_kernel.runtime.worker.stdio",
+    "monarch_kernel.train.process_group.worker",
 )
 
 
 def run_agent() -> None:
     """Be a host agent; configured by standard input."""
-    from monarch_kernel.agent.processes import raise_descriptor_limit
-    from monarch_kernel.agent.zygote import Zygote
+    from monarch_kernel.runtime.host.processes import raise_descriptor_limit
+    from monarch_kernel.runtime.host.zygote import Zygote
 
     raise_descriptor_limit()  # each rank takes several, and so do strangers that knock
     config = agent_config(os.environ, sys.stdin.buffer.read)
@@ -70,7 +74,7 @@ def run_agent() -> None:
         return Zygote(entry, preload, later, addresses, config.token, config.log, leftover)
 
     first = [] if config.is_idle else [make_zygote()]  # before anything else is imported: it takes the longest
-    from monarch_kernel.agent.host import HostAgent
+    from monarch_kernel.runtime.host.agent import HostAgent
 
     HostAgent(config, lambda: first.pop() if first else make_zygote()).run()
 
@@ -100,21 +104,21 @@ def run_rank(
     spec: RankSpec, addresses: Sequence[str], token: str, helper: int, secret: str, *, is_light: bool = False
 ) -> None:
     """Be a rank, in a process that was just forked from the zygote."""
-    from monarch_kernel.actor.hosting import host_actors
-    from monarch_kernel.actor.procs import ProcMesh
+    from monarch_kernel.actor.hosting.install import host_actors
+    from monarch_kernel.actor.proc_mesh import ProcMesh
     from monarch_kernel.actor.renewal import Renewal
-    from monarch_kernel.asking.home import HOME
-    from monarch_kernel.mesh import Extent, Region
-    from monarch_kernel.rank.debugger import RankDebugger
-    from monarch_kernel.rank.environment import device_peak, settle
-    from monarch_kernel.rank.loops import Loops, Port
-    from monarch_kernel.rank.rank import Rank
-    from monarch_kernel.rank.streams import install_streams
-    from monarch_kernel.snapshots.keeping import Snapshots
-    from monarch_kernel.train.group import RankGroup
-    from monarch_kernel.transport.base import rank_peer
-    from monarch_kernel.transport.zmq import ZmqRank
-    from monarch_kernel.wire.messages import LoopGrant
+    from monarch_kernel.base.mesh import Extent, Region
+    from monarch_kernel.net.hosts.zmq import ZmqRank
+    from monarch_kernel.net.transport.base import rank_peer
+    from monarch_kernel.net.wire.messages import LoopGrant
+    from monarch_kernel.runtime.rpc.handles import HOME
+    from monarch_kernel.runtime.worker.debugger import RankDebugger
+    from monarch_kernel.runtime.worker.environment import device_peak, settle
+    from monarch_kernel.runtime.worker.loops import Loops, Port
+    from monarch_kernel.runtime.worker.rank import Rank
+    from monarch_kernel.runtime.worker.stdio import install_streams
+    from monarch_kernel.train.process_group.worker import RankGroup
+    from monarch_kernel.train.snapshots.buddy_store import Snapshots
 
     settle(spec)
     marks = install_streams(secret)
@@ -127,10 +131,10 @@ def run_rank(
 
     def make_shell(publish: Callable[[dict[str, Any], dict[str, Any]], None]) -> Shell:
         if is_light:
-            from monarch_kernel.rank.light import LightShell
+            from monarch_kernel.runtime.worker.light_shell import LightShell
 
             return LightShell(group.namespace(), publish, rank.main.own_code, rank.main.raise_if_struck)
-        from monarch_kernel.rank.cell import CellShell
+        from monarch_kernel.runtime.worker.cell_shell import CellShell
 
         return CellShell(group.namespace(), publish, raise_if_struck=rank.main.raise_if_struck)
 
@@ -157,7 +161,7 @@ def main() -> None:
     if role == "agent":
         run_agent()
     elif role == "zygote":
-        from monarch_kernel.agent.zygote import serve
+        from monarch_kernel.runtime.host.zygote import serve
 
         serve(int(sys.argv[2]))
     else:

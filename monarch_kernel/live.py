@@ -26,10 +26,10 @@ from collections.abc import Iterator
 from numbers import Real
 from typing import Any, TypeVar
 
-from monarch_kernel.asking.home import HOME
-from monarch_kernel.steer.counted import PER_SECOND
-from monarch_kernel.steer.knobs import bounds_text
-from monarch_kernel.wire.messages import Knob
+from monarch_kernel.features.live.knobs import bounds_text
+from monarch_kernel.features.live.rates import PER_SECOND
+from monarch_kernel.net.wire.messages import Knob
+from monarch_kernel.runtime.rpc.handles import HOME
 
 __all__ = ["knob", "log", "loop", "peak", "snapshot"]
 

@@ -11,23 +11,23 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from monarch_kernel.actor.channels import asker_here
 from monarch_kernel.actor.context import context
-from monarch_kernel.actor.ports import asker_here
-from monarch_kernel.asking.answer import Answer
-from monarch_kernel.asking.asker import Asker
-from monarch_kernel.asking.carrier import carry, together
-from monarch_kernel.asking.future import Future
-from monarch_kernel.asking.home import Handle
-from monarch_kernel.data.devices import settle
-from monarch_kernel.data.leases import Lease, Lent
-from monarch_kernel.data.lending import Loan
-from monarch_kernel.data.memory import Layout, Memory, memory_of, view_of
-from monarch_kernel.data.roads import Transfer
 from monarch_kernel.errors import Failure
-from monarch_kernel.transport.sharing import for_all
-from monarch_kernel.wire.codec import load, pack
-from monarch_kernel.wire.messages import EndLoan
-from monarch_kernel.wire.tensors import tensor_in
+from monarch_kernel.net.memory.devices import settle
+from monarch_kernel.net.memory.exports import Loan
+from monarch_kernel.net.memory.layout import Layout, Memory, memory_of, view_of
+from monarch_kernel.net.memory.leases import Lease, Lent
+from monarch_kernel.net.memory.paths import Transfer
+from monarch_kernel.net.transport.shared_frames import for_all
+from monarch_kernel.net.wire.codec import load, pack
+from monarch_kernel.net.wire.messages import EndLoan
+from monarch_kernel.net.wire.tensor_frames import tensor_in
+from monarch_kernel.runtime.buffers.transfers import carry, together
+from monarch_kernel.runtime.rpc.answers import Answer
+from monarch_kernel.runtime.rpc.client import Asker
+from monarch_kernel.runtime.rpc.future import Future
+from monarch_kernel.runtime.rpc.handles import Handle
 
 __all__ = ["Buffer", "RDMAAction", "RDMABuffer", "Transfer", "shared"]
 

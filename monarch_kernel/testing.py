@@ -22,14 +22,13 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
-from monarch_kernel.controller.runtime import Runtime
 from monarch_kernel.errors import Failure
 from monarch_kernel.launch.base import Launcher
-from monarch_kernel.transport.base import CONTROLLER, Peer, host_peer, rank_peer
-from monarch_kernel.transport.memory import MemoryHub, MemoryTransport
-from monarch_kernel.wire.codec import Frame, dump, join, pack, split
-from monarch_kernel.wire.config import AgentConfig
-from monarch_kernel.wire.messages import (
+from monarch_kernel.net.transport.base import CONTROLLER, Peer, host_peer, rank_peer
+from monarch_kernel.net.transport.loopback import MemoryHub, MemoryTransport
+from monarch_kernel.net.wire.codec import Frame, dump, join, pack, split
+from monarch_kernel.net.wire.config import AgentConfig
+from monarch_kernel.net.wire.messages import (
     Failed,
     Hello,
     HostHello,
@@ -43,6 +42,7 @@ from monarch_kernel.wire.messages import (
     Release,
     Result,
 )
+from monarch_kernel.runtime.controller.runtime import Runtime
 
 __all__ = [
     "FakeAgent",

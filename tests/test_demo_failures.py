@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from monarch_kernel.syntax.selector import pick_ranks
+from monarch_kernel.notebook.syntax.selector import pick_ranks
 from tests.support.notebooks import NOTEBOOKS, Run, read
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -13,26 +13,26 @@ import pytest
 PACKAGE = "monarch_kernel"
 ROOT = Path(__file__).parents[1] / PACKAGE
 
-# Low to high. What stands on one line does not import each other.
+# Low to high. What stands on one line does not import each other. Each name is a room: a package, a folder of one, or a module,
+# with all that is in it.
 LAYERS = (
-    ("errors", "events", "own_log", "tables"),
-    ("mesh", "plan", "traffic"),
-    ("wire",),
-    ("data",),
-    ("transport", "supervise", "steer"),
-    ("asking",),
-    ("launch", "agent", "describe", "live"),
-    ("edit",),
-    ("rank",),
-    ("controller", "reshard"),
-    ("actor", "together"),
-    ("parallel", "train", "rdma", "spmd", "doctor"),
-    ("checkpoint", "snapshots", "ui", "output", "syntax"),
-    ("running",),
-    ("lightning",),
-    ("notebook", "testing"),
-    ("kernel",),
-    ("bootstrap", "cli"),
+    ("base", "errors"),
+    ("base.mesh", "features.traffic", "net.wire", "train.planning"),
+    ("features.live", "launch", "net.memory", "runtime.diagnostics"),
+    ("features.editing", "net.transport", "notebook.view"),
+    ("net.hosts", "runtime.rpc"),
+    ("live", "runtime.host"),
+    ("notebook.output", "runtime.buffers"),
+    ("runtime.worker",),
+    ("features.resharding", "runtime.controller"),
+    ("actor", "notebook.syntax", "runtime.detached", "testing"),
+    ("doctor", "rdma", "train.process_group", "train.run_on_all", "train.spmd"),
+    ("cli", "train.checkpoint", "train.parallel"),
+    ("train.snapshots",),
+    ("bootstrap", "notebook.cells"),
+    ("integrations.lightning",),
+    ("notebook.magics",),
+    ("notebook.kernel",),
     ("__main__",),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -40,48 +40,61 @@ TOP = len(LAYERS)  # the root's __init__: may reach anything, lazily
 
 # Third party -> who may import it: a folder, or one module of it.
 BEHIND = {
-    "IPython": ("kernel", "notebook", "running", "rank.cell", "rank.shell"),
-    "anywidget": ("ui",),
-    "asyncssh": ("launch.ssh",),
-    "cryptography": ("transport.streams",),
-    "ipykernel": ("kernel",),
-    "ipywidgets": ("ui",),
-    "kubernetes": ("launch.kubernetes",),
-    "lightning": ("lightning.unified",),
-    "lightning_fabric": ("lightning.standalone",),
-    "lightning_sdk": ("launch.lightning",),
-    "msgspec": ("wire", "transport.sharing"),
-    "pytorch_lightning": ("lightning.standalone",),
-    "ray": ("launch.ray",),
-    "safetensors": ("checkpoint.exporting",),
-    "tensorboard": ("controller.tensorboard",),
-    "torch": (
-        "checkpoint",
-        "data.devices",
-        "lightning",
-        "parallel",
-        "rank",
-        "reshard",
-        "snapshots.captured",
-        "spmd",
-        "train",
-        "together",
-        "wire.tensors",
+    "IPython": (
+        "notebook.cells",
+        "notebook.kernel",
+        "notebook.magics",
+        "runtime.worker.cell_shell",
+        "runtime.worker.ipython_shell",
     ),
-    "zmq": ("transport",),
+    "anywidget": ("notebook.view",),
+    "asyncssh": ("launch.ssh",),
+    "cryptography": ("runtime.buffers.streams",),
+    "ipykernel": ("notebook.kernel",),
+    "ipywidgets": ("notebook.view",),
+    "kubernetes": ("launch.kubernetes",),
+    "lightning": ("integrations.lightning.unified",),
+    "lightning_fabric": ("integrations.lightning.standalone",),
+    "lightning_sdk": ("launch.lightning",),
+    "msgspec": ("net.transport.shared_frames", "net.wire"),
+    "pytorch_lightning": ("integrations.lightning.standalone",),
+    "ray": ("launch.ray",),
+    "safetensors": ("train.checkpoint.exporting",),
+    "tensorboard": ("runtime.controller.tensorboard",),
+    "torch": (
+        "features.resharding",
+        "integrations.lightning",
+        "net.memory.devices",
+        "net.wire.tensor_frames",
+        "runtime.worker",
+        "train.checkpoint",
+        "train.parallel",
+        "train.process_group",
+        "train.run_on_all",
+        "train.snapshots.capture",
+        "train.spmd",
+    ),
+    "zmq": ("net.hosts", "net.transport"),
 }
 # Loading torch takes a second, and these are also imported where it is not needed.
 ONLY_IN_FUNCTIONS = {
     ("kubernetes", "launch"),
     ("lightning_sdk", "launch"),
-    ("torch", "data"),
-    ("torch", "lightning"),
-    ("torch", "rank"),
-    ("torch", "reshard"),
-    ("torch", "spmd"),
-    ("torch", "train"),
-    ("torch", "wire"),
+    ("torch", "features.resharding"),
+    ("torch", "integrations.lightning"),
+    ("torch", "net.memory"),
+    ("torch", "net.wire"),
+    ("torch", "runtime.worker"),
+    ("torch", "train.process_group"),
+    ("torch", "train.spmd"),
 }
+
+
+def room_of(module: str) -> str:
+    """Name the room of a module, by the module's name without that of the package; empty if it is in none."""
+    while module and module not in LEVEL:
+        module = module.rpartition(".")[0]
+    return module
 
 
 @dataclass(frozen=True)
@@ -132,21 +145,23 @@ def violations(sources: dict[str, str], packages: frozenset[str]) -> list[str]:
     found: list[str] = []
     graph: dict[str, set[str]] = {module: set() for module in sources}
     for module, source in sources.items():
-        part = module.split(".")[1] if "." in module else ""
-        if part and part not in LEVEL:
-            found.append(f"{module}: {part} is in no layer")
+        inner = module.partition(".")[2]
+        part, items = room_of(inner), list(imports_of(module, source, package=module in packages, known=known))
+        is_above = any(room.startswith(f"{inner}.") for room in LEVEL)  # the folder of rooms, where nothing is
+        if inner and not part and (items or not is_above):
+            found.append(f"{module}: it is in no layer")
             continue
         level = LEVEL[part] if part else TOP
-        for item in imports_of(module, source, package=module in packages, known=known):
+        for item in items:
             where = f"{module}:{item.line}"
             top, _, rest = item.target.partition(".")
             if top != PACKAGE:
                 found.extend(f"{where}: {problem}" for problem in third_party(module, part, top, item))
                 continue
-            target = rest.partition(".")[0]
-            if part and target != part and LEVEL.get(target, TOP) >= level:
+            target = room_of(rest)
+            if part and target != part and (LEVEL[target] if target else TOP) >= level:
                 found.append(f"{where}: imports {item.target}, which is not in a lower layer")
-            if not part and not item.lazy and target and LEVEL.get(target, TOP) > LEVEL["actor"]:
+            if not part and not item.lazy and target and LEVEL[target] > LEVEL["actor"]:
                 found.append(f"{where}: imports {item.target} eagerly")
             # The root re-exports lazily, so it is part of no cycle.
             if part and item.target in known and item.target != module:
@@ -189,14 +204,12 @@ def test_imports_go_down() -> None:
 
 
 def missing(modules: frozenset[str], layers: Iterable[str], behind: Iterable[str], lazy: Iterable[str]) -> list[str]:
-    """Name what the tables name but the package does not have, and what the package has but no layer names."""
+    """Name what the tables name but the package does not have."""
     inner = {module.partition(".")[2] for module in modules} - {""}
-    parts = {module.partition(".")[0] for module in inner}
     return [
-        *(f"LAYERS: {name} does not exist" for name in sorted(set(layers) - parts)),
-        *(f"LAYERS: {name} is missing" for name in sorted(parts - set(layers))),
+        *(f"LAYERS: {name} does not exist" for name in sorted(set(layers) - inner)),
         *(f"BEHIND: {name} does not exist" for name in sorted(set(behind) - inner)),
-        *(f"ONLY_IN_FUNCTIONS: {name} does not exist" for name in sorted(set(lazy) - parts)),
+        *(f"ONLY_IN_FUNCTIONS: {name} is no room" for name in sorted(set(lazy) - set(layers))),
     ]
 
 
@@ -213,71 +226,75 @@ def test_names_that_do_not_exist_are_reported() -> None:
     assert missing(modules, ["a", "c"], ["a", "a.b"], ["a"]) == []
     assert missing(modules, ["a", "d"], ["a.c", "e"], ["b"]) == [
         "LAYERS: d does not exist",
-        "LAYERS: c is missing",
         "BEHIND: a.c does not exist",
         "BEHIND: e does not exist",
-        "ONLY_IN_FUNCTIONS: b does not exist",
+        "ONLY_IN_FUNCTIONS: b is no room",
     ]
 
 
-def test_no_folder_inside_a_folder_but_those_of_engines() -> None:
-    paths = [p.relative_to(ROOT) for p in ROOT.rglob("*.py")]
-    assert not [str(p) for p in paths if len(p.parts) > (3 if p.parts[0] == "launch" else 2)]
+def test_the_house_has_few_rooms() -> None:
+    paths = [path.relative_to(ROOT) for path in ROOT.rglob("*.py")]
+    assert not [str(path) for path in paths if len(path.parts) > 3], "no folder in a folder of a package"
+    assert len({path.parts[0] for path in paths if len(path.parts) > 1}) <= 12
+    assert len([path for path in paths if len(path.parts) == 1]) <= 8
 
 
 BROKEN = {
-    "upward": ("monarch_kernel.mesh.shape", "import monarch_kernel.actor.actor", "not in a lower layer"),
+    "upward": ("monarch_kernel.base.mesh.shape", "import monarch_kernel.actor.actor", "not in a lower layer"),
     "upward in a function": (
-        "monarch_kernel.wire.codec",
-        "def f():\n    from monarch_kernel.controller import state",
+        "monarch_kernel.net.wire.codec",
+        "def f():\n    from monarch_kernel.runtime.controller import state",
         "not in a lower layer",
     ),
     "upward for type checkers": (
-        "monarch_kernel.wire.codec",
+        "monarch_kernel.net.wire.codec",
         "if TYPE_CHECKING:\n    from monarch_kernel.actor.actor import Actor",
         "not in a lower layer",
     ),
-    "sideways": ("monarch_kernel.data.roads", "from ..transport import zmq", "not in a lower layer"),
-    "the root": ("monarch_kernel.mesh.shape", "from monarch_kernel import Actor", "not in a lower layer"),
-    "the root, relative": ("monarch_kernel.mesh.shape", "from .. import actor", "not in a lower layer"),
-    "zmq": ("monarch_kernel.controller.state", "import zmq.asyncio", "imports zmq"),
-    "torch eagerly": ("monarch_kernel.rank.rank", "import torch", "outside a function"),
-    "torch elsewhere": ("monarch_kernel.data.roads", "def f():\n    import torch", "imports torch"),
-    "IPython in a rank": ("monarch_kernel.rank.rank", "from IPython.core import x", "imports IPython"),
+    "sideways": ("monarch_kernel.net.memory.paths", "from ..transport import base", "not in a lower layer"),
+    "the root": ("monarch_kernel.base.mesh.shape", "from monarch_kernel import Actor", "not in a lower layer"),
+    "the root, relative": ("monarch_kernel.base.mesh.shape", "from ... import actor", "not in a lower layer"),
+    "zmq": ("monarch_kernel.runtime.controller.state", "import zmq.asyncio", "imports zmq"),
+    "torch eagerly": ("monarch_kernel.runtime.worker.rank", "import torch", "outside a function"),
+    "torch elsewhere": ("monarch_kernel.net.memory.paths", "def f():\n    import torch", "imports torch"),
+    "IPython in a rank": ("monarch_kernel.runtime.worker.rank", "from IPython.core import x", "imports IPython"),
     "ipykernel by the root": ("monarch_kernel", "import ipykernel", "imports ipykernel"),
-    "kernel by the root": ("monarch_kernel", "from monarch_kernel.kernel import app", "eagerly"),
+    "kernel by the root": ("monarch_kernel", "from monarch_kernel.notebook.kernel import app", "eagerly"),
     "no layer": ("monarch_kernel.utils", "", "in no layer"),
-    "cycle": ("monarch_kernel.controller.state", "from .runtime import a", "import cycle"),
-    "cycle through the package": ("monarch_kernel.mesh.shape", "from . import values", "import cycle"),
+    "no room": ("monarch_kernel.runtime.utils", "", "in no layer"),
+    "above rooms": ("monarch_kernel.runtime", "import monarch_kernel.errors", "in no layer"),
+    "cycle": ("monarch_kernel.runtime.controller.state", "from .runtime import a", "import cycle"),
+    "cycle through the package": ("monarch_kernel.base.mesh.shape", "from . import values", "import cycle"),
 }
 
 
 @pytest.mark.parametrize(("module", "source", "report"), BROKEN.values(), ids=BROKEN)
 def test_each_rule_is_enforced(module: str, source: str, report: str) -> None:
     fine = {
-        "monarch_kernel": "def load():\n    from monarch_kernel.kernel import app\n    import IPython",
+        "monarch_kernel": "def load():\n    from monarch_kernel.notebook.kernel import app\n    import IPython",
         "monarch_kernel.actor": "from monarch_kernel.actor.actor import Actor",
-        "monarch_kernel.actor.actor": "from monarch_kernel.controller.runtime import Runtime",
-        "monarch_kernel.agent": "",
-        "monarch_kernel.rank.cell": "import IPython\ndef f():\n    import torch",
-        "monarch_kernel.rank.rank": "from .cell import Cell",
-        "monarch_kernel.controller": "",
-        "monarch_kernel.controller.runtime": "from . import state\nfrom ..mesh.shape import Region",
-        "monarch_kernel.controller.state": "from monarch_kernel.errors import Failure",
-        "monarch_kernel.data": "",
-        "monarch_kernel.data.roads": "import numpy",
+        "monarch_kernel.actor.actor": "from monarch_kernel.runtime.controller.runtime import Runtime",
+        "monarch_kernel.runtime": "",
+        "monarch_kernel.runtime.host": "",
+        "monarch_kernel.runtime.worker.cell_shell": "import IPython\ndef f():\n    import torch",
+        "monarch_kernel.runtime.worker.rank": "from .cell_shell import Cell",
+        "monarch_kernel.runtime.controller": "",
+        "monarch_kernel.runtime.controller.runtime": "from . import state\nfrom ...base.mesh.shape import Region",
+        "monarch_kernel.runtime.controller.state": "from monarch_kernel.errors import Failure",
+        "monarch_kernel.net.memory": "",
+        "monarch_kernel.net.memory.paths": "import numpy",
         "monarch_kernel.errors": "",
-        "monarch_kernel.kernel": "",
-        "monarch_kernel.kernel.app": "from ipykernel import kernelapp\nfrom monarch_kernel.ui import text",
-        "monarch_kernel.mesh": "",
-        "monarch_kernel.mesh.shape": "",
-        "monarch_kernel.mesh.values": "from .shape import Region",
-        "monarch_kernel.transport": "",
-        "monarch_kernel.transport.zmq": "import zmq",
-        "monarch_kernel.ui": "",
-        "monarch_kernel.ui.text": "",
-        "monarch_kernel.wire": "import msgspec",
-        "monarch_kernel.wire.codec": "",
+        "monarch_kernel.notebook.kernel": "",
+        "monarch_kernel.notebook.kernel.app": "from ipykernel import kernelapp\nfrom monarch_kernel.notebook.view import text",
+        "monarch_kernel.base.mesh": "",
+        "monarch_kernel.base.mesh.shape": "",
+        "monarch_kernel.base.mesh.values": "from .shape import Region",
+        "monarch_kernel.net.transport": "",
+        "monarch_kernel.net.transport.base": "import zmq",
+        "monarch_kernel.notebook.view": "",
+        "monarch_kernel.notebook.view.text": "",
+        "monarch_kernel.net.wire": "import msgspec",
+        "monarch_kernel.net.wire.codec": "",
     }
     packages = frozenset(name for name in fine if any(other.startswith(name + ".") for other in fine))
     assert violations(fine, packages) == []

@@ -6,8 +6,8 @@ import pickle
 
 import pytest
 
+from monarch_kernel.base.mesh import Extent, Point
 from monarch_kernel.errors import ActorError, Failure, Frame, MeshFailure
-from monarch_kernel.mesh import Extent, Point
 
 LOST = Failure(
     "lost",

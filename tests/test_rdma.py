@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from monarch_kernel.actor import Actor, ActorError, ProcMesh, endpoint, this_host, this_proc
-from monarch_kernel.actor.ports import asker_here
+from monarch_kernel.actor.channels import asker_here
 from monarch_kernel.errors import BufferGoneError
 from monarch_kernel.rdma import Buffer, RDMAAction, RDMABuffer, Transfer
 from tests.failures.machines import APART, Machines, can_be_apart, hosts_on

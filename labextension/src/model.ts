@@ -1,7 +1,7 @@
-// What is read off the messages of the kernel. No I/O, no JupyterLab: `monarch_kernel/ui/frames.py` is the other side, the
-// types are those of the view, and the files of `tests/ui/golden` are what all are tested with.
+// What is read off the messages of the kernel. No I/O, no JupyterLab: `monarch_kernel/notebook/view/frames.py` is the other side, the
+// types are those of the view, and the files of `tests/notebook/view/golden` are what all are tested with.
 
-import type { Command, Frame, FromKernel, MeshFrame, State } from '../../monarch_kernel/ui/static/view.js';
+import type { Command, Frame, FromKernel, MeshFrame, State } from '../../monarch_kernel/notebook/view/static/view.js';
 
 export type {
   Command,
@@ -15,7 +15,7 @@ export type {
   ReplyMessage,
   State,
   ToKernel
-} from '../../monarch_kernel/ui/static/view.js';
+} from '../../monarch_kernel/notebook/view/static/view.js';
 
 /** Of the protocol; what a later one says is not read here. */
 export const VERSION = 1;

@@ -3,7 +3,7 @@
 import { Message } from '@lumino/messaging';
 import { Widget } from '@lumino/widgets';
 
-import { View, mount } from '../../monarch_kernel/ui/static/view.js';
+import { View, mount } from '../../monarch_kernel/notebook/view/static/view.js';
 import { Entry, Hub } from './hub';
 import { meshIcon } from './icons';
 

@@ -1,4 +1,4 @@
-// The `%%remote` line of a cell: read, written and taken away again, as text. `monarch_kernel/syntax/cellform.py` reads it
+// The `%%remote` line of a cell: read, written and taken away again, as text. `monarch_kernel/notebook/syntax/cell_kind.py` reads it
 // for good; here it is only edited.
 
 /** The line with the magic. */

@@ -4,10 +4,10 @@ import { describe, expect, it } from 'vitest';
 import * as model from '../src/model';
 import type { ErrorFrame, Frame, KnobFrame, LoopFrame, MeshFrame, RankFrame, State } from '../src/model';
 
-const python = readFileSync(new URL('../../monarch_kernel/ui/frames.py', import.meta.url), 'utf8');
+const python = readFileSync(new URL('../../monarch_kernel/notebook/view/frames.py', import.meta.url), 'utf8');
 
 function golden(name: string): Frame {
-  return JSON.parse(readFileSync(new URL(`../../tests/ui/golden/${name}.json`, import.meta.url), 'utf8'));
+  return JSON.parse(readFileSync(new URL(`../../tests/notebook/view/golden/${name}.json`, import.meta.url), 'utf8'));
 }
 
 type Kinds<T> = Record<keyof T, 'string' | 'number' | 'boolean' | 'object'>;

@@ -6,11 +6,12 @@ The names are those of PyTorch Monarch's ``monarch.actor``.
 from __future__ import annotations
 
 from monarch_kernel.actor.actor import Actor, concurrent_endpoint, endpoint
+from monarch_kernel.actor.actor_mesh import ActorMesh
 from monarch_kernel.actor.calls import Accumulator, as_endpoint, send
+from monarch_kernel.actor.channels import Channel, Port, PortReceiver
 from monarch_kernel.actor.context import context, current_actor_name, current_rank, current_size
-from monarch_kernel.actor.endpoints import ActorMesh
-from monarch_kernel.actor.faults import FaultHook
-from monarch_kernel.actor.hosts import (
+from monarch_kernel.actor.fault_hook import FaultHook
+from monarch_kernel.actor.host_mesh import (
     HostMesh,
     allocate,
     get_or_spawn_controller,
@@ -18,12 +19,11 @@ from monarch_kernel.actor.hosts import (
     this_host,
     this_proc,
 )
-from monarch_kernel.actor.ports import Channel, Port, PortReceiver
-from monarch_kernel.actor.procs import ProcMesh
-from monarch_kernel.asking.future import Future
-from monarch_kernel.controller.faults import show_fault
+from monarch_kernel.actor.proc_mesh import ProcMesh
+from monarch_kernel.base.mesh import Extent, Point, ValueMesh
 from monarch_kernel.errors import ActorError, MeshFailure, SupervisionError
-from monarch_kernel.mesh import Extent, Point, ValueMesh
+from monarch_kernel.runtime.controller.unhandled import show_fault
+from monarch_kernel.runtime.rpc.future import Future
 
 __all__ = [
     "Accumulator",

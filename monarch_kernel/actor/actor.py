@@ -9,11 +9,11 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 if TYPE_CHECKING:
-    from monarch_kernel.actor.ports import Port
-    from monarch_kernel.asking.future import Future
-    from monarch_kernel.edit.prospect import Reloaded
-    from monarch_kernel.mesh import Extent, ValueMesh
-    from monarch_kernel.mesh.shape import AxisIndex
+    from monarch_kernel.actor.channels import Port
+    from monarch_kernel.base.mesh import Extent, ValueMesh
+    from monarch_kernel.base.mesh.shape import AxisIndex
+    from monarch_kernel.features.editing.preview import Reloaded
+    from monarch_kernel.runtime.rpc.future import Future
 
 __all__ = [
     "WITH_PORT",

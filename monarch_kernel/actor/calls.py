@@ -8,14 +8,14 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
 
 from monarch_kernel.actor.actor import WITH_PORT, Endpoint, EndpointSpec
-from monarch_kernel.actor.endpoints import BoundEndpoint, PlainMethod
-from monarch_kernel.actor.ports import Port
-from monarch_kernel.asking.answer import Answer
-from monarch_kernel.asking.asker import Asker
-from monarch_kernel.asking.future import Future
-from monarch_kernel.asking.waits import Wait
+from monarch_kernel.actor.actor_mesh import BoundEndpoint, PlainMethod
+from monarch_kernel.actor.channels import Port
 from monarch_kernel.errors import ActorError, Failure, SupervisionError
-from monarch_kernel.transport.driver import Waiter
+from monarch_kernel.net.transport.driver import Waiter
+from monarch_kernel.runtime.rpc.answers import Answer
+from monarch_kernel.runtime.rpc.client import Asker
+from monarch_kernel.runtime.rpc.future import Future
+from monarch_kernel.runtime.rpc.waits import Wait
 
 __all__ = ["Accumulator", "as_endpoint", "send"]
 

@@ -17,8 +17,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from monarch_kernel.asking.home import HOME
-from monarch_kernel.mesh import Extent, Point
+from monarch_kernel.base.mesh import Extent, Point
+from monarch_kernel.runtime.rpc.handles import HOME
 
 __all__ = [
     "ActorInstance",

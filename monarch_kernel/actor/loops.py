@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from monarch_kernel.controller.loops import LoopRecord
-from monarch_kernel.controller.runtime import Runtime
-from monarch_kernel.events import LoopView
-from monarch_kernel.steer.knobs import fitting
-from monarch_kernel.steer.pace import Grant
+from monarch_kernel.base.events import LoopView
+from monarch_kernel.features.live.knobs import fitting
+from monarch_kernel.features.live.pace import Grant
+from monarch_kernel.runtime.controller.loops import LoopRecord
+from monarch_kernel.runtime.controller.runtime import Runtime
 
 __all__ = ["SteeredLoop"]
 

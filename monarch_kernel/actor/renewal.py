@@ -5,7 +5,7 @@ Theory of operation
 
 An edit has two steps, so that it is refused everywhere if it is refused anywhere. First each rank makes new classes of what
 has come, finds those that live here under the same names, and says what speaks against it; nothing has changed then. Then
-it is told to conclude: to make the living classes what the new ones are (`edit.patch`), or to forget them.
+it is told to conclude: to make the living classes what the new ones are (`features.editing.patch`), or to forget them.
 
 That happens on the main thread, in order with cells, whatever the actors do at that moment: one that runs an endpoint for
 hours has the new methods as soon as it calls them. A class that has a method ``__reload__`` has it called for each actor,
@@ -24,17 +24,25 @@ from typing import Any, Protocol
 from weakref import WeakSet
 
 from monarch_kernel.actor.actor import endpoints_among
-from monarch_kernel.edit.classes import Arrived, identify, is_numbered, key_of, living_classes, load_classes, mro_after
-from monarch_kernel.edit.finder import Imports
-from monarch_kernel.edit.modules import ModuleEdit
-from monarch_kernel.edit.patch import at_once, has_instances, is_same_code
-from monarch_kernel.edit.prospect import ClassChange, ModulesChange, Prospect
-from monarch_kernel.edit.succession import Succession
-from monarch_kernel.rank.asker import RankItem
-from monarch_kernel.rank.rank import Rank
-from monarch_kernel.transport.driver import Driver, Waiter
-from monarch_kernel.wire.codec import Frame, load, pack
-from monarch_kernel.wire.messages import Conclude, Fetch, Fetched, ListModules, ModuleSource, Reload, Reshaped, Sync
+from monarch_kernel.features.editing.class_mapping import Succession
+from monarch_kernel.features.editing.classes import (
+    Arrived,
+    identify,
+    is_numbered,
+    key_of,
+    living_classes,
+    load_classes,
+    mro_after,
+)
+from monarch_kernel.features.editing.import_hook import Imports
+from monarch_kernel.features.editing.modules import ModuleEdit
+from monarch_kernel.features.editing.patch import at_once, has_instances, is_same_code
+from monarch_kernel.features.editing.preview import ClassChange, ModulesChange, Prospect
+from monarch_kernel.net.transport.driver import Driver, Waiter
+from monarch_kernel.net.wire.codec import Frame, load, pack
+from monarch_kernel.net.wire.messages import Conclude, Fetch, Fetched, ListModules, ModuleSource, Reload, Reshaped, Sync
+from monarch_kernel.runtime.worker.client import RankItem
+from monarch_kernel.runtime.worker.rank import Rank
 
 __all__ = ["Hosted", "Renewal"]
 

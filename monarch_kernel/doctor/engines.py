@@ -21,7 +21,7 @@ _LIBRARIES = {"ray": "ray", "ssh": "asyncssh", "kubernetes": "kubernetes", "ligh
 
 def engines() -> Iterator[Finding]:
     """Which engines of ``%mesh up --on`` can be used from here, as far as that depends on this machine."""
-    from monarch_kernel.launch.engines import ENGINES
+    from monarch_kernel.launch.registry import ENGINES
 
     lacks = {name: _lacks(name, engine.extra) for name, engine in ENGINES.items()}
     usable = [name for name, lack in lacks.items() if not lack]
@@ -66,7 +66,7 @@ def _knows_a_cluster() -> bool:
 
 def rdma() -> Iterator[Finding]:
     """Hardware for RDMA, and the library that drives it."""
-    from monarch_kernel.data.nixl import has_hardware, is_installed
+    from monarch_kernel.runtime.buffers.nixl import has_hardware, is_installed
 
     hardware, library = has_hardware(), is_installed()
     if hardware and not library:

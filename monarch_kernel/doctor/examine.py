@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from monarch_kernel.doctor import engines, jupyter, machine, sessions, software, ways
+from monarch_kernel.doctor import connectivity, engines, jupyter, machine, sessions, software
 from monarch_kernel.doctor.report import Finding, Sign
 
 __all__ = ["CHECKS", "ITEM_WIDTH", "Check", "checks", "examine"]
@@ -44,14 +44,14 @@ CHECKS: Sequence[Check] = (
     Check("cores", machine.processors),
     Check("memory", machine.memory),
     Check("shared memory", machine.shared_memory),
-    Check("memory of others", ways.memory_road, ways.MEMORY_S + _MARGIN_S),
+    Check("memory of others", connectivity.memory_road, connectivity.MEMORY_S + _MARGIN_S),
     Check("temporary files", machine.temporary_files),
     Check("open files", machine.descriptors),
     Check("processes", machine.tasks),
-    Check("pidfd", ways.process_descriptors),
-    Check("session's sockets", ways.session_socket, 2 * _DEADLINE_S),
-    Check("loopback", ways.loopback, 2 * _DEADLINE_S),
-    Check("addresses", ways.addresses),
+    Check("pidfd", connectivity.process_descriptors),
+    Check("session's sockets", connectivity.session_socket, 2 * _DEADLINE_S),
+    Check("loopback", connectivity.loopback, 2 * _DEADLINE_S),
+    Check("addresses", connectivity.addresses),
     Check("kernel in Jupyter", jupyter.kernels, jupyter.KERNEL_S),
     Check("panel in JupyterLab", jupyter.panel),
     Check("engines", engines.engines),

@@ -8,9 +8,9 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 
-from monarch_kernel.data.room import cores, largest_file, processes, room
+from monarch_kernel.base.text import format_nbytes
 from monarch_kernel.doctor.report import Finding, Sign
-from monarch_kernel.tables import format_nbytes
+from monarch_kernel.net.memory.limits import cores, largest_file, processes, room
 
 __all__ = ["descriptors", "memory", "processors", "shared_memory", "tasks", "temporary_files"]
 
@@ -51,7 +51,7 @@ def memory() -> Iterator[Finding]:
 
 def shared_memory() -> Iterator[Finding]:
     """Files in memory, in which large values are handed over; and ``/dev/shm``, which other libraries take for that."""
-    from monarch_kernel.data.blocks import STORED_NBYTES, Blocks
+    from monarch_kernel.net.memory.shared_blocks import STORED_NBYTES, Blocks
 
     try:
         stored = Blocks().store([bytes(STORED_NBYTES)])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
-from monarch_kernel.tables import plain
+from monarch_kernel.base.text import plain
 
 __all__ = ["Finding", "Sign", "as_json", "exit_code", "finding_text", "summary"]
 

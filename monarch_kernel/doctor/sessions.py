@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from monarch_kernel.controller.leftovers import left
+from monarch_kernel.base.text import format_nbytes, format_seconds
 from monarch_kernel.doctor.children import ask_python
 from monarch_kernel.doctor.report import Finding, Sign
-from monarch_kernel.tables import format_nbytes, format_seconds
+from monarch_kernel.runtime.controller.stale_sessions import left
 
 __all__ = ["RANK_S", "leftovers", "rank"]
 
@@ -22,8 +22,8 @@ RANK_S = 60.0
 
 def leftovers() -> Iterator[Finding]:
     """Directories of sessions whose kernel and agent were killed; and meshes that were to outlive theirs."""
-    from monarch_kernel.controller.homes import default_root, find
     from monarch_kernel.errors import AttachError
+    from monarch_kernel.runtime.detached.registry import default_root, find
 
     detached = []
     for home in find(default_root(os.environ, tempfile.gettempdir())):

@@ -11,9 +11,9 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from monarch_kernel.base.text import format_nbytes
 from monarch_kernel.doctor.children import ask_python, package_root
 from monarch_kernel.doctor.report import Finding, Sign
-from monarch_kernel.tables import format_nbytes
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -167,7 +167,7 @@ def _version(name: str) -> str:
 
 def torch() -> Iterator[Finding]:
     """What torch is, and which devices it finds; asked in a child, for it may hang or crash, and takes memory."""
-    from monarch_kernel.agent.processes import gpu_ids
+    from monarch_kernel.runtime.host.processes import gpu_ids
 
     if not _version("torch"):
         yield Finding("torch", Sign.PROBLEM, "not installed", f"{sys.executable} -m pip install torch")

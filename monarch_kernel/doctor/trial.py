@@ -11,9 +11,9 @@ import signal
 import time
 from typing import Any
 
-from monarch_kernel.actor.hosts import this_host
-from monarch_kernel.agent.processes import die_with_parent, rss_nbytes, start_ticks
-from monarch_kernel.controller.session import close_session
+from monarch_kernel.actor.host_mesh import this_host
+from monarch_kernel.runtime.controller.session import close_session
+from monarch_kernel.runtime.host.processes import die_with_parent, rss_nbytes, start_ticks
 
 __all__ = ["main"]
 

@@ -23,7 +23,7 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol
 
-from monarch_kernel.wire.config import AgentConfig
+from monarch_kernel.net.wire.config import AgentConfig
 
 __all__ = ["HostHandle", "Launcher", "agent_command"]
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from monarch_kernel.errors import LaunchError
 from monarch_kernel.launch.base import agent_command
-from monarch_kernel.launch.words import how_ended
-from monarch_kernel.wire.config import AgentConfig
+from monarch_kernel.launch.text import how_ended
+from monarch_kernel.net.wire.config import AgentConfig
 
 __all__ = ["AdoptedHost", "LocalHost", "LocalLauncher"]
 

@@ -1,1 +1,1 @@
-"""The notebook experience, for any IPython: magics, meshes by name, cells on ranks, completion, display."""
+"""The Jupyter side: the kernel, magics, cells, output, the view. Scripts work without it."""

@@ -1,1 +1,1 @@
-"""Training on a mesh; so far its process groups."""
+"""Training on a mesh: process groups, parallel models, checkpoints, snapshots."""

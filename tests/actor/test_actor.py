@@ -30,7 +30,7 @@ from monarch_kernel.actor import (
     this_host,
     this_proc,
 )
-from monarch_kernel.mesh import Extent
+from monarch_kernel.base.mesh import Extent
 from tests.support.actors import Worker, main_thread_waits_for_a_future
 from tests.support.timing import Bar
 from tests.support.waiting import LONG_S, wait_for_files, wait_until

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from monarch_kernel.actor import Actor, ProcMesh, concurrent_endpoint, endpoint
-from monarch_kernel.ui.stacks import stacks_text
+from monarch_kernel.notebook.view.stacks import stacks_text
 from tests.support.actors import Worker
 from tests.support.waiting import LONG_S, wait_until
 

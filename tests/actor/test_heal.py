@@ -22,8 +22,8 @@ from monarch_kernel.actor import (
     this_host,
     this_proc,
 )
-from monarch_kernel.controller.session import current_session
 from monarch_kernel.errors import ActorError
+from monarch_kernel.runtime.controller.session import current_session
 from tests.support.processes import kill_ranks, wait_gone
 from tests.support.timing import Bar
 from tests.support.waiting import LONG_S, wait_until

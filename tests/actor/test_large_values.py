@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from monarch_kernel.actor import Actor, ProcMesh, SupervisionError, endpoint, this_host
-from monarch_kernel.transport import sharing
+from monarch_kernel.net.transport import shared_frames
 from tests.support.waiting import LONG_S
 
 PROCS = {"gpus": 2}
@@ -102,19 +102,19 @@ def test_blocks_are_used_again(keepers: Any) -> None:
         for _ in range(20):
             keepers.keep.call(torch.ones(COUNT)).get(LONG_S)
             keepers.give.call().get(LONG_S)
-        return len(sharing._blocks)
+        return len(shared_frames._blocks)
 
     first = take_turns()
     assert take_turns() <= first
     # Those of the controller stay mapped for the next time; and there are a few that the rank itself has sent.
-    assert max(keepers.maps.call().get(LONG_S).values()) <= len(sharing._blocks) + 5
+    assert max(keepers.maps.call().get(LONG_S).values()) <= len(shared_frames._blocks) + 5
 
 
 def test_a_rank_that_is_killed_holds_no_block(procs: ProcMesh) -> None:
     killed = this_host().spawn_procs({"gpus": 2}, device="cpu")
     keepers = killed.spawn("keepers", Keeper)
     pids = list(keepers.pid.call().get(LONG_S).values())
-    before = len(sharing._blocks)
+    before = len(shared_frames._blocks)
     keepers.keep.call(torch.ones(COUNT)).get(LONG_S)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
@@ -128,20 +128,20 @@ def test_a_rank_that_is_killed_holds_no_block(procs: ProcMesh) -> None:
     other = procs.slice(gpus=0).spawn("other", Keeper)
     for _ in range(10):
         other.keep.call_one(torch.ones(COUNT)).get(LONG_S)
-    assert len(sharing._blocks) <= before + 7
-    idle = [segment for segment in sharing._blocks._segments if segment.is_idle]
+    assert len(shared_frames._blocks) <= before + 7
+    idle = [segment for segment in shared_frames._blocks._segments if segment.is_idle]
     assert len(idle) >= 5
 
 
 def test_what_can_not_be_opened_is_an_error_of_the_call(keepers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = sharing._blocks.refer
+    real = shared_frames._blocks.refer
 
     def missing(frame: memoryview, reader: Any) -> Any:
         reference = real(frame, reader)
         assert reference is not None
         return type(reference)(1 << 22, reference.fd, reference.inode, reference.nbytes, reference.turn)
 
-    monkeypatch.setattr(sharing._blocks, "refer", missing)
+    monkeypatch.setattr(shared_frames._blocks, "refer", missing)
     with pytest.raises(Exception, match="can't be read from shared memory: No such file"):
         keepers.keep.call(torch.ones(COUNT)).get(LONG_S)
     monkeypatch.undo()

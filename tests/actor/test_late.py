@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from monarch_kernel.actor import Actor, ProcMesh, current_rank, endpoint, this_proc
-from monarch_kernel.asking import waits
+from monarch_kernel.runtime.rpc import waits
 from tests.support.waiting import LONG_S, wait_for_files, wait_until
 
 PROCS = {"r": 3}
@@ -145,7 +145,7 @@ def test_endpoints_that_await_are_seen_where_they_do(procs: ProcMesh, go: Path) 
 
 
 def test_an_await_shows_it_too(procs: ProcMesh, go: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("monarch_kernel.asking.future.WARN_AFTER_S", 0.3)
+    monkeypatch.setattr("monarch_kernel.runtime.rpc.future.WARN_AFTER_S", 0.3)
     slow = procs.spawn("slow", Slow)
 
     async def wait() -> Any:

@@ -20,9 +20,9 @@ import psutil
 import pytest
 
 from monarch_kernel.actor import Actor, Future, ProcMesh, SupervisionError, endpoint, shutdown_context, this_host
-from monarch_kernel.agent.processes import rss_nbytes
-from monarch_kernel.controller.session import current_session
 from monarch_kernel.errors import MeshDownError
+from monarch_kernel.runtime.controller.session import current_session
+from monarch_kernel.runtime.host.processes import rss_nbytes
 from tests.support.processes import command_of, is_gone, marked, tree, wait_gone
 from tests.support.timing import Bar
 from tests.support.waiting import LONG_S, wait_until

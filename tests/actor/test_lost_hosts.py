@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from monarch_kernel.actor import Actor, HostMesh, SupervisionError, endpoint
-from monarch_kernel.controller import hosts as hosts_module
-from monarch_kernel.controller.session import current_session
+from monarch_kernel.base.mesh import Extent, Region
 from monarch_kernel.launch.local import LocalHost, LocalLauncher
-from monarch_kernel.mesh import Extent, Region
-from monarch_kernel.wire.config import AgentConfig
+from monarch_kernel.net.wire.config import AgentConfig
+from monarch_kernel.runtime.controller import host_tree as hosts_module
+from monarch_kernel.runtime.controller.session import current_session
 from tests.support.timing import Bar
 from tests.support.waiting import LONG_S, wait_until
 

@@ -20,12 +20,12 @@ from monarch_kernel.actor import (
     this_host,
     this_proc,
 )
-from monarch_kernel.actor.hosts import allocate
-from monarch_kernel.controller.session import current_session
+from monarch_kernel.actor.host_mesh import allocate
+from monarch_kernel.base.events import OutputEvent
 from monarch_kernel.errors import ActorError
-from monarch_kernel.events import OutputEvent
 from monarch_kernel.launch.local import LocalLauncher
 from monarch_kernel.rdma import shared
+from monarch_kernel.runtime.controller.session import current_session
 from tests.support.actors import host_agent
 from tests.support.waiting import LONG_S, wait_until
 

@@ -24,8 +24,8 @@ from monarch_kernel.actor import (
     endpoint,
     this_host,
 )
+from monarch_kernel.base.mesh import Region
 from monarch_kernel.errors import RemoteError
-from monarch_kernel.mesh import Region
 from tests.support.actors import Worker
 from tests.support.timing import Bar
 from tests.support.waiting import LONG_S, wait_until

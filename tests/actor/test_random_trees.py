@@ -19,17 +19,17 @@ from hypothesis import strategies as st
 
 import monarch_kernel.actor
 from monarch_kernel.actor import Actor, MeshFailure, ProcMesh, context, endpoint
-from monarch_kernel.actor import instance as instance_module
-from monarch_kernel.actor.hosting import host_actors
-from monarch_kernel.controller.runtime import Runtime
+from monarch_kernel.actor.hosting import actor_host as instance_module
+from monarch_kernel.actor.hosting.install import host_actors
+from monarch_kernel.base.mesh import Extent, Region
 from monarch_kernel.errors import ActorError, Failure, MonarchError, SupervisionError
-from monarch_kernel.mesh import Extent, Region
-from monarch_kernel.rank.rank import Rank
-from monarch_kernel.rank.streams import OutputMarks
+from monarch_kernel.net.transport.base import rank_peer
+from monarch_kernel.net.wire.codec import pack
+from monarch_kernel.net.wire.messages import PeerNews
+from monarch_kernel.runtime.controller.runtime import Runtime
+from monarch_kernel.runtime.worker.rank import Rank
+from monarch_kernel.runtime.worker.stdio import OutputMarks
 from monarch_kernel.testing import FakeAgent, FakeLauncher, MemoryHub, add_host, rank_spec
-from monarch_kernel.transport.base import rank_peer
-from monarch_kernel.wire.codec import pack
-from monarch_kernel.wire.messages import PeerNews
 from tests.support.waiting import LONG_S, wait_until
 
 TOKEN = "token"

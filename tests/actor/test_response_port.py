@@ -303,7 +303,7 @@ def test_no_port_is_left_open(procs: ProcMesh) -> None:
     class Count(Actor):
         @endpoint
         def count(self) -> int:
-            from monarch_kernel.asking.home import HOME
+            from monarch_kernel.runtime.rpc.handles import HOME
 
             return len(HOME.asker.ports)
 

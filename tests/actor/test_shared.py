@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from monarch_kernel.actor import Actor, ProcMesh, SupervisionError, endpoint, this_host, this_proc
+from monarch_kernel.net.transport import shared_frames
 from monarch_kernel.rdma import RDMABuffer, shared
-from monarch_kernel.transport import sharing
 from tests.support.descriptors import Descriptor, open_descriptors
 from tests.support.waiting import LONG_S
 
@@ -221,9 +221,9 @@ def test_its_memory_is_used_again_only_when_no_process_has_it(holders: Any) -> N
     value_of(holders.drop.call())
     del others
     gc.collect()
-    n_blocks = len(sharing._blocks)
+    n_blocks = len(shared_frames._blocks)
     again = [shared(torch.zeros(LARGE)) for _ in range(4)]
-    assert len(sharing._blocks) <= n_blocks
+    assert len(shared_frames._blocks) <= n_blocks
     assert sum(float(each.sum()) for each in again) == 0
 
 

@@ -139,7 +139,7 @@ def test_an_actor_restores_itself_from_those_that_are_left_when_one_that_it_asks
 def test_a_call_that_is_ahead_of_what_makes_its_actor_waits_for_it(procs: ProcMesh, tmp_path: Path) -> None:
     """Ranks learn of each other in any order: here the one that spawns learns of the others last."""
     procs.slice(r=0).run(
-        "import threading\nfrom monarch_kernel.rank.asker import RankAsker\nheard = RankAsker.hear_news\n"
+        "import threading\nfrom monarch_kernel.runtime.worker.client import RankAsker\nheard = RankAsker.hear_news\n"
         "def late(self, news):\n    threading.Timer(0.5, self._driver.submit, [lambda: heard(self, news)]).start()\n"
         "RankAsker.hear_news = late"
     ).get(LONG_S)

@@ -14,7 +14,7 @@ import pytest
 
 import monarch_kernel.actor
 from monarch_kernel.actor import Actor, MeshFailure, ProcMesh, SupervisionError, endpoint, this_host
-from monarch_kernel.controller.session import current_session
+from monarch_kernel.runtime.controller.session import current_session
 from tests.support.actors import Worker
 from tests.support.timing import Bar
 from tests.support.waiting import LONG_S, wait_for_files, wait_until

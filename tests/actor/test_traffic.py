@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from monarch_kernel.actor import Actor, ProcMesh, SupervisionError, endpoint, this_host
-from monarch_kernel.controller.session import current_session
-from monarch_kernel.data import roads
-from monarch_kernel.data.memory import memory_of
-from monarch_kernel.data.near import ProcessRoad
-from monarch_kernel.events import ThroughputEvent
+from monarch_kernel.base.events import ThroughputEvent
+from monarch_kernel.features.traffic.table import Traffic
+from monarch_kernel.net.memory import paths
+from monarch_kernel.net.memory.layout import memory_of
 from monarch_kernel.rdma import Buffer
-from monarch_kernel.traffic import Traffic
+from monarch_kernel.runtime.buffers.local_paths import ProcessRoad
+from monarch_kernel.runtime.controller.session import current_session
 from tests.support.waiting import LONG_S, wait_until
 
 PROCS = {"gpus": 2}
@@ -142,7 +142,7 @@ def test_a_part_of_a_mesh_shows_its_own_traffic(procs: ProcMesh, porters: tuple[
 
 def test_rates_move_while_bytes_go_and_fall_when_they_do_not(procs: ProcMesh, porters: tuple[Any, Any]) -> None:
     one, other = porters
-    buffer = one.lend.call_one(roads.SLAB_NBYTES * 2 + 5).get(LONG_S)
+    buffer = one.lend.call_one(paths.SLAB_NBYTES * 2 + 5).get(LONG_S)
     events: list[ThroughputEvent] = []
 
     def note(event: object) -> None:

@@ -10,7 +10,7 @@ import monarch_kernel.actor
 from benchmarks.costs import Costs
 from benchmarks.plot import Chart, Curve, draw
 from benchmarks.simulate import simulate
-from monarch_kernel.controller import hosts, order
+from monarch_kernel.runtime.controller import host_tree, output_order
 
 COSTS = Costs(
     ipc_s=3e-6,
@@ -28,13 +28,13 @@ COSTS = Costs(
 @pytest.fixture
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monarch_kernel.actor, "unhandled_fault_hook", lambda failure: None)
-    monkeypatch.setattr(order, "OUTPUT_GRACE_S", 600.0)
+    monkeypatch.setattr(output_order, "OUTPUT_GRACE_S", 600.0)
 
 
 @pytest.mark.usefixtures("_alone")
 def test_a_tree_carries_more_messages_in_fewer_hands_and_loses_no_more_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     flat = simulate(12, 2, COSTS, 50e-6, 1.25e9)
-    monkeypatch.setattr(hosts, "FAN_OUT", 3)
+    monkeypatch.setattr(host_tree, "FAN_OUT", 3)
     tree = simulate(12, 2, COSTS, 50e-6, 1.25e9)  # which itself checks that only the ranks of the lost host fail
     assert (flat["direct_hosts"], tree["direct_hosts"]) == (12, 3)
     assert flat["call_messages"] == 24  # one for each host, and its ranks' answer, which is one

@@ -15,7 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import monarch_kernel
-from monarch_kernel.doctor import engines, examine, jupyter, machine, sessions, software, ways
+from monarch_kernel.doctor import connectivity, engines, examine, jupyter, machine, sessions, software
 from monarch_kernel.doctor.children import ask, ask_python
 from monarch_kernel.doctor.examine import Check
 from monarch_kernel.doctor.report import Finding, Sign
@@ -80,10 +80,10 @@ def test_this_machine_is_good_enough_for_the_tests() -> None:
     good = (
         machine.processors,
         machine.memory,
-        ways.memory_road,
-        ways.process_descriptors,
-        ways.session_socket,
-        ways.loopback,
+        connectivity.memory_road,
+        connectivity.process_descriptors,
+        connectivity.session_socket,
+        connectivity.loopback,
     )
     for check in (*good, software.python, machine.temporary_files):
         for finding in check():
@@ -123,21 +123,21 @@ def test_shared_memory_that_a_container_forbids_is_a_problem() -> None:
 
 
 def test_memory_of_others_that_a_container_forbids_is_a_slower_way() -> None:
-    (finding,) = look_elsewhere("ways", "memory_road", forbid("process_vm_readv"))
+    (finding,) = look_elsewhere("connectivity", "memory_road", forbid("process_vm_readv"))
     assert finding.sign is Sign.WARNING
     assert "Operation not permitted; large values and buffers go a slower way" in finding.found
     assert finding.remedy
 
 
 def test_a_container_without_pidfd_is_a_problem() -> None:
-    (finding,) = look_elsewhere("ways", "process_descriptors", forbid("pidfd_open"))
+    (finding,) = look_elsewhere("connectivity", "process_descriptors", forbid("pidfd_open"))
     assert (finding.sign, finding.found) == (Sign.PROBLEM, "pidfd_open can't be used: Operation not permitted")
 
 
 def test_a_directory_with_a_long_path_takes_no_sockets(tmp_path: Path) -> None:
     folder = tmp_path / ("a" * 90)
     folder.mkdir()
-    (finding,) = look_elsewhere("ways", "session_socket", TMPDIR=str(folder))
+    (finding,) = look_elsewhere("connectivity", "session_socket", TMPDIR=str(folder))
     assert (finding.sign, "the Linux kernel takes 107" in finding.found) == (Sign.PROBLEM, True)
     assert "TMPDIR" in finding.remedy
     assert not list(folder.iterdir())
@@ -147,9 +147,9 @@ def test_without_a_network_the_loopback_is_a_problem_and_addresses_are_missing()
     before = "import ctypes\nif ctypes.CDLL(None).unshare(0x40000000):\n    raise SystemExit(3)\n"
     if subprocess.run([sys.executable, "-c", before], check=False).returncode:
         pytest.skip("this process may not make a network of its own")
-    (finding,) = look_elsewhere("ways", "loopback", before)
+    (finding,) = look_elsewhere("connectivity", "loopback", before)
     assert (finding.sign, "unreachable" in finding.found) == (Sign.PROBLEM, True)
-    (finding,) = look_elsewhere("ways", "addresses", before)
+    (finding,) = look_elsewhere("connectivity", "addresses", before)
     assert finding.sign is Sign.WARNING
 
 
@@ -394,7 +394,7 @@ def test_what_is_disabled_may_be_written_in_two_ways(told: object, disabled: boo
 
 
 def test_what_a_killed_session_left_is_told_and_left_to_the_next() -> None:
-    code = "from monarch_kernel.controller.leftovers import make_directory; import os; print(make_directory()[0]); "
+    code = "from monarch_kernel.runtime.controller.stale_sessions import make_directory; print(make_directory()[0]); "
     held = subprocess.Popen([sys.executable, "-c", code + "input()"], stdin=-1, stdout=-1, text=True, cwd=ROOT)
     with held:
         assert held.stdout is not None
@@ -406,7 +406,7 @@ def test_what_a_killed_session_left_is_told_and_left_to_the_next() -> None:
     (finding,) = sessions.leftovers()
     assert (finding.sign, str(directory) in finding.found) == (Sign.WARNING, True)
     assert directory.is_dir()
-    assert ask_python("from monarch_kernel.controller.leftovers import sweep; sweep()", 30.0).trouble == ""
+    assert ask_python("from monarch_kernel.runtime.controller.stale_sessions import sweep; sweep()", 30.0).trouble == ""
     assert not directory.exists()
 
 

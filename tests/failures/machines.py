@@ -15,13 +15,13 @@ import msgspec
 import psutil
 
 from monarch_kernel.actor import Actor, Future, HostMesh, ProcMesh, ValueMesh, endpoint
-from monarch_kernel.actor.hosts import serve_ranks
-from monarch_kernel.controller.session import current_session
+from monarch_kernel.actor.host_mesh import serve_ranks
+from monarch_kernel.base.mesh import Extent, Region
 from monarch_kernel.errors import LaunchError
 from monarch_kernel.launch.base import agent_command
 from monarch_kernel.launch.local import LocalHost, LocalLauncher
-from monarch_kernel.mesh import Extent, Region
-from monarch_kernel.wire.config import AgentConfig
+from monarch_kernel.net.wire.config import AgentConfig
+from monarch_kernel.runtime.controller.session import current_session
 from tests.bed.bed import Bed, BedHost
 from tests.failures.proxy import Proxy
 from tests.support.processes import command_of, tree

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from monarch_kernel.actor import Actor, endpoint
-from monarch_kernel.actor.ports import asker_here
+from monarch_kernel.actor.channels import asker_here
 from monarch_kernel.errors import BufferGoneError
 from monarch_kernel.rdma import Buffer, RDMAAction
 from tests.failures.things import Content, Sketch, Thing

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import psutil
 
 from monarch_kernel.actor import HostMesh
-from monarch_kernel.actor.hosts import serve_ranks
-from monarch_kernel.controller.session import current_session
+from monarch_kernel.actor.host_mesh import serve_ranks
+from monarch_kernel.base.mesh import Extent, Region
 from monarch_kernel.launch.ray import RayLauncher
-from monarch_kernel.mesh import Extent, Region
+from monarch_kernel.runtime.controller.session import current_session
 from tests.failures.machines import Machines, hosts_on
 from tests.failures.proxy import Proxy
 from tests.launch.rays import RayCluster, raylet_of

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from monarch_kernel.describe.report import describe
+from monarch_kernel.base.mesh import Extent
 from monarch_kernel.errors import Failure, RemoteError
-from monarch_kernel.mesh import Extent
-from monarch_kernel.ui.errors import error_block
+from monarch_kernel.notebook.view.errors import error_block
+from monarch_kernel.runtime.diagnostics.failures import describe
 
 
 def missing(host: str, python: str) -> Failure:

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from monarch_kernel.actor import ProcMesh
-from monarch_kernel.controller import hosts as hosts_module
+from monarch_kernel.runtime.controller import host_tree as hosts_module
 from tests.failures.machines import LONG_S, Machines, Stream, family, hosts_on
 from tests.failures.test_f21_packets import Echo, pattern
 from tests.support.timing import Bar

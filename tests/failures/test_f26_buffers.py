@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from monarch_kernel.actor import Actor, endpoint, shutdown_context
-from monarch_kernel.actor.ports import asker_here
+from monarch_kernel.actor.channels import asker_here
 from monarch_kernel.errors import BufferGoneError
 from monarch_kernel.rdma import Buffer
 from tests.bed.bed import Bed, why_not

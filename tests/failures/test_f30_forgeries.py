@@ -10,11 +10,11 @@ import pytest
 import zmq
 
 from monarch_kernel.actor import ProcMesh
-from monarch_kernel.controller.session import current_session
-from monarch_kernel.transport.relay import Relay
-from monarch_kernel.wire.codec import Frame, join, pack
-from monarch_kernel.wire.envelope import Beat, Entry, Envelope, Leg, seal
-from monarch_kernel.wire.messages import Goodbye, HostHello, KillRanks, Lost, Readings
+from monarch_kernel.net.hosts.relay import Relay
+from monarch_kernel.net.wire.codec import Frame, join, pack
+from monarch_kernel.net.wire.envelope import Beat, Entry, Envelope, Leg, seal
+from monarch_kernel.net.wire.messages import Goodbye, HostHello, KillRanks, Lost, Readings
+from monarch_kernel.runtime.controller.session import current_session
 from tests.failures.machines import LONG_S, Ledger, Machines, hosts_on, wait_until
 
 C = b"C"

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from monarch_kernel.actor import ProcMesh
-from monarch_kernel.controller.session import current_session
+from monarch_kernel.runtime.controller.session import current_session
 from tests.failures.machines import LONG_S, Ledger, Machines, hosts_on, wait_until
 from tests.failures.proxy import Proxy
 

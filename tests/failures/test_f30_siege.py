@@ -13,10 +13,10 @@ import pytest
 import zmq
 
 from monarch_kernel.actor import ProcMesh
-from monarch_kernel.controller.session import current_session
-from monarch_kernel.transport.strangers import MAX_WAITING
-from monarch_kernel.ui.text import mesh_text
-from monarch_kernel.wire.config import LinkKeys
+from monarch_kernel.net.hosts.handshakes import MAX_WAITING
+from monarch_kernel.net.wire.config import LinkKeys
+from monarch_kernel.notebook.view.text import mesh_text
+from monarch_kernel.runtime.controller.session import current_session
 from tests.failures.machines import LONG_S, Ledger, Machines, hosts_on, wait_until
 from tests.failures.strangers import besieged
 from tests.support.timing import Bar

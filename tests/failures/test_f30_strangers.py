@@ -14,11 +14,11 @@ import pytest
 import zmq
 
 from monarch_kernel.actor import ProcMesh
-from monarch_kernel.controller.session import Session, current_session
-from monarch_kernel.transport.relay import Relay
-from monarch_kernel.wire.codec import join, pack
-from monarch_kernel.wire.config import LinkKeys
-from monarch_kernel.wire.messages import Hello, HostHello
+from monarch_kernel.net.hosts.relay import Relay
+from monarch_kernel.net.wire.codec import join, pack
+from monarch_kernel.net.wire.config import LinkKeys
+from monarch_kernel.net.wire.messages import Hello, HostHello
+from monarch_kernel.runtime.controller.session import Session, current_session
 from tests.failures.machines import LONG_S, Machines, hosts_on, wait_until
 
 ZMTP_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00"

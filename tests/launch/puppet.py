@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from monarch_kernel.wire.config import AGENT_VARIABLE, AgentConfig
+from monarch_kernel.net.wire.config import AGENT_VARIABLE, AgentConfig
 
 __all__ = ["Agent", "Desk", "make_python"]
 

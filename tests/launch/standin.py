@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from monarch_kernel.wire.config import AgentConfig
+from monarch_kernel.net.wire.config import AgentConfig
 
 LONG_S = 60.0
 

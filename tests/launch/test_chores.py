@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from monarch_kernel.launch.chores import Chores
-from monarch_kernel.launch.tunnel import Tunnel
+from monarch_kernel.launch.port_forward import Tunnel
+from monarch_kernel.launch.task_thread import Chores
 from tests.support.waiting import wait_until
 
 

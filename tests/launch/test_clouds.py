@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from monarch_kernel.actor import HostMesh, ProcMesh, shutdown_context
-from monarch_kernel.actor.hosts import allocate, serve_ranks
-from monarch_kernel.controller.session import current_session
+from monarch_kernel.actor.host_mesh import allocate, serve_ranks
+from monarch_kernel.base.mesh import Extent, Region
 from monarch_kernel.launch.base import Launcher
 from monarch_kernel.launch.kubernetes import KubernetesLauncher
 from monarch_kernel.launch.lightning import LightningLauncher
-from monarch_kernel.mesh import Extent, Region
-from monarch_kernel.train.group import GroupStore
+from monarch_kernel.runtime.controller.session import current_session
+from monarch_kernel.train.process_group.worker import GroupStore
 from tests.launch.cluster import Cluster, Image
 from tests.launch.lightnings import lightning_cloud
 from tests.support.waiting import LONG_S, wait_until

@@ -18,13 +18,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from monarch_kernel.actor.hosts import HostMesh, serve_ranks
-from monarch_kernel.actor.procs import ProcMesh
-from monarch_kernel.controller.session import Session
+from monarch_kernel.actor.host_mesh import HostMesh, serve_ranks
+from monarch_kernel.actor.proc_mesh import ProcMesh
+from monarch_kernel.base.mesh import Extent, Region
 from monarch_kernel.errors import LaunchError, SupervisionError
 from monarch_kernel.launch.base import Launcher
-from monarch_kernel.launch.engines import ENGINES
-from monarch_kernel.mesh import Extent, Region
+from monarch_kernel.launch.registry import ENGINES
+from monarch_kernel.runtime.controller.session import Session
 from tests.launch.bench import Bench
 from tests.support.processes import wait_gone
 from tests.support.timing import Bar

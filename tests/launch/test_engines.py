@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from monarch_kernel.errors import LaunchError
-from monarch_kernel.launch.engines import COMMON, ENGINES, Engine, Option, make_launcher, plan_text
+from monarch_kernel.launch.registry import COMMON, ENGINES, Engine, Option, make_launcher, plan_text
 
 ALL = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 
@@ -46,7 +46,7 @@ def test_the_launcher_takes_what_the_table_says(engine: Engine) -> None:
 
 def test_the_table_imports_no_engine() -> None:
     code = (
-        "import sys; import monarch_kernel.launch.engines; "
+        "import sys; import monarch_kernel.launch.registry; "
         "print([m for m in ('ray', 'asyncssh', 'kubernetes', 'lightning_sdk', 'torch', 'IPython') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -16,11 +16,11 @@ import psutil
 import pytest
 
 from monarch_kernel.actor import ProcMesh
-from monarch_kernel.actor.hosts import serve_ranks
-from monarch_kernel.controller.detached import KeptSession
-from monarch_kernel.controller.homes import Home
-from monarch_kernel.mesh import Extent, Region
-from monarch_kernel.wire.config import Recipe
+from monarch_kernel.actor.host_mesh import serve_ranks
+from monarch_kernel.base.mesh import Extent, Region
+from monarch_kernel.net.wire.config import Recipe
+from monarch_kernel.runtime.detached.registry import Home
+from monarch_kernel.runtime.detached.session import KeptSession
 from tests.launch.rays import RayCluster, raylet_of
 from tests.launch.slurms import SlurmCluster, why_no_slurm
 from tests.launch.sshds import SshFolder, why_no_sshd
@@ -34,12 +34,12 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import msgspec
-from monarch_kernel.actor.hosts import HostMesh, serve_ranks
-from monarch_kernel.controller.detached import KeptSession
-from monarch_kernel.controller.homes import Home
-from monarch_kernel.launch.engines import ENGINES, make_launcher
-from monarch_kernel.mesh import Extent, Region
-from monarch_kernel.wire.config import Recipe
+from monarch_kernel.actor.host_mesh import HostMesh, serve_ranks
+from monarch_kernel.runtime.detached.session import KeptSession
+from monarch_kernel.runtime.detached.registry import Home
+from monarch_kernel.launch.registry import ENGINES, make_launcher
+from monarch_kernel.base.mesh import Extent, Region
+from monarch_kernel.net.wire.config import Recipe
 recipe = msgspec.json.decode(sys.argv[2], type=Recipe)
 home = Home(Path(sys.argv[3]), "t")
 home.create()

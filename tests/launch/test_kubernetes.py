@@ -12,7 +12,7 @@ import pytest
 
 from monarch_kernel.errors import LaunchError
 from monarch_kernel.launch.kubernetes import KubernetesLauncher
-from monarch_kernel.wire.config import AGENT_VARIABLE
+from monarch_kernel.net.wire.config import AGENT_VARIABLE
 from tests.launch.cluster import USER, Cluster, Image, Node, RefusedRequest
 from tests.launch.standin import COMMAND, Home
 from tests.support.timing import Bar

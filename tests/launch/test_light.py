@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 from monarch_kernel.actor import Actor, endpoint
-from monarch_kernel.actor.hosts import HostMesh, serve_ranks, shutdown_context
-from monarch_kernel.controller.session import current_session
+from monarch_kernel.actor.host_mesh import HostMesh, serve_ranks, shutdown_context
+from monarch_kernel.base.mesh import Extent, Region
 from monarch_kernel.errors import RemoteError
 from monarch_kernel.launch.local import LocalLauncher
-from monarch_kernel.mesh import Extent, Region
+from monarch_kernel.runtime.controller.session import current_session
 from tests.support.waiting import LONG_S, wait_until
 
 HEAVY = ("tor" + "ch", "IPy" + "thon", "numpy")

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.controller import state
-from monarch_kernel.controller.runtime import Runtime
 from monarch_kernel.errors import Failure, LaunchError
 from monarch_kernel.launch.local import LocalHost, LocalLauncher
+from monarch_kernel.net.hosts.zmq import ZmqRouter
+from monarch_kernel.net.wire.codec import load, pack
+from monarch_kernel.net.wire.config import AgentConfig
+from monarch_kernel.net.wire.messages import Ping, RankSpec, Run
+from monarch_kernel.runtime.controller import state
+from monarch_kernel.runtime.controller.runtime import Runtime
 from monarch_kernel.testing import rank_spec
-from monarch_kernel.transport.zmq import ZmqRouter
-from monarch_kernel.wire.codec import load, pack
-from monarch_kernel.wire.config import AgentConfig
-from monarch_kernel.wire.messages import Ping, RankSpec, Run
 from tests.support.processes import is_gone
 from tests.support.timing import Bar
 from tests.support.waiting import LONG_S, wait_until
@@ -209,7 +209,7 @@ def test_an_agent_with_another_token_is_refused(controller: Controller) -> None:
     impostor = """
         import json, sys
         from monarch_kernel import bootstrap
-        from monarch_kernel.wire.config import AgentConfig
+        from monarch_kernel.net.wire.config import AgentConfig
         config = json.loads(sys.stdin.buffer.read())
         config["token"] = "another"
         AgentConfig.decode = classmethod(lambda cls, data: cls(**config))

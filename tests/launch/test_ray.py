@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from monarch_kernel.actor.hosts import HostMesh, serve_ranks
-from monarch_kernel.controller.session import Session
+from monarch_kernel.actor.host_mesh import HostMesh, serve_ranks
+from monarch_kernel.base.mesh import Extent, Region
 from monarch_kernel.launch.ray import RayHost, RayLauncher
-from monarch_kernel.mesh import Extent, Region
-from monarch_kernel.wire.config import AgentConfig
+from monarch_kernel.net.wire.config import AgentConfig
+from monarch_kernel.runtime.controller.session import Session
 from tests.launch.rays import RayCluster, raylet_of
 from tests.launch.standin import STAND_IN, Home
 from tests.support.processes import is_gone, wait_gone
@@ -257,7 +257,7 @@ PROGRAM = """
 import json, os, sys, time
 import ray
 from monarch_kernel.launch.ray import RayLauncher
-from monarch_kernel.wire.config import AgentConfig
+from monarch_kernel.net.wire.config import AgentConfig
 
 configs = [AgentConfig.decode(config.encode()) for config in json.loads(sys.argv[1])]
 command = json.loads(sys.argv[2])

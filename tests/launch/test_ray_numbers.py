@@ -91,7 +91,7 @@ def test_resources_are_numbers() -> None:
 )
 def test_the_debugger_of_ray_is_not_that_of_ranks(given: str | None, left: str | None) -> None:
     """A node inherits its variables from whoever has started it, such as another program of Ray's."""
-    code = "from monarch_kernel.launch.ray import keeper; print(keeper._environment(None).get('PYTHONBREAKPOINT'))"
+    code = "from monarch_kernel.launch.ray import agent_actor; print(agent_actor._environment(None).get('PYTHONBREAKPOINT'))"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONBREAKPOINT"}
     environment |= {} if given is None else {"PYTHONBREAKPOINT": given}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)

@@ -17,8 +17,8 @@ import pytest
 
 from monarch_kernel.errors import LaunchError
 from monarch_kernel.launch.slurm import SlurmLauncher
+from monarch_kernel.launch.slurm.commands import call, words_of
 from monarch_kernel.launch.slurm.host import Job
-from monarch_kernel.launch.slurm.words import call, words_of
 from tests.launch import puppet
 from tests.launch.puppet import Desk, make_python
 from tests.launch.slurms import SlurmCluster, why_no_slurm

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from monarch_kernel.actor import shutdown_context
-from monarch_kernel.actor.hosts import allocate
-from monarch_kernel.train.group import GroupStore
+from monarch_kernel.actor.host_mesh import allocate
+from monarch_kernel.train.process_group.worker import GroupStore
 from tests.launch.sshds import SshFolder, why_no_sshd
 from tests.support.waiting import wait_until
 

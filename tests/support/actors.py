@@ -94,7 +94,7 @@ class Worker(Counter):
 def main_thread_waits_for_a_future() -> bool:
     """Whether the main thread is inside the transport, as it is while it waits for an answer."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None and not frame.f_code.co_filename.endswith("transport/driver.py"):
+    while frame is not None and not frame.f_code.co_filename.endswith("net/transport/driver.py"):
         frame = frame.f_back
     return frame is not None
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from monarch_kernel.actor import ProcMesh, this_host
-from monarch_kernel.describe.stacks import Doing
 from monarch_kernel.errors import RemoteError
-from monarch_kernel.train.group import GroupStore
+from monarch_kernel.runtime.diagnostics.stacks import Doing
+from monarch_kernel.train.process_group.worker import GroupStore
 from tests.support.waiting import LONG_S, wait_until
 
 __all__ = ["Ranks", "wait_until_in_collective", "warm_up"]

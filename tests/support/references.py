@@ -8,9 +8,9 @@ What counts as a reference
 
 In docstrings and comments a pair of *single* backticks marks a reference, and what stands in it must exist:
 
-- A path (`mesh/shape.py`, `docs/`, `errors.py`): a file or folder of the project has a path that ends so. A word in
+- A path (`base/mesh/shape.py`, `docs/`, `errors.py`): a file or folder of the project has a path that ends so. A word in
   capitals stands for any text (`tests/launch/bench_ENGINE.py`).
-- A dotted name (`ProcMesh.heal`, `mesh.shape.Region`): its first part is a module, a class or a function of the project,
+- A dotted name (`ProcMesh.heal`, `base.mesh.shape.Region`): its first part is a module, a class or a function of the project,
   or something that the file imports. The test looks for a module in the folder of the file, in the folders above it, and
   in the package; for a class everywhere. Members are methods, fields, class attributes, what methods set on ``self``, and
   the members of base classes.
@@ -90,7 +90,6 @@ OUTSIDE: dict[str, set[str]] = {
         "Trainer",
         "Tuner",
         "configure_model",
-        "checkpoint.best_model_path",
     },
     "Linux": {"MemAvailable"},
     "pytest": {"gpu"},
@@ -113,7 +112,6 @@ OUTSIDE: dict[str, set[str]] = {
         "load_state_dict",
         "reset_parameters",
         "share_memory_",
-        "state_dict",
     },
 }
 

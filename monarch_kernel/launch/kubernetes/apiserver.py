@@ -11,7 +11,7 @@ from typing import Any
 
 from monarch_kernel.errors import LaunchError
 from monarch_kernel.launch.kubernetes.pods import Json, refusal
-from monarch_kernel.launch.tunnel import Connection
+from monarch_kernel.launch.port_forward import Connection
 
 __all__ = ["REQUEST_S", "ApiServer", "RefusedError", "is_in_cluster"]
 

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable
 
 from monarch_kernel.launch.kubernetes.pods import TITLE, Json, is_up, told, waits_for
-from monarch_kernel.launch.tunnel import Tunnel
-from monarch_kernel.wire.config import AgentConfig
+from monarch_kernel.launch.port_forward import Tunnel
+from monarch_kernel.net.wire.config import AgentConfig
 
 __all__ = ["PodHost"]
 

@@ -33,13 +33,13 @@ from pathlib import Path
 from typing import Any
 
 from monarch_kernel.errors import LaunchError
-from monarch_kernel.launch.chores import Chores
 from monarch_kernel.launch.kubernetes.apiserver import REQUEST_S, ApiServer, RefusedError, is_in_cluster
 from monarch_kernel.launch.kubernetes.host import PodHost
 from monarch_kernel.launch.kubernetes.pods import TITLE, Json, PodSpec, ended, image_trouble
-from monarch_kernel.launch.tunnel import Tunnel
-from monarch_kernel.launch.words import most_common
-from monarch_kernel.wire.config import LISTENS, AgentConfig
+from monarch_kernel.launch.port_forward import Tunnel
+from monarch_kernel.launch.task_thread import Chores
+from monarch_kernel.launch.text import most_common
+from monarch_kernel.net.wire.config import LISTENS, AgentConfig
 
 __all__ = ["KubernetesLauncher"]
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from monarch_kernel.launch.base import agent_command
-from monarch_kernel.launch.words import how_ended
-from monarch_kernel.wire.config import AGENT_VARIABLE
+from monarch_kernel.launch.text import how_ended
+from monarch_kernel.net.wire.config import AGENT_VARIABLE
 
 __all__ = ["TITLE", "Json", "PodSpec", "ended", "image_trouble", "is_up", "merged", "refusal", "told", "waits_for"]
 

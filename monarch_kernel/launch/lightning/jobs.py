@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from monarch_kernel.launch.lightning.sdk import message_of, status_of
-from monarch_kernel.wire.config import AgentConfig
+from monarch_kernel.net.wire.config import AgentConfig
 
 __all__ = ["Jobs", "MachineHost"]
 

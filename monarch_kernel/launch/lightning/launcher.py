@@ -27,7 +27,6 @@ from typing import Any
 
 from monarch_kernel.errors import LaunchError
 from monarch_kernel.launch.base import agent_command
-from monarch_kernel.launch.chores import Chores
 from monarch_kernel.launch.lightning.jobs import Jobs, MachineHost
 from monarch_kernel.launch.lightning.sdk import (
     THREAD,
@@ -40,8 +39,9 @@ from monarch_kernel.launch.lightning.sdk import (
     machine_of,
     read_log,
 )
-from monarch_kernel.launch.words import most_common
-from monarch_kernel.wire.config import AGENT_VARIABLE, AgentConfig
+from monarch_kernel.launch.task_thread import Chores
+from monarch_kernel.launch.text import most_common
+from monarch_kernel.net.wire.config import AGENT_VARIABLE, AgentConfig
 
 __all__ = ["LightningLauncher"]
 

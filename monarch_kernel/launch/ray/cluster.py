@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from monarch_kernel.launch.ray import keeper
-from monarch_kernel.launch.words import plural
+from monarch_kernel.launch.ray import agent_actor
+from monarch_kernel.launch.text import plural
 
 __all__ = ["Cluster", "Node", "amount", "explain", "in_numbers"]
 
@@ -108,8 +108,8 @@ class Cluster:
         self._is_client = bool(ray.util.client.ray.is_connected())
         self.error: type[Exception] = ray.exceptions.RayError
         self.unavailable: type[Exception] = ray.exceptions.ActorUnavailableError
-        ray.cloudpickle.register_pickle_by_value(keeper)
-        self._keeper = ray.remote(max_restarts=0, max_task_retries=0, max_concurrency=4)(keeper.Keeper)
+        ray.cloudpickle.register_pickle_by_value(agent_actor)
+        self._keeper = ray.remote(max_restarts=0, max_task_retries=0, max_concurrency=4)(agent_actor.Keeper)
 
     @classmethod
     async def connect(cls, address: str) -> Cluster:

@@ -47,7 +47,7 @@ from typing import Any
 
 from monarch_kernel.launch.ray.cluster import Cluster, Node, amount, explain, in_numbers
 from monarch_kernel.launch.ray.options import Options
-from monarch_kernel.launch.words import how_ended, plural
+from monarch_kernel.launch.text import how_ended, plural
 
 __all__ = ["Driver", "main"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from monarch_kernel.launch.slurm.words import tail
+from monarch_kernel.launch.slurm.commands import tail
 
 __all__ = ["FIRST_ASK_S", "Job", "SlurmHost"]
 

@@ -30,10 +30,7 @@ from pathlib import Path
 
 from monarch_kernel.errors import LaunchError
 from monarch_kernel.launch.base import agent_command
-from monarch_kernel.launch.chores import Chores
-from monarch_kernel.launch.slurm.host import FIRST_ASK_S, Job, SlurmHost
-from monarch_kernel.launch.slurm.script import job_script
-from monarch_kernel.launch.slurm.words import (
+from monarch_kernel.launch.slurm.commands import (
     COMMAND_S,
     ENDS,
     REASONS,
@@ -46,8 +43,11 @@ from monarch_kernel.launch.slurm.words import (
     why_refused,
     words_of,
 )
-from monarch_kernel.launch.words import last_line, signal_name
-from monarch_kernel.wire.config import AGENT_VARIABLE, AgentConfig
+from monarch_kernel.launch.slurm.host import FIRST_ASK_S, Job, SlurmHost
+from monarch_kernel.launch.slurm.script import job_script
+from monarch_kernel.launch.task_thread import Chores
+from monarch_kernel.launch.text import last_line, signal_name
+from monarch_kernel.net.wire.config import AGENT_VARIABLE, AgentConfig
 
 __all__ = ["SlurmLauncher"]
 

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from monarch_kernel.wire.config import AGENT_VARIABLE
+from monarch_kernel.net.wire.config import AGENT_VARIABLE
 
 __all__ = ["job_script"]
 

@@ -21,8 +21,8 @@ from monarch_kernel.launch.ssh.hostlist import Place
 from monarch_kernel.launch.ssh.login import Login, LoginFailed, Unreachable, reason
 from monarch_kernel.launch.ssh.loop import LoopThread
 from monarch_kernel.launch.ssh.scripts import FOLLOW, KILL, PROBE, SHELL, START, VERSION, quoted
-from monarch_kernel.launch.words import signal_name
-from monarch_kernel.wire.config import AgentConfig
+from monarch_kernel.launch.text import signal_name
+from monarch_kernel.net.wire.config import AgentConfig
 
 __all__ = ["Owner", "SshHost"]
 

@@ -37,8 +37,8 @@ from monarch_kernel.launch.ssh.host import SshHost
 from monarch_kernel.launch.ssh.hostlist import Place, read_hosts
 from monarch_kernel.launch.ssh.login import Login
 from monarch_kernel.launch.ssh.loop import LoopThread
-from monarch_kernel.launch.words import plural
-from monarch_kernel.wire.config import AgentConfig
+from monarch_kernel.launch.text import plural
+from monarch_kernel.net.wire.config import AgentConfig
 
 __all__ = ["SshLauncher"]
 

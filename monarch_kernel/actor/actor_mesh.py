@@ -1,0 +1,337 @@
+"""Meshes of actors, and how their endpoints are called."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType
+from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar
+
+from monarch_kernel.actor.actor import Actor, Endpoint, EndpointSpec, from_outline, sources_of
+from monarch_kernel.actor.context import context
+from monarch_kernel.actor.endpoint_table import interface_of
+from monarch_kernel.actor.reloading import Target, class_now, reload_classes
+from monarch_kernel.base.mesh import Extent, Region, Shaped, ValueMesh
+from monarch_kernel.errors import ActorError, Failure, SupervisionError
+from monarch_kernel.features.editing.classes import key_of, pickle_class
+from monarch_kernel.features.editing.preview import Reloaded
+from monarch_kernel.net.wire.codec import Packed, dump_call, pack
+from monarch_kernel.net.wire.messages import (
+    Call,
+    Spawn,
+    StopActor,
+)
+from monarch_kernel.runtime.rpc.answers import Answer
+from monarch_kernel.runtime.rpc.client import Asker
+from monarch_kernel.runtime.rpc.future import Future, as_they_come
+from monarch_kernel.runtime.rpc.gather import gather, read_value
+from monarch_kernel.runtime.rpc.handles import Handle, opener
+
+__all__ = ["RESERVED", "ActorMesh", "BoundEndpoint", "PlainMethod", "living_actors"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Procs(Protocol):
+    """What a mesh of actors needs of the mesh of processes that it is on."""
+
+    _asker: Asker
+    _base: Sequence[int]
+
+
+class ActorMesh(Handle, Shaped):
+    """Actors of one class, one a rank; its endpoints are attributes."""
+
+    def __init__(
+        self,
+        procs: Procs,
+        region: Region,
+        name: str,
+        actor: int,
+        cls: type[Actor] | str,
+        endpoints: dict[str, EndpointSpec],
+        born_on: Region | None = None,
+    ) -> None:
+        self._proc_mesh = procs
+        self._asker = procs._asker
+        self._born_on = born_on or region
+        self._region = region
+        self._actor = actor
+        self._interface = interface_of(self._asker.shared, actor, cls, endpoints)
+        self._interface.handles.add(self)
+        self._initialized: Future[bool] | None = None
+        self.name = name
+        self._procs = tuple(procs._base[rank] for rank in region.ranks)
+        self._packed = None if region is self._born_on else region.pack()
+        if "reload" in endpoints:  # what the user calls so goes first
+            self.__dict__["reload"] = BoundEndpoint(self, endpoints["reload"])
+
+    def __repr__(self) -> str:
+        return f"<ActorMesh {self.name} of {self._interface.kind} {self.extent}>"
+
+    def _with_region(self, region: Region) -> ActorMesh:
+        known = self._interface
+        part = ActorMesh(self._proc_mesh, region, self.name, self._actor, known.cls, known.endpoints, self._born_on)
+        part._initialized = self._initialized
+        return part
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        procs = tuple(self._proc_mesh._base)
+        known = self._interface
+        outlines = tuple(spec.outline() for spec in known.endpoints.values())
+        return _open_actors, (procs, self._region, self.name, self._actor, known.kind, outlines, self._born_on)
+
+    def __getattr__(self, name: str) -> Any:
+        interface = self.__dict__.get("_interface")
+        if interface is None:  # half unpickled
+            raise AttributeError(name)
+        if name not in interface.endpoints:
+            method = inspect.getattr_static(interface.cls, name, None)
+            if isinstance(method, FunctionType) and not name.startswith("_"):
+                return PlainMethod(self, method)
+        bound = self.__dict__[name] = BoundEndpoint(self, interface.find(name))
+        return bound
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._interface.endpoints})
+
+    def announce(self, payload: Any, frames: Any) -> None:
+        """Send the spawn; for `ProcMesh.spawn`."""
+        finish = gather(self._region, f"spawning {self.name} failed", ActorError, read_value)
+
+        def up(answers: Sequence[Answer]) -> bool:
+            finish(answers)
+            return True
+
+        known, first = self._interface, self._interface.cls
+        assert isinstance(first, type)
+        region, sources, owner = self._region.pack(), sources_of(first), context().actor_instance.actor_id
+
+        def make(id: int, living: Sequence[int] | None = None) -> Packed:
+            part = None if living is None else self._places_of(living)
+            now, renewed = sources, b""
+            if known.is_changed and isinstance(known.cls, type):
+                now, renewed = sources_of(known.cls), pickle_class(known.cls)
+            return pack(Spawn(id, self._actor, self.name, region, payload, now, owner, part, renewed), frames)
+
+        self._asker.spawned(self._actor, self.name, owner, self._procs, self)
+        self._initialized = self._asker.request(
+            self._procs, make, f"{self.name}.__init__", up, spawned=(self._actor, make)
+        )
+
+    def _places_of(self, procs: Sequence[int]) -> tuple[tuple[int, int], ...]:
+        """Rank and process of the actors that are in these processes."""
+        return tuple((rank, proc) for rank, proc in zip(self._region.ranks, self._procs) if proc in procs)
+
+    @property
+    def initialized(self) -> Future[bool]:
+        """Resolves when every actor's constructor has run, or raises what it raised."""
+        if self._initialized is None:  # it came as an argument: who has spawned it knows more
+            self._initialized = self._ping()
+        return self._initialized
+
+    def _ping(self) -> Future[bool]:
+        """Resolves when every actor has done what it was sent before; raises if one is no more."""
+        finish = gather(self._region, f"spawning {self.name} failed", ActorError, read_value)
+        payload, frames = dump_call((), {}, ())
+
+        def up(answers: Sequence[Answer]) -> bool:
+            finish(answers)
+            return True
+
+        return self._asker.request(
+            self._procs,
+            lambda id: pack(Call(id, self._actor, "", self._packed, payload), frames),
+            f"{self.name}.__init__",
+            up,
+        )
+
+    def stop(self, reason: str = "stopped by client") -> Future[None]:
+        """Stop the actors; calls from now on raise. Those on ranks that are dead, or die meanwhile, have ended anyhow."""
+        asker, extent = self._asker, self.extent
+        dead = asker.deaths(self._procs)
+        living = {i: proc for i, proc in enumerate(self._procs) if proc not in dead}
+        procs = tuple(living.values())
+
+        def stopped(answers: Sequence[Answer]) -> None:
+            failed = {
+                extent.point(i): answer
+                for i, answer in zip(living, answers)
+                if isinstance(answer, Failure) and answer.kind not in ("lost", "stopped")
+            }
+            if failed:
+                raise ActorError(f"stopping {self.name}", failed)
+
+        asker.stopped(self._actor, self._procs)
+        asker.forget_spawn(self._actor, self._procs)
+        note = f"{self.name}.stop"
+        future = asker.request(procs, lambda id: pack(StopActor(id, self._actor, reason)), note, stopped)
+        # If another one dies just now, nobody has been asked.
+        future.add_done_callback(lambda: asker.tell(procs, pack(StopActor(0, self._actor, reason))))
+        return future
+
+    def reload(self, cls: type | None = None) -> Reloaded:
+        """Have the actors go on with their class as it is now in the notebook; waits until they do.
+
+        Their state stays. Other actors of the class, on the ranks of this mesh, go on with it, too. A class with a method
+        ``__reload__(self)`` has it called for each actor, before its next message.
+
+        Args:
+            cls: the class that theirs becomes; left out, the one that has its name now.
+
+        Raises:
+            TypeError: it is no class, or one that is imported.
+            EditError: it was refused, with the reasons; nothing has changed.
+            RanksError: ranks could not make the class, and nothing has changed; or a ``__reload__`` failed.
+        """
+        known = self._interface.cls
+        new = class_now(known, self.name) if cls is None else cls
+        key = key_of(known) if isinstance(known, type) else (new.__module__, known)
+        base = Extent({"ranks": len(self._proc_mesh._base)})
+        place = Target(self._asker, self._procs, self._region, base, getattr(self._proc_mesh, "name", self.name))
+        return reload_classes(place, [(new, key)], RESERVED)
+
+
+class BoundEndpoint(Endpoint[Any, Any]):
+    """An endpoint of a mesh."""
+
+    def __init__(self, mesh: ActorMesh, spec: EndpointSpec) -> None:
+        self._spec = spec
+        self._mesh = mesh
+        self._note = f"{mesh.name}.{spec.name}"
+        self._finish = gather(mesh._region, f"{self._note}() failed on {mesh.name}", ActorError, read_value)
+        self.__doc__ = spec.__doc__
+
+    def __repr__(self) -> str:
+        return f"<endpoint {self._note}{self._spec.signature} on {self._mesh.extent}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise TypeError(
+            f"{self._note} is an endpoint: say how to call it with .call(), .call_one(), .choose(), .stream() "
+            "or .broadcast()"
+        )
+
+    def _spec_now(self) -> EndpointSpec:
+        """What it takes; its class may have been reloaded."""
+        return self._mesh._interface.find(self._spec.name)
+
+    def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[int], Any]:
+        mesh, spec = self._mesh, self._spec_now()
+        spec.check(args, kwargs)
+        payload, frames = dump_call(args, kwargs, spec.names)
+        return lambda id: pack(Call(id, mesh._actor, spec.name, mesh._packed, payload), frames)
+
+    def call(self, *args: Any, **kwargs: Any) -> Future[ValueMesh[Any]]:
+        """Call it on every rank; the result has the shape of the mesh."""
+        mesh = self._mesh
+        return mesh._asker.request(mesh._procs, self._make(args, kwargs), self._note, self._finish)
+
+    def call_one(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call it on a mesh of exactly one actor."""
+        mesh = self._mesh
+        if len(mesh._procs) != 1:
+            raise ValueError(
+                f"{self._note}.call_one() needs a mesh of one actor, this one has {len(mesh._procs)}: {mesh.extent}; "
+                "slice it, or use .call()"
+            )
+        return mesh._asker.request(mesh._procs, self._make(args, kwargs), self._note, self._finish_one)
+
+    def _finish_one(self, answers: Sequence[Answer]) -> Any:
+        answer = answers[0]
+        return self._finish(answers).values()[0] if isinstance(answer, Failure) else read_value(answer)
+
+    def _call_at(self, index: int, make: Callable[[int], Any]) -> Future[Any]:
+        mesh = self._mesh
+        point = mesh.extent.point(index)
+        one = Region(mesh.extent, mesh._region.ranks)
+
+        def finish(answers: Sequence[Answer]) -> Any:
+            answer = answers[0]
+            if not isinstance(answer, Failure):
+                return read_value(answer)
+            gone = answer.kind in ("lost", "stopped")
+            raise (SupervisionError if gone else ActorError)(f"{self._note}() failed on {mesh.name}", {point: answer})
+
+        rank = one.ranks[index]
+        return mesh._asker.request((mesh._procs[index],), make, self._note, finish, rank)
+
+    def choose(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call it on one actor, chosen at random."""
+        return self._call_at(random.randrange(len(self._mesh._procs)), self._make(args, kwargs))
+
+    def stream(self, *args: Any, **kwargs: Any) -> Iterator[Future[Any]]:
+        """Call it on every rank; gives one future each, with its ``.rank``, in the order in which answers come."""
+        make = self._make(args, kwargs)
+        futures = [self._call_at(i, make) for i in range(len(self._mesh._procs))]
+        return as_they_come(futures)
+
+    def broadcast(self, *args: Any, **kwargs: Any) -> None:
+        """Call it on every rank, and do not wait for answers; there are none."""
+        mesh = self._mesh
+        mesh._asker.tell(mesh._procs, self._make(args, kwargs)(0))
+
+
+class PlainMethod:
+    """A method of an actor that is no endpoint, as the holders of its mesh see it."""
+
+    def __init__(self, mesh: ActorMesh, function: FunctionType) -> None:
+        self._mesh = mesh
+        self._function = function
+        self.__doc__ = function.__doc__
+
+    def __repr__(self) -> str:
+        return f"<{self._mesh.name}.{self._function.__name__}, no endpoint>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        said = f"{self._mesh.name}.{self._function.__name__}"
+        raise TypeError(f"{said} is no endpoint: mark it with @endpoint, or call as_endpoint({said}).call(...)")
+
+
+class _Places:
+    """The processes of a mesh of actors that came as an argument or as a result."""
+
+    def __init__(self, asker: Asker, procs: Sequence[int]) -> None:
+        self._asker = asker
+        self._base = procs
+
+
+Places = Sequence[tuple[int, int]]
+"""Rank and process of actors."""
+
+
+def living_actors(
+    asker: Asker, message: Spawn, living: Places, cls: type[Actor], endpoints: dict[str, EndpointSpec]
+) -> ActorMesh | None:
+    """The mesh of the actors that live on, for one that comes in the place of another; None if none does."""
+    if not living:
+        return None
+    places = dict(living)
+    procs = tuple(
+        places.get(rank, -1) for rank in range(max(places) + 1)
+    )  # what is not in the region is never looked at
+    region = Region(Extent({"ranks": len(places)}), tuple(places))
+    born_on = Region.unpack(message.region)
+    return ActorMesh(_Places(asker, procs), region, message.name, message.actor, cls, endpoints, born_on)
+
+
+def _open_actors(
+    procs: Sequence[int],
+    region: Region,
+    name: str,
+    actor: int,
+    kind: str,
+    outlines: Sequence[tuple[Any, ...]],
+    born_on: Region,
+) -> ActorMesh:
+    """A mesh of actors that came as an argument or as a result."""
+    endpoints = {spec.name: spec for spec in map(from_outline, outlines)}
+    born_on = region if region == born_on else born_on
+    return ActorMesh(_Places(opener(), procs), region, name, actor, kind, endpoints, born_on)
+
+
+RESERVED = frozenset(
+    name for name in {*dir(ActorMesh), "name", "initialized"} if not name.startswith("__") and name != "reload"
+)
+"""Names that an actor's endpoints can't have."""

@@ -1,0 +1,261 @@
+"""Channels: what is sent into a port, in any process, comes out of its receiver, in the process that has opened it."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING, Any, Generic, NoReturn
+
+from monarch_kernel.errors import Failure, RemoteInterrupt, rebuild_exception
+from monarch_kernel.net.transport.driver import Waiter
+from monarch_kernel.net.wire.codec import dump, pack
+from monarch_kernel.net.wire.messages import Payload, PortSend
+from monarch_kernel.runtime.controller.session import current_session
+from monarch_kernel.runtime.diagnostics.failures import describe
+from monarch_kernel.runtime.rpc.answers import Answer
+from monarch_kernel.runtime.rpc.client import Asker
+from monarch_kernel.runtime.rpc.future import Future
+from monarch_kernel.runtime.rpc.gather import read_value
+from monarch_kernel.runtime.rpc.handles import HOME, Handle, opened_by
+from monarch_kernel.runtime.rpc.ids import made_by
+from monarch_kernel.runtime.rpc.waits import WARN_AFTER_S, Wait
+
+__all__ = ["Channel", "Port", "PortReceiver", "asker_here", "open_port"]
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    T = TypeVar("T", default=Any)  # of Channel.open(); Channel[int].open() says more
+else:
+    from typing import TypeVar
+
+    T = TypeVar("T")
+
+
+def asker_here() -> Asker:
+    """What carries the requests of the code that runs here: of a rank, or of the session of the program."""
+    asker: Asker | None = opened_by() or HOME.asker
+    if asker is None:
+        runtime = current_session().runtime
+        runtime.host_actors()
+        return runtime
+    return asker
+
+
+class Port(Handle, Generic[T]):
+    """Where values are sent to; can be passed on to any process, as an argument or inside of one."""
+
+    def __init__(self, asker: Asker, number: int) -> None:
+        self._asker = asker
+        self._number = number
+
+    def __repr__(self) -> str:
+        return f"<Port {self._number:#x}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Port) and other._number == self._number
+
+    def __hash__(self) -> int:
+        return hash(self._number)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open_port, (self._number,)
+
+    def send(self, value: T) -> None:
+        """Send a value; those of one sender arrive in their order. Nobody hears of it if the receiver is gone.
+
+        Raises:
+            PayloadError: it can't be pickled.
+        """
+        payload, frames = dump(value, f"what is sent into a port (a {type(value).__name__})")
+        self._asker.tell((made_by(self._number),), pack(PortSend(self._number, payload), frames))
+
+    def exception(self, error: BaseException) -> None:
+        """Send an error, which the receiver's future raises."""
+        self._asker.tell((made_by(self._number),), pack(PortSend(self._number, Payload(), describe(error))))
+
+    def pass_on(self, answer: Answer) -> None:
+        """Send what a request was answered with, unopened."""
+        if isinstance(answer, Failure):
+            packed = pack(PortSend(self._number, Payload(), answer))
+        else:
+            packed = pack(PortSend(self._number, answer.payload), tuple(answer.frames))
+        self._asker.tell((made_by(self._number),), packed)
+
+
+class PortReceiver(Generic[T]):
+    """Where values come out, in the order in which they have arrived."""
+
+    def __init__(self, asker: Asker, number: int) -> None:
+        self._asker = asker
+        self._number = number
+        self._lock = threading.Lock()
+        self._arrived: deque[Answer] = deque()
+        self._waiting: deque[_Coming[Any]] = deque()
+        ours = weakref.ref(self)
+
+        def take(answer: Answer) -> None:
+            receiver = ours()
+            if receiver is not None:
+                receiver._take(answer)
+
+        asker.ports.open(number, take)
+        weakref.finalize(self, asker.ports.close, number)
+
+    def __repr__(self) -> str:
+        return f"<PortReceiver {self._number:#x}, {len(self._arrived)} arrived>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a PortReceiver stays where Channel.open() was called; pass the Port on")
+
+    def recv(self) -> Future[T]:
+        """The next value that has not been asked for; an error that was sent is raised by the future.
+
+        A future that is cancelled, or whose wait is interrupted, takes nothing: what arrives goes to the next one. One whose
+        ``get(timeout)`` was in vain takes nothing until it is asked again.
+        """
+        future: _Coming[T] = _Coming(_Receiving(self), self._asker.new_number(), self._read)
+        with self._lock:
+            if not self._arrived:
+                self._waiting.append(future)
+                return future
+            answer = self._arrived.popleft()
+        future.resolve([answer], True)
+        return future
+
+    def _take(self, answer: Answer) -> None:
+        with self._lock:
+            if not self._waiting:
+                self._arrived.append(answer)
+                return
+            future = self._waiting.popleft()
+        future.resolve([answer], True)
+
+    def _withdraw(self, id: int) -> None:
+        with self._lock:
+            withdrawn = [future for future in self._waiting if future.id == id]
+            for future in withdrawn:
+                self._waiting.remove(future)
+        for future in withdrawn:
+            future.abandon(_cancelled())
+
+    def _step_aside(self, future: _Coming[Any]) -> bool:
+        """Let others have what arrives, unless somebody else waits for this future; says whether it was given something."""
+        with self._lock:
+            if future not in self._waiting:
+                return not future.is_aside
+            if not future.is_waited_for:
+                self._waiting.remove(future)
+                future.is_aside = True
+            return False
+
+    def _return(self, future: _Coming[Any], *, to_wait: bool = True) -> bool:
+        """A future that had stepped aside has its turn again, or is given up; says whether it had."""
+        with self._lock:
+            if not future.is_aside:
+                return False
+            future.is_aside = False
+            if not to_wait:
+                return True
+            if not self._arrived:
+                self._waiting.append(future)
+                return True
+            answer = self._arrived.popleft()
+        future.resolve([answer], True)
+        return True
+
+    def _read(self, answers: Sequence[Answer]) -> T:
+        (answer,) = answers
+        if isinstance(answer, Failure):
+            raise rebuild_exception(answer)
+        return read_value(answer)  # type: ignore[no-any-return]
+
+
+def _cancelled() -> CancelledError:
+    return CancelledError("the wait was cancelled; what arrives is for the next recv()")
+
+
+class _Coming(Future[T]):
+    """What a receiver gives next. Who waits for a while, in a loop, must not lose what comes later to a future of before.
+
+    Attributes:
+        is_aside: whether it takes nothing for now; with the receiver's lock held.
+    """
+
+    __slots__ = ("_receiver", "is_aside")
+
+    def __init__(self, owner: _Receiving, id: int, finish: Callable[[Sequence[Answer]], T]) -> None:
+        super().__init__(owner, id, finish)
+        self.is_aside = False
+        self._receiver = owner.receiver
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether anybody wants to be told."""
+        return bool(self._callbacks)
+
+    def done(self) -> bool:
+        self._receiver._return(self)
+        return super().done()
+
+    def add_done_callback(self, callback: Callable[[], None]) -> None:
+        super().add_done_callback(callback)
+        self._receiver._return(self)
+
+    def cancel(self) -> None:
+        if self._receiver._return(self, to_wait=False):
+            self.abandon(_cancelled())
+        else:
+            super().cancel()
+
+    def _wait(self, timeout: float | None, warn_after_s: float | None = WARN_AFTER_S) -> None:
+        try:
+            super()._wait(timeout, warn_after_s)
+        except RemoteInterrupt:
+            raise RemoteInterrupt("the wait was interrupted; what arrives is for the next recv()") from None
+        except TimeoutError:
+            if not self._receiver._step_aside(self):
+                raise TimeoutError(f"nothing has arrived within {timeout} s") from None
+            super().wait()  # just now
+
+
+class _Receiving:
+    """Owner of the futures of a receiver: there is nobody to interrupt but those who wait."""
+
+    def __init__(self, receiver: PortReceiver[Any]) -> None:
+        self.receiver = receiver
+        self.asker = receiver._asker
+
+    def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
+        return self.asker.wait(waiter, timeout_s)
+
+    def interrupt(self, id: int, *, abort: bool = False) -> None:
+        self.receiver._withdraw(id)
+
+    def cancel(self, id: int) -> None:
+        self.receiver._withdraw(id)
+
+    def attend(self, future: Future[Any]) -> None:
+        self.asker.attend(future)
+
+    def linger(self, wait: Wait) -> float | None:
+        return self.asker.linger(wait)
+
+
+class Channel(Generic[T]):
+    """Makes ports."""
+
+    @classmethod
+    def open(cls) -> tuple[Port[T], PortReceiver[T]]:
+        """A port, which may travel, and its receiver, which stays here."""
+        asker = asker_here()
+        number = asker.new_number()
+        return Port(asker, number), PortReceiver(asker, number)
+
+
+def open_port(number: int) -> Port[Any]:
+    """A port that came from elsewhere."""
+    return Port(asker_here(), number)

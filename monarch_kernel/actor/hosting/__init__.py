@@ -1,0 +1,1 @@
+"""An actor in its process: its instance, event loop, and responses."""

@@ -1,0 +1,242 @@
+"""The life of an async actor, on an event loop of its own: one endpoint after the other, and concurrent ones beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any
+
+from monarch_kernel.actor.context import running
+from monarch_kernel.actor.hosting.actor_host import ActorHost, was_stopped
+from monarch_kernel.actor.hosting.event_loop import AsyncCall, LoopWaiter, Stepped, outcome
+from monarch_kernel.errors import Failure
+from monarch_kernel.net.wire.codec import Frame, load
+from monarch_kernel.net.wire.messages import Call, PostMortem, Spawn, StopActor
+from monarch_kernel.runtime.worker.executor import CALLED
+
+__all__ = ["AsyncLife"]
+
+CANCEL_S = 2.0
+
+
+class AsyncLife:
+    """What an async actor does from the moment when its loop runs; for the thread of that loop."""
+
+    def __init__(self, host: ActorHost) -> None:
+        self._host = host
+        self._calls: dict[AsyncCall, None] = {}  # in the order in which they began
+        self._wake: Callable[[], object] = host.executor.waiter.set
+        self._supervision: asyncio.Task[None] | None = None
+        host.executor.calls = self._calls
+
+    async def live(self, message: Spawn, cls: type, args: Any, kwargs: Any) -> None:
+        """The life of an async actor, on its own loop."""
+        executor = self._host.executor
+        loop = asyncio.get_running_loop()
+        event = asyncio.Event()
+        of_thread, executor.waiter = executor.waiter, LoopWaiter(loop, event)
+        self._wake = event.set
+        running.set(self._host.whole)
+        try:
+            with executor.user_code():  # from then on an interrupt cancels the task
+                executor.raise_if_struck()
+                self._host.make(cls, args, kwargs)
+                restored = self._host.restore(message, cls, self._host.specs)
+                if inspect.isawaitable(restored):
+                    await restored
+            executor.attend = lambda: _call_soon(loop, lambda: self.look(loop))
+            self._host.workplace.reply(message.id)
+            executor.current, executor.taken = 0, (None, ())
+            await self._serve(loop, event)
+        finally:
+            executor.waiter = of_thread
+
+    def look(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Handle what has failed as soon as the loop comes to it; called on the loop."""
+        if self._supervision is None:
+            self._supervision = loop.create_task(self._supervise_all())
+
+    async def _supervise_all(self) -> None:
+        try:
+            while (failure := self._host.next_failure()) is not None:
+                running.set(self._host.whole)
+                supervise = getattr(self._host.instance, "__supervise__", None)
+                is_handled, error = None, None
+                if supervise is not None:
+                    is_handled, error = await outcome(partial(supervise, failure))
+                if self._host.death is None and not self._host.judge(failure, is_handled, error):
+                    for call in self._calls:
+                        call.task.cancel()
+                    self._wake()
+        finally:
+            self._supervision = None
+
+    async def _serve(self, loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+        """Until the actor is stopped or dies; what comes after its death is answered without the loop."""
+        executor = self._host.executor
+        while self._host.death is None and not executor.over:
+            event.clear()
+            while executor.mailbox and self._host.death is None:
+                if not executor.begin_next():
+                    continue
+                item, frames = executor.taken
+                if isinstance(item, StopActor):
+                    await self._stop(loop, item)
+                    return
+                if item is CALLED:
+                    self.look(loop)
+                elif isinstance(item, PostMortem):
+                    executor.handlers[PostMortem](item, frames)  # the loop stands still meanwhile
+                else:
+                    await self._call(loop, item, frames)
+                executor.current = 0
+                executor.taken = item, frames = None, ()
+            if not executor.mailbox and self._host.death is None and not executor.over:
+                await event.wait()
+        if self._host.death is not None:
+            await self._end()
+
+    async def _call(self, loop: asyncio.AbstractEventLoop, message: Call, frames: Sequence[Frame]) -> None:
+        executor, id = self._host.executor, message.id
+        if not message.method:
+            self._host.workplace.reply(id)
+            return
+        if self._host.lacks(message):
+            return
+        executor.kept = None
+        try:
+            running.set(self._host.context_of(message.region))
+            args, kwargs = load(message.payload, frames)
+            method = self._host.method(message.method)
+            spec = self._host.specs.get(message.method)
+            takes_port = self._host.takes_port(message.method)
+            if takes_port:
+                args = (self._host.responses.port(id), *args)
+        except BaseException as error:
+            self._host.failed(id, error, False, False)
+            return
+        if spec is not None and spec.is_concurrent:
+            call = AsyncCall(
+                message,
+                loop.create_task(outcome(lambda: self._overlap(call, method(*args, **kwargs)))),
+                takes_port,
+                overlaps=True,
+            )
+            self._enter(call)
+            call.task.add_done_callback(lambda _: self._answer(call))
+            await asyncio.sleep(0)  # it runs to its first wait before we go on
+            return
+        call = AsyncCall(message, loop.create_task(outcome(lambda: method(*args, **kwargs))), takes_port)
+        self._enter(call)
+        try:
+            await call.task  # quicker than asyncio.wait()
+        except asyncio.CancelledError:
+            if not call.task.done():
+                raise
+        self._answer(call)
+        if executor.is_traced:
+            executor.end_tracing()
+
+    def _overlap(self, call: AsyncCall, work: Coroutine[Any, Any, Any]) -> Stepped:
+        """Have a call known as the one that this thread runs, whenever it does."""
+        executor, before = self._host.executor, 0
+        call.work = work
+
+        def enter() -> None:
+            nonlocal before
+            before, executor.current = executor.current, call.id
+
+        def leave() -> None:
+            executor.current = before
+            if executor.is_traced:
+                executor.end_tracing()
+
+        return Stepped(work, enter, leave)
+
+    def _enter(self, call: AsyncCall) -> None:
+        """From now on an interrupt finds the call; one that came a moment ago is not lost."""
+        self._calls[call] = None
+        if call.id:
+            self._host.executor.strikes[call.id] = call.strike
+            if self._host.executor.interrupted == call.id:
+                call.strike()
+
+    def _leave(self, call: AsyncCall) -> bool:
+        """Whether nobody else has answered the call; from now on somebody has."""
+        if call not in self._calls:
+            return False
+        del self._calls[call]
+        self._host.executor.strikes.pop(call.id, None)
+        return True
+
+    def _answer(self, call: AsyncCall) -> None:
+        """Say what a call came to, unless somebody has."""
+        if not self._leave(call):
+            return
+        try:
+            value, error = call.task.result()
+            if error is not None:
+                raise error
+            if call.id and not call.takes_port:
+                self._host.workplace.reply(call.id, value)
+        except BaseException as error:
+            was_interrupted = call.was_interrupted or self._host.executor.interrupted == call.id
+            self._host.failed(call.id, error, was_interrupted, call.takes_port)
+            if self._host.death is not None:
+                for other in self._calls:
+                    other.task.cancel()
+                self._wake()
+
+    async def _cancel_calls(self, why: Failure) -> None:
+        """Cancel what still runs, and tell who has called it why."""
+        tasks = []
+        for call in list(self._calls):
+            self._leave(call)
+            self._host.workplace.fail(self._host.executor, call.id, why)
+            call.task.cancel()
+            tasks.append(call.task)
+        if tasks:
+            await asyncio.wait(tasks, timeout=CANCEL_S)
+
+    async def _end(self) -> None:
+        """As `_end`."""
+        assert self._host.death is not None
+        error, self._host.cause = self._host.cause, None
+        await self._cancel_calls(self._host.death)
+        if hasattr(self._host.instance, "__cleanup__"):
+            await self._host.await_children()
+        _, problem = await outcome(lambda: self._host.clean_up(error))
+        if problem is not None:
+            self._host.report_cleanup(problem)
+        self._host.let_go(self._host.death)
+
+    async def _stop(self, loop: asyncio.AbstractEventLoop, message: StopActor) -> None:
+        """As `_stop`."""
+        executor = self._host.executor
+        executor.over = True
+        why = was_stopped(message)
+        await self._cancel_calls(why)
+        if self._supervision is not None:
+            self._supervision.cancel()
+        self._host.children = self._host.workplace.supervisor.ended(self._host.actor, request=message.id)
+        await self._host.await_children()
+        call = AsyncCall(message, loop.create_task(outcome(lambda: self._host.clean_up(None))))
+        self._enter(call)
+        await asyncio.wait([call.task])
+        self._host.let_go(why)
+        self._answer(call)
+
+    async def broken(self, error: BaseException) -> None:
+        """The loop was ended by what its life or a task of the user's raised."""
+        failure = self._host.die(error)
+        if self._host.instance is None:
+            self._host.workplace.fail(self._host.executor, self._host.executor.current, failure)
+        await self._end()
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop has ended
+        loop.call_soon_threadsafe(function)

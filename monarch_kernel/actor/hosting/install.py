@@ -1,0 +1,29 @@
+"""How a process becomes one that hosts actors."""
+
+from __future__ import annotations
+
+from monarch_kernel.actor.context import carry_into_threads
+from monarch_kernel.actor.hosting.actor_host import ActorHost
+from monarch_kernel.actor.hosting.async_actor import AsyncLife
+from monarch_kernel.actor.proc_mesh import ProcMesh
+from monarch_kernel.net.wire.messages import Spawn
+from monarch_kernel.runtime.worker.actor_server import Workplace
+from monarch_kernel.runtime.worker.executor import Executor
+
+__all__ = ["host_actors"]
+
+
+def host_actors(workplace: Workplace, rank: int, proc_mesh: ProcMesh) -> None:
+    """Let a process host actors.
+
+    Args:
+        workplace: of the process.
+        rank: its flat rank in the mesh of processes as spawned.
+        proc_mesh: that mesh.
+    """
+
+    def on_spawn(message: Spawn, executor: Executor) -> None:
+        carry_into_threads()
+        workplace.hosted[message.actor] = ActorHost(workplace, rank, proc_mesh, message, executor, AsyncLife)
+
+    workplace.on_spawn = on_spawn

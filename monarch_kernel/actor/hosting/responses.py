@@ -1,0 +1,135 @@
+"""Answers through ports: an endpoint that is given one answers when it likes, or lets another actor do it."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, TypeVar
+
+from monarch_kernel.actor.channels import Port, open_port
+from monarch_kernel.errors import Failure
+from monarch_kernel.net.wire.codec import dump, pack
+from monarch_kernel.net.wire.messages import Failed, Result
+from monarch_kernel.runtime.rpc.answers import Answer
+from monarch_kernel.runtime.worker.actor_server import Workplace
+from monarch_kernel.runtime.worker.executor import Executor
+
+__all__ = ["ResponsePort", "Responses"]
+
+T = TypeVar("T")
+
+
+class Responses:
+    """The requests of one actor that are answered through ports, and not yet answered.
+
+    A port that is passed on becomes an ordinary one of this process, which hands on to the request what it gets first.
+
+    Attributes:
+        is_ending: whether the actor ends, and lets go of its ports with all else that it has.
+    """
+
+    def __init__(self, workplace: Workplace, executor: Executor) -> None:
+        self.is_ending = False
+        self._workplace = workplace
+        self._executor = executor
+        self._open: dict[int, list[int]] = {}  # request -> the ports that have been passed on
+
+    def port(self, id: int) -> ResponsePort[Any]:
+        """A port for a request; id 0 is a broadcast, which nobody waits for."""
+        port: ResponsePort[Any] = ResponsePort(self, id)
+        if id:
+            self._open[id] = []
+            weakref.finalize(port, self._drop, id).atexit = False
+        return port
+
+    def take(self, id: int) -> bool:
+        """Whether a request has not been answered; from now on it has. Of several threads one is told so."""
+        passed_on = self._open.pop(id, None)
+        for number in passed_on or ():
+            self._workplace.asker.ports.close(number)
+        return passed_on is not None
+
+    def send(self, id: int, value: Any) -> None:
+        """Answer with a value."""
+        payload, frames = dump(value, "the response")
+        if id and not self.take(id):
+            raise ValueError("this call has been answered already: a response port takes one answer")
+        if id:
+            self._workplace.send_answer(id, pack(Result(id, payload), frames))
+
+    def fail(self, id: int, error: BaseException | Failure) -> None:
+        """Answer with an error."""
+        if id and not self.take(id):
+            raise ValueError("this call has been answered already: a response port takes one answer")
+        self._workplace.fail(self._executor, id, error)
+
+    def hand_on(self, id: int) -> int:
+        """The number of a port that can travel."""
+        asker = self._workplace.asker
+        number = asker.new_number()
+        passed_on = self._open.get(id)
+        if passed_on is not None:
+            passed_on.append(number)
+            asker.ports.open(number, lambda answer: self.pass_on(id, answer))
+        return number
+
+    def pass_on(self, id: int, answer: Answer) -> None:
+        """Answer with what another process has sent; what comes later is dropped. With the baton held."""
+        if not self.take(id):
+            return
+        if isinstance(answer, Failure):
+            packed = pack(Failed(id, answer))
+        else:
+            packed = pack(Result(id, answer.payload), tuple(answer.frames))
+        self._workplace.send_answer_now(id, packed)
+
+    def end(self, why: Failure) -> None:
+        """The actor ends, and nobody will answer."""
+        for id in list(self._open):
+            if self.take(id):
+                self._workplace.fail(self._executor, id, why)
+
+    def _drop(self, id: int) -> None:
+        if not self.is_ending and not self._open.get(id, True) and self.take(id):  # nobody can answer any more
+            error = RuntimeError("the endpoint has let go of its response port without an answer")
+            self._workplace.fail(self._executor, id, error)
+
+
+class ResponsePort(Port[T]):
+    """Where an endpoint that was marked with ``explicit_response_port=True`` sends its one answer."""
+
+    def __init__(self, responses: Responses, id: int) -> None:
+        self._responses = responses
+        self._id = id
+
+    def __repr__(self) -> str:
+        return f"<response port of request {self._id}>"
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open_port, (self._responses.hand_on(self._id),)
+
+    def send(self, value: T) -> None:
+        """Answer the call; of a broadcast nobody hears.
+
+        Raises:
+            PayloadError: the value can't be pickled; the call is still unanswered.
+            ValueError: it has been answered.
+        """
+        self._responses.send(self._id, value)
+
+    def exception(self, error: BaseException) -> None:
+        """Answer the call with an error.
+
+        Raises:
+            ValueError: it has been answered.
+        """
+        self._responses.fail(self._id, error)
+
+    def pass_on(self, answer: Answer) -> None:
+        """Answer the call with what another has answered."""
+        self._responses.pass_on(self._id, answer)

@@ -1,0 +1,139 @@
+"""Values by rank: what every rank of a mesh is given for itself, and functions that are called with it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import linecache
+import os
+import pickle
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import islice
+from types import CodeType, FunctionType
+from typing import Any, TypeVar
+
+from monarch_kernel.base.mesh import Region, ValueMesh
+from monarch_kernel.net.wire.codec import Packed, dump, pack
+from monarch_kernel.net.wire.messages import Apply, Push
+
+__all__ = ["apply_messages", "by_rank", "cells_of", "push_messages"]
+
+T = TypeVar("T")
+
+_MAX_SOURCE_CHARS = 1 << 18
+_NOT_BY_RANK = (str, bytes, Mapping, AbstractSet)  # iterable, but without one item for each rank in their order
+
+
+def by_rank(region: Region, values: Iterable[T], what: str) -> ValueMesh[T]:
+    """Give a mesh of values, one for each rank of a region.
+
+    Args:
+        region: of the mesh.
+        values: in the order of the ranks, or a `ValueMesh` of the same extent.
+        what: how to call them in an error.
+
+    Raises:
+        ValueError: they are too few or too many, or of another extent.
+        TypeError: they are no values at all.
+    """
+    if isinstance(values, ValueMesh):
+        if values.extent != region.extent:
+            raise ValueError(
+                f"{what}: a ValueMesh of extent {values.extent} has no value for each rank of {region.extent}; "
+                "slice or reshape one of them; inside a list it is one value for all ranks"
+            )
+        return values
+    if isinstance(values, _NOT_BY_RANK) or not isinstance(values, Iterable):
+        raise TypeError(f"{what}: one value for each rank, such as a list, not a {type(values).__name__}")
+    items = tuple(islice(values, len(region) + 1))  # of a generator that never ends, too
+    if len(items) != len(region):
+        few = "1 was given" if len(items) == 1 else f"{len(items)} were given"
+        given = few if len(items) < len(region) else "more were given"
+        raise ValueError(f"{what}: {region.extent} has {len(region)} ranks and needs as many values, but {given}")
+    return ValueMesh(region.extent, items)
+
+
+def push_messages(name: str, values: ValueMesh[Any], ranks: Sequence[int]) -> Callable[[int], list[Packed]]:
+    """Make the messages that push its own value to every rank; a value that several ranks share is pickled once.
+
+    Raises:
+        PayloadError: one can't be sent; the text says of which rank.
+    """
+    dumped: dict[int, Any] = {}
+    payloads = []
+    for rank, value in zip(ranks, values.values()):
+        if id(value) not in dumped:
+            dumped[id(value)] = dump(value, f"the value for {name!r} on rank {rank} (a {type(value).__name__})")
+        payloads.append(dumped[id(value)])
+    return lambda id: [pack(Push(id, name, payload), frames) for payload, frames in payloads]
+
+
+def apply_messages(
+    function: Callable[..., Any], values: Sequence[ValueMesh[Any]], ranks: Sequence[int]
+) -> Callable[[int], list[Packed]]:
+    """Make the messages that call a function on every rank with the rank's own values; the function is pickled once.
+
+    Raises:
+        TypeError: it is none, or a coroutine function.
+        PayloadError: it or a value can't be sent.
+    """
+    if not callable(function):
+        raise TypeError(f"map() calls a function, not a {type(function).__name__}: map(function, values, ...)")
+    if inspect.iscoroutinefunction(function):
+        raise TypeError(f"map() calls plain functions, and {_name(function)} is async; await in a cell or in an actor")
+    try:
+        inspect.signature(function).bind(*values)
+    except TypeError as error:
+        raise TypeError(f"map() calls {_name(function)} with {len(values)} values: {error}") from None
+    except ValueError:
+        pass  # a builtin without a signature
+    payload, frames = dump((function, cells_of(function)), f"function {_name(function)}")
+    # Out of band, so that all messages hold the same bytes.
+    shared = [pickle.PickleBuffer(part) for part in ((payload.data, *frames) if payload.data else frames)]
+    made = []
+    for place, rank in enumerate(ranks):
+        args = tuple(each.values()[place] for each in values)
+        made.append(dump((shared, args), f"what {_name(function)} is called with on rank {rank}"))
+    return lambda id: [pack(Apply(id, payload), frames) for payload, frames in made]
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__qualname__", None) or repr(function))
+
+
+def cells_of(function: Callable[..., Any]) -> dict[str, str]:
+    """The text of the notebook's cells in which a function and those it refers to were defined: ranks have no such files."""
+    found: dict[str, str] = {}
+    seen: set[int] = set()
+    pending: list[Any] = [function]
+    while pending:
+        one = inspect.unwrap(pending.pop()) if callable(pending[-1]) else pending.pop()
+        if isinstance(one, functools.partial):
+            one = one.func
+        one = getattr(one, "__func__", one)
+        if not isinstance(one, FunctionType) or id(one) in seen:
+            continue
+        seen.add(id(one))
+        file = one.__code__.co_filename
+        if file not in found and not os.path.exists(file):
+            text = "".join(linecache.getlines(file, one.__globals__))
+            if 0 < len(text) <= _MAX_SOURCE_CHARS:
+                found[file] = text
+        if one.__module__ == "__main__":  # travels by value, with what it refers to
+            pending += [one.__globals__[name] for name in _names(one.__code__) if name in one.__globals__]
+            pending += [cell.cell_contents for cell in one.__closure__ or () if _is_filled(cell)]
+    return found
+
+
+def _names(code: CodeType) -> set[str]:
+    inner = (const for const in code.co_consts if isinstance(const, CodeType))
+    return set(code.co_names).union(*map(_names, inner))
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,258 @@
+"""Living actors get the class as it is now in the notebook: the side of whoever asks for it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from monarch_kernel.actor.actor import Actor, endpoints_among, endpoints_of, from_outline
+from monarch_kernel.actor.endpoint_table import Interface
+from monarch_kernel.base.mesh import Extent, Region
+from monarch_kernel.errors import EditError, RemoteError, format_ranks
+from monarch_kernel.features.editing.classes import Key, dump_classes, key_of, mro_after, travels_by_value
+from monarch_kernel.features.editing.modules import LocalModules
+from monarch_kernel.features.editing.patch import at_once
+from monarch_kernel.features.editing.preview import Prospect, Reloaded, Synced
+from monarch_kernel.features.editing.sources import check_syntax, is_users
+from monarch_kernel.net.wire.codec import Packed, dump, pack
+from monarch_kernel.net.wire.messages import Conclude, ModuleSource, Reload, Reshaped, Sync
+from monarch_kernel.runtime.rpc.client import Asker
+from monarch_kernel.runtime.rpc.gather import gather, read_value
+
+__all__ = ["Target", "check_class", "class_now", "reload_classes", "sync_modules"]
+
+
+class Target(NamedTuple):
+    """The processes that an edit is for.
+
+    Attributes:
+        asker: carries the requests.
+        procs: the processes.
+        region: their ranks.
+        base: the mesh of processes as spawned.
+        name: of that mesh.
+    """
+
+    asker: Asker
+    procs: Sequence[int]
+    region: Region
+    base: Extent
+    name: str
+
+
+def class_now(cls: type[Actor] | str, actor: str) -> type:
+    """The class of the notebook that has the name that an actor's class has.
+
+    Raises:
+        TypeError: there is none.
+    """
+    if isinstance(cls, str):
+        raise TypeError(
+            f"{actor} came here as an argument, without its class {cls}: say which class, {actor}.reload({cls})"
+        )
+    found: Any = sys.modules.get(cls.__module__)
+    for part in cls.__qualname__.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, type):
+        raise TypeError(f"there is no class {cls.__qualname__} now; say which one it has become: {actor}.reload(...)")
+    return found
+
+
+def reload_classes(
+    target: Target, classes: Sequence[tuple[type, Key | None]], reserved: frozenset[str], names: Sequence[str] = ()
+) -> Reloaded:
+    """Have living classes become what these are, on all ranks or on none.
+
+    Args:
+        target: where.
+        classes: each with the key of the living ones that are to become it; None if it is so only where it was defined anew.
+        names: classes that cells have defined anew on the ranks themselves.
+        reserved: names that endpoints can't have.
+
+    Raises:
+        TypeError: what is given is no class, or one that is imported.
+        EditError: it was refused, with the reasons; nothing has changed.
+        RanksError: ranks failed to make the classes (nothing has changed), or hooks of actors failed.
+    """
+    for cls, _ in classes:
+        check_class(cls)
+        if issubclass(cls, Actor):
+            endpoints_of(cls, reserved)
+    asked = [(cls, key) for cls, key in classes if key]
+    what = ", ".join([*(cls.__qualname__ for cls, _ in asked), *names]) or "all classes"
+    payload, frames = dump(dump_classes(classes), f"class {what}")
+    these = tuple(names)
+    edit = target.asker.new_number()
+    prospects = _prepare(target, edit, f"reload({what})", lambda id: pack(Reload(id, edit, payload, these), frames))
+    outlines = {actor: plain for prospect in prospects for actor, plain in prospect.outlines.items()}
+    actors = _where((rank, tuple(each.actors.values())) for rank, each in zip(target.region.ranks, prospects))
+    changes = tuple(dict.fromkeys(change for prospect in prospects for change in prospect.changes))
+    if not changes:
+        _forget(target, edit)
+        if not asked and not names:
+            return Reloaded(target.name, {}, ())
+        raise EditError(_nothing(what, asked, target, prospects))
+    try:
+        _conclude(target, edit, f"{what} was reloaded on {target.name}, but not all is well")
+    finally:  # a hook that failed has not kept the class from changing
+        _tell_handles(target.asker, outlines, {key or key_of(cls): cls for cls, key in classes})
+    left = tuple(dict.fromkeys(why for prospect in prospects for why in prospect.left))
+    return Reloaded(target.name, actors, changes, left)
+
+
+def check_class(cls: type) -> bool:
+    """See that it is a class that can be reloaded.
+
+    Raises:
+        TypeError: it is none, or one that is imported.
+    """
+    if not isinstance(cls, type):
+        raise TypeError(f"reload() takes classes, or names of some, not {cls!r} (of type {type(cls).__name__})")
+    if not travels_by_value(cls):
+        file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+        if not is_users(file):
+            raise TypeError(
+                f"{cls.__qualname__} is of {cls.__module__}, which is no module of yours: it can't be reloaded"
+            )
+        raise TypeError(
+            f"{cls.__qualname__} is imported from {cls.__module__}: edit the file, then mesh.sync({cls.__module__!r})"
+        )
+    return True
+
+
+def _prepare(target: Target, edit: int, what: str, make: Any) -> Sequence[Prospect]:
+    """Ask all ranks what an edit comes to; raises, and has all forget it, if one is against it."""
+    finish = gather(target.region, f"{what} failed on {target.name}", RemoteError, read_value, target.base)
+    future = target.asker.request(target.procs, make, what, finish)
+    try:
+        prospects: Sequence[Prospect] = future.get().values()
+        reasons: dict[str, list[int]] = {}
+        for rank, prospect in zip(target.region.ranks, prospects):
+            for why in prospect.refused:
+                reasons.setdefault(why, []).append(rank)
+        if reasons:
+            lines = (f"    {format_ranks(ranks)} {why}" for why, ranks in reasons.items())
+            raise EditError("\n".join([f"{what} was refused on {target.name}, and nothing has changed:", *lines]))
+    except BaseException:
+        _forget(target, edit)
+        raise
+    return prospects
+
+
+def sync_modules(target: Target, sources: Sequence[ModuleSource], local: LocalModules | None) -> Synced:
+    """Have modules loaded anew that were edited, and what depends on them, on all ranks or on none.
+
+    Args:
+        target: where.
+        sources: the modules as they are now.
+        local: those of this process, which are loaded anew, too; None to leave them.
+
+    Raises:
+        SyntaxError: a module has one; nothing was sent.
+        EditError: it was refused, with the reasons; nothing has changed.
+        RanksError: a module failed on a rank, and nothing has changed; or hooks of actors failed.
+    """
+    check_syntax(sources)
+    edit = target.asker.new_number()
+    modules = tuple(sources)
+    prospects = _prepare(target, edit, "sync()", lambda id: pack(Sync(id, edit, modules)))
+    here = None
+    if local is not None:
+        here = local.edit(sources)
+        try:
+            reasons = here.prepare()
+            if reasons:
+                here.undo()
+                raise EditError("\n    ".join(["sync() was refused here, and nothing has changed:", *reasons]))
+        except BaseException:
+            _forget(target, edit)
+            raise
+    try:
+        _conclude(target, edit, f"modules were loaded anew on {target.name}, but not all is well")
+    finally:
+        changed: set[str] = set()
+        if here is not None:
+            with at_once():
+                here.conclude()
+                here.classes.become()
+            changed.update(here.edited, here.dependents)
+        outlines = {actor: plain for prospect in prospects for actor, plain in prospect.outlines.items()}
+        _tell_of_modules(target.asker, outlines, changed)
+    by_rank = list(zip(target.region.ranks, (prospect.modules for prospect in prospects)))
+    edited = _where((rank, each.edited) for rank, each in by_rank)
+    dependents = _where((rank, each.dependents) for rank, each in by_rank)
+    absent = _where((rank, each.absent) for rank, each in by_rank)
+    return Synced(
+        target.name,
+        edited,
+        dependents,
+        tuple(source.name for source in sources if source.name not in {*edited, *dependents, *absent}),
+        absent,
+        (*here.edited, *here.dependents) if here is not None else (),
+        _where((rank, tuple(prospect.actors.values())) for rank, prospect in zip(target.region.ranks, prospects)),
+        tuple(dict.fromkeys(change for prospect in prospects for change in prospect.changes)),
+    )
+
+
+def _where(found: Iterable[tuple[int, Sequence[str]]]) -> dict[str, tuple[int, ...]]:
+    ranks: dict[str, list[int]] = {}
+    for rank, names in found:
+        for name in names:
+            ranks.setdefault(name, []).append(rank)
+    return {name: tuple(these) for name, these in ranks.items()}
+
+
+def _tell_of_modules(asker: Asker, outlines: Mapping[int, Any], changed: set[str]) -> None:
+    """Have handles know the endpoints of classes whose modules were loaded anew."""
+    for actor, plain in outlines.items():
+        interface: Interface | None = asker.shared.get(actor)
+        kind = "" if interface is None else interface.kind
+        if interface is not None:
+            known = interface.cls
+            if isinstance(known, type) and not changed.isdisjoint(base.__module__ for base in known.__mro__):
+                interface.change(known, endpoints_of(known, frozenset()))
+            else:
+                interface.change(known, {spec.name: spec for spec in map(from_outline, plain)})
+        asker.tell_all(pack(Reshaped(actor, kind, plain)))
+
+
+def _forget(target: Target, edit: int) -> None:
+    target.asker.tell(target.procs, pack(Conclude(0, edit, False)))
+
+
+def _conclude(target: Target, edit: int, failed: str) -> None:
+    finish = gather(target.region, failed, RemoteError, read_value, target.base)
+
+    def make(id: int) -> Packed:
+        return pack(Conclude(id, edit, True))
+
+    target.asker.request(target.procs, make, "__reload__", finish).get()
+
+
+def _nothing(what: str, classes: Sequence[object], target: Target, prospects: Sequence[Prospect]) -> str:
+    if not classes:
+        return f"nothing on {target.name} is of another class called {what} than the one that is defined there"
+    others = sorted({f"{name} (a {cls})" for prospect in prospects for name, cls in prospect.others})
+    have = f"; the actors there: {', '.join(others)}" if others else "; no actor is there"
+    return f"nothing on {target.name} is of a class called {what}{have}"
+
+
+def _tell_handles(asker: Asker, outlines: dict[int, Any], becomes: Mapping[Key, type]) -> None:
+    """Have the handles of this process, and of all others, know the endpoints as they are now."""
+    for actor, plain in outlines.items():
+        interface: Interface | None = asker.shared.get(actor)
+        kind = ""
+        if interface is not None:
+            known = interface.cls
+            if isinstance(known, str):
+                interface.hear(known, plain)
+            else:
+                news = {base: becomes[key_of(base)] for base in known.__mro__ if key_of(base) in becomes}
+                endpoints = endpoints_among(known, mro_after(known, news), frozenset())
+                if endpoints.keys() == {one[0] for one in plain}:
+                    interface.change(news.get(known, known), endpoints)
+                else:
+                    interface.change(news.get(known, known), {spec.name: spec for spec in map(from_outline, plain)})
+            kind = interface.kind
+        asker.tell_all(pack(Reshaped(actor, kind, plain)))

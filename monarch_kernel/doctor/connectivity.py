@@ -1,0 +1,172 @@
+"""The ways between processes: memory of others, sockets in the session's directory, TCP; each is really tried."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from monarch_kernel.doctor.children import ask_python
+from monarch_kernel.doctor.report import Finding, Sign
+from monarch_kernel.runtime.controller.stale_sessions import make_directory
+
+__all__ = ["MEMORY_S", "addresses", "loopback", "memory_road", "process_descriptors", "session_socket"]
+
+MEMORY_S = 10.0
+
+_MAX_SOCKET_PATH = 107
+_END_S = 5.0
+_PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
+
+# Two that have the same parent, as ranks have: Yama may forbid to them what it allows to a parent.
+_MEMORY = """
+import ctypes, os, sys, time
+from monarch_kernel.net.memory import process_memory
+ours, theirs = (ctypes.create_string_buffer(1 << 20) for _ in range(2))
+ready, end = os.pipe(), os.pipe()
+lender = os.fork()
+if not lender:
+    process_memory.allow()
+    theirs.raw = b"m" * len(theirs)
+    os.write(ready[1], b".")
+    os.close(end[1])
+    os.read(end[0], 1)
+    os._exit(0 if theirs.raw == b"w" * len(theirs) else 1)
+os.close(ready[1])
+os.read(ready[0], 1)
+reader = os.fork()
+if not reader:
+    run = [(ctypes.addressof(ours), len(ours))], [(ctypes.addressof(theirs), len(theirs))]
+    try:
+        process_memory.read(lender, *run)
+        good = ours.raw == b"m" * len(ours)
+        ours.raw = b"w" * len(ours)
+        process_memory.write(lender, run[1], run[0])
+    except OSError as error:
+        print(error.strerror, flush=True)
+        os._exit(1)
+    os._exit(0 if good else 2)
+_, read = os.waitpid(reader, 0)
+os.close(end[1])
+_, wrote = os.waitpid(lender, 0)
+print("carried" if read == wrote == 0 else "other bytes came", flush=True)
+"""
+
+
+def memory_road() -> Iterator[Finding]:
+    """Whether one process may read and write memory of another, with one copy and without its help."""
+    said = ask_python(_MEMORY, MEMORY_S)
+    answers = said.out.splitlines() or [""]
+    if not said.trouble and answers[0] == "carried":
+        found = "a process reads and writes that of another (process_vm_readv): one copy for large values and buffers"
+        yield Finding("memory of others", Sign.OK, found)
+        return
+    found = (
+        f"a process can't reach that of another: {said.trouble or answers[0]}; large values and buffers go a slower way"
+    )
+    remedy = "in a container: docker run --cap-add SYS_PTRACE (in Kubernetes securityContext.capabilities.add)"
+    try:
+        scope = int(_PTRACE_SCOPE.read_text())
+    except (OSError, ValueError):
+        scope = 0
+    if scope > 1:
+        remedy = f"Yama forbids it (kernel.yama.ptrace_scope is {scope}): sysctl kernel.yama.ptrace_scope=1, as root"
+    yield Finding("memory of others", Sign.WARNING, found, remedy)
+
+
+def process_descriptors() -> Iterator[Finding]:
+    """Whether the end of a process can be waited for without asking again and again."""
+    command = [sys.executable, "-S", "-c", "input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:  # it ends with its input
+        assert child.stdin is not None
+        try:
+            fd = os.pidfd_open(child.pid)
+        except OSError as error:
+            remedy = "ranks are watched by it: Linux 5.3 or newer, in a container whose seccomp profile lets it through"
+            yield Finding("pidfd", Sign.PROBLEM, f"pidfd_open can't be used: {error.strerror}", remedy)
+            return
+        try:
+            child.stdin.close()
+            ended, _, _ = select.select([fd], [], [], _END_S)
+        finally:
+            os.close(fd)
+    if ended:
+        yield Finding("pidfd", Sign.OK, "the end of a process is told at once")
+    else:
+        yield Finding(
+            "pidfd", Sign.PROBLEM, f"the end of a process was not told within {_END_S:g} s", "report it, with this list"
+        )
+
+
+def session_socket() -> Iterator[Finding]:
+    """Whether sockets can be made where sessions make theirs, and their paths are short enough."""
+    from monarch_kernel.net.transport.base import host_peer, rank_peer
+
+    directory, owned = make_directory()
+    try:
+        longest = max((rank_peer(10**6, 100), host_peer(10**6), b"controller"), key=len).decode()
+        path = str(directory / longest)
+        nbytes, found = (
+            len(os.fsencode(path)),
+            f"in {directory.parent}, with paths of {len(os.fsencode(path))} bytes at most",
+        )
+        if nbytes > _MAX_SOCKET_PATH:
+            remedy = "set TMPDIR to a directory with a shorter path, such as /tmp, before Jupyter is started"
+            said = f"{found}; the Linux kernel takes {_MAX_SOCKET_PATH}"
+            yield Finding("session's sockets", Sign.PROBLEM, said, remedy)
+            return
+        try:
+            _exchange(socket.AF_UNIX, path)
+        except OSError as error:
+            remedy = "its file system may take no sockets: set TMPDIR to a directory on a local disk, before Jupyter is started"
+            yield Finding("session's sockets", Sign.PROBLEM, f"{found}: {error.strerror or error}", remedy)
+        else:
+            yield Finding("session's sockets", Sign.OK, found)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+        os.close(owned)
+
+
+def loopback() -> Iterator[Finding]:
+    """Whether TCP works within this machine; process groups of ranks here are formed by it."""
+    try:
+        _exchange(socket.AF_INET, ("127.0.0.1", 0))
+    except OSError as error:
+        remedy = "ranks form process groups by it: ip link set lo up, or see what filters packets of the loopback"
+        yield Finding("loopback", Sign.PROBLEM, f"TCP to 127.0.0.1: {error.strerror or error}", remedy)
+    else:
+        yield Finding("loopback", Sign.OK, "TCP to 127.0.0.1 works")
+
+
+def addresses() -> Iterator[Finding]:
+    """By which addresses other machines would connect to this one."""
+    from monarch_kernel.runtime.host.network import interface_to, own_addresses
+
+    found = [each for each in own_addresses() if not each.startswith("127.")]
+    if found:
+        text = f"{', '.join(found)}; by {interface_to(())} most others are reached"
+        yield Finding("addresses", Sign.OK, text)
+    else:
+        remedy = "this machine alone needs none; for hosts elsewhere it needs a network, or --dial, or --tunnel"
+        yield Finding("addresses", Sign.WARNING, "none by which other machines could connect to this one", remedy)
+
+
+def _exchange(family: socket.AddressFamily, address: str | tuple[str, int]) -> None:
+    """Send a byte through a socket of this process."""
+    with socket.socket(family) as listener, socket.socket(family) as sender:
+        for each in (listener, sender):
+            each.settimeout(_END_S)
+        listener.bind(address)
+        listener.listen(1)
+        sender.connect(listener.getsockname())
+        receiver, _ = listener.accept()
+        with receiver:
+            receiver.settimeout(_END_S)
+            sender.sendall(b".")
+            if receiver.recv(1) != b".":
+                raise OSError("what was sent did not arrive")

@@ -1,0 +1,118 @@
+"""What ranks have logged, by step: means over ranks, few enough points to draw, however long the loop is.
+
+Curves are read by other threads than the one that adds to them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from monarch_kernel.base.events import CurvePoint
+from monarch_kernel.net.wire.messages import Logged
+
+__all__ = ["MAX_POINTS", "Curve"]
+
+MAX_POINTS = 256
+"""Of a curve; more than a chart has pixels for would cost what nobody sees."""
+
+_COMPARED = 32
+"""Steps of each rank that are kept to compare it with others."""
+
+
+@dataclass
+class _Bin:
+    total: float = 0.0
+    count: int = 0
+    least: float = math.inf
+    most: float = -math.inf
+    step: int = 0
+
+    def add(self, value: Logged) -> None:
+        self.step = max(self.step, value.step)
+        if value.count:
+            mean = value.total / value.count
+            self.merge(_Bin(value.total, value.count, mean, mean, value.step))
+
+    def merge(self, other: _Bin) -> None:
+        self.total += other.total
+        self.count += other.count
+        self.least = min(self.least, other.least)
+        self.most = max(self.most, other.most)
+        self.step = max(self.step, other.step)
+
+
+def _weight(value: Logged) -> int:
+    """How likely others have kept the same step, of whatever steps they have told: that of a mark on a ruler."""
+    step = value.step
+    return max(step & -step, (step + 1) & -(step + 1))
+
+
+@dataclass
+class Curve:
+    """One metric. Steps are put into bins; when these get too many, each two become one.
+
+    Attributes:
+        last: rank -> its last value.
+        width: steps in a bin.
+    """
+
+    last: dict[int, float] = field(default_factory=dict)
+    width: int = 1
+    _bins: dict[int, _Bin] = field(default_factory=dict)
+    _recent: dict[int, deque[tuple[int, float]]] = field(default_factory=dict)
+
+    def add(self, rank: int, values: Iterable[Logged]) -> None:
+        """Take what a rank has logged."""
+        values = list(values)
+        for value in values:
+            self.last[rank] = value.last
+            self._bins.setdefault(value.step // self.width, _Bin()).add(value)
+        kept = {value.step: value.last for value in [*heapq.nlargest(3, values, _weight), *values[-1:]]}
+        self._recent.setdefault(rank, deque(maxlen=_COMPARED)).extend(sorted(kept.items()))
+        while len(self._bins) > MAX_POINTS:
+            self._widen()
+
+    def forget_from(self, step: int) -> None:
+        """Drop what was logged for a step and later ones, which are done anew."""
+        self._bins = {at: each for at, each in self._bins.items() if at * self.width < step}
+        self._recent = {}
+
+    @property
+    def points(self) -> list[CurvePoint]:
+        """The curve as it is now, by step."""
+        return [
+            CurvePoint(each.step, each.total / each.count if each.count else math.nan, each.least, each.most)
+            for _, each in sorted(self._bins.copy().items())
+        ]
+
+    @property
+    def mean(self) -> float:
+        """Of the last values of all ranks; nan if one is that, or there is none."""
+        last = self.last.copy()
+        return sum(last.values()) / len(last) if last else math.nan
+
+    @property
+    def ends(self) -> tuple[tuple[int, float], ...]:
+        """The ranks with the least and the greatest value in the last step that is known of all, with these.
+
+        One rank alone, if it has logged no finite number last. None, if all have the same, or no step is known of all.
+        """
+        for rank, value in sorted(self.last.copy().items()):
+            if not math.isfinite(value):
+                return ((rank, value),)
+        recent = {rank: dict(list(steps)) for rank, steps in sorted(self._recent.copy().items())}
+        common = set.intersection(*(set(steps) for steps in recent.values())) if recent else None
+        if not common:
+            return ()
+        by_value = sorted(((rank, steps[max(common)]) for rank, steps in recent.items()), key=lambda each: each[1])
+        return (by_value[0], by_value[-1]) if by_value[0][1] < by_value[-1][1] else ()
+
+    def _widen(self) -> None:
+        self.width *= 2
+        narrow, self._bins = self._bins, {}
+        for at, each in narrow.items():
+            self._bins.setdefault(at // 2, _Bin()).merge(each)

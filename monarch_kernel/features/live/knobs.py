@@ -1,0 +1,38 @@
+"""What a knob may be turned to."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from monarch_kernel.net.wire.messages import Knob
+
+__all__ = ["bounds_text", "fitting"]
+
+
+def fitting(knob: Knob, value: Any) -> Any:
+    """A value that a knob may have.
+
+    Raises:
+        TypeError: it is of another type.
+        ValueError: it is out of its bounds.
+    """
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    was_number = isinstance(knob.value, (int, float)) and not isinstance(knob.value, bool)
+    if knob.value is not None and value is not None and (is_number, was_number) != (True, True):
+        if type(value) is not type(knob.value):
+            raise TypeError(f"knob {knob.name!r} is a {type(knob.value).__name__}, not a {type(value).__name__}")
+    elif value is not None and not isinstance(value, (int, float, str, bool)):
+        raise TypeError(f"knob {knob.name!r} can't be a {type(value).__name__}: a number, a text, True, False or None")
+    if is_number and not math.isfinite(value):
+        raise ValueError(f"knob {knob.name!r} can't be {value}")
+    if is_number and ((knob.low is not None and value < knob.low) or (knob.high is not None and value > knob.high)):
+        raise ValueError(f"knob {knob.name!r} is {bounds_text(knob.low, knob.high)}, not {value:g}")
+    return float(value) if isinstance(knob.value, float) and is_number else value
+
+
+def bounds_text(low: float | None, high: float | None) -> str:
+    """Bounds in words."""
+    least = "" if low is None else f"at least {low:g}"
+    most = "" if high is None else f"at most {high:g}"
+    return " and ".join(filter(None, (least, most)))

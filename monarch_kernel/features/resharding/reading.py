@@ -1,0 +1,234 @@
+"""Reads parts of tensors from the ranks that hold them, into memory of this process."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from monarch_kernel.features.resharding.plan import Box, Part, cut_up, numel, shape_of
+from monarch_kernel.net.memory.exports import Loan
+from monarch_kernel.net.memory.layout import Layout, Memory, memory_of
+from monarch_kernel.net.memory.leases import identity
+from monarch_kernel.net.memory.paths import Transfer
+from monarch_kernel.runtime.buffers.transfers import carry, together
+from monarch_kernel.runtime.rpc.client import Asker
+from monarch_kernel.runtime.rpc.future import Future
+
+__all__ = ["Held", "Kind", "Plain", "Reading", "Tally", "kind_of", "new_thing"]
+
+_CAST_NBYTES = 64 << 20
+"""Of what is converted on arrival, so much lies beside its destination at the same time, or one part if that is larger."""
+
+
+Kind = Literal["tensor", "array", "dtensor"]
+
+
+class Held(NamedTuple):
+    """What a rank holds of a tensor.
+
+    Attributes:
+        dtype: by the name that torch and NumPy have for it.
+        shape: of the whole.
+        parts: of the whole, that the rank has.
+        loan: of its memory, if that was lent.
+        same: the path under which the same memory was seen first.
+        kind: what it is.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    parts: tuple[Part, ...]
+    loan: Loan | None = None
+    same: str = ""
+    kind: Kind = "tensor"
+
+
+class Plain(NamedTuple):
+    """A number, a text or the like."""
+
+    value: Any
+
+
+class Tally(NamedTuple):
+    """What was read: bytes of tensors, by road, in so many tensors and seconds."""
+
+    roads: dict[str, int]
+    tensors: int
+    seconds: float
+
+
+class _Job(NamedTuple):
+    """Something to be read: lent memory, where it goes to, and as what box of ``thing`` if it has to be converted."""
+
+    loan: Loan
+    to: Memory
+    thing: Any = None
+    at: tuple[slice, ...] = ()
+
+
+class Reading:
+    """Reads what is wanted from sources; nothing is read before all that is wanted is known to be there.
+
+    Of sources that hold the same the nearest is taken: in this process, then on this machine; of these one from which little
+    is read so far, beginning with another one in each reader.
+
+    Args:
+        asker: of this process.
+        sources: what each source holds, by path.
+        turn: number of this reader among all of them.
+    """
+
+    def __init__(self, asker: Asker, sources: Sequence[Mapping[str, Held | Plain]], turn: int = 0) -> None:
+        self._asker = asker
+        self._sources = sources
+        self._load = [0] * len(sources)
+        self._turn = turn % max(1, len(sources))
+        self._jobs: list[_Job] = []
+        self._seen: set[tuple[int, Layout]] = set()
+        self._tensors: list[Any] = []
+        here = identity()
+        self._distance = [_distance(source.values(), here) for source in sources]
+
+    def want(self, path: str, thing: Any, memory: Memory, parts: Iterable[Part]) -> None:
+        """Have something filled with what the sources have under a path.
+
+        Args:
+            path: where.
+            thing: a tensor or an array; another dtype than that of the sources is converted.
+            memory: of ``thing``.
+            parts: which part of the whole it holds.
+
+        Raises:
+            LookupError: the sources do not have all of it.
+        """
+        if (memory.address, memory.layout) in self._seen:  # of parameters that are tied
+            return
+        self._seen.add((memory.address, memory.layout))
+        jobs: list[_Job] = []
+        for part in parts:
+            held: list[tuple[Loan, Part, int]] = []
+            for source in self._in_order():
+                leaf = self._sources[source].get(path)
+                if isinstance(leaf, Held) and leaf.loan is not None:
+                    held += [(leaf.loan, each, source) for each in leaf.parts]
+            steps, left = cut_up(part.box, [(number, [each.box]) for number, (_, each, _) in enumerate(held)])
+            if left:
+                raise LookupError(f"{path}: no rank has the elements {_text_of(left[0])}")
+            for number, box in steps:
+                loan, theirs, source = held[number]
+                self._load[source] += numel(box)
+                job = _job(thing, memory, part, loan, theirs, box)
+                if loan.lent.pid != os.getpid() or job.loan.address != job.to.address:  # else it is what is wanted
+                    jobs.append(job)
+        if jobs:
+            self._tensors.append(thing)
+            self._jobs += jobs
+
+    def _in_order(self) -> list[int]:
+        """The sources, in the order in which they are to be asked."""
+        count = len(self._sources)
+        return sorted(range(count), key=lambda i: (self._distance[i], self._load[i], (i - self._turn) % count))
+
+    def go(self) -> Tally:
+        """Read all that is wanted, the largest first.
+
+        Raises:
+            BufferGoneError: a source has ended; what was wanted is filled in part.
+        """
+        begun = time.perf_counter()
+        jobs = sorted(self._jobs, key=lambda job: -job.loan.layout.nbytes)
+        transfers = self._carry([job for job in jobs if job.thing is None])
+        batch: list[_Job] = []
+        for job in [job for job in jobs if job.thing is not None]:
+            if batch and sum(each.loan.layout.nbytes for each in batch) + job.loan.layout.nbytes > _CAST_NBYTES:
+                transfers += self._convert(batch)
+                batch = []
+            batch.append(job)
+        transfers += self._convert(batch)
+        _note_writes(self._tensors)
+        roads: Counter[str] = Counter()
+        for transfer in transfers:
+            roads[transfer.road] += transfer.nbytes
+        return Tally(dict(roads), len(self._tensors), time.perf_counter() - begun)
+
+    def _carry(self, jobs: Sequence[_Job]) -> list[Transfer]:
+        futures: list[Future[Transfer]] = [carry(self._asker, job.loan, job.to, is_write=False) for job in jobs]
+        return together(futures).get(warn_after_s=None) if futures else []
+
+    def _convert(self, jobs: Sequence[_Job]) -> list[Transfer]:
+        landed = [new_thing(job.loan.layout.dtype, job.loan.layout.shape, like=job.thing) for job in jobs]
+        transfers = self._carry([_Job(job.loan, memory_of(thing)) for job, thing in zip(jobs, landed)])
+        for job, thing in zip(jobs, landed):
+            _assign(job.thing, job.at, thing)
+        return transfers
+
+
+def _job(thing: Any, memory: Memory, part: Part, loan: Loan, theirs: Part, box: Box) -> _Job:
+    shape = shape_of(box)
+    ours_at, theirs_at = (
+        tuple(at + start - first for at, (start, _), (first, _) in zip(each.at, box, each.box))
+        for each in (part, theirs)
+    )
+    far, later = loan.layout.box(theirs_at, shape)
+    lent = loan._replace(layout=far, address=loan.address + later)
+    near, later = memory.layout.box(ours_at, shape)
+    to = memory._replace(layout=near, address=memory.address + later)
+    if near.dtype == far.dtype:
+        return _Job(lent, to)
+    return _Job(lent, to, thing, tuple(slice(at, at + size) for at, size in zip(ours_at, shape)))
+
+
+def _distance(leaves: Iterable[Held | Plain], here: str) -> int:
+    loan = next((leaf.loan for leaf in leaves if isinstance(leaf, Held) and leaf.loan is not None), None)
+    if loan is None or loan.lent.machine != here:
+        return 2
+    return int(loan.lent.pid != os.getpid())
+
+
+def new_thing(dtype: str, shape: Sequence[int], kind: Kind = "tensor", *, like: Any = None) -> Any:
+    """Memory for what arrives: a tensor, or a NumPy array; the same as ``like``, if that is given.
+
+    Raises:
+        TypeError: NumPy has no such dtype.
+    """
+    if kind_of(like) != "array" if like is not None else kind != "array":
+        import torch
+
+        return torch.empty(tuple(shape), dtype=getattr(torch, dtype))
+    import numpy
+
+    try:
+        return numpy.empty(tuple(shape), dtype=dtype)
+    except TypeError:
+        raise TypeError(f"NumPy has no {dtype}: have a tensor there, not an array") from None
+
+
+def kind_of(thing: Any) -> Kind:
+    """What it is that has memory."""
+    if not hasattr(thing, "untyped_storage"):
+        return "array"
+    return "dtensor" if hasattr(thing, "placements") else "tensor"
+
+
+def _assign(thing: Any, at: tuple[slice, ...], value: Any) -> None:
+    """Convert a tensor or array into a box of another, in place."""
+    if kind_of(thing) != "array":
+        thing.detach()[at].copy_(value)
+    else:
+        thing[at] = value
+
+
+def _note_writes(things: Sequence[Any]) -> None:
+    """Tell autograd that tensors were written to, which it can't see: what it has saved of them is void."""
+    for tensor in (thing for thing in things if kind_of(thing) != "array"):
+        import torch
+
+        if not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
+
+
+def _text_of(box: Box) -> str:
+    return "[" + ", ".join(f"{start}:{stop}" for start, stop in box) + "]"

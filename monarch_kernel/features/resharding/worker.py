@@ -1,0 +1,106 @@
+"""What ranks do for the verbs of meshes: functions that an `Apply` calls, in the order of cells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from monarch_kernel.features.resharding.plan import Box, Part, shape_of
+from monarch_kernel.features.resharding.reading import Held, Plain, Reading, Tally, new_thing
+from monarch_kernel.features.resharding.state_dict import Leaf, Slot, leaves_of
+from monarch_kernel.net.memory.layout import Layout, memory_of
+from monarch_kernel.runtime.rpc.client import Asker
+from monarch_kernel.runtime.rpc.handles import HOME
+from monarch_kernel.runtime.worker.functions import APPLIED_IN
+
+__all__ = ["Leaves", "describe", "lend", "read_state", "take", "take_box"]
+
+Leaves = dict[str, Held | Plain]
+"""What one rank has, by path."""
+
+
+def describe(names: Mapping[str, str]) -> Leaves:
+    """Say what this rank has.
+
+    Args:
+        names: of variables -> how their paths begin.
+    """
+    return {path: _held(leaf, same) for path, (leaf, same) in _found(names).items()}
+
+
+def lend(names: Mapping[str, str], owner: int) -> Leaves:
+    """Say what this rank has, and lend its memory, until all that ``owner`` has lent is ended; arguments as of `describe`."""
+    lendings = HOME.asker.lendings
+    lent: Leaves = {}
+    try:
+        for path, (leaf, same) in _found(names).items():
+            held = _held(leaf, same)
+            if isinstance(held, Held) and isinstance(leaf, Leaf) and leaf.parts:
+                first = lent[same] if same != path else None
+                loan = first.loan if isinstance(first, Held) else lendings.lend(leaf.memory, owner)
+                held = held._replace(loan=loan)
+            lent[path] = held
+    except BaseException:  # interrupted, too
+        lendings.end_all_of(owner)
+        raise
+    return lent
+
+
+def read_state(names: Mapping[str, str], sources: Sequence[Leaves], turn: int) -> Tally:
+    """Read what sources hold into what is here under the same paths, in place.
+
+    Args:
+        names: of variables -> how their paths begin.
+        sources: what each of them holds and has lent; what is not there stays as it is here.
+        turn: number of this rank among those that read.
+    """
+    found = _found(names)
+    there: dict[str, Held | Plain] = {}
+    for source in reversed(sources):
+        there |= source
+    reading = Reading(HOME.asker, sources, turn)
+    for path, (leaf, _) in found.items():
+        if isinstance(leaf, Leaf) and path in there:
+            reading.want(path, leaf.thing, leaf.memory, leaf.parts)
+    tally = reading.go()
+    for path, (leaf, _) in found.items():
+        other = there.get(path)
+        if isinstance(leaf, Slot) and isinstance(other, Plain):
+            leaf.put(other.value)
+    return tally
+
+
+def take(name: str, sources: Sequence[Leaves], box: Box, turn: int) -> Tally:
+    """Read a box of what sources have under the empty path into a new tensor, or array, which then has the name here."""
+    APPLIED_IN.get()[name], tally = take_box(HOME.asker, sources, box, turn)
+    return tally
+
+
+def take_box(asker: Asker, sources: Sequence[Leaves], box: Box, turn: int = 0) -> tuple[Any, Tally]:
+    """Read a box of what sources have under the empty path into a new tensor, or a NumPy array, if it is one there."""
+    held = next(leaf for leaf in (source[""] for source in sources) if isinstance(leaf, Held))
+    thing = new_thing(held.dtype, shape_of(box), held.kind)
+    reading = Reading(asker, sources, turn)
+    reading.want("", thing, memory_of(thing), [Part(box, (0,) * len(box))])
+    return thing, reading.go()
+
+
+def _found(names: Mapping[str, str]) -> dict[str, tuple[Leaf | Slot, str]]:
+    """Path -> the leaf there, and the path of the first one with the same memory."""
+    namespace: dict[str, Any] = APPLIED_IN.get()
+    seen: dict[tuple[int, Layout], str] = {}
+    found = {}
+    for name, start in names.items():
+        for end, leaf in leaves_of(namespace, name).items():
+            path = start + end
+            same = path
+            if isinstance(leaf, Leaf) and leaf.parts:
+                same = seen.setdefault((leaf.memory.address, leaf.memory.layout), path)
+            found[path] = leaf, same
+    return found
+
+
+def _held(leaf: Leaf | Slot, same: str) -> Held | Plain:
+    if isinstance(leaf, Slot):
+        return Plain(leaf.value)
+    return Held(leaf.memory.layout.dtype, leaf.shape, leaf.parts, None, same, leaf.kind)

@@ -1,0 +1,288 @@
+"""What has gone between processes: a table to read, rows to compute with, and differences of two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
+
+from monarch_kernel.base.text import Column, aligned, format_nbytes, html_table
+from monarch_kernel.errors import format_ranks
+
+__all__ = ["CollectiveRow", "End", "Traffic", "TrafficRow", "largest_first"]
+
+PROGRAM = "program"
+"""How the process is called that has the meshes, in tables."""
+
+_MAX_ROWS = 24
+"""Of more rows those are put together whose ends are of the same meshes."""
+
+_MAX_BUSIEST = 8
+
+
+class End(NamedTuple):
+    """A process that bytes go to or come from.
+
+    Attributes:
+        mesh: name of its mesh; empty for the program itself.
+        rank: flat rank there.
+        proc: number of the process, unique in the session; 0 for the program.
+        is_dead: whether it has died, or was stopped.
+    """
+
+    mesh: str
+    rank: int
+    proc: int
+    is_dead: bool = False
+
+    def __str__(self) -> str:
+        return (f"{self.mesh}[{self.rank}]" if self.proc else PROGRAM) + " (dead)" * self.is_dead
+
+
+class TrafficRow(NamedTuple):
+    """What has gone from one process to another by a road.
+
+    Attributes:
+        source: where the bytes come from.
+        target: where they go.
+        road: as `Transfer.road` has it; "shared memory" and "socket" for tensors, arrays and the like within values.
+        nbytes: bytes.
+        operations: transfers that have ended, and arrays.
+        seconds: that it took, in seconds, of transfers at the same time together; 0 where that is not known.
+        is_last_known: whether a process that counts it has died or has not answered, so that some may be missing.
+    """
+
+    source: End
+    target: End
+    road: str
+    nbytes: int
+    operations: int
+    seconds: float
+    is_last_known: bool = False
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Mean rate while it was busy; 0 where that is not known."""
+        return self.nbytes / self.seconds if self.seconds else 0.0
+
+
+class CollectiveRow(NamedTuple):
+    """What a rank has done of one kind of collective in one process group.
+
+    Attributes:
+        end: the rank.
+        group: as `%mesh stacks` calls it; empty for the default group.
+        operation: such as ``all_reduce``.
+        nbytes: of what goes in, or what comes out, if that is more, on this rank.
+        operations: how many.
+        seconds: for how long Python has stood in them; of those with ``async_op``, in the call and in ``wait()``.
+        is_last_known: whether the rank has died or has not answered.
+    """
+
+    end: End
+    group: str
+    operation: str
+    nbytes: int
+    operations: int
+    seconds: float
+    is_last_known: bool = False
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What has gone to and from the ranks of a mesh, or a part of one, since they are up; what `ProcMesh.traffic` gives.
+
+    ``later - earlier`` is what has come in between.
+
+    Attributes:
+        name: of the mesh, or the part.
+        rows: the largest first.
+        collectives: those of the ranks, the largest first.
+        unread: how many collectives of all ranks are in no row: those that C++ has begun, as the reducer of
+            DistributedDataParallel and functional collectives do. Torch counts them, and says no more.
+    """
+
+    name: str
+    rows: tuple[TrafficRow, ...] = ()
+    collectives: tuple[CollectiveRow, ...] = ()
+    unread: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows; not of collectives."""
+        return sum(row.nbytes for row in self.rows)
+
+    @property
+    def operations(self) -> int:
+        """Operations of all rows; not collectives."""
+        return sum(row.operations for row in self.rows)
+
+    def __sub__(self, earlier: Traffic) -> Traffic:
+        """What has come in since then."""
+        if not isinstance(earlier, Traffic):
+            return NotImplemented
+        carried = {_pair(row): row for row in earlier.rows}
+        collected = {_kind(row): row for row in earlier.collectives}
+        rows = [_less(row, carried.get(_pair(row))) for row in self.rows]
+        collectives = [_less(row, collected.get(_kind(row))) for row in self.collectives]
+        return replace(
+            self,
+            rows=largest_first(row for row in rows if row.nbytes or row.operations),
+            collectives=largest_first(row for row in collectives if row.operations),
+            unread=self.unread - earlier.unread,
+        )
+
+    def __str__(self) -> str:
+        tables = [
+            [caption, *(aligned(columns) if columns else ()), *below] for caption, columns, below in self._tables()
+        ]
+        return "\n\n".join("\n".join(lines) for lines in tables)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return "".join(html_table(*table) for table in self._tables())
+
+    def _tables(self) -> list[tuple[str, list[Column], list[str]]]:
+        """Each with its caption, columns, and the lines below."""
+        tables = [(self._caption(), *_carried(self.rows))]
+        if self.collectives or self.unread:
+            tables.append((f"collectives of {self.name}", *_collected(self.collectives, self.unread)))
+        return tables
+
+    def _caption(self) -> str:
+        if not self.rows:
+            return f"traffic of {self.name}: nothing yet"
+        pairs = len({(row.source.proc, row.target.proc) for row in self.rows})
+        between = f" between {pairs:,} pairs" if pairs > 1 else ""
+        return (
+            f"traffic of {self.name}: {format_nbytes(self.nbytes)} in {_count(self.operations, 'operation')}{between}"
+        )
+
+
+RowT = TypeVar("RowT", TrafficRow, CollectiveRow)
+
+
+def _pair(row: TrafficRow) -> Hashable:
+    return row.source.proc, row.target.proc, row.road
+
+
+def _kind(row: CollectiveRow) -> Hashable:
+    return row.end.proc, row.group, row.operation
+
+
+def _less(row: RowT, other: RowT | None) -> RowT:
+    if other is None:
+        return row
+    return row._replace(
+        nbytes=row.nbytes - other.nbytes,
+        operations=row.operations - other.operations,
+        seconds=max(0.0, row.seconds - other.seconds),
+    )
+
+
+def largest_first(rows: Iterable[RowT]) -> tuple[RowT, ...]:
+    """Rows in the order in which they are shown."""
+    return tuple(sorted(rows, key=lambda row: (-row.nbytes, -row.operations, row[:3])))
+
+
+def _carried(rows: Sequence[TrafficRow]) -> tuple[list[Column], list[str]]:
+    """The table of rows, and what stands below."""
+    below = _notes(rows)
+    if len(rows) <= _MAX_ROWS:
+        return _columns(rows, [str(row.source) for row in rows], [str(row.target) for row in rows]), below
+    groups = _together(rows, lambda row: (row.source.mesh, row.target.mesh, row.road))[:_MAX_ROWS]
+    sums = [_sum(group) for group in groups]
+    columns = _columns(
+        sums,
+        [_ends(row.source for row in group) for group in groups],
+        [_ends(row.target for row in group) for group in groups],
+    )
+    columns.insert(3, ("pairs", [f"{len(group):,}" for group in groups], True))
+    busiest = [
+        f"{row.source} to {row.target} by {row.road}: {format_nbytes(row.nbytes)}" for row in rows[:_MAX_BUSIEST]
+    ]
+    return columns, ["most of it:", *busiest, *below]
+
+
+def _columns(rows: Sequence[TrafficRow], sources: list[str], targets: list[str]) -> list[Column]:
+    if not rows:
+        return []
+    return [
+        ("from", sources, False),
+        ("to", targets, False),
+        ("road", [row.road for row in rows], False),
+        ("bytes", [format_nbytes(row.nbytes) for row in rows], True),
+        ("operations", [f"{row.operations:,}" for row in rows], True),
+        ("busy", [_busy(row.seconds) for row in rows], True),
+        ("mean rate", [f"{format_nbytes(row.bytes_per_s)}/s" if row.seconds else "" for row in rows], True),
+    ]
+
+
+def _collected(rows: Sequence[CollectiveRow], unread: int) -> tuple[list[Column], list[str]]:
+    """The table of collectives: a row for each kind, of all ranks."""
+    groups = _together(rows, lambda row: (row.group, row.operation))
+    shown = groups[:_MAX_ROWS]
+    columns: list[Column] = [
+        ("collective", [group[0].operation for group in shown], False),
+        ("group", [group[0].group for group in shown], False),
+        ("ranks", [format_ranks(sorted({row.end.rank for row in group})) for group in shown], False),
+        ("bytes a rank", [_span(format_nbytes, [row.nbytes for row in group]) for group in shown], True),
+        ("times", [_span("{:,}".format, [row.operations for row in group]) for group in shown], True),
+        ("waited", [_span(_busy, [row.seconds for row in group]) for group in shown], True),
+    ]
+    below = [f"and {len(groups) - len(shown)} more kinds"] if len(groups) > len(shown) else []
+    if unread:
+        below.append(
+            f"{_count(unread, 'collective')} more, which C++ has begun (DDP, functional ones): bytes not known"
+        )
+    columns = [column for column in columns if any(column[1])]
+    return columns, [*below, *_notes(rows)]
+
+
+def _notes(rows: Sequence[TrafficRow] | Sequence[CollectiveRow]) -> list[str]:
+    return ["some of it is what was last known of ranks that are dead or do not answer"] * any(
+        row.is_last_known for row in rows
+    )
+
+
+def _together(rows: Sequence[RowT], key: Callable[[RowT], Hashable]) -> list[list[RowT]]:
+    """Rows of equal keys, the groups with the most bytes first."""
+    groups: dict[Hashable, list[RowT]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return sorted(groups.values(), key=lambda group: -sum(row.nbytes for row in group))
+
+
+def _sum(rows: Sequence[TrafficRow]) -> TrafficRow:
+    return rows[0]._replace(
+        nbytes=sum(row.nbytes for row in rows),
+        operations=sum(row.operations for row in rows),
+        seconds=sum(row.seconds for row in rows),
+    )
+
+
+def _ends(ends: Iterable[End]) -> str:
+    """Processes of one mesh in a few words."""
+    known = {end.proc: end for end in ends}
+    (first, *others) = known.values()
+    return f"{first.mesh}{format_ranks(sorted(end.rank for end in known.values()))}" if others else str(first)
+
+
+def _span(write: Callable[[float], str], figures: Sequence[float]) -> str:
+    low, high = write(min(figures)), write(max(figures))
+    return low if low == high else f"{low} to {high}"
+
+
+def _busy(seconds: float) -> str:
+    if not seconds:
+        return ""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:,.{1 if seconds < 10 * size else 0}f} {unit}"
+    return f"{seconds * 1e6:.0f} us"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"

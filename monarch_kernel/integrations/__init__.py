@@ -1,0 +1,1 @@
+"""Other frameworks on a mesh."""

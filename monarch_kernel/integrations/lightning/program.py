@@ -1,0 +1,121 @@
+"""What each rank does for a Trainer of the notebook: the same, with its own copy."""
+
+from __future__ import annotations
+
+import importlib
+import linecache
+import os
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from monarch_kernel.integrations.lightning.predictions import batches_of
+from monarch_kernel.integrations.lightning.sync_back import pack_home
+from monarch_kernel.net.wire.codec import Frame, load
+from monarch_kernel.net.wire.messages import Payload
+
+__all__ = ["Job", "Outcome", "run_job"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A call of a Trainer's method, as it travels.
+
+    Attributes:
+        method: its name.
+        trainer: the Trainer, without the mesh.
+        args: of the call.
+        kwargs: of the call.
+        state: of the process that calls: what Lightning's own launchers take along, and environment variables.
+    """
+
+    method: str
+    trainer: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    state: tuple[Any, dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a rank gives back.
+
+    Attributes:
+        result: of the call.
+        batches: which samples each batch of predictions is for; None if these are no predictions.
+        weights: of the module, if it was trained; None but from rank 0.
+        news: what else has changed, see `sync_back`; empty but from rank 0.
+    """
+
+    result: Any
+    batches: list[list[list[int]]] | None = None
+    weights: dict[str, Any] | None = None
+    news: bytes = b""
+
+
+def run_job(texts: Mapping[str, str], parts: Sequence[Frame]) -> Outcome:
+    """Run a job that was packed in the notebook.
+
+    Args:
+        texts: file -> text, of code that is in no file here.
+        parts: the job, pickled.
+
+    Raises:
+        BaseException: whatever the Trainer raises.
+    """
+    for file, text in texts.items():
+        linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    job: Job = load(Payload(b"", len(parts)), parts)
+    trainer, strategy = job.trainer, job.trainer.strategy
+    snapshot, variables = job.state
+    snapshot.restore()
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+        os.environ.pop(name, None)
+    os.environ.update(variables)
+    strategy.enter_rank(_environment(strategy.fabric))
+    trainer._accelerator_connector.cluster_environment = strategy.cluster_environment
+    _use_plain_bar(strategy, trainer)
+    result = _call(strategy, trainer, getattr(trainer, job.method), job)
+    is_first = strategy.is_global_zero
+    is_fit = trainer.state.fn == "fit"
+    weights = strategy.full_state() if is_fit else None  # on all ranks: each may have a part
+    batches = batches_of(trainer) if trainer.state.fn == "predict" and result is not None else None
+    if batches is not None:
+        result = trainer.predict_loop._predictions
+    if not is_first:
+        return Outcome(result if batches is not None else None, batches)
+    return Outcome(result, batches, weights, pack_home(trainer, is_fit and strategy.can_send_optimizers()))
+
+
+def _environment(fabric: str) -> Any:
+    return importlib.import_module(f"{fabric}.plugins.environments").TorchElasticEnvironment()
+
+
+def _use_plain_bar(strategy: Any, trainer: Any) -> None:
+    """Have tqdm draw the progress bar, in place of Rich, which Lightning prefers, and which is alive in terminals alone."""
+    progress = strategy.part("callbacks.progress")
+    for i, callback in enumerate(trainer.callbacks):
+        if isinstance(callback, progress.RichProgressBar):
+            trainer.callbacks[i] = progress.TQDMProgressBar(refresh_rate=callback.refresh_rate, leave=callback._leave)
+
+
+def _call(strategy: Any, trainer: Any, method: Callable[..., Any], job: Job) -> Any:
+    """Call the method as Lightning does, but for what it does to a process that it takes for its own."""
+    call = strategy.part("trainer.call")
+    try:
+        return method(*job.args, **job.kwargs)
+    except strategy.part("utilities.exceptions")._TunerExitException:
+        call._call_teardown_hook(trainer)
+        trainer._teardown()
+        trainer.state.status = strategy.part("trainer.states").TrainerStatus.FINISHED
+        trainer.state.stage = None
+    except BaseException as error:
+        strategy.is_over = True
+        try:
+            call._interrupt(trainer, error)
+            trainer._teardown()
+        except Exception:  # of a callback that is told; what it is told of is what the user must see
+            traceback.print_exc()
+        raise
+    return None

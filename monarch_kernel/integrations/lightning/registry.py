@@ -1,0 +1,131 @@
+"""The strategy by its name, ``Trainer(strategy="monarch")``, and the notebook whose mesh it means.
+
+Lightning has no entry points for strategies, so the name is put into its registry when that is there: at once if Lightning has
+been imported, else by a finder on ``sys.meta_path``, which has it done at the end of the import, and changes nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any, Protocol
+
+from monarch_kernel.actor.proc_mesh import ProcMesh
+from monarch_kernel.base.mesh import ValueMesh
+
+__all__ = ["PACKAGES", "Notebook", "find_notebook", "install", "register", "remove"]
+
+PACKAGES = {
+    "lightning": "monarch_kernel.integrations.lightning.unified",
+    "pytorch_lightning": "monarch_kernel.integrations.lightning.standalone",
+}
+"""What Lightning can be imported as -> where our classes that inherit from its classes are."""
+
+_REGISTRIES = {"lightning.pytorch.strategies": "lightning", "pytorch_lightning.strategies": "pytorch_lightning"}
+"""Modules that have a ``StrategyRegistry`` -> their package."""
+
+_NAMES = {"monarch": "ddp", "monarch_fsdp": "fsdp"}
+
+
+class Notebook(Protocol):
+    """What a notebook does for Trainers."""
+
+    def latest_mesh(self) -> ProcMesh | None:
+        """The mesh that was brought up last; None if none is up."""
+
+    def call(self, mesh: ProcMesh, function: Callable[[], Any]) -> ValueMesh[Any]:
+        """Call a function on all ranks as a cell of the notebook: in its turn, with its output, to be interrupted."""
+
+
+class _Finder(MetaPathFinder):
+    """Has the name registered when Lightning is imported; knows the notebook."""
+
+    def __init__(self, notebook: Notebook | None) -> None:
+        self.notebook = notebook
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in _REGISTRIES:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        loader: Any = None if spec is None else spec.loader
+        if loader is None:
+            return None
+        load = loader.exec_module
+
+        def load_and_register(module: ModuleType) -> None:
+            load(module)
+            _register_in(module)
+
+        loader.exec_module = load_and_register
+        return spec
+
+
+def register() -> None:
+    """See to it that Lightning knows the name, now or when it is imported."""
+    if _finder() is None:
+        sys.meta_path.insert(0, _Finder(None))
+    for name in _REGISTRIES:
+        module = sys.modules.get(name)
+        if module is not None and hasattr(module, "StrategyRegistry"):  # else it is being imported
+            _register_in(module)
+
+
+def install(notebook: Notebook) -> None:
+    """Have the name mean the mesh last brought up in a notebook, and have Trainers run as its cells."""
+    register()
+    finder = _finder()
+    assert finder is not None
+    finder.notebook = notebook
+
+
+def remove(notebook: Notebook) -> None:
+    """The notebook ends."""
+    finder = _finder()
+    if finder is not None and finder.notebook is notebook:
+        finder.notebook = None
+
+
+def find_notebook() -> Notebook | None:
+    """The notebook of this process; None in a script."""
+    finder = _finder()
+    return None if finder is None else finder.notebook
+
+
+def _finder() -> _Finder | None:
+    return next((finder for finder in sys.meta_path if isinstance(finder, _Finder)), None)
+
+
+def _register_in(module: ModuleType) -> None:
+    for name, strategy in _NAMES.items():
+        module.StrategyRegistry.register(
+            name,
+            partial(_by_name, name, _REGISTRIES[module.__name__], strategy),
+            description=f"{strategy.upper()} on the mesh that was brought up last in the notebook (monarch_kernel)",
+            override=True,
+        )
+
+
+def _by_name(name: str, package: str, strategy: str) -> Any:
+    """What ``Trainer(strategy=name)`` gets.
+
+    Raises:
+        ValueError: there is no mesh that it could mean.
+    """
+    notebook = find_notebook()
+    if notebook is None:
+        raise ValueError(
+            f"strategy={name!r} means the mesh last brought up in a notebook, and this is none; "
+            "write strategy=MonarchStrategy(mesh), from monarch_kernel.integrations.lightning"
+        )
+    mesh = notebook.latest_mesh()
+    if mesh is None:
+        raise ValueError(f"strategy={name!r}: no mesh is up; bring one up with: %mesh up NAME -n 4")
+    make = importlib.import_module("monarch_kernel.integrations.lightning").MonarchStrategy
+    return make(mesh, strategy, package=package)

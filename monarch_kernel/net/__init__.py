@@ -1,0 +1,1 @@
+"""How bytes travel between processes: messages, transports, connections between hosts, shared memory."""

@@ -1,0 +1,193 @@
+"""What waits for one neighbour, and how much of it may be on its way at a time: no I/O, no threads, no clock.
+
+Each envelope says how many bytes the neighbour has been given in all, and how many of his were taken. The difference is on its
+way: in ZeroMQ's queue, the kernel's buffers, or the network. Where that is as much as the connection takes in an eighth of a
+second the rest waits here. So beats, and what is small, never wait behind megabytes, and a host is not thought dead because
+its link is full. Beats go first, and say nothing of what they have overtaken.
+
+What a broken connection has lost counts as taken as soon as something later comes: the numbers are sums.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+from monarch_kernel.net.wire.codec import Frame
+from monarch_kernel.net.wire.envelope import Beat, Entry, Envelope, Leg, seal
+
+__all__ = ["FOLD_DEPTH", "MAX_FOLD_NBYTES", "PIECE_NBYTES", "Outbox", "is_small"]
+
+PIECE_NBYTES = 128 << 10
+"""Of what is large; on a connection that takes a megabyte a second there are eight of them in one."""
+
+MAX_NAMES = 10_000
+"""In one envelope: so it is a frame of some 100 KiB, as the pieces are."""
+
+MAX_FOLD_NBYTES = 64 * 1024
+"""Larger messages are not compared: it would cost more than it saves."""
+
+FOLD_DEPTH = 8
+_WINDOW_NBYTES = 256 << 10, 64 << 20
+_TELL_NBYTES = 128 << 10, 8 << 20
+"""After so much, at least and at most, it is said how much was taken, also if there is nothing else to say."""
+
+
+class Outbox:
+    """What waits for one neighbour."""
+
+    def __init__(self) -> None:
+        self._entries: deque[tuple[Entry, Sequence[Frame]]] = deque()
+        self._gone = 0  # entries that were here before the first
+        self._last: dict[int, int] = {}  # the place of each host's last one, counted with those
+        self._beats: dict[tuple[int, int, bool], Beat] = {}
+        self._given = 0
+        self._taken = 0
+        self._window = _WINDOW_NBYTES[0]
+        self._taken_before = 0
+        self._heard = 0
+        self._heard_before = 0
+        self._told = 0
+        self._tell = _TELL_NBYTES[0]
+
+    @property
+    def waits(self) -> bool:
+        """Whether something waits."""
+        return bool(self._entries)
+
+    # -- what is put in
+
+    def put(self, entry: Entry, frames: Sequence[Frame]) -> None:
+        """Have an entry wait; together with an equal one, if no host's messages change their order."""
+        entries, last = self._entries, self._last
+        end = self._gone + len(entries)
+        if entries and not entry.goes_on and is_small(frames):
+            first = max([self._gone, end - FOLD_DEPTH, *(last.get(leg.source, -1) + 1 for leg in entry.legs)])
+            for i in range(end - 1, first - 1, -1):
+                other, theirs = entries[i - self._gone]
+                if len(theirs) == 1 and not other.goes_on and theirs[0] == frames[0]:
+                    other.legs.extend(entry.legs)
+                    last.update((leg.source, i) for leg in entry.legs)
+                    return
+        last.update((leg.source, end) for leg in entry.legs)
+        entries.append((entry, frames))
+
+    def put_beat(self, beat: Beat) -> None:
+        """Have a beat wait; it takes the place of an earlier one."""
+        key = beat.source, beat.target, beat.over
+        before = self._beats.pop(key, None)
+        if before is not None and before.again and before.life == beat.life and not beat.again:
+            beat = Beat(beat.source, beat.target, beat.life, beat.sent, beat.received, True, False, beat.attached)
+        self._beats[key] = beat
+
+    def withdraw(self, which: Callable[[Leg], bool]) -> list[tuple[Entry, Sequence[Frame]]]:
+        """Take these legs of what waits out again; gives them, in order."""
+        taken, entries = [], list(self._entries)
+        self._entries.clear()
+        self._last.clear()
+        self._gone = 0
+        for entry, frames in entries:
+            legs = [leg for leg in entry.legs if which(leg)]
+            if legs:
+                taken.append((_with(entry, legs), frames))
+                entry.legs = [leg for leg in entry.legs if not which(leg)]
+            if entry.legs:
+                self.put(entry, frames)
+        return taken
+
+    # -- what is taken out
+
+    def messages(self) -> list[list[Frame]]:
+        """Give what may go now, as multipart messages."""
+        entries = self._entries
+        if len(entries) != 1 or self._beats or len(entries[0][0].legs) > 1 or self._given - self._taken >= self._window:
+            return list(self._messages())
+        ((entry, frames),) = entries  # most are alone
+        entries.clear()
+        self._last.clear()
+        self._gone += 1
+        for frame in frames:
+            self._given += len(frame)
+        self._told = self._heard
+        return [seal(Envelope([entry], [], self._given, self._heard), frames)]
+
+    def _messages(self) -> Iterator[list[Frame]]:
+        batches = list(self._batches())
+        beats = list(self._beats.values())
+        self._beats.clear()
+        if self._entries and beats:  # they overtake what they count
+            yield self._sealed([], [beat if beat.over else _light(beat) for beat in beats])
+            beats = []
+        for i, batch in enumerate(batches):
+            self._given += sum(len(frame) for _, frames in batch for frame in frames)
+            yield self._sealed(batch, beats if i == len(batches) - 1 else [])
+        if not batches and (beats or self._heard - self._told >= self._tell):
+            yield self._sealed([], beats)
+
+    def _batches(self) -> Iterator[list[tuple[Entry, Sequence[Frame]]]]:
+        room = self._window - (self._given - self._taken)
+        batch: list[tuple[Entry, Sequence[Frame]]] = []
+        nbytes = nnames = 0
+        while self._entries and room > 0:
+            entry, frames = self._entries.popleft()
+            self._gone += 1
+            nbytes_more = sum(len(frame) for frame in frames)
+            while (nnames_more := _nnames(entry)) > MAX_NAMES and len(entry.legs) > 1:
+                half = len(entry.legs) // 2
+                self._entries.appendleft((_with(entry, entry.legs[half:]), frames))
+                self._gone -= 1
+                entry = _with(entry, entry.legs[:half])
+            if batch and (nbytes + nbytes_more > PIECE_NBYTES or nnames + nnames_more > MAX_NAMES):
+                yield batch
+                batch, nbytes, nnames = [], 0, 0
+            batch.append((entry, frames))
+            nbytes += nbytes_more
+            nnames += nnames_more
+            room -= nbytes_more
+        if batch:
+            yield batch
+        if not self._entries:
+            self._last.clear()
+
+    def _sealed(self, batch: Sequence[tuple[Entry, Sequence[Frame]]], beats: list[Beat]) -> list[Frame]:
+        self._told = self._heard
+        envelope = Envelope([entry for entry, _ in batch], beats, self._given, self._heard)
+        return seal(envelope, [frame for _, frames in batch for frame in frames])
+
+    # -- what the neighbour says
+
+    def hear(self, given: int, taken: int) -> bool:
+        """The neighbour has given us, and taken, so many bytes in all; gives whether there is something for him now."""
+        self._heard = given
+        self._taken = max(self._taken, min(taken, self._given))
+        since = self._taken - self._taken_before
+        self._window = max(self._window, _between(_WINDOW_NBYTES, _WINDOW_NBYTES[0] + since // 2))
+        return bool(self._entries) or self._heard - self._told >= self._tell
+
+    def tick(self) -> None:
+        """See how much is taken in the time of a beat: half of that may be on its way, and is acknowledged in four parts."""
+        self._window = _between(_WINDOW_NBYTES, (self._taken - self._taken_before) // 2)
+        self._tell = _between(_TELL_NBYTES, (self._heard - self._heard_before) // 8)
+        self._taken_before, self._heard_before = self._taken, self._heard
+
+
+def is_small(frames: Sequence[Frame]) -> bool:
+    """Whether a message is compared with others, and travels whole."""
+    return len(frames) == 1 and len(frames[0]) <= MAX_FOLD_NBYTES
+
+
+def _nnames(entry: Entry) -> int:
+    return sum(2 + len(leg.senders) + len(leg.receivers) for leg in entry.legs)
+
+
+def _with(entry: Entry, legs: list[Leg]) -> Entry:
+    return Entry(legs, entry.nframes, entry.goes_on, entry.is_cut)
+
+
+def _between(bounds: tuple[int, int], nbytes: int) -> int:
+    return min(bounds[1], max(bounds[0], nbytes))
+
+
+def _light(beat: Beat) -> Beat:
+    """The same, without what was sent."""
+    return Beat(beat.source, beat.target, beat.life, 0, beat.received, beat.again, False, beat.attached)

@@ -1,0 +1,431 @@
+"""Connections to other hosts: TCP, encrypted and authenticated by CURVE, dialled by either side.
+
+All hosts of a session have one key pair. Who listens has it ask each client for proof that it has the pair, too (CURVE, and a
+ZAP handler for its public key); whoever has not is refused and counted, before any of his bytes is looked at.
+
+Who dials knows several addresses of the other, of which some may lead nowhere, or to somebody else. It knocks at all of them at
+once, takes the best that answers, and forgets the others. A connection that breaks is made again by ZeroMQ; what it has lost is
+sent again by the `Relay`.
+
+A network that is gone for a moment breaks no connection: TCP only waits, each time for twice as long, also when the network is
+back. So where nothing gets through (`tcp.is_stuck`) who has dialled knocks again and again, each time for little longer than a
+packet takes there and back (`revive`), and the first that is answered takes the place of the connection that stands still.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import zmq
+from zmq.utils import z85
+
+from monarch_kernel.net.hosts import tcp
+from monarch_kernel.net.hosts.handshakes import BACKLOG, HANDSHAKE_MS, Strangers, read_event
+from monarch_kernel.net.transport.zmq_utils import LINGER_MS, has_message, recv_multipart, send_multipart
+from monarch_kernel.net.wire.codec import Frame
+from monarch_kernel.net.wire.config import LinkKeys
+
+__all__ = ["Links", "new_keys"]
+
+PATIENCE_S = 0.15
+"""How long a better address has to answer when a worse one has."""
+
+LEFTOVER_S = 1.0
+"""Connections that were not taken are closed later: one that ends in its handshake would be taken for a stranger's."""
+
+KNOCK_S = 0.04, 1.0
+"""How long to wait for the answer to a knock before the next one, at least and at most."""
+
+_KNOCK_AGAIN_MS = 10
+_BROKEN_S = 0.3
+"""For so long a connection that broke is left to ZeroMQ, which makes it again."""
+
+_KNOCKS_S = 3.0
+"""After so long it is left to ZeroMQ, which tries about once a second: it may be that nobody will ever be there again."""
+
+_ZAP = "inproc://zeromq.zap.01"
+_KNOCK, _HERE = b"knock", b"here"
+HEARTBEAT_MS = 1000
+MAX_FRAME_NBYTES = 512 << 10
+"""More than a `Relay` ever puts into one; who announces a larger one, stranger or not, is cut off before it is taken in."""
+
+
+_STATES = int(zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+
+
+def new_keys() -> LinkKeys:
+    """A key pair for a new session."""
+    public, secret = zmq.curve_keypair()
+    return LinkKeys(public.decode(), secret.decode())
+
+
+class _Connection:
+    """A connection that we have dialled: the socket, and what is known of its state."""
+
+    def __init__(self, address: str, socket: zmq.Socket[bytes]) -> None:
+        self.address = address
+        self.socket = socket
+        self.is_up = False
+        self.broken_at: float | None = None
+        self.is_left = False  # to ZeroMQ, to make it some time
+        self.round_trip_s = 0.0
+        self._fd = -1
+        self._monitor = socket.get_monitor_socket(_STATES)
+
+    def look(self, now: float) -> None:
+        """See what has become of it."""
+        while has_message(self._monitor):
+            kind, value = read_event(self._monitor)
+            if kind == zmq.EVENT_CONNECTED:
+                self._fd = value
+            elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.is_up, self.broken_at, self.is_left = True, None, False
+            else:
+                self.is_up, self._fd = False, -1
+                self.broken_at = now if self.broken_at is None else self.broken_at
+
+    @property
+    def has_reached(self) -> bool:
+        """Whether there is a connection of TCP, on which the handshake may still go on."""
+        return self._fd >= 0
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether nothing gets through."""
+        if self._fd < 0:
+            return False
+        self.round_trip_s = tcp.round_trip_s(self._fd) or self.round_trip_s
+        return tcp.is_stuck(self._fd)
+
+    def close(self, linger_ms: int) -> None:
+        """End it."""
+        self.socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self.socket.close(linger=linger_ms)
+
+
+@dataclass
+class _Dial:
+    """Connections to one host, of which one will be taken: address -> connection, the best first.
+
+    One that is to take the place of a connection that stands still waits for each knock for ``knock_s``, and goes on ``until``.
+    """
+
+    connections: dict[str, _Connection]
+    held: list[Sequence[Frame]] = field(default_factory=list)
+    answered: dict[str, float] = field(default_factory=dict)
+    knock_s: float = 0.0
+    until: float = 0.0
+
+
+class Links:
+    """The connections of one host.
+
+    Args:
+        context: of the sockets; has no other ZAP handler.
+        host: our number.
+        keys: of the session.
+        watch: called with each socket that has to be polled, and with False when it is closed.
+
+    """
+
+    def __init__(
+        self, context: zmq.Context[Any], host: int, keys: LinkKeys, watch: Callable[[zmq.Socket[bytes], bool], None]
+    ) -> None:
+        self._context = context
+        self._host = host
+        self._public, self._secret = keys.public.encode(), keys.secret.encode()
+        self._watch = watch
+        self._listener: zmq.Socket[bytes] | None = None
+        self._strangers: Strangers | None = None
+        self._zap: zmq.Socket[bytes] | None = None
+        self._dials: dict[int, _Dial] = {}
+        self._taken: dict[int, _Connection] = {}
+        self._callers: dict[int, bytes] = {}  # who has dialled us, and the name of his connection
+        self._ready: deque[tuple[int, list[Frame]]] = deque()
+        self._new: list[int] = []
+        self._leftover: list[tuple[float, _Connection]] = []  # those that were not taken, and when they are closed
+        self.port = 0
+
+    # -- connecting
+
+    def listen(self, port: int = 0) -> int:
+        """Let others dial us; gives the port.
+
+        Raises:
+            OSError: it is taken.
+        """
+        if self._listener is None:
+            self._zap = self._context.socket(zmq.REP)
+            self._zap.bind(_ZAP)  # first: without it everybody would be let in
+            listener = self._new_socket(zmq.ROUTER)
+            listener.setsockopt(zmq.ROUTER_HANDOVER, 1)
+            listener.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            listener.setsockopt(zmq.ZAP_DOMAIN, b"monarch")
+            listener.curve_secretkey, listener.curve_publickey = self._secret, self._public
+            listener.curve_server = True
+            listener.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+            listener.setsockopt(zmq.BACKLOG, BACKLOG)
+            strangers = Strangers(self._context, listener)
+            try:
+                listener.bind(f"tcp://*:{port or '*'}")
+            except zmq.ZMQError as error:
+                strangers.close()
+                listener.close(linger=0)
+                self._zap.close(linger=0)
+                self._zap = None
+                raise OSError(error.errno, error.strerror) from None
+            self._listener = listener
+            self._strangers = strangers
+            self._watch(strangers.monitor, True)
+            self._watch(self._zap, True)
+            self.port = int(str(listener.getsockopt_string(zmq.LAST_ENDPOINT)).rpartition(":")[2])
+            self._watch(listener, True)
+        return self.port
+
+    def dial(self, host: int, addresses: Sequence[str]) -> None:
+        """Connect to a host by the best of these addresses that answers; a connection that there is ends then."""
+        dial = self._dials[host] = _Dial({}, self._drop_dial(host))
+        for number, address in enumerate(dict.fromkeys(addresses)):
+            with contextlib.suppress(zmq.ZMQError):
+                dial.connections[address] = self._connect(host, number, address)
+
+    def revive(self, now: float) -> None:
+        """Knock again at hosts that we have dialled and to which nothing gets through; call this several times a second."""
+        for host in list(self._taken):
+            with contextlib.suppress(zmq.ZMQError):  # the name can't be resolved at the moment
+                self._revive(host, self._taken[host], now)
+
+    def _revive(self, host: int, taken: _Connection, now: float) -> None:
+        taken.look(now)
+        dial = self._dials.get(host)
+        if dial is None:
+            is_broken = taken.broken_at is not None and now >= taken.broken_at + _BROKEN_S and not taken.is_left
+            if is_broken or taken.is_stuck:
+                shortest, longest = KNOCK_S
+                self._knock(host, taken.address, min(longest, max(shortest, 4 * taken.round_trip_s)), now + _KNOCKS_S)
+        elif dial.knock_s:
+            (knocking,) = dial.connections.values()
+            knocking.look(now)
+            if knocking.is_stuck:
+                self._put_off(host, knocking, now)
+                self._knock(host, taken.address, dial.knock_s, dial.until)
+            elif now >= dial.until and not knocking.has_reached:
+                self._put_off(host, knocking, now)
+                patient = self._taken[host] = self._connect(host, 0, taken.address, KNOCK_S[1])
+                patient.is_left = True
+                self._end(taken)
+
+    def _put_off(self, host: int, knocking: _Connection, now: float) -> None:
+        """Give up a knock: in its handshake it would be taken for a stranger's."""
+        del self._dials[host]
+        self._leftover.append((now + LEFTOVER_S, knocking))
+
+    def _knock(self, host: int, address: str, knock_s: float, until: float) -> None:
+        connection = self._connect(host, 0, address, knock_s, is_hasty=True)
+        self._dials[host] = _Dial({address: connection}, knock_s=knock_s, until=until)
+
+    def _connect(
+        self, host: int, number: int, address: str, timeout_s: float = 0.0, *, is_hasty: bool = False
+    ) -> _Connection:
+        """Begin a connection; one in haste is tried again at once, again and again.
+
+        Raises:
+            zmq.ZMQError: it is a name that can't be resolved, or no address at all.
+        """
+        socket = self._new_socket(zmq.DEALER)
+        socket.setsockopt(zmq.ROUTING_ID, f"H{self._host}/{number}/{time.monotonic_ns()}".encode())
+        socket.setsockopt(zmq.CONNECT_TIMEOUT, round(1000 * timeout_s))
+        if is_hasty:
+            socket.setsockopt(zmq.RECONNECT_IVL, _KNOCK_AGAIN_MS)
+        else:
+            socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 5 * HEARTBEAT_MS)
+        socket.curve_serverkey = socket.curve_publickey = self._public
+        socket.curve_secretkey = self._secret
+        connection = _Connection(address, socket)
+        try:
+            socket.connect(address)
+        except zmq.ZMQError:
+            connection.close(0)
+            raise
+        self._watch(socket, True)
+        send_multipart(socket, [_KNOCK, str(self._host).encode(), str(host).encode()])
+        return connection
+
+    def hang_up(self, host: int) -> None:
+        """End the connection to a host."""
+        self._drop_dial(host)
+        self._callers.pop(host, None)
+        if (taken := self._taken.pop(host, None)) is not None:
+            self._end(taken)
+
+    def is_up(self, host: int) -> bool:
+        """Whether the connection to a host that we have dialled stands, as far as ZeroMQ's own heartbeats tell.
+
+        These are answered by a thread of the library: also by a process that can't say anything itself at the moment.
+        """
+        taken = self._taken.get(host)
+        if taken is None:
+            return False
+        taken.look(time.monotonic())
+        return taken.is_up
+
+    def is_connected(self, host: int) -> bool:
+        """Whether there is a connection to a host, which may be broken at the moment, or is about to be."""
+        return host in self._taken or host in self._callers or host in self._dials
+
+    @property
+    def refused(self) -> int:
+        """Connections of those that have not the keys, or do not speak our protocol."""
+        return 0 if self._strangers is None else self._strangers.refused
+
+    def tend(self) -> None:
+        """Have nobody who knocks cost us more than we have; call this a few times a second."""
+        if self._strangers is not None:
+            self._strangers.tend()
+
+    @property
+    def is_dialling(self) -> bool:
+        """Whether somebody was dialled who has not answered yet."""
+        return bool(self._dials)
+
+    def new_connections(self) -> list[int]:
+        """The hosts that we have dialled, and that have answered since the last time."""
+        new, self._new = self._new, []
+        return new
+
+    # -- messages
+
+    def send(self, host: int, parts: Sequence[Frame]) -> bool:
+        """Hand a message over without blocking; False if no such host is connected. To one that was dialled it waits."""
+        if (taken := self._taken.get(host)) is not None:
+            return _hand_over(taken.socket, parts)
+        if (name := self._callers.get(host)) is not None and self._listener is not None:
+            with contextlib.suppress(zmq.ZMQError):  # it has gone a moment ago
+                send_multipart(self._listener, [name, *parts])
+                return True
+        if (dial := self._dials.get(host)) is not None:
+            dial.held.append(parts)
+            return True
+        return False
+
+    def recv(self) -> tuple[int, list[Frame]] | None:
+        """Give the next message and the host that has sent it, or None if none has arrived."""
+        if not self._ready:
+            self._ready.extend(self._receive())
+        return self._ready.popleft() if self._ready else None
+
+    def close(self) -> None:
+        """Close all connections."""
+        for host in list(self._dials):
+            self._drop_dial(host)
+        for _, connection in self._leftover:
+            self._end(connection)
+        for host in list(self._taken):
+            self._end(self._taken.pop(host), linger_ms=LINGER_MS)
+        if self._listener is not None and self._strangers is not None and self._zap is not None:
+            self._listener.disable_monitor()
+            self._watch(self._strangers.monitor, False)
+            self._strangers.close()
+            self._close(self._listener, linger_ms=LINGER_MS)
+            self._close(self._zap)
+            self._listener = None
+
+    # -- inside
+
+    def _new_socket(self, kind: int) -> zmq.Socket[bytes]:
+        socket: zmq.Socket[bytes] = self._context.socket(kind)
+        socket.set_hwm(0)
+        socket.setsockopt(zmq.LINGER, LINGER_MS)
+        socket.setsockopt(zmq.IPV6, 1)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_NBYTES)
+        return socket
+
+    def _close(self, socket: zmq.Socket[bytes], linger_ms: int = 0) -> None:
+        self._watch(socket, False)
+        socket.close(linger=linger_ms)
+
+    def _end(self, connection: _Connection, linger_ms: int = 0) -> None:
+        """Close a connection that we have dialled."""
+        self._watch(connection.socket, False)
+        connection.close(linger_ms)
+
+    def _drop_dial(self, host: int) -> list[Sequence[Frame]]:
+        dial = self._dials.pop(host, None)
+        for connection in dial.connections.values() if dial else ():
+            self._end(connection)
+        return dial.held if dial else []
+
+    def _receive(self) -> Iterator[tuple[int, list[Frame]]]:
+        self._answer_zap()
+        if self._strangers is not None:
+            self._strangers.look()
+        listener = self._listener
+        while listener is not None and (parts := recv_multipart(listener)) is not None:
+            name, *rest = parts
+            if len(rest) == 3 and rest[0] == _KNOCK:
+                if bytes(rest[2]) == str(self._host).encode():  # else it has taken us for another
+                    with contextlib.suppress(zmq.ZMQError):
+                        send_multipart(listener, [name, _HERE])
+            elif (host := _host_of(bytes(name))) is not None and rest:
+                self._callers[host] = bytes(name)
+                yield host, rest
+        for host, taken in list(self._taken.items()):
+            while self._taken.get(host) is taken and (parts := recv_multipart(taken.socket)) is not None:
+                if parts[0] != _HERE:
+                    yield host, parts
+        now = time.monotonic() if self._dials or self._leftover else 0.0
+        while self._leftover and now >= self._leftover[0][0]:
+            self._end(self._leftover.pop(0)[1])
+        for host, dial in list(self._dials.items()):
+            for address, connection in dial.connections.items():
+                if address not in dial.answered and recv_multipart(connection.socket) is not None:
+                    dial.answered[address] = now
+            self._choose(host, dial, now)
+
+    def _choose(self, host: int, dial: _Dial, now: float) -> None:
+        if not dial.answered:
+            return
+        best = next(address for address in dial.connections if address in dial.answered)
+        is_first = best == next(iter(dial.connections))
+        if not is_first and now < min(dial.answered.values()) + PATIENCE_S:
+            return
+        del self._dials[host]
+        before = self._taken.pop(host, None)
+        taken = self._taken[host] = dial.connections.pop(best)
+        self._new.append(host)
+        for parts in dial.held:
+            _hand_over(taken.socket, parts)
+        if before is not None:
+            self._end(before)
+        self._leftover += [(now + LEFTOVER_S, connection) for connection in dial.connections.values()]
+
+    def _answer_zap(self) -> None:
+        """Let in who has the key pair (RFC 27/ZAP)."""
+        while self._zap is not None and (parts := recv_multipart(self._zap)) is not None:
+            version, request, *_, mechanism, key = (bytes(part) for part in parts)
+            good = mechanism == b"CURVE" and z85.encode(key) == self._public
+            status = (b"200", b"OK") if good else (b"400", b"not of this session")
+            send_multipart(self._zap, [version, request, *status, b"", b""])
+
+
+def _hand_over(socket: zmq.Socket[bytes], parts: Sequence[Frame]) -> bool:
+    """Send on a connection that we have dialled; False if there is none: ZeroMQ does not make one anew that broke its rules."""
+    try:
+        send_multipart(socket, parts)
+    except zmq.Again:
+        return False
+    return True
+
+
+def _host_of(name: bytes) -> int | None:
+    """The number of the host that a connection says to be of."""
+    number = name[1:].partition(b"/")[0]
+    return int(number) if name[:1] == b"H" and number.isdigit() else None

@@ -1,0 +1,451 @@
+"""How messages find their way between hosts, and none is lost or comes twice: no I/O, no threads, no clock.
+
+Theory of operation
+===================
+
+Hosts are numbered; the controller's is 0. Each has one `Relay`. Its *neighbours* are the hosts to which it has a connection;
+what is for another host goes to the neighbour from which it was last heard, and to the default one if it never was. So hosts
+form any graph: a star, a tree of agents, or pairs that talk past the controller.
+
+What is sent becomes a *draft*. The same frames for processes of many hosts are one draft with a *leg* for each host, and travel
+once per neighbour: that is fan-out. Frames of several senders that are equal byte by byte, for the same receiver, are one draft
+with several senders: that is folding. A draft is only joined behind the last one of its sender, so order per sender is kept.
+`flush` numbers the drafts and gives what is to be handed to each neighbour; by when he calls it, the owner decides how long he
+waits for what can be folded. What is passed on for other hosts is folded likewise, as one entry with the legs of several.
+
+TCP loses what it holds when a connection breaks, and another connection may be another way through the tree. So each pair of
+hosts numbers what it sends, from end to end, and keeps it until the other says that it has it (`Beat`). Who sees a gap drops
+what comes after it and asks for all from there; what has come before is dropped. Relays on the way keep nothing.
+
+A large message is cut into pieces: each that comes shows that the host is alive, while a gigabyte in one frame would not. How
+many of them are on their way to a neighbour at a time is his `Outbox`'s to say; what waits there has been numbered.
+
+A new controller begins a new *life*: the numbers of the last one are void, and an agent that hears from it begins anew, too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from monarch_kernel.net.hosts.flow_control import FOLD_DEPTH, PIECE_NBYTES, Outbox, is_small
+from monarch_kernel.net.transport.base import Peer
+from monarch_kernel.net.wire.codec import Frame
+from monarch_kernel.net.wire.envelope import Beat, Entry, Leg, open_envelope
+
+__all__ = ["CONTROLLER_HOST", "Delivery", "Relay"]
+
+CONTROLLER_HOST = 0
+ACK_EVERY = 512
+ACK_NBYTES = 8 << 20
+
+
+class Delivery(NamedTuple):
+    """A message has come, for processes of this host: to each of the receivers from each of the senders."""
+
+    source: int
+    senders: Sequence[Peer]
+    receivers: Sequence[Peer]
+    frames: list[Frame]
+
+
+class _Draft:
+    """A message that has not been numbered: for each host who has sent it, and to whom."""
+
+    __slots__ = ("frames", "is_small", "legs")
+
+    def __init__(self, frames: Sequence[Frame]) -> None:
+        self.frames = frames
+        self.legs: dict[int, tuple[list[Peer], list[Peer]]] = {}
+        self.is_small = is_small(frames)
+
+
+class _Kept(NamedTuple):
+    """What was sent and may have to be sent again."""
+
+    leg: Leg
+    frames: Sequence[Frame]
+    goes_on: bool
+    is_cut: bool
+
+
+@dataclass
+class _Line:
+    """What we and another host have sent each other."""
+
+    life: int = 0
+    sent: int = 0
+    received: int = 0
+    untold: int = 0  # messages, and their bytes, of which the other does not know that they have come
+    untold_nbytes: int = 0
+    has_asked: bool = False
+    latest: int = 0  # of the messages that came though one before them is missing
+    kept: deque[_Kept] = field(default_factory=deque)
+    pieces: list[Frame | bytearray] = field(
+        default_factory=list
+    )  # the frames that have come, the last one perhaps in part
+    is_cut: bool = False
+
+
+class Relay:
+    """One host's part in passing messages on.
+
+    Args:
+        host: its number.
+        life: which controller it is, or which it belongs to.
+        default: the neighbour for hosts that were not heard of yet; None to have what is for them wait.
+        members: the hosts that there are; None where that is not known, and any may be heard of.
+
+    Attributes:
+        dropped: what had no way, or came where it does not belong.
+        passed_on: messages between other hosts that came by here.
+        heard: hosts that were heard of since the owner has last emptied it.
+        is_given_up: the controller has given this host up.
+        is_attached: whether we certainly have a way to the controller's process, as our beats say.
+        attached: hosts that have said so of themselves since the owner has last emptied it.
+    """
+
+    def __init__(
+        self, host: int, life: int = 0, default: int | None = None, members: Container[int] | None = None
+    ) -> None:
+        self.host = host
+        self._members = members
+        self.default = default
+        self.dropped = 0
+        self.passed_on = 0
+        self.heard: set[int] = set()
+        self.is_given_up = False
+        self.is_attached = False
+        self.attached: set[int] = set()
+        self._life = life
+        self._ways: dict[int, int] = {}
+        self._lines: dict[int, _Line] = {}
+        self._drafts: list[_Draft] = []
+        self._last: dict[tuple[Peer, int], int] = {}
+        self._stuck: dict[int, list[tuple[Entry, Sequence[Frame]]]] = {}
+        self._outboxes: dict[int, Outbox] = {}
+        self._due: set[int] = set()  # neighbours for whom there may be something to hand over
+        self._given_up: set[int] = set()
+
+    # -- ways
+
+    def lead(self, host: int, neighbour: int) -> None:
+        """From now on, what is for a host goes to this neighbour; also what has waited for a way."""
+        former = self._ways.get(host, self.default)
+        self._ways[host] = neighbour
+        for entry, frames in self._stuck.pop(host, ()):
+            self._put(neighbour, entry, frames)
+        if former not in (None, neighbour):
+            self._redirect(former, lambda leg: leg.target == host)
+
+    def lead_by(self, former: int, neighbour: int) -> None:
+        """From now on, all that went to one neighbour goes to another."""
+        if self.default == former:
+            self.default = neighbour
+        for host, way in list(self._ways.items()):
+            if way == former:
+                self._ways[host] = neighbour
+        self._redirect(former, lambda leg: True)
+
+    def _redirect(self, former: int, which: Callable[[Leg], bool]) -> None:
+        """Have what waits for a neighbour take the way that there is now."""
+        box = self._outboxes.get(former)
+        for entry, frames in box.withdraw(which) if box is not None and box.waits else ():
+            for leg in entry.legs:
+                if (way := self.way(leg.target)) is not None:
+                    self._put(way, Entry([leg], entry.nframes, entry.goes_on, entry.is_cut), frames)
+
+    def way(self, host: int) -> int | None:
+        """The neighbour to which goes what is for a host; None if it waits."""
+        return self._ways.get(host, self.default)
+
+    def give_up(self, host: int) -> None:
+        """A host is gone: what is for it is dropped, and should it be heard of again it is told to end."""
+        self._given_up.add(host)
+        self._lines.pop(host, None)
+        self._stuck.pop(host, None)
+        for box in self._outboxes.values():
+            box.withdraw(lambda leg: leg.target == host)
+
+    # -- messages out
+
+    def send(self, sender: Peer, receiver: Peer, host: int, frames: Sequence[Frame]) -> None:
+        """Send a message to a process of another host, soon: see `flush`."""
+        drafts, place = self._drafts, (sender, host)
+        if drafts:
+            last = drafts[-1]
+            if last.frames is frames:  # a broadcast comes one receiver after the other
+                leg = last.legs.get(host)
+                if leg is None:
+                    last.legs[host] = [sender], [receiver]
+                    self._last[place] = len(drafts) - 1
+                    return
+                if leg[0] == [sender] and receiver not in leg[1]:
+                    leg[1].append(receiver)
+                    return
+            elif self._fold(sender, receiver, host, frames):
+                return
+        draft = _Draft(frames)
+        draft.legs[host] = [sender], [receiver]
+        self._last[place] = len(drafts)
+        drafts.append(draft)
+
+    def _fold(self, sender: Peer, receiver: Peer, host: int, frames: Sequence[Frame]) -> bool:
+        """Be one more sender of a message that waits, if there is one."""
+        if not is_small(frames):
+            return False
+        drafts = self._drafts
+        first = max(self._last.get((sender, host), -1) + 1, len(drafts) - FOLD_DEPTH)
+        for i in range(len(drafts) - 1, first - 1, -1):
+            draft = drafts[i]
+            if draft.is_small and len(draft.legs) == 1 and draft.frames[0] == frames[0]:
+                leg = draft.legs.get(host)
+                if leg is not None and leg[1] == [receiver]:
+                    leg[0].append(sender)
+                    self._last[sender, host] = i
+                    return True
+        return False
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is anything to flush."""
+        return bool(self._drafts or self._due)
+
+    @property
+    def senders(self) -> int:
+        """How many have sent what waits to be numbered."""
+        return len(self._last)
+
+    def beat(self) -> None:
+        """Tell all hosts that we have to do with that we are alive, and what we have received; call this at even intervals."""
+        for host in self._lines:
+            self._beat(host)
+        for box in self._outboxes.values():
+            box.tick()
+
+    def greet(self, host: int) -> None:
+        """Have to do with a host from now on: it gets our beats."""
+        self._line(host)
+
+    def flush(self) -> list[tuple[int, list[Frame]]]:
+        """Give what is to be handed to neighbours now: (neighbour, a multipart message)."""
+        drafts, self._drafts = self._drafts, []
+        if drafts:
+            self._last.clear()
+        for draft in drafts:
+            pieces = [(draft.frames, False, False)] if draft.is_small else list(_pieces(draft.frames))
+            for frames, goes_on, is_cut in pieces:
+                by_neighbour: dict[int, Entry] = {}
+                for host, (senders, receivers) in draft.legs.items():
+                    if host in self._given_up:
+                        continue
+                    line = self._line(host)
+                    line.sent += 1
+                    leg = Leg(self.host, host, line.sent, line.life, senders, receivers)
+                    line.kept.append(_Kept(leg, frames, goes_on, is_cut))
+                    way = self.way(host)
+                    if way is None:
+                        entry = Entry([leg], len(frames), goes_on, is_cut)
+                        self._stuck.setdefault(host, []).append((entry, frames))
+                    elif way in by_neighbour:
+                        by_neighbour[way].legs.append(leg)
+                    else:
+                        by_neighbour[way] = Entry([leg], len(frames), goes_on, is_cut)
+                for neighbour, entry in by_neighbour.items():
+                    self._put(neighbour, entry, frames)
+        due, self._due = self._due, set()
+        return [(neighbour, parts) for neighbour in due for parts in self._outboxes[neighbour].messages()]
+
+    def _put(self, neighbour: int, entry: Entry, frames: Sequence[Frame]) -> None:
+        self._outbox(neighbour).put(entry, frames)
+
+    def _outbox(self, neighbour: int) -> Outbox:
+        """What waits for a neighbour; something was, or will be, put into it."""
+        self._due.add(neighbour)
+        box = self._outboxes.get(neighbour)
+        if box is None:
+            box = self._outboxes[neighbour] = Outbox()
+        return box
+
+    def _beat(self, host: int, *, again: bool = False) -> None:
+        line = self._line(host)
+        line.untold = line.untold_nbytes = 0
+        self._pass_beat(Beat(self.host, host, line.life, line.sent, line.received, again, False, self.is_attached))
+
+    def _pass_beat(self, beat: Beat) -> None:
+        way = self.way(beat.target)
+        if way is not None:
+            self._outbox(way).put_beat(beat)
+
+    def _line(self, host: int) -> _Line:
+        line = self._lines.get(host)
+        if line is None:
+            life = self._life if CONTROLLER_HOST in (host, self.host) else 0
+            line = self._lines[host] = _Line(life)
+        return line
+
+    # -- messages in
+
+    def hear(self, neighbour: int, parts: Sequence[Frame]) -> Iterator[Delivery]:
+        """Take a message of a neighbour apart: what is for us is given, what is for others waits for `flush`.
+
+        Raises:
+            WireError: it is none of ours.
+        """
+        envelope = open_envelope(parts)
+        if self._members is not None and neighbour not in self._members:
+            self.dropped += 1
+            return
+        box = self._outboxes.get(neighbour)
+        if box is None:
+            box = self._outboxes[neighbour] = Outbox()
+        if box.hear(envelope.given, envelope.taken):
+            self._due.add(neighbour)
+        taken = 1
+        for entry in envelope.entries:
+            frames = parts[taken : taken + entry.nframes]
+            taken += entry.nframes
+            onward: dict[int, list[Leg]] = {}
+            for leg in entry.legs:
+                if leg.source == self.host or leg.source in self._given_up:
+                    self._say_over(leg.source, neighbour)
+                    continue
+                if not self._may_come_by(leg.source, neighbour):
+                    self.dropped += 1
+                    continue
+                self._heard_of(leg.source, neighbour)
+                if leg.target != self.host:
+                    way = self.way(leg.target)
+                    if way is None or way == neighbour:
+                        self.dropped += 1
+                    else:
+                        onward.setdefault(way, []).append(leg)
+                elif (whole := self._accept(leg, entry, frames)) is not None:
+                    yield Delivery(leg.source, leg.senders, leg.receivers, whole)
+            for way, legs in onward.items():
+                self.passed_on += len(legs)
+                self._put(way, Entry(legs, entry.nframes, entry.goes_on, entry.is_cut), frames)
+        for beat in envelope.beats:
+            if beat.source == self.host or beat.source in self._given_up:
+                self._say_over(beat.source, neighbour)
+                continue
+            if not self._may_come_by(beat.source, neighbour):
+                self.dropped += 1
+                continue
+            self._heard_of(beat.source, neighbour)
+            if beat.target == self.host:
+                self._heard_beat(beat)
+            elif self.way(beat.target) != neighbour:
+                self._pass_beat(beat)
+            else:
+                self.dropped += 1
+
+    def _may_come_by(self, host: int, neighbour: int) -> bool:
+        """Whether a host is one of ours; the controller, which can end and renew us, is heard by itself or on the way to it."""
+        if host == CONTROLLER_HOST:
+            return neighbour in (CONTROLLER_HOST, self.way(host), self.default)
+        return self._members is None or host in self._members
+
+    def _heard_of(self, host: int, neighbour: int) -> None:
+        self.heard.add(host)
+        if self._ways.get(host) != neighbour:
+            self.lead(host, neighbour)
+
+    def _say_over(self, host: int, neighbour: int) -> None:
+        self.dropped += 1
+        if host != self.host:
+            over = Beat(self.host, host, self._life, 0, 0, over=True)
+            self._outbox(neighbour).put_beat(over)
+
+    def _is_of_this_life(self, host: int, life: int, line: _Line) -> bool:
+        """Whether something is numbered as we number; an agent that hears of a new controller begins anew."""
+        if life > line.life and self.host != CONTROLLER_HOST and host == CONTROLLER_HOST:
+            self._lines[host] = _Line(life)
+            return True
+        return life == line.life
+
+    def _accept(self, leg: Leg, entry: Entry, frames: Sequence[Frame]) -> list[Frame] | None:
+        """Give a message whose turn it is, when all of its pieces have come."""
+        host = leg.source
+        if not self._is_of_this_life(host, leg.life, self._line(host)):
+            self.dropped += 1
+            return None
+        line = self._line(host)
+        if leg.number <= line.received:
+            return None  # it was sent again
+        if leg.number > line.received + 1:
+            if not line.has_asked or leg.number <= line.latest:  # what was asked for has been lost, too
+                line.has_asked = True
+                self._beat(host, again=True)
+            line.latest = leg.number
+            return None
+        line.received += 1
+        line.has_asked = False
+        line.untold += 1
+        line.untold_nbytes += sum(len(frame) for frame in frames)
+        if line.untold >= ACK_EVERY or line.untold_nbytes >= ACK_NBYTES:
+            self._beat(host)
+        if not (entry.goes_on or line.pieces):
+            return list(frames)
+        whole = line.pieces
+        if line.is_cut:
+            # Piece by piece, for a gigabyte at once takes so long that we would be thought dead.
+            begun = whole[-1]
+            if not isinstance(begun, bytearray):
+                begun = whole[-1] = bytearray(begun)
+            begun += frames[0]
+            frames = frames[1:]
+        whole.extend(frames)
+        line.is_cut = entry.is_cut
+        if entry.goes_on:
+            return None
+        line.pieces = []
+        return [memoryview(frame) if isinstance(frame, bytearray) else frame for frame in whole]
+
+    def _heard_beat(self, beat: Beat) -> None:
+        if beat.over:
+            self.is_given_up |= beat.source == CONTROLLER_HOST
+            return
+        if not self._is_of_this_life(beat.source, beat.life, self._line(beat.source)):
+            self.dropped += 1
+            return
+        if beat.attached:
+            self.attached.add(beat.source)
+        line = self._line(beat.source)
+        if beat.received > line.sent:  # it can't have what was never sent
+            self.dropped += 1
+            return
+        while line.kept and line.kept[0].leg.number <= beat.received:
+            line.kept.popleft()
+        if beat.again and (way := self.way(beat.source)) is not None:
+            if (box := self._outboxes.get(way)) is not None:
+                box.withdraw(lambda leg: leg.source == self.host and leg.target == beat.source)
+            for kept in line.kept:
+                self._put(way, Entry([kept.leg], len(kept.frames), kept.goes_on, kept.is_cut), kept.frames)
+        if beat.sent:
+            line.has_asked = False
+        if beat.sent > line.received:  # it comes after what it counts: that is lost
+            line.has_asked = True
+            self._beat(beat.source, again=True)
+
+
+def _pieces(frames: Sequence[Frame]) -> Iterator[tuple[list[Frame], bool, bool]]:
+    """Cut a message: (frames of a piece, whether another follows, whether that begins with the rest of the last frame)."""
+    piece: list[Frame] = []
+    room = PIECE_NBYTES
+    for i, frame in enumerate(frames):
+        view = memoryview(frame)
+        start = 0
+        while len(view) - start > room:
+            piece.append(view[start : start + room])
+            start += room
+            yield piece, True, True
+            piece, room = [], PIECE_NBYTES
+        piece.append(frame if not start else view[start:])
+        room -= len(view) - start
+        if room <= 0 and i < len(frames) - 1:
+            yield piece, True, False
+            piece, room = [], PIECE_NBYTES
+    yield piece, False, False

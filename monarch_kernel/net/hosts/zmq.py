@@ -1,0 +1,543 @@
+"""ZeroMQ: the controller binds one ROUTER, ranks and agent of its machine connect a DEALER with their name as identity.
+
+Ranks bind a ROUTER, too. One that asks another connects a DEALER to it, whose requests and their answers stay on that link.
+What is for processes of other hosts goes to the host's agent (its *gateway*), with the name of whom it is for before it; that
+connection is a `PacketSocket`.
+
+A socket of ZeroMQ is polled by a descriptor that tells only of what has come since the socket was last looked at, and any use
+of it may take that away. So one whose descriptor was readable, or that was used, is *stirred*, and before anybody sleeps those
+that are stirred are looked at, and no others: to ask each costs a system call or two.
+
+Queues are unbounded on both sides (high-water mark 0): the controller never blocks on a slow rank, and what a rank has not
+read is held by the rank's own I/O thread. On one machine the address is ``ipc://`` in a directory of mode 0700.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import zmq
+from zmq.backend import Socket as PlainSocket
+
+from monarch_kernel.net.hosts.links import Links
+from monarch_kernel.net.hosts.relay import CONTROLLER_HOST, Relay
+from monarch_kernel.net.memory.counters import Meters
+from monarch_kernel.net.memory.shared_blocks import is_for_all
+from monarch_kernel.net.transport.base import CONTROLLER, Peer, host_peer, place_of
+from monarch_kernel.net.transport.shared_frames import forget, may_look_at_parent, refer, resolve, share
+from monarch_kernel.net.transport.unix_packets import PacketSocket
+from monarch_kernel.net.transport.zmq_utils import LINGER_MS, Wakeable, has_message, recv_rest, send_multipart
+from monarch_kernel.net.wire.codec import Frame, WireError
+from monarch_kernel.net.wire.config import LinkKeys
+
+__all__ = ["ZmqRank", "ZmqRouter"]
+
+BEAT_S = 0.25
+YIELDS = 60
+"""Before it sleeps, the controller lets others run this often: an answer that comes meanwhile needs no wake-up, which takes a
+third off a small call. Ranks do not, for they may outnumber the cores; nor does it for answers of other machines, which take
+longer.
+"""
+
+_LOOK_EVERY = 16
+"""After so many messages it is looked who else has sent something, so that no flood holds up what others send."""
+
+# pyzmq's enums, and the checks of its Python layer, cost more than the calls themselves.
+_NOBLOCK, _RCVMORE = int(zmq.NOBLOCK), int(zmq.RCVMORE)
+_plain: Any = PlainSocket
+_recv, _get = _plain.recv, _plain.get
+
+
+class ZmqRouter(Wakeable):
+    """The controller's end; what it sends to itself it receives next.
+
+    Args:
+        address: where ranks and the agent of its own machine connect to.
+        keys: of connections to other machines; None where there are to be none.
+        life: how many controllers the session has had before.
+
+    Attributes:
+        meters: count the frames that it sends.
+    """
+
+    def __init__(self, address: str, keys: LinkKeys | None = None, life: int = 0) -> None:
+        super().__init__()
+        self.meters = Meters(place_of(CONTROLLER))
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.set_hwm(0)
+        self._socket.setsockopt(zmq.LINGER, LINGER_MS)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.bind(address)
+        self._fd = int(self._socket.getsockopt(zmq.FD))
+        self._poller = select.poll()
+        self._poller.register(self._wake, select.POLLIN)
+        self._poller.register(self._fd, select.POLLIN)
+        self._linked: dict[int, zmq.Socket[bytes]] = {}  # those of the links, by descriptor
+        self._is_stirred = self._are_links_used = True
+        self._stirred_links: set[int] = set()
+        self._received = 0
+        self._is_far = False  # whom we have sent something last
+        self._arrived: deque[tuple[Peer, list[Frame]]] = deque()
+        self._hosts: set[int] = set()
+        self._relay = Relay(CONTROLLER_HOST, life, members=self._hosts)
+        self._links = Links(self._context, CONTROLLER_HOST, keys, self._watch) if keys else None
+        self._is_linked = False
+        self._homes: dict[Peer, int] = {}
+        self._neighbours_here: set[int] = set()
+        self._sharing: set[Peer] = set()
+        share()
+        self._beat_at = 0.0
+
+    # -- other hosts
+
+    def listen(self, port: int = 0) -> int:
+        """Let agents of other machines connect; gives the port.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        assert self._links is not None
+        self._is_linked = True
+        return self._links.listen(port)
+
+    def dial(self, host: int, address: str) -> None:
+        """Connect to an agent that can't connect to us."""
+        assert self._links is not None
+        self._is_linked = True
+        self._links.dial(host, [address])
+
+    def route(self, peer: Peer, host: int) -> None:
+        """Say which host a process is on, if it is not connected to us itself."""
+        self._homes[peer] = host
+        self._hosts.add(host)
+        self._relay.greet(host)
+
+    def share(self, peer: Peer) -> None:
+        """Say that a process opens what is in shared memory here."""
+        self._sharing.add(peer)
+
+    def forget(self, peer: Peer) -> None:
+        """A process has died."""
+        self._sharing.discard(peer)
+        forget(peer)
+
+    def heard(self) -> set[int]:
+        """The hosts that were heard of since the last time."""
+        heard, self._relay.heard = self._relay.heard, set()
+        return heard
+
+    def give_up(self, host: int) -> None:
+        """A host is gone: should it be heard of again it is told to end."""
+        self._relay.give_up(host)
+
+    @property
+    def refused(self) -> int:
+        """Connections, and messages between hosts, that were not let in."""
+        return self._relay.dropped + (self._links.refused if self._links else 0)
+
+    @property
+    def strangers(self) -> int:
+        """Of these, the connections of those who have not the keys."""
+        return self._links.refused if self._links else 0
+
+    # -- messages
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Return when a message may have arrived, `wake` was called, or the time is up."""
+        if self._arrived or self._stirred_links or (self._are_links_used and self._is_linked):
+            return
+        if self._homes:
+            left_s = max(0.0, self._beat_at - time.monotonic())
+            timeout_s = left_s if timeout_s is None else min(timeout_s, left_s)
+        tries = 0 if self._is_far or timeout_s == 0 else YIELDS
+        if tries or self._is_stirred:
+            self._is_stirred = (
+                True  # until it is certain that it is not: an interrupt may strike between any two steps here
+            )
+            for _ in range(1 + tries):
+                if has_message(self._socket):
+                    return
+                if tries:
+                    os.sched_yield()
+            self._is_stirred = False
+        self._look(None if timeout_s is None else max(0, int(timeout_s * 1000 + 0.999)))
+
+    def send(self, peer: Peer, parts: Sequence[Frame]) -> bool:
+        """Hand a message over without blocking; False if no such peer is connected."""
+        as_sent = parts
+        if (home := self._homes.get(peer)) is not None:
+            self._relay.send(CONTROLLER, peer, home, parts)
+            self._is_far = True
+        elif peer == CONTROLLER:
+            self._arrived.append((CONTROLLER, _as_received(parts)))
+        else:
+            self._is_far = False
+            if len(parts) > 1 and peer in self._sharing:
+                as_sent = refer(parts, peer)
+            if not self._hand_over(peer, as_sent):
+                return False
+        if len(parts) > 1:
+            self.meters.sent(place_of(peer), parts, as_sent)
+        return True
+
+    def flush(self) -> None:
+        """Have what is for other hosts go out."""
+        while self._relay.waits:
+            for neighbour, parts in self._relay.flush():
+                if neighbour in self._neighbours_here:
+                    self._hand_over(host_peer(neighbour), parts)
+                elif self._links is not None:
+                    self._are_links_used = True
+                    self._links.send(neighbour, parts)
+            while self._collect_linked():  # what we send may take away the sign that something has come
+                pass
+
+    def recv(self) -> tuple[Peer, list[Frame]] | None:
+        """Give the next message and its sender, or None."""
+        if not self._arrived:
+            self._received += 1
+            if self._homes:
+                self._beat()
+            if not self._received % _LOOK_EVERY:
+                self._look(0)
+                self._collect_linked()
+            if not self._collect() and self._look(0):
+                self._collect()
+        return self._arrived.popleft() if self._arrived else None
+
+    def close(self) -> None:
+        """Close all sockets; what was sent lingers for up to a second."""
+        if self._event is not None:
+            self.flush()
+            self._event = None
+            if self._links is not None:
+                self._links.close()
+            self._socket.close()
+            self._context.term()
+
+    # -- inside
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if now >= self._beat_at:
+            self._beat_at = now + BEAT_S
+            self._are_links_used = True  # they have things to do from time to time, too
+            if self._links is not None:
+                self._links.revive(now)
+            self._relay.beat()
+            self.flush()
+            if self._links is not None:
+                self._links.tend()
+
+    def _look(self, timeout_ms: int | None) -> bool:
+        """Sleep until some socket is stirred, or the time is up; says whether any is."""
+        for fd, _ in self._poller.poll(timeout_ms):
+            if fd == self._wake:
+                self._forget_wake()
+            elif fd == self._fd:
+                self._is_stirred = True
+            else:
+                self._stirred_links.add(fd)
+        return self._is_stirred or bool(self._stirred_links)
+
+    def _collect(self) -> bool:
+        """Take from the sockets that are stirred until there is a message for us; says whether there is."""
+        while not self._arrived:
+            if self._is_stirred and has_message(self._socket):
+                self._take()
+            else:
+                self._is_stirred = False
+                if not self._collect_linked():
+                    if not self._relay.waits:
+                        break
+                    self.flush()  # which stirs sockets
+        return bool(self._arrived)
+
+    def _take(self) -> None:
+        """Receive a message of a process of this machine."""
+        peer = _recv(self._socket, _NOBLOCK)
+        parts = [] if not _get(self._socket, _RCVMORE) else recv_rest(self._socket, [_recv(self._socket, _NOBLOCK)])
+        if (home := self._homes.get(peer)) is None:
+            self._arrived.append((peer, resolve(parts, peer)))
+        else:
+            self._neighbours_here.add(home)
+            self._hear(home, parts)
+
+    def _collect_linked(self) -> bool:
+        """Take a message of another machine, if there is one."""
+        if not (self._stirred_links or (self._are_links_used and self._is_linked)):
+            return False
+        linked = self._recv_linked()
+        if linked is not None:
+            self._hear(*linked)
+            return True
+        # To ask takes the sign away also from those that are not read any more, which else would be readable for ever; of the
+        # others it may be that of a message that has come just now.
+        have_more = [has_message(socket) for fd in self._stirred_links if (socket := self._linked.get(fd)) is not None]
+        self._stirred_links.clear()
+        self._are_links_used = any(have_more) or (self._links is not None and self._links.is_dialling)
+        return False
+
+    def _hand_over(self, peer: Peer, parts: Sequence[Frame]) -> bool:
+        self._is_stirred = True
+        try:
+            send_multipart(self._socket, [peer, *parts])
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                return False
+            raise
+        return True
+
+    def _recv_linked(self) -> tuple[int, list[Frame]] | None:
+        """Give the next message of another machine; what we have dialled gets a word, so that it knows whom it talks to."""
+        assert self._links is not None
+        received = self._links.recv()
+        for host in self._links.new_connections():
+            self._relay.lead(host, host)
+            self._relay.beat()
+        return received
+
+    def _hear(self, neighbour: int, parts: Sequence[Frame]) -> None:
+        try:
+            for source, senders, receivers, frames in self._relay.hear(neighbour, parts):
+                for sender in senders:
+                    if receivers == [CONTROLLER] and self._homes.get(sender) == source:
+                        self._arrived.append((sender, frames))
+                    else:  # an agent speaks only for itself and its ranks
+                        self._relay.dropped += 1
+        except WireError:
+            self._relay.dropped += 1
+
+    def _watch(self, socket: zmq.Socket[bytes], is_open: bool) -> None:
+        fd = int(socket.getsockopt(zmq.FD))
+        if is_open:
+            self._linked[fd] = socket
+            self._poller.register(fd, select.POLLIN)
+            self._stirred_links.add(fd)
+        else:
+            del self._linked[fd]
+            self._stirred_links.discard(fd)
+            self._poller.unregister(fd)
+
+
+class ZmqRank(Wakeable):
+    """The end of a rank: connected to the controller, to the ranks that it asks, and to those that ask it.
+
+    Args:
+        address: of the controller; empty where that is on another machine, and is reached by way of the gateway.
+        name: of the rank on the wire.
+        own_address: where the rank listens.
+        gateway: address of its host agent, for processes of other hosts; empty where there are none.
+
+    Attributes:
+        meters: count the frames that it sends.
+        shares: whether large frames for processes of this machine stay in shared memory.
+    """
+
+    def __init__(self, address: str, name: Peer, own_address: str, gateway: str = "") -> None:
+        super().__init__()
+        self.meters = Meters(place_of(name))
+        self._name = name
+        self._context = zmq.Context()
+        self._poller = select.poll()
+        self._poller.register(self._wake, select.POLLIN)
+        self._sockets: dict[int, zmq.Socket[bytes]] = {}  # by descriptor, as all that follows
+        self._names: dict[int, Peer] = {}
+        self._stirred: set[int] = set()
+        self._ready: deque[int] = deque()
+        self._asked: dict[Peer, int] = {}
+        self._to_myself: deque[list[Frame]] = deque()
+        self._received = 0
+        self._far: set[Peer] = set()  # who is reached by way of the gateway
+        self._askers = self._new_socket(zmq.ROUTER)
+        self._askers.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._askers.bind(own_address)
+        if own_address.startswith("ipc://"):
+            os.chmod(own_address.removeprefix("ipc://"), 0o600)
+        self._askers_fd = self._watch(self._askers)
+        self.shares = may_look_at_parent()  # its agent, which has started us for this user
+        share(self.shares)
+        if address:
+            self._asked[CONTROLLER] = self._connect(CONTROLLER, address)
+        else:
+            self._far.add(CONTROLLER)
+        self._gateway = PacketSocket.connect(gateway.removeprefix("ipc://")) if gateway else None
+        if self._gateway is not None:
+            self._gateway.send([name])
+            self._poller.register(self._gateway.fd, select.POLLIN)
+
+    def connect(self, peer: Peer, address: str) -> None:
+        """Connect to a rank that is to be asked; without an address it is on another host, and asked through the gateway."""
+        if address:
+            self._asked[peer] = self._connect(peer, address)
+        else:
+            self._far.add(peer)
+
+    def _connect(self, peer: Peer, address: str) -> int:
+        socket = self._new_socket(zmq.DEALER)
+        socket.setsockopt(zmq.ROUTING_ID, self._name)
+        socket.connect(address)
+        fd = self._watch(socket)
+        self._names[fd] = peer
+        return fd
+
+    def _new_socket(self, kind: int) -> zmq.Socket[bytes]:
+        socket: zmq.Socket[bytes] = self._context.socket(kind)
+        socket.set_hwm(0)
+        socket.setsockopt(zmq.LINGER, LINGER_MS)
+        return socket
+
+    def _watch(self, socket: zmq.Socket[bytes]) -> int:
+        fd = int(socket.getsockopt(zmq.FD))
+        self._sockets[fd] = socket
+        self._poller.register(fd, select.POLLIN)
+        self._stirred.add(fd)
+        return fd
+
+    def forget(self, peer: Peer) -> None:
+        """A process has died."""
+        forget(peer)
+
+    def disconnect(self, peer: Peer) -> None:
+        """Give up a connection; what has not been sent is dropped."""
+        self._far.discard(peer)
+        forget(peer)
+        fd = self._asked.pop(peer, None)
+        if fd is not None:
+            del self._names[fd]
+            self._poller.unregister(fd)
+            self._stirred.discard(fd)
+            if fd in self._ready:
+                self._ready.remove(fd)
+            self._sockets.pop(fd).close(linger=0)
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Return when a message may have arrived, `wake` was called, or the time is up."""
+        if self._stirred:
+            self._settle()
+        if not self._to_myself and not self._ready:
+            self._poll(None if timeout_s is None else max(0, int(timeout_s * 1000 + 0.999)))
+
+    def send(self, peer: Peer, parts: Sequence[Frame]) -> bool:
+        """Hand a message over without blocking; False if no such peer is connected."""
+        as_sent = parts
+        if peer in self._far:
+            assert self._gateway is not None
+            self._gateway.send([peer, *parts])
+            if self._gateway.has_unsent:
+                self._poller.register(self._gateway.fd, select.POLLIN | select.POLLOUT)
+        elif peer == self._name:
+            self._to_myself.append(_as_received(parts))
+        else:
+            if len(parts) > 1 and self.shares:
+                as_sent = refer(parts, peer)
+            if not self._hand_over(peer, as_sent):
+                return False
+        if len(parts) > 1:
+            self.meters.sent(place_of(peer), parts, as_sent)
+        return True
+
+    def _hand_over(self, peer: Peer, parts: Sequence[Frame]) -> bool:
+        if (fd := self._asked.get(peer)) is not None:
+            send_multipart(self._sockets[fd], parts)
+            self._stirred.add(fd)
+            return True
+        self._stirred.add(self._askers_fd)
+        try:
+            send_multipart(self._askers, [peer, *parts])
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                forget(peer)
+                return False
+            raise
+        return True
+
+    def flush(self) -> None:
+        """Nothing: what is sent goes out at once."""
+
+    def recv(self) -> tuple[Peer, list[Frame]] | None:
+        """Give the next message and its sender, or None; each connection in its turn."""
+        if self._to_myself:  # before what others may send because of it
+            return self._name, self._to_myself.popleft()
+        self._received += 1
+        if self._stirred:
+            self._settle()
+        if not self._ready or not self._received % _LOOK_EVERY:
+            self._poll(0)
+        while self._ready:
+            fd = self._ready.popleft()
+            socket = self._sockets.get(fd)
+            if socket is None:
+                received = self._recv_by_gateway()
+                if received is None:
+                    continue
+                return received
+            self._stirred.add(fd)
+            try:
+                first = _recv(socket, _NOBLOCK)
+            except zmq.Again:
+                continue
+            peer = self._names.get(fd) or first  # of the others the first frame is the name
+            if peer is not first:
+                received = peer, recv_rest(socket, [first])
+            elif not _get(socket, _RCVMORE):
+                received = peer, []
+            else:
+                received = peer, recv_rest(socket, [_recv(socket, _NOBLOCK)])
+            return peer, resolve(received[1], peer)
+        return None
+
+    def _recv_by_gateway(self) -> tuple[Peer, list[Frame]] | None:
+        assert self._gateway is not None
+        if self._gateway.has_unsent:
+            self._gateway.flush()
+            if not self._gateway.has_unsent:
+                self._poller.register(self._gateway.fd, select.POLLIN)
+        parts = self._gateway.recv()
+        if parts is None:
+            if self._gateway.is_over:  # the agent is gone, and this rank soon is
+                self._poller.unregister(self._gateway.fd)
+            return None
+        peer, *frames = parts
+        self._far.add(bytes(peer))  # and is answered on the same way
+        return bytes(peer), frames
+
+    def close(self) -> None:
+        """Close all connections; what was sent lingers for up to a second."""
+        if self._event is not None:
+            self._event = None
+            for socket in self._sockets.values():
+                socket.close()
+            if self._gateway is not None:
+                self._gateway.close(LINGER_MS / 1e3)
+            self._context.term()
+
+    def _settle(self) -> None:
+        """See which of the sockets that were stirred have a message; it may be struck by an interrupt between any two steps."""
+        for fd in list(self._stirred):
+            if has_message(self._sockets[fd]) and fd not in self._ready:
+                self._ready.append(fd)
+            self._stirred.discard(fd)
+
+    def _poll(self, timeout_ms: int | None) -> None:
+        for fd, _ in self._poller.poll(timeout_ms):
+            if fd == self._wake:
+                self._forget_wake()
+            elif fd in self._sockets:
+                self._stirred.add(fd)
+            elif fd not in self._ready:
+                self._ready.append(fd)
+        if self._stirred:
+            self._settle()
+
+
+def _as_received(parts: Sequence[Frame]) -> list[Frame]:
+    """Copies, as if the message had come from elsewhere: the receiver may write to its frames."""
+    first, *rest = parts
+    return [bytes(first), *[part if is_for_all(part) else memoryview(bytearray(part)) for part in rest]]

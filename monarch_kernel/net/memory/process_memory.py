@@ -1,0 +1,167 @@
+"""Memory of other processes of this machine, read and written in one copy: process_vm_readv(2), process_vm_writev(2).
+
+The other process takes no part in it, and may be busy. The Linux kernel allows it to processes of the same user, unless a
+security module forbids it (Yama's ``ptrace_scope``; seccomp in some containers), which is found by trying.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from monarch_kernel.net.memory.layout import paired
+from monarch_kernel.net.memory.threads import Crew
+
+__all__ = ["Forbidden", "Vanished", "allow", "read", "write"]
+
+_MAX_RUNS = 1024  # IOV_MAX
+_MAX_NBYTES = 1 << 30  # of one call: the Linux kernel stops a little below 2 GiB
+
+SHARED_NBYTES = 8 << 20
+"""Longer runs are copied by two threads, for one does not use all that memory can do."""
+
+_PIECE_NBYTES = 4 << 20
+_helpers = Crew("monarch-copier", 4)
+
+_PR_SET_PTRACER, _PR_SET_PTRACER_ANY = 0x59616D61, ctypes.c_ulong(-1)
+
+
+class Forbidden(OSError):
+    """The Linux kernel does not let this process reach the other's memory."""
+
+
+class Vanished(OSError):
+    """The other process has ended, or the memory is no longer there."""
+
+
+class _IoVec(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("len", ctypes.c_size_t))
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+for _name in ("process_vm_readv", "process_vm_writev"):
+    _function = getattr(_libc, _name)
+    _function.restype = ctypes.c_ssize_t
+    _function.argtypes = (
+        ctypes.c_int,
+        ctypes.c_void_p,
+        ctypes.c_ulong,
+        ctypes.c_void_p,
+        ctypes.c_ulong,
+        ctypes.c_ulong,
+    )
+
+
+def allow() -> None:
+    """Let other processes of this user reach this one's memory where Yama forbids it to all but parents."""
+    _libc.prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
+
+
+def read(pid: int, to: Sequence[tuple[int, int]], source: Sequence[tuple[int, int]]) -> None:
+    """Copy runs of another process into runs of this one, without the GIL.
+
+    Args:
+        pid: whose memory is read.
+        to: (address, nbytes) here, in order; together as long as ``source``.
+        source: (address, nbytes) there.
+
+    Raises:
+        Forbidden: the Linux kernel does not allow it.
+        Vanished: the process has ended, or there is no such memory.
+    """
+    _carry(_libc.process_vm_readv, pid, to, source)
+
+
+def write(pid: int, to: Sequence[tuple[int, int]], source: Sequence[tuple[int, int]]) -> None:
+    """Copy runs of this process into runs of another; arguments and errors as those of `read`."""
+    _carry(_libc.process_vm_writev, pid, source, to)
+
+
+def _carry(
+    call: Callable[..., int], pid: int, here: Sequence[tuple[int, int]], there: Sequence[tuple[int, int]]
+) -> None:
+    if len(here) == len(there) == 1:
+        (ours, nbytes), (theirs, _) = here[0], there[0]
+        (_carry_together if nbytes > SHARED_NBYTES else _carry_run)(call, pid, ours, theirs, nbytes)
+        return
+    pairs = paired(here, there)
+    for batch in _batches(pairs):
+        ours_raw = (_IoVec * len(batch))(*[_IoVec(ours, nbytes) for ours, _, nbytes in batch])
+        theirs_raw = (_IoVec * len(batch))(*[_IoVec(theirs, nbytes) for _, theirs, nbytes in batch])
+        done = _call(call, pid, ours_raw, len(batch), theirs_raw)
+        for ours, theirs, nbytes in batch:  # of what was left undone each run is asked for again
+            if done < nbytes:
+                _carry(call, pid, [(ours + done, nbytes - done)], [(theirs + done, nbytes - done)])
+            done = max(0, done - nbytes)
+
+
+def _carry_run(call: Callable[..., int], pid: int, ours: int, theirs: int, nbytes: int) -> None:
+    while nbytes:
+        done = _call(call, pid, _IoVec(ours, min(nbytes, _MAX_NBYTES)), 1, _IoVec(theirs, min(nbytes, _MAX_NBYTES)))
+        ours, theirs, nbytes = ours + done, theirs + done, nbytes - done
+
+
+def _carry_together(call: Callable[..., int], pid: int, ours: int, theirs: int, nbytes: int) -> None:
+    """Carry one run by this thread and another, if that comes in time; nobody touches the memory afterwards."""
+    pieces = deque(range(0, nbytes, _PIECE_NBYTES))
+    errors: list[OSError] = []
+    helps = threading.Lock()
+
+    def work() -> None:
+        while pieces and not errors:
+            try:
+                at = pieces.popleft()
+            except IndexError:  # the other has taken the last one
+                return
+            try:
+                _carry_run(call, pid, ours + at, theirs + at, min(_PIECE_NBYTES, nbytes - at))
+            except OSError as error:
+                errors.append(error)
+
+    def help() -> None:
+        with helps:
+            work()
+
+    try:
+        with contextlib.suppress(RuntimeError):  # no thread can be started: then without
+            _helpers.submit(help)
+        work()
+    finally:
+        pieces.clear()
+        with helps:  # a piece may be under way
+            pass
+    if errors:
+        raise errors[0]
+
+
+def _batches(pairs: Sequence[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
+    """Cut pairs of runs into what one call may take."""
+    batches: list[list[tuple[int, int, int]]] = []
+    room = 0
+    for pair in pairs:
+        if pair[2] > room or len(batches[-1]) == _MAX_RUNS:
+            batches.append([])
+            room = _MAX_NBYTES
+        batches[-1].append(pair)
+        room -= pair[2]
+    return batches
+
+
+def _call(call: Callable[..., int], pid: int, ours: Any, count: int, theirs: Any) -> int:
+    while True:
+        done = call(pid, ctypes.byref(ours), count, ctypes.byref(theirs), count, 0)
+        if done > 0:
+            return done
+        code = ctypes.get_errno() if done < 0 else errno.EFAULT
+        if code in (errno.ESRCH, errno.EFAULT):
+            raise Vanished(code, os.strerror(code))
+        if code in (errno.EPERM, errno.EACCES, errno.ENOSYS):
+            raise Forbidden(code, os.strerror(code))
+        if code not in (errno.EINTR, errno.EAGAIN):
+            raise OSError(code, os.strerror(code))

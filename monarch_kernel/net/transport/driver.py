@@ -1,0 +1,519 @@
+"""Whoever waits drives the socket: one class for the controller and for ranks.
+
+Theory of operation
+===================
+
+A transport may be used by one thread at a time: the one that holds the *baton*. A thread that waits for something (a future,
+its next message) takes the baton and becomes the *leader*: it sends what others submitted, receives, hands messages out,
+and sleeps in the transport until the next one. So a call and its answer cost no hand-over between threads, which is worth
+some 70 us of 150. Others that wait at the same time are *followers*: each sleeps on its own lock until it is ready or is
+offered the baton.
+
+A message that comes for another thread than the leader (another executor of a rank) makes the leader *stand by*: it sleeps
+until something comes for it, and leaves the baton to the one that was served, who will wait here next. So a thread that is
+called again and again soon receives its own messages.
+
+While nobody waits (the main thread runs a cell) the *background* thread has to serve the socket, yet it must not fight for
+it with a thread that makes one call after the other, nor be woken by each: it sleeps on an `Alarm`. Whoever gives the baton
+back and offers it to nobody sets that to `TICK_S`, unless it is set; a foreground thread that leads stops it. When it goes
+off:
+
+- there was no foreground activity since it was set: the background thread leads. A foreground thread that wants the baton
+  says so and wakes the transport; we give way at once.
+- there was some, of a thread that submits and does not wait: it serves the socket once, and sets the alarm anew, to twice
+  the time until `MAX_TICK_S`. Such a thread needs us little, and we cost it the GIL.
+- the baton is held: nothing. Who holds it sets the alarm when he gives it back.
+
+The last needs some care. The alarm is set after the baton was given back, and what we find when it goes off is noted before
+we try to take it, so one of the two sees the other. Whether it is set is changed under a lock, together with the alarm.
+
+Invariants: callbacks and the transport are entered only with the baton held; whoever gives the baton back looks whether a
+follower wants it, and else whether the alarm is set; so does a follower that leaves, since it may have been
+offered the baton just then; a submitted item is handled within about one tick, at once if a leader sleeps in the transport.
+
+A KeyboardInterrupt may strike the main thread between any two bytecodes. It is let through only where nothing is half done,
+that is around the sleep of a leader in the transport and of others on their lock, and one at a time; elsewhere it is
+remembered, and raised when all is in order. The shield goes up before the baton is taken, and down after it is given back.
+
+A process that the user's code forks has a copy of all this, of whose threads one is left, and the same socket: what it submits
+or waits for is refused, before any lock is tried.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # signal.signal() makes enums of all it takes and gives: 10 us
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import FrameType, TracebackType
+from typing import Any, Generic, TypeVar
+
+from monarch_kernel.errors import ForkedError
+from monarch_kernel.net.transport.base import Peer, Transport
+from monarch_kernel.net.transport.forks import in_forks
+from monarch_kernel.net.transport.thread_interrupts import (
+    ACTOR_THREAD,
+    USER_THREAD,
+    ActorThread,
+    ThreadShield,
+    UserThread,
+)
+from monarch_kernel.net.transport.timerfd import Alarm
+from monarch_kernel.net.wire.codec import Frame, Packed, join
+
+__all__ = ["Driver", "Waiter", "behind_shields"]
+
+TICK_S = 0.004
+MAX_TICK_S = 0.032
+_FLUSH_S = 0.001
+_SIGINT = 2
+_IGNORE = 1
+_RECEIVE_BATCH = 256
+_forks = 0  # of which this process is the last: tells it from its parents, and costs no system call
+
+T = TypeVar("T")
+
+
+def _note_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
+class Waiter:
+    """What a thread waits for: a callback of the driver sets it ready, or any thread that submits something next."""
+
+    __slots__ = ("_lock", "ready")
+    leads = True
+    """Whether the thread drives the transport while it waits."""
+
+    def __init__(self) -> None:
+        self.ready = False
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        """Say that the wait is over."""
+        self.ready = True
+        self.nudge()
+
+    def nudge(self) -> None:
+        """Wake the waiting thread to look around."""
+        try:
+            self._lock.release()
+        except RuntimeError:
+            pass  # already nudged
+
+    def sleep(self, timeout_s: float) -> None:
+        """Wait for a nudge, at most ``timeout_s`` seconds; negative waits for ever."""
+        self._lock.acquire(timeout=timeout_s)
+
+
+class _Shield:
+    """Keeps KeyboardInterrupt out of the main thread, but for the moments when it is ``open``."""
+
+    __slots__ = ("_old", "_pending", "open")
+
+    def __init__(self) -> None:
+        self.open = False
+        self._pending = False
+        self._old: Any = None
+
+    def __enter__(self) -> _Shield:
+        self._pending = False
+        self._old = _signal.signal(_SIGINT, self._on_signal)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        _signal.signal(_SIGINT, self._old)
+        if self._pending and not isinstance(error, KeyboardInterrupt):  # it counts for more than another error
+            self._pass_on(None)
+
+    @in_forks(lambda shield: shield._old)
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if self.open:
+            self.open = False  # what it raises leaves through code that a second one must not strike
+            self._pass_on(frame)
+            self.open = True
+        else:
+            self._pending = True
+
+    def _pass_on(self, frame: FrameType | None) -> None:
+        if callable(self._old):
+            self._old(_SIGINT, frame)
+        elif self._old != _IGNORE:
+            raise KeyboardInterrupt
+
+    def expose(self) -> None:
+        """Let interrupts through from now on, also one that was held back; to be called in a ``try`` that closes again."""
+        self.open = True
+        if self._pending:
+            self._pending = self.open = False
+            self._pass_on(None)
+            self.open = True
+
+
+def behind_shields(handler: Any) -> Any:
+    """Which handler of SIGINT a wait in the main thread will call in the end, if this one is that of a wait."""
+    while isinstance(shield := getattr(handler, "__self__", None), _Shield):
+        handler = shield._old
+    return handler
+
+
+class _NoShield(_Shield):
+    """For other threads, which no signal handler runs in."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> _Shield:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def _until(deadline: float | None) -> float:
+    return -1 if deadline is None else max(0.0, deadline - time.monotonic())
+
+
+class Driver(Generic[T]):
+    """Drives one transport from whichever thread waits.
+
+    Args:
+        transport: what is driven.
+        on_message: called with (peer, parts) for each message received.
+        on_item: called for each submitted item, in order.
+        on_tick: called about every ``tick_s`` seconds while somebody leads; for timers.
+        name: names the background thread.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        on_message: Callable[[Peer, list[Frame]], None],
+        on_item: Callable[[T], None],
+        *,
+        on_tick: Callable[[float], None] | None = None,
+        tick_s: float = 0.2,
+        name: str = "monarch-io",
+    ) -> None:
+        self._transport = transport
+        self._on_message = on_message
+        self._on_item = on_item
+        self._on_tick = on_tick
+        self._tick_s = tick_s
+        self._next_tick = 0.0
+        self._baton = threading.Lock()
+        self._items: deque[T] = deque()
+        self._outbox: dict[Peer, list[Packed]] = {}
+        self._followers: deque[Waiter] = deque()
+        self._standing_by: set[Waiter] = set()
+        self._leader: Waiter | None = None
+        self._stand_by = False
+        self._polling = False
+        self._wanted = False
+        self._activity = 0
+        self._last_flush = 0.0
+        self._closed = False
+        self._over = False
+        self._background_leads = False
+        self._background = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._alarm = Alarm()
+        self._alarm_lock = threading.RLock()  # what is collected in between may submit something
+        self._is_alarm_set = False
+        self._seen = 0  # of the activity, when the alarm was set
+        self._main = threading.main_thread().ident
+        self._pid = os.getpid()
+        self._forks = _forks
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a fork of the process whose transport it is."""
+        return self._forks != _forks
+
+    def start(self) -> None:
+        """Start the background thread."""
+        self._background.start()
+        self._set_alarm(TICK_S)
+
+    # -- for any thread
+
+    def submit(self, item: T) -> None:
+        """Have an item handled by the leader; in order per thread.
+
+        Raises:
+            ForkedError: in a fork of the process.
+        """
+        if self._forks != _forks:
+            raise ForkedError(self._pid)
+        self._items.append(item)
+        if self._polling:
+            self._transport.wake()
+        elif not (self._background_leads or self._baton.locked() or time.perf_counter() - self._last_flush < _FLUSH_S):
+            # A lone item is sent at once; of a quick succession the rest is left to the next wait or tick, as one batch.
+            with self._shield():
+                if self._baton.acquire(blocking=False):
+                    try:
+                        self._activity += 1
+                        self._flush()
+                    finally:
+                        self._give_back()
+
+    def wait(self, waiter: Waiter, timeout_s: float | None = None, *, patient: bool = False) -> bool:
+        """Wait until ``waiter`` is ready, driving the transport meanwhile; False if the time is up.
+
+        With ``patient``, stand by while another foreground thread has the baton, and do not ask to be offered it.
+
+        Raises:
+            ForkedError: in a fork of the process, for what is not ready.
+        """
+        if waiter.ready:
+            return True
+        if self._forks != _forks:
+            raise ForkedError(self._pid)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        stands_by = False
+        with self._shield(waiter) as shield:
+            while not waiter.ready and not self._closed:
+                if deadline is not None and time.monotonic() >= deadline:
+                    return False
+                if stands_by or (patient and self._leader is not None):
+                    self._wait_standing_by(waiter, deadline, shield)
+                elif self._baton.acquire(blocking=False):
+                    try:
+                        stands_by = self._lead(waiter, deadline, shield)
+                    finally:
+                        self._leader = None
+                        self._give_back()
+                else:
+                    self._follow(waiter, deadline, shield)
+        return waiter.ready
+
+    def close(self) -> None:
+        """Handle what was submitted, stop the background thread, and close the transport; waits end with False."""
+        with self._shield():
+            if self._closed:
+                return
+            self._closed = True
+            self._wanted = True
+            self._transport.wake()
+            with self._alarm_lock:
+                self._alarm.set(0)
+            if self._background.is_alive() and self._background is not threading.current_thread():
+                self._background.join()
+            with self._baton:
+                while self._items or self._outbox:
+                    self._flush()
+                self._over = True
+                self._transport.close()
+            with self._alarm_lock:
+                self._is_alarm_set = True  # for ever: nobody looks after what is closed
+                self._alarm.close()
+            for sleeper in [*self._followers, *self._standing_by]:
+                sleeper.nudge()
+
+    # -- for callbacks, with the baton held
+
+    def serve(self, waiter: Waiter) -> None:
+        """Set a thread's waiter ready, and leave the baton to that thread, which will soon wait here again."""
+        waiter.set()
+        if waiter is not self._leader and waiter.leads:
+            self._stand_by = True
+
+    def catch_up(self) -> None:
+        """Handle what has been submitted by now, before the message that is being handled."""
+        items = self._items
+        while items:
+            self._on_item(items.popleft())
+
+    def send(self, peer: Peer, packed: Packed) -> None:
+        """Queue a message; all that one step queues for a peer goes out as one."""
+        queue = self._outbox.get(peer)
+        if queue is None:
+            self._outbox[peer] = [packed]
+        else:
+            queue.append(packed)
+
+    # -- leading
+
+    def _shield(self, waiter: Waiter | None = None) -> _Shield | ThreadShield:
+        me = threading.get_ident()
+        if me == self._main:
+            return _Shield()
+        thread: UserThread | ActorThread | None = USER_THREAD.get()
+        if thread is None and (of_actor := ACTOR_THREAD.get()) is not None:
+            thread = of_actor if of_actor.in_user_code and of_actor.ident == me else None
+        return _NO_SHIELD if thread is None else ThreadShield(thread, lambda: self._wake(waiter))
+
+    def _wake(self, waiter: Waiter | None) -> None:
+        """Have a thread that waits look around; one that does not wait does so soon."""
+        if waiter is not None:
+            waiter.nudge()
+        if self._polling:
+            self._transport.wake()
+
+    def _lead(self, waiter: Waiter, deadline: float | None, shield: _Shield | ThreadShield) -> bool:
+        """Lead until ``waiter`` is ready or the time is up; True if another thread was served, and we should stand by."""
+        self._leader = waiter
+        self._stand_by = False
+        self._activity += 1
+        if self._is_alarm_set:
+            self._stop_alarm()
+        self._flush()
+        while not waiter.ready and not self._closed:
+            timeout_s = None if deadline is None else deadline - time.monotonic()
+            if timeout_s is not None and timeout_s <= 0:
+                return False
+            self._sleep(timeout_s, shield)
+            self._receive(waiter)
+            if self._items or self._outbox:
+                self._flush()
+            if self._stand_by and not waiter.ready:
+                return True
+        return False
+
+    def _tick(self) -> float | None:
+        """Call ``on_tick`` if it is time to; gives the seconds until the next time."""
+        if self._on_tick is None:
+            return None
+        now = time.monotonic()
+        if now >= self._next_tick:
+            self._next_tick = now + self._tick_s
+            self._on_tick(now)
+            self._flush()
+        return self._next_tick - now
+
+    def _sleep(self, timeout_s: float | None, shield: _Shield | ThreadShield) -> None:
+        until_tick = self._tick()
+        if until_tick is not None:
+            timeout_s = until_tick if timeout_s is None else min(timeout_s, until_tick)
+        self._polling = True
+        try:
+            if not self._items:  # looked at after _polling was set: a submit between the two wakes the transport
+                shield.expose()
+                self._transport.wait(timeout_s)
+        finally:
+            shield.open = False
+            self._polling = False
+
+    def _receive(self, waiter: Waiter | None) -> None:
+        for _ in range(_RECEIVE_BATCH):
+            received = self._transport.recv()
+            if received is None:
+                return
+            self._on_message(*received)
+            if waiter is not None and waiter.ready:
+                return
+
+    def _flush(self) -> None:
+        """Handle what has been submitted by now (not what others submit meanwhile: that may never end), and send."""
+        items = self._items
+        if self._over:
+            items.clear()
+            return
+        for _ in range(len(items)):
+            if items:  # a callback may have caught up
+                self._on_item(items.popleft())
+        if self._outbox:
+            outbox, self._outbox = self._outbox, {}
+            last: list[Packed] = []
+            parts: Sequence[Frame] = ()
+            for peer, batch in outbox.items():
+                if len(batch) != 1 or len(last) != 1 or batch[0] is not last[0]:
+                    parts = join(batch)  # a broadcast is joined once
+                last = batch
+                self._transport.send(peer, parts)
+            self._transport.flush()
+        self._last_flush = time.perf_counter()
+
+    def _give_back(self, tick_s: float = TICK_S) -> None:
+        self._baton.release()
+        self._offer(tick_s)
+
+    def _offer(self, tick_s: float = TICK_S) -> None:
+        """See to it that somebody looks after the transport, now that nobody holds the baton."""
+        try:
+            self._followers[0].nudge()
+        except IndexError:  # nobody follows, or left just now
+            if not self._is_alarm_set:
+                self._set_alarm(tick_s)
+
+    def _wait_standing_by(self, waiter: Waiter, deadline: float | None, shield: _Shield | ThreadShield) -> None:
+        self._standing_by.add(waiter)
+        try:
+            if not waiter.ready and not self._closed:
+                shield.expose()
+                waiter.sleep(_until(deadline))
+        finally:
+            shield.open = False
+            self._standing_by.discard(waiter)
+
+    def _follow(self, waiter: Waiter, deadline: float | None, shield: _Shield | ThreadShield) -> None:
+        stays = False
+        self._followers.append(waiter)
+        try:
+            if self._background_leads:
+                self._wanted = True
+                self._transport.wake()
+            if not waiter.ready and self._baton.locked() and not self._closed:
+                shield.expose()
+                waiter.sleep(_until(deadline))
+            stays = not waiter.ready and (deadline is None or time.monotonic() < deadline)
+        finally:
+            shield.open = False
+            self._followers.remove(waiter)
+            if not stays and not self._baton.locked():
+                self._offer()  # we may have been offered the baton, and do not want it
+
+    # -- the background thread
+
+    def _set_alarm(self, tick_s: float) -> None:
+        with self._alarm_lock:
+            if not self._is_alarm_set:
+                self._seen = self._activity
+                self._alarm.set(tick_s)
+                self._is_alarm_set = True
+
+    def _stop_alarm(self) -> None:
+        with self._alarm_lock:
+            if not self._over:
+                self._alarm.stop()
+                self._is_alarm_set = False
+
+    def _serve(self) -> None:
+        tick_s = TICK_S
+        while not self._closed:
+            self._alarm.sleep()
+            with self._alarm_lock:
+                self._is_alarm_set = False
+                is_idle = self._activity == self._seen
+            if not self._baton.acquire(blocking=False):
+                continue
+            try:
+                if is_idle:
+                    tick_s = TICK_S
+                    self._lead_in_background()
+                else:
+                    tick_s = min(2 * tick_s, MAX_TICK_S)
+                    self._receive(None)
+                    self._flush()
+                    self._tick()  # else none would come while one call follows the other and nobody waits
+            finally:
+                self._background_leads = False
+                self._give_back(tick_s)
+
+    def _lead_in_background(self) -> None:
+        self._background_leads = True
+        self._wanted = self._stand_by = False
+        while not (self._wanted or self._followers or self._stand_by or self._closed):
+            self._flush()
+            self._sleep(None, _NO_SHIELD)
+            self._receive(None)
+            self._flush()
+
+
+_NO_SHIELD = _NoShield()

@@ -1,0 +1,333 @@
+"""From values to frames and back.
+
+A batch is one multipart message: frame 0 holds any number of headers (a msgpack array), the frames after it hold the
+out-of-band buffers of their payloads, in order. Batching is what makes a stream of small calls cheap: one send costs as
+much as packing twenty headers.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import dataclasses
+import functools
+import operator
+import pickle
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
+from operator import or_
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
+
+import cloudpickle
+import msgspec
+
+from monarch_kernel.errors import PayloadError
+from monarch_kernel.net.wire import messages
+from monarch_kernel.net.wire.messages import Message, Payload
+from monarch_kernel.net.wire.tensor_frames import APART_NBYTES, REDUCERS, find_torch
+
+__all__ = [
+    "INLINE_NBYTES",
+    "STORE",
+    "Frame",
+    "Packed",
+    "Unreadable",
+    "WireError",
+    "dump",
+    "dump_bytes",
+    "dump_call",
+    "join",
+    "keep",
+    "load",
+    "load_bytes",
+    "pack",
+    "replace",
+    "salvage_ids",
+    "split",
+]
+
+Frame = bytes | memoryview
+Pieces = Sequence[Frame]
+MessageT = TypeVar("MessageT", bound=Message)
+
+INLINE_NBYTES = 64 * 1024
+"""Larger pickles travel in a frame of their own, which the transport can hand on without a copy."""
+
+_KINDS: tuple[type[Message], ...] = tuple(
+    kind
+    for kind in (getattr(messages, name) for name in messages.__all__)
+    if issubclass(kind, Message) and kind is not Message
+)
+_encoder = msgspec.msgpack.Encoder()
+_AnyKind = reduce(or_, _KINDS)
+_decoder = msgspec.msgpack.Decoder(list[functools.reduce(operator.or_, _KINDS)])  # type: ignore[misc]
+_PAYLOAD_KINDS = tuple(kind for kind in _KINDS if "payload" in kind.__struct_fields__)
+
+
+class Unreadable(bytes):
+    """In place of a frame that has not come; the bytes say why."""
+
+
+class _Store:
+    """Where what is pickled is copied to if it is large; by default nowhere else than what is small.
+
+    Attributes:
+        check: raises MemoryError if there is no room for so many bytes, before anything is copied.
+        keep: copies pieces of memory, one behind the other.
+        from_nbytes: how large the smallest of what is kept is.
+        is_for_all: whether memory is to be that of the receivers, too; it is handed on as it is.
+    """
+
+    def __init__(self) -> None:
+        self.check: Callable[[int], None] = lambda nbytes: None
+        self.keep: Callable[[Pieces], memoryview] = _join
+        self.from_nbytes: float = float("inf")
+        self.is_for_all: Callable[[Frame], bool] = lambda frame: False
+
+
+def _join(pieces: Pieces) -> memoryview:
+    return memoryview(b"".join(pieces))
+
+
+STORE = _Store()
+"""Set by the transport, once for the process."""
+
+
+class WireError(ValueError):
+    """A frame is no message of ours; the receiver drops and counts it."""
+
+
+class Packed(NamedTuple):
+    """One message, ready to travel, any number of times."""
+
+    header: bytes
+    frames: tuple[Frame, ...] = ()
+
+
+def pack(message: Message, frames: tuple[Frame, ...] = ()) -> Packed:
+    """Encode a message once, however many receivers it has; what can't be encoded is sent as its text.
+
+    Such as lone surrogates (the name of a file that is not UTF-8, in an error), classes derived from str, and whatever a
+    user's ``_repr_mimebundle_`` gives.
+    """
+    try:
+        return Packed(_encoder.encode(message), frames)
+    except (UnicodeEncodeError, TypeError, OverflowError):
+        return Packed(_encoder.encode(_as_plain(message)), frames)
+
+
+def replace(message: MessageT, **fields: Any) -> MessageT:
+    """A copy of a message with other fields."""
+    return msgspec.structs.replace(message, **fields)
+
+
+def salvage_ids(parts: Sequence[Frame]) -> list[int]:
+    """The ids of the requests in a multipart message that `split` refuses, as far as they can be made out."""
+    try:
+        headers = msgspec.msgpack.decode(parts[0])
+    except (msgspec.DecodeError, IndexError, UnicodeDecodeError, RecursionError):
+        return []
+    if not isinstance(headers, list):
+        return []
+    return [one[1] for one in headers if isinstance(one, list) and len(one) > 1 and type(one[1]) is int and one[1] > 0]
+
+
+def _as_plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_as_plain(key): _as_plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_as_plain(item) for item in value]
+    if isinstance(value, msgspec.Struct):
+        return type(value)(*[_as_plain(getattr(value, name)) for name in value.__struct_fields__])
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return type(value)(**{f.name: _as_plain(getattr(value, f.name)) for f in dataclasses.fields(value)})
+    if value is None or isinstance(value, (bool, float, bytes, memoryview)):
+        return value
+    if isinstance(value, int) and -(2**63) <= value < 2**64:
+        return int(value)
+    return _as_plain(repr(value))
+
+
+def join(batch: Sequence[Packed]) -> list[Frame]:
+    """Make one multipart message of many."""
+    count = len(batch)
+    if count == 1:
+        header, frames = batch[0]
+        return [b"\x91" + header, *frames]  # msgpack: an array of one
+    parts: list[Frame] = [b"\xdd" + count.to_bytes(4, "big") + b"".join([one.header for one in batch])]
+    for one in batch:
+        parts.extend(one.frames)
+    return parts
+
+
+def split(parts: Sequence[Frame]) -> Iterator[tuple[Message, Sequence[Frame]]]:
+    """Take a multipart message apart.
+
+    Raises:
+        WireError: it is not one of ours.
+    """
+    try:
+        headers: list[Message] = _decoder.decode(parts[0])
+    except (msgspec.DecodeError, IndexError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(f"not a message: {error}") from None
+    taken = 1
+    for message in headers:
+        if isinstance(message, _PAYLOAD_KINDS):
+            nframes = message.payload.nframes  # type: ignore[attr-defined]
+            if nframes:
+                if nframes < 0 or taken + nframes > len(parts):
+                    raise WireError(f"a {type(message).__name__} lacks {taken + nframes - len(parts)} frames")
+                yield message, parts[taken : taken + nframes]
+                taken += nframes
+                continue
+        yield message, ()
+    if taken != len(parts):
+        raise WireError(f"{len(parts) - taken} frames belong to no message")
+
+
+def _pickle(value: Any, buffers: list[pickle.PickleBuffer]) -> Pieces:
+    """Pickle by the quickest way that is right: what belongs to ``__main__`` must travel by value."""
+    try:
+        find_torch()
+        pieces = _dump_by(_Pickler, value, buffers)
+        if not any(b"__main__" in piece for piece in pieces) and not cloudpickle.list_registry_pickle_by_value():
+            return pieces
+    except Exception:  # the slow way knows more types, and its error is the one to report
+        pass
+    buffers.clear()
+    return _dump_by(_ByValuePickler, value, buffers)
+
+
+class _Pickler(pickle.Pickler):
+    dispatch_table = ChainMap(REDUCERS, cast(dict[type, Any], copyreg.dispatch_table))  # noqa: RUF012
+
+
+class _ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
+    dispatch_table: ClassVar[ChainMap[type, Any]] = ChainMap(REDUCERS, cloudpickle.Pickler.dispatch_table)
+
+
+class _File:
+    """What a pickler writes to; large bytes it hands on as they are."""
+
+    __slots__ = ("write",)
+
+    def __init__(self, write: Callable[[Any], None]) -> None:
+        self.write = write
+
+
+def _dump_by(kind: type[pickle.Pickler], value: Any, buffers: list[pickle.PickleBuffer]) -> Pieces:
+    pieces: list[Any] = []
+
+    def takes(buffer: pickle.PickleBuffer) -> bool:
+        """Whether a buffer stays in the pickle: a frame of its own costs more than to copy it."""
+        raw = buffer.raw()
+        if raw.nbytes <= APART_NBYTES and not STORE.is_for_all(raw):
+            return True
+        buffers.append(buffer)
+        return False
+
+    kind(_File(pieces.append), 5, buffer_callback=takes).dump(value)
+    return pieces
+
+
+def _kept(pieces: Pieces) -> Frame:
+    if STORE.is_for_all(pieces[0]):
+        return pieces[0]
+    if sum(map(len, pieces)) >= STORE.from_nbytes:
+        return STORE.keep(pieces)
+    first = pieces[0]
+    return first if len(pieces) == 1 and memoryview(first).readonly else _join(pieces)
+
+
+def dump(value: Any, what: str = "the value") -> tuple[Payload, tuple[Frame, ...]]:
+    """Pickle a value, its buffers (PEP 574) apart.
+
+    Args:
+        value: anything; functions and classes of ``__main__`` travel by value.
+        what: how to call the value in an error.
+
+    Raises:
+        PayloadError: it cannot be pickled.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    try:
+        data = _pickle(value, buffers)
+    except Exception as error:
+        raise PayloadError(f"{what} can't be pickled: {type(error).__name__}: {error}") from error
+    parts: list[Pieces] = [(buffer.raw(),) for buffer in buffers]
+    if is_apart := sum(map(len, data)) > INLINE_NBYTES:
+        parts.insert(0, data)
+    # The message may be sent later, and must hold what the value is now: what can change is copied, once.
+    try:
+        if parts:
+            STORE.check(sum([len(piece) for pieces in parts for piece in pieces if not STORE.is_for_all(piece)]))
+        frames = tuple([_kept(pieces) for pieces in parts])
+    except MemoryError as error:
+        raise PayloadError(f"{what} can't be sent: {error or 'out of memory'}") from error
+    return Payload(b"" if is_apart else b"".join(data), len(frames)), frames
+
+
+def dump_bytes(value: Any, what: str, limit_nbytes: int) -> bytes:
+    """Pickle a value into one piece, for what travels in a header.
+
+    Raises:
+        PayloadError: it cannot be pickled, or is larger than ``limit_nbytes``.
+    """
+    payload, frames = dump(value, what)
+    nbytes = len(payload.data) + sum(memoryview(frame).nbytes for frame in frames)
+    if nbytes > limit_nbytes:
+        raise PayloadError(
+            f"{what} is too large to travel: {nbytes} bytes, at most {limit_nbytes}; load data inside of it"
+        )
+    return pickle.dumps((payload.data, tuple(bytes(frame) for frame in frames)), 5)
+
+
+def load_bytes(data: bytes) -> Any:
+    """Unpickle what `dump_bytes` gave."""
+    inline, frames = pickle.loads(data)
+    return load(Payload(inline, len(frames)), frames)
+
+
+def dump_call(args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str]) -> tuple[Payload, tuple[Frame, ...]]:
+    """Pickle the arguments of a call; ``names`` are the parameters that ``args`` bind to.
+
+    Raises:
+        PayloadError: one cannot be pickled; the text names it.
+    """
+    try:
+        return dump((args, kwargs), "the arguments")
+    except PayloadError as error:
+        if isinstance(error.__cause__, MemoryError):  # each alone might find room
+            raise
+        labels = [names[i] if i < len(names) else f"args[{i}]" for i in range(len(args))]
+        for label, value in [*zip(labels, args), *kwargs.items()]:
+            dump(value, f"argument {label!r} (a {type(value).__name__})")
+        raise
+
+
+def keep(pieces: Pieces) -> Frame:
+    """Copy pieces of memory into one frame, one behind the other; a large one other processes of the machine can read, too.
+
+    Raises:
+        MemoryError: there is no room for it; the text has the figures.
+    """
+    STORE.check(sum(map(len, pieces)))
+    return STORE.keep(pieces) if sum(map(len, pieces)) >= STORE.from_nbytes else _join(pieces)
+
+
+def load(payload: Payload, frames: Sequence[Frame]) -> Any:
+    """Unpickle a value; only for payloads of an authenticated peer.
+
+    Raises:
+        PayloadError: a part of it has not come.
+    """
+    for frame in frames:
+        if type(frame) is Unreadable:
+            raise PayloadError(f"a large part of the value can't be read from shared memory: {frame.decode()}")
+    if payload.data:
+        return pickle.loads(payload.data, buffers=frames)
+    if not payload.nframes:
+        return None
+    return pickle.loads(frames[0], buffers=frames[1:])

@@ -1,0 +1,459 @@
+"""A cell on ranks: it waits its turn, is sent, shows what it writes, and ends.
+
+Theory of operation
+===================
+
+A `RemoteCell` is advanced by whoever drives it, with ``wait`` and ``turn``: a cell in the foreground by the main thread
+(`run_in_foreground`), one in the background by the view thread (`Background` in ``background.py``). Its stages:
+
+- *waiting*: an earlier cell of the mesh has ranks in common with it (`Lane`);
+- *forming*: the mesh forms its process group, before its first cell and after one that broke it;
+- *running*: it was sent; what it writes comes as events;
+- *recovering*: ranks have died, and its loop goes on by itself (`Recovery`); it is sent again;
+- *over*: `result` gives the ranks' values, or raises.
+
+A cell that was interrupted in vain stays in its lane, and is driven in the background from then on: what comes after it on
+the same ranks waits there, and can be interrupted there, and its output goes on to be shown where it belongs.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Generator, MutableSequence
+from typing import Any, Literal
+
+from monarch_kernel.actor.host_mesh import HostMesh
+from monarch_kernel.actor.proc_mesh import ProcMesh
+from monarch_kernel.base.events import StopEvent
+from monarch_kernel.base.mesh import ValueMesh
+from monarch_kernel.errors import LaunchError, RanksError, RemoteInterrupt, format_ranks
+from monarch_kernel.net.wire.messages import Payload, Rewind
+from monarch_kernel.notebook.cells.interrupt_progress import Stopping, look, stopping_text
+from monarch_kernel.notebook.cells.interrupts import HeldInterrupts
+from monarch_kernel.notebook.cells.output import CellOutput
+from monarch_kernel.notebook.cells.recovery import Recovery
+from monarch_kernel.notebook.output.logs import CellMark
+from monarch_kernel.notebook.output.rich import RichSlots
+from monarch_kernel.notebook.view.stacks import doing_lines
+from monarch_kernel.runtime.rpc.answers import Value
+from monarch_kernel.runtime.rpc.future import Future
+from monarch_kernel.runtime.rpc.gather import CellResult
+
+__all__ = ["CellStage", "Lane", "RemoteCell", "run_in_foreground"]
+
+TURN_S = 0.05
+_WAIT_NOTE_S = 2.0
+_GROUP_TIMEOUT_S = 90.0
+_FINISHED = Value(Payload(), (), {})
+_MARKS = 1_000  # cells that a log can tell apart
+
+CellStage = Literal["waiting", "forming", "running", "recovering", "over"]
+
+
+class Lane:
+    """The cells of one mesh that are not over: those with ranks in common run one after another.
+
+    Args:
+        mesh: the whole mesh.
+        form: has a mesh form its process group; None where there is none.
+    """
+
+    def __init__(self, mesh: ProcMesh, form: Callable[[ProcMesh], Future[Any]] | None) -> None:
+        self.mesh = mesh
+        self.form = form
+        self.needs_group = True
+        self.healing: tuple[float, HostMesh | None] | None = None  # since when, on which hosts, if it was interrupted
+        self.group_members: tuple[int, ...] = ()  # incarnations of the ranks when the group was last formed
+        self.slots = RichSlots(uuid.uuid4().hex)
+        self.begun: deque[CellMark] = deque(maxlen=_MARKS)
+        self.history: MutableSequence[tuple[int, str]] = deque(
+            maxlen=_MARKS
+        )  # number and code of what ran to its end, on all ranks
+        self.cells: list[RemoteCell] = []
+        self._lock = threading.Lock()
+
+    def enter(self, cell: RemoteCell) -> None:
+        """Queue a cell."""
+        with self._lock:
+            self.cells.append(cell)
+
+    def leave(self, cell: RemoteCell) -> None:
+        """It is over."""
+        with self._lock:
+            if cell in self.cells:
+                self.cells.remove(cell)
+
+    def before(self, cell: RemoteCell) -> RemoteCell | None:
+        """The earliest cell that this one has to wait for; None if there is none."""
+        with self._lock:
+            for other in self.cells:
+                if other is cell:
+                    return None
+                # Of a cell that was interrupted in vain only the ranks that go on are in the way. When none does it has yet
+                # to take its last turn, in which it says whether the process group is still good.
+                in_the_way = other.busy_ranks() if other.is_stopping else other.ranks
+                if not in_the_way or not cell.ranks.isdisjoint(in_the_way):
+                    return other
+        return None
+
+    def wants_group(self, mesh: ProcMesh) -> bool:
+        """Whether the group is to be formed now: not while a rank is dead, or one that could not join is busy."""
+        in_place = not self.needs_group and self.group_members == self.mesh.incarnations()
+        if in_place or self.form is None or self.mesh.deaths():
+            return False
+        return not any(rank.state == "running" and rank.rank not in mesh.ranks for rank in self.mesh.view().ranks)
+
+    def begin_group(self) -> Future[Any]:
+        """Have the group formed by the processes that are there now."""
+        assert self.form is not None
+        self.needs_group = True
+        self.group_members = self.mesh.incarnations()
+        return self.form(self.mesh)
+
+
+class RemoteCell:
+    """One cell on the ranks of a mesh, or of a slice of it.
+
+    Args:
+        lane: of the mesh.
+        mesh: where it runs.
+        code: IPython syntax; or a function that the ranks call.
+        number: of the notebook's cell, for tracebacks and views.
+        want_value: whether the values of the last expression are to be sent here.
+        output: where what it writes goes.
+        timeout_s: after which it is interrupted; None for never.
+    """
+
+    def __init__(
+        self,
+        lane: Lane,
+        mesh: ProcMesh,
+        code: str | Callable[[], Any],
+        *,
+        number: int,
+        want_value: bool,
+        output: CellOutput,
+        timeout_s: float | None = None,
+    ) -> None:
+        self.mesh = mesh
+        self.ranks = frozenset(mesh.ranks)
+        self.number = number
+        self.output = output
+        self.stage: CellStage = "waiting"
+        self.is_over = threading.Event()
+        self._stopping: Stopping | None = None
+        self._code = code
+        self._want_value = want_value
+        self._timeout_s = timeout_s
+        self._deadline = float("inf")
+        self._turned_at = 0.0
+        self._has_stops = False
+        self._lane = lane
+        self._future: Future[Any] | None = None
+        self._result: ValueMesh[CellResult] | None = None
+        self._error: BaseException | None = None
+        self._recovery = Recovery(
+            mesh, code if isinstance(code, str) else "", lane.history, lane.begin_group, self._say, output.hear
+        )
+        self._recovering: Generator[Future[Any], None, Rewind | None] | None = None
+        self._rewind: Rewind | None = None
+        lane.enter(self)
+
+    def __repr__(self) -> str:
+        return f"<RemoteCell [{self.number}] on {self.mesh.name}{format_ranks(self.ranks)}: {self.stage}>"
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until ``turn`` has something to do, at most for a while; whether it has."""
+        if self.stage == "waiting":
+            before = self._lane.before(self)
+            return before is None or before.is_over.wait(timeout_s)
+        return self._future is None or self._future.wait(timeout_s)
+
+    def turn(self, now: float) -> None:
+        """Go on as far as possible without waiting, and show what has come."""
+        if self.stage == "waiting" and self._lane.before(self) is None:
+            self._begin(now)
+        if self.stage == "forming":
+            self._check_group(now)
+        if self.stage == "recovering":
+            self.output.turn(now)
+            self._recover(now)
+        if self.stage == "running":
+            assert self._future is not None
+            self.output.turn(now)
+            if self._has_stops:  # the clock of --timeout stands still meanwhile
+                self._deadline += now - self._turned_at
+            self._turned_at, self._has_stops = now, bool(self.stops())
+            if self._future.done():
+                self._end(now)
+            elif now >= self._deadline:
+                self._deadline = float("inf")
+                self.stop(f"stopped after {self._timeout_s:g} s (--timeout)", now)
+            elif self._stopping is not None:
+                self._stopping.turn(now)
+
+    def stop(self, reason: str, now: float | None = None) -> None:
+        """Interrupt it: a cell that was not sent is over, the ranks of others get KeyboardInterrupt, every time.
+
+        A second time aborts the process groups of ranks that have not stopped, too.
+        """
+        now = time.monotonic() if now is None else now
+        if self.stage == "waiting":
+            before = self._lane.before(self)
+            why = self._what_is_before(before) if before else "before it began; it was not sent"
+            self._fail(RemoteInterrupt(f"{reason} {why}"))
+        elif self.stage == "forming":
+            assert self._future is not None
+            self._future.interrupt()
+            self._fail(RemoteInterrupt(f"{reason} while the process group was formed; the cell was not sent"))
+        elif self.stage == "recovering":
+            assert self._future is not None
+            self._future.interrupt()
+            self._fail(RemoteInterrupt(f"{reason} while ranks were replaced; the loop was not gone on with"))
+        elif self._stopping is not None:
+            self._stopping.again(now)
+        elif self._future is not None:
+            self._stopping = Stopping(self._lane.mesh, reason, self._interrupt, now)
+
+    def note_stop(self, reason: str) -> None:
+        """Somebody interrupts all that its ranks do: its end is the end of an interrupted cell."""
+        if self.stage == "running" and self._stopping is None:
+            self._stopping = Stopping(self._lane.mesh, reason, self._interrupt, time.monotonic(), is_sent=True)
+        elif self.stage != "running":
+            self.stop(reason)
+
+    def _interrupt(self, abort: bool) -> None:
+        if self._future is not None:
+            self._future.interrupt(abort=abort)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it was interrupted."""
+        return self._stopping is not None
+
+    def is_given_up(self, now: float) -> bool:
+        """Whether it was interrupted, in vain, long enough ago."""
+        return self.stage != "over" and self._stopping is not None and self._stopping.is_given_up(now)
+
+    def stop_text(self) -> str:
+        """What has become of the interrupt so far."""
+        assert self._stopping is not None
+        assert self._future is not None
+        answers = self.mesh._runtime.answers(self._future.id)
+        if not answers:  # it has ended just now
+            return f"{self._stopping.why}; all ranks have ended it"
+        return stopping_text(self._stopping, self.mesh.ranks, answers)
+
+    def _what_is_before(self, before: RemoteCell) -> str:
+        """For whom it waits, and, if that was interrupted in vain, what its ranks do."""
+        text = f"while it waited for cell [{before.number}]; it was not sent"
+        why = "\n".join(self._why_not_over(before))
+        return f"{text}. {why}" if why else text
+
+    def waiting_text(self) -> str:
+        """For whom it waits, for the user who waits with it; empty if it does not."""
+        before = self._lane.before(self) if self.stage == "waiting" else None
+        if before is None:
+            return ""
+        ranks = format_ranks(self.ranks.intersection(before.busy_ranks()))
+        text = (
+            f"waits for cell [{before.number}] on {ranks} of {self._lane.mesh.name}; Kernel > Interrupt ends the wait"
+        )
+        return "\n".join([text, *self._why_not_over(before)])
+
+    def _why_not_over(self, before: RemoteCell) -> list[str]:
+        if not before.is_stopping:
+            return []
+        mesh = self._lane.mesh
+        lines = doing_lines(mesh.view(), look(mesh), before.busy_ranks())
+        return [f"Cell [{before.number}] was interrupted, and goes on:", *(f"  {line}" for line in lines)]
+
+    def stops(self) -> list[StopEvent]:
+        """Where it stands still in the debugger, by rank."""
+        if self.stage != "running" or self._future is None:
+            return []
+        return [stop for stop in self.mesh.stops() if stop.request == self._future.id]
+
+    def busy_ranks(self) -> list[int]:
+        """The ranks that still run it, or are still to run it."""
+        if self.stage == "over":
+            return []
+        if self._future is None or self.stage != "running":
+            return list(self.mesh.ranks)
+        answers = self.mesh._runtime.answers(self._future.id)
+        return [rank for rank, answer in zip(self.mesh.ranks, answers, strict=False) if answer is None]
+
+    def result(self) -> ValueMesh[CellResult]:
+        """What the ranks gave, of a cell that is over.
+
+        Raises:
+            RemoteError: it failed on some ranks.
+            SupervisionError: a rank is dead.
+            RemoteInterrupt: it was interrupted, or took longer than its timeout.
+            LaunchError: the process group could not be formed.
+        """
+        assert self.stage == "over"
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+    def show_values(self) -> None:
+        """Show the values of the last expression.
+
+        Raises:
+            MonarchError: as `result`.
+        """
+        bundles = (each.bundle for each in self.result().values())
+        self.output.show_values(dict(zip(self.mesh.ranks, bundles, strict=True)))
+
+    # -- stages
+
+    def _begin(self, now: float) -> None:
+        if self._lane.wants_group(self.mesh):
+            self._deadline = now + _GROUP_TIMEOUT_S
+            try:
+                self._future = self._lane.begin_group()
+            except Exception as error:  # the store could not be made
+                self._fail(error)
+                return
+            self.stage = "forming"
+        else:
+            self._send(now)
+
+    def _check_group(self, now: float) -> None:
+        future = self._future
+        assert future is not None
+        if future.done():
+            error = future.exception(0)
+            if error is not None:
+                self._fail(error)
+                return
+            self._lane.needs_group = False
+            self._send(now)
+        elif now >= self._deadline:
+            future.cancel()
+            name, busy = self.mesh.name, self._lane.mesh.view().ranks
+            late = format_ranks(rank.rank for rank in busy if rank.state == "running")
+            self._fail(
+                LaunchError(
+                    f"{name}: the process group did not form within {_GROUP_TIMEOUT_S:g} s, {late} are busy still; "
+                    f"%mesh interrupt {name} interrupts them, %mesh down {name} ends them"
+                )
+            )
+
+    def _send(self, now: float) -> None:
+        self._deadline = float("inf") if self._timeout_s is None else now + self._timeout_s
+        self._lane.begun.append(CellMark(time.time(), self.number, self.ranks))
+        try:
+            if callable(self._code):
+                self._future = self.mesh.call_cell(self._code, cell=self.number, listen=self.output.hear)
+            else:
+                self._future = self.mesh.run_cell(
+                    self._code,
+                    cell=self.number,
+                    want_value=self._want_value,
+                    listen=self.output.hear,
+                    rewind=self._rewind,
+                )
+        except Exception as error:  # the session was shut down
+            self._fail(error)
+            return
+        self.stage = "running"
+
+    def _end(self, now: float) -> None:
+        future = self._future
+        assert future is not None
+        self._lane.needs_group |= not future.in_step
+        self.output.finish(now)
+        try:
+            self._result = future.get()
+        except RanksError as error:
+            if self._stopping is None and self._recovery.wants(future.id, error):
+                self._recovering = self._recovery.steps(error)
+                self.stage = "recovering"
+                self._recover(now)
+                return
+            self._error = RemoteInterrupt(self._outcome(self._stopping, error)) if self._stopping else error
+        except Exception as error:
+            self._error = error
+        else:
+            if self._stopping is not None:
+                self._error = RemoteInterrupt(f"{self._stopping.why}, but all ranks ran to their end")
+            if isinstance(self._code, str) and self._code and self.mesh.is_whole:
+                self._lane.history.append((self.number, self._code))
+        self._over()
+
+    def _recover(self, now: float) -> None:
+        """Go on with what is done between the death of ranks and the next step, as far as possible without waiting."""
+        assert self._recovering is not None
+        try:
+            while self._future is None or self._future.done():
+                self._future = next(self._recovering)
+        except StopIteration as done:
+            self._rewind = done.value
+            self._lane.needs_group = False
+            self._send(now)
+        except Exception as error:
+            self.output.finish(now)
+            self._fail(error)
+
+    def _say(self, text: str) -> None:
+        self.output.sink.write("stderr", f"{text}\n")
+
+    def _outcome(self, stopping: Stopping, error: RanksError) -> str:
+        """What became of the ranks of a cell that was interrupted."""
+        done = {point.rank: failure for point, failure in error.reports.items()}
+        return stopping_text(stopping, self.mesh.ranks, [done.get(rank, _FINISHED) for rank in self.mesh.ranks])
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = error
+        self._over()
+
+    def _over(self) -> None:
+        self.stage = "over"
+        self._lane.leave(self)
+        self.is_over.set()
+
+
+def run_in_foreground(
+    cell: RemoteCell,
+    interrupt_others: Callable[[], object] = lambda: None,
+    attend: Callable[[RemoteCell, HeldInterrupts], None] | None = None,
+) -> ValueMesh[CellResult]:
+    """Drive a cell until it is over, or until an interrupt of it was in vain for a while.
+
+    Args:
+        cell: what runs.
+        interrupt_others: interrupts what runs on other threads of the notebook.
+        attend: called after each turn while ranks stand still in the debugger; may ask the user what they should do.
+
+    Raises:
+        RemoteInterrupt: it was interrupted; if ranks did not stop the cell is still in its lane.
+        MonarchError: as `RemoteCell.result`.
+    """
+    with HeldInterrupts(interrupt_others) as interrupts:
+        seen = 0
+        note_at = time.monotonic() + _WAIT_NOTE_S
+        while cell.stage != "over":
+            now = time.monotonic()
+            if now >= note_at:
+                note_at = float("inf")
+                if text := cell.waiting_text():
+                    cell.output.sink.write("stderr", f"{text}\n")
+            if interrupts.count > seen:
+                seen = interrupts.count
+                cell.stop("interrupted", now)
+            if cell.is_given_up(now):
+                raise RemoteInterrupt(cell.stop_text())
+            cell.wait(TURN_S)
+            cell.turn(time.monotonic())
+            if attend is not None and not cell.is_stopping and cell.stops():
+                attend(cell, interrupts)
+    if interrupts.count and not cell.is_stopping:  # looked at when no more are counted
+        cell.result()
+        raise RemoteInterrupt("interrupted, but all ranks ran to their end")  # the user wants to stop here, still
+    return cell.result()

@@ -1,0 +1,164 @@
+"""Putting things into the notebook: output lines, rich results, tables that are updated in place."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from IPython.core.getipython import get_ipython
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.display import clear_output, publish_display_data
+
+from monarch_kernel.base.events import MeshView
+from monarch_kernel.notebook.output.rich import Bundle
+from monarch_kernel.notebook.view.text import mesh_html, mesh_text
+
+__all__ = ["LiveView", "Sink"]
+
+_UP_AND_ERASE = "\x1b[{n}A\r\x1b[J"  # so many lines
+
+
+class Sink:
+    """Where the output of one cell goes: to the notebook's cell that is running, and after `pin` to the one that made it.
+
+    The notebook's cell that runs has its output captured by ``%%capture`` and the like; what comes later goes to the
+    launching cell by its message's header, from any thread. A terminal has no cells: there all is printed.
+
+    Args:
+        shell: the notebook's; None in a program that has none.
+    """
+
+    def __init__(self, shell: InteractiveShell | None) -> None:
+        self._kernel: Any = getattr(shell, "kernel", None)
+        self._parent: Any = shell.get_parent() if self._kernel is not None else None  # type: ignore[union-attr]
+        self._is_pinned = False
+        self._live_lines = 0  # of a terminal, at its end
+
+    @property
+    def can_update(self) -> bool:
+        """Whether what was displayed can be brought up to date."""
+        return self._kernel is not None
+
+    def pin(self) -> None:
+        """From now on output goes to the cell that was running when this was made."""
+        self._is_pinned = self._kernel is not None
+
+    def write(self, stream: str, text: str) -> None:
+        """Write text to ``stdout`` or ``stderr``."""
+        if self._is_pinned:
+            self._send("stream", {"name": stream, "text": text})
+            return
+        self.live("")
+        target = sys.stderr if stream == "stderr" else sys.stdout
+        target.write(text)
+        target.flush()
+
+    def live(self, text: str) -> None:
+        """Rewrite the last lines of a terminal; nothing in a notebook, which has displays for that."""
+        if self._live_lines:
+            sys.stdout.write(_UP_AND_ERASE.format(n=self._live_lines))
+        self._live_lines = 0
+        if text and not self.can_update and sys.stdout.isatty():
+            width = shutil.get_terminal_size().columns - 1
+            lines = [line[:width] for line in text.split("\n")]
+            sys.stdout.write("".join(f"{line}\n" for line in lines))
+            self._live_lines = len(lines)
+        sys.stdout.flush()
+
+    def display(self, data: Bundle, metadata: Bundle | None = None, display_id: str = "", update: bool = False) -> None:
+        """Display a MIME bundle, or bring one with the same ``display_id`` up to date."""
+        transient = {"display_id": display_id} if display_id else {}
+        if self._is_pinned:
+            kind = "update_display_data" if update else "display_data"
+            self._send(kind, {"data": dict(data), "metadata": dict(metadata or {}), "transient": transient})
+            return
+        publish_display_data(dict(data), dict(metadata or {}), transient=transient, update=update)
+
+    def clear(self, wait: bool) -> None:
+        """Take away what the cell has shown; with ``wait`` when the next output comes."""
+        if self._is_pinned:
+            self._send("clear_output", {"wait": wait})
+        elif self.can_update:
+            clear_output(wait)
+
+    def error(self, etype: str, message: str, lines: Sequence[str]) -> None:
+        """Show an error without failing a cell."""
+        if self._is_pinned:
+            self._send("error", {"ename": etype, "evalue": message, "traceback": list(lines)})
+            return
+        print("\n".join(lines), file=sys.stderr, flush=True)
+
+    def _send(self, kind: str, content: dict[str, Any]) -> None:
+        kernel = self._kernel
+        kernel.session.send(kernel.iopub_socket, kind, content, parent=self._parent, ident=kernel._topic(kind))
+
+
+class LiveView:
+    """A table of a mesh's ranks in a cell's output, updated in place at most `EVERY_S`.
+
+    A terminal, which can't update what it has printed, shows it once, below the first line that was said.
+    """
+
+    EVERY_S = 0.2
+
+    def __init__(self) -> None:
+        self._id = uuid.uuid4().hex
+        self._last: tuple[str, str] | None = None
+        self._has_table = False
+        self._at = 0.0
+        self._states: Sequence[tuple[str, str, str]] = ()
+        self._lock = threading.Lock()
+        self._is_live = getattr(get_ipython(), "kernel", None) is not None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing has been shown in it yet."""
+        return self._last is None
+
+    def show(self, view: MeshView) -> None:
+        """Show it for the first time."""
+        self._publish(view, update=False)
+
+    def update(self, view: MeshView, now: float, *, force: bool = False, every_s: float = EVERY_S) -> None:
+        """Bring it up to date, if it has changed and the last time is long enough ago."""
+        with self._lock:
+            if force or now >= self._at + every_s:
+                self._at = now
+                self._publish(view, update=True)
+
+    def follow(self, view: MeshView, now: float, *, force: bool = False, every_s: float = EVERY_S) -> None:
+        """Bring it up to date if something goes on: an idle mesh is not drawn anew because it grows older."""
+        states = tuple((rank.state, rank.activity, rank.last_error) for rank in view.ranks)
+        if states != self._states or any(rank.state == "running" for rank in view.ranks):
+            if force or now >= self._at + every_s:
+                self._states = states
+            self.update(view, now, force=force, every_s=every_s)
+
+    def say(self, text: str, *, first: bool = False) -> None:
+        """Show a line of text in its place."""
+        if self._last != (text, text) and (first or self._is_live):
+            self._last = (text, text)
+            self._display({"text/plain": text}, update=not first)
+
+    def _publish(self, view: MeshView, update: bool) -> None:
+        if update and self._has_table and not self._is_live:
+            return
+        update = update and self._is_live and not self.is_new
+        self._has_table = True
+        faces = (mesh_text(view), mesh_html(view))
+        if faces != self._last or not update:
+            self._last = faces
+            self._display({"text/plain": faces[0], "text/html": faces[1]}, update)
+
+    def _display(self, data: Bundle, update: bool) -> None:
+        shell = get_ipython()
+        if not update or shell is None:
+            publish_display_data(dict(data), transient={"display_id": self._id}, update=update)
+            return
+        sink = Sink(shell)
+        sink.pin()  # past the %%capture of the cell that happens to run: what is updated is not its output
+        sink.display(data, None, self._id, update)

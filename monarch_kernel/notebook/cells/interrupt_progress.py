@@ -1,0 +1,227 @@
+"""What follows an interrupt: ranks stop, or say where they are, or are given up, in a bounded time.
+
+Theory of operation
+===================
+
+==========  ===================================================================================================
+0 s         `Interrupt` to the ranks; most stop within milliseconds, those in a collective after 0.3 s
+`LOOK_S`    the mesh is asked what its ranks do
+`GRACE_S`   control returns to the user; what goes on does so under watch, and its end is not lost
+again       a second interrupt also aborts the process groups of what goes on; control returns after `AGAIN_S`
+once more   control returns at once
+==========  ===================================================================================================
+
+Nothing here waits: whoever waits for the work anyway calls `Stopping.turn`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from monarch_kernel.actor.proc_mesh import ProcMesh
+from monarch_kernel.base.events import MeshView
+from monarch_kernel.errors import Failure, format_ranks
+from monarch_kernel.notebook.cells.cell_names import in_notebook
+from monarch_kernel.notebook.view.interrupts import InterruptOutcome, interrupt_text
+from monarch_kernel.notebook.view.stacks import doing_lines, works
+from monarch_kernel.runtime.diagnostics.stacks import Doing
+from monarch_kernel.runtime.rpc.answers import Answer
+from monarch_kernel.runtime.rpc.future import Future
+from monarch_kernel.runtime.worker.actor_server import NOT_BEGUN
+
+__all__ = ["GRACE_S", "AllStopping", "Stopping", "look", "stopping_text"]
+
+LOOK_S = 0.8
+GRACE_S = 1.8
+AGAIN_S = 0.6
+BURST_S = 0.25
+ANSWER_S = 0.4
+
+
+class Stopping:
+    """An interrupt of something that ranks do, until that has ended or is given up.
+
+    Args:
+        mesh: the whole mesh.
+        why: what the text begins with.
+        interrupt: interrupts the work; takes whether to abort process groups, too.
+        now: the time.
+        abort: whether to do so from the start.
+        is_sent: whether the first interrupt has been sent already.
+    """
+
+    def __init__(
+        self,
+        mesh: ProcMesh,
+        why: str,
+        interrupt: Callable[[bool], object],
+        now: float,
+        *,
+        abort: bool = False,
+        is_sent: bool = False,
+    ) -> None:
+        self.mesh = mesh
+        self.why = why
+        self.aborts = abort
+        self._interrupt = interrupt
+        self._begun = self._last = now
+        self._give_up_at = now + GRACE_S
+        self._look_at = now + LOOK_S
+        self._has_looked = False
+        self._looking: Future[dict[int, Doing | Failure]] | None = None
+        if not is_sent:
+            interrupt(abort)
+
+    def again(self, now: float) -> None:
+        """The user has interrupted once more. Several in quick succession are one: an impatient hand means nothing else."""
+        if now - self._last < BURST_S:
+            return
+        self._last = now
+        if self.aborts:
+            self._give_up_at = now
+            return
+        self.aborts = True
+        self._interrupt(True)
+        self._look_at = now
+        self._give_up_at = now + AGAIN_S
+
+    def turn(self, now: float) -> None:
+        """Go on, without waiting."""
+        if self._looking is None and not self._has_looked and now >= self._look_at:
+            self._has_looked = True
+            self._looking = self.mesh.doing()
+
+    def is_given_up(self, now: float) -> bool:
+        """Whether the user has waited long enough."""
+        return now >= self._give_up_at
+
+    def waited_s(self) -> float:
+        """For how long, in seconds."""
+        return time.monotonic() - self._begun
+
+    def doing(self, ranks: Sequence[int]) -> list[str]:
+        """What some ranks of the mesh do now, as lines."""
+        if not ranks:
+            return []
+        looking, self._looking = self._looking or self.mesh.doing(), None
+        since_s = max(0.0, time.monotonic() - self._look_at)
+        return doing_lines(self.mesh.view(), _seen(looking, ANSWER_S - since_s), ranks)
+
+
+class AllStopping(Stopping):
+    """An interrupt of all that the ranks of a mesh run and have queued at this moment.
+
+    Args:
+        whole: the whole mesh.
+        mesh: it, or a part of it.
+        abort: whether to abort process groups, too.
+    """
+
+    def __init__(self, whole: ProcMesh, mesh: ProcMesh, *, abort: bool) -> None:
+        self._part = mesh
+        self._owed = dict(zip(mesh.ranks, mesh._runtime.owed(mesh.procs), strict=True))
+        super().__init__(whole, "interrupted", lambda abort: mesh.interrupt(abort=abort), time.monotonic(), abort=abort)
+
+    def stuck(self) -> list[int]:
+        """The ranks that have not ended all of it."""
+        now = dict(zip(self._part.ranks, self._part._runtime.owed(self._part.procs), strict=True))
+        return [rank for rank, before in self._owed.items() if not set(before).isdisjoint(now[rank])]
+
+    def is_over(self) -> bool:
+        """Whether all has ended, or was given up."""
+        return not self.stuck() or self.is_given_up(time.monotonic())
+
+    def text(self, before: MeshView, waited: Sequence[int]) -> str:
+        """What became of it.
+
+        Args:
+            before: the mesh as it was before.
+            waited: numbers of cells that waited for these ranks, and were dropped.
+        """
+        name = self.mesh.name
+        busy = [rank for rank, owed in self._owed.items() if owed]
+        if not busy and not waited:
+            return self._nothing()
+        stuck = self.stuck()
+        what = ", ".join(dict.fromkeys(before.ranks[rank].activity for rank in busy if before.ranks[rank].activity))
+        outcome = InterruptOutcome(
+            name,
+            f"{name}: interrupted {what}".rstrip(),
+            stopped=[rank for rank in busy if rank not in stuck],
+            stuck=stuck,
+            aborted=self.aborts,
+            n_ranks=len(self.mesh),
+            axes=len(self.mesh.extent),
+            waited_s=self.waited_s(),
+            doing=self.doing(stuck),
+        )
+        lines = [interrupt_text(outcome)] if busy else []
+        for number in waited:
+            lines.append(f"{name}: cell [{number}], which waited for its turn, will not be sent")
+        return "\n".join(lines)
+
+    def _nothing(self) -> str:
+        """What is said if nothing was there to be interrupted: actors may work all the same, for whom nobody here waits."""
+        name, answers = self.mesh.name, look(self.mesh)
+        view = self.mesh.view()
+        working = [rank for rank in self._owed if works(view.ranks[rank], answers.get(rank))]
+        if not working:
+            return f"{name}: nothing runs on {format_ranks(self._owed)}"
+        head = (
+            f"{name}: nothing was interrupted, for the notebook waits for nothing there; actors on {format_ranks(working)} "
+            f"work for others, or after a broadcast (%mesh restart {name} ends them, and begins anew)"
+        )
+        return "\n".join([head, *(f"    {line}" for line in doing_lines(view, answers, working))])
+
+
+def look(mesh: ProcMesh) -> dict[int, Doing | Failure]:
+    """What the ranks of a mesh do now; those that do not answer for a moment are given up."""
+    return _seen(mesh.doing(), ANSWER_S)
+
+
+def _seen(looking: Future[dict[int, Doing | Failure]], timeout_s: float) -> dict[int, Doing | Failure]:
+    if not looking.wait(max(0.0, timeout_s)):
+        looking.cancel()
+    answers = looking.get()
+    return {rank: answer if isinstance(answer, Failure) else _located(answer) for rank, answer in answers.items()}
+
+
+def _located(doing: Doing) -> Doing:
+    """With the source of what the notebook defined, such as an actor's class: it is known here, and not on the ranks."""
+    activities = (replace(each, frames=tuple(map(in_notebook, each.frames))) for each in doing.activities)
+    return replace(doing, activities=tuple(activities))
+
+
+def stopping_text(stopping: Stopping, ranks: Sequence[int], answers: Sequence[Answer | None]) -> str:
+    """What became of some work after its interrupt.
+
+    Args:
+        stopping: the interrupt.
+        ranks: whose work it was.
+        answers: theirs; None of one that has not answered.
+    """
+    mesh = stopping.mesh
+    outcome = InterruptOutcome(
+        mesh.name,
+        stopping.why,
+        aborted=stopping.aborts,
+        n_ranks=len(mesh),
+        axes=len(mesh.extent),
+        waited_s=stopping.waited_s(),
+    )
+    for rank, answer in zip(ranks, answers, strict=True):
+        if answer is None:
+            outcome.stuck.append(rank)
+        elif not isinstance(answer, Failure):
+            outcome.finished.append(rank)
+        elif answer.message == NOT_BEGUN:
+            outcome.dropped.append(rank)
+        elif answer.kind in ("interrupted", "released"):
+            outcome.stopped.append(rank)
+        else:
+            what = "failed" if answer.kind == "exception" else answer.kind
+            outcome.failed.setdefault(f"{what}: {answer.headline()}", []).append(rank)
+    outcome.doing = stopping.doing(sorted({*outcome.stuck, *outcome.dropped}))
+    return interrupt_text(outcome)

@@ -1,0 +1,149 @@
+"""Where the output of one cell goes: folded, in order, bounded, into the notebook's cell that it belongs to."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from monarch_kernel.actor.proc_mesh import ProcMesh
+from monarch_kernel.base.events import OutputEvent
+from monarch_kernel.notebook.cells.display import Sink
+from monarch_kernel.notebook.output.bars import BarBlock
+from monarch_kernel.notebook.output.folding import FoldedItem, FoldedLine, OutputFolder, render
+from monarch_kernel.notebook.output.rich import Bundle, Clear, RichFolder, RichOutput, RichSlots, compose
+from monarch_kernel.runtime.controller.effects import RichEvent
+
+__all__ = ["CellOutput"]
+
+_QUIET_S = 0.2
+
+
+class CellOutput:
+    """Where the output of one cell goes: folded, to its sink; also what comes when the cell is over.
+
+    Args:
+        mesh: whose ranks write.
+        sink: where it is shown.
+        slots: the mesh's displays that can be updated.
+        raw: whether each rank's lines are shown for themselves.
+        stream: whether it is shown as it comes, or all of it at the end.
+    """
+
+    def __init__(self, mesh: ProcMesh, sink: Sink, slots: RichSlots, *, raw: bool, stream: bool = True) -> None:
+        self.sink = sink
+        self._stream = stream
+        self._held: list[FoldedLine | FoldedItem] = []
+        self._events: deque[OutputEvent | RichEvent] = deque()
+        self._folder = OutputFolder(mesh.ranks, raw=raw, more=f"%mesh logs {mesh.name}")
+        self._id = uuid.uuid4().hex
+        self._rich = RichFolder(mesh.ranks, slots, self._id)
+        self._blocks: dict[int, str] = {}  # of progress bars that were shown: their texts
+        self._heard_at = 0.0
+        self._is_open = False
+        self._turning = threading.Lock()
+        self._on_late: Callable[[], None] | None = None
+
+    def hear(self, event: OutputEvent | RichEvent) -> None:
+        """Take an event; for the thread that leads the runtime's loop."""
+        self._events.append(event)
+        if self._on_late is not None:
+            self._on_late()
+
+    def leave(self, on_late: Callable[[], None]) -> None:
+        """Nobody turns it any more: show what comes from now on in the launching cell.
+
+        Args:
+            on_late: called when something has come, on the thread that leads.
+        """
+        self.sink.pin()
+        self._on_late = on_late
+        if self.is_open:
+            on_late()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is something that has not been shown yet."""
+        return self._is_open or bool(self._events)
+
+    def turn(self, now: float) -> None:
+        """Show what is due."""
+        with self._turning:
+            self._take(now)
+            shown = self._folder.drain(now)
+            if not self._stream:
+                self._held += shown  # folding has bounded it
+                return
+            self._write(shown, now)
+            self._show(self._rich.release(now))
+            self._show_bars(self._folder.bars(now))
+
+    def finish(self, now: float, *, goes_on: bool = False) -> None:
+        """Show all that is left; a progress bar stays live if it ``goes_on``."""
+        with self._turning:
+            self._take(now)
+            self._stream = True
+            held, self._held = self._held, []
+            self._write([*held, *self._folder.finish(now, goes_on=goes_on)], now)
+            self._show(self._rich.release(now, everything=True))
+            self._show_bars(self._folder.bars(now, last=True), last=True)
+            self._is_open = False
+
+    def show_values(self, bundles: Mapping[int, Bundle]) -> None:
+        """Show the values of the last expression, by rank."""
+        with self._turning:
+            self._show(compose({rank: (bundle, {}) for rank, bundle in bundles.items()}, self._id))
+
+    def turn_late(self, now: float) -> None:
+        """Show what came after the end: a line that nobody ends is shown when nothing follows for a while."""
+        self.turn(now)
+        if now - self._heard_at > _QUIET_S:
+            self.finish(now, goes_on=True)
+
+    def _take(self, now: float) -> None:
+        events: list[OutputEvent | RichEvent] = []
+        while self._events:
+            events.append(self._events.popleft())
+            self._heard_at, self._is_open = now, True
+        for event in sorted(events, key=lambda event: event.rank):  # what came within one turn is shown by rank
+            if isinstance(event, OutputEvent):
+                self._folder.feed(event.rank, event.stream, event.text, now, event.dropped_lines)
+            else:
+                self._folder.feed_item(event.rank, self._rich.feed(event.rank, event.data, event.metadata), now)
+
+    def _write(self, shown: Iterable[FoldedLine | FoldedItem], now: float) -> None:
+        lines: list[FoldedLine] = []
+        for each in shown:
+            if isinstance(each, FoldedLine):
+                lines.append(each)
+                self._rich.lines_shown(each.ranks)
+            else:
+                self._write_lines(lines)
+                lines = []
+                self._show(self._rich.take(each, now))
+        self._write_lines(lines)
+
+    def _write_lines(self, lines: Sequence[FoldedLine]) -> None:
+        for stream, text in render(lines):
+            self.sink.write(stream, text)
+
+    def _show(self, outputs: Iterable[RichOutput | Clear]) -> None:
+        for output in outputs:
+            if isinstance(output, Clear):
+                self.sink.clear(output.wait)
+                self._folder.cleared()
+            else:
+                self.sink.display(output.data, output.metadata, output.display_id, output.update)
+
+    def _show_bars(self, blocks: Iterable[BarBlock], *, last: bool = False) -> None:
+        for block in blocks:
+            is_new = block.number not in self._blocks
+            self._blocks[block.number] = block.text
+            if self.sink.can_update:
+                self.sink.display({"text/plain": block.text}, None, f"{self._id}-bars-{block.number}", not is_new)
+        if self._blocks and not self.sink.can_update:
+            self.sink.live("" if last else self._blocks[max(self._blocks)])
+            if last:
+                self.sink.write("stdout", "".join(f"{text}\n" for text in self._blocks.values() if text))
+                self._blocks.clear()

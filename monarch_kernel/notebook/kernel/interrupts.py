@@ -1,0 +1,311 @@
+"""Interrupts of the kernel: which code they strike, in the main shell and in subshells, cells that await included.
+
+Theory of operation
+===================
+
+Both ways in which a frontend interrupts end in SIGINT: Jupyter signals the kernel's process group, and ipykernel answers an
+``interrupt_request`` by doing the same. The signal's handler runs in the main thread, between two bytecodes, and knows from
+the stack what the main thread is doing. It raises only in code that users wrote: cells, functions that IPython calls before
+and after each cell, callbacks of widgets. So no interrupt hits the kernel itself.
+
+While the kernel handles a request and runs no such code, as before the first statement of a cell and between two, the handler
+notes the interrupt. A noted interrupt strikes the next statement of the request. It is dropped when the request ends, so no
+interrupt hits a later cell (`KernelInterrupts.request`).
+
+A cell that awaits has left the stack: its task is cancelled, and the cell sees the cancellation as a KeyboardInterrupt
+(`_steps`). ipykernel does that from the handler without waking the event loop, so that nothing happens until the next message.
+Where the event loop is about to let the cell go on, its cancellation would come too late if it never awaits again: then the
+cell is interrupted as it goes on.
+
+Subshells run their cells on threads of their own, which no signal reaches: the handler strikes them (`UserThread`).
+
+The handler also has to run while the main thread waits in a system call: `wakeup` sees to that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import signal
+import sys
+import threading
+import types
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from types import CodeType, FrameType
+from typing import Any, TypeVar
+
+from ipykernel.comm import Comm
+from ipykernel.ipkernel import IPythonKernel
+from IPython.core.events import EventManager
+from IPython.core.interactiveshell import InteractiveShell
+
+from monarch_kernel.net.transport.forks import Forking, in_forks
+from monarch_kernel.net.transport.thread_interrupts import USER_THREAD, UserThread
+from monarch_kernel.notebook.kernel.wakeup import Wakeup
+
+__all__ = ["KernelInterrupts"]
+
+T = TypeVar("T")
+
+# What calls the user's code, and handles whatever it raises.
+_CALLERS = frozenset(
+    function.__code__
+    for function in (
+        InteractiveShell.run_code,
+        InteractiveShell.user_expressions,
+        IPythonKernel.do_complete,
+        IPythonKernel.do_inspect,
+        EventManager.trigger,
+        Comm.handle_msg,
+        Comm.handle_close,
+    )
+)
+AGAIN_S = 0.02
+"""When an interrupt that came while the kernel forked comes again."""
+
+_HOOKS = EventManager.trigger.__code__
+
+# Runs where an interrupt has come just before the user's code or just after it: IPython reports what this raises.
+_INTERRUPTED = compile("raise KeyboardInterrupt", "<interrupted>", "exec")
+
+
+class _Request:
+    """A request that the main thread handles.
+
+    Attributes:
+        in_user_code: whether code of the user runs for it now.
+    """
+
+    def __init__(self) -> None:
+        self.in_user_code = False
+        self._is_struck = False
+
+    def note(self) -> None:
+        """Have the code that runs next raise KeyboardInterrupt."""
+        self._is_struck = True
+
+    def enter_user_code(self) -> None:
+        """Code of the user begins, or goes on after a wait.
+
+        Raises:
+            KeyboardInterrupt: an interrupt came before.
+        """
+        self.in_user_code = True  # first: from here on the handler of signals raises
+        if self._is_struck:
+            self._is_struck = False
+            raise KeyboardInterrupt
+
+    def leave_user_code(self) -> None:
+        """Code of the user has ended, or waits; may be called twice."""
+        self.in_user_code = False
+
+
+class _Awaited(_Request):
+    """A cell that awaits: the task that runs it on its event loop.
+
+    Attributes:
+        is_cancelled: whether a cancellation by `cancel` is on its way to the cell.
+    """
+
+    def __init__(self, task: asyncio.Future[Any]) -> None:
+        super().__init__()
+        self.is_cancelled = False
+        self._task = task
+        self._loop = asyncio.get_running_loop()
+
+    def cancel(self) -> None:
+        """Cancel it, or have its next step raise, whatever comes first; from any thread, and from a signal handler."""
+        self._is_struck = True
+        self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if self._is_struck and not self._task.done():
+            self._is_struck = False
+            self.is_cancelled = True
+            self._task.cancel()
+
+
+class KernelInterrupts:
+    """Takes SIGINT for a kernel, and hands it on to the code that runs for the user.
+
+    Args:
+        call_later: calls a function on another thread, this many seconds later; a signal handler may call it.
+    """
+
+    def __init__(self, call_later: Callable[[float, Callable[[], object]], object]) -> None:
+        self._call_later = call_later
+        self._wakeup: Wakeup | None = None
+        self._forking = Forking()
+        self._threads: dict[int, UserThread] = {}
+        self._awaited: dict[int, _Awaited] = {}
+        self._request: _Request | None = None  # of the main thread
+
+    def watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have an event loop of another thread watch that the main thread handles SIGINT soon."""
+        self._wakeup = Wakeup(loop)
+
+    def install(self) -> None:
+        """Handle SIGINT from now on, if this is the main thread."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self.strike)
+            if self._wakeup is not None:
+                self._wakeup.install()
+
+    @in_forks(lambda kernel: signal.default_int_handler)
+    def strike(self, signum: int, frame: FrameType | None) -> None:
+        """Interrupt all that runs for the user; the handler of SIGINT."""
+        if self._forking.is_now:  # Python swallows what is raised now
+            self._call_later(AGAIN_S, partial(self._strike_again, self._request))
+            return
+        self.strike_subshells()
+        caller = _caller_of(frame or sys._getframe(1))  # an interrupt that was held back comes without a frame
+        request, awaited = self._request, self._awaited.get(threading.get_ident())
+        if caller is _HOOKS and request is not None:
+            request.note()  # IPython shows what a hook raises, and goes on with the cell
+        if caller is not None or any(each is not None and each.in_user_code for each in (request, awaited)):
+            raise KeyboardInterrupt
+        if awaited is not None:
+            awaited.cancel()
+        elif request is not None:
+            request.note()
+
+    def _strike_again(self, request: _Request | None) -> None:
+        if self._request is request:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    def strike_subshells(self) -> None:
+        """Interrupt what runs in other threads than the main one."""
+        for thread in list(self._threads.values()):
+            thread.strike()
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """While a thread of the kernel handles a request; from its start, before the kernel says that it is busy."""
+        if threading.current_thread() is threading.main_thread():
+            outer, self._request = self._request, _Request()
+            try:
+                yield
+            finally:
+                self._request = outer
+            return
+        ident = threading.get_ident()
+        thread = self._threads[ident] = UserThread()
+        token = USER_THREAD.set(thread)
+        try:
+            yield
+        finally:
+            del self._threads[ident]
+            thread.leave_user_code()
+            USER_THREAD.reset(token)
+
+    @contextmanager
+    def awaited(self, task: asyncio.Future[Any]) -> Iterator[None]:
+        """While the event loop of the calling thread runs a task for the user's cell."""
+        ident = threading.get_ident()
+        thread = USER_THREAD.get()
+        awaited = self._awaited[ident] = _Awaited(task)
+        if thread is not None:
+            thread.cancel = awaited.cancel
+        try:
+            yield
+        finally:
+            del self._awaited[ident]
+            if thread is not None:
+                thread.cancel = None
+
+    def guard(self, shell: InteractiveShell) -> None:
+        """Have a shell run the user's code so that an interrupt finds it."""
+        run_code: Callable[..., Coroutine[Any, Any, bool]] = shell.run_code
+
+        async def guarded(code: CodeType, *args: Any, **kwargs: Any) -> bool:
+            def run(code: CodeType) -> Coroutine[Any, Any, bool]:
+                return run_code(code, *args, **kwargs)
+
+            is_main = threading.current_thread() is threading.main_thread()
+            request = self._request if is_main else USER_THREAD.get()
+            return await _steps(run, code, self._awaited.get(threading.get_ident()), request)
+
+        vars(shell)["run_code"] = guarded
+        user_expressions: Callable[[dict[str, str]], dict[str, Any]] = shell.user_expressions
+
+        def evaluated(expressions: dict[str, str]) -> dict[str, Any]:
+            try:
+                return user_expressions(expressions)
+            except KeyboardInterrupt:  # struck before the first or after the last: else it is the error of one
+                return {}
+
+        vars(shell)["user_expressions"] = evaluated
+        trigger: Callable[..., None] = shell.events.trigger
+
+        def triggered(event: str, *args: Any, **kwargs: Any) -> None:
+            with suppress(KeyboardInterrupt):  # struck between two hooks, or as the error of one was shown
+                trigger(event, *args, **kwargs)
+
+        vars(shell.events)["trigger"] = triggered
+
+
+@types.coroutine
+def _steps(
+    run: Callable[[CodeType], Coroutine[Any, Any, T]],
+    code: CodeType,
+    awaited: _Awaited | None,
+    request: _Request | UserThread | None,
+) -> Generator[Any, Any, T]:
+    """Run a coroutine step by step: each is code of the user's, between them is the event loop.
+
+    The cancellation by which `_Awaited` interrupts it becomes KeyboardInterrupt. An interrupt that strikes what surrounds the
+    user's code, and so may have kept that from running, is an error of it.
+    """
+    coroutine = run(code)
+    step: Callable[[Any], Any] = coroutine.send
+    argument: Any = None
+    while True:
+        try:
+            try:
+                if request is not None:
+                    request.enter_user_code()
+                if awaited is not None:
+                    awaited.enter_user_code()
+                waits_for = step(argument)
+            finally:
+                _leave_user_code(awaited, request)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        except KeyboardInterrupt as interrupt:  # struck on the way to or from the user's code, which handles all others
+            _leave_user_code(awaited, request)
+            if inspect.getcoroutinestate(coroutine) == inspect.CORO_SUSPENDED:
+                step, argument = coroutine.throw, interrupt
+            else:  # it has not begun, or has left the part that handles what the user's code raises
+                coroutine.close()
+                coroutine = run(_INTERRUPTED)
+                step, argument = coroutine.send, None
+            continue
+        try:
+            argument = yield waits_for
+            step = coroutine.send
+        except asyncio.CancelledError as cancelled:
+            by_user = awaited is not None and awaited.is_cancelled
+            step, argument = coroutine.throw, KeyboardInterrupt() if by_user else cancelled
+            if awaited is not None:
+                awaited.is_cancelled = False
+        except BaseException as error:
+            step, argument = coroutine.throw, error
+
+
+def _leave_user_code(awaited: _Awaited | None, request: _Request | UserThread | None) -> None:
+    if awaited is not None:
+        awaited.leave_user_code()
+    if request is not None:
+        request.leave_user_code()
+
+
+def _caller_of(frame: FrameType | None) -> CodeType | None:
+    """What has called the user's code that runs in a frame; None if that runs none."""
+    while frame is not None:
+        if frame.f_code in _CALLERS:
+            return frame.f_code
+        frame = frame.f_back
+    return None

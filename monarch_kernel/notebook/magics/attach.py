@@ -1,0 +1,263 @@
+"""Meshes that outlive the kernel, in the notebook: bringing them up, listing them, taking them up again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from monarch_kernel.actor.host_mesh import HostMesh, serve_ranks
+from monarch_kernel.actor.proc_mesh import ProcMesh
+from monarch_kernel.base.events import DetachedView
+from monarch_kernel.base.mesh import Extent, Region
+from monarch_kernel.base.text import format_seconds
+from monarch_kernel.errors import AttachError, RemoteError, format_ranks
+from monarch_kernel.notebook.cells.cell import Lane, RemoteCell
+from monarch_kernel.notebook.cells.display import Sink
+from monarch_kernel.notebook.cells.output import CellOutput
+from monarch_kernel.notebook.magics.bring_up_hosts import recipe_of
+from monarch_kernel.notebook.output.folding import FoldedLine, OutputFolder, render
+from monarch_kernel.notebook.syntax.lines import UsageProblem
+from monarch_kernel.notebook.syntax.up import UpOptions
+from monarch_kernel.notebook.view.text import detached_text
+from monarch_kernel.runtime.controller.adoption import Resumed
+from monarch_kernel.runtime.detached.registry import Found, Home, default_root, find, home_of
+from monarch_kernel.runtime.detached.session import KeptSession, end
+from monarch_kernel.runtime.rpc.answers import Value
+from monarch_kernel.runtime.rpc.future import Future
+from monarch_kernel.runtime.rpc.gather import CellResult, gather
+
+__all__ = ["DetachedMeshes", "ResumedCell", "TakenUp", "default_root", "resumed_cells", "show_missed"]
+
+
+@dataclass
+class TakenUp:
+    """A mesh that was attached.
+
+    Attributes:
+        mesh: as it was brought up.
+        session: of the mesh alone.
+        options: as it was brought up with.
+        detached_s: how long it had no kernel, in seconds.
+    """
+
+    mesh: ProcMesh
+    session: KeptSession
+    options: UpOptions
+    detached_s: float
+
+
+class DetachedMeshes:
+    """The user's meshes that outlive their kernels.
+
+    Args:
+        root: where they are found.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    # -- up
+
+    def check_free(self, name: str, *, detach: bool) -> None:
+        """See that a mesh may be brought up by this name.
+
+        Raises:
+            UsageProblem: there is a detached one.
+        """
+        home = home_of(self._root, name)
+        if home is None:
+            return
+        owner = home.owner()
+        if over := home.time_over():
+            raise UsageProblem(
+                f"%mesh up: a detached mesh {name!r} was there, and {over}; forget it with %mesh down {name}"
+            )
+        if not owner:
+            raise UsageProblem(
+                f"%mesh up: a detached mesh {name!r} is there; take it up with %mesh attach {name}, "
+                f"or end it with %mesh down {name}"
+            )
+        if detach:
+            raise UsageProblem(
+                f"%mesh up: a mesh {name!r} that outlives its kernel is attached to another one, pid {owner}; "
+                "choose another name"
+            )
+
+    def session(self, name: str) -> KeptSession:
+        """A session for a mesh that outlives this process.
+
+        Raises:
+            AttachError: it can't be.
+        """
+        home = Home(self._root, name)
+        home.create()
+        try:
+            return KeptSession(home)
+        except BaseException:
+            home.remove()
+            raise
+
+    def hosts(self, name: str) -> tuple[HostMesh, KeptSession]:
+        """This machine, for a mesh that outlives this process.
+
+        Raises:
+            AttachError: it can't be.
+        """
+        session = self.session(name)
+        try:
+            serve_ranks(session)
+            return HostMesh(session.runtime, Region.whole(Extent()), (session.local_host(),)), session
+        except BaseException:
+            session.close()
+            raise
+
+    @staticmethod
+    def keep(session: KeptSession, mesh: ProcMesh, options: UpOptions) -> None:
+        """Have a mesh that is up outlive this process."""
+        specs = mesh._runtime.specs(mesh.procs)
+        recipe = recipe_of(options) if options.hosts else None
+        keep_s = options.keep_s
+        session.keep(mesh.name, specs, options.gpus, options.device, options.env, keep_s=keep_s, recipe=recipe)
+
+    # -- what there is
+
+    def has(self, name: str) -> bool:
+        """Whether there is one, which another kernel may have."""
+        return home_of(self._root, name) is not None
+
+    def names(self) -> list[str]:
+        """Names of those that can be attached."""
+        return [home.name for home in find(self._root) if not home.owner() and not home.is_gone()]
+
+    def said(self) -> str:
+        """Their names, for the end of an error."""
+        names = self.names()
+        return f"there is: {', '.join(names)}" if names else "there is none"
+
+    def text(self, ours: Sequence[str]) -> str:
+        """A table of those that this notebook has not, and what was cleaned up; empty if there is none."""
+        views: list[DetachedView] = []
+        notes: list[str] = []
+        for home in find(self._root):
+            if home.name in ours:
+                continue
+            try:
+                why = home.time_over() or "its processes have ended"
+                if not self.has(home.name):
+                    notes.append(f"{home.name} is gone: {why}; what was left of it is cleaned up")
+                else:
+                    views.append(_view(home.look(), home.owner()))
+            except AttachError as error:
+                notes.append(f"{home.name}: {error}")
+        return "\n".join([*([detached_text(views)] if views else []), *notes])
+
+    # -- attach and down
+
+    def attach(self, name: str) -> TakenUp:
+        """Take a mesh up.
+
+        Raises:
+            UsageProblem: there is none.
+            AttachError: it can't be attached.
+        """
+        home = self._existing(name, "attach")
+        found = home.look() if not home.owner() else None
+        session, manifest = KeptSession.attach(home)
+        serve_ranks(session)
+        first = manifest.specs[0]
+        extent = Extent(first.axes)
+        procs = [spec.proc for spec in manifest.specs]
+        born = time.monotonic() - (time.time() - manifest.born)
+        mesh = ProcMesh(session.runtime, Region.whole(extent), procs, name, born, extent, session)
+        options = UpOptions(name, dict(first.axes), manifest.gpus, manifest.device, manifest.env, detach=True)
+        if manifest.elsewhere is not None:
+            count = len(set(manifest.elsewhere.places))
+            options = replace(options, engine=manifest.elsewhere.engine, hosts=count)
+        return TakenUp(mesh, session, options, time.time() - found.since if found else 0.0)
+
+    def down(self, name: str) -> int:
+        """End a mesh that no kernel has; gives the number of its ranks, 0 if nothing has come that could be ended.
+
+        Raises:
+            AttachError: another kernel has it.
+        """
+        return end(self._existing(name, "down"))
+
+    def _existing(self, name: str, command: str) -> Home:
+        over = Home(self._root, name).time_over()
+        home = home_of(self._root, name)
+        if home is None and over:
+            raise UsageProblem(f"%mesh {command}: mesh {name!r} is gone: {over}; {self.said()}")
+        if home is None:
+            raise UsageProblem(f"%mesh {command}: there is no detached mesh {name!r}; {self.said()}")
+        return home
+
+
+def _view(found: Found, owner: int) -> DetachedView:
+    manifest = found.manifest
+    where = ""
+    if manifest.elsewhere is not None:
+        hosts = len(set(manifest.elsewhere.places))
+        state = "time is over" if found.home.time_over() else "not asked"
+        where = f"{len(manifest.specs):,} on {hosts:,} host{'s' * (hosts != 1)}, {state}"
+    runs = tuple(runs if alive else None for alive, runs in found.ranks)
+    return DetachedView(manifest.name, manifest.specs[0].axes, runs, max(0.0, time.time() - found.since), owner, where)
+
+
+class ResumedCell(RemoteCell):
+    """A cell that an earlier kernel has sent; it runs, or has ended meanwhile.
+
+    Attributes:
+        born: when it was sent.
+    """
+
+    def __init__(self, lane: Lane, mesh: ProcMesh, cell: Resumed, future: Future[Any], output: CellOutput) -> None:
+        super().__init__(lane, mesh, "", number=cell.number, want_value=False, output=output)
+        self.born = time.monotonic() - cell.age_s
+        self._future = future
+        self.stage = "running"
+
+
+def resumed_cells(taken: TakenUp, lane: Lane, sink: Sink) -> list[ResumedCell]:
+    """The cells of an earlier kernel, the oldest first, that still run or whose end nobody has seen."""
+    mesh, runtime = taken.mesh, taken.session.runtime
+    cells = []
+    for cell, future in runtime.resumed:
+        region = Region(Extent({"ranks": len(cell.procs)}), tuple(_ranks(mesh, cell.procs)))
+
+        def read(answer: Value) -> CellResult:
+            return CellResult(None, answer.bundle)
+
+        finish = gather(region, f"{cell.note} failed on {mesh.name}", RemoteError, read, mesh._as_spawned)
+        output = CellOutput(mesh._with_region(region), sink, lane.slots, raw=False)
+        runtime.listen(cell.id, output.hear)
+        cells.append(ResumedCell(lane, mesh._with_region(region), cell, future.read_with(finish), output))
+    return cells
+
+
+def show_missed(taken: TakenUp, sink: Sink) -> None:
+    """Show what was written while no kernel had a mesh, and who died."""
+    runtime, mesh = taken.session.runtime, taken.mesh
+    now = time.monotonic()
+    sink.write("stdout", f"{mesh.name}: attached; it was without a kernel for {format_seconds(taken.detached_s)}\n")
+    chunks = [(event.ranks[chunk.proc], chunk) for event in runtime.backlog for chunk in event.chunks]
+    if chunks:
+        sink.write("stdout", "its ranks wrote meanwhile:\n")
+        folder = OutputFolder(mesh.ranks, more=f"%mesh logs {mesh.name}")
+        for rank, chunk in chunks:
+            folder.feed(rank, chunk.stream, chunk.text, now, chunk.dropped_lines)
+        for stream, text in render(line for line in folder.finish(now) if isinstance(line, FoldedLine)):
+            sink.write(stream, text)
+    for rank, failure in sorted(mesh.deaths().items()):
+        sink.write("stderr", f"[{rank}] died: {failure.message}\n")
+    if runtime.silent:
+        late = format_ranks(_ranks(mesh, runtime.silent))
+        sink.write("stderr", f"{late} did not answer yet (native code?); what is sent to them waits\n")
+
+
+def _ranks(mesh: ProcMesh, procs: Sequence[int]) -> list[int]:
+    places = {proc: rank for rank, proc in enumerate(mesh._base)}
+    return sorted(places[proc] for proc in procs)

@@ -1,0 +1,100 @@
+"""``%autoremote``, ``%%local`` and ``%%remote --local``: what a cell is turned into before IPython reads it.
+
+Theory of operation. IPython hands a cell's lines, as the user wrote them, to a list of transformers before anything else looks
+at them. Ours comes first. It turns a cell into a call of a cell magic (the mode), into plain code (``%%local``), or into both
+(``--local``), and keeps each line of code where the user wrote it, so that the numbers of lines in errors are right. So a cell
+that runs here is an ordinary cell, with top-level ``await``, ``Out`` and interrupts.
+
+A transformer also sees what is not a user's cell: code that other code runs (``%run``, ``%%time``, ``get_ipython().run_cell``),
+and what frontends ask without showing it (completion of variables, widgets). None of this goes to the ranks.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from types import FrameType
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+
+from monarch_kernel.notebook.syntax.cell_kind import read_cell
+from monarch_kernel.notebook.syntax.lines import UsageProblem, tokens
+
+__all__ = ["CellTransformer"]
+
+_HELP = re.compile(r"\s*%mesh[ \t]+(?P<command>\w+)[ \t]*\?{1,2}\s*")
+_HELP_OF_RANKS = re.compile(r"\s*%remote[ \t]+(?P<line>[^\n]*[\w\])*]\?{1,2})\s*")
+_LOCAL = re.compile(r"(?<!\S)--local(?!\S)")
+_MODE_HEADER = re.compile(r"\s*%%autoremote(?![\w.])[^\n]*\n?")
+
+
+class CellTransformer:
+    """Turns the user's cells into what runs them.
+
+    Attributes:
+        mode: what ``%autoremote`` was given: a selector, and perhaps options; None while it is off.
+    """
+
+    has_side_effects = True  # to IPython: not to be applied when it only asks whether a cell is complete
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self._shell = shell
+        self.mode: str | None = None
+
+    def __call__(self, lines: list[str]) -> list[str]:
+        """Transform the lines of a cell, each with its newline."""
+        text = "".join(lines)
+        if one := _HELP.fullmatch(text):
+            return [f"%mesh help {one['command']}\n"]
+        if one := _HELP_OF_RANKS.fullmatch(text):  # IPython would look for the name here
+            return [f"get_ipython().run_line_magic('remote', {one['line']!r})\n"]
+        if header := _MODE_HEADER.match(
+            text
+        ):  # by hand; else the first line of code would be taken for the first of all
+            return [header[0].strip() + "\n", "\n", *text[header.end() :].splitlines(keepends=True)]
+        form = read_cell(text, self.mode if self.mode is not None and self._is_users_own() else None)
+        at = form.first_line
+        if form.why == "%autoremote":
+            return [f"%%autoremote {form.line}\n", *lines]
+        if form.why == "%%local":
+            following = form.body.lstrip().startswith("%%")  # a cell magic is one on the first line only
+            return lines[at + 1 :] if following else [*lines[:at], f"# {lines[at].lstrip()}", *lines[at + 1 :]]
+        is_local = form.why == "%%remote" and _has_local(form.line)
+        if is_local or (form.why == "%%remote" and at):  # IPython takes a cell magic for one on the first line only
+            options = _LOCAL.sub("", form.line).strip()
+            body = "\n" * at + (form.body or "\n")
+            call = f"get_ipython().run_cell_magic('remote', {options!r}, {body!r})\n"
+            return [*lines[:at], call, *(lines[at + 1 :] if is_local else ())]
+        if form.why == "%%remote" and not form.body.strip():  # IPython refuses a cell magic without a body
+            return [*lines[: at + 1], "\n"]
+        return lines
+
+    def _is_users_own(self) -> bool:
+        """Whether what is transformed is a cell that the user has entered."""
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            if frame.f_code is InteractiveShell.run_code.__code__:
+                return False  # code of a cell runs, and runs more code
+            frame = frame.f_back
+        get_parent: Any = getattr(self._shell, "get_parent", None)  # kernels have it
+        content = (get_parent() or {}).get("content", {}) if get_parent is not None else {}
+        return not content.get("silent", False) and bool(content.get("store_history", True))
+
+    def install(self) -> None:
+        """Have the shell's cells pass through here, before anything else."""
+        self._shell.input_transformer_manager.cleanup_transforms.insert(0, self)
+
+    def remove(self) -> None:
+        """Undo `install`."""
+        self.mode = None
+        transforms = self._shell.input_transformer_manager.cleanup_transforms
+        if self in transforms:
+            transforms.remove(self)
+
+
+def _has_local(line: str) -> bool:
+    try:
+        return "--local" in tokens(line)  # and not in a comment
+    except UsageProblem:  # the magic says what is wrong
+        return False

@@ -1,0 +1,380 @@
+"""What the commands of ``%mesh`` do."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.display import display
+
+from monarch_kernel.actor.proc_mesh import ProcMesh
+from monarch_kernel.base.mesh import Point
+from monarch_kernel.doctor.examine import ITEM_WIDTH, checks, examine
+from monarch_kernel.doctor.report import finding_text, summary
+from monarch_kernel.errors import RemoteError, RemoteInterrupt, format_ranks
+from monarch_kernel.features.editing.sources import check_syntax
+from monarch_kernel.notebook.cells.background import BackgroundCell
+from monarch_kernel.notebook.cells.cell import RemoteCell
+from monarch_kernel.notebook.cells.cell_names import placed
+from monarch_kernel.notebook.cells.display import Sink
+from monarch_kernel.notebook.cells.interrupt_progress import look
+from monarch_kernel.notebook.cells.interrupts import HeldInterrupts
+from monarch_kernel.notebook.magics.attach import resumed_cells, show_missed
+from monarch_kernel.notebook.magics.bring_up_hosts import asked_for
+from monarch_kernel.notebook.magics.loops import steer
+from monarch_kernel.notebook.magics.meshes import Entry, Meshes
+from monarch_kernel.notebook.magics.viewers import Asked
+from monarch_kernel.notebook.output.folding import render
+from monarch_kernel.notebook.output.logs import log_lines
+from monarch_kernel.notebook.syntax.lines import UsageProblem, tokens
+from monarch_kernel.notebook.syntax.options import (
+    COMMANDS,
+    LogsOptions,
+    one_name,
+    parse_doctor,
+    parse_logs,
+    parse_loop,
+    parse_rollback,
+    parse_tensorboard,
+)
+from monarch_kernel.notebook.syntax.selector import root_name
+from monarch_kernel.notebook.syntax.up import parse_up
+from monarch_kernel.notebook.syntax.usage import command_help, mesh_help
+from monarch_kernel.notebook.view.errors import error_block
+from monarch_kernel.notebook.view.frames import LOOP_COMMANDS
+from monarch_kernel.notebook.view.loops import loop_text
+from monarch_kernel.notebook.view.stacks import stacks_text
+from monarch_kernel.notebook.view.text import meshes_text
+from monarch_kernel.runtime.host.processes import gpu_ids
+from monarch_kernel.train.snapshots.rewind import roll_back
+
+__all__ = ["MeshCommands"]
+
+_ENDS_S = 2.0
+
+
+def _read_file(name: str) -> str | None:
+    """The text of a file that lists hosts; None if there is no such file."""
+    try:
+        return Path(name).expanduser().read_text(encoding="utf-8")
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageProblem(f"%mesh up: --hosts {name} can't be read: {error}") from None
+
+
+class MeshCommands:
+    """One method per command, named like it; each takes the rest of the line."""
+
+    def __init__(self, shell: InteractiveShell, meshes: Meshes, show_end: Callable[[RemoteCell], None]) -> None:
+        self._shell = shell
+        self._meshes = meshes
+        self._show_end = show_end
+
+    def run(self, line: str) -> None:
+        """Do what a line says; list the meshes if it is empty.
+
+        Raises:
+            UsageProblem: it says nothing that can be done.
+        """
+        words = tokens(line)
+        if not words:
+            print(meshes_text([entry.mesh.view() for entry in self._meshes]))
+            detached = self._meshes.detached.text(self._meshes.names)
+            if detached:
+                print(detached)
+            return
+        command = words[0]
+        if command not in COMMANDS:
+            raise UsageProblem(f"%mesh: unknown command {command!r}; one of {', '.join(COMMANDS)} (%mesh? says more)")
+        if words[1:] in (["--help"], ["-h"]):
+            words = ["help", command]
+            line = " ".join(words)
+        getattr(self, words[0])(line.split(None, 1)[1] if len(words) > 1 else "")
+
+    def up(self, rest: str) -> None:
+        """Bring a mesh up; its name becomes a variable."""
+        options = parse_up(rest, len(gpu_ids()), _read_file)
+        if options.dry_run:
+            print(asked_for(options))
+            return
+        self._check_variable(options.name, "up", "choose another name")
+        self._meshes.up(options)
+
+    def help(self, rest: str) -> None:
+        """Say what a command takes, or all of them."""
+        words = tokens(rest)
+        print(command_help(words[0]) if words else mesh_help())
+
+    def doctor(self, rest: str) -> None:
+        """Say whether all is there that the kernel needs; a line as soon as each thing was looked at."""
+        findings = []
+        for finding in examine(checks(quick=parse_doctor(rest))):
+            findings.append(finding)
+            print(finding_text(finding, ITEM_WIDTH), flush=True)
+        print(f"\n{summary(findings)}")
+
+    def _check_variable(self, name: str, command: str, remedy: str) -> None:
+        """See that a name may become a variable."""
+        if hasattr(builtins, name):
+            raise UsageProblem(f"%mesh {command}: {name!r} is a builtin of Python; choose another name")
+        bound = self._shell.user_ns.get(name)
+        if name in self._shell.user_ns and name not in self._meshes.names and type(bound).__name__ != "ProcMesh":
+            raise UsageProblem(f"%mesh {command}: {name!r} is a variable already (a {type(bound).__name__}); {remedy}")
+
+    def attach(self, rest: str) -> None:
+        """Take up a mesh that outlived its kernel; its name becomes a variable again."""
+        words = tokens(rest)
+        if len(words) != 1:
+            raise UsageProblem(f"%mesh attach: name one detached mesh; {self._meshes.detached.said()}")
+        self._check_variable(words[0], "attach", f"del {words[0]} first")
+        entry, taken = self._meshes.attach(words[0])
+        sink = Sink(self._shell)
+        show_missed(taken, sink)
+        self._meshes.show(entry)
+        for cell in resumed_cells(taken, entry.lane, sink):
+            handle = BackgroundCell(cell, self._meshes.background, lambda results: None, self._show_end, cell.born)
+            if not handle.done():
+                handle._ipython_display_()
+        self._meshes.attend_to_stops(entry)  # they are told below the cell that has stopped
+
+    def show(self, rest: str) -> None:
+        """Show the live view of a mesh, or of all, once more."""
+        name = one_name(tokens(rest), "show", self._meshes.names, optional=True)
+        shown = [self._meshes.get(name)] if name else list(self._meshes)
+        if not shown:
+            print(meshes_text([]))
+        for entry in shown:
+            self._meshes.show(entry)
+
+    def logs(self, rest: str) -> None:
+        """Show what ranks have written."""
+        options = parse_logs(rest)
+        entry, mesh = self._meshes.select(options.selector, self._shell.user_ns)
+        for stream, text in _logs(entry, mesh, options):
+            print(text, end="", file=sys.stderr if stream == "stderr" else sys.stdout, flush=True)
+
+    def interrupt(self, rest: str) -> None:
+        """Interrupt what a mesh, or a part of it, runs; ``--abort`` also aborts process groups."""
+        words = tokens(rest)
+        abort = "--abort" in words
+        entry, mesh = self._part([word for word in words if word != "--abort"], "interrupt")
+        print(self._meshes.interrupt(entry, mesh, abort=abort))
+
+    def sync(self, rest: str) -> None:
+        """Send edited modules to a mesh, or to a part of it, and load anew what is imported there and here."""
+        words = tokens(rest)
+        selector = words.pop(0) if words and self._meshes.is_mesh(root_name(words[0]), self._shell.user_ns) else ""
+        if len(words) > 1:
+            raise UsageProblem(
+                f"%mesh sync: give one module or path, not {' '.join(words)!r}, such as %mesh sync t mylib"
+            )
+        _, mesh = self._meshes.select(selector, self._shell.user_ns)
+        what = words[0] if words else None
+        try:
+            check_syntax(mesh.sources(what))
+        except SyntaxError as error:
+            where = f"{error.filename}, line {error.lineno}" if error.lineno else str(error.filename)
+            raise UsageProblem(f"{type(error).__name__} in {where}: {error.msg}; nothing was sent") from None
+        except (OSError, ValueError) as error:
+            raise UsageProblem(f"%mesh sync: {error}") from None
+        print(mesh.sync(what))
+
+    def stacks(self, rest: str) -> None:
+        """Say what every rank of a mesh, or of a part of it, does now; of all meshes, if none is named."""
+        words = tokens(rest)
+        parts = [self._part(words, "stacks")] if words else [(entry, entry.mesh) for entry in self._meshes]
+        if not parts:
+            print(meshes_text([]))
+        for entry, mesh in parts:
+            print(_stacks(entry, mesh))
+
+    def traffic(self, rest: str) -> None:
+        """Say what has gone to and from the ranks of a mesh, or of a part of it; of all meshes, if none is named."""
+        words = tokens(rest)
+        parts = [self._part(words, "traffic")] if words else [(entry, entry.mesh) for entry in self._meshes]
+        if not parts:
+            print(meshes_text([]))
+        for _, mesh in parts:
+            display(mesh.traffic())
+
+    def loop(self, rest: str) -> None:
+        """Say how far the loop of a mesh is (``live.loop``), or steer it."""
+        options = parse_loop(rest)
+        _, mesh = self._meshes.select(options.selector, self._shell.user_ns)
+        loops = mesh.loops
+        if not loops:
+            raise UsageProblem(f"no rank of {mesh.name} has begun a loop: for step in live.loop(...)")
+        going = [loop for loop in loops if loop.view().state != "over"] or loops
+        if options.command or options.knobs:
+            print(steer(going[-1], options.command or "set", count=options.count, knobs=options.knobs))
+        else:
+            print("\n".join(loop_text(loop.view()) for loop in going))
+
+    def rollback(self, rest: str) -> None:
+        """Put back what ranks had before a step, of which they keep a snapshot (``live.snapshot``)."""
+        selector, step = parse_rollback(rest)
+        entry, mesh = self._meshes.select(selector, self._shell.user_ns)
+        if not mesh.is_whole:
+            raise UsageProblem(f"%mesh rollback: all ranks go back together; write {entry.mesh.name}, without an index")
+        for cell in list(entry.lane.cells):  # one whose loop was stopped just now is about to end
+            if not cell.is_over.wait(_ENDS_S):
+                raise UsageProblem(
+                    f"%mesh rollback: cell [{cell.number}] runs; %mesh loop stop ends its loop, %mesh interrupt "
+                    f"{mesh.name} all of it"
+                )
+        step = roll_back(mesh, step)
+        print(f"{mesh.name}: all ranks are back before step {step:,}; the next live.loop goes on from there")
+
+    def tensorboard(self, rest: str) -> None:
+        """Have what the loops of a mesh log (``live.log``) written for TensorBoard."""
+        selector, folder = parse_tensorboard(rest)
+        if not selector and folder in self._meshes.names and not os.path.isdir(folder):
+            raise UsageProblem(
+                f"%mesh tensorboard: {folder} is a mesh; write a folder, too, such as {folder} runs/{folder}"
+            )
+        _, mesh = self._meshes.select(selector, self._shell.user_ns)
+        try:
+            path = mesh.tensorboard(folder)
+        except (ModuleNotFoundError, OSError, ValueError) as error:
+            raise UsageProblem(f"%mesh tensorboard: {error}") from None
+        if path is None:
+            print(f"{mesh.name}: its loops are no longer written for TensorBoard")
+        else:
+            print(f"{mesh.name}: its loops are written to {path}, each to a folder of its own")
+            print(f"to see them: %load_ext tensorboard, then %tensorboard --logdir {shlex.quote(str(path))}")
+
+    def heal(self, rest: str) -> None:
+        """Start new processes in place of dead ranks of a mesh, or of a part of it; of the last one, if none is named."""
+        self._replace(rest, "heal", restart=False)
+
+    def restart(self, rest: str) -> None:
+        """End the ranks of a mesh, or of a part of it, and start new processes in their places."""
+        if not tokens(rest):
+            raise UsageProblem("%mesh restart: say which ranks: a mesh or a slice of one, such as t, t[0], t[0:4]")
+        self._replace(rest, "restart", restart=True)
+
+    def _replace(self, rest: str, command: str, *, restart: bool) -> None:
+        words = tokens(rest)
+        if len(words) > 1:
+            raise UsageProblem(f"%mesh {command}: give one selector, such as {words[0]}, not {rest.strip()!r}")
+        entry, mesh = self._meshes.select(words[0] if words else "", self._shell.user_ns)
+        print(self._meshes.replace_ranks(entry, mesh, restart=restart))
+
+    def _part(self, words: list[str], command: str) -> tuple[Entry, ProcMesh]:
+        """The mesh, or the part of one, that a command names."""
+        names = self._meshes.names
+        if len(words) == 1 and words[0] not in names:
+            name = root_name(words[0])
+            if name in names or self._meshes.is_mesh(name, self._shell.user_ns):
+                return self._meshes.select(words[0], self._shell.user_ns)
+        entry = self._meshes.get(one_name(words, command, names, optional=False))
+        return entry, entry.mesh
+
+    def debug(self, rest: str) -> None:
+        """Look at a rank in pdb, where it failed or stopped at a breakpoint."""
+        words = tokens(rest)
+        if len(words) > 1:
+            raise UsageProblem(f"%mesh debug: give one selector, such as {words[0]}, not {rest.strip()!r}")
+        entry, mesh = self._meshes.select(words[0] if words else "", self._shell.user_ns)
+        self._meshes.debugger.open(entry.mesh, mesh, words[0] if words else mesh.name)
+
+    def down(self, rest: str) -> None:
+        """End a mesh, or all of them; one that is begun is ended, also when an interrupt comes."""
+        words = tokens(rest)
+        if len(words) == 1 and words[0] not in self._meshes.names and self._meshes.detached.has(words[0]):
+            names = words
+        elif words == ["--all"]:
+            names = self._meshes.names
+        else:
+            names = [one_name(words, "down", self._meshes.names, optional=False)]
+        n_ended = 0
+        with HeldInterrupts(self._meshes.interrupt_others) as interrupts:
+            while n_ended < len(names) and not interrupts.count:
+                self._down(names[n_ended])
+                n_ended += 1
+        if interrupts.count:
+            ended, left = names[:n_ended], names[n_ended:]
+            said = f"; {', '.join(ended)} {'has' if len(ended) == 1 else 'have'} ended all the same" if ended else ""
+            said += f"; {', '.join(left)} {'is' if len(left) == 1 else 'are'} still up" if left else ""
+            raise RemoteInterrupt(f"interrupted{said}")
+
+    def _down(self, name: str) -> None:
+        """End one mesh, and say so."""
+        if name not in self._meshes.names:
+            count = self._meshes.detached.down(name)
+            print(_ended(name, count) if count else f"{name}: none of its hosts has come; it is forgotten")
+            return
+        print(self._end(name))
+
+    def _end(self, name: str) -> str:
+        entry = self._meshes.get(name)
+        count = self._meshes.down(name)
+        if self._shell.user_ns.get(name) is entry.mesh:
+            del self._shell.user_ns[name]
+        return _ended(name, count)
+
+    # -- for viewers, which ask from other threads
+
+    def answer(self, asked: Asked) -> str:
+        """Do what a viewer asks for, as the command of that name does; gives what that would print.
+
+        Raises:
+            UsageProblem: there is no such mesh, rank or loop, or it can't be done to it.
+        """
+        if asked.mesh not in self._meshes.names:
+            raise UsageProblem(f"mesh {asked.mesh!r} is down")
+        entry = self._meshes.get(asked.mesh)
+        mesh = entry.mesh
+        if asked.command in LOOP_COMMANDS:
+            loops = [loop for loop in mesh.loops if loop.key == asked.loop]
+            if not loops:
+                raise UsageProblem("the loop is over")
+            return steer(loops[0], asked.command, count=asked.steps, knobs={asked.knob: asked.value})
+        if asked.ranks is not None:
+            if not asked.ranks or not set(asked.ranks) <= set(mesh.ranks):
+                raise UsageProblem(f"{asked.mesh} has no ranks {format_ranks(set(asked.ranks) - set(mesh.ranks))}")
+            mesh = mesh[sorted(set(asked.ranks))]
+        if asked.command == "interrupt":
+            return self._meshes.interrupt(entry, mesh, abort=asked.abort)
+        if asked.command in ("heal", "restart"):
+            return self._meshes.replace_ranks(entry, mesh, restart=asked.command == "restart")
+        if asked.command == "down":
+            return self._end(asked.mesh)
+        if asked.command == "stacks":
+            return _stacks(entry, mesh)
+        if asked.command == "logs":
+            return "".join(text for _, text in _logs(entry, mesh, LogsOptions("")))
+        return _traceback(mesh)
+
+
+def _ended(name: str, count: int) -> str:
+    return f"{name}: {count} rank{'s' * (count != 1)} ended"
+
+
+def _stacks(entry: Entry, mesh: ProcMesh) -> str:
+    """What ranks do now."""
+    return stacks_text(entry.mesh.view(), look(entry.mesh), mesh.ranks)
+
+
+def _logs(entry: Entry, mesh: ProcMesh, options: LogsOptions) -> list[tuple[str, str]]:
+    """What ranks have written: stream and text."""
+    logs = mesh.logs()
+    lines = log_lines(logs, list(entry.lane.begun), n_lines=options.lines, stderr=options.stderr, raw=options.raw)
+    if not lines:
+        return [("stdout", f"{mesh.name}{format_ranks(logs)} has written nothing{' to stderr' * options.stderr}\n")]
+    return list(render(lines))
+
+
+def _traceback(mesh: ProcMesh) -> str:
+    """The last failures of ranks, as the cell has shown them, or would have."""
+    extent = mesh.whole.extent
+    failures = {Point(rank, extent): placed(failure) for rank, failure in mesh.last_failures().items()}
+    if not failures:
+        return f"{mesh.name}{format_ranks(mesh.ranks)}: nothing has failed since something succeeded"
+    return "\n".join(error_block(RemoteError(mesh.name, failures), color=False))

@@ -1,0 +1,166 @@
+"""A person and the debuggers of several ranks: who is asked next, and what is shown of what they say.
+
+One prompt at a time: that of the lowest rank which waits, and of the same rank until it goes on. A rank that does not come
+back to its prompt within `PATIENCE_S` runs something that takes long, perhaps a collective that the others must join: then
+it is the next rank's turn.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from IPython.core.error import StdinNotImplementedError
+
+from monarch_kernel.base.events import StopEvent
+from monarch_kernel.errors import format_ranks
+from monarch_kernel.notebook.cells.display import Sink
+from monarch_kernel.notebook.cells.interrupts import HeldInterrupts
+
+__all__ = ["TOGETHER_S", "Asker", "Conversation", "grouped", "label"]
+
+PATIENCE_S = 1.0
+TOGETHER_S = 0.1
+"""Ranks that stop within this time, in seconds, are told in one line."""
+_HELP = "several ranks: 'ranks' lists them, 'all COMMAND' goes to each, 'rank N' goes to that one's prompt"
+
+
+class Asker(Protocol):
+    """What a conversation needs: somebody who asks the person, and tells the ranks."""
+
+    def may_ask(self) -> bool:
+        """Whether there is somebody to ask."""
+        ...
+
+    def ask(self, prompt: str, stop: StopEvent, interrupts: HeldInterrupts) -> str | None:
+        """Ask for a line; None if it was interrupted, the rank is gone, or another conversation asks."""
+        ...
+
+    def answer(self, stop: StopEvent, line: str) -> None:
+        """Give a rank the line it waits for."""
+        ...
+
+    def pass_over(self, stops: Iterable[StopEvent]) -> None:
+        """Have code go on that nobody can be asked about."""
+        ...
+
+
+class Conversation:
+    """Leads a person through the stops of one cell, or of the ranks of a mesh.
+
+    Args:
+        prompt: asks.
+        sink: where the debuggers' words go.
+    """
+
+    def __init__(self, prompt: Asker, sink: Sink) -> None:
+        self._prompt = prompt
+        self._sink = sink
+        self._told: set[tuple[int, int]] = set()
+        self._shown: set[tuple[int, int]] = set()
+        self._asked: set[int] = set()
+        self._asked_at = 0.0
+        self._to_all = False
+        self._rank: int | None = None
+        self._has_helped = False
+
+    def turn(self, stops: Sequence[StopEvent], interrupts: HeldInterrupts) -> None:
+        """Say what is new, and ask for the next line if a rank waits for one."""
+        now = time.monotonic()
+        waiting = {stop.rank: stop for stop in stops if stop.is_waiting}
+        if not self._prompt.may_ask():
+            self._prompt.pass_over(waiting.values())
+            return
+        if any(stop.begins and now - stop.since < TOGETHER_S for stop in waiting.values()):
+            return  # others may stop at the same place in a moment
+        self._announce(waiting.values())
+        running = self._asked & {stop.rank for stop in stops if not stop.is_waiting}
+        if running and now < self._asked_at + PATIENCE_S:
+            return
+        if not waiting:
+            return
+        self._show_replies([waiting[rank] for rank in sorted(self._asked) if rank in waiting])
+        self._asked = set()
+        if self._rank not in waiting:
+            if self._rank in running:
+                self._say(f"[{self._rank}] runs on")
+            self._rank = min(waiting)
+        stop = waiting[self._rank]
+        self._show([stop])
+        try:
+            line = self._prompt.ask(f"[{stop.rank}] {stop.prompt}", stop, interrupts)
+        except StdinNotImplementedError:
+            self._prompt.pass_over(waiting.values())
+            return
+        if line is not None:
+            self._obey(line, stop, waiting)
+
+    def _obey(self, line: str, stop: StopEvent, waiting: dict[int, StopEvent]) -> None:
+        words = line.split()
+        if words == ["ranks"]:
+            for where, stops in grouped(waiting.values(), lambda each: each.where):
+                self._say(f"{label(stops)} {where}")
+        elif len(words) == 2 and words[0] == "rank" and re.fullmatch(r"\d+", words[1]):
+            if int(words[1]) in waiting:
+                self._rank = int(words[1])
+                chosen = waiting[self._rank]
+                if (chosen.proc, chosen.turn) in self._shown:  # else it is told where it is, before the prompt
+                    self._say(f"[{chosen.rank}] {chosen.where}")
+            else:
+                self._say(f"[{words[1]}] has not stopped; stopped: {format_ranks(waiting)}")
+        elif len(words) > 1 and words[0] == "all":
+            self._give(line.split(None, 1)[1], waiting.values(), to_all=True)
+        else:
+            self._give(line, [stop], to_all=False)
+
+    def _give(self, line: str, stops: Iterable[StopEvent], *, to_all: bool) -> None:
+        for stop in stops:
+            self._prompt.answer(stop, line)
+            self._asked.add(stop.rank)
+        self._asked_at, self._to_all = time.monotonic(), to_all
+
+    # -- what is said
+
+    def _announce(self, waiting: Iterable[StopEvent]) -> None:
+        new = [stop for stop in waiting if stop.begins and (stop.proc, stop.turn) not in self._told]
+        self._told.update((stop.proc, stop.turn) for stop in new)
+        new = [stop for stop in new if stop.note != "a post-mortem"]
+        for where, stops in grouped(new, lambda stop: stop.where):
+            self._say(f"{label(stops)} stopped at breakpoint: {where}")
+        if len(new) > 1 and not self._has_helped:
+            self._has_helped = True
+            self._say(_HELP)
+
+    def _show_replies(self, replies: Sequence[StopEvent]) -> None:
+        if not self._to_all:
+            self._show(replies)
+            return
+        for text, stops in grouped(replies, lambda stop: stop.text.rstrip("\n")):
+            ranks = label(stops)
+            self._shown.update((stop.proc, stop.turn) for stop in stops)
+            if text:
+                self._say(f"{ranks} " + ("\n" + " " * (len(ranks) + 1)).join(text.split("\n")))
+
+    def _show(self, stops: Iterable[StopEvent]) -> None:
+        for stop in stops:
+            if (stop.proc, stop.turn) not in self._shown:
+                self._shown.add((stop.proc, stop.turn))
+                self._sink.write("stdout", stop.text)
+
+    def _say(self, text: str) -> None:
+        self._sink.write("stdout", text + "\n")
+
+
+def grouped(stops: Iterable[StopEvent], key: Callable[[StopEvent], str]) -> list[tuple[str, list[StopEvent]]]:
+    """Those that have the same to say together, by their lowest rank."""
+    groups: dict[tuple[str, str], list[StopEvent]] = {}
+    for stop in sorted(stops, key=lambda stop: stop.rank):
+        groups.setdefault((stop.mesh, key(stop)), []).append(stop)
+    return [(text, group) for (_, text), group in groups.items()]
+
+
+def label(stops: Iterable[StopEvent]) -> str:
+    """Their ranks: ``[0-2]``."""
+    return format_ranks(stop.rank for stop in stops)

@@ -1,0 +1,180 @@
+"""How a notebook shows errors of ours: when they are raised, when they come late, and when ``%tb`` shows the last one again."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+
+from IPython.core.interactiveshell import InteractiveShell
+
+from monarch_kernel.base.location import PACKAGE
+from monarch_kernel.errors import MonarchError, RanksError
+from monarch_kernel.notebook.cells.cell_names import placed
+from monarch_kernel.notebook.cells.display import Sink
+from monarch_kernel.notebook.magics.hints import heal_hint, local_hint, remote_hints
+from monarch_kernel.notebook.magics.meshes import Meshes
+from monarch_kernel.notebook.magics.unhandled import Faults
+from monarch_kernel.notebook.view.errors import error_block
+
+__all__ = ["Failures"]
+
+_MISUSE = (AttributeError, IndexError, KeyError, NameError, SyntaxError, TimeoutError, TypeError, ValueError)
+"""What our functions raise, besides errors of ours, where they refuse a call."""
+
+_IPYTHON = os.sep + os.path.join("IPython", "core") + os.sep
+
+
+class Failures:
+    """Shows errors in our own words: one of ranks as a block per distinct error, each with what helps against it."""
+
+    def __init__(self, shell: InteractiveShell, meshes: Meshes, faults: Faults) -> None:
+        self._shell = shell
+        self._meshes = meshes
+        self._faults = faults
+
+    def install(self) -> None:
+        """From now on these are shown here: errors of ours, calls that we refuse, missing names, and interrupts."""
+        self._shell.set_custom_exc((MonarchError, *_MISUSE, KeyboardInterrupt), self._show_raised)
+
+    def remove(self) -> None:
+        """Leave all errors to IPython."""
+        self._shell.set_custom_exc((), None)
+
+    def show_late(self, error: BaseException, sink: Sink) -> None:
+        """Show the error of a cell in the background where that was started."""
+        lines = self._remember(error, error.__traceback__)
+        sink.error(type(error).__name__, str(error), lines)
+
+    def _show_raised(
+        self,
+        shell: InteractiveShell,
+        kind: type[BaseException],
+        error: BaseException,
+        tb: TracebackType,
+        tb_offset: int | None = None,
+    ) -> list[str]:
+        try:
+            return self._show_one(shell, kind, error, tb)
+        except KeyboardInterrupt:  # IPython would drop a handler that raises, for all later errors
+            print("\nKeyboardInterrupt", file=sys.stderr)
+            return []
+
+    def _show_one(
+        self, shell: InteractiveShell, kind: type[BaseException], error: BaseException, tb: TracebackType
+    ) -> list[str]:
+        if isinstance(error, KeyboardInterrupt):
+            _drop_own_end(tb)
+            shell.showtraceback((kind, error, tb), running_compiled_code=True)
+            return []
+        if not isinstance(error, MonarchError):
+            self._show_plainly(error, tb)
+            return []
+        lines = self._remember(error, tb)
+        shell._showtraceback(kind, error, lines)
+        return lines
+
+    def _remember(self, error: BaseException, tb: TracebackType | None) -> list[str]:
+        """Make it the error that ``%tb`` shows, and have its lines."""
+        local = [frame for frame in traceback.extract_tb(tb) if _is_local_code(frame.filename)]
+        place = ""
+        if local and local[-1].line and not local[-1].line.startswith("get_ipython()"):
+            place = f"    at line {local[-1].lineno} of this cell: {local[-1].line}"
+        render = partial(self._lines, error, place)
+        if isinstance(error, MonarchError):  # RemoteInterrupt has its own
+            error._render_traceback_ = render  # type: ignore[attr-defined]
+        # What IPython does with the errors that it shows itself.
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, tb
+        if sys.version_info >= (3, 12):
+            sys.last_exc = error
+        return render()
+
+    def _lines(self, error: BaseException, place: str) -> list[str]:
+        hints: list[str] = []
+        if isinstance(error, RanksError):
+            for report in error.reports.values():
+                self._faults.note_shown(report)
+            lines = error_block(
+                _placed(error),
+                color=getattr(self._shell, "colors", "nocolor").lower() != "nocolor",
+                verbose=self._shell.InteractiveTB.mode == "Verbose",
+            )
+            hints = remote_hints(error, self._meshes, self._shell.user_ns)
+            if hint := heal_hint(error.reports.values(), self._meshes):
+                hints.append(hint)
+        else:
+            lines = f"{type(error).__name__}: {error}".split("\n")
+        if place:
+            lines.insert(1, place)
+        return [*lines, "", *hints] if hints else lines
+
+    def _show_plainly(self, error: BaseException, tb: TracebackType) -> None:
+        """Show an error as IPython does: down to the line that has called us, and with one more line if ranks have a name."""
+        shell, kind = self._shell, type(error)
+        hint = local_hint(error, self._meshes) if isinstance(error, NameError) else ""
+        shown = _without_our_frames(tb)
+        if (
+            isinstance(error, SyntaxError) and shown is not tb
+        ):  # IPython shows these in a way of its own, with all frames
+            lines = shell.InteractiveTB.structured_traceback(kind, error, shown)
+            shell._showtraceback(kind, error, lines)
+            return
+        if hint or shown is not tb:
+
+            def render() -> list[str]:
+                lines: list[str] = shell.InteractiveTB.structured_traceback(kind, error, shown)
+                return [*lines, hint] if hint else lines
+
+            error._render_traceback_ = render  # type: ignore[attr-defined]
+        try:
+            shell.showtraceback((kind, error, tb), running_compiled_code=True)
+        finally:
+            with suppress(AttributeError):
+                del error._render_traceback_  # type: ignore[attr-defined]  # it holds the frames, by way of the traceback
+
+
+def _placed(error: RanksError) -> RanksError:
+    """The error with its places in the notebook's own cells named as the notebook numbers them."""
+    reports = {point: placed(failure) for point, failure in error.reports.items()}
+    return type(error)(error.what, reports, error.results)
+
+
+def _without_our_frames(tb: TracebackType) -> TracebackType:
+    """A traceback up to the line that has called us, if it ends in our code: the message says why we refuse the call.
+
+    What a magic raises in this way is a fault of ours, and shown whole.
+    """
+    steps = []
+    step: TracebackType | None = tb
+    while step is not None:
+        steps.append(step)
+        step = step.tb_next
+    files = [each.tb_frame.f_code.co_filename for each in steps]
+    theirs = [i for i, file in enumerate(files) if not file.startswith(PACKAGE)]
+    if not theirs or theirs[-1] == len(steps) - 1 or _IPYTHON in files[theirs[-1]]:
+        return tb
+    shown = None
+    for each in reversed(steps[: theirs[-1] + 1]):
+        shown = TracebackType(shown, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return shown or tb
+
+
+def _drop_own_end(tb: TracebackType) -> None:
+    """Take away what an interrupt met below the user's code: the handler of the signal, the inside of a magic of ours."""
+    last = tb
+    each: TracebackType | None = tb
+    is_own = False
+    while each is not None:
+        file = each.tb_frame.f_code.co_filename
+        is_own = (is_own or file.startswith(PACKAGE)) and not _is_local_code(file)
+        if not is_own:
+            last = each
+        each = each.tb_next
+    last.tb_next = None
+
+
+def _is_local_code(filename: str) -> bool:
+    return "ipykernel_" in filename or filename.startswith(("<ipython-input", "Cell In"))

@@ -1,0 +1,146 @@
+"""Replacing ranks of a notebook's mesh: what is waited for, and what is said of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from monarch_kernel.actor.host_mesh import HostMesh, lost_hosts
+from monarch_kernel.actor.proc_mesh import ProcMesh
+from monarch_kernel.errors import LaunchError, MonarchError, RemoteInterrupt, format_ranks
+from monarch_kernel.notebook.cells.cell import Lane
+from monarch_kernel.notebook.cells.display import LiveView
+from monarch_kernel.notebook.cells.interrupts import HeldInterrupts
+from monarch_kernel.notebook.view.hosts import coming_text, engine_title, up_text
+from monarch_kernel.runtime.rpc.future import Future
+
+__all__ = ["replace_ranks"]
+
+_PUMP_S = 0.05
+_FIRST_WORD_S = 1.0
+_MAX_NAMES = 4
+_GROUP_TIMEOUT_S = 60.0
+
+
+def replace_ranks(
+    lane: Lane, mesh: ProcMesh, interrupt_others: Callable[[], object], *, restart: bool, grace_s: float = 2.0
+) -> str:
+    """Have new processes take the places of ranks, and have the group formed anew if there was one; gives what became of it.
+
+    Args:
+        lane: of the whole mesh.
+        mesh: it, or the part of it whose ranks are replaced.
+        interrupt_others: interrupts what runs on other threads of the notebook.
+        restart: whether to replace those that live, too, and not only the dead.
+        grace_s: how long these have to end, in seconds, before they are killed.
+
+    Raises:
+        RemoteInterrupt: the wait was interrupted; what was begun goes on.
+        SupervisionError: new processes have died, or the mesh was stopped.
+        ActorError: actors could not be made again.
+    """
+    had_group = bool(lane.group_members) and not lane.cells
+    begun = time.monotonic()
+    with HeldInterrupts(interrupt_others) as interrupts:
+        lost = lost_hosts(mesh)
+        waiting = _Waiting(mesh, lost)
+        coming = _coming(mesh)
+        if coming and lane.healing is not None:
+            begun, lost = lane.healing[0], lost or lane.healing[1]
+        lane.healing = None
+        try:
+            replaced: tuple[int, ...] = _wait(
+                mesh.restart(grace_s=grace_s) if restart else mesh.heal(), interrupts, turn=waiting.turn
+            )
+        except RemoteInterrupt:
+            lane.healing = begun, lost
+            raise
+        waiting.end()
+        replaced = tuple(sorted({*replaced, *coming}))
+        if not replaced:
+            return (
+                f"{mesh.name}: no rank is dead{'' if mesh.is_whole else ' there'}; %mesh restart replaces living ones"
+            )
+        said = _said(mesh, replaced, time.monotonic() - begun, _named(mesh, lost))
+        if not had_group or lane.mesh.deaths():
+            return said
+        begun = time.monotonic()
+        future = lane.begin_group()
+        try:
+            _wait(future, interrupts, _GROUP_TIMEOUT_S)
+        except MonarchError as error:
+            future.cancel()
+            why = str(error).partition("\n")[0]
+            return f"{said}; the process group could not be formed anew ({why}): the next cell tries again"
+        lane.needs_group = False
+        return f"{said}; process group formed anew in {time.monotonic() - begun:.2f} s"
+
+
+def _coming(mesh: ProcMesh) -> set[int]:
+    """The ranks that are being replaced, as an earlier command has asked for."""
+    rows = mesh.view().ranks
+    return {rank for rank in mesh.ranks if rows[rank].restarts and rows[rank].state == "starting"}
+
+
+class _Waiting:
+    """Says in the cell what is waited for, when an engine has been asked for other hosts."""
+
+    def __init__(self, mesh: ProcMesh, lost: HostMesh | None) -> None:
+        self._mesh = mesh
+        self._hosts = lost
+        self._view = LiveView()
+        self._begun = time.monotonic()
+        self._said_s = _FIRST_WORD_S - LiveView.EVERY_S
+
+    def turn(self) -> None:
+        """Say it, if it is time, and they are not up yet."""
+        waited_s = time.monotonic() - self._begun
+        if self._hosts is None or waited_s < self._said_s + LiveView.EVERY_S:
+            return
+        self._said_s = waited_s
+        hosts = self._hosts.view()
+        if hosts.count("starting"):
+            self._view.say(coming_text(self._mesh.name, hosts, waited_s, what="new host"), first=self._view.is_new)
+
+    def end(self) -> None:
+        """They are up: where something was said that is no longer true."""
+        if self._hosts is not None and not self._view.is_new:
+            hosts, waited_s = self._hosts.view(), time.monotonic() - self._begun
+            self._view.say(up_text(self._mesh.name, hosts, waited_s, what="new host"))
+
+
+def _named(mesh: ProcMesh, hosts: HostMesh | None) -> str:
+    """Where new processes are, if their hosts are new, too."""
+    if hosts is None:
+        return ""
+    view = hosts.view()
+    of = f" of {engine_title(view.engine)}" if view.engine else ""
+    names = ", ".join(host.name for host in view.hosts[:_MAX_NAMES])
+    more = f" and {len(view.hosts) - _MAX_NAMES} more" if len(view.hosts) > _MAX_NAMES else ""
+    return f" on {'another host' if len(view.hosts) == 1 else f'{len(view.hosts)} other hosts'}{of} ({names}{more})"
+
+
+def _wait(
+    future: Future[Any],
+    interrupts: HeldInterrupts,
+    timeout_s: float = float("inf"),
+    turn: Callable[[], None] = lambda: None,
+) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not future.wait(_PUMP_S):
+        turn()
+        if interrupts.count:
+            raise RemoteInterrupt("interrupted; what is begun goes on, and the next cell waits for it")
+        if time.monotonic() >= deadline:
+            raise LaunchError(f"no end within {timeout_s:g} s")
+    return future.get()
+
+
+def _said(mesh: ProcMesh, replaced: Sequence[int], took_s: float, where: str) -> str:
+    dead = mesh.whole.deaths()  # others may have died meanwhile
+    alive = [rank for rank in mesh.whole.ranks if rank not in replaced and rank not in dead]
+    state = f"it has no variables yet, {format_ranks(alive)} kept theirs" if alive else "they have no variables yet"
+    if len(replaced) > 1 and alive:
+        state = f"they have no variables yet, {format_ranks(alive)} kept theirs"
+    return f"{mesh.name}: {format_ranks(replaced)} replaced in {took_s:.2f} s{where}; {state}"

@@ -1,0 +1,70 @@
+"""What to do about a name that is on the other side: defined in the notebook and used on ranks, or the other way round."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from monarch_kernel.errors import Failure, RanksError, RemoteError, format_ranks
+from monarch_kernel.notebook.magics.meshes import Meshes
+from monarch_kernel.notebook.view.names import elsewhere_hint, pull_hint, push_hint
+from monarch_kernel.runtime.diagnostics.inspection import kind_of
+
+__all__ = ["heal_hint", "local_hint", "remote_hints"]
+
+_NOT_DEFINED = re.compile(r"name '(\w+)' is not defined")
+
+
+def remote_hints(error: RanksError, meshes: Meshes, namespace: Mapping[str, Any]) -> list[str]:
+    """Hints for names that a cell did not find on its ranks, and that the notebook has, or other ranks."""
+    if not isinstance(error, RemoteError):
+        return []
+    hints: dict[str, None] = {}
+    for failure, ranks in error.groups():
+        missing = _NOT_DEFINED.match(failure.message) if failure.etype == "NameError" else None
+        mesh = next((entry.mesh for entry in meshes if failure.pid in _pids(entry.mesh)), None)
+        if missing is None or mesh is None or missing[1].startswith("_"):
+            continue
+        name = missing[1]
+        having = [rank for rank, names in mesh.names().items() if name in names]
+        if having:
+            hints[elsewhere_hint(name, mesh.name, having)] = None
+            if new := [rank for rank in ranks if mesh.view().ranks[rank].restarts]:
+                hints[f"{format_ranks(new)} of {mesh.name} began anew, in place of processes that ended"] = None
+        elif name in namespace:
+            hints[push_hint(name, kind_of(namespace[name]), mesh.name)] = None
+    return list(hints)
+
+
+def heal_hint(reports: Iterable[Failure], meshes: Meshes) -> str:
+    """How to go on after a rank has died; empty if none has, or if there is another in its place by now."""
+    died = {failure.pid for failure in reports if failure.kind == "lost"}
+    for entry in meshes:
+        deaths = {rank: death for rank, death in entry.mesh.deaths().items() if death.pid in died}
+        if deaths and all(death.kind == "lost" for death in deaths.values()):
+            name = entry.options.name
+            return (
+                f"%mesh heal {name} puts new processes in place of {format_ranks(deaths)}; the others keep their state"
+            )
+    return ""
+
+
+def local_hint(error: NameError, meshes: Meshes) -> str:
+    """A hint for a name that a local cell did not find, and that ranks have; empty if there is none."""
+    missing = _NOT_DEFINED.match(str(error)) if type(error) is NameError else None
+    if missing is None:
+        return ""
+    places = list(_places(missing[1], meshes))
+    return pull_hint(missing[1], places) if places else ""
+
+
+def _pids(mesh: Any) -> Iterable[int]:
+    return (rank.pid for rank in mesh.view().ranks)
+
+
+def _places(name: str, meshes: Meshes) -> Iterator[tuple[str, list[int], bool]]:
+    for entry in meshes:
+        ranks = [rank for rank, names in entry.mesh.names().items() if name in names]
+        if ranks:
+            yield entry.mesh.name, ranks, len(ranks) == len(entry.mesh)

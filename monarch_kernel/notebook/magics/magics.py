@@ -1,0 +1,289 @@
+"""``%mesh``, ``%%remote`` and ``%remote``, for our kernel and for any other IPython (``%load_ext monarch_kernel``)."""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import os
+import tempfile
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class, no_var_expand
+
+from monarch_kernel.base.mesh import ValueMesh
+from monarch_kernel.base.own_log import ForwardingHandler, take_log
+from monarch_kernel.errors import AttachError, LaunchError, MonarchError, RanksError, format_ranks
+from monarch_kernel.integrations.lightning import registry as lightning
+from monarch_kernel.notebook.cells.background import BackgroundCell
+from monarch_kernel.notebook.cells.cell import RemoteCell
+from monarch_kernel.notebook.cells.display import Sink
+from monarch_kernel.notebook.magics.attach import DetachedMeshes, default_root
+from monarch_kernel.notebook.magics.autoremote import CellTransformer
+from monarch_kernel.notebook.magics.commands import MeshCommands
+from monarch_kernel.notebook.magics.compat_spellings import PeerMagics
+from monarch_kernel.notebook.magics.complete import make_matcher
+from monarch_kernel.notebook.magics.failures import Failures
+from monarch_kernel.notebook.magics.meshes import Entry, Meshes, cell_number
+from monarch_kernel.notebook.magics.remote_names import RemoteNames
+from monarch_kernel.notebook.magics.unhandled import Faults
+from monarch_kernel.notebook.syntax.lines import UsageProblem, tokens
+from monarch_kernel.notebook.syntax.options import RemoteOptions, parse_remote, split_options
+from monarch_kernel.notebook.syntax.selector import root_name
+from monarch_kernel.notebook.syntax.usage import documented, mesh_help, options_help
+from monarch_kernel.runtime.rpc.gather import CellResult
+
+__all__ = ["MeshMagics", "load", "unload"]
+
+_EXTENSION = "_monarch_kernel"
+_REMOTE_USAGE = options_help("%%remote") + "\n\n%remote [SELECTOR] [--OPTION]... EXPRESSION"
+_AUTOREMOTE_USAGE = options_help("%autoremote") + "\n\n%autoremote off\n%autoremote"
+
+
+@magics_class
+class MeshMagics(Magics):
+    """The magics, and the meshes they bring up."""
+
+    shell: InteractiveShell
+    give_log_back: Callable[[], None]
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        super().__init__(shell)
+        self.meshes = Meshes(shell, DetachedMeshes(default_root(os.environ, tempfile.gettempdir())))
+        self.transformer = CellTransformer(shell)
+        self.peers = PeerMagics(shell, self.meshes)
+        self.faults = Faults(shell, self.meshes)
+        self.failures = Failures(shell, self.meshes, self.faults)
+        self.names = RemoteNames(self.meshes, shell.user_ns, lambda: self.transformer.mode)
+        self._commands = MeshCommands(shell, self.meshes, self._show_end)
+        self.meshes.command = self._commands.answer
+
+    @no_var_expand
+    @line_magic
+    @documented(mesh_help())
+    def mesh(self, line: str) -> None:
+        """Bring meshes of ranks up and down, and look at them."""
+        with _UsageErrors():
+            self._commands.run(line)
+
+    @no_var_expand
+    @line_cell_magic
+    @documented(_REMOTE_USAGE)
+    def remote(self, line: str, cell: str | None = None) -> BackgroundCell | None:
+        """Run a cell, or evaluate an expression, on the ranks of a mesh.
+
+        The ranks' variables ``rank``, ``world_size``, ``local_rank``, ``device`` and ``mesh`` (a DeviceMesh) are there,
+        and so is a process group. With --background a handle comes back at once: .state, .result(), .cancel(), await.
+        """
+        with _UsageErrors():
+            if _asks_for_help(line):
+                print(_REMOTE_USAGE)
+                return None
+            if cell is None:
+                return self._remote_line(line)
+            options = parse_remote(line)
+            if options.local:  # else `CellTransformer` has seen to it
+                raise UsageProblem("%%remote --local has to be the first line of a cell")
+            entry, mesh = self.meshes.select(options.selector, self.shell.user_ns, options.targets)
+            # One line down, so that line numbers in errors are those of the notebook's cell, with its %%remote line.
+            return self._run(entry, mesh, "\n" + cell, options)
+
+    @no_var_expand
+    @line_cell_magic
+    @documented(_AUTOREMOTE_USAGE)
+    def autoremote(self, line: str, cell: str | None = None) -> BackgroundCell | None:
+        """Run every cell from now on as if it began with ``%%remote``, or say whether that is so.
+
+        A cell that begins with ``%%local`` runs in the kernel, and so does one that begins with a magic of ours.
+        """
+        with _UsageErrors():
+            if cell is not None:
+                return self._autoremote_cell(line, cell)
+            if _asks_for_help(line):
+                print(_AUTOREMOTE_USAGE)
+            elif words := tokens(line):
+                print(self._switch(line.strip(), words))
+            else:
+                print(self._mode_text())
+            return None
+
+    def _switch(self, line: str, words: list[str]) -> str:
+        if words == ["off"]:
+            self.transformer.mode = None
+            return self._mode_text()
+        options = parse_remote("" if words == ["on"] else line, "%autoremote")
+        if options.local:
+            raise UsageProblem("%autoremote: --local is for one cell: %%remote --local")
+        entry, _ = self.meshes.select(options.selector, self.shell.user_ns, options.targets)
+        named = line if options.selector else " ".join([entry.mesh.name, *(word for word in words if word != "on")])
+        self.transformer.mode = named
+        return self._mode_text()
+
+    def _mode_text(self) -> str:
+        mode = self.transformer.mode
+        if mode is None:
+            return "autoremote is off: cells run in the kernel; %autoremote SELECTOR switches it on"
+        return (
+            f"autoremote is on: cells run as %%remote {mode}; %%local keeps one in the kernel, %autoremote off ends it"
+        )
+
+    def _autoremote_cell(self, line: str, cell: str) -> BackgroundCell | None:
+        options = parse_remote(line, "%autoremote")
+        try:
+            entry, mesh = self.meshes.select(options.selector, self.shell.user_ns, options.targets)
+        except UsageProblem as problem:
+            self.transformer.mode = None
+            raise UsageProblem(f"%autoremote {line}: {problem}; autoremote is off now, this cell has not run") from None
+        return self._run(entry, mesh, cell, options)
+
+    @no_var_expand
+    @cell_magic
+    def local(self, line: str, cell: str) -> None:
+        """Run a cell in the kernel, also while ``%autoremote`` is on.
+
+        ::
+
+            %%local
+            code
+        """
+        # `CellTransformer` takes the line away where it may stand.
+        raise UsageError("%%local has to be the first line of a cell")
+
+    def _remote_line(self, line: str) -> BackgroundCell | None:
+        before, rest = split_options(line, "%remote")
+        selector = next(iter(tokens(rest)), "")
+        if self.meshes.is_mesh(root_name(selector), self.shell.user_ns):
+            rest = rest[len(selector) :]
+        else:
+            selector = ""
+        after, expression = split_options(rest, "%remote")
+        given = " ".join(filter(None, [before, after]))
+        options = parse_remote(f"{given} --mesh {selector}" if selector else given, "%remote")
+        if options.local:
+            raise UsageProblem("%remote: --local is for cells: %%remote --local")
+        entry, mesh = self.meshes.select(options.selector, self.shell.user_ns, options.targets)
+        if not expression:
+            what = f" after {selector or given}" if selector or given else ""
+            raise UsageProblem(f"%remote: write an expression{what}, such as %remote {entry.mesh.name}[0] rank + 1")
+        return self._run(entry, mesh, expression, options)
+
+    def _run(self, entry: Entry, mesh: Any, code: str, options: RemoteOptions) -> BackgroundCell | None:
+        self._check_syntax(code)
+        cell = self.meshes.cell(
+            entry,
+            mesh,
+            code,
+            Sink(self.shell),
+            number=cell_number(self.shell),
+            want_value=bool(options.out),
+            raw=options.raw,
+            stream=options.stream,
+            timeout_s=options.timeout_s,
+        )
+        if options.background:
+            values = _values if options.out else _nothing
+            handle = BackgroundCell(cell, self.meshes.background, values, self._show_end)
+            if options.out:
+                self.shell.user_ns[options.out] = handle
+            return handle
+        try:
+            results = self.meshes.run(entry, cell)
+        except RanksError as error:
+            if options.out and all(report.etype == "PayloadError" for report in error.reports.values()):
+                raise UsageProblem(
+                    f"%%remote: --out {options.out}: on {format_ranks(error.ranks)} {error.primary.message}; the cell has "
+                    "run: end it with a value that can be sent (numbers, arrays, tensors), or drop --out"
+                ) from None
+            raise
+        if options.out:
+            self.shell.user_ns[options.out] = _values(results)
+        return None
+
+    def _show_end(self, cell: RemoteCell) -> None:
+        """Show what a cell in the background came to, where it was started."""
+        try:
+            cell.show_values()
+        except (MonarchError, KeyboardInterrupt) as error:
+            self.failures.show_late(error, cell.output.sink)
+        self.meshes.background.follow(cell.output)
+
+    def _check_syntax(self, code: str) -> None:
+        """Find a syntax error before anything is sent."""
+        try:
+            source = self.shell.transform_cell(code)
+            compile(source, "<remote cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+        except SyntaxError as error:
+            line = f": {error.text.strip()!r}" if error.text and error.text.strip() else ""
+            blank = len(code) - len(code.lstrip("\n"))  # IPython takes blank lines at the top away
+            where = f"line {error.lineno + blank}" if error.lineno else "somewhere"
+            raise UsageProblem(f"{type(error).__name__} in {where}: {error.msg}{line}; nothing was sent") from None
+
+
+def _values(results: ValueMesh[CellResult]) -> ValueMesh[Any]:
+    return ValueMesh(results.extent, [result.value for result in results.values()])
+
+
+def _nothing(results: ValueMesh[CellResult]) -> None:
+    return None
+
+
+def _asks_for_help(line: str) -> bool:
+    return line.strip() == "--help"
+
+
+class _UsageErrors:
+    """Turns our one-line problems into IPython's, which are shown without a traceback."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if isinstance(error, (UsageProblem, AttachError, LaunchError)):
+            raise UsageError(str(error)) from None
+
+
+def load(shell: InteractiveShell) -> MeshMagics:
+    """Add the magics to a shell; to our kernel's, which has them, nothing is added."""
+    loaded: tuple[MeshMagics, object] | None = getattr(shell, _EXTENSION, None)
+    if loaded is not None:
+        return loaded[0]
+    magics = MeshMagics(shell)
+    magics.give_log_back = take_log(ForwardingHandler(shell.log))  # in a kernel that is the log of the Jupyter server
+    shell.register_magics(magics)
+    magics.failures.install()
+    magics.faults.install()
+    matcher = make_matcher(magics.meshes, magics.names)
+    shell.Completer.custom_matchers.append(matcher)
+    magics.transformer.install()
+    magics.peers.register()
+    lightning.install(magics.meshes)
+    atexit.register(magics.meshes.close)
+    setattr(shell, _EXTENSION, (magics, matcher))
+    return magics
+
+
+def unload(shell: InteractiveShell) -> None:
+    """Take the magics away, and end the meshes."""
+    magics, matcher = getattr(shell, _EXTENSION, (None, None))
+    if magics is None:
+        return
+    for entry in magics.meshes:
+        if shell.user_ns.get(entry.mesh.name) is entry.mesh:
+            del shell.user_ns[entry.mesh.name]
+    close: Callable[[], None] = magics.meshes.close
+    atexit.unregister(close)
+    close()  # cells in the background show their end
+    delattr(shell, _EXTENSION)
+    shell.Completer.custom_matchers.remove(matcher)
+    magics.transformer.remove()
+    magics.peers.remove()
+    lightning.remove(magics.meshes)
+    magics.failures.remove()
+    magics.faults.remove()
+    magics.give_log_back()
+    for kind, names in magics.magics.items():
+        for name in names:
+            shell.magics_manager.magics[kind].pop(name, None)

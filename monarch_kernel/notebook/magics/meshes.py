@@ -1,0 +1,523 @@
+"""The notebook's meshes by name: brought up, selected, given cells to run, ended."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from IPython.core.interactiveshell import InteractiveShell
+
+from monarch_kernel.actor.host_mesh import HostMesh, shutdown_context, this_host
+from monarch_kernel.actor.proc_mesh import ProcMesh
+from monarch_kernel.base.events import StopEvent
+from monarch_kernel.base.mesh import ValueMesh
+from monarch_kernel.errors import LaunchError, MeshDownError, RanksError, RemoteInterrupt, format_ranks
+from monarch_kernel.notebook.cells.background import Background
+from monarch_kernel.notebook.cells.cell import Lane, RemoteCell, run_in_foreground
+from monarch_kernel.notebook.cells.display import LiveView, Sink
+from monarch_kernel.notebook.cells.interrupt_progress import AllStopping
+from monarch_kernel.notebook.cells.interrupts import HeldInterrupts
+from monarch_kernel.notebook.cells.output import CellOutput
+from monarch_kernel.notebook.magics.attach import DetachedMeshes, TakenUp
+from monarch_kernel.notebook.magics.bring_up_hosts import Allocation
+from monarch_kernel.notebook.magics.debug import DebugPrompt
+from monarch_kernel.notebook.magics.healing import replace_ranks
+from monarch_kernel.notebook.magics.viewers import Command, LiveWidget, Viewers
+from monarch_kernel.notebook.syntax.lines import UsageProblem
+from monarch_kernel.notebook.syntax.selector import evaluate, pick_ranks, root_name
+from monarch_kernel.notebook.syntax.up import UpOptions
+from monarch_kernel.notebook.view.hosts import missing_ranks_text
+from monarch_kernel.runtime.detached.session import KeptSession
+from monarch_kernel.runtime.rpc.gather import CellResult
+from monarch_kernel.train.process_group.worker import GroupStore
+
+__all__ = ["Entry", "Meshes", "cell_number", "root_name"]
+
+_PUMP_S = 0.05
+_POLL_S = 0.01
+_UP_TIMEOUT_S = 150.0
+_SHARE = 0.01  # of a processor, for the table of a mesh
+_BESIDE_WIDGET_S = 2.0  # how often the table is brought up to date that stands in the saved notebook
+_OTHERS_S = 0.5  # ranks that end together are told together
+_FIRST_WORD_S = 1.0  # a mesh that is up sooner is shown at once, for frontends that can't update what they have shown
+
+
+def _spawn(hosts: HostMesh, per_host: Mapping[str, int], options: UpOptions) -> ProcMesh:
+    device: Any = options.device
+    return hosts.spawn_procs(
+        per_host,
+        name=options.name,
+        env=options.env,
+        device=device,
+        axes=options.axes,
+        restart=options.restart,
+        max_restarts=options.max_restarts,
+    )
+
+
+def cell_number(shell: InteractiveShell) -> int:
+    """Number of the cell that runs, as the notebook shows it; ``execution_count`` may be one ahead already."""
+    history = shell.history_manager
+    return max(1, len(history.input_hist_parsed) - 1) if history is not None else shell.execution_count
+
+
+@dataclass
+class Entry:
+    """A mesh with a name, its cells, and the table that shows it."""
+
+    mesh: ProcMesh
+    options: UpOptions
+    lane: Lane
+    view: LiveView = field(default_factory=LiveView)
+    draw_at: float = 0.0  # when the table is to be drawn next, if that took long
+    widget: LiveWidget | None = None  # the same, alive, where the frontend can draw it
+    kept: KeptSession | None = None  # the mesh's own, if it outlives the kernel
+    allocation: Allocation | None = None  # its hosts, if they are not this machine
+    replacing: threading.Lock = field(default_factory=threading.Lock)  # held by who replaces ranks
+
+    def end_widget(self) -> None:
+        """From now on the table stands for itself, with the last that is known."""
+        if self.widget is not None:
+            self.view.update(self.mesh.view(), time.monotonic(), force=True)
+            self.widget.close()
+            self.widget = None
+
+
+class Meshes:
+    """The meshes of one notebook.
+
+    Args:
+        shell: the notebook's.
+        detached: those that outlive it.
+
+    Attributes:
+        interrupt_others: interrupts what runs on other threads of the notebook; called when the main thread is interrupted.
+        viewers: who looks at them.
+        command: carries out what viewers ask for.
+    """
+
+    command: Command
+
+    def __init__(self, shell: InteractiveShell, detached: DetachedMeshes) -> None:
+        self.detached = detached
+        self._shell = shell
+        self.background = Background(self._draw)
+        self.debugger = DebugPrompt(shell, lambda key, turn: self.background.drive(key, turn))
+        self._entries: dict[str, Entry] = {}
+        self._store: GroupStore | None = None
+        self._latest = ""
+        self.interrupt_others: Callable[[], object] = lambda: None
+        self.viewers = Viewers(self._up, lambda *args, **kwargs: self.command(*args, **kwargs))
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries.values())
+
+    def _up(self) -> list[ProcMesh]:
+        return [entry.mesh for entry in list(self._entries.values()) if not entry.mesh._runtime.closed]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the meshes that are up, in the order in which they came."""
+        self._forget_closed()
+        return list(self._entries)
+
+    def latest_mesh(self) -> ProcMesh | None:
+        """The mesh that was brought up last; None if none is up."""
+        self._forget_closed()
+        return self._entries[self._latest].mesh if self._entries else None
+
+    def _forget_closed(self) -> None:
+        """Forget the meshes of a session that was shut down by ``shutdown_context()``."""
+        for name, entry in list(self._entries.items()):
+            if entry.mesh._runtime.closed:
+                del self._entries[name]
+        if self._latest not in self._entries:
+            self._latest = next(reversed(self._entries), "")
+
+    def get(self, name: str) -> Entry:
+        """A mesh that is known to be up."""
+        return self._entries[name]
+
+    # -- up and down
+
+    def prepare(self) -> None:
+        """Have this machine's agent and zygote start, so that the first mesh comes up at once."""
+        this_host()
+
+    def up(self, options: UpOptions) -> Entry:
+        """Bring a mesh up and show it; its name becomes a variable.
+
+        Raises:
+            UsageProblem: the name is taken.
+            LaunchError: it did not come up; what had come is ended again.
+        """
+        self._forget_closed()
+        there = self._entries.get(options.name)
+        if there is not None:
+            if there.options == options and not there.mesh.deaths():
+                self._shell.user_ns[options.name] = there.mesh
+                self.show(there)
+                return there
+            if there.options == options:
+                dead = format_ranks(there.mesh.deaths())
+                raise UsageProblem(
+                    f"%mesh up: {options.name!r} is up already, but {dead} died; %mesh heal {options.name} replaces them"
+                )
+            raise UsageProblem(
+                f"%mesh up: {options.name!r} is up already, as {dict(there.mesh.extent)}; "
+                f"end it first (%mesh down {options.name}) or choose another name"
+            )
+        self.detached.check_free(options.name, detach=options.detach)
+        store = self._group_store()
+        view = LiveView()
+        with HeldInterrupts(self.interrupt_others) as interrupts:
+            if options.hosts:
+                entry = self._up_on_hosts(options, store, view, interrupts)
+            else:
+                entry = self._up_here(options, store, view, interrupts)
+            self._add(entry)  # an interrupt that comes now comes too late
+        self.attend_to_stops(entry)
+        entry.view.update(entry.mesh.view(), time.monotonic(), force=True)
+        entry.widget = self.viewers.widget(entry.options.name)
+        return entry
+
+    def show(self, entry: Entry) -> None:
+        """Show a mesh that is up in another place; in the one before stays how it was."""
+        entry.end_widget()
+        entry.view = LiveView()
+        entry.view.show(entry.mesh.view())
+        entry.widget = self.viewers.widget(entry.options.name)
+
+    def _up_here(self, options: UpOptions, store: GroupStore, view: LiveView, interrupts: HeldInterrupts) -> Entry:
+        hosts, kept = self.detached.hosts(options.name) if options.detach else (this_host(), None)
+        mesh = _spawn(hosts, options.axes, options)
+        entry = Entry(mesh, options, Lane(mesh, store.form), view, kept=kept)
+        try:
+            self._await_start(entry, interrupts)
+            if kept is not None:
+                self.detached.keep(kept, mesh, options)
+        except BaseException:
+            mesh.stop("it did not come up", grace_s=0.0)
+            if kept is not None:
+                kept.close()
+            raise
+        return entry
+
+    def _up_on_hosts(self, options: UpOptions, store: GroupStore, view: LiveView, interrupts: HeldInterrupts) -> Entry:
+        kept = self.detached.session(options.name) if options.detach else None
+        try:
+            allocation = Allocation(options, kept)
+        except BaseException:
+            if kept is not None:
+                kept.close()
+            raise
+        try:
+            allocation.wait(view, interrupts)
+            mesh = _spawn(allocation.hosts, {"gpus": options.per_host}, options)
+            entry = Entry(mesh, options, Lane(mesh, store.form), view, allocation=allocation, kept=kept)
+            self._await_start(entry, interrupts)
+            if kept is not None:
+                self.detached.keep(kept, mesh, options)
+        except BaseException:
+            allocation.release()
+            if kept is not None:
+                kept.close()
+            raise
+        for line in allocation.warnings():
+            print(line, file=sys.stderr, flush=True)
+        return entry
+
+    def _group_store(self) -> GroupStore:
+        if self._store is None:
+            self._store = GroupStore()
+        return self._store
+
+    def _add(self, entry: Entry) -> None:
+        self._entries[entry.options.name] = entry
+        self._latest = entry.options.name
+        self._shell.user_ns[entry.options.name] = entry.mesh
+        self.background.start()
+
+    def attend_to_stops(self, entry: Entry) -> None:
+        """Be who is asked when ranks stop in the debugger; also those that have stopped before."""
+        self.debugger.watch(entry.mesh._runtime, self._sink_of)
+
+    def attach(self, name: str) -> tuple[Entry, TakenUp]:
+        """Take up a mesh that outlived its kernel; its name becomes a variable. To ranks that have stopped nobody attends yet.
+
+        Raises:
+            UsageProblem: there is none, or it is up here.
+            AttachError: it can't be attached.
+        """
+        if name in self.names:
+            raise UsageProblem(f"%mesh attach: {name!r} is attached already")
+        store = self._group_store()
+        taken = self.detached.attach(name)
+        entry = Entry(taken.mesh, taken.options, Lane(taken.mesh, store.form), kept=taken.session)
+        self._add(entry)
+        return entry, taken
+
+    def _await_start(self, entry: Entry, interrupts: HeldInterrupts) -> None:
+        """Wait until all ranks are up, and say what is waited for; in vain, when one has ended meanwhile.
+
+        Raises:
+            LaunchError: some did not come up; which, and why.
+            RemoteInterrupt: the wait was interrupted.
+        """
+        mesh, name = entry.mesh, entry.options.name
+        begin = time.monotonic()
+        said_s = _FIRST_WORD_S - LiveView.EVERY_S
+        lost_s: float | None = None
+        future = mesh.initialized
+        while not future.wait(_PUMP_S):
+            if interrupts.count:
+                raise RemoteInterrupt(f"interrupted while {name} was brought up; what had come is ended again")
+            waited_s = time.monotonic() - begin
+            if lost_s is None and mesh.deaths():
+                lost_s = waited_s
+            if lost_s is not None and waited_s > lost_s + _OTHERS_S:  # others may take long to come, for nothing
+                raise LaunchError(missing_ranks_text(name, len(mesh), mesh.deaths(), waited_s))
+            if waited_s < said_s + LiveView.EVERY_S:
+                continue
+            said_s = waited_s
+            states = [rank.state for rank in mesh.view().ranks]
+            up = sum(state not in ("starting", "dead", "stopped") for state in states)
+            entry.view.say(
+                f"{name}: waiting for ranks to start ({up} of {len(states)} are up, {waited_s:.1f} s)",
+                first=entry.view.is_new,
+            )
+            if waited_s > _UP_TIMEOUT_S:
+                raise LaunchError(f"{name}: gave up waiting for ranks to start after {waited_s:.0f} s; {up} are up")
+        try:
+            future.get()
+        except RanksError as error:
+            failures = {point.rank: failure for point, failure in error.reports.items()}
+            raise LaunchError(missing_ranks_text(name, len(mesh), failures, time.monotonic() - begin)) from None
+
+    def down(self, name: str) -> int:
+        """End a mesh; gives the number of its ranks."""
+        entry = self._entries.pop(name)
+        if self._latest == name:
+            self._latest = next(reversed(self._entries), "")
+        try:
+            entry.mesh.stop(f"mesh {name!r} was ended by %mesh down").get()
+        finally:  # the wait may be interrupted; the mesh ends all the same
+            if entry.kept is not None:
+                entry.kept.close()
+            if entry.allocation is not None:
+                entry.allocation.release()
+            entry.view.update(entry.mesh.view(), time.monotonic(), force=True)
+            entry.end_widget()
+            self.viewers.publish(force=True)
+        return len(entry.mesh)
+
+    def close(self) -> None:
+        """End all meshes but those that outlive us, and the session."""
+        kept = [entry.kept for entry in self._entries.values() if entry.kept is not None]
+        for entry in self._entries.values():
+            entry.end_widget()
+        self._entries.clear()
+        self._latest = ""
+        shutdown_context().get()
+        self.background.close()
+        self.background = Background(self._draw)
+        for session in kept:  # after the background, which would show that their cells have ended
+            session.leave()
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    # -- which mesh
+
+    def is_mesh(self, name: str | None, namespace: Mapping[str, Any]) -> bool:
+        """Whether a variable is a mesh, or a slice of one, as far as cells are concerned."""
+        return name in self._entries or (name is not None and isinstance(namespace.get(name), ProcMesh))
+
+    def select(self, selector: str, namespace: Mapping[str, Any], targets: str = "") -> tuple[Entry, ProcMesh]:
+        """The mesh that a selector means; an empty one means the mesh last brought up.
+
+        Args:
+            selector: see `evaluate`.
+            namespace: the user's variables.
+            targets: which of its ranks, see `pick_ranks`; empty for all.
+
+        Raises:
+            UsageProblem: it means none.
+        """
+        mesh = self.find(selector, namespace, targets)
+        return self._entry_of(mesh, selector), mesh
+
+    def find(self, selector: str, namespace: Mapping[str, Any], targets: str = "") -> ProcMesh:
+        """The mesh that a selector means, as for `select`, of which nothing is noted: it is only looked at."""
+        mesh = self._find(selector, namespace)
+        return mesh[pick_ranks(targets, mesh.ranks)] if targets else mesh
+
+    def _find(self, selector: str, namespace: Mapping[str, Any]) -> ProcMesh:
+        self._forget_closed()
+        if not self._entries and not self.is_mesh(root_name(selector), namespace):
+            raise UsageProblem("no mesh is up; bring one up with: %mesh up NAME -n 4")
+        if not selector:
+            return self._entries[self._latest].mesh
+        name = root_name(selector)
+        if name is not None and not self.is_mesh(name, namespace):
+            raise UsageProblem(f"there is no mesh {name!r}; there is: {', '.join(self._entries) or 'none'}")
+        ours = {name: entry.mesh for name, entry in self._entries.items()}
+        mesh = evaluate(selector, ChainMap(ours, cast("dict[str, Any]", namespace)), self._latest)
+        if not isinstance(mesh, ProcMesh):
+            raise UsageProblem(f"{selector!r} is a {type(mesh).__name__}, not a mesh; write such as {name}[0:2]")
+        return mesh
+
+    def _entry_of(self, mesh: ProcMesh, selector: str) -> Entry:
+        """What is known of a mesh; one that the user has made with ``spawn_procs`` becomes known by its first cell."""
+        whole = mesh.whole
+        for entry in self._entries.values():
+            if entry.mesh.procs == whole.procs:
+                return entry
+        if mesh._runtime.closed or any(death.kind == "stopped" for death in mesh.deaths().values()):
+            have = ", ".join(self._entries) or "none"
+            raise UsageProblem(f"{selector}: mesh {mesh.name!r} is down; there is: {have}")
+        if mesh.name in self._entries:
+            raise UsageProblem(
+                f"{selector}: another mesh is called {mesh.name!r}; give this one a name of its own: "
+                "spawn_procs(..., name=...)"
+            )
+        if self._store is None:
+            self._store = GroupStore()
+        options = UpOptions(mesh.name, dict(whole.extent), gpus=False, device="auto")
+        entry = self._entries[mesh.name] = Entry(whole, options, Lane(whole, self._store.form))
+        self.background.start()
+        self.attend_to_stops(entry)
+        self._latest = self._latest or mesh.name
+        return entry
+
+    # -- cells
+
+    def cell(
+        self,
+        entry: Entry,
+        mesh: ProcMesh,
+        code: str | Callable[[], Any],
+        sink: Sink,
+        *,
+        number: int,
+        want_value: bool,
+        raw: bool,
+        stream: bool,
+        timeout_s: float | None,
+    ) -> RemoteCell:
+        """A cell that waits for its turn; to be driven with `run` or by the `background`."""
+        output = CellOutput(mesh, sink, entry.lane.slots, raw=raw, stream=stream)
+        return RemoteCell(
+            entry.lane, mesh, code, number=number, want_value=want_value, output=output, timeout_s=timeout_s
+        )
+
+    def run(self, entry: Entry, cell: RemoteCell) -> ValueMesh[CellResult]:
+        """Drive a cell to its end, and show what it writes meanwhile, and its values.
+
+        Raises:
+            RemoteError: it failed on some ranks.
+            SupervisionError: a rank is dead.
+            RemoteInterrupt: it was interrupted, or took longer than its timeout.
+            LaunchError: the process group could not be formed.
+        """
+        try:
+            with self.debugger.foreground(cell) as attend:
+                results = run_in_foreground(cell, self.interrupt_others, attend)
+            cell.show_values()  # here, where %%capture has them
+            return results
+        finally:
+            entry.view.follow(entry.mesh.view(), time.monotonic(), force=True)
+            if cell.stage == "over":
+                self.background.follow(cell.output)
+            else:
+                self.background.drive(cell, self._drive_on(cell))
+
+    def call(self, mesh: ProcMesh, function: Callable[[], Any]) -> ValueMesh[Any]:
+        """Have all ranks of a mesh call a function, as a cell of the notebook's that runs now.
+
+        Raises:
+            MeshDownError: it is down.
+            MonarchError: as `run`.
+        """
+        try:
+            entry = self._entry_of(mesh, mesh.name)
+        except UsageProblem as problem:
+            raise MeshDownError(str(problem)) from None
+        cell = self.cell(
+            entry,
+            mesh,
+            function,
+            Sink(self._shell),
+            number=cell_number(self._shell),
+            want_value=True,
+            raw=False,
+            stream=True,
+            timeout_s=None,
+        )
+        results = self.run(entry, cell)
+        return ValueMesh(results.extent, [result.value for result in results.values()])
+
+    def interrupt(self, entry: Entry, mesh: ProcMesh, *, abort: bool) -> str:
+        """Interrupt all that a mesh, or a part of it, runs and has queued; gives what became of it."""
+        ranks = set(mesh.ranks)
+        of_lane = [cell for cell in list(entry.lane.cells) if cell.ranks <= ranks]
+        waited = [cell.number for cell in of_lane if cell.stage == "waiting"]
+        view = entry.mesh.view()
+        with HeldInterrupts(self.interrupt_others) as interrupts:
+            stopping = AllStopping(entry.mesh, mesh, abort=abort)
+            for cell in of_lane:
+                cell.note_stop("interrupted by %mesh interrupt")
+            seen = 0
+            while not stopping.is_over():
+                now = time.monotonic()
+                if interrupts.count > seen:
+                    seen = interrupts.count
+                    stopping.again(now)
+                stopping.turn(now)
+                time.sleep(_POLL_S)
+            return stopping.text(view, waited)
+
+    def replace_ranks(self, entry: Entry, mesh: ProcMesh, *, restart: bool) -> str:
+        """Have new processes take the places of dead ranks, or of all, of a mesh or a part of it; gives what became of it.
+
+        Raises:
+            UsageProblem: somebody does so already, such as by a button of the view.
+        """
+        if not entry.replacing.acquire(blocking=False):
+            raise UsageProblem(f"{entry.options.name}: ranks are being replaced already; wait until that is done")
+        try:
+            return replace_ranks(entry.lane, mesh, self.interrupt_others, restart=restart)
+        finally:
+            entry.replacing.release()
+            entry.view.follow(entry.mesh.view(), time.monotonic(), force=True)
+
+    def _drive_on(self, cell: RemoteCell) -> Callable[[float], bool]:
+        """What is left to do for a cell that did not stop when it was interrupted."""
+        cell.output.sink.pin()
+
+        def turn(now: float) -> bool:
+            cell.turn(now)
+            if cell.stage == "over":
+                self.background.follow(cell.output)
+            return cell.stage != "over"
+
+        return turn
+
+    def _sink_of(self, stop: StopEvent) -> Sink | None:
+        """Where the cell that has stopped shows things; None for what is no cell."""
+        cells = [cell for entry in self for cell in list(entry.lane.cells) if stop in cell.stops()]
+        return cells[0].output.sink if cells else None
+
+    def _draw(self, now: float) -> None:
+        self.viewers.publish()
+        for entry in list(self._entries.values()):
+            if now >= entry.draw_at:
+                begun = time.thread_time()
+                is_drawn = self.viewers.are_looking(entry.options.name)
+                entry.view.follow(entry.mesh.view(), now, every_s=_BESIDE_WIDGET_S if is_drawn else LiveView.EVERY_S)
+                entry.draw_at = now + (time.thread_time() - begun) / _SHARE

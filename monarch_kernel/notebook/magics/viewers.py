@@ -1,0 +1,380 @@
+"""Who looks at the meshes of a notebook: what they are told, and what they ask for.
+
+A viewer is a widget in a cell or a panel, each in some browser. It is told of a change at most five times a second, and only
+while it says that it looks (`notebook.view.frames` has the protocol). Commands of viewers are carried out on threads of their
+own, for the main thread may run a cell.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from IPython.core.getipython import get_ipython
+from IPython.display import publish_display_data
+
+from monarch_kernel.actor.proc_mesh import ProcMesh
+from monarch_kernel.errors import Failure, MeshDownError, MonarchError
+from monarch_kernel.notebook.cells.cell_names import in_notebook
+from monarch_kernel.notebook.syntax.lines import UsageProblem
+from monarch_kernel.notebook.view.frames import (
+    CARDS,
+    COMMANDS,
+    GONE_S,
+    LOOP_COMMANDS,
+    Frame,
+    MeshFrame,
+    curves_message,
+    mesh_frame,
+    to_json,
+)
+from monarch_kernel.runtime.diagnostics.source_names import describe_line
+from monarch_kernel.runtime.diagnostics.stacks import Doing
+from monarch_kernel.runtime.rpc.future import Future
+
+__all__ = ["TARGET", "Asked", "Command", "LiveWidget", "Viewer", "Viewers"]
+
+TARGET = "monarch_kernel.view"
+"""Of the comms that panels open."""
+
+_EVERY_S = 0.18
+"""How often viewers are told, at most; a little less than the time between two turns of who asks for it."""
+
+_CURVES_EVERY_S = 1.0
+_DOING_EVERY_S = 1.0
+_DOING_AFTER_S = 0.5
+"""What has run for less is not looked at."""
+
+_SHOWN = 100
+"""Characters of what was not understood."""
+
+_MAX_PANELS = 32
+"""Of a kernel. Pages may be closed without a word: those that were heard of last are kept; one that lives comes again."""
+
+_log = logging.getLogger(__name__)
+
+Send = Callable[[dict[str, Any]], None]
+
+
+class Asked(NamedTuple):
+    """What a viewer asks for.
+
+    Attributes:
+        command: one of `COMMANDS` or `LOOP_COMMANDS`.
+        mesh: name of it.
+        ranks: of which of its ranks; None for all.
+        abort: with ``interrupt``, whether to abort process groups.
+        loop: request and number of the loop that is steered.
+        steps: with ``step``, how many.
+        knob: with ``set``, its name.
+        value: with ``set``, what it is turned to.
+    """
+
+    command: str
+    mesh: str
+    ranks: list[int] | None = None
+    abort: bool = False
+    loop: tuple[int, int] = (0, 0)
+    steps: int = 1
+    knob: str = ""
+    value: int | float | str | bool | None = None
+
+
+Command = Callable[[Asked], str]
+"""Carries out what a viewer asks for, and gives what became of it; raises UsageProblem if it can't be done."""
+
+
+class Viewer:
+    """One that looks, or has looked; its methods are for any thread, and return soon.
+
+    Args:
+        viewers: all of the notebook.
+        send: gives it a message; for any thread.
+        mesh: the one that it looks at; empty for all.
+    """
+
+    def __init__(self, viewers: Viewers, send: Send, mesh: str) -> None:
+        self.mesh = mesh
+        self.looks_until = 0.0
+        self._viewers = viewers
+        self._send = send
+        self._shown: tuple[MeshFrame, ...] | None = None
+        self._curves: dict[str, dict[str, Any]] | None = None  # by mesh, as they were told last
+
+    def hear(self, message: object) -> None:
+        """Take what it says; what is no message of the protocol is nothing."""
+        if not isinstance(message, Mapping):
+            return
+        kind = message.get("kind")
+        if kind in ("hello", "alive"):
+            self.looks_until = time.monotonic() + GONE_S
+        if kind == "hello":
+            self._shown = self._curves = None
+            self.tell({"kind": "history", "meshes": self._viewers.history(self.mesh)})
+            self._viewers.publish(force=True)
+        elif kind == "away":
+            self.looks_until = 0.0
+        elif kind == "command":
+            self._viewers.carry_out(self, message)
+
+    def show(self, frame: Frame) -> None:
+        """Tell it what there is, if that is not what it was told last; while bytes go in any case, for it draws how fast."""
+        meshes = tuple(mesh for mesh in frame.meshes if self.mesh in ("", mesh.name))
+        if meshes != self._shown or any(mesh.in_rate or mesh.out_rate for mesh in meshes):
+            self._shown = meshes
+            self.tell({"kind": "frame", **to_json(Frame(frame.at, meshes, frame.seq))})
+
+    def show_curves(self, messages: Mapping[str, dict[str, Any]]) -> None:
+        """Tell it of the curves of loops, by mesh, as far as they are others than it was told last."""
+        told = self._curves or {}
+        self._curves = {mesh: message for mesh, message in messages.items() if self.mesh in ("", mesh)}
+        for mesh, message in self._curves.items():
+            if told.get(mesh) != message:
+                self.tell(message)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it has not been told of curves yet."""
+        return self._curves is None
+
+    def tell(self, message: dict[str, Any]) -> None:
+        """Send it something."""
+        try:
+            self._send(message)
+        except Exception:  # its connection is gone
+            self.looks_until = 0.0
+            _log.debug("a viewer can't be told", exc_info=True)
+
+
+class Viewers:
+    """All viewers of a notebook.
+
+    Args:
+        meshes: gives those that are up.
+        command: carries out what a viewer asks for.
+
+    Attributes:
+        by_comm: id of a comm -> who is at its other end.
+    """
+
+    def __init__(self, meshes: Callable[[], Iterable[ProcMesh]], command: Command) -> None:
+        self._meshes = meshes
+        self._command = command
+        self.by_comm: dict[str, Viewer] = {}
+        self._panels: dict[str, Any] = {}
+        self._viewers: list[Viewer] = []
+        self._last: dict[str, MeshFrame] = {}
+        self._doing: dict[str, _DoingNow] = {}
+        self._seq = 0
+        self._told_at = self._curves_at = 0.0
+        self._lock = threading.Lock()
+
+    def connect(self, send: Send, mesh: str = "") -> Viewer:
+        """A new viewer, which has yet to say that it looks."""
+        viewer = Viewer(self, send, mesh)
+        with self._lock:
+            self._viewers.append(viewer)
+        return viewer
+
+    def leave(self, viewer: Viewer) -> None:
+        """A viewer is gone."""
+        with self._lock:
+            if viewer in self._viewers:
+                self._viewers.remove(viewer)
+
+    def widget(self, mesh: str) -> LiveWidget | None:
+        """Show a mesh alive, in the output of the cell that runs; None where there is no frontend that could draw it."""
+        kernel = getattr(get_ipython(), "kernel", None)
+        if getattr(kernel, "comm_manager", None) is None:
+            return None
+        return LiveWidget(self, mesh)
+
+    def panel(self, comm: Any, opened: Mapping[str, Any]) -> None:
+        """A panel opens a comm, perhaps once more: a page that knows of no answer asks again."""
+        former = self.by_comm.get(comm.comm_id)
+        if former is not None:
+            self.leave(former)
+        if (first := self._panels.get(comm.comm_id)) is not None:
+            first._closed = True  # when it is collected it would else close this one, which has its id, in the page
+        self._panels[comm.comm_id] = comm
+        viewer = self.by_comm[comm.comm_id] = self.connect(comm.send)
+        comm.on_msg(lambda message: viewer.hear(message["content"]["data"]))
+        comm.on_close(lambda message: self.left(comm.comm_id))
+        viewer.hear({"kind": "hello"})
+        silent = sorted(self._panels, key=lambda id: getattr(self.by_comm.get(id), "looks_until", 0.0))
+        for id in silent[: max(0, len(silent) - _MAX_PANELS)]:
+            self.left(id)
+
+    def left(self, comm_id: str) -> None:
+        """The other end of a comm has closed it."""
+        self._panels.pop(comm_id, None)
+        viewer = self.by_comm.pop(comm_id, None)
+        if viewer is not None:
+            self.leave(viewer)
+
+    def are_looking(self, mesh: str = "") -> bool:
+        """Whether somebody looks, at a mesh or at all."""
+        now = time.monotonic()
+        return any(each.looks_until > now for each in list(self._viewers) if not mesh or each.mesh in ("", mesh))
+
+    def publish(self, *, force: bool = False) -> None:
+        """Tell those who look what has changed, if the last time is long enough ago; costs nothing if nobody looks."""
+        now = time.monotonic()
+        if not force and now < self._told_at + _EVERY_S:
+            return
+        looking = [viewer for viewer in list(self._viewers) if viewer.looks_until > now]
+        if not looking:
+            return
+        with self._lock:
+            self._told_at = now
+            frame = self._frame()
+            for viewer in looking:
+                viewer.show(frame)
+            if now >= self._curves_at + _CURVES_EVERY_S or any(viewer.is_new for viewer in looking):
+                self._curves_at = now
+                curves = self._curves(frame)
+                for viewer in looking:
+                    viewer.show_curves(curves)
+
+    def history(self, mesh: str = "") -> dict[str, list[tuple[int, int]]]:
+        """How fast bytes have gone to and from the ranks of meshes, in each of the last seconds."""
+        return {
+            each.name: [(round(took), round(sent)) for took, sent in each.throughput()]
+            for each in self._meshes()
+            if mesh in ("", each.name)
+        }
+
+    def _frame(self) -> Frame:
+        at = time.time()
+        meshes = list(self._meshes())
+        found = []
+        for mesh in meshes:
+            view = mesh.view()
+            doing = self._doing.setdefault(mesh.name, _DoingNow())
+            is_busy = any(rank.running_s > _DOING_AFTER_S for rank in view.ranks) and len(view.ranks) <= CARDS
+            found.append(mesh_frame(view, at, self._last.get(mesh.name), doing.turn(mesh) if is_busy else None))
+        self._last = {frame.name: frame for frame in found}
+        self._doing = {name: doing for name, doing in self._doing.items() if name in self._last}
+        self._seq += 1
+        return Frame(at, tuple(found), self._seq)
+
+    def _curves(self, frame: Frame) -> dict[str, dict[str, Any]]:
+        """What is to be told of the curves of the loops in a frame, by mesh."""
+        found = {}
+        for mesh in self._meshes():
+            shown = {
+                (loop.request, loop.number) for each in frame.meshes if each.name == mesh.name for loop in each.loops
+            }
+            views = []
+            for loop in mesh.loops if shown else ():
+                with suppress(LookupError):  # by now it is no longer kept
+                    if loop.key in shown:
+                        views.append(loop.view())
+            if views:
+                found[mesh.name] = curves_message(mesh.name, views)
+        return found
+
+    def carry_out(self, viewer: Viewer, message: Mapping[str, Any]) -> None:
+        """Do what a viewer asks for, on a thread of its own, and tell it what became of it."""
+
+        def work() -> None:
+            try:
+                text, ok = self._ask(message), True
+            except (MonarchError, UsageProblem, KeyboardInterrupt) as error:
+                text, ok = str(error), False
+            except Exception as error:  # the thread must not end without a word
+                _log.exception("a command of a viewer failed: %r", message)
+                text, ok = f"{type(error).__name__}: {error}", False
+            viewer.tell({"kind": "reply", "id": message.get("id", 0), "ok": ok, "text": text})
+            self.publish(force=True)
+
+        threading.Thread(target=work, name="monarch-command", daemon=True).start()
+
+    def _ask(self, message: Mapping[str, Any]) -> str:
+        command, mesh, ranks = message.get("command"), message.get("mesh"), message.get("ranks")
+        if command not in (*COMMANDS, *LOOP_COMMANDS) or not isinstance(mesh, str):
+            raise UsageProblem(f"the view has asked for something unknown ({str(command)[:_SHOWN]!r}): reload the page")
+        if len(mesh) > _SHOWN:
+            raise UsageProblem(f"no mesh has such a name: {mesh[:_SHOWN]!r} ...")
+        if command in LOOP_COMMANDS:
+            return self._command(_asked_of_loop(command, mesh, message))
+        if ranks is not None and not (isinstance(ranks, list) and all(type(rank) is int for rank in ranks)):
+            raise UsageProblem(f"ranks are a list of numbers, not {str(ranks)[:_SHOWN]!r}")
+        return self._command(Asked(command, mesh, ranks, bool(message.get("abort"))))
+
+
+def _asked_of_loop(command: str, mesh: str, message: Mapping[str, Any]) -> Asked:
+    loop, count = message.get("loop"), message.get("count", 1)
+    knob, value = message.get("knob", ""), message.get("value")
+    if not (isinstance(loop, list) and len(loop) == 2 and all(type(each) is int for each in loop)):
+        raise UsageProblem(f"a loop is two numbers, not {str(loop)[:_SHOWN]!r}")
+    if type(count) is not int:
+        raise UsageProblem(f"steps are counted, not {str(count)[:_SHOWN]!r}")
+    if not isinstance(knob, str) or not isinstance(value, (int, float, str, bool, type(None))):
+        raise UsageProblem(
+            f"a knob has a name, and is a number, a text, true, false or null, not {str(value)[:_SHOWN]!r}"
+        )
+    return Asked(command, mesh, loop=(loop[0], loop[1]), steps=count, knob=knob, value=value)
+
+
+class LiveWidget:
+    """A widget in the output of a cell, and its viewer."""
+
+    def __init__(self, viewers: Viewers, mesh: str) -> None:
+        from monarch_kernel.notebook.view.widget import MeshWidget  # takes a quarter of a second to import
+
+        self._viewers = viewers
+        self._widget = MeshWidget(mesh=mesh)
+        self._viewer = viewers.connect(self._widget.send, mesh)
+        self._widget.on_msg(lambda widget, content, buffers: self._viewer.hear(content))
+        self._comm_id = self._widget.comm.comm_id
+        viewers.by_comm[self._comm_id] = self._viewer
+        view = {"version_major": 2, "version_minor": 0, "model_id": self._widget.model_id}
+        self._display({"application/vnd.jupyter.widget-view+json": view})  # without text, for there is a table
+
+    def _display(self, data: dict[str, Any], *, update: bool = False) -> None:
+        publish_display_data(data, transient={"display_id": f"mesh-{self._comm_id}"}, update=update)
+
+    def close(self) -> None:
+        """Take it out of the page, and out of the notebook: where that is opened anew, its model would be missed."""
+        self._viewers.left(self._comm_id)
+        self._display({}, update=True)
+        self._widget.layout.close()
+        self._widget.close()
+
+
+class _DoingNow:
+    """Where the ranks of a mesh are in the user's code, asked for now and then, and never waited for."""
+
+    def __init__(self) -> None:
+        self._asked: Future[dict[int, Doing | Failure]] | None = None
+        self._asked_at = 0.0
+        self._known: dict[int, tuple[str, str]] = {}
+
+    def turn(self, mesh: ProcMesh) -> dict[int, tuple[str, str]]:
+        """Rank -> line and collective, as far as it is known."""
+        now = time.monotonic()
+        asked = self._asked
+        if asked is not None and not asked.done() and now > self._asked_at + _DOING_EVERY_S:
+            asked.cancel()  # a rank that has not answered holds the GIL, and is where it was
+        if asked is not None and asked.done():  # perhaps not at once: another thread may drive the transport
+            self._asked = None
+            error = asked.exception(0)
+            if error is None:
+                answers = asked.get(0)
+                self._known |= {rank: _place(answer) for rank, answer in answers.items() if isinstance(answer, Doing)}
+            elif not isinstance(error, MeshDownError):
+                _log.error("what the ranks of %s do is not known", mesh.name, exc_info=error)
+        if self._asked is None and now > self._asked_at + _DOING_EVERY_S:
+            self._asked, self._asked_at = mesh.doing(), now
+        return self._known
+
+
+def _place(doing: Doing) -> tuple[str, str]:
+    frame = next((activity.user_frame for activity in doing.activities if activity.user_frame is not None), None)
+    waits = doing.collectives[0].operation if doing.collectives else ""
+    return (describe_line(in_notebook(frame)) if frame is not None else ""), waits

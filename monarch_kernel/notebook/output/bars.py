@@ -1,0 +1,269 @@
+"""Progress bars: lines that rewrite themselves, shown live in one block instead of as a line for each state.
+
+Theory of operation
+-------------------
+A `Screen` is what a terminal would do with one stream of one rank, as far as progress bars need it: carriage returns
+rewrite a row, newlines and cursor-up (nested bars) change the row. A row is a *bar* once something was written after a
+carriage return. Rows leave the screen at its top, in order, when an ordinary line follows them, or when the cursor has
+rested below them for `SETTLED_S`.
+
+A bar that is live for `LIVE_AFTER_S` is shown in a *block*: text that is updated in place, at most every `EVERY_S`. It
+stays there in its last state. A shorter one becomes an ordinary line when it ends. Either way it is shown once. Bars of
+several ranks with the same text before their percentage are one line, that of the rank which is farthest behind.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from monarch_kernel.errors import format_ranks
+from monarch_kernel.notebook.output.rate_limit import Stream
+from monarch_kernel.notebook.output.text import Partial, close_colors
+
+__all__ = ["Bar", "BarBlock", "BarBoard", "Screen", "fold_key", "slowest"]
+
+LIVE_AFTER_S = 0.15
+EVERY_S = 0.2
+SETTLED_S = 0.1
+MAX_ROWS = 100  # of a screen
+MAX_LINES = 32  # of a block
+MAX_LINE_LENGTH = 300
+_UP = re.compile(r"\x1b\[(\d*)A")
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%")
+_ELAPSED = re.compile(r"\[((?:\d+:){1,2}\d+)<")
+_OF_TOTAL = re.compile(r"(\d+) ?/ ?(\d+)")
+
+
+class Row(Partial):
+    """A line that may be rewritten."""
+
+    __slots__ = ("bar_since", "shown")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bar_since: float | None = None
+        self.shown = False
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether nothing is seen."""
+        return not self.visible.strip()
+
+
+class Screen:
+    """What one rank has written to one stream since its first progress bar, as a terminal would show it.
+
+    Args:
+        partial: the beginning of the line on which the bar is.
+        max_length: characters above which a row is cut in the middle.
+    """
+
+    def __init__(self, partial: Partial | None, max_length: int) -> None:
+        self.rows = [Row()]
+        if partial is not None:
+            self.rows[0].text, self.rows[0].n_cut = partial.text, partial.n_cut
+        self._cursor = 0
+        self._moved_at = 0.0
+        self._max_length = max_length
+
+    def write(self, text: str, now: float) -> list[Row]:
+        """Take what was written; gives the rows that have left the screen."""
+        left: list[Row] = []
+        for i, line in enumerate(text.split("\n")):
+            if i:
+                left += self._newline(now)
+            if "\x1b[" not in line:
+                self._put(line, now)
+                continue
+            start = 0
+            for up in _UP.finditer(line):
+                self._put(line[start : up.start()], now)
+                self._cursor = max(0, self._cursor - int(up[1] or 1))
+                self._moved_at = now
+                start = up.end()
+            self._put(line[start:], now)
+        return left
+
+    def settle(self, now: float, *, everything: bool = False) -> list[Row]:
+        """Rows above a cursor that has rested leave the screen; all rows if ``everything``."""
+        if everything:
+            left, self.rows, self._cursor = self.rows, [Row()], 0
+            return left if left[-1].text else left[:-1]
+        if self._cursor == len(self.rows) - 1 and now >= self._moved_at + SETTLED_S:
+            return self._leave(self._cursor)
+        return []
+
+    @property
+    def rest(self) -> Partial | None:
+        """The one row there is, if it is no bar: what is left when all bars have gone."""
+        return self.rows[0] if len(self.rows) == 1 and self.rows[0].bar_since is None else None
+
+    def _put(self, text: str, now: float) -> None:
+        if not text:
+            return
+        row = self.rows[self._cursor]
+        if row.bar_since is None and "\r" in (row.text + text).rstrip("\r"):
+            row.bar_since = now
+        row.append(text, self._max_length)
+
+    def _newline(self, now: float) -> list[Row]:
+        row = self.rows[self._cursor]
+        self._cursor += 1
+        self._moved_at = now
+        if self._cursor < len(self.rows):
+            return []
+        self.rows.append(Row())
+        if (row.bar_since is None and not row.is_blank) or self._cursor > MAX_ROWS:
+            return self._leave(self._cursor)
+        return []
+
+    def _leave(self, n: int) -> list[Row]:
+        left, self.rows = self.rows[:n], self.rows[n:]
+        self._cursor = max(0, self._cursor - n)
+        return left
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """The state of a progress bar on one rank."""
+
+    rank: int
+    stream: Stream
+    text: str
+
+    @property
+    def description(self) -> str | None:
+        """What stands before the percentage; None if there is no percentage, nor such as ``3/10``."""
+        match = _PERCENT.search(self.text) or _OF_TOTAL.search(self.text)
+        return None if match is None else self.text[: match.start()].strip()
+
+    @property
+    def progress(self) -> float:
+        """In percent."""
+        if match := _PERCENT.search(self.text):
+            return float(match[1])
+        match = _OF_TOTAL.search(self.text)
+        return 0.0 if match is None or match[2] == "0" else 100.0 * int(match[1]) / int(match[2])
+
+    @property
+    def elapsed(self) -> tuple[int, ...]:
+        """Hours, minutes and seconds of such as ``[00:05<00:07``; zero if it tells none."""
+        match = _ELAPSED.search(self.text)
+        parts = [int(part) for part in match[1].split(":")] if match else []
+        return (*[0] * (3 - len(parts)), *parts)
+
+
+def fold_key(text: str) -> str:
+    """What bars that have ended must have in common to be shown as one line: all up to the percentage."""
+    match = _PERCENT.search(text) or _OF_TOTAL.search(text)
+    return text if match is None else text[: match.end()]
+
+
+def slowest(bars: Sequence[Bar]) -> Bar:
+    """The bar that is farthest behind; of equals that which took longest, as tqdm tells; of these that of the first rank."""
+    return min(bars, key=lambda bar: (bar.progress, [-part for part in bar.elapsed], bar.rank))
+
+
+@dataclass(frozen=True, slots=True)
+class BarBlock:
+    """A block to show; the same ``number`` again replaces it."""
+
+    number: int
+    text: str
+
+
+@dataclass
+class BarBoard:
+    """Decides what is in the blocks.
+
+    Attributes:
+        raw: one line for each rank, whatever it says.
+        more: how to see what is left out of a block, in words.
+    """
+
+    raw: bool = False
+    more: str = ""
+    _number: int = 0
+    _ended: dict[int, list[Bar]] = field(default_factory=dict)  # by rank, those that were shown in this block
+    _is_over: bool = True
+    _text: str = ""
+    _at: float = float("-inf")
+
+    def keep(self, bar: Bar) -> None:
+        """A bar that was shown has ended: it stays where it is."""
+        self._ended.setdefault(bar.rank, []).append(bar)
+
+    def line_shown(self) -> None:
+        """Something else was shown below the block: a bar that begins after this goes into a new one."""
+        self._is_over = True
+
+    def forget(self) -> None:
+        """Leave the block as it is; what is live goes into a new one."""
+        self._is_over, self._text = True, ""
+        self._ended.clear()
+
+    def update(
+        self, screens: Sequence[tuple[int, Stream, Screen]], now: float, *, last: bool = False
+    ) -> list[BarBlock]:
+        """Blocks that have changed and are to be shown again; live bars are read from the screens."""
+        if not (last or now >= self._at + EVERY_S):
+            return []
+        live: dict[int, list[Bar]] = {}
+        fresh: list[Row] = []
+        is_live = False
+        for rank, stream, screen in screens:
+            for row in screen.rows:
+                if row.bar_since is not None and (row.shown or now >= row.bar_since + LIVE_AFTER_S):
+                    is_live |= row.shown
+                    fresh += [] if row.shown else [row]
+                    live.setdefault(rank, []).append(Bar(rank, stream, row.visible))
+        blocks: list[BarBlock] = []
+        if fresh and self._is_over and not is_live:
+            blocks += self._changed({})
+            self._number += 1
+            self.forget()
+        if fresh:
+            self._is_over = False
+            for row in fresh:
+                row.shown = True
+        blocks += self._changed(live)
+        if blocks:
+            self._at = now
+        return blocks
+
+    def _changed(self, live: dict[int, list[Bar]]) -> list[BarBlock]:
+        text = "\n".join(self._lines(live))
+        if text == self._text:
+            return []
+        self._text = text
+        return [BarBlock(self._number, text)]
+
+    def _lines(self, live: dict[int, list[Bar]]) -> list[str]:
+        groups: dict[tuple[object, ...], list[Bar]] = {}
+        for rank in sorted({*self._ended, *live}):
+            seen: dict[object, int] = {}
+            for bar in (*self._ended.get(rank, ()), *live.get(rank, ())):
+                if bar.text.strip():
+                    what = bar.description
+                    kind = (bar.stream, bar.rank if self.raw else None, bar.text if what is None else (what,))
+                    seen[kind] = seen.get(kind, 0) + 1
+                    groups.setdefault((*kind, seen[kind]), []).append(bar)
+        lines = [self._line(bars) for bars in groups.values()]
+        if len(lines) > MAX_LINES:
+            n_out = len(lines) - MAX_LINES
+            lines[: n_out + 1] = [f"… {n_out + 1:,} progress bars left out here{self.more}"]
+        return lines
+
+    @staticmethod
+    def _line(bars: Sequence[Bar]) -> str:
+        first = slowest(bars)
+        text = first.text.rstrip()
+        if len(text) > MAX_LINE_LENGTH:
+            text = text[:MAX_LINE_LENGTH] + "…"
+        line = f"{format_ranks([bar.rank for bar in bars])} {close_colors(text)}"
+        ahead = max(bars, key=lambda bar: (bar.progress, -bar.rank))
+        if ahead.progress > first.progress:
+            line += f"  (slowest: [{first.rank}], fastest: [{ahead.rank}] {ahead.progress:.0f}%)"
+        return line

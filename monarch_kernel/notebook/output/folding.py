@@ -1,0 +1,538 @@
+"""Output of many ranks as one stream: lines that several ranks wrote are shown once, with their ranks.
+
+Theory of operation
+-------------------
+``feed`` assembles lines and puts them in one queue per rank; ``drain`` merges the heads of the queues.
+
+1. While all queues have the same head, it is taken at once, with all ranks (in bulk: ranks mostly write the same).
+2. Otherwise the head that was fed longest ago is due ``window_s`` after it was fed, and so is a head that all ranks
+   have somewhere in their queues: nobody else can still write it.
+3. A due head that stands deeper in another rank's queue waits for what is in front of it there, which is taken
+   first: of ``A B C`` and ``X A B C``, ``X`` goes first and the rest is common. Where lines cross (``A B`` and
+   ``B A``), the one whose partner is farthest away is given up: a greedy longest common subsequence.
+
+Deeper means within a look-ahead, for which each queue keeps the positions of its lines in a dict, and one dict for
+all counts the ranks that hold a line: no step scans a queue. What is taken goes through a ``FloodGate``. For each rank
+the lines that come out are a subsequence of those that went in, and without a flood they are all of them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+
+from monarch_kernel.errors import format_ranks
+from monarch_kernel.notebook.output.bars import Bar, BarBlock, BarBoard, Row, Screen, fold_key, slowest
+from monarch_kernel.notebook.output.rate_limit import STDERR, STDOUT, FloodGate, FoldedItem, FoldedLine, Stream
+from monarch_kernel.notebook.output.text import Partial, close_colors, cut, last_update
+
+__all__ = ["FoldedItem", "FoldedLine", "OutputFolder", "render"]
+
+# Marks of what is no line, but has its place among lines.
+_GAP = "g"  # lines left out by the rank's agent; the text is how many
+_BAR = "b"  # a progress bar that has ended and was not shown live; the text is its stream's mark and what it folds by
+_ITEM = "i"  # anything else, such as a figure; the text is its key
+_MARKED = _GAP + _BAR + _ITEM
+_LOOK_AHEAD = 1_000
+_TRIM_ABOVE = 4_096
+_MARKS: dict[Stream, str] = {"stdout": STDOUT, "stderr": STDERR}
+
+
+class OutputFolder:
+    """Folds the lines of many ranks into lines with their ranks.
+
+    Args:
+        ranks: the ranks whose output comes; a line is complete when all of them gave it.
+        window_s: how long a line waits for other ranks to write it, too.
+        raw: show every line for itself, in the order in which lines come, without waiting.
+        max_lines: lines held at most; above that they go without waiting for other ranks.
+        max_nbytes: characters held at most, likewise.
+        max_line_length: characters above which a single line is cut in the middle.
+        lines_per_s: lines shown per second on average.
+        nbytes_per_s: bytes shown per second on average.
+        burst_lines: lines that may be shown at once.
+        burst_nbytes: bytes that may be shown at once.
+        last_lines: how many of a rank's last lines ``finish`` shows, even after a flood.
+        item_window_s: how long an item waits for other ranks to give it, too.
+        more: a command that shows all that was written, for the notes on what is left out.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        *,
+        window_s: float = 0.05,
+        raw: bool = False,
+        max_lines: int = 200_000,
+        max_nbytes: int = 32 * 1024**2,
+        max_line_length: int = 10_000,
+        lines_per_s: float = 400.0,
+        nbytes_per_s: float = 256 * 1024.0,
+        burst_lines: int = 1_000,
+        burst_nbytes: int = 512 * 1024,
+        last_lines: int = 50,
+        item_window_s: float = 0.3,
+        more: str = "",
+    ) -> None:
+        if not ranks:
+            raise ValueError("ranks: at least one is needed")
+        self._gate = FloodGate(
+            lines_per_s=lines_per_s,
+            nbytes_per_s=nbytes_per_s,
+            burst_lines=burst_lines,
+            burst_nbytes=burst_nbytes,
+            last_lines=last_lines,
+            more=more,
+        )
+        self._holders: dict[str, int] = {}  # line -> how many ranks have it within their look-ahead
+        self._queues = {rank: _Queue(rank, self._holders) for rank in sorted(set(ranks))}
+        self._all_ranks = tuple(self._queues)
+        self._first_queue, *self._other_queues = self._queues.values()
+        self._unindexed: set[_Queue] = set()
+        self._window_s = window_s
+        self._raw = raw
+        self._max_lines = max_lines
+        self._max_length = max_nbytes
+        self._max_line_length = max_line_length
+        self._partials: dict[tuple[int, Stream], Partial] = {}
+        self._screens: dict[tuple[int, Stream], Screen] = {}
+        self._board = BarBoard(raw, f"; all: {more}" if more else "")
+        self._ended_bars: dict[str, dict[int, deque[str]]] = {}  # by the line that stands for them, and by rank
+        self._item_delay_s = max(0.0, item_window_s - window_s)
+        self._fed: deque[tuple[float, _Queue, int]] = deque()  # when, where, and the position after what was fed
+        self._n_held = 0
+        self._length_held = 0
+        self._n_marked_held = 0
+        self._batch_ranks: tuple[int, ...] = ()
+        self._batch: list[str] = []
+
+    @property
+    def left_out(self) -> Mapping[int, int]:
+        """Lines left out so far, by rank."""
+        return self._gate.left_out
+
+    @property
+    def pending(self) -> bool:
+        """Whether a later ``drain`` has something to show, if nothing more is fed."""
+        return bool(self._n_held or self._gate.pending)
+
+    def feed(self, rank: int, stream: Stream, text: str, now: float, dropped_lines: int = 0) -> None:
+        """Take what a rank wrote, in any chunking.
+
+        Args:
+            rank: who wrote it.
+            stream: where.
+            text: any number of lines, perhaps not ending in one.
+            now: the time in seconds, of any clock that only goes forward.
+            dropped_lines: lines that were left out before ``text``.
+
+        Raises:
+            ValueError: ``rank`` is not one of the folder's ranks.
+        """
+        queue = self._queue_of(rank)
+        lines: list[str] = []
+        if dropped_lines > 0:
+            # The end of a line that had begun is among what was left out.
+            lines += self._end_partial(rank, stream)
+            lines.append(f"{_GAP}{dropped_lines}")
+            self._n_marked_held += 1
+        lines += self._assemble(rank, stream, text, now)
+        if lines:
+            self._enqueue(queue, lines, now)
+
+    def feed_item(self, rank: int, key: str, now: float) -> None:
+        """Take something that has its place among the rank's lines; items with the same key are given together.
+
+        Raises:
+            ValueError: ``rank`` is not one of the folder's ranks.
+        """
+        queue = self._queue_of(rank)
+        self._n_marked_held += 1
+        self._enqueue(queue, [_ITEM + key], now, self._item_delay_s)
+
+    def drain(self, now: float) -> list[FoldedLine | FoldedItem]:
+        """Lines and items that are ready to be shown."""
+        for (rank, stream), screen in list(self._screens.items()):
+            if lines := self._left(rank, stream, screen.settle(now)):
+                self._enqueue(self._queues[rank], lines, now)
+        self._merge(now - self._window_s, now)
+        shown = self._gate.release(now)
+        if shown:
+            self._board.line_shown()
+        return shown
+
+    def finish(self, now: float, *, goes_on: bool = False) -> list[FoldedLine | FoldedItem]:
+        """All that is left, unterminated lines too (as lines), whatever the rate.
+
+        Args:
+            now: the time in seconds.
+            goes_on: whether more may come: then bars stay live.
+        """
+        for rank, stream in [*self._partials, *([] if goes_on else self._screens)]:
+            if lines := self._end_partial(rank, stream):
+                self._enqueue(self._queues[rank], lines, now)
+        self._merge(float("inf"), now)
+        return self._gate.finish(now)
+
+    def bars(self, now: float, *, last: bool = False) -> list[BarBlock]:
+        """Blocks of progress bars that are to be shown (again); to be called after ``drain``, or ``finish`` and ``last``."""
+        return self._board.update(
+            [(rank, stream, screen) for (rank, stream), screen in self._screens.items()], now, last=last
+        )
+
+    def cleared(self) -> None:
+        """Say that what was shown so far has been taken away."""
+        self._board.forget()
+
+    def _queue_of(self, rank: int) -> _Queue:
+        queue = self._queues.get(rank)
+        if queue is None:
+            raise ValueError(f"rank {rank} is not one of {format_ranks(self._all_ranks)}")
+        return queue
+
+    # -- lines --
+
+    def _assemble(self, rank: int, stream: Stream, text: str, now: float) -> list[str]:
+        """Complete lines, each with its stream's mark; the rest is kept until its end comes."""
+        screen = self._screens.get((rank, stream))
+        partial = self._partials.pop((rank, stream), None)
+        if screen is None and _rewrites(partial, text):
+            screen = self._screens[rank, stream] = Screen(partial, self._max_line_length)
+        if screen is not None:
+            return self._left(rank, stream, screen.write(text, now))
+        n_cut = 0
+        if partial is not None:
+            text = partial.text + text
+            n_cut = partial.n_cut
+        lines = text.split("\n")
+        rest = lines.pop()
+        mark = _MARKS[stream]
+        shortened: list[str] = []
+        if lines and n_cut:
+            shortened.append(cut(*last_update(lines.pop(0), n_cut), self._max_line_length))
+            n_cut = 0
+        if "\r" in text:
+            lines = [last_update(line)[0] if "\r" in line else line for line in lines]
+        if len(text) > self._max_line_length:
+            lines = [cut(line, 0, self._max_line_length) for line in lines]
+        if rest:
+            kept = self._partials[rank, stream] = Partial()
+            kept.n_cut = n_cut
+            kept.append(rest, self._max_line_length)
+        return [mark + line for line in shortened + lines]
+
+    def _end_partial(self, rank: int, stream: Stream) -> list[str]:
+        screen = self._screens.get((rank, stream))
+        if screen is not None:
+            return self._left(rank, stream, screen.settle(0.0, everything=True))
+        partial = self._partials.pop((rank, stream), None)
+        return [] if partial is None else [_MARKS[stream] + partial.end(self._max_line_length)]
+
+    def _left(self, rank: int, stream: Stream, rows: list[Row]) -> list[str]:
+        """Lines of the rows that have left a screen, which goes when no bar is on it."""
+        lines: list[str] = []
+        for row in rows:
+            if row.bar_since is None:
+                lines.append(_MARKS[stream] + row.end(self._max_line_length))
+            elif row.is_blank:
+                continue  # it has wiped itself
+            elif row.shown:
+                self._board.keep(Bar(rank, stream, row.visible))
+            else:
+                text = row.end(self._max_line_length).rstrip()
+                line = f"{_BAR}{_MARKS[stream]}{fold_key(text)}"
+                self._ended_bars.setdefault(line, {}).setdefault(rank, deque()).append(text)
+                self._n_marked_held += 1
+                lines.append(line)
+        screen = self._screens[rank, stream]
+        rest = screen.rest
+        if rest is not None:
+            del self._screens[rank, stream]
+            if rest.text:
+                self._partials[rank, stream] = rest
+        return lines
+
+    def _enqueue(self, queue: _Queue, lines: list[str], now: float, delay_s: float = 0.0) -> None:
+        if self._raw:
+            self._pass((queue.rank,), lines, now)
+            return
+        queue.lines += lines
+        self._unindexed.add(queue)
+        self._fed.append((now + delay_s, queue, queue.end))
+        self._n_held += len(lines)
+        self._length_held += sum(map(len, lines))
+        if self._n_held > self._max_lines or self._length_held > self._max_length:
+            self._merge(float("inf"), now, n_lines=self._max_lines // 2, length=self._max_length // 2)
+
+    # -- merging --
+
+    def _merge(self, due: float, now: float, n_lines: int = 0, length: int = 0) -> None:
+        """Take what all ranks agree on and what was fed until ``due``, as long as more than the bounds is held."""
+        while self._n_held > n_lines or self._length_held > length:
+            if self._take_agreed(now):
+                continue
+            queue, end = self._due_queue(due)
+            if queue is None:
+                break
+            # Alone with its lines: no need to look at the other queues.
+            if n_alone := queue.n_alone(end):
+                self._emit((queue.rank,), queue.peek(0, n_alone), now)
+                queue.skip(n_alone)
+                queue.index()
+                continue
+            position = queue.position
+            while queue.position == position:
+                self._take(queue, now)
+        self._flush(now)
+
+    def _take_agreed(self, now: float) -> bool:
+        """Take the lines with which all queues begin; whether there were any."""
+        first = self._first_queue
+        head = first.head
+        if head is None:
+            return False
+        for other in self._other_queues:
+            if other.head != head:
+                return False
+        n_agreed, size = 0, 1
+        growing = True
+        while size:
+            chunk = first.peek(n_agreed, size)
+            if len(chunk) == size and all(other.peek(n_agreed, size) == chunk for other in self._other_queues):
+                n_agreed += size
+            else:
+                growing = False
+            size = size * 2 if growing else size // 2
+        self._emit(self._all_ranks, first.peek(0, n_agreed), now)
+        for queue in self._queues.values():
+            queue.skip(n_agreed)
+        self._unindexed.update(self._queues.values())
+        return True
+
+    def _due_queue(self, due: float) -> tuple[_Queue | None, int]:
+        """A queue whose head need not wait any longer (fed until ``due``, or held by all ranks), and up to where."""
+        for queue in self._unindexed:
+            queue.index()
+        self._unindexed.clear()
+        while self._fed:
+            fed_at, queue, end = self._fed[0]
+            if queue.position < end:
+                if fed_at <= due:
+                    return queue, end
+                break
+            self._fed.popleft()
+        queues = self._queues.values()
+        for queue in queues:
+            if queue.head is None:
+                return None, 0  # what a rank has not written can't be held by all
+        for queue in queues:
+            if self._holders[queue.head or ""] == len(queues):
+                return queue, queue.position + 1
+        return None, 0
+
+    def _take(self, queue: _Queue, now: float) -> None:
+        """Take the head of ``queue``, or what has to go before it."""
+        distances: dict[str, int] = {}
+        while True:
+            head = queue.head
+            assert head is not None, "a queue that blocks or is due has a head"
+            if self._holders[head] == 1:
+                takers = [queue]
+                break
+            if head in distances:
+                # Lines cross. Give up the one in the circle whose partner is farthest away.
+                circle = list(distances)
+                head = max(circle[circle.index(head) :], key=distances.__getitem__)
+                takers = [each for each in self._queues.values() if each.head == head]
+                break
+            takers = []
+            for each in self._queues.values():
+                position = each.first.get(head)
+                if position is not None:
+                    if position > each.position:
+                        distances[head] = position - each.position
+                        queue = each
+                        break
+                    takers.append(each)
+            else:
+                break
+        self._emit(tuple([each.rank for each in takers]), [head], now)
+        for each in takers:
+            each.pop()
+
+    # -- what is taken --
+
+    def _emit(self, ranks: tuple[int, ...], lines: list[str], now: float) -> None:
+        self._n_held -= len(lines) * len(ranks)
+        self._length_held -= sum(map(len, lines)) * len(ranks)
+        if ranks != self._batch_ranks:
+            self._flush(now)
+            self._batch_ranks = ranks
+        self._batch += lines
+
+    def _flush(self, now: float) -> None:
+        if self._batch:
+            batch, self._batch = self._batch, []
+            self._pass(self._batch_ranks, batch, now)
+
+    def _pass(self, ranks: tuple[int, ...], lines: list[str], now: float) -> None:
+        """Hand lines to the gate, and what has its place among them."""
+        start = 0
+        if self._n_marked_held:
+            for i, line in enumerate(lines):
+                if line[0] in _MARKED:
+                    self._gate.accept(ranks, lines[start:i], now)
+                    self._pass_marked(ranks, line, now)
+                    self._n_marked_held -= len(ranks)
+                    start = i + 1
+        self._gate.accept(ranks, lines[start:] if start else lines, now)
+
+    def _pass_marked(self, ranks: tuple[int, ...], line: str, now: float) -> None:
+        if line[0] == _GAP:
+            for rank in ranks:
+                self._gate.leave_out(rank, int(line[1:]))
+        elif line[0] == _ITEM:
+            self._gate.accept_item(FoldedItem(ranks, line[1:]))
+        else:
+            by_rank = self._ended_bars[line]
+            stream: Stream = "stdout" if line[1] == STDOUT else "stderr"
+            bar = slowest([Bar(rank, stream, by_rank[rank].popleft()) for rank in ranks])
+            if not any(by_rank.values()):
+                del self._ended_bars[line]
+            self._gate.accept(ranks, [line[1] + bar.text], now)
+
+
+def _rewrites(partial: Partial | None, text: str) -> bool:
+    """Whether the text rewrites a line, rather than end lines with CR LF."""
+    if "\r" not in text and (partial is None or "\r" not in partial.text):
+        return False
+    whole = text if partial is None else partial.text[-1:] + text
+    return "\r" in whole.replace("\r\n", "\n").rstrip("\r")
+
+
+class _Queue:
+    """Lines of one rank that wait to be merged, and where they are within the look-ahead.
+
+    Positions count all lines that the rank ever wrote, so they stay true when lines are taken.
+    """
+
+    __slots__ = ("_base", "_holders", "_indexed", "_later", "first", "lines", "position", "rank")
+
+    def __init__(self, rank: int, holders: dict[str, int]) -> None:
+        self.rank = rank
+        self.lines: list[str] = []
+        self.position = 0  # of the head
+        self.first: dict[str, int] = {}  # line -> its first position, from the head to _indexed
+        self._base = 0  # position of lines[0]; taken lines are removed now and then, not one by one
+        self._holders = holders
+        self._later: dict[str, deque[int]] = {}  # further positions of lines that come more than once
+        self._indexed = 0
+
+    @property
+    def end(self) -> int:
+        """The position after the last line."""
+        return self._base + len(self.lines)
+
+    @property
+    def head(self) -> str | None:
+        """The next line, None if there is none."""
+        offset = self.position - self._base
+        return self.lines[offset] if offset < len(self.lines) else None
+
+    def peek(self, skip: int, n: int) -> list[str]:
+        """Up to ``n`` lines, from ``skip`` lines behind the head."""
+        start = self.position - self._base + skip
+        return self.lines[start : start + n]
+
+    def n_alone(self, end: int) -> int:
+        """How many lines from the head on, up to position ``end``, no other rank has within its look-ahead."""
+        n = 0
+        for line in self.peek(0, min(end, self._indexed) - self.position):
+            if self._holders[line] > 1:
+                break
+            n += 1
+        return n
+
+    def index(self) -> None:
+        """Note the positions of lines up to the look-ahead."""
+        stop = min(self.position + _LOOK_AHEAD, self.end)
+        start = self._indexed
+        if start >= stop:
+            return
+        first, holders = self.first, self._holders
+        for position, line in enumerate(self.lines[start - self._base : stop - self._base], start):
+            if line not in first:
+                first[line] = position
+                holders[line] = holders.get(line, 0) + 1
+            else:
+                self._later.setdefault(line, deque()).append(position)
+        self._indexed = stop
+
+    def pop(self) -> None:
+        """Remove the head and keep the look-ahead indexed: ``skip(1)`` and ``index()``, at half the cost."""
+        line = self.lines[self.position - self._base]
+        self._forget(line)
+        self.position += 1
+        offset = self._indexed - self._base
+        if offset < len(self.lines):
+            line = self.lines[offset]
+            if line not in self.first:
+                self.first[line] = self._indexed
+                self._holders[line] = self._holders.get(line, 0) + 1
+            else:
+                self._later.setdefault(line, deque()).append(self._indexed)
+            self._indexed += 1
+        self._trim()
+
+    def skip(self, n: int) -> None:
+        """Remove the first ``n`` lines."""
+        stop = self.position + n
+        for line in self.peek(0, min(stop, self._indexed) - self.position):
+            self._forget(line)
+        self.position = stop
+        self._indexed = max(self._indexed, stop)
+        self._trim()
+
+    def _forget(self, line: str) -> None:
+        """Drop the first position of ``line``."""
+        if line in self._later:
+            positions = self._later[line]
+            self.first[line] = positions.popleft()
+            if not positions:
+                del self._later[line]
+        else:
+            del self.first[line]
+            n_holders = self._holders.pop(line)
+            if n_holders > 1:
+                self._holders[line] = n_holders - 1
+
+    def _trim(self) -> None:
+        offset = self.position - self._base
+        if offset == len(self.lines) or (offset > _TRIM_ABOVE and 2 * offset > len(self.lines)):
+            del self.lines[:offset]
+            self._base = self.position
+
+
+def render(lines: Iterable[FoldedLine], *, width_of_label: int | None = None) -> list[tuple[Stream, str]]:
+    """Text to write: ``[0-3] text``, lines of the same stream in one chunk.
+
+    Args:
+        lines: what ``drain`` or ``finish`` gave.
+        width_of_label: pad labels to this width, so that texts of different ranks line up.
+
+    Returns:
+        Stream and text, in order.
+    """
+    labels: dict[tuple[int, ...], str] = {}
+    chunks: list[tuple[Stream, list[str]]] = []
+    for line in lines:
+        text = close_colors(line.text)
+        if not line.note:
+            label = labels.get(line.ranks)
+            if label is None:
+                label = labels[line.ranks] = format_ranks(line.ranks).ljust(width_of_label or 0)
+            text = f"{label} {text}" if text else label.rstrip()
+        if not chunks or chunks[-1][0] != line.stream:
+            chunks.append((line.stream, []))
+        chunks[-1][1].append(text)
+    return [(stream, "\n".join(texts) + "\n") for stream, texts in chunks]

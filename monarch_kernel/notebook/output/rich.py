@@ -1,0 +1,428 @@
+"""What ranks display, other than lines: equal things once, different ones in one output with a switcher, and bounded.
+
+Theory of operation
+-------------------
+A display has its place among the lines of its rank, so `RichFolder.feed` gives a key that is fed to the `OutputFolder`:
+displays of several ranks with the same key (of the same kind, and each rank's n-th of that kind) come out together, and
+`RichFolder.take` makes outputs of them.
+
+- Equal on all ranks: a label, and the display as it is.
+- Different: one piece of HTML, with a ``<details>`` per group of ranks. That needs no JavaScript, works in files that
+  nbconvert wrote, and passes the sanitizer of notebooks that are not trusted; images are data URIs.
+- Different, and of kinds that can't be put into HTML (widgets, plotly): one after the other, each with its label.
+
+A display with a ``display_id`` has a *slot*: the latest state of every rank. An update of one rank draws the slot anew.
+
+Outputs pass while there are tokens (number and bytes). Then they wait; when too many wait only the last are kept, and a
+note says how many were left out.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import re
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from monarch_kernel.errors import format_ranks
+from monarch_kernel.notebook.output.rate_limit import FoldedItem
+
+__all__ = ["OUR_METADATA", "Bundle", "Clear", "RichFolder", "RichOutput", "RichSlots", "compose"]
+
+Bundle = Mapping[str, Any]
+
+OUR_METADATA = "monarch_kernel"
+"""Key of a display's metadata under which a rank's shell hands on ``display_id``, ``update`` and ``clear_output``."""
+
+MAX_GROUPS = 8  # shown of ranks that all differ
+MAX_NBYTES = 8 << 20  # of one output
+MAX_TEXT = 1 << 20
+BURST = 50
+PER_S = 20.0
+BURST_NBYTES = 16 << 20
+NBYTES_PER_S = 4 << 20
+UPDATE_EVERY_S = 0.2
+LAST = 10
+_MAX_SLOTS = 100
+_MAX_LATE = 16
+_IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+_EMBEDDABLE = frozenset(("text/plain", "text/html", "image/svg+xml", "text/latex", "text/markdown", *_IMAGES))
+_NOT_IN_HTML = re.compile(r"<(script|html|body|/details|iframe)\b", re.IGNORECASE)
+_SAYS_NOTHING = re.compile(r"<.* object( at 0x[0-9a-f]+)?>")
+_GENERATED_ID = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True)
+class RichOutput:
+    """Something to display; with a ``display_id`` it can be, or is, an ``update`` of what is there."""
+
+    data: Bundle
+    metadata: Bundle = field(default_factory=dict)
+    display_id: str = ""
+    update: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Clear:
+    """Take away what the cell has shown; with ``wait`` when the next output comes."""
+
+    wait: bool
+
+
+@dataclass(slots=True)
+class _Slot:
+    """What is shown under one display_id; ``labelled`` if its ranks are said in an output of their own."""
+
+    display_id: str
+    labelled: bool = False
+    bundles: dict[int, tuple[Bundle, Bundle]] = field(default_factory=dict)
+    shown: set[str] = field(default_factory=set)
+    at: float = float("-inf")
+    made_by: tuple[str, str] = ("", "")
+
+
+class RichSlots:
+    """The displays of a mesh that can be updated, also by later cells.
+
+    Args:
+        prefix: of the ids under which the notebook knows them.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._slots: dict[str, _Slot] = {}
+        self._generated: dict[int, dict[str, int]] = {}  # rank -> id -> the how manieth of this rank
+
+    def name(self, rank: int, display_id: str) -> str:
+        """What a display is called on all ranks: a generated id is different on each, so it is counted."""
+        if not _GENERATED_ID.fullmatch(display_id):
+            return display_id
+        known = self._generated.setdefault(rank, {})
+        return f"#{known.setdefault(display_id, len(known))}"
+
+    def slot(self, name: str) -> _Slot:
+        """The slot of a display."""
+        if name not in self._slots:
+            for old in list(self._slots)[: len(self._slots) + 1 - _MAX_SLOTS]:
+                del self._slots[old]
+            self._slots[name] = _Slot(f"{self._prefix}-{name}")
+        return self._slots[name]
+
+
+@dataclass(slots=True)
+class _Unit:
+    """What is shown together or not at all."""
+
+    outputs: Sequence[RichOutput | Clear] = ()
+    slot: _Slot | None = None
+
+
+class RichFolder:
+    """Makes outputs of what ranks display, and bounds them.
+
+    Args:
+        ranks: who may display something.
+        slots: of the mesh.
+        prefix: of the ids of displays, unique in the notebook.
+    """
+
+    def __init__(self, ranks: Sequence[int], slots: RichSlots, prefix: str) -> None:
+        self._n_ranks = len(ranks)
+        self._slots = slots
+        self._prefix = prefix
+        self._shows: dict[str, _Slot] = {}  # which ranks that are late may join
+        self._given: dict[tuple[str, int], tuple[Bundle, Bundle]] = {}
+        self._counts: dict[tuple[int, str], int] = {}
+        self._n_shows = 0
+        self._waiting: deque[_Unit] = deque()
+        self._left_out = 0
+        self._tokens = float(BURST)
+        self._nbytes = float(BURST_NBYTES)
+        self._refilled_at: float | None = None
+        self._dirty: dict[str, _Slot] = {}
+        self._shown_by: set[int] = set()
+
+    @property
+    def pending(self) -> bool:
+        """Whether a later `release` has something to show."""
+        return bool(self._waiting or self._dirty)
+
+    def feed(self, rank: int, data: Bundle, metadata: Bundle) -> str:
+        """Take something that a rank displayed; gives the key under which the folder is to fold it."""
+        theirs = dict(metadata)
+        about = theirs.pop(OUR_METADATA, {})
+        if "clear_output" in about:
+            kind = f"clear {bool(about['clear_output'])}"
+        elif about.get("display_id"):
+            kind = f"{'update' if about.get('update') else 'new'} {self._slots.name(rank, str(about['display_id']))}"
+        else:
+            kind = f"show {','.join(sorted(data))}"
+        n = self._counts[rank, kind] = self._counts.get((rank, kind), 0) + 1
+        key = f"{kind}\n{n}"
+        self._given[key, rank] = data, theirs
+        return key
+
+    def lines_shown(self, ranks: Iterable[int]) -> None:
+        """Say that lines of these ranks were shown: a rank may clear only what is its own."""
+        self._shown_by.update(ranks)
+
+    def take(self, item: FoldedItem, now: float) -> list[RichOutput | Clear]:
+        """Make of a folded item what is to be shown now."""
+        kind, _, what = item.key.partition("\n")[0].partition(" ")
+        given = {rank: self._given.pop((item.key, rank)) for rank in item.ranks}
+        if kind == "clear":
+            if not self._shown_by <= set(item.ranks):
+                return []  # it would take away what other ranks have shown
+            self._shown_by.clear()
+            self._waiting.clear()
+            self._dirty.clear()
+            self._waiting.append(_Unit([Clear(what == "True")]))
+        elif kind == "show":
+            self._shown_by.update(item.ranks)
+            self._show(item.key, given)
+        else:
+            self._shown_by.update(item.ranks)
+            slot = self._slots.slot(what)
+            if kind == "new" and slot.made_by != (self._prefix, item.key):
+                slot.made_by = self._prefix, item.key  # a display with the id of an earlier one is another output
+                slot.shown.clear()
+                slot.bundles.clear()
+            slot.bundles.update(given)
+            if slot.shown:
+                self._dirty[what] = slot
+            elif not any(unit.slot is slot for unit in self._waiting):
+                self._wait(_Unit(slot=slot))
+        return self.release(now)
+
+    def _show(self, key: str, given: Mapping[int, tuple[Bundle, Bundle]]) -> None:
+        """Show something for the ranks that gave it in time; those that are late join it where it stands."""
+        slot = self._shows.get(key)
+        if slot is None:
+            self._n_shows += 1
+            slot = _Slot(f"{self._prefix}-{self._n_shows}", labelled=True)
+            self._wait(_Unit(slot=slot))
+            for old in list(self._shows)[: len(self._shows) + 1 - _MAX_LATE]:
+                del self._shows[old]
+            self._shows[key] = slot
+        elif slot.shown:
+            self._dirty[slot.display_id] = slot
+        slot.bundles.update(given)
+        if len(slot.bundles) == self._n_ranks:
+            del self._shows[key]
+
+    def release(self, now: float, *, everything: bool = False) -> list[RichOutput | Clear]:
+        """What may be shown now; if ``everything``, all that waits and is not too much."""
+        self._refill(now)
+        shown: list[RichOutput | Clear] = []
+        room = BURST_NBYTES
+        while self._waiting and (everything or (self._tokens >= 1 and self._nbytes > 0)):
+            unit = self._waiting.popleft()
+            if self._left_out and not isinstance(next(iter(unit.outputs), None), Clear):
+                shown.append(_note(self._left_out))
+                self._left_out = 0
+            outputs = unit.outputs or (self._draw(unit.slot, now) if unit.slot else ())
+            nbytes = sum(map(_nbytes, outputs))
+            room -= nbytes
+            if everything and room < 0:
+                self._left_out += 1
+                continue
+            self._tokens -= 1
+            self._nbytes -= nbytes
+            shown += outputs
+        if everything and self._left_out:
+            shown.append(_note(self._left_out))
+            self._left_out = 0
+        for name, slot in list(self._dirty.items()):
+            if everything or (now >= slot.at + UPDATE_EVERY_S and self._nbytes > 0):
+                del self._dirty[name]
+                drawn = self._draw(slot, now)
+                self._nbytes -= sum(map(_nbytes, drawn))
+                shown += drawn
+        return shown
+
+    def _draw(self, slot: _Slot, now: float) -> list[RichOutput]:
+        """All that is shown under a display_id: one output, or one for each rank where these can't be put together."""
+        slot.at = now
+        drawn: list[RichOutput] = []
+        parts = (
+            _labelled(slot.bundles, slot.display_id) if slot.labelled else _unlabelled(slot.bundles, slot.display_id)
+        )
+        if slot.shown and slot.labelled and "-label" not in dict(parts) and f"{slot.display_id}-label" in slot.shown:
+            parts.insert(0, ("-label", RichOutput({"text/plain": format_ranks(slot.bundles)})))
+        for suffix, output in parts:
+            id = f"{slot.display_id}{suffix}"
+            drawn.append(RichOutput(output.data, output.metadata, id, id in slot.shown))
+            slot.shown.add(id)
+        return drawn
+
+    def _wait(self, unit: _Unit) -> None:
+        self._waiting.append(unit)
+        if len(self._waiting) > 2 * LAST:
+            while len(self._waiting) > LAST:
+                self._waiting.popleft()
+                self._left_out += 1
+
+    def _refill(self, now: float) -> None:
+        elapsed_s = 0.0 if self._refilled_at is None else max(0.0, now - self._refilled_at)
+        self._refilled_at = now
+        self._tokens = min(BURST, self._tokens + elapsed_s * PER_S)
+        self._nbytes = min(BURST_NBYTES, self._nbytes + elapsed_s * NBYTES_PER_S)
+
+
+def compose(given: Mapping[int, tuple[Bundle, Bundle]], name: str) -> list[RichOutput]:
+    """Make outputs of what ranks gave: equal things once, different ones together if that is possible.
+
+    Args:
+        given: rank -> data and metadata, each by MIME type; empty data show nothing.
+        name: of the switcher, unique in the notebook.
+    """
+    return [output for _, output in _labelled(given, name)]
+
+
+Parts = list[tuple[str, RichOutput]]
+"""Outputs, each with what makes its id of that of the whole."""
+
+
+def _labelled(given: Mapping[int, tuple[Bundle, Bundle]], name: str) -> Parts:
+    """Outputs of what ranks gave, with their ranks."""
+    groups = _groups(given)
+    if not groups:
+        return []
+    if all(set(data) <= {"text/plain"} for _, data, _ in groups):
+        return [("", RichOutput({"text/plain": _plain_of_all(groups)}))]
+    if len(groups) > 1 and (bundle := _switcher(groups, name)) is not None:
+        return [("", RichOutput(bundle))]
+    parts: Parts = []
+    for i, (ranks, data, metadata) in enumerate(groups[:MAX_GROUPS]):
+        suffix = f"-{ranks[0]}" if i else ""
+        parts += [
+            (f"{suffix}-label", RichOutput({"text/plain": format_ranks(ranks)})),
+            (suffix, RichOutput(data, metadata)),
+        ]
+    if len(groups) > MAX_GROUPS:
+        parts.append(("-more", RichOutput({"text/plain": _others(groups[MAX_GROUPS:])})))
+    return parts
+
+
+def _unlabelled(given: Mapping[int, tuple[Bundle, Bundle]], name: str) -> Parts:
+    """The same in one output, which can be replaced; in one for each rank where they can't be put together."""
+    groups = _groups(given)
+    if groups and all(set(data) <= {"text/plain"} for _, data, _ in groups):
+        return [("", RichOutput({"text/plain": _plain_of_all(groups)}))]
+    if groups and (bundle := _switcher(groups, name)) is not None:
+        return [("", RichOutput(bundle))]
+    return [(f"-{rank}", RichOutput(data, metadata)) for rank, (data, metadata) in sorted(given.items()) if data]
+
+
+Group = tuple[list[int], Bundle, Bundle]
+
+
+def _groups(given: Mapping[int, tuple[Bundle, Bundle]]) -> list[Group]:
+    groups: list[Group] = []
+    for rank, (data, metadata) in sorted(given.items()):
+        if not data:
+            continue
+        for ranks, known, its_metadata in groups:
+            if known == data and its_metadata == metadata:
+                ranks.append(rank)
+                break
+        else:
+            groups.append(([rank], data, metadata))
+    return groups
+
+
+def _plain_of_all(groups: Sequence[Group]) -> str:
+    room = max(2_000, MAX_TEXT // len(groups))
+    texts = []
+    for ranks, data, _ in groups:
+        label = format_ranks(ranks)
+        indent = "\n" + " " * (len(label) + 1)
+        text = str(data.get("text/plain", ""))
+        if len(text) > room:
+            text = f"{text[: room // 2]} … {len(text) - room:,} characters left out here … {text[-room // 2 :]}"
+        texts.append(f"{label} " + indent.join(text.splitlines() or [""]))
+    return "\n".join(texts)
+
+
+def _switcher(groups: Sequence[Group], name: str) -> dict[str, Any] | None:
+    """One output for groups of ranks that differ; None if some can't be put into HTML."""
+    parts: list[str] = []
+    plain: list[str] = []
+    room = MAX_NBYTES
+    for i, (ranks, data, metadata) in enumerate(groups):
+        body = _embedded(data, metadata)
+        if body is None:
+            return None
+        room -= len(body)
+        if i and (i >= MAX_GROUPS or room < 0):
+            text = _others(groups[i:])
+            parts.append(f"<p>{html.escape(text)}</p>")
+            plain.append(text)
+            break
+        label, title = format_ranks(ranks), _title(data)
+        plain.append(_plain_of_all(groups[i : i + 1]))
+        if len(groups) == 1:
+            parts.append(f"<div><b>{label}</b></div>{body}")
+        else:
+            is_open = " open" if i == 0 else ""
+            parts.append(
+                f'<details name="monarch-{html.escape(name)}"{is_open}>'
+                f"<summary><b>{label}</b> {html.escape(title)}".rstrip()
+                + f"</summary>{body}</details>"
+            )
+    return {"text/html": "\n".join(parts), "text/plain": "\n".join(plain)}
+
+
+def _embedded(data: Bundle, metadata: Bundle) -> str | None:
+    """A bundle as HTML; None if it can't be."""
+    if not set(data) <= _EMBEDDABLE:
+        return None
+    if "text/html" in data:
+        text = str(data["text/html"])
+        return None if _NOT_IN_HTML.search(text) else text
+    if "image/svg+xml" in data:  # as an image, which no sanitizer takes apart
+        encoded = base64.b64encode(str(data["image/svg+xml"]).encode()).decode()
+        return _img("image/svg+xml", encoded, metadata, data)
+    for mime in _IMAGES:
+        if mime in data:
+            return _img(mime, "".join(str(data[mime]).split()), metadata, data)
+    if set(data) == {"text/plain"}:
+        return f"<pre>{html.escape(str(data['text/plain']))}</pre>"
+    return None
+
+
+def _img(mime: str, encoded: str, metadata: Bundle, data: Bundle) -> str:
+    about = metadata.get(mime)
+    size = ""
+    if isinstance(about, Mapping):
+        size = "".join(f' {side}="{int(about[side])}"' for side in ("width", "height") if _is_number(about.get(side)))
+    return f'<img src="data:{mime};base64,{encoded}" alt="{html.escape(_title(data), quote=True)}"{size}>'
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and 0 < value < 100_000
+
+
+def _title(data: Bundle) -> str:
+    text = str(data.get("text/plain", "")).strip()
+    return "" if "\n" in text or len(text) > 80 or _SAYS_NOTHING.fullmatch(text) else text
+
+
+def _others(groups: Sequence[Group]) -> str:
+    ranks = sorted(rank for ranks, _, _ in groups for rank in ranks)
+    return (
+        f"… and {len(groups):,} more that differ, of ranks {format_ranks(ranks)}: run the cell on a slice to see them"
+    )
+
+
+def _note(n: int) -> RichOutput:
+    return RichOutput({"text/plain": f"… {n:,} display{'s' * (n != 1)} left out here (shown: the first and the last)"})
+
+
+def _nbytes(output: RichOutput | Clear) -> int:
+    if isinstance(output, Clear):
+        return 0
+    return sum(len(value) if isinstance(value, str) else 1_000 for value in output.data.values())

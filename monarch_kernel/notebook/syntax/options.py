@@ -1,0 +1,380 @@
+"""The magics' command lines: what may be written, and one-line errors that say what is allowed."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from monarch_kernel.notebook.syntax.lines import Parser, UsageProblem, checked_name, refuse_unknown, spellings, tokens
+from monarch_kernel.notebook.syntax.up import up_parser
+
+__all__ = [
+    "COMMANDS",
+    "STEERING",
+    "LogsOptions",
+    "LoopOptions",
+    "RemoteOptions",
+    "one_name",
+    "option_names",
+    "parse_doctor",
+    "parse_logs",
+    "parse_loop",
+    "parse_remote",
+    "parse_rollback",
+    "parse_tensorboard",
+    "parser_of",
+    "repeatable",
+    "split_options",
+]
+
+COMMANDS = {
+    "up": "bring a mesh up",
+    "show": "show the live view of a mesh, or of all",
+    "down": "end a mesh, or all of them",
+    "attach": "take up a mesh that outlived its kernel",
+    "interrupt": "interrupt what it runs, keep its state; --abort: abort process groups, too",
+    "loop": "say how far its loop is; pause, resume, step [N], stop, or turn knobs",
+    "rollback": "put back what its ranks had before a step, of which they keep a snapshot; its next loop goes on from there",
+    "tensorboard": "write what its loops log for TensorBoard, from now on",
+    "heal": "start new processes in place of dead ranks; the others keep their state",
+    "restart": "end ranks, and start new processes in their places",
+    "sync": "send edited modules to its ranks, and load anew what is imported there",
+    "stacks": "say what every rank does now",
+    "traffic": "say how many bytes have gone between its ranks, by which roads, and in collectives",
+    "debug": "look at a rank in pdb, where it failed or stopped",
+    "logs": "show what ranks have written, also what was left out",
+    "doctor": "say whether all is there that the kernel needs, and what to do where it is not",
+    "help": "what a command takes",
+}
+
+STEERING = ("pause", "resume", "step", "stop")
+"""What ``%mesh loop`` does to a loop, besides turning its knobs."""
+
+_GROUPS = "equal lines of several ranks are shown once here, with their ranks; --raw shows each rank's own"
+# Options of ipyparallel's %%px that have no meaning here, and what there is instead.
+_PEERS = {
+    "--group-outputs": _GROUPS,
+    "--progress-after": "the table of the mesh shows what its ranks do",
+    "--signal-on-interrupt": "Kernel > Interrupt raises KeyboardInterrupt on the ranks",
+    "-e": _GROUPS,
+    "--engine": _GROUPS,
+    "--verbose": "a cell that runs is seen in the table of its mesh",
+}
+
+
+@dataclass(frozen=True)
+class RemoteOptions:
+    """``%%remote``.
+
+    Attributes:
+        selector: expression that gives a mesh; empty for the one last brought up.
+        out: variable that takes the values of the last expression; empty for none.
+        raw: whether to show every line of every rank for itself.
+        timeout_s: after which the cell is interrupted; None for never.
+        background: whether the cell returns at once, while the ranks go on.
+        targets: which ranks of the selected mesh, such as ``0,2``, ``1-3``, ``0:4:2``; empty for all.
+        stream: whether output is shown while the cell runs, or only at its end.
+        local: whether the kernel runs the cell, too.
+    """
+
+    selector: str = ""
+    out: str = ""
+    raw: bool = False
+    timeout_s: float | None = None
+    background: bool = False
+    targets: str = ""
+    stream: bool = True
+    local: bool = False
+
+
+@dataclass(frozen=True)
+class LogsOptions:
+    """``%mesh logs``.
+
+    Attributes:
+        selector: expression that gives a mesh; empty for the one last brought up.
+        lines: of each rank, at most.
+        stderr: whether to show only that stream.
+        raw: whether to show every line of every rank for itself.
+    """
+
+    selector: str
+    lines: int = 200
+    stderr: bool = False
+    raw: bool = False
+
+
+@dataclass(frozen=True)
+class LoopOptions:
+    """``%mesh loop``.
+
+    Attributes:
+        selector: expression that gives a mesh; empty for the one last brought up.
+        command: ``pause``, ``resume``, ``step`` or ``stop``; empty if knobs are turned, or nothing is done.
+        count: of steps.
+        knobs: name -> value.
+    """
+
+    selector: str = ""
+    command: str = ""
+    count: int = 1
+    knobs: Mapping[str, int | float | str | bool | None] = field(default_factory=dict)
+
+
+def _remote_parser(magic: str) -> Parser:
+    parser = Parser(magic)
+    add = parser.add_argument
+    add(
+        "selector",
+        nargs="?",
+        default="",
+        metavar="SELECTOR",
+        help="t, t[0], t[0:4], t.slice(dp=0); left out, the mesh last brought up",
+    )
+    add("--mesh", metavar="NAME", help="the same as SELECTOR")
+    add(
+        "-t",
+        "--targets",
+        "--ranks",
+        default="",
+        metavar="RANKS",
+        help="only these ranks, as output numbers them: 0,2 or 1-3 or 0:4:2 or all",
+    )
+    add("-o", "--out", default="", metavar="NAME", help="NAME becomes a ValueMesh of every rank's last expression")
+    add("--raw", action="store_true", help="show each rank's lines for themselves, equal ones too")
+    add("--timeout", metavar="S", help="interrupt the ranks after S seconds")
+    # That is for cells: elsewhere it is read, to be refused in words of its own, but not offered.
+    of_local = "run the cell here, too, when the ranks have run it" if magic == "%%remote" else argparse.SUPPRESS
+    add("--local", action="store_true", help=of_local)
+    add("-a", "--background", "--noblock", action="store_true", help="return at once; the ranks go on")
+    add("-b", "--block", action="store_true", help="wait for the ranks (default)")
+    add("--stream", action="store_true", help="show output while the cell runs (default)")
+    add("--no-stream", action="store_true", help="show output when the cell has ended")
+    return parser
+
+
+def _logs_parser(magic: str) -> Parser:
+    parser = Parser(magic)
+    add = parser.add_argument
+    add("selector", nargs="?", default="", metavar="SELECTOR", help="a mesh or a slice of one: t, t[0], t[0:4]")
+    add("--lines", default="200", metavar="N", help="the last N of each rank (default: 200)")
+    add("--stderr", action="store_true", help="only what was written there")
+    add("--raw", action="store_true", help="show each rank's lines for themselves, equal ones too")
+    return parser
+
+
+def _doctor_parser(magic: str) -> Parser:
+    parser = Parser(magic)
+    parser.add_argument("--quick", action="store_true", help="bring no rank up, which takes seconds")
+    return parser
+
+
+_PARSERS: dict[str, Callable[[str], Parser]] = {
+    "%mesh up": lambda magic: up_parser(),
+    "%mesh doctor": _doctor_parser,
+    "%mesh logs": _logs_parser,
+    "%%remote": _remote_parser,
+    "%autoremote": _remote_parser,
+    "%remote": _remote_parser,
+}
+
+
+@functools.cache
+def parser_of(magic: str, engine: str = "") -> Parser | None:
+    """What knows the arguments of ``%mesh COMMAND`` or ``%%remote``; None for a command without options.
+
+    Args:
+        magic: which one.
+        engine: whose options ``%mesh up`` takes, too.
+    """
+    if engine:
+        return up_parser(engine)
+    make = _PARSERS.get(magic)
+    return make(magic) if make else None
+
+
+def option_names(magic: str, *, aliases: bool = False, engine: str = "") -> list[str]:
+    """The options of ``%mesh COMMAND`` or of ``%%remote``: one spelling of each, for errors, or all, for completion."""
+    parser = parser_of(magic, engine)
+    return spellings(parser, aliases=aliases) if parser else []
+
+
+def repeatable(magic: str, engine: str = "") -> set[str]:
+    """The options that may be given several times."""
+    parser = parser_of(magic, engine)
+    actions = parser._actions if parser else ()
+    return {name for action in actions if isinstance(action.default, list) for name in action.option_strings}
+
+
+def split_options(line: str, magic: str) -> tuple[str, str]:
+    """Split a line into the options with which it begins and the expression that follows.
+
+    Only the long spellings: ``-t`` is the negative of ``t``.
+    """
+    parser = parser_of(magic)
+    takes_value = {n: a.nargs is None for a in (parser._actions if parser else ()) for n in a.option_strings}
+    end = 0
+    while option := _LONG_OPTION.match(line, end):
+        if option["name"] not in takes_value:
+            break
+        end = option.end()
+        if takes_value[option["name"]] and not option["value"]:
+            word = _WORD.match(line, end)
+            end = word.end() if word else end
+    return line[:end].strip(), line[end:].strip()
+
+
+_LONG_OPTION = re.compile(r"\s*(?P<name>--[a-z-]+)(?P<value>=\S*)?(?=\s|$)")
+_WORD = re.compile(r"\s*\S*")
+
+
+def _parse(line: str, magic: str) -> argparse.Namespace:
+    words = tokens(line)
+    parser = parser_of(magic)
+    assert parser is not None
+    for word in words:
+        if instead := _PEERS.get(word.partition("=")[0]):
+            raise UsageProblem(f"{magic}: there is no {word.partition('=')[0]}: {instead}")
+    known, unknown = parser.parse_known_args(words)
+    refuse_unknown(parser, unknown)
+    return known
+
+
+def parse_remote(line: str, magic: str = "%%remote") -> RemoteOptions:
+    """Read what follows ``%%remote``, or another magic that takes the same.
+
+    Raises:
+        UsageProblem: it can't be; the text says why and what to write.
+    """
+    known = _parse(line, magic)
+    if known.mesh and known.selector:
+        raise UsageProblem(f"{magic}: --mesh {known.mesh} and {known.selector} both name a mesh; write one of them")
+    for one, other in (("background", "block"), ("stream", "no_stream")):
+        if getattr(known, one) and getattr(known, other):
+            raise UsageProblem(f"{magic}: give --{one} or --{other.replace('_', '-')}, not both")
+    if known.out:
+        checked_name(known.out, f"{magic}: --out", "losses")
+    timeout_s = None
+    if known.timeout is not None:
+        try:
+            timeout_s = float(known.timeout)
+        except ValueError:
+            raise UsageProblem(f"{magic}: --timeout takes seconds, not {known.timeout!r}") from None
+        if not timeout_s > 0:
+            raise UsageProblem(f"{magic}: --timeout must be more than 0 seconds, not {known.timeout}")
+    return RemoteOptions(
+        selector=known.selector or known.mesh or "",
+        out=known.out,
+        raw=known.raw,
+        timeout_s=timeout_s,
+        background=known.background,
+        targets="" if known.targets == "all" else known.targets,
+        stream=not known.no_stream,
+        local=known.local,
+    )
+
+
+def parse_doctor(line: str) -> bool:
+    """Read what follows ``%mesh doctor``: whether only what is quick is to be done.
+
+    Raises:
+        UsageProblem: it can't be; the text says why and what to write.
+    """
+    return bool(_parse(line, "%mesh doctor").quick)
+
+
+def parse_logs(line: str) -> LogsOptions:
+    """Read what follows ``%mesh logs``.
+
+    Raises:
+        UsageProblem: it can't be; the text says why and what to write.
+    """
+    known = _parse(line, "%mesh logs")
+    if not known.lines.isdecimal() or not int(known.lines):
+        raise UsageProblem(f"%mesh logs: --lines takes a whole number, such as 200, not {known.lines!r}")
+    return LogsOptions(known.selector, int(known.lines), known.stderr, known.raw)
+
+
+def parse_loop(line: str) -> LoopOptions:
+    """Read what follows ``%mesh loop``: ``[SELECTOR] [pause | resume | step [N] | stop | KNOB=VALUE...]``.
+
+    Raises:
+        UsageProblem: it can't be; the text says why and what to write.
+    """
+    words = tokens(line)
+    is_named = bool(words) and words[0] not in STEERING and not _KNOB.match(words[0])
+    selector = words.pop(0) if is_named else ""
+    if not words:
+        return LoopOptions(selector)
+    if words[0] in STEERING:
+        command, *more = words
+        if command == "step" and len(more) == 1 and more[0].isdecimal() and int(more[0]):
+            return LoopOptions(selector, command, int(more[0]))
+        if more:
+            takes = "how many steps, such as 10" if command == "step" else "nothing"
+            raise UsageProblem(f"%mesh loop: {command} takes {takes}, not {' '.join(more)!r}")
+        return LoopOptions(selector, command)
+    knobs = {}
+    for word in words:
+        if not _KNOB.match(word):
+            raise UsageProblem(f"%mesh loop: {word!r} is none of {', '.join(STEERING)}, and no KNOB=VALUE")
+        name, _, value = word.partition("=")
+        try:
+            knobs[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):  # no number: a text needs no quotes
+            knobs[name] = value
+    return LoopOptions(selector, knobs=knobs)
+
+
+_KNOB = re.compile(r"[^=()\[\]]+=(?!=)")
+
+
+def parse_rollback(line: str) -> tuple[str, int | None]:
+    """Read what follows ``%mesh rollback``: ``[SELECTOR] [STEP]``; gives the selector, and None for the newest step.
+
+    Raises:
+        UsageProblem: it can't be; the text says why and what to write.
+    """
+    words = tokens(line)
+    step = int(words.pop()) if words and words[-1].isdecimal() else None
+    if len(words) > 1:
+        raise UsageProblem(f"%mesh rollback: it takes a mesh and a step, such as t 40, not {line.strip()!r}")
+    return words[0] if words else "", step
+
+
+def parse_tensorboard(line: str) -> tuple[str, str | None]:
+    """Read what follows ``%mesh tensorboard``: ``[SELECTOR] FOLDER | off``; gives the selector, and None for ``off``.
+
+    Raises:
+        UsageProblem: it can't be; the text says why and what to write.
+    """
+    words = tokens(line)
+    if not 1 <= len(words) <= 2:
+        said = f", not {line.strip()!r}" if words else ""
+        raise UsageProblem(f"%mesh tensorboard: it takes a folder, such as runs/gpt (or off){said}")
+    folder = words.pop()
+    return words[0] if words else "", None if folder == "off" else folder
+
+
+def one_name(rest: Sequence[str], command: str, known: Sequence[str], *, optional: bool) -> str:
+    """The one mesh that a command names; empty if it may be left out and is.
+
+    Raises:
+        UsageProblem: it is unknown, missing, or one of several.
+    """
+    have = ", ".join(known) or "none"
+    if not known and not (optional and not rest):
+        raise UsageProblem(f"%mesh {command}: no mesh is up; bring one up with: %mesh up NAME -n 4")
+    if not rest:
+        if optional:
+            return ""
+        raise UsageProblem(f"%mesh {command}: name a mesh ({have})")
+    if len(rest) > 1:
+        raise UsageProblem(f"%mesh {command}: name one mesh, not {' '.join(rest)!r}")
+    if rest[0] not in known:
+        raise UsageProblem(f"%mesh {command}: there is no mesh {rest[0]!r}; there is: {have}")
+    return rest[0]

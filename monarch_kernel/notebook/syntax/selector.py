@@ -1,0 +1,205 @@
+"""Selectors: the expression that says on which mesh a cell runs, read without running anything.
+
+A selector is looked at, not evaluated: names, indices and the algebra of meshes are all it may hold, so that a slip such as
+``%%remote t.stop()`` is refused before it has done anything.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from monarch_kernel.base.mesh import Point, Shaped
+from monarch_kernel.errors import format_ranks
+from monarch_kernel.notebook.syntax.lines import UsageProblem
+
+__all__ = ["evaluate", "pick_ranks", "root_name"]
+
+_ALGEBRA = frozenset({"flatten", "rename", "slice", "split"})
+_ARITHMETIC: dict[type[ast.operator], Any] = {
+    ast.Add: operator.add,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Mult: operator.mul,
+    ast.Sub: operator.sub,
+}
+
+
+def root_name(selector: str) -> str | None:
+    """The variable that a selector starts with: ``t`` of ``t[0:2].slice(dp=0)``; None if it is nothing like that."""
+    try:
+        node: ast.expr = ast.parse(selector.strip(), mode="eval").body
+    except (SyntaxError, ValueError):
+        return None
+    while True:
+        if isinstance(node, ast.Name):
+            return node.id
+        if isinstance(node, (ast.Subscript, ast.Attribute)):
+            node = node.value
+        elif isinstance(node, ast.Call):
+            node = node.func
+        else:
+            return None
+
+
+def evaluate(selector: str, namespace: Mapping[str, Any], example: str = "trainers") -> Any:
+    """The mesh that a selector gives, or what else its name stands for.
+
+    Args:
+        selector: names, ints, slices and lists as indices, ``.slice(...)`` and the rest of the mesh algebra.
+        namespace: the user's variables.
+        example: name of a mesh, for errors.
+
+    Raises:
+        UsageProblem: it holds anything else, or can't be applied; the text says what to write.
+    """
+    try:
+        tree = ast.parse(selector.strip(), mode="eval").body
+        return _Reader(selector, namespace, example).mesh(tree)
+    except (SyntaxError, RecursionError):
+        raise UsageProblem(_refusal(selector, example)) from None
+    except UsageProblem:
+        raise
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise UsageProblem(f"{selector}: {error}") from None
+
+
+def _refusal(selector: str, example: str, part: str = "") -> str:
+    name = root_name(selector) or example
+    because = f": {part} is not run here" if part and part != selector.strip() else ""
+    return (
+        f"{selector!r} selects no mesh{because}; write a name and, if need be, a slice, such as "
+        f"{name}[0:2] or {name}.slice(...)"
+    )
+
+
+class _Reader:
+    """Reads one selector."""
+
+    def __init__(self, selector: str, namespace: Mapping[str, Any], example: str) -> None:
+        self._selector = selector
+        self._example = example
+        self._namespace = namespace
+
+    def _refuse(self, node: ast.AST) -> UsageProblem:
+        return UsageProblem(_refusal(self._selector, self._example, ast.unparse(node)))
+
+    def _variable(self, name: str) -> Any:
+        if name not in self._namespace:
+            raise UsageProblem(f"{self._selector}: there is no variable {name!r} in the kernel")
+        return self._namespace[name]
+
+    def mesh(self, node: ast.expr) -> Any:
+        """A mesh, or whatever a bare name stands for."""
+        if isinstance(node, ast.Name):
+            return self._variable(node.id)
+        if isinstance(node, ast.Subscript):
+            return self._shaped(node.value)[self._index(node.slice)]
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _ALGEBRA:
+            named: dict[str, Any] = {}
+            for keyword in node.keywords:
+                if keyword.arg is None:
+                    raise self._refuse(node)
+                named[keyword.arg] = self._argument(keyword.value)
+            method = getattr(self._shaped(node.func.value), node.func.attr)
+            return method(*map(self._argument, node.args), **named)
+        raise self._refuse(node)
+
+    def _shaped(self, node: ast.expr) -> Any:
+        value = self.mesh(node)
+        if not isinstance(value, Shaped):
+            raise UsageProblem(f"{self._selector}: {ast.unparse(node)} is a {type(value).__name__}, not a mesh")
+        return value
+
+    def _index(self, node: ast.expr) -> Any:
+        if isinstance(node, ast.Slice):
+            return self._slice(node.lower, node.upper, node.step)
+        if isinstance(node, ast.Tuple):
+            return tuple(map(self._index, node.elts))
+        if isinstance(node, ast.List):
+            return list(map(self._int, node.elts))
+        if isinstance(node, ast.Name):
+            return self._checked_index(node, self._variable(node.id))
+        return self._int(node)
+
+    def _checked_index(self, node: ast.Name, value: Any) -> Any:
+        if isinstance(value, (int, slice, Point)) or (
+            isinstance(value, (list, tuple)) and all(isinstance(each, (int, slice)) for each in value)
+        ):
+            return value
+        raise UsageProblem(
+            f"{self._selector}: {node.id} is a {type(value).__name__}; an index is an int, a slice or a list"
+        )
+
+    def _slice(self, *bounds: ast.expr | None) -> slice:
+        return slice(*(None if bound is None else self._bound(bound) for bound in bounds))
+
+    def _bound(self, node: ast.expr) -> int | None:
+        return None if isinstance(node, ast.Constant) and node.value is None else self._int(node)
+
+    def _int(self, node: ast.expr) -> int:
+        value: Any = None
+        if isinstance(node, ast.Constant):
+            value = node.value
+        elif isinstance(node, ast.Name):
+            value = self._variable(node.id)
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            value = -self._int(node.operand)
+        elif isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+            value = _ARITHMETIC[type(node.op)](self._int(node.left), self._int(node.right))
+        if not isinstance(value, int):
+            raise self._refuse(node)
+        return value
+
+    def _argument(self, node: ast.expr) -> Any:
+        """Of ``slice``, ``split``, ``flatten`` and ``rename``: what an index may be, names, tuples of names."""
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            return node.value
+        if isinstance(node, (ast.Tuple, ast.List)):
+            return tuple(map(self._argument, node.elts))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "slice":
+            if node.keywords or not 1 <= len(node.args) <= 3:
+                raise self._refuse(node)
+            return slice(*map(self._bound, node.args))
+        return self._index(node)
+
+
+_SPAN = re.compile(r"(?P<first>\d+)(?:-(?P<last>\d+))?")
+_SLICE = re.compile(r"-?\d*:-?\d*(?::\d*)?")
+
+
+def pick_ranks(targets: str, ranks: Sequence[int]) -> list[int]:
+    """Places, in a mesh with these ranks, of those that ``--targets`` names.
+
+    Ranks are numbered as in output: a slice of a mesh keeps the numbers of the whole.
+
+    Args:
+        targets: ``0,2``, ``1-3`` (to and with 3), ``0:4:2`` (as Python slices), or several of these with commas.
+        ranks: of the selected mesh.
+
+    Raises:
+        UsageProblem: it can't be read, or names a rank that is not there.
+    """
+    place = {rank: i for i, rank in enumerate(ranks)}
+    top = max(ranks) + 1
+    wanted: list[int] = []
+    for part in targets.strip("[]").split(","):
+        part = part.strip()
+        if span := _SPAN.fullmatch(part):
+            first, last = int(span["first"]), int(span["last"] or span["first"])
+            wanted += range(first, max(first, min(last, top)) + 1 if last >= first else first)
+        elif _SLICE.fullmatch(part):
+            bounds = [int(text) if text else None for text in part.split(":")]
+            if bounds[2:] == [0]:
+                raise UsageProblem(f"--targets {targets}: the step of a slice must be at least 1")
+            wanted += [rank for rank in range(top)[slice(*bounds)] if rank in place]
+        else:
+            raise UsageProblem(f"--targets takes ranks, such as 0,2 or 1-3 or 0:4:2 or all, not {targets!r}")
+    if missing := [rank for rank in wanted if rank not in place]:
+        raise UsageProblem(f"--targets {targets}: there is no rank {missing[0]}; there is: {format_ranks(ranks)}")
+    if not wanted:
+        raise UsageProblem(f"--targets {targets} selects no rank; there is: {format_ranks(ranks)}")
+    return [place[rank] for rank in dict.fromkeys(wanted)]

@@ -1,0 +1,390 @@
+"""What may follow ``%mesh up``."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, get_args
+
+from monarch_kernel.launch.registry import ENGINES, Engine, Option
+from monarch_kernel.net.wire.config import LEAST_SILENCE_S
+from monarch_kernel.notebook.syntax.lines import Parser, UsageProblem, checked_name, refuse_unknown, tokens
+from monarch_kernel.runtime.controller.restarts import Restart
+
+__all__ = ["UpOptions", "engine_of", "parse_up", "up_parser"]
+
+
+MAX_HOSTS = 100_000
+"""More are a slip of the hand."""
+
+
+@dataclass(frozen=True)
+class UpOptions:
+    """``%mesh up``.
+
+    Attributes:
+        name: of the mesh.
+        axes: axis -> number of ranks along it.
+        gpus: whether each rank was asked to have a GPU (``--gpus``).
+        device: ``auto``, ``cpu`` or ``cuda``.
+        env: added to the environment of the ranks.
+        detach: whether the mesh outlives the kernel.
+        keep_s: how long it does without another that takes it up, in seconds; 0 for ever.
+        restart: what is replaced when a rank dies: nothing (``never``), that ``rank``, or the ``mesh``.
+        max_restarts: how often that is done.
+        engine: who provides the hosts (``--on``).
+        hosts: how many; 0 for this machine itself, without an axis of its own.
+        host_names: what they are called, for engines that do not choose them.
+        python: interpreter of the hosts; empty for that of the notebook.
+        wait_s: how long they may take to come, in seconds; None for as long as is usual.
+        lost_after_s: how long a host may be silent, in seconds, before it is given up.
+        dry_run: whether to say only what would be asked for.
+        of_engine: fields of the engine's own options -> values.
+    """
+
+    name: str
+    axes: dict[str, int]
+    gpus: bool
+    device: str
+    env: dict[str, str] = field(default_factory=dict)
+    detach: bool = False
+    keep_s: float = 0.0
+    restart: Restart = "never"
+    max_restarts: int = 3
+    engine: str = "local"
+    hosts: int = 0
+    host_names: tuple[str, ...] = ()
+    python: str = ""
+    wait_s: float | None = None
+    lost_after_s: float = 1.0
+    dry_run: bool = False
+    of_engine: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def per_host(self) -> int:
+        """How many ranks each host has."""
+        return math.prod(self.axes.values()) // max(1, self.hosts)
+
+
+def up_parser(engine: str = "") -> Parser:
+    """What knows the arguments of ``%mesh up``, with those of an engine."""
+    parser = Parser("%mesh up")
+    add = parser.add_argument
+    add("name", nargs="?", default="mesh", metavar="NAME", help="becomes a variable, the mesh (default: mesh)")
+    add("-n", metavar="N", help="bring up N ranks (processes) on this machine, or on each host")
+    add("--gpus", metavar="N", help="ranks with a GPU each")
+    add("--axes", metavar="A=N,B=M", help="name the axes of all ranks, such as dp=2,tp=4; else gpus, or hosts and gpus")
+    add("--device", choices=["auto", "cuda", "cpu"], default="auto", help="auto (default): GPUs where there are enough")
+    add(
+        "--on",
+        choices=list(ENGINES),
+        default="local",
+        metavar="ENGINE",
+        help=f"who provides hosts: {', '.join(ENGINES)}",
+    )
+    add("--hosts", metavar="N|NAMES", help="how many; with --on ssh which: a,b,c, or a file that has one a line")
+    add("--python", metavar="PATH", help="interpreter of the hosts (default: the path of this one)")
+    add("--wait", metavar="S", help="give all back if they are not up in S seconds")
+    add("--lost-after", metavar="S", help="a host that is silent so long is lost (default: 1)")
+    add("--dry-run", action="store_true", help="say what the engine would be asked for, and ask for nothing")
+    add("--env", action="append", default=[], metavar="K=V", help="add to the ranks' environment; may be repeated")
+    add("--restart", choices=get_args(Restart), default="never", help="what is replaced when a rank dies")
+    add(
+        "--max-restarts",
+        default="3",
+        metavar="N",
+        help="how often, within 5 minutes, before it is given up (default: 3)",
+    )
+    add("--detach", action="store_true", help="the mesh outlives the kernel, until %mesh down")
+    add("--keep-for", metavar="TIME", help="with --detach: it ends by itself after 45 (s), 30m or 2h without a kernel")
+    for option in ENGINES[engine].options if engine else ():
+        if not option.metavar:
+            add(*option.flags, dest=_dest(option), action="store_true", help=option.help)
+        elif option.repeated:
+            add(
+                *option.flags, dest=_dest(option), action="append", default=[], metavar=option.metavar, help=option.help
+            )
+        else:
+            add(*option.flags, dest=_dest(option), metavar=option.metavar, help=option.help)
+    return parser
+
+
+def _dest(option: Option) -> str:
+    return f"of_engine.{option.field}"
+
+
+def engine_of(words: Sequence[str]) -> str:
+    """The engine that a line of ``%mesh up`` names; empty if it names none, or one that there is not."""
+    for i, word in enumerate(words):
+        flag, equals, name = word.partition("=")
+        if flag == "--on":
+            name = name if equals else "".join(words[i + 1 : i + 2])
+            return name if name in ENGINES else ""
+    return ""
+
+
+def _foreign(flag: str, owners: Sequence[str], engine: str) -> str:
+    """What is said of an option that only other engines have."""
+    whose = f"{flag} is an option of --on {' and --on '.join(owners)}"
+    if not engine:
+        return f"%mesh up: {whose}; say --on ENGINE, too"
+    own = ", ".join(option.flags[0] for option in ENGINES[engine].options)
+    return f"%mesh up: {whose}; " + (f"those of --on {engine} are {own}" if own else f"--on {engine} has none")
+
+
+def _count(text: str, option: str) -> int:
+    try:
+        count = int(text)
+    except ValueError:
+        raise UsageProblem(f"%mesh up: {option} takes a whole number, such as 4, not {text!r}") from None
+    if count < 1:
+        raise UsageProblem(f"%mesh up: {option} must be at least 1, not {count}")
+    return count
+
+
+def _axes(text: str) -> dict[str, int]:
+    axes: dict[str, int] = {}
+    for part in text.split(","):
+        name, equals, size = part.partition("=")
+        if not equals:
+            raise UsageProblem(f"%mesh up: --axes takes NAME=SIZE,..., such as --axes dp=2,tp=4; {part!r} is not that")
+        name = checked_name(name.strip(), "%mesh up: an axis")
+        if name in axes:
+            raise UsageProblem(f"%mesh up: axis {name!r} is named twice in --axes {text}")
+        axes[name] = _count(size.strip(), f"the size of axis {name}")
+    return axes
+
+
+def _seconds(text: str, option: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise UsageProblem(f"%mesh up: {option} takes seconds, not {text!r}") from None
+    if not 0.0 < seconds < math.inf:
+        bound = "a finite number of" if seconds == math.inf else "more than 0"
+        raise UsageProblem(f"%mesh up: {option} must be {bound} seconds, not {text}")
+    return seconds
+
+
+def _silence(text: str) -> float:
+    seconds = _seconds(text, "--lost-after")
+    if seconds < LEAST_SILENCE_S:
+        raise UsageProblem(
+            f"%mesh up: --lost-after must be at least {LEAST_SILENCE_S} seconds, not {text}: hosts say four times a second "
+            "that they are there"
+        )
+    return seconds
+
+
+def _span(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", text)
+    if not found or not float(found[1]):
+        raise UsageProblem(f"%mesh up: --keep-for takes a time, such as 45 (seconds), 30m or 2h, not {text!r}")
+    return float(found[1]) * {"s": 1.0, "m": 60.0, "h": 3600.0}[found[2] or "s"]
+
+
+def _host_names(text: str, origin: str) -> tuple[str, ...]:
+    """The hosts of a list, or of a file, which may have comments, and ``slots=N`` as MPI and DeepSpeed have it."""
+    lines = [line.partition("#")[0] for line in text.splitlines()]
+    words = [word for line in lines for word in re.split(r"[\s,]+", line) if word]
+    names = [word for word in words if not re.fullmatch(r"(max_)?slots=\d+", word)]
+    for name in names:
+        if name.startswith("-"):  # it would be read as an option by whoever is given it
+            raise UsageProblem(f"%mesh up: {name!r} in {origin} is no host")
+        if names.count(name) > 1:
+            raise UsageProblem(f"%mesh up: host {name!r} stands twice in {origin}")
+    if not names:
+        raise UsageProblem(f"%mesh up: there is no host in {origin}")
+    return tuple(names)
+
+
+def _hosts(text: str, engine: Engine, read: Callable[[str], str | None]) -> tuple[int, tuple[str, ...]]:
+    """How many hosts are asked for, and what they are called."""
+    if "hosts" not in engine.takes:
+        if not text.isdecimal():
+            raise UsageProblem(
+                f"%mesh up: --on {engine.name} takes a number of hosts, such as --hosts 4, and chooses them; not {text!r}"
+            )
+        if (hosts := _count(text, "--hosts")) > MAX_HOSTS:
+            raise UsageProblem(f"%mesh up: --hosts {text} are more than a mesh can have, which is {MAX_HOSTS:,}")
+        return hosts, ()
+    if text.isdecimal():
+        raise UsageProblem(
+            f"%mesh up: --on {engine.name} takes the names of the hosts, such as --hosts a,b,c, or a file; not {text!r}"
+        )
+    listed = None if "," in text else read(text)
+    if listed is None and "/" in text:
+        raise UsageProblem(f"%mesh up: --hosts {text}: there is no such file")
+    names = _host_names(text if listed is None else listed, "--hosts" if listed is None else text)
+    return len(names), names
+
+
+def _of_engine(known: argparse.Namespace, engine: Engine) -> dict[str, Any]:
+    """What was given of the options of an engine."""
+    given: dict[str, Any] = {}
+    for option in engine.options:
+        text = getattr(known, _dest(option), None)
+        if text in (None, False, []):
+            continue
+        try:
+            if not option.metavar:
+                given[option.field] = True
+            elif option.repeated:
+                given[option.field] = tuple(option.parse(one) for one in text)
+            else:
+                given[option.field] = option.parse(text)
+        except ValueError as error:
+            raise UsageProblem(f"%mesh up: {option.flags[0]} {error}, not {text!r}") from None
+    return given
+
+
+_ONLY_WITH_HOSTS = ("python", "wait", "lost_after", "dry_run")
+
+
+def _parse_up_hosts(known: argparse.Namespace, read: Callable[[str], str | None]) -> UpOptions:
+    """Read what asks for hosts; how many GPUs they have is not known here."""
+    engine = ENGINES[known.on]
+    if known.hosts is None:
+        example = "a,b,c" if "hosts" in engine.takes else "4"
+        raise UsageProblem(f"%mesh up: say which hosts --on {engine.name} shall give: --hosts {example}")
+    hosts, names = _hosts(known.hosts, engine, read)
+    of_engine = _of_engine(known, engine)
+    if known.detach:
+        _check_detach(engine, of_engine)
+    count = None if known.n is None else _count(known.n, "-n")
+    gpus = None if known.gpus is None else _count(known.gpus, "--gpus")
+    per_host = count or gpus
+    axes = _axes(known.axes) if known.axes else {}
+    if axes:
+        total = math.prod(axes.values())
+        if per_host is None and total % hosts:
+            raise UsageProblem(
+                f"%mesh up: --axes {known.axes} makes {total} ranks, which {hosts} hosts can't share evenly"
+            )
+        if per_host is not None and total != hosts * per_host:
+            raise UsageProblem(
+                f"%mesh up: --axes {known.axes} makes {total} ranks, but {hosts} hosts with {per_host} each have "
+                f"{hosts * per_host}"
+            )
+    elif per_host is None:
+        raise UsageProblem("%mesh up: say how many ranks each host shall have: -n N, or --gpus N with a GPU each")
+    else:
+        axes = {"hosts": hosts, "gpus": per_host}
+    return UpOptions(
+        known.name,
+        axes,
+        gpus is not None or known.device == "cuda",
+        "cuda" if gpus is not None else known.device,
+        engine=engine.name,
+        hosts=hosts,
+        host_names=names,
+        python=known.python or "",
+        wait_s=None if known.wait is None else _seconds(known.wait, "--wait"),
+        lost_after_s=1.0 if known.lost_after is None else _silence(known.lost_after),
+        dry_run=known.dry_run,
+        of_engine=of_engine,
+        detach=known.detach,
+    )
+
+
+def _check_detach(engine: Engine, of_engine: Mapping[str, Any]) -> None:
+    """Refuse what can't outlive the kernel."""
+    if engine.ends_with_us:
+        raise UsageProblem(f"%mesh up: --detach with --on {engine.name} is not possible: {engine.ends_with_us}")
+    if engine.name == "ray" and of_engine.get("dials"):
+        raise UsageProblem(
+            "%mesh up: --detach with --on ray needs hosts that connect to this machine by themselves: not --dial"
+        )
+    if engine.name == "ssh" and of_engine.get("tunnel") != "never":
+        raise UsageProblem(
+            "%mesh up: --detach with --on ssh needs --tunnel never: hosts that are reached through the kernel's SSH connection "
+            "are lost with it"
+        )
+
+
+def _environment(pairs: Sequence[str]) -> dict[str, str]:
+    env = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise UsageProblem(f"%mesh up: --env takes NAME=VALUE, not {pair!r}")
+        env[key] = value
+    return env
+
+
+def parse_up(line: str, gpus_here: int, read_file: Callable[[str], str | None] = lambda name: None) -> UpOptions:
+    """Read what follows ``%mesh up``.
+
+    Args:
+        line: the rest of the line.
+        gpus_here: GPUs of this machine.
+        read_file: gives the text of a file that lists hosts; None if there is no such file.
+
+    Raises:
+        UsageProblem: it can't be; the text says why and what to write.
+    """
+    words = tokens(line)
+    engine = engine_of(words)
+    parser = up_parser(engine)
+    known, unknown = parser.parse_known_args(words)
+    if unknown:
+        flag = unknown[0].partition("=")[0]
+        owners = [one.name for one in ENGINES.values() if any(flag in option.flags for option in one.options)]
+        if owners:
+            raise UsageProblem(_foreign(flag, owners, engine))
+        refuse_unknown(parser, unknown)
+    known.name = checked_name(known.name, "%mesh up: the name of a mesh")
+    if known.n is not None and known.gpus is not None:
+        raise UsageProblem("%mesh up: give -n N (ranks) or --gpus N (ranks with a GPU each), not both")
+    if known.gpus is not None and known.device == "cpu":
+        raise UsageProblem("%mesh up: --gpus asks for GPUs and --device cpu for none; use -n with --device cpu")
+    if known.on != "local" or known.hosts is not None:
+        options = _parse_up_hosts(known, read_file)
+    else:
+        for option in _ONLY_WITH_HOSTS:
+            if getattr(known, option):
+                flag = f"--{option.replace('_', '-')}"
+                raise UsageProblem(f"%mesh up: {flag} is for hosts of an engine: say --on ENGINE --hosts N, too")
+        options = _parse_up_here(known, gpus_here)
+    if known.keep_for is not None and not known.detach:
+        raise UsageProblem("%mesh up: --keep-for says how long a detached mesh is kept: say --detach, too")
+    return replace(
+        options,
+        keep_s=0.0 if known.keep_for is None else _span(known.keep_for),
+        env=_environment(known.env),
+        restart=known.restart,
+        max_restarts=_count(known.max_restarts, "--max-restarts"),
+    )
+
+
+def _parse_up_here(known: argparse.Namespace, gpus_here: int) -> UpOptions:
+    """Read what asks for ranks on this machine."""
+    count = None if known.n is None else _count(known.n, "-n")
+    gpus = None if known.gpus is None else _count(known.gpus, "--gpus")
+    wants_gpus = gpus is not None or known.device == "cuda"
+    axes = _axes(known.axes) if known.axes else {}
+    size = count or gpus
+    if axes:
+        total = math.prod(axes.values())
+        if size is not None and size != total:
+            raise UsageProblem(f"%mesh up: --axes {known.axes} makes {total} ranks, but {size} were asked for")
+        size = total
+    elif size is None:
+        if known.device == "cpu" or not gpus_here:
+            raise UsageProblem("%mesh up: say how many ranks: -n N (this machine has no GPU to count)")
+        size = gpus_here
+    if wants_gpus and size > gpus_here:
+        raise UsageProblem(
+            f"%mesh up: {size} GPUs were asked for, this machine has {gpus_here}; ask for fewer, "
+            f"or for ranks without a GPU: -n {size} --device cpu"
+        )
+    device = known.device
+    if device == "auto" and not wants_gpus and gpus_here and size > gpus_here:
+        raise UsageProblem(
+            f"%mesh up: {size} ranks can't have a GPU each, this machine has {gpus_here}; add --device cpu"
+        )
+    device = "cuda" if wants_gpus else device
+    return UpOptions(known.name, axes or {"gpus": size}, wants_gpus, device, detach=known.detach)

@@ -1,0 +1,252 @@
+"""Errors of many ranks as text: one block per distinct error, the user's lines first, the library's folded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+
+from monarch_kernel.base.text import plain
+from monarch_kernel.errors import Failure, Frame, RanksError, causes_by_rank, format_ranks
+from monarch_kernel.runtime.diagnostics.source_names import short_file
+
+__all__ = ["error_block"]
+
+_MAX_BLOCKS = 8
+_MAX_LINES = 40  # of a block
+_MAX_MESSAGE_LINES = 10
+_MAX_USER_FRAMES = 5
+_MAX_VARIABLES = 8
+_MAX_LAST_LINES = 10
+_MAX_CAUSES = 3
+_MAX_WIDTH = 160
+_MAX_HEADLINE = 500
+_SHOWN_BY = "%tb Verbose shows them"
+_CONTEXT_LINES = 2  # of source, before and after the failing one
+
+
+class _Paint:
+    """ANSI colours, or none."""
+
+    def __init__(self, color: bool) -> None:
+        self._color = color
+
+    def _wrap(self, code: str, text: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self._color and text else text
+
+    def error(self, text: str) -> str:
+        return self._wrap("1;31", text)
+
+    def place(self, text: str) -> str:
+        return self._wrap("32", text)
+
+    def mark(self, text: str) -> str:
+        return self._wrap("1;32", text)
+
+    def dim(self, text: str) -> str:
+        return self._wrap("2", text)
+
+
+def error_block(error: RanksError, *, color: bool, verbose: bool = False) -> list[str]:
+    """Write an error of some ranks as the lines of a traceback, for ``_render_traceback_``.
+
+    Args:
+        error: what failed, with the reports of its ranks.
+        color: whether to use ANSI colours.
+        verbose: show the frames of libraries, too, and do not shorten.
+
+    Returns:
+        Lines without newlines.
+    """
+    paint = _Paint(color)
+    groups = error.groups()
+    blocks = [group for group in groups if group[0].kind != "released"]
+    released = sorted(rank for failure, ranks in groups if failure.kind == "released" for rank in ranks)
+    lines = f"{paint.error(type(error).__name__)}: {plain(error.what)}".split("\n")
+    n_blocks = len(blocks) if verbose else _MAX_BLOCKS
+    for failure, ranks in blocks[:n_blocks]:
+        block = list(_block(error, failure, ranks, paint, verbose))
+        lines.append("")
+        lines += block if verbose else _shortened(block, paint)
+    lines.append("")
+    if hidden := blocks[n_blocks:]:
+        label = format_ranks(rank for _, ranks in hidden for rank in ranks)
+        errors = "1 more distinct error" if len(hidden) == 1 else f"{len(hidden):,} more distinct errors"
+        lines.append(f"and {errors} on {label} ({_SHOWN_BY})")
+    if released:
+        verb = "was" if len(released) == 1 else "were"
+        cause = "a collective for the ranks above" if blocks else "a collective"
+        lines.append(paint.dim(f"{format_ranks(released)} waited in {cause} and {verb} released"))
+    if finished := sorted(point.rank for point in error.results):
+        theirs = "its result is" if len(finished) == 1 else "their results are"
+        lines.append(f"{format_ranks(finished)} finished; {theirs} in sys.last_value.results")
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def _block(error: RanksError, failure: Failure, ranks: Sequence[int], paint: _Paint, verbose: bool) -> Iterator[str]:
+    """One distinct error, with the ranks that had it."""
+    label = format_ranks(ranks)
+    by_rank = {point.rank: report for point, report in error.reports.items()}
+    reports = {rank: by_rank[rank] for rank in ranks}
+    headline = plain(_headline(failure)).rstrip().split("\n")
+    n_message = len(headline) if verbose else _MAX_MESSAGE_LINES
+    yield f"{paint.error(label)} {_colored_headline(_narrow(headline[0], verbose, _MAX_HEADLINE), failure, paint)}"
+    yield from (f"    {_narrow(line, verbose, _MAX_HEADLINE)}" for line in headline[1:n_message])
+    if len(headline) > n_message:
+        yield paint.dim(f"    … {len(headline) - n_message:,} more lines of the message")
+    if processes := _processes(reports):
+        yield paint.dim(f"    {processes}")
+    if pythons := {each.python for each in reports.values() if each.python}:
+        yield paint.dim(f"    with {', '.join(sorted(pythons))}")  # what can be imported is what is installed for it
+    if failure.notes and len({each.notes for each in reports.values()}) > 1:
+        yield f"    On {format_ranks(ranks[:1])}:"
+    yield from (f"    {_narrow(plain(note), verbose)}" for note in failure.notes)
+    if failure.kind == "interrupted":
+        yield from _interrupted(failure, paint)
+    elif failure.frames:
+        yield from _frames(failure, paint, verbose, _whose_variables(reports))
+    elif failure.traceback:
+        tail = [line for line in plain(failure.traceback).splitlines() if line.strip()]
+        if len(tail) > 1:  # else it is the headline again
+            yield from (f"    {_narrow(line, verbose)}" for line in (tail if verbose else tail[-_MAX_LAST_LINES:]))
+    yield from (f"    {_narrow(line, verbose, _MAX_HEADLINE)}" for line in _causes(reports))
+    if failure.last_lines:
+        last = failure.last_lines if verbose else failure.last_lines[-_MAX_LAST_LINES:]
+        it = f"{format_ranks(ranks[:1])}" if len({each.last_lines for each in reports.values()}) > 1 else "it"
+        yield f"    The last {it} wrote:" if len(last) > 1 else f"    The last line {it} wrote:"
+        yield from (f"    | {_narrow(plain(line), verbose)}" for line in last)
+    if verbose and failure.traceback and failure.frames:
+        yield "    The whole traceback:"
+        yield from (f"    {line}" for line in plain(failure.traceback).splitlines())
+
+
+def _headline(failure: Failure) -> str:
+    if failure.kind == "interrupted" and not failure.message:
+        return f"{failure.etype}: interrupted on request, its state is kept"
+    return failure.headline()
+
+
+def _colored_headline(headline: str, failure: Failure, paint: _Paint) -> str:
+    etype = failure.etype
+    return paint.error(etype) + headline[len(etype) :] if headline.startswith(etype) else headline
+
+
+def _processes(reports: Mapping[int, Failure]) -> str:
+    """Hosts and process ids of the ranks: ``on node1 (pids 17, 18)``; empty where no host has come."""
+    by_host: dict[str, list[int]] = {}
+    for report in reports.values():
+        if report.host:
+            by_host.setdefault(report.host, []).append(report.pid)
+    hosts = []
+    for host, all_pids in list(by_host.items())[:4]:
+        pids = [pid for pid in all_pids if pid]
+        shown = ", ".join(map(str, pids[:4])) + (", …" if len(pids) > 4 else "")
+        hosts.append(f"{host} (pid{'s' if len(pids) > 1 else ''} {shown})" if pids else host)
+    more = f", and {len(by_host) - 4} more hosts" if len(by_host) > 4 else ""
+    return f"on {', '.join(hosts)}{more}" if hosts else ""
+
+
+def _interrupted(failure: Failure, paint: _Paint) -> Iterator[str]:
+    """Where it was stopped, in one line: the user did it, so there is nothing to find out."""
+    if where := failure.user_frame:
+        source = _source_line(where)
+        yield f"    {paint.place(_place(where))}" + (f": {source}" if source else "")
+
+
+def _whose_variables(reports: Mapping[int, Failure]) -> str:
+    """The rank of which variables are shown, if others that had the same error have different ones; else empty."""
+    kinds = {tuple(frame.variables for frame in each.frames) for each in reports.values()}
+    return f", on {format_ranks(list(reports)[:1])}" if len(kinds) > 1 else ""
+
+
+def _frames(failure: Failure, paint: _Paint, verbose: bool, whose: str) -> Iterator[str]:
+    """The user's frames with their source; those of libraries folded into one line where they come together."""
+    frames = failure.frames
+    of_user = [i for i, frame in enumerate(frames) if frame.user]
+    # Without a frame of the user, the innermost one says most.
+    innermost = of_user[-1] if of_user else len(frames) - 1
+    if verbose:
+        shown = set(range(len(frames)))
+    elif len(of_user) > _MAX_USER_FRAMES:
+        # Of a deep recursion, the way in and the end.
+        shown = {*of_user[:2], *of_user[2 - _MAX_USER_FRAMES :]}
+    else:
+        shown = {*of_user, innermost}
+    last_folded = max(set(range(len(frames))) - shown, default=-1)
+    for is_shown, group in groupby(range(len(frames)), key=shown.__contains__):
+        indices = list(group)
+        if is_shown:
+            for i in indices:
+                yield from _frame(frames[i], paint, verbose)
+                if i == innermost:
+                    yield from _variables(frames[i], paint, verbose, whose)
+        else:
+            hint = f" ({_SHOWN_BY})" if indices[-1] == last_folded else ""
+            yield paint.dim(f"    {_folded_frames([frames[i] for i in indices])}{hint}")
+
+
+def _frame(frame: Frame, paint: _Paint, whole: bool) -> Iterator[str]:
+    yield f"    {paint.place(_place(frame))}"
+    first = frame.first_line
+    numbered = [(first + i, text) for i, text in enumerate(frame.source)]
+    if not whole:
+        numbered = [(n, text) for n, text in numbered if abs(n - frame.line) <= _CONTEXT_LINES]
+    while numbered and not numbered[-1][1].strip():
+        numbered.pop()
+    width = max((len(str(n)) for n, _ in numbered), default=0)
+    for n, text in numbered:
+        text = _narrow(plain(text), whole)
+        if n == frame.line:
+            yield f"    {paint.mark(f'----> {n:>{width}}')} {text}".rstrip()
+        else:
+            yield f"          {paint.dim(f'{n:>{width}}')} {text}".rstrip()
+
+
+def _variables(frame: Frame, paint: _Paint, whole: bool, whose: str) -> Iterator[str]:
+    shown = frame.variables if whole else frame.variables[:_MAX_VARIABLES]
+    if shown:
+        yield paint.dim(f"    where{whose}")
+    for name, description in shown:
+        yield f"          {name}: {_narrow(plain(description).replace(chr(10), ' '), whole)}"
+    if len(frame.variables) > len(shown):
+        yield paint.dim(f"          … and {len(frame.variables) - len(shown)} more variables")
+
+
+def _place(frame: Frame) -> str:
+    """``remote cell [5], line 3`` or ``model.py, line 12, in forward``."""
+    function = "" if frame.function in ("", "<module>") else f", in {frame.function}"
+    return f"{short_file(frame.file)}, line {frame.line}{function}"
+
+
+def _folded_frames(frames: Sequence[Frame]) -> str:
+    files = list(dict.fromkeys(short_file(frame.file) for frame in frames))
+    names = ", ".join(files[:2]) + (", …" if len(files) > 2 else "")
+    return f"… {len(frames):,} frame{'' if len(frames) == 1 else 's'} in {names} …"
+
+
+def _source_line(frame: Frame) -> str:
+    index = frame.line - frame.first_line
+    return _narrow(plain(frame.source[index]).strip()) if 0 <= index < len(frame.source) else ""
+
+
+def _causes(reports: Mapping[int, Failure]) -> Iterator[str]:
+    """The exceptions to which this one is chained, the nearest first."""
+    chain = [plain(line) for line in causes_by_rank(reports)]
+    yield from chain[:_MAX_CAUSES]
+    if len(chain) > _MAX_CAUSES:
+        yield f"… and {len(chain) - _MAX_CAUSES} more ({_SHOWN_BY})"
+
+
+def _shortened(block: list[str], paint: _Paint) -> list[str]:
+    """A block of bounded length: its beginning and its end."""
+    if len(block) <= _MAX_LINES:
+        return block
+    n_head = _MAX_LINES // 2
+    n_tail = _MAX_LINES - n_head - 1
+    n_cut = len(block) - n_head - n_tail
+    return [*block[:n_head], paint.dim(f"    … {n_cut} lines left out here …"), *block[-n_tail:]]
+
+
+def _narrow(line: str, whole: bool = False, width: int = _MAX_WIDTH) -> str:
+    return line if whole or len(line) <= width else line[: width - 1] + "…"

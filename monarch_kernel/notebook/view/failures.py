@@ -1,0 +1,44 @@
+"""Failures that no actor has handled, as text: what has failed on which ranks, and what that was caused by. Pure."""
+
+from __future__ import annotations
+
+from monarch_kernel.base.mesh import Extent, Point
+from monarch_kernel.errors import MeshFailure, SupervisionError, format_ranks
+from monarch_kernel.notebook.view.errors import error_block
+
+__all__ = ["failure_block", "failure_line"]
+
+_MAX_CAUSES = 4
+
+
+def failure_block(failure: MeshFailure, *, color: bool) -> list[str]:
+    """Write a failure that nobody has handled as the lines of a message.
+
+    Args:
+        failure: as whoever is told of it last has it.
+        color: whether to use ANSI colours.
+
+    Returns:
+        Lines without newlines.
+    """
+    name = failure.mesh_name
+    lines = _block(failure, f"{name}{format_ranks(failure.reports)} failed, and no actor has handled that", color)
+    found, below = 1, failure.cause
+    while below is not None and found < _MAX_CAUSES:
+        cause = _block(below, f"{below.mesh_name}{format_ranks(below.reports)} failed", color)
+        lines += ["", f"caused by: {cause[0].partition(': ')[2]}", *cause[1:]]
+        found, below = found + 1, below.cause
+    return [*lines, "", f"What needs {name}{format_ranks(failure.reports)} raises SupervisionError; the others go on."]
+
+
+def failure_line(failure: MeshFailure, *, color: bool) -> str:
+    """Write in one line that what was shown before is the end of this, too."""
+    what = f"{failure.mesh_name}{format_ranks(failure.reports)} failed by the same, and no actor has handled that"
+    return _block(failure, f"{what}: {failure.primary.headline().split(';')[0]}", color)[0]
+
+
+def _block(failure: MeshFailure, what: str, color: bool) -> list[str]:
+    places = Extent({"ranks": max(failure.reports) + 1})
+    error = SupervisionError(what, {Point(rank, places): report for rank, report in failure.reports.items()})
+    lines = error_block(error, color=color)
+    return [lines[0].replace(SupervisionError.__name__, MeshFailure.__name__, 1), *lines[1:]]

@@ -1,0 +1,51 @@
+"""Loops that are steered, as text."""
+
+from __future__ import annotations
+
+from monarch_kernel.base.events import CurveView, LoopView
+from monarch_kernel.base.text import format_seconds, plain
+
+__all__ = ["loop_text"]
+
+_SIGNS = {"running": "▶", "paused": "❚❚", "over": "■"}
+_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+_MAX_SHOWN = 8
+
+
+def loop_text(view: LoopView) -> str:
+    """How far it is, how fast, what its knobs are and what was logged last, in a line."""
+    steps = f"step {view.step:,}" + ("" if view.steps is None else f" of {view.steps:,}")
+    where = f" in {plain(view.where)}" if view.where else ""
+    parts = [f"loop{where}: {_SIGNS[view.state]} {view.state}, {steps}"]
+    if view.step_s:
+        step = f"{view.step_s * 1000:.3g} ms" if view.step_s < 1 else format_seconds(view.step_s)
+        parts.append(", ".join([f"{step} a step", *(_rate(name, rate) for name, rate in view.per_s)]))
+        if view.mfu is not None:
+            parts[-1] += f", MFU {view.mfu:.1%}".replace("%", " %")
+    parts += [_metric(curve) for curve in view.curves[:_MAX_SHOWN]]
+    parts += [f"{plain(knob.name)}={_value(knob.value)}" for knob in view.knobs[:_MAX_SHOWN]]
+    hidden = max(0, len(view.curves) - _MAX_SHOWN) + max(0, len(view.knobs) - _MAX_SHOWN)
+    if hidden:
+        parts.append(f"and {hidden} more")
+    return "; ".join(parts)
+
+
+def _rate(name: str, rate: float) -> str:
+    """``84,120 tokens/s``, ``413 TFLOP/s``."""
+    if name != "flops":
+        return f"{rate:,.0f} {name}/s"
+    for prefix in _PREFIXES[:-1]:
+        if rate < 999.5:
+            return f"{rate:.3g} {prefix}FLOP/s"
+        rate /= 1000
+    return f"{rate:.3g} {_PREFIXES[-1]}FLOP/s"
+
+
+def _metric(curve: CurveView) -> str:
+    """``loss 2.3026 (2.28 rank 3, 2.32 rank 0)``: the mean of the ranks, and where it is least and greatest."""
+    ends = ", ".join(f"{value:.5g} rank {rank}" for rank, value in curve.ends)
+    return f"{plain(curve.name)} {curve.last:.5g}" + (f" ({ends})" if ends else "")
+
+
+def _value(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else repr(value)

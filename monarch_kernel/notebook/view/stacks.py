@@ -1,0 +1,179 @@
+"""What ranks do now, as text: equal ones once, with the place in the user's code, and whom a collective waits for.
+
+The reader asks why something does not end. So a rank that is missing from a collective is named beside those that wait in it,
+and ranks that wait in different collectives of one group are told apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from monarch_kernel.base.events import MeshView, RankView
+from monarch_kernel.base.text import format_seconds, plain
+from monarch_kernel.errors import Failure, format_ranks
+from monarch_kernel.runtime.diagnostics.source_names import describe_line, short_cell
+from monarch_kernel.runtime.diagnostics.stacks import Activity, Collective, Doing
+
+__all__ = ["doing_lines", "no_answer", "stacks_text", "works"]
+
+_MAX_BLOCKS = 12
+_MAX_USER_FRAMES = 4
+_SAME_SHAPES = ("all_reduce", "broadcast", "reduce")  # of others the inputs may differ from rank to rank
+
+Answers = Mapping[int, "Doing | Failure"]
+
+
+def stacks_text(view: MeshView, answers: Answers, ranks: Collection[int] | None = None) -> str:
+    """What the ranks of a mesh do now.
+
+    Args:
+        view: the mesh.
+        answers: of all its ranks, as `ProcMesh.doing` gives them.
+        ranks: those to tell of; all, if it is left out.
+    """
+    chosen = [rank.rank for rank in view.ranks if ranks is None or rank.rank in ranks]
+    busy = [
+        rank for rank in chosen if view.ranks[rank].state == "running" or works(view.ranks[rank], answers.get(rank))
+    ]
+    if not busy and not any(_collectives(answers, rank) for rank in chosen):
+        states = sorted({view.ranks[rank].state for rank in chosen} - {"idle", "failed"})
+        if not states:
+            return f"{view.name}: nothing runs on {format_ranks(chosen)}"
+    count = f"{len(chosen)} rank{'s' * (len(chosen) != 1)}"
+    return "\n".join([f"{view.name}: {count}, {len(busy)} busy", *doing_lines(view, answers, chosen)])
+
+
+def doing_lines(view: MeshView, answers: Answers, ranks: Sequence[int]) -> list[str]:
+    """What some ranks of a mesh do: a block for each distinct thing, with the ranks that do it."""
+    blocks: dict[object, tuple[list[int], list[str], list[Collective]]] = {}
+    for rank in ranks:
+        for lines, waits in _blocks(view.ranks[rank], answers.get(rank)):
+            key = (tuple(lines), tuple(replace(each, age_s=0.0, thread=0) for each in waits))
+            known = blocks.setdefault(key, ([], lines, []))
+            known[0].append(rank)
+            known[2].extend(waits)
+    found: list[str] = []
+    shown = list(blocks.values())
+    for who, lines, waits in shown[:_MAX_BLOCKS]:
+        found += [f"{format_ranks(who)} {lines[0]}", *(f"    {line}" for line in lines[1:])]
+        for wait in {_identity(each): each for each in sorted(waits, key=lambda each: each.age_s)}.values():
+            found += [f"    {line}" for line in _wait_lines(wait, view, answers)]
+    if hidden := shown[_MAX_BLOCKS:]:
+        others = format_ranks(rank for who, _, _ in hidden for rank in who)
+        found.append(f"and {len(hidden)} more places, on {others}")
+    return found
+
+
+def no_answer(answer: Doing | Failure | None) -> bool:
+    """Whether a rank that is alive did not say what it does."""
+    return answer is None or (isinstance(answer, Failure) and answer.etype == "CancelledError")
+
+
+def works(rank: RankView, answer: Doing | Failure | None) -> bool:
+    """Whether a rank runs code of the user's, for whomever."""
+    return bool(_activities(rank, answer))
+
+
+def _blocks(rank: RankView, answer: Doing | Failure | None) -> Iterator[tuple[list[str], list[Collective]]]:
+    """What one rank does: lines, and the collectives it waits in; one item for each thing that it does."""
+    if rank.state in ("dead", "stopped"):
+        yield [f"{rank.state}: {rank.last_error}" if rank.last_error else rank.state], []
+    elif rank.state == "starting":
+        yield ["its process is not up yet"], []
+    elif no_answer(answer):
+        what = f", while it runs {rank.activity}" if rank.activity else ""
+        yield [f"does not answer{what}: native code that holds the GIL, or a stopped process"], []
+    elif isinstance(answer, Failure):
+        yield [plain(answer.headline())], []
+    else:
+        assert answer is not None
+        activities = _activities(rank, answer)
+        if not activities:
+            idle = [f"between two steps of {rank.activity}" if rank.state == "running" else "idle"]
+            yield [*idle, *_not_known(answer)], []
+        left = list(answer.collectives)
+        for i, activity in enumerate(activities):
+            # A collective may be started by another thread than the one that waits for it: that of the backward pass.
+            last = i == len(activities) - 1
+            mine = [each for each in left if last or each.thread == activity.thread]
+            left = [each for each in left if each not in mine]
+            yield [*_activity_lines(activity, rank, waits=bool(mine)), *(_not_known(answer) if last else ())], mine
+
+
+def _not_known(answer: Doing) -> Iterator[str]:
+    """Say why it is not known in which collectives a rank waits, if it is not."""
+    if answer.unknown:
+        yield f"its collectives are not known: {plain(answer.unknown)}"
+
+
+def _activity_lines(activity: Activity, rank: RankView, *, waits: bool) -> list[str]:
+    frames = [frame for frame in activity.frames if frame.user]
+    if not frames:
+        what = (rank.activity if activity.executor == "main" else activity.executor) or "runs code of its own"
+        return [f"{what}: its place is not known: {plain(activity.unknown)}" if activity.unknown else what]
+    lines = [describe_line(frames[-1])]
+    if activity.executor != "main":
+        lines[0] = f"{activity.executor}: {lines[0]}"
+    inner = activity.frames[-1]
+    if activity.call and not inner.user and not waits:
+        lines.append(f"in {activity.call} ({short_cell(inner.file)}, line {inner.line})")
+    for frame in reversed(frames[:-1][-_MAX_USER_FRAMES:]):
+        lines.append(f"called from {describe_line(frame)}")
+    return lines
+
+
+def _wait_lines(wait: Collective, view: MeshView, answers: Answers) -> Iterator[str]:
+    """In which collective ranks wait, and for whom."""
+    yield f"waits in {_operation(wait, with_group=True)} for {format_seconds(wait.age_s)}"
+    missing: dict[str, list[int]] = {}
+    others: dict[str, list[int]] = {}
+    for rank in wait.members:
+        answer = answers.get(rank)
+        if not isinstance(answer, Doing):
+            if rank < len(view.ranks) and view.ranks[rank].state in ("dead", "stopped"):
+                missing.setdefault("dead", []).append(rank)
+            continue
+        same = [each for each in answer.collectives if (each.group, each.number) == (wait.group, wait.number)]
+        if answer.unknown:
+            missing.setdefault("not known", []).append(rank)
+        elif not same and answer.reached.get(wait.group, 0) < wait.number:
+            missing.setdefault("not started", []).append(rank)
+        for each in same:
+            differs = wait.operation in _SAME_SHAPES and each.shapes != wait.shapes
+            if each.operation != wait.operation or differs:
+                others.setdefault(_operation(each), []).append(rank)
+    if missing.get("not started"):
+        late = missing["not started"]
+        yield f"{format_ranks(late)} {'has' if len(late) == 1 else 'have'} not started it"
+    if missing.get("not known"):
+        yield f"whether {format_ranks(missing['not known'])} started it is not known"
+    if missing.get("dead"):
+        yield f"{format_ranks(missing['dead'])} can't: dead"
+    for what, where in others.items():
+        yield f"{format_ranks(where)} {'waits' if len(where) == 1 else 'wait'} in {what} instead"
+
+
+def _operation(wait: Collective, *, with_group: bool = False) -> str:
+    """``all_reduce #17 (shape 16x8)``."""
+    group = f" of group {wait.group} {format_ranks(wait.members)}" if with_group and wait.group else ""
+    return f"{wait.operation} #{wait.number}{group}" + (f" (shape {wait.shapes})" if wait.shapes else "")
+
+
+def _activities(rank: RankView, answer: Doing | Failure | None) -> list[Activity]:
+    """What it does, also what the controller has not asked it for, such as a call of another rank.
+
+    A thread that the controller waits for may be anywhere; another one that is not in the user's code has done its work.
+    """
+    if not isinstance(answer, Doing):
+        return []
+    return [each for each in answer.activities if rank.state == "running" or each.user_frame is not None]
+
+
+def _collectives(answers: Answers, rank: int) -> tuple[Collective, ...]:
+    answer = answers.get(rank)
+    return answer.collectives if isinstance(answer, Doing) else ()
+
+
+def _identity(wait: Collective) -> tuple[object, ...]:
+    return (wait.operation, wait.number, wait.group, wait.shapes)

@@ -1,0 +1,213 @@
+"""Meshes and their ranks as text and as static HTML: for terminals, saved notebooks and screen readers.
+
+States are told by a sign and a word; colour is only added.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from monarch_kernel.base.events import DetachedView, MeshView, RankState, RankView
+from monarch_kernel.base.text import Column, aligned, format_nbytes, format_seconds, html_table, plain
+from monarch_kernel.errors import format_ranks
+from monarch_kernel.notebook.view.loops import loop_text
+
+__all__ = ["detached_text", "mesh_html", "mesh_text", "meshes_text"]
+
+NO_MESH = "No mesh is up. Bring one up with: %mesh up NAME -n 4"
+DETACHED = "Not in this kernel (%mesh attach NAME takes one up, %mesh down NAME ends it):"
+
+_SIGNS: dict[RankState, str] = {
+    "starting": "…",
+    "idle": "○",
+    "running": "▶",
+    "failed": "✗",
+    "dead": "†",
+    "stopped": "■",
+}
+_COLORS: dict[RankState, str] = {
+    "running": "var(--jp-success-color1, #2e7d32)",
+    "failed": "var(--jp-error-color1, #d32f2f)",
+    "dead": "var(--jp-error-color1, #d32f2f)",
+}
+_MAX_RANKS = 32  # above this only ranks that need attention are listed
+_MAX_NOTED = 16
+_MAX_LONGEST = 4
+_MAX_LOST = 4
+_MAX_ERROR = {"text": 80, "html": 200}
+
+
+def mesh_text(view: MeshView) -> str:
+    """One mesh and its ranks, as a table with aligned columns."""
+    shown, rest = _ranks_to_show(view)
+    lines = [_caption(view)]
+    if shown:
+        columns = _columns(view, shown, "text")
+        lines += aligned(columns)
+    if rest:
+        lines.append(rest)
+    return "\n".join([*lines, *map(loop_text, view.loops), *_lost_hosts(view), *_strangers(view)])
+
+
+def mesh_html(view: MeshView) -> str:
+    """One mesh and its ranks, as an HTML table that needs neither script nor style sheet."""
+    shown, rest = _ranks_to_show(view)
+    below = [*([rest] if rest else []), *map(loop_text, view.loops), *_lost_hosts(view), *_strangers(view)]
+
+    def mark(row: int, title: str, content: str) -> str:
+        if title != "state":
+            return content
+        sign, word = content.split(" ", 1)
+        state = shown[row].state
+        color = f"color:{_COLORS[state]}" if state in _COLORS else ""
+        # The word says the same: a screen reader need not try to name the sign.
+        return f'<span aria-hidden="true" style="{color}">{sign}</span> {word}'
+
+    columns = _columns(view, shown, "html") if shown else ()
+    table = html_table(_caption(view), columns, below, mark=mark, wraps=("last error",))
+    return f'<div class="mk-static">{table}</div>'  # what is drawn alive beside it hides it
+
+
+def detached_text(views: Sequence[DetachedView]) -> str:
+    """Meshes that this kernel has not, one a line."""
+    lines = aligned(
+        [
+            ("name", [view.name for view in views], False),
+            ("axes", [" ".join(f"{axis}={size}" for axis, size in view.axes) for view in views], False),
+            ("ranks", [view.where or _runs(view.runs) for view in views], False),
+            (
+                "kernel",
+                [
+                    f"pid {view.owner}" if view.owner else f"none for {format_seconds(view.detached_s)}"
+                    for view in views
+                ],
+                False,
+            ),
+        ]
+    )
+    return "\n".join([DETACHED, *lines])
+
+
+def _runs(runs: Sequence[str | None]) -> str:
+    counts = Counter("dead" if one is None else f"running {one}" if one else "idle" for one in runs)
+    return ", ".join(f"{count:,} {what}" for what, count in counts.items())
+
+
+def meshes_text(views: Sequence[MeshView]) -> str:
+    """All meshes, one a line: what ``%mesh`` prints."""
+    if not views:
+        return NO_MESH
+    return "\n".join(
+        aligned(
+            [
+                ("name", [view.name for view in views], False),
+                ("axes", [_axes(view) for view in views], False),
+                ("ranks", [_states(view.ranks) for view in views], False),
+                ("where", [view.where for view in views], False),
+                ("up for", [format_seconds(view.age_s) for view in views], True),
+            ]
+        )
+    )
+
+
+def _columns(view: MeshView, ranks: Sequence[RankView], face: str) -> list[Column]:
+    """The columns of the rank table; those that would be empty are left out."""
+    columns: list[Column] = [("rank", [str(rank.rank) for rank in ranks], True)]
+    if len(view.axes) > 1:
+        columns.append(("point", [", ".join(f"{axis}={at}" for axis, at in rank.point) for rank in ranks], False))
+    if len({rank.host for rank in view.ranks}) > 1:
+        columns.append(("host", [rank.host for rank in ranks], False))
+    columns += [
+        ("state", [f"{_SIGNS[rank.state]} {rank.state}" for rank in ranks], False),
+        ("activity", [_activity(rank) for rank in ranks], False),
+        ("device", [rank.device for rank in ranks], False),
+        ("memory", [format_nbytes(rank.rss_nbytes) if rank.rss_nbytes else "" for rank in ranks], True),
+        ("gpu memory", [_gpu_memory(rank) for rank in ranks], True),
+        ("gpu", [f"{rank.gpu_percent:.0f} %" if rank.gpu_total_nbytes else "" for rank in ranks], True),
+        ("in", [_rate(rank.in_bytes_per_s) for rank in ranks], True),
+        ("out", [_rate(rank.out_bytes_per_s) for rank in ranks], True),
+        ("restarts", [str(rank.restarts or "") for rank in ranks], True),
+        ("last error", [_one_line(rank.last_error, _MAX_ERROR[face]) for rank in ranks], False),
+    ]
+    return [column for column in columns if any(column[1]) or column[0] in ("rank", "state")]
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{format_nbytes(bytes_per_s)}/s" if bytes_per_s else ""
+
+
+def _gpu_memory(rank: RankView) -> str:
+    if not rank.gpu_total_nbytes:
+        return ""
+    return f"{format_nbytes(rank.gpu_nbytes)} of {format_nbytes(rank.gpu_total_nbytes)}"
+
+
+def _activity(rank: RankView) -> str:
+    if not rank.activity:
+        return ""
+    activity = _one_line(rank.activity, 60)
+    return f"{activity} for {format_seconds(rank.running_s)}" if rank.state == "running" else activity
+
+
+def _caption(view: MeshView) -> str:
+    n_ranks = len(view.ranks)
+    ranks = f"{n_ranks:,} rank{'' if n_ranks == 1 else 's'}"
+    states = f" ({_states(view.ranks)})" if view.ranks else ""
+    axes = f"{_axes(view)}, " if view.axes else ""
+    return f"{view.name}: {axes}{ranks}{states}, {view.where}, up for {format_seconds(view.age_s)}"
+
+
+def _axes(view: MeshView) -> str:
+    return " ".join(f"{axis}={size}" for axis, size in view.axes)
+
+
+def _states(ranks: Sequence[RankView]) -> str:
+    counts = Counter(rank.state for rank in ranks)
+    return ", ".join(f"{counts[state]:,} {state}" for state in _SIGNS if counts[state])
+
+
+def _ranks_to_show(view: MeshView) -> tuple[Sequence[RankView], str]:
+    """The ranks to list, and a sentence about the others."""
+    if len(view.ranks) <= _MAX_RANKS:
+        return view.ranks, ""
+    broken = [rank for rank in view.ranks if rank.state in ("dead", "failed")]
+    running = [rank for rank in view.ranks if rank.state == "running"]
+    longest = sorted(running, key=lambda rank: (-rank.running_s, rank.rank))[:_MAX_LONGEST]
+    # The dead come before the failed if there is no room for all.
+    noted = sorted(broken, key=lambda rank: (rank.state != "dead", rank.rank))[: _MAX_NOTED - len(longest)]
+    listed = {rank.rank for rank in noted + longest}
+    shown = [rank for rank in view.ranks if rank.rank in listed]
+    others = [rank for rank in view.ranks if rank.rank not in listed]
+    hidden = [rank.rank for rank in broken if rank.rank not in listed]
+    rest = f"and {len(others):,} more: {_states(others)}"
+    if hidden:
+        rest += f"; dead or failed: {format_ranks(hidden)}"
+    return shown, rest
+
+
+def _lost_hosts(view: MeshView) -> list[str]:
+    """A line for each host that is lost, and why; of many, for some."""
+    lost = view.lost_hosts
+    named = [f"host {host.name or host.number} is lost: {_one_line(host.why, 160)}" for host in lost[:_MAX_LOST]]
+    more = [f"and {len(lost) - _MAX_LOST} more hosts are lost"] if len(lost) > _MAX_LOST else []
+    remedy = [f"%mesh heal {view.name} asks for {'another' if len(lost) == 1 else 'others'}"] if lost else []
+    return [*named, *more, *remedy]
+
+
+def _strangers(view: MeshView) -> list[str]:
+    """A line that says where strangers have knocked."""
+    total = sum(count for _, count in view.strangers)
+    if not total:
+        return []
+    most = sorted(view.strangers, key=lambda each: -each[1])
+    named = [f"{count:,} {f'at {name}' if name else 'here'}" for name, count in most[:_MAX_LOST]]
+    more = [f"others at {len(most) - _MAX_LOST} more hosts"] if len(most) > _MAX_LOST else []
+    what = "1 connection" if total == 1 else f"{total:,} connections"
+    return [f"{what} of strangers, without the keys of this session, refused: {', '.join([*named, *more])}"]
+
+
+def _one_line(text: str, max_length: int) -> str:
+    """The first line of ``text``, shortened, safe to print in a table."""
+    first = plain(text).strip().split("\n")[0].replace("\t", " ").rstrip()
+    return first if len(first) <= max_length else first[: max_length - 1] + "…"

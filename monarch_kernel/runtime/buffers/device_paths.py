@@ -1,0 +1,191 @@
+"""Roads to memory that its owner opens to others, once it is asked: by CUDA IPC, and by hardware for RDMA.
+
+Where one of them fails, which nobody can know before, it is not tried again with that owner for a while; others are taken.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from monarch_kernel.errors import Failure
+from monarch_kernel.net.memory import devices
+from monarch_kernel.net.memory.exports import Loan
+from monarch_kernel.net.memory.layout import Layout, Memory, Place, matched, paired, runs_of
+from monarch_kernel.net.memory.paths import LARGE_SLAB_NBYTES, Gone, NoRoad
+from monarch_kernel.net.wire.codec import load, pack
+from monarch_kernel.net.wire.messages import CloseLoan, OpenLoan
+from monarch_kernel.runtime.buffers import nixl
+from monarch_kernel.runtime.buffers.idle_cache import Kept
+from monarch_kernel.runtime.buffers.local_paths import Tables
+from monarch_kernel.runtime.buffers.message_path import error_of
+from monarch_kernel.runtime.rpc.answers import Answer
+from monarch_kernel.runtime.rpc.client import Asker
+
+__all__ = ["CudaRoad", "RdmaRoad"]
+
+KEPT_S = 10.0
+"""How long what was opened is kept that nobody uses."""
+
+BARRED_S = 60.0
+LEAST_NBYTES = 1 << 20
+"""What is smaller is not worth asking the owner of another machine first."""
+
+_RUNS_AT_MOST = 4096
+_ANY = Layout("", 1, (), ())
+
+
+class _Opened:
+    """What both roads do.
+
+    Args:
+        asker: asks owners.
+        way: of `OpenLoan`.
+    """
+
+    def __init__(self, asker: Asker, way: str) -> None:
+        self._asker = asker
+        self._way = way
+        self._barred: dict[bytes, float] = {}
+
+    def is_barred(self, loan: Loan) -> bool:
+        """Whether it was tried with this owner a moment ago, to no avail."""
+        return self._barred.get(loan.lent.cookie, 0.0) > time.monotonic()
+
+    def bar(self, loan: Loan, why: object) -> NoRoad:
+        """Not to try it again with an owner for a while."""
+        self._barred[loan.lent.cookie] = time.monotonic() + BARRED_S
+        return NoRoad(str(why))
+
+    def ask(self, loan: Loan) -> tuple[int, Any]:
+        """Have the owner open the memory: the number for `close`, and what it takes to get there.
+
+        Raises:
+            Gone: it is no longer lent, or the owner has ended.
+            NoRoad: the owner can't open it; it is not asked again for a while.
+        """
+        opened: list[int] = []
+
+        def make(id: int) -> Any:
+            opened[:] = [id]
+            return pack(OpenLoan(id, loan.lent.cookie, *loan.lease, self._way))
+
+        def finish(answers: Sequence[Answer]) -> Any:
+            (answer,) = answers
+            if isinstance(answer, Failure):
+                raise self._refused(loan, answer)
+            return load(answer.payload, answer.frames)
+
+        how = self._asker.request((loan.proc,), make, "opening memory", finish, quiet=True).get(warn_after_s=None)
+        return opened[0], how
+
+    def _refused(self, loan: Loan, answer: Failure) -> BaseException:
+        error = error_of(answer)
+        return error if isinstance(error, Gone) else self.bar(loan, error)
+
+    def close(self, loan: Loan, opened: int) -> None:
+        """The memory is not used any more."""
+        self._asker.tell((loan.proc,), pack(CloseLoan(opened)))
+
+
+class CudaRoad:
+    """Within a machine from memory of a device that another process has lent: one copy, from device to device.
+
+    Processes that have not used a device yet leave it to others, for it costs hundreds of megabytes of the device's memory.
+    """
+
+    name = "cuda"
+    is_direct = False
+    takes_devices = True
+    slab_nbytes = LARGE_SLAB_NBYTES
+
+    def __init__(self, asker: Asker, tables: Tables) -> None:
+        self._opening = _Opened(asker, "cuda")
+        self._tables = tables
+        # For as long as it is lent: with each opening the owner's allocator has one more to count.
+        self._kept: Kept[Loan, Memory] = Kept("monarch-opened", float("inf"), self._is_lent)
+
+    def leads_to(self, loan: Loan) -> bool:
+        return (
+            bool(loan.device)
+            and self._tables.are_near(loan.lent)
+            and devices.are_in_use()
+            and not self._opening.is_barred(loan)
+        )
+
+    def carry(self, loan: Loan, here: Memory, *, is_write: bool) -> None:
+        near, far = matched(here.layout, loan.layout)
+        ours = here._replace(layout=near)
+        key = loan._replace(base=0, address=0, layout=_ANY)  # the whole, whatever part is asked for
+        with self._tables.held(loan):  # which keeps the memory there
+            if not near.nbytes:
+                return
+            try:
+                with self._kept.held(key, lambda: devices.opened(self._opening.ask(loan)[1], here.device)) as whole:
+                    theirs = whole._replace(address=whole.address + loan.address - loan.base, layout=far)
+                    devices.copy(*((theirs, ours) if is_write else (ours, theirs)))
+            except (RuntimeError, TypeError) as error:  # torch's, and of the driver below it
+                self._kept.drop(key)
+                raise self._opening.bar(loan, error) from None
+
+    def _is_lent(self, loan: Loan) -> bool:
+        try:
+            with self._tables.held(loan):
+                return True
+        except (Gone, NoRoad):
+            return False
+
+    def close(self) -> None:
+        self._kept.close()
+
+
+class RdmaRoad:
+    """Between machines that have hardware for RDMA, from and to memory of the CPU and of devices, where NIXL is installed."""
+
+    name = "rdma"
+    is_direct = False
+    takes_devices = True
+    slab_nbytes = LARGE_SLAB_NBYTES
+
+    def __init__(self, asker: Asker, tables: Tables) -> None:
+        self._asker = asker
+        self._opening = _Opened(asker, "rdma")
+        self._tables = tables
+        self._is_there: bool | None = None
+        self._kept: Kept[bytes, nixl.Agent] = Kept("monarch-opened", KEPT_S)
+
+    def leads_to(self, loan: Loan) -> bool:
+        if self._is_there is None:
+            self._is_there = nixl.has_hardware() and nixl.is_installed()
+        return (
+            self._is_there
+            and loan.layout.nbytes >= LEAST_NBYTES
+            and not self._tables.are_near(loan.lent)
+            and not self._opening.is_barred(loan)
+        )
+
+    def carry(self, loan: Loan, here: Memory, *, is_write: bool) -> None:
+        near, far = matched(here.layout, loan.layout)
+        if near.nbytes and near.nbytes // min(near.run()[0], far.run()[0]) > _RUNS_AT_MOST:
+            raise NoRoad("its elements are too far apart")
+        theirs = runs_of(Place(loan.address, far))
+        pairs = paired(runs_of(Place(here.address, near)), theirs)
+        why = ""
+        for _ in range(2):  # the second time anew, should what is kept of the owner be of no use any more
+            opened, how = self._opening.ask(loan)  # even for nothing: it may be gone
+            try:
+                described = nixl.Described(*how)
+                described.check(theirs, is_write=is_write)
+                if pairs:
+                    with self._kept.held(loan.lent.cookie, nixl.agent) as agent:
+                        agent.carry(described, here._replace(layout=near), pairs, is_write=is_write)
+                return
+            except nixl.Unreachable as error:
+                why = str(error)  # the error itself would keep what this frame has
+            finally:
+                self._opening.close(loan, opened)
+        raise self._opening.bar(loan, why)
+
+    def close(self) -> None:
+        self._kept.close()

@@ -1,0 +1,157 @@
+"""Roads within a machine: one copy, in which the owner takes no part."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from collections.abc import Iterator
+
+from monarch_kernel.net.memory import devices, process_memory
+from monarch_kernel.net.memory.exports import Lendings, Loan
+from monarch_kernel.net.memory.layout import Memory, Place, copy, matched, memory_of, runs_of
+from monarch_kernel.net.memory.leases import Lent, TableOf, identity
+from monarch_kernel.net.memory.paths import LARGE_SLAB_NBYTES, SLAB_NBYTES, Gone, NoRoad
+
+__all__ = ["MemoryRoad", "ProcessRoad", "Tables"]
+
+_SPREAD = 4  # reading this much more than is wanted is still better than asking the owner
+
+
+class Tables:
+    """What the processes of this machine have lent, this one included."""
+
+    def __init__(self) -> None:
+        self._identity = ""
+        self._tables: dict[bytes, TableOf] = {}
+        self._lock = threading.Lock()
+
+    def are_near(self, lent: Lent) -> bool:
+        """Whether a table is one of this machine."""
+        self._identity = self._identity or identity()
+        return lent.machine == self._identity
+
+    @contextlib.contextmanager
+    def held(self, loan: Loan) -> Iterator[TableOf]:
+        """Keep lent memory where it is.
+
+        Raises:
+            Gone: it is no longer lent; or, afterwards, its owner has ended meanwhile.
+            NoRoad: the table can't be opened.
+        """
+        table = self._table_of(loan.lent)
+        with table.held(loan.lease) as is_lent:
+            if not is_lent:
+                raise Gone("it was dropped") if table.is_alive else Gone("its owner has ended")
+            yield table
+        if not table.is_alive:  # then the pid may be that of another process by now
+            raise Gone("its owner has ended")
+
+    def _table_of(self, lent: Lent) -> TableOf:
+        with self._lock:
+            table = self._tables.get(lent.cookie)
+            if table is not None:
+                return table
+            self._tables = {cookie: each for cookie, each in self._tables.items() if each.is_alive}
+            try:
+                table = self._tables[lent.cookie] = TableOf(lent)
+            except ProcessLookupError:
+                raise Gone("its owner has ended") from None
+            except PermissionError as error:
+                raise NoRoad(f"the Linux kernel does not allow it: {error.strerror}") from None
+            return table
+
+
+class ProcessRoad:
+    """Within this process, also from and to its devices."""
+
+    name = "process"
+    is_direct = True
+    takes_devices = True
+    slab_nbytes = LARGE_SLAB_NBYTES
+
+    def __init__(self, tables: Tables, lendings: Lendings) -> None:
+        self._tables = tables
+        self._lendings = lendings
+
+    def leads_to(self, loan: Loan) -> bool:
+        return loan.lent.pid == os.getpid() and self._tables.are_near(loan.lent)
+
+    def carry(self, loan: Loan, here: Memory, *, is_write: bool) -> None:
+        near, far = _matched(loan, here)
+        with self._tables.held(loan):
+            if loan.device or here.device:
+                theirs = self._lendings.block(loan.lent.cookie, loan.lease, loan.address - loan.base, far.layout)
+                ours = here._replace(layout=near.layout)
+                devices.copy(*((theirs, ours) if is_write else (ours, theirs)))
+            else:
+                copy(*((far, near) if is_write else (near, far)))
+
+    def close(self) -> None:
+        """Tables stay open: others may hold memory by them."""
+
+
+class MemoryRoad:
+    """Straight from or into memory of another process of the machine, where the Linux kernel allows it."""
+
+    name = "memory"
+    is_direct = True
+    takes_devices = False
+    slab_nbytes = SLAB_NBYTES
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    def leads_to(self, loan: Loan) -> bool:
+        return self._tables.are_near(loan.lent) and not loan.device
+
+    def carry(self, loan: Loan, here: Memory, *, is_write: bool) -> None:
+        near, far = _matched(loan, here)
+        with self._tables.held(loan) as table:
+            try:
+                (_write if is_write else _read)(loan.lent.pid, near, far)
+            except process_memory.Vanished as error:
+                has_ended = error.errno == errno.ESRCH or not table.is_alive  # one that is about to end has no memory
+                raise Gone("its owner has ended" if has_ended else "its memory was unmapped") from None
+            except process_memory.Forbidden as error:
+                raise NoRoad(f"the Linux kernel does not allow it: {error.strerror}") from None
+
+    def close(self) -> None:
+        """Tables stay open: others may hold memory by them."""
+
+
+def _matched(loan: Loan, here: Memory) -> tuple[Place, Place]:
+    ours, theirs = matched(here.layout, loan.layout)
+    return Place(here.address, ours), Place(loan.address, theirs)
+
+
+def _read(pid: int, near: Place, far: Place) -> None:
+    """Read from another process; short runs there by way of all that lies between them."""
+    if far.layout.is_scattered:
+        low, high = far.layout.span
+        if high - low > _SPREAD * far.layout.nbytes:
+            raise NoRoad("its elements are too far apart")
+        block = bytearray(high - low)
+        whole = memory_of(block).address
+        process_memory.read(pid, [(whole, high - low)], [(far.address + low, high - low)])
+        copy(near, Place(whole - low, far.layout))
+    elif near.layout.is_scattered:
+        block = bytearray(near.layout.nbytes)
+        packed = Place(memory_of(block).address, near.layout.packed())
+        process_memory.read(pid, runs_of(packed), runs_of(far))
+        copy(near, packed)
+    else:
+        process_memory.read(pid, runs_of(near), runs_of(far))
+
+
+def _write(pid: int, near: Place, far: Place) -> None:
+    """Write into another process; what lies between the elements there is not touched."""
+    if far.layout.is_scattered:
+        raise NoRoad("its elements are not one after the other")
+    if near.layout.is_scattered:
+        block = bytearray(near.layout.nbytes)
+        packed = Place(memory_of(block).address, near.layout.packed())
+        copy(packed, near)
+        near = packed
+    process_memory.write(pid, runs_of(far), runs_of(near))

@@ -1,0 +1,91 @@
+"""The road that leads wherever a process can be called: its owner is asked for memory, or to take it, piece by piece."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from monarch_kernel.errors import BufferGoneError, Failure, rebuild_exception
+from monarch_kernel.net.memory.counters import Piece
+from monarch_kernel.net.memory.exports import Loan
+from monarch_kernel.net.memory.layout import Layout, Memory, Place, boxes, copy, matched, memory_of
+from monarch_kernel.net.memory.paths import SLAB_NBYTES, Gone
+from monarch_kernel.net.wire.codec import Frame, Packed, pack
+from monarch_kernel.net.wire.messages import Payload, ReadLoan, WriteLoan
+from monarch_kernel.runtime.rpc.answers import Answer
+from monarch_kernel.runtime.rpc.client import Asker
+from monarch_kernel.runtime.rpc.future import Future
+
+__all__ = ["MessagesRoad", "error_of"]
+
+PIECE_NBYTES = 4 << 20
+"""What the owner is asked for at once."""
+
+_PIECES_AHEAD = 4
+
+
+class MessagesRoad:
+    """By the connections that calls take.
+
+    Args:
+        asker: carries the requests.
+    """
+
+    name = "messages"
+    is_direct = False
+    takes_devices = False
+    slab_nbytes = SLAB_NBYTES
+
+    def __init__(self, asker: Asker) -> None:
+        self._asker = asker
+
+    def leads_to(self, loan: Loan) -> bool:
+        return True
+
+    def carry(self, loan: Loan, here: Memory, *, is_write: bool) -> None:
+        ours, theirs = matched(here.layout, loan.layout)
+        under_way: deque[Future[None]] = deque()
+        # Both are cut by their shapes, which are the same.
+        for (near, layout), (far, box) in zip(boxes(ours, PIECE_NBYTES), boxes(theirs, PIECE_NBYTES)):
+            piece = Place(here.address + near, layout)
+            offset = loan.address + far - loan.base
+            under_way.append(self._ask(loan, Place(offset, box), piece, is_write))
+            if len(under_way) >= _PIECES_AHEAD:
+                under_way.popleft().get(warn_after_s=None)
+        while under_way:
+            under_way.popleft().get(warn_after_s=None)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _ask(self, loan: Loan, there: Place, here: Place, is_write: bool) -> Future[None]:
+        """Have the owner send a piece, or take it."""
+        described = (loan.lent.cookie, *loan.lease, there.address, *there.layout[1:])
+
+        def make(id: int) -> Packed:
+            if not is_write:
+                return pack(ReadLoan(id, *described))
+            block = Piece(here.layout.nbytes)
+            copy(_packed(block, here.layout), here)
+            return pack(WriteLoan(id, *described, Payload(b"", 1)), (memoryview(block),))
+
+        def finish(answers: Sequence[Answer]) -> None:
+            (answer,) = answers
+            if isinstance(answer, Failure):
+                raise error_of(answer)
+            if not is_write:
+                copy(here, _packed(answer.frames[0], here.layout))
+
+        return self._asker.request((loan.proc,), make, "carrying bytes", finish, quiet=True)
+
+
+def error_of(failure: Failure) -> BaseException:
+    """What an owner has answered instead of what it was asked for."""
+    if failure.kind != "exception":
+        return Gone("its owner has ended")
+    error = rebuild_exception(failure)
+    return Gone(str(error)) if isinstance(error, BufferGoneError) else error
+
+
+def _packed(block: bytearray | Frame, layout: Layout) -> Place:
+    return Place(memory_of(block).address, layout.packed())

@@ -1,0 +1,254 @@
+"""Hardware for RDMA (InfiniBand, RoCE, EFA), by way of NIXL, an optional library, and UCX below it.
+
+Both ends register the memory with an `Agent`; then the one that asks reads or writes, and the other takes no part. There are no
+keys: where UCX may take TCP anybody who can connect could write to this process. So it may not, unless ``UCX_TLS`` says so.
+An agent has a thread that takes half of a core, whatever it does; it ends with the last that uses the agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from monarch_kernel.net.memory.layout import Memory
+
+__all__ = ["Agent", "Described", "Registration", "Unreachable", "agent", "has_hardware", "is_installed"]
+
+_VARIANTS = ("nixl_cu13", "nixl_cu12", "nixl_rocm")
+_DEVICES = "/sys/class/infiniband"  # of all drivers that verbs know, EFA's included
+_SPIN_S = 0.001
+_PAUSE_S = 0.0001
+_SETTINGS = {"NIXL_LOG_LEVEL": "FATAL", "UCX_LOG_LEVEL": "fatal", "UCX_TLS": "^tcp", "UCX_KEEPALIVE_INTERVAL": "2s"}
+
+
+class Unreachable(Exception):
+    """NIXL can't be used, or does not get to the other process; the text says what it has said."""
+
+
+class Described(NamedTuple):
+    """Registered memory, for other processes: ``start`` is its address there."""
+
+    agent: str
+    metadata: bytes
+    kind: str
+    device: int
+    start: int
+    nbytes: int
+    is_readonly: bool
+
+    def check(self, runs: Sequence[tuple[int, int]], *, is_write: bool) -> None:
+        """See that what is to be carried, (address, nbytes), is of this memory.
+
+        Raises:
+            ValueError: it is not.
+            TypeError: the memory can't be written to.
+        """
+        if is_write and self.is_readonly:
+            raise TypeError("the memory can only be read")
+        end = self.start + self.nbytes
+        if not all(self.start <= address <= address + nbytes <= end for address, nbytes in runs):
+            raise ValueError("the block lies beyond the end of what was lent")
+
+
+def is_installed() -> bool:
+    """Whether the library is there, for any version of CUDA."""
+    return any(importlib.util.find_spec(name) is not None for name in ("nixl", *_VARIANTS))
+
+
+def has_hardware() -> bool:
+    """Whether this machine has devices for RDMA."""
+    try:
+        return bool(os.listdir(_DEVICES))
+    except OSError:
+        return False
+
+
+_agents: weakref.WeakValueDictionary[int, Agent] = weakref.WeakValueDictionary()  # by process: a fork needs its own
+_lock = threading.Lock()
+
+
+def agent() -> Agent:
+    """The one of this process; made if there is none, which takes half a second.
+
+    Raises:
+        Unreachable: it can't be made.
+    """
+    with _lock:
+        there = _agents.get(os.getpid())
+        if there is None:
+            there = _agents[os.getpid()] = Agent()
+        return there
+
+
+@contextlib.contextmanager
+def _settings() -> Iterator[None]:
+    """What NIXL and UCX read from the environment when an agent is made, unless the user has said otherwise."""
+    added = [name for name in _SETTINGS if name not in os.environ]
+    os.environ.update({name: _SETTINGS[name] for name in added})
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+def _library() -> Any:
+    """The variant for the CUDA of torch, if it is there, else any."""
+    why = "it is not installed"
+    for name in ("nixl", *_VARIANTS):
+        if importlib.util.find_spec(name) is not None:
+            try:
+                return importlib.import_module(f"{name}._api")
+            except (ImportError, OSError, RuntimeError) as error:
+                why = f"{name} can't be imported: {error}"
+    raise Unreachable(f"NIXL can't be used: {why}")
+
+
+class Agent:
+    """What NIXL calls an agent: both ends have one. Its methods may be called by many threads.
+
+    Raises:
+        Unreachable: it can't be made; the text says why.
+    """
+
+    def __init__(self) -> None:
+        with _settings():
+            api = _library()
+            config = api.nixl_agent_config(backends=["UCX"], sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT)
+            try:
+                self.nixl = api.nixl_agent(f"monarch-{os.getpid()}-{secrets.token_hex(8)}", config)
+            except Exception as error:  # they have no base of their own
+                why = "UCX found no way to other machines, or no descriptors are left"
+                raise Unreachable(f"NIXL can't be used: {why} ({error})") from None
+        self._peers: dict[str, _Peer] = {}
+        self._changed = threading.Condition()
+
+    def carry(self, far: Described, near: Memory, pairs: Sequence[tuple[int, int, int]], *, is_write: bool) -> None:
+        """Copy from memory of another process to memory of this one, or the other way.
+
+        It returns when UCX touches the memory no more, and not before: an operation that was given up would go on. UCX knows
+        when the other end is gone.
+
+        Args:
+            far: memory there.
+            near: memory of this process.
+            pairs: (address in it, address there, nbytes).
+            is_write: which way.
+
+        Raises:
+            Unreachable: it can't be done; what ``near`` holds is undefined.
+        """
+        nixl = self.nixl
+        registration = Registration(self, near)
+        mine = registration.described
+        with self._met(far):
+            ours = nixl.get_xfer_descs([(here, nbytes, mine.device) for here, _, nbytes in pairs], mine.kind)
+            theirs = nixl.get_xfer_descs([(there, nbytes, far.device) for _, there, nbytes in pairs], far.kind)
+            transfer = nixl.initialize_xfer("WRITE" if is_write else "READ", ours, theirs, far.agent)
+            try:
+                _wait(nixl, transfer)
+            finally:
+                nixl.release_xfer_handle(transfer)
+
+    @contextlib.contextmanager
+    def _met(self, far: Described) -> Iterator[None]:
+        """Know another agent and its memory; to forget it disturbs transfers, so that is done when there are none.
+
+        Raises:
+            Unreachable: it is not there; also for all errors of NIXL inside.
+        """
+        peer = self._enter(far)
+        try:
+            yield
+        except Exception as error:
+            peer.is_stale = True
+            raise Unreachable(str(error) if isinstance(error, Unreachable) else f"NIXL says {error}") from None
+        finally:
+            with self._changed:
+                peer.users -= 1
+                if not peer.users and peer.is_stale:
+                    self._forget(far.agent)
+                self._changed.notify_all()
+
+    def _enter(self, far: Described) -> _Peer:
+        with self._changed:
+            for is_last in (False, True):
+                self._changed.wait_for(lambda: not self._is_stale(far.agent))
+                try:
+                    self.nixl.add_remote_agent(far.metadata)
+                except Exception as error:
+                    if is_last:
+                        raise Unreachable(f"NIXL does not reach it ({error})") from None
+                    # Other memory was registered at its address before.
+                    peer = self._peers.setdefault(far.agent, _Peer())
+                    peer.is_stale = True
+                    if not peer.users:
+                        self._forget(far.agent)
+                else:
+                    break
+            peer = self._peers.setdefault(far.agent, _Peer())
+            peer.users += 1
+            return peer
+
+    def _is_stale(self, name: str) -> bool:
+        peer = self._peers.get(name)
+        return peer is not None and peer.is_stale
+
+    def _forget(self, name: str) -> None:
+        del self._peers[name]
+        with contextlib.suppress(Exception):  # NIXL may have forgotten it already
+            self.nixl.remove_remote_agent(name)
+
+
+@dataclass
+class _Peer:
+    """An agent that this one knows: how many transfers there are, and whether what is known is of use to others."""
+
+    users: int = 0
+    is_stale: bool = False
+
+
+class Registration:
+    """Memory that others may reach, as long as somebody has this; the memory stays as long.
+
+    Attributes:
+        described: what others need.
+
+    Raises:
+        Unreachable: the memory can't be registered.
+    """
+
+    def __init__(self, by: Agent, memory: Memory) -> None:
+        nixl, (low, high) = by.nixl, memory.layout.span
+        kind, device = ("VRAM", int(memory.device.rpartition(":")[2])) if memory.device else ("DRAM", 0)
+        start = memory.address + low
+        try:
+            registered = nixl.register_memory([(start, high - low, device, "")], kind)
+            metadata = nixl.get_partial_agent_metadata(registered, True, ["UCX"])
+        except Exception as error:
+            raise Unreachable(f"NIXL can't register the memory ({error})") from None
+        self.agent = by
+        self.memory = memory
+        self.described = Described(nixl.name, metadata, kind, device, start, high - low, memory.is_readonly)
+        ending = weakref.finalize(self, nixl.deregister_memory, registered)  # before the memory is let go
+        ending.atexit = False
+
+
+def _wait(nixl: Any, transfer: Any) -> None:
+    begun = time.monotonic()
+    state = nixl.transfer(transfer)
+    while state == "PROC":
+        if time.monotonic() - begun > _SPIN_S:
+            time.sleep(_PAUSE_S)
+        state = nixl.check_xfer_state(transfer)
+    if state != "DONE":
+        raise Unreachable("NIXL could not carry it")

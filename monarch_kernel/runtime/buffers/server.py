@@ -1,0 +1,220 @@
+"""What a process does with memory that it has lent, for those that can't reach it themselves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from monarch_kernel.net.memory import devices
+from monarch_kernel.net.memory.counters import Piece
+from monarch_kernel.net.memory.exports import Lendings
+from monarch_kernel.net.memory.layout import Layout, Memory, Place, copy, memory_of
+from monarch_kernel.net.memory.leases import Lease
+from monarch_kernel.net.memory.threads import Crew
+from monarch_kernel.net.wire.codec import Frame, Packed, WireError, dump, join, pack, split
+from monarch_kernel.net.wire.messages import (
+    CloseLoan,
+    EndLoan,
+    EndLoans,
+    EndStream,
+    Failed,
+    Message,
+    OpenLoan,
+    OpenStreams,
+    Payload,
+    ReadLoan,
+    Result,
+    WriteLoan,
+)
+from monarch_kernel.runtime.buffers import nixl
+from monarch_kernel.runtime.buffers.idle_cache import Kept
+from monarch_kernel.runtime.buffers.streams import IDLE_S, Stream, StreamError, StreamListener
+from monarch_kernel.runtime.diagnostics.failures import describe
+from monarch_kernel.runtime.host.network import address_of, own_addresses
+from monarch_kernel.runtime.rpc.ids import made_by
+
+__all__ = ["Lender"]
+
+KEPT_S = 10.0
+"""How long memory stays registered that nobody reads or writes."""
+
+
+class Lender:
+    """Answers what concerns loans, at once, whatever the process is busy with.
+
+    Args:
+        lendings: of this process.
+        answer: sends an answer to a request, with the baton held.
+        answer_later: the same, for any thread.
+    """
+
+    def __init__(
+        self, lendings: Lendings, answer: Callable[[int, Packed], None], answer_later: Callable[[int, Packed], None]
+    ) -> None:
+        self._lendings = lendings
+        self._answer = answer
+        self._answer_later = answer_later
+        self._listener = StreamListener(self._serve, _addresses)
+        self._crew = Crew("monarch-lender", 1)  # for what takes a moment
+        self._registered: Kept[Lease, nixl.Registration] = Kept("monarch-registered", KEPT_S, lendings.is_lent)
+        self._has_opened = False
+        self._opened: dict[int, tuple[Lease, nixl.Registration]] = {}
+
+    def hear(self, message: Message, frames: Sequence[Frame]) -> bool:
+        """Take a message; False if it is about something else."""
+        if isinstance(message, OpenStreams):
+            self._soon(message.id, lambda: self._invite(message))
+        elif isinstance(message, OpenLoan):
+            self._has_opened = True
+            self._soon(message.id, lambda: self._open(message))
+        elif isinstance(message, CloseLoan):
+            self._crew.submit(lambda: self._close(message.opened))
+        elif isinstance(message, EndStream):
+            self._soon(message.id, lambda: self._end(message))
+        elif isinstance(message, (ReadLoan, WriteLoan, EndLoan, EndLoans)):
+            self._answer(message.id, _answer_of(message.id, self._do, message, frames))
+        else:
+            return False
+        return True
+
+    def _soon(self, id: int, do: Callable[[], Packed]) -> None:
+        try:
+            self._crew.submit(lambda: self._answer_later(id, _answer_of(id, do)))
+        except RuntimeError as error:  # no thread can be started
+            self._answer(id, pack(Failed(id, describe(error))))
+
+    def gone(self, proc: int) -> None:
+        """The process of this place has ended: what was opened for it is not used any more."""
+        if self._has_opened:
+            self._crew.submit(lambda: self._close_all_of(proc))  # after what it has asked for before
+
+    def close(self) -> None:
+        """End all streams, and what was opened."""
+        self._listener.close()
+        self._opened.clear()
+        self._registered.close()
+
+    def _do(self, message: ReadLoan | WriteLoan | EndLoan | EndLoans, frames: Sequence[Frame]) -> Packed:
+        if isinstance(message, EndLoans):
+            payload, parts = dump([tuple(lease) for lease in self._lendings.end_all_of(message.owner)])
+            return pack(Result(message.id, payload), parts)
+        if isinstance(message, EndLoan):
+            was_lent = self._lendings.owns(message.table) and self._lendings.end(Lease(message.entry, message.turn))
+            payload, parts = dump(was_lent)
+            return pack(Result(message.id, payload), parts)
+        ours = self._block(message)
+        if isinstance(message, ReadLoan):
+            block = Piece(ours.layout.nbytes)
+            copy(_packed(block, ours.layout), ours.place)
+            return pack(Result(message.id, Payload(b"", 1)), (memoryview(block),))
+        if len(frames) != 1 or len(frames[0]) != ours.layout.nbytes:
+            raise ValueError(f"the block has {ours.layout.nbytes} bytes, and others came")
+        with _writable(ours) as to:
+            copy(to.place, _packed(frames[0], ours.layout))
+        return pack(Result(message.id, Payload()))
+
+    def _block(self, message: ReadLoan | WriteLoan) -> Memory:
+        lease, layout = Lease(message.entry, message.turn), _layout_of(message)
+        memory = self._lendings.block(message.table, lease, message.offset, layout)
+        if isinstance(message, ReadLoan):
+            return devices.fetch(memory) if memory.device else memory
+        if memory.is_readonly:
+            raise TypeError("the memory can only be read")
+        return memory
+
+    # -- what others reach without us
+
+    def _open(self, message: OpenLoan) -> Packed:
+        lease = Lease(message.entry, message.turn)
+        memory = self._lendings.whole(message.table, lease)
+        if message.way == "cuda":
+            how = devices.export(memory)
+        elif message.way == "rdma":
+            registered = self._registered.take(lease, lambda: nixl.Registration(nixl.agent(), memory))
+            self._opened[message.id] = lease, registered
+            how = tuple(registered.described)
+        else:
+            raise ValueError(f"nothing is known of the way {message.way!r}")
+        payload, parts = dump(how)
+        return pack(Result(message.id, payload), parts)
+
+    def _close(self, opened: int) -> None:
+        if opened in self._opened:
+            self._registered.give(*self._opened.pop(opened))
+
+    def _close_all_of(self, proc: int) -> None:
+        for id in [id for id in self._opened if made_by(id) == proc]:
+            self._close(id)
+
+    # -- by streams
+
+    def _invite(self, message: OpenStreams) -> Packed:
+        payload, parts = dump(tuple(self._listener.invite(message.count)))
+        return pack(Result(message.id, payload), parts)
+
+    def _end(self, message: EndStream) -> Packed:
+        self._listener.end(message.token)
+        return pack(Result(message.id, Payload()))
+
+    def _serve(self, stream: Stream) -> None:
+        """Answer what comes by a stream, until it ends, or nothing has come for a while."""
+        while True:
+            try:
+                ((message, _),) = split([stream.receive_header(IDLE_S)])
+            except (WireError, ValueError):
+                raise StreamError("what came was no message") from None
+            if not isinstance(message, (ReadLoan, WriteLoan)):
+                raise StreamError(f"a {type(message).__name__} came")
+            self._carry(stream, message)
+
+    def _carry(self, stream: Stream, message: ReadLoan | WriteLoan) -> None:
+        is_write = isinstance(message, WriteLoan)
+        try:
+            memory = self._block(message)  # which stays where it is while we have this
+        except Exception as error:
+            if is_write:
+                stream.skip(_layout_of(message).nbytes)
+            stream.send_header(_header(Failed(message.id, describe(error))))
+            return
+        if is_write:
+            with _writable(memory) as to:
+                stream.receive_block(to.place)
+        stream.send_header(_header(Result(message.id, Payload())))
+        if not is_write:
+            stream.send_block(memory.place)
+
+
+def _addresses() -> list[str]:
+    """Of this machine, for others: that of the interface first by which the hosts of a process group meet."""
+    meets_at = address_of(os.environ.get("GLOO_SOCKET_IFNAME", "lo"), "ipv4")
+    here = own_addresses()
+    return [*([meets_at] if meets_at in here and not meets_at.startswith("127.") else ()), *here]
+
+
+@contextmanager
+def _writable(memory: Memory) -> Iterator[Memory]:
+    """Where to put what is written to a block: there, or where it goes on from to its device."""
+    block = devices.staging(memory) if memory.device else memory
+    yield block
+    if memory.device:
+        devices.store(memory, block)
+
+
+def _answer_of(id: int, do: Callable[..., Packed], *args: object) -> Packed:
+    try:
+        return do(*args)
+    except Exception as error:
+        return pack(Failed(id, describe(error)))
+
+
+def _header(message: Message) -> bytes:
+    return bytes(join([pack(message)])[0])
+
+
+def _layout_of(message: ReadLoan | WriteLoan) -> Layout:
+    return Layout("", message.itemsize, message.shape, message.strides)
+
+
+def _packed(block: bytearray | Frame, layout: Layout) -> Place:
+    return Place(memory_of(block).address, layout.packed())

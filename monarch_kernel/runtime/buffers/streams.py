@@ -1,0 +1,487 @@
+"""Streams of bytes straight from one process to another of another machine: TCP, under TLS, for those who were invited.
+
+Theory of operation
+===================
+
+Who wants a stream asks the other for an invitation, by the connections between hosts, which are encrypted and authenticated.
+It has the addresses and the port at which the other listens, the certificate that it will show, and tokens. The certificate
+is the process's own, signed by itself, and is trusted by nobody but who was invited, and for nothing else; so no name and no
+date in it means anything. Who comes first sees that certificate and then shows a token, which is good for one stream, for
+`INVITED_S`. TLS 1.3 does the rest; neither the key nor a token is ever on a disk or in an environment.
+
+There is a port only while tokens are out. Whoever knocks and has none is a stranger: `MAX_WAITING` may stand at the door, those
+that came first are hung up on if there are more, and nobody stands there for longer than `GREETING_S`. What he sends takes no
+memory but what TLS keeps of its handshake.
+
+Who waits at a stream gives up after `STALLED_S` in which not a byte came or went, or as soon as it is known that the other has
+ended; TCP alone would wait for minutes. A stream is used by one thread at a time. Others may only `hang_up`, which wakes that
+one; the descriptor is closed by who uses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import selectors
+import socket
+import ssl
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from monarch_kernel.net.memory.layout import Layout, Place, boxes, copy, memory_of, view_of
+
+__all__ = ["IDLE_S", "INVITED_S", "Invitation", "Stream", "StreamError", "StreamListener", "reach"]
+
+STALLED_S = 5.0
+IDLE_S = 30.0
+"""After which who listens ends a stream on which nothing is asked; who asks has closed it before."""
+
+INVITED_S = 10.0
+GREETING_S = 3.0
+MAX_WAITING = 32
+MAX_STREAMS = 128
+"""To one process; each has a thread."""
+
+MAX_HEADER_NBYTES = 1 << 20
+
+PACKED_NBYTES = 1 << 20
+"""What has gaps is packed in parts of this."""
+
+_TICK_S = 0.25
+_PATIENCE_S = 0.1
+"""How long a better address has to answer when a worse one has."""
+
+_TOKEN_NBYTES = 32
+_LENGTH = struct.Struct("<I")
+
+
+class StreamError(Exception):
+    """A stream broke, or did not come about; the text says why."""
+
+
+class Invitation(NamedTuple):
+    """What it takes to open streams to a process: one for each token; ``certificate`` in DER."""
+
+    addresses: tuple[str, ...]
+    port: int
+    certificate: bytes
+    tokens: tuple[bytes, ...]
+
+
+class Stream:
+    """One end of a stream.
+
+    Args:
+        connection: TLS has come about on it, or is about to.
+        token: it was opened with.
+        is_lost: whether the other end is known to have ended; asked now and then while nothing comes.
+    """
+
+    def __init__(self, connection: ssl.SSLSocket, token: bytes, is_lost: Callable[[], bool] = lambda: False) -> None:
+        self.token = token
+        self._connection = connection
+        self._is_lost = is_lost
+        self.used_at = time.monotonic()
+        connection.settimeout(_TICK_S)
+        _open.add(self)
+
+    def send(self, data: bytes | bytearray | memoryview) -> None:
+        """Send all of these bytes.
+
+        Raises:
+            StreamError: it broke, or nothing was taken for too long.
+        """
+        rest = memoryview(data)
+        until = time.monotonic() + STALLED_S
+        with _told():
+            while rest:
+                try:
+                    rest = rest[self._connection.send(rest) :]
+                except TimeoutError:
+                    self._wait_on(until)
+                else:
+                    until = time.monotonic() + STALLED_S
+
+    def receive_into(self, into: memoryview, patience_s: float = STALLED_S) -> None:
+        """Fill memory with what comes; errors as those of `send`.
+
+        Args:
+            into: bytes.
+            patience_s: how long to wait for the first of them.
+        """
+        until = time.monotonic() + patience_s
+        with _told():
+            while into:
+                try:
+                    count = self._connection.recv_into(into)
+                except TimeoutError:
+                    self._wait_on(until)
+                    continue
+                if not count:
+                    raise StreamError("it was closed at the other end")
+                into = into[count:]
+                until = time.monotonic() + STALLED_S
+
+    def send_block(self, place: Place) -> None:
+        """Send the elements of a block of memory, one after the other; errors as those of `send`."""
+        for address, layout in _cut(place):
+            if layout.is_contiguous:
+                self.send(view_of(address, layout.nbytes))
+            else:
+                packed = bytearray(layout.nbytes)
+                copy(_packed(packed, layout), Place(address, layout))
+                self.send(packed)
+
+    def receive_block(self, place: Place) -> None:
+        """Fill a block of memory with elements that come one after the other; errors as those of `send`."""
+        for address, layout in _cut(place):
+            if layout.is_contiguous:
+                self.receive_into(view_of(address, layout.nbytes))
+            else:
+                packed = bytearray(layout.nbytes)
+                self.receive_into(memoryview(packed))
+                copy(Place(address, layout), _packed(packed, layout))
+
+    def send_header(self, header: bytes) -> None:
+        """Send a few bytes that `receive_header` gives in one piece."""
+        self.send(_LENGTH.pack(len(header)) + header)
+
+    def receive_header(self, patience_s: float = STALLED_S) -> bytes:
+        """What was sent as a header; arguments and errors as those of `receive_into`."""
+        raw = bytearray(_LENGTH.size)
+        self.receive_into(memoryview(raw), patience_s)
+        (nbytes,) = _LENGTH.unpack(raw)
+        if nbytes > MAX_HEADER_NBYTES:
+            raise StreamError(f"a header of {nbytes} bytes was announced")
+        header = bytearray(nbytes)
+        self.receive_into(memoryview(header))
+        return bytes(header)
+
+    def skip(self, nbytes: int) -> None:
+        """Read so many bytes for nothing; errors as those of `send`."""
+        waste = bytearray(min(max(nbytes, 0), PACKED_NBYTES))
+        while nbytes > 0:
+            self.receive_into(memoryview(waste)[:nbytes])
+            nbytes -= len(waste)
+
+    def is_fresh(self) -> bool:
+        """Whether an idle stream can be used still, as far as is known: the other end may have closed it."""
+        if self._connection.fileno() < 0:
+            return False
+        with selectors.DefaultSelector() as selector:  # nothing is to come before something is asked
+            selector.register(self._connection, selectors.EVENT_READ)
+            return not selector.select(0)
+
+    def hang_up(self) -> None:
+        """End it, for any thread; who uses it gets a `StreamError`."""
+        with contextlib.suppress(OSError):
+            # That of TLS would have the other thread go on without TLS.
+            socket.socket.shutdown(self._connection, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End it, for the thread that uses it."""
+        _open.discard(self)
+        self._connection.close()
+
+    def _wait_on(self, until: float) -> None:
+        """Nothing has come or gone for a moment: whether to wait for more."""
+        if self._is_lost():
+            raise StreamError("the other process has ended")
+        if time.monotonic() > until:
+            raise StreamError("nothing came or went for too long")
+
+
+def _cut(place: Place) -> list[Place]:
+    """A block with gaps in parts that are copied one by one; what has none as it is."""
+    address, layout = place
+    if not layout.nbytes:
+        return []
+    if layout.is_contiguous:
+        return [place]
+    return [Place(address + offset, box) for offset, box in boxes(layout, PACKED_NBYTES)]
+
+
+def _packed(block: bytearray, layout: Layout) -> Place:
+    return Place(memory_of(block).address, layout.packed())
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Errors of the network, and of TLS, are a `StreamError`."""
+    try:
+        yield
+    except OSError as error:
+        raise StreamError(_why(error)) from None
+
+
+def reach(invitation: Invitation, token: bytes, timeout_s: float, is_lost: Callable[[], bool]) -> tuple[str, Stream]:
+    """Open a stream by the best address that answers: gives that, too.
+
+    Args:
+        invitation: of the process.
+        token: one of its tokens.
+        timeout_s: how long it may take, in seconds.
+        is_lost: as for `Stream`.
+
+    Raises:
+        StreamError: it can't be reached; the text says how it was tried.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # it is the certificate itself that is known
+    context.load_verify_locations(cadata=invitation.certificate)
+    until = time.monotonic() + timeout_s
+    tried: list[str] = []
+    for address, connection in _knocked(invitation.addresses, invitation.port, until, tried):
+        try:
+            connection.settimeout(max(0.01, until - time.monotonic()))
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            encrypted = context.wrap_socket(connection)
+        except OSError as error:
+            tried.append(f"{address}: {_why(error)}")
+            connection.close()
+            continue
+        stream = Stream(encrypted, token, is_lost)
+        try:
+            stream.send(token)
+        except StreamError:
+            stream.close()
+            raise
+        return address, stream
+    where = ", ".join(invitation.addresses) or "no address"
+    raise StreamError(f"it can't be reached at port {invitation.port} of {where} ({'; '.join(tried) or 'no answer'})")
+
+
+def _knocked(
+    addresses: Sequence[str], port: int, until: float, tried: list[str]
+) -> Iterator[tuple[str, socket.socket]]:
+    """Knock at all addresses at once; gives connections, the best address of those that have answered first."""
+    with contextlib.ExitStack() as stack:
+        selector = stack.enter_context(selectors.DefaultSelector())
+        for address in dict.fromkeys(addresses):
+            knocking = stack.enter_context(socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET))
+            knocking.setblocking(False)
+            knocking.connect_ex((address, port))
+            selector.register(knocking, selectors.EVENT_WRITE, address)
+        answered: dict[str, socket.socket] = {}
+        while selector.get_map() or answered:
+            waiting = [key.data for key in selector.get_map().values()]
+            best = next((address for address in addresses if address in answered or address in waiting), "")
+            left = until - time.monotonic()
+            if best not in answered and left > 0:
+                ready = selector.select(min(left, _PATIENCE_S) if answered else left)
+                for key, _ in ready:
+                    connection = selector.unregister(key.fileobj).fileobj
+                    assert isinstance(connection, socket.socket)
+                    if code := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                        tried.append(f"{key.data}: {os.strerror(code)}")
+                    else:
+                        answered[key.data] = connection
+                if ready:
+                    continue
+            if not answered:
+                return
+            best = next(address for address in addresses if address in answered)
+            yield best, answered.pop(best)  # who takes it for TLS has its descriptor
+
+
+class StreamListener:
+    """Opens streams to this process for those that it has invited.
+
+    Args:
+        serve: does what is asked by a stream, on a thread of its own, until that ends.
+        addresses: gives those at which other machines may reach this one, the best first.
+    """
+
+    def __init__(self, serve: Callable[[Stream], None], addresses: Callable[[], Sequence[str]]) -> None:
+        self._serve = serve
+        self._addresses = addresses
+        self._lock = threading.Condition()
+        self._identity: tuple[ssl.SSLContext, bytes] | None = None
+        self._door: socket.socket | None = None
+        self._tokens: dict[bytes, float] = {}  # -> until when it is good
+        self._waiting: dict[ssl.SSLSocket, None] = {}  # who has not shown a token yet, the first first
+        self._streams: dict[bytes, Stream] = {}  # by their tokens
+        self._is_closed = False
+
+    def invite(self, count: int) -> Invitation:
+        """Listen for so many streams; for fewer, or none, if there are too many.
+
+        Raises:
+            OSError: there is no port, or no descriptor, left.
+        """
+        with self._lock:
+            if self._identity is None:
+                self._identity = _identity()
+            room = MAX_STREAMS - len(self._streams) - len(self._tokens)
+            until = time.monotonic() + INVITED_S
+            tokens = tuple(secrets.token_bytes(_TOKEN_NBYTES) for _ in range(min(count, (room + 1) // 2)))
+            if not tokens or self._is_closed:
+                return Invitation((), 0, b"", ())
+            if self._door is None:
+                self._door = socket.create_server(("", 0), backlog=MAX_STREAMS)
+                _doors.add(self._door)
+                threading.Thread(target=self._listen, args=(self._door,), name="monarch-door", daemon=True).start()
+            self._tokens.update(dict.fromkeys(tokens, until))
+            return Invitation(tuple(self._addresses()), self._door.getsockname()[1], self._identity[1], tokens)
+
+    def end(self, token: bytes) -> None:
+        """End the stream that was opened with a token, if there is one; returns when nobody serves it any more."""
+        with self._lock:
+            self._tokens.pop(token, None)
+            stream = self._streams.get(token)
+            if stream is not None:
+                stream.hang_up()
+                self._lock.wait_for(lambda: token not in self._streams)
+
+    def close(self) -> None:
+        """End all streams, and listen no more."""
+        with self._lock:
+            self._is_closed = True
+            self._tokens.clear()
+            for connection in self._waiting:
+                _hang_up(connection)
+            for stream in self._streams.values():
+                stream.hang_up()
+            if self._door is not None:
+                _hang_up(self._door)
+
+    def _listen(self, door: socket.socket) -> None:
+        door.settimeout(_TICK_S)
+        while self._is_expecting(door):
+            try:
+                connection, _ = door.accept()
+            except TimeoutError:
+                continue
+            except OSError:  # it was closed, or no descriptor is left
+                time.sleep(_TICK_S)
+                continue
+            self._admit(connection)
+
+    def _is_expecting(self, door: socket.socket) -> bool:
+        """Whether somebody was invited who has not come; else nobody listens any more."""
+        with self._lock:
+            now = time.monotonic()
+            for token in [token for token, until in self._tokens.items() if until < now]:
+                del self._tokens[token]
+            if self._tokens:
+                return True
+            self._door = None
+            door.close()
+            return False
+
+    def _admit(self, connection: socket.socket) -> None:
+        assert self._identity is not None
+        try:
+            connection.settimeout(GREETING_S)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            encrypted = self._identity[0].wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        except OSError:  # he has gone
+            connection.close()
+            return
+        with self._lock:
+            self._waiting[encrypted] = None
+            if len(self._waiting) > MAX_WAITING:
+                first = next(iter(self._waiting))
+                del self._waiting[first]  # now, and not when its thread sees it: who comes next makes another one leave
+                _hang_up(first)
+        threading.Thread(target=self._greet, args=(encrypted,), name="monarch-stream", daemon=True).start()
+
+    def _greet(self, connection: ssl.SSLSocket) -> None:
+        stream: Stream | None = None
+        try:
+            token = _token_of(connection)
+        except OSError:
+            token = b""
+        with self._lock:
+            self._waiting.pop(connection, None)
+            if self._tokens.pop(token, None) is not None:
+                stream = self._streams[token] = Stream(connection, token)
+        if stream is None:
+            connection.close()
+            return
+        try:
+            self._serve(stream)
+        except StreamError:  # who has asked is gone, or asks again
+            pass
+        finally:
+            with self._lock:
+                del self._streams[token]
+                self._lock.notify_all()
+            stream.close()
+
+
+def _token_of(connection: ssl.SSLSocket) -> bytes:
+    """Have TLS come about, and read what is shown then, in bounded time."""
+    until = time.monotonic() + GREETING_S
+    connection.do_handshake()
+    token = b""
+    while len(token) < _TOKEN_NBYTES:
+        connection.settimeout(max(0.01, until - time.monotonic()))
+        more = connection.recv(_TOKEN_NBYTES - len(token))
+        if not more:
+            return b""
+        token += more
+    return token
+
+
+def _identity() -> tuple[ssl.SSLContext, bytes]:
+    """What this process shows who comes, with a key that nobody else has; and the certificate, in DER."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "monarch")])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(datetime(2000, 1, 1))  # clocks of machines differ
+        .not_valid_after(datetime(2200, 1, 1))
+        .sign(key, hashes.SHA256())
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.num_tickets = 0
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    # Python's ssl reads keys from files only: this one is in memory.
+    with open(os.memfd_create("monarch-identity", os.MFD_CLOEXEC), "wb") as file:
+        file.write(certificate.public_bytes(serialization.Encoding.PEM) + secret)
+        file.flush()
+        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+    return context, certificate.public_bytes(serialization.Encoding.DER)
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
+
+def _why(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+_open: weakref.WeakSet[Stream] = weakref.WeakSet()
+_doors: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    """In a fork of the process: its connections are not ours, and are to end when it does."""
+    for stream in list(_open):
+        stream.close()
+    for door in list(_doors):
+        door.close()
+
+
+os.register_at_fork(after_in_child=_forget_all)

@@ -1,0 +1,136 @@
+"""Carries bytes between memory of this process and memory that another has lent, by the shortest road."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from monarch_kernel.errors import BufferGoneError
+from monarch_kernel.net.memory.exports import Loan
+from monarch_kernel.net.memory.layout import Memory
+from monarch_kernel.net.memory.paths import Gone, Roads, Transfer
+from monarch_kernel.net.memory.threads import Crew
+from monarch_kernel.net.transport.driver import Waiter
+from monarch_kernel.runtime.buffers.device_paths import CudaRoad, RdmaRoad
+from monarch_kernel.runtime.buffers.local_paths import MemoryRoad, ProcessRoad, Tables
+from monarch_kernel.runtime.buffers.message_path import MessagesRoad
+from monarch_kernel.runtime.buffers.stream_path import NetworkRoad
+from monarch_kernel.runtime.rpc.client import Asker
+from monarch_kernel.runtime.rpc.future import Future
+from monarch_kernel.runtime.rpc.waits import Wait
+
+__all__ = ["carry", "roads_of", "together"]
+
+AT_ONCE_NBYTES = 8 << 20
+"""What is smaller is carried by the thread that asks: another would cost more."""
+
+_THREADS = 4
+
+_crew = Crew("monarch-carrier", _THREADS)
+
+
+def roads_of(asker: Asker) -> Roads:
+    """All roads of a process, the best first.
+
+    Args:
+        asker: carries its requests.
+    """
+    tables = Tables()
+    roads = (
+        ProcessRoad(tables, asker.lendings),
+        MemoryRoad(tables),
+        CudaRoad(asker, tables),
+        RdmaRoad(asker, tables),
+        NetworkRoad(asker, tables),
+        MessagesRoad(asker),
+    )
+    return Roads(roads, asker.meters)
+
+
+def carry(asker: Asker, loan: Loan, here: Memory, *, is_write: bool, keeper: object = None) -> Future[Transfer]:
+    """Copy what was lent into memory of this process; or the other way, if ``is_write``.
+
+    Args:
+        asker: of this process, whose roads there are.
+        loan: what was lent.
+        here: memory of this process; of as many bytes.
+        is_write: which way.
+        keeper: is not let go before the transfer has ended, such as a handle with which the loan ends.
+    """
+    future: Future[Transfer] = Future(
+        _Carrying(asker), 0, lambda answers: done[0], note="carrying bytes", procs=(loan.proc,)
+    )
+    done: list[Transfer] = []
+
+    def work() -> None:
+        try:
+            done.append(asker.roads.carry(loan, here, is_write=is_write))
+        except Gone as error:
+            future.abandon(_gone(asker, loan, str(error)))
+        except Exception as error:
+            future.abandon(error)
+        else:
+            future.resolve((), True)
+
+    if loan.layout.nbytes <= AT_ONCE_NBYTES and asker.roads.are_direct(loan):
+        work()
+    else:
+        _crew.submit(lambda: _away(asker, work, keeper))
+    return future
+
+
+def together(futures: Sequence[Future[Transfer]]) -> Future[list[Transfer]]:
+    """A future of many transfers, at least one; it ends when all have, with the first error if there is one."""
+    whole: Future[list[Transfer]] = Future(futures[0].owner, 0, lambda _: [each.get(0) for each in futures])
+    left = len(futures)
+    lock = threading.Lock()
+
+    def one_is_done() -> None:
+        nonlocal left
+        with lock:
+            left -= 1
+            is_last = not left
+        if is_last:
+            whole.resolve((), True)
+
+    for each in futures:
+        each.add_done_callback(one_is_done)
+    return whole
+
+
+def _away(asker: Asker, work: Callable[[], None], keeper: object) -> None:
+    work()
+    asker.submit(_nothing)  # wakes whoever waits for it in the transport
+
+
+def _nothing() -> None:
+    pass
+
+
+def _gone(asker: Asker, loan: Loan, why: str) -> BufferGoneError:
+    """What the caller is told. It was never raised, so no frames keep memory or descriptors."""
+    death = asker.deaths((loan.proc,)).get(loan.proc)
+    return BufferGoneError(f"the buffer can't be used any more: {why}" + (f" ({death.headline()})" if death else ""))
+
+
+class _Carrying:
+    """Owner of the futures of transfers: there is nobody to interrupt."""
+
+    def __init__(self, asker: Asker) -> None:
+        self.asker = asker
+
+    def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
+        return self.asker.wait(waiter, timeout_s)
+
+    def interrupt(self, id: int, *, abort: bool = False) -> None:
+        pass
+
+    def cancel(self, id: int) -> None:
+        pass
+
+    def attend(self, future: Future[Any]) -> None:
+        self.asker.attend(future)
+
+    def linger(self, wait: Wait) -> float | None:
+        return None

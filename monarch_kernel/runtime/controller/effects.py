@@ -1,0 +1,143 @@
+"""What follows from what the controller hears: messages to send, requests that are over, events to tell. Plain data."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from monarch_kernel.base.events import OutputEvent, StopEvent, ThroughputEvent
+from monarch_kernel.errors import Failure
+from monarch_kernel.net.transport.base import Peer
+from monarch_kernel.net.wire.codec import Packed
+from monarch_kernel.net.wire.messages import OutputChunk
+from monarch_kernel.runtime.controller.adoption import Resumed
+from monarch_kernel.runtime.rpc.answers import Answer
+
+__all__ = [
+    "Attached",
+    "BacklogEvent",
+    "Due",
+    "Effect",
+    "Expired",
+    "Find",
+    "GiveUp",
+    "Gone",
+    "LostEvent",
+    "Resolve",
+    "RichEvent",
+    "Route",
+    "Send",
+    "Tell",
+]
+
+
+class Send(NamedTuple):
+    """Effect: send a message."""
+
+    peer: Peer
+    packed: Packed
+
+
+class Resolve(NamedTuple):
+    """Effect: a request is over; ``answers`` in the order in which its ranks were given.
+
+    ``in_step`` is False if its ranks left their process group unusable, or at different collectives.
+    """
+
+    id: int
+    answers: list[Answer]
+    in_step: bool
+
+
+class RichEvent(NamedTuple):
+    """A rank displayed something rich."""
+
+    request: int
+    rank: int
+    data: dict[str, object]
+    metadata: dict[str, object]
+    mesh: str = ""
+
+
+class LostEvent(NamedTuple):
+    """A rank died that nobody had asked to end."""
+
+    mesh: str
+    rank: int
+    failure: Failure
+
+
+class BacklogEvent(NamedTuple):
+    """What ranks wrote before this controller attached; ``rank`` of each chunk in ``ranks``."""
+
+    chunks: tuple[OutputChunk, ...]
+    ranks: dict[int, int]
+
+
+class Tell(NamedTuple):
+    """Effect: an event for whoever watches."""
+
+    event: OutputEvent | RichEvent | LostEvent | BacklogEvent | StopEvent | ThroughputEvent
+
+
+class Expired(NamedTuple):
+    """Effect: a stage of a start took too long; give up, with what the launcher's log can say.
+
+    ``procs`` are the ranks that have not come up (`State.give_up_ranks`); empty if it is the host agent that has not, or is
+    silent (`State.host_gone`), as ``reason`` says.
+    """
+
+    host: int
+    procs: tuple[int, ...] = ()
+    reason: str = ""
+
+
+class Route(NamedTuple):
+    """Effect: a process is reached by way of a host agent."""
+
+    peer: Peer
+    host: int
+
+
+class GiveUp(NamedTuple):
+    """Effect: a host is gone; should it be heard of again it is told to end."""
+
+    host: int
+
+
+class Due(NamedTuple):
+    """Effect: others are to take the places of these processes, those that live, too, for which ``retire`` says why."""
+
+    procs: tuple[int, ...]
+    retire: str
+
+
+class Find(NamedTuple):
+    """Effect: look for a module of the user's and send what was found, as the answer to ``turn``."""
+
+    peer: Peer
+    turn: int
+    name: str
+
+
+class Attached(NamedTuple):
+    """Effect: what `State.attach` asked for has come; ``silent`` are the ranks that have not answered yet."""
+
+    silent: tuple[int, ...]
+
+
+class Gone(NamedTuple):
+    """Effect: a rank is dead, or was stopped.
+
+    ``is_told`` says that somebody is told of it in any case: whoever has asked for it, who waits for an answer, or another rank
+    that has to do with it.
+    """
+
+    proc: int
+    incarnation: int
+    mesh: str
+    rank: int
+    death: Failure
+    is_told: bool
+
+
+Effect = GiveUp | Gone | Route | Send | Resolve | Tell | Expired | Find | Resumed | Attached | Due

@@ -1,0 +1,62 @@
+"""Requests that are over when processes have ended: what `ProcMesh.stop` and `HostMesh.stop` wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from monarch_kernel.errors import Failure
+from monarch_kernel.net.wire.messages import Payload
+from monarch_kernel.runtime.controller.effects import Effect, Resolve
+from monarch_kernel.runtime.rpc.answers import Answer, Value
+
+__all__ = ["ENDING_S", "Endings"]
+
+ENDING_S = 10.0
+"""How long after SIGKILL a process may take to end, in seconds: the Linux kernel frees its memory, and that of its device."""
+
+
+@dataclass(slots=True)
+class _Ending:
+    """``left`` are those of ``procs`` that have not ended; ``deadline`` is when they count as stuck."""
+
+    procs: Sequence[int]
+    left: set[int]
+    deadline: float
+
+
+class Endings:
+    """The requests, and the processes that each of them waits for."""
+
+    def __init__(self) -> None:
+        self._endings: dict[int, _Ending] = {}
+
+    def add(self, id: int, procs: Sequence[int], left: Iterable[int], deadline: float) -> list[Effect]:
+        """Wait for processes, of which only those in ``left`` live."""
+        self._endings[id] = _Ending(procs, set(left), deadline)
+        return self._resolve(lambda ending: not ending.left)
+
+    def ended(self, procs: Sequence[int]) -> list[Effect]:
+        """These processes have ended."""
+        for ending in self._endings.values():
+            ending.left.difference_update(procs)
+        return self._resolve(lambda ending: not ending.left)
+
+    def due(self, now: float) -> list[Effect]:
+        """End the requests of which a process has not ended in time."""
+        return self._resolve(lambda ending: now >= ending.deadline)
+
+    def _resolve(self, is_over: Callable[[_Ending], bool]) -> list[Effect]:
+        effects: list[Effect] = []
+        for id, ending in list(self._endings.items()):
+            if is_over(ending):
+                del self._endings[id]
+                effects.append(Resolve(id, [_answer(proc in ending.left) for proc in ending.procs], True))
+        return effects
+
+
+def _answer(is_stuck: bool) -> Answer:
+    if not is_stuck:
+        return Value(Payload(), (), {})
+    what = f"it has not ended {ENDING_S:.0f} s after it was to be killed: perhaps a device driver holds it, or its host hangs"
+    return Failure("lost", "NotEnded", what)

@@ -1,0 +1,306 @@
+"""The hosts of a session: they are had from launchers, replaced, asked, and given back."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Protocol, TypeVar
+
+from monarch_kernel.base.events import HostView
+from monarch_kernel.errors import Failure, MeshDownError
+from monarch_kernel.launch.base import HostHandle, Launcher
+from monarch_kernel.net.transport.base import HostTransport, host_peer
+from monarch_kernel.net.wire.codec import pack
+from monarch_kernel.net.wire.config import AgentConfig
+from monarch_kernel.net.wire.messages import ReadLog
+from monarch_kernel.runtime.controller.effects import Effect
+from monarch_kernel.runtime.controller.host_compatibility import Comparison, compare
+from monarch_kernel.runtime.controller.state import State
+from monarch_kernel.runtime.controller.views import NOT_HEARD, host_views
+from monarch_kernel.runtime.host.logs import LogRecord, log_records
+from monarch_kernel.runtime.host.software import software_here
+from monarch_kernel.runtime.rpc.answers import Answer
+from monarch_kernel.runtime.rpc.future import Future
+
+__all__ = ["Fleet", "Item", "Loop"]
+
+T = TypeVar("T")
+
+Item = Callable[[float], "list[Effect]"]
+
+
+class Loop(Protocol):
+    """Who carries out what the state decides."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the session is over."""
+        ...
+
+    def enter(self, item: Item) -> None:
+        """Have something done with the baton held, unless the session is over; the item gets the time."""
+        ...
+
+    def perform(self, effects: list[Effect]) -> None:
+        """Carry out what the state has decided; with the baton held."""
+        ...
+
+    def promise(
+        self, begin: Callable[[int, float], list[Effect]], finish: Callable[[Sequence[Answer]], T]
+    ) -> Future[T]:
+        """A future that something begins, which is given its number and the time.
+
+        Raises:
+            MeshDownError: the session was shut down.
+        """
+        ...
+
+    def with_baton(self, do: Callable[[], T]) -> T:
+        """Have something done with the baton held, and wait for what it gives.
+
+        Raises:
+            MeshDownError: the session was shut down.
+        """
+        ...
+
+
+class Fleet:
+    """The hosts of a session, with the handles by which their engines are asked of them.
+
+    Args:
+        loop: carries out what is decided.
+        state: the controller's.
+        transport: the controller's end.
+    """
+
+    def __init__(self, loop: Loop, state: State, transport: HostTransport) -> None:
+        self._loop = loop
+        self._state = state
+        self._transport = transport
+        self._ids = itertools.count(1)
+        self._handles: dict[int, HostHandle] = {}
+        self._dialled: set[int] = set()
+        self._closing: list[threading.Thread] = []
+        self._lock = threading.Lock()
+
+    # -- for any thread
+
+    def add(
+        self,
+        launcher: Launcher,
+        configs: Callable[[int], AgentConfig],
+        count: int = 1,
+        *,
+        timeout_s: float | None = None,
+        lost_after_s: float | None = None,
+    ) -> tuple[int, ...]:
+        """Have host agents launched; returns at once, their numbers.
+
+        Args:
+            launcher: obtains the hosts.
+            configs: gives what an agent must know, by its number.
+            count: how many.
+            timeout_s: how long one has to come up, in seconds; left out, as long as one on this machine has.
+            lost_after_s: for those on other machines, after how many seconds of silence one is lost.
+
+        Raises:
+            MeshDownError: the session was shut down.
+            LaunchError: the launcher can't.
+        """
+        if self._loop.closed:
+            raise MeshDownError("the session was shut down; start again with this_host() or %mesh up")
+        if lost_after_s is not None and self._state.software is None:
+            self._state.software = software_here()
+        hosts = tuple(next(self._ids) for _ in range(count))
+        for host in hosts:
+            self._loop.enter(partial(self._expect, host, timeout_s, lost_after_s))
+        try:
+            handles = launcher.launch([configs(host) for host in hosts])
+        except BaseException:
+            for host in hosts:
+                self._loop.enter(partial(self._state.release_host, host, "it could not be launched", 0.0))
+            raise
+        self._handles.update(zip(hosts, handles, strict=True))
+        if self._loop.closed:
+            for handle in handles:
+                handle.close(0.1)  # closed meanwhile, perhaps without this handle
+        return hosts
+
+    def _expect(self, host: int, timeout_s: float | None, lost_after_s: float | None, now: float) -> list[Effect]:
+        self._transport.route(host_peer(host), host)
+        return self._state.add_host(host, now, timeout_s=timeout_s, lost_after_s=lost_after_s)
+
+    def release(self, hosts: Sequence[int], reason: str, grace_s: float = 2.0, timeout_s: float = 5.0) -> None:
+        """End host agents and what runs there, and give the hosts back; returns when that is done."""
+        for host in hosts:
+            self._loop.enter(partial(self._state.release_host, host, reason, grace_s))
+        with suppress(MeshDownError):  # then all have been given back
+            self._loop.with_baton(lambda: None)  # what was submitted before is done by then
+        for host in hosts:
+            self._begin_to_close(host, timeout_s + grace_s)
+        self.settle()
+
+    def replace(self, host: int, successor: int) -> None:
+        """Say that a host has come in place of one that is gone, and give that one back, which may take longer than this."""
+        self._loop.enter(lambda now: self._state.succeed_host(host, successor))
+        self._begin_to_close(host, 0.0)
+
+    def give_back(self, host: int) -> None:
+        """Give a host that is gone back to its engine, if it was not yet; whatever hangs there is ended."""
+        self._begin_to_close(host, 0.0)
+        self.settle()
+
+    def _begin_to_close(self, host: int, timeout_s: float) -> None:
+        """Give a host back, on a thread of its own: engines may take their time, and an interrupt ends only the wait."""
+        if (handle := self._handles.pop(host, None)) is None:
+            return
+        record = self._state.hosts.get(host)  # None: just launched
+        has_heard = bool(
+            record and record.up and (record.end is None or record.end.kind == "stopped")
+        )  # that it is to end
+        close = partial(handle.close, timeout_s if has_heard else 0.0)
+        thread = threading.Thread(target=close, name=f"monarch-close-{host}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the program ends: there are no new threads
+            close()
+            return
+        with self._lock:
+            self._closing = [each for each in self._closing if each.is_alive()] + [thread]
+
+    def settle(self) -> None:
+        """Wait until all that are being given back are."""
+        with self._lock:
+            closing = self._closing
+        for thread in closing:
+            thread.join()
+
+    def now(self, host: int) -> int:
+        """The number of the host agent that is in this one's place now."""
+        return self._state.host_now(host)
+
+    def is_gone(self, host: int) -> bool:
+        """Whether a host agent has ended."""
+        record = self._state.hosts.get(host)
+        return record is not None and record.gone
+
+    def gone(self, procs: Sequence[int]) -> tuple[int, ...]:
+        """The host agents of these processes that have ended."""
+        records = [self._state.ranks.get(proc) for proc in procs]
+        hosts = dict.fromkeys(record.host for record in records if record is not None)
+        return tuple(host for host in hosts if self.is_gone(host))
+
+    def not_up(self, procs: Sequence[int]) -> tuple[int, ...]:
+        """The host agents of these processes that have ended, or have not come up yet."""
+        hosts = dict.fromkeys(self.host_of(proc) for proc in procs)
+        records = [record for host in hosts if (record := self._state.hosts.get(host)) is not None]
+        return tuple(record.host for record in records if record.gone or not record.up)
+
+    def host_of(self, proc: int) -> int:
+        """The host of a process, or of the last that was there; 0 if there was none."""
+        record = self._state.ranks.get(proc)
+        return 0 if record is None else record.host
+
+    def places(self, procs: Sequence[int]) -> tuple[int, ...]:
+        """The host of each of these processes."""
+        return tuple(self.now(self.host_of(proc)) for proc in procs)
+
+    def procs_on(self, hosts: Sequence[int]) -> tuple[int, ...]:
+        """The processes of these hosts that have not ended, also those that are ending."""
+        ranks = list(self._state.ranks.items())
+        return tuple(proc for proc, record in ranks if record.host in hosts and not record.has_ended)
+
+    def wait_for(self, hosts: Sequence[int], finish: Callable[[Sequence[Answer]], T]) -> Future[T]:
+        """A future that resolves when each of these host agents is up or gone."""
+        return self._loop.promise(lambda id, now: self._state.await_hosts(id, hosts, now), finish)
+
+    def views(self, hosts: Sequence[int]) -> tuple[HostView, ...]:
+        """Hosts as they are now, each with a name of its own."""
+        return host_views(self._state.hosts, hosts)
+
+    def compare(self, hosts: Sequence[int]) -> Comparison:
+        """What hosts that have come run, and their clocks, beside what is here."""
+        records = [record for host in hosts if (record := self._state.hosts.get(host)) is not None]
+        names = {view.number: view.name for view in self.views(hosts)}
+        known = [(names[record.host], record.software, record.clock) for record in records if record.software]
+        return compare(self._state.software, known) if self._state.software is not None else Comparison()
+
+    def read_log(self, host: int, proc: int, max_nbytes: int) -> Future[list[LogRecord]]:
+        """What a host keeps of a rank's output; nothing if the host is gone."""
+
+        def read(answers: Sequence[Answer]) -> list[LogRecord]:
+            (answer,) = answers
+            return [] if isinstance(answer, Failure) else log_records(answer.payload.data)
+
+        if self._loop.closed:
+            return Future.resolved([])
+        return self._loop.promise(
+            lambda id, now: self._state.ask_host(id, host, pack(ReadLog(id, proc, max_nbytes)), now), read
+        )
+
+    def agent_pid(self, host: int) -> int:
+        """Process id of a host agent; 0 while it starts."""
+        return self._state.hosts[host].pid
+
+    def node(self, host: int) -> str:
+        """What its engine calls the machine of a host; empty if that need not be known."""
+        handle = self._handles.get(host)
+        return handle.node if handle else ""
+
+    def outlive(self, host: int, keep_s: float) -> Future[bool]:
+        """Have a host agent and its ranks outlive this process, for so long; resolves when it has that word, or is gone."""
+        return self._loop.promise(
+            lambda id, now: self._state.outlive(id, host, keep_s, now),
+            lambda answers: not isinstance(answers[0], Failure),
+        )
+
+    # -- when the loop begins and ends
+
+    def take_up(self, handles: Mapping[int, HostHandle], next_host: int) -> None:
+        """Go on with hosts that another controller has had; the next new one gets this number."""
+        self._handles.update(handles)
+        self._ids = itertools.count(next_host)
+
+    def close(self, timeout_s: float) -> None:
+        """Give all hosts back, when they have been told to end."""
+        for host in list(self._handles):
+            self._begin_to_close(host, timeout_s)
+        self.settle()
+
+    # -- with the baton held
+
+    def log_tail(self, host: int) -> tuple[str, ...]:
+        """The last lines that are known of a host."""
+        handle = self._handles.get(host)
+        return handle.log_tail() if handle else ()
+
+    def expired(self, host: int, reason: str) -> None:
+        """A host is silent, or has not come; its engine may know why."""
+        handle = self._handles.get(host)
+        self._lose(host, (handle.poll() if handle else None) or reason)
+
+    def look(self) -> None:
+        """Ask the engines of all hosts; those that can be dialled are."""
+        for host, handle in list(self._handles.items()):
+            record = self._state.hosts.get(host)  # None: just launched
+            if record is not None and not record.gone:
+                reason = handle.poll()
+                if reason is not None:
+                    self._lose(host, reason)
+                elif handle.address and host not in self._dialled:
+                    self._dialled.add(host)
+                    self._transport.dial(host, handle.address)
+
+    def _lose(self, host: int, reason: str) -> None:
+        log = self.log_tail(host)
+        now = time.monotonic()
+        if reason:
+            self._loop.perform(self._state.host_gone(host, reason, log, now))
+        else:
+            self._loop.perform(
+                self._state.host_gone(host, "the host agent did not come up in time", log, now, NOT_HEARD)
+            )

@@ -1,0 +1,169 @@
+"""What ranks have told of their counts, and how fast bytes go: no I/O, no clock.
+
+Each process counts for itself and says how its counts are now, so what is told twice does no harm. Rates are made from the
+differences: what has come in since the last report is spread over the time that the report is about.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from monarch_kernel.net.transport.base import Peer, proc_of
+from monarch_kernel.net.wire.messages import Carried, Collected, Metered
+
+__all__ = ["HISTORY_S", "MeterBook", "Throughput"]
+
+HISTORY_S = 60
+"""For so long it is kept how fast bytes went."""
+
+LAG_S = 0.5
+"""Reports come later than what they tell of; what was before that is known."""
+
+_STEP_S = 0.25
+_PER_S = round(1 / _STEP_S)
+_KEPT = HISTORY_S * _PER_S
+_TOLD_EVERY_S = 0.5
+
+
+class Throughput:
+    """How many bytes have come in and gone out of one process, of late."""
+
+    __slots__ = ("_newest", "_steps")
+
+    def __init__(self) -> None:
+        self._steps: dict[int, list[float]] = {}  # bytes in and out; those that are not there are 0
+        self._newest = 0
+
+    def add(self, now: float, over_s: float, nbytes_in: float, nbytes_out: float) -> None:
+        """Take what has gone in the last ``over_s`` seconds."""
+        over_s = min(over_s, HISTORY_S) if over_s > _STEP_S / 100 else _STEP_S / 100  # who says NaN has no say
+        begun = now - over_s
+        self._newest = math.floor(now / _STEP_S)
+        for which in range(math.floor(begun / _STEP_S), self._newest + 1):
+            part = (min(now, (which + 1) * _STEP_S) - max(begun, which * _STEP_S)) / over_s
+            step = self._steps.setdefault(which, [0.0, 0.0])
+            step[0] += part * nbytes_in
+            step[1] += part * nbytes_out
+        if len(self._steps) > 2 * _KEPT:
+            self._steps = {which: step for which, step in self._steps.items() if which >= self._newest - _KEPT}
+
+    def rate(self, now: float) -> tuple[float, float]:
+        """Bytes a second, in and out, over the last second of which everything is known."""
+        end = _known_until(now)
+        steps = [self._steps[which] for which in range(end - _PER_S, end) if which in self._steps]
+        return sum(step[0] for step in steps), sum(step[1] for step in steps)
+
+    def history(self, now: float) -> tuple[tuple[float, float], ...]:
+        """The same for each of the last `HISTORY_S` seconds, oldest first; the last is `rate`."""
+        last = _known_until(now) - 1
+        found = [[0.0, 0.0] for _ in range(HISTORY_S)]
+        for which, (nbytes_in, nbytes_out) in self._steps.items():
+            ago = (last - which) // _PER_S
+            if 0 <= ago < HISTORY_S:
+                second = found[HISTORY_S - 1 - ago]
+                second[0] += nbytes_in
+                second[1] += nbytes_out
+        return tuple((nbytes_in, nbytes_out) for nbytes_in, nbytes_out in found)
+
+    def has_ceased(self, now: float) -> bool:
+        """Whether nothing has come in or gone out in that second, or since."""
+        return self._newest < _known_until(now) - _PER_S
+
+    def is_over(self, now: float) -> bool:
+        """Whether there was nothing for so long that all of it is forgotten."""
+        return self._newest < _known_until(now) - _KEPT
+
+
+def _known_until(now: float) -> int:
+    return math.floor((now - LAG_S) / _STEP_S)
+
+
+class _Report(NamedTuple):
+    """What one process has counted."""
+
+    carried: dict[tuple[int, int, str], Carried]
+    collected: dict[tuple[str, str], Collected]
+
+
+class MeterBook:
+    """All that was told."""
+
+    def __init__(self) -> None:
+        self._reports: dict[Peer, _Report] = {}
+        self._unread: dict[Peer, int] = {}
+        self._throughputs: dict[int, Throughput] = {}
+        self._moving: set[int] = set()
+        self._told_at = -math.inf
+
+    def heard(self, peer: Peer, message: Metered, now: float) -> None:
+        """A process says what has changed."""
+        report = self._reports.get(peer)
+        if report is None:
+            report = self._reports[peer] = _Report({}, {})
+        moved: dict[int, list[int]] = {}
+        for row in message.carried:
+            key = row.source, row.target, row.road
+            known = report.carried.get(key)
+            report.carried[key] = row
+            nbytes = row.nbytes - (0 if known is None else known.nbytes)
+            moved.setdefault(row.target, [0, 0])[0] += nbytes
+            moved.setdefault(row.source, [0, 0])[1] += nbytes
+        for one in message.collected:
+            report.collected[one.group, one.operation] = one
+        self._unread[peer] = message.unread
+        for proc, (nbytes_in, nbytes_out) in moved.items():
+            throughput = self._throughputs.get(proc)
+            if throughput is None:
+                throughput = self._throughputs[proc] = Throughput()
+            throughput.add(now, message.over_s, nbytes_in, nbytes_out)
+            self._moving.add(proc)
+
+    def carried(self, procs: Collection[int]) -> list[tuple[Carried, list[Peer]]]:
+        """What has gone to or from these processes, each with those who have counted it."""
+        found: dict[tuple[int, int, str], tuple[Carried, list[Peer]]] = {}
+        for peer, report in self._reports.items():
+            for key, row in report.carried.items():
+                if row.source not in procs and row.target not in procs:
+                    continue
+                if key not in found:
+                    found[key] = row, [peer]
+                    continue
+                other, peers = found[key]
+                nbytes, operations = row.nbytes + other.nbytes, row.operations + other.operations
+                total = Carried(*key, nbytes, operations, row.seconds + other.seconds)
+                found[key] = total, [*peers, peer]
+        return list(found.values())
+
+    def collected(self, procs: Collection[int]) -> tuple[list[tuple[Collected, Peer]], int]:
+        """The collectives of these processes, each with who has counted it, and how many more there were."""
+        found = [
+            (one, peer)
+            for peer, report in self._reports.items()
+            if proc_of(peer) in procs
+            for one in report.collected.values()
+        ]
+        return found, sum(unread for peer, unread in self._unread.items() if proc_of(peer) in procs)
+
+    def rate(self, proc: int, now: float) -> tuple[float, float]:
+        """Bytes a second that a process takes in and sends out."""
+        throughput = self._throughputs.get(proc)
+        return (0.0, 0.0) if throughput is None else throughput.rate(now)
+
+    def history(self, proc: int, now: float) -> tuple[tuple[float, float], ...]:
+        """The same for each of the last `HISTORY_S` seconds, oldest first."""
+        return self._throughputs.get(proc, Throughput()).history(now)
+
+    def due(self, now: float) -> Mapping[int, tuple[tuple[float, float], ...]]:
+        """The histories to tell of now: of processes to and from which bytes go, or where they have just ceased to."""
+        if not self._moving or now < self._told_at + _TOLD_EVERY_S:
+            return {}
+        self._told_at = now
+        told = {proc: self.history(proc, now) for proc in sorted(self._moving)}
+        for proc in told:
+            if self._throughputs[proc].has_ceased(now):
+                self._moving.discard(proc)
+        for proc in [proc for proc, throughput in self._throughputs.items() if throughput.is_over(now)]:
+            del self._throughputs[proc]  # while others go on; until then they are few figures each
+        return told

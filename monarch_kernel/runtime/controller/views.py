@@ -1,0 +1,187 @@
+"""Snapshots of meshes, ranks and hosts, for all who show them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+from monarch_kernel.base.events import HostState, HostView, LoopView, MeshView, RankView
+from monarch_kernel.features.traffic.table import CollectiveRow, End, Traffic, TrafficRow, largest_first
+from monarch_kernel.net.transport.base import CONTROLLER, Peer, proc_of
+from monarch_kernel.runtime.controller.meters import MeterBook
+from monarch_kernel.runtime.controller.records import NO_READING, HostRecord, RankRecord
+from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC
+
+__all__ = ["NOT_HEARD", "host_views", "mesh_view", "traffic_view"]
+
+NOT_HEARD = "HostNotHeard"
+
+
+def host_views(records: Mapping[int, HostRecord], hosts: Sequence[int]) -> tuple[HostView, ...]:
+    """Hosts as they are now, each with a name of its own: several agents of one machine are told apart by their numbers."""
+    former = {record.successor: record.hostname for record in list(records.values()) if record.successor}
+    views = [_host_view(host, records.get(host)) for host in hosts]
+    # One that is coming counts as who was there before: others keep their names meanwhile.
+    names = Counter(view.name or former.get(view.number, "") for view in views)
+    return tuple(
+        replace(view, name=f"{view.name}#{view.number}") if view.name and names[view.name] > 1 else view
+        for view in views
+    )
+
+
+def _host_view(host: int, record: HostRecord | None) -> HostView:
+    if record is None:  # it was just asked for
+        return HostView(host, "", "starting")
+    if not record.gone:
+        return HostView(host, record.hostname, "up" if record.up else "starting")
+    end = record.end
+    why, log = (end.message, end.last_lines) if end is not None else ("", ())
+    is_released = end is not None and end.kind == "stopped"
+    is_unheard = end is not None and end.etype == NOT_HEARD
+    state: HostState = "released" if is_released else "lost"
+    return HostView(host, record.hostname, state, why, log, is_unheard)
+
+
+def mesh_view(
+    name: str,
+    axes: dict[str, int],
+    ranks: Sequence[RankRecord | None],
+    hosts: Mapping[int, HostRecord],
+    engine_of: Callable[[int], str | None],
+    now: float,
+    age_s: float,
+    strangers: int = 0,
+    rate_of: Callable[[int], tuple[float, float]] = lambda proc: (0.0, 0.0),
+    loops: Sequence[LoopView] = (),
+) -> MeshView:
+    """A mesh as it is now.
+
+    Args:
+        name: of the mesh.
+        axes: their sizes.
+        ranks: in their order; None for one that was just asked for.
+        hosts: all, by number.
+        engine_of: gives who has given a host, by its number; None for this machine itself.
+        now: the time.
+        age_s: how long ago the mesh was made, in seconds.
+        strangers: how many connections the controller has refused.
+        rate_of: gives how fast bytes go to and from a process, by its number.
+        loops: that its ranks are in.
+    """
+    numbers = dict.fromkeys(record.host for record in ranks if record is not None)
+    on = {view.number: view for view in host_views(hosts, tuple(numbers))}
+    rows = []
+    for rank, (record, point) in enumerate(zip(ranks, _points(tuple(axes.items())))):
+        if record is None:
+            rows.append(RankView(rank, point, "starting"))
+        else:
+            rates = rate_of(record.spec.proc) if record.death is None else (0.0, 0.0)
+            rows.append(_rank_view(rank, point, record, on[record.host].name, now, rates))
+    where = _where(on, engine_of)
+    if where:  # else nobody can connect
+        counts = [("", strangers), *((view.name, hosts[host].strangers) for host, view in on.items())]
+        where["strangers"] = tuple((name, count) for name, count in counts if count)
+    return MeshView(name, tuple(axes.items()), tuple(rows), age_s=age_s, loops=tuple(loops), **where)
+
+
+@lru_cache(maxsize=16)
+def _points(axes: tuple[tuple[str, int], ...]) -> tuple[tuple[tuple[str, int], ...], ...]:
+    """All places of a mesh, in the order of its ranks; the same every time that it is looked at."""
+    return tuple(product(*([(axis, coord) for coord in range(size)] for axis, size in axes)))
+
+
+def _rank_view(
+    rank: int, point: tuple[tuple[str, int], ...], record: RankRecord, host: str, now: float, rates: tuple[float, float]
+) -> RankView:
+    state = record.state
+    activity = next(iter(list(record.owed.values())), "") if state == "running" else ""
+    stop = next(iter(list(record.stops.values())), None) if record.stops else None
+    if activity and stop is not None:
+        activity = f"debugger at {stop.where}"
+    reading = record.reading if record.death is None else NO_READING
+    return RankView(
+        rank,
+        point,
+        state,
+        activity,
+        now - (record.busy_since if stop is None else stop.since) if activity else 0.0,
+        host,
+        record.pid,
+        record.device or record.spec.device.replace("auto", ""),  # the host has yet to say which
+        reading.rss_nbytes,
+        reading.cpu_percent,
+        record.last_error,
+        record.last_line,
+        record.spec.incarnation,
+        *rates,
+        reading.gpu_nbytes,
+        reading.gpu_total_nbytes,
+        reading.gpu_percent,
+    )
+
+
+def traffic_view(
+    name: str,
+    procs: Collection[int],
+    book: MeterBook,
+    ranks: Mapping[int, RankRecord],
+    silent: Collection[int],
+) -> Traffic:
+    """What has gone to and from some processes, as far as it was told.
+
+    Args:
+        name: what they are called together.
+        procs: their numbers.
+        book: what was told.
+        ranks: all records, by number.
+        silent: processes that were asked and have not answered.
+    """
+
+    def end(proc: int) -> End:
+        record = ranks.get(proc)
+        if proc == CONTROLLER_PROC or record is None:
+            return End("" if proc == CONTROLLER_PROC else "unknown", 0, proc)
+        return End(record.spec.mesh, record.spec.rank, proc, record.death is not None)
+
+    def is_known(peer: Peer) -> bool:
+        """Whether a process has told all that it has counted."""
+        record = ranks.get(proc_of(peer))
+        if peer == CONTROLLER:
+            return True
+        return record is not None and record.peer == peer and record.death is None and proc_of(peer) not in silent
+
+    rows = [
+        TrafficRow(
+            end(row.source),
+            end(row.target),
+            row.road,
+            row.nbytes,
+            row.operations,
+            row.seconds,
+            not all(map(is_known, peers)),
+        )
+        for row, peers in book.carried(procs)
+    ]
+    collected, unread = book.collected(procs)
+    collectives = [
+        CollectiveRow(
+            end(proc_of(peer)), one.group, one.operation, one.nbytes, one.operations, one.seconds, not is_known(peer)
+        )
+        for one, peer in collected
+    ]
+    return Traffic(name, largest_first(rows), largest_first(collectives), unread)
+
+
+def _where(hosts: Mapping[int, HostView], engine_of: Callable[[int], str | None]) -> dict[str, Any]:
+    """What a view of a mesh on these hosts says of them: who has given them, how many they are, which are lost."""
+    by_host = {host: engine_of(host) for host in hosts}
+    engines = dict.fromkeys(engine for engine in by_host.values() if engine is not None)
+    if not engines:
+        return {}
+    lost = tuple(view for view in hosts.values() if view.state == "lost" and by_host[view.number] is not None)
+    count = f"{len(hosts)} host{'s' * (len(hosts) != 1)}{f' ({len(lost)} lost)' if lost else ''}"
+    return {"where": f"{', '.join(engines)}: {count}", "lost_hosts": lost}

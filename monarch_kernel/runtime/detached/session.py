@@ -1,0 +1,267 @@
+"""Meshes that outlive the process that brought them up: how they are kept, and taken up by another.
+
+Theory of operation
+===================
+
+Such a mesh has a session of its own, in a directory with a stable place (`registry`), which has the socket that ranks and agent
+connect to again when another controller binds it.
+
+Those on hosts of an engine go on trying to connect to the TCP port in the manifest, with the keys there, which the next
+controller listens at; whether they still live is known when it does. Of the engine the manifest has how its launcher was made,
+so that another host can be asked for in place of one that is lost (`previous_launcher`).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection
+from importlib.metadata import version
+
+from monarch_kernel.errors import AttachError, LaunchError
+from monarch_kernel.launch.local import AdoptedHost
+from monarch_kernel.net.wire.config import Elsewhere, Manifest, Recipe
+from monarch_kernel.net.wire.messages import RankSpec
+from monarch_kernel.runtime.controller.session import Origin, Session
+from monarch_kernel.runtime.detached.previous_launcher import EarlierLauncher
+from monarch_kernel.runtime.detached.registry import Home, span
+from monarch_kernel.runtime.host.processes import open_process, start_ticks
+
+__all__ = ["KeptSession", "end"]
+
+ATTACH_S = 8.0
+GRACE_S = 2.0
+_WORD_S = 10.0
+"""How long agents have to say that they keep a mesh."""
+
+_HOST_S = 600.0
+_ALIVE_EVERY_S = 1.0
+
+
+class KeptSession(Session):
+    """The session of one mesh that outlives this process.
+
+    Args:
+        home: its place, which this process has locked.
+        manifest: what is there; None for a new mesh.
+    """
+
+    def __init__(self, home: Home, manifest: Manifest | None = None) -> None:
+        self.home = home
+        self._adopted: AdoptedHost | None = None
+        self._left_at: float | None = None  # by the one before, as long as we have not taken it up
+        epoch = 0 if manifest is None else manifest.epoch + 1
+        self._manifest = None if manifest is None else manifest.at_epoch(epoch)
+        keys = manifest.elsewhere.keys if manifest is not None and manifest.elsewhere is not None else None
+        super().__init__(home.path, "" if manifest is None else manifest.token, epoch, keys)
+        os.chmod(home.path / "controller", 0o600)
+        self._alive_at = 0.0
+        self.runtime.on_tick = self._say_alive
+
+    def _say_alive(self, now: float) -> None:
+        """Leave word, once a second, for those who come when we were killed: agents elsewhere can't."""
+        if now >= self._alive_at + _ALIVE_EVERY_S and self._origins and self._left_at is None:
+            self._alive_at = now
+            self.home.lives()
+
+    def _look_after(self) -> None:
+        """Nothing: what is left here when we are killed is there for the next controller."""
+
+    def record_of(self, proc: int, *, is_here: bool) -> str:
+        """The file in which a rank keeps a record of what it runs, elsewhere its name there."""
+        return str(self.directory / f"rank-{proc}") if is_here else f"rank-{proc}"
+
+    def keep(
+        self,
+        name: str,
+        specs: tuple[RankSpec, ...],
+        gpus: bool,
+        device: str,
+        env: dict[str, str],
+        *,
+        keep_s: float = 0.0,
+        recipe: Recipe | None = None,
+    ) -> None:
+        """Have the mesh, which is up, outlive this process; when this returns it does.
+
+        Args:
+            name: of the mesh.
+            specs: of its ranks.
+            gpus: as it was asked for.
+            device: as it was asked for.
+            env: as it was asked for.
+            keep_s: how long it is kept without a controller, in seconds; 0 for ever.
+            recipe: how the launcher of its hosts was made; None if later controllers can't make it again.
+
+        Raises:
+            LaunchError: a host is lost, or does not answer.
+        """
+        place: Elsewhere | None = None
+        host = pid = started = 0
+        if self._origins:
+            places = self.runtime.fleet.places([spec.proc for spec in specs])
+            origin = self._origins[places[0]]
+            known = max(self._origins) + 1
+            engine, nodes = origin.launcher.name, self._nodes(places)
+            place = Elsewhere(engine, self._keys, self._port, origin.lost_after_s, places, known, nodes, recipe)
+        else:
+            host = self.local_host()
+            pid = self.runtime.fleet.agent_pid(host)
+            started = start_ticks(pid)
+        here, now = version("monarch_kernel"), time.time()
+        self._keep(
+            Manifest(here, name, self.token, now, 0, host, pid, started, specs, gpus, device, env, keep_s, place),
+            _WORD_S,
+        )
+
+    def _keep(self, manifest: Manifest, wait_s: float) -> None:
+        """Write down where the hosts are, and have those that are there outlive us."""
+        self._manifest = manifest
+        self.home.write(manifest)
+        hosts = (manifest.host,) if manifest.elsewhere is None else dict.fromkeys(manifest.elsewhere.places)
+        deadline = time.monotonic() + wait_s
+        words = [self.runtime.fleet.outlive(host, manifest.keep_s) for host in hosts]
+        for word in words if wait_s else ():
+            if not word.wait(max(0.0, deadline - time.monotonic())) or not word.get():
+                raise LaunchError(
+                    f"mesh {manifest.name!r} can't be kept: one of its host agents is lost, or has not answered for "
+                    f"{wait_s:g} s"
+                )
+
+    def _nodes(self, hosts: Collection[int]) -> dict[int, str]:
+        """What the engine calls the machines of hosts, as far as its launcher has to be told."""
+        before = self._manifest.elsewhere.nodes if self._manifest and self._manifest.elsewhere else {}
+        found = {host: self.runtime.fleet.node(host) or before.get(host, "") for host in hosts}
+        return {host: node for host, node in found.items() if node}
+
+    def replace_hosts(self, gone: Collection[int]) -> dict[int, int]:
+        """Have others take the places of hosts that are gone, and outlive this process, too.
+
+        Raises:
+            LaunchError: the engine has none, or was asked by an earlier controller in a way that can't be repeated.
+        """
+        found = super().replace_hosts(gone)
+        if self._manifest is not None and (elsewhere := self._manifest.elsewhere) is not None:
+            places = tuple(found.get(host, host) for host in elsewhere.places)
+            nodes = {**elsewhere.nodes, **self._nodes(self._origins)}
+            self._keep(self._manifest.placed(places, max(self._origins) + 1, nodes), 0.0)
+        return found
+
+    def _used(self) -> tuple[list[str], list[str]]:
+        """The machines of hosts that run, and of those that are gone."""
+        nodes = self._nodes(self._origins)
+        runs = {node for host, node in nodes.items() if not self.runtime.fleet.is_gone(host)}
+        return sorted(runs), sorted(set(nodes.values()) - runs)
+
+    @classmethod
+    def attach(cls, home: Home) -> tuple[KeptSession, Manifest]:
+        """Take up the mesh of a place.
+
+        Raises:
+            AttachError: it can't be; nothing has changed then.
+        """
+        home.lock()
+        session: KeptSession | None = None
+        try:
+            manifest = home.manifest()
+            here = version("monarch_kernel")
+            if manifest.version != here:
+                raise AttachError(
+                    f"mesh {home.name!r} was brought up by monarch_kernel {manifest.version}, this is {here}; attach it "
+                    f"from there, or end it with %mesh down {home.name}"
+                )
+            if manifest.elsewhere is not None:
+                session = cls(home, manifest)
+                session._attach_elsewhere(manifest, manifest.elsewhere)
+                return session, manifest
+            pidfd = open_process(manifest.agent_pid, manifest.agent_started)
+            if pidfd < 0:
+                raise AttachError(f"mesh {home.name!r} is gone: its host agent (pid {manifest.agent_pid}) has ended")
+            session = cls(home, manifest)
+            home.write(manifest.at_epoch(manifest.epoch + 1))
+            handle = AdoptedHost(manifest.agent_pid, pidfd, home.path / f"agent-{manifest.host}.log")
+            session._adopted = handle
+            session._local_host = manifest.host
+            if not session.runtime.attach({manifest.host: manifest.specs}, {manifest.host: handle}, ATTACH_S):
+                raise AttachError(
+                    f"the host agent of mesh {home.name!r} (pid {manifest.agent_pid}) does not answer; attach it again when "
+                    f"the machine is less busy, or end it with %mesh down {home.name}"
+                )
+        except BaseException:
+            if session is not None:
+                session.leave()
+            home.unlock()
+            raise
+        return session, manifest
+
+    def _attach_elsewhere(self, manifest: Manifest, elsewhere: Elsewhere) -> None:
+        """Listen where the hosts look for us, and take up those that come."""
+        name, port = manifest.name, elsewhere.port
+        over, self._left_at = self.home.time_over(), self.home.since() or time.time()
+        try:
+            self._port = self.runtime.with_baton(lambda: self._transport.listen(port))
+        except OSError as error:
+            raise AttachError(
+                f"mesh {name!r} can't be attached: its hosts look for a controller at port {port} of this machine, and "
+                f"another program listens there ({error.strerror})"
+            ) from None
+        assert self._manifest is not None
+        self.home.write(self._manifest)
+        hosts: dict[int, list[RankSpec]] = {}
+        for place, spec in zip(elsewhere.places, manifest.specs, strict=True):
+            hosts.setdefault(place, []).append(spec)
+        launcher = EarlierLauncher(elsewhere.engine, elsewhere.recipe, self._used)
+        self._launchers.append(launcher)
+        config = self._config_elsewhere(elsewhere.lost_after_s)
+        self._origins.update(dict.fromkeys(hosts, Origin(launcher, config, _HOST_S, elsewhere.lost_after_s)))
+        self.home.is_taken_up()
+        asked = time.monotonic()
+        if not self.runtime.attach(hosts, {}, ATTACH_S, lost_after_s=elsewhere.lost_after_s, known=elsewhere.known):
+            if over:
+                raise AttachError(f"mesh {name!r} is gone: {over}")
+            may_be = f", or their time is over ({span(manifest.keep_s)} without a kernel)" if manifest.keep_s else ""
+            raise AttachError(
+                f"none of the {len(hosts)} hosts of mesh {name!r} has come to port {port} of this machine within "
+                f"{time.monotonic() - asked:.1f} s; if they still run, see whether they can reach it{may_be}; "
+                f"%mesh down {name} forgets the mesh"
+            )
+        self._left_at = None
+
+    def leave(self) -> None:
+        """End this process's part; the mesh goes on."""
+        if os.getpid() == self.pid:
+            if self._origins:
+                self.home.is_left(self._left_at or time.time())
+            self.runtime.leave()
+            if self._adopted is not None:
+                self._adopted.release()
+            self.home.unlock()
+
+    def close(self) -> None:
+        """End the mesh; takes as long as its processes take to end."""
+        if os.getpid() == self.pid:
+            self.runtime.close(GRACE_S + 3.0, GRACE_S)
+            for launcher in self._launchers:
+                launcher.close(GRACE_S + 3.0)
+            self.home.remove()
+
+
+def end(home: Home) -> int:
+    """End a mesh that no kernel has; gives the number of its ranks, 0 if nothing has come that could be ended.
+
+    Raises:
+        AttachError: it can't be.
+    """
+    try:
+        session, manifest = KeptSession.attach(home)
+        session.close()
+    except AttachError:  # it does not answer, or speaks otherwise
+        home.lock()
+        manifest = home.manifest()
+        if manifest.elsewhere is not None:  # should they come back nobody lets them in
+            home.remove()
+            return 0
+        pidfd = open_process(manifest.agent_pid, manifest.agent_started)
+        AdoptedHost(manifest.agent_pid, pidfd, home.path / f"agent-{manifest.host}.log").close(0.0)
+        home.remove()
+    return len(manifest.specs)

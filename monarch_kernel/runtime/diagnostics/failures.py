@@ -1,0 +1,371 @@
+"""The report that a rank makes of a failure: an exception with its frames becomes a `Failure`, which is plain data.
+
+Theory of operation. The reader is a user who wrote a cell or a class, so a report is in these terms: frames of this
+package and of IPython's machinery are left out, the frames of the user's own code are marked and carry their source and
+a short description of what the failing statement mentions. A report is made in a process that has just failed, perhaps
+out of memory and with a device in an unknown state, so nothing here calls code of the user (properties, ``__repr__`` of
+unknown types) except where Python itself would to print the exception, nothing waits for a device, sizes are bounded,
+and `describe` raises nothing of its own.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import io
+import itertools
+import linecache
+import logging
+import os
+import pickle
+import re
+import socket
+import sys
+import sysconfig
+import traceback
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import FrameType, TracebackType
+from typing import Any
+
+from monarch_kernel.base.location import PACKAGE
+from monarch_kernel.errors import Failure, FailureKind, Frame
+from monarch_kernel.runtime.diagnostics.module_errors import model_notes
+from monarch_kernel.runtime.diagnostics.reprs import describe_value, is_tensor
+
+__all__ = ["describe", "describe_frames", "is_machinery", "is_of_debugger", "is_user", "is_user_file"]
+
+_log = logging.getLogger(__name__)
+
+_MESSAGE_LENGTH = 20_000
+_TRACEBACK_LENGTH = 200_000
+_SOURCE_WIDTH = 400
+_FIRST_FRAMES, _LAST_FRAMES = 20, 40
+_MAX_VARIABLES = 24
+_MAX_EXCEPTION_NBYTES = 1 << 20
+_MAX_PARSED_LINES = 5_000
+
+_IPYTHON_CORE = os.sep + os.path.join("IPython", "core") + os.sep
+_LIBRARY = os.path.dirname(os.__file__)
+# What starts a script, what compiles a cell, and what raises BdbQuit in it.
+_MACHINERY = (
+    "<frozen runpy>",
+    *(os.path.join(_LIBRARY, name) for name in ("runpy.py", "codeop.py", "bdb.py", "pdb.py")),
+)
+
+
+def describe(error: BaseException, *, kind: FailureKind = "exception", own_files: Collection[str] = ()) -> Failure:
+    """Make the report of an exception that was caught in this process.
+
+    Args:
+        error: the exception, with its traceback still attached.
+        kind: ``interrupted`` where the caller asked for the interruption.
+        own_files: names of further files whose frames are machinery of ours.
+
+    Returns:
+        The report; where a part of it can't be made, it says so.
+    """
+    unknown: list[str] = []
+
+    def note(what: str, problem: Exception) -> None:
+        _log.error("in the report of a %s %s not known", type(error).__name__, what, exc_info=problem)
+        unknown.append(f"{what} not known: {type(problem).__name__}: {problem}")
+
+    try:
+        message = _message(error)
+    except Exception:  # the user's __str__ may do anything, and must not hide the failure
+        message = f"<{type(error).__name__} whose __str__ failed>"
+    try:
+        frames = tuple(_frames(error, own_files))
+    except Exception as problem:  # a report without frames is better than no report
+        frames = ()
+        note("the frames are", problem)
+    try:
+        text = _traceback_text(error, own_files)
+    except Exception as problem:  # for the same reason
+        text = f"{type(error).__name__}: {message}\n"
+        note("the traceback is", problem)
+    try:
+        notes = model_notes(error)
+    except Exception as problem:  # it says more, and must not hide the rest
+        notes = ()
+        note("the module in which it failed is", problem)
+    return Failure(
+        kind=kind,
+        etype=type(error).__name__,
+        message=_cut(message, _MESSAGE_LENGTH),
+        frames=frames,
+        traceback=_cut(text, _TRACEBACK_LENGTH),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        exception=_pickled(error),
+        python=sys.executable if isinstance(error, ImportError) else "",
+        notes=(*notes, *unknown),
+    )
+
+
+# What is said of the exception itself.
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, SyntaxError) and error.msg:
+        return str(error.msg)  # str(error) repeats file and line, which the frame shows
+    if _is_quit(error):
+        return "debugger quit"
+    lines = [str(error)]
+    for one in getattr(error, "exceptions", None) or ():  # of an ExceptionGroup
+        if isinstance(one, BaseException):
+            lines += [f"  {line}" for line in f"{type(one).__name__}: {_message(one)}".splitlines()]
+    return "\n".join([*lines, ""])[:-1]  # an exact str, also where __str__ gives one of a derived class
+
+
+def _is_quit(error: BaseException) -> bool:
+    """Whether a person has left the debugger, which then raises this in the code that it looked at."""
+    return type(error) is getattr(sys.modules.get("bdb"), "BdbQuit", None)
+
+
+def _traceback_text(error: BaseException, own_files: Collection[str]) -> str:
+    rendered = traceback.TracebackException.from_exception(error)
+    own = functools.partial(is_machinery, own_files=own_files)
+    is_not_ours = isinstance(error, SyntaxError) or _is_quit(error)
+    pending: list[traceback.TracebackException | None] = [rendered]
+    while pending:
+        part = pending.pop()
+        if part is None:
+            continue
+        if part.stack:
+            kept = [summary for summary in part.stack if not own(summary.filename)]
+            # Frames of ours alone are all there is to find a bug of ours by; but a cell's syntax, or ``q``, is not ours.
+            part.stack[:] = _middle_cut(kept if kept or is_not_ours else list(part.stack))
+        pending += [part.__cause__, part.__context__, *(getattr(part, "exceptions", None) or ())]
+    is_without_place = is_not_ours and not rendered.stack  # that of misspelt code is in the text of the error itself
+    return "".join(rendered.format_exception_only() if is_without_place else rendered.format())
+
+
+class _BoundedBuffer(io.BytesIO):
+    """A buffer that refuses to grow beyond what an exception in a message may take."""
+
+    def write(self, data: Any, /) -> int:
+        if self.tell() + memoryview(data).nbytes > _MAX_EXCEPTION_NBYTES:
+            raise ValueError("the pickled exception is too large")
+        return super().write(data)
+
+
+def _pickled(error: BaseException) -> bytes:
+    """Pickle an exception; empty where that fails, is large, or would read tensors (which may wait for a device)."""
+    import cloudpickle  # here, because it takes longer to import than all of this file
+
+    try:
+        if any(is_tensor(value) for value in (*error.args, *vars(error).values())):
+            return b""
+        buffer = _BoundedBuffer()
+        cloudpickle.dump(error, buffer)
+        data = buffer.getvalue()
+        # An exception class with a constructor of its own often pickles but can't be rebuilt from its args.
+        return data if type(pickle.loads(data)).__name__ == type(error).__name__ else b""
+    except Exception:  # pickling runs code of the user's class, which may raise anything
+        return b""
+
+
+# Frames.
+
+
+def _frames(error: BaseException, own_files: Collection[str]) -> Iterator[Frame]:
+    yield from describe_frames(_steps(error.__traceback__), own_files)
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        lines = linecache.getlines(error.filename)
+        source, first_line = _around(lines, error.lineno)
+        if not source and error.text:
+            source, first_line = (error.text.rstrip("\n"),), error.lineno
+        yield Frame(error.filename, error.lineno, "<module>", source, first_line, is_user_file(error.filename))
+
+
+def describe_frames(
+    steps: Iterable[tuple[FrameType, int, int]], own_files: Collection[str] = (), *, with_variables: bool = True
+) -> Iterator[Frame]:
+    """Describe frames as users know them: from their own code on, and without ours.
+
+    Args:
+        steps: frame, line and last line of the expression that is running, outermost first.
+        own_files: names of further files whose frames are machinery of ours.
+        with_variables: whether to look at variables, which must not be those of code that runs on.
+    """
+    known = [step for step in steps if not is_machinery(step[0].f_code.co_filename, own_files)]
+    # What leads to the user's code (an event loop, a thread's run) says nothing to the user; what it leads to does.
+    first = next((i for i, (frame, _, _) in enumerate(known) if is_user(frame)), 0)
+    for frame, line, end in _middle_cut(known[first:]):
+        code, user = frame.f_code, is_user(frame)
+        lines = linecache.getlines(code.co_filename, frame.f_globals)
+        source, first_line = _around(lines, line)
+        variables = tuple(_variables(frame, lines, line, end)) if user and with_variables else ()
+        yield Frame(code.co_filename, line, code.co_name, source, first_line, user, variables)
+
+
+def _steps(trace: TracebackType | None) -> Iterator[tuple[FrameType, int, int]]:
+    """Give frame, line and last line of the expression that was running, for each level of a traceback."""
+    while trace is not None:
+        line = end = trace.tb_lineno or 1  # None where the instruction has no line
+        if sys.version_info >= (3, 11) and trace.tb_lasti >= 0:
+            positions = trace.tb_frame.f_code.co_positions()
+            _, last, _, _ = next(itertools.islice(positions, trace.tb_lasti // 2, None), (None,) * 4)
+            end = max(line, last or line)
+        yield trace.tb_frame, line, end
+        trace = trace.tb_next
+
+
+def _middle_cut(items: list[Any]) -> list[Any]:
+    """Leave out the middle of a long list: an endless recursion has a thousand frames and little to say."""
+    return items if len(items) <= _FIRST_FRAMES + _LAST_FRAMES else items[:_FIRST_FRAMES] + items[-_LAST_FRAMES:]
+
+
+def _around(lines: list[str], line: int) -> tuple[tuple[str, ...], int]:
+    """Give the line with two lines before and after it, and the number of the first."""
+    if not 1 <= line <= len(lines):
+        return (), 0
+    first = max(1, line - 2)
+    return tuple(_cut(text.rstrip("\r\n"), _SOURCE_WIDTH) for text in lines[first - 1 : line + 2]), first
+
+
+def is_machinery(file: str, own_files: Collection[str] = ()) -> bool:
+    """Whether a file is of what runs the user's code: this package, IPython's core."""
+    return file.startswith(PACKAGE) or _IPYTHON_CORE in file or file in _MACHINERY or file in own_files
+
+
+def is_of_debugger(frame: FrameType) -> bool:
+    """Whether a frame is where code that is traced leads to the debugger; what it calls is the debugger's, too."""
+    return frame.f_code.co_name == "trace_dispatch" and frame.f_code.co_filename in _MACHINERY
+
+
+def is_user(frame: FrameType) -> bool:
+    """Whether a frame that is no machinery runs the user's own code: a cell, ``__main__``, a file that was not installed."""
+    if frame.f_globals.get("__name__") == "__main__":
+        return not frame.f_code.co_filename.startswith("<frozen")
+    return is_user_file(frame.f_code.co_filename)
+
+
+def is_user_file(file: str) -> bool:
+    """Whether a file was not installed, and is no part of Python."""
+    if file.startswith("<"):
+        return file.startswith("<remote cell")
+    parts = file.split(os.sep)
+    return not ("site-packages" in parts or "dist-packages" in parts or file.startswith(_library_roots()))
+
+
+@functools.cache
+def _library_roots() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    roots = {_LIBRARY, paths["stdlib"], paths["platstdlib"]}
+    torch = getattr(sys.modules.get("torch"), "__file__", None)
+    if torch:
+        roots.add(os.path.dirname(torch))  # where torch was built in place it is outside site-packages
+    return tuple(root + os.sep for root in roots | {os.path.realpath(root) for root in roots})
+
+
+# What the failing statement mentions.
+
+
+def _variables(frame: FrameType, lines: list[str], line: int, end: int) -> Iterator[tuple[str, str]]:
+    local, outer = frame.f_locals, frame.f_globals
+    seen: set[str] = set()
+    for name in _mentioned(lines, line, end):
+        if name in seen or len(seen) >= _MAX_VARIABLES:
+            continue
+        found, value = _look_up(name, local, outer)
+        # Modules, functions and classes are there on every line and explain nothing.
+        if not found or isinstance(value, type) or type(value).__name__ in _UNTOLD:
+            continue
+        seen.add(name)
+        yield name, type(value).__name__ if name == "self" else describe_value(value)
+
+
+_UNTOLD = {"module", "function", "builtin_function_or_method", "method", "method-wrapper", "wrapper_descriptor", "type"}
+
+
+def _look_up(dotted: str, local: Mapping[str, Any], outer: Mapping[str, Any]) -> tuple[bool, Any]:
+    """Find a name, or an attribute that is plainly stored in its object: no property or ``__getattr__`` is called."""
+    name, *attributes = dotted.split(".")
+    if name in local:
+        value = local[name]
+    elif name in outer:
+        value = outer[name]
+    else:
+        return False, None
+    for attribute in attributes:
+        try:
+            stored = object.__getattribute__(value, "__dict__")
+        except AttributeError:
+            return False, None
+        tables = [stored, *(stored.get(key) or {} for key in ("_parameters", "_buffers", "_modules"))]
+        holder = next((table for table in tables if type(table) is dict and attribute in table), None)
+        if holder is None or type(value).__name__ == "module":
+            return False, None
+        value = holder[attribute]
+    return True, value
+
+
+def _mentioned(lines: list[str], line: int, end: int) -> Iterable[str]:
+    if not 1 <= line <= len(lines):
+        return ()
+    statement = _statement(tuple(lines), line) if len(lines) <= _MAX_PARSED_LINES else None
+    if statement is not None:
+        return _names(statement)
+    # Not Python as it stands (a cell with magics) or too long to parse: take what looks like a name.
+    return re.findall(r"(?<![\w.])[^\W\d]\w*(?:\.\w+)*", "".join(lines[line - 1 : min(end, line + 20)]))
+
+
+@functools.lru_cache(maxsize=8)
+def _parsed(lines: tuple[str, ...]) -> ast.Module | None:
+    try:
+        return ast.parse("".join(lines))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _statement(lines: tuple[str, ...], line: int) -> ast.stmt | None:
+    """Find the innermost statement that covers a line."""
+    node: ast.AST | None = _parsed(lines)
+    found: ast.stmt | None = None
+    while node is not None:
+        covering = (child for child in _statements_below(node) if _first_line(child) <= line <= (child.end_lineno or 0))
+        node = next(covering, None)
+        found = node or found
+    return found
+
+
+def _statements_below(node: ast.AST) -> Iterator[ast.stmt]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt):
+            yield child
+        elif isinstance(child, (ast.ExceptHandler, ast.match_case)):
+            yield from _statements_below(child)
+
+
+def _first_line(statement: ast.stmt) -> int:
+    decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
+    return min([statement.lineno, *(decorator.lineno for decorator in decorators)])
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    """Give the names and dotted names in a statement, without those in the statements of its body."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt):
+            continue
+        if isinstance(child, ast.Name):
+            yield child.id
+        dotted = _dotted(child) if isinstance(child, ast.Attribute) else None
+        # Inside out, so that a reader meets `self` before `self.weight`.
+        yield from _names(child)
+        if dotted:
+            yield dotted
+
+
+def _dotted(node: ast.expr) -> str | None:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        owner = _dotted(node.value)
+        return f"{owner}.{node.attr}" if owner else None
+    return None
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 3] + "..."

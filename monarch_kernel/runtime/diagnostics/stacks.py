@@ -1,0 +1,190 @@
+"""What a rank does at this moment, as plain data: for whoever asks why a cell does not end.
+
+It is looked up from another thread than the one that runs the user's code, which may be anywhere, also in native code that
+never comes back, so nothing here waits for it, reads its variables or raises. (Native code that holds the GIL keeps every
+thread of Python from answering.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import linecache
+import logging
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import Any
+
+from monarch_kernel.errors import Frame
+from monarch_kernel.runtime.diagnostics.failures import describe_frames, is_machinery, is_of_debugger
+
+__all__ = ["Activity", "Collective", "Doing", "describe_thread"]
+
+_log = logging.getLogger(__name__)
+
+_MAX_CALL = 120
+_MAX_DEPTH = 500
+_MAX_COROUTINES = 20
+_RUN_FOREVER = asyncio.base_events.BaseEventLoop.run_forever.__code__
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A collective that has not ended on a rank.
+
+    Attributes:
+        operation: such as ``all_reduce``.
+        number: counts the collectives of the group from 1, on every rank alike if they do the same.
+        group: name of the process group; empty for the default one.
+        members: flat ranks that take part.
+        shapes: of its inputs, such as ``4x8``; empty if it has none.
+        age_s: for how long it has been waiting, in seconds.
+        thread: that started it.
+    """
+
+    operation: str
+    number: int
+    group: str = ""
+    members: tuple[int, ...] = ()
+    shapes: str = ""
+    age_s: float = 0.0
+    thread: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """One request that is being carried out.
+
+    Attributes:
+        request: its id.
+        executor: ``main`` for cells, ``actor NAME`` for calls.
+        frames: where it is, from the user's code on, outermost first; empty where there is no Python frame.
+        call: the innermost call, as it is written in the innermost frame; empty if unknown.
+        thread: that runs it.
+        unknown: why the frames are not known; empty if they are.
+    """
+
+    request: int
+    executor: str
+    frames: tuple[Frame, ...] = ()
+    call: str = ""
+    thread: int = 0
+    unknown: str = ""
+
+    @property
+    def user_frame(self) -> Frame | None:
+        """The innermost frame that is the user's own code."""
+        return next((frame for frame in reversed(self.frames) if frame.user), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Doing:
+    """What a rank does now.
+
+    Attributes:
+        activities: what it carries out; none if it is idle.
+        collectives: those that have not ended, oldest first.
+        reached: process group -> number of the last collective that this rank has started in it.
+        unknown: why the collectives are not known; empty if they are.
+    """
+
+    activities: tuple[Activity, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    reached: dict[str, int] = field(default_factory=dict)
+    unknown: str = ""
+
+
+def describe_thread(thread: int, request: int, executor: str, coroutines: Collection[Any] = ()) -> list[Activity]:
+    """Describe what a thread of this process does for a request; if its frames can't be found, the activity says why.
+
+    Args:
+        thread: its number.
+        request: what it does it for.
+        executor: what the thread is called.
+        coroutines: of the requests that run on its event loop, where several may wait at once.
+    """
+    try:
+        return [_describe(steps, thread, request, executor) for steps in _stacks_of(thread, coroutines)]
+    except Exception as error:  # the thread goes on meanwhile, and its frames change; nothing may fail of that
+        _log.exception("where the thread %d is, is not known", thread)
+        return [Activity(request, executor, thread=thread, unknown=f"{type(error).__name__}: {error}")]
+
+
+def _describe(frames: Sequence[FrameType], thread: int, request: int, executor: str) -> Activity:
+    steps = [(each, each.f_lineno or 1, each.f_lasti) for each in frames]
+    described = tuple(describe_frames(((f, line, line) for f, line, _ in steps), with_variables=False))
+    shown = [step for step in steps if not is_machinery(step[0].f_code.co_filename)]
+    return Activity(request, executor, described, _call(*shown[-1]) if shown else "", thread)
+
+
+def _stacks_of(thread: int, coroutines: Collection[Any]) -> list[list[FrameType]]:
+    """The frames of what a thread does, outermost first; also of each coroutine that waits on its event loop."""
+    frame = sys._current_frames().get(thread)
+    frames: list[FrameType] = []
+    loop: Any = None
+    while frame is not None and len(frames) < _MAX_DEPTH:
+        frames.append(frame)
+        if frame.f_code is _RUN_FOREVER:
+            loop = frame.f_locals.get("self")
+            break
+        frame = frame.f_back
+    frames.reverse()
+    frames = list(itertools.takewhile(lambda each: not is_of_debugger(each), frames))
+    if loop is None:
+        return [frames]
+    idle = all(is_machinery(each.f_code.co_filename) or _is_of_asyncio(each) for each in frames)
+    if not coroutines:
+        return [_awaiting(loop) or frames] if idle else [frames]
+    some = itertools.islice(coroutines, _MAX_COROUTINES)
+    waiting = [found for each in some if _is_of_user(found := list(_frames_of_coroutine(each)))]
+    return waiting if idle and waiting else [frames, *waiting]
+
+
+def _is_of_asyncio(frame: FrameType) -> bool:
+    name = str(frame.f_globals.get("__name__", ""))
+    return name.partition(".")[0] in ("asyncio", "selectors")
+
+
+def _awaiting(loop: Any) -> list[FrameType]:
+    """Where the coroutine that a request runs in is waiting, if its loop does nothing else at the moment."""
+    for task in asyncio.all_tasks(loop):
+        frames = list(_frames_of_coroutine(task.get_coro()))
+        if _is_of_user(frames) and is_machinery(frames[0].f_code.co_filename):  # ours runs the user's
+            return frames
+    return []
+
+
+def _is_of_user(frames: Sequence[FrameType]) -> bool:
+    return any(not (is_machinery(frame.f_code.co_filename) or _is_of_asyncio(frame)) for frame in frames)
+
+
+def _frames_of_coroutine(coroutine: Any) -> Iterator[FrameType]:
+    for _ in range(_MAX_DEPTH):
+        frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
+        if frame is None:
+            return
+        yield frame
+        coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "gi_yieldfrom", None)
+
+
+def _call(frame: FrameType, line: int, instruction: int) -> str:
+    """The expression that a frame evaluates, as it is written: ``work.wait()``."""
+    if sys.version_info < (3, 11) or instruction < 0:
+        return ""
+    first, last, begin, end = _position(frame.f_code, instruction)
+    if first is None or last is None or begin is None or end is None:
+        return ""
+    lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)[first - 1 : last]
+    if not lines:
+        return ""
+    encoded = [text.encode() for text in lines]  # columns are counted in bytes of UTF-8
+    encoded[-1] = encoded[-1][:end]
+    encoded[0] = encoded[0][begin:]
+    text = " ".join(b"".join(encoded).decode(errors="replace").split())
+    return text if len(text) <= _MAX_CALL else text[: _MAX_CALL - 1] + "…"
+
+
+def _position(code: CodeType, instruction: int) -> Sequence[int | None]:
+    return next(itertools.islice(code.co_positions(), instruction // 2, None), (None,) * 4)

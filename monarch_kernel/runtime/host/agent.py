@@ -1,0 +1,750 @@
+"""The host agent: starts ranks through the zygote, watches them, reads what they write, and ends them.
+
+Theory of operation
+===================
+
+One thread, one selector. It never imports torch and never unpickles. On the controller's machine messages between that and
+ranks do not pass through it; elsewhere they do (`net.hosts.gateway`). It watches
+
+- the sockets of the gateway: what to start and to end, and what to pass on;
+- the zygote's socket: pids of new ranks, or the zygote's end;
+- a pidfd per rank: readable when the process has ended, whose status we then collect, for the kernel made us its parent;
+- two pipes per rank: its output;
+- the socket at which ranks hand over copies of their connections to each other, which stay open for a moment when one dies
+  (`Keeper`);
+- a pidfd of the controller, on the same machine: when that process is gone, everything ends at once and the session's directory
+  is removed. Elsewhere the controller says that it is alive; when it has been silent for `AgentConfig.grace_s`, and the
+  connection to it is not known to stand, it counts as gone.
+
+Unless it was told `Outlive`. Then it goes on without a controller: it reads what ranks write, so that they do not block, and
+keeps the last of it (`Backlog`), until another kernel binds the address and says `Attach`. A file ``detached`` says so to
+ranks and to kernels that look for such meshes.
+
+A rank leads a session and process group of its own. When it ends, what it left in its group is asked to end, and after
+`GROUP_GRACE_S` killed. Ranks have the kernel kill them should the agent itself die; what is in their groups the zygote ends
+then, which is always told which groups there are (`Bequest`), and is replaced at once should it die.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import resource
+import selectors
+import shutil
+import signal
+import socket
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from monarch_kernel.net.hosts.gateway import Gateway
+from monarch_kernel.net.hosts.handshakes import free_descriptors
+from monarch_kernel.net.memory.processes import open_pidfd
+from monarch_kernel.net.transport.base import CONTROLLER, host_peer, rank_peer
+from monarch_kernel.net.wire.codec import WireError, join, pack, split
+from monarch_kernel.net.wire.config import DETACHED, KEPT_FILES, LISTENS, AgentConfig
+from monarch_kernel.net.wire.marks import MarkReader, new_secret
+from monarch_kernel.net.wire.messages import (
+    Attach,
+    Backlog,
+    ClockRead,
+    Goodbye,
+    HostHello,
+    Join,
+    KillRanks,
+    LogRead,
+    Lost,
+    Message,
+    Outlive,
+    Outlives,
+    Output,
+    OutputChunk,
+    Part,
+    Preload,
+    RankSpec,
+    Reach,
+    ReadClock,
+    Reading,
+    Readings,
+    ReadLog,
+    StartRanks,
+)
+from monarch_kernel.runtime.host.backlog import OutputBacklog
+from monarch_kernel.runtime.host.connection_holder import Keeper
+from monarch_kernel.runtime.host.gpus import GpuMeters
+from monarch_kernel.runtime.host.logs import RankLog, log_bytes
+from monarch_kernel.runtime.host.network import interface_to, own_addresses
+from monarch_kernel.runtime.host.output import OutputStream, fold
+from monarch_kernel.runtime.host.processes import (
+    become_subreaper,
+    cpu_seconds,
+    gpu_ids,
+    group_is_alive,
+    rss_nbytes,
+)
+from monarch_kernel.runtime.host.resources import TooFewGpusError, shared
+from monarch_kernel.runtime.host.software import software_here
+from monarch_kernel.runtime.host.zygote import Zygote
+
+__all__ = ["HostAgent"]
+
+OUTPUT_EVERY_S = 0.01
+FEW_RANKS = 8
+FOLD_S = 0.0002
+"""For each rank, where there are more than a few: how long what one wrote may wait for others to write the same."""
+
+READINGS_EVERY_S = 1.0
+GROUP_GRACE_S = 1.0
+RANK_DESCRIPTORS = 8
+"""What a rank takes: its pipes, those that its cells leave to child processes, its process and its connection. Connections to
+other ranks are held if there is room (`Keeper`)."""
+
+FREE_DESCRIPTORS = 16
+"""Those that no rank takes: for new connections, and for what is opened for a moment."""
+
+ZYGOTE_WAIT_S, MAX_ZYGOTE_WAIT_S = 0.25, 60.0
+"""Before a second zygote that has forked nothing is replaced, and before any."""
+
+TIME_OVER_GRACE_S = 2.0
+"""How long ranks have to end by themselves when nobody has come for them."""
+
+CONNECT_S = 60.0
+"""How long an agent on another machine tries to reach the controller."""
+
+_IDLE_S = 0.5
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
+"""Errors of opening and of watching a file that may go away: no descriptor, no memory, no watch of epoll is left."""
+
+
+@dataclass
+class _Rank:
+    spec: RankSpec
+    streams: list[OutputStream]
+    log: RankLog
+    pid: int = 0
+    pidfd: int = -1
+    kill_at: float | None = None
+    rss_nbytes: int = 0
+    cpu_s: float = 0.0
+    stopping: float | None = field(default=None)
+    keeps_log: bool = False
+
+
+class HostAgent:
+    """One machine's part of a session.
+
+    Args:
+        config: from the launcher.
+        make_zygote: starts a zygote; called again if one has died.
+    """
+
+    def __init__(self, config: AgentConfig, make_zygote: Callable[[], Zygote]) -> None:
+        become_subreaper()
+        self._config = config
+        self._make_zygote = make_zygote
+        self._zygote = None if config.is_idle else make_zygote()  # first of all: it takes the longest
+        self._selector = selectors.DefaultSelector()
+        self._ranks: dict[int, _Rank] = {}
+        self._groups: dict[int, float] = {}
+        self._has_bequeathed = True  # all groups that there are
+        self._zygote_wait_s = 0.0  # before one that has died is replaced: it may be unable to start
+        self._zygote_at = 0.0
+        self._logs_of_dead: dict[int, RankLog] = {}  # until their mesh goes down
+        self._over = False
+        self._session_over = False
+        self._outlives = False
+        self._keep_s = 0.0
+        self._is_detached = False
+        self._keep_until = 0.0
+        self._is_time_over = False
+        self._epoch = 0
+        self._leave_at: float | None = None
+        self._backlog = OutputBacklog()
+        self._late: list[OutputStream] = []  # their successors can't be opened yet
+        self._losses: list[Lost] = []
+        self._incarnations: dict[int, int] = {}  # of the places where another rank was before
+        self._output_at = 0.0
+        self._output_due: float | None = None  # when what was read is told, at the latest
+        self._holds_output = False  # of what was read, more than was told
+        self._readings_at = 0.0
+        self._gpus = GpuMeters()
+        self._keeper = Keeper(os.path.join(config.directory, host_peer(config.host).decode()), self._selector)
+        self._told_strangers = 0
+        self._beat_at = 0.0
+        self._interface = interface_to(config.addresses)
+        self._born = time.monotonic()
+        self._gateway = Gateway(
+            config.host, config.directory, config.addresses, config.keys, config.life, self._watch_gateway
+        )
+        if not config.addresses:
+            print(f"{LISTENS} {self._gateway.port}", flush=True)
+        if self._zygote is not None:
+            self._watch_zygote()
+        self._controller_fd = -1
+        if config.controller_pid:
+            try:
+                self._controller_fd = open_pidfd(config.controller_pid)
+                self._selector.register(self._controller_fd, selectors.EVENT_READ, self._controller_ended)
+            except ProcessLookupError:
+                self._end_session()
+        signal.signal(signal.SIGTERM, lambda *_: self._end())
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def run(self) -> None:
+        """Serve until the session is over."""
+        self._say_hello()
+        try:
+            while not self._over:
+                soon_s = self._gateway.turn()
+                self._hear()
+                if self._over:
+                    break
+                timeout_s = 0.0 if self._gateway.is_stirred else self._timeout()
+                for key, _ in self._selector.select(timeout_s if soon_s is None else min(soon_s, timeout_s)):
+                    key.data()
+                self._do_what_is_due(time.monotonic())
+        finally:
+            self._clean_up()
+
+    # -- the controller
+
+    def _watch_gateway(self, fd: int, is_open: bool) -> None:
+        if is_open:
+            self._selector.register(fd, selectors.EVENT_READ, lambda: None)
+        else:
+            self._selector.unregister(fd)
+
+    def _say_hello(self) -> None:
+        hello = HostHello(
+            self._config.token,
+            self._config.host,
+            socket.gethostname(),
+            os.getpid(),
+            len(os.sched_getaffinity(0)),
+            len(gpu_ids()),
+            tuple(self._incarnations.items()),
+            tuple(f"tcp://{address}:{self._gateway.port}" for address in own_addresses()) if self._gateway.port else (),
+            software_here(),
+        )
+        self._send(hello)
+
+    def _send(self, message: Message) -> None:
+        if isinstance(message, Lost):
+            self._losses.append(message)
+        if self._is_detached:
+            if isinstance(message, Output):
+                self._backlog.add(each for chunk in message.chunks for each in chunk.of_each())
+            return
+        if self._leave_at is None:  # else the controller has left, and what was sent would be waited for in vain
+            self._gateway.send(CONTROLLER, join([pack(message)]))
+
+    def _hear(self) -> None:
+        if self._gateway.is_given_up:
+            print("the controller has given this host up, and takes it no more: it ends", flush=True)
+            self._end_session()
+        while (received := self._gateway.recv()) is not None:
+            try:
+                messages = [message for message, _ in split(received[1])]
+            except WireError as error:
+                print(f"dropped a bad message: {error}", file=sys.stderr, flush=True)
+                continue
+            for message in messages:
+                if isinstance(message, StartRanks):
+                    self._start(message.specs)
+                elif isinstance(message, KillRanks):
+                    self._kill(message.procs, message.grace_s, keep_logs=message.keep_logs)
+                elif isinstance(message, Goodbye):
+                    self._take_leave(message)
+                elif isinstance(message, Reach):
+                    self._gateway.reach(message.host, message.addresses, message.peers)
+                elif isinstance(message, Part):
+                    self._gateway.part(message.host)
+                elif isinstance(message, Join):
+                    self._gateway.join(message.parent, message.addresses)
+                elif isinstance(message, Preload):
+                    if self._zygote is not None:
+                        self._zygote.preload(message.modules)
+                elif isinstance(message, ReadClock):
+                    self._send(ClockRead(message.sent, time.time()))
+                elif isinstance(message, ReadLog):
+                    self._send(LogRead(message.id, log_bytes(self._config.directory, message.proc, message.max_nbytes)))
+                elif isinstance(message, Outlive):
+                    self._outlives = True
+                    self._keep_s = message.keep_s
+                    self._send(Outlives(message.id))
+                elif isinstance(message, Attach):
+                    self._attach(message)
+
+    def _take_leave(self, message: Goodbye) -> None:
+        if message.keep:
+            self._controller_ended()
+        elif message.grace_s and self._has_forked:
+            self._kill(list(self._ranks), message.grace_s)
+            self._leave_at = time.monotonic() + message.grace_s + GROUP_GRACE_S
+        else:
+            self._end_session()
+
+    @property
+    def _has_forked(self) -> bool:
+        """Whether there is a rank that may end by itself: those that are not forked yet can't."""
+        return any(rank.pid for rank in self._ranks.values())
+
+    def _end(self) -> None:
+        self._over = True
+        self._session_over |= self._outlives  # nobody else would remove the directory
+
+    def _end_session(self) -> None:
+        self._over = self._session_over = True
+
+    # -- without a controller
+
+    def _controller_ended(self) -> None:
+        if self._controller_fd >= 0:
+            self._selector.unregister(self._controller_fd)
+            os.close(self._controller_fd)
+            self._controller_fd = -1
+        if self._leave_at is not None:
+            return
+        if not self._outlives or not self._ranks:
+            self._end_session()
+            return
+        self._is_detached = True
+        self._keep_until = time.monotonic() + self._keep_s if self._keep_s else float("inf")
+        if not say_detached(self._config.directory, time.time()):  # no kernel could ever attach
+            print(f"the directory {self._config.directory} is gone: it ends", file=sys.stderr, flush=True)
+            self._end_session()
+
+    def _attach(self, message: Attach) -> None:
+        """Tell a new controller all that the last one knew of us, and what has been written and lost since."""
+        if not self._outlives or message.token != self._config.token or message.epoch <= self._epoch:
+            return
+        if self._is_time_over:
+            return
+        self._controller_ended()
+        self._epoch = message.epoch
+        if self._config.controller_pid:
+            try:
+                self._controller_fd = open_pidfd(message.controller_pid)
+            except ProcessLookupError:  # it is gone already
+                return
+            self._selector.register(self._controller_fd, selectors.EVENT_READ, self._controller_ended)
+        self._flush_output(time.monotonic())
+        self._is_detached = False
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self._config.directory, DETACHED))
+        self._say_hello()
+        streams = [stream for rank in self._ranks.values() for stream in rank.streams]
+        ends = [OutputChunk(stream.proc, stream.name, "", stream.told_to) for stream in streams]
+        self._send(Backlog((*self._backlog.take(), *ends)))
+        losses, self._losses = self._losses, []
+        for loss in losses:
+            self._send(loss)
+
+    # -- ranks come
+
+    def _start(self, asked: Sequence[RankSpec]) -> None:
+        specs = [spec for each in asked if (spec := self._share(each)) is not None]
+        specs = list(self._with_room(specs))
+        if not specs:
+            return
+        if self._zygote is not None and not self._zygote.is_alive:
+            self._zygote_ended()  # a moment ago: we have not been told yet
+        if self._zygote is None:
+            self._zygote = self._make_zygote()
+            self._watch_zygote()
+        theirs = []
+        secrets = [new_secret() for _ in specs]
+        for spec, secret in zip(specs, secrets):
+            streams = []
+            ends = []
+            log = RankLog(self._config.directory, spec.proc, goes_on=spec.incarnation > 0)
+            if spec.incarnation:
+                self._incarnations[spec.proc] = spec.incarnation
+                self._logs_of_dead.pop(spec.proc, None)
+                self._losses = [loss for loss in self._losses if loss.proc != spec.proc]
+            for name in ("stdout", "stderr"):
+                read_end, write_end = os.pipe2(os.O_CLOEXEC)
+                stream = OutputStream(spec.proc, name, read_end, MarkReader(secret), log)
+                self._selector.register(read_end, selectors.EVENT_READ, partial(self._read, stream))
+                streams.append(stream)
+                ends.append(write_end)
+            self._ranks[spec.proc] = _Rank(spec, streams, log)
+            self._gateway.expect(rank_peer(spec.proc, spec.incarnation))
+            theirs.append((ends[0], ends[1]))
+        try:
+            self._zygote.fork(specs, theirs, secrets)
+        except OSError:
+            self._zygote_ended()
+        finally:
+            for pair in theirs:
+                for end in pair:
+                    os.close(end)
+
+    def _share(self, spec: RankSpec) -> RankSpec | None:
+        """Give a rank its share of this host; None if there is not enough, and it is lost."""
+        if spec.record and not os.path.isabs(spec.record):
+            spec = spec.recorded_in(self._config.directory)
+        try:
+            return shared(spec, os.environ, gpu_ids(), socket.gethostname(), self._interface)
+        except TooFewGpusError as error:
+            self._send(Lost(spec.proc, 0, 0, str(error), (), 0))
+            return None
+
+    def _with_room(self, specs: Sequence[RankSpec]) -> Sequence[RankSpec]:
+        """Those ranks for which there are descriptors; the others are lost."""
+        room = max(0, free_descriptors() - FREE_DESCRIPTORS) // RANK_DESCRIPTORS
+        for spec in specs[room:]:
+            limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            why = f"the host agent has no file descriptors left for it, of {limit}: raise that limit (ulimit -Hn)"
+            self._send(Lost(spec.proc, 0, 0, why, (), 0))
+        return specs[:room]
+
+    def _watch_zygote(self) -> None:
+        assert self._zygote is not None
+        self._selector.register(self._zygote.socket, selectors.EVENT_READ, self._hear_zygote)
+
+    def _hear_zygote(self) -> None:
+        assert self._zygote is not None
+        report = self._zygote.report()
+        if report is None:
+            self._zygote_ended()
+            return
+        rank = self._ranks[report.proc]
+        if report.error:
+            self._lost(rank, 0, 0, report.error)
+            return
+        rank.pid = report.pid
+        self._zygote_wait_s = 0.0
+        self._has_bequeathed = False
+        rank.pidfd = os.pidfd_open(report.pid)
+        self._selector.register(rank.pidfd, selectors.EVENT_READ, partial(self._ended, rank))
+        if rank.stopping is not None:  # it was to be ended before it had begun
+            self._kill([report.proc], rank.stopping, keep_logs=rank.keeps_log)
+
+    def _zygote_ended(self) -> None:
+        if self._zygote is None:
+            return
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(self._zygote.socket)
+        log = self._zygote.close()
+        self._zygote = None
+        for rank in [rank for rank in self._ranks.values() if not rank.pid]:
+            self._lost(rank, 0, 0, "the process that ranks are forked from (it imports torch) ended", log)
+        self._zygote_at = time.monotonic() + self._zygote_wait_s
+        self._zygote_wait_s = min(MAX_ZYGOTE_WAIT_S, 2 * self._zygote_wait_s + ZYGOTE_WAIT_S)
+
+    def _bequeath(self) -> None:
+        """Tell the zygote which process groups it has to end, should we be killed."""
+        groups = {rank.pid for rank in self._ranks.values() if rank.pid} | self._groups.keys()
+        self._has_bequeathed = self._zygote is None or self._zygote.bequeath(sorted(groups))
+
+    # -- ranks write
+
+    def _read(self, stream: OutputStream) -> None:
+        if stream.fd < 0:
+            return  # its rank was lost by what was handled before, in the same turn
+        is_open = stream.read()
+        if stream.successor >= 0:
+            self._follow(stream)
+        if not is_open:
+            self._selector.unregister(stream.fd)
+            os.close(stream.fd)
+            stream.fd = -1
+        now = time.monotonic()
+        nranks = len(self._ranks)
+        due = now + (min(FOLD_S * nranks, OUTPUT_EVERY_S) if nranks > FEW_RANKS else 0.0)
+        if not stream.is_marked:  # else somebody waits for it
+            due = max(due, self._output_at + OUTPUT_EVERY_S)
+        self._output_due = due if self._output_due is None else min(due, self._output_due)
+        if now >= self._output_due and not stream.is_marked:
+            self._flush_output(now)
+
+    def _follow(self, stream: OutputStream) -> None:
+        """Read the pipe with which a rank has replaced one, and the old one for as long as somebody writes to it."""
+        rank = self._ranks[stream.proc]
+        path = f"/proc/{rank.pid}/fd/{stream.successor}"
+        fd = -1
+        try:
+            fd = _open_pipe(path)
+            successor = stream.succeed(fd)
+            self._selector.register(fd, selectors.EVENT_READ, partial(self._read, successor))
+        except OSError as error:
+            if fd >= 0:
+                os.close(fd)
+            if error.errno in _NO_ROOM:  # the rank keeps the pipe open until it is read
+                if stream not in self._late:
+                    print(f"the output of the rank with pid {rank.pid} waits: {error}", file=sys.stderr, flush=True)
+                    self._late.append(stream)
+                return
+            if error.errno not in (errno.ENOENT, errno.ESRCH):  # else the rank has ended
+                print(f"the output of the rank with pid {rank.pid} is lost: {error}", file=sys.stderr, flush=True)
+            stream.successor = -1
+            return
+        stream.successor = -1
+        rank.streams = [each for each in rank.streams if each.fd >= 0 or each.waiting or each in self._late]
+        rank.streams.append(successor)
+
+    def _follow_late(self) -> None:
+        """Try again to read the pipes for which there was no room."""
+        for stream in list(self._late):
+            rank = self._ranks.get(stream.proc)
+            if rank is not None and stream in rank.streams:
+                self._follow(stream)
+            if stream.successor < 0 or rank is None or stream not in rank.streams:
+                self._late.remove(stream)
+
+    def _flush_output(self, now: float) -> None:
+        self._output_due = None
+        written = [chunks for rank in self._ranks.values() if (chunks := list(_take(rank.streams, now)))]
+        if written:
+            self._output_at = now
+            self._send(Output(tuple(fold(written))))
+        self._holds_output = any(stream.waiting for rank in self._ranks.values() for stream in rank.streams)
+
+    # -- ranks go
+
+    def _kill(self, procs: Sequence[int], grace_s: float, *, keep_logs: bool = False) -> None:
+        now = time.monotonic()
+        for proc in procs:
+            rank = self._ranks.get(proc)
+            if rank is None:
+                if (log := self._logs_of_dead.pop(proc, None)) is not None:
+                    log.remove()
+                continue
+            rank.stopping = grace_s
+            rank.keeps_log = keep_logs
+            if rank.pid:
+                signal_rank(rank.pid, signal.SIGTERM if grace_s else signal.SIGKILL)
+                rank.kill_at = now + grace_s
+
+    def _ended(self, rank: _Rank) -> None:
+        # The kernel made us its parent when the helper that forked it ended; until then there is no status to collect.
+        try:
+            info = os.waitid(os.P_PIDFD, rank.pidfd, os.WEXITED | os.WNOHANG)
+        except ChildProcessError:
+            return
+        if info is None:
+            return
+        for stream in rank.streams:
+            if stream.fd >= 0:
+                stream.read()
+        by_signal = info.si_code in (os.CLD_KILLED, os.CLD_DUMPED)
+        self._lost(rank, 0 if by_signal else info.si_status, info.si_status if by_signal else 0, "")
+
+    def _lost(self, rank: _Rank, exit_code: int, signum: int, reason: str, log: tuple[str, ...] = ()) -> None:
+        now = time.monotonic()
+        del self._ranks[rank.spec.proc]
+        self._has_bequeathed = False
+        name = rank_peer(rank.spec.proc, rank.spec.incarnation)
+        self._gateway.turn()  # what it has still said comes before its end
+        self._gateway.forget(name)
+        with contextlib.suppress(OSError):  # where it listened to other ranks
+            os.unlink(os.path.join(self._config.directory, name.decode()))
+        chunks = list(_take(rank.streams, now, last=True))
+        if chunks:
+            self._send(Output(tuple(chunks)))
+        last_lines = log or tuple(line for stream in rank.streams for line in stream.tail()[-12:])
+        self._send(Lost(rank.spec.proc, exit_code, signum, reason, last_lines, rank.rss_nbytes))
+        for stream in rank.streams:
+            if stream.fd >= 0:
+                self._selector.unregister(stream.fd)
+                os.close(stream.fd)
+                stream.fd = -1
+        if rank.stopping is None or rank.keeps_log:
+            rank.log.close()
+            self._logs_of_dead[rank.spec.proc] = rank.log
+        else:
+            rank.log.remove()
+        if rank.pidfd >= 0:
+            self._selector.unregister(rank.pidfd)
+            os.close(rank.pidfd)
+        if rank.pid and group_is_alive(rank.pid):
+            signal_rank(rank.pid, signal.SIGTERM)
+            self._groups[rank.pid] = now + GROUP_GRACE_S
+
+    # -- time
+
+    def _timeout(self) -> float:
+        if self._output_due is not None:
+            return max(0.0, self._output_due - time.monotonic())
+        if self._holds_output:
+            return OUTPUT_EVERY_S
+        is_killing = any(rank.kill_at is not None for rank in self._ranks.values())
+        if self._groups or is_killing or self._keeper.is_waiting or self._late:
+            return 0.05
+        return min(_IDLE_S, self._config.beat_s)
+
+    def _do_what_is_due(self, now: float) -> None:
+        if now >= self._beat_at:
+            self._beat_at = now + self._config.beat_s
+            self._gateway.beat(now)
+            heard_at = self._gateway.heard_controller_at
+            silent_until = self._born + CONNECT_S if heard_at is None else heard_at + self._config.grace_s
+            is_silent = not self._config.controller_pid and not self._is_detached and now >= silent_until
+            if is_silent and not self._gateway.has_controller:  # else it only can't speak: its interpreter is held
+                self._say_why_silence_ends_us(now - (self._born if heard_at is None else heard_at))
+                self._controller_ended()
+        if self._zygote is None and (self._ranks or self._groups) and now >= self._zygote_at:
+            self._zygote = self._make_zygote()
+            self._watch_zygote()
+            self._has_bequeathed = False
+        if not self._has_bequeathed:
+            self._bequeath()
+        if self._leave_at is not None and (now >= self._leave_at or not (self._has_forked or self._groups)):
+            self._end_session()
+            return
+        if self._output_due is not None:
+            if now >= self._output_due:
+                self._flush_output(now)
+        elif self._holds_output and now >= self._output_at + OUTPUT_EVERY_S:
+            self._flush_output(now)
+        if now >= self._readings_at + READINGS_EVERY_S:
+            self._read_meters(now)
+            if self._is_detached and not os.path.isdir(self._config.directory):
+                self._end_session()  # nobody could ever attach
+        if self._is_detached and now >= self._keep_until and self._leave_at is None:
+            print(
+                f"no controller has come for {self._keep_s:g} s, for which ranks were to be kept: it ends", flush=True
+            )
+            self._is_time_over = True
+            self._kill(list(self._ranks), TIME_OVER_GRACE_S)
+            self._leave_at = now + TIME_OVER_GRACE_S + GROUP_GRACE_S
+        self._keeper.do_what_is_due(now)
+        self._follow_late()
+        for rank in self._ranks.values():
+            if rank.kill_at is not None and now >= rank.kill_at:
+                signal_rank(rank.pid, signal.SIGKILL)
+                rank.kill_at = None
+        for pgid, deadline in list(self._groups.items()):
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-pgid, os.WNOHANG)[0]:  # we are the parent of what a rank leaves behind
+                    pass
+            if not group_is_alive(pgid):
+                del self._groups[pgid]
+                self._has_bequeathed = False
+            elif now >= deadline:
+                signal_rank(pgid, signal.SIGKILL)
+
+    def _say_why_silence_ends_us(self, silent_s: float) -> None:
+        """Leave word for a controller that lives: it reads this with our end."""
+        if self._leave_at is None:
+            print(f"nothing was heard of the controller for {silent_s:.1f} s: it counts as dead", flush=True)
+
+    def _read_meters(self, now: float) -> None:
+        elapsed_s = now - self._readings_at
+        self._readings_at = now
+        readings = []
+        for rank in self._ranks.values():
+            if rank.pid:
+                before, rank.cpu_s = rank.cpu_s, cpu_seconds(rank.pid)
+                rank.rss_nbytes = rss_nbytes(rank.pid)
+                percent = 100 * (rank.cpu_s - before) / elapsed_s if before else 0.0
+                gpu = self._gpus.read(rank.spec.env)
+                readings.append(Reading(rank.spec.proc, rank.rss_nbytes, max(0.0, percent), *gpu))
+        strangers = self._gateway.strangers
+        if readings or strangers != self._told_strangers:
+            self._told_strangers = strangers
+            self._send(Readings(tuple(readings), strangers))
+
+    # -- the end
+
+    def _clean_up(self) -> None:
+        for rank in self._ranks.values():
+            if rank.pid:
+                signal_rank(rank.pid, signal.SIGKILL)
+        for pgid in self._groups:
+            signal_rank(pgid, signal.SIGKILL)
+        if self._zygote is not None:
+            self._zygote.close()
+        while True:  # ranks that the zygote forked meanwhile are ours too
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                self._kill_children()
+                time.sleep(0.002)
+        self._gateway.close()
+        if self._controller_fd >= 0:
+            os.close(self._controller_fd)
+        has_own = self._config.has_own_directory
+        if self._is_time_over and not has_own:
+            leave_word(self._config.directory)
+        elif self._session_over or has_own:  # else the controller lives on, and may launch another agent
+            shutil.rmtree(self._config.directory, ignore_errors=True)
+            if self._outlives and not has_own:
+                with contextlib.suppress(OSError):  # others are there
+                    os.rmdir(os.path.dirname(self._config.directory))
+
+    def _kill_children(self) -> None:
+        with open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:
+            for pid in file.read().split():
+                signal_rank(int(pid), signal.SIGKILL)
+
+
+def _take(streams: Sequence[OutputStream], now: float, *, last: bool = False) -> Iterator[OutputChunk]:
+    """Yield what the streams of a rank may show now, in the order of the marks that they share."""
+    left = [stream for stream in streams if stream.waiting]
+    while left:
+        stream = min(left, key=lambda stream: stream.next_mark)
+        chunk = stream.take(now, last=last)
+        if chunk is not None:
+            yield chunk
+        if chunk is None or not stream.waiting:
+            left.remove(stream)
+
+
+def say_detached(directory: str, since: float) -> bool:
+    """Write the file `DETACHED`, with a time in seconds since 1970; False if something has removed the directory."""
+    path = os.path.join(directory, DETACHED)
+    try:
+        with open(f"{path}.new", "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            json.dump({"since": since}, file)
+        os.replace(f"{path}.new", path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def leave_word(directory: str) -> None:
+    """Remove all but the files that say which mesh it was, and since when it had no controller (`KEPT_FILES`)."""
+    try:
+        entries = list(os.scandir(directory))
+    except FileNotFoundError:  # something has removed the directory: there is no place to leave word
+        return
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path, ignore_errors=True)
+        elif entry.name not in KEPT_FILES:
+            with contextlib.suppress(OSError):
+                os.unlink(entry.path)
+
+
+def _open_pipe(path: str) -> int:
+    """Open the read end of a pipe that a rank names.
+
+    Raises:
+        OSError: it is no pipe, or belongs to another user; or it can't be opened.
+    """
+    there = os.open(path, os.O_PATH | os.O_CLOEXEC)  # of other files an open may block, or have an effect
+    try:
+        status = os.fstat(there)
+        if not stat.S_ISFIFO(status.st_mode) or status.st_uid != os.geteuid():
+            raise OSError(errno.EINVAL, "not a pipe of this user", path)
+        return os.open(f"/proc/self/fd/{there}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    finally:
+        os.close(there)
+
+
+def signal_rank(pid: int, signum: int) -> None:
+    """Signal a rank and what else is in its process group, if they are still there, and not processes of another user."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signum)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signum)  # before setsid() it is in another group

@@ -1,0 +1,215 @@
+"""What ranks write to file descriptors 1 and 2: read by the host agent, coalesced and bounded.
+
+The agent reads, not the rank: a rank whose native code writes while it holds the GIL could not read its own pipe, and what a
+rank wrote just before it was killed is still in the pipe.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
+
+from monarch_kernel.net.wire.marks import MarkReader, switched
+from monarch_kernel.net.wire.messages import OutputChunk
+from monarch_kernel.runtime.host.logs import RankLog
+
+__all__ = ["OutputStream", "fold"]
+
+BURST_CHARS = 1 << 20
+CHARS_PER_S = 512 * 1024
+TAIL_LINES = 64
+TAIL_LINE_CHARS = 1000
+TAIL_EVERY_S = 0.1
+_OURS = re.compile(r'Extension modules: |\s+File "(.*/monarch_kernel/.*|<frozen runpy>)", line|\s*$')
+_READ_NBYTES = 1 << 16
+_READS_PER_TURN = 16
+
+
+def fold(of_ranks: Iterable[Sequence[OutputChunk]]) -> Iterator[OutputChunk]:
+    """Make one of the chunks of ranks that have written the same; ``of_ranks`` has those of each, in order.
+
+    Only ranks of which all chunks are equal are folded: so each one's are still in their order.
+    """
+    alike: dict[tuple[tuple[object, ...], ...], list[Sequence[OutputChunk]]] = {}
+    for chunks in of_ranks:
+        key = tuple((chunk.stream, chunk.text, chunk.dropped_lines, chunk.request) for chunk in chunks)
+        alike.setdefault(key, []).append(chunks)
+    for first, *others in alike.values():
+        for i, chunk in enumerate(first):
+            also = tuple((chunks[i].proc, chunks[i].end) for chunks in others)
+            if also:
+                chunk = OutputChunk(
+                    chunk.proc, chunk.stream, chunk.text, chunk.end, chunk.dropped_lines, chunk.request, also
+                )
+            yield chunk
+
+
+class OutputStream:
+    """One stream of one rank.
+
+    Up to `BURST_CHARS` at once and `CHARS_PER_S` on average pass as they come. What a rank writes above that is dropped and
+    counted by lines, except the last `TAIL_LINES`, which follow every `TAIL_EVERY_S`: so the end is always shown. The log,
+    which the rank's two streams share, takes all of it.
+
+    Args:
+        proc: number of the rank's process.
+        name: which of its streams this is.
+        fd: the read end of the pipe.
+        marks: takes the rank's marks out of what is read.
+        log: keeps all that is read; None for none.
+    """
+
+    def __init__(
+        self, proc: int, name: Literal["stdout", "stderr"], fd: int, marks: MarkReader, log: RankLog | None = None
+    ) -> None:
+        self._log = log
+        self.request = 0  # whose processes the pipe was left to
+        self.successor = -1  # the rank's file descriptor of the pipe that came instead, until that is read
+        self.proc = proc
+        self.name = name
+        self.fd = fd
+        self.last_lines: deque[str] = deque(maxlen=60)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._marks = marks
+        self._read_to = 0  # in bytes until the first mark, then the last mark
+        self._told_to = 0
+        self._pending: list[str] = []
+        self._marked: deque[tuple[str, int]] = deque()  # what was read up to each mark
+        self._allowance = float(BURST_CHARS)
+        self._allowance_at = 0.0
+        self._tail: deque[str] = deque()
+        self._dropped = 0
+        self._tail_at = 0.0
+        self._partial = ""
+        os.set_blocking(fd, False)
+
+    def read(self) -> bool:
+        """Read what is there; False once the rank and all its children have closed the stream."""
+        for _ in range(_READS_PER_TURN):
+            try:
+                data = os.read(self.fd, _READ_NBYTES)
+            except BlockingIOError:
+                self._take_in(self._marks.rest(), 0)
+                return True
+            for piece, mark in self._marks.feed(data):
+                self._take_in(piece, mark)
+            if len(data) < _READ_NBYTES:  # the pipe is empty: it holds a mark whole or not at all
+                self._take_in(self._marks.rest(), 0)
+            if not data:
+                return False
+            if len(data) < _READ_NBYTES // 2:
+                return True
+        return True
+
+    def _take_in(self, data: bytes, mark: int) -> None:
+        if mark and (switch := switched(mark)) is not None:
+            self.request, self.successor = switch
+        elif mark:
+            self._read_to = max(self._read_to, mark)
+        elif not self._marks.last:
+            self._read_to += len(data)
+        if self._log is not None:
+            self._log.write(self.name, data)
+        text = self._decoder.decode(data)
+        if text:
+            self._pending.append(text)
+        if mark and (self._pending or not self._marked):
+            self._marked.append(("".join(self._pending), self._read_to))
+            self._pending.clear()
+        elif mark:
+            self._marked[-1] = (self._marked[-1][0], self._read_to)
+
+    @property
+    def told_to(self) -> int:
+        """The ``end`` of the last chunk that was taken."""
+        return self._told_to
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether a mark was read that has not been told."""
+        return self._marks.last > self._told_to
+
+    @property
+    def waiting(self) -> bool:
+        """Whether `take` may have something to give."""
+        return self._told_to != self._read_to or bool(self._pending or self._marked or self._tail)
+
+    @property
+    def next_mark(self) -> float:
+        """The mark up to which `take` gives what it gives next; infinity if none has been read."""
+        return self._marked[0][1] if self._marked else float("inf")
+
+    def take(self, now: float, *, last: bool = False) -> OutputChunk | None:
+        """Give what may be shown now, up to the next mark; with ``last`` whatever there is."""
+        self._allowance = min(BURST_CHARS, self._allowance + (now - self._allowance_at) * CHARS_PER_S)
+        self._allowance_at = now
+        if self._marked and not self._tail and len(self._marked[0][0]) <= self._allowance:
+            text, end = self._marked.popleft()
+            request = 0
+        else:
+            request = self.request
+            text, end = "".join([*(text for text, _ in self._marked), *self._pending]), self._read_to
+            self._marked.clear()
+            self._pending.clear()
+        if text:
+            self._remember(text)
+        if not self._tail and len(text) <= self._allowance:
+            self._allowance -= len(text)
+            return self._chunk(text, 0, end, request)
+        shown = ""
+        if not self._tail and self._allowance > 0:
+            cut = text.rfind("\n", 0, int(self._allowance)) + 1
+            shown, text = text[:cut], text[cut:]
+            self._allowance -= cut
+        self._hold(text)
+        if not shown and (last or now >= self._tail_at + TAIL_EVERY_S):
+            self._tail_at = now
+            shown, dropped = "".join(self._tail), self._dropped
+            self._tail.clear()
+            self._dropped = 0
+            return self._chunk(shown, dropped, self._read_to, request)
+        if shown:
+            self._tail_at = now
+            return OutputChunk(self.proc, self.name, shown, self._told_to, 0, request)
+        return None
+
+    def succeed(self, fd: int) -> OutputStream:
+        """The stream that goes on with the rank's output in another pipe, where this one has got to."""
+        stream = OutputStream(self.proc, self.name, fd, self._marks.successor(), self._log)
+        stream._read_to = stream._told_to = self._read_to
+        return stream
+
+    def _chunk(self, text: str, dropped: int, end: int, request: int) -> OutputChunk | None:
+        if not text and self._told_to == end:
+            return None
+        self._told_to = end
+        return OutputChunk(self.proc, self.name, text, self._told_to, dropped, request)
+
+    def _hold(self, text: str) -> None:
+        lines = text.splitlines(keepends=True)
+        if self._tail and lines and not self._tail[-1].endswith("\n"):
+            lines[0] = self._tail.pop() + lines[0]
+        surplus = len(self._tail) + len(lines) - TAIL_LINES
+        if surplus > 0:
+            self._dropped += surplus
+            for _ in range(min(surplus, len(self._tail))):
+                self._tail.popleft()
+            lines = lines[-TAIL_LINES:]
+        self._tail.extend(
+            line if len(line) <= TAIL_LINE_CHARS else line[:TAIL_LINE_CHARS] + "…\n" * line.endswith("\n")
+            for line in lines
+        )
+
+    def _remember(self, text: str) -> None:
+        lines = (self._partial + text[-8192:]).split("\n")
+        self._partial = lines.pop()[-1000:]
+        self.last_lines.extend(lines[-60:])
+
+    def tail(self) -> tuple[str, ...]:
+        """The last lines written, for the report of a death; without what faulthandler says of our own code."""
+        lines = (*self.last_lines, self._partial) if self._partial else tuple(self.last_lines)
+        return tuple(line for line in lines if not _OURS.match(line))

@@ -1,0 +1,135 @@
+"""Small Linux services that the standard library lacks: parent-death signals, subreapers, readings of /proc."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import glob
+import os
+import re
+import resource
+import select
+
+from monarch_kernel.net.memory.processes import open_pidfd
+
+__all__ = [
+    "await_end",
+    "become_subreaper",
+    "cpu_seconds",
+    "die_with_parent",
+    "gpu_ids",
+    "group_is_alive",
+    "has_children",
+    "open_process",
+    "raise_descriptor_limit",
+    "rss_nbytes",
+    "start_ticks",
+]
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_PAGE_NBYTES = os.sysconf("SC_PAGE_SIZE")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl failed")
+
+
+def die_with_parent(signum: int) -> None:
+    """Have the kernel send this process a signal when the thread that is its parent ends."""
+    _prctl(_PR_SET_PDEATHSIG, signum)
+
+
+def become_subreaper() -> None:
+    """Become the parent of descendants whose own parent ends."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process, and those that it starts, open as many files as they may."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def await_end(parent: int) -> None:
+    """Return when the parent of this process has ended, and this has another; it must be about to end."""
+    with contextlib.suppress(ProcessLookupError):  # it has been collected meanwhile
+        fd = open_pidfd(parent)
+        try:
+            while os.getppid() == parent:  # else whoever has its pid now is another
+                select.select([fd], [], [])
+                os.sched_yield()
+        finally:
+            os.close(fd)
+
+
+def has_children() -> bool:
+    """Whether this process has children, also ended ones that nobody has waited for."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def rss_nbytes(pid: int) -> int:
+    """Resident memory of a process in bytes; 0 if it is gone."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * _PAGE_NBYTES
+    except (OSError, IndexError):
+        return 0
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process so far, in seconds; 0 if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+    except (OSError, IndexError):
+        return 0.0
+
+
+def start_ticks(pid: int) -> int:
+    """When a process started, in ticks since the machine did; 0 if it has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+            return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
+    except (OSError, IndexError):
+        return 0
+
+
+def open_process(pid: int, started: int) -> int:
+    """A descriptor of the process that had this pid when it started then; -1 if that has ended."""
+    try:
+        pidfd = open_pidfd(pid)
+    except ProcessLookupError:
+        return -1
+    if start_ticks(pid) == started:  # looked at while the descriptor keeps the pid from being used again
+        return pidfd
+    os.close(pidfd)
+    return -1
+
+
+def group_is_alive(pgid: int) -> bool:
+    """Whether a process group has a member that we may signal."""
+    try:
+        os.killpg(pgid, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def gpu_ids() -> list[str]:
+    """Identifiers of the NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES spells them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name for name in visible.split(",") if name and name != "-1"]
+    found = (re.fullmatch(r"/dev/nvidia(\d+)", path) for path in glob.glob("/dev/nvidia*"))
+    return [str(number) for number in sorted(int(match[1]) for match in found if match)]

@@ -1,0 +1,23 @@
+"""What a rank answers to a request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from monarch_kernel.errors import Failure
+from monarch_kernel.net.wire.codec import Frame
+from monarch_kernel.net.wire.messages import Payload
+
+__all__ = ["Answer", "Value"]
+
+
+class Value(NamedTuple):
+    """A rank's successful answer: a pickled value, its buffers, and how it looks."""
+
+    payload: Payload
+    frames: Sequence[Frame]
+    bundle: dict[str, object]
+
+
+Answer = Value | Failure

@@ -1,0 +1,467 @@
+"""One class for what is not there yet, for threads and for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
+
+from monarch_kernel.errors import MeshDownError, MonarchError, RemoteInterrupt
+from monarch_kernel.net.transport.driver import Waiter
+from monarch_kernel.runtime.rpc.answers import Answer
+from monarch_kernel.runtime.rpc.handles import opened_for
+from monarch_kernel.runtime.rpc.waits import PATIENCE_S, WARN_AFTER_S, Awaited, Wait
+
+__all__ = ["Future", "Owner", "as_they_come"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+_WAIT_INTERRUPTED = "the wait was interrupted, and so is what the ranks run for it"
+
+
+class Owner(Protocol):
+    """What a future needs of what drives it."""
+
+    @property
+    def asker(self) -> Any:
+        """The `Asker` for handles in the answers: the one that carries the requests; None for that of the process."""
+        ...
+
+    def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
+        """Wait until ``waiter`` is ready; False if the time is up. It may be set ready when nothing has come for it."""
+        ...
+
+    def interrupt(self, id: int, *, abort: bool = False) -> None: ...
+    def cancel(self, id: int) -> None: ...
+    def attend(self, future: Future[Any]) -> None: ...
+    def linger(self, wait: Wait) -> float | None: ...
+
+
+class _Nobody:
+    """Owner of a future that was over when it was made."""
+
+    asker = None
+
+    def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
+        return True
+
+    def interrupt(self, id: int, *, abort: bool = False) -> None:
+        pass
+
+    def cancel(self, id: int) -> None:
+        pass
+
+    def attend(self, future: Future[Any]) -> None:
+        pass
+
+    def linger(self, wait: Wait) -> float | None:
+        return None
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    try:
+        loop.call_soon_threadsafe(function)
+    except RuntimeError:
+        pass  # the loop was closed, and whoever waited there waits no more
+
+
+class Future(Generic[T]):
+    """The answer to a request; may be read many times and from several threads.
+
+    Args:
+        owner: the runtime that drives the wait.
+        id: of the request.
+        finish: makes the result of the ranks' answers, or raises; called once, by the first reader.
+        rank: flat rank that answers, where there is one.
+        note: what the ranks do meanwhile, in the user's words.
+        procs: who is asked.
+    """
+
+    __slots__ = (
+        "_answers",
+        "_callbacks",
+        "_done",
+        "_error",
+        "_finish",
+        "_is_halted",
+        "_lock",
+        "_owner",
+        "_value",
+        "_waiter",
+        "_was_told",
+        "id",
+        "in_step",
+        "note",
+        "procs",
+        "rank",
+    )
+
+    def __init__(
+        self,
+        owner: Owner,
+        id: int,
+        finish: Callable[[Sequence[Answer]], T],
+        rank: int | None = None,
+        note: str = "",
+        procs: Sequence[int] = (),
+    ) -> None:
+        self.id = id
+        self.note = note
+        self.procs = procs
+        self.rank = rank
+        self.in_step = True
+        self._owner = owner
+        self._finish: Callable[[Sequence[Answer]], T] | None = finish
+        self._answers: Sequence[Answer] = ()
+        self._done = False
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._callbacks: list[Callable[[], None]] | None = None  # made when it is needed: futures may be many
+        self._lock = threading.Lock()
+        self._is_halted = False
+        self._was_told = False  # that the answers can't come, where it was waited for: it may be waited for again
+        self._waiter: Waiter | None = None  # of whoever would attend to ranks that stop in the debugger
+
+    @classmethod
+    def resolved(cls, value: T) -> Future[T]:
+        """A future that is over."""
+
+        def finish(answers: Sequence[Answer]) -> T:
+            return value
+
+        future = cls(_Nobody(), 0, finish)
+        future._done = True
+        return future
+
+    def __repr__(self) -> str:
+        return f"<Future {self.id} {'done' if self._done else 'pending'}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Future stays where it was made; pass its result on")
+
+    @property
+    def owner(self) -> Owner:
+        """What drives the wait."""
+        return self._owner
+
+    @property
+    def finish(self) -> Callable[[Sequence[Answer]], T]:
+        """How the result is made; of a future that nobody has read."""
+        assert self._finish is not None
+        return self._finish
+
+    def read_with(self, finish: Callable[[Sequence[Answer]], Any]) -> Future[Any]:
+        """Have the result made in another way; for a future that nobody has read."""
+        self._finish = finish
+        return self
+
+    def done(self) -> bool:
+        """Whether the answers are in."""
+        return self._done
+
+    def get(self, timeout: float | None = None, *, warn_after_s: float | None = WARN_AFTER_S) -> T:
+        """Wait for the result; an interrupt of the wait also reaches the ranks.
+
+        Args:
+            timeout: seconds; the future stays good when it is over.
+            warn_after_s: if the wait takes longer, it is shown on stderr who has not answered, and what they do; None for
+                never.
+
+        Raises:
+            TimeoutError: no answer within ``timeout``.
+            MonarchError: what the ranks answered instead of a result.
+        """
+        if not self._done:
+            self._wait(timeout, warn_after_s)
+        self._settle()
+        error = self._error
+        if error is None:
+            return self._value  # type: ignore[return-value]
+        try:
+            if isinstance(error, MonarchError):
+                raise error.with_traceback(None)  # how it was made here says nothing
+            raise error
+        finally:
+            del self, error  # else the error, by way of this frame, would keep itself and what its callers have
+
+    result = get
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait, and give the error that `get` would raise, or None."""
+        if not self._done:
+            try:
+                self._wait(timeout)
+            except MeshDownError as error:
+                return error
+        self._settle()
+        return self._error
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the answers are in; False if the time is up. An interrupt stays here, the ranks go on."""
+        if self._done:
+            return True
+        waiter = Waiter()
+        self.add_done_callback(waiter.set)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            while not self._done:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if not self._owner.wait(waiter, left):
+                    break
+                waiter.ready = False  # for one that was woken for something else
+            return self._done
+        finally:
+            with suppress(ValueError):  # it was called
+                (self._callbacks or []).remove(waiter.set)
+
+    def interrupt(self, *, abort: bool = False) -> None:
+        """Interrupt the ranks that have not answered; the future ends when they say so.
+
+        Args:
+            abort: whether to abort the process groups of ranks that do not stop otherwise.
+        """
+        self._owner.interrupt(self.id, abort=abort)
+
+    def cancel(self) -> None:
+        """End the wait for everybody and interrupt the ranks; nothing happens if the answers are in."""
+        self._owner.cancel(self.id)
+
+    def add_done_callback(self, callback: Callable[[], None]) -> None:
+        """Call something quick when the answers are in, perhaps on another thread; at once if they are."""
+        with self._lock:
+            if self._callbacks is None:
+                self._callbacks = []
+            self._callbacks.append(callback)
+        if self._done:
+            self._call_back()
+
+    def as_asyncio(self) -> asyncio.Future[T]:
+        """A future of the running event loop; who cancels it interrupts the ranks, as who cancels a task that awaits this."""
+        loop = asyncio.get_running_loop()
+        theirs: Awaited[T] = Awaited(self, loop)
+        stop_watching = self._watch(theirs, loop)
+
+        def copy() -> None:
+            if not theirs.done():
+                error = self.exception(0)
+                if error is not None:
+                    theirs.set_exception(error)
+                else:
+                    theirs.set_result(self.get(0))
+
+        def pass_on(theirs: asyncio.Future[T]) -> None:
+            stop_watching()
+            if theirs.cancelled():
+                self._owner.interrupt(self.id)
+
+        theirs.add_done_callback(pass_on)
+        self.add_done_callback(lambda: _call_soon(loop, copy))
+        return theirs
+
+    def __await__(self) -> Generator[Any, None, T]:
+        if not self._done:
+            loop = asyncio.get_running_loop()
+            done: Awaited[None] = Awaited(self, loop)
+            stop_watching = self._watch(done, loop)
+
+            def wake() -> None:
+                if not done.done():
+                    done.set_result(None)
+
+            self.add_done_callback(lambda: _call_soon(loop, wake))
+            try:
+                yield from done.__await__()
+            except asyncio.CancelledError:
+                self._owner.interrupt(self.id)
+                raise
+            except KeyboardInterrupt:
+                self._owner.interrupt(self.id)
+                raise RemoteInterrupt(_WAIT_INTERRUPTED) from None
+            finally:
+                stop_watching()
+        return self.get(0)
+
+    def _watch(self, awaited: Awaited[Any], loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
+        """Tell the owner if something is awaited for long; gives what ends that."""
+        wait: Wait | None = None
+        timer: asyncio.TimerHandle
+        begun = time.monotonic()
+
+        def look() -> None:
+            if wait is not None:
+                wait.show_news()
+                if wait.error is not None and not awaited.done():
+                    self._was_told = True
+                    awaited.set_exception(wait.error)
+
+        def linger() -> None:
+            nonlocal wait, timer
+            wait = wait or Wait(
+                self,
+                lambda: _call_soon(loop, look),
+                is_awaited=True,
+                warn_after_s=WARN_AFTER_S,
+                is_anew=self._was_told,
+            )
+            wait.lasts_s = time.monotonic() - begun
+            pause_s = self._owner.linger(wait)
+            if pause_s is not None:
+                timer = loop.call_later(pause_s, linger)
+
+        def stop() -> None:
+            timer.cancel()
+            if wait is not None:
+                wait.over = True
+
+        timer = loop.call_later(0.0 if self._was_told else PATIENCE_S, linger)
+        return stop
+
+    def resolve(self, answers: Sequence[Answer], in_step: bool) -> None:
+        """For the runtime: the answers are in."""
+        self._answers = answers
+        self.in_step = in_step
+        self._done = True
+        self._call_back()
+
+    def halt(self) -> None:
+        """For the runtime: a rank stands still in the debugger, and whoever waits may attend to it."""
+        self._is_halted = True
+        waiter = self._waiter
+        if waiter is not None:
+            waiter.set()
+
+    def abandon(self, error: BaseException) -> None:
+        """For the runtime: there will be no answers."""
+        self._error = error
+        self._finish = None
+        self._done = True
+        self._call_back()
+
+    def _call_back(self) -> None:
+        """Call each callback once, even if one is added on another thread at this moment: each is taken before its call."""
+        while self._callbacks:
+            try:
+                callback = self._callbacks.pop(0)
+            except IndexError:  # another thread was quicker
+                return
+            try:
+                callback()
+            except Exception:  # it must not stop the loop, which serves others
+                _log.exception("a callback of %r failed", self)
+
+    def _settle(self) -> None:
+        """Make the result of the answers, once."""
+        with self._lock:
+            if self._finish is not None:
+                try:
+                    with opened_for(self._owner.asker):
+                        self._value = self._finish(self._answers)
+                except Exception as error:
+                    self._error = error
+                self._finish, self._answers = None, ()
+
+    def _wait(self, timeout: float | None, warn_after_s: float | None = WARN_AFTER_S) -> None:
+        try:
+            over = self._wait_and_attend(timeout, warn_after_s)
+        except KeyboardInterrupt:
+            self._owner.interrupt(self.id)
+            raise RemoteInterrupt(_WAIT_INTERRUPTED) from None
+        if not over:
+            if timeout is None:
+                raise MeshDownError("the session was shut down before an answer came")
+            raise TimeoutError(f"no answer within {timeout} s; the request goes on")
+
+    def _wait_and_attend(self, timeout: float | None, warn_after_s: float | None) -> bool:
+        """Wait for the answers; the clock stands still while somebody attends to ranks that have stopped."""
+        waiter = self._waiter = Waiter()
+        self.add_done_callback(waiter.set)
+        wait: Wait | None = None
+        patience: float | None = 0.0 if self._was_told else PATIENCE_S
+        waited_s = 0.0
+        try:
+            while not self._done:
+                begun = time.monotonic()
+                least = timeout if patience is None else patience if timeout is None else min(patience, timeout)
+                in_vain = not self._is_halted and not self._owner.wait(waiter, least)
+                passed_s = time.monotonic() - begun
+                waited_s += passed_s
+                if timeout is not None:
+                    timeout = max(0.0, timeout - passed_s)
+                if patience is not None:
+                    patience = max(0.0, patience - passed_s)
+                is_halted, self._is_halted, waiter.ready = self._is_halted, False, False
+                if self._done:  # perhaps just before it was halted
+                    break
+                if is_halted:
+                    if wait is not None:
+                        wait.show_news()
+                        if wait.error is not None:
+                            self._was_told = True
+                            raise wait.error
+                    self._owner.attend(self)
+                elif in_vain and (timeout == 0.0 or patience is None):
+                    break
+                elif in_vain and patience == 0.0:
+                    wait = wait or Wait(
+                        self,
+                        self.halt,
+                        ends_by_itself=timeout is not None,
+                        warn_after_s=warn_after_s,
+                        is_anew=self._was_told,
+                    )
+                    wait.lasts_s = waited_s
+                    patience = self._owner.linger(wait)
+            return self._done
+        finally:
+            self._waiter = None
+            if wait is not None:
+                wait.over = True
+            with suppress(ValueError):  # it was called
+                (self._callbacks or []).remove(waiter.set)
+
+
+def as_they_come(futures: Sequence[Future[T]]) -> Iterator[Future[T]]:
+    """Give futures of one owner in the order in which they resolve; an interrupt of a wait reaches the ranks of all others.
+
+    For the last one is waited as for one that is alone: if that is in vain, it is told.
+    """
+    left = dict.fromkeys(futures)
+    arrived: deque[Future[T]] = deque()
+    waiter = Waiter()
+
+    def note(future: Future[T]) -> Callable[[], None]:
+        def arrive() -> None:
+            arrived.append(future)
+            waiter.set()
+
+        return arrive
+
+    for future in futures:
+        future._waiter = waiter
+        future.add_done_callback(note(future))
+    while left:
+        try:
+            while not arrived and len(left) > 1:
+                waiter.ready = False
+                halted = next((future for future in left if future._is_halted), None)
+                if halted is not None:
+                    halted._is_halted = False
+                    halted._owner.attend(halted)
+                elif not arrived:
+                    next(iter(left))._owner.wait(waiter, None)
+        except KeyboardInterrupt:
+            for future in left:
+                future.interrupt()
+            raise RemoteInterrupt(_WAIT_INTERRUPTED) from None
+        future = arrived.popleft() if arrived else next(iter(left))
+        if not future._done:
+            future._wait(None)
+        del left[future]
+        yield future

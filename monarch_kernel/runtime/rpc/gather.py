@@ -1,0 +1,86 @@
+"""What the answers of ranks come to: a mesh of values, or an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from monarch_kernel.base.mesh import Extent, Point, Region, ValueMesh
+from monarch_kernel.errors import Failure, RanksError, SupervisionError, format_ranks
+from monarch_kernel.net.wire.codec import load
+from monarch_kernel.runtime.rpc.answers import Answer, Value
+
+__all__ = ["CellResult", "check_name", "check_type", "gather", "read_value"]
+
+T = TypeVar("T")
+
+
+def gather(
+    region: Region, what: str, error: type[RanksError], read: Callable[[Value], T], base: Extent | None = None
+) -> Callable[[Sequence[Answer]], ValueMesh[T]]:
+    """Make a function that turns the answers of a region's ranks into a mesh of values, or raises.
+
+    Args:
+        region: where the answers come from, in order.
+        what: what was asked, in the user's words.
+        error: raised if ranks failed; a `SupervisionError` if one was lost or had been stopped.
+        read: gives the value of an answer.
+        base: the mesh as spawned, if errors are to name the ranks there, and not within the region.
+    """
+
+    def point_of(index: int) -> Point:
+        return region.extent.point(index) if base is None else base.point(region.ranks[index])
+
+    def finish(answers: Sequence[Answer]) -> ValueMesh[T]:
+        values = [read(answer) for answer in answers if not isinstance(answer, Failure)]
+        if len(values) == len(answers):
+            return ValueMesh(region, values)
+        reports: dict[Point, Failure] = {}
+        succeeded: list[Point] = []
+        for i, answer in enumerate(answers):
+            if not isinstance(answer, Failure):
+                succeeded.append(point_of(i))
+            elif answer.etype != "NotSent":
+                reports[point_of(i)] = answer
+        gone = any(report.kind in ("lost", "stopped") for report in reports.values())
+        said = what
+        if len(reports) < len(answers) - len(values):
+            dead = format_ranks(point.rank for point in reports)
+            can_heal = all(report.kind == "lost" for report in reports.values())
+            remedy = "heal the mesh (.heal())" if can_heal else "bring the mesh up again"
+            said = f"{what}: it was not sent, because {dead} are gone; slice them out, or {remedy}"
+        raise (SupervisionError if gone else error)(said, reports, dict(zip(succeeded, values)))
+
+    return finish
+
+
+def read_value(answer: Value) -> Any:
+    """Unpickle what a rank answered."""
+    return load(answer.payload, answer.frames)
+
+
+class CellResult:
+    """What a cell gave on one rank.
+
+    Attributes:
+        value: of its last expression; None unless it was asked for.
+        bundle: how the value looks: MIME type -> data; empty if there is nothing to show.
+    """
+
+    __slots__ = ("bundle", "value")
+
+    def __init__(self, value: Any, bundle: dict[str, object]) -> None:
+        self.value = value
+        self.bundle = bundle
+
+
+def check_type(what: str, value: object, expected: type) -> None:
+    """Refuse an argument of another type."""
+    if not isinstance(value, expected):
+        raise TypeError(f"{what} must be a {expected.__name__}, not {value!r} (of type {type(value).__name__})")
+
+
+def check_name(name: str) -> None:
+    """Refuse what can be no variable of a rank."""
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ValueError(f"{name!r} is no variable name; a mesh takes mesh['x'] for a variable, mesh[0:2] for a slice")

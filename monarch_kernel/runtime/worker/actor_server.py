@@ -1,0 +1,388 @@
+"""Where actors work: a process with an executor for each of its actors, be it a rank or the controller's own process."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import socket
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any
+from weakref import WeakValueDictionary
+
+from monarch_kernel.errors import Failure, FailureKind, PayloadError
+from monarch_kernel.net.transport.base import Peer, incarnation_of, proc_of
+from monarch_kernel.net.wire.codec import Frame, Packed, dump, pack
+from monarch_kernel.net.wire.messages import (
+    ActorEnded,
+    Call,
+    Failed,
+    Fence,
+    Interrupt,
+    Message,
+    OpenLoan,
+    Payload,
+    PortSend,
+    PostMortem,
+    Probe,
+    Result,
+    Spawn,
+    StopActor,
+    StoreCall,
+)
+from monarch_kernel.runtime.buffers.server import Lender
+from monarch_kernel.runtime.diagnostics.failures import describe
+from monarch_kernel.runtime.diagnostics.stacks import Activity, describe_thread
+from monarch_kernel.runtime.rpc.client import Asker
+from monarch_kernel.runtime.rpc.ids import made_by
+from monarch_kernel.runtime.rpc.ownership import Process
+from monarch_kernel.runtime.rpc.waits import Wait
+from monarch_kernel.runtime.worker.deadlock_detector import Circles
+from monarch_kernel.runtime.worker.executor import Debugger, Driving, Executor, Kept
+from monarch_kernel.runtime.worker.slow_requests import warn_if_late
+from monarch_kernel.runtime.worker.supervisor import Supervisor
+
+__all__ = ["NOT_BEGUN", "Workplace", "later"]
+
+NOT_BEGUN = "interrupted before it began"
+_MAX_STOPPED = 1 << 16
+_MAX_DEAD = 16
+
+
+class Workplace(ABC):
+    """Files messages into the mailboxes of actors, and answers for them.
+
+    A call or a stop may come before the `Spawn` of its actor, if different processes send these. It is kept, and the one that
+    made the actor's number is asked to answer a `Fence`: what it has sent before has then come, or never will.
+
+    Args:
+        proc: the place of this process.
+        driving: the driver of its transport.
+        asker: carries requests of its actors.
+
+    Attributes:
+        broken: why no actor can live here, if none can.
+        actors: number -> its mailbox.
+        is_retiring: whether the process is about to end.
+        hosted: number -> what looks after the actor (`actor.renewal.Hosted`), as long as there is something to look after.
+    """
+
+    def __init__(self, proc: int, driving: Driving, asker: Asker) -> None:
+        self.proc = proc
+        self.driving = driving
+        self.asker = asker
+        self.debugger: Debugger | None = None
+        self.actors: dict[int, Executor] = {}
+        self.hosted: MutableMapping[int, Any] = WeakValueDictionary()
+        self.on_spawn: Callable[[Spawn, Executor], None] | None = None
+        self.broken: Failure | None = None
+        self._stopped: dict[int, str | Failure] = {}
+        self._dead: dict[int, Failure] = {}
+        self._stopping: list[Executor] = []
+        self.is_retiring = False
+        self._early: dict[int, list[tuple[Call | StopActor, Sequence[Frame]]]] = {}
+        self._lender = Lender(asker.lendings, self.send_answer_now, self.send_answer)
+        self.circles = Circles(self)
+        self.supervisor = Supervisor(self)
+
+    # -- for subclasses
+
+    @abstractmethod
+    def submit(self, function: Callable[[], None]) -> None:
+        """Have something done with the baton held, in order per thread."""
+
+    @abstractmethod
+    def watch(self, process: Process) -> None:
+        """Have the supervisor told when a process has ended; with the baton held."""
+
+    @abstractmethod
+    def attend(self) -> None:
+        """Something has failed that the program of this process has spawned, and no actor."""
+
+    @abstractmethod
+    def send_answer(self, id: int, packed: Packed) -> None:
+        """Send an answer to the process that has made its request; for any thread."""
+
+    @abstractmethod
+    def send_answer_now(self, id: int, packed: Packed) -> None:
+        """The same, with the baton held."""
+
+    def executors(self) -> list[Executor]:
+        """All that work, also those that have been told to stop and are not done."""
+        self._stopping = [each for each in self._stopping if each.current or not each.over]
+        return [*self.actors.values(), *self._stopping]
+
+    @abstractmethod
+    def name(self) -> str:
+        """How to call the process in an error."""
+
+    def marks(self) -> tuple[tuple[int, int], int]:
+        """Mark what was written so far; also gives how many collectives were started."""
+        return (0, 0), -1
+
+    def begin(self, message: Spawn, executor: Executor) -> None:
+        """Have an actor live, on a thread of its own."""
+        assert self.on_spawn is not None
+        self.on_spawn(message, executor)
+
+    def note_cleanup(self) -> None:  # noqa: B027
+        """An actor has something to clean up when the process ends."""
+
+    def strike(self, executor: Executor, id: int, abort: bool) -> None:
+        """Raise KeyboardInterrupt in what an executor runs for a request."""
+        strike = executor.strikes.get(id)
+        if strike is not None:
+            strike()
+        else:
+            executor.strike_thread()
+
+    def linger(self, wait: Wait) -> float | None:
+        """A wait lasts; for the thread that waits. Gives when to say so again, in seconds."""
+        pauses = [pause for pause in (self.circles.linger(wait), warn_if_late(self.asker, wait)) if pause is not None]
+        return min(pauses, default=None)
+
+    def activities(self) -> tuple[Activity, ...]:
+        """What is carried out here at this moment."""
+        return tuple(
+            activity
+            for executor in self.executors()
+            if executor.is_busy
+            for activity in describe_thread(
+                executor.thread_id, executor.current, executor.name, [call.work for call in list(executor.calls)]
+            )
+        )
+
+    # -- answers, for executors
+
+    def reply(self, id: int, value: Any = None, bundle: dict[str, Any] | None = None, *, output: bool = False) -> None:
+        """Answer a request with a value.
+
+        Raises:
+            PayloadError: the value can't be pickled; the request is still unanswered.
+        """
+        payload, frames = dump(value, "the result") if value is not None else (Payload(), ())
+        if not output:
+            self.send_answer(id, pack(Result(id, payload), frames))
+            return
+        written, collectives = self.marks()
+        self.send_answer(id, pack(Result(id, payload, bundle or {}, written, collectives), frames))
+
+    def fail(
+        self, executor: Executor, id: int, error: BaseException | Failure, cause: BaseException | None = None
+    ) -> None:
+        """Answer a request with a failure; says so if it is the consequence of an interrupt or a release.
+
+        ``cause`` is kept with its frames, for a post-mortem.
+        """
+        if not id:
+            return
+        failure = error if isinstance(error, Failure) else describe(error)
+        if isinstance(error, PayloadError):  # its text says all; the frames are ours
+            failure = dataclasses.replace(failure, frames=(), traceback="")
+        kind = self._why(executor, id, failure)
+        if kind != failure.kind:
+            failure = dataclasses.replace(failure, kind=kind)
+        if cause is not None and cause.__traceback__ is not None:
+            executor.kept = Kept(id, failure, cause)
+        written, collectives = self.marks()
+        self.send_answer(id, pack(Failed(id, failure, written, collectives)))
+
+    @staticmethod
+    def _why(executor: Executor, id: int, failure: Failure) -> FailureKind:
+        if executor.interrupted == id and failure.etype in {"KeyboardInterrupt", "RuntimeError", "DistBackendError"}:
+            return "interrupted"
+        if executor.released == id and failure.etype in {"RuntimeError", "DistBackendError", "DistNetworkError"}:
+            return "released"
+        return failure.kind
+
+    # -- with the baton held
+
+    def hear(self, message: Message, frames: Sequence[Frame], peer: Peer) -> bool:
+        """Take a message about actors; False if it is about something else."""
+        if type(message) is Call:
+            executor = self.actors.get(message.actor)
+            if executor is not None:
+                executor.post(message, frames)
+            else:
+                self.call_unknown(message, frames)
+        elif isinstance(message, Spawn):
+            executor = self.actors[message.actor] = Executor(self, f"actor {message.name}")
+            self.supervisor.hosts(message.actor, _process(peer))
+            self.begin(message, executor)
+            executor.post(message, frames)
+            for early, parts in self._early.pop(message.actor, ()):
+                self.hear(early, parts, peer)
+        elif isinstance(message, StopActor):
+            if message.actor not in self.actors and made_by(message.id) != made_by(message.actor):
+                self.call_unknown(message, frames)  # what makes the actor may be on its way from somebody else
+                return True
+            stopped = self.actors.pop(message.actor, None)
+            self._dead.pop(message.actor, None)
+            self._note_stopped(message.actor, message.reason)
+            if stopped is not None:
+                self._stopping.append(stopped)
+                stopped.post(message, frames)
+            elif message.id:
+                self.send_answer_now(message.id, pack(Result(message.id, Payload())))
+        elif isinstance(message, Interrupt):
+            self.asker.stores.forget(message.id)
+            self._interrupt(message.id, message.abort)
+        elif isinstance(message, StoreCall):
+            for id, packed in self.asker.stores.hear(message):
+                self.send_answer_now(id, packed)
+        elif isinstance(message, PortSend):
+            self.asker.ports.hear(message, frames)
+        elif self._lender.hear(message, frames):
+            if isinstance(message, OpenLoan):  # what is opened for a process stays until it ends
+                self.watch(_process(peer))
+        elif isinstance(message, ActorEnded):
+            self.supervisor.child_ended(message, _process(peer))
+        elif isinstance(message, Fence):
+            self.fence(message, peer)
+        elif isinstance(message, Probe):
+            self.circles.hear(message)
+        elif isinstance(message, PostMortem):
+            at = [each for each in self.executors() if each.kept and each.kept.request == message.request]
+            if executors := at or self.executors():
+                executors[0].post(message, frames)
+            else:  # nothing has failed here
+                self.send_answer_now(message.id, pack(Result(message.id, Payload())))
+        else:
+            return False
+        return True
+
+    def fence(self, message: Fence, peer: Peer) -> None:
+        """Answer, since all that was sent to ``peer`` before is on its way."""
+        self.send_answer_now(message.id, pack(Result(message.id, Payload())))
+
+    def gone(self, process: Process) -> None:
+        """A process has ended that was watched; with the baton held."""
+        self._lender.gone(process.proc)
+
+    def end_actor(self, actor: int, reason: str) -> None:
+        """End an actor that works here, and interrupt what it does: its owner is gone; with the baton held."""
+        stopped = self.actors.pop(actor, None)
+        self._note_stopped(actor, reason)
+        if stopped is not None:
+            self._stopping.append(stopped)
+            stopped.post(StopActor(0, actor, reason), ())
+            stopped.strike_all()
+
+    def refuse(self, id: int, why: str | Failure) -> None:
+        """Answer that an actor is not here."""
+        if id:
+            if isinstance(why, str):
+                why = Failure("stopped", "ActorStopped", why, host=socket.gethostname(), pid=os.getpid())
+            self.send_answer_now(id, pack(Failed(id, why)))
+
+    def note_death(self, actor: int, failure: Failure) -> None:
+        """An actor has died. Those that died last keep their threads, for a post-mortem; of others the failure is kept."""
+        self.asker.submit(lambda: self._bury(actor, failure))
+
+    def _bury(self, actor: int, failure: Failure) -> None:
+        if actor in self.actors:
+            self._dead[actor] = failure
+        while len(self._dead) > _MAX_DEAD:
+            oldest = next(iter(self._dead))
+            executor = self.actors.pop(oldest)
+            self._note_stopped(oldest, self._dead.pop(oldest))
+            self._stopping.append(executor)
+            executor.post(StopActor(0, oldest, ""), ())
+
+    def _note_stopped(self, actor: int, reason: str | Failure) -> None:
+        self._stopped[actor] = reason
+        while len(self._stopped) > _MAX_STOPPED:
+            del self._stopped[next(iter(self._stopped))]
+
+    def call_unknown(self, message: Call | StopActor, frames: Sequence[Frame]) -> None:
+        """Keep what is meant for an actor until that is there, or never will be."""
+        maker = made_by(message.actor)
+        if message.actor in self._stopped or maker == self.proc:
+            self._answer_for(message)
+            return
+        early = self._early.get(message.actor)
+        if early is not None:
+            early.append((message, frames))
+            return
+        self._early[message.actor] = [(message, frames)]
+
+        def over(answers: object) -> None:
+            pass
+
+        fence = self.asker.request((maker,), lambda id: pack(Fence(id)), "", over, quiet=True)
+        fence.add_done_callback(lambda: self._give_up_early(message.actor))
+
+    def _give_up_early(self, actor: int) -> None:
+        """All that the maker of an actor has sent is here: if the actor is not, it never will be."""
+        for early, _ in self._early.pop(actor, ()):
+            self._answer_for(early)
+
+    def _answer_for(self, message: Call | StopActor) -> None:
+        """Answer for an actor that is not here."""
+        if isinstance(message, Call):
+            self.refuse(message.id, self._stopped.get(message.actor, "it is not on this rank"))
+            return
+        self._note_stopped(message.actor, message.reason)
+        if message.id:
+            self.send_answer_now(message.id, pack(Result(message.id, Payload())))
+
+    # -- the end of the process
+
+    def retire(self, submit: Callable[[Callable[[], None]], object], timeout_s: float | None = None) -> None:
+        """Have all actors clean up that can, and wait for them.
+
+        Args:
+            submit: has something done with the baton held.
+            timeout_s: how long each may take.
+        """
+        threads: list[threading.Thread | None] = []
+        told = threading.Event()
+
+        def tell() -> None:
+            self.is_retiring = True
+            threads.extend(executor.retire() for executor in self.executors() if executor.retire is not None)
+            told.set()
+
+        self._lender.close()
+        if self.actors:
+            submit(tell)
+            told.wait(timeout_s)
+        for thread in threads:
+            if thread is not None and thread is not threading.current_thread():
+                thread.join(timeout_s)
+
+    # -- interrupts
+
+    def _interrupt(self, id: int, abort: bool) -> None:
+        for executor in self.executors():
+            waits = next((item for item in list(executor.mailbox) if getattr(item[0], "id", 0) == id), None)
+            if waits is not None:
+                with contextlib.suppress(ValueError):  # it has begun just now
+                    executor.mailbox.remove(waits)
+                    host = socket.gethostname()
+                    dropped = Failure("interrupted", "KeyboardInterrupt", NOT_BEGUN, host=host, pid=os.getpid())
+                    self.send_answer_now(id, pack(Failed(id, dropped)))
+                    return
+            if executor.current == id or id in executor.strikes:
+                executor.interrupted = id
+                executor.struck = 0
+                if self.debugger is None or not self.debugger.interrupt(id):
+                    self.strike(executor, id, abort)
+                    self.after_strike(executor, id, abort)
+                return
+
+    def after_strike(self, executor: Executor, id: int, abort: bool) -> None:  # noqa: B027
+        """See to it that an interrupt helps."""
+
+
+def _process(peer: Peer) -> Process:
+    return Process(proc_of(peer), incarnation_of(peer))
+
+
+def later(seconds: float, function: Callable[..., Any], *args: Any) -> None:
+    """Call something on a thread of its own, in a while."""
+    timer = threading.Timer(seconds, function, args)
+    timer.daemon = True
+    timer.start()

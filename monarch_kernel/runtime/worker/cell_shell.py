@@ -1,0 +1,326 @@
+"""What runs the user's cells inside a rank, in the shell that is there.
+
+Theory of operation. `CellShell.run` does not go through the ``run_cell`` of IPython's shell: it uses the same input
+transformers, compiler flags and events, but compiles a cell as one unit (so a cell with an error in its syntax runs
+nothing), returns the failure instead of printing it, and keeps no history. Magics that run code (``%%capture``,
+``%run``) still go through ``run_cell``; what that wants to print as a traceback is kept by the shell, and fails the
+cell.
+
+Everything here happens in the main thread of the rank. A cell is interrupted by a signal whose handler raises
+KeyboardInterrupt there. One that arrives just before the thread blocks (in ``sleep``, in the event loop) is handled
+only when that call returns, so whoever interrupts repeats the signal until the handler has run.
+
+Invariants:
+
+1. ``run`` always returns a `CellOutcome`, for ``SystemExit`` and ``KeyboardInterrupt`` too.
+2. Between two runs nothing but the namespace, ``_`` and the last error keeps a user's object alive; the last error
+   (for a post-mortem) is dropped when the next run starts. There is no output cache: it would hold tensors.
+3. What was printed has left this process's buffers before ``run`` returns.
+4. ``close`` cancels what cells left running, then gives the process back as it was.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import importlib.util
+import inspect
+import os
+import types
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
+from typing import Any
+
+from IPython.core.compilerop import PyCF_MASK
+from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
+
+from monarch_kernel.errors import Failure
+from monarch_kernel.runtime.diagnostics.failures import describe
+from monarch_kernel.runtime.worker.cell_outcome import (
+    CellOutcome,
+    followed_by_semicolon,
+    forget_last_error,
+    set_last_error,
+)
+from monarch_kernel.runtime.worker.ipython_shell import Publish, RankShell, flush, prepare
+
+__all__ = ["CellShell"]
+
+_CANCEL_S = 2.0
+_INLINE_BACKEND = "module://matplotlib_inline.backend_inline"
+
+
+class CellShell:
+    """Runs cells in one namespace, which is the rank's ``__main__``; there is one such shell in a process.
+
+    Args:
+        namespace: names that cells find defined.
+        publish: called with the data and metadata of each ``display``, figure and the like. Where a cell updates or
+            clears what it displayed, ``metadata["monarch_kernel"]`` says so: ``display_id``, ``update``,
+            ``clear_output`` (True: with the next output).
+        main: the module that cells before have had; left out, a new one.
+        raise_if_struck: raises KeyboardInterrupt if the cell has been interrupted.
+
+    Attributes:
+        namespace: the names that cells see and define.
+        hidden: those in it that IPython put there.
+
+    Raises:
+        RuntimeError: if the process has an IPython shell already.
+    """
+
+    def __init__(
+        self,
+        namespace: Mapping[str, Any],
+        publish: Publish,
+        main: types.ModuleType | None = None,
+        raise_if_struck: Callable[[], object] = lambda: None,
+    ) -> None:
+        prepare(main)
+        shell = InteractiveShell.instance()
+        if not isinstance(shell, RankShell) or shell.emit is not None:
+            raise RuntimeError("this process has an IPython shell already; cells need a process of their own")
+        if importlib.util.find_spec("matplotlib_inline") is not None:
+            os.environ.setdefault("MPLBACKEND", _INLINE_BACKEND)
+        self._shell = shell
+        self.namespace: dict[str, Any] = shell.user_ns
+        self.hidden = frozenset(shell.user_ns)
+        self.namespace.update(namespace)
+        self._shell.loop_runner = self._run_in_loop
+        self._shell.open(publish)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._last_error: BaseException | None = None
+        self._raise_if_struck = raise_if_struck
+
+    @property
+    def last_error(self) -> BaseException | None:
+        """The exception that ended the last cell, with its frames, until the next cell starts; None if it succeeded."""
+        return self._last_error
+
+    def run(self, code: str, number: int) -> CellOutcome:
+        """Run a cell.
+
+        Args:
+            code: what the user wrote; IPython's syntax is understood.
+            number: number of the cell, which names its code in tracebacks: ``<remote cell [number]>``.
+        """
+        self._forget()
+        shell = self._shell
+        shell.execution_count = number
+        name = f"<remote cell [{number}]>"
+        try:
+            value, bundle, metadata = self._run(code, name)
+            flush()
+        except BaseException as error:  # the border of the process: whatever a cell raises is its outcome
+            return self._failed(error, name)
+        if shell.shown:
+            return self._failed(shell.shown[0], name)
+        return CellOutcome(value, bundle, None, metadata)
+
+    def show(self, value: Any, is_quiet: bool, name: str) -> CellOutcome:
+        """What a cell comes to that was run elsewhere, and has this value."""
+        self._forget()
+        shell = self._shell
+        try:
+            shell.remember(value)
+            bundle, metadata = ({}, {}) if is_quiet else shell.represent(value)
+            flush()
+        except BaseException as error:  # the border of the process: the user's own representations may raise anything
+            return self._failed(error, name)
+        if shell.shown:
+            return self._failed(shell.shown[0], name)
+        return CellOutcome(value, bundle, None, metadata)
+
+    def close(self) -> None:
+        """Cancel what cells left running and give the process back as it was; the namespace stays as it is."""
+        self._forget()
+        if self._loop is not None:
+            tasks = asyncio.all_tasks(self._loop)
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                self._loop.run_until_complete(asyncio.wait(tasks, timeout=_CANCEL_S))
+            asyncio.set_event_loop(None)
+            self._loop.close()
+            self._loop = None
+        self._shell.close()
+
+    # One cell.
+
+    def _run(self, code: str, name: str) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+        shell = self._shell
+        shell.sources.keep(name, code)
+        source = _transformed(shell, code)
+        shell.sources.keep(name, _as_written(code, source))
+        if code.startswith("%%"):
+            shell.sources.keep("<timed exec>", code.partition("\n")[2])  # what %%time calls the body of its cell
+        # Only what all versions take: the further arguments differ.
+        info = ExecutionInfo(code, False, False, True, None)
+        info.transformed_cell = source
+        result = ExecutionResult(info)
+        shell.events.trigger("pre_execute")
+        shell.events.trigger("pre_run_cell", info)
+        try:
+            self._raise_if_struck()  # IPython shows what a hook raises, and goes on
+            units, last_is_value, quiet = _compiled(shell, source, name)
+            value = self._executed(units)
+            if not last_is_value:
+                value = None
+            result.result = value
+            pages = shell.take_pages()
+            if value is None or quiet:
+                return value, pages, {}
+            if pages:
+                shell.display_pub.publish(pages)
+            shell.remember(value)
+            bundle, metadata = shell.represent(value)
+            return value, bundle, metadata
+        except BaseException as error:
+            result.error_in_exec = error
+            raise
+        finally:
+            shell.last_execution_succeeded = result.success
+            shell.events.trigger("post_execute")
+            shell.events.trigger("post_run_cell", result)
+            del result  # this frame is reachable from the error's, and must not hold the error
+
+    def _executed(self, units: list[types.CodeType]) -> Any:
+        namespace = self.namespace
+        value: Any = None
+        if any(unit.co_flags & inspect.CO_COROUTINE for unit in units):
+            return self._run_in_loop(_awaited(units, namespace))
+        for unit in units:
+            value = eval(unit, namespace)
+        return value
+
+    def _run_in_loop(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine in the loop that all cells share, so that tasks and connections live on from cell to cell."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self._loop)
+        loop = self._loop
+        caught: list[BaseException] = []
+        task = loop.create_task(_caught(coroutine, caught))
+        try:
+            value = loop.run_until_complete(task)
+        except KeyboardInterrupt as interrupt:
+            # The signal came while the loop slept or ran another task. Its traceback shows the loop; the one of the
+            # cancelled task shows where the user's code waited. A task may refuse to be cancelled: do not wait forever.
+            task.cancel()
+            loop.run_until_complete(asyncio.wait({task}, timeout=_CANCEL_S))
+            if caught and isinstance(caught[0], asyncio.CancelledError):
+                interrupt.__traceback__ = caught.pop().__traceback__
+            raise interrupt
+        if caught:
+            raise caught.pop()
+        return value
+
+    # Failures.
+
+    def _failed(self, error: BaseException, name: str) -> CellOutcome:
+        # A post-mortem starts at the user's code, and our frames are not kept alive by the error.
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename != name:
+            trace = trace.tb_next
+        if trace is not None:
+            error.__traceback__ = trace
+        self._last_error = error
+        set_last_error(error)
+        try:
+            failure = describe(error, kind="interrupted" if isinstance(error, KeyboardInterrupt) else "exception")
+            if isinstance(error, SystemExit):
+                why = "a cell cannot end its rank; use %mesh down"
+                failure = replace(failure, message=why if error.code is None else f"{failure.message} ({why})")
+            if pages := self._shell.take_pages():
+                self._shell.display_pub.publish(pages)
+            flush()
+        except KeyboardInterrupt:  # a second interrupt, while the report of the first was made
+            failure = Failure("interrupted", "KeyboardInterrupt", "")
+        return CellOutcome(failure=failure)
+
+    def _forget(self) -> None:
+        """Drop the last error, which holds its frames and so their tensors."""
+        self._shell.shown.clear()
+        self._shell.pages.clear()
+        if self._shell.last_execution_result is not None:  # of a nested cell
+            self._shell.last_execution_result = None
+        if self._last_error is None:
+            return
+        self._last_error = None
+        forget_last_error()
+
+
+async def _awaited(units: list[types.CodeType], namespace: dict[str, Any]) -> Any:
+    value: Any = None
+    for unit in units:
+        value = eval(unit, namespace)
+        if unit.co_flags & inspect.CO_COROUTINE:
+            value = await value
+    return value
+
+
+async def _caught(coroutine: Coroutine[Any, Any, Any], errors: list[BaseException]) -> Any:
+    """Await a coroutine, and put its error aside: a task that holds it is in a cycle with the frames of the error."""
+    try:
+        return await coroutine
+    except BaseException as error:  # raised again by whoever runs the loop
+        errors.append(error)
+
+
+# From text to code.
+
+
+def _transformed(shell: RankShell, code: str) -> str:
+    """Turn IPython's syntax into Python, with each line where the user wrote it."""
+    source: str = shell.transform_cell(code)  # type: ignore[no-untyped-call]
+    if code.isspace():
+        return source
+    # IPython drops empty lines at the start, which would shift the lines of tracebacks.
+    return "\n" * (_leading_lines(code) - _leading_lines(source)) + source
+
+
+def _leading_lines(text: str) -> int:
+    return text.count("\n", 0, len(text) - len(text.lstrip()))
+
+
+def _as_written(code: str, source: str) -> str:
+    """Choose the text that tracebacks show: the user's own, where its lines are those of the compiled source."""
+    same_lines = code.rstrip("\n").count("\n") == source.rstrip("\n").count("\n")
+    return code if same_lines or source.lstrip().startswith("get_ipython().run_cell_magic(") else source
+
+
+def _compiled(shell: RankShell, source: str, name: str) -> tuple[list[types.CodeType], bool, bool]:
+    """Compile a cell.
+
+    Returns:
+        The units to execute in order; whether the last one gives the cell's value; whether a ``;`` hides that.
+    """
+    compiler: Any = shell.compile
+    tree = compile(source, name, "exec", ast.PyCF_ONLY_AST | (compiler.flags & PyCF_MASK), True)
+    quiet = bool(tree.body) and followed_by_semicolon(source, tree.body[-1])
+    tree = shell.transform_ast(tree)  # type: ignore[no-untyped-call]
+    body, mode = tree.body, shell.ast_node_interactivity
+    if mode == "last_expr_or_assign" and body and (target := _assigned(body[-1])):
+        body.append(ast.fix_missing_locations(ast.Expr(ast.Name(target, ast.Load()))))
+    value = body.pop() if mode != "none" and body and isinstance(body[-1], ast.Expr) else None
+    parts: list[tuple[ast.mod, str]] = []
+    if mode == "all":
+        parts.append((ast.Interactive(body), "single"))
+    elif mode == "last" and value is None:
+        parts += [(ast.Module(body[:-1], []), "exec"), (ast.Interactive(body[-1:]), "single")]
+    else:
+        parts.append((ast.Module(body, []), "exec"))
+    if isinstance(value, ast.Expr):
+        parts.append((ast.Expression(value.value), "eval"))
+    # All units before any is run: a cell with `return` in its last line does nothing, rather than all but that.
+    with compiler.extra_flags(ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if shell.autoawait else 0):
+        return [compiler(part, name, how) for part, how in parts], value is not None, quiet
+
+
+def _assigned(statement: ast.stmt) -> str | None:
+    targets: list[ast.expr] = []
+    if isinstance(statement, ast.Assign):
+        targets = statement.targets
+    elif isinstance(statement, (ast.AugAssign, ast.AnnAssign)):
+        targets = [statement.target]
+    return targets[0].id if len(targets) == 1 and isinstance(targets[0], ast.Name) else None

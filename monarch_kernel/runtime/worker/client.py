@@ -1,0 +1,268 @@
+"""A rank as one that asks other processes: carries out what `runtime.rpc.peer_requests` decides, over the rank's transport."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+from monarch_kernel.errors import Failure
+from monarch_kernel.net.memory.exports import Lendings
+from monarch_kernel.net.transport.base import CONTROLLER, Peer, PeerTransport, incarnation_of, proc_of, rank_peer
+from monarch_kernel.net.transport.driver import Driver, Waiter
+from monarch_kernel.net.wire.codec import Frame, Packed, pack
+from monarch_kernel.net.wire.messages import Failed, Hello, PeerNews, RankSpec, Result
+from monarch_kernel.runtime.buffers.transfers import roads_of
+from monarch_kernel.runtime.rpc.answers import Answer
+from monarch_kernel.runtime.rpc.future import Future
+from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC, made_by, numbers
+from monarch_kernel.runtime.rpc.ownership import Process
+from monarch_kernel.runtime.rpc.peer_requests import Connect, Disconnect, PeerEffect, Peers, Resolved, Respawned, ToPeer
+from monarch_kernel.runtime.rpc.ports import PortTable
+from monarch_kernel.runtime.rpc.respawn_log import MakeSpawn
+from monarch_kernel.runtime.rpc.stores import StoreTable
+from monarch_kernel.runtime.rpc.waits import Wait
+from monarch_kernel.runtime.worker.executor import working
+from monarch_kernel.runtime.worker.supervisor import Supervisor
+
+__all__ = ["RankAsker", "RankItem"]
+
+T = TypeVar("T")
+
+RankItem = Packed | Callable[[], object]
+"""What a rank submits to its driver: a message for the controller, or something to do with the baton held."""
+
+RELEASE_EVERY_S = 1.0
+
+
+class RankAsker:
+    """Asks other processes for what runs on a rank, and says hello to them.
+
+    Args:
+        spec: of the rank.
+        driver: of its transport.
+        transport: connected to the controller.
+        hello: what it says of itself.
+
+    Attributes:
+        refused: messages of peers that did not present the token.
+        on_linger: is told of waits that last.
+        shared: what handles of one actor share, by its number.
+    """
+
+    def __init__(self, spec: RankSpec, driver: Driver[RankItem], transport: PeerTransport, hello: Hello) -> None:
+        name = rank_peer(spec.proc, spec.incarnation)
+        self.refused = 0
+        self.ports = PortTable()
+        self.stores = StoreTable()
+        self.lendings = Lendings(spec.proc)
+        self.meters = transport.meters
+        self.roads = roads_of(self)
+        self.shared: MutableMapping[int, Any] = WeakValueDictionary()
+        self._driver = driver
+        self._transport = transport
+        self._hello = pack(hello)
+        self._token = hello.token
+        self._numbers: Iterator[int] = numbers(spec.incarnation, spec.proc)
+        self._state = Peers(spec.proc, name, self._numbers)
+        self._futures: dict[int, Future[Any]] = {}
+        self._askers: dict[int, Peer] = {spec.proc: name}  # those that have said hello, and we ourselves
+        self._admitted: set[Peer] = {name}
+        self._for_news: list[tuple[Peer, Callable[[], None]]] = []
+        self._is_releasing = False
+        self.on_linger: Callable[[Wait], float | None] = lambda wait: None
+        self.supervisor: Supervisor | None = None
+
+    # -- for any thread
+
+    def new_number(self) -> int:
+        """A number for a new actor or port, which says that this process has made it."""
+        return next(self._numbers)
+
+    def request(
+        self,
+        procs: Sequence[int],
+        make: Callable[[int], Packed | Sequence[Packed]],
+        note: str,
+        finish: Callable[[Sequence[Answer]], T],
+        rank: int | None = None,
+        *,
+        quiet: bool = False,
+        spawned: tuple[int, MakeSpawn] | None = None,
+    ) -> Future[T]:
+        """Ask processes for one answer each; if one of them is dead nobody is asked."""
+        id = next(self._numbers)
+        future = self._futures[id] = Future(self, id, finish, rank, note, procs)
+        packed = make(id)
+        self._driver.submit(lambda: self._perform(self._state.request(id, procs, packed, note, spawned)))
+        return future
+
+    def ask(
+        self, procs: Sequence[int], make: Callable[[int], Packed], finish: Callable[[Sequence[Answer]], T]
+    ) -> Future[T]:
+        """Ask processes something that they answer at once, whatever they are busy with."""
+        return self.request(procs, make, "", finish, quiet=True)
+
+    def tell(self, procs: Sequence[int], packed: Packed) -> None:
+        """Send processes a message that has no answer."""
+        self._driver.submit(lambda: self._perform(self._state.tell(procs, packed)))
+
+    def tell_all(self, packed: Packed) -> None:
+        """Send nobody anything: only the controller knows all there are."""
+
+    def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
+        """Wait until ``waiter`` is ready, driving the transport meanwhile."""
+        executor = working.get()
+        if executor is not None and executor.thread_id == threading.get_ident():
+            return executor.wait(waiter, timeout_s)
+        return self._driver.wait(waiter, timeout_s)
+
+    @property
+    def asker(self) -> RankAsker:
+        """Itself: handles in the answers ask through it."""
+        return self
+
+    def interrupt(self, id: int, *, abort: bool = False) -> None:
+        """Interrupt a request where it has not been answered."""
+        self._driver.submit(lambda: self._perform(self._state.interrupt(id, abort=abort)))
+
+    def cancel(self, id: int) -> None:
+        """End a request for its caller, and interrupt it where it has not been answered."""
+        self._driver.submit(lambda: self._perform(self._state.cancel(id, time.monotonic())))
+
+    def attend(self, future: Future[Any]) -> None:
+        """Nothing: whoever asks from a rank is not asked about what stands still in the debugger."""
+
+    def linger(self, wait: Wait) -> float | None:
+        """A wait lasts; for the thread that waits. Gives when to say so again, in seconds."""
+        return self.on_linger(wait)
+
+    def waiting_for(self, id: int) -> Sequence[int]:
+        """The processes that have yet to answer a request; with the baton held."""
+        return self._state.waiting_for(id)
+
+    def submit(self, do: Callable[[], object]) -> None:
+        """Have something done with the baton held, soon."""
+        self._driver.submit(do)
+
+    def actor_ended(self, actor: int, proc: int) -> None:
+        """An actor that was spawned here has died, in a process that lives; with the baton held."""
+        self._state.kept.ended(actor, proc)
+
+    def forget_spawn(self, actor: int, procs: Sequence[int]) -> None:
+        """Those that come in place of these processes are not to have an actor."""
+        self._driver.submit(lambda: self._state.kept.forget(procs, actor))
+
+    def deaths(self, procs: Sequence[int]) -> dict[int, Failure]:
+        """Which of these processes are known to have ended, and how."""
+        return self._state.deaths(procs)
+
+    def spawned(self, actor: int, name: str, owner: int, procs: Sequence[int], mesh: Any) -> None:
+        """Say that a mesh of actors is about to be spawned in these processes."""
+        assert self.supervisor is not None
+        self.supervisor.spawned(actor, name, owner, procs, mesh)
+
+    def stopped(self, actor: int, procs: Sequence[int]) -> None:
+        """Say that actors are about to be stopped in these processes."""
+        assert self.supervisor is not None
+        self.supervisor.stopped(actor, procs)
+
+    # -- with the baton held
+
+    def watch(self, process: Process) -> None:
+        """Have the supervisor told when a process has ended; at once if it has."""
+        proc = process.proc
+        if proc == CONTROLLER_PROC:  # we end with it, or it has a successor
+            return
+        self._perform(self._state.meet(proc))
+        death = self._state.deaths((proc,)).get(proc)
+        if death is None and self._state.incarnation(proc) > process.incarnation:
+            death = Failure("lost", "RankDied", "it ended, and was replaced")
+        if death is not None and self.supervisor is not None:
+            self.supervisor.gone(process, death)
+
+    def hear_news(self, news: PeerNews) -> None:
+        """The controller says that a process is up, or has ended."""
+        self._perform(self._state.news(news, time.monotonic()))
+        if self.supervisor is not None:
+            process = Process(news.proc, news.incarnation)
+            if news.death is None:
+                self.supervisor.up(process)
+                if news.incarnation:
+                    for kept, _ in self._state.kept.of((news.proc,)):
+                        self.supervisor.respawned(kept.actor, news.proc)
+            else:
+                death = replace(news.death, kind="stopped") if news.is_replaced else news.death
+                self.supervisor.gone(process, death)
+        waiting, self._for_news = self._for_news, []
+        for peer, then in waiting:
+            self.when_met(peer, then)
+
+    def controller_is_new(self) -> None:
+        """Another controller has taken the last one's place."""
+        self._transport.forget(CONTROLLER)
+        self._perform(self._state.controller_is_new(time.monotonic()))
+
+    def when_met(self, peer: Peer, then: Callable[[], None]) -> None:
+        """Do something when all is sent that a peer is sent as soon as it is known to be up; at once if that is nothing."""
+        if peer != CONTROLLER and self._state.is_ahead(proc_of(peer), incarnation_of(peer)):
+            self._for_news.append((peer, then))
+        else:
+            then()
+
+    def admit(self, peer: Peer, hello: Hello) -> None:
+        """A peer presents the token, under its own name; or does not, and is not heard."""
+        if hello.token != self._token or proc_of(peer) != hello.proc:
+            self.refused += 1
+            return
+        self._admitted.add(peer)
+        known = self._askers.get(hello.proc)
+        if known is None or incarnation_of(known) < incarnation_of(peer):
+            if known is not None:
+                self._admitted.discard(known)
+            self._askers[hello.proc] = peer
+
+    def is_admitted(self, peer: Peer) -> bool:
+        """Whether a peer has presented the token, or is one that we have connected to."""
+        return peer in self._admitted
+
+    def answered(self, peer: Peer, message: Result | Failed, frames: Sequence[Frame]) -> None:
+        """A process has answered a request of ours."""
+        self._perform(self._state.answered(proc_of(peer), message, frames, time.monotonic()))
+
+    def send_answer(self, id: int, packed: Packed) -> None:
+        """Answer a request of a peer's."""
+        peer = self._askers.get(made_by(id))
+        if peer is not None:
+            self._driver.send(peer, packed)
+
+    def _perform(self, effects: Sequence[PeerEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, ToPeer):
+                self._driver.send(effect.peer, effect.packed)
+            elif isinstance(effect, Resolved):
+                future = self._futures.pop(effect.id, None)
+                if future is not None:
+                    future.resolve(effect.answers, True)
+            elif isinstance(effect, Connect):
+                self._admitted.add(effect.peer)
+                self._transport.connect(effect.peer, effect.address)
+                self._driver.send(effect.peer, self._hello)
+            elif isinstance(effect, Respawned):
+                if self.supervisor is not None:
+                    self.supervisor.respawned(effect.actor, effect.proc)
+            elif isinstance(effect, Disconnect):
+                self._admitted.discard(effect.peer)
+                self._transport.disconnect(effect.peer)
+        if self._state.has_failed and not self._is_releasing:
+            self._is_releasing = True
+            timer = threading.Timer(RELEASE_EVERY_S, self._driver.submit, [self._release])
+            timer.daemon = True
+            timer.start()
+
+    def _release(self) -> None:
+        self._is_releasing = False
+        self._perform(self._state.tick(time.monotonic()))

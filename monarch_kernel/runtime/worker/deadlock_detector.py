@@ -1,0 +1,189 @@
+"""Finds circles of waiting actors, as far as they go through one process: carries out what `runtime.rpc.deadlock` decides.
+
+A wait comes here when it lasts (`Owner.linger`), in the thread that waits. If that is one of an actor's, in an endpoint of its
+own, probes are sent after the request, again every `PROBE_EVERY_S`; the rest happens with the baton held. So an answer can't
+come, and an endpoint can't begin to wait, while a probe is handled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from monarch_kernel.errors import DeadlockError
+from monarch_kernel.net.wire.codec import pack
+from monarch_kernel.net.wire.messages import Call, Message, Probe, Run, Spawn
+from monarch_kernel.runtime.rpc.client import Asker
+from monarch_kernel.runtime.rpc.deadlock import Circle, Deadlocks, PassOn, Standing, describe_circle
+from monarch_kernel.runtime.rpc.waits import Wait, futures_needed_by
+from monarch_kernel.runtime.worker.executor import Executor
+
+__all__ = ["Circles"]
+
+PROBE_EVERY_S = 2.0
+_MAX_CALLS = 256
+
+
+class Place(Protocol):
+    """What this needs of the process."""
+
+    asker: Asker
+
+    def executors(self) -> list[Executor]:
+        """All that work."""
+        ...
+
+    def name(self) -> str:
+        """How to call the process in an error."""
+        ...
+
+
+class _Waiting:
+    """A wait of an actor's: ``task`` is the endpoint's, if it is async."""
+
+    __slots__ = ("executor", "message", "task", "wait")
+
+    def __init__(self, wait: Wait, executor: Executor, message: Message, task: asyncio.Task[Any] | None) -> None:
+        self.wait = wait
+        self.executor = executor
+        self.message = message
+        self.task = task
+
+    def holds(self) -> bool:
+        """Whether the endpoint can't go on before the answer has come."""
+        wait = self.wait
+        if wait.over or wait.error is not None or wait.future.done():
+            return False
+        return self.task is None or wait.future in futures_needed_by(self.task)
+
+
+class Circles:
+    """The waits of a process that last."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._deadlocks = Deadlocks(place.asker.waiting_for)
+        self._waiting: dict[int, _Waiting] = {}
+
+    def linger(self, wait: Wait) -> float | None:
+        """A wait lasts; for the thread that waits. Gives when to say so again, in seconds."""
+        if wait.ends_by_itself:
+            return None
+        me = threading.get_ident()
+        executor = next((each for each in self._place.executors() if each.thread_id == me), None)
+        if executor is None:
+            return None  # of the program itself, or a thread of the user's: nobody can wait for it
+        self._place.asker.submit(lambda: self._probe(wait, executor))
+        return PROBE_EVERY_S
+
+    # -- with the baton held
+
+    def hear(self, probe: Probe) -> None:
+        """A probe has come."""
+        self._forget()
+        self._perform(self._deadlocks.heard(probe, self._standing(probe.request)))
+
+    def _probe(self, wait: Wait, executor: Executor) -> None:
+        self._forget()
+        if wait.over or wait.future.done():
+            return
+        if not wait.number:
+            found = _who_waits(wait, executor)
+            if found is None:
+                return
+            wait.number = self._place.asker.new_number()
+            self._waiting[wait.number] = found
+        if wait.is_anew:
+            wait.is_anew = False
+            self._deadlocks.waits(wait.number, wait.future.id)
+            return
+        waiting = self._waiting.get(wait.number)
+        if waiting is not None and waiting.holds():
+            where = self._describe(executor, waiting.message)
+            self._perform(self._deadlocks.probe(wait.number, wait.future.id, where))
+
+    def _perform(self, effects: Sequence[PassOn | Circle]) -> None:
+        for effect in effects:
+            if isinstance(effect, PassOn):
+                self._place.asker.tell(effect.procs, pack(effect.probe))
+            else:
+                self._waiting[effect.wait].wait.fail(DeadlockError(describe_circle(effect.path)))
+
+    def _forget(self) -> None:
+        """Forget what is over."""
+        for number in [number for number, each in self._waiting.items() if each.wait.over or each.wait.future.done()]:
+            del self._waiting[number]
+            self._deadlocks.ended(number)
+
+    def _standing(self, request: int) -> Standing | None:
+        for executor in self._place.executors():
+            for message, task in _running(executor):
+                if message.id == request:
+                    if isinstance(message, Call) and executor.takes_port(message.method):
+                        return None  # whoever has the port may answer before the endpoint goes on
+                    return Standing(self._describe(executor, message), "", self._waits(executor, task))
+            for message, _ in list(executor.mailbox):
+                if getattr(message, "id", 0) == request:
+                    first = _in_the_way(executor) or self._holding_up(executor)
+                    if first is None:
+                        return None  # it is about to begin
+                    behind = _short(executor, first[0])
+                    return Standing(self._describe(executor, message), behind, self._waits(executor, first[1]))
+        return None
+
+    def _holding_up(self, executor: Executor) -> tuple[Any, None] | None:
+        """What has the thread of an executor stand still."""
+        each = (each for each in self._waiting.values() if each.executor is executor and each.task is None)
+        return next(((one.message, None) for one in each if one.holds()), None)
+
+    def _waits(self, executor: Executor, task: asyncio.Task[Any] | None) -> list[int]:
+        """What an endpoint waits for that runs now: by itself, or because its whole thread stands still."""
+        return [
+            number
+            for number, each in self._waiting.items()
+            if each.executor is executor and each.task in (None, task) and each.holds()
+        ]
+
+    def _describe(self, executor: Executor, message: Message) -> str:
+        return f"{_short(executor, message)} on {self._place.name()}"
+
+
+def _running(executor: Executor) -> list[tuple[Any, asyncio.Task[Any] | None]]:
+    """What an executor runs, with its task if it has one."""
+    found: list[tuple[Any, asyncio.Task[Any] | None]] = [(call.message, call.task) for call in list(executor.calls)]
+    message = executor.taken[0]
+    if message is not None and all(message is not each for each, _ in found):
+        found.append((message, None))
+    return found
+
+
+def _in_the_way(executor: Executor) -> tuple[Any, asyncio.Task[Any] | None] | None:
+    """What an executor runs before it takes the next message; None if it is about to take it."""
+    message = executor.taken[0]
+    if message is None:
+        return None
+    calls = [call for call in list(executor.calls) if call.message is message]
+    return (message, calls[0].task if calls else None) if not any(call.overlaps for call in calls) else None
+
+
+def _who_waits(wait: Wait, executor: Executor) -> _Waiting | None:
+    """The endpoint of an executor that a wait belongs to; None if it is none's, or that may go on without."""
+    calls = list(executor.calls)[:_MAX_CALLS]
+    if wait.is_awaited:
+        needing = (call for call in calls if wait.future in futures_needed_by(call.task))
+        call = next(needing, None)
+        return None if call is None else _Waiting(wait, executor, call.message, call.task)
+    message = next((call.message for call in calls if call.message.id == executor.current), executor.taken[0])
+    return None if message is None else _Waiting(wait, executor, message, None)
+
+
+def _short(executor: Executor, message: Message) -> str:
+    """An endpoint as ``actor.endpoint``."""
+    name = executor.name.removeprefix("actor ")
+    if isinstance(message, Call):
+        return f"{name}.{message.method}"
+    if isinstance(message, Spawn):
+        return f"{name}.__init__"
+    return "a cell" if isinstance(message, Run) else f"{type(message).__name__.lower()} of {name}"

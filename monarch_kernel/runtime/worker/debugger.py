@@ -1,0 +1,413 @@
+"""pdb on a rank: its commands are run here, in the thread of the code that is looked at; its prompt is in the notebook.
+
+Theory of operation. ``breakpoint()`` and ``pdb.set_trace()`` make a `RankPdb`, whose input and output are a `_Console`:
+where pdb wants a line the console sends `Stopped`, with all that pdb has said, and the thread sleeps until `DebugInput`
+comes, which whoever drives the socket hands over. So nothing reads standard input, and the other ranks go on, or wait in
+a collective. The same console serves post-mortems.
+
+Whether somebody can be asked is known to the controller alone, which may answer with `PassOver`: then the code says why,
+and goes on. Here only that is passed over which no prompt could be opened for: threads that run no request of ours,
+forked children, and broadcasts, which nobody can interrupt.
+
+An interrupt, like all that has a lane of its own, finds the thread asleep in its console, and is raised there. pdb would
+take KeyboardInterrupt for the end of a command; ours lets it through, for it means the cell. Code is traced only until
+it returns to what called it (`RankPdb.dispatch_return`, `RankDebugger.end`), so nobody steps into our machinery.
+"""
+
+from __future__ import annotations
+
+import builtins
+import getpass
+import io
+import itertools
+import os
+import pdb
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Collection, Iterable, Sequence
+from types import FrameType, TracebackType
+from typing import Any
+
+from monarch_kernel.base.events import KeptError
+from monarch_kernel.net.wire.codec import pack
+from monarch_kernel.net.wire.messages import Continued, DebugInput, Message, PassOver, Stopped
+from monarch_kernel.runtime.diagnostics.failures import is_machinery, is_of_debugger, is_user
+from monarch_kernel.runtime.diagnostics.source_names import short_cell
+from monarch_kernel.runtime.worker.executor import Executor, Kept
+from monarch_kernel.runtime.worker.rank import Rank
+
+__all__ = ["RankDebugger"]
+
+_MAX_TEXT = 200_000
+_COROUTINE = 0x20 | 0x80 | 0x200  # CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR
+_SKIPPED = ("monarch_kernel", "monarch_kernel.*", "IPython.*", "traitlets.*")
+_REFUSED = {
+    "interact": "it would read standard input, which a rank has not; write !statement, or %%remote in a cell",
+    "run": "run the cell again",
+    "restart": "run the cell again",
+    "debug": "use step",
+}
+
+
+class RankDebugger:
+    """Stops the user's code on this rank for a person to look at it; installs itself as the rank's debugger."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._turns = itertools.count(1)
+        self._asked: dict[int, _Question] = {}
+        rank.debugger = self
+        builtins.input = _no_input
+        getpass.getpass = _no_getpass
+        sys.breakpointhook = self._on_breakpoint
+        pdb.set_trace = self._on_breakpoint
+        pdb.post_mortem = self._on_post_mortem
+        pdb.Pdb = type("Pdb", (RankPdb,), {"new_console": staticmethod(self._new_console)})  # type: ignore[misc,assignment]
+
+    # -- for the rank
+
+    def interrupt(self, id: int) -> bool:
+        """Raise KeyboardInterrupt in the code of a request, if that waits at a prompt; says whether it does."""
+        with self._lock:
+            question = self._asked.pop(id, None)
+        if question is None:
+            return False
+        question.is_interrupted = True
+        question.answered.set()
+        return True
+
+    def hear(self, message: DebugInput | PassOver) -> None:
+        """Take what was typed."""
+        with self._lock:
+            question = self._asked.get(message.id)
+            if question is None or question.stopped.turn != message.turn:
+                return
+            del self._asked[message.id]
+        if isinstance(message, PassOver):
+            question.refused = message.why
+        else:
+            question.line = message.line
+        question.answered.set()
+
+    def ask_again(self, owed: Collection[int]) -> list[Stopped]:
+        """Give what waits at a prompt to a new controller, whose user has not seen it.
+
+        Prompts of requests that it is not ``owed``, such as post-mortems, nobody will ever answer: they are left.
+        """
+        with self._lock:
+            asked = {id: question.stopped for id, question in self._asked.items()}
+        for id in asked.keys() - set(owed):
+            self.interrupt(id)
+        return [
+            Stopped(id, stop.turn, stop.where, stop.text, stop.prompt, begins=True, written=stop.written)
+            for id, stop in asked.items()
+            if id in owed
+        ]
+
+    def list_errors(self) -> list[KeptError]:
+        """What is kept for a post-mortem, the oldest first."""
+        found = []
+        for executor in (self._rank.main, *list(self._rank.actors.values())):
+            kept = executor.kept
+            if kept is not None:
+                where = kept.failure.user_frame
+                text = _place(where.file, where.line, where.function) if where else _raised_at(kept.error)
+                found.append(KeptError(kept.request, kept.failure.kind, kept.failure.headline(), text))
+        return sorted(found, key=lambda error: error.request)
+
+    def post_mortem(self, executor: Executor, kept: Kept) -> None:
+        """Let a person look at a failed request, until they leave."""
+        assert kept.error.__traceback__ is not None
+        RankPdb(console=_Console(self, executor)).look_at(kept.error.__traceback__)
+
+    def end(self) -> None:
+        """This thread leaves the user's code: trace it no longer."""
+        sys.settrace(None)
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            frame.f_trace = None
+            frame = frame.f_back
+
+    # -- for user code
+
+    def _on_breakpoint(self, *args: Any, header: str | None = None, **options: Any) -> None:
+        """What ``breakpoint()`` and ``pdb.set_trace()`` do."""
+        frame = sys._getframe(1)
+        console = self._new_console()
+        if console.refused:
+            self.pass_over(frame, console.refused)
+            return
+        if header is not None:
+            console.write(header + "\n")
+        RankPdb(console=console).set_trace(frame)
+
+    def _on_post_mortem(self, t: Any = None) -> None:
+        """What ``pdb.post_mortem()`` and ``pdb.pm()`` do."""
+        error = sys.exc_info()[1] if t is None else t
+        trace = getattr(error, "__traceback__", error)
+        if not isinstance(trace, TracebackType):
+            raise ValueError("A valid traceback must be passed if no exception is being handled")
+        console = self._new_console()
+        if console.refused:
+            self.pass_over(sys._getframe(1), console.refused)
+        else:
+            RankPdb(console=console).look_at(trace)
+
+    def _new_console(self) -> _Console:
+        """A console for this thread; ``refused`` says why it can't be used."""
+        if os.getpid() != self._pid:
+            return _Console(self, None, "this is a child process of the rank")
+        thread = threading.get_ident()
+        for executor in (self._rank.main, *list(self._rank.actors.values())):
+            if executor.thread_id == thread:
+                return _Console(self, executor, "" if executor.current else "a broadcast can't stop; use call()")
+        return _Console(self, None, "only a cell or an endpoint can stop, not a thread that it has started")
+
+    def pass_over(self, frame: FrameType, why: str) -> None:
+        """Say that code goes on where it should have stopped."""
+        code = frame.f_code
+        where = _place(code.co_filename, frame.f_lineno, code.co_name)
+        print(f"breakpoint at {where} was passed over: {why}", file=sys.stderr)
+
+    # -- for consoles
+
+    def ask(self, executor: Executor, stopped: Stopped) -> _Question:
+        """Send what the debugger has said, and wait for a line.
+
+        Raises:
+            KeyboardInterrupt: the request is to end instead.
+        """
+        question = _Question(stopped)
+        with self._lock:
+            if executor.interrupted == stopped.id:
+                raise KeyboardInterrupt
+            self._asked[stopped.id] = question
+        try:
+            self.send(stopped)
+            question.answered.wait()
+        finally:
+            with self._lock:
+                self._asked.pop(stopped.id, None)
+        if question.is_interrupted:
+            raise KeyboardInterrupt
+        return question
+
+    def send(self, message: Message) -> None:
+        """Tell the controller."""
+        self._rank.driver.submit(pack(message))
+
+    def next_turn(self) -> int:
+        """A number for a prompt."""
+        return next(self._turns)
+
+    def marks(self) -> tuple[int, int]:
+        """Mark what the program has written so far."""
+        return self._rank.marks()[0]
+
+
+class _Question:
+    """A prompt that waits for its line."""
+
+    def __init__(self, stopped: Stopped) -> None:
+        self.stopped = stopped
+        self.answered = threading.Event()
+        self.line = ""
+        self.refused = ""
+        self.is_interrupted = False
+
+
+class _Console(io.TextIOBase):
+    """Standard input and output of a debugger.
+
+    Attributes:
+        executor: the one whose code is looked at.
+        where: the line that comes next.
+        refused: why nobody can be asked; empty if somebody may be.
+    """
+
+    def __init__(self, debugger: RankDebugger, executor: Executor | None, refused: str = "") -> None:
+        self.debugger = debugger
+        self.executor = executor
+        self.refused = refused
+        self.where = ""
+        self._request = executor.current if executor is not None else 0
+        self._said: list[str] = []
+        self._is_running = True
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def write(self, text: str, /) -> int:
+        """Keep what the debugger says until it asks."""
+        self._said.append(text)
+        return len(text)
+
+    def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
+        """Ask for a line; the unfinished last line of what was said is the prompt."""
+        text, newline, prompt = self._take().rpartition("\n")
+        if self.executor is None or self.refused:
+            return "continue\n"
+        debugger, begins = self.debugger, self._is_running
+        stopped = Stopped(
+            self._request, debugger.next_turn(), self.where, text + newline, prompt, begins, debugger.marks()
+        )
+        self._is_running = False
+        question = debugger.ask(self.executor, stopped)
+        self.refused = question.refused
+        return "continue\n" if question.refused else question.line
+
+    def leave(self) -> None:
+        """The code goes on."""
+        said = self._take()
+        if said.strip():  # nobody shows it any more at the prompt
+            print(said.rstrip("\n"), file=sys.__stdout__)
+        if not self._is_running:
+            self._is_running = True
+            self.debugger.send(Continued(self._request, self.debugger.marks()))
+
+    def _take(self) -> str:
+        said, self._said = "".join(self._said), []
+        return said if len(said) <= _MAX_TEXT else said[:_MAX_TEXT] + "\n… the rest is left out\n"
+
+
+_Pdb = pdb.Pdb
+
+
+class RankPdb(_Pdb):
+    """pdb that talks through a console, sees nothing of our machinery, and lets interrupts through."""
+
+    new_console: Callable[[], _Console]
+
+    def __init__(self, *streams: Any, console: _Console | None = None, **options: Any) -> None:
+        self.console = console or self.new_console()
+        stream: Any = self.console
+        super().__init__(stdin=stream, stdout=stream, skip=_SKIPPED, nosigint=True)
+        self._outermost: FrameType | None = None
+
+    def look_at(self, trace: TracebackType) -> None:
+        """Open a prompt where something failed, until it is left."""
+        self.reset()
+        self.interaction(None, trace)
+        self.console.leave()
+
+    def set_trace(self, frame: FrameType | None = None, **options: Any) -> None:
+        """Stop at the next line of a frame; by default the caller's."""
+        frame = frame or sys._getframe(1)
+        self._outermost = frame
+        while (above := self._outermost.f_back) is not None and not is_machinery(above.f_code.co_filename):
+            self._outermost = above
+        if self.console.executor is not None:
+            self.console.executor.is_traced = True
+        super().set_trace(frame, **options)
+
+    def dispatch_return(self, frame: FrameType, arg: Any) -> Any:
+        """Leave when the outermost frame returns: what called it is none of the user's code."""
+        again = super().dispatch_return(frame, arg)
+        if frame is self._outermost and not frame.f_code.co_flags & _COROUTINE:
+            self.set_continue()
+            sys.settrace(None)
+            return None
+        return again
+
+    def user_return(self, frame: FrameType, return_value: Any) -> None:
+        """Stop where a function returns."""
+        try:
+            super().user_return(frame, return_value)
+        finally:  # in a cell pdb's own variable would be one of the user's
+            frame.f_globals.pop("__return__", None)
+
+    def user_exception(self, frame: FrameType, exc_info: Any) -> None:
+        """Stop where an exception passes."""
+        try:
+            super().user_exception(frame, exc_info)
+        finally:
+            frame.f_globals.pop("__exception__", None)
+
+    def setup(self, f: FrameType | None, tb: TracebackType | None) -> Any:
+        """Look at a frame, or a traceback."""
+        done = super().setup(f, tb)
+        self.console.where = _where(self.stack[: self.curindex + 1])
+        return done
+
+    def get_stack(self, f: FrameType | None, t: TracebackType | None) -> tuple[list[tuple[FrameType, int]], int]:
+        """The stack, from the user's own code on, to where it led to a debugger."""
+        stack, index = super().get_stack(f, t)
+        if f is None:  # what was interrupted at a prompt failed there
+            stack = _without_debugger(stack) or stack
+            index = min(index, len(stack) - 1)
+        first = next((i for i, (frame, _) in enumerate(stack) if _is_users(frame)), 0)
+        first = min(first, index)
+        return stack[first:], index - first
+
+    def set_continue(self) -> None:
+        """Run on."""
+        super().set_continue()
+        self.console.leave()
+
+    def set_quit(self) -> None:
+        """Raise BdbQuit in the code that is looked at."""
+        super().set_quit()
+        self.console.leave()
+
+    def _cmdloop(self) -> None:
+        self.cmdloop()  # the base class takes KeyboardInterrupt for the end of a command
+
+    def do_quit(self, arg: str) -> bool:
+        """Quit: the cell or call fails with BdbQuit."""
+        self._user_requested_quit = True
+        self.set_quit()
+        return True
+
+    do_q = do_exit = do_quit
+
+    def onecmd(self, line: str) -> bool:
+        """Run a command."""
+        command = self.parseline(line)[0] or ""
+        if command in _REFUSED:
+            self.error(f"{command} is not available on a rank: {_REFUSED[command]}")
+            return False
+        if self.console.refused and self.curframe is not None:
+            self.console.debugger.pass_over(self.curframe, self.console.refused)
+        return super().onecmd(line)
+
+
+def _no_input(prompt: object = "", /) -> str:
+    """Say, also where no cell has run and IPython is not in use, why nobody can be asked."""
+    from monarch_kernel.runtime.worker.ipython_shell import no_input
+
+    return no_input(prompt)
+
+
+def _no_getpass(*args: Any, **options: Any) -> str:
+    from monarch_kernel.runtime.worker.ipython_shell import no_getpass
+
+    return no_getpass(*args, **options)
+
+
+def _is_users(frame: FrameType) -> bool:
+    return not is_machinery(frame.f_code.co_filename) and is_user(frame)
+
+
+def _without_debugger(steps: Iterable[tuple[FrameType, int]]) -> list[tuple[FrameType, int]]:
+    return list(itertools.takewhile(lambda step: not is_of_debugger(step[0]), steps))
+
+
+def _raised_at(error: BaseException) -> str:
+    steps = _without_debugger(traceback.walk_tb(error.__traceback__))
+    return _where(steps) if steps else ""
+
+
+def _where(stack: Sequence[tuple[FrameType, int]]) -> str:
+    """The innermost line of the user's own code."""
+    frame, line = next((step for step in reversed(stack) if _is_users(step[0])), stack[-1])
+    return _place(frame.f_code.co_filename, line, frame.f_code.co_name)
+
+
+def _place(file: str, line: int, function: str) -> str:
+    return f"{os.path.basename(short_cell(file))}, line {line}" + (
+        f", in {function}" if not function.startswith("<") else ""
+    )

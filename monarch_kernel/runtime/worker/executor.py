@@ -1,0 +1,351 @@
+"""An executor: a mailbox and the one thread that empties it, where an interrupt may strike the user's code and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any, NamedTuple, NoReturn, Protocol
+
+from monarch_kernel.errors import Failure
+from monarch_kernel.net.transport.driver import Waiter
+from monarch_kernel.net.transport.thread_interrupts import ACTOR_THREAD, ActorThread
+from monarch_kernel.net.wire.codec import Frame
+from monarch_kernel.net.wire.messages import Call, DebugInput, Message, PassOver, PostMortem, Stopped
+from monarch_kernel.runtime.diagnostics.failures import describe
+
+__all__ = ["CALLED", "Debugger", "Driving", "Executor", "Handler", "Kept", "OnLoop", "working"]
+
+Handler = Callable[[Any, Sequence[Frame]], None]
+
+BROADCAST = -1
+"""Stands for the request that has no number, where one is interrupted."""
+
+
+class _Called:
+    """Stands in a mailbox for a call of `Executor.look`."""
+
+    id = 0
+
+
+CALLED = _Called()
+
+
+class Kept(NamedTuple):
+    """How a request failed, and the exception with its frames."""
+
+    request: int
+    failure: Failure
+    error: BaseException
+
+
+class Debugger(Protocol):
+    """What stops the user's code for a person to look at it."""
+
+    def interrupt(self, id: int) -> bool:
+        """Raise KeyboardInterrupt in the code of a request, if that waits at a prompt; says whether it does."""
+        ...
+
+    def hear(self, message: DebugInput | PassOver) -> None:
+        """Take what was typed."""
+        ...
+
+    def ask_again(self, owed: Collection[int]) -> list[Stopped]:
+        """What waits at a prompt, for a new controller that is owed these requests; prompts of others are left."""
+        ...
+
+    def list_errors(self) -> Any:
+        """What is kept for a post-mortem."""
+        ...
+
+    def post_mortem(self, executor: Executor, kept: Kept) -> None:
+        """Let a person look at a failed request, until they leave."""
+        ...
+
+    def end(self) -> None:
+        """This thread leaves the user's code: trace it no longer."""
+        ...
+
+
+class Driving(Protocol):
+    """What an executor needs of the driver of its process's transport."""
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a fork of that process."""
+        ...
+
+    def serve(self, waiter: Waiter) -> None:
+        """Set a thread's waiter ready, and leave the baton to that thread."""
+        ...
+
+    def wait(self, waiter: Waiter, timeout_s: float | None = None, *, patient: bool = False) -> bool:
+        """Wait until ``waiter`` is ready, driving the transport meanwhile."""
+        ...
+
+
+class Owner(Protocol):
+    """What an executor needs of the process that it works in."""
+
+    driving: Driving
+    debugger: Debugger | None
+
+    def reply(self, id: int, value: Any = None, bundle: dict[str, Any] | None = None, *, output: bool = False) -> None:
+        """Answer a request with a value."""
+        ...
+
+    def fail(self, executor: Executor, id: int, error: BaseException | Failure) -> None:
+        """Answer a request with a failure."""
+        ...
+
+
+class OnLoop(Protocol):
+    """A call that runs on the event loop of an executor.
+
+    Attributes:
+        message: what it handles.
+        task: where it runs.
+        overlaps: whether the next message is taken meanwhile.
+        work: the coroutine that says where it is.
+    """
+
+    message: Call
+    task: asyncio.Task[Any]
+    overlaps: bool
+    work: Any
+
+    def strike(self) -> None:
+        """Interrupt it; from any thread."""
+        ...
+
+
+class Executor:
+    """A mailbox and the thread that empties it, one message at a time.
+
+    Attributes:
+        calls: what runs on its event loop, if it has one.
+        takes_port: whether an endpoint is answered through a port, perhaps before it ends, perhaps by another actor.
+        attend: has the actor look at what has failed of what it has spawned; with the baton held.
+        look: does so on this thread: between two messages, or while the code of one waits for something.
+        strikes: what interrupts each request that does not run in this thread alone, but on its event loop.
+        retire: has the actor end, because its process does; with the baton held. Gives the thread, if that cleans up.
+    """
+
+    def __init__(self, rank: Owner, name: str) -> None:
+        self.name = name
+        self.mailbox: deque[tuple[Any, Sequence[Frame]]] = deque()
+        self.waiter = Waiter()
+        self.handlers: dict[type[Message], Handler] = {PostMortem: self._post_mortem}
+        self.current = 0
+        self.interrupted = 0
+        self.struck = 0
+        self.released = 0
+        self.kept: Kept | None = None
+        self.is_traced = False
+        self.thread_id = 0
+        self.over = False
+        self.taken: tuple[Any, Sequence[Frame]] = (None, ())
+        self.calls: Collection[OnLoop] = ()
+        self.takes_port: Callable[[str], bool] = lambda method: False
+        self.strikes: dict[int, Callable[[], object]] = {}
+        self.retire: Callable[[], threading.Thread | None] | None = None
+        self.attend: Callable[[], object] | None = None
+        self.look: Callable[[], object] | None = None
+        self._is_called = False
+        self._is_looking = False
+        self._waits_for: Waiter | None = None
+        self._thread = ActorThread()
+        self._rank = rank
+
+    @property
+    def in_user_code(self) -> bool:
+        """Whether an interrupt may strike."""
+        return self._thread.in_user_code
+
+    @in_user_code.setter
+    def in_user_code(self, is_in: bool) -> None:
+        self._thread.in_user_code = is_in
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it works on something, also on what nobody waits for."""
+        return self.taken[0] not in (None, CALLED) or bool(self.calls)
+
+    def post(self, message: Message, frames: Sequence[Frame]) -> None:
+        """File a message; for the thread that drives the socket."""
+        self.mailbox.append((message, frames))
+        if not self.current or not self.waiter.leads:
+            self._rank.driving.serve(self.waiter)
+        # else it works, and looks into the mailbox when it is done
+
+    def run(self) -> None:
+        """Empty the mailbox until it is over; drive the socket while it is empty."""
+        self.thread_id = self._thread.ident = threading.get_ident()
+        working.set(self)
+        ACTOR_THREAD.set(self._thread)
+        mailbox, waiter, wait = self.mailbox, self.waiter, self._rank.driving.wait
+        while not self.over:
+            while mailbox and not self.over:
+                if not self.begin_next():
+                    continue
+                message, frames = self.taken
+                try:
+                    if message is CALLED:
+                        self._is_called = True
+                        self._look()
+                    else:
+                        self.handlers[type(message)](message, frames)
+                except KeyboardInterrupt as error:  # struck between the user's code and our own handling of it
+                    self._rank.fail(self, self.current, error)
+                except Exception as error:
+                    self._rank.fail(self, self.current, error)
+                self.current = 0
+                self.taken = message, frames = None, ()
+            waiter.ready = False
+            if not mailbox and not self.over:
+                try:
+                    wait(waiter, patient=True)
+                except Exception as error:  # of a signal handler that user code has set, such as torch's for DataLoader
+                    self.came_back(error)
+                    traceback.print_exc()
+
+    def call(self) -> None:
+        """Have `look` called by this thread as soon as that can be, before what is in the mailbox; with the baton held."""
+        self._is_called = True
+        self.mailbox.appendleft((CALLED, ()))
+        if not self.current:
+            self._rank.driving.serve(self.waiter)
+        waits_for = self._waits_for
+        if waits_for is not None:
+            waits_for.set()
+
+    def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
+        """Wait, in code that this thread runs; it returns early when it was called meanwhile."""
+        before, self._waits_for = self._waits_for, waiter
+        try:
+            self._look()  # it was called before it could be seen that this waits
+            ready = self._rank.driving.wait(waiter, timeout_s)
+            self._look()
+            return ready or waiter.ready
+        finally:
+            self._waits_for = before
+
+    def _look(self) -> None:
+        if self._is_called and not self._is_looking and self.look is not None:
+            self._is_called, self._is_looking = False, True
+            try:
+                self.look()
+            finally:
+                self._is_looking = False
+
+    def begin_next(self) -> bool:
+        """Take the next message, into ``taken``; False if an interrupt has just taken it away.
+
+        ``current`` is set before the message leaves the mailbox: an interrupt finds it in one place or the other.
+        """
+        try:
+            self.current = getattr(self.mailbox[0][0], "id", 0)
+            self.taken = self.mailbox.popleft()
+        except IndexError:
+            self.current = 0
+            return False
+        self.current = getattr(self.taken[0], "id", 0)
+        return True
+
+    @contextlib.contextmanager
+    def user_code(self) -> Any:
+        """Where an interrupt may strike."""
+        self.in_user_code = True
+        try:
+            yield
+        finally:
+            self.leave_user_code()
+
+    @contextlib.contextmanager
+    def own_code(self) -> Iterator[None]:
+        """Where no interrupt strikes, in the midst of the user's code: one that comes is raised when this is over."""
+        self.in_user_code = False
+        yield
+        self.raise_if_struck()
+        self.in_user_code = True
+
+    def came_back(self, error: BaseException | None) -> None:
+        """The user's code has returned or raised: in a process that it has forked this is the end.
+
+        That must not go on as a second copy of this one, which would answer for it.
+        """
+        if self._rank.driving.is_forked:
+            _end_fork(error)
+
+    def leave_user_code(self) -> None:
+        """From here on no interrupt strikes, not even one that is on its way to this thread."""
+        self.in_user_code = False
+        self.came_back(sys.exc_info()[1])
+        if self.is_traced:
+            self.end_tracing()
+        if self.interrupted and self.interrupted == (self.current or BROADCAST):
+            self._thread.take_back()
+
+    def raise_if_struck(self) -> None:
+        """Raise what an interrupt has not, which came when no user code ran.
+
+        Raises:
+            KeyboardInterrupt: there was one, of what runs now.
+        """
+        if self.interrupted and self.interrupted == (self.current or BROADCAST):
+            raise KeyboardInterrupt
+
+    def _post_mortem(self, message: PostMortem, _: Sequence[Frame]) -> None:
+        debugger, kept = self._rank.debugger, self.kept
+        if debugger is None or kept is None or kept.request != message.request:
+            self._rank.fail(self, message.id, LookupError("the error is no longer kept: something else has run since"))
+            return
+        with self.user_code():
+            debugger.post_mortem(self, kept)
+        self._rank.reply(message.id, output=True)
+
+    def end_tracing(self) -> None:
+        """Have the debugger forget the thread, which is about to leave the user's code."""
+        self.is_traced = False
+        if self._rank.debugger is not None:
+            self._rank.debugger.end()
+
+    def strike_all(self) -> None:
+        """Raise KeyboardInterrupt in whatever it works on, or cancel that, also what nobody waits for."""
+        calls = list(self.calls)
+        for call in calls:
+            call.strike()
+        if not calls and self.is_busy:
+            self.interrupted = self.current or BROADCAST
+            self.strike_thread()
+
+    def strike_thread(self) -> None:
+        """Raise KeyboardInterrupt in this executor's thread, if that runs user code."""
+        self._thread.strike()
+
+
+def _end_fork(error: BaseException | None) -> NoReturn:
+    """End a process that was forked, as Python ends one whose program has returned or raised this."""
+    code: Any = 0
+    with contextlib.suppress(Exception):
+        if isinstance(error, SystemExit):
+            code = error.code or 0
+            if not isinstance(code, int):
+                print(code, file=sys.stderr)
+                code = 1
+        elif error is not None:
+            code = 1
+            print(describe(error).traceback.rstrip(), file=sys.stderr)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    os._exit(code & 0xFF)
+
+
+working: ContextVar[Executor | None] = ContextVar("monarch_kernel_working", default=None)
+"""The executor whose thread this is; set by the thread itself."""

@@ -1,0 +1,648 @@
+"""A rank: the process that runs the user's cells and actors.
+
+Theory of operation
+===================
+
+Work is done by *executors*, each a mailbox and the one thread that empties it: ``main`` (the main thread: cells, push, pull,
+process groups, so that signals and CUDA behave as in a script) and one per actor. An idle executor drives the socket
+(`Driver`): the message that ends its wait is then handled without any hand-over. While all are busy the driver's background
+thread receives, and files messages into mailboxes; `Interrupt` and `Release` it acts upon at once, whatever is
+queued before them. So order holds per executor, and control messages have a lane of their own.
+
+An interrupt names a request. It raises KeyboardInterrupt only if that request is being executed, in user code, at the moment
+when it would be raised; if the request still waits in a mailbox it is answered as interrupted; else it comes too late and
+nothing happens. SIGINT from elsewhere (a terminal, Jupyter's process group) has no effect.
+
+A collective does not see KeyboardInterrupt. If the request goes on `COLLECTIVE_GRACE_S` after an interrupt and a collective
+is pending, or a call of torch.distributed waits, the process group is aborted: the call raises, the rank's state is kept, the
+group is formed anew later. If the interrupt says ``abort`` that is done without a collective in sight, too.
+
+Code that ignores SIGINT is struck by a signal of our own. Code that has a handler of its own for SIGINT has that called, once.
+
+`Look` is answered by whoever drives the socket: where the user's code is, and what collectives it waits in.
+
+SIGTERM ends the process by way of ``atexit``; nothing else that user code does, except dying, ends it. Processes that the
+user's code forks do not have these handlers of signals (`monarch_kernel.net.transport.forks`).
+
+A rank whose mesh may outlive the controller keeps a `Ledger` of what it owes, and tells it to the next (`Attach`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any, NoReturn, Protocol
+
+from monarch_kernel.net.transport.base import CONTROLLER, Peer, PeerTransport
+from monarch_kernel.net.transport.driver import Driver, behind_shields
+from monarch_kernel.net.transport.forks import Forking, in_forks
+from monarch_kernel.net.wire.codec import Frame, Packed, WireError, dump, load, pack, replace, salvage_ids, split
+from monarch_kernel.net.wire.messages import (
+    Apply,
+    Attach,
+    CleansUp,
+    Complete,
+    Conclude,
+    DebugInput,
+    Failed,
+    Fence,
+    FetchSnapshot,
+    Forget,
+    Hello,
+    Inspect,
+    KeepSnapshot,
+    ListErrors,
+    Look,
+    Message,
+    PassOver,
+    Payload,
+    PeerNews,
+    Ping,
+    Pull,
+    Push,
+    RankSpec,
+    ReadMeters,
+    Release,
+    Reload,
+    Result,
+    Rewind,
+    Rich,
+    Run,
+    Spawn,
+    Unhandled,
+)
+from monarch_kernel.runtime.diagnostics import inspection
+from monarch_kernel.runtime.diagnostics.failures import describe
+from monarch_kernel.runtime.diagnostics.namespace import NameTracker
+from monarch_kernel.runtime.diagnostics.stacks import Collective, Doing
+from monarch_kernel.runtime.host.processes import await_end, die_with_parent, has_children
+from monarch_kernel.runtime.rpc.handles import HOME
+from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC, made_by
+from monarch_kernel.runtime.rpc.ownership import PROGRAM, Process
+from monarch_kernel.runtime.worker.actor_server import Workplace, later
+from monarch_kernel.runtime.worker.client import RankAsker, RankItem
+from monarch_kernel.runtime.worker.executor import Executor, working
+from monarch_kernel.runtime.worker.functions import Applier, run_bootstrap
+from monarch_kernel.runtime.worker.replay_log import Ledger
+from monarch_kernel.runtime.worker.reports import MeterReports
+from monarch_kernel.runtime.worker.stdio import OutputMarks
+
+__all__ = ["Group", "Rank", "RankItem", "Shell"]
+
+_log = logging.getLogger(__name__)
+
+COLLECTIVE_GRACE_S = 0.3
+ABORT_GRACE_S = 0.1
+RELEASE_AFTER_S = 1.0
+STRIKE_EVERY_S = 0.05
+STRIKE_SIGNAL = signal.SIGRTMIN + 7
+SWITCH_INTERVAL_S = 0.001
+
+_FROM_PEERS = (
+    Run,
+    Apply,
+    Push,
+    Pull,
+    Ping,
+    Look,
+    Release,
+    Reload,
+    Conclude,
+    KeepSnapshot,
+    FetchSnapshot,
+)
+"""What other ranks may want, besides what concerns actors."""
+
+
+class Group(Protocol):
+    """The rank's default process group, as far as interrupts need it."""
+
+    def waits(self, thread: int) -> bool:
+        """Whether a thread, given by its `threading.get_ident`, is in a call of torch.distributed, or waits for one to end."""
+        ...
+
+    def pending_s(self) -> float:
+        """Age of the oldest collective that has not ended, in seconds; 0 if there is none."""
+        ...
+
+    def pending(self) -> tuple[tuple[Collective, ...], dict[str, int]]:
+        """Collectives that have not ended, and the number of the last one that was started in each process group."""
+        ...
+
+    def abort(self, dead: int | None = None) -> None:
+        """Make pending collectives raise, if a rank is dead those with it; the group is unusable from then on."""
+        ...
+
+    def collectives(self) -> int:
+        """Collectives started so far; -1 without a group, -2 if it was aborted."""
+        ...
+
+
+class Shell(Protocol):
+    """What runs cells."""
+
+    namespace: dict[str, Any]
+    hidden: frozenset[str]
+    """Names in it that are not the user's."""
+
+    @property
+    def last_error(self) -> BaseException | None:
+        """The exception that ended the last cell."""
+        ...
+
+    def run(self, code: str, number: int) -> Any:
+        """Run a cell; the outcome has ``value``, ``bundle`` and ``failure``."""
+        ...
+
+
+class Rank(Workplace):
+    """The process as a whole.
+
+    Args:
+        spec: who we are.
+        transport: connected to the controller.
+        token: proves that we belong to the session.
+        marks: of what we write to stdout and stderr.
+    """
+
+    def __init__(
+        self, spec: RankSpec, transport: PeerTransport, token: str, marks: OutputMarks, address: str = ""
+    ) -> None:
+        self.spec = spec
+        self.driver: Driver[RankItem] = Driver(transport, self._on_message, self._on_item, name="monarch-rank-io")
+        self.hello = Hello(token, spec.proc, os.getpid(), spec.device, address=address, shares=transport.shares)
+        self.peers = RankAsker(spec, self.driver, transport, self.hello)
+        super().__init__(spec.proc, self.driver, self.peers)
+        self.peers.on_linger = self.linger
+        self.peers.supervisor = self.supervisor
+        self.reports = MeterReports(transport.meters, self.driver.submit)
+        self.group: Group | None = None
+        self.main = Executor(self, "main")
+        self.main.handlers |= {
+            Run: self._run_cell,
+            Apply: self._apply,
+            Push: self._push,
+            Pull: self._pull,
+            Ping: self._ping,
+        }
+        self.asides: dict[type[Message], Callable[[Any, Sequence[Frame]], None]] = {}
+        self.at_new_controller: list[Callable[[], None]] = []
+        self._shell: Shell | None = None
+        self._applier: Applier | None = None
+        self._names: NameTracker | None = None
+        self._make_shell: Callable[[Callable[[dict[str, Any], dict[str, Any]], None]], Shell] | None = None
+        self._output_marks = marks
+        self._unknown = ""  # why the last `Look` has not found the pending collectives
+        self._last_cell = 0
+        self._cell = 0
+        self.rewind: Rewind | None = None  # of the cell
+        self._token = token
+        self._ledger = Ledger(spec.record) if spec.record else None
+        self._epoch = 0
+        self._exiting = False
+        self._cleans_up = False
+        self._unborn: list[tuple[Spawn, Executor]] | None = [] if spec.bootstrap else None
+
+    def use_shell(self, make_shell: Callable[[Callable[[dict[str, Any], dict[str, Any]], None]], Shell]) -> None:
+        """Say how to make the shell; it is made for the first cell."""
+        self._make_shell = make_shell
+
+    @property
+    def shell(self) -> Shell:
+        """The IPython shell."""
+        if self._shell is None:
+            assert self._make_shell is not None
+            self._shell = self._make_shell(self._publish)
+        return self._shell
+
+    def serve(self, helper: int) -> NoReturn:
+        """Work until told to exit; for the main thread.
+
+        Args:
+            helper: pid of the process that forked us, which ends as soon as it has forked the others.
+        """
+        self._forking = Forking()
+        signal.signal(signal.SIGINT, self._on_sigint)
+        signal.signal(STRIKE_SIGNAL, self._on_sigint)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        self.driver.start()
+        self.driver.submit(pack(self.hello))
+        try:
+            await_end(helper)
+            die_with_parent(signal.SIGKILL)
+            if self.spec.bootstrap:
+                self._boot()
+            self.main.run()
+        except SystemExit:
+            pass
+        self._exit()
+
+    # -- before any actor
+
+    def _boot(self) -> None:
+        """Run the function that the mesh was given for it; if it raises no actor lives here, and each spawn says why."""
+        try:
+            with self.main.user_code():
+                run_bootstrap(self.spec.bootstrap)
+        except (
+            BaseException
+        ) as error:  # the border of the process: whatever it raises is told to who waits for the mesh
+            if self._exiting:
+                raise
+            failure = describe(error)
+            said = f"{failure.message} (raised by the bootstrap of this process)"
+            self.broken = dataclasses.replace(failure, message=said)
+        self.driver.submit(self._let_live)
+
+    def begin(self, message: Spawn, executor: Executor) -> None:
+        """Have an actor live, when the bootstrap is done."""
+        if self._unborn is None:
+            super().begin(message, executor)
+        else:
+            self._unborn.append((message, executor))
+
+    def _let_live(self) -> None:
+        unborn, self._unborn = self._unborn or [], None
+        for message, executor in unborn:
+            self.begin(message, executor)
+
+    # -- answers
+
+    def send_answer(self, id: int, packed: Packed) -> None:
+        """Send an answer to the process that has made its request; for any thread."""
+        if made_by(id) != CONTROLLER_PROC:
+            self.driver.submit(lambda: self.peers.send_answer(id, packed))
+            return
+        if self._ledger is not None:
+            self._ledger.answered(id, packed)
+        self.driver.submit(packed)
+
+    def note_cleanup(self) -> None:
+        """Have the controller wait for it when the session ends."""
+        if not self._cleans_up:
+            self._cleans_up = True
+            self.driver.submit(pack(CleansUp()))
+
+    def send_answer_now(self, id: int, packed: Packed) -> None:
+        """The same, with the baton held."""
+        if made_by(id) != CONTROLLER_PROC:
+            self.peers.send_answer(id, packed)
+            return
+        if self._ledger is not None:
+            self._ledger.answered(id, packed)
+        self.driver.send(CONTROLLER, packed)
+
+    def submit(self, function: Callable[[], None]) -> None:
+        """Have something done with the baton held, in order per thread."""
+        self.driver.submit(function)
+
+    def watch(self, process: Process) -> None:
+        """Have the supervisor told when a process has ended; with the baton held."""
+        self.peers.watch(process)
+
+    def attend(self) -> None:
+        """What a cell here has spawned is the program's affair, and so are its failures."""
+        while (failure := self.supervisor.take(PROGRAM)) is not None:
+            self.driver.submit(pack(Unhandled(failure.without_mesh())))
+
+    def is_detached(self) -> bool:
+        """Whether there is no controller now, and may be another one later."""
+        return self._ledger is not None and self._ledger.is_detached
+
+    @property
+    def is_in_cell(self) -> bool:
+        """Whether the calling thread runs a cell of a notebook."""
+        return working.get() is self.main and self._cell > 0
+
+    def executors(self) -> list[Executor]:
+        """All that work: the main thread, and the actors."""
+        return [self.main, *super().executors()]
+
+    def name(self) -> str:
+        """How to call the process in an error."""
+        return f"{self.spec.mesh}[{self.spec.rank}]"
+
+    def marks(self) -> tuple[tuple[int, int], int]:
+        """Mark what was written so far; also gives how many collectives were started."""
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        return self._output_marks.set(), self.group.collectives() if self.group else -1
+
+    def _publish(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
+        packed = pack(Rich(self.main.current, data, metadata, self._output_marks.set(display=True)))
+        if self._ledger is None or not self._ledger.displayed(packed):
+            self.driver.submit(packed)
+
+    # -- what the main executor does
+
+    def _run_cell(self, message: Run, _: Sequence[Frame]) -> None:
+        shell = self.shell
+        self.main.kept = None
+        signal.signal(signal.SIGINT, self._on_sigint)  # an earlier cell may have set one of its own
+        self._output_marks.begin(self._last_cell if has_children() else 0)
+        self._last_cell = message.id
+        self._cell = message.cell
+        self.rewind = message.rewind
+        with self.main.user_code():
+            outcome = shell.run(message.code, message.cell)
+            self.main.came_back(shell.last_error)
+        if self._exiting:
+            raise SystemExit(0)  # SIGTERM came while the cell ran, and the shell took it for the cell's own
+        self._tell_names()
+        if outcome.failure is not None:
+            self.fail(self.main, message.id, outcome.failure, shell.last_error)
+        else:
+            value = outcome.value if message.want_value else None
+            self.reply(message.id, value, outcome.bundle, output=True)
+
+    def _apply(self, message: Apply, frames: Sequence[Frame]) -> None:
+        if self._applier is None:
+            self._applier = Applier(self.shell.namespace)
+        self.main.kept = None
+        signal.signal(signal.SIGINT, self._on_sigint)
+        failure: BaseException | None = None
+        try:
+            with self.main.user_code():
+                value = self._applier.call(message.payload, frames)
+        except BaseException as error:  # the border of the process: whatever a function raises is its outcome
+            failure = error
+        if self._exiting:
+            raise SystemExit(0)
+        self._tell_names()
+        if failure is not None:
+            self.fail(self.main, message.id, failure, failure)
+            failure = None  # its frames hold this one
+        else:
+            self.reply(message.id, value, output=True)
+
+    def _push(self, message: Push, frames: Sequence[Frame]) -> None:
+        namespace = self.shell.namespace
+        with self.main.user_code():
+            namespace[message.name] = load(message.payload, frames)
+        self._tell_names()
+        self.reply(message.id)
+
+    def _tell_names(self) -> None:
+        """Say what has changed in the namespace; before the answer, so that who has that can complete it."""
+        if self._names is None:
+            self._names = NameTracker(self.shell.hidden)
+        try:
+            news = self._names.news(self.shell.namespace)
+        except Exception:  # nothing that is found there may fail a cell
+            _log.exception("what has changed in the namespace is not known")
+            return
+        if news is not None:
+            self.driver.submit(pack(news))
+
+    def _pull(self, message: Pull, _: Sequence[Frame]) -> None:
+        namespace = self.shell.namespace
+        if message.name not in namespace:
+            # Not raised: a traceback would show only our own code.
+            self.fail(self.main, message.id, NameError(f"name {message.name!r} is not defined on this rank"))
+            return
+        with self.main.user_code():
+            self.reply(message.id, namespace[message.name])
+
+    def _ping(self, message: Ping, _: Sequence[Frame]) -> None:
+        if self.broken is not None:
+            self.fail(self.main, message.id, self.broken)
+            return
+        self.reply(message.id, output=True)
+
+    # -- with the baton held
+
+    def _on_item(self, item: RankItem) -> None:
+        if isinstance(item, Packed):
+            self.driver.send(CONTROLLER, item)
+        else:
+            item()
+
+    def _on_message(self, peer: Peer, parts: list[Frame]) -> None:
+        try:
+            for message, frames in split(parts):
+                if peer != CONTROLLER:
+                    self._hear_peer(message, frames, peer)
+                    continue
+                if self._ledger is not None:
+                    self._ledger.take(message)
+                if not self.hear(message, frames, peer):
+                    self._route(message, frames)
+        except WireError as error:
+            bad = describe(error)
+            if peer == CONTROLLER:
+                for id in salvage_ids(parts):  # who waits for an answer must not wait for ever
+                    self.send_answer_now(id, pack(Failed(id, bad)))
+
+    def _hear_peer(self, message: Message, frames: Sequence[Frame], peer: Peer) -> None:
+        """Take what another rank says; what one may not say is dropped."""
+        if isinstance(message, Hello):
+            self.peers.admit(peer, message)
+        elif not self.peers.is_admitted(peer):
+            self.peers.refused += 1
+        elif isinstance(message, (Result, Failed)):
+            self.peers.answered(peer, message, frames)
+        elif not self.hear(message, frames, peer) and isinstance(message, _FROM_PEERS):
+            self._route(message, frames)
+
+    def fence(self, message: Fence, peer: Peer) -> None:
+        """Answer, when all is sent to ``peer`` that is to be: what a new process in an old place must be sent, too."""
+        self.peers.when_met(peer, lambda: self.send_answer_now(message.id, pack(Result(message.id, Payload()))))
+
+    def _route(self, message: Message, frames: Sequence[Frame]) -> None:
+        if type(message) in self.main.handlers:
+            self.main.post(message, frames)
+        elif isinstance(message, (Result, Failed)):
+            self.peers.answered(CONTROLLER, message, frames)
+        elif isinstance(message, PeerNews):
+            self.peers.hear_news(message)
+        elif (hear := self.asides.get(type(message))) is not None:
+            hear(message, frames)
+        elif isinstance(message, (DebugInput, PassOver)):
+            if self.debugger is not None:
+                self.debugger.hear(message)
+        elif isinstance(message, ListErrors):
+            errors, parts = dump(self.debugger.list_errors() if self.debugger else [])
+            self.send_answer_now(message.id, pack(Result(message.id, errors), parts))
+        elif isinstance(message, Release):
+            self._release(message)
+        elif isinstance(message, Complete):
+            payload, found = dump(self._completions(message), "names")
+            self.send_answer_now(message.id, pack(Result(message.id, payload), found))
+        elif isinstance(message, Inspect):  # source is read from files, which may take long
+            threading.Thread(target=self._inspect, args=[message], name="monarch-inspect", daemon=True).start()
+        elif isinstance(message, Look):
+            self._look(message.id)
+        elif isinstance(message, ReadMeters):
+            self._tell_meters()
+            self.send_answer_now(message.id, pack(Result(message.id, Payload())))
+        elif isinstance(message, Forget):
+            if self._ledger is not None:
+                self._ledger.forget(message.id)
+        elif isinstance(message, Attach):
+            self._attach(message)
+
+    def _tell_meters(self) -> None:
+        if (told := self.reports.now()) is not None:
+            self.driver.send(CONTROLLER, told)
+
+    def _attach(self, message: Attach) -> None:
+        """Tell a new controller who we are, and what the last one did not hear."""
+        if self._ledger is None or message.token != self._token or message.epoch <= self._epoch:
+            return
+        self._epoch = message.epoch
+        owed, missed = self._ledger.attach()
+        self.driver.send(CONTROLLER, pack(replace(self.hello, owed=owed)))
+        for packed in missed:
+            self.driver.send(CONTROLLER, packed)
+        if self.debugger is not None:
+            for stopped in self.debugger.ask_again({one.id for one in owed}):
+                self.driver.send(CONTROLLER, pack(stopped))
+        if self._names is not None:
+            self.driver.send(CONTROLLER, pack(self._names.everything()))
+        if self._cleans_up:
+            self.driver.send(CONTROLLER, pack(CleansUp()))
+        self.peers.meters.tell_all()
+        self._tell_meters()
+        self.peers.controller_is_new()
+        for tell in self.at_new_controller:
+            tell()
+        self.gone(Process(CONTROLLER_PROC, 0))  # the one before
+
+    # -- looking into the namespace, whatever runs
+
+    def _completions(self, message: Complete) -> list[tuple[Any, str]] | None:
+        try:
+            if message.wanted == "names":
+                return inspection.names(self._shell.namespace, self._shell.hidden) if self._shell else []
+            value = inspection.find(message.expression, self._shell.namespace if self._shell else {}, message.imports)
+            if message.wanted == "keys":
+                return list(inspection.keys(value))
+            if message.wanted == "arguments":
+                return list(inspection.arguments(value))
+            return list(inspection.attributes(value, private=message.wanted == "private attributes"))
+        except LookupError:  # the expression means nothing here
+            return None
+        except Exception:  # of the user's types; Tab then has nothing to offer
+            _log.exception("the completions of %r are not known", message.expression)
+            return None
+
+    def _inspect(self, message: Inspect) -> None:
+        try:
+            value = inspection.find(message.expression, self._shell.namespace if self._shell else {}, message.imports)
+            told = inspection.about(value, source=message.source)
+        except LookupError:  # the expression means nothing here
+            told = None
+        except Exception:  # of the user's types; Shift-Tab then has nothing to show
+            _log.exception("the description of %r is not known", message.expression)
+            told = None
+        payload, frames = dump(told, "a description")
+        self.send_answer(message.id, pack(Result(message.id, payload), frames))
+
+    # -- interrupts
+
+    def strike(self, executor: Executor, id: int, abort: bool) -> None:
+        """Raise KeyboardInterrupt in what an executor runs for a request."""
+        if executor is self.main:
+            self._strike_main(id, abort)
+        else:
+            super().strike(executor, id, abort)
+
+    def after_strike(self, executor: Executor, id: int, abort: bool) -> None:
+        """Abort the process group in a while, if the request waits in a collective."""
+        later(ABORT_GRACE_S if abort else COLLECTIVE_GRACE_S, self._abort_collective, executor, id, abort)
+
+    def _strike_main(self, id: int, insist: bool) -> None:
+        """Signal the main thread until the signal has been seen: one that comes just before a system call is not."""
+        handler = behind_shields(signal.getsignal(signal.SIGINT))
+        if self.main.current != id or self.main.struck == id:
+            return
+        if handler != self._on_sigint and callable(handler) and not insist:  # the cell's own, which is called once
+            self.main.struck = id
+            signal.pthread_kill(self.main.thread_id, signal.SIGINT)
+            return
+        # Where the cell has set SIG_IGN or SIG_DFL, or does not heed its own handler, ours has a signal of its own.
+        number = signal.SIGINT if handler == self._on_sigint else STRIKE_SIGNAL
+        signal.pthread_kill(self.main.thread_id, number)
+        later(STRIKE_EVERY_S, self._strike_main, id, insist)
+
+    def _abort_collective(self, executor: Executor, id: int, abort: bool) -> None:
+        if executor.current != id or self.group is None:
+            return
+        if abort or self._pending_s() > 0 or self.group.waits(executor.thread_id):
+            self.group.abort()
+
+    def _pending_s(self) -> float:
+        """Age of the oldest pending collective in seconds; 0 if there is none, or if that is not known."""
+        try:
+            return 0.0 if self.group is None else self.group.pending_s()
+        except Exception:  # torch does not promise the interface of its recorder
+            _log.exception("whether a collective is pending is not known")
+            return 0.0
+
+    def _look(self, id: int) -> None:
+        """Say what this rank does now; on the thread that drives the socket, so that it needs none of those that work."""
+        collectives: tuple[Collective, ...] = ()
+        reached: dict[str, int] = {}
+        unknown = ""
+        if self.group is not None:
+            try:
+                collectives, reached = self.group.pending()
+            except Exception as error:  # torch does not promise the interface of its recorder
+                unknown = f"{type(error).__name__}: {error}"
+                if unknown != self._unknown:  # views ask once a second
+                    _log.exception("the pending collectives are not known")
+            self._unknown = unknown
+        payload, frames = dump(Doing(self.activities(), collectives, reached, unknown), "what the rank does")
+        self.send_answer_now(id, pack(Result(id, payload), frames))
+
+    def _release(self, message: Release) -> None:
+        group, dead = self.group, message.dead if message.mesh == self.spec.mesh else -1
+        loops = HOME.loops if dead >= 0 else None
+        ends = loops is not None and loops.ends_with_a_death(message.id)
+        at_work = [executor for executor in self.executors() if executor.current == message.id]
+        pending_s = self._pending_s() if at_work else 0.0
+        if ends or pending_s > (RELEASE_AFTER_S if dead < 0 else 0.0):
+            for executor in at_work:
+                executor.released = message.id  # first of all: what it raises from now on comes of that
+        if loops is not None:
+            loops.lose(message.id, f"{message.mesh}[{dead}]")
+        if group is not None and at_work and dead >= 0:
+            group.abort(dead)
+        elif group is not None and pending_s > RELEASE_AFTER_S:
+            group.abort()
+
+    @in_forks(lambda rank: signal.default_int_handler)
+    def _on_sigint(self, signum: int, frame: FrameType | None) -> None:
+        main = self.main
+        if self._forking.is_now:  # Python swallows what is raised now; the signal comes again (`_strike_main`)
+            return
+        if main.in_user_code and main.current and main.interrupted == main.current != main.struck:
+            main.struck = main.current
+            raise KeyboardInterrupt
+
+    @in_forks(lambda rank: signal.SIG_DFL)
+    def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
+        if not self._exiting:
+            self._exiting = True
+            raise SystemExit(0)
+
+    def _exit(self) -> NoReturn:
+        self._exiting = True
+        with contextlib.suppress(BaseException):
+            self.retire(self.driver.submit)
+        with contextlib.suppress(BaseException):
+            atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(0)

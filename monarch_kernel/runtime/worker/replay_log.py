@@ -1,0 +1,160 @@
+"""What a rank keeps for the next controller: what it has been asked, and what it answered to cells.
+
+A message to a controller that has just ended is lost. So a rank of a mesh that may outlive its controller keeps the answer
+to a cell until it is told that the answers of all ranks are in (`Forget`). Answers to other requests (calls, pulls, code
+that a program runs) are of no use to another controller, whose program did not make them.
+
+What the rank runs it also writes to a file, which a kernel that lists the meshes can read without being their controller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections import deque
+from typing import NamedTuple
+
+from monarch_kernel.net.wire.codec import Packed
+from monarch_kernel.net.wire.config import DETACHED
+from monarch_kernel.net.wire.messages import (
+    Apply,
+    Call,
+    FormGroup,
+    HostStore,
+    Message,
+    Owed,
+    Pull,
+    Push,
+    Run,
+    Spawn,
+    StopActor,
+)
+from monarch_kernel.runtime.host.processes import start_ticks
+
+__all__ = ["RICH_NBYTES", "Ledger"]
+
+RICH_NBYTES = 4 << 20
+"""Of what was displayed (figures) while there was no controller, so much is kept, the last."""
+
+
+class _Noted(NamedTuple):
+    """A request, when it came, its number if it is a cell, and whether it is code that the record tells of."""
+
+    note: str
+    at: float
+    cell: int | None
+    is_code: bool
+
+
+class Ledger:
+    """Kept by a rank; for the thread that drives the socket, and for those that answer.
+
+    Args:
+        path: the file in which it says what it runs.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._started = start_ticks(os.getpid())  # tells this process from a later one that has its pid
+        self._detached = os.path.join(os.path.dirname(path), DETACHED)
+        self._lock = threading.Lock()
+        self._writing = threading.Lock()
+        self._owed: dict[int, _Noted] = {}
+        self._cells: dict[int, _Noted] = {}  # those that no Forget has come for
+        self._answers: dict[int, Packed] = {}
+        self._rich: deque[Packed] = deque()
+        self._rich_nbytes = 0
+        self._actors: dict[int, str] = {}
+        self._write()
+
+    def take(self, message: Message) -> None:
+        """Note a request that has come."""
+        id = getattr(message, "id", 0)
+        note = self._note(message)
+        if not id or not note:
+            return
+        is_code = isinstance(message, Run)
+        owed = _Noted(note, time.monotonic(), (message.cell or None) if isinstance(message, Run) else None, is_code)
+        with self._lock:
+            self._owed[id] = owed
+            if owed.cell is not None:
+                self._cells[id] = owed
+        if is_code:
+            self._write()
+
+    def answered(self, id: int, packed: Packed) -> None:
+        """Note an answer; one to a cell is kept."""
+        with self._lock:
+            owed = self._owed.pop(id, None)
+            if id in self._cells:
+                self._answers[id] = packed
+        if owed is not None and owed.is_code:
+            self._write()
+
+    def forget(self, id: int) -> None:
+        """Drop an answer, which has arrived."""
+        with self._lock:
+            self._cells.pop(id, None)
+            self._answers.pop(id, None)
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether there is no controller now; the host agent says so."""
+        return os.path.exists(self._detached)
+
+    def displayed(self, packed: Packed) -> bool:
+        """Keep something that was displayed, if there is no controller now; says whether."""
+        if not self.is_detached:
+            return False
+        with self._lock:
+            self._rich.append(packed)
+            self._rich_nbytes += len(packed.header)
+            while self._rich_nbytes > RICH_NBYTES and len(self._rich) > 1:
+                self._rich_nbytes -= len(self._rich.popleft().header)
+        return True
+
+    def attach(self) -> tuple[tuple[Owed, ...], list[Packed]]:
+        """What a new controller is told: what is owed, and then what was displayed and answered meanwhile."""
+        with self._lock:
+            now = time.monotonic()
+            owed = [
+                Owed(id, self._cells[id].note, now - self._cells[id].at, self._cells[id].cell) for id in self._answers
+            ]
+            for id, one in self._owed.items():
+                owed.append(Owed(id, one.note, now - one.at, one.cell if id in self._cells else None))
+            packed = [*self._rich, *self._answers.values()]
+            self._rich.clear()
+            self._rich_nbytes = 0
+        return tuple(owed), packed
+
+    def _note(self, message: Message) -> str:
+        """What a request is, in the user's words."""
+        if isinstance(message, Run):
+            return f"cell [{message.cell}]" if message.cell else "code"
+        if isinstance(message, Call):
+            return f"{self._actors.get(message.actor, 'actor')}.{message.method}"
+        if isinstance(message, Spawn):
+            self._actors[message.actor] = message.name
+            return f"{message.name}.__init__"
+        if isinstance(message, StopActor):
+            return f"{self._actors.get(message.actor, 'actor')}.stop"
+        if isinstance(message, (Push, Pull)):
+            return f"{type(message).__name__.lower()} {message.name!r}"
+        if isinstance(message, Apply):
+            return "a function"
+        return "forming the process group" if isinstance(message, (FormGroup, HostStore)) else ""
+
+    def _write(self) -> None:
+        draft = f"{self._path}.new"
+        with self._writing, contextlib.suppress(OSError):  # the directory goes before the ranks do
+            runs = next((one.note for one in list(self._owed.values()) if one.is_code), "")
+            with open(draft, "w", opener=_private) as file:
+                json.dump({"pid": os.getpid(), "started": self._started, "runs": runs}, file)
+            os.replace(draft, self._path)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

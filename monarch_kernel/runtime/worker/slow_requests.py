@@ -1,0 +1,93 @@
+"""Shows, where somebody waits for long, who has not answered yet and what these do."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from monarch_kernel.errors import Failure, format_ranks
+from monarch_kernel.net.wire.codec import load, pack
+from monarch_kernel.net.wire.messages import Look
+from monarch_kernel.runtime.diagnostics.source_names import describe_line
+from monarch_kernel.runtime.diagnostics.stacks import Doing
+from monarch_kernel.runtime.rpc.answers import Answer, Value
+from monarch_kernel.runtime.rpc.client import Asker
+from monarch_kernel.runtime.rpc.waits import Pending, Wait
+
+__all__ = ["late_text", "warn_if_late"]
+
+LOOK_S = 1.0
+_MAX_LINES = 8
+
+
+def warn_if_late(asker: Asker, wait: Wait) -> float | None:
+    """A wait lasts; has it shown once, when that is due. Gives when to say so again, in seconds."""
+    if wait.warn_after_s is None or not wait.future.note:
+        return None
+    if wait.lasts_s < wait.warn_after_s:
+        return wait.warn_after_s - wait.lasts_s
+    wait.warn_after_s = None
+    asker.submit(lambda: _ask(asker, wait))
+    return None
+
+
+def _ask(asker: Asker, wait: Wait) -> None:
+    """Ask those who have not answered what they do; with the baton held."""
+    future = wait.future
+    owing = list(asker.waiting_for(future.id))
+    if wait.over or not owing:
+        return
+    looking = asker.ask(owing, lambda id: pack(Look(id)), lambda answers: [_read(answer) for answer in answers])
+
+    timer = threading.Timer(LOOK_S, looking.cancel)  # native code that holds the GIL keeps a process from answering
+    timer.daemon = True
+
+    def show() -> None:
+        timer.cancel()
+        ranks = {proc: place if future.rank is None else future.rank for place, proc in enumerate(future.procs)}
+        doing = {ranks[proc]: one for proc, one in zip(owing, looking.get(0))}
+        wait.tell(late_text(future, wait.lasts_s, doing))
+
+    timer.start()
+    looking.add_done_callback(show)
+
+
+def _read(answer: Answer) -> Doing | Failure:
+    if not isinstance(answer, Value):
+        return answer
+    doing: Doing = load(answer.payload, answer.frames)
+    return doing
+
+
+def late_text(future: Pending, lasts_s: float, doing: Mapping[int, Doing | Failure]) -> str:
+    """Who has not answered, and what they do.
+
+    Args:
+        future: that is waited for.
+        lasts_s: for how long, in seconds.
+        doing: what those do that have not answered, by rank.
+    """
+    many = f" of {len(future.procs)}" if len(future.procs) > 1 else ""
+    lines = [f"{future.note}: no answer for {lasts_s:.2g} s from {format_ranks(doing)}{many}"]
+    same: dict[str, list[int]] = {}
+    for rank, one in doing.items():
+        same.setdefault(_what(future, one), []).append(rank)
+    lines += [f"  {format_ranks(ranks)} {what}" for what, ranks in list(same.items())[:_MAX_LINES]]
+    if len(same) > _MAX_LINES:
+        lines.append(f"  and {len(same) - _MAX_LINES} more")
+    return "\n".join(lines)
+
+
+def _what(future: Pending, doing: Doing | Failure) -> str:
+    """What a rank does in place of answering."""
+    if isinstance(doing, Failure):
+        if doing.etype == "CancelledError":
+            return "does not say what it does: native code that holds the GIL, or a stopped process"
+        return doing.message
+    mine = next((each for each in doing.activities if each.request == future.id), None)
+    actor = f"actor {future.note.rpartition('.')[0]}"
+    one = mine or next((each for each in doing.activities if each.executor == actor), None)
+    if one is None:
+        return "runs no code for it at this moment"
+    where = describe_line(one.user_frame) if one.user_frame is not None else "code that is not yours"
+    return where if mine else f"waits its turn, for the actor is at {where}"

@@ -1,0 +1,107 @@
+"""The standard streams of a rank: line-buffered on file descriptors 1 and 2, with marks between what it writes.
+
+What a rank writes and what it answers travel by different ways. A mark, written where a cell ends, tells whoever reads the
+stream that all that came before has been read: also what native code and child processes wrote, which nobody here can
+count, and what an interrupted ``print`` may or may not have written.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import io
+import itertools
+import os
+import sys
+import termios
+
+from monarch_kernel.net.wire.marks import FIRST_MARK, mark_bytes, switch_mark
+
+__all__ = ["OutputMarks", "install_streams"]
+
+
+class OutputMarks:
+    """Writes marks to the standard streams, also where the user's code redirects them.
+
+    Args:
+        fds: file descriptors of their own.
+        secret: what the host agent knows this rank's marks by.
+    """
+
+    def __init__(self, fds: tuple[int, int], secret: str) -> None:
+        self._fds = fds
+        self._secret = secret
+        self._pid = os.getpid()
+        self._read_ends: list[int] = []
+        self._former: set[tuple[int, int]] = set()  # pipes that were left: device and inode
+        self._numbers = itertools.count(FIRST_MARK, 2)
+
+    def set(self, *, display: bool = False) -> tuple[int, int]:
+        """Mark both streams, where a request ends or something is displayed.
+
+        Returns:
+            The numbers of the marks in stdout and stderr, which only grow; 0 in a fork, whose numbers would be those of the
+            rank once more, and which sets no marks.
+        """
+        if os.getpid() != self._pid:
+            return 0, 0
+        number = next(self._numbers) + display
+        for fd in self._fds:
+            with contextlib.suppress(OSError):
+                os.write(fd, mark_bytes(self._secret, number))
+        return number, number
+
+    def begin(self, left_running: int) -> None:
+        """A cell begins; ``left_running`` is the request that has left child processes running, 0 if none has."""
+        if left_running:
+            self._switch(left_running)
+        elif self._former:
+            self._take_back()
+
+    def _take_back(self) -> None:
+        """Undo the return of a stream to a pipe that was left, by code that had saved it before that."""
+        for fd, own in enumerate(self._fds, 1):
+            with contextlib.suppress(OSError):
+                there = os.fstat(fd)
+                if (there.st_dev, there.st_ino) in self._former:
+                    os.dup2(own, fd)
+
+    def _switch(self, request: int) -> None:
+        """Go on with pipes of our own, and leave the old ones to the child processes that ``request`` has left running.
+
+        The agent, which reads the old ones, is told there where the new ones are; it opens them by way of /proc.
+        """
+        self._read_ends = [read_end for read_end in self._read_ends if not _close_if_read(read_end)]
+        self._take_back()
+        for fd, own in enumerate(self._fds, 1):
+            read_end, write_end = os.pipe2(os.O_CLOEXEC)
+            self._read_ends.append(read_end)
+            with contextlib.suppress(OSError):
+                os.write(own, mark_bytes(self._secret, switch_mark(request, read_end)))
+                left = os.fstat(own)
+                self._former.add((left.st_dev, left.st_ino))
+                if os.path.samestat(os.fstat(fd), left):  # else the user's code has redirected it
+                    os.dup2(write_end, fd)
+                os.dup2(write_end, own, inheritable=False)
+            os.close(write_end)
+
+
+def _close_if_read(read_end: int) -> bool:
+    """Close a pipe's end if the agent has opened it: then it has read the mark that has been written there since."""
+    unread = array.array("i", [0])
+    fcntl.ioctl(read_end, termios.FIONREAD, unread)
+    if unread[0]:  # the next cell began before the answer to the last one was waited for
+        return False
+    os.close(read_end)
+    return True
+
+
+def install_streams(secret: str) -> OutputMarks:
+    """Replace `sys.stdout` and `sys.stderr`; ``secret`` is part of each mark in them."""
+    for fd, name in ((1, "stdout"), (2, "stderr")):
+        raw: io.RawIOBase = io.FileIO(fd, "w", closefd=False)
+        stream = io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", "backslashreplace", line_buffering=True)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    return OutputMarks((os.dup(1), os.dup(2)), secret)

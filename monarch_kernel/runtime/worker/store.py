@@ -1,0 +1,258 @@
+"""A store of torch.distributed that listens at no port: another process of the session keeps its keys.
+
+A ``TCPStore`` has no authentication: every user of the machine can connect to its port, overwrite keys so that ranks connect
+to another address, and send the ranks what they unpickle. Here operations are requests (`StoreCall`) over the connections of
+the session, which are authenticated, and `runtime.rpc.stores` carries them out.
+
+gloo and NCCL call the store from threads of their own, without the GIL; torch takes it around each call of a method here. It
+lets a store in Python do all but list its keys and keep queues.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from functools import cache
+from importlib import import_module
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from monarch_kernel.errors import Failure
+from monarch_kernel.net.wire.codec import load, pack
+from monarch_kernel.net.wire.messages import StoreCall, StoreOperation
+from monarch_kernel.runtime.rpc.client import Asker
+from monarch_kernel.runtime.rpc.future import Future
+
+__all__ = ["StoreClient", "serve_rendezvous", "torch_store"]
+
+_NOTE = "meeting in a store"
+_TOLD_WITHIN_S = 3.0
+"""How long a request waits for the order to end its wait, when the process that keeps the keys has ended."""
+
+
+class StoreClient:
+    """Asks the process that keeps a store.
+
+    Args:
+        asker: of this process.
+        proc: the process that keeps the keys.
+        name: of the store there.
+    """
+
+    def __init__(self, asker: Asker, proc: int, name: str) -> None:
+        self._asker = asker
+        self._proc = proc
+        self._name = name
+        self._pending: dict[Future[Any], tuple[int, ...]] = {}  # and the members of the groups that they are for
+        self._members: tuple[int, ...] = ()  # of the group that is being made, as far as they are known
+        self._limit_s: float | None = None
+        self._is_ended = False
+        self._dead: set[int] = set()
+        self._told = threading.Event()
+
+    def begin(self, proc: int, name: str) -> None:
+        """Use another store from now on."""
+        self._proc, self._name = proc, name
+        self._dead.clear()
+        self.resume()
+
+    def resume(self) -> None:
+        """Let requests wait again."""
+        self._is_ended = False
+        self._told.clear()
+
+    @contextlib.contextmanager
+    def making(self, members: tuple[int, ...], timeout: timedelta | None) -> Iterator[None]:
+        """What is asked meanwhile is for a group of these ranks, and waits for this long; without members for all ranks."""
+        before = self._members, self._limit_s
+        self._members, self._limit_s = members, None if timeout is None else timeout.total_seconds()
+        try:
+            yield
+        finally:
+            self._members, self._limit_s = before
+
+    def end(self, dead: int | None = None) -> None:
+        """End what waits for keys now or later: all of it, or if a rank is dead what is for groups that it is in."""
+        if dead is None:
+            self._is_ended = True
+        else:
+            self._dead.add(dead)
+        self._told.set()
+        for future, members in list(self._pending.items()):
+            if self._is_in_vain(members):
+                future.cancel()
+
+    def ask(
+        self,
+        operation: StoreOperation,
+        keys: Sequence[str] = (),
+        values: Sequence[bytes] = (),
+        amount: int = 0,
+        *,
+        timeout_s: float,
+    ) -> Any:
+        """Have an operation carried out.
+
+        Args:
+            operation: which one.
+            keys: of the store.
+            values: for the keys, where the operation takes any.
+            amount: for ``add``.
+            timeout_s: how long to wait for keys, in seconds, unless the group that is being made has its own limit; 0 for ever.
+
+        Raises:
+            DistStoreError: the keys were not there in time, or the store can't do it.
+            DistNetworkError: the wait was ended, or the process that keeps the keys has.
+        """
+        import torch.distributed as dist
+
+        waits = operation in ("get", "wait")
+        members = self._members
+        if self._limit_s is not None:
+            timeout_s = self._limit_s
+        call = StoreCall(0, self._name, operation, tuple(keys), tuple(values), amount)
+        future: Future[Any] = self._asker.request(
+            (self._proc,),
+            lambda id: pack(StoreCall(id, call.store, call.operation, call.keys, call.values, call.amount)),
+            _NOTE,
+            lambda answers: answers[0],
+            quiet=True,
+        )
+        try:
+            if waits:
+                self._pending[future] = members
+                if self._is_in_vain(members):
+                    future.cancel()
+            is_answered = future.wait(timeout_s or None)
+        except BaseException:
+            future.cancel()
+            raise
+        finally:
+            self._pending.pop(future, None)
+        if not is_answered:
+            future.cancel()
+            raise dist.DistStoreError(f"{operation} timed out after {timeout_s:g} s, waiting for {_named(keys)}")
+        answer = future.get(0)
+        if not isinstance(answer, Failure):
+            return load(answer.payload, answer.frames)
+        if answer.kind in ("lost", "stopped"):
+            self._told.wait(_TOLD_WITHIN_S)  # what follows from the death is then known as its consequence
+            raise dist.DistNetworkError(f"the process that keeps the keys of the group has ended: {answer.message}")
+        if waits and self._is_in_vain(members):
+            raise dist.DistNetworkError(f"the wait for {_named(keys)} was ended: a peer is gone, or it was interrupted")
+        raise dist.DistStoreError(f"{operation} of {_named(keys)} failed: {answer.message}")
+
+    def _is_in_vain(self, members: tuple[int, ...]) -> bool:
+        if self._is_ended:
+            return True
+        return not self._dead.isdisjoint(members) if members else bool(self._dead)
+
+
+def torch_store(client: StoreClient) -> Any:
+    """A ``torch.distributed.Store`` over a client; it waits as long as torch's groups do, unless told otherwise.
+
+    The caller keeps it as long as a group may use it: torch holds the part of it that is in C++ only.
+    """
+    return _store_class()(client)
+
+
+@cache
+def _store_class() -> Any:
+    """The class, whose base needs torch."""
+    import torch.distributed as torch_distributed
+
+    dist: Any = torch_distributed  # few of its names are typed
+
+    class SessionStore(dist.Store):  # type: ignore[misc]
+        """A store whose keys another process keeps; its methods are those that torch calls from C++."""
+
+        def __init__(self, client: StoreClient) -> None:
+            super().__init__()
+            self._client = client
+            self.set_timeout(dist.default_pg_timeout)
+
+        def _ask(self, operation: StoreOperation, *args: Any, timeout: timedelta | None = None) -> Any:
+            return self._client.ask(
+                operation, *args, timeout_s=(self.timeout if timeout is None else timeout).total_seconds()
+            )
+
+        def clone(self) -> Any:
+            return self
+
+        def set(self, key: str, value: str | bytes) -> None:
+            self._ask("set", [key], [_bytes(value)])
+
+        def get(self, key: str) -> bytes:
+            return bytes(self._ask("get", [key])[0])
+
+        def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+            self._ask("wait", keys, timeout=timeout)
+
+        def check(self, keys: Sequence[str]) -> bool:
+            return bool(self._ask("check", keys))
+
+        def add(self, key: str, amount: int) -> int:
+            return int(self._ask("add", [key], (), amount))
+
+        def append(self, key: str, value: str | bytes) -> None:
+            self._ask("append", [key], [_bytes(value)])
+
+        def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+            return bytes(self._ask("compare_set", [key], [_bytes(expected), _bytes(desired)]))
+
+        def delete_key(self, key: str) -> bool:
+            return bool(self._ask("delete", [key]))
+
+        def num_keys(self) -> int:
+            return int(self._ask("count"))
+
+        def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+            return list(self._ask("get", keys))
+
+        def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+            self._ask("set", keys, [_bytes(value) for value in values])
+
+        def has_extended_api(self) -> bool:
+            return True
+
+        deleteKey = delete_key  # what C++ calls these two
+        getNumKeys = num_keys
+
+    return SessionStore
+
+
+def serve_rendezvous(store: Any, address: str, port: int) -> None:
+    """Have ``env://`` of this process meet in a store, as long as MASTER_ADDR and MASTER_PORT are these.
+
+    With other values, which a user has set, it is torch's own.
+    """
+    module: Any = import_module("torch.distributed.rendezvous")  # a function of torch.distributed has the same name
+    handlers: dict[str, Any] = module._rendezvous_handlers
+    torchs = getattr(handlers["env"], "torchs", handlers["env"])
+
+    def env(url: str, timeout: timedelta | None = None, **options: Any) -> Iterator[tuple[Any, int, int]]:
+        if (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")) != (address, str(port)):
+            yield from torchs(url, **options) if timeout is None else torchs(url, timeout=timeout, **options)
+            return
+        query = {name: values[-1] for name, values in parse_qs(urlsplit(url).query).items()}
+        rank, size = (int(query.get(name.lower(), os.environ.get(name, "-1"))) for name in ("RANK", "WORLD_SIZE"))
+        if rank < 0 or size < 0:
+            raise ValueError("env:// needs RANK and WORLD_SIZE in the environment")
+        yield store, rank, size
+        raise RuntimeError("Unable to perform rerendezvous using env:// method")
+
+    env.torchs = torchs  # type: ignore[attr-defined]
+    handlers["env"] = env
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def _named(keys: Sequence[str]) -> str:
+    """The last part of the keys: torch's prefixes say nothing to a reader."""
+    named = ", ".join(dict.fromkeys(key.rpartition("//")[2] for key in keys[:4]))
+    return f"{named or 'keys'} and {len(keys) - 4} more" if len(keys) > 4 else named or "keys"

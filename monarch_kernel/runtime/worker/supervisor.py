@@ -1,0 +1,189 @@
+"""Carries out what the `Family` of a process decides: a process asks and tells others what follows from births and failures."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from monarch_kernel.errors import Failure, MeshFailure
+from monarch_kernel.net.wire.codec import pack
+from monarch_kernel.net.wire.messages import ActorEnded, StopActor
+from monarch_kernel.runtime.rpc.client import Asker
+from monarch_kernel.runtime.rpc.future import Future
+from monarch_kernel.runtime.rpc.ids import made_by
+from monarch_kernel.runtime.rpc.ownership import (
+    PROGRAM,
+    Attend,
+    Effect,
+    EndOrphan,
+    Family,
+    Process,
+    Stop,
+    TellOwner,
+    Watch,
+)
+from monarch_kernel.runtime.worker.executor import Executor
+
+__all__ = ["Supervisor"]
+
+
+class Owner(Protocol):
+    """What it needs of the place where the actors of its process work."""
+
+    proc: int
+    asker: Asker
+    actors: dict[int, Executor]
+
+    def submit(self, function: Callable[[], None]) -> None:
+        """Have something done with the baton held, in order per thread."""
+        ...
+
+    def watch(self, process: Process) -> None:
+        """Have `Supervisor.gone` called when a process has ended; with the baton held."""
+        ...
+
+    def gone(self, process: Process) -> None:
+        """A process has ended that was watched; with the baton held."""
+        ...
+
+    def end_actor(self, actor: int, reason: str) -> None:
+        """Stop an actor that works here; with the baton held."""
+        ...
+
+    def attend(self) -> None:
+        """Something has failed that the program of this process has spawned, and no actor: it can be taken."""
+        ...
+
+
+class Supervisor:
+    """The family of a process, and what is done about it; its methods may be called from any thread."""
+
+    def __init__(self, workplace: Owner) -> None:
+        self._workplace = workplace
+        self._family = Family()
+        self._lock = threading.Lock()
+
+    # -- for what has spawned something
+
+    def spawned(self, actor: int, name: str, owner: int, procs: Sequence[int], mesh: Any) -> None:
+        """Something here spawns a mesh of actors; to be called before that is sent."""
+
+        def spawn(family: Family) -> list[Effect]:
+            effects = family.spawned(actor, name, owner, procs, mesh)
+            deaths = self._workplace.asker.deaths(procs)  # known since a moment ago, else nothing would be spawned
+            return effects + family.refused(actor, deaths) if deaths else effects
+
+        self._submit(spawn)
+
+    def respawned(self, actor: int, proc: int) -> None:
+        """An actor that was spawned here is made anew, in a process that has its old one's place; with the baton held."""
+        self._do(lambda family: family.respawned(actor, proc))
+
+    def stopped(self, actor: int, procs: Sequence[int]) -> None:
+        """Something here stops a mesh of actors, which is its owner or is not."""
+        self._submit(lambda family: family.stopped(actor, procs))
+
+    def take(self, owner: int) -> MeshFailure | None:
+        """Something that an owner has spawned and that has failed, for it to handle; None if there is nothing more."""
+        with self._lock:
+            return self._family.take(owner)
+
+    # -- for what works here
+
+    def hosts(self, actor: int, owner: Process) -> None:
+        """An actor begins to work here; with the baton held."""
+        self._do(lambda family: family.hosts(actor, owner))
+
+    def ended(
+        self, actor: int, failure: Failure | None = None, cause: MeshFailure | None = None, request: int = 0
+    ) -> list[Future[None]]:
+        """An actor that works here is over: stopped by a request, or by a failure.
+
+        Returns:
+            What resolves when the actors that it had spawned are over, too.
+        """
+
+        def change(family: Family) -> list[Effect]:
+            owner = family.hosted.get(actor)
+            effects = family.ended(actor, failure, cause)
+            if failure is None and request and owner is not None and made_by(request) == owner.proc:
+                effects = [effect for effect in effects if not isinstance(effect, TellOwner)]  # it has asked for it
+            return effects
+
+        return self._do(change)
+
+    # -- what happens elsewhere, with the baton held
+
+    def child_ended(self, message: ActorEnded, process: Process) -> None:
+        """A process tells of an actor that was spawned here."""
+        if message.failure is None:
+            self._workplace.asker.forget_spawn(message.actor, (process.proc,))
+        else:
+            self._workplace.asker.actor_ended(message.actor, process.proc)
+        self._do(lambda family: family.child_ended(message.actor, process, message.failure, message.cause))
+
+    def up(self, process: Process) -> None:
+        """A process is there."""
+        self._do(lambda family: family.process_up(process))
+
+    def gone(self, process: Process, death: Failure) -> bool:
+        """A process has ended; says whether the program of this one had something there that failed with it."""
+        with self._lock:
+            effects = self._family.process_gone(process, death)
+            told = self._family.has_news(PROGRAM)
+        self._perform(effects)
+        self._workplace.gone(process)
+        return told
+
+    # -- inside
+
+    def _submit(self, change: Callable[[Family], list[Effect]]) -> None:
+        """For the user's code, which an interrupt may strike anywhere."""
+
+        def item() -> None:
+            self._do(change)
+
+        self._workplace.submit(item)
+
+    def _do(self, change: Callable[[Family], list[Effect]]) -> list[Future[None]]:
+        with self._lock:
+            effects = change(self._family)
+        return self._perform(effects)
+
+    def _perform(self, effects: Sequence[Effect]) -> list[Future[None]]:
+        place, over = self._workplace, []
+        for effect in effects:
+            if isinstance(effect, Attend):
+                if effect.owner == PROGRAM:
+                    place.attend()
+                elif (executor := place.actors.get(effect.owner)) is not None and executor.attend is not None:
+                    executor.attend()
+            elif isinstance(effect, Stop):
+                place.asker.forget_spawn(effect.actor, effect.procs)
+                over += [self._stop(effect, proc) for proc in effect.procs]
+            elif isinstance(effect, TellOwner):
+                self._tell(effect)
+            elif isinstance(effect, EndOrphan):
+                place.end_actor(effect.actor, effect.reason)
+            elif isinstance(effect, Watch) and effect.process.proc != place.proc:
+                place.watch(effect.process)
+        return over
+
+    def _stop(self, effect: Stop, proc: int) -> Future[None]:
+        """Each process is asked alone: of several, none would be if one of them were dead."""
+        return self._workplace.asker.request(
+            (proc,),
+            lambda id: pack(StopActor(id, effect.actor, effect.reason)),
+            "",
+            lambda answers: None,
+            quiet=True,
+        )
+
+    def _tell(self, effect: TellOwner) -> None:
+        message = ActorEnded(effect.actor, effect.failure, effect.cause)
+        place, process = self._workplace, effect.process
+        if process.proc == place.proc:
+            place.submit(lambda: self.child_ended(message, process))
+        else:
+            place.asker.tell((process.proc,), pack(message))

@@ -1,1 +1,0 @@
-"""Who has spawned whom, and what follows when something fails; no I/O."""

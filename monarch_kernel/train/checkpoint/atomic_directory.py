@@ -1,0 +1,235 @@
+"""A checkpoint on disk: a directory that is there whole or not at all.
+
+Theory of operation. It is written under another name beside its place, and renamed when all ranks are done and all is on the
+disk. One that is there already is renamed first, and removed after: a crash between the two leaves it under that name, where
+it is found. What a save has left that died is removed by the next one to the same place.
+
+In the directory: what `torch.distributed.checkpoint` writes; ``values.pt``, the plain values; and ``monarch.json``, written
+last, with what there is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from glob import escape
+from pathlib import Path
+from typing import Any
+
+from monarch_kernel.base.text import format_nbytes
+from monarch_kernel.errors import CheckpointError
+
+__all__ = ["VALUES", "Contents", "begin", "describe", "finish", "latest", "resolve"]
+
+VERSION = 1
+VALUES = "values.pt"
+_CONTENTS = "monarch.json"
+_SAVING, _LAST = "saving", "last"
+_MAX_SHOWN = 12
+_ATTEMPTS = 10
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What is in a checkpoint.
+
+    Attributes:
+        path: where it is.
+        names: what it was saved as -> ``module``, ``optimizer``, ``state`` or ``value``.
+        tensors: full name -> shape and dtype, of the whole.
+        nbytes: on the disk.
+        ranks: how many wrote it.
+        saved_s: when, in seconds since 1970.
+        torch: the version that wrote it.
+    """
+
+    path: Path
+    names: Mapping[str, str]
+    tensors: Mapping[str, tuple[tuple[int, ...], str]]
+    nbytes: int
+    ranks: int
+    saved_s: float
+    torch: str
+
+    def __str__(self) -> str:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.saved_s))
+        lines = [
+            f"{self.path}: {format_nbytes(self.nbytes)}, saved {when} by {self.ranks} rank{'s' * (self.ranks > 1)} "
+            f"with torch {self.torch}"
+        ]
+        for name, kind in self.names.items():
+            own = [(full, *self.tensors[full]) for full in self.tensors if full.startswith(f"{name}.")]
+            lines.append(f"  {name} ({kind}){f': {len(own):,} tensors' if own else ''}")
+            if kind == "module":
+                lines += [
+                    f"    {full.partition('.')[2]} {dtype}{list(shape)}" for full, shape, dtype in own[:_MAX_SHOWN]
+                ]
+                lines += [f"    and {len(own) - _MAX_SHOWN:,} more"] if len(own) > _MAX_SHOWN else []
+        return "\n".join(lines)
+
+
+def begin(path: Path) -> Path:
+    """Make the directory in which a checkpoint is written until it is complete.
+
+    Raises:
+        CheckpointError: there is something else at its place.
+    """
+    if path.exists() and not (path / _CONTENTS).is_file():
+        inner = "a directory that is no checkpoint" if path.is_dir() else "a file"
+        raise CheckpointError(
+            f"{path} is {inner}, and a checkpoint would take its place: give another path, as {path / 'step-1'}"
+        )
+    _remove_remains(path)
+    making = path.parent / f".{path.name}.{_SAVING}-{secrets.token_hex(4)}"
+    making.mkdir(parents=True)
+    return making
+
+
+def finish(making: Path, path: Path, contents: Mapping[str, Any]) -> None:
+    """Put a complete checkpoint in its place; what was there is replaced.
+
+    Raises:
+        OSError: what was there stays.
+    """
+    about = making / _CONTENTS
+    with about.open("w") as file:
+        json.dump({"version": VERSION, "saved_s": time.time(), **contents}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    _sync(making)
+    last = path.parent / f".{path.name}.{_LAST}-{secrets.token_hex(4)}"
+    if path.exists():
+        path.rename(last)
+    try:
+        making.rename(path)
+    except OSError:
+        if last.exists():
+            last.rename(path)
+        raise
+    _sync(path.parent)
+    shutil.rmtree(last, ignore_errors=True)
+
+
+def _remove_remains(path: Path) -> None:
+    """Remove what saves to this place have left that died."""
+    for left in path.parent.glob(f".{escape(path.name)}.{_SAVING}-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    if path.exists():
+        for left in path.parent.glob(f".{escape(path.name)}.{_LAST}-*"):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def resolve(path: str | os.PathLike[str]) -> Path:
+    """Where a complete checkpoint is.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    wanted = Path(path).absolute()
+    found = _find(wanted)
+    if found is not None:
+        return found
+    if not wanted.exists():
+        began = any(wanted.parent.glob(f".{escape(wanted.name)}.{_SAVING}-*"))
+        more = "a save to it has not ended" if began else _beside(wanted)
+        raise CheckpointError(f"there is no checkpoint at {wanted}; {more}")
+    inner = latest(wanted) if wanted.is_dir() else None
+    more = f"the newest in it is {inner}" if inner is not None else "it has no monarch.json, which is written last"
+    raise CheckpointError(f"{wanted} is no complete checkpoint of ours; {more}")
+
+
+def _find(wanted: Path) -> Path | None:
+    """Where a complete checkpoint is; None if there is none.
+
+    A save gives the checkpoint that is there another name before it puts its own in the place. This function may look in
+    between: it then finds the checkpoint under the other name, or, if the save was quicker, in the place after all.
+    """
+
+    def places() -> Iterator[Path]:
+        yield wanted
+        yield from sorted(wanted.parent.glob(f".{escape(wanted.name)}.{_LAST}-*"))
+        yield wanted
+
+    return next((place for place in places() if (place / _CONTENTS).is_file()), None)
+
+
+def _beside(wanted: Path) -> str:
+    if not wanted.parent.is_dir():
+        return f"there is no directory {wanted.parent}"
+    others = [each.name for each in _complete(wanted.parent)]
+    return f"in {wanted.parent} there is {', '.join(sorted(others)[-6:]) or 'none'}"
+
+
+def describe(path: str | os.PathLike[str]) -> Contents:
+    """Say what is in a checkpoint; reads no tensor, and needs no ranks.
+
+    Raises:
+        CheckpointError: there is none, or it can't be read.
+    """
+    for _ in range(_ATTEMPTS):
+        place = resolve(path)
+        try:
+            return _read(place)
+        except FileNotFoundError as error:  # a save has put another in its place meanwhile, or it is being removed
+            problem = error
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise _unreadable(place, error) from None
+    raise _unreadable(place, problem)
+
+
+def _read(place: Path) -> Contents:
+    told = json.loads((place / _CONTENTS).read_text())
+    version = told["version"]
+    if version > VERSION:
+        raise CheckpointError(
+            f"{place} was written by a newer monarch_kernel (format {version}, this one reads {VERSION})"
+        )
+    tensors = {name: (tuple(shape), dtype) for name, (shape, dtype) in told["tensors"].items()}
+    nbytes = sum(file.stat().st_size for file in place.iterdir())
+    return Contents(place, told["names"], tensors, nbytes, told["ranks"], told["saved_s"], told["torch"])
+
+
+def _unreadable(place: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{place / _CONTENTS} can't be read: {type(error).__name__}: {error}")
+
+
+def latest(folder: str | os.PathLike[str]) -> Path | None:
+    """The checkpoint in a folder that was completed last; None if there is none.
+
+    Raises:
+        CheckpointError: one can't be read.
+    """
+    found = []
+    for each in _complete(Path(folder)):
+        try:
+            found.append((describe(each).saved_s, each.name, each))
+        except CheckpointError:
+            if _find(each) is not None:
+                raise  # else it was removed meanwhile, as by a program that keeps the last few
+    return max(found)[-1] if found else None
+
+
+def _complete(folder: Path) -> Iterator[Path]:
+    """The places of complete checkpoints, also of those that only have the other name now."""
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    renamed = (re.fullmatch(rf"\.(.+)\.{_LAST}-[0-9a-f]+", name) for name in names)
+    wanted = {name for name in names if name[0] != "."} | {found[1] for found in renamed if found}
+    places = (folder / name for name in sorted(wanted))
+    yield from (place for place in places if not place.is_file() and _find(place) is not None)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,469 @@
+"""Writing a checkpoint, at once or while training goes on."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from monarch_kernel.base.text import format_nbytes
+from monarch_kernel.errors import CheckpointError, format_ranks
+from monarch_kernel.train.checkpoint.atomic_directory import VALUES, begin, finish
+from monarch_kernel.train.checkpoint.dcp import Refused, files_of, group_here, write
+from monarch_kernel.train.checkpoint.replicas import (
+    EACH_RANK,
+    SAME_MODEL,
+    Digests,
+    Place,
+    buffers_text,
+    differing,
+    of_tensors,
+    of_values,
+    refusal,
+    summary,
+)
+from monarch_kernel.train.checkpoint.states import States, check_loadable, collect, flat, loadable
+from monarch_kernel.train.run_on_all import together
+
+__all__ = ["Saving", "save", "settle"]
+
+T = TypeVar("T")
+
+_SHOWN_AFTER_S = 1.0
+_EVERY_S = 0.5
+_ROOM = 1.05  # what a file system takes more than the bytes of tensors
+
+
+class Saving:
+    """A checkpoint that is being written while training goes on."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+        self._is_told = False
+        self._is_cut = False
+
+    def __repr__(self) -> str:
+        state = "going on" if not self.done() else "complete" if self._error is None else "failed"
+        return f"<Saving {self.path}: {state}>"
+
+    def done(self) -> bool:
+        """Whether it is over."""
+        return self._over.is_set()
+
+    def result(self, timeout: float | None = None) -> Path:
+        """Wait until it is complete; gives its path.
+
+        Raises:
+            CheckpointError: it could not be written; what was there before still is.
+            TimeoutError: not within ``timeout`` seconds; it goes on.
+        """
+        if not self._over.wait(timeout):
+            raise TimeoutError(f"{self.path} is not complete after {timeout} s; the saving goes on")
+        if self._error is not None:
+            self._is_told = True
+            raise self._error
+        return self.path
+
+    def _end(self, error: BaseException | None, *, is_cut: bool = False) -> None:
+        """It is over; ``is_cut``: what failed is the group, and not what a rank did."""
+        self._error = error
+        self._is_cut = is_cut
+        self._over.set()
+
+    @property
+    def _is_untold(self) -> bool:
+        return self._error is not None and not self._is_told
+
+
+class _Background:
+    """The save that goes on in this process, and the group of its own that it needs: training has collectives meanwhile."""
+
+    def __init__(self) -> None:
+        self.saving: Saving | None = None
+        self.reported_buffers: set[str] = set()
+        self._group: tuple[object, dist.ProcessGroup] | None = None
+        atexit.register(self._wait)
+
+    def settle(self, call: str) -> None:
+        """Wait for the one before; its error, if somebody has not asked for it, is raised on all ranks; collective.
+
+        If it failed with a group that is no more, it is given up, which is said once.
+
+        Args:
+            call: that asks for it, in words, which are the same on all ranks.
+
+        Raises:
+            CheckpointError: the one before failed; or the ranks do not call the same.
+        """
+        group = group_here()
+
+        def end() -> tuple[str, str, bool]:
+            saving, self.saving = self.saving, None
+            if saving is None:
+                return call, "", False
+            saving._over.wait()
+            is_untold = saving._is_untold
+            if is_untold and not (saving._is_cut and self._is_formed_anew()):
+                saving.result()
+            return call, str(saving.path) if is_untold else "", saving._error is None
+
+        ended = together(group, "the checkpoint before, which nobody waited for", end, CheckpointError)
+        given_up = [(rank, path) for rank, (_, path, _) in enumerate(ended) if path]
+        if given_up and not any(is_complete for _, _, is_complete in ended):
+            first, path = given_up[0]
+            if group is None or group.rank() == first:
+                print(
+                    f"the checkpoint {path} was given up when the process group was formed anew; what was saved before it is "
+                    "whole",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        _check_same([call for call, _, _ in ended])
+
+    def _is_formed_anew(self) -> bool:
+        """Whether the group of all ranks is no longer the one that there was when the save began."""
+        return self._group is not None and self._group[0] is not group_here()
+
+    def _wait(self) -> None:
+        """The process ends: let the save that goes on end, and say so if it fails."""
+        if self.saving is not None:
+            self.saving._over.wait()
+            if self.saving._is_untold:
+                print(f"{type(self.saving._error).__name__}: {self.saving._error}", file=sys.stderr, flush=True)
+
+    def group(self) -> dist.ProcessGroup | None:
+        """Collective, the first time after a group is formed."""
+        default = group_here()
+        if default is None:
+            self._group = None
+            return None
+        if self._group is None or self._group[0] is not default:
+            self._group = (default, dist.new_group(backend="gloo"))
+        return self._group[1]
+
+
+_background = _Background()
+settle = _background.settle
+
+
+def save(path: str | os.PathLike[str], *, wait: bool = True, **things: Any) -> Saving | None:
+    """Write a checkpoint; all ranks call it, with the same names.
+
+    It appears at ``path`` when it is complete; until then, and if anything fails, what was there stays.
+
+    Args:
+        path: of a directory, which all ranks reach.
+        wait: False: copy tensors to memory of the host, and write them while training goes on.
+        things: modules, optimizers, what has ``state_dict()``, and plain values. All but sharded tensors has to be the same on
+            all ranks; of buffers that are not, those of rank 0 are kept.
+
+    Returns:
+        A handle, if it does not wait.
+
+    Raises:
+        CheckpointError: it could not be written, on whichever rank; or an earlier one that was not waited for. Or the ranks
+            give different paths or names, or have different values of what is kept once.
+        TypeError: nothing is named.
+    """
+    _background.settle(_call_text(path, wait, things))
+    if not things:
+        raise TypeError("checkpoint.save(path, model=model, optimizer=optimizer, step=step): name what is to be saved")
+    where = Path(path).absolute()
+    group = group_here() if wait else _background.group()
+    writers: list[_Writer] = []
+
+    def begin_here() -> dict[Place, bytes]:
+        writers.append(_Writer(where, collect(things), group, copies=not wait))
+        return summary(writers[0].digests)
+
+    summaries = together(group, f"save {where}", begin_here, CheckpointError)
+    writer = writers[0]
+    writer.check_values(summaries)
+    if wait:
+        writer.write()
+        return None
+    saving = _background.saving = Saving(where)
+
+    def go_on() -> None:
+        try:
+            writer.write()
+        except BaseException as error:  # is raised where it is asked for
+            if writer.is_complete:  # who could not be told has died, or the group has
+                saving._end(None)
+            else:
+                saving._end(_as_told(where, error), is_cut=_is_of_group(error))
+        else:
+            saving._end(None)
+
+    threading.Thread(target=go_on, name="monarch-checkpoint", daemon=True).start()
+    return saving
+
+
+def _call_text(path: Any, wait: bool, things: Mapping[str, Any]) -> str:
+    where = str(Path(path).absolute()) if isinstance(path, (str, os.PathLike)) else path
+    given = [repr(where), *(["wait=False"] if not wait else []), *(f"{name}=..." for name in sorted(things))]
+    return f"checkpoint.save({', '.join(given)})"
+
+
+def _check_same(calls: list[str]) -> None:
+    """See that all ranks call the same: of what only some name, a part would be lost."""
+    if len(different := dict.fromkeys(calls)) == 1:
+        return
+    who = [f"{format_ranks(rank for rank, its in enumerate(calls) if its == call)} {call}" for call in different]
+    raise CheckpointError(
+        f"nothing was saved or loaded, since the ranks do not call the same: {'; '.join(who)}. Call it on all ranks with the "
+        "same path and names"
+    )
+
+
+def _as_told(path: Path, error: BaseException) -> CheckpointError:
+    if isinstance(error, CheckpointError):
+        return error
+    told = CheckpointError(
+        f"{path} was not saved: {type(error).__name__}: {error}; what was saved before is whole. Save again"
+    )
+    told.__cause__ = error
+    return told
+
+
+def _is_of_group(error: BaseException) -> bool:
+    """Whether ranks could not tell each other how it went; else what failed on one is a `CheckpointError` on all."""
+    if isinstance(error.__cause__, Refused):
+        return not error.__cause__.is_known
+    return not isinstance(error, CheckpointError)
+
+
+class _Writer:
+    """One save, as far as this rank takes part.
+
+    Attributes:
+        digests: of the plain values.
+        is_complete: whether it is in its place, as rank 0 knows first.
+    """
+
+    def __init__(self, path: Path, states: States, group: dist.ProcessGroup | None, *, copies: bool) -> None:
+        self.path = path
+        self.group = group
+        self.is_complete = False
+        self.is_first = group is None or dist.get_rank(group) == 0
+        self.kinds = states.kinds
+        self.tensors = _copied(states.tensors) if copies else states.tensors
+        self.values = loadable(states.values)  # also where they are not written: what can't be is refused on all ranks
+        self.digests = of_values(states.values) if group is not None else {}
+        self._buffers = states.buffers
+        self._replicas: Digests = {}
+        self.flat = flat(self.tensors)
+        check_loadable({name: value for name, value in self.flat.items() if not isinstance(value, torch.Tensor)})
+        self.nbytes = sum(_local_nbytes(value, self.is_first) for value in self.flat.values())
+
+    def write(self) -> None:
+        """Write it; collective."""
+        making = next(place for place in self._together(self._begin) if place is not None)
+        try:
+            told = self._together(lambda: (socket.gethostname(), _free(making), self.nbytes, self._summary()))
+            needed = [each[:3] for each in told]
+            self._check_replicas([each[3] for each in told])
+            self._together(lambda: _check_room(self.path, needed))
+            with _Progress(self.path.name, making, sum(nbytes for _, _, nbytes in needed), self.is_first):
+                self._together(lambda: self._write_values(making))
+                self._write_tensors(making)
+            self._together(lambda: self._finish(making))
+        except BaseException:
+            if self.is_first:
+                shutil.rmtree(making, ignore_errors=True)
+            raise
+
+    def check_values(self, summaries: list[dict[Place, bytes]]) -> None:
+        """See that all ranks have the same plain values; collective.
+
+        Args:
+            summaries: of the digests, by rank.
+
+        Raises:
+            CheckpointError: they have not; the text lists the names and the ranks.
+        """
+        if differing(summaries) and (found := differing(self._together(lambda: self.digests))):
+            raise refusal(self.path, found, EACH_RANK)
+
+    def _summary(self) -> dict[Place, bytes]:
+        if self.group is not None:
+            self._replicas = of_tensors(self.flat, self.group.size())
+        return summary(self._replicas)
+
+    def _check_replicas(self, summaries: list[dict[Place, bytes]]) -> None:
+        """See that ranks have the same of tensors that are kept once; of buffers, have rank 0 write its own; collective.
+
+        Buffers that differ are not refused: with `torch.nn.BatchNorm1d` each rank has the statistics of its own batches, and
+        DistributedDataParallel replaces them by those of rank 0 before the next forward.
+
+        Raises:
+            CheckpointError: they have not; the text lists the names and the ranks.
+        """
+        if not differing(summaries):
+            return
+        told = self._together(lambda: (self._replicas, self._buffers))
+        found = differing([each for each, _ in told])
+        buffers = {name for name, _ in found} & set().union(*(names for _, names in told))
+        if others := {key: ranks for key, ranks in found.items() if key[0] not in buffers}:
+            raise refusal(self.path, others, SAME_MODEL)
+        if not self.is_first:
+            for full in buffers:
+                name, _, key = full.partition(".")
+                self.tensors[name].pop(key, None)
+        elif new := sorted(buffers - _background.reported_buffers):
+            _background.reported_buffers.update(new)
+            print(buffers_text(self.path, new), file=sys.stderr, flush=True)
+
+    def _together(self, do: Callable[[], T]) -> list[T]:
+        def checked() -> T:
+            try:
+                return do()
+            except CheckpointError:
+                raise
+            except Exception as error:
+                raise CheckpointError(
+                    f"{self.path} was not saved: {type(error).__name__}: {error}; what was saved before is whole. See that all "
+                    "ranks can write there, or give another path"
+                ) from error
+
+        return together(self.group, f"save {self.path}", checked, CheckpointError)
+
+    def _begin(self) -> Path | None:
+        if not self.is_first:
+            return None
+        return begin(self.path)
+
+    def _write_values(self, making: Path) -> None:
+        if self.is_first:
+            with (making / VALUES).open("wb") as file:
+                file.write(self.values)
+                file.flush()
+                os.fsync(file.fileno())
+
+    def _write_tensors(self, making: Path) -> None:
+        try:
+            write(self.tensors, making, self.group)
+        except Refused as error:
+            raise CheckpointError(_what_failed(error, self.path, self.nbytes)) from error
+
+    def _finish(self, making: Path) -> None:
+        if not self.is_first:
+            return
+        files = files_of(making)
+        if absent := sorted(name for name in files if not (making / name).is_file()):
+            raise CheckpointError(
+                f"{self.path}: {len(absent)} of {len(files)} files are not where rank 0 looks for them: the hosts have "
+                "different disks there; choose a directory that all share"
+            )
+        tensors = {
+            name: (tuple(value.shape), str(value.dtype).removeprefix("torch."))
+            for name, value in self.flat.items()
+            if isinstance(value, torch.Tensor)
+        }
+        ranks = 1 if self.group is None else self.group.size()
+        finish(making, self.path, {"names": self.kinds, "tensors": tensors, "ranks": ranks, "torch": torch.__version__})
+        self.is_complete = True
+
+
+def _copied(tensors: Any) -> Any:
+    """The same in memory of the host that nobody else has."""
+    if isinstance(tensors, dict):
+        return {key: _copied(value) for key, value in tensors.items()}
+    if isinstance(tensors, (list, tuple)):
+        return type(tensors)(_copied(value) for value in tensors)
+    if isinstance(tensors, DTensor):  # from_local() would take it back to the device of its mesh
+        return DTensor(tensors.to_local().detach().to("cpu", copy=True), tensors._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+    return tensors.detach().to("cpu", copy=True) if isinstance(tensors, torch.Tensor) else tensors
+
+
+def _local_nbytes(value: Any, is_first: bool) -> int:
+    """What a rank writes: its part, and the first one of those that have the same."""
+    if isinstance(value, DTensor):
+        place: list[int] = list(value.device_mesh.get_coordinate() or ())
+        is_another = any(at and each.is_replicate() for at, each in zip(place, value.placements))
+        return 0 if is_another else int(value.to_local().nbytes)
+    return int(value.nbytes) if isinstance(value, torch.Tensor) and is_first else 0
+
+
+def _free(folder: Path) -> tuple[int, int]:
+    """Of which file system, and how many bytes are free there."""
+    place = os.statvfs(folder)
+    return os.stat(folder).st_dev, place.f_bavail * place.f_frsize
+
+
+def _check_room(path: Path, needed: list[tuple[str, tuple[int, int], int]]) -> None:
+    by_disk: dict[tuple[str, int], tuple[int, int]] = {}
+    for host, (device, free), nbytes in needed:
+        by_disk[host, device] = (free, by_disk.get((host, device), (0, 0))[1] + nbytes)
+    for (host, _), (free, nbytes) in by_disk.items():
+        if nbytes * _ROOM > free:
+            raise CheckpointError(
+                f"{path} was not saved: it takes {format_nbytes(nbytes)} on {host}, and {format_nbytes(free)} are free there; "
+                "what was saved before is whole. Remove older checkpoints, or save elsewhere"
+            )
+
+
+def _what_failed(error: Refused, path: Path, nbytes: int) -> str:
+    """The cause; where the disk is full, it is often told as a file that could not be written."""
+    free = format_nbytes(_free(path.parent)[1])
+    return (
+        f"{path} was not saved: on rank {error.rank} that failed: {str(error).splitlines()[0]} (this rank writes "
+        f"{format_nbytes(nbytes)}, and {free} are free in {path.parent}); what was saved before is whole"
+    )
+
+
+class _Progress:
+    """Says on one rank how much is written, of a save that lasts."""
+
+    def __init__(self, name: str, making: Path, nbytes: int, is_shown: bool) -> None:
+        self._name = name
+        self._making = making
+        self._nbytes = nbytes
+        self._is_shown = is_shown
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> _Progress:
+        if self._is_shown:
+            self._thread = threading.Thread(target=self._show, name="monarch-checkpoint-progress", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _show(self) -> None:
+        began = time.monotonic()
+        has_said = False
+        pause_s = _SHOWN_AFTER_S
+        while not self._over.wait(pause_s):
+            pause_s, has_said = _EVERY_S, True
+            self._say(f"saving {self._name}: {self._written()} of {format_nbytes(self._nbytes)}")
+        if has_said:
+            self._say(f"saved {format_nbytes(self._nbytes)} in {time.monotonic() - began:.1f} s\n")
+
+    def _written(self) -> str:
+        try:
+            return format_nbytes(sum(file.stat().st_size for file in self._making.iterdir()))
+        except OSError:  # it is being removed
+            return "?"
+
+    @staticmethod
+    def _say(text: str) -> None:
+        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.flush()

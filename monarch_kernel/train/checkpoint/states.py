@@ -1,0 +1,206 @@
+"""What a program has, as what a checkpoint keeps: tensors by full name, and plain values."""
+
+from __future__ import annotations
+
+import difflib
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from monarch_kernel.errors import CheckpointError
+from monarch_kernel.train.checkpoint.atomic_directory import Contents
+from monarch_kernel.train.checkpoint.unpickling import load_plain, other_names
+
+__all__ = ["States", "check_fits", "check_loadable", "collect", "flat", "loadable", "put_back"]
+
+_MAX_LISTED = 8
+_ALWAYS_LOADABLE = {bool, int, float, str, type(None)}  # these, and not what is derived from them
+
+
+@dataclass
+class States:
+    """Things by the name that the user gives them.
+
+    Attributes:
+        kinds: ``module``, ``optimizer``, ``state`` (what has ``state_dict()``) or ``value``.
+        tensors: of modules and optimizers, as `torch.distributed.checkpoint` takes them.
+        values: of all others.
+        buffers: full names of those of modules that are not spread.
+        model_of: of an optimizer, the module that it trains.
+    """
+
+    kinds: dict[str, str] = field(default_factory=dict)
+    tensors: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+    buffers: set[str] = field(default_factory=set)
+    model_of: dict[str, nn.Module] = field(default_factory=dict)
+
+
+def collect(things: Mapping[str, Any]) -> States:
+    """Take the state of things; tensors are those that they have, not copies.
+
+    Raises:
+        CheckpointError: one can't be saved.
+    """
+    states = States()
+    for name, thing in things.items():
+        if not name.isidentifier():
+            raise CheckpointError(f"{name!r} is no name that a checkpoint can keep something under")
+        if isinstance(thing, nn.Module):
+            if any(param.is_meta for param in thing.parameters()):
+                raise CheckpointError(
+                    f"{name} is on the meta device and has no values; parallelize it, or build it, first"
+                )
+            states.kinds[name] = "module"
+            states.tensors[name] = get_model_state_dict(thing)
+            states.buffers |= {f"{name}.{key}" for key in _buffers_in(states.tensors[name], thing)}
+        elif isinstance(thing, Optimizer):
+            states.kinds[name] = "optimizer"
+            states.model_of[name] = _trained_by(name, thing, things)
+            states.tensors[name] = get_optimizer_state_dict(states.model_of[name], thing)
+        elif callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None)):
+            states.kinds[name] = "state"
+            states.values[name] = thing.state_dict()
+        else:
+            states.kinds[name] = "value"
+            states.values[name] = thing
+    return states
+
+
+def _buffers_in(state: Mapping[str, Any], module: nn.Module) -> list[str]:
+    """The keys of a module's buffers; by where they are, for wrappers give them other names in the module."""
+    places = {buffer.data_ptr() for buffer in module.buffers() if not isinstance(buffer, DTensor)}
+    tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+    return [key for key, value in tensors.items() if not isinstance(value, DTensor) and value.data_ptr() in places]
+
+
+def _trained_by(name: str, optimizer: Optimizer, things: Mapping[str, Any]) -> nn.Module:
+    """An optimizer knows its parameters by number; by name they are known to a module."""
+    trained = {id(param) for group in optimizer.param_groups for param in group["params"]}
+    for thing in things.values():
+        if isinstance(thing, nn.Module) and trained <= {id(param) for param in thing.parameters()}:
+            return thing
+    raise CheckpointError(
+        f"{name} trains parameters of no module that is given; its state is kept by their names: add model=... (if the model "
+        "was spread after the optimizer was made, this one trains what was there before)"
+    )
+
+
+def loadable(values: Mapping[str, Any]) -> bytes:
+    """Values as they are written: so that they can be read without running code of whoever wrote them.
+
+    Raises:
+        CheckpointError: one can't.
+    """
+    check_loadable(values)
+    buffer = io.BytesIO()
+    torch.save(dict(values), buffer)
+    return buffer.getvalue()
+
+
+def check_loadable(values: Mapping[str, Any]) -> None:
+    """See that values can be read without running code of whoever wrote them.
+
+    Raises:
+        CheckpointError: one can't.
+    """
+    for name, value in values.items():
+        if type(value) in _ALWAYS_LOADABLE:
+            continue
+        buffer = io.BytesIO()
+        try:
+            torch.save(value, buffer)
+            buffer.seek(0)
+            load_plain(buffer)
+        except Exception as error:  # pickling runs code of the user's
+            needs = ", ".join(other_names(buffer))
+            why = f"it needs {needs}" if needs else str(error).splitlines()[0]
+            raise CheckpointError(
+                f"{name} is a {type(value).__name__}, which can't be kept so that it is safe to read: give numbers, texts, "
+                "tensors, lists and dicts of these, or something with state_dict() and load_state_dict(); or permit its class: "
+                f"torch.serialization.add_safe_globals([...]) ({why[:200]})"
+            ) from None
+
+
+def flat(tensors: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dicts and lists of tensors and numbers, by names joined with dots, as `torch.distributed.checkpoint` has them."""
+    found: dict[str, Any] = {}
+    items = tensors.items() if isinstance(tensors, Mapping) else enumerate(tensors)
+    for key, value in items:
+        name = f"{prefix}{key}"
+        if isinstance(value, (Mapping, list)) and len(value):
+            found |= flat(value, f"{name}.")  # type: ignore[arg-type]
+        else:
+            found[name] = value
+    return found
+
+
+def check_fits(states: States, contents: Contents) -> None:
+    """See that a checkpoint has what is asked of it, in the same shapes.
+
+    Raises:
+        CheckpointError: it has not; the text lists the names.
+    """
+    for name, kind in states.kinds.items():
+        theirs = contents.names.get(name)
+        if theirs is None:
+            raise CheckpointError(
+                f"{contents.path} has no {name!r}; it has {', '.join(f'{key} ({of})' for key, of in contents.names.items())}"
+            )
+        if theirs != kind:
+            raise CheckpointError(f"in {contents.path} {name!r} is a {theirs}, and here a {kind}")
+        if kind in ("module", "optimizer"):
+            _check_tensors(name, flat(states.tensors[name]), contents)
+
+
+def _check_tensors(name: str, mine: Mapping[str, Any], contents: Contents) -> None:
+    prefix = f"{name}."
+    theirs = {key.removeprefix(prefix): about for key, about in contents.tensors.items() if key.startswith(prefix)}
+    shapes = {key: tuple(value.shape) for key, value in mine.items() if isinstance(value, torch.Tensor)}
+    missing = [key for key in shapes if key not in theirs]
+    extra = [key for key in theirs if key not in shapes]
+    other = [key for key in shapes if key in theirs and shapes[key] != theirs[key][0]]
+    if not missing and not extra and not other:
+        return
+    lines = [f"the checkpoint {contents.path} does not fit {name}; nothing has changed"]
+    lines += _listed("missing in the checkpoint", missing, lambda key: _near(key, extra))
+    lines += _listed("only in the checkpoint", extra, lambda key: f" {theirs[key][1]}{list(theirs[key][0])}")
+    lines += _listed(
+        "of another shape", other, lambda key: f" {list(shapes[key])} here, {list(theirs[key][0])} in the checkpoint"
+    )
+    raise CheckpointError("\n".join(lines))
+
+
+def _listed(what: str, keys: list[str], more: Any) -> list[str]:
+    if not keys:
+        return []
+    lines = [f"  {what} ({len(keys):,}):", *(f"    {key}{more(key)}" for key in keys[:_MAX_LISTED])]
+    return lines + ([f"    and {len(keys) - _MAX_LISTED:,} more"] if len(keys) > _MAX_LISTED else [])
+
+
+def _near(key: str, others: list[str]) -> str:
+    near = difflib.get_close_matches(key, others, n=1, cutoff=0.7)
+    return f" (it has {near[0]})" if near else ""
+
+
+def put_back(things: Mapping[str, Any], states: States) -> None:
+    """Give things the state that was loaded."""
+    for name, thing in things.items():
+        if states.kinds[name] == "module":
+            set_model_state_dict(thing, states.tensors[name])
+        elif states.kinds[name] == "optimizer":
+            set_optimizer_state_dict(states.model_of[name], thing, states.tensors[name])
+        elif states.kinds[name] == "state":
+            thing.load_state_dict(states.values[name])

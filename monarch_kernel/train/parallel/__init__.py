@@ -1,0 +1,20 @@
+"""Spreads a model over the ranks of a mesh: `parallelize`, and what goes with it.
+
+In a remote cell, an endpoint, or any program of torch.distributed::
+
+    from monarch_kernel.train.parallel import parallelize, plan_of
+
+    model = parallelize(GPT(config), mesh, example=batch)
+    optimizer = torch.optim.AdamW(model.parameters())
+    print(plan_of(model).explain())
+"""
+
+from __future__ import annotations
+
+from monarch_kernel.errors import PlanError
+from monarch_kernel.train.parallel.gradients import clip_grad_norm_
+from monarch_kernel.train.parallel.parallelize import parallelize, plan_for, plan_of
+from monarch_kernel.train.planning.facts import Needs
+from monarch_kernel.train.planning.plan import Plan
+
+__all__ = ["Needs", "Plan", "PlanError", "clip_grad_norm_", "parallelize", "plan_for", "plan_of"]

@@ -1,0 +1,189 @@
+"""The plan: the first strategy that fits into memory, or the one that was asked for, with what else was thought of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from monarch_kernel.errors import PlanError
+from monarch_kernel.train.planning.facts import Facts
+from monarch_kernel.train.planning.memory import Split, needed, sent
+from monarch_kernel.train.planning.plan import Option, Plan, axes_text, does_not_fit, nothing_fits, reason_for, several
+from monarch_kernel.train.planning.request import STRATEGIES, Axes, Strategy, Terms, Wish
+from monarch_kernel.train.planning.tensor_split import has_partner, matched
+from monarch_kernel.train.planning.wrapping import SPARSE, Wrapping, blocks, wrap
+
+__all__ = ["make_plan"]
+
+_FITS: Mapping[Strategy, float] = {"none": 0.85, "ddp": 0.75, "hsdp": 0.8, "fsdp": 0.85, "tp": 0.8, "fsdp+tp": 0.85}
+"""Up to which part of the free memory a strategy is taken to fit: the estimate knows of no fragments, buffers of collectives
+or caches, and what is replicated leaves less room for these."""
+
+_PRECISIONS = ("", "bfloat16", "float16", "float32")
+
+
+def make_plan(facts: Facts, terms: Terms, wish: Wish | None = None) -> Plan:
+    """Choose how to spread a model.
+
+    Args:
+        facts: of the model.
+        terms: what there is.
+        wish: what was asked for; by default all is up to us.
+
+    Raises:
+        PlanError: what was asked for can't be done, or nothing fits into memory; the text has the figures.
+    """
+    wish = wish or Wish()
+    _check(wish, terms)
+    parts = terms.axes.get(wish.tensor_axis, 1) if wish.tensor else 1
+    tensor = matched(facts, wish.tensor, parts)
+    wrapping = wrap(facts, wish.units, wish.replicate)
+    repeated = tuple(name for name in blocks(facts) if facts.modules[name].calls != 0)
+    options: list[Option] = []
+    plans: list[Plan] = []
+    for strategy, checkpoint in _candidates(wish, terms, bool(tensor), bool(repeated)):
+        plan = _draft(facts, terms, wish, strategy, wrapping, tensor, repeated if checkpoint else ())
+        plans.append(plan)
+        room = _FITS[strategy] * terms.free_nbytes
+        is_too_big = terms.free_nbytes > 0 and plan.memory.total > room
+        why_not = does_not_fit(plan, room) if is_too_big else ""
+        options.append(Option(strategy, checkpoint, plan.memory, why_not))
+    at = next((i for i, option in enumerate(options) if not option.why_not), None)
+    if at is None and wish.strategy == "auto":
+        raise PlanError(nothing_fits(plans, terms, facts))
+    chosen = plans[at or 0]
+    reason = reason_for(chosen, options[: at or 0], asked=wish.strategy != "auto")
+    if at is None:
+        reason += f"; {options[0].why_not}"
+    later = [option if i <= (at or 0) else replace(option, why_not="not needed") for i, option in enumerate(options)]
+    return replace(chosen, reason=reason, options=tuple(later))
+
+
+def _check(wish: Wish, terms: Terms) -> None:
+    if wish.strategy not in ("auto", *STRATEGIES):
+        raise PlanError(f"strategy={wish.strategy!r} is none of auto, {', '.join(STRATEGIES)}")
+    if wish.precision not in _PRECISIONS:
+        raise PlanError(f"precision={wish.precision!r} is none of {', '.join(filter(None, _PRECISIONS))}")
+    wants_tensor = bool(wish.tensor) or wish.strategy in ("tp", "fsdp+tp")
+    if wants_tensor and wish.tensor_axis not in terms.axes:
+        raise PlanError(
+            f"matrices are split along an axis of the mesh that is called {wish.tensor_axis!r}; this one has "
+            f"{axes_text(terms.axes)}: bring one up with --axes dp=…,{wish.tensor_axis}=…, or name another with tensor_axis="
+        )
+    if wish.strategy in ("tp", "fsdp+tp") and not wish.tensor:
+        raise PlanError(
+            f"strategy={wish.strategy!r} wants to know which layers to split: "
+            'tensor={"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}'
+        )
+    if wish.tensor and wish.strategy in ("ddp", "hsdp", "none"):
+        raise PlanError(f"strategy={wish.strategy!r} splits no matrices; drop tensor=, or ask for 'tp' or 'fsdp+tp'")
+    if wish.strategy == "hsdp" and len([size for size in terms.axes.values() if size > 1]) < 2:
+        raise PlanError(
+            f"strategy='hsdp' wants a mesh of two axes, copies along the first and shards along the others; this one has "
+            f"{axes_text(terms.axes)}: bring one up with --axes copies=2,shards=…"
+        )
+    if wish.strategy == "none" and terms.ranks > 1:
+        raise PlanError(
+            f"strategy='none' is for one rank, and there are {terms.ranks}: each would train a model of its own"
+        )
+
+
+def _candidates(wish: Wish, terms: Terms, has_tensor: bool, has_blocks: bool) -> list[tuple[Strategy, bool]]:
+    """What to think of, in order: what is simplest and sends least comes first."""
+    strategies: list[Strategy]
+    if wish.strategy != "auto":
+        strategies = [wish.strategy]  # type: ignore[list-item]
+    elif has_tensor:
+        others = terms.ranks // terms.axes[wish.tensor_axis]
+        strategies = ["tp", "fsdp+tp"] if others > 1 else ["tp"]
+    elif terms.ranks == 1:
+        strategies = ["none"]
+    else:
+        strategies = ["ddp", "hsdp", "fsdp"] if terms.hosts > 1 and len(terms.axes) > 1 else ["ddp", "fsdp"]
+    recompute = [wish.checkpoint] if wish.checkpoint is not None else [False, True] if has_blocks else [False]
+    if wish.checkpoint and not has_blocks:
+        raise PlanError(
+            "checkpoint=True: the model has no blocks that repeat; wrap what is to be computed again by hand"
+        )
+    if wish.strategy != "auto" and wish.checkpoint is None and not terms.free_nbytes:
+        recompute = [False]
+    return [(strategy, checkpoint) for checkpoint in recompute for strategy in strategies]
+
+
+def _draft(
+    facts: Facts,
+    terms: Terms,
+    wish: Wish,
+    strategy: Strategy,
+    wrapping: Wrapping,
+    tensor: Mapping[str, str],
+    checkpoint: Sequence[str],
+) -> Plan:
+    """The plan for one strategy, with its figures."""
+    splits_matrices = strategy in ("tp", "fsdp+tp")
+    others = [axis for axis in terms.axes if not (splits_matrices and axis == wish.tensor_axis)]
+    copy_axes, shard_axes = _axes_of(strategy, others, terms.axes)
+    split = Split(
+        _size(terms.axes, copy_axes),
+        _size(terms.axes, shard_axes),
+        terms.axes[wish.tensor_axis] if splits_matrices else 1,
+    )
+    has_shards = strategy in ("fsdp", "hsdp", "fsdp+tp")
+    if not has_shards:  # DDP puts gradients side by side, which sparse ones can't be
+        wrapping = Wrapping(
+            (), {name: why for name, why in wrapping.kept.items() if why == SPARSE and strategy == "ddp"}
+        )
+    notes = list(wrapping.notes)
+    if splits_matrices:
+        linears = {name: style for name, style in tensor.items() if facts.modules[name].kind == "Linear"}
+        notes += [
+            f"{name} is split {style} and nothing beside it the other way: what it "
+            f"{'gives' if style == 'colwise' else 'takes'} is whole on each rank"
+            for name, style in linears.items()
+            if not has_partner(name, linears)
+        ]
+    if facts.averaged and terms.ranks > 1:
+        notes.append(
+            f"{several(facts.averaged, 'buffer')} averaged over the ranks after each step; to have the statistics of the "
+            "whole batch, use torch.nn.SyncBatchNorm"
+        )
+    if not facts.probed:
+        notes.append(f"the model was not tried: {facts.why_not or 'no example= was given'}")
+    return Plan(
+        strategy=strategy,
+        axes=dict(terms.axes),
+        copy_axes=copy_axes,
+        shard_axes=shard_axes,
+        tensor_axis=wish.tensor_axis if splits_matrices else "",
+        units=wrapping.units,
+        kept=dict(wrapping.kept),
+        tensor=dict(tensor) if splits_matrices else {},
+        checkpoint=tuple(checkpoint),
+        precision=wish.precision,
+        averaged=facts.averaged if terms.ranks > 1 else (),
+        unused=tuple(param.name for param in facts.params if param.is_unused and param.trains)
+        if facts.probed
+        else None,
+        memory=needed(facts, split, wrapping, tensor=tensor, checkpoint=checkpoint, precision=wish.precision),
+        sent=sent(facts, strategy, split, wrapping, tensor=tensor, precision=wish.precision),
+        free_nbytes=terms.free_nbytes,
+        flops=facts.flops // (terms.axes[wish.tensor_axis] if splits_matrices else 1),
+        notes=tuple(notes),
+    )
+
+
+def _axes_of(strategy: Strategy, others: Sequence[str], axes: Axes) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Along which axes the model is replicated, and along which it is split by FSDP."""
+    if strategy in ("fsdp", "fsdp+tp"):
+        return (), tuple(others)
+    if strategy == "hsdp":
+        wide = [axis for axis in others if axes[axis] > 1]
+        return tuple(others[: others.index(wide[0]) + 1]), tuple(others[others.index(wide[0]) + 1 :])
+    return tuple(others), ()
+
+
+def _size(axes: Axes, names: Sequence[str]) -> int:
+    size = 1
+    for name in names:
+        size *= axes[name]
+    return size

@@ -1,0 +1,1 @@
+"""Training on a mesh; so far its process groups."""

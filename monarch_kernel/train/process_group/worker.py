@@ -1,0 +1,640 @@
+"""torch.distributed in a mesh: a default process group that is there when a cell runs, and is formed anew after an abort.
+
+Theory of operation
+===================
+
+Ranks meet in a store of torch.distributed whose keys the process of rank 0 keeps, and which has no port
+(`runtime.worker.store`): its operations are messages between ranks, which only processes of the session can send. Each forming
+opens a new store (`HostStore`), so what a broken group left in the last one does not matter. Without the process of rank 0 the
+group is broken anyway, and the process that replaces it opens the next store. Operations do not need the controller, which may
+be gone.
+
+gloo connects ranks to each other by ports of its own, at the address of the interface in ``GLOO_SOCKET_IFNAME``, which the
+agent sets if the user has not. Ranks on several hosts first try whether those reach each other, since gloo would try for long,
+and say little (`_reach`).
+
+A rank sets the variables of torchelastic before it forms, so that code written for torchrun (and Lightning, Accelerate, the HF
+Trainer) finds what it expects; a script's own ``init_process_group()`` finds the group there and is content, or, after
+``destroy_process_group()``, forms it again, in the same store under another prefix. ``env://`` meets there, too. Nothing
+listens at MASTER_PORT, unless a program that a rank starts opens a store there.
+
+A collective of gloo that waits for a missing peer can be neither interrupted nor aborted through torch: ``abort()`` returns
+and the caller stays blocked. What ends it is to shut its sockets down from another thread (gloo has no abort of its own:
+pytorch/gloo#388). We know them as the descriptors that appear while a group is made. NCCL has an abort.
+
+They are shut down for reading alone, and kept open for a while when gloo has closed them. For gloo may have yet to answer
+what a peer has sent: it takes the send that the peer is ready for from its list, and if writing fails then forgets it, so
+that whoever waits for it waits for ever. As it is, what it writes goes to a peer that is there, and what it reads next is the
+end. For a peer that has died its host agent keeps the connections open for a second, in which the others are told of the
+death (`runtime.host.connection_holder`).
+
+A rank that waits for a peer to connect to it has no socket for that yet, and gloo's limit for it is the group's, which also
+holds for what is sent and received later: a short one would end those. So that an abort frees such a rank, it connects to its
+own listeners in place of each peer, and closes these connections (`_stand_in`): gloo takes each for the peer's, and finds it
+closed (https://github.com/pytorch/gloo/blob/main/gloo/transport/tcp/listener.cc).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from functools import partial, wraps
+from typing import Any, NamedTuple
+
+from monarch_kernel import live
+from monarch_kernel.actor.proc_mesh import ProcMesh
+from monarch_kernel.base.mesh import ValueMesh
+from monarch_kernel.errors import MeshDownError, RemoteError
+from monarch_kernel.net.transport.driver import Waiter
+from monarch_kernel.net.wire.codec import Frame, pack
+from monarch_kernel.net.wire.messages import FormGroup, HostStore
+from monarch_kernel.runtime.diagnostics.stacks import Collective
+from monarch_kernel.runtime.host.connection_holder import Holder
+from monarch_kernel.runtime.host.network import address_of, interfaces
+from monarch_kernel.runtime.rpc.future import Future
+from monarch_kernel.runtime.rpc.gather import gather, read_value
+from monarch_kernel.runtime.rpc.waits import Wait
+from monarch_kernel.runtime.worker.actor_server import later
+from monarch_kernel.runtime.worker.rank import Rank
+from monarch_kernel.runtime.worker.store import StoreClient, serve_rendezvous, torch_store
+from monarch_kernel.train.process_group import collective_counts
+from monarch_kernel.train.process_group.collective_counts import CollectiveMeter
+
+__all__ = ["GroupStore", "RankGroup"]
+
+_NOTE = "forming the process group"
+_JOIN_TIMEOUT = timedelta(seconds=60)
+_REACH_S = 10.0
+"""How long a rank tries to reach another host."""
+
+_STAND_IN_S = 1.0
+"""How long a rank tries to connect to a listener of its own."""
+
+_CLOSE_AFTER_S = 3.0
+"""How long the connections of a group that was aborted stay open, unless it is formed anew; the others are told, too."""
+
+
+class GroupStore:
+    """The controller's side: has meshes form their groups."""
+
+    def __init__(self) -> None:
+        self._is_closed = False
+
+    def form(self, mesh: ProcMesh) -> Future[ValueMesh[None]]:
+        """Have all ranks of a mesh form their default process group, whatever became of the last one.
+
+        Raises:
+            RuntimeError: no more groups are formed.
+        """
+        if self._is_closed:
+            raise RuntimeError("no process group can be formed any more: the session ends")
+        return _Forming(mesh).future
+
+    def close(self) -> None:
+        """Form no more groups."""
+        self._is_closed = True
+
+
+class _Forming:
+    """The forming of a group: its first rank opens a store, then all meet in it; the owner of the future of both steps."""
+
+    def __init__(self, mesh: ProcMesh) -> None:
+        self._mesh = mesh
+        self.asker = mesh._runtime
+        self._is_interrupted = False
+        self._step: Future[Any]
+        self.future: Future[ValueMesh[None]] = Future(self, 0, lambda answers: self._step.get(0))
+        first = mesh.process(mesh.ranks[0])
+        finish = gather(first._region, _what(mesh), RemoteError, read_value, mesh._as_spawned)
+        self._step = self.asker.request(
+            first.procs, lambda id: pack(HostStore(id)), _NOTE, lambda answers: finish(answers).item(), quiet=True
+        )
+        self._step.add_done_callback(self._hosted)
+
+    def _hosted(self) -> None:
+        if self._step.exception(0) is not None:
+            self.future.resolve((), True)
+            return
+        store, address, port = self._step.get(0)
+        mesh = self._mesh
+        message = partial(FormGroup, proc=mesh.procs[0], store=store, address=address, port=port)
+        finish = gather(mesh._region, _what(mesh), RemoteError, lambda answer: None)
+        try:
+            self._step = self.asker.request(mesh.procs, lambda id: pack(message(id)), _NOTE, finish, quiet=True)
+        except MeshDownError as error:
+            self.future.abandon(error)
+            return
+        self._step.add_done_callback(lambda: self.future.resolve((), self._step.in_step))
+        if self._is_interrupted:
+            self._step.interrupt()
+
+    # -- as the owner of the future
+
+    def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
+        return self.asker.wait(waiter, timeout_s)
+
+    def interrupt(self, id: int, *, abort: bool = False) -> None:
+        self._is_interrupted = True
+        self._step.interrupt(abort=abort)
+
+    def cancel(self, id: int) -> None:
+        self._is_interrupted = True
+        self._step.cancel()
+
+    def attend(self, future: Future[Any]) -> None:
+        self.asker.attend(self._step)
+
+    def linger(self, wait: Wait) -> float | None:
+        return None
+
+
+def _what(mesh: ProcMesh) -> str:
+    return f"forming the process group of {mesh.name} failed"
+
+
+class RankGroup:
+    """The rank's side; installs itself as the rank's group.
+
+    Args:
+        rank: whose groups they are.
+        agent: path of the host agent's socket.
+    """
+
+    def __init__(self, rank: Rank, agent: str) -> None:
+        self._rank = rank
+        self._spec = rank.spec
+        self._sockets: dict[tuple[int, ...], set[_Socket]] = {}  # by the members of their groups; none: the default one
+        self._sockets_before: set[_Socket] | None = None  # those that were open when it began to form, while it does
+        self._closing: list[socket.socket] = []  # connections of groups that were aborted
+        self._lock = threading.Lock()  # what is above changes hands: some other thread aborts
+        self._holder = Holder(agent)
+        self._formed = False
+        self._aborted = False
+        self._rounds = 0
+        self._formed_ns = 0
+        self._hosted = ""  # the store in which the others meet us
+        self._client = StoreClient(rank.peers, rank.spec.proc, "")
+        self._store: Any = None  # torch's view of it, made once: threads of torch may use it after its group
+        self._device_mesh: Callable[[], Any] = lambda: None
+        self._namespace: dict[str, Any] = {}
+        self._meter = CollectiveMeter(rank.peers.meters, _label_of)
+        rank.group = self
+        rank.main.handlers |= {HostStore: self._host_store, FormGroup: self._form}
+
+    def namespace(self) -> dict[str, Any]:
+        """What the user's namespace starts with; a rank without torch is not made to import it."""
+        spec = self._spec
+        torch = sys.modules.get("torch")
+        device = spec.device if torch is None else torch.device(*("cuda", 0) if spec.device == "cuda" else ("cpu",))
+        if torch is not None and spec.device == "cuda":
+            torch.cuda.set_device(device)
+        self._namespace = {
+            "rank": spec.rank,
+            "world_size": spec.world_size,
+            "local_rank": spec.local_rank,
+            "device": device,
+            "live": live,
+        }
+        return self._namespace
+
+    # -- for the rank
+
+    def pending_s(self) -> float:
+        """Age of the oldest collective that has not ended, in seconds; 0 if there is none. Forming the group is one."""
+        if self._sockets_before is not None:
+            return max(1e-9, (time.time_ns() - self._formed_ns) / 1e9)
+        oldest = min((entry["time_created_ns"] for entry in self._waiting(self._recorded())), default=None)
+        return 0.0 if oldest is None else max(1e-9, (time.time_ns() - oldest) / 1e9)
+
+    def waits(self, thread: int) -> bool:
+        """Whether a thread, given by its `threading.get_ident`, is in a call of torch.distributed, or waits for one to end.
+
+        The recorder has no entry for calls between two ranks with gloo, nor for ``monitored_barrier``.
+        """
+        if "torch.distributed" not in sys.modules:
+            return False
+        frame = sys._current_frames().get(thread)
+        calls = (_dist().distributed_c10d.__file__, collective_counts.__file__)  # the latter waits for works
+        return frame is not None and frame.f_code.co_filename in calls
+
+    def pending(self) -> tuple[tuple[Collective, ...], dict[str, int]]:
+        """Collectives that have not ended, oldest first, and the number of the last one started in each process group."""
+        if "torch.distributed" not in sys.modules:  # nobody has begun one
+            return (), {}
+        world = _dist().distributed_c10d._world
+        names = dict(world.pg_names)  # NON_GROUP_MEMBER has none, which stands for each group that this rank is not in
+        members = {
+            names[group]: tuple(sorted(it)) for group, it in dict(world.pg_group_ranks).items() if group in names
+        }
+        recorded = self._recorded()
+        reached: dict[str, int] = {}
+        for entry in self._current(recorded):
+            label = _group_label(entry)
+            reached[label] = max(reached.get(label, 0), int(entry["collective_seq_id"]))
+        found = [
+            Collective(
+                operation=str(entry["profiling_name"]).partition(":")[2],
+                number=int(entry["collective_seq_id"]),
+                group=_group_label(entry),
+                members=members.get(entry["process_group"][0], ()),
+                shapes=", ".join("x".join(map(str, size)) or "()" for size in entry["input_sizes"]),
+                age_s=max(0.0, (time.time_ns() - entry["time_created_ns"]) / 1e9),
+                thread=int(entry["thread_id"]),
+            )
+            for entry in sorted(self._waiting(recorded), key=lambda entry: int(entry["time_created_ns"]))
+        ]
+        return tuple(found), reached
+
+    def collectives(self) -> int:
+        """Collectives started so far in the default group; -1 without a group, -2 if it was aborted."""
+        if self._aborted:
+            return -2
+        if not self._formed or not (dist := _dist()).is_initialized():
+            return -1
+        return int(dist.group.WORLD._get_sequence_number_for_group())
+
+    def abort(self, dead: int | None = None) -> None:
+        """Make pending collectives raise; if a rank is dead those of its groups, and all that these begin."""
+        if "torch.distributed" not in sys.modules:  # nobody has begun anything, and to import it takes seconds
+            return
+        dist = _dist()
+
+        self._aborted = True
+        if self._spec.device == "cuda" and dist.is_initialized():
+            dist.distributed_c10d._abort_process_group()
+        with self._lock:
+            ended: set[_Socket] = set()
+            for members in list(self._sockets):
+                if dead is None or not members or dead in members:
+                    ended |= self._sockets.pop(members)
+            is_forming = self._sockets_before is not None
+            if self._sockets_before is not None:  # it waits for its peers, or for keys of the store
+                ended |= _sockets() - self._sockets_before
+            self._client.end(None if is_forming else dead)
+            for each in ended & _sockets():  # those of a group that has been destroyed are no more
+                if (connection := _copy(each)) is not None:
+                    self._closing.append(connection)
+                    with contextlib.suppress(OSError):  # the other end has reset it
+                        connection.shutdown(socket.SHUT_RDWR if is_forming else socket.SHUT_RD)
+            if self._closing:
+                later(_CLOSE_AFTER_S, _close, list(self._closing))
+        if is_forming:
+            _stand_in(ended, self._spec.world_size)
+
+    def _hold(self, sockets: set[_Socket]) -> None:
+        """Have the agent keep connections open should we die."""
+        fds = []
+        for each in sockets:
+            if (connection := _copy(each)) is not None:
+                connection.close()
+                fds.append(each.fd)
+        self._holder.hold(fds)
+
+    @staticmethod
+    def _recorded() -> dict[str, Any]:
+        """What torch's flight recorder holds."""
+        if "torch.distributed" not in sys.modules:
+            return {}
+        from torch._C import _distributed_c10d as c10d
+
+        dump = getattr(c10d, "_dump_fr_trace_json", None)
+        return {} if dump is None else dict(json.loads(dump(includeCollectives=True, onlyActive=True)))
+
+    def _current(self, recorded: dict[str, Any]) -> list[dict[str, Any]]:
+        """Without the entries of groups that are no more."""
+        return [entry for entry in recorded.get("entries", ()) if entry["time_created_ns"] >= self._formed_ns]
+
+    def _waiting(self, recorded: dict[str, Any]) -> list[dict[str, Any]]:
+        """Those that have not ended."""
+        return [entry for entry in self._current(recorded) if not entry["retired"]]
+
+    # -- forming
+
+    def _host_store(self, message: HostStore, _: Sequence[Frame]) -> None:
+        """Open a store, and drop the last one, whose clients belong to a group that is no more."""
+        address = self._address()
+        last, self._hosted = self._hosted, f"group {message.id}"
+        self._rank.submit(partial(self._open_store, self._hosted, last))
+        with socket.create_server((address, 0), family=_family(address)) as free:
+            port: int = free.getsockname()[1]
+        self._rank.reply(message.id, (self._hosted, address, port))
+
+    def _open_store(self, name: str, instead_of: str) -> None:
+        """With the baton held."""
+        stores = self._rank.peers.stores
+        for id, packed in stores.close(instead_of):
+            self._rank.send_answer_now(id, packed)
+        stores.open(name)
+
+    def _address(self) -> str:
+        """The address that gloo takes.
+
+        Raises:
+            RuntimeError: there is none.
+        """
+        address = address_of(os.environ.get("GLOO_SOCKET_IFNAME", ""))
+        if not address:
+            raise RuntimeError(
+                f"host {socket.gethostname()} has no address at which others could reach it, of the network interface "
+                f"{os.environ.get('GLOO_SOCKET_IFNAME', '')!r} (GLOO_SOCKET_IFNAME); it has {_interfaces_text()}"
+            )
+        return address
+
+    def _form(self, message: FormGroup, _: Sequence[Frame]) -> None:
+        dist = _dist()
+
+        spec = self._spec
+        os.environ.update(
+            RANK=str(spec.rank),
+            WORLD_SIZE=str(spec.world_size),
+            LOCAL_RANK=str(spec.local_rank),
+            LOCAL_WORLD_SIZE=str(spec.local_world_size),
+            GROUP_RANK=str(spec.rank // spec.local_world_size),
+            GROUP_WORLD_SIZE=str(spec.world_size // spec.local_world_size),
+            ROLE_RANK=str(spec.rank),
+            ROLE_WORLD_SIZE=str(spec.world_size),
+            ROLE_NAME="default",
+            MASTER_ADDR=message.address,
+            MASTER_PORT=str(message.port),
+            TORCHELASTIC_RUN_ID=spec.mesh,
+            TORCHELASTIC_USE_AGENT_STORE="False",
+            TORCHELASTIC_MAX_RESTARTS="0",
+            TORCHELASTIC_RESTART_COUNT="0",
+            TORCHELASTIC_ERROR_FILE=os.devnull,
+        )
+        os.environ.setdefault("GLOO_ENABLE_STORE_V2_API", "1")  # all addresses in one request, not one in each
+        self._patch(dist)
+        self._leave(dist)
+        self._client.begin(message.proc, message.store)
+        if self._store is None:
+            self._store = torch_store(self._client)
+        serve_rendezvous(dist.PrefixStore("env", self._store), message.address, message.port)
+        self._aborted = False
+        self._rounds = 0
+        self._formed_ns = time.time_ns()
+        self._formed = False
+        self._sockets_before = _sockets()
+        try:
+            with self._rank.main.user_code():
+                self._init(dist.init_process_group, "cpu:gloo,cuda:nccl" if spec.device == "cuda" else "gloo")
+                self._add_device_mesh()
+                if self._aborted:  # after gloo had all connections, which are closed
+                    raise RuntimeError("the process group was aborted while it was formed: a peer is gone")
+                self._formed = True
+                with self._lock:
+                    closing, self._closing = self._closing, []
+                _close(closing)
+        finally:
+            self._end_forming()
+        self._rank.reply(message.id)
+
+    def _end_forming(self) -> None:
+        with self._lock:
+            self._sockets_before = None
+
+    def _leave(self, dist: Any) -> None:
+        """Forget the group, or what there is of one that was interrupted while it was formed."""
+        if dist.is_initialized():
+            if self._sockets or not self._aborted:
+                self.abort()  # a peer may be missing: do not wait for it
+            dist.destroy_process_group()
+            return
+        helpers = dist.distributed_c10d
+        world = helpers._world
+        for name in ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg"):
+            getattr(world, name).clear()
+        helpers._unregister_all_process_groups()
+        world.group_count = 0  # it names groups, also in the store: ranks that count differently never meet
+
+    def _init(self, init: Callable[..., None], backend: str | None, **options: Any) -> None:
+        """Form a group under a prefix of its own: what an earlier one left in the store would be taken for its peers."""
+        ours = _dist().PrefixStore(f"group/{self._rounds}", self._store)
+        if self._sockets_before is not None:
+            self._meet(ours)
+        options.update(store=ours, rank=self._spec.rank, world_size=self._spec.world_size)
+        init(backend, **options)
+
+    def _meet(self, store: Any) -> None:
+        """Wait until all ranks are here; those of several hosts also until the hosts have reached each other.
+
+        Raises:
+            ConnectionError: this host can't reach another.
+        """
+        spec = self._spec
+        _gather_keys(store, "present", spec.rank, range(spec.world_size), "")
+        if spec.world_size == spec.local_world_size:
+            return
+        firsts = range(0, spec.world_size, spec.local_world_size)
+        if spec.rank not in firsts:
+            store.wait([f"reached/{first}" for first in firsts], _JOIN_TIMEOUT)
+            return
+        address = self._address()
+        with socket.create_server((address, 0), family=_family(address), backlog=len(firsts)) as listener:
+            mine = json.dumps([address, listener.getsockname()[1], socket.gethostname()])
+            for first, theirs in zip(firsts, _gather_keys(store, "address", spec.rank, firsts, mine)):
+                if first != spec.rank:
+                    _reach(first, *json.loads(theirs))
+            _gather_keys(store, "reached", spec.rank, firsts, "")
+
+    def _add_device_mesh(self) -> None:
+        with self._rank.main.own_code():  # an interrupt would leave torch or IPython imported by half
+            from torch.distributed.device_mesh import init_device_mesh
+
+            namespace = self._namespace_now()
+        sizes = tuple(size for _, size in self._spec.axes)
+        names = tuple(name for name, _ in self._spec.axes)
+        device_mesh = init_device_mesh(self._spec.device, sizes, mesh_dim_names=names)
+        known = namespace.get("mesh")
+        if known is None or known is self._device_mesh():  # else the user has given the name to something else
+            namespace["mesh"] = device_mesh
+        self._device_mesh = weakref.ref(device_mesh)  # held by the namespace alone: with it the groups' sockets go
+
+    def _namespace_now(self) -> dict[str, Any]:
+        return self._rank.shell.namespace
+
+    def _patch(self, dist: Any) -> None:
+        """Have torch tell which sockets a new group opens, and let scripts initialise what is already there."""
+        helpers = dist.distributed_c10d
+        make = helpers._new_process_group_helper
+        signature = inspect.signature(make)
+        if hasattr(make, "monarch_kernel"):
+            return
+        self._meter.install(dist)
+        self._rank.reports.count_unread = lambda: self._meter.count_unread(dist)
+
+        @wraps(make)
+        def new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs).arguments
+            members = tuple(given["global_ranks_in_group"] or ())
+            before = _sockets()
+            try:
+                with self._client.making(members, given.get("timeout")):
+                    return make(*args, **kwargs)
+            finally:
+                opened = _sockets() - before
+                with self._lock:
+                    self._sockets.setdefault(members, set()).update(opened)
+                self._hold(opened)
+
+        new_process_group_helper.monarch_kernel = True  # type: ignore[attr-defined]
+        helpers._new_process_group_helper = new_process_group_helper
+        original = dist.init_process_group
+
+        @wraps(original)
+        def init_process_group(backend: str | None = None, init_method: str | None = None, **options: Any) -> None:
+            """Join the default process group; content if the mesh's own group is there already."""
+            spec = self._spec
+            fits = options.get("world_size", -1) in (-1, spec.world_size) and options.get("rank", -1) in (-1, spec.rank)
+            if dist.is_initialized():
+                if self._formed and fits and options.get("store") is None:
+                    return
+            elif self._formed and fits and init_method in (None, "env://") and options.get("store") is None:
+                self._rounds += 1
+                self._client.resume()
+                self._init(original, backend, **options)
+                return
+            original(backend, init_method, **options)
+
+        dist.init_process_group = helpers.init_process_group = init_process_group
+        destroy = dist.destroy_process_group
+
+        @wraps(destroy)
+        def destroy_process_group(*args: Any, **kwargs: Any) -> None:
+            try:
+                destroy(*args, **kwargs)
+            finally:
+                self._holder.let_go()
+
+        dist.destroy_process_group = helpers.destroy_process_group = destroy_process_group
+
+
+def _gather_keys(store: Any, kind: str, rank: int, ranks: Sequence[int], value: str) -> list[bytes]:
+    """Set a key of this rank, and wait for those of all ranks; gives their values."""
+    store.set(f"{kind}/{rank}", value)
+    keys = [f"{kind}/{each}" for each in ranks]
+    store.wait(keys, _JOIN_TIMEOUT)
+    return [bytes(each) for each in store.multi_get(keys)]
+
+
+def _reach(rank: int, address: str, port: int, host: str) -> None:
+    """See whether another host can be reached: gloo would try for as long as the group waits, and say little.
+
+    Raises:
+        ConnectionError: it can't be.
+    """
+    try:
+        socket.create_connection((address, port), _REACH_S).close()
+    except OSError as error:
+        raise ConnectionError(
+            f"host {socket.gethostname()} can't connect to {address} port {port} (rank {rank}, on host {host}): {error}. "
+            "The hosts of a process group must reach each other: look at firewalls between them, "
+            f"or name another interface with --env GLOO_SOCKET_IFNAME=..., of {_interfaces_text()}"
+        ) from None
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def _interfaces_text() -> str:
+    return ", ".join(f"{name} ({' '.join(addresses)})" for name, addresses in interfaces().items())
+
+
+def _dist() -> Any:
+    """torch.distributed, which few of whose names are typed."""
+    import torch.distributed
+
+    return torch.distributed
+
+
+def _group_label(entry: dict[str, Any]) -> str:
+    """What users call a process group: empty for the default one, the axis of a mesh, else torch's name for it."""
+    return _label_of(*entry["process_group"])
+
+
+def _label_of(name: str, about: str) -> str:
+    return "" if about == "default_pg" else str(name if about in ("", "undefined") else about).removeprefix("mesh_")
+
+
+def _stand_in(sockets: Iterable[_Socket], size: int) -> None:
+    """Connect to listeners of gloo in place of each peer, and let go: whoever waits for one of them waits no more.
+
+    A connection begins with a number of 8 bytes, which says for which peer it is; they count from 0.
+    """
+    for each in sockets:
+        if (address := _listens_at(each)) is None:
+            continue
+        for number in range(size):
+            with contextlib.suppress(OSError), socket.create_connection(address[:2], _STAND_IN_S) as connection:
+                connection.sendall(struct.pack("=q", number))
+
+
+def _close(connections: Sequence[socket.socket]) -> None:
+    for connection in connections:
+        connection.close()
+
+
+class _Socket(NamedTuple):
+    """A socket of this process; the number of its descriptor alone may be another's a moment later."""
+
+    fd: int
+    inode: str
+
+
+def _copy(of: _Socket) -> socket.socket | None:
+    """A copy of a TCP connection; None of anything else, such as gloo's listener, at whose failure it ends the process."""
+    copy = _duplicate(of)
+    if copy is None or not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        return copy
+    copy.close()
+    return None
+
+
+def _listens_at(of: _Socket) -> Any:
+    """The address of a TCP listener; None of anything else."""
+    copy = _duplicate(of)
+    if copy is None:
+        return None
+    with copy:
+        return copy.getsockname() if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) else None
+
+
+def _duplicate(of: _Socket) -> socket.socket | None:
+    """A copy of a TCP socket; None of anything else."""
+    try:
+        fd = os.dup(of.fd)
+    except OSError:  # it was closed meanwhile
+        return None
+    try:
+        if f"socket:[{os.fstat(fd).st_ino}]" != of.inode:
+            raise OSError("it was closed meanwhile, and its number is another's")
+        copy = socket.socket(fileno=fd)
+    except OSError:
+        os.close(fd)
+        return None
+    if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM:
+        return copy
+    copy.close()
+    return None
+
+
+def _sockets() -> set[_Socket]:
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+        if target.startswith("socket:"):
+            found.add(_Socket(int(name), target))
+    return found

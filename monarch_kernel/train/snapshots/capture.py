@@ -1,0 +1,316 @@
+"""What training needs to go on from a step: copied out of models, optimizers and the like, and put back into them.
+
+Theory of operation. What is captured is put back into things that were made by the same code on as many ranks, so each rank
+captures what it has itself: of a `DTensor` its own part, as it is. All tensors are copied into one piece of memory, which is
+a copy at the rate of memory, and can be shared with another process; the rest is a small pickle, in which they are numbers.
+"""
+
+from __future__ import annotations
+
+import collections
+import io
+import pickle
+import random
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, cast
+
+import cloudpickle
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from monarch_kernel.net.wire.codec import Frame, keep
+from monarch_kernel.train.parallel.reset_step import forget_step
+
+__all__ = ["Captured", "capture", "check", "put_back", "set_random_state"]
+
+_ALIGN = 64
+_CONTAINERS = (list, dict, set, collections.deque)
+
+
+class Captured(NamedTuple):
+    """What was captured.
+
+    Attributes:
+        rest: all but the elements of tensors, pickled.
+        elements: of all tensors, one behind the other.
+    """
+
+    rest: Frame
+    elements: Frame
+
+
+class _Part:
+    """What this rank has of a DTensor; ``what`` is of which shape, placed how."""
+
+    def __init__(self, local: torch.Tensor, what: tuple[Any, ...]) -> None:
+        self.local = local
+        self.what = what
+
+
+class _Lying(NamedTuple):
+    """Where the elements of a tensor lie."""
+
+    at: int
+    nbytes: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    device: str
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles all but the elements of tensors, which it collects."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, 5)
+        self.pieces: list[memoryview] = []
+        self._nbytes = 0
+
+    def persistent_id(self, value: Any) -> _Lying | None:
+        if not isinstance(value, torch.Tensor):
+            return None
+        if isinstance(value, DTensor):
+            raise TypeError(
+                "a DTensor outside of modules and optimizers can't be put back: keep what .full_tensor() gives"
+            )
+        raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        lying = _Lying(self._nbytes, raw.nbytes, value.dtype, tuple(value.shape), str(value.device))
+        if raw.nbytes:
+            self.pieces.append(memoryview(cast("Any", raw)))
+            if gap := -raw.nbytes % _ALIGN:
+                self.pieces.append(memoryview(bytes(gap)))
+            self._nbytes += raw.nbytes + gap
+        return lying
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, captured: Captured) -> None:
+        super().__init__(io.BytesIO(captured.rest))
+        elements = captured.elements
+        self._elements = (
+            bytearray(elements) if memoryview(elements).readonly else elements
+        )  # torch warns of what it can't write
+
+    def persistent_load(self, lying: _Lying) -> torch.Tensor:
+        """A copy: what is captured may be put back again."""
+        if not lying.nbytes:
+            return torch.empty(lying.shape, dtype=lying.dtype, device=lying.device)
+        raw = torch.frombuffer(self._elements, dtype=torch.uint8, count=lying.nbytes, offset=lying.at)
+        return raw.clone().view(lying.dtype).reshape(lying.shape).to(lying.device)
+
+
+def check(things: Mapping[str, Any]) -> None:
+    """See that things can be captured and put back.
+
+    Raises:
+        TypeError: one can't.
+        ValueError: there is none.
+    """
+    if not things:
+        raise ValueError("live.snapshot(model=model, optimizer=optimizer): name what is to be put back")
+    for name, thing in things.items():
+        _kind(name, thing)
+
+
+def _kind(name: str, thing: Any) -> str:
+    if isinstance(thing, nn.Module):
+        return "module"
+    if isinstance(thing, Optimizer):
+        return "optimizer"
+    if isinstance(thing, torch.Generator):
+        return "generator"
+    if callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None)):
+        return "state"
+    if isinstance(thing, _CONTAINERS):
+        return type(thing).__name__
+    if isinstance(thing, torch.Tensor):
+        return "tensor"
+    raise TypeError(
+        f"live.snapshot({name}=...): a {type(thing).__name__} can't be put back; modules, optimizers, tensors, generators of "
+        "torch, lists, dicts, sets, and what has state_dict() and load_state_dict() can"
+    )
+
+
+def capture(things: Mapping[str, Any]) -> Captured:
+    """Copy what things have now, and the state of the random number generators of this process.
+
+    Raises:
+        MemoryError: there is no room for it.
+        TypeError: something can't be captured.
+    """
+    states = {
+        name: (_kind(name, thing), _CAPTURE.get(_kind(name, thing), _same)(thing)) for name, thing in things.items()
+    }
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    pickler.dump((states, _random_state()))
+    return Captured(file.getvalue(), keep(pickler.pieces) if pickler.pieces else b"")
+
+
+def put_back(things: Mapping[str, Any], captured: Captured) -> None:
+    """Give things what they had when they were captured; the generators of random numbers are for `set_random_state`.
+
+    Raises:
+        RuntimeError: a model belongs to a process group that is no more, or torch can't forget a step that was cut off.
+        ValueError: they are others than those that were captured.
+    """
+    states, _ = _Unpickler(captured).load()
+    if states.keys() != things.keys():
+        raise ValueError(f"the snapshot has {', '.join(states)}, and now live.snapshot has {', '.join(things)}")
+    for name, thing in things.items():
+        kind, state = states[name]
+        if kind != _kind(name, thing):
+            raise ValueError(
+                f"live.snapshot({name}=...): it was a {kind} when the snapshot was taken, and is a {_kind(name, thing)}"
+            )
+        _PUT_BACK[kind](name, thing, state)
+
+
+def set_random_state(captured: Captured) -> None:
+    """Have the generators of random numbers of this process (Python's, NumPy's, torch's) go on from where they were."""
+    _, state = _Unpickler(captured).load()
+    random.setstate(state["python"])
+    torch.set_rng_state(state["torch"])
+    if "numpy" in state:
+        import numpy as np
+
+        np.random.set_state(state["numpy"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def _random_state() -> dict[str, Any]:
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if "numpy" in sys.modules:
+        state["numpy"] = sys.modules["numpy"].random.get_state()
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+# -- each kind
+
+
+def _same(thing: Any) -> Any:
+    return thing
+
+
+def _of_module(module: nn.Module) -> dict[str, Any]:
+    extra = {name: part.get_extra_state() for name, part in module.named_modules() if _has_extra_state(part)}
+    return {"tensors": {name: _local(tensor) for name, tensor in _tensors(module).items()}, "extra": extra}
+
+
+def _has_extra_state(module: nn.Module) -> bool:
+    return type(module).get_extra_state is not nn.Module.get_extra_state
+
+
+def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers, also those that no checkpoint has; those that FSDP has gathered are given up first."""
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            cast("FSDPModule", part).reshard()
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _local(tensor: torch.Tensor) -> Any:
+    if isinstance(tensor, DTensor):
+        local = tensor.to_local().detach()
+        return _Part(local, (tuple(tensor.shape), tensor.stride(), tensor.placements))
+    return tensor.detach()
+
+
+def _into_module(name: str, module: nn.Module, state: dict[str, Any]) -> None:
+    try:
+        forget_step(module)
+    except RuntimeError as error:
+        raise RuntimeError(f"live.snapshot({name}=...): {error}, and then the cell of the loop") from error
+    for param in module.parameters():
+        param.grad = None
+    tensors = _tensors(module)
+    if tensors.keys() != state["tensors"].keys():
+        differ = sorted(tensors.keys() ^ state["tensors"].keys())[:4]
+        raise ValueError(
+            f"live.snapshot({name}=...): it has other parameters or buffers than before ({', '.join(differ)})"
+        )
+    with torch.no_grad():
+        for key, tensor in tensors.items():
+            had = state["tensors"][key]
+            here: torch.Tensor = cast("Any", tensor).to_local() if isinstance(tensor, DTensor) else tensor
+            source = had.local if isinstance(had, _Part) else had
+            if isinstance(had, _Part) != isinstance(tensor, DTensor) or here.shape != source.shape:
+                is_spread = isinstance(had, _Part) or isinstance(tensor, DTensor)
+                how = "is spread in another way" if is_spread else "has another shape"
+                raise ValueError(
+                    f"live.snapshot({name}=...): {key} {how} than when the snapshot was taken: this rank has "
+                    f"{list(here.shape)} of it, and had {list(source.shape)}"
+                )
+            here.copy_(source)
+    for at, extra in state["extra"].items():
+        module.get_submodule(at).set_extra_state(extra)
+
+
+def _of_optimizer(optimizer: Optimizer) -> dict[str, Any]:
+    state = optimizer.state_dict()
+    return {**state, "state": {number: _mapped(each, _local) for number, each in state["state"].items()}}
+
+
+def _into_optimizer(name: str, optimizer: Optimizer, state: dict[str, Any]) -> None:
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+
+    def spread(number: int) -> Callable[[Any], Any]:
+        def of(value: Any) -> Any:
+            if not isinstance(value, _Part):
+                return value
+            shape, stride, placements = value.what
+            mesh = params[number].device_mesh
+            return DTensor.from_local(
+                value.local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
+            )
+
+        return of
+
+    try:
+        whole = {number: _mapped(each, spread(number), _Part) for number, each in state["state"].items()}
+        optimizer.load_state_dict({**state, "state": whole})
+    except (AttributeError, IndexError, ValueError) as error:
+        raise ValueError(f"live.snapshot({name}=...): it trains other parameters than before ({error})") from error
+
+
+def _mapped(value: Any, function: Callable[[Any], Any], kind: type = torch.Tensor) -> Any:
+    """The same, with all of a kind within dicts and lists mapped."""
+    if isinstance(value, kind):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: _mapped(each, function, kind) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)([_mapped(each, function, kind) for each in value])
+    return value
+
+
+def _into_container(name: str, thing: Any, had: Any) -> None:
+    thing.clear()
+    (thing.update if isinstance(thing, (dict, set)) else thing.extend)(had)
+
+
+def _into_tensor(name: str, tensor: torch.Tensor, had: torch.Tensor) -> None:
+    with torch.no_grad():
+        tensor.copy_(had)
+
+
+_CAPTURE: dict[str, Callable[[Any], Any]] = {
+    "module": _of_module,
+    "optimizer": _of_optimizer,
+    "generator": lambda generator: generator.get_state(),
+    "state": lambda thing: thing.state_dict(),
+}
+_PUT_BACK: dict[str, Callable[[str, Any, Any], None]] = {
+    "module": _into_module,
+    "optimizer": _into_optimizer,
+    "generator": lambda name, generator, state: generator.set_state(state),
+    "state": lambda name, thing, state: thing.load_state_dict(state),
+    "tensor": _into_tensor,
+    **{kind.__name__: _into_container for kind in _CONTAINERS},
+}

@@ -1,0 +1,155 @@
+"""Programs that were written for torchrun, in actors: the environment that ``torch.distributed`` reads."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from monarch_kernel.actor import Actor, ProcMesh, current_rank, endpoint
+from monarch_kernel.actor.channels import asker_here
+from monarch_kernel.runtime.host.network import AddressKind, address_of
+from monarch_kernel.runtime.worker.store import StoreClient, serve_rendezvous, torch_store
+
+__all__ = ["setup_torch_elastic_env", "setup_torch_elastic_env_async"]
+
+_LOOPBACK = {"ipv4": "127.0.0.1", "ipv6": "::1"}
+
+
+class _Place(NamedTuple):
+    """Where a rank is: which host, and at which address others reach that."""
+
+    host: str
+    address: str
+
+
+class _Meeting(NamedTuple):
+    """Where the ranks meet: a store, the process that keeps it, and a port for MASTER_PORT, at which nothing listens."""
+
+    proc: int
+    store: str
+    port: int
+
+
+class _Rendezvous(Actor):
+    """Keeps the store in which the ranks meet, as long as its process lives."""
+
+    @endpoint
+    def open(self, proc: int, address: str) -> _Meeting:
+        asker = asker_here()
+        store = f"environment {asker.new_number()}"
+        asker.stores.open(store)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.create_server((address, 0), family=family) as free:
+            return _Meeting(proc, store, int(free.getsockname()[1]))
+
+
+class _Environment(Actor):
+    """Says where it is, and sets variables there."""
+
+    @endpoint
+    def place(self, kind: AddressKind | None) -> _Place:
+        # The parent is the host's agent: several may be on one machine, each with ranks and GPUs of its own.
+        host = f"{socket.gethostname()}/{os.getppid()}"
+        return _Place(host, address_of(os.environ.get("GLOO_SOCKET_IFNAME", ""), kind))
+
+    @endpoint
+    def set(self, hosts: Sequence[str], address: str, port: int, meeting: _Meeting | None) -> None:
+        rank, names = current_rank().rank, list(dict.fromkeys(hosts))
+        host = hosts[rank]
+        os.environ.update(
+            RANK=str(rank),
+            WORLD_SIZE=str(len(hosts)),
+            LOCAL_RANK=str(hosts[:rank].count(host)),
+            LOCAL_WORLD_SIZE=str(hosts.count(host)),
+            GROUP_RANK=str(names.index(host)),
+            GROUP_WORLD_SIZE=str(len(names)),
+            ROLE_RANK=str(rank),
+            ROLE_WORLD_SIZE=str(len(hosts)),
+            ROLE_NAME="default",
+            MASTER_ADDR=address,
+            MASTER_PORT=str(port),
+            TORCHELASTIC_USE_AGENT_STORE="False",
+            TORCHELASTIC_RESTART_COUNT="0",
+            TORCHELASTIC_MAX_RESTARTS="0",
+        )
+        if meeting is not None:
+            client = StoreClient(asker_here(), meeting.proc, meeting.store)
+            serve_rendezvous(torch_store(client), address, port)
+
+
+async def setup_torch_elastic_env_async(
+    proc_mesh: ProcMesh,
+    master_addr: str | None = None,
+    master_port: int | None = None,
+    use_ipaddr: AddressKind | None = None,
+) -> None:
+    """As `setup_torch_elastic_env`, without blocking the event loop."""
+    _check(master_addr, master_port)
+    environment = proc_mesh.spawn("environment", _Environment)
+    places = (await environment.place.call(use_ipaddr)).values()
+    address, port, meeting = master_addr or _address(places, use_ipaddr), master_port, None
+    if port is None:
+        first = _first(proc_mesh)
+        meeting = await first.spawn("rendezvous", _Rendezvous).open.call_one(first.procs[0], address)
+        port = meeting.port
+    await environment.set.call([place.host for place in places], address, port, meeting)
+    await environment.stop()
+
+
+def setup_torch_elastic_env(
+    proc_mesh: ProcMesh,
+    master_addr: str | None = None,
+    master_port: int | None = None,
+    use_ipaddr: AddressKind | None = None,
+) -> None:
+    """Set on each rank what torchrun sets, so that its actors can call ``torch.distributed.init_process_group()``.
+
+    Without an address the first rank of the mesh keeps the store where they meet, for as long as it lives. The store has no
+    port: ranks reach it by messages of the session. At an address that is given rank 0 of the group opens a ``TCPStore``, as
+    ``init_process_group()`` does: a ``TCPStore`` has no authentication, and any process that reaches the port can take part in
+    the group. For a group that is formed once more, call this once more: an old store holds the addresses of the old group.
+
+    Args:
+        proc_mesh: the ranks; of a slice they are counted within it.
+        master_addr: where to meet; needs ``master_port``.
+        master_port: the port there.
+        use_ipaddr: which kind of address to meet at, if none is given.
+
+    Raises:
+        ValueError: one of address and port is given without the other, or the host has no address of that kind.
+        RanksError: it failed on some ranks.
+    """
+    _check(master_addr, master_port)
+    environment = proc_mesh.spawn("environment", _Environment)
+    places = environment.place.call(use_ipaddr).get().values()
+    address, port, meeting = master_addr or _address(places, use_ipaddr), master_port, None
+    if port is None:
+        first = _first(proc_mesh)
+        meeting = first.spawn("rendezvous", _Rendezvous).open.call_one(first.procs[0], address).get()
+        port = meeting.port
+    environment.set.call([place.host for place in places], address, port, meeting).get()
+    environment.stop().get()
+
+
+def _check(address: str | None, port: int | None) -> None:
+    if (address is None) != (port is None):
+        raise ValueError("master_addr and master_port go together: give both, or none")
+
+
+def _address(places: Sequence[_Place], kind: AddressKind | None) -> str:
+    """Where the ranks meet: on the host of the first one."""
+    if len({place.host for place in places}) == 1:
+        return _LOOPBACK[kind or "ipv4"]
+    if not places[0].address:
+        host = places[0].host.rpartition("/")[0]
+        raise ValueError(
+            f"the host of the first rank ({host}) has no {kind or 'IP'} address that others could reach; "
+            "give master_addr and master_port, or name its network interface in GLOO_SOCKET_IFNAME"
+        )
+    return places[0].address
+
+
+def _first(mesh: ProcMesh) -> ProcMesh:
+    return mesh.flatten("rank").slice(rank=0)

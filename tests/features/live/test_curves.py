@@ -1,0 +1,92 @@
+"""Curves are means over ranks, and stay small."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monarch_kernel.base.events import CurvePoint
+from monarch_kernel.features.live.curves import MAX_POINTS, Curve
+from monarch_kernel.net.wire.messages import Logged
+
+
+def one(step: int, value: float) -> Logged:
+    return Logged(step, value, 1, value)
+
+
+def test_ranks_are_put_together_by_step() -> None:
+    curve = Curve()
+    curve.add(0, [one(0, 4.0), one(1, 2.0)])
+    assert curve.points == [CurvePoint(0, 4.0, 4.0, 4.0), CurvePoint(1, 2.0, 2.0, 2.0)]
+    curve.add(1, [one(0, 2.0)])
+    assert curve.points[0] == CurvePoint(0, 3.0, 2.0, 4.0)
+    assert curve.last == {0: 2.0, 1: 2.0}
+    assert curve.mean == 2.0
+
+
+def test_what_is_no_number_is_seen_and_spoils_no_mean() -> None:
+    curve = Curve()
+    curve.add(0, [one(0, 1.0), Logged(1, 0.0, 0, math.nan)])
+    curve.add(1, [one(0, 3.0), one(1, 5.0)])
+    assert curve.points == [CurvePoint(0, 2.0, 1.0, 3.0), CurvePoint(1, 5.0, 5.0, 5.0)]
+    assert math.isnan(curve.mean)
+    alone = Curve()
+    alone.add(0, [Logged(7, 0.0, 0, math.inf)])
+    assert alone.points[0].step == 7
+    assert math.isnan(alone.points[0].mean)
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=3000), st.integers(1, 3))
+def test_a_long_curve_has_few_points_and_the_mean_of_all(values: list[float], ranks: int) -> None:
+    curve = Curve()
+    for step, value in enumerate(values):
+        for rank in range(ranks):
+            curve.add(rank, [one(step, value)])
+    points = curve.points
+    assert len(points) <= MAX_POINTS
+    assert len(points) >= min(len(values), MAX_POINTS // 2)
+    assert [point.step for point in points] == sorted({point.step for point in points})
+    assert points[-1].step == len(values) - 1
+    assert (min(point.least for point in points), max(point.most for point in points)) == (min(values), max(values))
+    whole = sum(each.total for each in curve._bins.values()) / (len(values) * ranks)
+    assert whole == pytest.approx(sum(values) / len(values), abs=1e-6)
+
+
+def test_steps_that_are_done_anew_are_forgotten() -> None:
+    curve = Curve()
+    curve.add(0, [one(step, 1.0) for step in range(10)])
+    curve.forget_from(6)
+    assert [point.step for point in curve.points] == list(range(6))
+
+
+def test_the_ranks_with_the_least_and_the_greatest_value_are_told_of_the_same_step() -> None:
+    curve = Curve()
+    assert curve.ends == ()
+    curve.add(0, [one(0, 5.0), one(1, 4.0)])
+    assert curve.ends == ()
+    curve.add(1, [one(0, 6.0)])
+    assert curve.ends == ((0, 5.0), (1, 6.0))  # and not its 4 of the next step
+    curve.add(1, [one(1, 4.0), one(2, 3.0)])
+    assert curve.ends == ()
+    curve.add(0, [one(2, math.nan)])
+    assert curve.ends[0][0] == 0
+    assert math.isnan(curve.ends[0][1])
+    curve.forget_from(2)
+    curve.add(0, [one(2, 1.0)])
+    assert curve.ends == ()
+
+
+@given(st.integers(1, 64), st.integers(0, 63), st.integers(3, 9), st.sampled_from([1, 2, 10, 100]))
+def test_ranks_that_tell_of_other_steps_at_a_time_are_compared_still(
+    size: int, ahead: int, reports: int, every: int
+) -> None:
+    """One tells of as many steps at a time as the other, not of the same ones."""
+    curve = Curve()
+    for begin in range(0, reports * size, size):
+        for rank, first in [(0, begin), (1, begin + ahead % size)]:
+            curve.add(rank, [one(step * every, step + rank) for step in range(first, first + size)])
+    (low, least), (high, most) = curve.ends
+    assert (low, high, most - least) == (0, 1, 1)

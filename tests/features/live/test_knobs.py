@@ -1,0 +1,53 @@
+"""What a knob may be turned to, and what it says to anything else."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from monarch_kernel.features.live.knobs import fitting
+from monarch_kernel.net.wire.messages import Knob
+
+LR = Knob("lr", 0.1, 0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("knob", "value", "expected"),
+    [
+        (LR, 0.5, 0.5),
+        (LR, 1, 1.0),
+        (Knob("n", 3), 4, 4),
+        (Knob("n", 3), 4.5, 4.5),
+        (Knob("x", None), "a", "a"),
+        (Knob("m", "a"), None, None),
+        (Knob("on", True), False, False),
+    ],
+)
+def test_it_takes_what_fits(knob: Knob, value: Any, expected: Any) -> None:
+    assert fitting(knob, value) == expected
+    assert type(fitting(knob, value)) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("knob", "value", "match"),
+    [
+        (LR, 2.0, "at least 0 and at most 1, not 2"),
+        (Knob("n", 3, low=1), 0, "at least 1, not 0"),
+        (Knob("n", 3, high=5), 6, "at most 5, not 6"),
+        (LR, math.nan, "can't be nan"),
+        (Knob("n", 3), -math.inf, "can't be -inf"),
+    ],
+)
+def test_it_says_what_may_be(knob: Knob, value: Any, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        fitting(knob, value)
+
+
+@pytest.mark.parametrize(
+    ("knob", "value"), [(LR, "x"), (LR, True), (Knob("m", "a"), 1), (Knob("on", True), 1), (Knob("x", None), [])]
+)
+def test_it_is_of_one_type(knob: Knob, value: Any) -> None:
+    with pytest.raises(TypeError, match=f"knob {knob.name!r}"):
+        fitting(knob, value)

@@ -1,0 +1,86 @@
+"""Tables of traffic are short however many ranks there are, and differences are exact."""
+
+from __future__ import annotations
+
+from monarch_kernel.features.traffic.table import CollectiveRow, End, Traffic, TrafficRow
+
+MIB = 1 << 20
+PROGRAM = End("", 0, 0)
+
+
+def rank(number: int, mesh: str = "t", *, is_dead: bool = False) -> End:
+    return End(mesh, number, number + (1 if mesh == "t" else 101), is_dead)
+
+
+def row(source: End, target: End, nbytes: int, **fields: object) -> TrafficRow:
+    return TrafficRow(source, target, "memory", nbytes, 2, 0.5)._replace(**fields)
+
+
+def test_a_row_a_pair_in_aligned_columns() -> None:
+    rows = (
+        row(rank(0), rank(1, is_dead=True), 3 * MIB, is_last_known=True),
+        row(PROGRAM, rank(0), 5, road="socket", seconds=0.0),
+    )
+    assert str(Traffic("t", rows)).split("\n") == [
+        "traffic of t: 3.0 MiB in 4 operations between 2 pairs",
+        "from     to           road      bytes  operations    busy  mean rate",
+        "t[0]     t[1] (dead)  memory  3.0 MiB           2  500 ms  6.0 MiB/s",
+        "program  t[0]         socket      5 B           2",
+        "some of it is what was last known of ranks that are dead or do not answer",
+    ]
+    assert str(Traffic("t")) == "traffic of t: nothing yet"
+
+
+def test_of_many_ranks_meshes_are_rows_and_the_busiest_are_named() -> None:
+    rows = [row(rank(i), rank((i + 1) % 64), MIB * (i + 1)) for i in range(64)]
+    rows += [row(rank(i, "gen"), PROGRAM, MIB) for i in range(30)]
+    rows.sort(key=lambda each: -each.nbytes)
+    lines = str(Traffic("t", tuple(rows))).split("\n")
+    assert lines[:4] == [
+        "traffic of t: 2.1 GiB in 188 operations between 94 pairs",
+        "from       to       road    pairs    bytes  operations  busy  mean rate",
+        "t[0-63]    t[0-63]  memory     64  2.0 GiB         128  32 s   65 MiB/s",
+        "gen[0-29]  program  memory     30   30 MiB          60  15 s  2.0 MiB/s",
+    ]
+    assert lines[4:6] == ["most of it:", "t[63] to t[0] by memory: 64 MiB"]
+    assert len(lines) == 13
+
+
+def test_what_has_come_in_between() -> None:
+    earlier = Traffic("t", (row(rank(0), rank(1), 100), row(rank(1), rank(0), 50)), (collective(1),), unread=1)
+    later = Traffic(
+        "t",
+        (row(rank(0), rank(1), 350, operations=5, seconds=0.75), row(rank(1), rank(0), 50), row(PROGRAM, rank(1), 7)),
+        (collective(3), collective(1, "barrier", 0)),
+        unread=4,
+    )
+    between = later - earlier
+    assert between.rows == (row(rank(0), rank(1), 250, operations=3, seconds=0.25), row(PROGRAM, rank(1), 7))
+    assert between.collectives == (collective(2), collective(1, "barrier", 0))
+    assert (between.nbytes, between.operations, between.unread) == (257, 5, 3)
+    assert (later - later).rows == ()
+    died = later - Traffic("t", (row(rank(0), rank(1, is_dead=True), 350, operations=5, seconds=0.75),))
+    assert [each.nbytes for each in died.rows] == [50, 7]
+
+
+def collective(operations: int, operation: str = "all_reduce", nbytes: int = 4000, number: int = 0) -> CollectiveRow:
+    return CollectiveRow(rank(number), "", operation, nbytes * operations, operations, 0.0)
+
+
+def test_collectives_of_all_ranks_are_a_row_a_kind() -> None:
+    rows = (collective(2), collective(1, number=1), collective(1, "barrier", 0), collective(1, "barrier", 0, number=1))
+    assert str(Traffic("t", (), rows, unread=1)).split("\n")[2:] == [
+        "collectives of t",
+        "collective  ranks        bytes a rank   times",
+        "all_reduce  [0-1]  3.9 KiB to 7.8 KiB  1 to 2",
+        "barrier     [0-1]                 0 B       1",
+        "1 collective more, which C++ has begun (DDP, functional ones): bytes not known",
+    ]
+
+
+def test_html_has_the_same_tables_and_is_escaped() -> None:
+    html = Traffic("<t>", (row(rank(0, "t"), PROGRAM, 3 * MIB),), (collective(1),))._repr_html_()
+    assert html.count("<table") == 2
+    assert "&lt;t&gt;" in html
+    assert "<t>" not in html
+    assert "3.0 MiB" in html

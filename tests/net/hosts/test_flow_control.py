@@ -1,0 +1,144 @@
+"""What waits for a neighbour: so much is on its way as the connection takes in a moment, and beats wait for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from monarch_kernel.net.hosts.flow_control import PIECE_NBYTES, Outbox
+from monarch_kernel.net.hosts.links import MAX_FRAME_NBYTES
+from monarch_kernel.net.hosts.relay import Relay
+from monarch_kernel.net.wire.codec import Frame
+from monarch_kernel.net.wire.envelope import Beat, Entry, Leg, open_envelope
+
+C = b"C"
+LEAST = 256 << 10
+
+
+def filled(n: int) -> Outbox:
+    """With so many pieces of a message."""
+    box = Outbox()
+    for i in range(n):
+        box.put(Entry([Leg(1, 0, i + 1, 0, [b"R1"], [C])], 1, True, True), [bytes(PIECE_NBYTES)])
+    return box
+
+
+def numbers(messages: Sequence[Sequence[Frame]]) -> list[int]:
+    return [leg.number for parts in messages for entry in open_envelope(parts).entries for leg in entry.legs]
+
+
+def nbytes(messages: Sequence[Sequence[Frame]]) -> int:
+    return sum(len(frame) for parts in messages for frame in parts[1:])
+
+
+def test_pieces_are_messages_of_their_own_and_only_some_go_before_the_first_is_taken() -> None:
+    box = filled(100)
+    messages = list(box.messages())
+    assert [len(parts) for parts in messages] == [2] * len(messages), "an envelope and a piece"
+    assert nbytes(messages) == LEAST
+    assert list(box.messages()) == []
+    assert box.hear(0, PIECE_NBYTES)
+    more = list(box.messages())
+    assert more
+    assert numbers(messages) + numbers(more) == list(range(1, len(messages) + len(more) + 1))
+
+
+def test_what_is_small_goes_in_one_message() -> None:
+    box = Outbox()
+    for i in range(50):
+        box.put(Entry([Leg(1, 0, i + 1, 0, [b"R1"], [C])], 1), [b"%d" % i])
+    (parts,) = box.messages()
+    assert numbers([parts]) == list(range(1, 51))
+
+
+def test_a_beat_overtakes_what_waits_and_does_not_count_it() -> None:
+    box = filled(100)
+    box.put_beat(Beat(1, 0, 0, 100, 7))
+    first, *_ = box.messages()
+    assert open_envelope(first).beats == [Beat(1, 0, 0, 0, 7)]
+    box.put_beat(Beat(1, 0, 0, 100, 8, again=True))
+    box.put_beat(Beat(1, 0, 0, 100, 9))
+    (alone,) = box.messages()
+    assert open_envelope(alone).beats == [Beat(1, 0, 0, 0, 9, again=True)]
+
+
+def test_a_beat_comes_after_what_it_counts_where_nothing_waits() -> None:
+    box = filled(1)
+    box.put_beat(Beat(1, 0, 0, 1, 0))
+    (parts,) = box.messages()
+    envelope = open_envelope(parts)
+    assert len(envelope.entries) == 1
+    assert envelope.beats == [Beat(1, 0, 0, 1, 0)]
+
+
+def test_as_much_is_on_its_way_as_is_taken_in_half_a_beat() -> None:
+    box = filled(3000)
+    given = taken = 0
+    for rate in (40, 400, 400):  # pieces in the time of a beat
+        box.tick()
+        for _ in range(20):
+            given += nbytes(list(box.messages()))
+            taken = min(given, taken + rate * PIECE_NBYTES // 20)
+            box.hear(0, taken)
+    given += nbytes(list(box.messages()))
+    assert 100 * PIECE_NBYTES < given - taken <= 250 * PIECE_NBYTES
+    box.tick()
+    box.tick()  # nothing was taken
+    assert list(box.messages()) == []
+
+
+def test_what_was_lost_counts_as_taken_when_something_later_comes() -> None:
+    there, here = filled(100), Outbox()
+    while there.waits:
+        assert list(there.messages())  # all of it is lost, with the connection
+        there.put_beat(Beat(1, 0, 0, 0, 0))
+        (beat,) = there.messages()
+        envelope = open_envelope(beat)
+        assert here.hear(envelope.given, envelope.taken)
+        (told,) = here.messages()
+        there.hear(open_envelope(told).given, open_envelope(told).taken)
+    assert not there.waits
+
+
+def test_a_neighbour_that_says_to_have_taken_more_than_it_was_given_gains_nothing() -> None:
+    box = filled(100)
+    list(box.messages())
+    box.hear(10**15, 10**15)
+    assert nbytes(list(box.messages())) < 1 << 20
+
+
+def test_who_waits_behind_a_large_message_of_another_host_is_heard() -> None:
+    controller, first, second = Relay(0), Relay(1, default=0), Relay(2, default=1)
+    first.greet(0)
+    second.greet(0)
+    first.send(b"R1", C, 0, [bytes(50 << 20)])
+    assert nbytes([parts for _, parts in first.flush()]) < 1 << 20
+    second.beat()
+    for _, parts in second.flush():
+        list(first.hear(2, parts))
+    passed_on = first.flush()
+    assert nbytes([parts for _, parts in passed_on]) == 0
+    for _, parts in passed_on:
+        list(controller.hear(1, parts))
+    assert 2 in controller.heard
+
+
+def test_what_waits_takes_another_way_when_there_is_one() -> None:
+    relay = Relay(1, default=0)
+    relay.send(b"R1", b"R2", 2, [bytes(10 << 20)])
+    went = numbers([parts for neighbour, parts in relay.flush() if neighbour == 0])
+    relay.lead(2, 2)
+    moved = numbers([parts for neighbour, parts in relay.flush() if neighbour == 2])
+    assert moved[0] == went[-1] + 1
+    assert not relay._outboxes[0].waits
+
+
+def test_what_has_very_many_receivers_goes_as_several_frames_none_of_which_is_too_large() -> None:
+    box = Outbox()
+    box.put(
+        Entry([Leg(0, host, 1, 0, [C], [b"R%d" % rank for rank in range(500)]) for host in range(1, 401)], 1), [b"x"]
+    )
+    box.put(Entry([Leg(0, 1, 2, 0, [C], [b"R1"])], 1), [b"y"])
+    messages = list(box.messages())
+    assert max(len(frame) for parts in messages for frame in parts) < MAX_FRAME_NBYTES / 2
+    legs = [leg for parts in messages for entry in open_envelope(parts).entries for leg in entry.legs]
+    assert [(leg.target, leg.number) for leg in legs] == [*((host, 1) for host in range(1, 401)), (1, 2)]

@@ -1,0 +1,156 @@
+"""An agent's end: answers that will be equal wait for each other, and nothing else waits."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from monarch_kernel.net.hosts import gateway as gateway_module
+from monarch_kernel.net.hosts.gateway import Gateway
+from monarch_kernel.net.hosts.zmq import ZmqRouter
+from monarch_kernel.net.transport.base import CONTROLLER, Peer, host_peer, rank_peer
+from monarch_kernel.net.transport.unix_packets import PacketSocket
+from tests.net.transport.pump import pump_until
+from tests.support.timing import Bar
+from tests.support.waiting import LONG_S
+
+RANKS = tuple(rank_peer(i) for i in range(1, 5))
+
+
+class Host:
+    """A host whose agent turns when the test wants, and whose ranks are the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.fds = select.poll()
+        self.controller = ZmqRouter(f"ipc://{folder}/c")
+        self.gateway = Gateway(1, str(folder), [f"ipc://{folder}/c"], None, 0, self._watch)
+        self.ranks: dict[Peer, PacketSocket] = {}
+        self.came: list[tuple[Peer, bytes]] = []
+        self.controller.route(host_peer(1), 1)
+        for name in RANKS:
+            self.controller.route(name, 1)
+            self.gateway.expect(name)
+            self.ranks[name] = PacketSocket.connect(self.gateway.address.removeprefix("ipc://"))
+            self.ranks[name].send([name])
+        self.gateway.send(CONTROLLER, [b"up"])
+        self.until(lambda: self.came == [(host_peer(1), b"up")])
+        self.came.clear()
+
+    def _watch(self, fd: int, is_open: bool) -> None:
+        if is_open:
+            self.fds.register(fd, select.POLLIN)
+        else:
+            self.fds.unregister(fd)
+
+    def turn(self) -> None:
+        """One turn of the agent, when there is something, and all that the controller has got."""
+        self.fds.poll(5)
+        self.gateway.turn()
+        while (received := self.controller.recv()) is not None:
+            self.came.append((received[0], bytes(received[1][0])))
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        pump_until(condition, self.turn, "the host")
+
+    def ask(self, *ranks: Peer) -> None:
+        """Have the controller ask ranks, which hear it."""
+        question = [b"question"]
+        for name in ranks:
+            self.controller.send(name, question)
+        self.controller.flush()
+        heard: set[Peer] = set()
+
+        def all_heard() -> bool:
+            heard.update(name for name in ranks if self.ranks[name].recv() is not None)
+            return heard == set(ranks)
+
+        self.until(all_heard)
+
+    def close(self) -> None:
+        for rank in self.ranks.values():
+            rank.close()
+        self.gateway.close()
+        self.controller.close()
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    host = Host(tmp_path)
+    yield host
+    host.close()
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers wait for others until all have come."""
+    monkeypatch.setattr(gateway_module, "FOLD_S", 2 * LONG_S)
+    monkeypatch.setattr(gateway_module, "MAX_FOLD_S", 2 * LONG_S)
+
+
+def answer(host: Host, *ranks: Peer) -> None:
+    for name in ranks:
+        host.ranks[name].send([CONTROLLER, b"answer"])
+
+
+@pytest.mark.usefixtures("patient")
+def test_answers_wait_until_the_last_has_come_and_go_up_as_one(host: Host) -> None:
+    for _ in range(3):
+        host.ask(*RANKS)
+        answer(host, *RANKS[:3])
+        for _ in range(20):
+            host.turn()
+        assert host.came == []
+        answer(host, RANKS[3])
+        host.until(lambda: len(host.came) == 4)
+        assert sorted(host.came) == [(name, b"answer") for name in RANKS]
+        host.came.clear()
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_rank_that_owes_nothing_is_not_held_up(host: Host) -> None:
+    host.ask(*RANKS[:3])
+    answer(host, RANKS[0])
+    for _ in range(20):
+        host.turn()
+    assert host.came == []
+    answer(host, RANKS[3])
+    host.until(lambda: len(host.came) == 2)
+    assert sorted(host.came) == [(RANKS[0], b"answer"), (RANKS[3], b"answer")]
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_rank_that_has_ended_is_not_waited_for(host: Host) -> None:
+    host.ask(*RANKS)
+    answer(host, *RANKS[:3])
+    host.ranks[RANKS[3]].send([CONTROLLER, b"the last"])
+    host.gateway.forget(RANKS[3])
+    host.until(lambda: len(host.came) == 4)
+    assert (RANKS[3], b"the last") in host.came
+
+
+def test_an_answer_that_stays_alone_is_not_held_up_for_long(host: Host, bar: Bar) -> None:
+    host.ask(*RANKS)
+    with bar.below(5.0, "three answers"):
+        for i, name in enumerate(RANKS[:3]):
+            answer(host, name)
+            host.until(lambda i=i: len(host.came) == 1 + i)  # type: ignore[misc]
+
+
+def test_one_that_speaks_for_another_or_for_nobody_is_cut_off(host: Host) -> None:
+    before = host.gateway.refused
+    for name in (RANKS[0], rank_peer(99)):
+        stranger = PacketSocket.connect(host.gateway.address.removeprefix("ipc://"))
+        stranger.send([name])
+
+        def is_cut_off(stranger: PacketSocket = stranger) -> bool:
+            assert stranger.recv() is None
+            return stranger.is_over
+
+        host.until(is_cut_off)
+        stranger.close()
+    assert host.gateway.refused == before + 2
+    answer(host, RANKS[0])
+    host.until(lambda: host.came == [(RANKS[0], b"answer")])

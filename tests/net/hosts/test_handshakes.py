@@ -1,0 +1,289 @@
+"""Connections that do not come about: how many may wait, for how long, and what becomes of the descriptors."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import psutil
+import pytest
+import zmq
+
+from monarch_kernel.net.hosts import handshakes, tcp
+from monarch_kernel.net.hosts.handshakes import BACKLOG, HANDSHAKE_MS, MAX_WAITING, PATIENCE_S, Strangers, read_event
+from monarch_kernel.net.hosts.links import new_keys
+from monarch_kernel.net.wire.config import LinkKeys
+from tests.failures.strangers import besieged
+from tests.net.transport.pump import pump_until
+from tests.support.timing import Bar
+from tests.support.waiting import LONG_S, wait_until
+
+
+class Door:
+    """A listener, which the test looks after, and which serves a peer that has the keys."""
+
+    def __init__(self, handshake_ms: int) -> None:
+        self.keys = new_keys()
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.listener = self.context.socket(zmq.ROUTER)
+        self.listener.linger = 0
+        self.listener.curve_secretkey = self.keys.secret.encode()
+        self.listener.curve_publickey = self.keys.public.encode()
+        self.listener.curve_server = True
+        self.listener.setsockopt(zmq.HANDSHAKE_IVL, handshake_ms)
+        self.listener.setsockopt(zmq.BACKLOG, BACKLOG)
+        self.strangers = Strangers(self.context, self.listener)
+        self.port = self.listener.bind_to_random_port("tcp://127.0.0.1")
+        self.heard: list[bytes] = []
+        self.senders: set[bytes] = set()  # by connection
+
+    def turn(self) -> None:
+        poller = zmq.Poller()
+        for each in (self.listener, self.strangers.monitor):
+            poller.register(each, zmq.POLLIN)
+        poller.poll(10)
+        self.strangers.tend()
+        while self.listener.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator]
+            sender, word = self.listener.recv_multipart()
+            self.heard.append(word)
+            self.senders.add(sender)
+
+    def turn_until(self, condition: Callable[[], object]) -> None:
+        pump_until(condition, self.turn, "connections")
+
+    def busy_s(self) -> float:
+        """Processor time that half a second of looking after the listener costs this process."""
+        used_s, begin = time.process_time(), time.monotonic()
+        while time.monotonic() < begin + 0.5:
+            self.turn()
+        return time.process_time() - used_s
+
+    def close(self) -> None:
+        self.listener.disable_monitor()
+        self.strangers.close()
+        self.context.destroy(linger=0)
+
+
+@pytest.fixture
+def door(request: pytest.FixtureRequest) -> Iterator[Door]:
+    door = Door(getattr(request, "param", 4000))
+    yield door
+    door.close()
+
+
+@pytest.fixture
+def friends(door: Door) -> Iterator[Callable[[bytes], zmq.Socket[bytes]]]:
+    """Peers that have the keys, and say a word."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    made: list[zmq.Socket[bytes]] = []
+
+    def make(word: bytes, keys: LinkKeys = door.keys) -> zmq.Socket[bytes]:
+        end = context.socket(zmq.DEALER)
+        made.append(end)
+        end.linger = 0
+        end.curve_serverkey = end.curve_publickey = keys.public.encode()
+        end.curve_secretkey = keys.secret.encode()
+        end.connect(f"tcp://127.0.0.1:{door.port}")
+        end.send(word)
+        return end
+
+    yield make
+    for end in made:
+        end.close()
+    context.term()
+
+
+@pytest.fixture
+def few_descriptors() -> Iterator[Callable[[int], None]]:
+    """Leave this process so many descriptors."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def leave(count: int) -> None:
+        taken = [fd for fd in map(int, os.listdir("/proc/self/fd")) if os.path.exists(f"/proc/self/fd/{fd}")]
+        limit = next(limit for limit in range(soft) if limit - sum(fd < limit for fd in taken) == count + 1)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit - 1, hard))
+
+    yield leave
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def open_here() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("door", [1000], indirect=True)
+def test_a_connection_that_says_nothing_is_closed_after_a_while(door: Door) -> None:
+    with socket.create_connection(("127.0.0.1", door.port), LONG_S) as silent:
+        door.turn_until(lambda: door.strangers.refused)
+        assert silent.recv(1000)[:1] in (b"\xff", b"")
+    assert not door.strangers._waiting
+
+
+def test_of_many_that_wait_only_so_many_stay(door: Door, friends: Callable[[bytes], zmq.Socket[bytes]]) -> None:
+    before = open_here()
+    friends(b"first")
+    door.turn_until(lambda: b"first" in door.heard)
+    with besieged("nothing", [door.port], 480):
+        door.turn_until(lambda: door.strangers.refused >= 480 - MAX_WAITING)
+        assert open_here() <= before + MAX_WAITING + 32  # the friend's, and the process of the strangers
+        friends(b"second")
+        door.turn_until(lambda: b"second" in door.heard)
+        door.turn_until(lambda: door.strangers.refused >= 480)
+    assert door.strangers.refused == 480
+    assert len(door.heard) == 2
+
+
+def test_peers_that_have_the_keys_are_never_refused(door: Door, friends: Callable[[bytes], zmq.Socket[bytes]]) -> None:
+    """Also where those that wait have come between their connection and their handshake."""
+    with besieged("nothing", [door.port], 300, waits=True) as besieger:
+        ends = [friends(b"%d" % i) for i in range(40)]
+        besieger.begin()
+        door.turn_until(lambda: len(door.heard) == 40)
+    door.turn_until(lambda: door.strangers.refused >= 300)
+    for end in ends:
+        end.send(b"still here")
+    door.turn_until(lambda: len(door.heard) == 80)
+    assert len(door.senders) == 40  # nobody had to come again
+    assert door.strangers.refused == 300
+
+
+@pytest.mark.parametrize("door", [HANDSHAKE_MS], indirect=True)
+def test_hundreds_that_have_the_keys_may_come_at_once(
+    door: Door, friends: Callable[[bytes], zmq.Socket[bytes]]
+) -> None:
+    ends = [friends(bytes(10_000)) for _ in range(200)]  # more than may wait; of many more the last might wait too long
+    door.turn_until(lambda: len(door.heard) == 200)
+    for end in ends:
+        end.send(b"still here")
+    door.turn_until(lambda: len(door.heard) == 400)
+    assert len(door.senders) == 200
+    assert door.strangers.refused == 0
+
+
+def test_a_peer_that_comes_in_while_we_look_at_the_others_is_no_stranger(
+    door: Door, friends: Callable[[bytes], zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libzmq has told of the second by the time that we see how much the first has said, and not before."""
+    for _ in range(2):
+        friends(bytes(10_000))
+    told = []
+    while sum(kind == zmq.EVENT_HANDSHAKE_SUCCEEDED for kind, _ in told) < 2:
+        assert door.strangers.monitor.poll(LONG_S * 1000)
+        told.append(read_event(door.strangers.monitor))
+    fds = [value for kind, value in told if kind == zmq.EVENT_ACCEPTED]
+    wait_until(lambda: min(tcp.nbytes_received(fd, door.port) for fd in fds) >= 10_000, "all that they say to come")
+    late = [told.pop()]
+    received = tcp.nbytes_received
+
+    def look(fd: int, port: int) -> int:
+        if fd not in door.strangers._waiting:
+            told.extend(late)
+            late.clear()
+        return received(fd, port)
+
+    monkeypatch.setattr(tcp, "nbytes_received", look)
+    monkeypatch.setattr(handshakes, "has_message", lambda monitor: bool(told))
+    monkeypatch.setattr(handshakes, "read_event", lambda monitor: told.pop(0))
+    door.strangers.look()
+    assert not late
+    assert (door.strangers._waiting, door.strangers._leaving) == ({}, set())
+
+
+def test_a_connection_that_goes_while_we_look_at_it_is_not_closed(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third time that we ask there is an event: that it has gone."""
+    found = iter([False, False, True, False])
+    ended: list[int] = []
+    door.strangers._waiting[99] = time.monotonic()
+    monkeypatch.setattr(tcp, "nbytes_received", lambda fd, port: 5000)
+    monkeypatch.setattr(tcp, "hang_up", lambda fd, port: ended.append(fd))
+    monkeypatch.setattr(handshakes, "has_message", lambda monitor: next(found))
+    monkeypatch.setattr(handshakes, "read_event", lambda monitor: (zmq.EVENT_DISCONNECTED, 99))
+    door.strangers.look()
+    assert list(found) == []
+    assert (ended, door.strangers._waiting, door.strangers._leaving) == ([], {}, set())
+    assert door.strangers.refused == 1
+
+
+def test_at_the_limit_of_descriptors_those_who_are_in_stay_and_the_others_cost_little(
+    door: Door, friends: Callable[[bytes], zmq.Socket[bytes]], few_descriptors: Callable[[int], None], bar: Bar
+) -> None:
+    friend = friends(b"first")
+    door.turn_until(lambda: b"first" in door.heard)
+    with besieged("nothing", [door.port], 200, waits=True) as besieger:
+        few_descriptors(10)
+        besieger.begin()
+        door.turn_until(lambda: door.strangers.refused >= 200)
+        friend.send(b"still here")
+        door.turn_until(lambda: b"still here" in door.heard)
+        bar.check(door.busy_s(), 0.25, "half a second")  # libzmq does not try to accept without end
+    few_descriptors(100)
+    friends(b"second")
+    door.turn_until(lambda: b"second" in door.heard)
+
+
+def test_with_no_descriptor_left_strangers_are_sent_away_unaccepted(
+    door: Door, few_descriptors: Callable[[int], None], bar: Bar
+) -> None:
+    with besieged("nothing", [door.port], 50, waits=True) as besieger:
+        door.turn()
+        few_descriptors(0)
+        besieger.begin()
+        door.turn_until(lambda: door.strangers.refused >= 50)
+        bar.check(door.busy_s(), 0.25, "half a second")
+
+
+def test_no_descriptor_of_anybody_else_is_ever_shut(door: Door) -> None:
+    """We are told of descriptors when they may be others already."""
+    with ExitStack() as stack:
+        ours, theirs = map(stack.enter_context, socket.socketpair())
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        near = stack.enter_context(socket.create_connection(server.getsockname()))
+        far = stack.enter_context(server.accept()[0])
+        file = stack.enter_context(open(os.devnull))
+        for fd in (ours.fileno(), near.fileno(), far.fileno(), file.fileno(), 9999):
+            assert tcp.nbytes_received(fd, door.port) == -1
+            tcp.hang_up(fd, door.port)
+        ours.sendall(b"x")
+        near.sendall(b"x")
+        assert theirs.recv(1) == far.recv(1) == b"x"
+
+
+@pytest.mark.parametrize("door", [60_000], indirect=True)
+def test_a_peer_that_gives_up_while_nobody_looks_is_no_stranger_yet(door: Door) -> None:
+    """It may have the keys: this process was stopped, or its interpreter held."""
+    with ExitStack() as stack:
+        patient = stack.enter_context(socket.create_connection(("127.0.0.1", door.port)))
+        door.turn_until(lambda: len(door.strangers._waiting) == 1)
+        for _ in range(3):
+            stack.enter_context(socket.create_connection(("127.0.0.1", door.port))).close()
+        until = time.monotonic() + 1.1 * PATIENCE_S
+        while time.monotonic() < until:  # and nobody looks
+            door.listener.poll(100)
+        with socket.create_connection(("127.0.0.1", door.port)):  # comes after those, so that they were told of
+            door.turn_until(lambda: len(door.strangers._waiting) == 2)
+        door.turn_until(lambda: len(door.strangers._waiting) == 1)
+        assert door.strangers.refused == 0
+        until = time.monotonic() + 1.1 * PATIENCE_S
+        door.turn_until(lambda: time.monotonic() > until)
+        patient.close()
+        door.turn_until(lambda: not door.strangers._waiting)
+        assert door.strangers.refused == 1
+
+
+def test_a_flood_that_is_not_looked_at_holds_up_nobody(
+    door: Door, friends: Callable[[bytes], zmq.Socket[bytes]]
+) -> None:
+    """Libzmq's thread would wait for who reads what its monitor tells, and with it all connections."""
+    friend = friends(b"first")
+    door.turn_until(lambda: b"first" in door.heard)
+    before = psutil.Process().memory_info().rss
+    with besieged("storm", [door.port], 5000):  # and nobody looks
+        friend.send(b"again")
+        assert door.listener.poll(1000 * LONG_S), "held up"
+    with socket.create_connection(("127.0.0.1", door.port), LONG_S):
+        door.turn_until(lambda: len(door.strangers._waiting) == 1)  # the last of all
+    assert psutil.Process().memory_info().rss - before < 64 << 20

@@ -1,0 +1,136 @@
+"""The controller's end: sockets are polled by descriptors that tell of each message once, and none of it is missed."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from monarch_kernel.net.hosts import zmq as zmq_module
+from monarch_kernel.net.hosts.links import Links, new_keys
+from monarch_kernel.net.hosts.relay import CONTROLLER_HOST, Relay
+from monarch_kernel.net.hosts.zmq import ZmqRank, ZmqRouter
+from monarch_kernel.net.transport import zmq_utils as sockets_module
+from monarch_kernel.net.transport.base import CONTROLLER, host_peer, rank_peer
+from monarch_kernel.net.transport.zmq_utils import has_message
+from tests.net.transport.pump import pump_until
+from tests.net.transport.test_conformance import receive, wait_for_an_event
+from tests.support.timing import Bar
+from tests.support.waiting import LONG_S
+
+HOST = 3
+
+
+class Agent:
+    """A host that says something when the test wants."""
+
+    def __init__(self, router: ZmqRouter, links: Links) -> None:
+        self.relay = Relay(HOST, default=CONTROLLER_HOST)
+        self.links = links
+        links.dial(CONTROLLER_HOST, [f"tcp://127.0.0.1:{router.listen()}"])
+        router.route(host_peer(HOST), HOST)
+        self.say(b"hello")
+        pump_until(router.recv, links.recv, "the host's greeting")
+
+    def say(self, text: bytes) -> None:
+        self.relay.send(host_peer(HOST), CONTROLLER, CONTROLLER_HOST, [text])
+        for neighbour, parts in self.relay.flush():
+            assert self.links.send(neighbour, parts)
+
+
+@pytest.fixture
+def router(tmp_path: Path) -> Iterator[ZmqRouter]:
+    router = ZmqRouter(f"ipc://{tmp_path}/c", new_keys())
+    yield router
+    router.close()
+
+
+@pytest.fixture
+def agent(router: ZmqRouter) -> Iterator[Agent]:
+    assert router._links is not None
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    links = Links(context, HOST, new_keys(), lambda sock, is_open: None)
+    links._public, links._secret = router._links._public, router._links._secret
+    yield Agent(router, links)
+    links.close()
+    context.destroy(linger=0)
+
+
+@pytest.mark.parametrize("after", range(6))
+def test_what_comes_from_another_machine_while_it_looks_is_not_missed(
+    router: ZmqRouter, agent: Agent, after: int, monkeypatch: pytest.MonkeyPatch, bar: Bar
+) -> None:
+    """However often it has looked before: any look takes the sign away."""
+    looks, said_at = 0, 0.0
+
+    def look(socket: zmq.Socket[bytes]) -> bool:
+        nonlocal looks, said_at
+        assert router._links is not None
+        if socket is router._links._listener:
+            looks += 1
+            if looks == 1 + after:
+                agent.say(b"just now")
+                poller = select.poll()
+                poller.register(int(socket.getsockopt(zmq.FD)), select.POLLIN)
+                poller.poll(300)  # times out where the last look has found something: then no sign is given
+                said_at = time.monotonic()
+        return has_message(socket)
+
+    for module in (zmq_module, sockets_module):
+        monkeypatch.setattr(module, "has_message", look)
+    router._beat_at = time.monotonic() + 2 * LONG_S  # a beat would end the wait
+    while looks <= after:  # how often it looks for one message depends on when that comes
+        agent.say(b"before")
+        assert receive(router) == (host_peer(HOST), [b"before"])
+    assert receive(router) == (host_peer(HOST), [b"just now"])
+    bar.check(time.monotonic() - said_at, 2.5, "a message from another machine")
+
+
+def test_what_comes_from_here_and_from_elsewhere_takes_turns(router: ZmqRouter, agent: Agent, tmp_path: Path) -> None:
+    rank = ZmqRank(f"ipc://{tmp_path}/c", rank_peer(1), f"ipc://{tmp_path}/R1")
+    try:
+        for i in range(1000):
+            rank.send(CONTROLLER, [b"%d" % i])
+        assert receive(router) == (rank_peer(1), [b"0"])
+        agent.say(b"one")
+        for i in range(1, 50_000):
+            rank.send(CONTROLLER, [b"%d" % (1000 + i)])
+            if receive(router) == (host_peer(HOST), [b"one"]):
+                break
+        else:
+            pytest.fail("it has not come with 50,000 messages of another")
+    finally:
+        rank.close()
+
+
+def test_interrupts_do_not_strike_while_something_is_taken(router: ZmqRouter, agent: Agent, tmp_path: Path) -> None:
+    """A wait, in which they may, leaves all where it is."""
+    rank = ZmqRank(f"ipc://{tmp_path}/c", rank_peer(1), f"ipc://{tmp_path}/R1")
+    try:
+        rank.send(CONTROLLER, [b"from here"])
+        agent.say(b"from elsewhere")
+        for _ in range(3):
+            wait_for_an_event(router)
+            assert not router._arrived
+        came = {receive(router)[0], receive(router)[0]}
+        assert came == {rank_peer(1), host_peer(HOST)}
+    finally:
+        rank.close()
+
+
+def test_strangers_are_tended_while_there_are_hosts(router: ZmqRouter, agent: Agent) -> None:
+    """Else nobody would see when few descriptors are left."""
+    assert router._links is not None
+    strangers = router._links._strangers
+    assert strangers is not None
+    before = strangers._tended
+
+    def turn() -> None:
+        router.wait(0.1)
+        router.recv()
+
+    pump_until(lambda: strangers._tended >= before + 3, turn, "strangers to be tended")

@@ -1,0 +1,78 @@
+"""Counts are exact whoever counts at the same time, and what has changed is told once."""
+
+from __future__ import annotations
+
+import threading
+
+from monarch_kernel.net.memory.counters import SHARED_MEMORY, SOCKET, Meters, Piece
+from monarch_kernel.net.memory.shared_blocks import Blocks
+from monarch_kernel.net.wire.messages import Carried
+
+
+def test_what_has_changed_is_told_once_and_as_it_is_now() -> None:
+    meters = Meters(1)
+    meters.count(2, 1, "memory", 100, seconds=0.5)
+    meters.count(2, 1, "memory", 20, operations=0, seconds=0.25)
+    meters.count(1, 2, "memory", 7)
+    rows, over_s, _ = meters.changes()
+    assert rows == (Carried(2, 1, "memory", 120, 1, 0.75), Carried(1, 2, "memory", 7, 1, 0.0))
+    assert over_s >= 0.5  # as long as the first one took, at least
+    assert meters.changes()[0] == ()
+    meters.count(1, 2, "memory", 1)
+    assert meters.changes()[0] == (Carried(1, 2, "memory", 8, 2, 0.0),)
+    meters.tell_all()
+    assert set(meters.changes()[0]) == {Carried(2, 1, "memory", 120, 1, 0.75), Carried(1, 2, "memory", 8, 2, 0.0)}
+
+
+def test_news_are_told_once_until_there_are_none() -> None:
+    meters, calls = Meters(1), []
+    meters.on_news = lambda: calls.append(len(calls))
+    for _ in range(3):
+        meters.count(1, 2, "memory", 1)
+    assert calls == [0]
+    assert meters.changes(is_last=True)[0]
+    meters.count(1, 2, "memory", 1)
+    assert calls == [0]  # there were some, so it is asked again
+    meters.changes(is_last=True)
+    assert meters.changes()[0] == ()  # somebody else has looked
+    meters.count(1, 2, "memory", 1)
+    assert calls == [0]
+    meters.changes(is_last=True)
+    assert meters.changes(is_last=True)[0] == ()
+    meters.count(1, 2, "memory", 1)
+    assert calls == [0, 1]
+
+
+def test_many_threads_lose_nothing() -> None:
+    meters = Meters(1)
+    begin = threading.Barrier(4)
+
+    def work() -> None:
+        begin.wait()
+        for _ in range(2_000):
+            meters.count(1, 2, "memory", 3)
+            meters.changes()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    meters.tell_all()
+    (row,) = meters.changes()[0]
+    assert (row.nbytes, row.operations) == (24_000, 8_000)
+
+
+def test_frames_of_a_message_by_how_they_went() -> None:
+    meters = Meters(1)
+    header, small, large = b"header", memoryview(bytes(10)), memoryview(bytes(1000))
+    meters.sent(2, [header, small, large], [header, small, large])
+    meters.sent(3, [header, small, large, b""], [b"references", header, small, b"", b""])
+    common = Blocks().store([bytes(700)], is_for_all=True)
+    meters.sent(3, [header, common], [b"references", header, b""])  # nobody has copied it
+    meters.sent(3, [header, memoryview(Piece(500))], [header, memoryview(Piece(500))])  # somebody else counts it
+    assert set(meters.changes()[0]) == {
+        Carried(1, 2, SOCKET, 1010, 2, 0.0),
+        Carried(1, 3, SOCKET, 10, 1, 0.0),
+        Carried(1, 3, SHARED_MEMORY, 1000, 1, 0.0),
+    }

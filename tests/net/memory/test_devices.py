@@ -1,0 +1,178 @@
+"""Memory of devices goes by way of memory of the CPU, on every road; here memory of the CPU is treated as if it were such."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import ANY
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monarch_kernel.actor import Actor, ProcMesh, endpoint, this_proc
+from monarch_kernel.actor.channels import asker_here
+from monarch_kernel.errors import BufferGoneError
+from monarch_kernel.net.memory import devices, paths
+from monarch_kernel.net.memory.exports import Loan
+from monarch_kernel.net.memory.layout import Layout, Memory, memory_of
+from monarch_kernel.rdma import Buffer
+from tests.net.memory.test_layout import same_kind, views
+from tests.support.waiting import LONG_S
+
+PROCS = {"gpus": 1}
+DEVICE = "cuda:0"
+SLAB_NBYTES = 1000  # several pieces
+
+
+def elsewhere(tensor: torch.Tensor) -> Memory:
+    """As if it were memory of a device."""
+    return memory_of(tensor)._replace(device=DEVICE)
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> torch.Tensor:
+    """Of any axes, steps and order."""
+    return torch.from_numpy(np.abs(draw(views().filter(lambda view: min(view.strides, default=0) >= 0))))
+
+
+@given(st.data())
+def test_any_block_of_a_device_is_fetched_and_stored(data: st.DataObject) -> None:
+    source = data.draw(tensors())
+    into = torch.zeros_like(source)
+    block = devices.fetch(elsewhere(source))
+    assert (block.device, block.layout.is_contiguous or not source.numel()) == ("", True)
+    devices.store(elsewhere(into), block)
+    assert torch.equal(into, source)
+
+
+@given(st.data())
+def test_blocks_are_copied_from_and_to_any_memory(data: st.DataObject) -> None:
+    source = data.draw(tensors())
+    plain = same_kind(data.draw, source.numpy())  # backwards, too
+    devices.copy(memory_of(plain), elsewhere(source))
+    assert plain.tobytes() == source.numpy().tobytes()
+    back, again = torch.zeros_like(source), torch.zeros_like(source)
+    devices.copy(elsewhere(back), memory_of(plain))
+    devices.copy(elsewhere(again), elsewhere(back))
+    assert torch.equal(again, source)
+
+
+def test_a_part_of_a_block_may_have_elements_of_another_size() -> None:
+    words = torch.arange(8, dtype=torch.int32)
+    part = elsewhere(words)._replace(address=words.data_ptr() + 6, layout=Layout("", 2, (3, 2), (8, 2)))
+    assert bytes(devices.fetch(part).keeper.numpy()) == words.numpy().view("i2")[3:15].reshape(3, 4)[:, :2].tobytes()
+
+
+def test_what_is_neither_of_the_cpu_nor_of_cuda_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"is on meta, and only memory of the CPU and of CUDA devices"):
+        memory_of(torch.zeros(3, device="meta"))
+
+
+class Owner(Actor):
+    """Lends memory as if it were that of a device."""
+
+    @endpoint
+    def lend(self, thing: torch.Tensor) -> Buffer:
+        self.kept = thing
+        buffer = Buffer(thing)
+        lendings, lease = asker_here().lendings, buffer._loan.lease
+        lendings._held[lease] = elsewhere(thing)
+        buffer._loan = buffer._loan._replace(device=DEVICE)
+        return buffer
+
+    @endpoint
+    def lend_plainly(self, thing: torch.Tensor) -> Buffer:
+        self.kept = thing
+        return Buffer(thing)
+
+    @endpoint
+    def lend_on(self, device: str, count: int) -> Buffer:
+        """What is lent is still being computed."""
+        side = 4096 if device == "cuda" else 16
+        tensor = torch.ones(side, side, device=device)
+        for _ in range(50):
+            tensor = tensor @ tensor / side
+        self.kept = torch.arange(count, device=device, dtype=torch.float64) * tensor[0, 0]
+        return Buffer(self.kept)
+
+    @endpoint
+    def holds(self) -> torch.Tensor:
+        return self.kept
+
+
+@pytest.fixture(scope="module")
+def owners(procs: ProcMesh) -> Iterator[dict[str, Any]]:
+    owners = {"here": this_proc().spawn("here", Owner), "there": procs.spawn("there", Owner)}
+    for owner in owners.values():
+        owner.lend_plainly.call_one(torch.zeros(1)).get(LONG_S)
+    yield owners
+    owners["here"].stop().get(LONG_S)
+
+
+class Always:
+    """A road that is said to lead everywhere, as to another machine."""
+
+    is_direct = False
+
+    def __init__(self, road: paths.Road) -> None:
+        self.name, self.takes_devices = road.name, road.takes_devices
+        self.carry, self.close = road.carry, road.close
+        self.slab_nbytes = SLAB_NBYTES
+
+    def leads_to(self, loan: Loan) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("far", "near"), [("device", "device"), ("device", "plain"), ("plain", "device")])
+@pytest.mark.parametrize("road", ["process", "memory", "network", "messages"])
+def test_each_end_may_be_on_a_device(
+    owners: dict[str, Any], road: str, far: str, near: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "SLAB_NBYTES", SLAB_NBYTES)
+    owner = owners["here" if road == "process" else "there"]
+    ways = asker_here().roads
+    tensor = torch.arange(2400.0).reshape(3, 800)[:, ::2]
+    buffer = (owner.lend if far == "device" else owner.lend_plainly).call_one(tensor).get(LONG_S)
+    assert (f" on {DEVICE} " in repr(buffer)) == (far == "device")
+    if road == "memory" and far == "device":
+        assert not ways[road].leads_to(buffer._loan)
+        return
+
+    def carry(mine: torch.Tensor, *, is_write: bool) -> None:
+        memory = elsewhere(mine) if near == "device" else memory_of(mine)
+        only = paths.Roads((Always(ways[road]),), asker_here().meters)
+        assert only.carry(buffer._loan, memory, is_write=is_write) == (mine.nbytes, ANY, road)
+
+    carry(into := torch.zeros(1200), is_write=False)
+    assert torch.equal(into, tensor.reshape(-1))
+    if road != "memory":  # elements that are apart are written by their owner
+        carry((tensor + 1).contiguous(), is_write=True)
+        assert torch.equal(owner.holds.call_one().get(LONG_S), tensor + 1)
+    ways.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize(("far", "near"), [("cuda", "cuda"), ("cuda", "cpu"), ("cpu", "cuda")])
+@pytest.mark.parametrize("place", ["here", "there"])
+def test_memory_of_a_device_is_read_and_written(owners: dict[str, Any], place: str, far: str, near: str) -> None:
+    count = (100 << 20) // 8  # more than is staged at a time
+    owner = owners[place]
+    buffer = owner.lend_on.call_one(far, count).get(LONG_S)
+    into = torch.zeros(count, device=near, dtype=torch.float64)
+    transfer = buffer.read_into(into).get(LONG_S)
+    if place == "there" and far == near == "cuda":
+        assert transfer.road == "cuda"
+    assert torch.equal(into.cpu(), torch.arange(count, dtype=torch.float64))
+    for _ in range(100):
+        into += 1  # on its way when it is to be read
+    buffer[10:].write_from(into[:-10]).get(LONG_S)
+    assert torch.equal(
+        owner.holds.call_one().get(LONG_S).cpu()[10:], torch.arange(100.0, count + 90, dtype=torch.float64)
+    )
+    buffer.drop().get(LONG_S)
+    with pytest.raises(BufferGoneError, match="it was dropped"):
+        buffer.read_into(into).get(LONG_S)

@@ -1,0 +1,225 @@
+"""What a host with the right keys, but not in its right mind, says: dropped and counted, and nobody else is harmed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monarch_kernel.net.hosts.relay import Relay
+from monarch_kernel.net.wire.codec import Frame, WireError
+from monarch_kernel.net.wire.envelope import MAX_HOST, MAX_NAME_NBYTES, Beat, Entry, Envelope, Leg, open_envelope, seal
+
+C = b"C"
+
+
+def good() -> Envelope:
+    return Envelope([Entry([Leg(1, 0, 1, 0, [b"H1"], [C])], 1)], [Beat(1, 0, 0, 1, 0)])
+
+
+def test_what_we_seal_can_be_opened() -> None:
+    assert open_envelope(seal(good(), [b"frame"])) == good()
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [[], [b""], [b"\x00"], [b"\xc1" * 100], [b"\x91" * 5000], [b"GET / HTTP/1.1\r\n\r\n"], [b"\x92\x90\x90", b"x"]],
+)
+def test_garbage_is_no_envelope(garbage: list[bytes]) -> None:
+    with pytest.raises(WireError):
+        open_envelope(garbage)
+
+
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [
+        ("leg", {"source": -1}),
+        ("leg", {"source": MAX_HOST + 1}),
+        ("leg", {"target": 2**64 - 1}),
+        ("leg", {"number": 0}),
+        ("leg", {"life": -1}),
+        ("leg", {"senders": []}),
+        ("leg", {"receivers": []}),
+        ("leg", {"senders": [b""]}),
+        ("leg", {"receivers": [b"R" * (MAX_NAME_NBYTES + 1)]}),
+        ("leg", {"number": "one"}),
+        ("entry", {"legs": []}),
+        ("entry", {"nframes": 0}),
+        ("entry", {"nframes": -1}),
+        ("entry", {"nframes": 2}),
+        ("entry", {"nframes": 2**63}),
+        ("entry", {"is_cut": True}),
+        ("envelope", {"given": -1}),
+        ("envelope", {"taken": -1}),
+        ("beat", {"source": -1}),
+        ("beat", {"target": MAX_HOST + 1}),
+        ("beat", {"life": -1}),
+        ("beat", {"sent": -1}),
+        ("beat", {"received": -1}),
+    ],
+)
+def test_an_envelope_with_an_impossible_number_or_name_is_refused(where: str, what: dict[str, Any]) -> None:
+    envelope = good()
+    if where == "leg":
+        envelope.entries[0].legs[0] = msgspec.structs.replace(envelope.entries[0].legs[0], **what)
+    elif where == "entry":
+        envelope.entries[0] = msgspec.structs.replace(envelope.entries[0], **what)
+    elif where == "envelope":
+        envelope = msgspec.structs.replace(envelope, **what)
+    else:
+        envelope.beats[0] = msgspec.structs.replace(envelope.beats[0], **what)
+    with pytest.raises(WireError):
+        open_envelope(seal(envelope, [b"frame"]))
+
+
+def hear(relay: Relay, neighbour: int, parts: Sequence[Frame]) -> list[list[bytes]]:
+    """What a relay gives its owner of a message; one that it does not understand counts as dropped."""
+    try:
+        return [[bytes(frame) for frame in delivery.frames] for delivery in relay.hear(neighbour, parts)]
+    except WireError:
+        relay.dropped += 1
+        return []
+
+
+def pair() -> tuple[Relay, Relay]:
+    """A controller that knows host 1 only, and that host."""
+    controller, agent = Relay(0, members={1}), Relay(1, default=0)
+    agent.greet(0)
+    agent.beat()
+    exchange(controller, agent)
+    assert controller.dropped == agent.dropped == 0
+    return controller, agent
+
+
+def exchange(controller: Relay, agent: Relay) -> tuple[list[list[bytes]], list[list[bytes]]]:
+    """Deliver all that waits, until nothing does: what the two have got."""
+    got: tuple[list[list[bytes]], list[list[bytes]]] = ([], [])
+    for _ in range(50):
+        for _, parts in (to_controller := agent.flush()):
+            got[0].extend(hear(controller, 1, parts))
+        for neighbour, parts in (to_agent := controller.flush()):
+            if neighbour == 1:
+                got[1].extend(hear(agent, 0, parts))
+        if not to_controller and not to_agent:
+            break
+    return got
+
+
+def assert_unharmed(controller: Relay, agent: Relay) -> None:
+    """What the two say to each other comes, once and in order."""
+    for i in range(3):
+        agent.send(b"R1", C, 0, [b"up %d" % i])
+        controller.send(C, b"R1", 1, [b"down %d" % i])
+        agent.beat()
+        controller.beat()
+        up, down = exchange(controller, agent)
+        assert (up, down) == ([[b"up %d" % i]], [[b"down %d" % i]])
+    assert not agent.is_given_up
+
+
+def test_a_host_that_nobody_knows_is_dropped_and_leaves_nothing() -> None:
+    controller, agent = pair()
+    for host in range(2, 1000):
+        said = Envelope([Entry([Leg(host, 0, 1, 0, [b"R9"], [C])], 1)], [Beat(host, 0, 0, 1, 0)])
+        assert hear(controller, host, seal(said, [b"let me in"])) == []
+        assert hear(controller, 1, seal(said, [b"let him in"])) == []
+    assert controller.dropped == 3 * 998
+    assert controller.flush() == []
+    assert 2 not in controller.heard
+    assert set(controller._lines) == set(controller._outboxes) == {1}
+    assert_unharmed(controller, agent)
+
+
+def test_numbers_far_ahead_are_asked_for_once_and_take_no_memory() -> None:
+    controller, agent = pair()
+    for i in range(100):
+        said = Envelope([Entry([Leg(1, 0, 10**12 + i, 0, [b"R1"], [C])], 1)], [])
+        assert hear(controller, 1, seal(said, [b"x" * 1000])) == []
+    ((neighbour, parts),) = controller.flush()
+    assert neighbour == 1
+    (asks,) = open_envelope(parts).beats
+    assert asks.again
+    assert controller.flush() == []
+    hear(agent, 0, parts)
+    assert_unharmed(controller, agent)
+
+
+def test_an_acknowledgement_of_what_was_never_sent_is_dropped_and_nothing_is_forgotten() -> None:
+    controller, agent = pair()
+    controller.send(C, b"R1", 1, [b"lost on its way"])
+    controller.flush()
+    before = controller.dropped
+    hear(controller, 1, seal(Envelope([], [Beat(1, 0, 0, 0, 10**6)]), []))
+    assert controller.dropped == before + 1
+    agent.beat()
+    controller.beat()
+    _, down = exchange(controller, agent)
+    assert down == [[b"lost on its way"]]
+    assert_unharmed(controller, agent)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        Envelope([], [Beat(0, 1, 0, 0, 0, over=True)]),
+        Envelope([], [Beat(0, 1, 7, 0, 0)]),
+        Envelope([Entry([Leg(0, 1, 1, 7, [C], [b"H1"])], 1)], []),
+        Envelope([Entry([Leg(0, 1, 1, 0, [C], [b"H1"])], 1)], []),
+    ],
+    ids=["end", "a new life", "words of a new life", "words"],
+)
+def test_nobody_speaks_for_the_controller(said: Envelope) -> None:
+    controller, agent = pair()
+    assert hear(agent, 2, seal(said, [b"do it"] if said.entries else [])) == []
+    assert agent.dropped == 1
+    assert_unharmed(controller, agent)
+
+
+def test_the_controller_may_speak_by_way_of_another_host_that_was_chosen() -> None:
+    agent = Relay(3, default=0)
+    agent.greet(0)
+    agent.lead_by(0, 2)
+    said = Envelope([Entry([Leg(0, 3, 1, 0, [C], [b"H3"])], 1)], [])
+    assert hear(agent, 2, seal(said, [b"do it"])) == [[b"do it"]]
+    assert agent.dropped == 0
+
+
+hosts = st.sampled_from([0, 1, 1, 2, 2, 3, -1, MAX_HOST, 2**64 - 1])
+counts = st.sampled_from([0, 1, 1, 2, 2, 3, -1, 2**64 - 1])
+names = st.lists(st.sampled_from([C, b"H1", b"R1", b"R2", b"R" * 100]), max_size=3)
+legs = st.builds(Leg, hosts, hosts, counts, st.sampled_from([0, 0, 1]), names, names)
+entries = st.builds(Entry, st.lists(legs, max_size=3), st.integers(0, 2), st.booleans(), st.booleans())
+beats = st.builds(Beat, hosts, hosts, counts, counts, counts, st.booleans(), st.booleans())
+sums = st.sampled_from([0, 1, 100, 2**40, 2**64 - 1, -1])
+envelopes = st.builds(Envelope, st.lists(entries, max_size=3), st.lists(beats, max_size=3), sums, sums)
+
+
+@given(st.lists(st.tuples(envelopes, st.lists(st.binary(max_size=4), max_size=4)), max_size=6))
+def test_whatever_a_host_says_that_is_none_nobody_is_harmed(said: list[tuple[Envelope, list[bytes]]]) -> None:
+    """It has the keys, but is no member; what it says in the name of a member is another matter: it could be that host."""
+    controller, agent = pair()
+    for envelope, frames in said:
+        for each in [leg for entry in envelope.entries for leg in entry.legs]:
+            each.source = each.source if each.source != 1 else 2
+        envelope.beats = [beat for beat in envelope.beats if beat.source != 1]
+        for neighbour in (1, 2):
+            hear(controller, neighbour, seal(envelope, frames))
+        hear(agent, 2, seal(envelope, frames))
+    assert_unharmed(controller, agent)
+
+
+@given(st.lists(st.tuples(envelopes, st.lists(st.binary(max_size=4), max_size=4)), max_size=6), st.integers(0, 3))
+def test_whatever_comes_nothing_is_raised_but_that_it_is_no_message(
+    said: list[tuple[Envelope, list[bytes]]], neighbour: int
+) -> None:
+    for relay in pair():
+        for envelope, frames in said:
+            with suppress(WireError):
+                list(relay.hear(neighbour, seal(envelope, frames)))
+            for _, parts in relay.flush():
+                open_envelope(parts)  # and what it says to others can be understood

@@ -1,0 +1,104 @@
+"""Handlers of this package act in the process that has installed them, and in none that it forks."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tests.support.waiting import LONG_S
+
+BEGINS = """
+import os, signal, sys, threading
+
+def strike():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+if "early" in sys.argv:
+    os.register_at_fork(after_in_child=strike)
+
+from monarch_kernel.net.transport.driver import _Shield
+from monarch_kernel.net.transport.forks import in_forks
+
+class Ours:
+    @in_forks(lambda ours: signal.SIG_DFL)
+    def handle(self, number, frame):
+        raise SystemExit("of the parent")
+
+if "late" in sys.argv:
+    os.register_at_fork(after_in_child=strike)
+
+def code_of_fork(work):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+"""
+
+
+def code_of(script: str, *arguments: str) -> int:
+    """The exit code that a script gives for its fork; what a process registers for its forks stays, so each has its own."""
+    script = BEGINS + textwrap.dedent(script)
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=LONG_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+@pytest.mark.parametrize("order", ["early", "late"])
+@pytest.mark.parametrize("thread", ["main", "other"])
+def test_a_signal_while_functions_for_forks_run_ends_the_child(order: str, thread: str) -> None:
+    """Whether these were registered before ours or later: what they raise, Python swallows."""
+    script = """
+        signal.signal(signal.SIGTERM, Ours().handle)
+        if "main" in sys.argv:
+            print(code_of_fork(lambda: None))
+        else:
+            thread = threading.Thread(target=lambda: print(code_of_fork(lambda: None)))
+            thread.start()
+            thread.join()
+    """
+    assert code_of(script, order, thread) == -signal.SIGTERM
+
+
+def test_a_handler_of_the_user_stays() -> None:
+    script = """
+        def handle(number, frame):
+            os._exit(7)
+        signal.signal(signal.SIGTERM, handle)
+        print(code_of_fork(lambda: signal.raise_signal(signal.SIGTERM)))
+    """
+    assert code_of(script) == 7
+
+
+def test_a_handler_that_a_wait_shields_is_replaced() -> None:
+    """A thread may fork while the main thread waits."""
+    script = """
+        signal.signal(signal.SIGINT, Ours().handle)
+        with _Shield(), _Shield():
+            thread = threading.Thread(
+                target=lambda: print(code_of_fork(lambda: os._exit(signal.getsignal(signal.SIGINT) == signal.SIG_DFL)))
+            )
+            thread.start()
+            thread.join()
+    """
+    assert code_of(script) == 1
+
+
+def test_parent_and_child_block_what_they_did_before() -> None:
+    script = """
+        signal.signal(signal.SIGTERM, Ours().handle)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+        blocked = lambda: signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        code = code_of_fork(lambda: os._exit(blocked() == {signal.SIGUSR1}))
+        assert blocked() == {signal.SIGUSR1}
+        print(code)
+    """
+    assert code_of(script) == 1

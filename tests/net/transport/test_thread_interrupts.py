@@ -1,0 +1,264 @@
+"""Interrupts of threads that no signal reaches: they strike the user's code, and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from monarch_kernel.net.transport.thread_interrupts import USER_THREAD, ThreadShield, UserThread
+from tests.support.waiting import LONG_S
+
+
+class Runner:
+    """A thread that does something for the user, and what became of it."""
+
+    def __init__(self, work: Callable[[UserThread], object]) -> None:
+        self.outcome: object = None
+        self._ready = threading.Event()
+        self._work = work
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        assert self._ready.wait(LONG_S)
+
+    def _run(self) -> None:
+        self.thread = UserThread()
+        USER_THREAD.set(self.thread)
+        self._ready.set()
+        try:
+            self.outcome = self._work(self.thread)
+        except KeyboardInterrupt:
+            self.outcome = "struck"
+        finally:
+            self.thread.leave_user_code()
+
+    def end(self) -> object:
+        self._thread.join(LONG_S)
+        assert not self._thread.is_alive()
+        return self.outcome
+
+
+def spin_until(event: threading.Event) -> None:
+    while not event.is_set():
+        pass
+
+
+def test_user_code_is_struck() -> None:
+    inside = threading.Event()
+
+    def work(thread: UserThread) -> None:
+        thread.enter_user_code()
+        inside.set()
+        while True:
+            pass
+
+    runner = Runner(work)
+    assert inside.wait(LONG_S)
+    runner.thread.strike()
+    assert runner.end() == "struck"
+
+
+def test_other_code_is_not() -> None:
+    go = threading.Event()
+
+    def work(thread: UserThread) -> str:
+        thread.enter_user_code()
+        thread.leave_user_code()
+        spin_until(go)
+        return "whole"
+
+    runner = Runner(work)
+    for _ in range(10):
+        runner.thread.strike()
+    go.set()
+    assert runner.end() == "whole"
+
+
+def test_whoever_holds_interrupts_back_counts_them() -> None:
+    inside, go, noted = threading.Event(), threading.Event(), []
+
+    def work(thread: UserThread) -> str:
+        thread.enter_user_code()
+        with thread.hold(lambda: noted.append(1)):
+            inside.set()
+            spin_until(go)
+        return "whole"
+
+    runner = Runner(work)
+    assert inside.wait(LONG_S)
+    for _ in range(3):
+        runner.thread.strike()
+    go.set()
+    assert runner.end() == "whole"
+    assert noted == [1, 1, 1]
+
+
+def test_a_shield_lets_it_through_where_it_is_exposed() -> None:
+    inside, struck = threading.Event(), threading.Event()
+
+    def work(thread: UserThread) -> str:
+        thread.enter_user_code()
+        with ThreadShield(thread, struck.set) as shield:
+            inside.set()
+            spin_until(struck)  # nothing may be cut in two here
+            with pytest.raises(KeyboardInterrupt):
+                shield.expose()
+        return "whole"
+
+    runner = Runner(work)
+    assert inside.wait(LONG_S)
+    runner.thread.strike()
+    assert runner.end() == "whole"
+
+
+def test_a_shield_that_was_never_exposed_raises_at_its_end() -> None:
+    inside, struck = threading.Event(), threading.Event()
+
+    def work(thread: UserThread) -> None:
+        thread.enter_user_code()
+        with ThreadShield(thread, struck.set):
+            inside.set()
+            spin_until(struck)
+
+    runner = Runner(work)
+    assert inside.wait(LONG_S)
+    runner.thread.strike()
+    assert runner.end() == "struck"
+
+
+def test_a_shield_raises_it_in_place_of_an_error() -> None:
+    inside, struck = threading.Event(), threading.Event()
+
+    def work(thread: UserThread) -> None:
+        thread.enter_user_code()
+        with ThreadShield(thread, struck.set):
+            inside.set()
+            spin_until(struck)
+            raise ValueError("of a callback")
+
+    runner = Runner(work)
+    assert inside.wait(LONG_S)
+    runner.thread.strike()
+    assert runner.end() == "struck"
+
+
+def test_what_came_before_the_users_code_strikes_it() -> None:
+    def work(thread: UserThread) -> None:
+        thread.enter_user_code()
+        thread.leave_user_code()
+        thread.strike()  # as another thread does
+        thread.enter_user_code()
+
+    assert Runner(work).end() == "struck"
+
+
+def test_what_the_users_code_has_caught_strikes_it_once() -> None:
+    inside = threading.Event()
+
+    def spin() -> None:
+        inside.set()
+        while True:
+            pass
+
+    def work(thread: UserThread) -> list[int]:
+        noted: list[int] = []
+        thread.enter_user_code()
+        with pytest.raises(KeyboardInterrupt):
+            spin()
+        with thread.hold(lambda: noted.append(1)):
+            pass
+        thread.leave_user_code()
+        thread.enter_user_code()
+        return noted
+
+    runner = Runner(work)
+    assert inside.wait(LONG_S)
+    runner.thread.strike()
+    assert runner.end() == []
+
+
+def test_what_waits_in_an_event_loop_is_cancelled() -> None:
+    cancelled = threading.Event()
+
+    def work(thread: UserThread) -> str:
+        thread.cancel = cancelled.set
+        spin_until(cancelled)
+        return "cancelled"
+
+    runner = Runner(work)
+    deadline = time.monotonic() + LONG_S
+    while not cancelled.is_set() and time.monotonic() < deadline:
+        runner.thread.strike()
+    assert runner.end() == "cancelled"
+
+
+def test_a_late_strike_never_leaves_the_users_code() -> None:
+    enough, hits = threading.Event(), []
+
+    def work(thread: UserThread) -> str:
+        while not enough.is_set():
+            try:
+                try:
+                    thread.enter_user_code()
+                    sum(range(100))
+                finally:
+                    thread.leave_user_code()
+            except KeyboardInterrupt:
+                hits.append(1)
+                thread.leave_user_code()
+            sum(range(100))  # nothing of the user's: a strike here would end the thread
+        return "whole"
+
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        runner = Runner(work)
+        deadline = time.monotonic() + LONG_S
+        while len(hits) < 60 and runner.outcome is None and time.monotonic() < deadline:
+            runner.thread.strike()
+        enough.set()
+        assert runner.end() == "whole"
+    finally:
+        sys.setswitchinterval(interval_s)
+    assert len(hits) >= 60
+
+
+def test_a_late_strike_leaves_no_trap_for_debuggers() -> None:
+    """Until Python 3.12, an exception that was sent to a thread and taken back makes each trace function hang."""
+    code = """
+        import sys, threading
+        from monarch_kernel.net.transport.thread_interrupts import UserThread
+
+        thread, enough, hits = None, threading.Event(), 0
+
+        def work():
+            global hits, thread
+            thread = UserThread()
+            while not enough.is_set():
+                try:
+                    try:
+                        thread.enter_user_code()
+                        sum(range(100))
+                    finally:
+                        thread.leave_user_code()
+                except KeyboardInterrupt:
+                    hits += 1
+                    thread.leave_user_code()
+
+        sys.setswitchinterval(1e-5)
+        threading.Thread(target=work).start()
+        while hits < 60:
+            if thread is not None:
+                thread.strike()
+        enough.set()
+        sys.settrace(lambda *args: None)
+        (lambda: None)()
+        print("whole")
+    """
+    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=LONG_S)
+    assert ran.stdout == "whole\n", ran.stderr

@@ -1,0 +1,204 @@
+"""Ranks that die, and are replaced from the notebook: the others keep their state, actors and process groups work again."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.notebook.kernel.conftest import Notebook
+from tests.support.timing import Bar
+from tests.support.waiting import wait_until
+
+ALL_REDUCE = """%%remote d
+import torch, torch.distributed as dist
+x = torch.tensor([float(rank)]); dist.all_reduce(x); print(x.item())
+"""
+ACTOR = """
+from monarch_kernel.actor import Actor, endpoint
+class Counter(Actor):
+    def __init__(self, begin):
+        self.n = begin
+    @endpoint
+    def add(self):
+        self.n += 1
+        return self.n
+counter = d.spawn('counter', Counter, 10)
+counter.add.call().get().values()
+"""
+
+
+@pytest.fixture
+def doomed(notebook: Notebook) -> Iterator[Notebook]:
+    """The notebook, with a mesh of four ranks, ``d``, that is the test's own."""
+    notebook.ok("%mesh up d -n 4 --device cpu")
+    yield notebook
+    notebook.ok("%mesh down d")
+
+
+def kill(notebook: Notebook, rank: int, mesh: str = "d") -> int:
+    """Kill a rank, and wait until that is known."""
+    pid = notebook.pids(mesh)[rank]
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: rank in notebook.value(f"list({mesh}.deaths())"), "the news of the death")
+    return pid
+
+
+def test_a_rank_that_is_dead_too_is_not_listed_among_those_that_kept_variables(doomed: Notebook) -> None:
+    kill(doomed, 1)
+    kill(doomed, 2)
+    said = doomed.ok("%mesh heal d[2]").stdout
+    assert "it has no variables yet, [0,3] kept theirs" in said
+
+
+def test_dead_ranks_are_replaced_and_the_others_keep_their_variables(doomed: Notebook) -> None:
+    doomed.ok("%%remote d\nstate = rank * 10")
+    before = doomed.pids("d")
+    kill(doomed, 2)
+    assert "3 idle, 1 dead" in doomed.ok("%mesh").stdout
+    said = doomed.ok("%mesh heal d").stdout
+    assert re.match(r"d: \[2\] replaced in \d+\.\d", said), said
+    assert "it has no variables yet, [0-1,3] kept theirs" in said
+    after = doomed.pids("d")
+    assert [a == b for a, b in zip(before, after)] == [True, True, False, True]
+    cell = doomed.run("%%remote d\nstate")
+    assert "[2] NameError: name 'state' is not defined" in cell.error
+    assert "state is on [0-1,3] of d only" in cell.error
+    assert "[2] of d began anew, in place of processes that ended" in cell.error
+    assert "restarts" in doomed.ok("%mesh show d").text
+    assert doomed.ok("%%remote d[[0, 1, 3]]\nstate").plain == "[0] 0\n[1] 10\n[3] 30"
+    assert doomed.ok("%%remote d\nrank, world_size, local_rank").plain.splitlines()[2] == "[2] (2, 4, 2)"
+
+
+def test_the_process_group_is_formed_again(doomed: Notebook, bar: Bar) -> None:
+    assert set(doomed.ok(ALL_REDUCE).stdout.split()) == {"[0-3]", "6.0"}
+    kill(doomed, 1)
+    with bar.below(2.0, "%mesh heal"):
+        said = doomed.ok("%mesh heal").stdout
+    assert re.search(r"process group formed anew in \d\.\d\d s", said), said
+    assert set(doomed.ok(ALL_REDUCE).stdout.split()) == {"[0-3]", "6.0"}
+
+
+def test_a_rank_that_dies_in_a_collective_is_replaced(doomed: Notebook) -> None:
+    cell = doomed.run(
+        "%%remote d\nimport os, torch, torch.distributed as dist\nkept = 5\nif rank == 3: os._exit(3)\n"
+        "dist.all_reduce(torch.ones(1))"
+    )
+    assert cell.ename == "SupervisionError"
+    assert "%mesh heal d puts new processes in place of [3]; the others keep their state" in cell.error
+    doomed.ok("%mesh heal d")
+    assert set(doomed.ok(ALL_REDUCE).stdout.split()) == {"[0-3]", "6.0"}
+    assert doomed.ok("%%remote d[:3]\nkept").plain == "[0-2] 5"
+
+
+def test_actors_of_the_notebook_are_there_again(doomed: Notebook) -> None:
+    assert doomed.ok(ACTOR).plain == "(11, 11, 11, 11)"
+    kill(doomed, 0)
+    refused = doomed.run("counter.add.call().get()")
+    assert "it was not sent, because [0] are gone; slice them out, or heal the mesh (.heal())" in refused.error
+    doomed.ok("d.heal().get()")
+    assert doomed.ok("counter.add.call().get().values()").plain == "(11, 12, 12, 12)"
+    doomed.ok("counter.stop().get()")
+    kill(doomed, 0)
+    doomed.ok("%mesh heal d")
+    assert doomed.run("counter.add.call().get()").ename == "SupervisionError"
+
+
+def test_an_actor_is_made_again_as_its_class_is_now(doomed: Notebook) -> None:
+    doomed.ok(ACTOR)
+    doomed.ok(ACTOR.partition("counter = ")[0].replace("self.n += 1", "self.n += 100") + "counter.reload()")
+    assert doomed.ok("counter.add.call().get().values()").plain == "(111, 111, 111, 111)"
+    kill(doomed, 2)
+    doomed.ok("%mesh heal d")
+    assert doomed.ok("counter.add.call().get().values()").plain == "(211, 211, 110, 211)"
+
+
+def test_a_mesh_with_dead_ranks_is_not_brought_up_again(doomed: Notebook) -> None:
+    kill(doomed, 3)
+    cell = doomed.run("%mesh up d -n 4 --device cpu")
+    assert "'d' is up already, but [3] died; %mesh heal d replaces them" in cell.text
+
+
+def test_what_is_asked_while_the_rank_comes_up_waits_for_it(doomed: Notebook) -> None:
+    kill(doomed, 1)
+    assert doomed.ok("future = d.heal(); d.run('rank').get().values()").plain == "(0, 1, 2, 3)"
+    assert doomed.ok("future.get()").plain == "(1,)"
+
+
+def test_the_news_of_a_death_says_what_can_be_done(doomed: Notebook) -> None:
+    cell = doomed.ok("1")
+    kill(doomed, 2)
+    says = "%mesh heal d puts new processes in place of [2]"
+    cell.wait_for(lambda _: any(says in each.stderr for each in doomed.cells.values()))
+
+
+def test_heal_does_nothing_where_no_rank_is_dead(doomed: Notebook) -> None:
+    before = doomed.pids("d")
+    assert doomed.ok("%mesh heal d").stdout == "d: no rank is dead; %mesh restart replaces living ones\n"
+    kill(doomed, 3)
+    assert "no rank is dead there" in doomed.ok("%mesh heal d[:3]").stdout
+    doomed.ok("%mesh heal d[3]")
+    assert doomed.pids("d")[:3] == before[:3]
+
+
+def test_ranks_are_restarted_by_themselves(notebook: Notebook) -> None:
+    notebook.ok("%mesh up e -n 2 --device cpu --restart rank --max-restarts 1")
+    try:
+        notebook.ok("%%remote e\nimport os; x = rank")
+        cell = notebook.run("%%remote e[1]\nos._exit(3)")
+        assert "exit code 3" in cell.error
+        assert "another process takes its place" in cell.error
+        assert "%mesh heal" not in cell.error, "there is nothing to do"
+        cell = notebook.run("%%remote e\nimport torch, os; y = torch.ones(1); torch.distributed.all_reduce(y); int(y)")
+        assert cell.plain == "[0-1] 2"
+        assert notebook.ok("%%remote e[0]\nx").plain == "[0] 0"
+        cell = notebook.run("%%remote e[1]\nos._exit(3)")
+        assert "it is not restarted, for that was done 1 time within 300 s" in cell.error
+        assert "%mesh heal e puts new processes in place of [1]" in cell.error
+    finally:
+        notebook.ok("%mesh down e")
+
+
+def test_living_ranks_are_restarted(doomed: Notebook) -> None:
+    doomed.ok("%%remote d\nimport atexit; x = 1; atexit.register(lambda: print('good bye', flush=True))")
+    before = doomed.pids("d")
+    cell = doomed.ok("%mesh restart d[1:3]")
+    assert cell.stdout.startswith("d: [1-2] replaced in ")
+    assert "they have no variables yet, [0,3] kept theirs" in cell.stdout
+    after = doomed.pids("d")
+    assert [a == b for a, b in zip(before, after)] == [True, False, False, True]
+    assert set(doomed.ok(ALL_REDUCE).stdout.split()) == {"[0-3]", "6.0"}
+    assert "good bye" in doomed.ok("%mesh logs d[1]").stdout, "what the former process wrote is kept"
+
+
+def test_a_restart_ends_the_cell_that_runs_there(doomed: Notebook) -> None:
+    cell = doomed.send("%%remote --background d\nimport time; print('go', flush=True)\nwhile True: time.sleep(0.01)")
+    cell.wait_for(lambda cell: len(cell.lines()) == 4)
+    doomed.ok("%mesh restart d")
+    cell.wait_for(lambda cell: "[0-3] RankDied: ended to be restarted; it was running cell [" in cell.error)
+    assert doomed.ok("%%remote d\nrank").plain.splitlines()[0] == "[0] 0"
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("%mesh restart", "say which ranks"),
+        ("%mesh heal t u", "give one selector, such as t"),
+        ("%mesh heal nobody", "there is no mesh 'nobody'"),
+    ],
+)
+def test_a_misuse_is_one_line(notebook: Notebook, line: str, says: str) -> None:
+    cell = notebook.run(line)
+    assert not cell.ok
+    assert says in cell.text
+
+
+def test_a_mesh_that_is_down_can_not_be_healed(notebook: Notebook) -> None:
+    notebook.ok("%mesh up other -n 1 --device cpu\nmesh = other")
+    notebook.ok("%mesh down other")
+    cell = notebook.run("mesh.heal()")
+    assert cell.ename == "SupervisionError"
+    assert "it was stopped; bring up another" in cell.error

@@ -1,0 +1,445 @@
+"""Kernel > Interrupt of cells that run here: such as await, and such as run in subshells, local and remote."""
+
+from __future__ import annotations
+
+import random
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.notebook.kernel.subshells import in_control, send_to
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from tests.notebook.kernel.conftest import Cell, Notebook
+    from tests.support.timing import Bar
+
+pytestmark = pytest.mark.timeout(120)
+
+BOUND_S = 2.0
+GO = "print('go', flush=True)\n"
+
+
+@pytest.fixture
+def subshell(notebook: Notebook) -> Iterator[str]:
+    """A subshell of the shared notebook."""
+    name = str(in_control(notebook, "create_subshell_request")["subshell_id"])
+    yield name
+    in_control(notebook, "delete_subshell_request", subshell_id=name)
+
+
+WAYS: dict[str, Callable[[Notebook], object]] = {
+    "signal": lambda notebook: notebook.interrupt(),
+    "message": lambda notebook: in_control(notebook, "interrupt_request"),
+}
+ways = pytest.mark.parametrize("way", WAYS)
+
+
+@pytest.fixture
+def stopped(bar: Bar) -> Callable[..., Cell]:
+    """Interrupts a cell that has said go: it ends, and says so."""
+
+    def stop(notebook: Notebook, cell: Cell, way: str = "signal", ename: str = "KeyboardInterrupt") -> Cell:
+        cell.wait_for(lambda cell: "go" in cell.stdout or cell.reply)
+        assert not cell.reply, cell.text
+        with bar.below(BOUND_S, "the interrupt"):
+            WAYS[way](notebook)
+            cell.wait()
+        assert (cell.reply["status"], cell.ename) == ("error", ename)
+        return cell
+
+    return stop
+
+
+# -- cells that await
+
+
+AWAITS = {
+    "sleep": "import asyncio; await asyncio.sleep(60)",
+    "never": "import asyncio; await asyncio.get_running_loop().create_future()",
+    "gather": "import asyncio; await asyncio.gather(asyncio.sleep(60), asyncio.sleep(60))",
+    "computes": "import asyncio; await asyncio.sleep(0)\nwhile True: pass",
+    "ranks": "await t.run('import time; print(\"go\", flush=True); time.sleep(60)')",
+}
+
+
+@ways
+@pytest.mark.parametrize("awaits", AWAITS.values(), ids=AWAITS.keys())
+def test_a_cell_that_awaits(notebook: Notebook, awaits: str, way: str, stopped: Callable[..., Cell]) -> None:
+    ename = "RemoteInterrupt" if "t.run" in awaits else "KeyboardInterrupt"
+    stopped(notebook, notebook.send(awaits if "go" in awaits else GO + awaits), way, ename)
+    assert notebook.ok("import asyncio; await asyncio.sleep(0.01); 7").plain == "7"
+    assert notebook.ok("%%remote\nrank").plain == "[0] 0\n[1] 1"
+
+
+# The signal comes to another thread, when the main thread waits in a system call.
+TO_ANOTHER_THREAD = """
+import asyncio, signal, threading, time
+def interrupt():
+    looks = 0
+    while looks < 100:
+        with open(f"/proc/self/task/{threading.main_thread().native_id}/stat") as stat:
+            looks = looks + 1 if stat.read().rpartition(")")[2].split()[0] == "S" else 0
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+threading.Thread(target=interrupt).start()
+"""
+
+
+@pytest.mark.parametrize("wait", ["await asyncio.sleep(1000)", "time.sleep(1000)", "threading.Event().wait()"])
+def test_a_signal_that_another_thread_receives_interrupts_the_cell(notebook: Notebook, wait: str) -> None:
+    cell = notebook.run(TO_ANOTHER_THREAD + wait)
+    assert (cell.reply["status"], cell.ename) == ("error", "KeyboardInterrupt")
+    assert notebook.ok("signal.getsignal(signal.SIGINT); time.sleep(0.1); 7").plain == "7"
+
+
+def test_a_cell_that_awaits_may_catch_it(notebook: Notebook) -> None:
+    cell = notebook.send(
+        "import asyncio\ntry:\n    print('go', flush=True); await asyncio.sleep(60)\nexcept KeyboardInterrupt: 'caught'\n1 + 1"
+    )
+    cell.wait_for(lambda cell: "go" in cell.stdout)
+    notebook.interrupt()
+    assert cell.wait().plain == "2"
+
+
+def test_a_task_that_a_cell_left_running_goes_on(notebook: Notebook, stopped: Callable[..., Cell]) -> None:
+    notebook.ok(
+        "import asyncio\nasync def count():\n    global n\n    for n in range(10**6): await asyncio.sleep(0.01)"
+    )
+    notebook.ok("n = 0; task = asyncio.create_task(count())")
+    stopped(notebook, notebook.send(GO + "await asyncio.sleep(60)"))
+    before = notebook.value("n")
+    notebook.ok("await asyncio.sleep(0.1)")
+    assert notebook.value("n") > before
+    notebook.ok("task.cancel();")
+
+
+STRIKES = """
+import asyncio, os, signal, threading, time
+def strike():
+    os.kill(os.getpid(), signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread():
+        time.sleep(0.3)  # until the main thread has handled it
+"""
+
+
+BETWEEN = "asyncio.get_running_loop().call_soon(strike); await asyncio.sleep(0)\nwhile True: pass"
+
+
+def test_an_interrupt_while_the_event_loop_runs_what_comes_before_the_cell(notebook: Notebook) -> None:
+    """The cell goes on before its cancellation would have its turn, and never awaits again."""
+    notebook.ok(STRIKES)
+    cell = notebook.send(BETWEEN).wait()
+    assert (cell.reply["status"], cell.ename) == ("error", "KeyboardInterrupt")
+    assert notebook.ok("import asyncio; await asyncio.sleep(0.01); 7").plain == "7"
+
+
+def test_an_interrupt_as_a_cell_that_awaits_begins(notebook: Notebook) -> None:
+    notebook.ok(STRIKES)
+    notebook.ok("""
+        ip = get_ipython()
+        def once(info):
+            if "never" in info.raw_cell:
+                ip.events.unregister("pre_run_cell", once)
+                strike()
+        ip.events.register("pre_run_cell", once)
+    """)
+    cell = notebook.send("never = True\nawait asyncio.sleep(0)").wait()
+    assert (cell.reply["status"], cell.ename) == ("error", "KeyboardInterrupt")
+    assert notebook.ok("await asyncio.sleep(0.01); 'never' in globals()").plain == "False"
+
+
+# -- as a cell begins, between two of its statements, and as it ends
+
+
+TRACES = """
+import signal, sys
+from codeop import Compile
+from IPython.core.interactiveshell import InteractiveShell
+from ipykernel.ipkernel import IPythonKernel
+from ipykernel.kernelbase import Kernel
+from monarch_kernel.notebook.kernel.kernel import MonarchKernel
+from monarch_kernel.notebook.kernel.status import SteadyStatus
+
+def strike_in(function, call=1, strike=lambda: signal.raise_signal(signal.SIGINT)):
+    \"\"\"Interrupt the next cell that has the mark in it, where it calls a function for the n-th time.\"\"\"
+    kernel, calls, mark = get_ipython().kernel, [], "mark" + "ed"
+    def trace(frame, event, argument):
+        if frame.f_code is function.__code__ and mark in kernel.get_parent("shell").get("content", {}).get("code", ""):
+            calls.append(frame)
+            if len(calls) == call:
+                sys.settrace(None)
+                strike()
+    sys.settrace(trace)
+"""
+BEFORE = {
+    "busy": "SteadyStatus._publish_status",
+    "taken": "Kernel.should_handle",
+    "handled": "MonarchKernel.pre_handler_hook",
+    "echoed": "Kernel._publish_execute_input",
+    "read": "InteractiveShell.transform_cell",
+    "compiled": "Compile.__call__",
+    "run": "InteractiveShell.run_code",
+}
+MARKED = {
+    "plain": "marked = 1",
+    "awaits": "marked = 1\nimport asyncio; await asyncio.sleep(0)",
+    "magic": "%time marked = 1",
+    "remote": "%%remote\nmarked = 1",
+}
+
+
+@pytest.mark.parametrize("code", MARKED.values(), ids=MARKED.keys())
+@pytest.mark.parametrize("place", BEFORE.values(), ids=BEFORE.keys())
+def test_an_interrupt_between_busy_and_the_first_statement(notebook: Notebook, place: str, code: str) -> None:
+    notebook.ok(f"{TRACES}strike_in({place})")
+    cell = notebook.send(code).wait()
+    assert (cell.reply["status"], cell.ename) == ("error", "KeyboardInterrupt")
+    ran = "'mark' + 'ed' in globals()"
+    assert notebook.ok(f"%remote {ran}" if "remote" in code else ran).plain in ("False", "[0-1] False")
+
+
+@pytest.mark.parametrize("rest", ["second = 'marked'", "import asyncio\nawait asyncio.sleep(0)\nsecond = 'marked'"])
+@pytest.mark.parametrize("place", ["Compile.__call__", "InteractiveShell.run_code"])
+def test_an_interrupt_between_two_statements(notebook: Notebook, place: str, rest: str) -> None:
+    notebook.ok(f"{TRACES}first = second = None\nstrike_in({place}, 2)")
+    cell = notebook.send(f"first = 1\n{rest}").wait()
+    assert (cell.reply["status"], cell.ename) == ("error", "KeyboardInterrupt")
+    assert notebook.value("first, second") == (1, None)
+
+
+def test_an_interrupt_as_the_error_of_a_statement_is_shown_does_not_let_the_cell_go_on(notebook: Notebook) -> None:
+    notebook.ok(f"{TRACES}second = None\nstrike_in(InteractiveShell.showtraceback)")
+    assert notebook.send("raise ValueError('marked')\nsecond = 2").wait().ename == "ValueError"
+    assert notebook.value("second") is None
+    assert "----> 2 1 / 0" in notebook.run("%%remote\n1 / 0").error  # later errors are shown in our words, still
+
+
+@pytest.mark.parametrize(
+    "place", ["InteractiveShell.user_expressions", "Kernel.finish_metadata", "Kernel._abort_queues"]
+)
+def test_an_interrupt_after_the_last_statement_hits_nothing(notebook: Notebook, place: str) -> None:
+    notebook.ok(f"{TRACES}strike_in({place})")
+    cell = notebook.send("'marked'; 1 / 0" if "abort" in place else "'marked'").wait()
+    assert cell.ename == ("ZeroDivisionError" if "abort" in place else "")
+    assert notebook.ok("x = 1\nx + 1").plain == "2"
+
+
+HOOK = """
+import sys
+ip = get_ipython()
+def hook(*info):
+    ip.events.unregister({event!r}, hook)
+    print("go", flush=True)
+    while True: pass
+ip.events.register({event!r}, hook)
+"""
+
+
+@pytest.mark.parametrize("line", ["", "%%remote\n"], ids=["notebook", "ranks"])
+def test_an_interrupt_of_what_runs_before_each_cell_ends_the_cell(notebook: Notebook, line: str) -> None:
+    notebook.ok(line + HOOK.format(event="pre_run_cell"))
+    cell = notebook.send(f"{line}ran = True")
+    cell.wait_for(
+        lambda cell: len(cell.lines() if line else cell.stdout.splitlines()) == (2 if line else 1) or cell.reply
+    )
+    notebook.interrupt()
+    assert cell.wait().ename == ("RemoteInterrupt" if line else "KeyboardInterrupt")
+    assert notebook.ok(f"{line}'ran' in globals()").plain == ("[0-1] False" if line else "False")
+
+
+def test_an_interrupt_of_what_runs_after_each_cell_ends_that(notebook: Notebook) -> None:
+    notebook.ok("from IPython import get_ipython")
+    cell = notebook.send(HOOK.format(event="post_execute"))
+    cell.wait_for(lambda cell: "go" in cell.stdout)
+    notebook.interrupt()
+    assert cell.wait().ok
+    assert notebook.ok("x = 1\nx + 1").plain == "2"
+
+
+def test_an_interrupt_of_a_callback_of_a_comm_ends_that(notebook: Notebook) -> None:
+    notebook.ok("""
+        def opened(comm, message):
+            @comm.on_msg
+            def loop(message):
+                print("go", flush=True)
+                while True: pass
+        get_ipython().kernel.comm_manager.register_target("loops", opened)
+    """)
+    client, content = notebook.client, {"comm_id": "of the test", "data": {}}
+    client.shell_channel.send(client.session.msg("comm_open", {**content, "target_name": "loops"}))
+    said: list[str] = []
+    notebook.on_message = lambda message: said.append(message["content"].get("text", ""))
+    client.shell_channel.send(client.session.msg("comm_msg", content))
+    wait_until(lambda: (notebook.pump(0.02), "go\n" in said)[1], "the callback to begin")
+    notebook.interrupt()
+    assert notebook.ok("x = 1\nx + 1").plain == "2"
+    client.shell_channel.send(client.session.msg("comm_close", content))
+
+
+# -- subshells
+
+
+@pytest.mark.parametrize("place", BEFORE.values(), ids=BEFORE.keys())
+def test_an_interrupt_between_busy_and_the_first_statement_of_a_subshell(
+    notebook: Notebook, subshell: str, place: str
+) -> None:
+    strike = "get_ipython().kernel._interrupts.strike_subshells"  # what the handler in the main thread calls
+    assert send_to(notebook, subshell, f"{TRACES}strike_in({place}, strike={strike})").wait().ok
+    cell = send_to(notebook, subshell, "marked = 1").wait()
+    assert (cell.reply["status"], cell.ename) == ("error", "KeyboardInterrupt")
+    assert notebook.ok("'mark' + 'ed' in globals()").plain == "False"
+
+
+def test_an_interrupt_while_the_event_loop_of_a_subshell_runs_something_else(notebook: Notebook, subshell: str) -> None:
+    notebook.ok(STRIKES)
+    cell = send_to(notebook, subshell, BETWEEN).wait()
+    assert (cell.reply["status"], cell.ename) == ("error", "KeyboardInterrupt")
+    assert send_to(notebook, subshell, "await asyncio.sleep(0.01); 7").wait().plain == "7"
+
+
+LOCAL = {
+    "loop": "while True: pass",
+    "loop of a function": "def f():\n    while True: pass\nf()",
+    "sleeps": "import time\nwhile True: time.sleep(0.05)",
+    "awaits": "import asyncio; await asyncio.sleep(60)",
+    "awaits and computes": "import asyncio; await asyncio.sleep(0)\nwhile True: pass",
+}
+
+
+@ways
+@pytest.mark.parametrize("code", LOCAL.values(), ids=LOCAL.keys())
+def test_local_code_in_a_subshell(
+    notebook: Notebook, subshell: str, code: str, way: str, stopped: Callable[..., Cell]
+) -> None:
+    stopped(notebook, send_to(notebook, subshell, GO + code), way)
+    assert send_to(notebook, subshell, "1 + 1").wait().plain == "2"
+    assert notebook.ok("1 + 1").plain == "2"
+
+
+@ways
+@pytest.mark.parametrize("code", ["import time; time.sleep(60)", "while True: pass"])
+def test_a_remote_cell_in_a_subshell(
+    notebook: Notebook, subshell: str, code: str, way: str, stopped: Callable[..., Cell]
+) -> None:
+    pids = notebook.pids()
+    cell = stopped(notebook, send_to(notebook, subshell, f"%%remote\n{GO}{code}"), way, "RemoteInterrupt")
+    assert cell.evalue == "interrupted on [0-1]; their state is kept"
+    assert send_to(notebook, subshell, "%%remote\nrank").wait().plain == "[0] 0\n[1] 1"
+    assert notebook.pids() == pids
+
+
+@pytest.mark.parametrize("wait", ["t.run('print(1); time.sleep(60)').get()", "t['x']"])
+def test_a_wait_for_ranks_in_a_subshell(
+    notebook: Notebook, subshell: str, wait: str, stopped: Callable[..., Cell]
+) -> None:
+    notebook.ok("%%remote\nimport time\nclass Slow:\n    def __reduce__(self): time.sleep(60)\nx = Slow()")
+    cell = send_to(notebook, subshell, GO + wait)
+    states = "[rank.state for rank in t.view().ranks]"
+    wait_until(lambda: notebook.value(states) == ["running"] * 2, "the ranks to be asked")
+    stopped(notebook, cell, ename="RemoteInterrupt")
+    assert send_to(notebook, subshell, "%%remote\nrank").wait().plain == "[0] 0\n[1] 1"
+    assert notebook.ok("%%remote\nrank").plain == "[0] 0\n[1] 1"
+
+
+@pytest.mark.parametrize("code", ["import time; time.sleep(60)", "%%remote\nprint('go')\nwhile True: pass"])
+def test_an_interrupt_reaches_the_main_shell_and_subshells(
+    notebook: Notebook, subshell: str, code: str, stopped: Callable[..., Cell]
+) -> None:
+    main = notebook.send(code if "remote" in code else GO + code)
+    main.wait_for(lambda cell: "go" in cell.stdout)
+    busy = send_to(notebook, subshell, GO + "while True: pass")
+    busy.wait_for(lambda cell: "go" in cell.stdout)
+    notebook.wait_blocked()
+    stopped(notebook, busy)
+    assert main.wait().reply["status"] == "error"
+    assert main.ename in ("KeyboardInterrupt", "RemoteInterrupt")
+
+
+def test_an_interrupt_while_nothing_runs_hits_nothing(notebook: Notebook, subshell: str) -> None:
+    for way in WAYS:
+        for _ in range(8):
+            WAYS[way](notebook)
+        code = "import time\nfor _ in range(20): time.sleep(0.005)\n'whole'"
+        assert notebook.ok(code).plain == "'whole'"
+        assert send_to(notebook, subshell, code).wait().plain == "'whole'"
+
+
+def test_a_late_interrupt_of_a_subshell_never_hits_its_next_cell(notebook: Notebook, subshell: str) -> None:
+    outcomes = set()
+    for i in range(40):
+        runs_s = 600 if i == 0 else 0.02
+        code = f"import time\nend = time.monotonic() + {runs_s}\n{GO}while time.monotonic() < end: pass"
+        cell = send_to(notebook, subshell, code)
+        if i == 0:  # while it runs
+            cell.wait_for(lambda cell: "go" in cell.stdout)
+        elif i == 1:  # after it has run
+            cell.wait()
+        else:
+            until = time.monotonic() + i * 0.001
+            while time.monotonic() < until:
+                notebook.pump(0.001)
+        notebook.interrupt()
+        outcomes.add(cell.wait().ename)
+        notebook.value("1")  # the main thread has handled the signal
+        following = send_to(notebook, subshell, "sum(range(1000))")
+        assert following.wait().plain == "499500", following.text
+    assert outcomes == {"", "KeyboardInterrupt"}
+
+
+def test_an_interrupt_as_the_kernel_looks_for_expressions_ends_no_more_than_the_cell(notebook: Notebook) -> None:
+    """User expressions are the user's code, too, so an interrupt may arrive there; also if there are none."""
+    code = """
+        import signal, sys
+        from IPython.core.interactiveshell import InteractiveShell
+        def strike(frame, event, argument):
+            if frame.f_code is InteractiveShell.user_expressions.__code__:
+                sys.settrace(None)
+                signal.raise_signal(signal.SIGINT)
+        sys.settrace(strike)
+    """
+    assert notebook.ok(textwrap.dedent(code)).reply["user_expressions"] == {}
+    assert notebook.value("1 + 1") == 2
+
+
+# -- campaigns
+
+
+LOOPS = {
+    "plain": "import time\nend = time.monotonic() + 20\nwhile time.monotonic() < end: pass",
+    "awaits": "import asyncio\nfor _ in range(2000): await asyncio.sleep(0.01)",
+    "magic": "%time for _ in range(10**9): pass",
+    "remote": "%%remote\nimport time\nend = time.monotonic() + 20\nwhile time.monotonic() < end: pass",
+    "subshell": "import time\nend = time.monotonic() + 20\nwhile time.monotonic() < end: pass",
+}
+WITHIN_S = 0.015
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("kind", "n"), [("plain", 300), ("awaits", 100), ("magic", 50), ("remote", 100), ("subshell", 100)]
+)
+def test_no_interrupt_is_lost_in_the_first_milliseconds(notebook: Notebook, subshell: str, kind: str, n: int) -> None:
+    rng, busy, lost = random.Random(3), set(), []
+    notebook.on_message = lambda message: (
+        busy.add(message["parent_header"].get("msg_id"))
+        if message["content"].get("execution_state") == "busy"
+        else None
+    )
+    notebook.ok("%time pass")  # IPython loads this magic when it is first used, and never again if that is interrupted
+    for i in range(n):
+        cell = send_to(notebook, subshell, LOOPS[kind]) if kind == "subshell" else notebook.send(LOOPS[kind])
+        while cell.id not in busy:
+            notebook.pump(0.001)
+        until = time.monotonic() + rng.random() * WITHIN_S
+        while time.monotonic() < until:
+            pass
+        notebook.interrupt()
+        if cell.wait().ename not in ("KeyboardInterrupt", "RemoteInterrupt"):
+            lost.append((i, cell.so_far))
+        following = send_to(notebook, subshell, "1 + 1") if kind == "subshell" else notebook.send("1 + 1")
+        assert following.wait().plain == "2", following.text
+    assert not lost

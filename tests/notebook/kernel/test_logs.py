@@ -1,0 +1,75 @@
+"""`%mesh logs`: all that ranks wrote can be had, also what was left out, also from dead ranks; and it goes with the mesh."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from tests.notebook.kernel.conftest import Notebook
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def test_the_last_lines_of_ranks_with_their_cells(notebook: Notebook) -> None:
+    notebook.ok("%%remote\nprint('hello'); print('from', rank)")
+    notebook.ok("%%remote t[1]\nimport sys\nprint('alone'); print('oh', file=sys.stderr)")
+    cell = notebook.ok("%mesh logs t")
+    lines = cell.lines()
+    for rank in range(2):
+        first = lines[rank].index("hello")
+        assert re.fullmatch(r"-- cell \[\d+\], \d\d:\d\d:\d\d --", lines[rank][first - 1])
+        assert lines[rank][first + 1] == f"from {rank}"
+    assert "[0-1] hello" in cell.stdout, "equal lines are shown once"
+    assert "alone" in lines[1]
+    assert "alone" not in lines[0]
+    assert cell.lines("stderr") == {1: ["oh"]}
+    assert notebook.ok("%mesh logs t[0]").stdout.endswith("[0] from 0\n")
+    assert notebook.ok("%mesh logs t[1] --stderr --lines 1").stderr == "[1] oh\n"
+    assert notebook.ok("%mesh logs t[0] --stderr").stdout == "t[0] has written nothing to stderr\n"
+    assert "[0] hello\n" in notebook.ok("%mesh logs --raw").stdout
+
+
+def test_what_was_left_out_of_a_flood_is_there(notebook: Notebook) -> None:
+    n = 60_000
+    cell = notebook.ok(f"%%remote t[0]\nfor i in range({n}): print('flood', i)", 60)
+    assert "lines left out here" in cell.stdout
+    assert "all: %mesh logs t)" in cell.stdout
+    log = notebook.ok("%mesh logs t[0] --lines 20000")
+    assert log.lines()[0][-20_000:] == [f"flood {i}" for i in range(n - 20_000, n)]
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ("t --lines many", "%mesh logs: --lines takes a whole number, such as 200, not 'many'"),
+        ("t --lines 0", "%mesh logs: --lines takes a whole number, such as 200, not '0'"),
+        ("nope", "there is no mesh 'nope'; there is: t"),
+        ("t[7]", "t[7]: axis 'gpus' has size 2: index 7 is out of range -2 to 1"),
+        ("t --nope", "%mesh logs: unknown option '--nope'; the options are --lines, --raw, --stderr"),
+    ],
+)
+def test_misuse_is_one_line(notebook: Notebook, line: str, answer: str) -> None:
+    cell = notebook.run(f"%mesh logs {line}")
+    assert cell.ename == "UsageError"
+    assert cell.evalue == answer
+
+
+def test_the_log_of_a_dead_rank_is_there_until_its_mesh_goes_down(bare: Notebook) -> None:
+    bare.up(2)
+    bare.ok("%%remote\nprint('last words of', rank)")
+    files = bare.value(
+        "[str(p) for p in __import__('pathlib').Path("
+        "__import__('monarch_kernel.runtime.controller.session', fromlist=['x']).current_session().directory).glob('output-*')]"
+    )
+    assert len(files) >= 2
+    bare.run(f"%%remote t[1]\nimport os; os.kill(os.getpid(), {int(signal.SIGKILL)})")
+    assert bare.ok("%mesh logs t").lines()[1][-1] == "last words of 1"
+    bare.ok("%mesh down t")
+    wait_until(lambda: not any(map(os.path.exists, files)), "the end of the log files")

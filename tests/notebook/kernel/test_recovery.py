@@ -1,0 +1,352 @@
+"""Loops that go on by themselves when ranks die, and are rolled back by hand."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.notebook.kernel.conftest import Cell, Notebook
+from tests.support.boards import scalars
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(300)
+
+RANKS = 4
+DEFINE = """%%remote
+import random, time, torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 4))
+    def forward(self, x):
+        return self.layers(x)
+def batch(step):
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(8, 16, generator=generator)
+"""
+BUILD = """%%remote
+torch.manual_seed(0)
+model = Net()
+for layer in model.layers:
+    if isinstance(layer, nn.Linear): fully_shard(layer)
+fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+losses = []
+torch.manual_seed(rank)
+random.seed(rank)
+"""
+TRAIN = """%%remote {options}
+live.snapshot(model=model, optimizer=optimizer, schedule=schedule, losses=losses, every=5)
+for step in live.loop(60, on_failure="recover"):
+    lr = live.knob("scale", 1.0, low=0.1, high=10)
+    loss = (model(batch(step)) * lr).square().mean() + 1e-3 * random.random()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    schedule.step()
+    losses.append((step, loss.item()))
+    live.log(loss=loss)
+    time.sleep({sleep_s})
+"""
+SUM = """%%remote --out sums
+sum(float(param.full_tensor().double().sum()) for param in model.parameters()), losses
+"""
+
+
+def train(sleep_s: float = 0.0, options: str = "") -> str:
+    return TRAIN.format(sleep_s=sleep_s, options=options)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(bare: Notebook) -> list[object]:
+    """The outcome of a training in which no rank dies."""
+    bring_up(bare)
+    bare.ok(train())
+    found = outcome(bare)
+    bare.ok("%mesh down t")
+    return found
+
+
+@pytest.fixture
+def trained(bare: Notebook) -> Notebook:
+    """A notebook whose model is built, on ranks of its own."""
+    bring_up(bare)
+    return bare
+
+
+def bring_up(notebook: Notebook) -> None:
+    notebook.ok(f"%mesh up t -n {RANKS} --device cpu")
+    for code in (DEFINE, BUILD):
+        notebook.ok(code)
+
+
+def outcome(notebook: Notebook) -> list[object]:
+    notebook.ok(SUM)
+    return list(notebook.value("list(sums.values())"))
+
+
+def reaches(notebook: Notebook, step: int) -> None:
+    wait_until(lambda: notebook.value("max([0, *(loop.view().step for loop in t.loops)])") >= step, f"step {step}")
+
+
+def kill(notebook: Notebook, rank: int) -> None:
+    """Kill the process that is there, as soon as there is one."""
+    wait_until(lambda: notebook.value(f"t.view().ranks[{rank}].pid"), "a process")
+    os.kill(notebook.value(f"t.view().ranks[{rank}].pid or 1 << 30"), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_is_replaced_and_the_outcome_is_the_same(
+    trained: Notebook, undisturbed: list[object], tmp_path: Path
+) -> None:
+    said = trained.ok(f"%mesh tensorboard t {tmp_path}").stdout
+    assert said == (
+        f"t: its loops are written to {tmp_path}, each to a folder of its own\n"
+        f"to see them: %load_ext tensorboard, then %tensorboard --logdir {tmp_path}\n"
+    )
+    cell = trained.ok(train(0.05, "--background"))
+    reaches(trained, 12)
+    trained.ok("%mesh loop scale=1.0")
+    kill(trained, 2)
+    assert outcome(trained) == undisturbed, cell.text
+    assert trained.ok("%mesh tensorboard off").text.startswith("t: its loops are no longer written")
+    assert [each.name for each in tmp_path.iterdir()] == ["loop_0"]
+    assert [step for step, _ in scalars(tmp_path / "loop_0", "loss")] == list(range(60))
+    died, back = [line for line in cell.stderr.splitlines() if line.startswith("t: ")]
+    assert died == "t: [2] died (killed by SIGKILL); going back to the last snapshot"
+    number = cell.reply["execution_count"]
+    again = rf"ran cells \[{number - 3}\], \[{number - 2}\] again"
+    assert re.fullmatch(rf"t: \[2\] replaced, the loop is back before step \d*[05], after .* s; {again}", back)
+    steps = trained.value("[point.step for point in t.loop.view().curves[0].points]")
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 59
+
+
+@pytest.mark.slow
+def test_several_ranks_are_killed_again_and_again(trained: Notebook, undisturbed: list[object]) -> None:
+    """At once, one after the other, and while the last ones are being replaced."""
+    cell = trained.ok(train(0.05, "--background"))
+    reaches(trained, 7)
+    kill(trained, 0)
+    kill(trained, 2)
+    reaches(trained, 23)
+    kill(trained, 3)
+    wait_until(lambda: trained.value("t.incarnations()")[3] == 1, "another process")
+    kill(trained, 3)
+    assert outcome(trained) == undisturbed, cell.text
+    assert trained.value("t.incarnations()") == (1, 0, 1, 2)
+
+
+SLOW_TO_LOOK = """%%remote
+from monarch_kernel.train.process_group.worker import RankGroup
+pending_s = RankGroup.pending_s
+def slowly(self):
+    time.sleep(0.3)
+    return pending_s(self)
+RankGroup.pending_s = slowly
+"""
+
+
+APART = """%%remote --background
+live.snapshot(losses=losses, every=5)
+for step in live.loop(60, on_failure="recover"):
+    losses.append(step)
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_hears_of_a_death_outside_collectives_ends_with_it(trained: Notebook) -> None:
+    """The controller ends its loop once it has noted why; else the cell would fail by itself."""
+    trained.ok(SLOW_TO_LOOK)
+    cell = trained.ok(APART)
+    reaches(trained, 12)
+    kill(trained, 1)
+    ended = trained.ok("%%remote\nlosses == list(range(60))")
+    assert ended.plain == f"[0-{RANKS - 1}] True", cell.text
+
+
+TWO = """%%remote --background
+live.snapshot(losses=losses, every=5)
+for step in live.loop(20, on_failure="recover"):
+    losses.append(("one", step))
+live.snapshot(losses=losses, every=5)
+for step in live.loop(60, on_failure="recover"):
+    losses.append(("two", step))
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.slow
+def test_the_second_loop_of_a_cell_goes_back_to_its_own_snapshot(trained: Notebook) -> None:
+    """While the first one, which is done again, takes snapshots, too."""
+    cell = trained.ok(TWO)
+    wait_until(
+        lambda: trained.value("[loop.key[1] for loop in t.loops if loop.view().step > 11]")[-1:] == [2], "step 12"
+    )
+    kill(trained, 1)
+    steps = [("one", step) for step in range(20)] + [("two", step) for step in range(60)]
+    ended = trained.ok(f"%%remote\nlosses == {steps!r}")
+    assert ended.plain == f"[0-{RANKS - 1}] True", cell.text
+
+
+NESTED = """%%remote --background
+losses = []
+live.snapshot(losses=losses, every=1)
+for epoch in live.loop(4, on_failure="recover"):
+    for step in live.loop(20):
+        torch.distributed.barrier()
+        time.sleep(0.02)
+    losses.append(epoch)
+"""
+
+
+def test_a_death_in_a_plain_loop_within_one_that_recovers(trained: Notebook) -> None:
+    cell = trained.ok(NESTED)
+    wait_until(lambda: trained.value("max([0, *(loop.key[1] for loop in t.loops)])") >= 3, "the second epoch")
+    kill(trained, 2)
+    ended = trained.ok("%%remote\nlosses")
+    assert ended.plain == f"[0-{RANKS - 1}] [0, 1, 2, 3]", cell.text
+    assert "the loop is back before step 1" in cell.stderr
+
+
+LATE = """%%remote --background
+losses = []
+live.snapshot(losses=losses, every=5)
+pathlib.Path(FOLDER, f"here{rank}").touch()
+if rank == 1:
+    while not pathlib.Path(FOLDER, "go").exists(): time.sleep(0.01)
+for step in live.loop(100, on_failure="recover"):
+    losses.append(step)
+    time.sleep(0.001)
+"""
+
+
+@pytest.mark.slow
+def test_ranks_wait_for_one_that_has_not_begun_and_it_ends_with_a_death_before(
+    trained: Notebook, tmp_path: Path
+) -> None:
+    """Else the first ones would keep no snapshot to which the last one can go back, and it would do all steps for nothing."""
+    trained.ok("%%remote\nimport pathlib")
+    cell = trained.ok(LATE.replace("FOLDER", repr(str(tmp_path))))
+    wait_until(lambda: (tmp_path / "here1").exists() and trained.value("bool(t.loops)"), "all to come")
+    reaches(trained, 5)
+    time.sleep(0.5)  # in which they would do all steps
+    assert trained.value("t.loop.view().step") == 5
+    kill(trained, 0)
+    wait_until(lambda: trained.value("t.loop.view().state") == "over", "those that are in it to end")
+    (tmp_path / "go").touch()
+    ended = trained.ok("%%remote\nlosses == list(range(100))")
+    assert ended.plain == f"[0-{RANKS - 1}] True", cell.text
+    assert "the loop is back at the beginning, for it had no snapshot yet" in cell.stderr
+
+
+@pytest.mark.slow
+def test_a_loop_that_is_stopped_goes_back_and_on_by_hand(trained: Notebook, undisturbed: list[object]) -> None:
+    trained.ok(train(0.02, "--background"))
+    reaches(trained, 31)
+    trained.ok("%mesh loop stop")
+    said = trained.ok("%mesh rollback t").stdout
+    step = int(
+        re.fullmatch(r"t: all ranks are back before step (\d+); the next live.loop goes on from there\n", said)[1]
+    )
+    assert step % 5 == 0
+    assert trained.ok(f"%mesh rollback {step - 3}").stdout.startswith(f"t: all ranks are back before step {step - 5}")
+    assert trained.ok("%%remote\nlen(losses)").plain == f"[0-3] {step - 5}"
+    assert "before it; of these: " in trained.run("%mesh rollback 2").evalue
+    trained.ok(train())
+    assert outcome(trained) == undisturbed
+
+
+@pytest.mark.slow
+def test_ranks_that_were_healed_by_hand_take_theirs_from_others(trained: Notebook, undisturbed: list[object]) -> None:
+    plain = train(0.05, "--background").replace(', on_failure="recover"', "")
+    trained.ok(plain)
+    reaches(trained, 12)
+    kill(trained, 1)
+    wait_until(lambda: trained.value("t.loop.view().state") == "over", "the loop to end")
+    trained.ok("%mesh heal")
+    for code in (DEFINE, BUILD):
+        trained.ok(code)
+    assert trained.run("%mesh rollback").ok
+    trained.ok(train())
+    assert outcome(trained) == undisturbed
+
+
+SLOW = """%%remote --background
+live.snapshot(losses=losses, every=2)
+for step in live.loop(2000, on_failure="recover"):
+    losses.append(({name}, step))
+    time.sleep(0.02)
+"""
+
+
+def ends(notebook: Notebook, cell: Cell) -> str:
+    """What is shown below a cell in the background when it has failed."""
+    wait_until(lambda: notebook.value("t.loop.view().state") == "over" and "Error" in cell.error, "the cell to fail")
+    return cell.text
+
+
+@pytest.mark.slow
+def test_what_can_not_go_on_says_why(trained: Notebook) -> None:
+    loop = "for step in live.loop(3, on_failure='recover'): pass"
+    assert "needs live.snapshot(model=model, ...) before it" in trained.run(f"%%remote\n{loop}").error
+    assert (
+        "is for cells of a notebook"
+        in trained.run(f"t.run({f'live.snapshot(losses=losses){chr(10)}{loop}'!r}).get()").error
+    )
+    assert "a int can't be put back" in trained.run("%%remote\nlive.snapshot(step=3)").error
+    assert trained.run("%mesh rollback").evalue.startswith("t: nobody keeps a snapshot of [0-3]")
+    assert "to see them" not in trained.run("%mesh tensorboard t[0:2] x").text
+    assert "loops are written of whole meshes: " in trained.run("%mesh tensorboard t[0:2] x").evalue
+    assert trained.run("%mesh tensorboard /dev/null/x").evalue.startswith("%mesh tensorboard: [Errno 20]")
+    assert "t is a mesh; write a folder, too, such as t runs/t" in trained.run("%mesh tensorboard t").evalue
+    assert trained.run("%mesh rollback t[0:2]").evalue.startswith("%mesh rollback: all ranks go back together; write t")
+
+    trained.ok("t['pushed'] = 'by the program'")
+    cell = trained.ok(SLOW.format(name="pushed"))
+    reaches(trained, 10)
+    kill(trained, 1)
+    assert "t: the new process of [1] has no pushed: no earlier cell" in ends(trained, cell)
+    trained.ok("t['pushed'] = 'by the program'")
+    assert trained.ok("%mesh rollback").stdout.startswith("t: all ranks are back before step ")
+
+    for code in (DEFINE, BUILD):
+        trained.ok(code)
+    cell = trained.ok(SLOW.format(name="0"))
+    reaches(trained, 10)
+    kill(trained, 1)
+    kill(trained, 2)  # which keeps what the other had
+    assert "t: there is no snapshot of [1] any more: who kept it has died, too" in ends(trained, cell)
+
+
+@pytest.mark.slow
+def test_a_rollback_into_another_model_is_given_up(trained: Notebook) -> None:
+    trained.ok("%%remote\nnet = nn.Linear(8, 8)\nlive.snapshot(net=net, every=5)\nfor step in live.loop(10): pass")
+    trained.ok("%mesh rollback")
+    other = "%%remote\nnet = nn.Linear(8, 4)\nlive.snapshot(net=net, every=5)\nfor step in live.loop(10): pass\nstep"
+    said = trained.run(other).evalue
+    assert (
+        "weight has another shape than when the snapshot was taken: this rank has [4, 8] of it, and had [8, 8]" in said
+    )
+    assert "The rollback to step 5 is given up: without it this cell begins anew" in said
+    assert trained.ok(other).plain == f"[0-{RANKS - 1}] 9"
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_it(trained: Notebook) -> None:
+    trained.ok(SLOW.format(name="0"))
+    reaches(trained, 10)
+    kill(trained, 3)
+    trained.ok("%mesh interrupt t")
+    trained.ok("%mesh heal")
+    assert trained.ok("%%remote\n1 + 1").plain == "[0-3] 2"
+    assert trained.ok("%mesh rollback").stdout.startswith("t: all ranks are back before step ")

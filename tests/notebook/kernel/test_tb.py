@@ -1,0 +1,72 @@
+"""``%tb`` and ``%xmode`` after an error of ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.notebook.kernel.conftest import Notebook
+
+pytestmark = pytest.mark.timeout(120)
+
+FAILS = """%%remote
+import json
+json.loads("{rank")
+"""
+
+
+def test_tb_shows_the_last_error_of_ranks_as_it_was_shown(notebook: Notebook) -> None:
+    notebook.run("1/0")
+    shown = notebook.run(FAILS).error
+    assert "(%tb Verbose shows them)" in shown
+    again = notebook.ok("%tb")
+    assert again.error == shown
+    assert "in raw_decode" not in shown
+
+    verbose = notebook.ok("%tb Verbose").error
+    assert "in raw_decode" in verbose
+    assert "running/" not in verbose
+    assert "monarch_kernel" not in verbose
+    assert notebook.ok("%tb").error == shown, "the mode was for once"
+
+    notebook.run("1/0")
+    assert "ZeroDivisionError" in notebook.ok("%tb").error
+
+
+def test_tb_keeps_the_line_of_the_local_cell_and_the_hints(notebook: Notebook) -> None:
+    notebook.ok("only_here = 1")
+    for code, says in (
+        ("x = 1\nt['nope']", "at line 2 of this cell"),
+        ("%remote only_here", 't["only_here"] = only_here'),
+    ):
+        shown = notebook.run(code)
+        assert says in shown.error
+        assert notebook.ok("%tb").error == shown.error
+
+
+def test_xmode_verbose_shows_all_frames_at_once(notebook: Notebook) -> None:
+    notebook.ok("%xmode Verbose")
+    try:
+        assert "in raw_decode" in notebook.run(FAILS).error
+    finally:
+        notebook.ok("%xmode Context")
+    assert "in raw_decode" not in notebook.run(FAILS).error
+
+
+def test_tb_shows_the_error_of_a_cell_in_the_background(notebook: Notebook) -> None:
+    cell = notebook.run(FAILS.replace("%%remote", "%%remote --background"))
+    cell.wait_for(lambda cell: cell.error)
+    assert notebook.ok("%tb").error == cell.error
+    assert "NoneType" not in notebook.run("%debug").error
+
+
+def test_an_error_that_was_shown_can_be_pickled(notebook: Notebook) -> None:
+    notebook.run(FAILS)
+    copy = "(pickle := __import__('pickle')).loads(pickle.dumps(__import__('sys').last_value))"
+    assert notebook.value(f"[type(e := {copy}).__name__, e.ranks, e.what.partition(' ')[0]]") == [
+        "RemoteError",
+        (0, 1),
+        "cell",
+    ]

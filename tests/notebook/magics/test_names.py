@@ -1,0 +1,59 @@
+"""Where in a cell is code for ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from monarch_kernel.notebook.magics.remote_names import RemoteCode, remote_code
+
+
+def at(text: str, mode: str | None = None) -> RemoteCode | None:
+    """What is at the cursor, which is written as ``|``."""
+    cursor = text.index("|")
+    return remote_code(text.replace("|", ""), cursor, lambda name: name == "t", mode)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    {
+        "%%remote\nx|": ("", "", "x", "x"),
+        "%%remote t[0, 1] --raw\na\nb|c\nd": ("t[0, 1]", "", "a\nbc\nd", "b"),
+        "%%remote t --targets 1-2\nx|": ("t", "1-2", "x", "x"),
+        "%%remote t --wro\nx|": ("t", "", "x", "x"),
+        "\n\n%%remote t\n|": ("t", "", "", ""),
+        "%remote x|": ("", "", "x", "x"),
+        "%remote t x.y|z": ("t", "", "x.yz", "x.y"),
+        "%remote --targets 1 t x|": ("t", "1", "x", "x"),
+        "%remote t[0] x |": ("t[0]", "", "x ", "x "),
+        "a = 1\nv = %remote t x|\nb": ("t", "", "x", "x"),
+    }.items(),
+)
+def test_code_for_ranks(text: str, found: tuple[str, ...]) -> None:
+    code = at(text)
+    assert code is not None
+    assert (code.selector, code.targets, code.code, code.before) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x|",
+        "%%remote --o|",
+        "%%remote t| \nx",
+        "%%remotely\nx|",
+        "x\n%%remote\ny|",
+        "%remot|",
+        "%remote t|",
+        "%mesh u|",
+        "v| = %remote x",
+    ],
+)
+def test_code_for_the_notebook(text: str) -> None:
+    assert at(text) is None
+
+
+def test_autoremote() -> None:
+    code = at("x = 1\ny|", "t --targets 0")
+    assert code is not None
+    assert (code.selector, code.targets, code.before) == ("t", "0", "y")
+    assert at("%%local\ny|", "t") is None

@@ -1,0 +1,56 @@
+"""The last lines of logs."""
+
+from __future__ import annotations
+
+import random
+from typing import Literal
+
+import pytest
+
+from monarch_kernel.notebook.output.folding import render
+from monarch_kernel.notebook.output.logs import CellMark, log_lines
+from monarch_kernel.runtime.host.logs import LogRecord
+from tests.support.timing import Bar
+
+STREAMS: tuple[Literal["stdout", "stderr"], ...] = ("stdout", "stderr")
+
+
+def shown(
+    logs: dict[int, list[LogRecord]], n_lines: int, marks: list[CellMark] | None = None, stderr: bool = False
+) -> list[str]:
+    lines = log_lines(logs, marks or [], n_lines=n_lines, stderr=stderr)
+    return [line for _, text in render(lines) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("stderr", [False, True])
+@pytest.mark.parametrize("seed", range(20))
+def test_few_lines_are_the_last_of_many(seed: int, stderr: bool) -> None:
+    dice = random.Random(seed)
+    pieces = ("a", "bc\n", "d\ne", "\n", "f\n\ng", "h\ri\n")
+    records = [LogRecord(float(i), dice.choice(STREAMS), f"{i}{dice.choice(pieces)}") for i in range(60)]
+    marks = [CellMark(float(at), at, frozenset({0})) for at in (0, 20, 40)]
+
+    def last(n: int) -> list[tuple[str, str]]:
+        lines = log_lines({0: records}, marks, n_lines=n, stderr=stderr, raw=True)
+        return [(line.stream, line.text) for line in lines if "-- cell" not in line.text]
+
+    everything = last(1_000)
+    for n in range(1, 30):
+        few = last(n)
+        assert len(few) == min(n, len(everything))
+        for stream in STREAMS:  # which have no order between them
+            theirs = [line for line in few if line[0] == stream]
+            assert not theirs or theirs == [line for line in everything if line[0] == stream][-len(theirs) :]
+
+
+def test_a_line_that_began_long_before_is_whole() -> None:
+    records = [LogRecord(0.0, "stderr", "x\nbegun "), *(LogRecord(1.0, "stdout", f"{i}\n") for i in range(100))]
+    records.append(LogRecord(2.0, "stderr", "and ended\n"))
+    assert "[0] begun and ended" in shown({0: records}, 2)
+    assert shown({0: records}, 1, stderr=True) == ["[0] begun and ended"]
+
+
+def test_few_lines_of_many_ranks_take_no_time(bar: Bar) -> None:
+    log = [LogRecord(float(i), "stdout", "".join(f"{i} {j}\n" for j in range(1_000))) for i in range(500)]
+    with bar.below(0.5, "the last two lines of four million"):
+        assert len(shown(dict.fromkeys(range(8), log), 2)) == 2

@@ -1,0 +1,353 @@
+"""Errors of many ranks as text."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+import pytest
+
+from monarch_kernel.errors import Failure, Frame, RemoteError
+from monarch_kernel.notebook.view.errors import error_block
+
+
+@dataclass(frozen=True)
+class At:
+    """Stands for a Point: all that is needed of one is its rank."""
+
+    rank: int
+
+
+CELL = Frame(
+    file="<remote cell [5]>",
+    line=3,
+    function="<module>",
+    source=("x = torch.ones(4, 3)", "for i in range(3):", "    y = model(x)", "print(y)"),
+    first_line=1,
+    user=True,
+    variables=(("i", "int 0"),),
+)
+MODEL = Frame(
+    file="/home/me/model.py",
+    line=12,
+    function="forward",
+    source=("    def forward(self, x):", "", "        return self.fc(x)", ""),
+    first_line=10,
+    user=True,
+    variables=(("x", "Tensor[4, 3] float32 cpu"),),
+)
+MODULE = Frame("/env/lib/python3.11/site-packages/torch/nn/modules/module.py", 1700, "_call_impl")
+LINEAR = Frame("/env/lib/python3.11/site-packages/torch/nn/functional.py", 22, "linear")
+
+SHAPES = Failure(
+    kind="exception",
+    etype="RuntimeError",
+    message="mat1 and mat2 shapes cannot be multiplied",
+    frames=(CELL, MODULE, MODEL, MODULE, LINEAR),
+    traceback="Traceback (most recent call last):\n  ...\nRuntimeError: mat1 and mat2 shapes cannot be multiplied\n",
+    host="node1",
+    pid=41,
+)
+LOST = Failure(
+    kind="lost",
+    etype="RankLost",
+    message="killed by SIGKILL: likely the out-of-memory killer",
+    host="node1",
+    pid=42,
+    last_lines=("step 41", "step 42"),
+)
+RELEASED = Failure("released", "RuntimeError", "aborted", (CELL,), host="node1", pid=43)
+
+
+def block_of(reports: dict[int, Failure], results: dict[int, object] | None = None, **options: bool) -> list[str]:
+    error = RemoteError(
+        "cell [5] failed",
+        {At(rank): failure for rank, failure in reports.items()},
+        {At(rank): value for rank, value in (results or {}).items()},
+    )
+    return error_block(error, color=options.pop("color", False), **options)
+
+
+def test_one_block_shows_the_users_lines_and_folds_the_librarys() -> None:
+    assert block_of({1: SHAPES, 3: replace(SHAPES, pid=44)}, {0: 1.0, 2: 2.0}) == [
+        "RemoteError: cell [5] failed",
+        "",
+        "[1,3] RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+        "    on node1 (pids 41, 44)",
+        "    remote cell [5], line 3",
+        "          1 x = torch.ones(4, 3)",
+        "          2 for i in range(3):",
+        "    ----> 3     y = model(x)",
+        "          4 print(y)",
+        "    … 1 frame in torch/nn/modules/module.py …",
+        "    /home/me/model.py, line 12, in forward",
+        "          10     def forward(self, x):",
+        "          11",
+        "    ----> 12         return self.fc(x)",
+        "    where",
+        "          x: Tensor[4, 3] float32 cpu",
+        "    … 2 frames in torch/nn/modules/module.py, torch/nn/functional.py … (%tb Verbose shows them)",
+        "",
+        "[0,2] finished; their results are in sys.last_value.results",
+    ]
+
+
+def test_each_distinct_error_has_a_block_and_the_released_one_line_at_the_end() -> None:
+    lines = block_of({0: RELEASED, 1: SHAPES, 2: LOST, 3: RELEASED})
+    heads = [line for line in lines if line.startswith("[")]
+    assert heads == [
+        "[2] RankLost: killed by SIGKILL: likely the out-of-memory killer",
+        "[1] RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+        "[0,3] waited in a collective for the ranks above and were released",
+    ]
+    assert lines[-1] == heads[-1]
+    assert "aborted" not in "\n".join(lines)
+
+
+def test_ranks_that_differ_only_in_where_they_were_released_share_a_line() -> None:
+    elsewhere = replace(RELEASED, frames=(MODEL,))
+    assert block_of({0: RELEASED, 1: elsewhere})[2:] == ["[0-1] waited in a collective and were released"]
+    assert block_of({4: RELEASED})[-1] == "[4] waited in a collective and was released"
+
+
+def test_a_lost_rank_shows_how_it_died_and_its_last_lines() -> None:
+    lines = block_of({2: LOST}, {0: None})
+    assert lines[2:] == [
+        "[2] RankLost: killed by SIGKILL: likely the out-of-memory killer",
+        "    on node1 (pid 42)",
+        "    The last it wrote:",
+        "    | step 41",
+        "    | step 42",
+        "",
+        "[0] finished; its result is in sys.last_value.results",
+    ]
+
+
+def test_no_host_is_named_where_none_has_come() -> None:
+    never = replace(LOST, etype="RankNotStarted", message="the job was refused", host="", pid=0, last_lines=())
+    assert block_of({0: never, 1: never})[2:] == ["[0-1] RankNotStarted: the job was refused"]
+    error = RemoteError("cell [5] failed", {At(0): never})
+    assert str(error) == "cell [5] failed\n[0] RankNotStarted: the job was refused"
+    both = block_of({0: never, 1: replace(never, host="node2")})
+    assert both[2:] == ["[0-1] RankNotStarted: the job was refused", "    on node2"]
+
+
+def test_an_interrupted_rank_says_where_in_one_line() -> None:
+    lines = block_of({0: Failure("interrupted", "KeyboardInterrupt", "", (CELL, MODULE), host="node1", pid=1)})
+    assert lines[2:] == [
+        "[0] KeyboardInterrupt: interrupted on request, its state is kept",
+        "    on node1 (pid 1)",
+        "    remote cell [5], line 3: y = model(x)",
+    ]
+
+
+def test_chained_exceptions_are_named_the_nearest_first() -> None:
+    def chained() -> Failure:
+        text = (
+            "Traceback (most recent call last):\n  a\nKeyError: 'w'\n\n"
+            "During handling of the above exception, another exception occurred:\n\n"
+            "Traceback (most recent call last):\n  b\nValueError: no weight\n\n"
+            "The above exception was the direct cause of the following exception:\n\n"
+            "Traceback (most recent call last):\n  c\nRuntimeError: mat1\n"
+        )
+        return replace(SHAPES, traceback=text)
+
+    lines = block_of({0: chained()})
+    assert lines[-2:] == ["    caused by ValueError: no weight", "    raised while handling KeyError: 'w'"]
+
+
+CAUSED = "The above exception was the direct cause of the following exception"
+HANDLING = "During handling of the above exception, another exception occurred"
+
+
+def caused(text: str, line: int = 2, link: str = CAUSED) -> str:
+    """A traceback of an error with a cause."""
+    return (
+        f'Traceback (most recent call last):\n  File "data.py", line {line}, in load\n    open(path)\n{text}\n\n'
+        f'{link}:\n\nTraceback (most recent call last):\n  File "a.py", line 9, in step\nRuntimeError: mat1\n'
+    )
+
+
+def heads(lines: list[str]) -> list[str]:
+    """The first line of each block."""
+    return [line for line in lines if line.startswith("[")]
+
+
+def test_causes_that_differ_in_their_texts_are_told_by_rank_in_one_block() -> None:
+    def of(*missing: int) -> list[str]:
+        return block_of(
+            {
+                rank: replace(SHAPES, traceback=caused(f"OSError: no shard-{shard}"))
+                for rank, shard in enumerate(missing)
+            }
+        )
+
+    assert of(0, 0)[-1] == "    caused by OSError: no shard-0"
+    assert of(0, 1)[-1] == "    caused by, on [0] OSError: no shard-0; on [1] OSError: no shard-1"
+    assert of(0, 1, 0)[-1] == "    caused by, on [0,2] OSError: no shard-0; on [1] OSError: no shard-1"
+    many = of(*range(1_000))
+    assert len(heads(many)) == 1
+    assert many[-1].endswith("; on [3] OSError: no shard-3; 996 more on [4-999]")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        caused("OSError: no shard-0", line=3),
+        caused("KeyError: 'w'"),
+        caused("OSError: no shard-0", link=HANDLING),
+        SHAPES.traceback,
+    ],
+    ids=["another line", "another class", "another link", "no cause"],
+)
+def test_errors_with_other_causes_have_blocks_of_their_own(other: str) -> None:
+    here = caused("OSError: no shard-0")
+    lines = block_of({0: replace(SHAPES, traceback=here), 1: replace(SHAPES, traceback=other), 2: SHAPES})
+    assert [line.partition(" ")[0] for line in heads(lines)] == (
+        ["[0]", "[1-2]"] if other == SHAPES.traceback else ["[0]", "[1]", "[2]"]
+    )
+
+
+def test_errors_with_equal_text_from_other_lines_or_calls_have_blocks_of_their_own() -> None:
+    other_call, other_line = replace(CELL, line=4), replace(MODEL, line=11)
+    lines = block_of(
+        {
+            0: SHAPES,
+            1: replace(SHAPES, frames=(other_call, MODULE, MODEL)),
+            2: replace(SHAPES, frames=(CELL, MODULE, other_line)),
+            3: replace(SHAPES, frames=(CELL, MODEL)),  # libraries may differ
+            4: replace(SHAPES, frames=(MODULE,)),
+            5: replace(SHAPES, frames=(LINEAR,)),
+        }
+    )
+    assert [line.partition(" ")[0] for line in heads(lines)] == ["[0,3]", "[1]", "[2]", "[4]", "[5]"]
+
+
+def test_the_cause_of_a_long_message_is_its_first_line_and_text_that_looks_like_a_link_is_none() -> None:
+    text = caused("OSError: no shard\nlook at row 17")
+    assert block_of({0: replace(SHAPES, traceback=text)})[-1] == "    caused by OSError: no shard"
+    quoted = "RuntimeError: it said: The above exception was the direct cause of the following exception: no\n"
+    assert not any("caused by" in line for line in block_of({0: replace(SHAPES, traceback=quoted)}))
+
+
+def test_last_lines_and_notes_that_differ_say_whose_they_are() -> None:
+    lines = block_of({0: LOST, 1: replace(LOST, last_lines=("step 40",))})
+    assert lines[-3:] == ["    The last [0] wrote:", "    | step 41", "    | step 42"]
+    lines = block_of({1: replace(SHAPES, notes=("in fc",)), 2: replace(SHAPES, notes=("in out",))})
+    assert "    On [1]:" in lines
+    assert "    On [1]:" not in block_of({1: replace(SHAPES, notes=("in fc",)), 2: replace(SHAPES, notes=("in fc",))})
+
+
+def test_the_text_of_an_error_names_causes_and_last_lines_by_rank() -> None:
+    reports = {At(rank): replace(SHAPES, traceback=caused(f"OSError: no shard-{rank}")) for rank in range(2)}
+    text = str(RemoteError("cell [5] failed", reports))
+    assert "    caused by, on [0] OSError: no shard-0; on [1] OSError: no shard-1" in text.splitlines()
+    lost = {At(0): LOST, At(1): replace(LOST, last_lines=("step 40",))}
+    assert str(RemoteError("cell [5] failed", lost)).splitlines()[-2:] == ["    [0] | step 41", "    [0] | step 42"]
+
+
+def test_without_a_frame_of_the_user_the_innermost_is_shown() -> None:
+    lines = block_of({0: replace(SHAPES, frames=(MODULE, LINEAR))})
+    assert lines[4:] == [
+        "    … 1 frame in torch/nn/modules/module.py … (%tb Verbose shows them)",
+        "    torch/nn/functional.py, line 22, in linear",
+    ]
+
+
+def test_without_frames_the_end_of_the_traceback_is_shown() -> None:
+    lines = block_of({0: replace(SHAPES, frames=(), traceback="\n".join(f"line {i}" for i in range(50)))})
+    assert lines[4:] == [f"    line {i}" for i in range(40, 50)]
+
+
+def test_deep_recursion_shows_the_way_in_and_the_end() -> None:
+    again = Frame("<remote cell [6]>", 2, "f", ("def f(n):", "    return f(n - 1)"), 1, True, (("n", "int 3"),))
+    lines = block_of({0: replace(SHAPES, frames=(CELL, *[again] * 900))})
+    assert "    … 896 frames in remote cell [6] … (%tb Verbose shows them)" in lines
+    assert sum("remote cell [6], line 2, in f" in line for line in lines) == 4
+    assert sum("n: int 3" in line for line in lines) == 1
+
+
+def test_variables_that_differ_say_whose_they_are() -> None:
+    def of(value: str) -> Failure:
+        return replace(SHAPES, frames=(replace(CELL, variables=(("rank", value),)),))
+
+    assert "    where, on [1]" in block_of({1: of("1"), 3: of("3")})
+    assert "    where" in block_of({1: of("1"), 3: of("1")})
+    assert "    where" in block_of({1: of("1")})
+
+
+def test_a_block_is_bounded_and_says_what_it_leaves_out() -> None:
+    long = replace(
+        SHAPES,
+        message="\n".join(f"message {i}" for i in range(100)),
+        frames=tuple(replace(MODEL, function=f"f{i}", variables=(("x", "int 1"),) * 30) for i in range(5)),
+        last_lines=tuple(f"wrote {i}" for i in range(100)),
+    )
+    lines = block_of({0: long})
+    block = lines[2:]
+    assert len(block) == 40
+    assert "    … 90 more lines of the message" in block
+    assert any(re.fullmatch(r"    … \d+ lines left out here …", line) for line in block)
+    assert block[-1] == "    | wrote 99"
+    whole = "\n".join(block_of({0: long}, verbose=True))
+    assert "message 99" in whole
+    assert "wrote 0" in whole
+    assert "left out" not in whole
+
+
+def test_many_distinct_errors_are_counted() -> None:
+    reports = {rank: replace(SHAPES, message=f"error {rank}") for rank in range(20)}
+    lines = block_of(reports)
+    assert sum(line.startswith("[") for line in lines) == 8
+    assert lines[-1] == "and 12 more distinct errors on [8-19] (%tb Verbose shows them)"
+    assert sum(line.startswith("[") for line in block_of(reports, verbose=True)) == 20
+
+
+def test_many_hosts_and_processes_are_counted() -> None:
+    reports = {rank: replace(SHAPES, host=f"node{rank // 8}", pid=100 + rank) for rank in range(48)}
+    assert block_of(reports)[3] == (
+        "    on node0 (pids 100, 101, 102, 103, …), node1 (pids 108, 109, 110, 111, …), "
+        "node2 (pids 116, 117, 118, 119, …), node3 (pids 124, 125, 126, 127, …), and 2 more hosts"
+    )
+
+
+def test_verbose_shows_every_frame_and_the_whole_traceback() -> None:
+    lines = block_of({0: SHAPES}, verbose=True)
+    assert "    torch/nn/functional.py, line 22, in linear" in lines
+    assert "    Traceback (most recent call last):" in lines
+    assert not any("frames in" in line for line in lines)
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_colour_is_only_added(verbose: bool) -> None:
+    reports = {0: RELEASED, 1: SHAPES, 2: LOST}
+    colored = block_of(reports, {3: 1}, color=True, verbose=verbose)
+    uncolored = block_of(reports, {3: 1}, verbose=verbose)
+    assert any("\x1b[1;31m" in line for line in colored)
+    assert [re.sub(r"\x1b\[[\d;]*m", "", line) for line in colored] == uncolored
+    assert not any("\x1b" in line for line in uncolored)
+    for line in colored:
+        assert len(re.findall(r"\x1b\[[1-9]", line)) == line.count("\x1b[0m"), "colours end in their line"
+
+
+def test_colours_of_the_error_itself_are_dropped() -> None:
+    lines = block_of({0: replace(LOST, message="\x1b[31mred", last_lines=("\x1b[32mgreen",))})
+    assert not any("\x1b" in line for line in lines)
+
+
+def test_an_error_of_ranks_is_one_line_where_it_is_a_value() -> None:
+    error = RemoteError("cell [5] failed on t", {At(0): SHAPES, At(1): SHAPES, At(3): RELEASED})
+    assert repr(error) == (
+        "<RemoteError: cell [5] failed on t: [0-1] RuntimeError: mat1 and mat2 shapes cannot be multiplied; "
+        "[3] RuntimeError: aborted>"
+    )
+
+
+def test_an_error_of_many_ranks_takes_little_more_than_that_of_one() -> None:
+    def text(n_ranks: int) -> str:
+        reports = {At(rank): replace(SHAPES, pid=1_000 + rank) for rank in range(n_ranks)}
+        return "\n".join(error_block(RemoteError("cell [5] failed on t", reports), color=False))
+
+    assert "[0-63] RuntimeError" in text(64)
+    assert len(text(64)) < 2 * len(text(1))
+    assert len(text(1024)) < 2 * len(text(1))

@@ -1,0 +1,174 @@
+"""Frames are what the golden files say, as the panel reads them; ``python -m tests.notebook.view.test_frames`` writes them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from monarch_kernel.base.events import (
+    CurvePoint,
+    CurveView,
+    HostView,
+    KnobView,
+    LoopView,
+    MeshView,
+    RankState,
+    RankView,
+)
+from monarch_kernel.notebook.view.frames import CARDS, STATES, Frame, curves_message, mesh_frame, pack_states, to_json
+
+GOLDEN = Path(__file__).parent / "golden"
+AT = 1_800_000_000.0
+
+
+def rank_view(rank: int, state: RankState, **more: object) -> RankView:
+    return RankView(rank, (("gpus", rank),), state, **more)  # type: ignore[arg-type]
+
+
+def trainers() -> MeshView:
+    """Four ranks: each in another state."""
+    ranks = (
+        rank_view(
+            0, "running", activity="cell [5]", running_s=12.5, host="box", pid=4100, device="cuda:0", rss_nbytes=2 << 30,
+            cpu_percent=97.6, last_line="step 120 loss 2.31", in_bytes_per_s=5e8, out_bytes_per_s=1e6,
+            gpu_nbytes=61 << 30, gpu_total_nbytes=80 << 30, gpu_percent=96.7,
+        ),
+        rank_view(
+            1, "failed", host="box", pid=4101, device="cuda:1", last_error="ZeroDivisionError: division by zero",
+            rss_nbytes=1 << 30,
+        ),
+        rank_view(
+            2, "dead", host="box", device="cuda:2", last_error="RankDied: killed by SIGKILL, likely out of memory",
+            restarts=1,
+        ),
+        rank_view(3, "starting"),
+    )  # fmt: skip
+    return MeshView("trainers", (("gpus", 4),), ranks, age_s=100.0)
+
+
+def generators() -> MeshView:
+    """Two hosts, one of which is lost."""
+    ranks = tuple(
+        RankView(i, (("hosts", i // 2), ("gpus", i % 2)), "dead" if i > 1 else "idle", host=f"node{i // 2}", pid=50 + i)
+        for i in range(4)
+    )
+    lost = HostView(2, "node1", "lost", "nothing was heard of it for 1.0 s")
+    return MeshView("generators", (("hosts", 2), ("gpus", 2)), ranks, "Slurm: 2 hosts (1 lost)", 7.0, (lost,))
+
+
+def large() -> MeshView:
+    """More ranks than there are cards."""
+    states = [STATES[i % 6] for i in range(99)]
+    ranks = tuple(
+        RankView(
+            i, (("dp", i // 9), ("tp", i % 9)), state, activity="cell [7]" * (state == "running"), running_s=float(i),
+            last_error="ValueError: no" * (state == "failed"), in_bytes_per_s=1000.0,
+        )
+        for i, state in enumerate(states)
+    )  # fmt: skip
+    return MeshView("many", (("dp", 11), ("tp", 9)), ranks, age_s=3600.0)
+
+
+def in_a_loop() -> MeshView:
+    """A loop that is steered, with a knob of each kind."""
+    knobs = (
+        KnobView("lr", 0.0003, 1e-6, 0.01),
+        KnobView("batch", 64),
+        KnobView("schedule", "cosine"),
+        KnobView("augment", True),
+        KnobView("clip", None),
+    )
+    curves = (CurveView("loss", 2.30258509), CurveView("gradient norm", float("nan")))
+    rates = (("samples", 1034.2219), ("tokens", 264_760.8), ("flops", 413.2e12))
+    loop = LoopView(
+        (41, 1), "trainers", "cell [5]", 1234, 10_000, "running", 15.2, 0.01234567, knobs, curves, rates, 0.41764
+    )
+    over = LoopView((40, 2), "trainers", "", 7, None, "over", 30.0)
+    ranks = (rank_view(0, "running", activity="cell [5]", running_s=15.5),)
+    return MeshView("trainers", (("gpus", 1),), ranks, age_s=100.0, loops=(over, loop))
+
+
+FRAMES = {
+    "empty": Frame(AT),
+    "small": Frame(
+        AT,
+        (mesh_frame(trainers(), AT, doing={0: ("cell [5], line 3", "all_reduce")}), mesh_frame(generators(), AT)),
+        17,
+    ),
+    "large": Frame(AT, (mesh_frame(large(), AT),), 18),
+    "loops": Frame(AT, (mesh_frame(in_a_loop(), AT),), 19),
+}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_frames_are_those_of_the_golden_files(name: str) -> None:
+    assert json.loads((GOLDEN / f"{name}.json").read_text()) == to_json(FRAMES[name])
+
+
+def test_what_has_not_changed_looks_the_same_a_while_later() -> None:
+    before = mesh_frame(trainers(), AT)
+    view = trainers()
+    ranks = (rank_view(0, "running", **{**_fields(view.ranks[0]), "running_s": 13.52}), *view.ranks[1:])
+    later = MeshView("trainers", view.axes, ranks, age_s=101.04)
+    assert mesh_frame(later, AT + 1.0, before) == before
+    assert mesh_frame(later, AT + 2.0, before) != before  # it has begun anew
+
+
+def _fields(view: RankView) -> dict[str, object]:
+    return {name: getattr(view, name) for name in RankView._fields if name not in ("rank", "point", "state")}
+
+
+def test_1024_ranks_that_all_change_take_less_than_1350_bytes() -> None:
+    ranks = tuple(
+        rank_view(
+            i, STATES[i * 7 % 6], activity="trainer.step", running_s=i / 3, last_error="RuntimeError: " + "x" * 300
+        )
+        for i in range(1024)
+    )
+    frame = mesh_frame(MeshView("many", (("gpus", 1024),), ranks), AT)
+    assert len(json.dumps(to_json(frame), separators=(",", ":"))) < 1350
+    assert len(frame.states) == 512
+
+
+def test_curves_are_told_with_as_many_figures_as_one_sees_and_nothing_that_json_has_not() -> None:
+    nan = float("nan")
+    points = (CurvePoint(0, 1.23456789, 1.0, 1.5), CurvePoint(2, nan, float("inf"), -float("inf")))
+    spread = CurveView("loss", 0.5, (), points, ((1, 0.123456789), (0, 0.75)))
+    alone = CurveView("norm", nan, (), (CurvePoint(0, 1.0, 1.0, 1.0), points[1]), ((1, nan),))
+    loop = LoopView((4, 1), "t", "cell [5]", 5, 10, "running", 1.0, curves=(spread, alone))
+    message = curves_message("t", [loop])
+    assert json.loads(json.dumps(message, allow_nan=False)) == {
+        "kind": "curves",
+        "mesh": "t",
+        "loops": [
+            {
+                "request": 4,
+                "number": 1,
+                "curves": {
+                    "loss": [[0, 2], [1.23457, None], [1.0, None], [1.5, None], [[1, 0.123457], [0, 0.75]]],
+                    "norm": [[0, 2], [1.0, None], [], [], [[1, None]]],
+                },
+            }
+        ],
+    }
+
+
+def test_states_are_packed_two_in_a_character() -> None:
+    assert pack_states(["starting", "idle", "stopped", "stopped", "dead"]) == "1zo"
+
+
+@pytest.mark.parametrize("count", [CARDS, CARDS + 1])
+def test_small_meshes_tell_each_rank_and_large_ones_those_that_need_attention(count: int) -> None:
+    ranks = tuple(rank_view(i, "failed" if i == 9 else "idle") for i in range(count))
+    frame = mesh_frame(MeshView("m", (("gpus", count),), ranks), AT)
+    assert len(frame.ranks) == (count if count <= CARDS else 1)
+    assert bool(frame.states) == (count > CARDS)
+
+
+if __name__ == "__main__":
+    for name, frame in FRAMES.items():
+        (GOLDEN / f"{name}.json").write_text(json.dumps(to_json(frame), indent=1, ensure_ascii=False) + "\n")
+        print(f"wrote {name}.json", file=sys.stderr)

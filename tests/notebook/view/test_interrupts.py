@@ -1,0 +1,60 @@
+"""What an interrupt came to, as text."""
+
+from __future__ import annotations
+
+from monarch_kernel.notebook.view.interrupts import InterruptOutcome, interrupt_text
+
+
+def test_all_stopped() -> None:
+    assert interrupt_text(InterruptOutcome("t", stopped=[0, 1])) == "interrupted on [0-1]; their state is kept"
+
+
+def test_all_had_finished() -> None:
+    assert interrupt_text(InterruptOutcome("t", finished=[0, 1])) == "interrupted, but all ranks ran to their end"
+
+
+def test_some_finished_and_some_failed() -> None:
+    outcome = InterruptOutcome("t", "cancelled", stopped=[1], finished=[0], failed={"failed: ValueError: x": [2]})
+    assert interrupt_text(outcome) == (
+        "cancelled on [1]; their state is kept; [0] had finished; [2] failed: ValueError: x"
+    )
+
+
+def test_stuck_ranks_come_with_their_place_and_what_can_be_done() -> None:
+    outcome = InterruptOutcome(
+        "t", stopped=[0], stuck=[1, 2], waited_s=1.84, doing=["[1-2] cell [5], line 2: spin()", "    called from f()"]
+    )
+    assert interrupt_text(outcome) == (
+        "interrupted on [0]; their state is kept; [1-2] did not stop within 1.8 s\n"
+        "  [1-2] cell [5], line 2: spin()\n"
+        "      called from f()\n"
+        "They stop when they come back to Python, unless they catch KeyboardInterrupt; cells on t[1:3] wait until then.\n"
+        "%mesh interrupt t[1:3] --abort aborts their process groups, too; state outside of them is kept.\n"
+        "%mesh stacks t says what they do now; %mesh down t ends them, and with them their state."
+    )
+
+
+def test_an_abort_is_told() -> None:
+    said = interrupt_text(InterruptOutcome("t", stuck=[0, 1], n_ranks=2, aborted=True, waited_s=1.0))
+    assert "cells on t wait" in said  # the whole mesh
+    assert "Their process groups were aborted; the mesh forms its group anew before the next cell." in said
+    assert "--abort" not in said
+
+
+def test_selectors_of_ranks() -> None:
+    def who(stuck: list[int], axes: int = 1) -> str:
+        said = interrupt_text(InterruptOutcome("t", finished=[9], stuck=stuck, axes=axes))
+        return said.split("cells on ")[1].split(" wait")[0]
+
+    assert who([3]) == "t[3]"
+    assert who([2, 3, 4]) == "t[2:5]"
+    assert who([0, 2]) == "t[[0, 2]]"
+    assert who([2, 3], axes=2) == "t[[2, 3]]"
+
+
+def test_ranks_that_had_not_begun() -> None:
+    said = interrupt_text(InterruptOutcome("t", stopped=[0], dropped=[1], doing=["[1] cell [3], line 2: spin()"]))
+    assert said.splitlines()[:2] == [
+        "interrupted on [0]; their state is kept; [1] had not begun it, and runs something earlier still",
+        "  [1] cell [3], line 2: spin()",
+    ]

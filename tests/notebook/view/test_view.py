@@ -1,0 +1,758 @@
+"""The view in a real browser: what it shows of frames, what its buttons send, by keyboard and screen reader, and how fast.
+
+The page has no kernel behind it: the test is the kernel.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from monarch_kernel.base.events import MeshView, RankView
+from monarch_kernel.notebook.view.frames import CARDS, COMMANDS, STATES, Frame, mesh_frame, pack_states, to_json
+from tests.notebook.view.pages import AT, STATIC, ViewPage, all_in, browser, drawn, losing_a_host, training, why_not
+from tests.support.timing import Bar
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is a browser")
+
+GOLDEN = Path(__file__).parent / "golden"
+ROOT = Path(__file__).resolve().parents[3]
+AXE = Path(os.environ.get("AXE_PATH") or ROOT / "labextension" / "node_modules" / "axe-core" / "axe.min.js")
+TSC = Path(os.environ.get("TSC_PATH") or ROOT / "labextension" / "node_modules" / "typescript" / "bin" / "tsc")
+BUDGET_MS = 35.0
+"""Of the browser's time an update may take."""
+
+
+@pytest.fixture(scope="module")
+def found() -> Iterator[Browser]:
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def opened(found: Browser) -> ViewPage:
+    return ViewPage(found)
+
+
+@pytest.fixture
+def view(opened: ViewPage) -> Iterator[ViewPage]:
+    """A view that has just been mounted; no error is on the console when the test is done."""
+    opened.theme("light")
+    opened.start()
+    yield opened
+    errors, opened.errors = opened.errors, []
+    assert errors == []
+
+
+def golden(name: str) -> dict[str, Any]:
+    frame: dict[str, Any] = json.loads((GOLDEN / f"{name}.json").read_text())
+    return frame
+
+
+def button(view: ViewPage, name: str, *, exact: bool = True) -> Any:
+    return view.page.get_by_role("button", name=name, exact=exact)
+
+
+def card(view: ViewPage, rank: int) -> Any:
+    return view.page.locator(f".mk-card[data-rank='{rank}']")
+
+
+# --- What is shown -----------------------------------------------------------------------------------------------------
+
+
+def test_cards_say_what_the_golden_frame_says(view: ViewPage) -> None:
+    view.frame(golden("small"))
+    mesh = view.page.get_by_role("region", name="Mesh trainers")
+    assert mesh.locator(".mk-about").inner_text() == "4 ranks · axis gpus · local · up for 1 min 40 s"
+    assert mesh.locator(".mk-counts").inner_text().split("\n") == ["1 dead", "1 failed", "1 starting", "1 running"]
+    cards = [each.inner_text().split("\n") for each in mesh.locator(".mk-card").all()]
+    assert [each[:2] for each in cards] == [
+        ["rank 0", "running"], ["rank 1", "failed"], ["rank 2", "dead"], ["rank 3", "starting"]
+    ]  # fmt: skip
+    assert " | ".join(cards[0]) == (
+        "rank 0 | running | 12 s | ··· | cell [5], line 3 | waits in all_reduce | step 120 loss 2.31 | "
+        "gpu mem | 61 / 80 GiB | gpu | 97 % | in | 477 MiB/s | out | 977 KiB/s | "
+        "box · cuda:0 · pid 4100 · 2.0 GiB · cpu 98 %"
+    )
+    assert "memory | 1.0 GiB | cpu | –" in " | ".join(cards[1])
+    assert "ZeroDivisionError: division by zero" in cards[1]
+    assert "restarted once" in cards[2][-1]
+    other = view.page.get_by_role("region", name="Mesh generators")
+    assert "host node1 is lost" in other.locator(".mk-notes").inner_text()
+    assert "hosts 1, gpus 0" in other.locator(".mk-card").nth(2).inner_text()
+
+
+@pytest.mark.slow
+def test_each_state_has_a_tile_of_its_own_and_its_word(view: ViewPage) -> None:
+    ranks = tuple(RankView(i, (("gpus", i),), state) for i, state in enumerate(STATES))
+    view.frame(Frame(AT, (mesh_frame(MeshView("m", (("gpus", 6),), ranks), AT),)))
+    shapes = set()
+    for rank, state in enumerate(STATES):
+        assert card(view, rank).locator(".mk-state").inner_text() == state
+        tile = card(view, rank).locator(".mk-tile")
+        drawn_as = "[...node.children].map((path) => path.getAttribute('d')).join()"
+        style = "getComputedStyle(node.firstChild)"
+        shapes.add(tile.evaluate(f"node => [{drawn_as}, {style}.fill === 'none', {style}.strokeDasharray].join('|')"))
+    assert len(shapes) == len(STATES)
+
+
+@pytest.mark.slow
+def test_heat_map_says_what_the_golden_frame_says(view: ViewPage) -> None:
+    frame = golden("large")
+    view.frame(frame)
+    cell = view.page.get_by_role("gridcell")
+    cell.focus()
+    states = [STATES[i % 6] for i in range(99)]
+    said = cell.evaluate("""cell => Array.from({ length: 99 }, () => {
+        const said = cell.getAttribute("aria-label");
+        cell.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight", bubbles: true }));
+        return said;
+    })""")
+    assert said == [f"rank {i}, dp {i // 9}, tp {i % 9}, {states[i]}" for i in range(99)]
+    rows = view.page.locator(".mk-table tbody tr").all()
+    assert [row.inner_text().split()[:2] for row in rows] == [["94", "dead"], ["88", "dead"], ["82", "dead"]]
+
+
+@pytest.mark.slow
+def test_a_heat_map_that_was_hidden_is_drawn_when_it_is_shown(view: ViewPage) -> None:
+    view.page.evaluate("document.getElementById('root').style.display = 'none'")
+    for dead in ((), (7,)):
+        view.frame(Frame(AT, (drawn(training(256, dead=dead)),)))
+    view.page.evaluate("document.getElementById('root').style.display = ''")
+    view.page.wait_for_function("document.querySelector('.mk-canvas').width > 300")
+    view.page.get_by_role("gridcell").focus()
+    view.page.keyboard.press("n")
+    assert "rank 7," in (view.page.get_by_role("gridcell").get_attribute("aria-label") or "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("axes", "width", "columns"),
+    [
+        ((("gpus", 1024),), 900, 32),
+        ((("gpus", 1000),), 900, 40),
+        ((("gpus", 997),), 900, 32),
+        ((("dp", 11), ("tp", 9)), 900, 18),
+        ((("hosts", 128), ("gpus", 8)), 900, 32),
+        ((("hosts", 3), ("gpus", 40)), 340, 10),
+        ((("a", 100), ("b", 100)), 900, 100),
+        ((("x", 2), ("dp", 1), ("y", 50), ("tp", 1)), 900, 10),
+    ],
+)
+def test_rows_of_the_heat_map_end_where_axes_do(
+    view: ViewPage, axes: tuple[tuple[str, int], ...], width: int, columns: int
+) -> None:
+    count = math.prod(size for _, size in axes)
+    ranks = tuple(RankView(i, (), "idle") for i in range(count))
+    view.resize(width)
+    view.frame(Frame(AT, (mesh_frame(MeshView("m", axes, ranks), AT),)))
+    assert view.page.get_by_role("grid").get_attribute("aria-colcount") == str(columns)
+    assert view.page.evaluate("document.documentElement.scrollWidth") <= width
+    view.resize(900)
+
+
+@pytest.mark.slow
+def test_tiles_of_the_heat_map_are_drawn_where_the_cursor_finds_them(view: ViewPage) -> None:
+    """Of one rank the state changes: on the canvas only its tile does."""
+    states = ["idle"] * 1024
+    frame = to_json(Frame(AT, (drawn(all_in(1024, "idle")),)))
+    view.frame(frame)
+    pixels = "node.getContext('2d').getImageData(0, 0, node.width, node.height).data"
+    canvas = view.page.locator(".mk-canvas")
+    canvas.evaluate(f"node => {{ window.before = new Uint32Array({pixels}.buffer); }}")
+    states[77] = "dead"
+    frame["meshes"][0] |= {"states": pack_states(states), "counts": {"dead": 1, "idle": 1023}}  # type: ignore[arg-type]
+    view.frame(frame)
+    differs = "(each, i) => (each === window.before[i] ? [] : [i])"
+    changed = canvas.evaluate(f"node => [...new Uint32Array({pixels}.buffer)].flatMap({differs})")
+    width = canvas.evaluate("node => node.width")
+    assert changed
+    view.page.get_by_role("gridcell").focus()
+    view.page.keyboard.press("n")
+    box, place = canvas.bounding_box(), view.page.locator(".mk-cursor").bounding_box()
+    for pixel in changed:
+        x, y = box["x"] + pixel % width, box["y"] + pixel // width
+        assert place["x"] <= x < place["x"] + place["width"]
+        assert place["y"] <= y < place["y"] + place["height"]
+    view.page.mouse.move(place["x"] + place["width"] / 2, place["y"] + place["height"] / 2)
+    assert view.page.locator(".mk-inspector .mk-rank").inner_text() == "rank 77"
+
+
+@pytest.mark.slow
+def test_running_time_goes_on_without_a_frame(view: ViewPage) -> None:
+    view.frame(golden("small"))
+    view.page.evaluate("window.clock += 30")
+    view.page.wait_for_function("document.querySelector('.mk-time').textContent === '42 s'")
+    assert "up for 2 min 10 s" in view.page.locator(".mk-about").first.inner_text()
+
+
+@pytest.mark.slow
+def test_throughput_falls_to_nothing_when_no_more_frames_come(view: ViewPage) -> None:
+    view.receive({"kind": "history", "meshes": {"trainers": [[1 << 30, 0]] * 60}})
+    view.frame(golden("small"))
+    traffic = view.page.get_by_role("group", name="Throughput").first
+    assert "477 MiB/s" in traffic.inner_text()
+    assert "at most 1.0 GiB/s" in traffic.inner_text()
+    view.page.evaluate("window.clock += 5")
+    view.page.wait_for_function("document.querySelector('.mk-rates .mk-figure').textContent === '0 B/s'")
+    area = traffic.locator(".mk-chart .mk-in").get_attribute("d")
+    assert area.endswith("58 98L59 98")  # the end lies on the ground
+    view.page.evaluate("window.clock += 70")
+    view.page.wait_for_function("document.querySelector('.mk-peak').textContent === 'none in the last 60 s'")
+    view.page.evaluate("window.clock += 600")  # as if the page had been hidden
+    view.receive({"kind": "history", "meshes": {"trainers": [[2 << 30, 0]] * 60}})
+    assert "at most 2.0 GiB/s" in traffic.inner_text()
+
+
+@pytest.mark.slow
+def test_text_with_html_in_it_is_shown_as_text(view: ViewPage) -> None:
+    evil = "<img src=x onerror=alert(1)><b>bold</b>"
+    rank = RankView(0, (("gpus", 0),), "failed", last_error=evil, last_line=evil, host=evil, device=evil)
+    view.frame(Frame(AT, (mesh_frame(MeshView(evil, (("gpus", 1),), (rank,), evil), AT),)))
+    button(view, f"Traceback of {evil}").click()
+    view.reply(f"\x1b[31m{evil}\x1b[0m")
+    button(view, "Stacks").click()
+    view.reply(f"{evil}\n{evil}", ok=False)
+    assert view.page.locator("#root :is(img, b)").count() == 0
+    assert view.page.locator(".mk-error-row pre").inner_text() == evil
+    assert view.page.locator(".mk-name").inner_text() == evil
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "frame", "text"),
+    [
+        ({}, None, "Waiting for the kernel …"),
+        ({}, Frame(AT), "No mesh. Run %mesh up NAME -n 4 in a cell."),
+        ({"mesh": "other"}, Frame(AT, (drawn(training(2)),)), "The mesh other is not up."),
+        ({}, Frame(AT, (drawn(training(2)),), version=2), "Reload the page."),
+    ],
+)
+def test_states_without_a_mesh_say_so(view: ViewPage, options: dict[str, Any], frame: Frame | None, text: str) -> None:
+    view.start(**options)
+    if frame is not None:
+        view.frame(frame)
+    assert text in view.page.locator("#root").inner_text()
+    assert view.page.get_by_role("region", name="Mesh").count() == 0
+
+
+@pytest.mark.slow
+def test_one_mesh_alone_where_one_is_asked_for(view: ViewPage) -> None:
+    view.start(mesh="evaluators")
+    view.frame(Frame(AT, (drawn(training(2)), drawn(losing_a_host()))))
+    assert view.page.locator(".mk-name").all_inner_texts() == ["evaluators"]
+
+
+@pytest.mark.slow
+def test_the_last_frame_is_shown_as_such_until_the_kernel_is_heard(view: ViewPage) -> None:
+    view.start(frame=golden("small"))
+    assert "Waiting for the kernel. What is shown was so at" in view.page.locator(".mk-banner").inner_text()
+    assert button(view, "Interrupt").first.is_disabled()
+    view.frame(golden("small"))
+    assert view.page.locator(".mk-banner").is_hidden()
+    assert button(view, "Interrupt").first.is_enabled()
+
+
+@pytest.mark.slow
+def test_disconnected_is_said_and_nothing_can_be_asked(view: ViewPage) -> None:
+    view.frame(Frame(AT, (drawn(training(4, dead=(3,))),)))
+    button(view, "Stacks").click()
+    last = to_json(Frame(AT + 1, (drawn(training(4, dead=(2, 3))),)))
+    both = "frame => ['frame', 'closed'].forEach((kind) => window.view.receive({ ...frame, kind }))"
+    view.page.evaluate(both, last)
+    view.settle()
+    assert view.page.locator(".mk-counts").inner_text().split("\n")[0] == "2 dead"
+    assert "Disconnected from the kernel." in view.page.locator(".mk-banner").inner_text()
+    assert "the kernel did not answer" in view.page.locator(".mk-replies").inner_text()
+    for name in ("Interrupt", "Heal", "Restart", "Down"):
+        assert button(view, name).is_disabled()
+    button(view, "Interrupt").click(force=True)
+    assert [each["command"] for each in view.commands()] == ["stacks"]
+    view.receive({"kind": "opened"})
+    assert view.sent()[-1] == {"kind": "hello"}
+    view.frame(Frame(AT, (drawn(training(4, dead=(3,))),)))
+    assert view.page.locator(".mk-banner").is_hidden()
+    assert button(view, "Heal").is_enabled()
+
+
+@pytest.mark.slow
+def test_the_widget_of_a_cell_draws_the_mesh_of_its_model(view: ViewPage) -> None:
+    script = """async () => {
+        window.view.dispose();
+        const { default: widget } = await import("/view.js");
+        const model = {
+            values: { mesh: "generators" }, heard: new Map(), sent: [],
+            get: (name) => model.values[name],
+            send: (message) => model.sent.push(message),
+            on: (event, call) => model.heard.set(event, call),
+            off: (event) => model.heard.delete(event),
+        };
+        window.model = model;
+        window.view = { receive: (message) => model.heard.get("msg:custom")(message) };
+        window.view.dispose = widget.render({ model, el: document.getElementById("root") });
+    }"""
+    view.page.evaluate(script)
+    assert "Waiting for the kernel" in view.page.locator(".mk-empty").inner_text()
+    view.frame(golden("small"))
+    assert view.page.locator(".mk-name").all_inner_texts() == ["generators"]
+    button(view, "Heal").click()
+    sent = view.page.evaluate("window.model.sent")
+    assert [each.get("command", each["kind"]) for each in sent] == ["hello", "heal"]
+    view.page.evaluate("window.model.heard.get('comm_live_update')()")
+    assert "Disconnected" in view.page.locator(".mk-banner").inner_text()
+    view.page.evaluate("window.view.dispose()")
+    assert view.page.evaluate("[window.model.heard.size, document.getElementById('root').children.length]") == [0, 0]
+
+
+# --- Updates -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_updates_keep_the_focus_and_an_open_traceback(view: ViewPage) -> None:
+    first = Frame(AT, (drawn(training(4, failed=(2,))),))
+    view.frame(first)
+    opener = button(view, "Traceback of torch", exact=False)
+    opener.click()
+    view.reply("line 1\nline 2")
+    for focused, dead in ((opener, (3,)), (opener, (0, 3)), (button(view, "Actions for rank 1"), (3,))):
+        focused.focus()
+        view.page.evaluate("window.kept = [document.activeElement, document.querySelector('.mk-error-row pre')]")
+        view.frame(Frame(AT + 1, (drawn(training(4, failed=(2,), dead=dead)),), 2))
+        assert view.page.evaluate("window.kept[0] === document.activeElement && window.kept[1].isConnected")
+    assert opener.get_attribute("aria-expanded") == "true"
+    assert view.page.locator(".mk-error-row pre:visible").inner_text() == "line 1\nline 2"
+    assert card(view, 3).locator(".mk-state").inner_text() == "dead"
+
+
+@pytest.mark.slow
+def test_nothing_is_written_when_nothing_changes(view: ViewPage) -> None:
+    for frame in (golden("small"), golden("large")):
+        view.frame(frame)
+        view.page.evaluate("""() => {
+            window.written = 0;
+            window.watch = new MutationObserver((changes) => { window.written += changes.length; });
+            window.watch.observe(document.getElementById("root"),
+                { subtree: true, childList: true, attributes: true, characterData: true });
+        }""")
+        view.frame({**frame, "seq": 99})
+        assert view.page.evaluate("window.watch.takeRecords().length + window.written") == 0
+        view.page.evaluate("window.watch.disconnect()")
+
+
+@pytest.mark.slow
+def test_meshes_and_ranks_that_are_gone_are_taken_away(view: ViewPage) -> None:
+    view.frame(Frame(AT, (drawn(training(4)), drawn(losing_a_host()))))
+    view.frame(Frame(AT, (drawn(training(2)),)))
+    assert view.page.locator(".mk-name").all_inner_texts() == ["trainers"]
+    assert view.page.locator(".mk-card").count() == 2
+    view.frame(Frame(AT, (drawn(training(256)),)))
+    assert view.page.locator(".mk-card").count() == 0
+    view.page.evaluate("window.view.dispose()")
+    assert view.page.locator("#root > *").count() == 0
+
+
+# --- Loops -------------------------------------------------------------------------------------------------------------
+
+
+def the_loop(view: ViewPage) -> Any:
+    return view.page.get_by_role("region", name="Loop in cell [5]")
+
+
+def with_loop(state: str = "running", **more: object) -> dict[str, Any]:
+    """The golden frame with a loop alone, changed so."""
+    frame = golden("loops")
+    (mesh,) = frame["meshes"]
+    mesh["loops"] = [{**mesh["loops"][1], "state": state, **more}]
+    return frame
+
+
+def turned(frame: dict[str, Any], name: str, value: object) -> dict[str, Any]:
+    """The same with a knob at another value."""
+    (loop,) = frame["meshes"][0]["loops"]
+    loop["knobs"] = [{**knob, "value": value} if knob["name"] == name else knob for knob in loop["knobs"]]
+    return frame
+
+
+@pytest.mark.slow
+def test_a_loop_says_what_the_golden_frame_says(view: ViewPage) -> None:
+    view.frame(golden("loops"))
+    loop = the_loop(view)
+    about = "running · step 1,234 of 10,000 · 12.3 ms a step · 1,034 samples/s · 264,800 tokens/s · 413 TFLOP/s · MFU 41.8 %"
+    assert loop.locator(".mk-about").inner_text() == about
+    assert loop.get_by_role("progressbar").get_attribute("aria-valuenow") == "12"
+    assert loop.locator(".mk-curve-head").all_inner_texts() == ["loss\n2.303", "gradient norm\nnot a number"]
+    knobs = ("lr", "batch", "schedule", "clip")
+    assert [loop.get_by_label(f"Knob {name}", exact=True).input_value() for name in knobs] == [
+        "0.0003",
+        "64",
+        "cosine",
+        "",
+    ]
+    assert loop.get_by_label("Knob augment").is_checked()
+    assert loop.get_by_role("slider").count() == 1
+    over = view.page.get_by_role("region", name="Loop in a call")
+    assert over.locator(".mk-about").inner_text() == "over · step 7"
+    assert over.get_by_role("button").count() == over.get_by_role("progressbar").count() == 0
+    view.frame(with_loop())
+    assert over.count() == 0
+
+
+@pytest.mark.slow
+def test_curves_are_drawn_whenever_they_come(view: ViewPage) -> None:
+    points: list[list[Any]] = [[0, 10, 20, 30], [4.0, None, 2.0, 3.0], [], [], []]
+    curves = {"kind": "curves", "mesh": "trainers", "loops": [{"request": 41, "number": 1, "curves": {"loss": points}}]}
+    view.receive(curves)  # before there is a frame
+    view.frame(with_loop())
+    chart = the_loop(view).get_by_role("img")
+    assert chart.get_attribute("aria-label") == "loss from step 0 to 30: first 4, last 3, least 2, most 4"
+    line, band = chart.locator(".mk-in"), chart.locator(".mk-band")
+    assert line.get_attribute("d") == "M0.0 3.0M200.0 97.0L300.0 50.0"
+    points[0].append(40)
+    points[1].append(1.0)
+    view.receive(curves)
+    assert line.get_attribute("d") == "M0.0 3.0M150.0 65.7L225.0 34.3L300.0 97.0"
+    assert band.get_attribute("d") == ""
+    assert the_loop(view).locator(".mk-span").first.inner_text().split() == ["step", "0", "40"]
+    curves["loops"] = [{"request": 41, "number": 1, "curves": {"loss": [[7], [2.5], [], [], []]}}]
+    view.receive(curves)
+    assert line.get_attribute("d") == "M0.0 50.0h300"
+
+
+@pytest.mark.slow
+def test_a_curve_has_a_band_from_the_least_rank_to_the_greatest_and_names_them(view: ViewPage) -> None:
+    view.frame(with_loop())
+    points = [[0, 10, 20], [4.0, None, 2.0], [3.0, None, 1.0], [5.0, None, 3.0], [[3, 1.0], [0, 3.0]]]
+    curves = {"kind": "curves", "mesh": "trainers", "loops": [{"request": 41, "number": 1, "curves": {"loss": points}}]}
+    view.receive(curves)
+    loop = the_loop(view)
+    assert loop.locator(".mk-band").first.get_attribute("d") == "M0.0 3.0L0.0 50.0ZM300.0 50.0L300.0 97.0Z"
+    assert loop.locator(".mk-ends").all_inner_texts()[0] == "1 rank 3 to 3 rank 0"
+    points[4] = [[2, None]]
+    view.receive(curves)
+    assert loop.locator(".mk-ends").all_inner_texts()[0] == "not a number rank 2"
+    points[4] = []
+    view.receive(curves)
+    assert not loop.locator(".mk-ends").first.is_visible()
+
+
+@pytest.mark.slow
+def test_buttons_steer_the_loop(view: ViewPage) -> None:
+    view.frame(with_loop())
+    loop = the_loop(view)
+    loop.get_by_role("button", name="Pause").click()
+    view.reply("all ranks stand before step 1,300")
+    assert loop.get_by_text("Pause: all ranks stand before step 1,300").is_visible()
+    view.frame(with_loop("paused"))
+    loop.get_by_role("button", name="Step").click()
+    loop.get_by_role("button", name="Resume").click()
+    loop.get_by_role("button", name="Stop").click()
+    assert [each["command"] for each in view.commands()] == ["pause", "step", "resume"]
+    loop.get_by_role("button", name="End the loop?").click()
+    commands = view.commands()
+    assert [each["command"] for each in commands] == ["pause", "step", "resume", "stop"]
+    assert all((each["mesh"], each["loop"]) == ("trainers", [41, 1]) for each in commands)
+    view.receive({"kind": "closed"})
+    assert loop.get_by_role("button", name="Step").is_disabled()
+    assert loop.get_by_label("Knob batch").is_disabled()
+
+
+@pytest.mark.slow
+def test_knobs_are_turned_by_what_fits_their_kind(view: ViewPage) -> None:
+    view.frame(with_loop())
+    loop = the_loop(view)
+    for name, text in (("lr", "1e-4"), ("batch", "128"), ("schedule", "linear"), ("clip", "x")):
+        loop.get_by_label(f"Knob {name}", exact=True).fill(text)
+        view.page.keyboard.press("Enter")
+    loop.get_by_label("Knob augment").click()
+    sent = [(each["command"], each["knob"], each["value"]) for each in view.commands()]
+    expected = [("lr", 0.0001), ("batch", 128), ("schedule", "linear"), ("clip", "x"), ("augment", False)]
+    assert sent == [("set", *each) for each in expected]
+    view.reply("augment is False from step 1,240 on")
+    assert loop.get_by_text("from step 1,240", exact=True).is_visible()
+    loop.get_by_label("Knob batch").focus()
+    view.page.keyboard.press("Enter")  # it has been sent
+    loop.get_by_label("Knob batch").fill("64")  # what it is by all that was told
+    view.page.keyboard.press("Enter")
+    loop.get_by_label("Knob batch").fill("")
+    view.page.keyboard.press("Enter")
+    assert len(view.commands()) == len(expected)
+    assert loop.get_by_text("a number, please").is_visible()
+
+
+@pytest.mark.slow
+def test_a_knob_that_is_refused_says_why(view: ViewPage) -> None:
+    view.frame(with_loop())
+    field = the_loop(view).get_by_label("Knob lr", exact=True)
+    field.fill("2")
+    field.press("Enter")
+    view.reply("knob 'lr' is at least 1e-06 and at most 0.01, not 2", ok=False)
+    assert the_loop(view).get_by_text("at most 0.01, not 2").is_visible()
+    field.press("Escape")
+    assert field.input_value() == "0.0003"
+
+
+@pytest.mark.slow
+def test_the_slider_of_a_learning_rate_goes_by_factors(view: ViewPage) -> None:
+    view.frame(with_loop())
+    slider = the_loop(view).get_by_role("slider")
+    assert slider.input_value() == "619"  # 0.0003 is that part of the way from 1e-6 to 1e-2 in powers of ten
+    slider.fill("500")
+    assert view.commands()[-1]["value"] == 0.0001
+    slider.press("Home")
+    assert view.commands()[-1]["value"] == 1e-6
+    view.frame(turned(with_loop(), "lr", 0.01))
+    assert slider.input_value() == "1000"
+    assert slider.get_attribute("aria-valuetext") == "0.01"
+
+
+@pytest.mark.slow
+def test_what_is_being_typed_is_left_alone(view: ViewPage) -> None:
+    view.frame(with_loop())
+    field = the_loop(view).get_by_label("Knob lr", exact=True)
+    field.click()
+    field.fill("0.00")
+    view.frame(turned(with_loop(), "lr", 0.005))
+    assert field.input_value() == "0.00"
+    assert the_loop(view).get_by_label("Knob batch").input_value() == "64"
+    field.press("Escape")
+    assert field.input_value() == "0.005"
+
+
+# --- Commands ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_buttons_send_commands(view: ViewPage) -> None:
+    view.frame(Frame(AT, (drawn(training(4, failed=(2,), dead=(3,))),)))
+    button(view, "Interrupt").first.click()
+    button(view, "Stacks").click()
+    button(view, "Heal").click()
+    for name, question in (("Restart", "Restart all?"), ("Down", "Take it down?")):
+        button(view, name).click()
+        button(view, question).click()
+    button(view, "Traceback of torch", exact=False).click()
+    button(view, "Actions for rank 2").click()
+    for name in ("Interrupt", "Logs"):
+        card(view, 2).get_by_role("button", name=name, exact=True).click()
+    commands = view.commands()
+    assert len({each.pop("id") for each in commands}) == len(commands)
+    of_mesh = {"kind": "command", "mesh": "trainers"}
+    assert commands == [
+        *({**of_mesh, "command": name} for name in ("interrupt", "stacks", "heal", "restart", "down")),
+        *({**of_mesh, "command": name, "ranks": [2]} for name in ("traceback", "interrupt", "logs")),
+    ]
+    assert {each["command"] for each in commands} == set(COMMANDS)
+
+
+@pytest.mark.slow
+def test_restart_asks_for_a_second_click_that_is_no_double_click(view: ViewPage) -> None:
+    view.frame(Frame(AT, (drawn(training(4)),)))
+    button(view, "Restart").dblclick()
+    assert view.commands() == []
+    assert "Restart all? Press again to confirm." in view.page.locator("[aria-live]").inner_text()
+    view.page.keyboard.press("Escape")
+    assert button(view, "Restart").count() == 1
+    button(view, "Down").click()
+    button(view, "Stacks").focus()
+    assert button(view, "Down").count() == 1
+    assert view.commands() == []
+
+
+@pytest.mark.slow
+def test_heal_is_there_for_the_dead_alone(view: ViewPage) -> None:
+    view.frame(Frame(AT, (drawn(training(4, failed=(1,))),)))
+    assert button(view, "Heal").is_disabled()
+    view.frame(Frame(AT, (drawn(training(4, dead=(1,))),)))
+    assert button(view, "Heal").is_enabled()
+    button(view, "Heal").click()
+    assert button(view, "Heal").is_disabled()  # until that is answered
+    view.reply("t: [1] replaced in 0.5 s" + ", and so on" * 20)
+    assert button(view, "Heal").is_enabled()
+    assert view.page.locator(".mk-reply-word").inner_text().endswith("and so on")
+
+
+@pytest.mark.slow
+def test_answers_are_said_and_can_be_dismissed(view: ViewPage) -> None:
+    view.frame(Frame(AT, (drawn(training(4)),)))
+    button(view, "Stacks").click()
+    view.reply("\x1b[1m[0-3]\x1b[0m cell [12], line 7\nwaits")
+    assert view.page.locator("[aria-live=polite]").inner_text() == "trainers: Stacks: [0-3] cell [12], line 7"
+    assert view.page.locator(".mk-reply pre").inner_text() == "[0-3] cell [12], line 7\nwaits"
+    button(view, "Interrupt").first.click()
+    view.reply("rank 2 is stuck in native code", ok=False)
+    button(view, "Abort").click()
+    button(view, "Abort its process groups?").click()
+    assert view.commands()[-1]["abort"] is True
+    while view.page.locator(".mk-reply").count():
+        button(view, "Dismiss", exact=False).first.click()
+    assert view.page.evaluate("document.activeElement.textContent") == "Interrupt"
+
+
+@pytest.mark.slow
+def test_presence_is_said(view: ViewPage) -> None:
+    keep = """() => {
+        const real = window.setInterval;
+        window.setInterval = (call, ms) => { if (ms === 5000) window.fiveSeconds = call; return real(call, ms); };
+        window.start({});
+        window.setInterval = real;
+    }"""
+    view.page.evaluate(keep)
+    assert view.sent() == [{"kind": "hello"}]
+    hide = """hidden => {
+        Object.defineProperty(document, "hidden", { configurable: true, value: hidden });
+        document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    view.page.evaluate(hide, True)
+    view.page.evaluate("window.fiveSeconds()")
+    view.page.evaluate(hide, False)
+    assert [each["kind"] for each in view.sent()] == ["hello", "away", "hello"]
+    view.page.evaluate("window.fiveSeconds()")
+    assert view.sent()[3:] == [{"kind": "alive"}]
+
+
+# --- Keyboard and screen reader ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_heat_map_is_walked_by_keyboard(view: ViewPage) -> None:
+    view.frame(Frame(AT, (drawn(training(1024, failed=(100,), dead=(900,))),)))
+    cell = view.page.get_by_role("gridcell")
+    cell.focus()
+    columns = int(view.page.get_by_role("grid").get_attribute("aria-colcount") or 0)
+    ranks = []
+    for key in ("ArrowUp", "ArrowRight", "ArrowDown", "End", "Home", "n", "n", "p", "Control+End", "ArrowRight"):
+        view.page.keyboard.press(key)
+        ranks.append(int(re.findall(r"rank (\d+)", cell.get_attribute("aria-label") or "")[0]))
+    assert ranks == [0, 1, columns + 1, 2 * columns - 1, columns, 100, 900, 100, 1023, 1023]
+    assert "rank 1023, dp 15, pp 7, tp 7, " in view.page.locator("[aria-live]").inner_text()
+    assert "dp 15, pp 7, tp 7" in view.page.locator(".mk-inspector").inner_text()
+    view.page.keyboard.press("n")
+    button(view, "Traceback of rank 100").click()
+    assert view.commands()[-1]["ranks"] == [100]
+
+
+@pytest.mark.slow
+def test_ranks_that_fail_are_told_to_who_does_not_see_it(view: ViewPage) -> None:
+    view.frame(Frame(AT, (drawn(training(4)),)))
+    assert view.page.locator("[aria-live]").inner_text() == ""
+    view.frame(Frame(AT, (drawn(training(4, failed=(1,), dead=(2, 3))),)))
+    assert view.page.locator("[aria-live]").inner_text() == "trainers: 2 dead, 1 failed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing(view: ViewPage, theme: str) -> None:
+    if not AXE.exists():
+        pytest.skip(f"axe-core is not at {AXE}; AXE_PATH may name it")
+    view.theme(theme)
+    view.page.evaluate(AXE.read_text())
+    meshes = (training(4, failed=(2,), dead=(3,)), training(256, failed=(9,), name="many"))
+    view.frame(Frame(AT, tuple(drawn(each) for each in meshes)))
+    view.page.get_by_role("region", name="Mesh trainers").get_by_role("button", name="Stacks").click()
+    view.reply("one\ntwo")
+    button(view, "Traceback of torch", exact=False).first.click()
+    view.reply("one\ntwo")
+    button(view, "Actions for rank 2").first.click()
+    judged = _violations(view)
+    view.frame(Frame(AT, (drawn(losing_a_host()),)))
+    view.receive({"kind": "closed"})
+    _violations(view)
+    view.start()
+    view.frame(golden("loops"))
+    curves = [
+        {
+            "request": 41,
+            "number": 1,
+            "curves": {"loss": [[0, 1], [2.0, 1.0], [1.5, 0.9], [2.5, 1.1], [[0, 0.9], [1, 1.1]]]},
+        }
+    ]
+    view.receive({"kind": "curves", "mesh": "trainers", "loops": curves})
+    assert _violations(view) > 20
+    assert judged > 60  # what axe can't judge it leaves out without a word
+
+
+def _violations(view: ViewPage) -> int:
+    """Asserts that there is none; of how many elements the contrast was judged."""
+    found = view.page.evaluate("axe.run('#root', {})")
+    assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found["violations"]] == []
+    return sum(len(each["nodes"]) for each in found["passes"] if each["id"] == "color-contrast")
+
+
+# --- How fast ----------------------------------------------------------------------------------------------------------
+
+
+def changing(count: int) -> list[Frame]:
+    """Two seconds of a mesh of which all ranks change five times a second: the states of a large one, else the rest."""
+    return [Frame(AT + step / 5, (mesh_frame(_changed(count, step), AT),), step) for step in range(10)]
+
+
+def _changed(count: int, step: int) -> MeshView:
+    def rank(i: int) -> RankView:
+        state = "running" if count <= CARDS else STATES[(i * 7 + step) % 6]
+        more: dict[str, Any] = {"last_line": f"step {step}", "last_error": "" if count <= CARDS else "RuntimeError: no"}
+        rates = {"in_bytes_per_s": 1e6 * (step + i), "out_bytes_per_s": 1e5 * (step + i)}
+        return RankView(
+            i, (), state, "cell [5]", i / 3, rss_nbytes=9_000_000 * (step + i), cpu_percent=step, **more, **rates
+        )
+
+    return MeshView("many", (("dp", count // 8), ("tp", 8)), tuple(rank(i) for i in range(count)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "budget_ms"), [(1024, BUDGET_MS), (32, 2 * BUDGET_MS)])
+def test_ranks_that_all_change_take_little_time(view: ViewPage, count: int, budget_ms: float, bar: Bar) -> None:
+    """Five updates a second; the time that the main thread of the page took of a processor, by Chromium's own count."""
+    frames = [to_json(frame) for frame in changing(count)]
+    view.frame(frames[0])
+    view.page.evaluate("frames => { window.frames = frames; }", frames)
+    session = view.page.context.new_cdp_session(view.page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def busy_ms() -> float:
+        metrics = session.send("Performance.getMetrics")["metrics"]
+        return 1000 * next(float(each["value"]) for each in metrics if each["name"] == "TaskDuration")
+
+    script = """() => new Promise((done) => {
+        const timer = setInterval(() => {
+            const frame = window.frames.shift();
+            if (!frame) { clearInterval(timer); done(); return; }
+            window.clock = frame.at;
+            window.view.receive({ kind: "frame", ...frame });
+        }, 200);
+    })"""
+    before = busy_ms()
+    view.page.evaluate(script)
+    per_update = (busy_ms() - before) / len(frames)
+    session.detach()
+    print(f"\n{count} ranks: {per_update:.1f} ms of browser time an update")
+    bar.check(per_update / 1000, budget_ms / 1000, "an update")
+
+
+# --- Types -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_module_and_the_golden_frames_are_of_the_types_that_are_declared(tmp_path: Path) -> None:
+    node = shutil.which("node")
+    if node is None or not TSC.exists():
+        pytest.skip(f"node is not installed, or TypeScript is not at {TSC}; TSC_PATH may name it")
+    frames = ",\n".join((GOLDEN / f"{name}.json").read_text() for name in ("empty", "small", "large"))
+    source = f'import type {{ Frame }} from "{STATIC}/view.js";\nexport const frames: Frame[] = [{frames}];\n'
+    (tmp_path / "golden.ts").write_text(source)
+    options = "--noEmit --skipLibCheck --checkJs --strict --target ES2022 --module esnext --moduleResolution bundler"
+    options += " --lib ES2022,DOM,DOM.Iterable"
+    command = [node, str(TSC), *options.split(), str(STATIC / "view.js"), "golden.ts"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout == ""

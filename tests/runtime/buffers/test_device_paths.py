@@ -1,0 +1,234 @@
+"""Memory that was opened for others stays until they are done with it, or have ended; what can't be opened goes another way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from monarch_kernel.actor import Actor, ProcMesh, endpoint, this_host
+from monarch_kernel.actor.channels import asker_here
+from monarch_kernel.errors import MeshDownError
+from monarch_kernel.net.memory.layout import memory_of
+from monarch_kernel.net.memory.paths import Gone, NoRoad
+from monarch_kernel.rdma import Buffer
+from monarch_kernel.runtime.buffers import nixl
+from tests.support.processes import wait_gone
+from tests.support.timing import Bar
+from tests.support.waiting import LONG_S, wait_until
+
+DEVICE = "cuda:0"
+PROCS = {"gpus": 1}
+
+
+class Owner(Actor):
+    """Has memory, lends it, and knows whether it is there still."""
+
+    @endpoint
+    def lend(self, count: int, device: str = "") -> Buffer:
+        self.kept: Any = torch.ones(count)
+        self.seen = weakref.ref(self.kept)
+        buffer = Buffer(self.kept)
+        if device:  # as if it were there
+            lendings, lease = asker_here().lendings, buffer._loan.lease
+            lendings._held[lease] = lendings._held[lease]._replace(device=device)
+            buffer._loan = buffer._loan._replace(device=device)
+        return buffer
+
+    @endpoint
+    def let_go(self) -> None:
+        self.kept = None
+
+    @endpoint
+    def is_there(self) -> bool:
+        return self.seen() is not None
+
+    @endpoint
+    def tasks(self) -> int:
+        """Threads, also those that no Python has started."""
+        return len(os.listdir("/proc/self/task"))
+
+
+class Reader(Actor):
+    """Opens memory, and may end before it is done."""
+
+    @endpoint
+    def open(self, buffer: Buffer) -> int:
+        asker_here().roads["rdma"]._opening.ask(buffer._loan)
+        return os.getpid()
+
+
+class Ranks(NamedTuple):
+    procs: ProcMesh
+    owner: Any
+    reader: Any
+
+
+@pytest.fixture
+def ranks(procs: ProcMesh) -> Iterator[Ranks]:
+    """Processes of each test: some are killed. The fixture ``procs`` has started the agent and the zygote."""
+    mine = this_host().spawn_procs({"gpus": 2}, device="cpu")
+    yield Ranks(mine, mine.slice(gpus=0).spawn("owner", Owner), mine.slice(gpus=1).spawn("reader", Reader))
+    asker_here().roads.close()  # with what this process keeps for the next transfer
+    mine.stop(grace_s=0).get(LONG_S)
+
+
+def call(endpoint: Any, *args: Any) -> Any:
+    return endpoint.call_one(*args).get(LONG_S)
+
+
+def test_memory_stays_for_those_who_have_it_open_and_goes_with_the_last(ranks: Ranks) -> None:
+    before = call(ranks.owner.tasks)
+    road: Any = asker_here().roads["rdma"]
+    buffer = call(ranks.owner.lend, 1000)
+    opened, _ = road._opening.ask(buffer._loan)
+    again, _ = road._opening.ask(buffer._loan)
+    assert buffer.drop().get(LONG_S)
+    call(ranks.owner.let_go)
+    with pytest.raises(Gone, match="it was dropped"):
+        road._opening.ask(buffer._loan)
+    road._opening.close(buffer._loan, opened)
+    for _ in range(20):
+        assert call(ranks.owner.is_there)
+    road._opening.close(buffer._loan, again)
+    wait_until(lambda: not call(ranks.owner.is_there), "the memory to be let go")
+    wait_until(lambda: call(ranks.owner.tasks) <= before + 1, "the end of the threads that serve it")
+
+
+def test_memory_is_let_go_when_the_process_that_has_it_open_is_killed(ranks: Ranks) -> None:
+    buffer = call(ranks.owner.lend, 1000)
+    pid = call(ranks.reader.open, buffer)
+    buffer.drop().get(LONG_S)
+    call(ranks.owner.let_go)
+    assert call(ranks.owner.is_there)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not call(ranks.owner.is_there), "the memory to be let go")
+
+
+def test_what_can_not_be_opened_is_not_tried_again_and_goes_another_way(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = call(ranks.owner.lend, 1000, DEVICE)  # which CUDA can't share, since it knows nothing of it
+    road: Any = asker_here().roads["cuda"]
+    assert not road.leads_to(buffer._loan)  # this process uses no device
+    monkeypatch.setattr("monarch_kernel.net.memory.devices.are_in_use", lambda: True)
+    assert road.leads_to(buffer._loan)
+    assert not road.leads_to(call(ranks.owner.lend, 1000)._loan)  # is not of a device
+    into = torch.zeros(1000)
+    assert buffer.read_into(into).get(LONG_S).road == "messages"
+    assert bool((into == 1).all())
+    assert not road.leads_to(buffer._loan)
+
+
+def test_where_there_is_no_hardware_there_is_no_road_by_it(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    far = call(ranks.owner.lend, 1 << 20)
+    small = far[:10]
+    road: Any = asker_here().roads["rdma"]
+    assert not road.leads_to(far._loan)
+    monkeypatch.setattr("monarch_kernel.runtime.buffers.nixl.has_hardware", lambda: True)
+    monkeypatch.setattr(road, "_is_there", None)
+    assert not road.leads_to(far._loan)  # it is near
+    monkeypatch.setattr(road._tables, "are_near", lambda lent: False)
+    assert road.leads_to(far._loan)
+    assert not road.leads_to(small._loan)
+    into = torch.zeros(1 << 20)
+    assert far.read_into(into).get(LONG_S).road == "rdma"
+    assert bool((into == 1).all())
+
+
+@pytest.mark.slow
+def test_bytes_come_before_the_end_of_a_transfer_or_never(ranks: Ranks) -> None:
+    count = 64 << 20
+    buffer = call(ranks.owner.lend, count)
+    road: Any = asker_here().roads["rdma"]
+    mine = torch.zeros(count)
+    memory = buffer._memory(mine, is_write=False)
+    road.carry(buffer._loan, memory, is_write=False)
+    ended: list[BaseException | None] = []
+
+    def read() -> None:
+        try:
+            while True:
+                road.carry(buffer._loan, memory, is_write=False)
+        except (Gone, NoRoad, MeshDownError) as error:
+            ended.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    pid = ranks.procs.view().ranks[0].pid
+    os.kill(pid, signal.SIGSTOP)  # it can't end by itself now
+    ranks.procs.stop().get(LONG_S)  # from now on it counts as dead, and is killed after two seconds
+    reader.join(LONG_S)
+    assert ended
+    mine.zero_()
+    wait_gone(pid)
+    threading.Event().wait(0.3)  # for what it has sent, and this process has not received
+    assert not mine.any()
+
+
+def test_what_is_scattered_is_refused_before_it_costs_anything(ranks: Ranks, bar: Bar) -> None:
+    buffer = call(ranks.owner.lend, 1 << 22)
+    road: Any = asker_here().roads["rdma"]
+    into = torch.zeros(1 << 11, 1 << 11).t()
+    begin = time.thread_time()
+    with pytest.raises(NoRoad, match="too far apart"):
+        road.carry(buffer._loan, memory_of(into), is_write=False)
+    bar.check(time.thread_time() - begin, 0.1, "the refusal")
+
+
+class Library:
+    """Stands for NIXL: knows agents, and says so if their memory differs from what it was."""
+
+    def __init__(self) -> None:
+        self.known: dict[bytes, bytes] = {}
+        self.removed = 0
+
+    def add_remote_agent(self, metadata: bytes) -> None:
+        if self.known.setdefault(metadata[:1], metadata) != metadata:
+            raise ValueError("NOT_ALLOWED")
+
+    def remove_remote_agent(self, name: str) -> None:
+        self.removed += 1
+        del self.known[name.encode()]
+
+
+def test_an_agent_is_not_forgotten_under_a_transfer() -> None:
+    agent = object.__new__(nixl.Agent)
+    agent.nixl, agent._peers, agent._changed = Library(), {}, threading.Condition()
+    one, other = (nixl.Described("a", metadata, "DRAM", 0, 0, 0, False) for metadata in (b"a1", b"a2"))
+    entered = threading.Event()
+
+    def meet_other() -> None:
+        with agent._met(other):
+            entered.set()
+
+    with agent._met(one), agent._met(one):
+        later = threading.Thread(target=meet_other)  # whose memory is at the same address
+        later.start()
+        assert not entered.wait(0.3)
+        assert agent.nixl.removed == 0
+    later.join(LONG_S)
+    assert entered.is_set()
+    assert agent.nixl.removed == 1
+    with pytest.raises(nixl.Unreachable, match="broken"), agent._met(other):
+        raise ValueError("broken")
+    assert agent.nixl.removed == 2  # the next caller meets it again
+    with agent._met(other):
+        pass
+    assert agent.nixl.removed == 2
+
+
+def test_what_ucx_can_not_do_is_said(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "^tcp")  # as it is unless a user says otherwise; and here is nothing else
+    buffer = call(ranks.owner.lend, 1000)
+    road: Any = asker_here().roads["rdma"]
+    with pytest.raises(NoRoad, match="UCX found no way to other machines"):
+        road.carry(buffer._loan, buffer._memory(torch.zeros(1000), is_write=False), is_write=False)
+    assert road._opening.is_barred(buffer._loan)

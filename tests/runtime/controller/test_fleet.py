@@ -1,0 +1,85 @@
+"""Hosts are given back side by side, and what replaces them does not wait for that."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from monarch_kernel.net.wire.config import AgentConfig
+from monarch_kernel.runtime.controller.runtime import Runtime
+from monarch_kernel.testing import FakeHost, FakeLauncher, MemoryHub
+
+LONG_S = 60.0
+
+
+class SlowHost(FakeHost):
+    """Is given back when others are, too."""
+
+    def __init__(self, token: str, others: threading.Barrier) -> None:
+        super().__init__(token)
+        self.others = others
+        self.was_alone = False
+
+    def close(self, timeout_s: float) -> None:
+        try:
+            self.others.wait(LONG_S)
+        except threading.BrokenBarrierError:
+            self.was_alone = True
+        super().close(timeout_s)
+
+
+class SlowLauncher(FakeLauncher):
+    def __init__(self, together: int) -> None:
+        super().__init__()
+        self.others = threading.Barrier(together)
+        self.slow: list[SlowHost] = []
+
+    def launch(self, configs: Sequence[AgentConfig]) -> list[FakeHost]:
+        found = [SlowHost(config.token, self.others) for config in configs]
+        self.slow += found
+        return list(found)
+
+
+@pytest.fixture
+def runtime() -> Iterator[Runtime]:
+    runtime = Runtime(MemoryHub().connect(), "t")
+    yield runtime
+    runtime.close()
+
+
+def add(runtime: Runtime, launcher: SlowLauncher, count: int) -> tuple[int, ...]:
+    return runtime.fleet.add(launcher, lambda host: AgentConfig(host, "t", ("ipc://nowhere",)), count)
+
+
+@pytest.mark.parametrize("how", ["release", "close"])
+def test_hosts_are_given_back_side_by_side(runtime: Runtime, how: str) -> None:
+    launcher = SlowLauncher(3)
+    hosts = add(runtime, launcher, 3)
+    if how == "release":
+        runtime.fleet.release(hosts, "no longer needed")
+    else:
+        runtime.close()
+    assert [(host.closed, host.was_alone) for host in launcher.slow] == [(True, False)] * 3
+
+
+def test_one_that_is_replaced_is_given_back_meanwhile_and_waited_for_in_the_end(runtime: Runtime) -> None:
+    launcher = SlowLauncher(2)
+    old, new = add(runtime, launcher, 2)
+    runtime.fleet.replace(old, new)
+    assert not launcher.slow[0].closed
+    assert runtime.with_baton(lambda: runtime.fleet.now(old)) == new
+    runtime.fleet.release((new,), "no longer needed")
+    assert [(host.closed, host.was_alone) for host in launcher.slow] == [(True, False)] * 2
+
+
+def test_who_leaves_hosts_to_another_controller_gives_back_what_is_replaced(runtime: Runtime) -> None:
+    launcher = SlowLauncher(2)
+    old, new = add(runtime, launcher, 2)
+    runtime.fleet.replace(old, new)
+    meanwhile = threading.Thread(target=launcher.others.wait)
+    meanwhile.start()
+    runtime.leave()
+    meanwhile.join()
+    assert [host.closed for host in launcher.slow] == [True, False]

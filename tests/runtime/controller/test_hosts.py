@@ -1,0 +1,97 @@
+"""What is decided about hosts: silence, the tree, introductions."""
+
+from __future__ import annotations
+
+from monarch_kernel.net.wire.messages import Join, Part, Reach
+from monarch_kernel.runtime.controller.host_tree import FAN_OUT, RETURN_S, Hosts
+from monarch_kernel.runtime.controller.records import HostRecord
+
+
+def table(count: int, *, elsewhere: bool = True) -> Hosts:
+    hosts = Hosts()
+    for host in range(1, count + 1):
+        hosts[host] = HostRecord(host, up=True, addresses=(f"tcp://h{host}:1",) if elsewhere else ())
+        hosts[host].is_elsewhere, hosts[host].lost_after_s = elsewhere, 1.0 if elsewhere else float("inf")
+    return hosts
+
+
+def test_a_host_is_lost_when_nothing_is_heard_of_it_for_too_long() -> None:
+    hosts = table(2)
+    for _ in range(3):
+        assert hosts.listened({1, 2}, 0.3) == []
+    for _ in range(3):
+        assert hosts.listened({1}, 0.3) == []
+    assert hosts.listened({1}, 0.3) == [hosts[2]]
+
+
+def test_a_word_is_enough() -> None:
+    hosts = table(1)
+    for i in range(20):
+        assert hosts.listened({1} if i % 3 == 2 else set(), 0.4) == []
+
+
+def test_on_this_machine_nobody_has_to_say_that_he_lives() -> None:
+    assert table(1, elsewhere=False).listened(set(), 1e6) == []
+
+
+def test_hosts_beyond_the_fan_out_take_their_way_by_others_evenly() -> None:
+    hosts = Hosts()
+    joins = []
+    for host in range(1, 3 * FAN_OUT + 1):
+        hosts[host] = HostRecord(host, is_elsewhere=True, up=True, addresses=(f"tcp://h{host}:1",))
+        joins.append(hosts.place(hosts[host]))
+    assert joins[:FAN_OUT] == [None] * FAN_OUT
+    assert joins[FAN_OUT] == Join(1, ("tcp://h1:1",))
+    parents = [record.parent for record in hosts.values() if record.parent]
+    assert {parents.count(parent) for parent in parents} == {2}
+
+
+def test_a_thousand_hosts_make_a_tree_in_which_nobody_has_more_than_the_fan_out() -> None:
+    hosts = Hosts()
+    for host in range(1, 1001):
+        hosts[host] = HostRecord(host, is_elsewhere=True, up=True, addresses=("tcp://x:1",))
+        hosts.place(hosts[host])
+    followers = [sum(record.parent == host for record in hosts.values()) for host in range(1001)]
+    assert max(followers) <= FAN_OUT
+    assert max(hosts._depth(record) for record in hosts.values()) == 2
+
+
+def test_followers_of_a_lost_host_get_time_to_come_back() -> None:
+    hosts = table(2)
+    hosts[2].parent = 1
+    lost: list[int] = []
+    heard_s = 0.0
+    while len(lost) < 2:
+        for record in hosts.listened(set(), 0.2):
+            record.gone = True
+            lost.append(record.host)
+            if record.host == 2:
+                assert heard_s > 1.0 + RETURN_S - 0.3
+        heard_s += 0.2
+    assert lost == [1, 2]
+
+
+def test_two_hosts_are_introduced_once() -> None:
+    hosts = table(2)
+    assert hosts.introduce(1, 2, b"R9") == [(1, Reach(2, ("tcp://h2:1",), (b"R9",)))]
+    assert hosts.introduce(1, 2, b"R10") == [(1, Reach(2, (), (b"R10",)))]
+    assert hosts.introduce(2, 1, b"R1") == [(2, Reach(1, (), (b"R1",)))]
+
+
+def test_the_host_that_can_be_dialled_is_dialled() -> None:
+    hosts = table(1)
+    hosts[2] = HostRecord(2, up=True)  # this machine, where nobody else can get in
+    assert hosts.introduce(1, 2, b"R9") == [(1, Reach(2, (), (b"R9",))), (2, Reach(1, ("tcp://h1:1",), ()))]
+
+
+def test_who_has_had_to_do_with_a_host_is_told_when_it_is_gone() -> None:
+    hosts = table(5)
+    hosts.introduce(1, 2, b"R9")
+    hosts.introduce(3, 1, b"R1")
+    hosts.introduce(2, 4, b"R4")
+    hosts[1].parent = 5
+    hosts[1].gone = hosts[3].gone = True
+    assert hosts.part(1) == [(2, Part(1)), (5, Part(1))]
+    hosts[4].gone = True
+    assert hosts.part(4) == [(2, Part(4))]
+    assert hosts.part(2) == []

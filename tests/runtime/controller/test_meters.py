@@ -1,0 +1,121 @@
+"""Rates are those of the last second, whenever reports come; they end by themselves, and what is kept is bounded."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monarch_kernel.base.events import ThroughputEvent
+from monarch_kernel.features.traffic.table import End
+from monarch_kernel.net.transport.base import CONTROLLER, host_peer, rank_peer
+from monarch_kernel.net.wire.messages import Carried, Hello, Lost, Metered
+from monarch_kernel.runtime.controller.effects import Effect, Tell
+from monarch_kernel.runtime.controller.meters import HISTORY_S, MeterBook, Throughput
+from monarch_kernel.runtime.controller.views import traffic_view
+from tests.runtime.controller.states import state_of_three
+
+
+def moved(nbytes: int, over_s: float = 0.25, *, source: int = 1, target: int = 2) -> Metered:
+    return Metered((Carried(source, target, "memory", nbytes, 1, 0.1),), over_s)
+
+
+def events(effects: list[Effect]) -> list[ThroughputEvent]:
+    return [
+        effect.event for effect in effects if isinstance(effect, Tell) and isinstance(effect.event, ThroughputEvent)
+    ]
+
+
+def test_a_steady_flow_has_one_rate_and_ends_by_itself() -> None:
+    throughput = Throughput()
+    for i in range(1, 41):
+        throughput.add(100 + i / 4, 0.25, 250.0, 25.0)
+    assert throughput.rate(110.0) == pytest.approx((1000, 100))
+    history = throughput.history(110.0)
+    assert len(history) == HISTORY_S
+    assert history[-1] == pytest.approx((1000, 100))
+    assert history[-9:] == tuple(pytest.approx((1000, 100)) for _ in range(9))
+    assert history[-12] == (0, 0)
+    assert throughput.rate(111.9) == (0, 0)
+    assert throughput.has_ceased(111.9)
+    assert not throughput.is_over(111.9)
+    assert throughput.is_over(110 + HISTORY_S + 2)
+
+
+@given(st.lists(st.tuples(st.floats(0.001, 3), st.floats(0.001, 3), st.integers(0, 1 << 40)), min_size=1, max_size=30))
+def test_no_byte_is_lost_or_made_up(reports: list[tuple[float, float, int]]) -> None:
+    throughput, now, total = Throughput(), 1000.0, 0
+    for after_s, over_s, nbytes in reports:
+        now += min(after_s, 1.5)
+        total += nbytes
+        throughput.add(now, over_s, nbytes, 0)
+    history = throughput.history(now + 1)
+    assert sum(second[0] for second in history) == pytest.approx(total)
+
+
+def test_what_is_kept_is_bounded() -> None:
+    throughput = Throughput()
+    for second in range(10 * HISTORY_S):
+        throughput.add(float(second), 1.0, 1, 1)
+    assert len(throughput._steps) <= 2 * HISTORY_S * 4 + 5
+    assert throughput.history(10.0 * HISTORY_S)[0] == pytest.approx((1, 1))
+
+
+def test_events_tell_of_the_ranks_that_move_until_they_do_not() -> None:
+    state = state_of_three(1, 2, 3)
+    assert events(state.tick(9.0)) == []
+    for i in range(1, 5):
+        assert state.heard(moved(1000 * i), (), rank_peer(2), 10 + i / 4) == []
+    (event,) = events(state.tick(11.6))
+    assert event.mesh == "t"
+    assert set(event.ranks) == {0, 1}
+    assert event.ranks[0][-1] == pytest.approx((0, 4000))
+    assert event.ranks[1][-1] == pytest.approx((4000, 0))
+    assert events(state.tick(11.7)) == []  # not so soon
+    (event,) = events(state.tick(13.0))
+    assert event.ranks[1][-1] == (0, 0)
+    assert event.ranks[1][-2] == pytest.approx((4000, 0), rel=0.5)
+    assert events(state.tick(14.0)) == []
+    state.meters.heard(CONTROLLER, moved(5, source=0, target=3), 20.0)
+    assert {event.mesh: set(event.ranks) for event in events(state.tick(20.2))} == {"": {0}, "t": {2}}
+
+
+def test_ranks_may_tell_only_of_what_concerns_them() -> None:
+    state = state_of_three(1, 2, 3)
+    state.heard(moved(1000, source=1, target=2), (), rank_peer(3), 10.0)
+    assert state.strays == 1
+    assert state.meters.carried({1, 2, 3}) == []
+
+
+def test_those_who_count_the_same_pair_are_added_and_told_twice_is_told_once() -> None:
+    book = MeterBook()
+    book.heard(rank_peer(1), moved(100), 1.0)
+    book.heard(rank_peer(2), moved(10), 1.0)
+    book.heard(rank_peer(2), moved(10), 2.0)
+    ((row, peers),) = book.carried({2})
+    assert row == Carried(1, 2, "memory", 110, 2, 0.2)
+    assert peers == [rank_peer(1), rank_peer(2)]
+    assert book.carried({3}) == []
+
+
+def test_the_dead_keep_their_rows_and_are_marked() -> None:
+    state = state_of_three(1, 2, 3)
+    state.heard(moved(100, source=1, target=2), (), rank_peer(2), 1.0)
+    state.heard(moved(50, source=1, target=3), (), rank_peer(3), 1.0)
+    state.meters.heard(CONTROLLER, moved(7, source=0, target=1), 1.0)
+
+    def rows(silent: tuple[int, ...] = ()) -> list[tuple[str, str, int, bool]]:
+        traffic = traffic_view("t", {1, 2, 3}, state.meters, state.ranks, silent)
+        return [(str(row.source), str(row.target), row.nbytes, row.is_last_known) for row in traffic.rows]
+
+    assert rows() == [("t[0]", "t[1]", 100, False), ("t[0]", "t[2]", 50, False), ("program", "t[0]", 7, False)]
+    assert [row[3] for row in rows((3,))] == [False, True, False]
+    state.heard(Lost(2, 0, 9, "", (), 0), (), host_peer(1), 2.0)
+    assert rows()[0] == ("t[0]", "t[1] (dead)", 100, True)
+    state.heal([2], 3.0)
+    assert rows()[0] == ("t[0]", "t[1]", 100, True)  # another is there now, but this was counted by the dead one
+    state.heard(Hello("token", 2, 2000, "cpu"), (), rank_peer(2, 1), 4.0)
+    state.heard(moved(1, source=1, target=2), (), rank_peer(2, 1), 5.0)
+    assert rows()[0][2] == 101
+    (row,) = traffic_view("t", {1}, state.meters, state.ranks, ()).rows[2:]
+    assert row.source == End("", 0, 0)

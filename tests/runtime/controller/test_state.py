@@ -1,0 +1,652 @@
+"""The pure state: whatever happens, in whatever order, each request resolves once, with one answer for each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from monarch_kernel.base.events import OutputEvent
+from monarch_kernel.errors import Failure
+from monarch_kernel.net.transport.base import host_peer, proc_of, rank_peer
+from monarch_kernel.net.wire.codec import join, pack, split
+from monarch_kernel.net.wire.messages import (
+    CleansUp,
+    Failed,
+    Goodbye,
+    Hello,
+    HostHello,
+    Interrupt,
+    KillRanks,
+    Lost,
+    Message,
+    Output,
+    OutputChunk,
+    Payload,
+    Ping,
+    Reading,
+    Readings,
+    Release,
+    Result,
+    Rich,
+    StartRanks,
+)
+from monarch_kernel.runtime.controller.effects import Effect, Expired, GiveUp, Gone, LostEvent, Resolve, Send, Tell
+from monarch_kernel.runtime.controller.endings import ENDING_S
+from monarch_kernel.runtime.controller.output_order import OUTPUT_GRACE_S
+from monarch_kernel.runtime.controller.state import (
+    CLEANUP_S,
+    HOST_DEADLINE_S,
+    RANK_DEADLINE_S,
+    RELEASE_AFTER_S,
+    State,
+)
+from monarch_kernel.runtime.rpc.answers import Answer, Value
+from monarch_kernel.testing import rank_spec
+from tests.runtime.controller.states import sends
+
+TOKEN = "t"
+
+
+def text_of(answer: Answer | None) -> str | None:
+    """What an answer is, for comparison: the payload of a value, the message of a failure."""
+    if answer is None:
+        return None
+    return answer.payload.data.decode() if isinstance(answer, Value) else answer.message
+
+
+@dataclass
+class RankModel:
+    """What should be true of one rank."""
+
+    host: int
+    incarnation: int = 0
+    up: bool = False
+    dead: str = ""
+    addressed: list[int] = field(default_factory=list)
+    inbox: list[Message] = field(default_factory=list)
+    written: int = 0  # as its answers say
+    read: int = 0  # as the agent has delivered
+    held: list[tuple[int, str, int, float]] = field(default_factory=list)  # id, answer, written, until
+
+
+@dataclass
+class RequestModel:
+    procs: tuple[int, ...]
+    answers: dict[int, str] = field(default_factory=dict)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Random interleavings of all that can happen, against a model of what should follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = State()
+        self.now = 100.0
+        self.ranks: dict[int, RankModel] = {}
+        self.hosts: dict[int, bool] = {}  # gone?
+        self.requests: dict[int, RequestModel] = {}
+        self.resolved: dict[int, list[str | None]] = {}
+        self.serial = 0
+        self.up_hosts: set[int] = set()
+
+    # -- what follows
+
+    def absorb(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Send):
+                for message, _ in split(join([effect.packed])):
+                    self.sent(effect.peer, message)
+            elif isinstance(effect, Resolve):
+                assert effect.id in self.requests
+                assert effect.id not in self.resolved, "a request was resolved twice"
+                self.resolved[effect.id] = [text_of(answer) for answer in effect.answers]
+
+    def sent(self, peer: bytes, message: Message) -> None:
+        if peer[:1] == b"H":
+            assert int(peer[1:]) in self.up_hosts, "sent to a host agent before it said hello"
+            return
+        proc = proc_of(peer)
+        rank = self.ranks[proc]
+        assert peer == self.peer(proc), "sent to one that is there no more"
+        assert rank.up, "sent to a rank before it said hello"
+        assert not rank.dead, "sent to a rank that is gone"
+        if isinstance(message, (Interrupt, Release)):
+            before = [m.id for m in rank.inbox if isinstance(m, Ping)]
+            assert message.id in before, "interrupted or released before it was asked"
+        rank.inbox.append(message)
+
+    def peer(self, proc: int) -> bytes:
+        return rank_peer(proc, self.ranks[proc].incarnation)
+
+    def expect(self, id: int, proc: int, answer: str) -> None:
+        """The first answer of a rank counts."""
+        request = self.requests.get(id)
+        if request is not None and proc in request.procs and id not in self.resolved:
+            request.answers.setdefault(proc, answer)
+
+    def dies(self, proc: int, why: str, *, releases_held: bool) -> None:
+        rank = self.ranks[proc]
+        if releases_held:
+            for id, answer, _, _ in rank.held:
+                self.expect(id, proc, answer)
+        rank.dead = why
+        for id in rank.addressed:
+            self.expect(id, proc, why)
+
+    def rank_ids(self, data: st.DataObject) -> int:
+        return data.draw(st.sampled_from(sorted(self.ranks)), label="proc")
+
+    # -- what happens
+
+    @initialize()
+    def begin(self) -> None:
+        self.add_host()
+        self.start_ranks_on(1, 2)
+
+    @rule()
+    def add_host(self) -> None:
+        if len(self.hosts) < 3:
+            host = len(self.hosts) + 1
+            self.hosts[host] = False
+            self.absorb(self.state.add_host(host, self.now))
+
+    def start_ranks_on(self, host: int, count: int) -> None:
+        first = len(self.ranks) + 1
+        specs = [rank_spec(first + i, rank=i, world_size=count) for i in range(count)]
+        for spec in specs:
+            self.ranks[spec.proc] = RankModel(host)
+        self.absorb(self.state.start_ranks(host, specs, self.now))
+        if self.hosts[host]:
+            for spec in specs:
+                self.dies(spec.proc, "the host agent is gone", releases_held=False)
+
+    @rule(data=st.data(), count=st.integers(1, 3))
+    def start_ranks(self, data: st.DataObject, count: int) -> None:
+        if len(self.ranks) < 8:
+            self.start_ranks_on(data.draw(st.sampled_from(sorted(self.hosts))), count)
+
+    @rule(data=st.data())
+    def host_hello(self, data: st.DataObject) -> None:
+        host = data.draw(st.sampled_from(sorted(self.hosts)))
+        self.up_hosts.add(host)
+        message = HostHello(TOKEN, host, f"machine{host}", 1, 1, 0)
+        self.absorb(self.state.heard(message, (), host_peer(host), self.now))
+
+    @rule(data=st.data())
+    def hello(self, data: st.DataObject) -> None:
+        """Early, late, again, or of a rank that has been given up."""
+        proc = self.rank_ids(data)
+        self.ranks[proc].up = True
+        self.absorb(self.state.heard(Hello(TOKEN, proc, 1000 + proc, "cpu"), (), self.peer(proc), self.now))
+
+    @rule(data=st.data())
+    def request(self, data: st.DataObject) -> None:
+        procs = tuple(data.draw(st.lists(st.sampled_from(sorted(self.ranks)), unique=True, max_size=4)))
+        id = len(self.requests) + 1
+        model = self.requests[id] = RequestModel(procs)
+        if any(self.ranks[proc].dead for proc in procs):
+            for proc in procs:
+                model.answers[proc] = self.ranks[proc].dead or "not sent, because another rank is dead"
+        else:
+            for proc in procs:
+                self.ranks[proc].addressed.append(id)
+        self.absorb(self.state.request(id, procs, pack(Ping(id)), "note", self.now))
+
+    @rule(data=st.data(), failed=st.booleans(), writes=st.sampled_from([0, 0, 0, 5]))
+    def answer(self, data: st.DataObject, failed: bool, writes: int) -> None:
+        """A rank answers what it was asked: at first, again, or after it was given up; or something it was not asked."""
+        proc = self.rank_ids(data)
+        rank = self.ranks[proc]
+        asked = [message.id for message in rank.inbox if isinstance(message, Ping)]
+        id = data.draw(st.sampled_from([*asked, *asked, *asked, len(self.requests), 10_000]))
+        if not rank.up:
+            return
+        self.serial += 1
+        answer = f"answer {self.serial}"
+        rank.written += writes
+        written = (rank.written if writes else 0, 0)
+        message = (
+            Failed(id, Failure("exception", "E", answer), written)
+            if failed
+            else Result(id, Payload(answer.encode()), {}, written)
+        )
+        if writes and not rank.dead and rank.written > rank.read:
+            rank.held.append((id, answer, rank.written, self.now + OUTPUT_GRACE_S))
+        else:
+            self.expect(id, proc, answer)
+        self.absorb(self.state.heard(message, (), self.peer(proc), self.now))
+
+    @rule(data=st.data())
+    def output(self, data: st.DataObject) -> None:
+        proc = self.rank_ids(data)
+        rank = self.ranks[proc]
+        rank.read = data.draw(st.integers(rank.read, rank.written))
+        chunk = OutputChunk(proc, "stdout", "text\n", rank.read)
+        for held in list(rank.held):
+            if held[2] <= rank.read:
+                rank.held.remove(held)
+                self.expect(held[0], proc, held[1])
+        self.absorb(self.state.heard(Output((chunk,)), (), host_peer(rank.host), self.now))
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data(), what=st.sampled_from(["cancel", "interrupt"]))
+    def end_early(self, data: st.DataObject, what: str) -> None:
+        id = data.draw(st.sampled_from(sorted(self.requests)))
+        if what == "interrupt":
+            self.absorb(self.state.interrupt(id))
+        else:
+            for proc in self.requests[id].procs:
+                self.expect(id, proc, "cancelled by the caller")
+            self.absorb(self.state.cancel(id, self.now))
+
+    @rule(data=st.data())
+    def interrupt_ranks(self, data: st.DataObject) -> None:
+        self.absorb(self.state.interrupt_ranks([self.rank_ids(data)]))
+
+    @rule(data=st.data())
+    def stop_ranks(self, data: st.DataObject) -> None:
+        procs = data.draw(st.lists(st.sampled_from(sorted(self.ranks)), unique=True, max_size=2))
+        for proc in procs:
+            if not self.ranks[proc].dead:
+                self.dies(proc, "stopped by the test", releases_held=False)
+        self.absorb(self.state.stop_ranks(procs, "stopped by the test", 1.0, self.now))
+
+    @rule(data=st.data())
+    def lost(self, data: st.DataObject) -> None:
+        self.lost_at(self.rank_ids(data))
+
+    def lost_at(self, proc: int) -> None:
+        rank = self.ranks[proc]
+        if not rank.dead:
+            running = rank.up and self.owes(proc)
+            why = f"lost {proc}" + ("; it was running note" if running else "")
+            self.dies(proc, why, releases_held=True)
+        message = Lost(proc, 1, 0, f"lost {proc}", (), 0)
+        self.absorb(self.state.heard(message, (), host_peer(rank.host), self.now))
+
+    @rule(data=st.data(), chance=st.integers(0, 5))
+    def host_gone(self, data: st.DataObject, chance: int) -> None:
+        host = data.draw(st.sampled_from(sorted(self.hosts)))
+        if chance == 0 and not self.hosts[host]:
+            self.lose_host(host)
+
+    def lose_host(self, host: int) -> None:
+        self.hosts[host] = True
+        for proc, rank in self.ranks.items():
+            if rank.host == host and not rank.dead:
+                why = "host gone" + ("; it was running note" if rank.up and self.owes(proc) else "")
+                self.dies(proc, why, releases_held=True)
+        self.absorb(self.state.host_gone(host, "host gone", (), self.now))
+
+    def owes(self, proc: int) -> bool:
+        """Whether the rank has something to do, as far as can be known; answers that are held have not counted yet."""
+        record = self.state.ranks[proc]
+        still = set(record.owed) - {id for id, *_ in self.ranks[proc].held}
+        return bool(still)
+
+    @rule(dt=st.sampled_from([0.0, 0.2, 0.3, 1.0]))
+    def tick(self, dt: float) -> None:
+        self.now += dt
+        for proc, rank in self.ranks.items():
+            for held in list(rank.held):
+                if held[3] <= self.now:
+                    rank.held.remove(held)
+                    self.expect(held[0], proc, held[1])
+        effects = self.state.tick(self.now)
+        assert not any(isinstance(effect, Expired) for effect in effects) or self.now > 100 + HOST_DEADLINE_S
+        self.absorb(effects)
+
+    # -- what holds
+
+    @invariant()
+    def resolved_as_soon_as_all_have_answered(self) -> None:
+        for id, request in self.requests.items():
+            over = all(proc in request.answers for proc in request.procs)
+            assert over == (id in self.resolved), (id, request)
+            if over:
+                assert self.resolved[id] == [request.answers[proc] for proc in request.procs]
+        assert self.state.pending == len(self.requests) - len(self.resolved)
+
+    @invariant()
+    def sent_in_the_order_of_the_requests(self) -> None:
+        for rank in self.ranks.values():
+            got = [message.id for message in rank.inbox if isinstance(message, Ping)]
+            assert got == rank.addressed[: len(got)]
+            if rank.up and not rank.dead:
+                assert got == rank.addressed
+            if not rank.up:
+                assert not rank.inbox
+
+    def teardown(self) -> None:
+        """When everybody is gone nothing is pending."""
+        if not self.ranks:
+            return
+        for host, gone in list(self.hosts.items()):
+            if not gone:
+                self.lose_host(host)
+        self.resolved_as_soon_as_all_have_answered()
+        assert self.state.pending == 0
+        assert all(self.state.ranks[proc].death is not None for proc in self.ranks)
+
+
+AnyOrder.TestCase.settings = settings(stateful_step_count=40)
+TestAnyOrder = AnyOrder.TestCase
+
+
+# -- one thing at a time
+
+
+def running(count: int = 2) -> State:
+    """A host with ranks that are up."""
+    state = State()
+    state.add_host(1, 0.0)
+    state.start_ranks(1, [rank_spec(i + 1, rank=i, world_size=count) for i in range(count)], 0.0)
+    state.heard(HostHello(TOKEN, 1, "machine1", 1, 1, 0), (), host_peer(1), 0.0)
+    for i in range(count):
+        state.heard(Hello(TOKEN, i + 1, 100 + i, "cpu"), (), rank_peer(i + 1), 0.0)
+    return state
+
+
+def resolves(effects: Iterable[Effect]) -> list[Resolve]:
+    return [effect for effect in effects if isinstance(effect, Resolve)]
+
+
+def ask(state: State, id: int, procs: tuple[int, ...] = (1, 2), now: float = 0.0) -> list[Effect]:
+    return state.request(id, procs, pack(Ping(id)), f"note {id}", now)
+
+
+def test_what_is_sent_before_hello_waits_in_order() -> None:
+    state = State()
+    state.add_host(1, 0.0)
+    assert state.start_ranks(1, [rank_spec(1)], 0.0) == []
+    for id in (1, 2, 3):
+        assert ask(state, id, (1,)) == []
+    assert state.tell((1,), pack(Release(9))) == []
+    hello = state.heard(HostHello(TOKEN, 1, "machine1", 1, 1, 0), (), host_peer(1), 0.0)
+    assert [(peer, type(message)) for peer, message in sends(hello)] == [(b"H1", StartRanks)]
+    came = sends(state.heard(Hello(TOKEN, 1, 9, "cpu"), (), rank_peer(1), 0.0))
+    assert came == [(b"R1", Ping(1)), (b"R1", Ping(2)), (b"R1", Ping(3)), (b"R1", Release(9))]
+    assert sends(state.heard(Hello(TOKEN, 1, 9, "cpu"), (), rank_peer(1), 0.0)) == []
+
+
+def test_answers_come_in_the_order_of_the_ranks_asked() -> None:
+    state = running(3)
+    ask(state, 1, (3, 1, 2))
+    assert state.heard(Result(1, Payload(b"one")), (b"f",), b"R1", 0.0) == []
+    assert state.heard(Failed(1, Failure("exception", "E", "two")), (), b"R2", 0.0) == []
+    (over,) = resolves(state.heard(Result(1, Payload(b"three"), {"text/plain": "3"}), (), b"R3", 0.0))
+    assert [text_of(answer) for answer in over.answers] == ["three", "one", "two"]
+    assert isinstance(over.answers[0], Value)
+    assert isinstance(over.answers[1], Value)
+    assert over.answers[0].bundle == {"text/plain": "3"}
+    assert over.answers[1].frames == (b"f",)
+
+
+def test_an_answer_waits_for_the_output_before_it() -> None:
+    state = running(1)
+    ask(state, 1, (1,))
+    assert state.heard(Result(1, Payload(), {}, (10, 3)), (), b"R1", 0.0) == []
+    some = Output((OutputChunk(1, "stdout", "hello", 10),))
+    assert resolves(state.heard(some, (), b"H1", 0.1)) == []
+    assert resolves(state.tick(0.2)) == []
+    rest = state.heard(Output((OutputChunk(1, "stderr", "war", 3),)), (), b"H1", 0.3)
+    assert [type(effect) for effect in rest] == [Tell, Resolve]  # shown first
+    assert isinstance(rest[0], Tell)
+    assert rest[0].event == OutputEvent(1, 0, "stderr", "war", mesh="procs")
+
+
+def test_what_several_ranks_wrote_alike_is_for_each_of_them_before_its_answer() -> None:
+    state = running(3)
+    ask(state, 1, (1, 2, 3))
+    for proc in (1, 2, 3):
+        assert state.heard(Result(1, Payload(), {}, (10 * proc, 0)), (), b"R%d" % proc, 0.0) == []
+    alike = Output((OutputChunk(1, "stdout", "hello", 10, also=((3, 30), (2, 19))),))
+    effects = state.heard(alike, (), b"H1", 0.1)
+    assert effects == [Tell(OutputEvent(1, rank, "stdout", "hello", mesh="procs")) for rank in (0, 2, 1)]
+    assert state.waiting_for(1) == [2]  # whose last word has not come
+    assert len(resolves(state.heard(Output((OutputChunk(2, "stdout", "", 20),)), (), b"H1", 0.2))) == 1
+
+
+def test_an_answer_does_not_wait_for_output_for_ever() -> None:
+    state = running(1)
+    ask(state, 1, (1,))
+    state.heard(Result(1, Payload(), {}, (10, 0)), (), b"R1", 5.0)
+    assert resolves(state.tick(5.0 + OUTPUT_GRACE_S - 0.01)) == []
+    assert len(resolves(state.tick(5.0 + OUTPUT_GRACE_S))) == 1
+
+
+def test_who_had_answered_before_it_died_has_answered() -> None:
+    state = running(1)
+    ask(state, 1, (1,))
+    ask(state, 2, (1,))
+    state.heard(Result(1, Payload(b"done"), {}, (10, 0)), (), b"R1", 0.0)
+    first, second = resolves(state.heard(Lost(1, 0, 9, "", ("last words",), 0), (), b"H1", 0.1))
+    assert text_of(first.answers[0]) == "done"
+    death = second.answers[0]
+    assert isinstance(death, Failure)
+    assert death.kind == "lost"
+    assert "SIGKILL" in death.message
+    assert "note 2" in death.message
+    assert death.last_lines == ("last words",)
+    assert (death.host, death.pid) == ("machine1", 100)
+
+
+def test_a_request_of_a_dead_rank_is_not_sent_to_the_others() -> None:
+    state = running(2)
+    gone, effect = state.heard(Lost(1, 3, 0, "", (), 0), (), b"H1", 0.0)
+    assert isinstance(gone, Gone)
+    assert (gone.proc, gone.death.exit_code, gone.is_told) == (1, 3, False)
+    assert isinstance(effect, Tell)
+    assert isinstance(effect.event, LostEvent)
+    (over,) = ask(state, 1)
+    assert isinstance(over, Resolve)
+    assert [answer.etype for answer in over.answers if isinstance(answer, Failure)] == ["RankDied", "NotSent"]
+    assert state.pending == 0
+
+
+def test_stopped_ranks_are_no_surprise() -> None:
+    state = running(2)
+    ask(state, 1)
+    effects = state.stop_ranks((1, 2), "mesh stopped", 2.0, 1.0)
+    (over,) = resolves(effects)
+    assert [text_of(answer) for answer in over.answers] == ["mesh stopped"] * 2
+    assert sends(effects) == [(b"H1", KillRanks((1, 2), 2.0))]
+    assert state.heard(Lost(1, 0, 15, "", (), 0), (), b"H1", 1.1) == []
+    assert state.stop_ranks((1, 2), "again", 2.0, 1.2) == []
+    assert state.ranks[1].state == "stopped"
+
+
+def test_a_stop_is_over_when_the_processes_have_ended() -> None:
+    state = running(3)
+    state.heard(Lost(3, 1, 0, "", (), 0), (), b"H1", 0.5)
+    state.stop_ranks((1, 2, 3), "mesh stopped", 2.0, 1.0)
+    assert state.await_ends(7, (1, 2, 3), 2.0, 1.0) == []
+    assert state.heard(Lost(1, 0, 15, "", (), 0), (), b"H1", 1.1) == []
+    (over,) = state.heard(Lost(2, 0, 15, "", (), 0), (), b"H1", 1.2)
+    assert isinstance(over, Resolve)
+    assert (over.id, [isinstance(answer, Failure) for answer in over.answers]) == (7, [False] * 3)
+    assert state.await_ends(8, (1, 2, 3), 2.0, 1.0) == [over._replace(id=8)]  # a second stop
+
+
+def test_a_stop_is_over_when_the_host_is_gone_has_not_come_or_does_not_end_a_process() -> None:
+    state = running(2)
+    state.stop_ranks((1, 2), "mesh stopped", 2.0, 1.0)
+    assert state.await_ends(7, (1,), 2.0, 1.0) == state.await_ends(8, (1, 2), 50.0, 1.0) == []
+    assert resolves(state.tick(1.0 + 2.0 + ENDING_S - 0.1)) == []
+    (stuck,) = resolves(state.tick(1.0 + 2.0 + ENDING_S))
+    assert stuck.id == 7
+    assert [answer.etype for answer in stuck.answers if isinstance(answer, Failure)] == ["NotEnded"]
+    (over,) = resolves(state.host_gone(1, "the host agent ended", (), 14.0))
+    assert (over.id, [isinstance(answer, Failure) for answer in over.answers]) == (8, [False] * 2)
+    state.add_host(2, 15.0)
+    state.start_ranks(2, [rank_spec(5)], 15.0)
+    state.stop_ranks((5,), "mesh stopped", 2.0, 15.0)
+    assert [effect.id for effect in resolves(state.await_ends(9, (5,), 2.0, 15.0))] == [9]
+
+
+def test_goodbye_ends_all() -> None:
+    state = running(2)
+    ask(state, 1)
+    effects = state.goodbye(0.0)
+    assert len(resolves(effects)) == 1
+    assert [type(message) for _, message in sends(effects)] == [KillRanks, Goodbye]
+
+
+def test_goodbye_gives_time_to_ranks_that_have_something_to_clean_up() -> None:
+    state = running(2)
+    state.heard(CleansUp(), (), rank_peer(2), 0.0)
+    said = [message for _, message in sends(state.goodbye(0.0))]
+    assert said == [KillRanks((1,), 0.0), KillRanks((2,), CLEANUP_S), Goodbye(grace_s=CLEANUP_S)]
+
+
+def test_a_host_that_does_not_come_up_expires() -> None:
+    state = State()
+    state.add_host(7, 10.0)
+    assert state.tick(10.0 + HOST_DEADLINE_S - 0.1) == []
+    assert state.tick(10.0 + HOST_DEADLINE_S) == [Expired(7)]
+    assert state.host_gone(7, "no sign of it", (), 41.0) == [GiveUp(7)]
+    assert state.tick(100.0) == []
+    state.start_ranks(7, [rank_spec(1)], 101.0)
+    (over,) = ask(state, 1, (1,))
+    assert isinstance(over, Resolve)
+    assert text_of(over.answers[0]) == "the host agent is gone"
+
+
+def test_a_rank_that_does_not_come_up_is_lost() -> None:
+    state = State()
+    state.add_host(1, 0.0)
+    state.start_ranks(1, [rank_spec(1)], 0.0)
+    state.heard(HostHello(TOKEN, 1, "machine1", 1, 1, 0), (), b"H1", 0.0)
+    ask(state, 1, (1,))
+    assert resolves(state.tick(RANK_DEADLINE_S - 1)) == []
+    assert state.tick(RANK_DEADLINE_S) == [Expired(1, (1,))]
+    effects = state.give_up_ranks(1, (1,), ("ImportError: no torch",), RANK_DEADLINE_S)
+    (over,) = resolves(effects)
+    assert isinstance(over.answers[0], Failure)
+    assert over.answers[0].etype == "RankNotStarted"
+    assert over.answers[0].last_lines == ("ImportError: no torch",)
+    assert Send(b"H1", pack(KillRanks((1,), 0.0, True))) in effects  # should it still come
+    assert state.tick(RANK_DEADLINE_S + 1) == []
+
+
+def test_ranks_that_wait_for_a_failed_one_are_released_once_a_second() -> None:
+    state = running(3)
+    ask(state, 1, (1, 2, 3), 10.0)
+    state.heard(Result(1, Payload()), (), b"R3", 10.5)
+    state.heard(Failed(1, Failure("exception", "E", "m")), (), b"R1", 11.0)
+    assert sends(state.tick(11.0 + RELEASE_AFTER_S - 0.1)) == []
+    assert sends(state.tick(11.0 + RELEASE_AFTER_S)) == [(b"R2", Release(1))]
+    assert sends(state.tick(11.0 + RELEASE_AFTER_S + 0.5)) == []
+    assert sends(state.tick(11.0 + 2 * RELEASE_AFTER_S)) == [(b"R2", Release(1))]
+
+
+def test_ranks_that_wait_for_one_that_died_are_told_at_once() -> None:
+    state = running(3)
+    ask(state, 1, (1, 2, 3), 10.0)
+    ask(state, 2, (2, 3), 10.0)
+    state.heard(Result(1, Payload()), (), b"R3", 10.5)
+    spec = state.ranks[1].spec
+    assert sends(state.heard(Lost(1, 0, 9, "", (), 0), (), b"H1", 11.0), Release) == [
+        (b"R2", Release(1, spec.mesh, spec.rank))
+    ]
+    assert sends(state.tick(11.0 + RELEASE_AFTER_S), Release) == [(b"R2", Release(1))]
+
+
+def test_stopping_one_rank_does_not_release_the_others_at_once() -> None:
+    state = running(2)
+    ask(state, 1, now=10.0)
+    state.stop_ranks((1,), "stopped", 1.0, 11.0)
+    assert sends(state.tick(11.0 + RELEASE_AFTER_S / 2), Release) == []
+    assert sends(state.tick(11.0 + RELEASE_AFTER_S), Release) == [(b"R2", Release(1))]
+
+
+def test_a_cancel_answers_for_all_and_interrupts_them() -> None:
+    state = running(2)
+    ask(state, 1)
+    state.heard(Result(1, Payload(b"one")), (), b"R1", 0.0)
+    effects = state.cancel(1, 0.5)
+    assert sends(effects) == [(b"R2", Interrupt(1))]
+    (over,) = resolves(effects)
+    assert [text_of(answer) for answer in over.answers] == ["one", "cancelled by the caller"]
+    assert state.ranks[2].state == "running"  # until it says otherwise
+    assert state.cancel(1, 0.6) == []
+    assert state.heard(Result(1, Payload(b"late")), (), b"R2", 0.7) == []
+    assert state.ranks[2].state == "idle"
+
+
+def test_interrupting_ranks_reaches_what_waits_for_their_start() -> None:
+    state = running(1)
+    state.start_ranks(1, [rank_spec(2)], 0.0)
+    ask(state, 1, (1,))
+    ask(state, 2, (2,))
+    assert sends(state.interrupt_ranks((1, 2))) == [(b"R1", Interrupt(1))]
+    came = sends(state.heard(Hello(TOKEN, 2, 1, "cpu"), (), b"R2", 0.0))
+    assert came == [(b"R2", Ping(2)), (b"R2", Interrupt(2))]
+
+
+@pytest.mark.parametrize(
+    ("counts", "in_step"),
+    [((3, 3), True), ((-1, -1), True), ((3, 4), False), ((3, -1), False), ((-2, -2), False)],
+)
+def test_ranks_are_in_step_if_they_have_started_as_many_collectives(counts: tuple[int, int], in_step: bool) -> None:
+    state = running(3)
+    ask(state, 1)
+    state.heard(Result(1, Payload(), {}, (0, 0), counts[0]), (), b"R1", 0.0)
+    state.heard(Result(1, Payload(), {}, (0, 0), 99), (), b"R1", 0.0)  # again: does not count
+    state.heard(Result(1, Payload(), {}, (0, 0), 98), (), b"R3", 0.0)  # was not asked
+    (over,) = resolves(state.heard(Result(1, Payload(), {}, (0, 0), counts[1]), (), b"R2", 0.0))
+    assert over.in_step is in_step
+
+
+STRAYS: list[tuple[bytes, Message]] = [
+    (b"R1", Result(99, Payload())),
+    (b"R1", Failed(99, Failure("exception", "E", "m"))),
+    (b"R1", Hello(TOKEN, 2, 1, "cpu")),
+    (b"R1", Hello(TOKEN, 99, 1, "cpu")),
+    (b"R1", HostHello(TOKEN, 1, "h", 1, 1, 0)),
+    (b"R1", Lost(2, 0, 9, "", (), 0)),
+    (b"R1", Output((OutputChunk(1, "stdout", "x", 1),))),
+    (b"R1", Ping(1)),
+    (b"R1", Release(9)),
+    (b"H1", Result(1, Payload())),
+    (b"H1", Rich(1, {}, {})),
+    (b"H1", Hello(TOKEN, 1, 1, "cpu")),
+    (b"H1", HostHello(TOKEN, 9, "h", 1, 1, 0)),
+    (b"H1", Lost(99, 0, 9, "", (), 0)),
+    (b"H1", Output((OutputChunk(1, "stdout", "x", 1), OutputChunk(99, "stdout", "x", 1)))),
+    (b"H1", Output((OutputChunk(1, "stdout", "x", 1, also=((99, 1),)),))),
+    (b"H1", Readings((Reading(99, 1, 1.0),))),
+    (b"H2", Lost(1, 0, 9, "", (), 0)),
+    (b"H2", Readings((Reading(1, 1, 1.0),))),
+]
+
+
+@pytest.mark.parametrize(
+    ("peer", "message"), STRAYS, ids=lambda x: x.decode() if isinstance(x, bytes) else type(x).__name__
+)
+def test_what_a_peer_has_no_business_to_say_is_counted_and_dropped(peer: bytes, message: Message) -> None:
+    state = running(2)
+    state.add_host(2, 0.0)
+    ask(state, 1)
+    assert state.heard(message, (), peer, 0.0) == []
+    assert state.strays == 1
+    assert state.pending == 1
+    assert state.ranks[1].pid == 100
+    assert state.ranks[1].death is None
+
+
+def test_readings_and_output_are_kept_for_the_view() -> None:
+    state = running(1)
+    state.heard(Readings((Reading(1, 2**20, 50.0),)), (), b"H1", 0.0)
+    state.heard(Output((OutputChunk(1, "stdout", "first\nlast\n", 11),)), (), b"H1", 0.0)
+    record = state.ranks[1]
+    assert (record.reading.rss_nbytes, record.reading.cpu_percent, record.last_line) == (2**20, 50.0, "last")
+    ask(state, 1, (1,))
+    assert record.state == "running"
+    state.heard(Failed(1, Failure("exception", "E", "m")), (), b"R1", 0.0)
+    assert (record.state, record.last_error) == ("failed", "E: m")

@@ -1,0 +1,59 @@
+"""Questions to several ranks that are no work: all that can answer are asked, and the others answer at once."""
+
+from __future__ import annotations
+
+from monarch_kernel.errors import Failure
+from monarch_kernel.net.transport.base import rank_peer
+from monarch_kernel.net.wire.codec import pack
+from monarch_kernel.net.wire.messages import Interrupt, Look, Payload, Result, Run
+from monarch_kernel.runtime.controller.effects import Effect, Resolve, Send
+from tests.runtime.controller.states import state_of_three
+
+LOOK = pack(Look(7))
+
+
+def resolved(effects: list[Effect]) -> Resolve:
+    (found,) = [effect for effect in effects if isinstance(effect, Resolve)]
+    return found
+
+
+def test_all_that_are_up_are_asked_whatever_they_do() -> None:
+    state = state_of_three(1, 2)
+    state.request(5, [1], pack(Run(5, "", 1)), "cell [1]", 0.0)
+    assert state.ask(7, [1, 2, 3], LOOK, 1.0) == [Send(rank_peer(1), LOOK), Send(rank_peer(2), LOOK)]
+    assert state.heard(Result(7, Payload(b"one")), (), rank_peer(1), 1.0) == []
+    answers = resolved(state.heard(Result(7, Payload(b"two")), (), rank_peer(2), 1.0)).answers
+    assert [type(answer).__name__ for answer in answers] == ["Value", "Value", "Failure"]
+    assert [state.ranks[proc].state for proc in (1, 2, 3)] == ["running", "idle", "starting"]
+
+
+def test_what_does_not_answer_is_given_up_by_a_cancel() -> None:
+    state = state_of_three(1, 2)
+    state.ask(7, [1, 2], LOOK, 1.0)
+    state.heard(Result(7, Payload(b"one")), (), rank_peer(1), 1.0)
+    answers = resolved(state.cancel(7, 1.4)).answers
+    assert isinstance(answers[1], Failure)
+    assert answers[1].etype == "CancelledError"
+    state.heard(Result(7, Payload(b"late")), (), rank_peer(2), 2.0)
+    assert state.pending == 0
+    assert not state.ranks[2].asides
+
+
+def test_answers_so_far() -> None:
+    state = state_of_three(1, 2)
+    state.request(5, [1, 2], pack(Run(5, "", 1)), "cell [1]", 0.0)
+    assert state.answers(5) == [None, None]
+    state.heard(Result(5, Payload(b"x")), (), rank_peer(2), 1.0)
+    first, second = state.answers(5)
+    assert first is None
+    assert second is not None
+    state.heard(Result(5, Payload(b"y")), (), rank_peer(1), 1.0)
+    assert state.answers(5) == []
+
+
+def test_an_abort_goes_to_the_ranks_that_have_not_answered() -> None:
+    state = state_of_three(1, 2)
+    state.request(5, [1, 2], pack(Run(5, "", 1)), "cell [1]", 0.0)
+    state.heard(Result(5, Payload(b"x")), (), rank_peer(2), 1.0)
+    assert state.interrupt(5, abort=True) == [Send(rank_peer(1), pack(Interrupt(5, True)))]
+    assert state.interrupt_ranks([1, 2], abort=True) == [Send(rank_peer(1), pack(Interrupt(5, True)))]

@@ -1,0 +1,336 @@
+"""The pure state, when other processes take the places of ranks that died: nothing of the one is taken for the other's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+from monarch_kernel.base.events import OutputEvent
+from monarch_kernel.errors import Failure
+from monarch_kernel.net.transport.base import Peer, host_peer, proc_of, rank_peer
+from monarch_kernel.net.wire.messages import (
+    Attach,
+    Failed,
+    Hello,
+    HostHello,
+    Interrupt,
+    KillRanks,
+    Lost,
+    Message,
+    Names,
+    Output,
+    OutputChunk,
+    Payload,
+    Ping,
+    Result,
+    StartRanks,
+    Stopped,
+)
+from monarch_kernel.runtime.controller.effects import Due, Effect, Expired, Gone, LostEvent, Tell
+from monarch_kernel.runtime.controller.restarts import RestartPolicy
+from monarch_kernel.runtime.controller.state import RANK_DEADLINE_S, State
+from monarch_kernel.testing import rank_spec
+from tests.runtime.controller.states import sends
+from tests.runtime.controller.test_state import TOKEN, AnyOrder, RankModel, ask, resolves, running, text_of
+
+AGENT = host_peer(1)
+
+
+class AnyOrderWithHeals(AnyOrder):
+    """As before, and now and then another process takes the place of one that died, or is ended for that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stopped: set[int] = set()
+        self.unstarted: set[int] = set()  # whose predecessor has not ended
+        self.started: dict[int, int] = {}
+        self.gone: list[Peer] = []
+
+    def sent(self, peer: bytes, message: Message) -> None:
+        if isinstance(message, StartRanks):
+            for spec in message.specs:
+                assert spec.incarnation > self.started.get(spec.proc, -1)
+                self.started[spec.proc] = spec.incarnation
+                if spec.incarnation == self.ranks[spec.proc].incarnation:
+                    assert spec.proc not in self.unstarted, "started beside the one before it"
+        super().sent(peer, message)
+
+    @rule(data=st.data())
+    def stop_ranks(self, data: st.DataObject) -> None:
+        super().stop_ranks(data)
+        self.stopped = {proc for proc, record in self.state.ranks.items() if record.stopping}
+
+    def replaced(self, proc: int, *, ended: bool) -> None:
+        rank = self.ranks[proc]
+        self.gone.append(self.peer(proc))
+        host = rank.host
+        self.ranks[proc] = RankModel(host, rank.incarnation + 1)
+        (self.unstarted.discard if ended else self.unstarted.add)(proc)
+        if self.hosts[host]:
+            self.dies(proc, "the host agent is gone", releases_held=False)
+
+    @rule(data=st.data())
+    def heal(self, data: st.DataObject) -> None:
+        procs = data.draw(st.lists(st.sampled_from(sorted(self.ranks)), unique=True, max_size=3))
+        for proc in procs:
+            if self.ranks[proc].dead and proc not in self.stopped:
+                self.replaced(proc, ended=proc not in self.unstarted)
+        self.absorb(self.state.heal(procs, self.now))
+
+    @rule(data=st.data())
+    def restart(self, data: st.DataObject) -> None:
+        """A rank that lives is ended and replaced at once; whether it has ended is told later."""
+        proc = self.rank_ids(data)
+        if self.ranks[proc].dead:
+            return
+        running_note = self.ranks[proc].up and self.owes(proc)
+        self.dies(proc, "restarted" + ("; it was running note" if running_note else ""), releases_held=True)
+        effects = self.state.retire([proc], "restarted", 0.0, self.now)
+        assert not any(isinstance(effect, Tell) and isinstance(effect.event, LostEvent) for effect in effects)
+        self.absorb(effects)
+        self.replaced(proc, ended=False)
+        self.absorb(self.state.heal([proc], self.now))
+
+    def lost_at(self, proc: int) -> None:
+        """What an agent says of the one before is not taken for the one that comes after it."""
+        if proc not in self.unstarted:
+            super().lost_at(proc)
+            return
+        self.unstarted.discard(proc)
+        message = Lost(proc, 1, 0, f"lost {proc}", (), 0)
+        self.absorb(self.state.heard(message, (), host_peer(self.ranks[proc].host), self.now))
+
+    def lose_host(self, host: int) -> None:
+        self.unstarted -= {proc for proc, rank in self.ranks.items() if rank.host == host}
+        super().lose_host(host)
+
+    @precondition(lambda self: self.gone)
+    @rule(data=st.data(), kind=st.sampled_from([Result, Failed, Hello, Names, Stopped]))
+    def one_that_is_gone_speaks(self, data: st.DataObject, kind: type[Message]) -> None:
+        peer = data.draw(st.sampled_from(self.gone), label="gone")
+        id = data.draw(st.sampled_from([*self.requests, 1]))
+        messages = {
+            Result: Result(id, Payload(b"from the grave")),
+            Failed: Failed(id, Failure("exception", "E", "from the grave")),
+            Hello: Hello(TOKEN, proc_of(peer), 1, "cpu"),
+            Names: Names({"x": "int"}),
+            Stopped: Stopped(id, 1, "here", "", ">", True),
+        }
+        assert self.state.heard(messages[kind], (), peer, self.now) == []
+
+
+AnyOrderWithHeals.TestCase.settings = settings(stateful_step_count=40)
+TestAnyOrderWithHeals = AnyOrderWithHeals.TestCase
+
+
+# -- one thing at a time
+
+
+def lose(state: State, proc: int, now: float = 0.0) -> None:
+    state.heard(Lost(proc, 0, 9, "", (), 0), (), AGENT, now)
+
+
+def test_another_process_is_started_in_the_place_of_one_that_died() -> None:
+    state = running()
+    lose(state, 2)
+    ((peer, start),) = sends(state.heal((1, 2), 1.0))
+    assert peer == AGENT
+    assert isinstance(start, StartRanks)
+    (spec,) = start.specs
+    assert (spec.proc, spec.rank, spec.incarnation) == (2, 1, 1)
+    assert state.ranks[1].state == "idle"
+    assert state.ranks[2].state == "starting"
+    assert ask(state, 7) != [], "the other rank is asked at once"
+    came = sends(state.heard(Hello(TOKEN, 2, 300, "cpu"), (), rank_peer(2, 1), 2.0))
+    assert came == [(b"R2+1", Ping(7))]
+    assert state.heal((1, 2), 3.0) == [], "nobody is dead"
+
+
+def test_what_was_asked_of_the_one_that_died_is_not_asked_again() -> None:
+    state = running()
+    ask(state, 1, (2,))
+    lose(state, 2)
+    state.heal((2,), 0.0)
+    assert sends(state.heard(Hello(TOKEN, 2, 300, "cpu"), (), rank_peer(2, 1), 0.0)) == []
+    assert state.pending == 0
+
+
+def test_one_that_was_stopped_stays_so() -> None:
+    state = running()
+    state.stop_ranks((2,), "down", 0.0, 0.0)
+    assert state.heal((1, 2), 0.0) == []
+    assert state.ranks[2].state == "stopped"
+
+
+def test_one_that_lives_is_ended_before_the_next_is_started() -> None:
+    state = running()
+    ask(state, 1, (2,))
+    effects = state.retire((2,), "ended by %mesh restart", 2.0, 0.0)
+    (over,) = resolves(effects)
+    assert text_of(over.answers[0]) == "ended by %mesh restart; it was running note 1"
+    assert sends(effects) == [(AGENT, KillRanks((2,), 2.0, True))]
+    assert state.heal((2,), 0.0) == []
+    assert ask(state, 2, (2,)) == []
+    ((peer, start),) = sends(state.heard(Lost(2, 0, 15, "", (), 0), (), AGENT, 1.0))
+    assert (peer, type(start)) == (AGENT, StartRanks)
+    assert state.ranks[2].state == "starting"
+    came = sends(state.heard(Hello(TOKEN, 2, 300, "cpu"), (), rank_peer(2, 1), 2.0))
+    assert came == [(b"R2+1", Ping(2))]
+
+
+def up_again(state: State, proc: int, incarnation: int) -> list[Effect]:
+    """It says hello, and answers request 2 when it has written something."""
+    peer = rank_peer(proc, incarnation)
+    state.heard(Hello(TOKEN, proc, 300, "cpu"), (), peer, 0.0)
+    state.heard(Output((OutputChunk(proc, "stdout", "text", 5),)), (), AGENT, 0.0)
+    assert state.heard(Result(2, Payload(b"answer"), {}, (6, 0)), (), peer, 0.0) == [], "not all that it wrote has come"
+    return state.heard(Output((OutputChunk(proc, "stdout", "text", 6),)), (), AGENT, 0.0)
+
+
+def test_what_one_wrote_before_its_end_is_its_own() -> None:
+    """Its marks count from another beginning, and the request that it wrote for is over."""
+    state = running()
+    ask(state, 1, (2,))
+    state.retire((2,), "restarted", 0.0, 0.0)
+    state.heal((2,), 0.0)
+    ask(state, 2, (2,))
+    last = Output((OutputChunk(2, "stdout", "last words", 10_000),))
+    (told,) = state.heard(last, (), AGENT, 0.0)
+    assert isinstance(told, Tell)
+    assert isinstance(told.event, OutputEvent)
+    assert (told.event.request, told.event.text) == (1, "last words")
+    assert state.ranks[2].last_line == ""
+    (over,) = resolves([*state.heard(Lost(2, 0, 9, "", (), 0), (), AGENT, 0.0), *up_again(state, 2, 1)])
+    assert (over.id, text_of(over.answers[0])) == (2, "answer"), "its marks count from another beginning"
+
+
+def test_a_mesh_that_goes_down_meanwhile_has_nothing_started() -> None:
+    state = running()
+    state.retire((2,), "restarted", 0.0, 0.0)
+    state.heal((2,), 0.0)
+    assert sends(state.stop_ranks((1, 2), "down", 0.0, 0.0)) == [(AGENT, KillRanks((1, 2), 0.0))]
+    assert state.heard(Lost(2, 0, 9, "", (), 0), (), AGENT, 0.0) == []
+    assert state.ranks[2].state == "stopped"
+
+
+def test_ranks_of_a_host_agent_that_has_ended_go_to_another() -> None:
+    state = running()
+    state.host_gone(1, "killed", (), 0.0)
+    state.heal((1,), 0.0)
+    assert state.ranks[1].state == "dead"
+    assert text_of(state.ranks[1].death) == "the host agent is gone"
+    state.add_host(2, 0.0)
+    assert state.heal((1, 2), 0.0, hosts={1: 2}) == []
+    hello = state.heard(HostHello(TOKEN, 2, "machine1", 1, 1, 0), (), host_peer(2), 0.0)
+    ((peer, start),) = sends(hello)
+    assert isinstance(start, StartRanks)
+    assert (peer, [spec.incarnation for spec in start.specs]) == (host_peer(2), [2, 1])
+
+
+def test_one_that_does_not_come_up_can_be_replaced_when_it_has_ended() -> None:
+    state = running()
+    lose(state, 2)
+    state.heal((2,), 0.0)
+    late = RANK_DEADLINE_S + 1
+    assert len(state.tick(late)) == 1
+    state.give_up_ranks(1, (2,), (), late)
+    assert state.ranks[2].state == "dead"
+    assert state.heal((2,), late) == [], "the agent has been told to end it, and it may live still"
+    ((_, start),) = sends(state.heard(Lost(2, 0, 9, "", (), 0), (), AGENT, late))
+    assert isinstance(start, StartRanks)
+    assert start.specs[0].incarnation == 2
+
+
+def test_the_interrupt_of_a_request_of_the_one_before_reaches_nobody() -> None:
+    state = running()
+    ask(state, 1)
+    lose(state, 2)
+    state.heal((2,), 0.0)
+    assert sends(state.interrupt(1)) == [(b"R1", Interrupt(1))]
+
+
+def test_a_controller_that_takes_up_a_mesh_learns_who_is_there_now() -> None:
+    """Its manifest tells who was there when it was brought up."""
+    state = State()
+    state.attach({1: [rank_spec(1, world_size=2), rank_spec(2, rank=1, world_size=2)]}, Attach(TOKEN, 9, 1), 0.0)
+    hello = HostHello(TOKEN, 1, "machine1", 1, 1, 0, ((1, 0), (2, 3)))
+    state.heard(hello, (), AGENT, 0.0)
+    assert {peer for peer, _ in sends(state.tick(0.1), Attach)} == {AGENT, b"R1", b"R2+3"}
+    assert state.heard(Hello(TOKEN, 2, 20, "cpu"), (), b"R2", 0.2) == []
+    state.heard(Hello(TOKEN, 2, 20, "cpu"), (), b"R2+3", 0.2)
+    assert state.ranks[2].up
+    assert not state.ranks[1].up
+
+
+def dues(effects: list[Effect]) -> list[tuple[int, ...]]:
+    return [effect.procs for effect in effects if isinstance(effect, Due)]
+
+
+@pytest.mark.parametrize(("restart", "procs"), [("rank", (2,)), ("mesh", (1, 2))])
+def test_a_restart_by_itself_comes_when_it_is_due(restart: Any, procs: tuple[int, ...]) -> None:
+    state = running()
+    state.restart_when_lost((1, 2), RestartPolicy(restart, backoff_s=5.0))
+    assert dues(state.heard(Lost(2, 0, 9, "", (), 0), (), AGENT, 1.0)) == [procs]
+    state.heal((2,), 1.0)
+    assert dues(state.heard(Lost(2, 0, 9, "", (), 0), (), AGENT, 2.0)) == []
+    assert "in 5.0 s" in text_of(state.ranks[2].death)
+    assert dues(state.tick(6.9)) == []
+    assert dues(state.tick(7.0)) == [procs]
+    assert dues(state.tick(8.0)) == []
+
+
+@pytest.mark.parametrize("restart", ["rank", "mesh"])
+def test_a_mesh_that_was_healed_by_hand_meanwhile_is_left_alone(restart: Any) -> None:
+    state = running()
+    state.restart_when_lost((1, 2), RestartPolicy(restart, backoff_s=5.0))
+    lose(state, 2)
+    state.heal((2,), 0.0)
+    lose(state, 2, 1.0)
+    state.heal((2,), 2.0)
+    assert dues(state.tick(100.0)) == []
+
+
+def test_only_a_death_that_is_given_up_is_a_failure_to_owners() -> None:
+    state = running()
+    state.restart_when_lost((1, 2), RestartPolicy("rank", max_restarts=1))
+    kinds = []
+    for now in (1.0, 2.0):
+        effects = state.heard(Lost(2, 0, 9, "", (), 0), (), AGENT, now)
+        kinds += [effect.death.kind for effect in effects if isinstance(effect, Gone)]
+        state.heal((2,), now)
+    assert kinds == ["stopped", "lost"]
+
+
+def test_ranks_that_are_stopped_are_not_restarted() -> None:
+    state = running()
+    state.restart_when_lost((1, 2), RestartPolicy("rank", backoff_s=5.0))
+    lose(state, 2)
+    state.heal((2,), 0.0)
+    lose(state, 2, 1.0)
+    state.stop_ranks((1, 2), "down", 0.0, 2.0)
+    assert dues(state.tick(100.0)) == []
+    assert state.heal((1, 2), 100.0) == []
+    assert state.ranks[2].state == "stopped"
+
+
+@pytest.mark.parametrize("peer", [b"R2", b"R2+2", b"R9+1"])
+def test_only_the_one_who_is_there_may_say_hello(peer: Peer) -> None:
+    state = running()
+    lose(state, 2)
+    state.heal((2,), 0.0)
+    state.heard(Hello(TOKEN, 2, 300, "cpu"), (), peer, 0.0)
+    assert state.strays == 1
+    assert not state.ranks[2].up
+
+
+def test_one_that_does_not_come_up_in_the_place_of_another_is_lost() -> None:
+    state = running(2)
+    assert state.tick(5.0) == []
+    state.heard(Lost(1, 1, 0, "", (), 0), (), AGENT, 10.0)
+    state.heal((1,), 10.0)
+    assert state.tick(10.0 + RANK_DEADLINE_S - 1) == []
+    assert state.tick(10.0 + RANK_DEADLINE_S) == [Expired(1, (1,))]

@@ -1,0 +1,87 @@
+"""What the state knows of the ranks' names, and questions that are no work."""
+
+from __future__ import annotations
+
+import pytest
+
+from monarch_kernel.errors import Failure
+from monarch_kernel.net.transport.base import host_peer, rank_peer
+from monarch_kernel.net.wire.codec import pack
+from monarch_kernel.net.wire.messages import Complete, Hello, HostHello, Lost, Names, Payload, Result, Run
+from monarch_kernel.runtime.controller.effects import Effect, Resolve, Send
+from monarch_kernel.runtime.controller.state import MAX_NAMES, State
+from monarch_kernel.runtime.rpc.answers import Value
+from monarch_kernel.testing import rank_spec
+
+ASK = pack(Complete(7, "attributes", "x"))
+
+
+@pytest.fixture
+def state() -> State:
+    """Two ranks, of which the first is up."""
+    state = State()
+    state.add_host(1, 0.0)
+    state.start_ranks(1, [rank_spec(1, rank=0, world_size=2), rank_spec(2, rank=1, world_size=2)], 0.0)
+    state.heard(HostHello("t", 1, "node", 5, 4, 0), (), host_peer(1), 0.0)
+    state.heard(Hello("t", 1, 77, "cpu"), (), rank_peer(1), 0.0)
+    return state
+
+
+def answers(effects: list[Effect]) -> list[object]:
+    return [each for effect in effects if isinstance(effect, Resolve) for each in effect.answers]
+
+
+def lose(state: State) -> list[Effect]:
+    return state.heard(Lost(1, -1, 9, "", (), 0), (), host_peer(1), 1.0)
+
+
+def test_names_are_kept_per_rank(state: State) -> None:
+    assert state.heard(Names({"x": "int", "y": "str"}), (), rank_peer(1), 0.0) == []
+    state.heard(Names({"x": "Tensor[2] float32"}, ("y", "unknown")), (), rank_peer(1), 0.0)
+    assert state.ranks[1].names == {"x": "Tensor[2] float32"}
+    assert state.ranks[2].names == {}
+
+
+def test_names_are_bounded_and_those_of_ranks_only(state: State) -> None:
+    for start in range(0, 3 * MAX_NAMES, 1000):
+        state.heard(Names({f"v{i}": "int" for i in range(start, start + 1000)}), (), rank_peer(1), 0.0)
+    assert len(state.ranks[1].names) == MAX_NAMES
+    state.heard(Names({"v0": "str"}, ("v1",)), (), rank_peer(1), 0.0)
+    assert state.ranks[1].names["v0"] == "str"
+    before = state.strays
+    state.heard(Names({"x": "int"}), (), host_peer(1), 0.0)
+    state.heard(Names({"x": "int"}), (), rank_peer(9), 0.0)
+    assert state.strays == before + 2
+
+
+def test_a_dead_rank_has_no_names(state: State) -> None:
+    state.heard(Names({"x": "int"}), (), rank_peer(1), 0.0)
+    lose(state)
+    assert state.ranks[1].names == {}
+
+
+def test_a_question_is_no_work(state: State) -> None:
+    state.request(5, [1], pack(Run(5, "", 1)), "cell [1]", 0.0)
+    failure = Failure("exception", "ValueError", "no")
+    state.ranks[1].owed.clear()
+    state.ranks[1].last_error = failure.headline()
+    before = state.ranks[1].busy_since, state.ranks[1].last_request
+    assert state.ask(7, [1], ASK, 0.0) == [Send(rank_peer(1), ASK)]
+    assert state.ranks[1].state == "failed"
+    (answer,) = answers(state.heard(Result(7, Payload(b"x")), (), rank_peer(1), 1.0))
+    assert isinstance(answer, Value)
+    assert state.ranks[1].state == "failed", "its error is still there"
+    assert (state.ranks[1].busy_since, state.ranks[1].last_request) == before
+    assert not state.ranks[1].asides
+
+
+def test_a_question_ends_in_any_case(state: State) -> None:
+    (answer,) = answers(state.ask(6, [2], ASK, 0.0))
+    assert isinstance(answer, Failure), "it is not up"
+    state.ask(7, [1], ASK, 0.0)
+    state.cancel(7, 0.5)
+    state.ask(8, [1], ASK, 0.0)
+    assert [type(answer) for answer in answers(lose(state))] == [Failure]
+    (answer,) = answers(state.ask(9, [1], ASK, 0.0))
+    assert isinstance(answer, Failure)
+    assert state.pending == 0

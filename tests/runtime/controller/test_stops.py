@@ -1,0 +1,109 @@
+"""What the controller knows of code that stands still in the debugger: pure."""
+
+from __future__ import annotations
+
+import pytest
+
+from monarch_kernel.base.events import StopEvent
+from monarch_kernel.errors import Failure
+from monarch_kernel.net.transport.base import host_peer, rank_peer
+from monarch_kernel.net.wire.codec import pack
+from monarch_kernel.net.wire.messages import (
+    Continued,
+    DebugInput,
+    Failed,
+    Hello,
+    HostHello,
+    Lost,
+    Message,
+    Output,
+    OutputChunk,
+    PassOver,
+    Payload,
+    Ping,
+    Result,
+    Stopped,
+)
+from monarch_kernel.runtime.controller.effects import Effect, Tell
+from monarch_kernel.runtime.controller.state import State
+from monarch_kernel.testing import rank_spec
+from tests.runtime.controller.states import sends
+
+NOW = 100.0
+
+
+@pytest.fixture
+def state() -> State:
+    """Two ranks, 1 and 2, that have request 7 to answer."""
+    state = State()
+    state.add_host(1, NOW)
+    state.start_ranks(1, [rank_spec(proc, rank=proc - 1, world_size=2, mesh="t") for proc in (1, 2)], NOW)
+    state.heard(HostHello("", 1, "here", 1, 1, 0), (), host_peer(1), NOW)
+    for proc in (1, 2):
+        state.heard(Hello("", proc, 10 + proc, "cpu"), (), rank_peer(proc), NOW)
+    state.request(7, [1, 2], pack(Ping(7)), "cell [3]", NOW)
+    return state
+
+
+def stop_events(effects: list[Effect]) -> list[StopEvent]:
+    return [effect.event for effect in effects if isinstance(effect, Tell) and isinstance(effect.event, StopEvent)]
+
+
+def sent(effects: list[Effect]) -> list[Message]:
+    return [message for _, message in sends(effects)]
+
+
+def stop(state: State, *, turn: int = 1, written: tuple[int, int] = (0, 0)) -> list[Effect]:
+    message = Stopped(7, turn, "cell [3], line 2", "said\n", "(Pdb) ", True, written)
+    return state.heard(message, (), rank_peer(1), NOW + turn)
+
+
+def test_it_is_told_and_takes_one_line(state: State) -> None:
+    (event,) = stop_events(stop(state))
+    assert event == StopEvent(1, 0, "t", 7, "cell [3]", 1, "cell [3], line 2", "said\n", "(Pdb) ", True, NOW + 1)
+    assert state.ranks[1].stops == {7: event}
+    assert sent(state.answer_stop(event, "n\n")) == [DebugInput(7, 1, "n\n")]
+    assert not state.ranks[1].stops[7].is_waiting
+    assert state.answer_stop(event, "n\n") == []
+    assert state.pass_over(event, "why") == []
+    (second,) = stop_events(stop(state, turn=2))
+    assert state.answer_stop(event, "n\n") == []
+    assert sent(state.pass_over(second, "why")) == [PassOver(7, 2, "why")]
+    assert state.heard(Continued(7), (), rank_peer(1), NOW) == []
+    assert state.ranks[1].stops == {}
+
+
+def test_what_was_written_before_comes_first(state: State) -> None:
+    assert stop(state, written=(5, 5)) == []
+    assert state.ranks[1].stops == {}
+    chunks = tuple(OutputChunk(1, stream, "text\n", 5) for stream in ("stdout", "stderr"))
+    (event,) = stop_events(state.heard(Output(chunks), (), host_peer(1), NOW))
+    assert event.where == "cell [3], line 2"
+
+
+@pytest.mark.parametrize(
+    "end",
+    [Result(7, Payload()), Failed(7, Failure("exception", "E", "m")), Lost(1, 0, 9, "", (), 0)],
+    ids=["answer", "failure", "death"],
+)
+def test_it_ends_with_the_request(state: State, end: Message) -> None:
+    (event,) = stop_events(stop(state))
+    state.heard(end, (), host_peer(1) if isinstance(end, Lost) else rank_peer(1), NOW)
+    assert state.ranks[1].stops == {}
+    assert state.answer_stop(event, "n\n") == []
+
+
+def test_of_requests_that_are_not_owed_nothing_is_stop_events(state: State) -> None:
+    state.heard(Result(7, Payload()), (), rank_peer(1), NOW)
+    strays = state.strays
+    assert stop(state) == []
+    assert state.strays == strays + 1
+    assert state.ranks[1].stops == {}
+
+
+def test_a_quiet_request_leaves_the_last_error(state: State) -> None:
+    state.heard(Failed(7, Failure("exception", "E", "m")), (), rank_peer(1), NOW)
+    assert state.ranks[1].state == "failed"
+    state.request(8, [1], pack(Ping(8)), "", NOW, quiet=True)
+    state.heard(Result(8, Payload()), (), rank_peer(1), NOW)
+    assert state.ranks[1].state == "failed"

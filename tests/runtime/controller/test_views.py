@@ -1,0 +1,34 @@
+"""Snapshots for those who show hosts."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from monarch_kernel.errors import Failure
+from monarch_kernel.runtime.controller.records import HostRecord, RankRecord
+from monarch_kernel.runtime.controller.views import host_views, mesh_view
+from monarch_kernel.testing import rank_spec
+
+
+def names(records: dict[int, HostRecord], *hosts: int) -> list[str]:
+    return [view.name for view in host_views(records, hosts)]
+
+
+def test_agents_of_one_machine_keep_their_names_while_one_is_replaced() -> None:
+    records = {host: HostRecord(host, hostname="vm", up=True) for host in (1, 2)}
+    assert names(records, 1, 2) == ["vm#1", "vm#2"]
+    assert names(records, 1) == ["vm"]
+    records[2].gone, records[2].end = True, Failure("lost", "HostLost", "it has died")
+    assert names(records, 1, 2) == ["vm#1", "vm#2"]
+    records[2].successor, records[3] = 3, HostRecord(3)
+    assert names(records, 1, 3) == ["vm#1", ""]
+    records[3].hostname, records[3].up = "vm", True
+    assert names(records, 1, 3) == ["vm#1", "vm#3"]
+
+
+def test_the_device_is_shown_when_the_host_has_said_which() -> None:
+    record = RankRecord(replace(rank_spec(1), device="auto"), 1)
+    for device in ("", "cpu"):
+        record.device = device
+        view = mesh_view("t", {"gpus": 1}, [record], {1: HostRecord(1)}, lambda host: None, 0.0, 0.0)
+        assert [rank.device for rank in view.ranks] == [device]

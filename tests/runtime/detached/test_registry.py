@@ -1,0 +1,292 @@
+"""Where meshes that outlive their kernel are found, and who may have them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from monarch_kernel.errors import AttachError
+from monarch_kernel.net.wire.config import Manifest
+from monarch_kernel.net.wire.messages import Run
+from monarch_kernel.runtime.detached.registry import Home, default_root, find, home_of
+from monarch_kernel.runtime.host.processes import open_process, start_ticks
+from monarch_kernel.runtime.worker.replay_log import Ledger
+from monarch_kernel.testing import rank_spec
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="x-") as directory:
+        yield Path(directory) / "meshes"
+
+
+def manifest(pid: int, started: int) -> Manifest:
+    return Manifest("1", "t", "token", 0.0, 0, 1, pid, started, (rank_spec(1),), False, "cpu", {})
+
+
+def has_it(root: Path, then: str = "") -> subprocess.Popen[str]:
+    """Another process, which has the mesh."""
+    code = f"""
+import pathlib, sys
+from monarch_kernel.runtime.detached.registry import Home
+home = Home(pathlib.Path({str(root)!r}), "t")
+home.lock()
+{then}
+print("has it", flush=True)
+sys.stdin.read()
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "has it\n"
+    return process
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
+
+
+def test_the_place_is_the_logins_or_one_of_the_user(tmp_path: Path) -> None:
+    assert default_root({"XDG_RUNTIME_DIR": str(tmp_path)}, "/tmp") == tmp_path / "monarch-kernel"
+    assert default_root({"XDG_RUNTIME_DIR": str(tmp_path / "gone")}, "/tmp") == Path(f"/tmp/monarch-{os.getuid()}")
+    assert default_root({}, "/tmp") == Path(f"/tmp/monarch-{os.getuid()}")
+
+
+def test_only_the_user_may_enter(root: Path) -> None:
+    home = Home(root, "t")
+    old = os.umask(0)
+    try:
+        home.create()
+        home.write(manifest(os.getpid(), start_ticks(os.getpid())))
+    finally:
+        os.umask(old)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (root, home.path)] == [0o700, 0o700]
+    assert {stat.S_IMODE(file.stat().st_mode) for file in home.path.iterdir()} == {0o600}
+    home.remove()
+    assert not root.exists()
+
+
+@pytest.mark.parametrize("where", ["root", "home"])
+def test_a_directory_that_others_may_enter_is_not_used(root: Path, where: str) -> None:
+    home = Home(root, "t")
+    home.create()
+    home.write(manifest(os.getpid(), start_ticks(os.getpid())))
+    home.unlock()
+    (root if where == "root" else home.path).chmod(0o710)
+    for use in (home.lock, home.manifest, home.look, Home(root, "u").create if where == "root" else home.lock):
+        with pytest.raises(AttachError, match=r"can be entered by other users \(mode 0710\).* chmod 700"):
+            use()
+
+
+def test_a_link_is_not_followed(root: Path) -> None:
+    elsewhere = Home(root.parent, "elsewhere")
+    root.mkdir(0o700)
+    elsewhere.path.mkdir(0o700)
+    (root / "t").symlink_to(elsewhere.path)
+    with pytest.raises(AttachError, match="is no directory; remove it"):
+        Home(root, "t").lock()
+
+
+def test_one_process_has_it_until_it_ends(root: Path) -> None:
+    home = Home(root, "t")
+    home.create()
+    home.unlock()
+    other = has_it(root)
+    try:
+        assert home.owner() == other.pid
+        with pytest.raises(AttachError, match=f"attached to another kernel, pid {other.pid}, which is alive"):
+            home.lock()
+    finally:
+        end(other)
+    assert home.owner() == 0
+    home.lock()
+    assert home.owner() == os.getpid()
+    home.remove()
+
+
+def test_who_has_it_is_known_before_they_say_so(root: Path) -> None:
+    home = Home(root, "t")
+    home.create()
+    home.unlock()
+    other = has_it(root, "(home.path / 'holder').unlink()")
+    try:
+        assert home.owner() == other.pid
+        with pytest.raises(AttachError, match=f"attached to another kernel, pid {other.pid}, which is alive"):
+            home.lock()
+    finally:
+        end(other)
+    home.lock()
+    home.remove()
+
+
+def test_a_fork_of_the_one_who_had_it_has_it_not(root: Path) -> None:
+    home = Home(root, "t")
+    home.create()
+    home.unlock()
+    other = has_it(root, "import os, time\nif os.fork() == 0:\n    os.close(1); sys.stdin.read(); os._exit(0)")
+    try:
+        other.send_signal(signal.SIGKILL)
+        other.wait()
+        assert home.owner() == 0  # though the child lives
+    finally:
+        end(other)
+
+
+def test_looking_does_not_lose_the_lock(root: Path) -> None:
+    home = Home(root, "t")
+    home.create()
+    assert home.owner() == Home(root, "t").owner() == os.getpid()
+    code = f"""
+import pathlib
+from monarch_kernel.runtime.detached.registry import Home
+print(Home(pathlib.Path({str(root)!r}), "t").owner())
+"""
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(seen.stdout) == os.getpid()
+    home.remove()
+
+
+def test_there_is_one_of_a_name(root: Path) -> None:
+    home = Home(root, "t")
+    home.create()
+    with pytest.raises(AttachError, match="there is a mesh in"):
+        Home(root, "t").create()
+    assert [found.name for found in find(root)] == ["t"]
+    assert sorted(path.name for path in root.iterdir()) == ["t"]  # nothing is left of the attempt
+    home.remove()
+
+
+def test_a_long_name_is_refused(root: Path) -> None:
+    with pytest.raises(AttachError, match="choose a shorter name"):
+        Home(root, "t" * 100).create()
+
+
+def test_what_has_ended_is_removed(root: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    home = Home(root, "t")
+    home.create()
+    home.write(manifest(process.pid, start_ticks(process.pid)))
+    home.unlock()
+    there = home_of(root, "t")
+    assert there is not None
+    assert there.manifest().agent_pid == process.pid
+    process.kill()
+    wait_until(lambda: not start_ticks(process.pid), "the process to end")  # a zombie has ended
+    assert home_of(root, "t") is None
+    assert not root.exists()
+    process.communicate()
+
+
+def test_when_its_time_is_over_it_is_said(root: Path) -> None:
+    home = Home(root, "t")
+    home.create()
+    home.write(replace(manifest(os.getpid(), start_ticks(os.getpid())), keep_s=90 * 60.0))
+    home.is_left(time.time())
+    assert home.time_over() == ""
+    home.is_left(time.time() - 90 * 60)
+    assert home.time_over().startswith(
+        "its time is over: it was to be kept for 90 m without a kernel, which was until "
+    )
+    home.is_taken_up()
+    assert home.time_over() == ""
+    home.remove()
+
+
+def use(root: Path, name: str, times: int) -> subprocess.Popen[str]:
+    """Another process, which brings up and removes a mesh again and again."""
+    code = f"""
+import pathlib
+from monarch_kernel.runtime.detached.registry import Home
+for _ in range({times}):
+    home = Home(pathlib.Path({str(root)!r}), {name!r})
+    home.create()
+    home.remove()
+"""
+    return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+
+
+def test_the_root_may_be_removed_while_a_mesh_is_made_in_it(root: Path) -> None:
+    others = [use(root, name, 2000) for name in ("a", "b")]
+    assert [other.communicate()[1] for other in others] == ["", ""]
+    assert not root.exists()
+
+
+def test_a_directory_that_is_removed_while_it_is_looked_at_is_gone(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Home(root, "t").is_gone()
+    root.mkdir(0o700)
+    assert Home(root, "t").is_gone()
+    monkeypatch.chdir(root)
+    root.rmdir()  # now it is there, as it was for the one that looked, and nothing can be made in it
+    with pytest.raises(AttachError, match="is gone"):
+        Home(Path(), "").lock()
+
+
+def test_a_thread_that_has_the_pid_by_now_is_not_the_process() -> None:
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    try:
+        assert thread.native_id is not None
+        assert open_process(thread.native_id, start_ticks(thread.native_id)) == -1
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_rank_whose_pid_another_process_has_by_now_is_dead(root: Path) -> None:
+    home = Home(root, "t")
+    home.create()
+    record = home.path / "rank-1"
+    specs = (replace(rank_spec(1), record=str(record)),)
+    home.write(replace(manifest(os.getpid(), start_ticks(os.getpid())), specs=specs))
+    ledger = Ledger(str(record))
+    ledger.take(Run(1, "x", 5))
+    assert home.look().ranks == ((True, "cell [5]"),)
+    told = json.loads(record.read_text())
+    record.write_text(json.dumps({**told, "started": told["started"] - 1}))
+    assert home.look().ranks == ((False, "cell [5]"),)
+    home.remove()
+
+
+def test_a_pid_that_is_used_again_is_another_process() -> None:
+    pid = os.getpid()
+    assert open_process(pid, start_ticks(pid) + 1) == -1
+    pidfd = open_process(pid, start_ticks(pid))
+    assert pidfd >= 0
+    os.close(pidfd)
+
+
+def test_what_never_came_up_is_removed_when_its_kernel_is_gone(root: Path) -> None:
+    home = Home(root, "t")
+    home.create()
+    home.unlock()
+    other = has_it(root)
+    assert home_of(root, "t") is not None  # it is being brought up
+    end(other)
+    assert home_of(root, "t") is None
+
+
+def test_a_manifest_of_another_kind_is_no_mesh_but_is_not_removed(root: Path) -> None:
+    home = Home(root, "t")
+    home.create()
+    (home.path / "manifest").write_text('{"name": "t"}')
+    home.unlock()
+    found = home_of(root, "t")
+    assert found is not None
+    with pytest.raises(AttachError, match="holds no mesh that can be attached"):
+        found.look()
+    home.lock()
+    home.remove()

@@ -1,0 +1,296 @@
+"""Meshes on hosts of an engine that outlive the program: another program takes them up at the port where they look for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from monarch_kernel.actor import ProcMesh
+from monarch_kernel.actor.host_mesh import serve_ranks
+from monarch_kernel.base.mesh import Extent, Region
+from monarch_kernel.errors import AttachError, LaunchError
+from monarch_kernel.notebook.magics.attach import DetachedMeshes
+from monarch_kernel.notebook.syntax.usage import UsageProblem
+from monarch_kernel.runtime.detached.registry import Home
+from monarch_kernel.runtime.detached.session import KeptSession, end
+from tests.failures.machines import family
+from tests.support.processes import is_alive, wait_gone
+from tests.support.timing import Bar
+from tests.support.waiting import LONG_S, wait_until
+
+GRACE_S = 1.0
+PROGRAM = """
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, {here!r})
+from monarch_kernel.actor.host_mesh import HostMesh, serve_ranks
+from monarch_kernel.runtime.detached.session import KeptSession
+from monarch_kernel.runtime.detached.registry import Home
+from monarch_kernel.base.mesh import Extent, Region
+from monarch_kernel.net.wire.config import Recipe
+from tests.failures.machines import Machines
+home = Home(Path({root!r}), "t")
+home.create()
+session = KeptSession(home)
+serve_ranks(session)
+machines = Machines(Path({logs!r}))
+numbers = session.add_hosts(machines, 2, grace_s={grace_s}, lost_after_s=1.0, is_light=True)
+hosts = HostMesh(session.runtime, Region.whole(Extent({{"hosts": 2}})), numbers)
+mesh = hosts.spawn_procs({{"gpus": 2}}, device="cpu", name="t")
+mesh.initialized.get(60)
+recipe = Recipe("local") if {has_recipe} else None
+session.keep("t", session.runtime.specs(mesh.procs), False, "cpu", {{}}, keep_s={keep_s}, recipe=recipe)
+mesh.run("kept = rank * 7").get(60)
+print(*(agent.pid for agent in machines.agents), flush=True)
+for line in sys.stdin:
+    command = line.strip()
+    if command == "cell":
+        mesh.run("import os, time").get(60)
+        code = "while not os.path.exists(r'{go}'):\\n    print('count', rank)\\n    time.sleep(0.05)\\nrank * 2"
+        future = mesh.run_cell(code, cell=5, want_value=True, listen=lambda event: None)
+        future.wait(1.0)
+    elif command == "heal":
+        os.kill(machines.agents[1].pid, 9)
+        while len(mesh.deaths()) < 2: time.sleep(0.01)
+        mesh.heal().get(60)
+    elif command == "leave":
+        session.leave()
+        os._exit(0)
+    print("done", *(agent.pid for agent in machines.agents), flush=True)
+"""
+
+
+class Program:
+    """A program with a mesh on two hosts, which takes commands."""
+
+    def __init__(self, root: Path, logs: Path, go: Path, *, keep_s: float = 0.0, has_recipe: bool = False) -> None:
+        here = str(Path(__file__).parents[3])
+        places = {"here": here, "root": str(root), "logs": str(logs), "go": go}
+        code = PROGRAM.format(**places, grace_s=GRACE_S, keep_s=keep_s, has_recipe=has_recipe)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        self.agents = [int(pid) for pid in self.process.stdout.readline().split()]
+        assert len(self.agents) == 2
+
+    def do(self, command: str) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{command}\n")
+        self.process.stdin.flush()
+        if command == "leave":
+            self.process.wait(LONG_S)
+        else:
+            self.agents = [int(pid) for pid in self.process.stdout.readline().split()[1:]]
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        below = [process for agent in self.agents for process in family(agent)]
+        self.kill()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+        with suppress(AssertionError):  # of a test that has failed in its midst
+            wait_until(lambda: not any(map(is_alive, below)), "all to end by themselves", 10.0)  # then they are killed
+        for process in below:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        wait_until(lambda: not any(map(is_alive, below)), "all to end")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "meshes"
+
+
+@pytest.fixture
+def program(root: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Program]:
+    program = Program(root, tmp_path, tmp_path / "go", **getattr(request, "param", {}))
+    yield program
+    program.close()
+
+
+def taken_up(root: Path) -> tuple[KeptSession, ProcMesh]:
+    session, manifest = KeptSession.attach(Home(root, "t"))
+    serve_ranks(session)
+    extent = Extent(manifest.specs[0].axes)
+    procs = [spec.proc for spec in manifest.specs]
+    return session, ProcMesh(session.runtime, Region.whole(extent), procs, "t", time.monotonic(), extent, session)
+
+
+@pytest.mark.slow
+def test_agents_keep_their_ranks_when_the_program_is_killed_and_another_takes_them_up(
+    program: Program, root: Path, tmp_path: Path
+) -> None:
+    program.do("cell")
+    below = [process for agent in program.agents for process in family(agent)]
+    program.kill()
+    until = time.monotonic() + 3 * GRACE_S
+    while time.monotonic() < until:  # longer than the grace
+        assert all(map(is_alive, below))
+        time.sleep(0.01)
+    manifest = root / "t" / "manifest"
+    assert stat.S_IMODE(manifest.stat().st_mode) == 0o600
+    session, mesh = taken_up(root)
+    try:
+        ((cell, future),) = session.runtime.resumed
+        assert (cell.number, cell.procs) == (5, mesh.procs)
+        assert any("count" in chunk.text for event in session.runtime.backlog for chunk in event.chunks)
+        (tmp_path / "go").touch()
+        assert future.wait(LONG_S)
+        assert mesh.run("kept").get(LONG_S).values() == (0, 7, 14, 21)
+        assert {pid for (pid,) in mesh.run("os.getpid(),").get(LONG_S).values()} <= {process.pid for process in below}
+        assert [len(records) > 10 for records in mesh.logs().values()] == [True] * 4
+    finally:
+        session.close()
+    wait_until(lambda: not any(map(is_alive, below)), "all to end with %mesh down")
+    assert not root.exists()
+
+
+def test_again_and_again_also_before_agents_know_that_one_is_gone(program: Program, root: Path) -> None:
+    program.do("leave")
+    session, mesh = taken_up(root)
+    assert mesh.run("kept").get(LONG_S).values() == (0, 7, 14, 21)
+    mesh.run("kept += 1").get(LONG_S)
+    session.leave()
+    session, mesh = taken_up(root)
+    try:
+        assert mesh.run("kept").get(LONG_S).values() == (1, 8, 15, 22)
+        assert not mesh.deaths()
+    finally:
+        session.close()
+
+
+@pytest.mark.slow
+def test_a_host_that_was_replaced_and_one_that_is_lost_meanwhile(program: Program, root: Path) -> None:
+    program.do("heal")
+    assert len(program.agents) == 3
+    program.kill()
+    os.kill(program.agents[0], signal.SIGKILL)
+    session, mesh = taken_up(root)
+    try:
+        wait_until(lambda: len(mesh.deaths()) == 2, "the lost host to be found so")
+        assert mesh.slice(hosts=1).run("rank").get(LONG_S).values() == (2, 3)
+        with pytest.raises(LaunchError, match="asked of local by an earlier kernel"):
+            mesh.heal().get(LONG_S)
+    finally:
+        session.close()
+
+
+HEALER = """
+import os, sys
+from pathlib import Path
+sys.path.insert(0, {here!r})
+from tests.runtime.detached.test_session import LONG_S, taken_up, wait_until
+session, mesh = taken_up(Path({root!r}))
+wait_until(lambda: len(mesh.deaths()) == 2, "the lost host to be found so")
+mesh.heal().get(LONG_S)
+mesh.run("import os\\nkept = globals().get('kept', rank)").get(LONG_S)
+print(*mesh.run("os.getpid()").get(LONG_S).values())
+session.leave()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [{"has_recipe": True}], indirect=True)
+def test_the_program_that_takes_it_up_gets_another_host_from_the_engine(program: Program, root: Path) -> None:
+    program.kill()
+    os.kill(program.agents[0], signal.SIGKILL)
+    code = HEALER.format(here=str(Path(__file__).parents[3]), root=str(root))
+    second = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+    pids = tuple(map(int, second.stdout.split()))
+    session, mesh = taken_up(root)
+    try:  # the new host was kept like the other
+        assert mesh.run("kept").get(LONG_S).values() == (0, 1, 14, 21)
+        assert mesh.run("os.getpid()").get(LONG_S).values() == pids
+    finally:
+        session.close()
+    wait_gone(*pids)
+    assert not root.exists()
+
+
+KEEP_S = 1.0
+LONGER_S = 6.0
+"""So long that the test takes the mesh up in time."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [{"keep_s": KEEP_S}], indirect=True)
+@pytest.mark.parametrize("how", ["leave", "kill"])
+def test_a_mesh_that_nobody_takes_up_in_time_ends_and_attaching_says_why(
+    program: Program, root: Path, how: str, bar: Bar
+) -> None:
+    below = [process for agent in program.agents for process in family(agent)]
+    program.do("leave") if how == "leave" else program.kill()
+    left = time.monotonic()
+    wait_until(lambda: not any(map(is_alive, below)), "all to end by themselves")
+    bar.check_above(time.monotonic() - left, KEEP_S, "the end of a mesh that is to be kept")
+    meshes = DetachedMeshes(root)
+    if how == "kill":
+        assert "t     hosts=2 gpus=2  4 on 2 hosts, time is over  none for " in meshes.text([])
+        assert "none for 0" not in meshes.text([])
+    with pytest.raises(UsageProblem, match="'t' was there, and its time is over.*forget it with %mesh down t"):
+        meshes.check_free("t", detach=False)
+    for _ in range(2):  # a refused request does not take it up
+        with pytest.raises(
+            AttachError, match=r"mesh 't' is gone: its time is over: it was to be kept for 1 s .* until \d"
+        ):
+            taken_up(root)
+    if how == "leave":
+        assert end(Home(root, "t")) == 0
+    else:  # no host has come, and that has settled it
+        home = Home(root, "t")
+        wait_until(home.is_gone, "none to be expected any more")
+        assert meshes.text([]).startswith("t is gone: its time is over: it was to be kept for 1 s")
+        assert not meshes.text([])
+    assert not (root / "t").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [{"keep_s": LONGER_S}], indirect=True)
+def test_time_counts_only_while_no_program_has_it(program: Program, root: Path) -> None:
+    program.do("leave")
+    session, mesh = taken_up(root)
+    try:
+        until = time.monotonic() + 1.5 * LONGER_S
+        while time.monotonic() < until:
+            assert mesh.run("kept").get(LONG_S).values() == (0, 7, 14, 21)
+        assert not Home(root, "t").time_over()
+    finally:
+        session.close()
+
+
+@pytest.mark.slow
+def test_the_error_says_why_a_mesh_cannot_be_taken_up(program: Program, root: Path) -> None:
+    with pytest.raises(AttachError, match="attached to another kernel"):
+        taken_up(root)
+    program.do("leave")
+    port = Home(root, "t").manifest().elsewhere.port  # type: ignore[union-attr]
+    with (
+        socket.create_server(("", port), reuse_port=False),
+        pytest.raises(AttachError, match=f"port {port} of this machine, and another program listens there"),
+    ):
+        taken_up(root)
+    below = [process for agent in program.agents for process in family(agent)]
+    for agent in program.agents:
+        psutil.Process(agent).kill()
+    wait_until(lambda: not any(map(is_alive, below)), "agents to end")
+    with pytest.raises(AttachError, match=r"none of the 2 hosts .* has come to port"):
+        taken_up(root)
+    assert end(Home(root, "t")) == 0
+    assert not (root / "t").exists()

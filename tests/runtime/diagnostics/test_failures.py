@@ -1,0 +1,368 @@
+"""The report of a failure: in the user's terms, bounded, and made whatever the exception does."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import textwrap
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_kernel.errors import Failure, Frame, format_ranks
+from monarch_kernel.runtime.diagnostics import failures, stacks
+from monarch_kernel.runtime.diagnostics.failures import describe
+from monarch_kernel.runtime.diagnostics.reprs import describe_value
+
+
+def raised_by(function: Callable[[], object], **options: Any) -> Failure:
+    try:
+        function()
+    except BaseException as error:
+        return describe(error, **options)
+    raise AssertionError("nothing was raised")
+
+
+def variables_of(frame: Frame | None) -> dict[str, str]:
+    assert frame is not None
+    return dict(frame.variables)
+
+
+def module_from(tmp_path: Path, source: str, name: str = "user_module") -> types.ModuleType:
+    path = tmp_path / f"{name}.py"
+    path.write_text(textwrap.dedent(source))
+    module = types.ModuleType(name)
+    exec(compile(path.read_text(), str(path), "exec"), module.__dict__)
+    return module
+
+
+def test_importing_it_loads_nothing_heavy() -> None:
+    heavy = "{'IPython', 'torch', 'cloudpickle', 'numpy'}"
+    script = f"import sys, monarch_kernel.runtime.diagnostics.failures; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_it_says_what_where_and_in_which_process() -> None:
+    failure = raised_by(lambda: 1 / 0)
+    assert failure.kind == "exception"
+    assert failure.headline() == "ZeroDivisionError: division by zero"
+    assert (failure.host, failure.pid) == (socket.gethostname(), os.getpid())
+    assert "ZeroDivisionError: division by zero" in failure.traceback
+    assert isinstance(pickle.loads(failure.exception), ZeroDivisionError)
+    assert pickle.loads(pickle.dumps(failure)) == failure
+
+
+def test_the_caller_says_that_it_was_interrupted() -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    failure = raised_by(interrupted, kind="interrupted")
+    assert (failure.kind, failure.etype, failure.message) == ("interrupted", "KeyboardInterrupt", "")
+
+
+def test_frames_are_outermost_first_with_source_around_the_line(tmp_path: Path) -> None:
+    module = module_from(
+        tmp_path,
+        """\
+        def inner(a):
+            b = a + 1
+            c = b - b
+            return b / c
+            # after
+            # later
+
+        def outer():
+            return inner(3)
+        """,
+    )
+    failure = raised_by(module.outer)
+    assert [frame.function for frame in failure.frames][-2:] == ["outer", "inner"]
+    frame = failure.user_frame
+    assert frame is not None
+    assert (frame.line, frame.first_line, len(frame.source), frame.user) == (4, 2, 5, True)
+    assert frame.source[frame.line - frame.first_line] == "    return b / c"
+    assert frame.variables == (("b", "4"), ("c", "0"))
+
+
+def test_the_whole_statement_is_read_but_not_its_body(tmp_path: Path) -> None:
+    module = module_from(
+        tmp_path,
+        """\
+        def many(count, scale, other):
+            total = max(
+                count,
+                int(scale),
+            )
+            return total
+
+        def loop(limit, unseen):
+            for i in range(limit):
+                print(unseen)
+        """,
+    )
+    assert variables_of(raised_by(lambda: module.many(1, "x", 2)).user_frame) == {"count": "1", "scale": "'x'"}
+    assert variables_of(raised_by(lambda: module.loop("ten", 5)).user_frame) == {"limit": "'ten'"}
+
+
+def test_attributes_are_described_without_running_properties(tmp_path: Path) -> None:
+    module = module_from(
+        tmp_path,
+        """\
+        class Trainer:
+            def __init__(self):
+                self.steps = 0
+                self.read = []
+
+            @property
+            def lazy(self):
+                self.read.append(1)
+                return 1
+
+            def step(self):
+                return self.lazy / self.steps
+        """,
+    )
+    trainer = module.Trainer()
+    assert variables_of(raised_by(trainer.step).user_frame) == {"self": "Trainer", "self.steps": "0"}
+    assert trainer.read == [1], "once, by the user's own code"
+
+
+def test_machinery_is_left_out(tmp_path: Path) -> None:
+    module = module_from(tmp_path, "def call(function):\n    return function()\n")
+    failure = raised_by(lambda: module.call(lambda: format_ranks(3)))  # type: ignore[arg-type]
+    assert all(failures.PACKAGE not in frame.file for frame in failure.frames)
+    assert failures.PACKAGE not in failure.traceback
+    hidden = raised_by(lambda: module.call(lambda: 1 / 0), own_files=[__file__])
+    assert [frame.function for frame in hidden.frames] == ["call"]
+
+
+def test_a_bug_of_ours_keeps_its_traceback() -> None:
+    failure = raised_by(lambda: format_ranks(3), own_files=[__file__])  # type: ignore[arg-type]
+    assert failure.frames == ()
+    assert "errors.py" in failure.traceback
+
+
+def test_library_frames_are_not_the_users() -> None:
+    failure = raised_by(lambda: __import__("json").loads("{"))
+    assert failure.frames[-1].function == "raw_decode"
+    assert not failure.frames[-1].user
+    assert failure.frames[-1].variables == ()
+    assert failure.user_frame is not None
+    assert failure.user_frame.file == __file__
+
+
+def test_an_endless_recursion_is_cut(tmp_path: Path) -> None:
+    module = module_from(tmp_path, "def down(n):\n    return up(n + 1)\ndef up(n):\n    return down(n)\n")
+    failure = raised_by(lambda: module.down(0))
+    assert failure.etype == "RecursionError"
+    assert len(failure.frames) == 60
+    assert len(failure.traceback.splitlines()) < 400
+
+
+def test_a_syntax_error_is_a_place_in_the_source(tmp_path: Path) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text("x = 1\ny = = 2\n")
+    failure = raised_by(lambda: compile(path.read_text(), str(path), "exec"))
+    assert failure.headline() == "SyntaxError: invalid syntax"
+    frame = failure.frames[-1]
+    assert (frame.file, frame.line, frame.source[frame.line - frame.first_line]) == (str(path), 2, "y = = 2")
+    assert "    y = = 2\n        ^" in failure.traceback
+
+
+def test_chained_causes_are_in_the_text() -> None:
+    def chained() -> None:
+        try:
+            raise KeyError("first")
+        except KeyError as error:
+            raise ValueError("second") from error
+
+    failure = raised_by(chained)
+    assert failure.etype == "ValueError"
+    assert failure.traceback.index("KeyError: 'first'") < failure.traceback.index("ValueError: second")
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+
+class NeedsTwo(Exception):
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(f"{a} {b}")
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "travels"),
+    [
+        pytest.param(ValueError(len), "<built-in function len>", True, id="usual"),
+        pytest.param(NeedsTwo(1, 2), "1 2", False, id="cannot be rebuilt"),
+        pytest.param(ValueError(sys._getframe()), "<frame at ", False, id="cannot be pickled"),
+        pytest.param(ValueError(b"x" * (2 << 20)), "b'xxxx", False, id="too large"),
+        pytest.param(Unprintable(), "<Unprintable whose __str__ failed>", True, id="cannot be printed"),
+    ],
+)
+def test_any_exception_can_be_described(error: Exception, message: str, travels: bool) -> None:
+    failure = describe(error)
+    assert failure.etype == type(error).__name__
+    assert failure.message.startswith(message)
+    assert bool(failure.exception) == travels
+    assert len(failure.message) <= 20_000
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="groups came with Python 3.11")
+def test_an_exception_group_shows_its_members() -> None:
+    failure = describe(ExceptionGroup("two", [ValueError("a"), TypeError("b")]))  # noqa: F821
+    assert failure.headline() == "ExceptionGroup: two (2 sub-exceptions)\n  ValueError: a\n  TypeError: b"
+    assert "ValueError: a" in failure.traceback
+    assert "TypeError: b" in failure.traceback
+
+
+class Rude:
+    def __repr__(self) -> str:
+        raise AssertionError("__repr__ of an unknown type was called")
+
+
+class RudeList(list[int]):
+    def __len__(self) -> int:
+        raise AssertionError("__len__ of an unknown type was called")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "None"),
+        (True, "True"),
+        (3, "3"),
+        pytest.param(10**5000, "int of 16610 bits", id="a large int"),
+        (2.5, "2.5"),
+        ("short", "'short'"),
+        ("x" * 1000, repr("x" * 50) + "... (1000 long)"),
+        ("a\nb", "'a\\nb'"),
+        (b"ab", "b'ab'"),
+        ((4, 3), "(4, 3)"),
+        ((1,), "(1,)"),
+        ([], "[]"),
+        ([Rude()], "list of 1"),
+        (list(range(100)), "list of 100"),
+        ({"a": Rude()}, "dict of 1"),
+        (Rude(), "Rude"),
+        (RudeList(), "RudeList"),
+    ],
+)
+def test_values(value: object, text: str) -> None:
+    assert describe_value(value) == text
+    assert len(describe_value(value)) <= 80
+
+
+def test_a_long_description_is_cut() -> None:
+    assert len(describe_value(("x" * 19,) * 6)) == 80
+
+
+def test_a_value_that_cannot_be_described_says_so() -> None:
+    torch = pytest.importorskip("torch")
+    said = describe_value(torch.nn.UninitializedParameter())  # its shape raises
+    assert said == "UninitializedParameter, whose value is not known: RuntimeError"
+
+
+def test_numpy_values() -> None:
+    numpy = pytest.importorskip("numpy")
+    assert describe_value(numpy.zeros((2, 3), dtype="float32")) == "ndarray[2, 3] float32"
+    assert describe_value(numpy.float64(2.5)) == "2.5"
+
+
+def test_tensors_and_modules() -> None:
+    torch = pytest.importorskip("torch")
+    assert describe_value(torch.zeros(4, 3)) == "Tensor[4, 3] float32 cpu"
+    assert describe_value(torch.zeros(4, requires_grad=True)) == "Tensor[4] float32 cpu requires_grad"
+    assert describe_value(torch.tensor(7)) == "Tensor[] int64 cpu = 7"
+    assert describe_value(torch.zeros(2, device="meta")) == "Tensor[2] float32 meta"
+    assert describe_value(torch.nn.Linear(2, 3)) == "Linear(in_features=2, out_features=3, bias=True)"
+    assert describe_value(torch.float16) == "torch.float16"
+    assert describe_value(torch.Size([2, 3])) == "torch.Size([2, 3])"
+
+
+def test_a_shape_mismatch_names_the_shapes(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    module = module_from(
+        tmp_path,
+        """\
+        import torch
+
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = torch.nn.Parameter(torch.zeros(3, 5))
+
+            def forward(self, x):
+                return torch.matmul(x, self.weight)
+        """,
+    )
+    import torch
+
+    failure = raised_by(lambda: module.Net()(torch.ones(2, 4)))
+    assert variables_of(failure.user_frame) == {
+        "x": "Tensor[2, 4] float32 cpu",
+        "self": "Net",
+        "self.weight": "Parameter[3, 5] float32 cpu requires_grad",
+    }
+    in_torch = [frame.user for frame in failure.frames if f"{os.sep}torch{os.sep}" in frame.file]
+    assert in_torch
+    assert not any(in_torch)
+
+
+def test_an_exception_that_holds_tensors_does_not_travel() -> None:
+    torch = pytest.importorskip("torch")
+    assert describe(ValueError("bad batch", torch.zeros(2))).exception == b""
+
+
+def test_making_the_report_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug in the report")
+
+    for part in ("_frames", "_traceback_text", "_message"):
+        monkeypatch.setattr(failures, part, broken)
+    failure = describe(ValueError("x"))
+    assert (failure.etype, failure.frames) == ("ValueError", ())
+    assert failure.traceback.startswith("ValueError: ")
+
+
+@pytest.mark.parametrize(
+    ("part", "what"),
+    [
+        ("_frames", "the frames are"),
+        ("_traceback_text", "the traceback is"),
+        ("model_notes", "the module in which it failed is"),
+    ],
+)
+def test_a_part_that_cannot_be_made_is_logged_and_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, part: str, what: str
+) -> None:
+    def fails(*args: object) -> None:
+        raise KeyError("no such part")
+
+    monkeypatch.setattr(failures, part, fails)
+    failure = failures.describe(ValueError("the error of the user"))
+    assert (failure.etype, failure.message) == ("ValueError", "the error of the user")
+    assert failure.notes == (f"{what} not known: KeyError: 'no such part'",)
+    (record,) = caplog.records
+    assert record.getMessage() == f"in the report of a ValueError {what} not known"
+
+
+def test_a_place_that_cannot_be_found_is_logged_and_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*args: object) -> None:
+        raise RuntimeError("no frame")
+
+    monkeypatch.setattr(stacks, "_stacks_of", fails)
+    assert stacks.describe_thread(5, 7, "main") == [
+        stacks.Activity(7, "main", thread=5, unknown="RuntimeError: no frame")
+    ]
+    assert len(caplog.records) == 1

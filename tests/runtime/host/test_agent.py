@@ -1,0 +1,496 @@
+"""The host agent: it reports how ranks end and what they wrote, leaves no process behind, and may itself die."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_kernel.actor import ProcMesh, SupervisionError, shutdown_context, this_host
+from monarch_kernel.base.events import OutputEvent
+from monarch_kernel.net.wire.marks import FIRST_MARK, mark_bytes, new_secret, switch_mark
+from monarch_kernel.runtime.controller.session import current_session
+from monarch_kernel.runtime.host.agent import GROUP_GRACE_S, leave_word, say_detached
+from monarch_kernel.runtime.host.processes import rss_nbytes
+from tests.support.processes import children, is_gone, wait_gone
+from tests.support.ranks import warm_up
+from tests.support.timing import Bar
+from tests.support.waiting import LONG_S, wait_until
+
+
+@pytest.fixture(scope="module")
+def warm(session: None) -> Iterator[None]:
+    """The agent and the zygote are there before the tests of the module, and again after those that end them."""
+    warm_up()
+    yield
+    warm_up()
+
+
+@pytest.fixture
+def procs(warm: None) -> Iterator[ProcMesh]:
+    """Three ranks, idle."""
+    mesh = this_host().spawn_procs({"r": 3}, device="cpu")
+    mesh.run("import ctypes, os, signal, subprocess, sys, time").get(LONG_S)
+    yield mesh
+    mesh.stop(grace_s=0).get()
+
+
+@pytest.fixture
+def mortal(warm: None) -> Iterator[ProcMesh]:
+    """Three ranks in a session of the test's own, since the test kills their agent or their zygote."""
+    shutdown_context().get(LONG_S)  # the one that all tests share
+    mesh = this_host().spawn_procs({"r": 3}, device="cpu")
+    mesh.run("import os, time").get(LONG_S)
+    yield mesh
+    shutdown_context().get(LONG_S)
+
+
+@pytest.fixture
+def written(warm: None) -> Iterator[list[OutputEvent]]:
+    """What ranks write from now on."""
+    events: list[OutputEvent] = []
+    stop = current_session().runtime.watch(
+        lambda event: events.append(event) if isinstance(event, OutputEvent) else None
+    )
+    yield events
+    stop()
+
+
+def agent_pid() -> int:
+    (pid,) = (pid for pid, line in children(os.getpid()).items() if line.endswith(b"\0agent\0"))
+    return pid
+
+
+def zygote_pids() -> list[int]:
+    """Of the agent's children, those that write to the log."""
+
+    def logs(pid: int) -> bool:
+        try:
+            return os.readlink(f"/proc/{pid}/fd/1").endswith(".log")
+        except OSError:
+            return False
+
+    return [pid for pid in children(agent_pid()) if logs(pid)]
+
+
+def zygote_pid() -> int:
+    (pid,) = zygote_pids()
+    return pid
+
+
+def pids_of(procs: ProcMesh) -> list[int]:
+    return list(procs.run("import os; os.getpid()").get(LONG_S).values())
+
+
+def text_of(events: list[OutputEvent], stream: str = "stdout") -> str:
+    return "".join(event.text for event in events if event.stream == stream)
+
+
+TAKES_MARKS = """
+import gc
+from monarch_kernel.runtime.worker.stdio import OutputMarks
+from monarch_kernel.net.wire.marks import mark_bytes, switch_mark
+(marks,) = (each for each in gc.get_objects() if type(each) is OutputMarks)
+"""
+
+# -- how a rank ended
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("os._exit(17)", "exit code 17"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL (likely the kernel's out-of-memory killer"),
+        ("os.abort()", "killed by SIGABRT"),
+        ("ctypes.string_at(0)", "killed by SIGSEGV"),
+        ("os.execlp('sh', 'sh', '-c', 'exit 3')", "exit code 3"),
+    ],
+)
+def test_the_end_of_a_rank_is_told_with_its_last_lines(procs: ProcMesh, code: str, told: str) -> None:
+    pid = pids_of(procs)[1]
+    cell = f"if rank == 1:\n    print('last words of', rank)\n    os.write(2, b'and a warning')\n    {code}\n'fine'"
+    with pytest.raises(SupervisionError) as caught:
+        procs.run(cell).get(LONG_S)
+    error = caught.value
+    assert told in str(error)
+    assert error.ranks == (1,)
+    assert {point.rank: value for point, value in error.results.items()} == {0: "fine", 2: "fine"}
+    assert (error.primary.kind, error.primary.etype, error.primary.pid) == ("lost", "RankDied", pid)
+    assert error.primary.host
+    assert "last words of 1" in error.primary.last_lines
+    assert any("and a warning" in line for line in error.primary.last_lines)
+    if code != "os._exit(17)":
+        assert "it was running" in error.primary.message
+
+
+def test_a_fault_in_native_code_shows_the_python_stack(procs: ProcMesh) -> None:
+    with pytest.raises(SupervisionError) as caught:
+        procs.slice(r=0).run("def inner():\n    ctypes.string_at(0)\ndef outer():\n    inner()\nouter()").get(LONG_S)
+    stack = "\n".join(caught.value.primary.last_lines)
+    assert "Segmentation fault" in stack
+    assert stack.index("in inner") < stack.index("in outer")
+    assert "monarch_kernel/agent" not in stack
+
+
+def test_a_death_is_reported_within_100_ms(procs: ProcMesh, bar: Bar) -> None:
+    times = []
+    for rank, pid in enumerate(pids_of(procs)):
+        running = procs.slice(r=rank).run("time.sleep(1000)")
+        begin = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        assert isinstance(running.exception(LONG_S), SupervisionError)
+        times.append(time.monotonic() - begin)
+    bar.check(min(times), 0.1, "the quickest report")
+
+
+def test_a_call_on_a_dead_rank_is_refused_at_once_and_the_others_work(procs: ProcMesh, bar: Bar) -> None:
+    os.kill(pids_of(procs)[1], signal.SIGKILL)
+    wait_until(lambda: bool(procs.deaths()), "the news of the death")
+    assert list(procs.deaths()) == [1]
+    with bar.below(0.5, "the refusal"), pytest.raises(SupervisionError, match=r"killed by SIGKILL") as caught:
+        procs.run("ran = True").get(LONG_S)
+    assert caught.value.ranks == (1,)
+    assert "it was not sent" in str(caught.value)
+    assert procs.slice(r=slice(0, 3, 2)).run("'ran' in globals()").get(LONG_S).values() == (False, False)
+    assert [rank.state for rank in procs.view().ranks] == ["idle", "dead", "idle"]
+
+
+def test_a_rank_that_is_being_stopped_is_not_reported_as_dead(procs: ProcMesh) -> None:
+    procs.stop("the work is done").get()
+    with pytest.raises(SupervisionError, match="the work is done") as caught:
+        procs.run("1").get(LONG_S)
+    assert {report.kind for report in caught.value.reports.values()} == {"stopped"}
+    assert [rank.state for rank in procs.view().ranks] == ["stopped"] * 3
+
+
+# -- what a rank wrote
+
+
+def test_output_is_there_when_the_cell_ends_whatever_wrote_it(procs: ProcMesh, written: list[OutputEvent]) -> None:
+    for i in range(20):
+        written.clear()
+        procs.slice(r=0).run(f"print('python {i}'); print('err {i}', file=sys.stderr)").get(LONG_S)
+        assert text_of(written) == f"python {i}\n"
+        assert text_of(written, "stderr") == f"err {i}\n"
+    written.clear()
+    one = procs.slice(r=2)
+    one.run("libc = ctypes.CDLL(None); libc.puts(b'from C'); libc.fflush(None)").get(LONG_S)
+    one.run("_ = subprocess.run(['sh', '-c', 'echo from a child; echo its error >&2'])").get(LONG_S)
+    wait_until(lambda: "from a child" in text_of(written) and "its error" in text_of(written, "stderr"), "the output")
+    assert text_of(written) == "from C\nfrom a child\n"
+    assert {event.rank for event in written} == {2}
+
+
+def test_output_belongs_to_the_cell_that_wrote_it(procs: ProcMesh, written: list[OutputEvent]) -> None:
+    for i in range(10):
+        written.clear()
+        future = procs.run(f"print('cell {i}')")
+        future.get(LONG_S)
+        said = sorted((event.rank, event.text) for event in written if event.request == future.id)
+        assert said == [(rank, f"cell {i}\n") for rank in range(3)]
+
+
+def test_text_that_looks_like_a_mark_is_shown_and_does_no_harm(procs: ProcMesh, written: list[OutputEvent]) -> None:
+    texts = [
+        "\0monarch-kernel mark 4503599627370496\n",
+        "\0monarch-kernel mark 4503599627370497\n",
+        f"\0monarch-kernel mark {FIRST_MARK:016d}\n",
+        f"\0monarch-kernel mark {switch_mark(1, 99_999)}\n",
+        f"\0monarch-kernel mark {'9' * 16}\n",
+        mark_bytes(new_secret(), switch_mark(1, 0)).decode() + "\n",
+        mark_bytes(new_secret(), FIRST_MARK + 1).decode() + "\n",
+    ]
+    pids, agent = pids_of(procs), agent_pid()
+    written.clear()
+    for text in texts:
+        for stream in (1, 2):
+            procs.slice(r=0).run(f"_ = os.write({stream}, {text.encode()!r})").get(LONG_S)
+    procs.slice(r=0).run(f"for i in range(39): _ = os.write(1, {texts[0].encode()!r}[i : i + 1])").get(LONG_S)
+    procs.slice(r=0).run(f"_ = os.write(1, {texts[0].encode()[:-2]!r})").get(LONG_S)
+    procs.slice(r=0).run("print('the end')").get(LONG_S)
+    assert text_of(written) == "".join([*texts, texts[0], texts[0][:-2], "the end\n"])
+    assert text_of(written, "stderr") == "".join(texts)
+    assert (pids_of(procs), agent_pid()) == (pids, agent)
+
+
+def test_each_rank_has_a_secret_for_its_marks_that_no_argument_or_variable_shows(procs: ProcMesh) -> None:
+    assert procs.run(TAKES_MARKS + "marks._secret").get(LONG_S).values()[0]
+    secrets = procs.run("marks._secret").get(LONG_S).values()
+    assert len(set(secrets)) == len(secrets)
+    paths = [f"/proc/{pid}/{name}" for pid in (*pids_of(procs), agent_pid()) for name in ("cmdline", "environ")]
+    shown = b"".join(Path(path).read_bytes() for path in paths)
+    assert not [secret for secret in secrets if secret.encode() in shown]
+
+
+@pytest.mark.parametrize(
+    "opens",
+    [
+        "number = 0",  # the null device
+        "file = open('/proc/self/exe', 'rb'); number = file.fileno()",
+        "ends = __import__('socket').socketpair(); number = ends[0].fileno()",
+        "folder = __import__('tempfile').TemporaryDirectory(); path = folder.name + '/fifo'; os.mkfifo(path)\n"
+        "number = os.open(path, os.O_RDWR)",
+        "number = 99_999",
+    ],
+    ids=["device", "file", "socket", "fifo", "none"],
+)
+def test_the_agent_survives_a_mark_that_names_no_pipe(procs: ProcMesh, written: list[OutputEvent], opens: str) -> None:
+    pids, agent = pids_of(procs), agent_pid()
+    one = procs.slice(r=0)
+    one.run(TAKES_MARKS + opens).get(LONG_S)
+    one.run("_ = os.write(1, mark_bytes(marks._secret, switch_mark(0, number))); print('shown')").get(LONG_S)
+    wait_until(lambda: "shown\n" in text_of(written), "the text after the mark")
+    assert (pids_of(procs), agent_pid()) == (pids, agent)
+
+
+def test_an_agent_whose_directory_is_gone_leaves_no_word(tmp_path: Path) -> None:
+    for name in ("output-1", "manifest"):
+        (tmp_path / name).touch()
+    (tmp_path / "folder").mkdir()
+    assert say_detached(str(tmp_path), 1.0)
+    leave_word(str(tmp_path))
+    assert {path.name for path in tmp_path.iterdir()} == {"manifest", "detached"}
+    gone = str(tmp_path / "gone")
+    leave_word(gone)
+    assert not say_detached(gone, 1.0)
+
+
+def test_a_flood_is_bounded_and_counted_and_does_not_fill_the_agent(
+    procs: ProcMesh, written: list[OutputEvent], bar: Bar
+) -> None:
+    one = procs.slice(r=0)
+    before = rss_nbytes(agent_pid())
+    lines, blocks = 1024, 400
+    flood = f"block = (b'x' * 1023 + b'\\n') * {lines}\nfor _ in range({blocks}):\n    _ = os.write(1, block)\nprint('the end')"
+    one.run(flood)
+    other = procs.slice(r=1)
+    slowest, highest = 0.0, 0
+    while "the end\n" not in text_of(written[-5:]):
+        begin = time.monotonic()
+        assert other.run("rank").get(LONG_S).item() == 1
+        slowest = max(slowest, time.monotonic() - begin)
+        highest = max(highest, rss_nbytes(agent_pid()))
+    assert highest - before < 192 << 20  # of the 400 MiB that it reads
+    bar.check(slowest, 2, "the slowest answer of the other rank")
+    shown = text_of(written)
+    assert len(shown) < 64 << 20
+    dropped = sum(event.dropped_lines for event in written)
+    assert shown.count("\n") + dropped == lines * blocks + 1
+    assert dropped > lines * blocks // 2
+
+
+# -- what a rank leaves behind
+
+
+def test_children_of_a_dead_rank_are_ended_with_it(procs: ProcMesh) -> None:
+    start = "child = subprocess.Popen(['sleep', '1000']); child.pid"
+    kids = list(procs.run(start).get(LONG_S).values())
+    os.kill(pids_of(procs)[0], signal.SIGKILL)
+    wait_gone(kids[0])
+    assert not is_gone(kids[1])
+    procs.stop().get()
+    for kid in kids:
+        wait_gone(kid)
+
+
+def test_cells_that_do_not_wait_for_each_other_can_write_beside_children(procs: ProcMesh) -> None:
+    procs.run("child = subprocess.Popen(['sleep', '1000'])").get(LONG_S)
+    futures = [procs.run(f"print('line')\n{i}") for i in range(30)]
+    assert [set(future.get(LONG_S).values()) for future in futures] == [{i} for i in range(30)]
+
+
+def test_children_that_ignore_the_request_to_end_are_killed(procs: ProcMesh, bar: Bar) -> None:
+    code = (
+        "child = subprocess.Popen(['sh', '-c', 'trap \"\" TERM; echo ready; while :; do sleep 0.1; done'], "
+        "stdout=subprocess.PIPE)\nchild.stdout.readline()\nchild.pid"
+    )
+    one = procs.slice(r=0)
+    kid = one.run(code).get(LONG_S).item()
+    begin = time.monotonic()
+    os.kill(pids_of(procs)[0], signal.SIGKILL)
+    wait_gone(kid)
+    bar.check_above(time.monotonic() - begin, GROUP_GRACE_S / 2, "the grace")
+
+
+def test_what_a_child_writes_after_the_death_of_its_rank_does_no_harm(procs: ProcMesh) -> None:
+    """The agent hears of both at once, and first of the death, with which it lets go of the rank's pipes."""
+    one = procs.slice(r=0)
+    code = "child = subprocess.Popen(['sh', '-c', 'read x; sleep 0.2; echo late'], stdin=subprocess.PIPE)\nchild.pid"
+    kid = one.run(code).get(LONG_S).item()
+    pid = pids_of(procs)[0]
+    agent = agent_pid()
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: b") Z " in Path(f"/proc/{kid}/stat").read_bytes(), "the child to have ended")
+    finally:
+        os.kill(agent, signal.SIGCONT)
+    wait_until(lambda: bool(procs.deaths()), "the news of the death")
+    assert procs[1:3].run("rank").get(LONG_S).values() == (1, 2)
+    assert "SIGKILL" in procs.deaths()[0].message
+
+
+def test_the_agent_keeps_no_zombies(procs: ProcMesh) -> None:
+    procs.run("child = subprocess.Popen(['sleep', '1000'])").get(LONG_S)
+    for pid in pids_of(procs):
+        os.kill(pid, signal.SIGKILL)
+    agent, zygote = agent_pid(), zygote_pid()
+    wait_until(lambda: set(children(agent)) == {zygote}, "the agent to have collected all")
+
+
+# -- by itself
+
+
+def test_the_agent_does_not_load_torch(procs: ProcMesh) -> None:
+    maps = Path(f"/proc/{agent_pid()}/maps").read_text()
+    assert "libzmq" in maps or "zmq" in maps
+    assert "torch" not in maps
+    assert rss_nbytes(agent_pid()) < 100 << 20
+
+
+def test_an_interrupt_of_the_terminal_does_not_end_the_agent(procs: ProcMesh) -> None:
+    os.kill(agent_pid(), signal.SIGINT)
+    os.kill(zygote_pid(), signal.SIGINT)
+    assert procs.run("rank").get(LONG_S).values() == (0, 1, 2)
+    mesh = this_host().spawn_procs({"r": 1}, device="cpu")
+    assert mesh.run("rank").get(LONG_S).values() == (0,)
+    mesh.stop(grace_s=0).get()
+
+
+def test_ranks_use_the_python_of_the_controller(procs: ProcMesh) -> None:
+    found: Any = procs.run("sys.executable").get(LONG_S).values()
+    assert set(found) == {sys.executable}
+
+
+# -- the zygote dies
+
+
+@pytest.mark.slow
+def test_when_the_zygote_is_killed_ranks_live_on_and_the_next_mesh_has_another(mortal: ProcMesh) -> None:
+    old = zygote_pid()
+    os.kill(old, signal.SIGKILL)
+    assert mortal.run("rank").get(LONG_S).values() == (0, 1, 2)
+    wait_gone(old)
+    mesh = this_host().spawn_procs({"r": 2}, device="cpu")
+    assert mesh.run("rank").get(LONG_S).values() == (0, 1)
+    assert zygote_pid() != old
+    assert mortal.run("rank").get(LONG_S).values() == (0, 1, 2)
+    mesh.stop(grace_s=0).get()
+
+
+@pytest.mark.parametrize("is_second", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_children_of_ranks_end_with_an_agent_that_is_killed(mortal: ProcMesh, is_second: bool) -> None:
+    if is_second:  # that knows of ranks which another has forked
+        old = zygote_pid()
+        os.kill(old, signal.SIGKILL)
+        wait_until(lambda: zygote_pids() not in ([], [old]), "another zygote")
+    kids = list(mortal.run("import subprocess\nsubprocess.Popen(['sleep', '1000']).pid").get(LONG_S).values())
+    os.kill(agent_pid(), signal.SIGKILL)
+    for kid in kids:
+        wait_gone(kid)
+
+
+def test_ranks_that_were_starting_when_the_zygote_was_killed_say_so(mortal: ProcMesh) -> None:
+    zygote = zygote_pid()
+    os.kill(zygote, signal.SIGSTOP)
+    mesh = this_host().spawn_procs({"r": 2}, device="cpu")
+    starting = mesh.initialized
+    assert mortal.run("rank").get(LONG_S).values() == (0, 1, 2)
+    assert not starting.done()
+    os.kill(zygote, signal.SIGKILL)
+    with pytest.raises(SupervisionError, match=r"starting procs\d+") as caught:
+        starting.get(LONG_S)
+    assert "the process that ranks are forked from" in str(caught.value)
+    assert {report.etype for report in caught.value.reports.values()} == {"RankNotStarted"}
+    assert mortal.run("rank").get(LONG_S).values() == (0, 1, 2)
+
+
+def test_ranks_that_are_stopped_before_they_are_up_do_not_come_up(mortal: ProcMesh) -> None:
+    zygote = zygote_pid()
+    os.kill(zygote, signal.SIGSTOP)
+    mesh = this_host().spawn_procs({"r": 2}, device="cpu")
+    starting = mesh.initialized
+    stopping = mesh.stop("changed my mind")
+    with pytest.raises(SupervisionError, match="changed my mind"):
+        starting.get(LONG_S)
+    known = {*children(agent_pid())}
+    os.kill(zygote, signal.SIGCONT)
+    stopping.get(LONG_S)
+    again = this_host().spawn_procs({"r": 1}, device="cpu")  # forked after them
+    pid = again.run("import os; os.getpid()").get(LONG_S).item(r=0)
+    wait_until(lambda: {*children(agent_pid())} == {*known, pid}, "only the wanted rank to be left")
+    again.stop(grace_s=0).get()
+
+
+# -- the agent dies
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("signum", "told"),
+    [
+        (signal.SIGKILL, "was killed by SIGKILL"),
+        pytest.param(signal.SIGTERM, "ended with exit code 0", marks=pytest.mark.slow),
+    ],
+)
+def test_when_the_agent_is_ended_its_ranks_go_with_it_and_the_next_host_works(
+    mortal: ProcMesh, signum: int, told: str, bar: Bar
+) -> None:
+    pids, agent, zygote = pids_of(mortal), agent_pid(), zygote_pid()
+    running = mortal.run("time.sleep(1000)")
+    with bar.below(2, "the report"):
+        os.kill(agent, signum)
+        error = running.exception(LONG_S)
+    assert isinstance(error, SupervisionError)
+    assert error.ranks == (0, 1, 2)
+    assert f"the host agent (pid {agent}) {told}" in str(error)
+    for pid in (*pids, zygote):
+        wait_gone(pid)
+    with pytest.raises(SupervisionError, match="the host agent"):
+        mortal.run("1").get(LONG_S)
+    mesh = this_host().spawn_procs({"r": 2}, device="cpu")
+    assert mesh.run("rank").get(LONG_S).values() == (0, 1)
+    assert agent_pid() != agent
+    mesh.stop(grace_s=0).get()
+
+
+def test_ranks_for_which_there_are_no_descriptors_are_lost_in_words_and_the_others_go_on(mortal: ProcMesh) -> None:
+    agent = agent_pid()
+    soft, hard = resource.prlimit(agent, resource.RLIMIT_NOFILE)
+    assert soft == hard  # as many as it may open, whatever the shell's limit is
+    used = len(os.listdir(f"/proc/{agent}/fd"))
+    resource.prlimit(agent, resource.RLIMIT_NOFILE, (used + 20, hard))
+    more = this_host().spawn_procs({"r": 2}, device="cpu")
+    with pytest.raises(SupervisionError, match=r"no file descriptors left for it, of \d+: raise that limit"):
+        more.initialized.get(LONG_S)
+    assert mortal.run("1 + 1").get(LONG_S).values() == (2, 2, 2)
+    more.stop(grace_s=0).get()
+    resource.prlimit(agent, resource.RLIMIT_NOFILE, (hard, hard))
+    others = this_host().spawn_procs({"r": 2}, device="cpu")
+    others.initialized.get(LONG_S)
+
+
+def test_output_waits_while_the_agent_has_no_descriptor_for_it(mortal: ProcMesh, written: list[OutputEvent]) -> None:
+    one = mortal.slice(r=0)
+    one.run("import subprocess; child = subprocess.Popen(['sleep', '1000'])").get(LONG_S)
+    agent = agent_pid()
+    log = Path(os.readlink(f"/proc/{agent}/fd/2"))
+    limits = resource.prlimit(agent, resource.RLIMIT_NOFILE)
+    resource.prlimit(agent, resource.RLIMIT_NOFILE, (3, limits[1]))  # each new one would have a higher number
+    try:
+        one.run("print('late'); print('too', file=__import__('sys').stderr)").get(LONG_S)
+        wait_until(lambda: log.read_text().count("waits: [Errno 24]") == 2, "the agent's trying")
+        assert "late" not in text_of(written)
+    finally:
+        resource.prlimit(agent, resource.RLIMIT_NOFILE, limits)
+    wait_until(lambda: (text_of(written), text_of(written, "stderr")) == ("late\n", "too\n"), "the output")
+    assert log.read_text().count("[Errno 24]") == 2
+    one.run("print('then')").get(LONG_S)
+    assert text_of(written) == "late\nthen\n"

@@ -1,0 +1,343 @@
+"""The agent holds connections for a process: open while it lives and a moment longer, closed when it lets go of them."""
+
+from __future__ import annotations
+
+import os
+import resource
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from monarch_kernel.net.hosts.handshakes import free_descriptors
+from monarch_kernel.runtime.host.connection_holder import HOLD_S, LOOK_EVERY_S, Holder, Keeper
+from tests.support.descriptors import open_descriptors
+from tests.support.timing import Bar
+from tests.support.waiting import LONG_S
+
+Turn = Callable[[Callable[[], object]], None]
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> str:
+    return str(tmp_path / "H0")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The time of the keeper, which only passes when a test adds to `now`."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(
+        "monarch_kernel.runtime.host.connection_holder.time",
+        SimpleNamespace(monotonic=lambda: clock.now, sleep=time.sleep),
+    )
+    return clock
+
+
+@pytest.fixture
+def selector() -> Iterator[selectors.BaseSelector]:
+    with selectors.DefaultSelector() as selector:
+        yield selector
+
+
+@pytest.fixture
+def keeper(agent: str, selector: selectors.BaseSelector) -> Iterator[Keeper]:
+    yield Keeper(agent, selector)
+    for key in list(selector.get_map().values()):
+        key.fileobj.close()  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def holder(agent: str, keeper: Keeper) -> Iterator[Holder]:
+    holder = Holder(agent)
+    yield holder
+    if holder._agent is not None:
+        holder._agent.close()
+
+
+@pytest.fixture
+def turn(keeper: Keeper, selector: selectors.BaseSelector, clock: SimpleNamespace) -> Turn:
+    """Has the keeper work until a condition holds."""
+
+    def turn(condition: Callable[[], object]) -> None:
+        last = time.monotonic() + LONG_S
+        while not condition():
+            assert time.monotonic() < last
+            for key, _ in selector.select(0.01):
+                key.data()
+            keeper.do_what_is_due(clock.now)
+
+    return turn
+
+
+def pairs(count: int) -> list[tuple[socket.socket, socket.socket]]:
+    """TCP connections, as `socket.socketpair` has none."""
+    with socket.create_server(("127.0.0.1", 0), backlog=count) as server:
+        made = []
+        for _ in range(count):
+            near = socket.create_connection(server.getsockname())
+            far, _ = server.accept()
+            far.setblocking(False)
+            made.append((near, far))
+    return made
+
+
+def is_over(far: socket.socket) -> bool:
+    """Whether the other end is closed."""
+    try:
+        return far.recv(1) == b""
+    except ConnectionResetError:  # it had not read all
+        return True
+    except BlockingIOError:
+        return False
+
+
+def kill_one_that_holds(agent: str, near: list[socket.socket]) -> None:
+    """Have a process hold connections, of which this one keeps none, and kill it."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            Holder(agent).hold([each.fileno() for each in near])
+            os.write(write, b"x")
+            signal.pause()
+        finally:
+            os._exit(1)  # the other process runs the tests
+    os.close(write)
+    assert os.read(read, 1) == b"x"
+    os.close(read)
+    for each in near:
+        each.close()
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+@pytest.mark.parametrize("count", [1, 300])
+def test_what_a_process_held_stays_open_for_a_while_when_it_dies(
+    agent: str, keeper: Keeper, turn: Turn, clock: SimpleNamespace, count: int
+) -> None:
+    before = open_descriptors()
+    made = pairs(count)
+    kill_one_that_holds(agent, [near for near, _ in made])
+    for _, far in made:
+        assert far.send(b"to the dead") == 11
+    turn(lambda: keeper.is_waiting)  # it has noticed the death
+    clock.now += HOLD_S * 0.9
+    keeper.do_what_is_due(clock.now)
+    for _, far in made:
+        assert not is_over(far)
+        assert far.send(b"to the dead") == 11
+    clock.now += HOLD_S * 0.2
+    turn(lambda: len(open_descriptors() - before) == count)  # the far ends
+    for _, far in made:
+        turn(partial(is_over, far))
+        far.close()
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_what_is_closed_by_its_process_is_closed(holder: Holder, turn: Turn, is_asked: bool, bar: Bar) -> None:
+    """One by one, while the others are held."""
+    before = open_descriptors()
+    made = pairs(3)
+    holder.hold([near.fileno() for near, _ in made])
+    turn(lambda: len(open_descriptors() - before) == 9 + 2)  # both ends, a copy, and the connection to the agent
+    for i, (near, far) in enumerate(made):
+        begin = time.monotonic()
+        near.close()
+        if is_asked:
+            holder.let_go()
+        turn(partial(is_over, far))
+        bar.check(time.monotonic() - begin, LOOK_EVERY_S + HOLD_S / 2, "closing")
+        assert not any(is_over(other) for _, other in made[i + 1 :])
+        far.close()
+    assert holder._agent is not None
+    holder._agent.close()
+    turn(lambda: not open_descriptors() - before)
+
+
+def test_one_that_is_closed_before_it_is_handed_over_does_not_keep_the_others_from_being_held(
+    holder: Holder, keeper: Keeper, turn: Turn
+) -> None:
+    (first, far), (second, other) = pairs(2)
+    number = first.fileno()
+
+    def closing() -> Iterator[int]:
+        yield number
+        first.close()  # as a thread of gloo may
+        os.dup2(second.fileno(), number)  # its number is another's: the keeper, which is in this process, can't get it
+        yield second.fileno()
+
+    holder.hold(closing())
+    turn(lambda: any(keeper._held.values()))
+    turn(partial(is_over, far))
+    assert not is_over(other)
+    assert [fd for fd, _ in holder._held.values()] == [second.fileno()]
+    os.close(number)
+    second.close()
+    turn(partial(is_over, other))
+    for each in (far, other):
+        each.close()
+
+
+def test_a_descriptor_whose_number_was_reused_is_closed(holder: Holder, turn: Turn) -> None:
+    ((near, far),) = pairs(1)
+    holder.hold([near.fileno()])
+    with socket.socket() as other:
+        os.dup2(other.fileno(), near.fileno())
+        turn(partial(is_over, far))
+    near.close()
+    far.close()
+
+
+def test_what_a_fork_closes_stays_open(
+    holder: Holder, keeper: Keeper, selector: selectors.BaseSelector, turn: Turn
+) -> None:
+    ((near, far),) = pairs(1)
+    holder.hold([near.fileno()])
+    turn(lambda: any(keeper._held.values()))
+    pid = os.fork()
+    if pid == 0:
+        try:
+            near.close()
+            holder.let_go()
+            holder.hold([far.fileno()])
+        finally:
+            os._exit(0)  # the other process runs the tests
+    os.waitpid(pid, 0)
+    while ready := selector.select(0):  # all that the fork may have sent
+        for key, _ in ready:
+            key.data()
+    (held,) = keeper._held.values()
+    assert list(held) == [0]
+    near.close()
+    turn(partial(is_over, far))
+    far.close()
+
+
+def test_one_that_is_closed_already_does_not_keep_the_others_from_being_held(
+    holder: Holder, keeper: Keeper, turn: Turn
+) -> None:
+    made = pairs(3)
+    numbers = [near.fileno() for near, _ in made]
+    made[1][0].close()
+    holder.hold(numbers)
+    turn(lambda: any(keeper._held.values()))
+    (held,) = keeper._held.values()
+    assert len(held) == 2
+    for near, far in made:
+        near.close()
+        far.close()
+    turn(lambda: not any(keeper._held.values()))
+
+
+def test_connections_that_were_refused_are_held_as_soon_as_there_is_room(
+    holder: Holder, keeper: Keeper, selector: selectors.BaseSelector, turn: Turn
+) -> None:
+    ((near, far),) = pairs(1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(open_descriptors()) + 10, hard))  # less than half of it is free
+    try:
+        holder.hold([near.fileno()])
+        turn(lambda: not selector.select(0))
+        assert not keeper._held
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    holder.hold([near.fileno()])
+    turn(lambda: any(keeper._held.values()))
+    near.close()
+    turn(partial(is_over, far))
+    far.close()
+
+
+def test_the_agent_hears_later_what_it_was_too_busy_for(
+    holder: Holder, keeper: Keeper, turn: Turn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent reads nothing for a while."""
+    monkeypatch.setattr("monarch_kernel.runtime.host.connection_holder._TIMEOUT_S", 0.01)
+    held = pairs(1)[0]
+    holder.hold([held[0].fileno()])
+    with suppress(TimeoutError):
+        while holder._agent is not None:
+            holder._agent.send(b"L" + bytes(8 * 200))
+    held[0].close()
+    holder.let_go()
+    turn(partial(is_over, held[1]))
+    held[1].close()
+
+
+def test_a_signal_handler_that_lets_go_does_not_wait_for_what_it_interrupted(
+    holder: Holder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("monarch_kernel.runtime.host.connection_holder._TIMEOUT_S", 0.01)
+    with holder._lock:
+        holder.let_go()
+
+
+def test_half_of_the_descriptors_are_for_others(holder: Holder, keeper: Keeper, turn: Turn) -> None:
+    made = pairs(40)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    half = len(open_descriptors()) + 20
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * half, hard))
+    try:
+        holder.hold([near.fileno() for near, _ in made])
+        turn(lambda: any(keeper._held.values()))
+        (held,) = keeper._held.values()
+        assert len(held) < 40
+        assert half <= free_descriptors() < half + 5  # others may close some meanwhile
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    for near, far in made:
+        near.close()
+        far.close()
+    turn(lambda: not any(keeper._held.values()))
+
+
+def test_without_descriptors_the_keeper_rests(
+    agent: str, keeper: Keeper, selector: selectors.BaseSelector, turn: Turn, clock: SimpleNamespace
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as knocks:
+        knocks.connect(f"{agent}.fds")
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        try:
+            ((key, _),) = selector.select(0)
+            key.data()
+            assert not selector.select(0)
+            assert keeper.is_waiting
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        keeper.do_what_is_due(clock.now)
+        assert keeper.is_waiting
+        clock.now += LONG_S
+        turn(lambda: not keeper.is_waiting)
+        turn(lambda: len(keeper._held) == 1)
+
+
+def test_unknown_messages_do_no_harm(agent: str, keeper: Keeper, turn: Turn) -> None:
+    before = open_descriptors()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+        stranger.connect(f"{agent}.fds")
+        for said in (b"H", b"Hello", b"L", b"L" + bytes(8), b"?" * 9):
+            socket.send_fds(stranger, [said], [stranger.fileno()])
+    turn(lambda: not keeper._held and not open_descriptors() - before)
+
+
+def test_without_an_agent_nothing_is_held_and_nothing_fails(tmp_path: Path) -> None:
+    ((near, far),) = pairs(1)
+    holder = Holder(str(tmp_path / "nobody"))
+    holder.hold([near.fileno()])
+    near.close()
+    assert is_over(far)
+    holder.let_go()
+    far.close()
+
+
+def test_the_socket_is_for_its_user_alone(agent: str, keeper: Keeper) -> None:
+    assert Path(f"{agent}.fds").stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,244 @@
+"""What a rank writes is shown as it comes, and a flood is bounded, counted, and shown with its end."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monarch_kernel.net.wire.marks import FIRST_MARK, MarkReader, mark_bytes, new_secret, switch_mark
+from monarch_kernel.net.wire.messages import OutputChunk
+from monarch_kernel.runtime.host.output import (
+    BURST_CHARS,
+    CHARS_PER_S,
+    TAIL_EVERY_S,
+    TAIL_LINE_CHARS,
+    TAIL_LINES,
+    OutputStream,
+    fold,
+)
+
+SECRET = new_secret()
+
+
+class Pipe:
+    """A stream whose other end the test writes to."""
+
+    def __init__(self) -> None:
+        read_end, self.fd = os.pipe()
+        self.stream = OutputStream(7, "stdout", read_end, MarkReader(SECRET))
+
+    def write(self, data: bytes) -> None:
+        """Write what fits into the pipe, and have it read, until all is written."""
+        os.set_blocking(self.fd, False)
+        while data:
+            try:
+                data = data[os.write(self.fd, data) :]
+            except BlockingIOError:
+                self.stream.read()
+        self.stream.read()
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    pipe = Pipe()
+    yield pipe
+    pipe.close()
+    os.close(pipe.stream.fd)
+
+
+def test_text_passes_as_it_comes(pipe: Pipe) -> None:
+    assert not pipe.stream.waiting
+    assert pipe.stream.take(0.0) is None
+    pipe.write(b"a line\nhalf")
+    assert pipe.stream.waiting
+    chunk = pipe.stream.take(1.0)
+    assert chunk is not None
+    assert (chunk.proc, chunk.stream, chunk.text, chunk.end, chunk.dropped_lines) == (
+        7,
+        "stdout",
+        "a line\nhalf",
+        11,
+        0,
+    )
+    assert not pipe.stream.waiting
+    assert pipe.stream.take(1.0) is None
+
+
+def test_a_character_that_comes_in_pieces_is_whole(pipe: Pipe) -> None:
+    encoded = "é€😀".encode()
+    texts = []
+    for i in range(len(encoded)):
+        pipe.write(encoded[i : i + 1])
+        chunk = pipe.stream.take(1.0)
+        assert chunk is not None  # bytes are counted even while they make no character
+        assert chunk.end == i + 1
+        texts.append(chunk.text)
+    assert "".join(texts) == "é€😀"
+
+
+def test_bytes_that_are_no_text_are_replaced(pipe: Pipe) -> None:
+    pipe.write(b"\xff\xfeok\n")
+    chunk = pipe.stream.take(1.0)
+    assert chunk is not None
+    assert chunk.text == "\ufffd\ufffdok\n"
+    assert chunk.end == 5
+
+
+@pytest.mark.parametrize("number", [1, FIRST_MARK, FIRST_MARK + 1, switch_mark(0, 0), switch_mark(7, 1), 10**16 - 1])
+@pytest.mark.parametrize(
+    "secret",
+    [b"", b"%s " % (b"0" * 32), b"%s " % new_secret().encode(), b"%s " % SECRET[:-1].encode()],
+    ids=["none", "zeros", "of another rank", "cut off"],
+)
+def test_a_mark_without_the_secret_of_the_rank_is_text(pipe: Pipe, number: int, secret: bytes) -> None:
+    written = b"\0monarch-kernel mark %s%016d\n" % (secret, number)
+    pipe.write(written)
+    chunk = pipe.stream.take(1.0)
+    assert chunk is not None
+    assert (chunk.text, chunk.end) == (written.decode(), len(written))
+    assert (pipe.stream.successor, pipe.stream.request) == (-1, 0)
+
+
+def test_text_like_the_beginning_of_a_mark_is_shown_at_once(pipe: Pipe) -> None:
+    mark = mark_bytes(SECRET, FIRST_MARK)
+    for end in range(1, len(mark)):
+        pipe.write(mark[:end])
+        chunk = pipe.stream.take(1.0)
+        assert chunk is not None
+        assert chunk.text == mark[:end].decode()
+        pipe.write(mark[end:])  # no mark: a rank writes a mark at once
+        chunk = pipe.stream.take(1.0)
+        assert chunk is not None
+        assert chunk.text == mark[end:].decode()
+
+
+def test_a_mark_that_ends_in_the_next_read_is_a_mark(pipe: Pipe) -> None:
+    fcntl.fcntl(pipe.fd, fcntl.F_SETPIPE_SZ, 1 << 20)
+    mark = mark_bytes(SECRET, FIRST_MARK)
+    text = b"x" * ((1 << 16) - 10)
+    os.write(pipe.fd, text + mark + b"after")
+    pipe.stream.read()
+    before, after = pipe.stream.take(1.0), pipe.stream.take(2.0)
+    assert before is not None
+    assert after is not None
+    assert (before.text, before.end) == (text.decode(), FIRST_MARK)
+    assert after.text == "after"
+
+
+def test_the_beginning_of_a_mark_is_shown_at_the_end(pipe: Pipe) -> None:
+    os.write(pipe.fd, mark_bytes(SECRET, FIRST_MARK)[:-1])
+    pipe.close()
+    while pipe.stream.read():
+        pass
+    chunk = pipe.stream.take(0.0, last=True)
+    assert chunk is not None
+    assert chunk.text == mark_bytes(SECRET, FIRST_MARK)[:-1].decode()
+
+
+def test_read_tells_the_end(pipe: Pipe) -> None:
+    pipe.write(b"last words")
+    assert pipe.stream.read()
+    pipe.close()
+    assert not pipe.stream.read()
+    chunk = pipe.stream.take(0.0, last=True)
+    assert chunk is not None
+    assert chunk.text == "last words"
+
+
+def test_what_is_shown_of_a_flood_is_bounded_and_the_rest_counted(pipe: Pipe) -> None:
+    nlines, seconds = 200_000, 5
+    shown, dropped, text, now = 0, 0, "", 0.0
+    line = 0
+    while line < nlines:
+        batch = min(nlines, line + nlines // 500)
+        pipe.write("".join(f"line {i:09}\n" for i in range(line, batch)).encode())
+        line = batch
+        now += seconds / 500
+        chunk = pipe.stream.take(now)
+        if chunk is not None:
+            shown, dropped, text = shown + chunk.text.count("\n"), dropped + chunk.dropped_lines, chunk.text
+            assert chunk.end <= 15 * nlines
+    chunk = pipe.stream.take(now + TAIL_EVERY_S, last=True)
+    if chunk is not None:
+        shown, dropped, text = shown + chunk.text.count("\n"), dropped + chunk.dropped_lines, chunk.text
+        assert chunk.end == 15 * nlines
+    assert shown + dropped == nlines  # every line is shown or counted
+    tails = TAIL_LINES * 15 * (seconds / TAIL_EVERY_S + 1)
+    assert 15 * shown <= BURST_CHARS + CHARS_PER_S * seconds + tails
+    assert text.endswith(f"line {nlines - 1:09}\n")  # and the end is shown
+
+
+def test_a_flood_without_line_ends_is_bounded(pipe: Pipe) -> None:
+    kept = 0
+    for i in range(64):
+        pipe.write(b"x" * (1 << 20))
+        chunk = pipe.stream.take(i * 0.01)
+        kept += len(chunk.text) if chunk else 0
+    assert kept < 2 * BURST_CHARS
+    assert len(max(pipe.stream.tail(), key=len)) <= TAIL_LINE_CHARS
+
+
+def test_after_a_flood_text_passes_again(pipe: Pipe) -> None:
+    pipe.write(b"flood\n" * (BURST_CHARS // 2))
+    pipe.stream.take(0.0)
+    pipe.stream.take(1.0, last=True)
+    pipe.write(b"calm\n")
+    chunk = pipe.stream.take(10.0)
+    assert chunk is not None
+    assert (chunk.text, chunk.dropped_lines) == ("calm\n", 0)
+
+
+def test_the_tail_is_the_last_lines_without_frames_of_ours(pipe: Pipe) -> None:
+    pipe.write(b"".join(b"line %d\n" % i for i in range(100)))
+    pipe.write(
+        b'  File "/x/site-packages/monarch_kernel/agent/rank.py", line 3 in serve\n'
+        b'  File "/home/me/model.py", line 7 in forward\n'
+        b"Extension modules: numpy._core\n\nhalf a line"
+    )
+    pipe.stream.take(0.0)
+    tail = pipe.stream.tail()
+    assert tail[-2:] == ('  File "/home/me/model.py", line 7 in forward', "half a line")
+    assert tail[-3] == "line 99"
+    assert len(tail) <= 61
+
+
+def chunk_of(proc: int, text: str, end: int, *, stream: Literal["stdout", "stderr"] = "stdout") -> OutputChunk:
+    return OutputChunk(proc, stream, text, end)
+
+
+def test_the_same_text_of_several_ranks_is_sent_once_with_the_end_of_each() -> None:
+    alike = [[chunk_of(proc, "a\n", proc), chunk_of(proc, "b\n", 10 * proc, stream="stderr")] for proc in (1, 2, 3)]
+    folded = list(fold(alike))
+    assert folded == [
+        OutputChunk(1, "stdout", "a\n", 1, also=((2, 2), (3, 3))),
+        OutputChunk(1, "stderr", "b\n", 10, also=((2, 20), (3, 30))),
+    ]
+    assert sorted((each for chunk in folded for each in chunk.of_each()), key=lambda each: each.proc) == [
+        chunk for chunks in alike for chunk in chunks
+    ]
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.sampled_from(["stdout", "stderr"]), st.sampled_from(["", "a", "b\n"])), max_size=4),
+        max_size=6,
+    )
+)
+def test_what_is_folded_is_for_each_rank_what_it_wrote_in_its_order(written: list[list[tuple[Any, str]]]) -> None:
+    of_ranks = [
+        [OutputChunk(proc, stream, text, end) for end, (stream, text) in enumerate(chunks)]
+        for proc, chunks in enumerate(written)
+    ]
+    unfolded = [each for chunk in fold(chunks for chunks in of_ranks if chunks) for each in chunk.of_each()]
+    assert [[chunk for chunk in unfolded if chunk.proc == proc] for proc in range(len(written))] == of_ranks

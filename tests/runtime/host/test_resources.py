@@ -1,0 +1,70 @@
+"""A rank's share of a host that the controller does not know."""
+
+from __future__ import annotations
+
+import pytest
+
+from monarch_kernel.net.wire.messages import RankSpec
+from monarch_kernel.runtime.host.resources import TooFewGpusError, shared
+
+
+def spec(
+    device: str, *, local_rank: int = 1, per_host: int = 2, hosts: int = 2, threads: int = 0, **env: str
+) -> RankSpec:
+    world = per_host * hosts
+    axes = (("hosts", hosts), ("gpus", per_host))
+    return RankSpec(7, local_rank, world, local_rank, per_host, axes, "m", device, threads, env, "/", ())
+
+
+def share(wanted: RankSpec, gpus: list[str], **environment: str) -> RankSpec:
+    return shared(wanted, environment, gpus, "node7", "eth0")
+
+
+def test_each_rank_has_a_gpu_where_there_are_enough() -> None:
+    for local_rank in range(2):
+        given = share(spec("auto", local_rank=local_rank), ["3", "GPU-5f", "6"])
+        assert (given.device, given.env["CUDA_VISIBLE_DEVICES"]) == ("cuda", ["3", "GPU-5f"][local_rank])
+
+
+@pytest.mark.parametrize("gpus", [[], ["0"]])
+def test_all_are_without_where_there_are_too_few(gpus: list[str]) -> None:
+    given = share(spec("auto"), gpus)
+    assert (given.device, given.env["CUDA_VISIBLE_DEVICES"]) == ("cpu", "")
+
+
+def test_the_error_of_ranks_that_must_have_a_gpu_names_the_host_and_its_number() -> None:
+    with pytest.raises(TooFewGpusError, match=r"^4 ranks with a GPU each .* host node7 has 1 GPU; ask for fewer"):
+        share(spec("cuda", per_host=4), ["0"])
+    assert share(spec("cuda", per_host=1, local_rank=0), ["4"]).env["CUDA_VISIBLE_DEVICES"] == "4"
+
+
+def test_gpus_that_the_user_names_are_those_that_are_shared() -> None:
+    given = share(spec("auto", CUDA_VISIBLE_DEVICES="6, 7"), ["0", "1", "2"])
+    assert (given.device, given.env["CUDA_VISIBLE_DEVICES"]) == ("cuda", "7")
+    assert share(spec("auto", CUDA_VISIBLE_DEVICES="-1"), ["0", "1"]).device == "cpu"
+
+
+def test_collectives_take_the_interface_to_the_other_hosts() -> None:
+    env = share(spec("cpu"), []).env
+    assert (env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"]) == ("eth0", "=eth0")
+
+
+def test_what_the_user_has_set_stays() -> None:
+    assert share(spec("cpu", GLOO_SOCKET_IFNAME="ib0"), []).env["GLOO_SOCKET_IFNAME"] == "ib0"
+    of_the_host = share(spec("cpu"), [], GLOO_SOCKET_IFNAME="ib1", NCCL_SOCKET_IFNAME="ib").env
+    assert not {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} & set(of_the_host)
+
+
+def test_a_mesh_of_one_host_needs_no_network() -> None:
+    env = share(spec("cpu", hosts=1), []).env
+    assert env["GLOO_SOCKET_IFNAME"] == "lo"
+    assert "NCCL_SOCKET_IFNAME" not in env
+
+
+def test_nothing_is_set_where_the_interface_is_not_known() -> None:
+    assert "GLOO_SOCKET_IFNAME" not in shared(spec("cpu"), {}, [], "node7", "").env
+
+
+def test_what_the_controller_has_settled_stays_as_it_is() -> None:
+    settled = spec("cuda", per_host=8, threads=4)
+    assert share(settled, []) is settled

@@ -1,0 +1,41 @@
+"""A future that has ended keeps nothing alive but its result."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from monarch_kernel.errors import MeshDownError
+from monarch_kernel.runtime.rpc.future import Future
+
+
+class Held:
+    """Something large that whoever waits has at hand."""
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def failed(error: Exception) -> Future[None]:
+    future: Future[None] = Future.resolved(None)
+    future._error = error
+    return future
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("kind", [ValueError, MeshDownError])
+def test_an_error_does_not_keep_what_its_catcher_had(kind: type[Exception]) -> None:
+    def catch() -> weakref.ref[Held]:
+        held = Held()
+        with pytest.raises(kind, match="no"):
+            failed(kind("no")).get()
+        return weakref.ref(held)
+
+    assert catch()() is None

@@ -1,0 +1,230 @@
+"""What a rank knows of those whom it asks: each request ends once, and what is sent keeps its order, whatever happens when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monarch_kernel.errors import Failure
+from monarch_kernel.net.transport.base import CONTROLLER, rank_peer
+from monarch_kernel.net.wire.codec import join, pack, split
+from monarch_kernel.net.wire.messages import Failed, Interrupt, Meet, Payload, PeerNews, Ping, Release, Result
+from monarch_kernel.runtime.rpc.answers import Value
+from monarch_kernel.runtime.rpc.ids import first_number, made_by, numbers
+from monarch_kernel.runtime.rpc.peer_requests import Connect, Disconnect, PeerEffect, Peers, Resolved, ToPeer
+
+ME = 1
+DEATH = Failure("lost", "RankDied", "killed by SIGKILL")
+
+
+def peers() -> Peers:
+    return Peers(ME, rank_peer(ME), numbers(0, ME))
+
+
+def sent(effects: list[PeerEffect]) -> list[tuple[bytes, Any]]:
+    """Receiver and message of what is to be sent."""
+    return [(e.peer, next(split(join([e.packed])))[0]) for e in effects if isinstance(e, ToPeer)]
+
+
+def resolved(effects: list[PeerEffect]) -> dict[int, list[Any]]:
+    return {e.id: e.answers for e in effects if isinstance(e, Resolved)}
+
+
+def up(proc: int, incarnation: int = 0) -> PeerNews:
+    return PeerNews(proc, incarnation, f"ipc://{proc}")
+
+
+def test_numbers_say_who_made_them() -> None:
+    for proc, life in ((0, 0), (0, 7), (5, 0), (5, 4095), (1_000_000, 3)):
+        assert made_by(first_number(life, proc)) == proc
+    assert next(numbers(1, 5)) > first_number(0, 5) + 2**31
+
+
+def test_a_stranger_is_met_once_and_what_is_asked_before_waits_in_order() -> None:
+    state = peers()
+    assert sent(state.request(10, [2], pack(Ping(10)))) == [(CONTROLLER, Meet(2))]
+    assert state.request(11, [2], pack(Ping(11))) == []
+    assert state.tell([2], pack(Ping(0))) == []
+    effects = state.news(up(2), 0.0)
+    assert effects[0] == Connect(rank_peer(2), "ipc://2")
+    assert sent(effects) == [(rank_peer(2), Ping(10)), (rank_peer(2), Ping(11)), (rank_peer(2), Ping(0))]
+    assert sent(state.request(12, [2], pack(Ping(12)))) == [(rank_peer(2), Ping(12))]
+
+
+def test_a_peer_may_be_heard_of_before_it_is_known_to_be_up() -> None:
+    """Then it is to be told nothing that must not overtake what waits for it."""
+    state = peers()
+    assert not state.is_ahead(2, 0)
+    state.meet(2)
+    assert not state.is_ahead(2, 0)  # nothing waits
+    state.request(10, [2], pack(Ping(10)))
+    assert state.is_ahead(2, 0)
+    state.news(up(2), 0.0)
+    assert not state.is_ahead(2, 0)
+    assert state.is_ahead(2, 1)
+    state.news(up(2, 1), 0.0)
+    assert not state.is_ahead(2, 1)
+    state.request(11, [3], pack(Ping(11)))
+    state.news(PeerNews(3, 0, "", DEATH), 0.0)
+    assert not state.is_ahead(3, 0)
+
+
+def test_the_controller_and_oneself_need_no_introduction() -> None:
+    state = peers()
+    assert sent(state.request(1, [0, ME], pack(Ping(1)))) == [(CONTROLLER, Ping(1)), (rank_peer(ME), Ping(1))]
+
+
+def test_a_request_resolves_with_the_last_answer_in_the_order_of_its_ranks() -> None:
+    state = peers()
+    state.request(1, [2, 3], pack(Ping(1)))
+    for proc in (2, 3):
+        state.news(up(proc), 0.0)
+    assert state.answered(3, Result(1, Payload(b"x")), (), 0.0) == []
+    effects = state.answered(2, Failed(1, DEATH), (), 0.0)
+    assert resolved(effects) == {1: [DEATH, Value(Payload(b"x"), (), {})]}
+    assert state.answered(2, Result(1, Payload()), (), 0.0) == []  # once
+    assert state.pending == 0
+
+
+def test_a_death_answers_all_that_was_owed_and_whoever_asks_later() -> None:
+    state = peers()
+    state.request(1, [2, 3], pack(Ping(1)))
+    state.news(up(2), 0.0)
+    state.news(up(3), 0.0)
+    state.answered(3, Result(1, Payload()), (), 0.0)
+    effects = state.news(PeerNews(2, 0, "", DEATH), 0.0)
+    assert Disconnect(rank_peer(2)) in effects
+    assert resolved(effects)[1][0] == DEATH
+    assert state.deaths([2, 3]) == {2: DEATH}
+    later = resolved(state.request(2, [2, 3], pack(Ping(2))))[2]
+    assert later[0] == DEATH
+    assert later[1].etype == "NotSent"
+    assert state.tell([2], pack(Ping(0))) == []
+
+
+def test_others_who_work_on_what_a_dead_one_owed_are_told_at_once() -> None:
+    state = peers()
+    state.request(1, [2, 3], pack(Ping(1)))
+    state.news(up(2), 0.0)
+    state.news(up(3), 0.0)
+    effects = state.news(PeerNews(2, 0, "", DEATH, mesh="t", rank=5), 0.0)
+    assert sent(effects) == [(rank_peer(3), Release(1, "t", 5))]
+
+
+def test_one_that_dies_before_it_is_up_answers_too() -> None:
+    state = peers()
+    state.request(1, [2], pack(Ping(1)))
+    assert resolved(state.news(PeerNews(2, 0, "", DEATH), 0.0)) == {1: [DEATH]}
+
+
+def test_the_next_one_in_a_place_is_asked_anew() -> None:
+    state = peers()
+    state.news(up(2), 0.0)
+    state.news(PeerNews(2, 0, "", DEATH), 0.0)
+    effects = state.news(up(2, 1), 0.0)
+    assert Connect(rank_peer(2, 1), "ipc://2") in effects
+    assert state.deaths([2]) == {}
+    assert sent(state.request(1, [2], pack(Ping(1)))) == [(rank_peer(2, 1), Ping(1))]
+    assert state.news(PeerNews(2, 0, "", DEATH), 0.0) == []  # news of the former, which come late
+
+
+def test_one_that_was_replaced_before_its_end_was_told_answers_what_it_owed() -> None:
+    state = peers()
+    state.news(up(2), 0.0)
+    state.request(1, [2], pack(Ping(1)))
+    effects = state.news(up(2, 1), 0.0)
+    assert resolved(effects)[1][0].kind == "lost"
+    assert Disconnect(rank_peer(2)) in effects
+
+
+def test_another_controller_is_told_who_was_met_and_owes_nothing() -> None:
+    state = peers()
+    state.request(1, [0], pack(Ping(1)))
+    state.request(2, [2], pack(Ping(2)))
+    state.news(up(2), 0.0)
+    effects = state.controller_is_new(0.0)
+    assert resolved(effects)[1][0].etype == "ProgramEnded"
+    assert sent(effects) == [(CONTROLLER, Meet(2))]
+    assert state.news(up(2), 0.0) == []  # it says what is known already
+    assert state.pending == 1
+    assert 2 in resolved(state.news(PeerNews(2, 0, "", DEATH), 0.0))
+    assert sent(state.request(3, [0], pack(Ping(3)))) == [(CONTROLLER, Ping(3))]
+
+
+def test_interrupts_go_where_no_answer_has_come_from() -> None:
+    state = peers()
+    for proc in (2, 3):
+        state.news(up(proc), 0.0)
+    state.request(1, [2, 3], pack(Ping(1)))
+    state.answered(2, Result(1, Payload()), (), 0.0)
+    assert sent(state.interrupt(1)) == [(rank_peer(3), Interrupt(1))]
+    effects = state.cancel(1, 0.0)
+    assert sent(effects) == [(rank_peer(3), Interrupt(1))]
+    assert resolved(effects)[1][1].etype == "CancelledError"
+    assert state.cancel(1, 0.0) == []
+
+
+def test_those_that_wait_for_one_that_failed_are_released() -> None:
+    state = peers()
+    for proc in (2, 3):
+        state.news(up(proc), 0.0)
+    state.request(1, [2, 3], pack(Ping(1)))
+    assert not state.has_failed
+    state.answered(2, Failed(1, DEATH), (), 5.0)
+    assert state.has_failed
+    assert state.tick(5.5) == []
+    assert sent(state.tick(6.1)) == [(rank_peer(3), Release(1))]
+    assert state.tick(6.5) == []
+
+
+Step = st.one_of(
+    st.tuples(st.just("ask"), st.lists(st.integers(2, 4), min_size=1, max_size=3, unique=True)),
+    st.tuples(st.just("answer"), st.integers(0, 10)),
+    st.tuples(st.just("die"), st.integers(2, 4)),
+    st.tuples(st.just("come"), st.integers(2, 4)),
+    st.tuples(st.just("cancel"), st.integers(0, 10)),
+)
+
+
+@given(st.lists(Step, max_size=40))
+def test_every_request_ends_once_whatever_happens(steps: list[tuple[str, Any]]) -> None:
+    state = peers()
+    alive: dict[int, bool] = {}
+    life = dict.fromkeys((2, 3, 4), -1)
+    asked: dict[int, list[int]] = {}
+    ends: dict[int, int] = {}
+    order: dict[bytes, list[int]] = {}
+
+    def took(effects: list[PeerEffect]) -> None:
+        for id in resolved(effects):
+            ends[id] = ends.get(id, 0) + 1
+        for peer, message in sent(effects):
+            if isinstance(message, Ping):
+                order.setdefault(peer, []).append(message.id)
+
+    for kind, what in steps:
+        if kind == "ask":
+            id = len(asked) + 1
+            asked[id] = what
+            took(state.request(id, what, pack(Ping(id))))
+        elif kind == "come" and not alive.get(what):
+            life[what] += 1
+            alive[what] = True
+            took(state.news(up(what, life[what]), 0.0))
+        elif kind == "die" and alive.get(what):
+            alive[what] = False
+            took(state.news(PeerNews(what, life[what], "", DEATH), 0.0))
+        elif asked and kind == "answer":
+            id = what % len(asked) + 1
+            for proc in asked[id]:
+                if alive.get(proc):
+                    took(state.answered(proc, Result(id, Payload()), (), 0.0))
+        elif asked and kind == "cancel":
+            took(state.cancel(what % len(asked) + 1, 0.0))
+    for proc in (2, 3, 4):
+        took(state.news(PeerNews(proc, life[proc] + 1, "", DEATH), 0.0))
+    assert ends == dict.fromkeys(asked, 1)
+    assert state.pending == 0
+    assert all(ids == sorted(ids) for ids in order.values())

@@ -1,0 +1,111 @@
+"""A rank takes over the directory and the path of the controller, where its machine has them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from monarch_kernel.runtime.worker.environment import path_here
+
+CONTROLLER = [
+    "",
+    "/home/ada/project",
+    "/opt/c/lib/python311.zip",
+    "/opt/c/lib/python3.11",
+    "/opt/c/lib/python3.11/lib-dynload",
+]
+CONTROLLER += ["/opt/c/lib/python3.11/site-packages", "/home/ada/editable"]
+HOST = ["/usr/lib/python3.11", "/usr/lib/python3/dist-packages", "/srv/monarch"]
+
+
+def test_where_nothing_is_shared_the_hosts_own_path_is_left() -> None:
+    assert path_here(CONTROLLER, HOST, lambda path: False) == ["", *HOST]
+
+
+def test_folders_that_are_here_too_keep_their_place_before_or_behind_the_libraries() -> None:
+    assert path_here(CONTROLLER, HOST, lambda path: True) == ["", "/home/ada/project", *HOST, "/home/ada/editable"]
+
+
+def test_packages_of_the_controllers_interpreter_are_not_taken_though_they_are_here() -> None:
+    theirs = ["/a/lib64/python3.12/site-packages", "/a/lib/python3/dist-packages/x.egg", "/a/site-packages"]
+    assert path_here(theirs, HOST, lambda path: True) == HOST
+
+
+def test_the_same_interpreter_has_the_same_path() -> None:
+    assert path_here(CONTROLLER[2:], CONTROLLER[2:], lambda path: True) == CONTROLLER[2:]
+
+
+SETTLE = """
+import json, os, sys
+from monarch_kernel.runtime.worker.environment import settle
+from monarch_kernel.net.wire.messages import RankSpec
+before = list(sys.path)
+cwd, sys_path, threads = json.loads(sys.argv[1])
+settle(RankSpec(1, 0, 2, 0, 2, (("ranks", 2),), "m", "cpu", threads, {"X": "y"}, cwd, tuple(sys_path)))
+print(json.dumps([os.getcwd(), [entry for entry in sys.path if entry not in before], os.environ["OMP_NUM_THREADS"]]))
+"""
+
+
+def settled(where: Path, cwd: str, sys_path: list[str], threads: int = 0) -> list[object]:
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    package = str(Path(__file__).parents[3])
+    done = subprocess.run(
+        [sys.executable, "-c", SETTLE, json.dumps([cwd, sys_path, threads])],
+        env={**environment, "PYTHONPATH": package},
+        cwd=where,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    found: list[object] = json.loads(done.stdout)
+    return found
+
+
+def test_a_directory_of_the_controllers_is_taken_where_there_is_one(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    cpus = str(max(1, len(os.sched_getaffinity(0)) // 2))
+    assert settled(tmp_path, str(there), [str(there), "/no/such"]) == [str(there), [str(there)], cpus]
+
+
+def test_else_the_rank_stays_where_the_engine_has_put_the_agent(tmp_path: Path) -> None:
+    assert settled(tmp_path, "/no/such/directory", ["/no/such"])[:2] == [str(tmp_path), []]
+
+
+def test_on_its_own_machine_the_controller_has_settled_all(tmp_path: Path) -> None:
+    path = ["/no/such", str(Path(__file__).parents[3])]
+    assert settled(tmp_path, str(tmp_path), path, threads=3)[1:] == [["/no/such"], "3"]
+    with pytest.raises(AssertionError, match="FileNotFoundError"):
+        settled(tmp_path, "/no/such/directory", path, threads=3)
+
+
+STEPS = """
+import os, resource
+from monarch_kernel.runtime.worker.environment import settle
+from monarch_kernel.net.wire.messages import RankSpec
+settle(RankSpec(1, 0, 1, 0, 1, (("ranks", 1),), "m", "cpu", 1, {}, os.getcwd(), ()))
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(8):
+        blocks = [bytearray(b"x") * (4 << 20) for _ in range(4)]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+faults()
+print(sorted(faults() for _ in range(9))[4])
+"""
+TOLD = [{"MALLOC_MMAP_THRESHOLD_": "131072"}, {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=131072"}]
+
+
+@pytest.mark.parametrize(("told", "is_kept"), [({}, True), *((told, False) for told in TOLD)])
+def test_memory_that_a_step_has_freed_is_there_for_the_next_unless_the_user_says_what_to_keep(
+    told: dict[str, str], is_kept: bool
+) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), **told}
+    done = subprocess.run([sys.executable, "-c", STEPS], env=environment, capture_output=True, text=True, check=True)
+    faults = int(done.stdout)
+    assert (faults < 100) == is_kept, faults  # of 32 blocks with 1,024 pages each

@@ -1,0 +1,92 @@
+"""Checkpoints that are replaced or removed while a program looks at them."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from monarch_kernel.errors import CheckpointError
+from monarch_kernel.train.checkpoint.atomic_directory import begin, describe, finish, latest
+
+CONTENTS = {"names": {}, "tensors": {}, "ranks": 1, "torch": "2"}
+N_LOOKS = 3000
+
+
+def save(path: Path) -> None:
+    making = begin(path)
+    for number in range(4):
+        (making / f"{number}.distcp").touch()
+    finish(making, path, CONTENTS)
+
+
+@contextmanager
+def meanwhile(do: Callable[[int], None]) -> Iterator[None]:
+    """Have another thread do something with 0, 1, 2 and so on."""
+    over = threading.Event()
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        number = 0
+        try:
+            while not over.is_set():
+                do(number)
+                number += 1
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+    assert not failures
+
+
+def test_a_checkpoint_that_another_replaces_is_there_all_the_time(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "last"
+    save(path)
+    with meanwhile(lambda number: save(path)):
+        for _ in range(N_LOOKS):
+            assert describe(path).ranks == 1
+            assert latest(path.parent) == path
+
+
+def test_a_save_that_was_killed_in_the_midst_leaves_the_former_one_to_be_found(tmp_path: Path) -> None:
+    save(tmp_path / "a")
+    (tmp_path / "a").rename(tmp_path / ".a.last-0123abcd")  # the other one was to take its place
+    assert latest(tmp_path) == tmp_path / "a"
+    assert describe(tmp_path / "a").path == tmp_path / ".a.last-0123abcd"
+
+
+def test_one_that_is_removed_is_not_the_latest(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    save(folder / "best")
+
+    def save_and_remove(number: int) -> None:
+        save(folder / f"step-{number}")
+        shutil.rmtree(folder / f"step-{number}")
+
+    with meanwhile(save_and_remove):
+        for _ in range(N_LOOKS):
+            assert latest(folder) is not None
+
+
+def test_one_that_is_damaged_is_an_error_of_the_latest(tmp_path: Path) -> None:
+    save(tmp_path / "a")
+    save(tmp_path / "b")
+    (tmp_path / "b" / "monarch.json").write_text("{")
+    with pytest.raises(CheckpointError, match="can't be read"):
+        latest(tmp_path)
+
+
+def test_in_a_folder_that_is_not_there_is_none(tmp_path: Path) -> None:
+    assert latest(tmp_path / "runs") is None
+    (tmp_path / "file").touch()
+    assert latest(tmp_path / "file") is None

@@ -1,0 +1,131 @@
+"""Steps that an error cut off: the next ones are those of a model that has not had them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.ranks import Ranks
+
+pytestmark = pytest.mark.timeout(200)
+
+TRAP = """
+class Trap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        if "forward" in traps:
+            traps.clear()
+            raise ValueError("trapped in the forward")
+        return x.clone()
+    @staticmethod
+    def backward(ctx, grad):
+        if "backward" in traps:
+            traps.clear()
+            raise ValueError("trapped in the backward")
+        return grad
+
+class Trapped(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.inner = nn.Linear(width, width)
+    def forward(self, x):
+        return self.inner(Trap.apply(x))
+
+traps = set()
+def make():
+    torch.manual_seed(1)
+    return Net(lambda width: Trapped(width))
+"""
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("strategy", ["fsdp", "hsdp", "ddp", "kept"])
+def test_training_goes_on_as_if_it_had_not_been(four: Ranks, two: Ranks, strategy: str, where: str) -> None:
+    options = {
+        "hsdp": "mesh=init_device_mesh('cpu', (2, 2), mesh_dim_names=('copies', 'shards')), strategy='hsdp'",
+        "kept": "strategy='fsdp', replicate=['blocks.1.norm.weight']",
+    }.get(strategy, f"strategy='{strategy}'")
+    ranks = four if strategy == "hsdp" else two
+    ranks.run(TRAP)
+    ranks.run(
+        f"""
+model = make()
+reference = copy.deepcopy(model)
+model = parallelize(model, **{{"mesh": mesh, "example": batch(0, 4), "quiet": True, **dict({options})}})
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+ours = train(model, world_size, rank, optimizer=optimizer)
+traps.add({where!r})
+try:
+    loss_of(model, batch(77).chunk(world_size)[rank]).backward()
+except ValueError as error:
+    assert "trapped" in str(error), error
+else:
+    raise AssertionError("nothing was trapped")
+ours = torch.cat([ours, train(model, world_size, rank, optimizer=optimizer)])
+optimizer = torch.optim.AdamW(reference.parameters(), lr=1e-2)
+alone = torch.cat([train(reference, optimizer=optimizer), train(reference, optimizer=optimizer)])
+torch.testing.assert_close(ours, alone, atol=2e-5, rtol=1e-4)
+same(model, reference)
+"""
+    )
+
+
+def test_a_model_of_a_former_group_says_so(two: Ranks) -> None:
+    ranks = two
+    ranks.run(TRAP)
+    said = ranks.run(
+        """
+from monarch_kernel.train.parallel.reset_step import forget_step
+model = parallelize(make(), mesh, "fsdp", example=batch(0, 4), quiet=True)
+forget_step(model)
+known = dist.distributed_c10d._world.pg_map
+kept, group = dict(known), mesh.get_group()
+traps.add("forward")
+try:
+    model(batch(0, 4))
+except ValueError:
+    pass
+del known[group]
+said = ""
+try:
+    model(batch(0, 4))
+except RuntimeError as error:
+    said = str(error)
+finally:
+    known.update(kept)
+said
+"""
+    )
+    for value in said:
+        assert "run the cells again that make the model" in value
+
+
+def test_what_torch_can_not_forget_is_said_only_where_a_step_was_cut_off(two: Ranks) -> None:
+    """As before torch 2.13."""
+    two.run(TRAP)
+    for value in two.run(
+        """
+from torch.distributed.fsdp import FSDPModule
+from monarch_kernel.train.parallel.reset_step import forget_step
+model = parallelize(make(), mesh, "fsdp", example=batch(0, 4), quiet=True)
+train(model, world_size, rank)
+reset = FSDPModule.reset_iter_state
+del FSDPModule.reset_iter_state
+said = ""
+try:
+    forget_step(model)
+    train(model, world_size, rank)
+    traps.add("backward")
+    try:
+        loss_of(model, batch(7)).backward()
+    except ValueError:
+        pass
+    forget_step(model)
+except RuntimeError as error:
+    said = str(error)
+finally:
+    FSDPModule.reset_iter_state = reset
+not traps, said
+"""
+    ):
+        assert value[0]
+        assert "a step was cut off, by an error or an interrupt, and FSDP of torch" in value[1]

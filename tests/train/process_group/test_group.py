@@ -1,0 +1,716 @@
+"""The process group of a mesh: formed, used, broken, and formed again in the same processes."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from monarch_kernel.actor import Actor, Future, ProcMesh, SupervisionError, endpoint, this_host
+from monarch_kernel.errors import RemoteError
+from monarch_kernel.notebook.view.stacks import stacks_text
+from monarch_kernel.runtime.diagnostics.stacks import Doing
+from monarch_kernel.runtime.host.connection_holder import HOLD_S
+from monarch_kernel.runtime.host.processes import start_ticks
+from monarch_kernel.train.process_group.worker import GroupStore, RankGroup, _copy, _sockets
+from tests.support.ranks import wait_until_in_collective
+from tests.support.timing import Bar
+from tests.support.waiting import LONG_S, wait_for_files, wait_until
+
+SUM = "x = torch.ones(3) * (rank + 1); dist.all_reduce(x); x.tolist()"
+IMPORTS = "import os, pathlib, time, torch, torch.distributed as dist"
+# Lets go of the connections to the store, whose other ends are in this process.
+LEAVE = """
+import gc
+mesh = x = work = before = None
+if dist.is_initialized():
+    dist.destroy_process_group()
+gc.collect()
+"""
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[GroupStore]:
+    store = GroupStore()
+    yield store
+    store.close()
+
+
+@pytest.fixture(scope="module")
+def procs(session: None, store: GroupStore) -> Iterator[ProcMesh]:
+    mesh = this_host().spawn_procs({"dp": 2, "tp": 2}, device="cpu")
+    mesh.run(IMPORTS).get(LONG_S)
+    store.form(mesh).get(LONG_S)  # once, so that the store is there before any test
+    mesh.run(LEAVE).get(LONG_S)
+    yield mesh
+    mesh.stop(grace_s=0).get(LONG_S)
+
+
+@pytest.fixture
+def group(procs: ProcMesh, store: GroupStore) -> Iterator[ProcMesh]:
+    """The four ranks with a fresh group, whatever the last test did to it."""
+    store.form(procs).get(LONG_S)
+    yield procs
+    procs.run(LEAVE).get(LONG_S)
+
+
+def others(store: GroupStore, size: int) -> ProcMesh:
+    mesh = this_host().spawn_procs({"r": size}, device="cpu")
+    mesh.run(IMPORTS).get(LONG_S)
+    store.form(mesh).get(LONG_S)
+    return mesh
+
+
+# -- formed
+
+
+def test_collectives_run_on_all_ranks(group: ProcMesh) -> None:
+    future = group.run(SUM)
+    assert future.get(LONG_S).values() == ([10.0] * 3,) * 4
+    assert future.in_step
+
+
+def test_scripts_for_torchrun_find_what_they_expect(group: ProcMesh) -> None:
+    names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"]
+    found = group.run(f"[int(os.environ[name]) for name in {names}]").get(LONG_S).values()
+    assert found == tuple([rank, 4, rank, 4, 0, 1] for rank in range(4))
+    assert (
+        group.run("dist.is_torchelastic_launched(), dist.get_backend()").get(LONG_S).values() == ((True, "gloo"),) * 4
+    )
+
+
+def test_a_scripts_own_initialisation_finds_the_group(group: ProcMesh) -> None:
+    code = "before = dist.group.WORLD\ndist.init_process_group('gloo')\nbefore is dist.group.WORLD"
+    assert group.run(code).get(LONG_S).values() == (True,) * 4
+    assert (
+        group.run("dist.destroy_process_group(); dist.init_process_group('gloo')\n" + SUM).get(LONG_S).values()
+        == ([10.0] * 3,) * 4
+    )
+
+
+def test_the_device_mesh_has_the_axes_of_the_mesh(group: ProcMesh) -> None:
+    code = "mesh.mesh_dim_names, tuple(mesh.shape), mesh.get_local_rank('dp'), mesh.get_local_rank('tp')"
+    assert group.run(code).get(LONG_S).values() == tuple(
+        (("dp", "tp"), (2, 2), rank // 2, rank % 2) for rank in range(4)
+    )
+    code = "x = torch.tensor([float(rank)]); dist.all_reduce(x, group=mesh.get_group('tp')); x.item()"
+    assert group.run(code).get(LONG_S).values() == (1.0, 1.0, 5.0, 5.0)
+
+
+def test_forming_again_and_again_keeps_variables_and_descriptors(group: ProcMesh, store: GroupStore) -> None:
+    count = "len(os.listdir('/proc/self/fd'))"
+    group.run("kept = torch.arange(rank)").get(LONG_S)
+    before = group.run(count).get(LONG_S).values()
+    for _ in range(5):
+        store.form(group).get(LONG_S)
+        assert group.run(SUM).get(LONG_S).values()[0] == [10.0] * 3
+    assert group.run("kept.tolist()").get(LONG_S).values() == tuple(list(range(rank)) for rank in range(4))
+    after = group.run(count).get(LONG_S).values()
+    assert all(b - a <= 4 for a, b in zip(before, after)), (before, after)
+
+
+@pytest.mark.parametrize("size", [1, 3, 2])
+def test_meshes_of_other_sizes_have_groups_of_their_own(group: ProcMesh, store: GroupStore, size: int) -> None:
+    mesh = others(store, size)
+    try:
+        assert mesh.run(SUM).get(LONG_S).values() == ([size * (size + 1) / 2] * 3,) * size
+        assert group.run(SUM).get(LONG_S).values() == ([10.0] * 3,) * 4
+    finally:
+        mesh.stop(grace_s=0).get()
+
+
+# -- its store
+
+
+class Watcher(Actor):
+    """Sees what waits in the stores of its process, whatever that does."""
+
+    @endpoint
+    def n_waiting(self) -> int:
+        from monarch_kernel.runtime.rpc.handles import HOME
+
+        found: int = HOME.asker.stores.n_waiting
+        return found
+
+
+def listening() -> set[tuple[str, int]]:
+    """The TCP ports at which this process listens."""
+    found = psutil.Process().net_connections("tcp")
+    return {tuple(each.laddr) for each in found if each.status == psutil.CONN_LISTEN}
+
+
+def test_nothing_listens_where_ranks_meet(procs: ProcMesh) -> None:
+    """A stranger who reaches a store of torch's own has ranks unpickle what he likes: it asks nobody for a password."""
+    before = listening()
+    store = GroupStore()
+    mesh = others(store, 2)
+    try:
+        assert mesh.run(SUM).get(LONG_S).values() == ([3.0] * 3,) * 2
+        assert listening() == before
+        (port,) = set(mesh.run("int(os.environ['MASTER_PORT'])").get(LONG_S).values())
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), 5)
+        kinds = "{type(each).__name__ for each in __import__('gc').get_objects() if isinstance(each, dist.TCPStore)}"
+        assert mesh.run(kinds).get(LONG_S).values() == (set(),) * 2
+    finally:
+        mesh.stop(grace_s=0).get()
+
+
+def test_groups_of_all_kinds_meet_in_the_store(group: ProcMesh) -> None:
+    code = """
+from torch.distributed.device_mesh import init_device_mesh
+square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+flat = square[("a", "b")]._flatten("ab")
+some = dist.new_group([1, 3])
+found = [None] * 4
+dist.all_gather_object(found, rank)
+sums = []
+for each in (square.get_group("a"), square.get_group("b"), flat.get_group()):
+    x = torch.tensor([float(rank)]); dist.all_reduce(x, group=each); sums.append(x.item())
+if rank in (1, 3):
+    x = torch.tensor([float(rank)]); dist.all_reduce(x, group=some); sums.append(x.item())
+dist.monitored_barrier()
+square = flat = some = each = None
+sums, found
+"""
+    assert group.run(code).get(LONG_S).values() == (
+        ([2.0, 1.0, 6.0], [0, 1, 2, 3]),
+        ([4.0, 1.0, 6.0, 4.0], [0, 1, 2, 3]),
+        ([2.0, 5.0, 6.0], [0, 1, 2, 3]),
+        ([4.0, 5.0, 6.0, 4.0], [0, 1, 2, 3]),
+    )
+
+
+def test_the_store_does_what_torchs_own_does(group: ProcMesh) -> None:
+    code = """
+import datetime
+store = dist.distributed_c10d._get_default_store()
+if rank == 0: store.set("text", "hello"); store.set("bytes", b"\\0\\xff")
+store.wait(["text", "bytes"])
+total = store.add("number", 0)
+dist.barrier()
+store.add("number", rank); dist.barrier()
+found = [store.get("text"), store.get("bytes"), store.get("number"), store.check(["text", "none"]), store.check(["text"])]
+dist.barrier()
+if rank == 1:
+    found += [store.compare_set("text", "other", "new"), store.compare_set("text", "hello", "new"), store.get("text")]
+    found += [store.delete_key("text"), store.delete_key("text"), store.check(["text"])]
+    store.append("parts", "a"); store.append("parts", "b")
+    store.multi_set(["x", "y"], ["1", "2"])
+    found += [store.multi_get(["parts", "x", "y"]), store.num_keys() > 4, store.clone().get("x")]
+dist.barrier()
+try: store.wait(["none"], datetime.timedelta(seconds=0.05))
+except dist.DistStoreError as error: found.append("none" in str(error))
+try: store.add("bytes", 1)
+except dist.DistStoreError as error: found.append("not a number" in str(error))
+store = None
+found
+"""
+    common = [b"hello", b"\0\xff", b"6", False, True]
+    changed = [b"hello", b"new", b"new", True, False, False, [b"ab", b"1", b"2"], True, b"1"]
+    assert group.run(code).get(LONG_S).values() == tuple(
+        [*common, *(changed if rank == 1 else []), True, True] for rank in range(4)
+    )
+
+
+def test_the_rendezvous_of_the_environment_meets_in_the_store(group: ProcMesh) -> None:
+    code = """
+store, *place = next(dist.rendezvous("env://"))
+store.set(f"here/{rank}", "")
+store.wait([f"here/{each}" for each in range(4)])
+store = None
+place
+"""
+    assert group.run(code).get(LONG_S).values() == tuple([rank, 4] for rank in range(4))
+
+
+@pytest.fixture
+def waiting(
+    procs: ProcMesh, store: GroupStore, by_value: None, tmp_path: Path
+) -> Iterator[tuple[ProcMesh, Future[Any], Path]]:
+    """A mesh whose rank 1 is busy until a file is there, while all others wait for it in the store."""
+    mesh, go = others(store, 3), tmp_path / "go"
+    watcher = mesh[[0]].spawn("watcher", Watcher)
+    mesh[[1]].run(f"while not pathlib.Path(r'{go}').exists(): time.sleep(0.002)")
+    forming = store.form(mesh)
+    wait_until(lambda: sum(watcher.n_waiting.call().get(LONG_S).values()) == 2, "two ranks to wait")
+    yield mesh, forming, go
+    mesh.stop(grace_s=0).get()
+
+
+def test_an_interrupt_ends_the_wait_for_a_rank_that_does_not_come(
+    waiting: tuple[ProcMesh, Future[Any], Path], store: GroupStore, bar: Bar
+) -> None:
+    mesh, forming, go = waiting
+    with bar.below(5, "the interrupt"):
+        forming.interrupt()
+        error = forming.exception(LONG_S)
+    assert isinstance(error, RemoteError)
+    assert {report.kind for report in error.reports.values()} == {"interrupted"}
+    go.touch()
+    store.form(mesh).get(LONG_S)
+    assert mesh.run(SUM).get(LONG_S).values() == ([6.0] * 3,) * 3
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_death_ends_the_wait_for_a_rank_that_does_not_come(
+    waiting: tuple[ProcMesh, Future[Any], Path], dead: int, bar: Bar
+) -> None:
+    """Also the death of the one that keeps the keys."""
+    mesh, forming, go = waiting
+    with bar.below(5, "the end"):
+        os.kill(mesh.view().ranks[dead].pid, signal.SIGKILL)
+        go.touch()
+        error = forming.exception(LONG_S)
+    assert isinstance(error, SupervisionError)
+    kinds = {point.rank: report.kind for point, report in error.reports.items()}
+    assert kinds.pop(dead) == "lost"
+    assert set(kinds.values()) == {"released"}
+
+
+# -- broken
+
+
+def test_an_interrupt_frees_ranks_that_wait_for_a_missing_one(group: ProcMesh, store: GroupStore, bar: Bar) -> None:
+    group.run("kept = rank * 7").get(LONG_S)
+    some = group[[0, 1, 3]]
+    future = some.run(SUM)
+    wait_until_in_collective(some)
+    with bar.below(5, "the interrupt"):
+        future.interrupt()
+        error = future.exception(LONG_S)
+    assert isinstance(error, RemoteError)
+    assert error.ranks == (0, 1, 3)
+    assert {report.kind for report in error.reports.values()} == {"interrupted"}
+    assert not future.in_step
+    store.form(group).get(LONG_S)
+    assert group.run(SUM).get(LONG_S).values() == ([10.0] * 3,) * 4
+    assert group.run("kept").get(LONG_S).values() == (0, 7, 14, 21)
+
+
+def test_an_error_on_one_rank_releases_those_that_wait_for_it(group: ProcMesh, store: GroupStore, bar: Bar) -> None:
+    with bar.below(10, "the release"):
+        error = group.run(f"if rank == 2: raise ValueError('no data')\n{SUM}").exception(LONG_S)
+    assert isinstance(error, RemoteError)
+    kinds = {point.rank: report.kind for point, report in error.reports.items()}
+    assert kinds == {0: "released", 1: "released", 2: "exception", 3: "released"}
+    assert error.rank == 2
+    assert isinstance(error.exception, ValueError)
+    store.form(group).get(LONG_S)
+    assert group.run(SUM).get(LONG_S).values() == ([10.0] * 3,) * 4
+
+
+@pytest.mark.parametrize("late", [0, 1, 3])
+def test_a_rank_that_comes_late_to_a_collective_is_released_with_the_others(group: ProcMesh, late: int) -> None:
+    """The others' release closes its connections before it has waited long enough for a release of its own."""
+    code = f"if rank == 2: raise ValueError('no data')\nif rank == {late}: time.sleep(0.7)\n{SUM}"
+    error = group.run(code).exception(LONG_S)
+    assert isinstance(error, RemoteError)
+    kinds = {point.rank: report.kind for point, report in error.reports.items()}
+    assert kinds == {0: "released", 1: "released", 2: "exception", 3: "released"}
+
+
+def test_ranks_that_compute_are_not_released(group: ProcMesh, store: GroupStore) -> None:
+    code = "if rank == 0: raise ValueError('no data')\nend = time.monotonic() + 2.5\nwhile time.monotonic() < end: pass\n'done'"
+    error = group.run(code).exception(LONG_S)
+    assert isinstance(error, RemoteError)
+    assert error.ranks == (0,)
+    assert set(error.results.values()) == {"done"}
+    assert group.run(SUM).get(LONG_S).values() == ([10.0] * 3,) * 4  # the group is as good as it was
+
+
+def test_ranks_at_different_collectives_are_reported(group: ProcMesh) -> None:
+    future = group.run("if rank != 1: work = dist.barrier(async_op=True)")
+    future.get(LONG_S)
+    assert not future.in_step
+
+
+def test_collectives_are_named_on_ranks_that_are_outside_of_some_group(group: ProcMesh) -> None:
+    group.run("work = [dist.new_group([0, 1]), dist.new_group([2, 3])]").get(LONG_S)
+    running = group.run(
+        "if rank == 1: time.sleep(1000)\n"
+        "dist.all_reduce(torch.ones(2, 3), group=mesh.get_group('tp') if rank == 3 else None)"
+    )
+
+    def waiting() -> dict[int, Doing]:
+        found = {rank: each for rank, each in group.doing().get(LONG_S).items() if isinstance(each, Doing)}
+        return found if len(found) == 4 and all(found[rank].collectives for rank in (0, 2, 3)) else {}
+
+    doing = wait_until(waiting, "all ranks but one to wait in a collective")
+    assert [each.unknown for each in doing.values()] == [""] * 4
+    named = {
+        rank: [(wait.operation, wait.group, wait.members, wait.shapes) for wait in each.collectives]
+        for rank, each in doing.items()
+    }
+    of_all, of_axis = ("all_reduce", "", (0, 1, 2, 3), "2x3"), ("all_reduce", "tp", (2, 3), "2x3")
+    assert named == {0: [of_all], 1: [], 2: [of_all], 3: [of_axis]}
+    text = stacks_text(group.view(), doing)
+    assert "waits in all_reduce #" in text
+    assert "[1,3] have not started it" in text
+    assert "of group tp [2-3]" in text
+    assert "[2] has not started it" in text
+    running.interrupt()
+    assert running.exception(LONG_S) is not None
+
+
+def test_a_recorder_that_cannot_be_read_is_reported_and_breaks_nothing(group: ProcMesh) -> None:
+    group.run(
+        "from torch._C import _distributed_c10d as c10d\nread, c10d._dump_fr_trace_json = c10d._dump_fr_trace_json, "
+        "lambda **options: '{\"entries\": [{}]}'"
+    ).get(LONG_S)
+    try:
+        doing = group.doing().get(LONG_S)
+        assert [isinstance(each, Doing) and each.unknown for each in doing.values()] == [
+            "KeyError: 'time_created_ns'"
+        ] * 4
+        running = group.run("time.sleep(1000)")
+        wait_until(
+            lambda: all(isinstance(each, Doing) and each.activities for each in group.doing().get(LONG_S).values()),
+            "the cell to run",
+        )
+        text = stacks_text(group.view(), group.doing().get(LONG_S))
+        assert "    its collectives are not known: KeyError: 'time_created_ns'" in text.splitlines()
+        running.interrupt()
+        assert running.exception(LONG_S) is not None
+    finally:
+        group.run("c10d._dump_fr_trace_json = read").get(LONG_S)
+    assert group.run(SUM).get(LONG_S).values() == ([10.0] * 3,) * 4
+
+
+def test_the_death_of_a_rank_in_a_collective_frees_the_others(store: GroupStore, procs: ProcMesh, bar: Bar) -> None:
+    mesh = others(store, 3)
+    try:
+        with bar.below(10, "the release"):
+            error = mesh.run(f"if rank == 1: os.kill(os.getpid(), {int(signal.SIGKILL)})\n{SUM}").exception(LONG_S)
+        assert isinstance(error, SupervisionError)
+        assert error.rank == 1
+        assert "killed by SIGKILL" in str(error)
+        assert mesh[[0, 2]].run("rank").get(LONG_S).values() == (0, 2)  # the survivors' processes live on
+        with pytest.raises(SupervisionError, match="forming the process group of"):
+            store.form(mesh).get(LONG_S)
+    finally:
+        mesh.stop(grace_s=0).get()
+
+
+@pytest.mark.parametrize("blocked", [SUM, "dist.barrier()", "dist.broadcast(torch.ones(3), 1)"])
+def test_the_death_of_a_rank_frees_those_at_once_that_wait_for_one_that_is_freed(
+    procs: ProcMesh, store: GroupStore, blocked: str, bar: Bar
+) -> None:
+    """In some of gloo's collectives ranks have no connection to the dead one, and would wait for its neighbours for ever."""
+    mesh = others(store, 4)
+    try:
+        future = mesh.run(f"if rank == 1: time.sleep(600)\n{blocked}\n{SUM}")
+        wait_until_in_collective(mesh[[0, 2, 3]])
+        with bar.below(0.8, "the release"):  # less than the time that others have to join
+            os.kill(mesh.view().ranks[1].pid, signal.SIGKILL)
+            error = future.exception(LONG_S)
+        assert isinstance(error, SupervisionError)
+        assert {point.rank: report.kind for point, report in error.reports.items()} == dict.fromkeys(
+            (0, 2, 3), "released"
+        ) | {1: "lost"}
+    finally:
+        mesh.stop(grace_s=0).get()
+
+
+def test_the_death_of_a_rank_leaves_groups_alone_that_it_was_not_in(procs: ProcMesh, store: GroupStore) -> None:
+    mesh = this_host().spawn_procs({"dp": 2, "tp": 2}, device="cpu")
+    try:
+        mesh.run(IMPORTS).get(LONG_S)
+        store.form(mesh).get(LONG_S)
+        theirs = "x = torch.ones(1) * rank; dist.all_reduce(x, group=mesh.get_group('tp')); x.item()"
+        later = "import signal\nif rank == 0: os.kill(os.getpid(), signal.SIGKILL)\nif rank > 1: time.sleep(1)"
+        error = mesh.run(f"{later}\n{theirs}").exception(LONG_S)
+        assert isinstance(error, SupervisionError)
+        assert {point.rank: value for point, value in error.results.items()} == {2: 5.0, 3: 5.0}
+        assert {point.rank: report.kind for point, report in error.reports.items()} == {0: "lost", 1: "released"}
+    finally:
+        mesh.stop(grace_s=0).get()
+
+
+SPY = """
+from torch.distributed import distributed_c10d as helpers
+limits_s, original = [], helpers.ProcessGroupGloo
+class Spy(original):
+    def __init__(self, *args, timeout, **kwargs):
+        limits_s.append(timeout.total_seconds())
+        super().__init__(*args, timeout=timeout, **kwargs)
+helpers.ProcessGroupGloo = Spy
+"""
+
+
+def test_gloo_waits_for_what_is_sent_and_received_as_long_as_the_group_does(group: ProcMesh, store: GroupStore) -> None:
+    """Gloo takes the limit of sends, receives and monitored barriers from the moment when it connects the ranks."""
+    group.run(SPY).get(LONG_S)
+    try:
+        store.form(group).get(LONG_S)
+        assert group.run("set(limits_s)").get(LONG_S).values() == ({1800.0},) * 4
+        own = "import datetime; own = dist.new_group(timeout=datetime.timedelta(seconds=77)); own = None; limits_s[-1]"
+        assert group.run(own).get(LONG_S).values() == (77.0,) * 4
+    finally:
+        group.run("helpers.ProcessGroupGloo = original").get(LONG_S)
+
+
+@pytest.mark.slow
+def test_a_peer_that_computes_for_8_s_is_waited_for(group: ProcMesh) -> None:
+    wait = """
+import time
+def late(f, *args): rank != 0 or time.sleep(8); return f(*args)
+x, said, sub = torch.zeros(2), [None], dist.new_group([0, 1])
+if rank == 0: late(dist.send, torch.ones(2), 1)
+if rank == 1: dist.recv(x, 0)
+if rank == 0: late(dist.send_object_list, ["a"], 1)
+if rank == 1: dist.recv_object_list(said, 0)
+if rank == 0: late(dist.send, torch.ones(2), 1, sub)
+if rank == 1: dist.recv(x, 0, sub)
+late(dist.monitored_barrier)
+sub = None
+x.tolist(), said
+"""
+    assert group.run(wait).get(LONG_S).values()[1] == ([1.0, 1.0], ["a"])
+
+
+DIE_IN_THE_WINDOW = """
+import gc, signal
+from monarch_kernel.runtime.worker.store import StoreClient
+client = next(each for each in gc.get_objects() if type(each) is StoreClient)
+def ask(operation, keys=(), *args, **kwargs):
+    found = StoreClient.ask(client, operation, keys, *args, **kwargs)
+    if operation == "get" and "cpu" in keys[0]: os.kill(os.getpid(), signal.SIGKILL)
+    return found
+if rank == {dead}: client.ask = ask
+"""
+
+
+@pytest.mark.parametrize("dead", [1, 3])
+def test_a_death_between_the_addresses_and_the_connections_frees_ranks_that_wait_for_a_connection(
+    procs: ProcMesh, store: GroupStore, dead: int, bar: Bar
+) -> None:
+    mesh = others(store, 4)
+    try:
+        mesh.run(DIE_IN_THE_WINDOW.format(dead=dead)).get(LONG_S)
+        with bar.below(5, "the end"):
+            error = store.form(mesh).exception(LONG_S)
+        assert isinstance(error, SupervisionError)
+        kinds = {point.rank: report.kind for point, report in error.reports.items()}
+        assert kinds.pop(dead) == "lost"
+        assert set(kinds.values()) <= {"released"}
+    finally:
+        mesh.stop(grace_s=0).get()
+
+
+def test_sockets_of_the_user_are_not_taken_for_those_of_a_group_that_is_no_more(
+    group: ProcMesh, store: GroupStore
+) -> None:
+    """The system reuses the number of a descriptor at once."""
+    pair = "dist.destroy_process_group(); mesh = None; gc.collect(); pairs = [socket.socketpair() for _ in range(40)]"
+    group.run(f"import gc, socket\n{pair}").get(LONG_S)
+    for _ in range(2):  # the second time the first group is aborted
+        store.form(group).get(LONG_S)
+    use = "[(a.send(b'x'), b.recv(1)) for a, b in pairs] == [(1, b'x')] * 40"
+    assert set(group.run(use).get(LONG_S).values()) == {True}
+    group.run("[end.close() for pair in pairs for end in pair]; pairs = None").get(LONG_S)
+
+
+def test_a_connection_whose_number_was_reused_is_not_taken_for_the_former_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+        former = socket.create_connection(address)
+        number = former.fileno()
+        (seen,) = (each for each in _sockets() if each.fd == number)
+        copy = _copy(seen)
+        assert copy is not None
+        copy.close()
+        with socket.create_connection(address) as other:
+            former.close()
+            os.dup2(other.fileno(), number)
+            assert _copy(seen) is None
+            os.close(number)
+
+
+ABORT_IN_THE_MIDST = """
+import gc, random, threading
+from monarch_kernel.train.process_group.worker import RankGroup
+ours = next(each for each in gc.get_objects() if type(each) is RankGroup)
+threading.Timer(0.02 + 0.004 * random.random(), ours.abort).start()
+x = torch.ones({n})
+try:
+    while True: dist.all_reduce(x)
+except RuntimeError as error:
+    said = str(error)
+said
+"""
+
+
+@pytest.mark.parametrize(
+    ("n", "times"),
+    [
+        (64, 5),
+        (4_000_000, 2),
+        pytest.param(64, 30, marks=pytest.mark.slow),
+        pytest.param(4_000_000, 10, marks=pytest.mark.slow),
+    ],
+)
+def test_a_group_that_is_aborted_in_the_midst_of_collectives_frees_all(
+    group: ProcMesh, store: GroupStore, n: int, times: int
+) -> None:
+    """Gloo forgets what it is about to send when the write fails, and a rank that waits for it waits for ever."""
+    for _ in range(times):
+        said = group.run(ABORT_IN_THE_MIDST.format(n=n)).get(LONG_S)
+        assert all("peer" in each for each in said.values()), said
+        store.form(group).get(LONG_S)
+
+
+WAIT = """
+said = ''
+try:
+    dist.all_reduce(torch.ones(3), group=globals().get('own'))
+except RuntimeError as error:
+    said = str(error)
+said
+"""
+
+
+@pytest.fixture
+def pair(procs: ProcMesh, store: GroupStore) -> Iterator[ProcMesh]:
+    mesh = others(store, 2)
+    yield mesh
+    mesh.stop(grace_s=0).get()
+
+
+def test_a_rank_that_leaves_a_group_is_seen_by_one_that_waits_for_it(pair: ProcMesh, bar: Bar) -> None:
+    """As in any script: the agent keeps connections open only when a rank dies."""
+    waits = pair[[0]].run(WAIT)
+    wait_until_in_collective(pair[[0]])
+    with bar.below(5, "the error"):
+        pair[[1]].run(LEAVE).get(LONG_S)
+        assert "peer" in waits.get(LONG_S).values()[0]
+
+
+def test_a_rank_whose_collective_has_failed_is_seen_by_one_that_waits_for_it(pair: ProcMesh, bar: Bar) -> None:
+    """Gloo closes the connections of a group then."""
+    pair.run("import datetime; own = dist.new_group(timeout=datetime.timedelta(seconds=0.5 if rank else 600))").get(
+        LONG_S
+    )
+    assert "imed out" in pair[[1]].run(WAIT).get(LONG_S).values()[0]
+    with bar.below(5, "the error"):
+        assert "peer" in pair[[0]].run(WAIT).get(LONG_S).values()[0]
+
+
+class Reducer(Actor):
+    @endpoint
+    def reduce(self, ready: str) -> None:
+        import torch
+        import torch.distributed as dist
+
+        Path(ready, str(dist.get_rank())).touch()
+        dist.all_reduce(torch.ones(3))
+
+
+class Boss(Actor):
+    @endpoint
+    def ask(self, reducers: Any, ready: str) -> None:
+        reducers.reduce.call(ready).get()
+
+
+def test_a_death_in_what_another_rank_asked_for_frees_all_before_their_connections_close(
+    procs: ProcMesh, by_value: None, store: GroupStore, tmp_path: Path, bar: Bar
+) -> None:
+    mesh, bosses = others(store, 3), this_host().spawn_procs({"r": 1}, device="cpu")
+    try:
+        reducers = mesh.spawn("reducers", Reducer)
+        future = bosses.spawn("boss", Boss).ask.call_one(reducers.slice(r=slice(0, 2)), str(tmp_path))
+        wait_for_files(tmp_path, "0", "1")
+        with bar.below(HOLD_S * 0.9, "the release"):
+            os.kill(mesh.view().ranks[1].pid, signal.SIGKILL)
+            assert future.exception(LONG_S) is not None
+    finally:
+        bosses.stop(grace_s=0).get()
+        mesh.stop(grace_s=0).get()
+
+
+UNTIL_IT_FAILS = """
+pathlib.Path(r'{ready}', str(rank)).touch()
+x, part = torch.ones(64), torch.ones(16)
+try:
+    while True:
+        dist.all_gather_into_tensor(x, part)
+        dist.reduce_scatter_tensor(part, x)
+        dist.all_reduce(x)
+except RuntimeError as error:
+    said = str(error)
+said
+"""
+
+
+@pytest.mark.parametrize("times", [2, pytest.param(60, marks=pytest.mark.slow)])
+def test_a_death_in_the_midst_of_collectives_frees_all(
+    procs: ProcMesh, store: GroupStore, tmp_path: Path, times: int
+) -> None:
+    """What a rank is about to send to the dead one is not lost: the agent keeps the connections of the dead one open.
+
+    The test stops the others for a moment, so that they have something to answer when it dies.
+    """
+    chance = random.Random(3)
+
+    def kill_one(attempt: int) -> None:
+        mesh = others(store, 4)
+        ready = tmp_path / str(attempt)
+        ready.mkdir()
+        future = mesh.run(UNTIL_IT_FAILS.format(ready=ready))
+        wait_for_files(ready, *"0123")
+        time.sleep(chance.uniform(0.02, 0.08))  # somewhere in a collective
+        dead = chance.randrange(4)
+        pids = [each.pid for each in mesh.view().ranks]
+        living = [pid for rank, pid in enumerate(pids) if rank != dead]
+        for pid in living:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(0.02)
+        os.kill(pids[dead], signal.SIGKILL)
+        wait_until(lambda: not start_ticks(pids[dead]), "the rank to be dead")
+        for pid in living:
+            os.kill(pid, signal.SIGCONT)
+        error = future.exception(LONG_S)
+        assert isinstance(error, SupervisionError), error
+        mesh.stop(grace_s=0).get()
+
+    for attempt in range(times):
+        kill_one(attempt)
+
+
+def test_forming_that_ends_while_it_is_aborted_and_two_aborts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace(is_initialized=lambda: False))
+    monkeypatch.setattr("monarch_kernel.train.process_group.worker._dist", lambda: sys.modules["torch.distributed"])
+    group = RankGroup.__new__(RankGroup)
+    vars(group).update(_spec=SimpleNamespace(device="cpu", world_size=3), _lock=threading.Lock(), _closing=[])
+    vars(group).update(_client=SimpleNamespace(end=lambda dead: None))
+    vars(group).update(_sockets={(0, 1): set(), (0, 2): set()}, _sockets_before=set())
+    others = [threading.Thread(target=group._end_forming), threading.Thread(target=group.abort)]
+
+    def sockets() -> set[Any]:
+        """The others come while this one looks."""
+        while others:
+            running.append(others.pop())
+            running[-1].start()
+            running[-1].join(0.05)  # it is over, or waits
+        return set()
+
+    running: list[threading.Thread] = []
+    errors: list[Any] = []
+    monkeypatch.setattr("monarch_kernel.train.process_group.worker._sockets", sockets)
+    monkeypatch.setattr(threading, "excepthook", errors.append)
+    group.abort(1)
+    for thread in running:
+        thread.join()
+    assert not errors
+    assert (group._sockets, group._sockets_before) == ({}, None)
