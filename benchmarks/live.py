@@ -13,7 +13,7 @@ import statistics
 import time
 
 from monarch_kernel.actor import ProcMesh, shutdown_context, this_host
-from monarch_kernel.actor.loops import SteeredLoop
+from monarch_kernel.features.live.handle import SteeredLoop
 
 RANKS = 2
 BLOCK = 20_000

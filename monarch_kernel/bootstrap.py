@@ -108,13 +108,15 @@ def run_rank(
     from monarch_kernel.actor.proc_mesh import ProcMesh
     from monarch_kernel.actor.renewal import Renewal
     from monarch_kernel.base.mesh import Extent, Region
+    from monarch_kernel.features.live.device_flops import device_peak
+    from monarch_kernel.features.live.worker import Loops, Port
+    from monarch_kernel.features.traffic.worker import MeterReports
     from monarch_kernel.net.hosts.zmq import ZmqRank
     from monarch_kernel.net.transport.base import rank_peer
     from monarch_kernel.net.wire.messages import LoopGrant
     from monarch_kernel.runtime.rpc.handles import HOME
     from monarch_kernel.runtime.worker.debugger import RankDebugger
-    from monarch_kernel.runtime.worker.environment import device_peak, settle
-    from monarch_kernel.runtime.worker.loops import Loops, Port
+    from monarch_kernel.runtime.worker.environment import settle
     from monarch_kernel.runtime.worker.rank import Rank
     from monarch_kernel.runtime.worker.stdio import install_streams
     from monarch_kernel.train.process_group.worker import RankGroup
@@ -128,6 +130,7 @@ def run_rank(
     own_address = f"{gateway.rpartition('/')[0]}/{name.decode()}"
     rank = Rank(spec, ZmqRank(controller, name, own_address, gateway), token, marks, own_address)
     group = RankGroup(rank, gateway.removeprefix("ipc://"))
+    MeterReports(rank)
 
     def make_shell(publish: Callable[[dict[str, Any], dict[str, Any]], None]) -> Shell:
         if is_light:

@@ -14,7 +14,6 @@ from typing import Any, ParamSpec, TypeVar, cast
 from monarch_kernel.actor.actor import Actor, endpoints_of
 from monarch_kernel.actor.actor_mesh import RESERVED, ActorMesh
 from monarch_kernel.actor.fault_hook import call_fault_hook
-from monarch_kernel.actor.loops import SteeredLoop
 from monarch_kernel.actor.per_rank import apply_messages, by_rank, push_messages
 from monarch_kernel.actor.process_service import directory_of
 from monarch_kernel.actor.reloading import Target, check_class, reload_classes, sync_modules
@@ -23,8 +22,13 @@ from monarch_kernel.base.events import MeshView, StopEvent
 from monarch_kernel.base.mesh import Extent, Point, Region, Shaped, ValueMesh
 from monarch_kernel.errors import ActorError, Failure, RemoteError, SupervisionError, format_ranks
 from monarch_kernel.features.editing.classes import Key, classes_of_notebook, key_of
+from monarch_kernel.features.editing.controller import EditingExtension
 from monarch_kernel.features.editing.preview import Reloaded, Synced
 from monarch_kernel.features.editing.sources import find_source, sources_for
+from monarch_kernel.features.live.controller import LoopControl
+from monarch_kernel.features.live.handle import SteeredLoop
+from monarch_kernel.features.live.tensorboard import TensorBoardJournal
+from monarch_kernel.features.traffic.controller import TrafficControl
 from monarch_kernel.features.traffic.table import Traffic
 from monarch_kernel.net.wire.codec import Packed, dump, pack
 from monarch_kernel.net.wire.messages import (
@@ -44,7 +48,6 @@ from monarch_kernel.net.wire.messages import (
 from monarch_kernel.runtime.controller.healing import Healing
 from monarch_kernel.runtime.controller.runtime import Listener, Runtime
 from monarch_kernel.runtime.controller.session import Session
-from monarch_kernel.runtime.controller.tensorboard import TensorBoardJournal
 from monarch_kernel.runtime.diagnostics.stacks import Doing
 from monarch_kernel.runtime.host.logs import LogRecord
 from monarch_kernel.runtime.rpc.answers import Answer, Value
@@ -456,7 +459,7 @@ class ProcMesh(Handle, Shaped):
         """
         sources = self.sources(what)
         place = Target(self._asker, self.procs, self._region, self._as_spawned, self.name)
-        return sync_modules(place, sources, self._runtime.modules if here else None)
+        return sync_modules(place, sources, self._runtime.extension(EditingExtension).modules if here else None)
 
     def post_mortem(self, request: int) -> Future[ValueMesh[None]]:
         """Open the debugger where a request failed; resolves when it is left. Its prompts are told to who watches."""
@@ -508,7 +511,7 @@ class ProcMesh(Handle, Shaped):
         if not isinstance(self._asker, Runtime):  # on a rank: only the program ends processes
             return cast("Future[None]", directory_of(self._asker).stop_procs.call_one(self, reason, grace_s))
         if self.is_whole:
-            self._runtime.note_loops(self.name, None)
+            LoopControl(self._runtime).write(self.name, None)
         finish = gather(self._region, f"stopping {self.name}", SupervisionError, lambda answer: None, self._as_spawned)
 
         def stopped(answers: Sequence[Answer]) -> None:
@@ -578,7 +581,7 @@ class ProcMesh(Handle, Shaped):
     @property
     def loops(self) -> list[SteeredLoop]:
         """The loops (`live.loop`) that its ranks are in, and the last that are over, in the order in which they began."""
-        return [SteeredLoop(self._runtime, key) for key in self._runtime.loops(self.procs)]
+        return [SteeredLoop(self._runtime, key) for key in LoopControl(self._runtime).keys(self.procs)]
 
     @property
     def loop(self) -> SteeredLoop:
@@ -611,12 +614,12 @@ class ProcMesh(Handle, Shaped):
         if not self.is_whole:
             raise ValueError(f"loops are written of whole meshes: {self.name}.tensorboard(), without an index")
         journal = None if folder is None else TensorBoardJournal(folder, self.name)
-        self._runtime.note_loops(self.name, journal)
+        LoopControl(self._runtime).write(self.name, journal)
         return None if journal is None else journal.folder
 
     def throughput(self) -> list[tuple[float, float]]:
         """Bytes a second that the ranks took in and sent out, together, in each of the last seconds, oldest first."""
-        return self._runtime.throughput(self.procs)
+        return TrafficControl(self._runtime).throughput(self.procs)
 
     def last_failures(self) -> dict[int, Failure]:
         """Flat rank -> its last failure, of those that have failed, and where nothing has succeeded since; also how it died."""
@@ -661,7 +664,7 @@ class ProcMesh(Handle, Shaped):
                 their interpreter. Of those that do not it is what they have told before, a quarter of a second ago or more.
         """
         name = self.name if self.is_whole else f"{self.name}{format_ranks(self.ranks)}"
-        return self._runtime.traffic(self.procs, name, timeout_s)
+        return TrafficControl(self._runtime).table(self.procs, name, timeout_s)
 
     def view(self) -> MeshView:
         """The mesh as it is now, for showing."""

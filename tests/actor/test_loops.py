@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from monarch_kernel.actor import Actor, Future, ProcMesh, endpoint, this_host
-from monarch_kernel.actor.loops import SteeredLoop
 from monarch_kernel.errors import RemoteError, SupervisionError
+from monarch_kernel.features.live.handle import SteeredLoop
 from tests.support.boards import scalars
 from tests.support.waiting import LONG_S, wait_until
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 
-__all__ = ["peak_of"]
+__all__ = ["device_peak", "peak_of"]
 
 _TERA = 1e12
 
@@ -47,3 +48,11 @@ def peak_of(device: str) -> float:
         if re.search(rf"(?<![a-z0-9]){re.escape(name.replace('-', ' ').casefold())}(?![a-z0-9])", words):
             return _PEAKS[name] * _TERA
     return 0.0
+
+
+def device_peak() -> float:
+    """Floating-point operations a second that the current device can do; 0 if it is no GPU, or one that is not known."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return 0.0
+    return peak_of(torch.cuda.get_device_name())

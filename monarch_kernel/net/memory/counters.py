@@ -53,11 +53,13 @@ class Meters:
 
     Attributes:
         on_news: called when something is counted after `changes` had nothing to tell for the last time; must be quick.
+        count_unread: returns the number of collectives that are in no count.
     """
 
     def __init__(self, proc: int) -> None:
         self.proc = proc
         self.on_news: Callable[[], None] = lambda: None
+        self.count_unread: Callable[[], int] = lambda: 0
         self._tallies: dict[tuple[int, int, str], _Tally] = {}
         self._changed: list[tuple[int, int, str]] = []
         self._collected: dict[tuple[str, str], _Tally] = {}

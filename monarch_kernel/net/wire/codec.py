@@ -14,8 +14,6 @@ import operator
 import pickle
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
-from functools import reduce
-from operator import or_
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import cloudpickle
@@ -33,6 +31,7 @@ __all__ = [
     "Packed",
     "Unreadable",
     "WireError",
+    "add_messages",
     "dump",
     "dump_bytes",
     "dump_call",
@@ -53,15 +52,53 @@ MessageT = TypeVar("MessageT", bound=Message)
 INLINE_NBYTES = 64 * 1024
 """Larger pickles travel in a frame of their own, which the transport can hand on without a copy."""
 
-_KINDS: tuple[type[Message], ...] = tuple(
-    kind
-    for kind in (getattr(messages, name) for name in messages.__all__)
-    if issubclass(kind, Message) and kind is not Message
-)
 _encoder = msgspec.msgpack.Encoder()
-_AnyKind = reduce(or_, _KINDS)
-_decoder = msgspec.msgpack.Decoder(list[functools.reduce(operator.or_, _KINDS)])  # type: ignore[misc]
-_PAYLOAD_KINDS = tuple(kind for kind in _KINDS if "payload" in kind.__struct_fields__)
+
+
+class _Kinds:
+    """The kinds of messages that this process can read.
+
+    Attributes:
+        decoder: of the headers of a batch.
+        with_payload: those kinds that have frames.
+    """
+
+    def __init__(self, kinds: Sequence[type[Message]]) -> None:
+        self._kinds: tuple[type[Message], ...] = ()
+        self.add(kinds)
+
+    def add(self, kinds: Sequence[type[Message]]) -> None:
+        """Read these kinds, too.
+
+        Raises:
+            ValueError: there is another kind of such a name.
+        """
+        known = {kind.__struct_config__.tag for kind in self._kinds}
+        if taken := [kind.__name__ for kind in kinds if kind.__struct_config__.tag in known]:
+            raise ValueError(f"there is another message {', '.join(taken)}: choose another name")
+        self._kinds += tuple(kinds)
+        self.decoder = msgspec.msgpack.Decoder(list[functools.reduce(operator.or_, self._kinds)])  # type: ignore[misc]
+        self.with_payload = tuple(kind for kind in self._kinds if "payload" in kind.__struct_fields__)
+
+
+_kinds = _Kinds(
+    [
+        kind
+        for kind in (getattr(messages, name) for name in messages.__all__)
+        if issubclass(kind, Message) and kind is not Message
+    ]
+)
+
+
+def add_messages(*kinds: type[Message]) -> None:
+    """Let kinds of messages travel that only one feature has.
+
+    Each process that receives them calls this before the first arrives. The name of each kind is unique.
+
+    Raises:
+        ValueError: there is another kind of such a name; in this case nothing is added.
+    """
+    _kinds.add(kinds)
 
 
 class Unreadable(bytes):
@@ -169,12 +206,12 @@ def split(parts: Sequence[Frame]) -> Iterator[tuple[Message, Sequence[Frame]]]:
         WireError: it is not one of ours.
     """
     try:
-        headers: list[Message] = _decoder.decode(parts[0])
+        headers: list[Message] = _kinds.decoder.decode(parts[0])
     except (msgspec.DecodeError, IndexError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"not a message: {error}") from None
     taken = 1
     for message in headers:
-        if isinstance(message, _PAYLOAD_KINDS):
+        if isinstance(message, _kinds.with_payload):
             nframes = message.payload.nframes  # type: ignore[attr-defined]
             if nframes:
                 if nframes < 0 or taken + nframes > len(parts):

@@ -20,6 +20,7 @@ from typing import Any
 from monarch_kernel.actor.proc_mesh import ProcMesh
 from monarch_kernel.base.text import format_seconds
 from monarch_kernel.errors import RanksError, SnapshotError, format_ranks
+from monarch_kernel.features.live.controller import LoopControl
 from monarch_kernel.net.wire.messages import Rewind
 from monarch_kernel.notebook.cells.replay import cells_for, reads
 from monarch_kernel.runtime.rpc.future import Future
@@ -69,7 +70,7 @@ class Recovery:
         kinds = {failure.kind for failure in error.reports.values()}
         if "lost" not in kinds or not kinds <= {"lost", "released"} or not self._code:
             return False
-        if not self._is_again and not self._mesh._runtime.recovers(request):
+        if not self._is_again and not LoopControl(self._mesh._runtime).recovers(request):
             return False
         if not self._mesh.is_whole:
             self._say(f"{self._mesh.name} is a part of a mesh: only what runs on all of its ranks recovers")

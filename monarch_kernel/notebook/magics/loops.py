@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from monarch_kernel.actor.loops import SteeredLoop
+from monarch_kernel.features.live.handle import SteeredLoop
 from monarch_kernel.notebook.syntax.lines import UsageProblem
 
 __all__ = ["steer"]

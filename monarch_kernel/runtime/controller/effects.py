@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from monarch_kernel.base.events import OutputEvent, StopEvent, ThroughputEvent
 from monarch_kernel.errors import Failure
@@ -18,9 +19,9 @@ __all__ = [
     "Due",
     "Effect",
     "Expired",
-    "Find",
     "GiveUp",
     "Gone",
+    "Later",
     "LostEvent",
     "Resolve",
     "RichEvent",
@@ -111,12 +112,10 @@ class Due(NamedTuple):
     retire: str
 
 
-class Find(NamedTuple):
-    """Effect: look for a module of the user's and send what was found, as the answer to ``turn``."""
+class Later(NamedTuple):
+    """Effect: work that may wait, such as reading files, on a thread of its own; the effects that it returns follow."""
 
-    peer: Peer
-    turn: int
-    name: str
+    work: Callable[[], list[Any]]
 
 
 class Attached(NamedTuple):
@@ -140,4 +139,4 @@ class Gone(NamedTuple):
     is_told: bool
 
 
-Effect = GiveUp | Gone | Route | Send | Resolve | Tell | Expired | Find | Resumed | Attached | Due
+Effect = GiveUp | Gone | Route | Send | Resolve | Tell | Expired | Later | Resumed | Attached | Due

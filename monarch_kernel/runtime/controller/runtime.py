@@ -14,12 +14,8 @@ from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from monarch_kernel.base.events import LoopView, MeshView, OutputEvent, StopEvent
+from monarch_kernel.base.events import MeshView, OutputEvent, StopEvent
 from monarch_kernel.errors import Failure, LaunchError, MeshDownError, MeshFailure
-from monarch_kernel.features.editing.modules import LocalModules
-from monarch_kernel.features.editing.sources import find_source
-from monarch_kernel.features.live.pace import Grant
-from monarch_kernel.features.traffic.table import Traffic
 from monarch_kernel.launch.base import HostHandle
 from monarch_kernel.net.memory.exports import Lendings
 from monarch_kernel.net.transport.base import (
@@ -36,15 +32,12 @@ from monarch_kernel.net.wire.codec import Frame, Packed, WireError, pack, split
 from monarch_kernel.net.wire.messages import (
     Attach,
     ClockRead,
-    Fetched,
     Hello,
     HostHello,
     Message,
-    Metered,
     Ping,
     RankSpec,
     ReadClock,
-    ReadMeters,
 )
 from monarch_kernel.runtime.buffers.transfers import roads_of
 from monarch_kernel.runtime.controller.adoption import Resumed
@@ -54,25 +47,25 @@ from monarch_kernel.runtime.controller.effects import (
     Due,
     Effect,
     Expired,
-    Find,
     GiveUp,
     Gone,
+    Later,
     Resolve,
     RichEvent,
     Route,
     Send,
     Tell,
 )
+from monarch_kernel.runtime.controller.extensions import ExtensionT
 from monarch_kernel.runtime.controller.fleet import Fleet, Item
 from monarch_kernel.runtime.controller.healing import Healer, Healing
 from monarch_kernel.runtime.controller.host_compatibility import Clock
 from monarch_kernel.runtime.controller.local_actors import FOR_ACTORS, ControllerWorkplace
-from monarch_kernel.runtime.controller.loops import Journal, LoopRecord
 from monarch_kernel.runtime.controller.printer import OutputPrinter
 from monarch_kernel.runtime.controller.restarts import RestartPolicy
 from monarch_kernel.runtime.controller.state import State
 from monarch_kernel.runtime.controller.unhandled import Faults
-from monarch_kernel.runtime.controller.views import mesh_view, traffic_view
+from monarch_kernel.runtime.controller.views import mesh_view
 from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC, made_by, numbers
@@ -116,7 +109,6 @@ class Runtime:
         fleet: its hosts.
         silent: ranks that have not answered when `attach` returned.
         shared: what handles of one actor share, by its number.
-        modules: the user's, in this process.
         on_tick: called many times a second, with the time; by whoever leads.
     """
 
@@ -132,9 +124,10 @@ class Runtime:
         self.meters = transport.meters
         self.roads = roads_of(self)
         self.shared: MutableMapping[int, Any] = WeakValueDictionary()
-        self.modules = LocalModules()
         self.printer = OutputPrinter()
         self._state = State()
+        for extension in self._state.extensions.values():
+            extension.started(self.meters)
         self._token = token
         self._known: set[Peer] = {CONTROLLER}
         self._read_last: list[Frame] = []  # what `_split` has read last, if it was small
@@ -356,61 +349,16 @@ class Runtime:
         """Connections and messages of those that do not belong to the session."""
         return self._refused + self._transport.refused
 
-    def loop_view(self, key: tuple[int, int]) -> LoopView:
-        """A loop as it is now.
+    def extension(self, kind: type[ExtensionT]) -> ExtensionT:
+        """What a feature has added to the state.
 
         Raises:
-            LookupError: it has been over for long.
+            LookupError: the session began before the feature was imported.
         """
-        return self._loop(key).view(time.monotonic())
-
-    def _loop(self, key: tuple[int, int]) -> LoopRecord:
-        loop = self._state.loops.get(key)
-        if loop is None:
-            raise LookupError("the loop is over, and what it logged is no longer kept")
-        return loop
-
-    def steer(self, key: tuple[int, int], do: Callable[[LoopRecord], tuple[T, Grant | None]]) -> T:
-        """Change how a loop goes on.
-
-        Args:
-            key: request and number of the loop.
-            do: gives what is returned, and what the ranks in the loop are to be told; with the baton held.
-
-        Raises:
-            LookupError: it has been over for long.
-            MeshDownError: the session was shut down.
-        """
-
-        def steer() -> T:
-            loop = self._loop(key)
-            value, grant = do(loop)
-            self.perform(self._state.tell_loops(loop.tell(grant)))
-            return value
-
-        return self.with_baton(steer)
-
-    def loops(self, procs: Sequence[int]) -> list[tuple[int, int]]:
-        """Keys of the loops that some of these processes are in, or were, in the order in which they were begun."""
-        return [(loop.request, loop.number) for loop in self._state.loops.of(procs)]
-
-    def note_loops(self, mesh: str, journal: Journal | None) -> None:
-        """Have what is logged in the loops of a mesh noted by this one from now on, and by no other; None: by nobody."""
-        journals = self._state.loops.journals
-
-        def change() -> Journal | None:
-            before = journals.pop(mesh, None)
-            if journal is not None:
-                journals[mesh] = journal
-            return before
-
-        before = self.with_baton(change)
-        if before is not None:
-            before.close()
-
-    def recovers(self, request: int) -> bool:
-        """Whether a request has a loop that is to go on by itself if a rank dies."""
-        return self._state.loops.recovers(request)
+        extension = self._state.extensions.get(kind)
+        if not isinstance(extension, kind):
+            raise LookupError(f"{kind.__module__} was imported after the session began")
+        return extension
 
     def with_baton(self, do: Callable[[], T]) -> T:
         """Have something done with the baton held, and wait for what it gives.
@@ -617,12 +565,6 @@ class Runtime:
         records = [self._state.ranks.get(proc) for proc in procs]
         return [None if record is None else record.failure for record in records]
 
-    def throughput(self, procs: Sequence[int]) -> list[tuple[float, float]]:
-        """Bytes a second that these processes took in and sent out, together, in each of the last seconds, oldest first."""
-        now = time.monotonic()
-        histories = [self._state.meters.history(proc, now) for proc in procs]
-        return [(sum(took for took, _ in at), sum(sent for _, sent in at)) for at in zip(*histories)]
-
     def names(self, procs: Sequence[int]) -> list[dict[str, str]]:
         """What each of these processes has told of its namespace: name -> what kind of thing it is."""
         records = [self._state.ranks.get(proc) for proc in procs]
@@ -638,36 +580,10 @@ class Runtime:
         ranks = [self._state.ranks.get(proc) for proc in procs]
         strangers = self._transport.strangers
         now = time.monotonic()
-        rate_of = partial(self._state.meters.rate, now=now)
-        loops = [loop.view(now, points=False) for loop in self._state.loops.shown(procs)]
-        return mesh_view(name, axes, ranks, self._state.hosts, engine_of, now, age_s, strangers, rate_of, loops)
-
-    def traffic(self, procs: Collection[int], name: str, timeout_s: float) -> Traffic:
-        """What has gone to and from these processes.
-
-        All ranks are asked, for others may have counted it; of those that do not answer in time it is what they have told.
-
-        Raises:
-            MeshDownError: the session was shut down.
-        """
-        state = self._state
-
-        def living() -> list[int]:
-            ranks = state.ranks.items()
-            return [proc for proc, rank in ranks if proc != CONTROLLER_PROC and rank.up and rank.death is None]
-
-        def read() -> Traffic:
-            self._read_meters(time.monotonic())
-            return traffic_view(name, frozenset(procs), state.meters, state.ranks, silent)
-
-        silent: Sequence[int] = ()
-        asked = self.with_baton(living)
-        if asked:
-            future: Future[Sequence[Answer]] = self.ask(asked, lambda id: pack(ReadMeters(id)), lambda answers: answers)
-            if not future.wait(timeout_s):
-                future.cancel()
-            silent = [proc for proc, answer in zip(asked, future.get()) if isinstance(answer, Failure)]
-        return self.with_baton(read)
+        view = mesh_view(name, axes, ranks, self._state.hosts, engine_of, now, age_s, strangers)
+        for extension in self._state.extensions.values():
+            view = extension.shown(view, procs, now)
+        return view
 
     def close(self, timeout_s: float = 5.0, grace_s: float = 0.0) -> None:
         """End all ranks, agents and the loop; pending futures end with an error."""
@@ -693,8 +609,8 @@ class Runtime:
         self.roads.close()
         self._driver.close()
         self._over = True
-        for journal in self._state.loops.journals.values():
-            journal.close()
+        for extension in self._state.extensions.values():
+            extension.closed()
         self._abandon_all()
         self._print()
         self.faults.tell_all()
@@ -860,8 +776,8 @@ class Runtime:
                 known = supervisor.gone(Process(effect.proc, effect.incarnation), effect.death)
                 if not known and not effect.is_told and not self._closed:
                     self.faults.add(MeshFailure(effect.mesh, {effect.rank: effect.death}))
-            elif type(effect) is Find:  # files are read, which may take long
-                threading.Thread(target=self._find, args=[effect], name="monarch-find", daemon=True).start()
+            elif type(effect) is Later:
+                threading.Thread(target=self._do_later, args=[effect], name="monarch-later", daemon=True).start()
             elif type(effect) is Resumed:
                 answers: Future[Sequence[Answer]] = Future(self, effect.id, lambda answers: answers)
                 self._futures[effect.id] = answers  # type: ignore[assignment]
@@ -883,14 +799,9 @@ class Runtime:
                 else:
                     self.fleet.expired(effect.host, effect.reason)
 
-    def _find(self, wanted: Find) -> None:
-        """Give a rank the text of a module of the user's, if there is one."""
-        source = None
-        try:
-            source = find_source(wanted.name)
-        finally:  # its import waits for an answer
-            packed = pack(Fetched(wanted.turn, source))
-            self.enter(lambda now: [Send(wanted.peer, packed)])
+    def _do_later(self, later: Later) -> None:
+        effects = later.work()
+        self.enter(lambda now: effects)
 
     def _miss(self, event: OutputEvent | RichEvent) -> None:
         self._missed.append(event)
@@ -908,15 +819,8 @@ class Runtime:
         except (OSError, ValueError):  # nobody can read it any more: stdout is closed
             _log.debug("output of ranks could not be printed", exc_info=True)
 
-    def _read_meters(self, now: float) -> None:
-        """Take what this process has counted itself."""
-        changes = self.meters.changes()
-        if changes.carried:
-            self._state.meters.heard(CONTROLLER, Metered(*changes), now)
-
     def _on_tick(self, now: float) -> None:
         self._print()
-        self._read_meters(now)
         listened_s = min(now - self._listened_at, MAX_LISTEN_S)
         self._listened_at = now
         self.perform(self._state.listened(self._transport.heard(), listened_s))

@@ -29,13 +29,13 @@ The host agent and ranks of a mesh that outlived its controller are taken up wit
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import repeat
 from sys import intern
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from monarch_kernel.base.events import OutputEvent, StopEvent, ThroughputEvent
+from monarch_kernel.base.events import OutputEvent, StopEvent
 from monarch_kernel.base.text import last_line
 from monarch_kernel.errors import Failure, format_ranks
 from monarch_kernel.net.transport.base import CONTROLLER, Peer, host_peer, is_rank, proc_of, rank_peer
@@ -47,7 +47,6 @@ from monarch_kernel.net.wire.messages import (
     Continued,
     DebugInput,
     Failed,
-    Fetch,
     Forget,
     Goodbye,
     Hello,
@@ -55,13 +54,9 @@ from monarch_kernel.net.wire.messages import (
     Interrupt,
     KillRanks,
     LogRead,
-    LoopBegun,
-    LoopLeft,
-    LoopReport,
     Lost,
     Meet,
     Message,
-    Metered,
     Names,
     Outlive,
     Outlives,
@@ -70,7 +65,6 @@ from monarch_kernel.net.wire.messages import (
     PassOver,
     Payload,
     PeerNews,
-    Preload,
     RankSpec,
     Readings,
     Release,
@@ -87,7 +81,6 @@ from monarch_kernel.runtime.controller.effects import (
     Due,
     Effect,
     Expired,
-    Find,
     GiveUp,
     Gone,
     LostEvent,
@@ -99,10 +92,9 @@ from monarch_kernel.runtime.controller.effects import (
 )
 from monarch_kernel.runtime.controller.endings import ENDING_S, Endings
 from monarch_kernel.runtime.controller.exit_reasons import describe_exit, signal_name
+from monarch_kernel.runtime.controller.extensions import Extension, make_extensions
 from monarch_kernel.runtime.controller.host_compatibility import refusal
 from monarch_kernel.runtime.controller.host_tree import Hosts
-from monarch_kernel.runtime.controller.loops import LoopBook, Told
-from monarch_kernel.runtime.controller.meters import MeterBook
 from monarch_kernel.runtime.controller.output_order import Said, Spoken
 from monarch_kernel.runtime.controller.records import HostRecord, Pending, RankRecord
 from monarch_kernel.runtime.controller.restarts import RestartPolicy, Restarts
@@ -118,16 +110,16 @@ ATTACH_HOST_S = 10.0
 ATTACH_RANKS_S = 5.0
 CLEANUP_S = 2.0
 RELEASE_AFTER_S = 1.0
-
-FOR_TRAINING = ("monarch_kernel.train.snapshots.capture", "monarch_kernel.train.parallel")
-"""What a rank imports that trains, and goes back to a snapshot: with torch's FSDP and DTensor, some 500 modules."""
 MAX_NAMES = 4_000
 
-_OF_RANKS = (Rich, Names, Stopped, Continued, Meet, CleansUp, Fetch, LoopBegun, LoopReport, LoopLeft)
-"""What a rank may say of itself, besides answers and counts."""
+_OF_RANKS = (Rich, Names, Stopped, Continued, Meet, CleansUp)
+"""What a rank may say of itself, besides answers and what is handled by extensions."""
 
-_HELD = (Result, Failed, Rich, Output, LoopBegun, LoopReport, LoopLeft)
-"""What is not taken before all ranks of an earlier controller have said what they owe, and how far they are."""
+_HELD = (Result, Failed, Rich, Output)
+"""What waits until all ranks of an earlier controller have said what they owe, as do messages that extensions handle."""
+
+
+_Handler = Callable[[Any, Sequence[Frame], Peer, float], list[Effect]]
 
 
 class _Mesh(NamedTuple):
@@ -143,8 +135,7 @@ class State:
     Attributes:
         hosts: by number.
         ranks: by number of the place; those who are there now, or were last.
-        meters: what ranks have told of what they carry.
-        loops: that ranks are in, and how far they are.
+        extensions: the parts of features, by their class.
         strays: how much was dropped that nobody expected.
         software: what the controller runs, with which that of other machines has to agree; None to compare nothing.
     """
@@ -152,11 +143,8 @@ class State:
     def __init__(self) -> None:
         self.hosts = Hosts()
         self.ranks: dict[int, RankRecord] = {}
-        self.meters = MeterBook()
-        self.loops = LoopBook()
         self.strays = 0
         self._dead: set[int] = set()
-        self._ready_to_train: set[int] = set()  # hosts whose new ranks have imported what that takes
         self._coming: set[int] = set()  # those that may not be up; `tick` looks at nobody else
         self._unsettled: set[int] = set()  # those of whom something waits in their order; the same
         self._speakers: dict[Peer, RankRecord] = {}
@@ -170,6 +158,31 @@ class State:
         self.software: Software | None = None
         self._kept = KeptSpawns()
         self._restarts: dict[int, _Mesh] = {}
+        self.extensions = make_extensions(self)
+        self._extended = {kind: one for one in self.extensions.values() for kind in one.handlers}
+        self._at_ends = [  # few, as each answer to a request passes them
+            one.request_ended
+            for kind, one in self.extensions.items()
+            if kind.request_ended is not Extension.request_ended
+        ]
+        self._handlers: dict[type[Message], _Handler] = {
+            Backlog: self._heard_backlog,
+            CleansUp: self._heard_cleans_up,
+            Continued: self._heard_in_order,
+            Failed: self._heard_answer,
+            Hello: self._heard_hello,
+            HostHello: self._heard_host_hello,
+            LogRead: self._heard_log,
+            Lost: self._heard_lost,
+            Meet: self._heard_meet,
+            Names: self._heard_names,
+            Outlives: self._heard_outlives,
+            Output: self._heard_output,
+            Readings: self._heard_readings,
+            Result: self._heard_answer,
+            Rich: self._heard_in_order,
+            Stopped: self._heard_in_order,
+        }
 
     @property
     def pending(self) -> int:
@@ -185,6 +198,21 @@ class State:
         """The processes that have yet to answer a request."""
         pending = self._pending.get(id)
         return [] if pending is None else list(pending.waiting)
+
+    # -- for extensions
+
+    def owing(self, id: int) -> list[int]:
+        """The processes that have yet to answer a request."""
+        return [proc for proc, rank in self.ranks.items() if id in rank.owed]
+
+    def to_rank(self, proc: int, packed: Packed) -> list[Effect]:
+        """Send a message to a rank, if it lives."""
+        record = self.ranks[proc]
+        return [] if record.death is not None else [Send(record.peer, packed)]
+
+    def to_host(self, host: int, packed: Packed) -> list[Effect]:
+        """Send a message to a host agent, when it is up."""
+        return self._to_host(self.hosts[host], packed)
 
     # -- what the program wants
 
@@ -585,79 +613,17 @@ class State:
         if not self._may_say(peer, message):
             self.strays += 1
             return []
-        if isinstance(message, _HELD) and self._resumption is not None:
-            if not self._resumption.is_over:
-                self._resumption.hold(peer, message, frames)
-                return []
-            if isinstance(message, (Result, Failed)):
-                return self._after_output(self._speakers[peer], message, frames, now)
-        if isinstance(message, Output):
-            return self._heard_output(message, now)
-        if isinstance(message, (Stopped, Continued)):
-            return self._after_output(self.ranks[proc_of(peer)], message, frames, now)
-        if isinstance(message, Rich):
-            return self._after_output(self.ranks[proc_of(peer)], message, frames, now)
-        if isinstance(message, Readings):
-            for reading in message.ranks:
-                self.ranks[reading.proc].reading = reading
-            self.hosts[int(peer[1:])].strangers = message.strangers
+        extension = self._extended.get(type(message))
+        if (
+            self._resumption is not None
+            and not self._resumption.is_over
+            and (extension is not None or isinstance(message, _HELD))
+        ):
+            self._resumption.hold(peer, message, frames)
             return []
-        if isinstance(message, Metered):
-            self.meters.heard(peer, message, now)
-            return []
-        if isinstance(message, (LoopBegun, LoopReport, LoopLeft)):
-            return self._heard_of_loop(self.ranks[proc_of(peer)], message, now)
-        if isinstance(message, Fetch):
-            return [Find(peer, message.turn, message.name)]
-        if isinstance(message, Names):
-            return self._heard_names(self.ranks[proc_of(peer)], message)
-        if isinstance(message, Meet):
-            return self._heard_meet(message.proc, peer)
-        if isinstance(message, CleansUp):
-            self.ranks[proc_of(peer)].cleans_up = True
-            return []
-        if isinstance(message, Hello):
-            record = self.ranks[message.proc]
-            record.up, record.pid, record.device = True, message.pid, message.device
-            record.address = message.address
-            self._speakers[peer] = record
-            record.busy_since = now
-            held, record.held = record.held, []
-            effects: list[Effect] = [Send(peer, packed) for packed in held]
-            effects += self._tell_watchers(record)
-            if self._resumption is not None:
-                if message.owed:
-                    record.owed = {**{one.id: one.note for one in message.owed}, **record.owed}
-                    record.busy_since = now - message.owed[0].age_s
-                self._resumption.told(peer, message.owed)
-                effects += self._go_on(now)
-            return effects
-        if isinstance(message, HostHello):
-            host = self.hosts[message.host]
-            if host.gone:  # it was given back before it came
-                return [Send(peer, pack(Goodbye()))]
-            host.up, host.hostname, host.pid = True, message.hostname, message.pid
-            host.cpus, host.gpus = message.cpus, message.gpus
-            host.addresses, host.software = message.addresses, message.software
-            if why := self._refusal(host):
-                goodbye = Send(host_peer(host.host), pack(Goodbye()))
-                return [goodbye, *self.host_gone(host.host, f"can't be used: {why}", (), now)]
-            effects = self._rename(message.incarnations) if self._resumption is not None else []
-            for rank in self.ranks.values():
-                if rank.host == message.host and not rank.up and not rank.is_adopted:
-                    rank.deadline = now + RANK_DEADLINE_S  # until now there was nobody to start it
-            held, host.held = host.held, []
-            if (join := self.hosts.place(host)) is not None:
-                held.insert(0, pack(join))
-            return [*effects, *(Send(peer, packed) for packed in held), *self._tell_of_hosts()]
-        if isinstance(message, LogRead | Outlives):
-            asked = self._of_hosts.pop(message.id, None)
-            data = message.data if isinstance(message, LogRead) else b""
-            return [] if asked is None else [Resolve(message.id, [Value(Payload(data), (), {})], True)]
-        if isinstance(message, Backlog):
-            return self._heard_backlog(message, peer, now)
-        assert isinstance(message, Lost)
-        return self._heard_lost(message, now)
+        if extension is not None:
+            return extension.handlers[type(message)](self.ranks[proc_of(peer)], message, now)
+        return self._handlers[type(message)](message, frames, peer, now)
 
     def host_gone(
         self, host: int, reason: str, log: tuple[str, ...], now: float, etype: str = "HostLost"
@@ -715,41 +681,12 @@ class State:
             elif self.hosts[record.host].up and now >= record.deadline:
                 late.setdefault(record.host, []).append(proc)
         effects += [Expired(host, tuple(procs)) for host, procs in late.items()]
-        return effects + self._endings.due(now) + self._due(now) + self._throughput(now)
-
-    def tell_loops(self, told: Iterable[Told]) -> list[Effect]:
-        """Have ranks told how far they may go."""
-        ranks = [(self.ranks[proc], message) for proc, message in told]
-        return [Send(rank.peer, pack(message)) for rank, message in ranks if rank.death is None]
+        effects += self._endings.due(now) + self._due(now)
+        for extension in self.extensions.values():
+            effects += extension.tick(now)
+        return effects
 
     # -- inside
-
-    def _heard_of_loop(
-        self, record: RankRecord, message: LoopBegun | LoopReport | LoopLeft, now: float
-    ) -> list[Effect]:
-        proc = record.spec.proc
-        if isinstance(message, LoopBegun):
-            where = record.owed.get(message.request, "")
-            owing = (proc for proc, rank in self.ranks.items() if message.request in rank.owed)
-            effects = self.tell_loops(self.loops.begun(record.spec, where, message, now, owing))
-            if message.recovers and record.host not in self._ready_to_train:  # whoever takes a place comes quickly
-                self._ready_to_train.add(record.host)
-                effects += self._to_host(self.hosts[record.host], pack(Preload(FOR_TRAINING)))
-            return effects
-        if isinstance(message, LoopReport):
-            return self.tell_loops(self.loops.reported(proc, message))
-        return self.tell_loops(self.loops.left(proc, message))
-
-    def _throughput(self, now: float) -> list[Effect]:
-        """Tell how fast bytes go, where they do."""
-        meshes: dict[str, dict[int, tuple[tuple[float, float], ...]]] = {}
-        for proc, history in self.meters.due(now).items():
-            record = self.ranks.get(proc)
-            if proc == CONTROLLER_PROC:
-                meshes.setdefault("", {})[0] = history
-            elif record is not None:
-                meshes.setdefault(record.spec.mesh, {})[record.spec.rank] = history
-        return [Tell(ThroughputEvent(mesh, ranks)) for mesh, ranks in meshes.items()]
 
     def _may_say(self, peer: Peer, message: Message) -> bool:
         """Whether a rank speaks for itself, or a host agent for itself and the ranks it was given."""
@@ -763,9 +700,8 @@ class State:
                 return message.proc == number
             if isinstance(message, (Result, Failed)):
                 return peer in self._speakers
-            if isinstance(message, Metered):
-                return all(number in (row.source, row.target) for row in message.carried)
-            return isinstance(message, _OF_RANKS)
+            extension = self._extended.get(type(message))
+            return isinstance(message, _OF_RANKS) if extension is None else extension.may_send(number, message)
         number = int(peer[1:])
         if isinstance(message, HostHello):
             procs = [proc for proc, _ in message.incarnations]
@@ -900,7 +836,9 @@ class State:
                 "lost",
             ):  # interrupted and released ranks are well
                 record.last_error, record.failure = answer.headline(), answer
-        effects = self.tell_loops(self.loops.request_over(proc, id))
+        effects: list[Effect] = []
+        for request_ended in self._at_ends:
+            effects += request_ended(proc, id)
         pending = self._pending.get(id)
         index = None if pending is None else pending.waiting.pop(proc, None)
         if pending is None or index is None:
@@ -941,7 +879,69 @@ class State:
             effects += self.heard(message, frames, peer, now)
         return effects
 
-    def _heard_backlog(self, message: Backlog, peer: Peer, now: float) -> list[Effect]:
+    def _heard_answer(self, message: Result | Failed, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
+        return self._after_output(self._speakers[peer], message, frames, now)
+
+    def _heard_in_order(self, message: Spoken, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
+        return self._after_output(self.ranks[proc_of(peer)], message, frames, now)
+
+    def _heard_hello(self, message: Hello, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
+        record = self.ranks[message.proc]
+        record.up, record.pid, record.device = True, message.pid, message.device
+        record.address = message.address
+        self._speakers[peer] = record
+        record.busy_since = now
+        held, record.held = record.held, []
+        effects: list[Effect] = [Send(peer, packed) for packed in held]
+        effects += self._tell_watchers(record)
+        if self._resumption is not None:
+            if message.owed:
+                record.owed = {**{one.id: one.note for one in message.owed}, **record.owed}
+                record.busy_since = now - message.owed[0].age_s
+            self._resumption.told(peer, message.owed)
+            effects += self._go_on(now)
+        return effects
+
+    def _heard_host_hello(self, message: HostHello, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
+        host = self.hosts[message.host]
+        if host.gone:  # it was given back before it came
+            return [Send(peer, pack(Goodbye()))]
+        host.up, host.hostname, host.pid = True, message.hostname, message.pid
+        host.cpus, host.gpus = message.cpus, message.gpus
+        host.addresses, host.software = message.addresses, message.software
+        if why := self._refusal(host):
+            goodbye = Send(host_peer(host.host), pack(Goodbye()))
+            return [goodbye, *self.host_gone(host.host, f"can't be used: {why}", (), now)]
+        effects = self._rename(message.incarnations) if self._resumption is not None else []
+        for rank in self.ranks.values():
+            if rank.host == message.host and not rank.up and not rank.is_adopted:
+                rank.deadline = now + RANK_DEADLINE_S  # until now there was nobody to start it
+        held, host.held = host.held, []
+        if (join := self.hosts.place(host)) is not None:
+            held.insert(0, pack(join))
+        return [*effects, *(Send(peer, packed) for packed in held), *self._tell_of_hosts()]
+
+    def _heard_readings(self, message: Readings, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
+        for reading in message.ranks:
+            self.ranks[reading.proc].reading = reading
+        self.hosts[int(peer[1:])].strangers = message.strangers
+        return []
+
+    def _heard_cleans_up(self, message: CleansUp, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
+        self.ranks[proc_of(peer)].cleans_up = True
+        return []
+
+    def _heard_log(self, message: LogRead, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
+        return self._host_answered(message.id, message.data)
+
+    def _heard_outlives(self, message: Outlives, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
+        return self._host_answered(message.id, b"")
+
+    def _host_answered(self, id: int, data: bytes) -> list[Effect]:
+        asked = self._of_hosts.pop(id, None)
+        return [] if asked is None else [Resolve(id, [Value(Payload(data), (), {})], True)]
+
+    def _heard_backlog(self, message: Backlog, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
         for chunk in message.chunks:
             self.ranks[chunk.proc].order.caught_up(chunk)
         ranks = {chunk.proc: self.ranks[chunk.proc].spec.rank for chunk in message.chunks}
@@ -951,7 +951,7 @@ class State:
             effects += self._go_on(now)
         return effects
 
-    def _heard_output(self, message: Output, now: float) -> list[Effect]:
+    def _heard_output(self, message: Output, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for chunk in (chunk for folded in message.chunks for chunk in folded.of_each()):
             record = self.ranks[chunk.proc]
@@ -963,8 +963,8 @@ class State:
                 self._unsettled.add(chunk.proc)
         return effects
 
-    def _heard_names(self, record: RankRecord, message: Names) -> list[Effect]:
-        names = record.names
+    def _heard_names(self, message: Names, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
+        names = self.ranks[proc_of(peer)].names
         for name in message.removed:
             names.pop(name, None)
         for name, kind in message.changed.items():
@@ -972,8 +972,9 @@ class State:
                 names[intern(name)] = intern(kind)  # most ranks have the same
         return []
 
-    def _heard_meet(self, proc: int, peer: Peer) -> list[Effect]:
+    def _heard_meet(self, message: Meet, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
         """A rank has something to ask another: tell it now, if that one is up or has ended, and whenever that changes."""
+        proc = message.proc
         record = self.ranks.get(proc)
         if record is None:
             nobody = Failure("lost", "NoSuchRank", f"this session has no process {proc}")
@@ -1014,7 +1015,7 @@ class State:
         owed = [id for id in record.owed if id not in self._quiet]
         return next((id for id in owed if id in self._cells), owed[0] if owed else record.last_request)
 
-    def _heard_lost(self, message: Lost, now: float) -> list[Effect]:
+    def _heard_lost(self, message: Lost, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
         record = self.ranks[message.proc]
         if record.former is not None:
             record.former = None
@@ -1084,7 +1085,8 @@ class State:
         if self._resumption is not None:
             self._resumption.heard(record.peer)
             effects += self._go_on(now)
-        effects += self.tell_loops(self.loops.gone(spec.proc))
+        for extension in self.extensions.values():
+            effects += extension.process_lost(spec.proc)
         for id in [*record.owed, *record.asides]:
             effects += self._answer(id, record.spec.proc, failure, now)
             if not asked:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from typing import Any
 
-from monarch_kernel.base.events import HostState, HostView, LoopView, MeshView, RankView
-from monarch_kernel.features.traffic.table import CollectiveRow, End, Traffic, TrafficRow, largest_first
-from monarch_kernel.net.transport.base import CONTROLLER, Peer, proc_of
-from monarch_kernel.runtime.controller.meters import MeterBook
+from monarch_kernel.base.events import HostState, HostView, MeshView, RankView
 from monarch_kernel.runtime.controller.records import NO_READING, HostRecord, RankRecord
-from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC
 
-__all__ = ["NOT_HEARD", "host_views", "mesh_view", "traffic_view"]
+__all__ = ["NOT_HEARD", "host_views", "mesh_view"]
 
 NOT_HEARD = "HostNotHeard"
 
@@ -55,8 +51,6 @@ def mesh_view(
     now: float,
     age_s: float,
     strangers: int = 0,
-    rate_of: Callable[[int], tuple[float, float]] = lambda proc: (0.0, 0.0),
-    loops: Sequence[LoopView] = (),
 ) -> MeshView:
     """A mesh as it is now.
 
@@ -69,8 +63,6 @@ def mesh_view(
         now: the time.
         age_s: how long ago the mesh was made, in seconds.
         strangers: how many connections the controller has refused.
-        rate_of: gives how fast bytes go to and from a process, by its number.
-        loops: that its ranks are in.
     """
     numbers = dict.fromkeys(record.host for record in ranks if record is not None)
     on = {view.number: view for view in host_views(hosts, tuple(numbers))}
@@ -79,13 +71,12 @@ def mesh_view(
         if record is None:
             rows.append(RankView(rank, point, "starting"))
         else:
-            rates = rate_of(record.spec.proc) if record.death is None else (0.0, 0.0)
-            rows.append(_rank_view(rank, point, record, on[record.host].name, now, rates))
+            rows.append(_rank_view(rank, point, record, on[record.host].name, now))
     where = _where(on, engine_of)
     if where:  # else nobody can connect
         counts = [("", strangers), *((view.name, hosts[host].strangers) for host, view in on.items())]
         where["strangers"] = tuple((name, count) for name, count in counts if count)
-    return MeshView(name, tuple(axes.items()), tuple(rows), age_s=age_s, loops=tuple(loops), **where)
+    return MeshView(name, tuple(axes.items()), tuple(rows), age_s=age_s, **where)
 
 
 @lru_cache(maxsize=16)
@@ -94,9 +85,7 @@ def _points(axes: tuple[tuple[str, int], ...]) -> tuple[tuple[tuple[str, int], .
     return tuple(product(*([(axis, coord) for coord in range(size)] for axis, size in axes)))
 
 
-def _rank_view(
-    rank: int, point: tuple[tuple[str, int], ...], record: RankRecord, host: str, now: float, rates: tuple[float, float]
-) -> RankView:
+def _rank_view(rank: int, point: tuple[tuple[str, int], ...], record: RankRecord, host: str, now: float) -> RankView:
     state = record.state
     activity = next(iter(list(record.owed.values())), "") if state == "running" else ""
     stop = next(iter(list(record.stops.values())), None) if record.stops else None
@@ -117,63 +106,10 @@ def _rank_view(
         record.last_error,
         record.last_line,
         record.spec.incarnation,
-        *rates,
-        reading.gpu_nbytes,
-        reading.gpu_total_nbytes,
-        reading.gpu_percent,
+        gpu_nbytes=reading.gpu_nbytes,
+        gpu_total_nbytes=reading.gpu_total_nbytes,
+        gpu_percent=reading.gpu_percent,
     )
-
-
-def traffic_view(
-    name: str,
-    procs: Collection[int],
-    book: MeterBook,
-    ranks: Mapping[int, RankRecord],
-    silent: Collection[int],
-) -> Traffic:
-    """What has gone to and from some processes, as far as it was told.
-
-    Args:
-        name: what they are called together.
-        procs: their numbers.
-        book: what was told.
-        ranks: all records, by number.
-        silent: processes that were asked and have not answered.
-    """
-
-    def end(proc: int) -> End:
-        record = ranks.get(proc)
-        if proc == CONTROLLER_PROC or record is None:
-            return End("" if proc == CONTROLLER_PROC else "unknown", 0, proc)
-        return End(record.spec.mesh, record.spec.rank, proc, record.death is not None)
-
-    def is_known(peer: Peer) -> bool:
-        """Whether a process has told all that it has counted."""
-        record = ranks.get(proc_of(peer))
-        if peer == CONTROLLER:
-            return True
-        return record is not None and record.peer == peer and record.death is None and proc_of(peer) not in silent
-
-    rows = [
-        TrafficRow(
-            end(row.source),
-            end(row.target),
-            row.road,
-            row.nbytes,
-            row.operations,
-            row.seconds,
-            not all(map(is_known, peers)),
-        )
-        for row, peers in book.carried(procs)
-    ]
-    collected, unread = book.collected(procs)
-    collectives = [
-        CollectiveRow(
-            end(proc_of(peer)), one.group, one.operation, one.nbytes, one.operations, one.seconds, not is_known(peer)
-        )
-        for one, peer in collected
-    ]
-    return Traffic(name, largest_first(rows), largest_first(collectives), unread)
 
 
 def _where(hosts: Mapping[int, HostView], engine_of: Callable[[int], str | None]) -> dict[str, Any]:

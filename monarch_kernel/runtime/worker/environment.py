@@ -9,10 +9,9 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 
-from monarch_kernel.features.live.device_flops import peak_of
 from monarch_kernel.net.wire.messages import RankSpec
 
-__all__ = ["device_peak", "path_here", "settle"]
+__all__ = ["path_here", "settle"]
 
 _INTERPRETERS = re.compile(r"(?:^|/)(?:(?:site|dist)-packages|lib(?:32|64)?/python\d[^/]*|python\d+\.zip)(?:/|$)")
 """What belongs to an interpreter: its library, and what is installed for it."""
@@ -54,14 +53,6 @@ def _keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the most that it takes; what is larger is given back at once, as before
         mallopt(_M_TRIM_THRESHOLD, 128 << 20)
-
-
-def device_peak() -> float:
-    """Floating-point operations a second that the current device can do; 0 if it is no GPU, or one that is not known."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return 0.0
-    return peak_of(torch.cuda.get_device_name())
 
 
 def path_here(theirs: Sequence[str], ours: Sequence[str], exists: Callable[[str], bool]) -> list[str]:

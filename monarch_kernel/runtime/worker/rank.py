@@ -69,7 +69,6 @@ from monarch_kernel.net.wire.messages import (
     Pull,
     Push,
     RankSpec,
-    ReadMeters,
     Release,
     Reload,
     Result,
@@ -92,7 +91,6 @@ from monarch_kernel.runtime.worker.client import RankAsker, RankItem
 from monarch_kernel.runtime.worker.executor import Executor, working
 from monarch_kernel.runtime.worker.functions import Applier, run_bootstrap
 from monarch_kernel.runtime.worker.replay_log import Ledger
-from monarch_kernel.runtime.worker.reports import MeterReports
 from monarch_kernel.runtime.worker.stdio import OutputMarks
 
 __all__ = ["Group", "Rank", "RankItem", "Shell"]
@@ -183,7 +181,6 @@ class Rank(Workplace):
         super().__init__(spec.proc, self.driver, self.peers)
         self.peers.on_linger = self.linger
         self.peers.supervisor = self.supervisor
-        self.reports = MeterReports(transport.meters, self.driver.submit)
         self.group: Group | None = None
         self.main = Executor(self, "main")
         self.main.handlers |= {
@@ -482,18 +479,11 @@ class Rank(Workplace):
             threading.Thread(target=self._inspect, args=[message], name="monarch-inspect", daemon=True).start()
         elif isinstance(message, Look):
             self._look(message.id)
-        elif isinstance(message, ReadMeters):
-            self._tell_meters()
-            self.send_answer_now(message.id, pack(Result(message.id, Payload())))
         elif isinstance(message, Forget):
             if self._ledger is not None:
                 self._ledger.forget(message.id)
         elif isinstance(message, Attach):
             self._attach(message)
-
-    def _tell_meters(self) -> None:
-        if (told := self.reports.now()) is not None:
-            self.driver.send(CONTROLLER, told)
 
     def _attach(self, message: Attach) -> None:
         """Tell a new controller who we are, and what the last one did not hear."""
@@ -511,8 +501,6 @@ class Rank(Workplace):
             self.driver.send(CONTROLLER, pack(self._names.everything()))
         if self._cleans_up:
             self.driver.send(CONTROLLER, pack(CleansUp()))
-        self.peers.meters.tell_all()
-        self._tell_meters()
         self.peers.controller_is_new()
         for tell in self.at_new_controller:
             tell()

@@ -470,7 +470,7 @@ class RankGroup:
         if hasattr(make, "monarch_kernel"):
             return
         self._meter.install(dist)
-        self._rank.reports.count_unread = lambda: self._meter.count_unread(dist)
+        self._rank.peers.meters.count_unread = lambda: self._meter.count_unread(dist)
 
         @wraps(make)
         def new_process_group_helper(*args: Any, **kwargs: Any) -> Any:

@@ -27,6 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch_kernel.errors import Failure
+from monarch_kernel.features.live.worker import working_request
 from monarch_kernel.net.wire.codec import STORE, Frame, dump, keep, pack
 from monarch_kernel.net.wire.messages import (
     Failed,
@@ -41,7 +42,6 @@ from monarch_kernel.net.wire.messages import (
 from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.handles import HOME
-from monarch_kernel.runtime.worker.loops import working_request
 from monarch_kernel.runtime.worker.rank import Rank
 
 if TYPE_CHECKING:

@@ -7,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_kernel.base.events import ThroughputEvent
+from monarch_kernel.features.traffic.controller import TrafficExtension, traffic_view
+from monarch_kernel.features.traffic.meters import HISTORY_S, MeterBook, Throughput
 from monarch_kernel.features.traffic.table import End
 from monarch_kernel.net.transport.base import CONTROLLER, host_peer, rank_peer
 from monarch_kernel.net.wire.messages import Carried, Hello, Lost, Metered
 from monarch_kernel.runtime.controller.effects import Effect, Tell
-from monarch_kernel.runtime.controller.meters import HISTORY_S, MeterBook, Throughput
-from monarch_kernel.runtime.controller.views import traffic_view
+from monarch_kernel.runtime.controller.state import State
 from tests.runtime.controller.states import state_of_three
 
 
@@ -24,6 +25,12 @@ def events(effects: list[Effect]) -> list[ThroughputEvent]:
     return [
         effect.event for effect in effects if isinstance(effect, Tell) and isinstance(effect.event, ThroughputEvent)
     ]
+
+
+def book_of(state: State) -> MeterBook:
+    extension = state.extensions[TrafficExtension]
+    assert isinstance(extension, TrafficExtension)
+    return extension.book
 
 
 def test_a_steady_flow_has_one_rate_and_ends_by_itself() -> None:
@@ -76,7 +83,7 @@ def test_events_tell_of_the_ranks_that_move_until_they_do_not() -> None:
     assert event.ranks[1][-1] == (0, 0)
     assert event.ranks[1][-2] == pytest.approx((4000, 0), rel=0.5)
     assert events(state.tick(14.0)) == []
-    state.meters.heard(CONTROLLER, moved(5, source=0, target=3), 20.0)
+    book_of(state).heard(CONTROLLER, moved(5, source=0, target=3), 20.0)
     assert {event.mesh: set(event.ranks) for event in events(state.tick(20.2))} == {"": {0}, "t": {2}}
 
 
@@ -84,7 +91,7 @@ def test_ranks_may_tell_only_of_what_concerns_them() -> None:
     state = state_of_three(1, 2, 3)
     state.heard(moved(1000, source=1, target=2), (), rank_peer(3), 10.0)
     assert state.strays == 1
-    assert state.meters.carried({1, 2, 3}) == []
+    assert book_of(state).carried({1, 2, 3}) == []
 
 
 def test_those_who_count_the_same_pair_are_added_and_told_twice_is_told_once() -> None:
@@ -102,10 +109,10 @@ def test_the_dead_keep_their_rows_and_are_marked() -> None:
     state = state_of_three(1, 2, 3)
     state.heard(moved(100, source=1, target=2), (), rank_peer(2), 1.0)
     state.heard(moved(50, source=1, target=3), (), rank_peer(3), 1.0)
-    state.meters.heard(CONTROLLER, moved(7, source=0, target=1), 1.0)
+    book_of(state).heard(CONTROLLER, moved(7, source=0, target=1), 1.0)
 
     def rows(silent: tuple[int, ...] = ()) -> list[tuple[str, str, int, bool]]:
-        traffic = traffic_view("t", {1, 2, 3}, state.meters, state.ranks, silent)
+        traffic = traffic_view("t", {1, 2, 3}, book_of(state), state.ranks, silent)
         return [(str(row.source), str(row.target), row.nbytes, row.is_last_known) for row in traffic.rows]
 
     assert rows() == [("t[0]", "t[1]", 100, False), ("t[0]", "t[2]", 50, False), ("program", "t[0]", 7, False)]
@@ -117,5 +124,5 @@ def test_the_dead_keep_their_rows_and_are_marked() -> None:
     state.heard(Hello("token", 2, 2000, "cpu"), (), rank_peer(2, 1), 4.0)
     state.heard(moved(1, source=1, target=2), (), rank_peer(2, 1), 5.0)
     assert rows()[0][2] == 101
-    (row,) = traffic_view("t", {1}, state.meters, state.ranks, ()).rows[2:]
+    (row,) = traffic_view("t", {1}, book_of(state), state.ranks, ()).rows[2:]
     assert row.source == End("", 0, 0)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from monarch_kernel.features.live.loops import LoopBook
+from monarch_kernel.features.live.tensorboard import TensorBoardJournal
 from monarch_kernel.net.wire.messages import Knob, Logged, LoopBegun, LoopLeft, LoopReport
-from monarch_kernel.runtime.controller.loops import LoopBook
-from monarch_kernel.runtime.controller.tensorboard import TensorBoardJournal
 from monarch_kernel.testing import rank_spec
 from tests.support.boards import scalars
 from tests.support.waiting import wait_until

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import monarch_kernel.features.editing.controller  # noqa: F401  # registers itself
 from monarch_kernel.net.wire.messages import Fetch, Fetched, Message
 from monarch_kernel.runtime.controller.runtime import Runtime
 from monarch_kernel.testing import FakeLauncher, FakeRank, MemoryHub, add_host, rank_spec

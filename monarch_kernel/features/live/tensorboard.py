@@ -23,9 +23,9 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 from monarch_kernel.base.events import LoopView
+from monarch_kernel.features.live.loops import LoopRecord
 from monarch_kernel.features.live.rates import PER_SECOND
 from monarch_kernel.net.wire.messages import Logged
-from monarch_kernel.runtime.controller.loops import LoopRecord
 
 __all__ = ["TensorBoardJournal"]
 

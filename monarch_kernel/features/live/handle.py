@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from monarch_kernel.base.events import LoopView
+from monarch_kernel.features.live.controller import LoopControl
 from monarch_kernel.features.live.knobs import fitting
+from monarch_kernel.features.live.loops import LoopRecord
 from monarch_kernel.features.live.pace import Grant
-from monarch_kernel.runtime.controller.loops import LoopRecord
 from monarch_kernel.runtime.controller.runtime import Runtime
 
 __all__ = ["SteeredLoop"]
@@ -25,7 +26,7 @@ class SteeredLoop:
     """
 
     def __init__(self, runtime: Runtime, key: tuple[int, int]) -> None:
-        self._runtime = runtime
+        self._control = LoopControl(runtime)
         self.key = key
 
     def __repr__(self) -> str:
@@ -36,7 +37,7 @@ class SteeredLoop:
 
     def view(self) -> LoopView:
         """As it is now."""
-        return self._runtime.loop_view(self.key)
+        return self._control.view(self.key)
 
     def pause(self) -> int:
         """Have all ranks stand before the same step; gives which one, and does not wait until they do."""
@@ -101,4 +102,4 @@ class SteeredLoop:
                 raise RuntimeError(f"the loop of {loop.mesh} is over, after {loop.pace.reached:,} steps")
             return change(loop)
 
-        return self._runtime.steer(self.key, do)
+        return self._control.steer(self.key, do)

@@ -1,0 +1,45 @@
+"""The controller's part of editing: ranks import the user's modules from it, and its own process loads edited ones again."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+from monarch_kernel.features.editing.modules import LocalModules
+from monarch_kernel.features.editing.sources import find_source
+from monarch_kernel.net.transport.base import Peer
+from monarch_kernel.net.wire.codec import pack
+from monarch_kernel.net.wire.messages import Fetch, Fetched, ModuleSource
+from monarch_kernel.runtime.controller.effects import Effect, Later, Send
+from monarch_kernel.runtime.controller.extensions import Core, Extension, register
+from monarch_kernel.runtime.controller.records import RankRecord
+
+__all__ = ["EditingExtension"]
+
+_log = logging.getLogger(__name__)
+
+
+@register
+class EditingExtension(Extension):
+    """Sends ranks the source of modules that they lack.
+
+    Attributes:
+        modules: the user's, in the controller's own process.
+    """
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self.modules = LocalModules()
+        self.handlers = {Fetch: self._fetch}
+
+    def _fetch(self, record: RankRecord, message: Fetch, now: float) -> list[Effect]:
+        return [Later(partial(_find, record.peer, message))]
+
+
+def _find(peer: Peer, message: Fetch) -> list[Effect]:
+    source: ModuleSource | None = None
+    try:
+        source = find_source(message.name)
+    except Exception:  # the rank's import waits for an answer in any case
+        _log.exception("the source of module %r can't be read", message.name)
+    return [Send(peer, pack(Fetched(message.turn, source)))]

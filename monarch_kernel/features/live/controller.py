@@ -1,0 +1,139 @@
+"""The controller's part of steered loops: the loops of a session, and how the program steers them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from monarch_kernel.base.events import LoopView, MeshView
+from monarch_kernel.features.live.loops import Journal, LoopBook, LoopRecord, Told
+from monarch_kernel.features.live.pace import Grant
+from monarch_kernel.net.wire.codec import pack
+from monarch_kernel.net.wire.messages import LoopBegun, LoopLeft, LoopReport, Preload
+from monarch_kernel.runtime.controller.effects import Effect
+from monarch_kernel.runtime.controller.extensions import Core, Extension, register
+from monarch_kernel.runtime.controller.records import RankRecord
+from monarch_kernel.runtime.controller.runtime import Runtime
+
+__all__ = ["FOR_TRAINING", "LoopControl", "LoopExtension"]
+
+FOR_TRAINING = ("monarch_kernel.train.snapshots.capture", "monarch_kernel.train.parallel")
+"""What a rank imports that trains, and goes back to a snapshot: with torch's FSDP and DTensor, some 500 modules."""
+
+T = TypeVar("T")
+
+
+@register
+class LoopExtension(Extension):
+    """Tells ranks how far their loops may go.
+
+    Attributes:
+        book: the loops.
+    """
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self.book = LoopBook()
+        self.handlers = {LoopBegun: self._begun, LoopReport: self._reported, LoopLeft: self._left}
+        self._ready_to_train: set[int] = set()  # hosts whose new ranks have imported what that takes
+
+    def tell(self, told: Iterable[Told]) -> list[Effect]:
+        """Tell ranks how far they may go."""
+        return [effect for proc, message in told for effect in self.core.to_rank(proc, pack(message))]
+
+    def request_ended(self, proc: int, id: int) -> list[Effect]:
+        return self.tell(self.book.request_over(proc, id))
+
+    def process_lost(self, proc: int) -> list[Effect]:
+        return self.tell(self.book.gone(proc))
+
+    def shown(self, view: MeshView, procs: Sequence[int], now: float) -> MeshView:
+        return replace(view, loops=tuple(loop.view(now, points=False) for loop in self.book.shown(procs)))
+
+    def closed(self) -> None:
+        for journal in self.book.journals.values():
+            journal.close()
+
+    def _begun(self, record: RankRecord, message: LoopBegun, now: float) -> list[Effect]:
+        where = record.owed.get(message.request, "")
+        effects = self.tell(self.book.begun(record.spec, where, message, now, self.core.owing(message.request)))
+        if message.recovers and record.host not in self._ready_to_train:  # a new rank then takes a place quickly
+            self._ready_to_train.add(record.host)
+            effects += self.core.to_host(record.host, pack(Preload(FOR_TRAINING)))
+        return effects
+
+    def _reported(self, record: RankRecord, message: LoopReport, now: float) -> list[Effect]:
+        return self.tell(self.book.reported(record.spec.proc, message))
+
+    def _left(self, record: RankRecord, message: LoopLeft, now: float) -> list[Effect]:
+        return self.tell(self.book.left(record.spec.proc, message))
+
+
+class LoopControl:
+    """Steers the loops of a session; for any thread.
+
+    Args:
+        runtime: the controller.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._loops = runtime.extension(LoopExtension)
+
+    def keys(self, procs: Sequence[int]) -> list[tuple[int, int]]:
+        """Keys of the loops that some of these processes are in, or were, in the order in which they began."""
+        return [(loop.request, loop.number) for loop in self._loops.book.of(procs)]
+
+    def view(self, key: tuple[int, int]) -> LoopView:
+        """A loop as it is now.
+
+        Raises:
+            LookupError: the loop ended long ago.
+        """
+        return self._loop(key).view(time.monotonic())
+
+    def steer(self, key: tuple[int, int], do: Callable[[LoopRecord], tuple[T, Grant | None]]) -> T:
+        """Change how a loop goes on.
+
+        Args:
+            key: request and number of the loop.
+            do: returns the result, and what the ranks in the loop are told; with the I/O lock held.
+
+        Raises:
+            LookupError: the loop ended long ago.
+            MeshDownError: the session was shut down.
+        """
+
+        def steer() -> T:
+            loop = self._loop(key)
+            value, grant = do(loop)
+            self._runtime.perform(self._loops.tell(loop.tell(grant)))
+            return value
+
+        return self._runtime.with_baton(steer)
+
+    def write(self, mesh: str, journal: Journal | None) -> None:
+        """Write what the loops of a mesh log to this journal from now on, and to no other; None: to none."""
+        journals = self._loops.book.journals
+
+        def change() -> Journal | None:
+            before = journals.pop(mesh, None)
+            if journal is not None:
+                journals[mesh] = journal
+            return before
+
+        before = self._runtime.with_baton(change)
+        if before is not None:
+            before.close()
+
+    def recovers(self, request: int) -> bool:
+        """Whether a request has a loop that goes on by itself if a rank dies."""
+        return self._loops.book.recovers(request)
+
+    def _loop(self, key: tuple[int, int]) -> LoopRecord:
+        loop = self._loops.book.get(key)
+        if loop is None:
+            raise LookupError("the loop is over, and what it logged is no longer kept")
+        return loop

@@ -1,0 +1,184 @@
+"""The controller's part of traffic: what processes count, how fast bytes go, and the table of both."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from monarch_kernel.base.events import MeshView, ThroughputEvent
+from monarch_kernel.errors import Failure
+from monarch_kernel.features.traffic.meters import MeterBook
+from monarch_kernel.features.traffic.table import CollectiveRow, End, Traffic, TrafficRow, largest_first
+from monarch_kernel.net.memory.counters import Meters
+from monarch_kernel.net.transport.base import CONTROLLER, Peer, proc_of
+from monarch_kernel.net.wire.codec import pack
+from monarch_kernel.net.wire.messages import Message, Metered, ReadMeters
+from monarch_kernel.runtime.controller.effects import Effect, Tell
+from monarch_kernel.runtime.controller.extensions import Core, Extension, register
+from monarch_kernel.runtime.controller.records import RankRecord
+from monarch_kernel.runtime.controller.runtime import Runtime
+from monarch_kernel.runtime.rpc.answers import Answer
+from monarch_kernel.runtime.rpc.future import Future
+from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC
+
+__all__ = ["TrafficControl", "TrafficExtension", "traffic_view"]
+
+
+@register
+class TrafficExtension(Extension):
+    """Takes the counts of all processes, and tells views how fast bytes go.
+
+    Attributes:
+        book: the counts.
+    """
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self.book = MeterBook()
+        self.handlers = {Metered: self._metered}
+        self._meters: Meters | None = None
+
+    def may_send(self, proc: int, message: Message) -> bool:
+        assert isinstance(message, Metered)
+        return all(proc in (row.source, row.target) for row in message.carried)
+
+    def tick(self, now: float) -> list[Effect]:
+        self.read(now)
+        meshes: dict[str, dict[int, tuple[tuple[float, float], ...]]] = {}
+        for proc, history in self.book.due(now).items():
+            record = self.core.ranks.get(proc)
+            if proc == CONTROLLER_PROC:
+                meshes.setdefault("", {})[0] = history
+            elif record is not None:
+                meshes.setdefault(record.spec.mesh, {})[record.spec.rank] = history
+        return [Tell(ThroughputEvent(mesh, ranks)) for mesh, ranks in meshes.items()]
+
+    def shown(self, view: MeshView, procs: Sequence[int], now: float) -> MeshView:
+        rates = [self._rate(proc, now) for proc in procs]
+        if not any(map(any, rates)):
+            return view
+        ranks = zip(view.ranks, rates)
+        return replace(
+            view,
+            ranks=tuple(
+                rank._replace(in_bytes_per_s=rate[0], out_bytes_per_s=rate[1]) if any(rate) else rank
+                for rank, rate in ranks
+            ),
+        )
+
+    def started(self, meters: Meters) -> None:
+        self._meters = meters
+
+    def read(self, now: float) -> None:
+        """Take what the controller's own process has counted."""
+        changes = None if self._meters is None else self._meters.changes()
+        if changes is not None and changes.carried:
+            self.book.heard(CONTROLLER, Metered(*changes), now)
+
+    def _metered(self, record: RankRecord, message: Metered, now: float) -> list[Effect]:
+        self.book.heard(record.peer, message, now)
+        return []
+
+    def _rate(self, proc: int, now: float) -> tuple[float, float]:
+        record = self.core.ranks.get(proc)
+        return (0.0, 0.0) if record is None or record.death is not None else self.book.rate(proc, now)
+
+
+class TrafficControl:
+    """Reads the traffic of a session; for any thread.
+
+    Args:
+        runtime: the controller.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._traffic = runtime.extension(TrafficExtension)
+
+    def throughput(self, procs: Sequence[int]) -> list[tuple[float, float]]:
+        """Bytes a second that these processes took in and sent out, together, in each of the last seconds, oldest first."""
+        now = time.monotonic()
+        histories = [self._traffic.book.history(proc, now) for proc in procs]
+        return [(sum(took for took, _ in at), sum(sent for _, sent in at)) for at in zip(*histories)]
+
+    def table(self, procs: Collection[int], name: str, timeout_s: float) -> Traffic:
+        """What these processes have sent and received.
+
+        All ranks are asked, as others may have counted it. A rank that does not answer in time counts with its last report.
+
+        Raises:
+            MeshDownError: the session was shut down.
+        """
+        records = self._traffic.core.ranks
+
+        def living() -> list[int]:
+            ranks = records.items()
+            return [proc for proc, rank in ranks if proc != CONTROLLER_PROC and rank.up and rank.death is None]
+
+        def read() -> Traffic:
+            self._traffic.read(time.monotonic())
+            return traffic_view(name, frozenset(procs), self._traffic.book, records, silent)
+
+        silent: Sequence[int] = ()
+        asked = self._runtime.with_baton(living)
+        if asked:
+            future: Future[Sequence[Answer]] = self._runtime.ask(
+                asked, lambda id: pack(ReadMeters(id)), lambda answers: answers
+            )
+            if not future.wait(timeout_s):
+                future.cancel()
+            silent = [proc for proc, answer in zip(asked, future.get()) if isinstance(answer, Failure)]
+        return self._runtime.with_baton(read)
+
+
+def traffic_view(
+    name: str,
+    procs: Collection[int],
+    book: MeterBook,
+    ranks: Mapping[int, RankRecord],
+    silent: Collection[int],
+) -> Traffic:
+    """What has gone to and from some processes, as far as it was told.
+
+    Args:
+        name: what they are called together.
+        procs: their numbers.
+        book: what was told.
+        ranks: all records, by number.
+        silent: processes that were asked and have not answered.
+    """
+
+    def end(proc: int) -> End:
+        record = ranks.get(proc)
+        if proc == CONTROLLER_PROC or record is None:
+            return End("" if proc == CONTROLLER_PROC else "unknown", 0, proc)
+        return End(record.spec.mesh, record.spec.rank, proc, record.death is not None)
+
+    def is_known(peer: Peer) -> bool:
+        """Whether a process has told all that it has counted."""
+        record = ranks.get(proc_of(peer))
+        if peer == CONTROLLER:
+            return True
+        return record is not None and record.peer == peer and record.death is None and proc_of(peer) not in silent
+
+    rows = [
+        TrafficRow(
+            end(row.source),
+            end(row.target),
+            row.road,
+            row.nbytes,
+            row.operations,
+            row.seconds,
+            not all(map(is_known, peers)),
+        )
+        for row, peers in book.carried(procs)
+    ]
+    collected, unread = book.collected(procs)
+    collectives = [
+        CollectiveRow(
+            end(proc_of(peer)), one.group, one.operation, one.nbytes, one.operations, one.seconds, not is_known(peer)
+        )
+        for one, peer in collected
+    ]
+    return Traffic(name, largest_first(rows), largest_first(collectives), unread)

@@ -1,0 +1,70 @@
+"""The rank's part of traffic: it tells the controller what its counts are, a few times a second while they change."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+from monarch_kernel.errors import ForkedError
+from monarch_kernel.net.transport.base import CONTROLLER
+from monarch_kernel.net.wire.codec import Frame, Packed, pack
+from monarch_kernel.net.wire.messages import Metered, Payload, ReadMeters, Result
+from monarch_kernel.runtime.worker.rank import Rank
+
+__all__ = ["REPORT_S", "MeterReports"]
+
+REPORT_S = 0.25
+"""So often at most."""
+
+
+class MeterReports:
+    """Reads the meters of a rank while they change; a rank that sends and receives nothing has no thread for it.
+
+    Args:
+        rank: whose meters are read; it answers `ReadMeters` from now on.
+    """
+
+    def __init__(self, rank: Rank) -> None:
+        self._driver = rank.driver
+        self._answer = rank.send_answer_now
+        self._meters = rank.peers.meters
+        self._unread = 0
+        self._meters.on_news = self._begin
+        rank.asides[ReadMeters] = self._asked
+        rank.at_new_controller.append(self._controller_is_new)
+
+    def _asked(self, message: ReadMeters, frames: Sequence[Frame]) -> None:
+        self._report()
+        self._answer(message.id, pack(Result(message.id, Payload())))
+
+    def _controller_is_new(self) -> None:
+        self._meters.tell_all()
+        self._report()
+
+    def _report(self) -> None:
+        if (report := self._read()) is not None:
+            self._driver.send(CONTROLLER, report)
+
+    def _read(self, *, is_last: bool = False) -> Packed | None:
+        """What there is to tell; None if nothing is, and ``is_last`` says that it is not asked again then."""
+        changes = self._meters.changes(is_last=is_last)
+        unread = self._meters.count_unread()
+        if not changes.carried and not changes.collected and unread == self._unread:
+            return None
+        self._unread = unread
+        return pack(Metered(*changes, unread))
+
+    def _begin(self) -> None:
+        threading.Thread(target=self._tell, name="monarch-meters", daemon=True).start()
+
+    def _tell(self) -> None:
+        while True:
+            time.sleep(REPORT_S)
+            told = self._read(is_last=True)
+            if told is None:
+                return
+            try:
+                self._driver.submit(told)
+            except ForkedError:
+                return
