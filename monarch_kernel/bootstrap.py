@@ -153,7 +153,7 @@ def run_rank(
     )
     HOME.loops.snapshots = Snapshots(rank)
     rank.at_new_controller.append(HOME.loops.controller_is_new)
-    rank.asides[LoopGrant] = HOME.loops.granted
+    rank.extend({LoopGrant: HOME.loops.granted})
     host_actors(rank, spec.rank, mesh)
     rank.serve(helper)
 

@@ -101,13 +101,9 @@ class Renewal:
         self._imports.install()
         self._superseded: WeakSet[type] = WeakSet()  # they are there until the garbage collector comes by
         self._prepared: tuple[int, _Prepared] | None = None
-        rank.main.handlers |= {
-            Reload: self._reload,
-            ListModules: self._list_modules,
-            Sync: self._sync,
-            Conclude: self._conclude,
-        }
-        rank.asides |= {Reshaped: self._hear_reshaped, Fetched: self._hear_fetched}
+        rank.extend({Reload: self._reload, Conclude: self._conclude}, on_main=True, from_ranks=True)
+        rank.extend({ListModules: self._list_modules, Sync: self._sync}, on_main=True)
+        rank.extend({Reshaped: self._hear_reshaped, Fetched: self._hear_fetched})
 
     # -- imports
 

@@ -31,7 +31,7 @@ class MeterReports:
         self._meters = rank.peers.meters
         self._unread = 0
         self._meters.on_news = self._begin
-        rank.asides[ReadMeters] = self._asked
+        rank.extend({ReadMeters: self._asked})
         rank.at_new_controller.append(self._controller_is_new)
 
     def _asked(self, message: ReadMeters, frames: Sequence[Frame]) -> None:

@@ -37,7 +37,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
@@ -50,15 +50,12 @@ from monarch_kernel.net.wire.messages import (
     Attach,
     CleansUp,
     Complete,
-    Conclude,
     DebugInput,
     Failed,
     Fence,
-    FetchSnapshot,
     Forget,
     Hello,
     Inspect,
-    KeepSnapshot,
     ListErrors,
     Look,
     Message,
@@ -70,7 +67,6 @@ from monarch_kernel.net.wire.messages import (
     Push,
     RankSpec,
     Release,
-    Reload,
     Result,
     Rewind,
     Rich,
@@ -104,20 +100,11 @@ STRIKE_EVERY_S = 0.05
 STRIKE_SIGNAL = signal.SIGRTMIN + 7
 SWITCH_INTERVAL_S = 0.001
 
-_FROM_PEERS = (
-    Run,
-    Apply,
-    Push,
-    Pull,
-    Ping,
-    Look,
-    Release,
-    Reload,
-    Conclude,
-    KeepSnapshot,
-    FetchSnapshot,
-)
-"""What other ranks may want, besides what concerns actors."""
+_FROM_RANKS = (Run, Apply, Push, Pull, Ping, Look, Release)
+"""What other ranks may send, besides what concerns actors and what features add (`Rank.extend`)."""
+
+Handler = Callable[[Any, Sequence[Frame]], None]
+"""Handles a message and its frames."""
 
 
 class Group(Protocol):
@@ -190,7 +177,21 @@ class Rank(Workplace):
             Pull: self._pull,
             Ping: self._ping,
         }
-        self.asides: dict[type[Message], Callable[[Any, Sequence[Frame]], None]] = {}
+        self._out_of_band: dict[type[Message], Handler] = {
+            Attach: self._attach,
+            Complete: self._complete,
+            DebugInput: self._hear_debugger,
+            Failed: self._hear_answer,
+            Forget: self._forget,
+            Inspect: self._inspect,
+            ListErrors: self._list_errors,
+            Look: self._look,
+            PassOver: self._hear_debugger,
+            PeerNews: self._hear_news,
+            Release: self._release,
+            Result: self._hear_answer,
+        }
+        self._from_ranks: set[type[Message]] = set(_FROM_RANKS)
         self.at_new_controller: list[Callable[[], None]] = []
         self._shell: Shell | None = None
         self._applier: Applier | None = None
@@ -219,6 +220,21 @@ class Rank(Workplace):
             assert self._make_shell is not None
             self._shell = self._make_shell(self._publish)
         return self._shell
+
+    def extend(
+        self, handlers: Mapping[type[Message], Handler], *, on_main: bool = False, from_ranks: bool = False
+    ) -> None:
+        """Handle messages that only one feature has.
+
+        Args:
+            handlers: by kind of message.
+            on_main: whether the main thread handles them, in order with cells; else the thread that receives them handles them
+                at once, with the I/O lock held.
+            from_ranks: whether other ranks may send them, too, and not only the controller.
+        """
+        (self.main.handlers if on_main else self._out_of_band).update(handlers)
+        if from_ranks:
+            self._from_ranks.update(handlers)
 
     def serve(self, helper: int) -> NoReturn:
         """Work until told to exit; for the main thread.
@@ -448,7 +464,7 @@ class Rank(Workplace):
             self.peers.refused += 1
         elif isinstance(message, (Result, Failed)):
             self.peers.answered(peer, message, frames)
-        elif not self.hear(message, frames, peer) and isinstance(message, _FROM_PEERS):
+        elif not self.hear(message, frames, peer) and type(message) in self._from_ranks:
             self._route(message, frames)
 
     def fence(self, message: Fence, peer: Peer) -> None:
@@ -458,34 +474,28 @@ class Rank(Workplace):
     def _route(self, message: Message, frames: Sequence[Frame]) -> None:
         if type(message) in self.main.handlers:
             self.main.post(message, frames)
-        elif isinstance(message, (Result, Failed)):
-            self.peers.answered(CONTROLLER, message, frames)
-        elif isinstance(message, PeerNews):
-            self.peers.hear_news(message)
-        elif (hear := self.asides.get(type(message))) is not None:
-            hear(message, frames)
-        elif isinstance(message, (DebugInput, PassOver)):
-            if self.debugger is not None:
-                self.debugger.hear(message)
-        elif isinstance(message, ListErrors):
-            errors, parts = dump(self.debugger.list_errors() if self.debugger else [])
-            self.send_answer_now(message.id, pack(Result(message.id, errors), parts))
-        elif isinstance(message, Release):
-            self._release(message)
-        elif isinstance(message, Complete):
-            payload, found = dump(self._completions(message), "names")
-            self.send_answer_now(message.id, pack(Result(message.id, payload), found))
-        elif isinstance(message, Inspect):  # source is read from files, which may take long
-            threading.Thread(target=self._inspect, args=[message], name="monarch-inspect", daemon=True).start()
-        elif isinstance(message, Look):
-            self._look(message.id)
-        elif isinstance(message, Forget):
-            if self._ledger is not None:
-                self._ledger.forget(message.id)
-        elif isinstance(message, Attach):
-            self._attach(message)
+        elif (handle := self._out_of_band.get(type(message))) is not None:
+            handle(message, frames)
 
-    def _attach(self, message: Attach) -> None:
+    def _hear_answer(self, message: Result | Failed, frames: Sequence[Frame]) -> None:
+        self.peers.answered(CONTROLLER, message, frames)
+
+    def _hear_news(self, message: PeerNews, _: Sequence[Frame]) -> None:
+        self.peers.hear_news(message)
+
+    def _hear_debugger(self, message: DebugInput | PassOver, _: Sequence[Frame]) -> None:
+        if self.debugger is not None:
+            self.debugger.hear(message)
+
+    def _list_errors(self, message: ListErrors, _: Sequence[Frame]) -> None:
+        payload, frames = dump(self.debugger.list_errors() if self.debugger else [])
+        self.send_answer_now(message.id, pack(Result(message.id, payload), frames))
+
+    def _forget(self, message: Forget, _: Sequence[Frame]) -> None:
+        if self._ledger is not None:
+            self._ledger.forget(message.id)
+
+    def _attach(self, message: Attach, _: Sequence[Frame]) -> None:
         """Tell a new controller who we are, and what the last one did not hear."""
         if self._ledger is None or message.token != self._token or message.epoch <= self._epoch:
             return
@@ -508,6 +518,10 @@ class Rank(Workplace):
 
     # -- looking into the namespace, whatever runs
 
+    def _complete(self, message: Complete, _: Sequence[Frame]) -> None:
+        payload, frames = dump(self._completions(message), "names")
+        self.send_answer_now(message.id, pack(Result(message.id, payload), frames))
+
     def _completions(self, message: Complete) -> list[tuple[Any, str]] | None:
         try:
             if message.wanted == "names":
@@ -524,7 +538,11 @@ class Rank(Workplace):
             _log.exception("the completions of %r are not known", message.expression)
             return None
 
-    def _inspect(self, message: Inspect) -> None:
+    def _inspect(self, message: Inspect, _: Sequence[Frame]) -> None:
+        # Source is read from files, which may take long.
+        threading.Thread(target=self._describe, args=[message], name="monarch-inspect", daemon=True).start()
+
+    def _describe(self, message: Inspect) -> None:
         try:
             value = inspection.find(message.expression, self._shell.namespace if self._shell else {}, message.imports)
             told = inspection.about(value, source=message.source)
@@ -577,7 +595,7 @@ class Rank(Workplace):
             _log.exception("whether a collective is pending is not known")
             return 0.0
 
-    def _look(self, id: int) -> None:
+    def _look(self, message: Look, _: Sequence[Frame]) -> None:
         """Say what this rank does now; on the thread that drives the socket, so that it needs none of those that work."""
         collectives: tuple[Collective, ...] = ()
         reached: dict[str, int] = {}
@@ -591,9 +609,9 @@ class Rank(Workplace):
                     _log.exception("the pending collectives are not known")
             self._unknown = unknown
         payload, frames = dump(Doing(self.activities(), collectives, reached, unknown), "what the rank does")
-        self.send_answer_now(id, pack(Result(id, payload), frames))
+        self.send_answer_now(message.id, pack(Result(message.id, payload), frames))
 
-    def _release(self, message: Release) -> None:
+    def _release(self, message: Release, _: Sequence[Frame]) -> None:
         group, dead = self.group, message.dead if message.mesh == self.spec.mesh else -1
         loops = HOME.loops if dead >= 0 else None
         ends = loops is not None and loops.ends_with_a_death(message.id)

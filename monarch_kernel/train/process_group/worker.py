@@ -189,7 +189,7 @@ class RankGroup:
         self._namespace: dict[str, Any] = {}
         self._meter = CollectiveMeter(rank.peers.meters, _label_of)
         rank.group = self
-        rank.main.handlers |= {HostStore: self._host_store, FormGroup: self._form}
+        rank.extend({HostStore: self._host_store, FormGroup: self._form}, on_main=True)
 
     def namespace(self) -> dict[str, Any]:
         """What the user's namespace starts with; a rank without torch is not made to import it."""

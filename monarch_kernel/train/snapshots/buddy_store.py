@@ -148,12 +148,8 @@ class Snapshots:
         self._rewind: Rewind | None = None
         self._here = threading.local()  # `coming`: the series of the next loop of the code that a thread runs
         self._last: dict[str, Callable[[], Any]] = {}  # things by name; not kept alive, where that is possible
-        rank.asides |= {
-            KeepSnapshot: self._hear_keep,
-            ListSnapshots: self._hear_list,
-            FetchSnapshot: self._hear_fetch,
-            Rewind: self._hear_rewind,
-        }
+        rank.extend({KeepSnapshot: self._hear_keep, FetchSnapshot: self._hear_fetch}, from_ranks=True)
+        rank.extend({ListSnapshots: self._hear_list, Rewind: self._hear_rewind})
 
     # -- for the user's code
 

@@ -17,7 +17,7 @@ from monarch_kernel.train.snapshots.buddy_store import Series, Snapshots, _Kept
 @pytest.fixture
 def rank() -> Any:
     spec = SimpleNamespace(proc=0, rank=0, world_size=2, local_world_size=2)
-    return SimpleNamespace(spec=spec, asides={}, rewind=None)
+    return SimpleNamespace(spec=spec, extend=lambda handlers, **options: None, rewind=None)
 
 
 @pytest.fixture
