@@ -13,6 +13,7 @@ if __name__ == "__main__" and sys.path and not getattr(sys.flags, "safe_path", F
     del sys.path[0]
 
 import faulthandler
+import importlib
 import os
 import tempfile
 import time
@@ -28,6 +29,14 @@ if TYPE_CHECKING:
 
 __all__ = ["main", "run_light_rank", "run_rank"]
 
+# What features do on a rank; each registers itself (`runtime.worker.extensions`).
+_FEATURES = (
+    "monarch_kernel.runtime.worker.debugger",
+    "monarch_kernel.actor.renewal",
+    "monarch_kernel.features.traffic.worker",
+    "monarch_kernel.features.live.worker",
+    "monarch_kernel.train.snapshots.buddy_store",
+)
 _PRELOAD = (
     "monarch_kernel.net.transport.forks",  # first: its functions for forks come before those of others
     "torch",
@@ -40,6 +49,7 @@ _PRELOAD_LATER = (
     "monarch_kernel.runtime.worker.cell_shell",
     "monarch_kernel.runtime.worker.ipython_shell:prepare",
     "monarch_kernel.train.process_group.worker",
+    *_FEATURES,
 )
 # All that `run_rank` imports: what each rank would import by itself would be in the memory of each.
 _PRELOAD_LIGHT = (
@@ -47,8 +57,7 @@ _PRELOAD_LIGHT = (
     "monarch_kernel.actor.hosting.install",
     "monarch_kernel.net.hosts.zmq",
     "monarch_kernel.actor.proc_mesh",
-    "monarch_kernel.actor.renewal",
-    "monarch_kernel.runtime.worker.debugger",
+    *_FEATURES,
     "monarch_kernel.runtime.worker.environment",
     "monarch_kernel.runtime.worker.light_shell",
     "monarch_kernel.runtime.worker.rank",
@@ -106,22 +115,18 @@ def run_rank(
     """Be a rank, in a process that was just forked from the zygote."""
     from monarch_kernel.actor.hosting.install import host_actors
     from monarch_kernel.actor.proc_mesh import ProcMesh
-    from monarch_kernel.actor.renewal import Renewal
     from monarch_kernel.base.mesh import Extent, Region
-    from monarch_kernel.features.live.device_flops import device_peak
-    from monarch_kernel.features.live.worker import Loops, Port
-    from monarch_kernel.features.traffic.worker import MeterReports
     from monarch_kernel.net.hosts.zmq import ZmqRank
     from monarch_kernel.net.transport.base import rank_peer
-    from monarch_kernel.net.wire.messages import LoopGrant
     from monarch_kernel.runtime.rpc.handles import HOME
-    from monarch_kernel.runtime.worker.debugger import RankDebugger
     from monarch_kernel.runtime.worker.environment import settle
+    from monarch_kernel.runtime.worker.extensions import install_all
     from monarch_kernel.runtime.worker.rank import Rank
     from monarch_kernel.runtime.worker.stdio import install_streams
     from monarch_kernel.train.process_group.worker import RankGroup
-    from monarch_kernel.train.snapshots.buddy_store import Snapshots
 
+    for feature in _FEATURES:
+        importlib.import_module(feature)
     settle(spec)
     marks = install_streams(secret)
     faulthandler.enable(2, all_threads=False)
@@ -130,7 +135,6 @@ def run_rank(
     own_address = f"{gateway.rpartition('/')[0]}/{name.decode()}"
     rank = Rank(spec, ZmqRank(controller, name, own_address, gateway), token, marks, own_address)
     group = RankGroup(rank, gateway.removeprefix("ipc://"))
-    MeterReports(rank)
 
     def make_shell(publish: Callable[[dict[str, Any], dict[str, Any]], None]) -> Shell:
         if is_light:
@@ -142,18 +146,11 @@ def run_rank(
         return CellShell(group.namespace(), publish, raise_if_struck=rank.main.raise_if_struck)
 
     rank.use_shell(make_shell)
-    RankDebugger(rank)
-    Renewal(rank)
     extent = Extent(dict(spec.axes))
     places = range(spec.proc - spec.rank, spec.proc - spec.rank + spec.world_size)
     mesh = ProcMesh(rank.peers, Region.whole(extent), places, spec.mesh, time.monotonic(), extent)
     HOME.asker, HOME.place = rank.peers, mesh.process(spec.rank)
-    HOME.loops = Loops(
-        Port(rank.driver.submit, rank.peers.wait, rank.is_detached, is_cell=lambda: rank.is_in_cell, peak=device_peak)
-    )
-    HOME.loops.snapshots = Snapshots(rank)
-    rank.at_new_controller.append(HOME.loops.controller_is_new)
-    rank.extend({LoopGrant: HOME.loops.granted})
+    install_all(rank)
     host_actors(rank, spec.rank, mesh)
     rank.serve(helper)
 

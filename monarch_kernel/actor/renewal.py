@@ -42,6 +42,7 @@ from monarch_kernel.net.transport.driver import Driver, Waiter
 from monarch_kernel.net.wire.codec import Frame, load, pack
 from monarch_kernel.net.wire.messages import Conclude, Fetch, Fetched, ListModules, ModuleSource, Reload, Reshaped, Sync
 from monarch_kernel.runtime.worker.client import RankItem
+from monarch_kernel.runtime.worker.extensions import register
 from monarch_kernel.runtime.worker.rank import Rank
 
 __all__ = ["Hosted", "Renewal"]
@@ -89,6 +90,7 @@ class _Prepared:
         self.modules: ModuleEdit | None = None
 
 
+@register
 class Renewal:
     """Gives the actors of a rank their classes as they are now."""
 

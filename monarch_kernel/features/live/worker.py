@@ -19,11 +19,15 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
+from monarch_kernel.features.live.device_flops import device_peak
 from monarch_kernel.features.live.pace import Grant, Lease
 from monarch_kernel.net.transport.driver import Waiter
 from monarch_kernel.net.wire.codec import Frame, Packed, pack, replace
 from monarch_kernel.net.wire.messages import Knob, Logged, LoopBegun, LoopGrant, LoopLeft, LoopReport, Rewind
+from monarch_kernel.runtime.rpc.handles import HOME
 from monarch_kernel.runtime.worker.executor import working
+from monarch_kernel.runtime.worker.extensions import register
+from monarch_kernel.runtime.worker.rank import Rank
 
 __all__ = ["Loops", "RankLoop"]
 
@@ -429,3 +433,14 @@ def _summed(values: list[tuple[int, float]]) -> Iterator[Logged]:
         told = list(some)
         finite = [value for _, value in told if math.isfinite(value)]
         yield Logged(told[-1][0], math.fsum(finite), len(finite), told[-1][1], size)
+
+
+@register
+def install(rank: Rank) -> None:
+    """Let the code of a rank have steered loops."""
+    port = Port(
+        rank.driver.submit, rank.peers.wait, rank.is_detached, is_cell=lambda: rank.is_in_cell, peak=device_peak
+    )
+    loops = HOME.loops = Loops(port)
+    rank.at_new_controller.append(loops.controller_is_new)
+    rank.extend({LoopGrant: loops.granted})

@@ -10,6 +10,7 @@ from monarch_kernel.errors import ForkedError
 from monarch_kernel.net.transport.base import CONTROLLER
 from monarch_kernel.net.wire.codec import Frame, Packed, pack
 from monarch_kernel.net.wire.messages import Metered, Payload, ReadMeters, Result
+from monarch_kernel.runtime.worker.extensions import register
 from monarch_kernel.runtime.worker.rank import Rank
 
 __all__ = ["REPORT_S", "MeterReports"]
@@ -18,6 +19,7 @@ REPORT_S = 0.25
 """So often at most."""
 
 
+@register
 class MeterReports:
     """Reads the meters of a rank while they change; a rank that sends and receives nothing has no thread for it.
 

@@ -35,6 +35,7 @@ from monarch_kernel.net.wire.messages import Continued, DebugInput, Message, Pas
 from monarch_kernel.runtime.diagnostics.failures import is_machinery, is_of_debugger, is_user
 from monarch_kernel.runtime.diagnostics.source_names import short_cell
 from monarch_kernel.runtime.worker.executor import Executor, Kept
+from monarch_kernel.runtime.worker.extensions import register
 from monarch_kernel.runtime.worker.rank import Rank
 
 __all__ = ["RankDebugger"]
@@ -50,6 +51,7 @@ _REFUSED = {
 }
 
 
+@register
 class RankDebugger:
     """Stops the user's code on this rank for a person to look at it; installs itself as the rank's debugger."""
 

@@ -42,6 +42,7 @@ from monarch_kernel.net.wire.messages import (
 from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.handles import HOME
+from monarch_kernel.runtime.worker.extensions import register
 from monarch_kernel.runtime.worker.rank import Rank
 
 if TYPE_CHECKING:
@@ -299,3 +300,9 @@ def _reference(thing: Any) -> Callable[[], Any]:
 def put_back_here() -> None:
     """`Snapshots.put_back_now`, for a request to all ranks."""
     HOME.loops.snapshots.put_back_now()
+
+
+@register
+def install(rank: Rank) -> None:
+    """Let the loops of a rank have snapshots."""
+    HOME.loops.snapshots = Snapshots(rank)

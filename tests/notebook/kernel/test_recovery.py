@@ -170,7 +170,7 @@ def test_a_rank_that_hears_of_a_death_outside_collectives_ends_with_it(trained: 
     cell = trained.ok(APART)
     reaches(trained, 12)
     kill(trained, 1)
-    ended = trained.ok("%%remote\nlosses == list(range(60))")
+    ended = trained.run("%%remote\nlosses == list(range(60))")
     assert ended.plain == f"[0-{RANKS - 1}] True", cell.text
 
 
@@ -194,7 +194,7 @@ def test_the_second_loop_of_a_cell_goes_back_to_its_own_snapshot(trained: Notebo
     )
     kill(trained, 1)
     steps = [("one", step) for step in range(20)] + [("two", step) for step in range(60)]
-    ended = trained.ok(f"%%remote\nlosses == {steps!r}")
+    ended = trained.run(f"%%remote\nlosses == {steps!r}")
     assert ended.plain == f"[0-{RANKS - 1}] True", cell.text
 
 
@@ -213,7 +213,7 @@ def test_a_death_in_a_plain_loop_within_one_that_recovers(trained: Notebook) -> 
     cell = trained.ok(NESTED)
     wait_until(lambda: trained.value("max([0, *(loop.key[1] for loop in t.loops)])") >= 3, "the second epoch")
     kill(trained, 2)
-    ended = trained.ok("%%remote\nlosses")
+    ended = trained.run("%%remote\nlosses")
     assert ended.plain == f"[0-{RANKS - 1}] [0, 1, 2, 3]", cell.text
     assert "the loop is back before step 1" in cell.stderr
 
@@ -244,7 +244,7 @@ def test_ranks_wait_for_one_that_has_not_begun_and_it_ends_with_a_death_before(
     kill(trained, 0)
     wait_until(lambda: trained.value("t.loop.view().state") == "over", "those that are in it to end")
     (tmp_path / "go").touch()
-    ended = trained.ok("%%remote\nlosses == list(range(100))")
+    ended = trained.run("%%remote\nlosses == list(range(100))")
     assert ended.plain == f"[0-{RANKS - 1}] True", cell.text
     assert "the loop is back at the beginning, for it had no snapshot yet" in cell.stderr
 

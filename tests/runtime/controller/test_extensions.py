@@ -1,10 +1,6 @@
-"""A feature registers an extension with messages of its own; the core has no line for it."""
+"""What can go wrong where features register extensions and messages; `tests/features/test_toy.py` tries a whole feature."""
 
 from __future__ import annotations
-
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,21 +9,6 @@ from monarch_kernel.net.wire.messages import Message, Ping
 from monarch_kernel.runtime.controller.extensions import Extension
 from monarch_kernel.runtime.controller.runtime import Runtime
 from monarch_kernel.testing import MemoryHub
-
-TOLD = """told [Count(count=1)]
-told [Count(count=2)]
-votes {1: 'yes', 2: 'yes'} ended True
-lost [2, 1] closed True
-"""
-
-
-def test_a_feature_in_one_file_takes_part_in_a_session() -> None:
-    # In a process of its own: what is registered stays so.
-    command = [sys.executable, "-c", "from tests.runtime.controller import toy; toy.main()"]
-    run = subprocess.run(
-        command, cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert run.stdout == TOLD, run.stderr
 
 
 def test_an_extension_that_was_registered_too_late_is_reported() -> None:
