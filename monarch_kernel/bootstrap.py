@@ -32,7 +32,7 @@ __all__ = ["main", "run_light_rank", "run_rank"]
 # What features do on a rank; each registers itself (`runtime.worker.extensions`).
 _FEATURES = (
     "monarch_kernel.runtime.worker.debugger",
-    "monarch_kernel.actor.renewal",
+    "monarch_kernel.features.editing.worker",
     "monarch_kernel.features.traffic.worker",
     "monarch_kernel.features.live.worker",
     "monarch_kernel.train.snapshots.buddy_store",

@@ -22,6 +22,7 @@ __all__ = [
     "EndpointSpec",
     "concurrent_endpoint",
     "endpoint",
+    "endpoints_among",
     "endpoints_of",
     "from_outline",
     "sources_of",

@@ -30,7 +30,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from monarch_kernel.actor.actor import WITH_PORT, Actor, EndpointSpec, endpoints_of
+from monarch_kernel.actor.actor import WITH_PORT, Actor, EndpointSpec, endpoints_among, endpoints_of
 from monarch_kernel.actor.actor_mesh import living_actors
 from monarch_kernel.actor.context import ActorInstance, Context, belongs_to, running
 from monarch_kernel.actor.hosting.event_loop import run_loop
@@ -174,6 +174,14 @@ class ActorHost:
     def ended(self) -> bool:
         """Whether the actor was stopped or has died."""
         return self.death is not None or self.executor.over
+
+    def endpoints_with(self, bases: Sequence[type]) -> dict[str, EndpointSpec]:
+        """The endpoints that the actor would have if its class had these bases, in the order in which Python asks them.
+
+        Raises:
+            ValueError: they would not fit together.
+        """
+        return endpoints_among(self.cls, bases, frozenset())
 
     def renew(self) -> None:
         """Take the endpoints of its class as it is now."""

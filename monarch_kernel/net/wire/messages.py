@@ -190,7 +190,7 @@ class Apply(Message, frozen=True):
 
 
 class Reload(Message, frozen=True):
-    """Prepare living classes to become what new ones are; answer with what that comes to (`actor.renewal.Prospect`).
+    """Prepare living classes to become what new ones are; answer with what that comes to (`features.editing.worker.Prospect`).
 
     ``payload`` is ``(what dump_classes gave, text of their cells)``; ``edit`` is what `Conclude` calls it. ``names`` are
     classes that cells have defined anew on the rank itself.

@@ -34,10 +34,13 @@ from monarch_kernel.runtime.diagnostics.failures import describe
 from monarch_kernel.runtime.host.network import address_of, own_addresses
 from monarch_kernel.runtime.rpc.ids import made_by
 
-__all__ = ["Lender"]
+__all__ = ["OF_LOANS", "Lender"]
 
 KEPT_S = 10.0
 """How long memory stays registered that nobody reads or writes."""
+
+OF_LOANS = (CloseLoan, EndLoan, EndLoans, EndStream, OpenLoan, OpenStreams, ReadLoan, WriteLoan)
+"""The messages that concern loans."""
 
 
 class Lender:
@@ -61,8 +64,8 @@ class Lender:
         self._has_opened = False
         self._opened: dict[int, tuple[Lease, nixl.Registration]] = {}
 
-    def hear(self, message: Message, frames: Sequence[Frame]) -> bool:
-        """Take a message; False if it is about something else."""
+    def hear(self, message: Message, frames: Sequence[Frame]) -> None:
+        """Handle one of `OF_LOANS`."""
         if isinstance(message, OpenStreams):
             self._soon(message.id, lambda: self._invite(message))
         elif isinstance(message, OpenLoan):
@@ -72,11 +75,9 @@ class Lender:
             self._crew.submit(lambda: self._close(message.opened))
         elif isinstance(message, EndStream):
             self._soon(message.id, lambda: self._end(message))
-        elif isinstance(message, (ReadLoan, WriteLoan, EndLoan, EndLoans)):
-            self._answer(message.id, _answer_of(message.id, self._do, message, frames))
         else:
-            return False
-        return True
+            assert isinstance(message, (ReadLoan, WriteLoan, EndLoan, EndLoans))
+            self._answer(message.id, _answer_of(message.id, self._do, message, frames))
 
     def _soon(self, id: int, do: Callable[[], Packed]) -> None:
         try:

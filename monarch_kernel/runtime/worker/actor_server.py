@@ -32,7 +32,7 @@ from monarch_kernel.net.wire.messages import (
     StopActor,
     StoreCall,
 )
-from monarch_kernel.runtime.buffers.server import Lender
+from monarch_kernel.runtime.buffers.server import OF_LOANS, Lender
 from monarch_kernel.runtime.diagnostics.failures import describe
 from monarch_kernel.runtime.diagnostics.stacks import Activity, describe_thread
 from monarch_kernel.runtime.rpc.client import Asker
@@ -66,7 +66,7 @@ class Workplace(ABC):
         broken: why no actor can live here, if none can.
         actors: number -> its mailbox.
         is_retiring: whether the process is about to end.
-        hosted: number -> what looks after the actor (`actor.renewal.Hosted`), as long as there is something to look after.
+        hosted: number -> what looks after the actor (`features.editing.worker.Hosted`), while there is something to look after.
     """
 
     def __init__(self, proc: int, driving: Driving, asker: Asker) -> None:
@@ -86,6 +86,19 @@ class Workplace(ABC):
         self._lender = Lender(asker.lendings, self.send_answer_now, self.send_answer)
         self.circles = Circles(self)
         self.supervisor = Supervisor(self)
+        self._handlers: dict[type[Message], Callable[[Any, Sequence[Frame], Peer], None]] = {
+            ActorEnded: self._hear_of_child,
+            Call: self._hear_call,
+            Fence: self._hear_fence,
+            Interrupt: self._hear_interrupt,
+            PortSend: self._hear_port,
+            PostMortem: self._hear_post_mortem,
+            Probe: self._hear_probe,
+            Spawn: self._hear_spawn,
+            StopActor: self._hear_stop,
+            StoreCall: self._hear_store_call,
+            **dict.fromkeys(OF_LOANS, self._hear_of_loans),
+        }
 
     # -- for subclasses
 
@@ -201,57 +214,71 @@ class Workplace(ABC):
 
     def hear(self, message: Message, frames: Sequence[Frame], peer: Peer) -> bool:
         """Take a message about actors; False if it is about something else."""
-        if type(message) is Call:
-            executor = self.actors.get(message.actor)
-            if executor is not None:
-                executor.post(message, frames)
-            else:
-                self.call_unknown(message, frames)
-        elif isinstance(message, Spawn):
-            executor = self.actors[message.actor] = Executor(self, f"actor {message.name}")
-            self.supervisor.hosts(message.actor, _process(peer))
-            self.begin(message, executor)
-            executor.post(message, frames)
-            for early, parts in self._early.pop(message.actor, ()):
-                self.hear(early, parts, peer)
-        elif isinstance(message, StopActor):
-            if message.actor not in self.actors and made_by(message.id) != made_by(message.actor):
-                self.call_unknown(message, frames)  # what makes the actor may be on its way from somebody else
-                return True
-            stopped = self.actors.pop(message.actor, None)
-            self._dead.pop(message.actor, None)
-            self._note_stopped(message.actor, message.reason)
-            if stopped is not None:
-                self._stopping.append(stopped)
-                stopped.post(message, frames)
-            elif message.id:
-                self.send_answer_now(message.id, pack(Result(message.id, Payload())))
-        elif isinstance(message, Interrupt):
-            self.asker.stores.forget(message.id)
-            self._interrupt(message.id, message.abort)
-        elif isinstance(message, StoreCall):
-            for id, packed in self.asker.stores.hear(message):
-                self.send_answer_now(id, packed)
-        elif isinstance(message, PortSend):
-            self.asker.ports.hear(message, frames)
-        elif self._lender.hear(message, frames):
-            if isinstance(message, OpenLoan):  # what is opened for a process stays until it ends
-                self.watch(_process(peer))
-        elif isinstance(message, ActorEnded):
-            self.supervisor.child_ended(message, _process(peer))
-        elif isinstance(message, Fence):
-            self.fence(message, peer)
-        elif isinstance(message, Probe):
-            self.circles.hear(message)
-        elif isinstance(message, PostMortem):
-            at = [each for each in self.executors() if each.kept and each.kept.request == message.request]
-            if executors := at or self.executors():
-                executors[0].post(message, frames)
-            else:  # nothing has failed here
-                self.send_answer_now(message.id, pack(Result(message.id, Payload())))
-        else:
+        handle = self._handlers.get(type(message))
+        if handle is None:
             return False
+        handle(message, frames, peer)
         return True
+
+    def _hear_call(self, message: Call, frames: Sequence[Frame], peer: Peer) -> None:
+        executor = self.actors.get(message.actor)
+        if executor is not None:
+            executor.post(message, frames)
+        else:
+            self.call_unknown(message, frames)
+
+    def _hear_spawn(self, message: Spawn, frames: Sequence[Frame], peer: Peer) -> None:
+        executor = self.actors[message.actor] = Executor(self, f"actor {message.name}")
+        self.supervisor.hosts(message.actor, _process(peer))
+        self.begin(message, executor)
+        executor.post(message, frames)
+        for early, parts in self._early.pop(message.actor, ()):
+            self.hear(early, parts, peer)
+
+    def _hear_stop(self, message: StopActor, frames: Sequence[Frame], peer: Peer) -> None:
+        if message.actor not in self.actors and made_by(message.id) != made_by(message.actor):
+            self.call_unknown(message, frames)  # what makes the actor may be on its way from somebody else
+            return
+        stopped = self.actors.pop(message.actor, None)
+        self._dead.pop(message.actor, None)
+        self._note_stopped(message.actor, message.reason)
+        if stopped is not None:
+            self._stopping.append(stopped)
+            stopped.post(message, frames)
+        elif message.id:
+            self.send_answer_now(message.id, pack(Result(message.id, Payload())))
+
+    def _hear_interrupt(self, message: Interrupt, frames: Sequence[Frame], peer: Peer) -> None:
+        self.asker.stores.forget(message.id)
+        self._interrupt(message.id, message.abort)
+
+    def _hear_store_call(self, message: StoreCall, frames: Sequence[Frame], peer: Peer) -> None:
+        for id, packed in self.asker.stores.hear(message):
+            self.send_answer_now(id, packed)
+
+    def _hear_port(self, message: PortSend, frames: Sequence[Frame], peer: Peer) -> None:
+        self.asker.ports.hear(message, frames)
+
+    def _hear_of_loans(self, message: Message, frames: Sequence[Frame], peer: Peer) -> None:
+        self._lender.hear(message, frames)
+        if isinstance(message, OpenLoan):  # what is opened for a process stays until it ends
+            self.watch(_process(peer))
+
+    def _hear_of_child(self, message: ActorEnded, frames: Sequence[Frame], peer: Peer) -> None:
+        self.supervisor.child_ended(message, _process(peer))
+
+    def _hear_fence(self, message: Fence, frames: Sequence[Frame], peer: Peer) -> None:
+        self.fence(message, peer)
+
+    def _hear_probe(self, message: Probe, frames: Sequence[Frame], peer: Peer) -> None:
+        self.circles.hear(message)
+
+    def _hear_post_mortem(self, message: PostMortem, frames: Sequence[Frame], peer: Peer) -> None:
+        at = [each for each in self.executors() if each.kept and each.kept.request == message.request]
+        if executors := at or self.executors():
+            executors[0].post(message, frames)
+        else:  # nothing has failed here
+            self.send_answer_now(message.id, pack(Result(message.id, Payload())))
 
     def fence(self, message: Fence, peer: Peer) -> None:
         """Answer, since all that was sent to ``peer`` before is on its way."""

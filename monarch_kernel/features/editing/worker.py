@@ -23,7 +23,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 from weakref import WeakSet
 
-from monarch_kernel.actor.actor import endpoints_among
 from monarch_kernel.features.editing.class_mapping import Succession
 from monarch_kernel.features.editing.classes import (
     Arrived,
@@ -68,6 +67,7 @@ class Hosted(Protocol):
     @property
     def instance(self) -> Any: ...
     def renew(self) -> None: ...
+    def endpoints_with(self, bases: Sequence[type]) -> Mapping[str, Any]: ...
     def put_first(self, function: Callable[[], Any]) -> Waiter: ...
 
 
@@ -233,7 +233,7 @@ class Renewal:
                 continue
             prepared.actors.append(host)
             try:
-                specs = endpoints_among(host.cls, mro_after(host.cls, becomes), frozenset())
+                specs = host.endpoints_with(mro_after(host.cls, becomes))
             except ValueError as error:
                 refused.append(str(error))
                 continue
