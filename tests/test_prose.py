@@ -29,7 +29,7 @@ def test_a_text_is_checked_by_words(text: str, words: list[str]) -> None:
 
 
 def test_a_python_file_is_checked_by_comments_texts_and_names() -> None:
-    source = '"""Docstring\n\nof what has begun."""\n\nis_told = f"in {1} vain"  # nothing is\n# told in vain\nclass NewRoad: ...\n'
+    source = '"""Docstring\n\nof what has begun."""\n\nis_told = f"{1} in"  # nothing is\n# told in vain\nclass NewRoad: ...\n'
     assert [(line, words) for line, words, _ in check_python(source)] == [
         (3, "begun"),
         (5, "is told"),

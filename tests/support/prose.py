@@ -1,8 +1,8 @@
 """Find words in the project's texts that plain technical English does without.
 
 Each rule is a pattern and what to write instead. It applies to docstrings, comments and all other string constants of Python
-files, to their identifiers (`cell_begun` is read as "cell begun"), and to each line of Markdown, TypeScript, JavaScript, CSS and
-of the Markdown cells of notebooks. `python -m tests.support.prose [PATH ...]` prints what it finds below these paths.
+files, to their identifiers (`cell_begun` is read as "cell begun"), to Markdown, TypeScript, JavaScript and CSS, and to the
+Markdown cells of notebooks. `python -m tests.support.prose [PATH ...]` prints what it finds below these paths.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ SUFFIXES = (".py", ".md", ".ipynb", ".ts", ".tsx", ".js", ".css")
 # This file names the words.
 EXEMPT = frozenset({"tests/support/prose.py"})
 
-_PERSON = r"(?:anybody|anyone|colleagues?|developers?|engineers?|everyone|newcomers?|nobody|people|persons?|readers?|somebody|someone|those|users?)"
+_PERSON = (
+    r"(?:anybody|anyone|colleagues?|developers?|engineers?|everyone|newcomers?|nobody|people|persons?|readers?|somebody|someone"
+    r"|those|users?)"
+)
 _BE = r"(?:is|are|was|were|be|been|being)"
 # Pattern: advice. Patterns ignore case, and match whole words only.
 RULES = {
