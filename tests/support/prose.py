@@ -1,7 +1,7 @@
 """Find words in the project's texts that plain technical English does without.
 
 Each rule is a pattern and what to write instead. It applies to docstrings, comments and all other string constants of Python
-files, to their identifiers (`cell_begun` is read as "cell begun"), to Markdown, TypeScript, JavaScript and CSS, and to the
+files, to their identifiers ("cell_begun" is read as "cell begun"), to Markdown, TypeScript, JavaScript and CSS, and to the
 Markdown cells of notebooks. `python -m tests.support.prose [PATH ...]` prints what it finds below these paths.
 """
 
@@ -94,7 +94,7 @@ def check_text(text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def read_words(name: str) -> str:
-    """Split an identifier into its words: `LoopBegun` and `loop_begun` are "loop begun"."""
+    """Split an identifier into its words: "LoopBegun" and "loop_begun" are "loop begun"."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|_+", " ", name).lower().strip()
 
 
