@@ -10,9 +10,10 @@ from monarch_kernel.features.editing.sources import find_source
 from monarch_kernel.net.transport.base import Peer
 from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.net.wire.messages import Fetch, Fetched, ModuleSource
-from monarch_kernel.runtime.controller.effects import Effect, Later, Send
+from monarch_kernel.runtime.controller.effects import Effect, Later
 from monarch_kernel.runtime.controller.extensions import Core, Extension, register
 from monarch_kernel.runtime.controller.records import RankRecord
+from monarch_kernel.runtime.rpc.requests import Send
 
 __all__ = ["EditingExtension"]
 

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 from monarch_kernel.base.events import OutputEvent, StopEvent, ThroughputEvent
 from monarch_kernel.errors import Failure
 from monarch_kernel.net.transport.base import Peer
-from monarch_kernel.net.wire.codec import Packed
 from monarch_kernel.net.wire.messages import OutputChunk
 from monarch_kernel.runtime.controller.adoption import Resumed
-from monarch_kernel.runtime.rpc.answers import Answer
+from monarch_kernel.runtime.rpc.requests import Resolve, Send
 
 __all__ = [
     "Attached",
@@ -23,30 +22,10 @@ __all__ = [
     "Gone",
     "Later",
     "LostEvent",
-    "Resolve",
     "RichEvent",
     "Route",
-    "Send",
     "Tell",
 ]
-
-
-class Send(NamedTuple):
-    """Effect: send a message."""
-
-    peer: Peer
-    packed: Packed
-
-
-class Resolve(NamedTuple):
-    """Effect: a request is over; ``answers`` in the order in which its ranks were given.
-
-    ``in_step`` is False if its ranks left their process group unusable, or at different collectives.
-    """
-
-    id: int
-    answers: list[Answer]
-    in_step: bool
 
 
 class RichEvent(NamedTuple):

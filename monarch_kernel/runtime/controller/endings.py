@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from monarch_kernel.errors import Failure
 from monarch_kernel.net.wire.messages import Payload
-from monarch_kernel.runtime.controller.effects import Effect, Resolve
+from monarch_kernel.runtime.controller.effects import Effect
 from monarch_kernel.runtime.rpc.answers import Answer, Value
+from monarch_kernel.runtime.rpc.requests import Resolve
 
 __all__ = ["ENDING_S", "Endings"]
 

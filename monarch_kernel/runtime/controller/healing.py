@@ -64,10 +64,10 @@ class Healer:
         lost = tuple(proc for proc in procs if state.is_lost(proc))
         healing.replaced += lost
         effects = state.heal(lost, now, hosts)
-        for kept, having in state.kept(lost):
+        for record, having in list(state.requests.respawn_log.of(lost)):
             for proc in having:
-                self._respawned(kept.actor, proc)
-            effects += state.spawn_again(self._part(healing, having, kept.note), kept, having, now)
+                self._respawned(record.actor, proc)
+            effects += state.spawn_again(self._part(healing, having, record.note), record, having, now)
         coming = tuple(proc for proc in procs if not state.ranks[proc].up)
         part = self._part(healing, coming, "")
         return effects + state.request(part, coming, pack(Ping(part)), "", now, quiet=True)

@@ -1,8 +1,7 @@
-"""What the controller keeps of each host agent, rank and unanswered request."""
+"""What the controller knows of each host agent and each rank."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from monarch_kernel.base.events import RankState, StopEvent
@@ -12,9 +11,9 @@ from monarch_kernel.net.wire.codec import Packed
 from monarch_kernel.net.wire.messages import RankSpec, Reading, Software
 from monarch_kernel.runtime.controller.host_compatibility import Clock
 from monarch_kernel.runtime.controller.output_order import OutputOrder
-from monarch_kernel.runtime.rpc.answers import Answer
+from monarch_kernel.runtime.rpc.requests import Recipient
 
-__all__ = ["NO_READING", "HostRecord", "Pending", "RankRecord"]
+__all__ = ["NO_READING", "HostRecord", "RankRecord"]
 
 NO_READING = Reading(0, 0, 0.0)
 
@@ -51,47 +50,54 @@ class HostRecord:
 
 
 @dataclass(slots=True)
-class RankRecord:
-    """A rank's process; another that takes its place has a record of its own.
+class RankRecord(Recipient):
+    """A rank's process. A process that replaces it has the same number, another incarnation and another record.
 
-    ``has_ended`` says that its host agent has said so, or is gone itself; until then ``death`` is what we have decided.
-    ``is_replaced`` says that another takes its place without anybody having to do something about its death.
-    ``former`` is who was there before, as long as that one has not ended: this one is not started until then.
-    ``address`` is where it listens to other ranks, ``watchers`` are those that have something to ask it.
-    ``cleans_up`` says that it has actors that want to clean up when the session ends.
-    ``is_adopted`` says that it came up under an earlier controller.
-    ``owed`` maps the requests that it has yet to answer to their notes, in order; ``asides`` are those that are no work.
-    ``failure`` is what ``last_error`` is the headline of.
-    ``names`` is what it has told of its namespace: name -> what kind of thing it is. ``stops`` are the requests that stand
-    still in the debugger, and where they do. ``order`` is what it wrote and said, as far as it waits.
+    Attributes:
+        spec: What it was started with.
+        host: The number of its host agent.
+        pid: Its process id on that host.
+        device: Such as ``"cuda:0"``.
+        deadline: Until when it has to come up.
+        is_adopted: Whether it came up under an earlier controller.
+        stopping: Whether the program has stopped it.
+        cleans_up: Whether it has actors that clean up when the session ends.
+        has_ended: Whether its host agent has reported its end, or has ended itself; ``death`` can be a decision of ours.
+        is_replaced: Whether another process replaces it, so that its death needs no attention.
+        former: The process that it replaces, until that one has ended. This one starts then.
+        asides: Requests that it has yet to answer and that do not count as work.
+        names: The names in its namespace, with what kind of thing each is.
+        stops: The requests that stand still in the debugger.
+        last_request: The request that it worked on last.
+        last_error: The headline of ``failure``; empty if the last request succeeded.
+        failure: How the last request failed.
+        last_line: The last line that it wrote.
+        order: What it wrote and said, as far as that waits.
+        reading: What its host agent has measured last.
+        address: Where it listens to other ranks.
+        watchers: The ranks that get news of it.
     """
 
     spec: RankSpec
     host: int
-    up: bool = False
     pid: int = 0
     device: str = ""
     deadline: float = 0.0
     is_adopted: bool = False
     stopping: bool = False
     cleans_up: bool = False
-    death: Failure | None = None
     has_ended: bool = False
     is_replaced: bool = False
     former: RankRecord | None = None
-    held: list[Packed] = field(default_factory=list)
-    owed: dict[int, str] = field(default_factory=dict)
     asides: set[int] = field(default_factory=set)
     names: dict[str, str] = field(default_factory=dict)
     stops: dict[int, StopEvent] = field(default_factory=dict)
-    busy_since: float = 0.0
     last_request: int = 0
     last_error: str = ""
     failure: Failure | None = None
     last_line: str = ""
     order: OutputOrder = field(default_factory=OutputOrder)
     reading: Reading = NO_READING
-    peer: Peer = b""
     address: str = ""
     watchers: dict[Peer, None] = field(default_factory=dict)
 
@@ -100,7 +106,7 @@ class RankRecord:
 
     @property
     def state(self) -> RankState:
-        """In one word."""
+        """Its state in one word."""
         if self.death is not None:
             return "stopped" if self.stopping else "dead"
         if not self.up:
@@ -108,18 +114,3 @@ class RankRecord:
         if self.owed:
             return "running"
         return "failed" if self.last_error else "idle"
-
-
-class Pending:
-    """A request that has not resolved; ``waiting`` maps the ranks that owe an answer to their places in ``answers``."""
-
-    __slots__ = ("answers", "collectives", "failed_at", "in_step", "keepers", "released_at", "waiting")
-
-    def __init__(self, procs: Sequence[int], keepers: Sequence[int] = ()) -> None:
-        self.waiting = {proc: i for i, proc in enumerate(procs)}
-        self.answers: list[Answer | None] = [None] * len(procs)
-        self.collectives: int | None = None  # as the first rank that answered counts them
-        self.in_step = True
-        self.failed_at: float | None = None
-        self.released_at = 0.0
-        self.keepers = keepers  # ranks that keep their answers until they are told that all are in

@@ -50,10 +50,8 @@ from monarch_kernel.runtime.controller.effects import (
     GiveUp,
     Gone,
     Later,
-    Resolve,
     RichEvent,
     Route,
-    Send,
     Tell,
 )
 from monarch_kernel.runtime.controller.extensions import ExtensionT
@@ -71,6 +69,7 @@ from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC, made_by, numbers
 from monarch_kernel.runtime.rpc.ownership import PROGRAM, Process
 from monarch_kernel.runtime.rpc.ports import PortTable
+from monarch_kernel.runtime.rpc.requests import Resolve, Send
 from monarch_kernel.runtime.rpc.respawn_log import MakeSpawn
 from monarch_kernel.runtime.rpc.stores import StoreTable
 from monarch_kernel.runtime.rpc.waits import Wait
@@ -255,12 +254,13 @@ class Runtime:
 
     def tell(self, procs: Sequence[int], packed: Packed) -> None:
         """Send ranks a message that has no answer."""
-        self.enter(lambda now: self._state.tell(procs, packed))
+        self.enter(lambda now: [*self._state.requests.tell(procs, packed)])
 
     def tell_all(self, packed: Packed) -> None:
         """Send every rank a message that has no answer."""
+        ranks = self._state.ranks
         self.enter(
-            lambda now: self._state.tell([proc for proc in self._state.ranks if proc != CONTROLLER_PROC], packed)
+            lambda now: [*self._state.requests.tell([proc for proc in ranks if proc != CONTROLLER_PROC], packed)]
         )
 
     def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
@@ -281,7 +281,7 @@ class Runtime:
 
     def interrupt(self, id: int, *, abort: bool = False) -> None:
         """Interrupt a request on the ranks that have not answered it; with ``abort``, at the cost of process groups."""
-        self.enter(lambda now: self._state.interrupt(id, abort=abort))
+        self.enter(lambda now: [*self._state.requests.interrupt(id, abort=abort)])
 
     def interrupt_ranks(self, procs: Sequence[int], *, abort: bool = False) -> None:
         """Interrupt whatever these ranks run."""
@@ -297,7 +297,7 @@ class Runtime:
 
     def waiting_for(self, id: int) -> Sequence[int]:
         """The processes that have yet to answer a request; with the baton held."""
-        return self._state.waiting_for(id)
+        return self._state.requests.waiting_for(id)
 
     def submit(self, do: Callable[[], object]) -> None:
         """Have something done with the baton held, soon."""
@@ -337,7 +337,7 @@ class Runtime:
 
     def answers(self, id: int) -> list[Answer | None]:
         """What has been answered to a request so far, in the order of its ranks; empty if it is over."""
-        return self._state.answers(id)
+        return self._state.requests.answers(id)
 
     def owed(self, procs: Sequence[int]) -> list[list[int]]:
         """The requests that each of these processes has yet to answer."""
@@ -528,11 +528,11 @@ class Runtime:
 
     def actor_ended(self, actor: int, proc: int) -> None:
         """An actor that was spawned here has died, in a process that lives; with the baton held."""
-        self._state.actor_ended(actor, proc)
+        self._state.requests.respawn_log.ended(actor, proc)
 
     def forget_spawn(self, actor: int, procs: Sequence[int]) -> None:
         """Those that come in place of these processes are not to have an actor."""
-        self.enter(lambda now: self._state.forget_spawn(actor, procs))
+        self.submit(lambda: self._state.requests.respawn_log.forget(procs, actor))
 
     @property
     def closed(self) -> bool:

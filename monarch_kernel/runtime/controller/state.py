@@ -6,18 +6,13 @@ Theory of operation
 Every method takes something that happened and returns the effects: messages to send, requests that are now resolved, events
 to tell the view. Time and ids are arguments. The runtime carries the effects out.
 
-A *request* has an id and is sent to some ranks. Each of them owes one answer: a value or a failure. A request resolves once,
-when the last answer is in; a rank that is lost answers all it owes with a failure, and a cancel answers for everybody. What
-comes for an id that has resolved is counted and dropped. So every future ends exactly once.
+`runtime.rpc.requests` says how requests resolve. A rank that is lost answers all that it owes with a failure. Answers that no
+request waits for are counted and dropped.
 
 A rank may be addressed before its process is up: what is sent to it waits here, in order, until it says hello. Hence spawn
 and call need no waiting between them, and order per (controller, rank) is kept. The same holds for host agents.
 
 Output comes from the host agent, results and displays come from the rank; `OutputOrder` has them taken in their order.
-
-When a rank of a request fails while others go on, those may wait in a collective for it, for ever. From `RELEASE_AFTER_S` on
-they are asked, once a second, to leave a collective that makes no progress; a rank that computes ignores this. If the one has
-died they are told so at once: no collective with it ever ends.
 
 In the place of a rank that has died another process can be started (`State.heal`): the same number, which handles hold, a
 record and a name on the wire (`Peer`) of its own. So nothing that was meant for the one, or comes from it, is taken for the
@@ -31,7 +26,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import repeat
 from sys import intern
 from typing import Any, NamedTuple
 
@@ -47,7 +41,6 @@ from monarch_kernel.net.wire.messages import (
     Continued,
     DebugInput,
     Failed,
-    Forget,
     Goodbye,
     Hello,
     HostHello,
@@ -84,10 +77,8 @@ from monarch_kernel.runtime.controller.effects import (
     GiveUp,
     Gone,
     LostEvent,
-    Resolve,
     RichEvent,
     Route,
-    Send,
     Tell,
 )
 from monarch_kernel.runtime.controller.endings import ENDING_S, Endings
@@ -96,11 +87,12 @@ from monarch_kernel.runtime.controller.extensions import Extension, make_extensi
 from monarch_kernel.runtime.controller.host_compatibility import refusal
 from monarch_kernel.runtime.controller.host_tree import Hosts
 from monarch_kernel.runtime.controller.output_order import Said, Spoken
-from monarch_kernel.runtime.controller.records import HostRecord, Pending, RankRecord
+from monarch_kernel.runtime.controller.records import HostRecord, RankRecord
 from monarch_kernel.runtime.controller.restarts import RestartPolicy, Restarts
 from monarch_kernel.runtime.rpc.answers import Answer, Value
 from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC
-from monarch_kernel.runtime.rpc.respawn_log import KeptSpawn, KeptSpawns, MakeSpawn
+from monarch_kernel.runtime.rpc.requests import Pending, Requests, Resolve, Send
+from monarch_kernel.runtime.rpc.respawn_log import MakeSpawn, SpawnRecord
 
 __all__ = ["State"]
 
@@ -109,7 +101,6 @@ RANK_DEADLINE_S = 120.0
 ATTACH_HOST_S = 10.0
 ATTACH_RANKS_S = 5.0
 CLEANUP_S = 2.0
-RELEASE_AFTER_S = 1.0
 MAX_NAMES = 4_000
 
 _OF_RANKS = (Rich, Names, Stopped, Continued, Meet, CleansUp)
@@ -143,20 +134,16 @@ class State:
     def __init__(self) -> None:
         self.hosts = Hosts()
         self.ranks: dict[int, RankRecord] = {}
+        self.requests = Requests(self.ranks)
         self.strays = 0
-        self._dead: set[int] = set()
         self._coming: set[int] = set()  # those that may not be up; `tick` looks at nobody else
         self._unsettled: set[int] = set()  # those of whom something waits in their order; the same
         self._speakers: dict[Peer, RankRecord] = {}
-        self._pending: dict[int, Pending] = {}
-        self._quiet: set[int] = set()
-        self._cells: set[int] = set()
         self._resumption: Resumption | None = None
         self._for_hosts: dict[int, tuple[int, ...]] = {}
         self._of_hosts: dict[int, int] = {}
         self._endings = Endings()
         self.software: Software | None = None
-        self._kept = KeptSpawns()
         self._restarts: dict[int, _Mesh] = {}
         self.extensions = make_extensions(self)
         self._extended = {kind: one for one in self.extensions.values() for kind in one.handlers}
@@ -183,21 +170,6 @@ class State:
             Rich: self._heard_in_order,
             Stopped: self._heard_in_order,
         }
-
-    @property
-    def pending(self) -> int:
-        """Number of requests that have not resolved."""
-        return len(self._pending)
-
-    def answers(self, id: int) -> list[Answer | None]:
-        """What has been answered to a request so far, in the order of its ranks; empty if it is over."""
-        pending = self._pending.get(id)
-        return [] if pending is None else list(pending.answers)
-
-    def waiting_for(self, id: int) -> list[int]:
-        """The processes that have yet to answer a request."""
-        pending = self._pending.get(id)
-        return [] if pending is None else list(pending.waiting)
 
     # -- for extensions
 
@@ -344,23 +316,11 @@ class State:
         self._restarts.update(dict.fromkeys(procs, mesh))
         return []
 
-    def actor_ended(self, actor: int, proc: int) -> None:
-        """An actor that was spawned here has died, in a process that lives."""
-        self._kept.ended(actor, proc)
-
-    def forget_spawn(self, actor: int, procs: Iterable[int]) -> list[Effect]:
-        """An actor is stopped on these ranks: those that come in their places are not to have it."""
-        self._kept.forget(procs, actor)
-        return []
-
-    def kept(self, procs: Iterable[int]) -> list[tuple[KeptSpawn, tuple[int, ...]]]:
-        """The actors that those who come in these places are to have, and which of them; oldest first."""
-        return list(self._kept.of(procs))
-
-    def spawn_again(self, id: int, kept: KeptSpawn, procs: Sequence[int], now: float) -> list[Effect]:
-        """Have those who have come in the places of others make an actor that was there."""
-        dead = [proc for proc in kept.procs if self.ranks[proc].death is not None]
-        return self.request(id, procs, self._kept.again(kept, id, procs, dead), kept.note, now)
+    def spawn_again(self, id: int, record: SpawnRecord, procs: Sequence[int], now: float) -> list[Effect]:
+        """Have processes that replace others make an actor that was there."""
+        dead = [proc for proc in record.procs if self.ranks[proc].death is not None]
+        packed = self.requests.respawn_log.again(record, id, procs, dead)
+        return self.request(id, procs, packed, record.note, now)
 
     def is_lost(self, proc: int) -> bool:
         """Whether a rank has died, and was not stopped: another can take its place."""
@@ -386,7 +346,7 @@ class State:
                 at = (hosts or {}).get(at, at)
             record = self.ranks[proc] = RankRecord(spec, at, deadline=now + RANK_DEADLINE_S, watchers=former.watchers)
             self._speakers.pop(former.peer, None)
-            self._dead.discard(proc)
+            self.requests.dead.discard(proc)
             effects += self._routes(self.hosts[at], (spec,))
             self._coming.add(proc)
             if self.hosts[at].gone:
@@ -437,54 +397,23 @@ class State:
         is_cell: bool = False,
         spawned: tuple[int, MakeSpawn] | None = None,
     ) -> list[Effect]:
-        """Ask ranks for one answer each, with the same message or one for each; if one of them is dead nobody is asked.
-
-        What is ``spawned``, an actor, is asked of those that come in the places of these ranks, too (`heal`).
-
-        What ranks write while they handle a ``quiet`` request belongs to the one before it, and so does their last error;
-        what they write while they have a cell to answer belongs to that.
-        """
-        ranks = self.ranks
-        if not ranks.keys() >= set(procs):  # of a session that is over
-            return [
-                Resolve(
-                    id, [Failure("stopped", "NotSent", "there is no such process in this session")] * len(procs), True
-                )
-            ]
-        if self._dead and not self._dead.isdisjoint(procs):
-            answers: list[Answer] = []
-            for proc in procs:
-                death = ranks[proc].death
-                answers.append(death or Failure("stopped", "NotSent", "not sent, because another rank is dead"))
-            return [Resolve(id, answers, True)]
-        if not procs:
-            return [Resolve(id, [], True)]
-        if spawned is not None:
-            self._kept.add(spawned[0], procs, note, spawned[1], id)
-        self._pending[id] = Pending(procs, procs if is_cell and ranks[procs[0]].spec.record else ())
-        if quiet:
-            self._quiet.add(id)
-        if is_cell:
-            self._cells.add(id)
-        effects: list[Effect] = []
-        each = repeat(packed) if isinstance(packed, Packed) else packed
-        for proc, message in zip(procs, each):
-            record = ranks[proc]
-            if not record.owed:
-                record.busy_since = now
-            record.owed[id] = note
-            if record.up:
-                effects.append(Send(record.peer, message))
-            else:
-                record.held.append(message)
-        return effects
+        """Ask ranks for one answer each; arguments as for `Requests.request`."""
+        if not self.ranks.keys() >= set(procs):  # of a session that is over
+            unknown = Failure("stopped", "NotSent", "there is no such process in this session")
+            return [Resolve(id, [unknown] * len(procs), True)]
+        keepers = procs if is_cell and procs and self.ranks[procs[0]].spec.record else ()
+        return [
+            *self.requests.request(
+                id, procs, packed, note, now, quiet=quiet, is_cell=is_cell, keepers=keepers, spawned=spawned
+            )
+        ]
 
     def ask(self, id: int, procs: Sequence[int], packed: Packed, now: float) -> list[Effect]:
         """Ask ranks something that they answer at once, whatever they are busy with, and that does not count as work.
 
         Ranks that are not up answer that they are not.
         """
-        self._pending[id] = Pending(procs)
+        self.requests.add(id, Pending(procs))
         effects: list[Effect] = []
         absent: list[tuple[int, Failure]] = []
         for proc in procs:
@@ -497,21 +426,6 @@ class State:
         for proc, failure in absent:
             effects += self._answer(id, proc, failure, now, still_owed=True)
         return effects
-
-    def tell(self, procs: Sequence[int], packed: Packed) -> list[Effect]:
-        """Send ranks something that has no answer."""
-        effects: list[Effect] = []
-        for proc in procs:
-            record = self.ranks[proc]
-            if record.up:
-                effects.append(Send(record.peer, packed))
-            elif record.death is None:
-                record.held.append(packed)
-        return effects
-
-    def interrupt(self, id: int, *, abort: bool = False) -> list[Effect]:
-        """Interrupt a request on the ranks that have not answered it; with ``abort``, at the cost of process groups."""
-        return self._poke(id, pack(Interrupt(id, abort)))
 
     def interrupt_ranks(self, procs: Iterable[int], *, abort: bool = False) -> list[Effect]:
         """Interrupt whatever these ranks run or have queued; an idle rank is not touched."""
@@ -541,12 +455,10 @@ class State:
 
     def cancel(self, id: int, now: float) -> list[Effect]:
         """End a request for the caller, and interrupt it on the ranks."""
-        effects = self.interrupt(id)
-        pending = self._pending.get(id)
-        if pending is not None:
-            failure = Failure("interrupted", "CancelledError", "cancelled by the caller")
-            for proc in list(pending.waiting):
-                effects += self._answer(id, proc, failure, now, still_owed=True)
+        effects: list[Effect] = [*self.requests.interrupt(id)]
+        cancelled = Failure("interrupted", "CancelledError", "cancelled by the caller")
+        for proc in self.requests.waiting_for(id):
+            effects += self._answer(id, proc, cancelled, now, still_owed=True)
         return effects
 
     def stop_ranks(self, procs: Iterable[int], reason: str, grace_s: float, now: float) -> list[Effect]:
@@ -558,7 +470,7 @@ class State:
             if record.death is None or not record.stopping:
                 by_host.setdefault(record.host, []).append(proc)  # the agent keeps the logs of the dead until then
             record.stopping = True
-            self._kept.forget((proc,))
+            self.requests.respawn_log.forget((proc,))
             self._restarts.pop(proc, None)
             if record.death is not None:
                 record.death = replace(record.death, kind="stopped")  # nobody will come in its place
@@ -666,10 +578,7 @@ class State:
             effects += self._take(record, record.order.due(now), now)
             if record.order.is_empty:
                 self._unsettled.discard(proc)
-        for id, pending in self._pending.items():
-            if pending.failed_at is not None and now >= max(pending.failed_at, pending.released_at) + RELEASE_AFTER_S:
-                pending.released_at = now
-                effects += self._poke(id, pack(Release(id)))
+        effects += self.requests.release_waiting(now)
         for host in self.hosts.values():
             if not host.up and not host.gone and now >= host.deadline:
                 effects.append(Expired(host.host))
@@ -750,19 +659,6 @@ class State:
             record.held.append(packed)
         return []
 
-    def _poke(self, id: int, packed: Packed) -> list[Effect]:
-        pending = self._pending.get(id)
-        if pending is None:
-            return []
-        effects: list[Effect] = []
-        for proc in pending.waiting:
-            record = self.ranks[proc]
-            if record.up:
-                effects.append(Send(record.peer, packed))
-            else:
-                record.held.append(packed)
-        return effects
-
     def _after_output(self, record: RankRecord, message: Spoken, frames: Sequence[Frame], now: float) -> list[Effect]:
         """Take what a rank says when what it wrote before has come."""
         order = record.order
@@ -791,11 +687,8 @@ class State:
         assert not isinstance(message, Rich)
         if isinstance(message, (Stopped, Continued)):
             return self._stop_or_resume(self.ranks[proc], message, now)
-        pending = self._pending.get(message.id)
-        if pending is not None and proc in pending.waiting:
-            if pending.collectives is None:
-                pending.collectives = message.collectives
-            pending.in_step &= pending.collectives == message.collectives != -2
+        if (pending := self.requests.get(message.id)) is not None:
+            pending.compare(proc, message.collectives)
         if type(message) is Result:
             return self._answer(message.id, proc, Value(message.payload, frames, message.bundle), now)
         assert isinstance(message, Failed)
@@ -827,8 +720,8 @@ class State:
             record.busy_since = now
             record.stops.pop(id, None)
         if note is not None and isinstance(answer, Failure) and record.death is None:
-            self._kept.refused(id, proc)
-        if note is not None and id not in self._quiet:
+            self.requests.respawn_log.refused(id, proc)
+        if note is not None and not self.requests.is_quiet(id):
             record.last_request = id
             record.last_error, record.failure = "", None
             if isinstance(answer, Failure) and answer.kind in (
@@ -839,26 +732,11 @@ class State:
         effects: list[Effect] = []
         for request_ended in self._at_ends:
             effects += request_ended(proc, id)
-        pending = self._pending.get(id)
-        index = None if pending is None else pending.waiting.pop(proc, None)
-        if pending is None or index is None:
+        resolved = self.requests.answer(id, proc, answer, now)
+        if resolved is None:
             self.strays += 1
             return effects
-        pending.answers[index] = answer
-        if pending.waiting:
-            if isinstance(answer, Failure) and pending.failed_at is None:
-                pending.failed_at = now
-            return effects
-        del self._pending[id]
-        self._quiet.discard(id)
-        self._cells.discard(id)
-        self._kept.over(id)
-        effects.append(Resolve(id, pending.answers, pending.in_step))  # type: ignore[arg-type]
-        if pending.keepers:
-            forget = pack(Forget(id))
-            keepers = [self.ranks[proc] for proc in pending.keepers]
-            effects += [Send(keeper.peer, forget) for keeper in keepers if keeper.up and keeper.death is None]
-        return effects
+        return effects + resolved
 
     def _go_on(self, now: float) -> list[Effect]:
         """Go on with what was resumed, if all have said what they have or the time is up."""
@@ -869,9 +747,8 @@ class State:
         cells, early = resumption.finish()
         effects: list[Effect] = []
         for cell in cells:
-            self._pending[cell.id] = pending = Pending(cell.procs, cell.procs)
-            self._cells.add(cell.id)
-            if self._dead:  # they may wait in a collective for one that died meanwhile
+            pending = self.requests.add(cell.id, Pending(cell.procs, is_cell=True, keepers=cell.procs))
+            if self.requests.dead:  # they may wait in a collective for one that died meanwhile
                 pending.failed_at = now
             effects.append(cell)
         effects.append(Attached(tuple(proc_of(peer) for peer in resumption.waiting if is_rank(peer))))
@@ -1012,8 +889,8 @@ class State:
 
     def _writer(self, record: RankRecord) -> int:
         """The request that what a rank writes now is taken for: its cell, even if actors work beside it; else the oldest."""
-        owed = [id for id in record.owed if id not in self._quiet]
-        return next((id for id in owed if id in self._cells), owed[0] if owed else record.last_request)
+        owed = [id for id in record.owed if not self.requests.is_quiet(id)]
+        return next((id for id in owed if self.requests.is_cell(id)), owed[0] if owed else record.last_request)
 
     def _heard_lost(self, message: Lost, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
         record = self.ranks[message.proc]
@@ -1076,7 +953,7 @@ class State:
         spec, is_told = record.spec, asked or bool(record.owed or record.watchers)
         told = replace(failure, kind="stopped") if asked else failure
         record.death = failure
-        self._dead.add(record.spec.proc)
+        self.requests.dead.add(record.spec.proc)
         record.held.clear()
         record.names.clear()
         self._speakers.pop(record.peer, None)
@@ -1090,7 +967,7 @@ class State:
         for id in [*record.owed, *record.asides]:
             effects += self._answer(id, record.spec.proc, failure, now)
             if not asked:
-                effects += self._poke(id, pack(Release(id, spec.mesh, spec.rank)))
+                effects += self.requests.tell_waiting(id, pack(Release(id, spec.mesh, spec.rank)))
         record.last_error = "" if record.stopping else failure.headline()
         record.failure = None if record.stopping else failure
         return effects

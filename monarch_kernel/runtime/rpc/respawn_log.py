@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 from monarch_kernel.net.wire.codec import Packed
 
-__all__ = ["KeptSpawn", "KeptSpawns", "MakeSpawn"]
+__all__ = ["MakeSpawn", "RespawnLog", "SpawnRecord"]
 
 MakeSpawn = Callable[[int, "Sequence[int] | None"], Packed]
 """Gives the `Spawn` for a request id; for a process in the place of another also with the processes that live on."""
 
 
 @dataclass(slots=True)
-class KeptSpawn:
+class SpawnRecord:
     """One actor mesh.
 
     ``procs`` are those that have it, or died with it; ``coming`` are, by request, those that are making it again, ``failed``
@@ -29,22 +29,22 @@ class KeptSpawn:
     failed: set[int] = field(default_factory=set)
 
 
-class KeptSpawns:
+class RespawnLog:
     """The actor meshes that one process has spawned and not stopped, oldest first."""
 
     def __init__(self) -> None:
-        self._by_actor: dict[int, KeptSpawn] = {}
-        self._by_request: dict[int, KeptSpawn] = {}
+        self._by_actor: dict[int, SpawnRecord] = {}
+        self._by_request: dict[int, SpawnRecord] = {}
 
     def __len__(self) -> int:
         return len(self._by_actor)
 
     def add(self, actor: int, procs: Iterable[int], note: str, make: MakeSpawn, request: int) -> None:
         """Keep a spawn that is sent as a request."""
-        kept = self._by_actor[actor] = KeptSpawn(actor, note, make, set(procs))
+        kept = self._by_actor[actor] = SpawnRecord(actor, note, make, set(procs))
         self._by_request[request] = kept
 
-    def again(self, kept: KeptSpawn, request: int, procs: Sequence[int], dead: Collection[int]) -> Packed:
+    def again(self, kept: SpawnRecord, request: int, procs: Sequence[int], dead: Collection[int]) -> Packed:
         """The message for processes that have come in place of others.
 
         They may ask those where it lives on. Not among these are others that are coming, too: they may be asking *them*.
@@ -84,7 +84,7 @@ class KeptSpawns:
                 if not kept.procs:
                     del self._by_actor[kept.actor]
 
-    def of(self, procs: Iterable[int]) -> Iterator[tuple[KeptSpawn, tuple[int, ...]]]:
+    def of(self, procs: Iterable[int]) -> Iterator[tuple[SpawnRecord, tuple[int, ...]]]:
         """What these processes are to have, and which of them; in the order in which it was spawned."""
         wanted = tuple(procs)
         for kept in list(self._by_actor.values()):

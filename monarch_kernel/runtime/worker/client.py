@@ -20,8 +20,9 @@ from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC, made_by, numbers
 from monarch_kernel.runtime.rpc.ownership import Process
-from monarch_kernel.runtime.rpc.peer_requests import Connect, Disconnect, PeerEffect, Peers, Resolved, Respawned, ToPeer
+from monarch_kernel.runtime.rpc.peer_requests import Connect, Disconnect, PeerEffect, Peers, Respawned
 from monarch_kernel.runtime.rpc.ports import PortTable
+from monarch_kernel.runtime.rpc.requests import Resolve, Send
 from monarch_kernel.runtime.rpc.respawn_log import MakeSpawn
 from monarch_kernel.runtime.rpc.stores import StoreTable
 from monarch_kernel.runtime.rpc.waits import Wait
@@ -97,7 +98,9 @@ class RankAsker:
         id = next(self._numbers)
         future = self._futures[id] = Future(self, id, finish, rank, note, procs)
         packed = make(id)
-        self._driver.submit(lambda: self._perform(self._state.request(id, procs, packed, note, spawned)))
+        self._driver.submit(
+            lambda: self._perform(self._state.request(id, procs, packed, time.monotonic(), note, spawned))
+        )
         return future
 
     def ask(
@@ -127,7 +130,7 @@ class RankAsker:
 
     def interrupt(self, id: int, *, abort: bool = False) -> None:
         """Interrupt a request where it has not been answered."""
-        self._driver.submit(lambda: self._perform(self._state.interrupt(id, abort=abort)))
+        self._driver.submit(lambda: self._perform(self._state.requests.interrupt(id, abort=abort)))
 
     def cancel(self, id: int) -> None:
         """End a request for its caller, and interrupt it where it has not been answered."""
@@ -142,7 +145,7 @@ class RankAsker:
 
     def waiting_for(self, id: int) -> Sequence[int]:
         """The processes that have yet to answer a request; with the baton held."""
-        return self._state.waiting_for(id)
+        return self._state.requests.waiting_for(id)
 
     def submit(self, do: Callable[[], object]) -> None:
         """Have something done with the baton held, soon."""
@@ -150,11 +153,11 @@ class RankAsker:
 
     def actor_ended(self, actor: int, proc: int) -> None:
         """An actor that was spawned here has died, in a process that lives; with the baton held."""
-        self._state.kept.ended(actor, proc)
+        self._state.requests.respawn_log.ended(actor, proc)
 
     def forget_spawn(self, actor: int, procs: Sequence[int]) -> None:
         """Those that come in place of these processes are not to have an actor."""
-        self._driver.submit(lambda: self._state.kept.forget(procs, actor))
+        self._driver.submit(lambda: self._state.requests.respawn_log.forget(procs, actor))
 
     def deaths(self, procs: Sequence[int]) -> dict[int, Failure]:
         """Which of these processes are known to have ended, and how."""
@@ -192,7 +195,7 @@ class RankAsker:
             if news.death is None:
                 self.supervisor.up(process)
                 if news.incarnation:
-                    for kept, _ in self._state.kept.of((news.proc,)):
+                    for kept, _ in self._state.requests.respawn_log.of((news.proc,)):
                         self.supervisor.respawned(kept.actor, news.proc)
             else:
                 death = replace(news.death, kind="stopped") if news.is_replaced else news.death
@@ -241,12 +244,12 @@ class RankAsker:
 
     def _perform(self, effects: Sequence[PeerEffect]) -> None:
         for effect in effects:
-            if isinstance(effect, ToPeer):
+            if isinstance(effect, Send):
                 self._driver.send(effect.peer, effect.packed)
-            elif isinstance(effect, Resolved):
+            elif isinstance(effect, Resolve):
                 future = self._futures.pop(effect.id, None)
                 if future is not None:
-                    future.resolve(effect.answers, True)
+                    future.resolve(effect.answers, effect.in_step)
             elif isinstance(effect, Connect):
                 self._admitted.add(effect.peer)
                 self._transport.connect(effect.peer, effect.address)
@@ -257,7 +260,7 @@ class RankAsker:
             elif isinstance(effect, Disconnect):
                 self._admitted.discard(effect.peer)
                 self._transport.disconnect(effect.peer)
-        if self._state.has_failed and not self._is_releasing:
+        if self._state.requests.has_failed and not self._is_releasing:
             self._is_releasing = True
             timer = threading.Timer(RELEASE_EVERY_S, self._driver.submit, [self._release])
             timer.daemon = True
@@ -265,4 +268,4 @@ class RankAsker:
 
     def _release(self) -> None:
         self._is_releasing = False
-        self._perform(self._state.tick(time.monotonic()))
+        self._perform(self._state.requests.release_waiting(time.monotonic()))

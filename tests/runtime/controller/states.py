@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from monarch_kernel.net.transport.base import Peer, host_peer, rank_peer
 from monarch_kernel.net.wire.codec import join, split
 from monarch_kernel.net.wire.messages import Hello, HostHello, Message
-from monarch_kernel.runtime.controller.effects import Effect, Send
+from monarch_kernel.runtime.controller.effects import Effect
 from monarch_kernel.runtime.controller.state import State
+from monarch_kernel.runtime.rpc.requests import Send
 from monarch_kernel.testing import rank_spec
 
 __all__ = ["sends", "state_of_three"]

@@ -32,8 +32,9 @@ from monarch_kernel.net.wire.messages import (
     Run,
 )
 from monarch_kernel.runtime.controller.adoption import ASK_LATE_EVERY_S, Resumed
-from monarch_kernel.runtime.controller.effects import Attached, BacklogEvent, Effect, Resolve, RichEvent, Tell
-from monarch_kernel.runtime.controller.state import ATTACH_RANKS_S, RELEASE_AFTER_S, State
+from monarch_kernel.runtime.controller.effects import Attached, BacklogEvent, Effect, RichEvent, Tell
+from monarch_kernel.runtime.controller.state import ATTACH_RANKS_S, State
+from monarch_kernel.runtime.rpc.requests import RELEASE_AFTER_S, Resolve
 from monarch_kernel.testing import rank_spec
 from tests.runtime.controller.states import sends
 

@@ -35,17 +35,17 @@ from monarch_kernel.net.wire.messages import (
     Rich,
     StartRanks,
 )
-from monarch_kernel.runtime.controller.effects import Effect, Expired, GiveUp, Gone, LostEvent, Resolve, Send, Tell
+from monarch_kernel.runtime.controller.effects import Effect, Expired, GiveUp, Gone, LostEvent, Tell
 from monarch_kernel.runtime.controller.endings import ENDING_S
 from monarch_kernel.runtime.controller.output_order import OUTPUT_GRACE_S
 from monarch_kernel.runtime.controller.state import (
     CLEANUP_S,
     HOST_DEADLINE_S,
     RANK_DEADLINE_S,
-    RELEASE_AFTER_S,
     State,
 )
 from monarch_kernel.runtime.rpc.answers import Answer, Value
+from monarch_kernel.runtime.rpc.requests import RELEASE_AFTER_S, Resolve, Send
 from monarch_kernel.testing import rank_spec
 from tests.runtime.controller.states import sends
 
@@ -238,7 +238,7 @@ class AnyOrder(RuleBasedStateMachine):
     def end_early(self, data: st.DataObject, what: str) -> None:
         id = data.draw(st.sampled_from(sorted(self.requests)))
         if what == "interrupt":
-            self.absorb(self.state.interrupt(id))
+            self.absorb(self.state.requests.interrupt(id))
         else:
             for proc in self.requests[id].procs:
                 self.expect(id, proc, "cancelled by the caller")
@@ -310,7 +310,7 @@ class AnyOrder(RuleBasedStateMachine):
             assert over == (id in self.resolved), (id, request)
             if over:
                 assert self.resolved[id] == [request.answers[proc] for proc in request.procs]
-        assert self.state.pending == len(self.requests) - len(self.resolved)
+        assert len(self.state.requests) == len(self.requests) - len(self.resolved)
 
     @invariant()
     def sent_in_the_order_of_the_requests(self) -> None:
@@ -330,7 +330,7 @@ class AnyOrder(RuleBasedStateMachine):
             if not gone:
                 self.lose_host(host)
         self.resolved_as_soon_as_all_have_answered()
-        assert self.state.pending == 0
+        assert len(self.state.requests) == 0
         assert all(self.state.ranks[proc].death is not None for proc in self.ranks)
 
 
@@ -366,7 +366,7 @@ def test_what_is_sent_before_hello_waits_in_order() -> None:
     assert state.start_ranks(1, [rank_spec(1)], 0.0) == []
     for id in (1, 2, 3):
         assert ask(state, id, (1,)) == []
-    assert state.tell((1,), pack(Release(9))) == []
+    assert state.requests.tell((1,), pack(Release(9))) == []
     hello = state.heard(HostHello(TOKEN, 1, "machine1", 1, 1, 0), (), host_peer(1), 0.0)
     assert [(peer, type(message)) for peer, message in sends(hello)] == [(b"H1", StartRanks)]
     came = sends(state.heard(Hello(TOKEN, 1, 9, "cpu"), (), rank_peer(1), 0.0))
@@ -408,7 +408,7 @@ def test_what_several_ranks_wrote_alike_is_for_each_of_them_before_its_answer() 
     alike = Output((OutputChunk(1, "stdout", "hello", 10, also=((3, 30), (2, 19))),))
     effects = state.heard(alike, (), b"H1", 0.1)
     assert effects == [Tell(OutputEvent(1, rank, "stdout", "hello", mesh="procs")) for rank in (0, 2, 1)]
-    assert state.waiting_for(1) == [2]  # whose last word has not come
+    assert state.requests.waiting_for(1) == [2]  # whose last word has not come
     assert len(resolves(state.heard(Output((OutputChunk(2, "stdout", "", 20),)), (), b"H1", 0.2))) == 1
 
 
@@ -446,7 +446,7 @@ def test_a_request_of_a_dead_rank_is_not_sent_to_the_others() -> None:
     (over,) = ask(state, 1)
     assert isinstance(over, Resolve)
     assert [answer.etype for answer in over.answers if isinstance(answer, Failure)] == ["RankDied", "NotSent"]
-    assert state.pending == 0
+    assert len(state.requests) == 0
 
 
 def test_stopped_ranks_are_no_surprise() -> None:
@@ -635,7 +635,7 @@ def test_what_a_peer_has_no_business_to_say_is_counted_and_dropped(peer: bytes, 
     ask(state, 1)
     assert state.heard(message, (), peer, 0.0) == []
     assert state.strays == 1
-    assert state.pending == 1
+    assert len(state.requests) == 1
     assert state.ranks[1].pid == 100
     assert state.ranks[1].death is None
 

@@ -6,7 +6,8 @@ from monarch_kernel.errors import Failure
 from monarch_kernel.net.transport.base import rank_peer
 from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.net.wire.messages import Interrupt, Look, Payload, Result, Run
-from monarch_kernel.runtime.controller.effects import Effect, Resolve, Send
+from monarch_kernel.runtime.controller.effects import Effect
+from monarch_kernel.runtime.rpc.requests import Resolve, Send
 from tests.runtime.controller.states import state_of_three
 
 LOOK = pack(Look(7))
@@ -35,25 +36,25 @@ def test_what_does_not_answer_is_given_up_by_a_cancel() -> None:
     assert isinstance(answers[1], Failure)
     assert answers[1].etype == "CancelledError"
     state.heard(Result(7, Payload(b"late")), (), rank_peer(2), 2.0)
-    assert state.pending == 0
+    assert len(state.requests) == 0
     assert not state.ranks[2].asides
 
 
 def test_answers_so_far() -> None:
     state = state_of_three(1, 2)
     state.request(5, [1, 2], pack(Run(5, "", 1)), "cell [1]", 0.0)
-    assert state.answers(5) == [None, None]
+    assert state.requests.answers(5) == [None, None]
     state.heard(Result(5, Payload(b"x")), (), rank_peer(2), 1.0)
-    first, second = state.answers(5)
+    first, second = state.requests.answers(5)
     assert first is None
     assert second is not None
     state.heard(Result(5, Payload(b"y")), (), rank_peer(1), 1.0)
-    assert state.answers(5) == []
+    assert state.requests.answers(5) == []
 
 
 def test_an_abort_goes_to_the_ranks_that_have_not_answered() -> None:
     state = state_of_three(1, 2)
     state.request(5, [1, 2], pack(Run(5, "", 1)), "cell [1]", 0.0)
     state.heard(Result(5, Payload(b"x")), (), rank_peer(2), 1.0)
-    assert state.interrupt(5, abort=True) == [Send(rank_peer(1), pack(Interrupt(5, True)))]
+    assert state.requests.interrupt(5, abort=True) == [Send(rank_peer(1), pack(Interrupt(5, True)))]
     assert state.interrupt_ranks([1, 2], abort=True) == [Send(rank_peer(1), pack(Interrupt(5, True)))]

@@ -156,7 +156,7 @@ def test_what_was_asked_of_the_one_that_died_is_not_asked_again() -> None:
     lose(state, 2)
     state.heal((2,), 0.0)
     assert sends(state.heard(Hello(TOKEN, 2, 300, "cpu"), (), rank_peer(2, 1), 0.0)) == []
-    assert state.pending == 0
+    assert len(state.requests) == 0
 
 
 def test_one_that_was_stopped_stays_so() -> None:
@@ -250,7 +250,7 @@ def test_the_interrupt_of_a_request_of_the_one_before_reaches_nobody() -> None:
     ask(state, 1)
     lose(state, 2)
     state.heal((2,), 0.0)
-    assert sends(state.interrupt(1)) == [(b"R1", Interrupt(1))]
+    assert sends(state.requests.interrupt(1)) == [(b"R1", Interrupt(1))]
 
 
 def test_a_controller_that_takes_up_a_mesh_learns_who_is_there_now() -> None:

@@ -10,9 +10,10 @@ from monarch_kernel.errors import Failure
 from monarch_kernel.net.transport.base import host_peer
 from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.net.wire.messages import Goodbye, HostHello, LogRead, ReadLog, Software, StartRanks
-from monarch_kernel.runtime.controller.effects import GiveUp, Gone, Resolve, Send
+from monarch_kernel.runtime.controller.effects import GiveUp, Gone
 from monarch_kernel.runtime.controller.state import RANK_DEADLINE_S, State
 from monarch_kernel.runtime.rpc.answers import Value
+from monarch_kernel.runtime.rpc.requests import Resolve, Send
 from monarch_kernel.testing import rank_spec
 
 HERE = Software("3.11.4", "/here", {"torch": "2.9.0"})

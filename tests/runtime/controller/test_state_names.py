@@ -8,9 +8,10 @@ from monarch_kernel.errors import Failure
 from monarch_kernel.net.transport.base import host_peer, rank_peer
 from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.net.wire.messages import Complete, Hello, HostHello, Lost, Names, Payload, Result, Run
-from monarch_kernel.runtime.controller.effects import Effect, Resolve, Send
+from monarch_kernel.runtime.controller.effects import Effect
 from monarch_kernel.runtime.controller.state import MAX_NAMES, State
 from monarch_kernel.runtime.rpc.answers import Value
+from monarch_kernel.runtime.rpc.requests import Resolve, Send
 from monarch_kernel.testing import rank_spec
 
 ASK = pack(Complete(7, "attributes", "x"))
@@ -84,4 +85,4 @@ def test_a_question_ends_in_any_case(state: State) -> None:
     assert [type(answer) for answer in answers(lose(state))] == [Failure]
     (answer,) = answers(state.ask(9, [1], ASK, 0.0))
     assert isinstance(answer, Failure)
-    assert state.pending == 0
+    assert len(state.requests) == 0

@@ -13,7 +13,8 @@ from monarch_kernel.net.wire.codec import join, pack, split
 from monarch_kernel.net.wire.messages import Failed, Interrupt, Meet, Payload, PeerNews, Ping, Release, Result
 from monarch_kernel.runtime.rpc.answers import Value
 from monarch_kernel.runtime.rpc.ids import first_number, made_by, numbers
-from monarch_kernel.runtime.rpc.peer_requests import Connect, Disconnect, PeerEffect, Peers, Resolved, ToPeer
+from monarch_kernel.runtime.rpc.peer_requests import Connect, Disconnect, PeerEffect, Peers
+from monarch_kernel.runtime.rpc.requests import Resolve, Send
 
 ME = 1
 DEATH = Failure("lost", "RankDied", "killed by SIGKILL")
@@ -25,11 +26,11 @@ def peers() -> Peers:
 
 def sent(effects: list[PeerEffect]) -> list[tuple[bytes, Any]]:
     """Receiver and message of what is to be sent."""
-    return [(e.peer, next(split(join([e.packed])))[0]) for e in effects if isinstance(e, ToPeer)]
+    return [(e.peer, next(split(join([e.packed])))[0]) for e in effects if isinstance(e, Send)]
 
 
 def resolved(effects: list[PeerEffect]) -> dict[int, list[Any]]:
-    return {e.id: e.answers for e in effects if isinstance(e, Resolved)}
+    return {e.id: e.answers for e in effects if isinstance(e, Resolve)}
 
 
 def up(proc: int, incarnation: int = 0) -> PeerNews:
@@ -44,13 +45,13 @@ def test_numbers_say_who_made_them() -> None:
 
 def test_a_stranger_is_met_once_and_what_is_asked_before_waits_in_order() -> None:
     state = peers()
-    assert sent(state.request(10, [2], pack(Ping(10)))) == [(CONTROLLER, Meet(2))]
-    assert state.request(11, [2], pack(Ping(11))) == []
+    assert sent(state.request(10, [2], pack(Ping(10)), 0.0)) == [(CONTROLLER, Meet(2))]
+    assert state.request(11, [2], pack(Ping(11)), 0.0) == []
     assert state.tell([2], pack(Ping(0))) == []
     effects = state.news(up(2), 0.0)
     assert effects[0] == Connect(rank_peer(2), "ipc://2")
     assert sent(effects) == [(rank_peer(2), Ping(10)), (rank_peer(2), Ping(11)), (rank_peer(2), Ping(0))]
-    assert sent(state.request(12, [2], pack(Ping(12)))) == [(rank_peer(2), Ping(12))]
+    assert sent(state.request(12, [2], pack(Ping(12)), 0.0)) == [(rank_peer(2), Ping(12))]
 
 
 def test_a_peer_may_be_heard_of_before_it_is_known_to_be_up() -> None:
@@ -59,38 +60,38 @@ def test_a_peer_may_be_heard_of_before_it_is_known_to_be_up() -> None:
     assert not state.is_ahead(2, 0)
     state.meet(2)
     assert not state.is_ahead(2, 0)  # nothing waits
-    state.request(10, [2], pack(Ping(10)))
+    state.request(10, [2], pack(Ping(10)), 0.0)
     assert state.is_ahead(2, 0)
     state.news(up(2), 0.0)
     assert not state.is_ahead(2, 0)
     assert state.is_ahead(2, 1)
     state.news(up(2, 1), 0.0)
     assert not state.is_ahead(2, 1)
-    state.request(11, [3], pack(Ping(11)))
+    state.request(11, [3], pack(Ping(11)), 0.0)
     state.news(PeerNews(3, 0, "", DEATH), 0.0)
     assert not state.is_ahead(3, 0)
 
 
 def test_the_controller_and_oneself_need_no_introduction() -> None:
     state = peers()
-    assert sent(state.request(1, [0, ME], pack(Ping(1)))) == [(CONTROLLER, Ping(1)), (rank_peer(ME), Ping(1))]
+    assert sent(state.request(1, [0, ME], pack(Ping(1)), 0.0)) == [(CONTROLLER, Ping(1)), (rank_peer(ME), Ping(1))]
 
 
 def test_a_request_resolves_with_the_last_answer_in_the_order_of_its_ranks() -> None:
     state = peers()
-    state.request(1, [2, 3], pack(Ping(1)))
+    state.request(1, [2, 3], pack(Ping(1)), 0.0)
     for proc in (2, 3):
         state.news(up(proc), 0.0)
     assert state.answered(3, Result(1, Payload(b"x")), (), 0.0) == []
     effects = state.answered(2, Failed(1, DEATH), (), 0.0)
     assert resolved(effects) == {1: [DEATH, Value(Payload(b"x"), (), {})]}
     assert state.answered(2, Result(1, Payload()), (), 0.0) == []  # once
-    assert state.pending == 0
+    assert len(state.requests) == 0
 
 
 def test_a_death_answers_all_that_was_owed_and_whoever_asks_later() -> None:
     state = peers()
-    state.request(1, [2, 3], pack(Ping(1)))
+    state.request(1, [2, 3], pack(Ping(1)), 0.0)
     state.news(up(2), 0.0)
     state.news(up(3), 0.0)
     state.answered(3, Result(1, Payload()), (), 0.0)
@@ -98,7 +99,7 @@ def test_a_death_answers_all_that_was_owed_and_whoever_asks_later() -> None:
     assert Disconnect(rank_peer(2)) in effects
     assert resolved(effects)[1][0] == DEATH
     assert state.deaths([2, 3]) == {2: DEATH}
-    later = resolved(state.request(2, [2, 3], pack(Ping(2))))[2]
+    later = resolved(state.request(2, [2, 3], pack(Ping(2)), 0.0))[2]
     assert later[0] == DEATH
     assert later[1].etype == "NotSent"
     assert state.tell([2], pack(Ping(0))) == []
@@ -106,7 +107,7 @@ def test_a_death_answers_all_that_was_owed_and_whoever_asks_later() -> None:
 
 def test_others_who_work_on_what_a_dead_one_owed_are_told_at_once() -> None:
     state = peers()
-    state.request(1, [2, 3], pack(Ping(1)))
+    state.request(1, [2, 3], pack(Ping(1)), 0.0)
     state.news(up(2), 0.0)
     state.news(up(3), 0.0)
     effects = state.news(PeerNews(2, 0, "", DEATH, mesh="t", rank=5), 0.0)
@@ -115,7 +116,7 @@ def test_others_who_work_on_what_a_dead_one_owed_are_told_at_once() -> None:
 
 def test_one_that_dies_before_it_is_up_answers_too() -> None:
     state = peers()
-    state.request(1, [2], pack(Ping(1)))
+    state.request(1, [2], pack(Ping(1)), 0.0)
     assert resolved(state.news(PeerNews(2, 0, "", DEATH), 0.0)) == {1: [DEATH]}
 
 
@@ -126,14 +127,14 @@ def test_the_next_one_in_a_place_is_asked_anew() -> None:
     effects = state.news(up(2, 1), 0.0)
     assert Connect(rank_peer(2, 1), "ipc://2") in effects
     assert state.deaths([2]) == {}
-    assert sent(state.request(1, [2], pack(Ping(1)))) == [(rank_peer(2, 1), Ping(1))]
+    assert sent(state.request(1, [2], pack(Ping(1)), 0.0)) == [(rank_peer(2, 1), Ping(1))]
     assert state.news(PeerNews(2, 0, "", DEATH), 0.0) == []  # news of the former, which come late
 
 
 def test_one_that_was_replaced_before_its_end_was_told_answers_what_it_owed() -> None:
     state = peers()
     state.news(up(2), 0.0)
-    state.request(1, [2], pack(Ping(1)))
+    state.request(1, [2], pack(Ping(1)), 0.0)
     effects = state.news(up(2, 1), 0.0)
     assert resolved(effects)[1][0].kind == "lost"
     assert Disconnect(rank_peer(2)) in effects
@@ -141,25 +142,25 @@ def test_one_that_was_replaced_before_its_end_was_told_answers_what_it_owed() ->
 
 def test_another_controller_is_told_who_was_met_and_owes_nothing() -> None:
     state = peers()
-    state.request(1, [0], pack(Ping(1)))
-    state.request(2, [2], pack(Ping(2)))
+    state.request(1, [0], pack(Ping(1)), 0.0)
+    state.request(2, [2], pack(Ping(2)), 0.0)
     state.news(up(2), 0.0)
     effects = state.controller_is_new(0.0)
     assert resolved(effects)[1][0].etype == "ProgramEnded"
     assert sent(effects) == [(CONTROLLER, Meet(2))]
     assert state.news(up(2), 0.0) == []  # it says what is known already
-    assert state.pending == 1
+    assert len(state.requests) == 1
     assert 2 in resolved(state.news(PeerNews(2, 0, "", DEATH), 0.0))
-    assert sent(state.request(3, [0], pack(Ping(3)))) == [(CONTROLLER, Ping(3))]
+    assert sent(state.request(3, [0], pack(Ping(3)), 0.0)) == [(CONTROLLER, Ping(3))]
 
 
 def test_interrupts_go_where_no_answer_has_come_from() -> None:
     state = peers()
     for proc in (2, 3):
         state.news(up(proc), 0.0)
-    state.request(1, [2, 3], pack(Ping(1)))
+    state.request(1, [2, 3], pack(Ping(1)), 0.0)
     state.answered(2, Result(1, Payload()), (), 0.0)
-    assert sent(state.interrupt(1)) == [(rank_peer(3), Interrupt(1))]
+    assert sent(state.requests.interrupt(1)) == [(rank_peer(3), Interrupt(1))]
     effects = state.cancel(1, 0.0)
     assert sent(effects) == [(rank_peer(3), Interrupt(1))]
     assert resolved(effects)[1][1].etype == "CancelledError"
@@ -170,13 +171,13 @@ def test_those_that_wait_for_one_that_failed_are_released() -> None:
     state = peers()
     for proc in (2, 3):
         state.news(up(proc), 0.0)
-    state.request(1, [2, 3], pack(Ping(1)))
-    assert not state.has_failed
+    state.request(1, [2, 3], pack(Ping(1)), 0.0)
+    assert not state.requests.has_failed
     state.answered(2, Failed(1, DEATH), (), 5.0)
-    assert state.has_failed
-    assert state.tick(5.5) == []
-    assert sent(state.tick(6.1)) == [(rank_peer(3), Release(1))]
-    assert state.tick(6.5) == []
+    assert state.requests.has_failed
+    assert state.requests.release_waiting(5.5) == []
+    assert sent(state.requests.release_waiting(6.1)) == [(rank_peer(3), Release(1))]
+    assert state.requests.release_waiting(6.5) == []
 
 
 Step = st.one_of(
@@ -208,7 +209,7 @@ def test_every_request_ends_once_whatever_happens(steps: list[tuple[str, Any]]) 
         if kind == "ask":
             id = len(asked) + 1
             asked[id] = what
-            took(state.request(id, what, pack(Ping(id))))
+            took(state.request(id, what, pack(Ping(id)), 0.0))
         elif kind == "come" and not alive.get(what):
             life[what] += 1
             alive[what] = True
@@ -226,5 +227,5 @@ def test_every_request_ends_once_whatever_happens(steps: list[tuple[str, Any]]) 
     for proc in (2, 3, 4):
         took(state.news(PeerNews(proc, life[proc] + 1, "", DEATH), 0.0))
     assert ends == dict.fromkeys(asked, 1)
-    assert state.pending == 0
+    assert len(state.requests) == 0
     assert all(ids == sorted(ids) for ids in order.values())

@@ -10,8 +10,9 @@ from monarch_kernel.net.transport.base import rank_peer
 from monarch_kernel.net.wire.codec import Packed, join, pack, split
 from monarch_kernel.net.wire.messages import Failed, Payload, PeerNews, Ping, Result, Spawn
 from monarch_kernel.runtime.rpc.ids import made_by, numbers
-from monarch_kernel.runtime.rpc.peer_requests import Connect, PeerEffect, Peers, Respawned, ToPeer
-from monarch_kernel.runtime.rpc.respawn_log import KeptSpawns
+from monarch_kernel.runtime.rpc.peer_requests import Connect, PeerEffect, Peers, Respawned
+from monarch_kernel.runtime.rpc.requests import Send
+from monarch_kernel.runtime.rpc.respawn_log import RespawnLog
 
 ME = 1
 DEATH = Failure("lost", "RankDied", "killed by SIGKILL")
@@ -26,12 +27,12 @@ def maker(actor: int) -> Any:
     return make
 
 
-def of(kept: KeptSpawns, *procs: int) -> list[tuple[int, tuple[int, ...]]]:
+def of(kept: RespawnLog, *procs: int) -> list[tuple[int, tuple[int, ...]]]:
     return [(each.actor, having) for each, having in kept.of(procs)]
 
 
 def test_all_that_was_spawned_there_in_its_order() -> None:
-    kept = KeptSpawns()
+    kept = RespawnLog()
     kept.add(7, (2, 3), "seven", maker(7), 1)
     kept.add(5, (3, 4), "five", maker(5), 2)
     assert of(kept, 3) == [(7, (3,)), (5, (3,))]
@@ -40,7 +41,7 @@ def test_all_that_was_spawned_there_in_its_order() -> None:
 
 
 def test_what_is_stopped_is_forgotten_where_it_is() -> None:
-    kept = KeptSpawns()
+    kept = RespawnLog()
     kept.add(7, (2, 3), "seven", maker(7), 1)
     kept.add(5, (3,), "five", maker(5), 2)
     kept.forget((2,), 7)
@@ -50,7 +51,7 @@ def test_what_is_stopped_is_forgotten_where_it_is() -> None:
 
 
 def test_what_could_not_be_made_at_first_is_not_made_again() -> None:
-    kept = KeptSpawns()
+    kept = RespawnLog()
     kept.add(7, (2, 3), "seven", maker(7), 1)
     kept.refused(1, 2)
     kept.over(1)
@@ -65,7 +66,7 @@ def spawned() -> Peers:
     """A rank that has spawned two actors on its peers 2 and 3, where they are up."""
     state = Peers(ME, rank_peer(ME), numbers(0, ME))
     for i, actor in enumerate((70, 71)):
-        state.request(10 + i, (2, 3), maker(actor)(10 + i), "note", (actor, maker(actor)))
+        state.request(10 + i, (2, 3), maker(actor)(10 + i), 0.0, "note", (actor, maker(actor)))
     for proc in (2, 3):
         state.news(PeerNews(proc, 0, f"ipc://{proc}"), 0.0)
         for id in (10, 11):
@@ -74,7 +75,7 @@ def spawned() -> Peers:
 
 
 def sent(effects: list[PeerEffect]) -> list[tuple[bytes, Any]]:
-    return [(e.peer, next(split(join([e.packed])))[0]) for e in effects if isinstance(e, ToPeer)]
+    return [(e.peer, next(split(join([e.packed])))[0]) for e in effects if isinstance(e, Send)]
 
 
 def test_a_process_that_comes_in_place_of_another_is_first_sent_what_was_spawned_there() -> None:
@@ -89,24 +90,24 @@ def test_a_process_that_comes_in_place_of_another_is_first_sent_what_was_spawned
         (rank_peer(2, 1), Spawn, 71, ((3, 3),)),
     ]
     assert all(made_by(m.id) == ME for _, m in messages)
-    assert state.pending == 2
+    assert len(state.requests) == 2
     for _, message in messages:
         state.answered(2, Result(message.id, Payload()), (), 0.0)
-    assert state.pending == 0
+    assert len(state.requests) == 0
 
 
 def test_what_waits_for_a_process_comes_after_that() -> None:
     """Its death was not told, or is told late."""
     state = spawned()
-    state.request(12, (2,), pack(Ping(12)))
+    state.request(12, (2,), pack(Ping(12)), 0.0)
     effects = state.news(PeerNews(2, 1, "ipc://2"), 0.0)
     assert [type(message) for _, message in sent(effects)] == [Spawn, Spawn]
-    assert [type(message) for _, message in sent(state.request(13, (2,), pack(Ping(13))))] == [Ping]
+    assert [type(message) for _, message in sent(state.request(13, (2,), pack(Ping(13)), 0.0))] == [Ping]
 
 
 def test_nothing_is_made_again_in_a_process_that_is_the_first_we_know() -> None:
     state = Peers(ME, rank_peer(ME), numbers(0, ME))
-    state.request(10, (2,), maker(70)(10), "note", (70, maker(70)))
+    state.request(10, (2,), maker(70)(10), 0.0, "note", (70, maker(70)))
     effects = state.news(PeerNews(2, 4, "ipc://2"), 0.0)
     assert [(type(message), message.living) for _, message in sent(effects)] == [(Spawn, None)]
 
@@ -135,7 +136,7 @@ def test_those_who_are_being_made_again_are_not_asked_by_those_who_come_after_th
 
 def test_what_was_stopped_is_not_made_again_and_what_has_failed_is_tried_again() -> None:
     state = spawned()
-    state.kept.forget((2,), 70)
+    state.requests.respawn_log.forget((2,), 70)
     state.news(PeerNews(2, 0, "", DEATH), 0.0)
     ((_, again),) = sent(state.news(PeerNews(2, 1, "ipc://2"), 0.0))
     assert again.actor == 71
@@ -147,11 +148,11 @@ def test_what_was_stopped_is_not_made_again_and_what_has_failed_is_tried_again()
 
 def test_those_where_the_actor_died_alone_are_not_among_the_living_until_it_is_made_again() -> None:
     state = spawned()
-    state.kept.ended(70, 3)
+    state.requests.respawn_log.ended(70, 3)
     state.news(PeerNews(2, 0, "", DEATH), 0.0)
     again = {message.actor: message.living for _, message in sent(state.news(PeerNews(2, 1, "ipc://2"), 0.0))}
     assert again == {70: (), 71: ((3, 3),)}
-    for id in list(state._pending):
+    for id in list(state.requests):
         state.answered(2, Result(id, Payload()), (), 0.0)
     for _, message in sent(state.news(PeerNews(3, 1, "ipc://3"), 0.0)):
         assert message.living == ((2, 2),)
@@ -164,4 +165,4 @@ def test_nothing_is_kept_for_processes_that_were_stopped() -> None:
     state = spawned()
     for proc in (2, 3):
         state.news(PeerNews(proc, 0, "", STOPPED), 0.0)
-    assert len(state.kept) == 0
+    assert len(state.requests.respawn_log) == 0
