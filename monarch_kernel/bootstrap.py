@@ -31,7 +31,7 @@ __all__ = ["main", "run_light_rank", "run_rank"]
 
 # What features do on a rank; each registers itself (`runtime.worker.extensions`).
 _FEATURES = (
-    "monarch_kernel.runtime.worker.debugger",
+    "monarch_kernel.features.debugging.worker",
     "monarch_kernel.features.editing.worker",
     "monarch_kernel.features.traffic.worker",
     "monarch_kernel.features.live.worker",

@@ -21,6 +21,7 @@ from monarch_kernel.actor.tensors import Moved, Ranks, all_to_all, copy_state, g
 from monarch_kernel.base.events import MeshView, StopEvent
 from monarch_kernel.base.mesh import Extent, Point, Region, Shaped, ValueMesh
 from monarch_kernel.errors import ActorError, Failure, RemoteError, SupervisionError, format_ranks
+from monarch_kernel.features.debugging.controller import DebugPrompts
 from monarch_kernel.features.editing.classes import Key, classes_of_notebook, key_of
 from monarch_kernel.features.editing.controller import EditingExtension
 from monarch_kernel.features.editing.preview import Reloaded, Synced
@@ -470,7 +471,7 @@ class ProcMesh(Handle, Shaped):
 
     def stops(self) -> list[StopEvent]:
         """What stands still in the debugger on these ranks, by rank."""
-        return self._runtime.stops(self.procs)
+        return DebugPrompts(self._runtime).stops(self.procs)
 
     def interrupt(self, *, abort: bool = False) -> None:
         """Interrupt whatever the ranks run; idle ones are not touched.

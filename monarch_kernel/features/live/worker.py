@@ -442,5 +442,5 @@ def install(rank: Rank) -> None:
         rank.driver.submit, rank.peers.wait, rank.is_detached, is_cell=lambda: rank.is_in_cell, peak=device_peak
     )
     loops = HOME.loops = Loops(port)
-    rank.at_new_controller.append(loops.controller_is_new)
+    rank.at_new_controller.append(lambda owed: loops.controller_is_new())
     rank.extend({LoopGrant: loops.granted})

@@ -3,7 +3,7 @@
 Theory of operation
 ===================
 
-pdb runs on the rank (``runtime/worker/debugger.py``). The controller knows where ranks stand still (`ProcMesh.stops`), and
+pdb runs on the rank (``features/debugging/worker.py``). The controller knows where ranks stand still (`ProcMesh.stops`), and
 takes a line for each. Here is who asks the person for that line, with Jupyter's ``input()``:
 
 - a cell in the foreground: its own loop, between two turns (`DebugPrompt.foreground`);
@@ -34,6 +34,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from monarch_kernel.actor.proc_mesh import ProcMesh
 from monarch_kernel.base.events import KeptError, StopEvent
 from monarch_kernel.errors import MonarchError, RemoteInterrupt, format_ranks
+from monarch_kernel.features.debugging.controller import DebugPrompts
 from monarch_kernel.net.wire.messages import ListErrors
 from monarch_kernel.notebook.cells.cell import RemoteCell
 from monarch_kernel.notebook.cells.display import Sink
@@ -88,14 +89,15 @@ class DebugPrompt:
         if runtime not in self._watched:
             self._watched = [*(each for each in self._watched if not each.closed), runtime]
             self._sink_of = sink_of
-            runtime.attendant = lambda future: self.attend(runtime, future)
+            prompts = DebugPrompts(runtime)
+            prompts.attend(lambda future: self.attend(runtime, future))
             runtime.watch(self._hear)
-            for stop in runtime.stops():
+            for stop in prompts.stops():
                 self._hear(stop)
 
     def _runtime_of(self, stop: StopEvent) -> Runtime | None:
         """The one whose rank waits there; None if none does any more."""
-        return next((each for each in self._watched if stop in each.stops([stop.proc])), None)
+        return next((each for each in self._watched if stop in DebugPrompts(each).stops([stop.proc])), None)
 
     # -- cells in the foreground
 
@@ -133,7 +135,7 @@ class DebugPrompt:
         conversation = Conversation(self, Sink(self._shell))
 
         def stops() -> list[StopEvent]:
-            return runtime.stops(request=future.id)
+            return DebugPrompts(runtime).stops(request=future.id)
 
         with self._attending(stops), HeldInterrupts() as interrupts:
             while not future.done() and (stopped := stops()):
@@ -265,7 +267,11 @@ class DebugPrompt:
     def _is_held(self) -> bool:
         """Whether a cell of another thread is at its prompt, or between two of them."""
         thread, runtime, request = self._holder or (0, None, 0)
-        return runtime is not None and thread != threading.get_ident() and bool(runtime.stops(request=request))
+        return (
+            runtime is not None
+            and thread != threading.get_ident()
+            and bool(DebugPrompts(runtime).stops(request=request))
+        )
 
     @contextlib.contextmanager
     def _leaving_the_prompt(self) -> Iterator[None]:
@@ -318,12 +324,12 @@ class DebugPrompt:
         """Have code go on that nobody can be asked about."""
         for stop in stops:
             if (runtime := self._runtime_of(stop)) is not None:
-                runtime.pass_over(stop, _NO_STDIN)
+                DebugPrompts(runtime).skip(stop, _NO_STDIN)
 
     def answer(self, stop: StopEvent, line: str) -> None:
         """Give a rank the line it waits for."""
         if (runtime := self._runtime_of(stop)) is not None:
-            runtime.answer_stop(stop, line)
+            DebugPrompts(runtime).answer(stop, line)
 
 
 def _told_where(stop: StopEvent) -> str:

@@ -20,6 +20,7 @@ __all__ = [
     "Expired",
     "GiveUp",
     "Gone",
+    "Halt",
     "Later",
     "LostEvent",
     "RichEvent",
@@ -84,6 +85,12 @@ class GiveUp(NamedTuple):
     host: int
 
 
+class Halt(NamedTuple):
+    """Effect: wake the thread that waits for a request, which then calls `Extension.awaited`."""
+
+    id: int
+
+
 class Due(NamedTuple):
     """Effect: others are to take the places of these processes, those that live, too, for which ``retire`` says why."""
 
@@ -118,4 +125,4 @@ class Gone(NamedTuple):
     is_told: bool
 
 
-Effect = GiveUp | Gone | Route | Send | Resolve | Tell | Expired | Later | Resumed | Attached | Due
+Effect = GiveUp | Gone | Halt | Route | Send | Resolve | Tell | Expired | Later | Resumed | Attached | Due

@@ -23,6 +23,7 @@ from monarch_kernel.net.wire.codec import Packed
 from monarch_kernel.net.wire.messages import Message
 from monarch_kernel.runtime.controller.effects import Effect
 from monarch_kernel.runtime.controller.records import RankRecord
+from monarch_kernel.runtime.rpc.future import Future
 
 __all__ = ["Core", "Extension", "ExtensionT", "Handler", "make_extensions", "register"]
 
@@ -34,10 +35,12 @@ class Core(Protocol):
     """The state of the controller, as extensions use it.
 
     Attributes:
-        ranks: by number of the process.
+        ranks: By number of the process.
+        strays: Counts messages that were dropped.
     """
 
     ranks: dict[int, RankRecord]
+    strays: int
 
     def owing(self, id: int) -> list[int]:
         """The processes that have yet to answer a request."""
@@ -59,13 +62,16 @@ class Extension:
         core: the state that it extends.
 
     Attributes:
-        handlers: what handles each kind of message that only this feature has. While the ranks of an earlier controller are
-            adopted such messages wait.
+        handlers: Handle each kind of message that only this feature has. While the ranks of an earlier controller are adopted,
+            such messages wait.
+        in_order: The same for messages that say what their rank has written before (``written``). Each is handled when that
+            output has arrived.
     """
 
     def __init__(self, core: Core) -> None:
         self.core = core
         self.handlers: Mapping[type[Message], Handler] = {}
+        self.in_order: Mapping[type[Message], Handler] = {}
 
     def may_send(self, proc: int, message: Message) -> bool:
         """Whether a rank may send a message of this feature; what it may not send is dropped and counted."""
@@ -86,6 +92,12 @@ class Extension:
     def shown(self, view: MeshView, procs: Sequence[int], now: float) -> MeshView:
         """A view of the mesh of these processes, with what the feature shows in it."""
         return view
+
+    def awaited(self, future: Future[Any]) -> None:
+        """A thread waits for a future that an effect has halted (`effects.Halt`); called on that thread."""
+
+    def adopting(self) -> None:
+        """The session takes up the ranks of an earlier controller."""
 
     def started(self, meters: Meters) -> None:
         """The session begins; ``meters`` count what the controller's own process sends and receives."""

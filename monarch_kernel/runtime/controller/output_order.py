@@ -15,18 +15,26 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from monarch_kernel.net.wire.codec import Frame
 from monarch_kernel.net.wire.marks import is_display_mark
-from monarch_kernel.net.wire.messages import Continued, Failed, OutputChunk, Result, Rich, Stopped
+from monarch_kernel.net.wire.messages import OutputChunk, Rich
 
 __all__ = ["OUTPUT_GRACE_S", "OutputOrder", "Said", "Spoken"]
 
 OUTPUT_GRACE_S = 0.5
 
-Spoken = Result | Failed | Stopped | Continued | Rich
-"""What a rank says after it may have written something."""
+
+class Spoken(Protocol):
+    """A message of a rank that may have written something before.
+
+    Attributes:
+        written: The marks in its stdout and stderr up to which that went.
+    """
+
+    @property
+    def written(self) -> tuple[int, int]: ...
 
 
 class Said(NamedTuple):

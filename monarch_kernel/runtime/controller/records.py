@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from monarch_kernel.base.events import RankState, StopEvent
+from monarch_kernel.base.events import RankState
 from monarch_kernel.errors import Failure
 from monarch_kernel.net.transport.base import Peer, rank_peer
 from monarch_kernel.net.wire.codec import Packed
@@ -67,7 +67,6 @@ class RankRecord(Recipient):
         former: The process that it replaces, until that one has ended. This one starts then.
         asides: Requests that it has yet to answer and that do not count as work.
         names: The names in its namespace, with what kind of thing each is.
-        stops: The requests that stand still in the debugger.
         last_request: The request that it worked on last.
         last_error: The headline of ``failure``; empty if the last request succeeded.
         failure: How the last request failed.
@@ -91,7 +90,6 @@ class RankRecord(Recipient):
     former: RankRecord | None = None
     asides: set[int] = field(default_factory=set)
     names: dict[str, str] = field(default_factory=dict)
-    stops: dict[int, StopEvent] = field(default_factory=dict)
     last_request: int = 0
     last_error: str = ""
     failure: Failure | None = None

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from monarch_kernel.base.events import MeshView, OutputEvent, StopEvent
+from monarch_kernel.base.events import MeshView, OutputEvent
 from monarch_kernel.errors import Failure, LaunchError, MeshDownError, MeshFailure
 from monarch_kernel.launch.base import HostHandle
 from monarch_kernel.net.memory.exports import Lendings
@@ -49,6 +49,7 @@ from monarch_kernel.runtime.controller.effects import (
     Expired,
     GiveUp,
     Gone,
+    Halt,
     Later,
     RichEvent,
     Route,
@@ -144,7 +145,6 @@ class Runtime:
         self._futures: dict[int, Future[object]] = {}
         self._listeners: dict[int, Listener] = {}
         self._watchers: list[Callable[[object], None]] = []
-        self.attendant: Callable[[Future[object]], None] | None = None
         self._closed = False
         self._ended = threading.Event()
         self._over = False
@@ -309,31 +309,9 @@ class Runtime:
         self.enter(item)
 
     def attend(self, future: Future[object]) -> None:
-        """Have somebody asked what ranks should do that stand still in the debugger; returns when none does."""
-        if self.attendant is not None:
-            self.attendant(future)
-
-    def stops(self, procs: Sequence[int] | None = None, request: int = 0) -> list[StopEvent]:
-        """What stands still in the debugger, by rank: on these ranks or on all, for one request or for any."""
-        ranks = list(self._state.ranks.values()) if procs is None else [self._state.ranks.get(proc) for proc in procs]
-        found = [stop for record in ranks if record is not None for stop in list(record.stops.values())]
-        return sorted((stop for stop in found if request in (0, stop.request)), key=lambda stop: (stop.rank, stop.turn))
-
-    def answer_stop(self, stop: StopEvent, line: str) -> None:
-        """Give a debugger the line it waits for; when this returns, nobody is asked for that line again."""
-        done = Waiter()
-
-        def item(now: float) -> list[Effect]:
-            effects = self._state.answer_stop(stop, line)
-            done.set()
-            return effects
-
-        self.enter(item)
-        self.wait(done, None)
-
-    def pass_over(self, stop: StopEvent, why: str) -> None:
-        """Have code go on where it has stopped, since nobody can be asked."""
-        self.enter(lambda now: self._state.pass_over(stop, why))
+        """Let features act for a thread that waits for a future that one of them has halted."""
+        for extension in self._state.extensions.values():
+            extension.awaited(future)
 
     def answers(self, id: int) -> list[Answer | None]:
         """What has been answered to a request so far, in the order of its ranks; empty if it is over."""
@@ -405,7 +383,8 @@ class Runtime:
             known: hosts with smaller numbers belong to the session; should others than these be heard of they are told to end.
         """
         self.fleet.take_up(handles, max(known, *hosts) + 1)
-        self.attendant = lambda future: None  # what has stopped waits for whoever attaches to attend to it
+        for extension in self._state.extensions.values():
+            extension.adopting()
         attach = Attach(self._token, os.getpid(), self._epoch)
 
         def expect() -> None:
@@ -758,13 +737,6 @@ class Runtime:
                     self._listeners.get(effect.event.request, self.printer.take)(effect.event)
                 elif isinstance(effect.event, BacklogEvent):
                     self.backlog.append(effect.event)
-                elif type(effect.event) is StopEvent:
-                    if self.attendant is None:
-                        why = "only in a notebook is there somebody to ask"
-                        self.perform(self._state.pass_over(effect.event, why))
-                        continue
-                    if (future := self._futures.get(effect.event.request)) is not None:
-                        future.halt()
                 for watcher in list(self._watchers):
                     try:
                         watcher(effect.event)
@@ -776,6 +748,9 @@ class Runtime:
                 known = supervisor.gone(Process(effect.proc, effect.incarnation), effect.death)
                 if not known and not effect.is_told and not self._closed:
                     self.faults.add(MeshFailure(effect.mesh, {effect.rank: effect.death}))
+            elif type(effect) is Halt:
+                if (halted := self._futures.get(effect.id)) is not None:
+                    halted.halt()
             elif type(effect) is Later:
                 threading.Thread(target=self._do_later, args=[effect], name="monarch-later", daemon=True).start()
             elif type(effect) is Resumed:

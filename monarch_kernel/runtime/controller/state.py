@@ -29,7 +29,7 @@ from dataclasses import replace
 from sys import intern
 from typing import Any, NamedTuple
 
-from monarch_kernel.base.events import OutputEvent, StopEvent
+from monarch_kernel.base.events import OutputEvent
 from monarch_kernel.base.text import last_line
 from monarch_kernel.errors import Failure, format_ranks
 from monarch_kernel.net.transport.base import CONTROLLER, Peer, host_peer, is_rank, proc_of, rank_peer
@@ -38,8 +38,6 @@ from monarch_kernel.net.wire.messages import (
     Attach,
     Backlog,
     CleansUp,
-    Continued,
-    DebugInput,
     Failed,
     Goodbye,
     Hello,
@@ -55,7 +53,6 @@ from monarch_kernel.net.wire.messages import (
     Outlives,
     Output,
     OutputChunk,
-    PassOver,
     Payload,
     PeerNews,
     RankSpec,
@@ -65,7 +62,6 @@ from monarch_kernel.net.wire.messages import (
     Rich,
     Software,
     StartRanks,
-    Stopped,
 )
 from monarch_kernel.runtime.controller.adoption import Resumption
 from monarch_kernel.runtime.controller.effects import (
@@ -103,7 +99,7 @@ ATTACH_RANKS_S = 5.0
 CLEANUP_S = 2.0
 MAX_NAMES = 4_000
 
-_OF_RANKS = (Rich, Names, Stopped, Continued, Meet, CleansUp)
+_OF_RANKS = (Rich, Names, Meet, CleansUp)
 """What a rank may say of itself, besides answers and what is handled by extensions."""
 
 _HELD = (Result, Failed, Rich, Output)
@@ -146,7 +142,11 @@ class State:
         self.software: Software | None = None
         self._restarts: dict[int, _Mesh] = {}
         self.extensions = make_extensions(self)
-        self._extended = {kind: one for one in self.extensions.values() for kind in one.handlers}
+        each = self.extensions.values()
+        self._extended = {kind: one for one in each for kind in (*one.handlers, *one.in_order)}
+        self._in_order: dict[type, Callable[[RankRecord, Any, float], list[Effect]]] = {
+            kind: handle for one in each for kind, handle in one.in_order.items()
+        }
         self._at_ends = [  # few, as each answer to a request passes them
             one.request_ended
             for kind, one in self.extensions.items()
@@ -155,7 +155,6 @@ class State:
         self._handlers: dict[type[Message], _Handler] = {
             Backlog: self._heard_backlog,
             CleansUp: self._heard_cleans_up,
-            Continued: self._heard_in_order,
             Failed: self._heard_answer,
             Hello: self._heard_hello,
             HostHello: self._heard_host_hello,
@@ -168,7 +167,6 @@ class State:
             Readings: self._heard_readings,
             Result: self._heard_answer,
             Rich: self._heard_in_order,
-            Stopped: self._heard_in_order,
         }
 
     # -- for extensions
@@ -438,21 +436,6 @@ class State:
                 record.held += [pack(Interrupt(id, abort)) for id in record.owed]
         return effects
 
-    def answer_stop(self, stop: StopEvent, line: str) -> list[Effect]:
-        """Give the debugger of a rank the line it waits for; nothing happens if it waits no more."""
-        return self._end_stop(stop, DebugInput(stop.request, stop.turn, line))
-
-    def pass_over(self, stop: StopEvent, why: str) -> list[Effect]:
-        """Have the code of a rank go on where it has stopped, since nobody can be asked."""
-        return self._end_stop(stop, PassOver(stop.request, stop.turn, why))
-
-    def _end_stop(self, stop: StopEvent, message: DebugInput | PassOver) -> list[Effect]:
-        record = self.ranks[stop.proc]
-        if record.stops.get(stop.request) is not stop:
-            return []
-        record.stops[stop.request] = replace(stop, is_waiting=False)
-        return [Send(record.peer, pack(message))]
-
     def cancel(self, id: int, now: float) -> list[Effect]:
         """End a request for the caller, and interrupt it on the ranks."""
         effects: list[Effect] = [*self.requests.interrupt(id)]
@@ -534,7 +517,10 @@ class State:
             self._resumption.hold(peer, message, frames)
             return []
         if extension is not None:
-            return extension.handlers[type(message)](self.ranks[proc_of(peer)], message, now)
+            record = self.ranks[proc_of(peer)]
+            if type(message) in self._in_order:
+                return self._after_output(record, message, frames, now)  # type: ignore[arg-type]
+            return extension.handlers[type(message)](record, message, now)
         return self._handlers[type(message)](message, frames, peer, now)
 
     def host_gone(
@@ -679,38 +665,18 @@ class State:
         return effects
 
     def _accept(self, proc: int, message: Spoken, frames: Sequence[Frame], now: float) -> list[Effect]:
-        if type(message) is Rich:
-            record = self.ranks[proc]
+        if isinstance(message, Result | Failed):
+            if (pending := self.requests.get(message.id)) is not None:
+                pending.compare(proc, message.collectives)
+            if isinstance(message, Failed):
+                return self._answer(message.id, proc, message.failure, now)
+            return self._answer(message.id, proc, Value(message.payload, frames, message.bundle), now)
+        record = self.ranks[proc]
+        if isinstance(message, Rich):
             request = message.id or record.last_request
             record.order.shown(message)
             return [Tell(RichEvent(request, record.spec.rank, message.data, message.metadata, record.spec.mesh))]
-        assert not isinstance(message, Rich)
-        if isinstance(message, (Stopped, Continued)):
-            return self._stop_or_resume(self.ranks[proc], message, now)
-        if (pending := self.requests.get(message.id)) is not None:
-            pending.compare(proc, message.collectives)
-        if type(message) is Result:
-            return self._answer(message.id, proc, Value(message.payload, frames, message.bundle), now)
-        assert isinstance(message, Failed)
-        return self._answer(message.id, proc, message.failure, now)
-
-    def _stop_or_resume(self, record: RankRecord, message: Stopped | Continued, now: float) -> list[Effect]:
-        spec, id = record.spec, message.id
-        note = record.owed.get(id)
-        if note is None:  # it was answered meanwhile
-            self.strays += 1
-            return []
-        if isinstance(message, Continued):
-            record.stops.pop(id, None)
-            return []
-        known = record.stops.get(id)
-        if known is not None and message.turn <= known.turn:  # it asks again, for all who are new; we have heard it
-            self.strays += 1
-            return []
-        where, text, prompt, begins = message.where, message.text, message.prompt, message.begins
-        stop = StopEvent(spec.proc, spec.rank, spec.mesh, id, note, message.turn, where, text, prompt, begins, now)
-        record.stops[id] = stop
-        return [Tell(stop)]
+        return self._in_order[type(message)](record, message, now)
 
     def _answer(self, id: int, proc: int, answer: Answer, now: float, *, still_owed: bool = False) -> list[Effect]:
         record = self.ranks[proc]
@@ -718,7 +684,6 @@ class State:
         note = None if still_owed else record.owed.pop(id, None)
         if note is not None:
             record.busy_since = now
-            record.stops.pop(id, None)
         if note is not None and isinstance(answer, Failure) and record.death is None:
             self.requests.respawn_log.refused(id, proc)
         if note is not None and not self.requests.is_quiet(id):

@@ -88,16 +88,13 @@ def _points(axes: tuple[tuple[str, int], ...]) -> tuple[tuple[tuple[str, int], .
 def _rank_view(rank: int, point: tuple[tuple[str, int], ...], record: RankRecord, host: str, now: float) -> RankView:
     state = record.state
     activity = next(iter(list(record.owed.values())), "") if state == "running" else ""
-    stop = next(iter(list(record.stops.values())), None) if record.stops else None
-    if activity and stop is not None:
-        activity = f"debugger at {stop.where}"
     reading = record.reading if record.death is None else NO_READING
     return RankView(
         rank,
         point,
         state,
         activity,
-        now - (record.busy_since if stop is None else stop.since) if activity else 0.0,
+        now - record.busy_since if activity else 0.0,
         host,
         record.pid,
         record.device or record.spec.device.replace("auto", ""),  # the host has yet to say which

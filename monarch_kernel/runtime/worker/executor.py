@@ -17,7 +17,7 @@ from monarch_kernel.errors import Failure
 from monarch_kernel.net.transport.driver import Waiter
 from monarch_kernel.net.transport.thread_interrupts import ACTOR_THREAD, ActorThread
 from monarch_kernel.net.wire.codec import Frame
-from monarch_kernel.net.wire.messages import Call, DebugInput, Message, PassOver, PostMortem, Stopped
+from monarch_kernel.net.wire.messages import Call, Message, PostMortem
 from monarch_kernel.runtime.diagnostics.failures import describe
 
 __all__ = ["CALLED", "Debugger", "Driving", "Executor", "Handler", "Kept", "OnLoop", "working"]
@@ -50,18 +50,6 @@ class Debugger(Protocol):
 
     def interrupt(self, id: int) -> bool:
         """Raise KeyboardInterrupt in the code of a request, if that waits at a prompt; says whether it does."""
-        ...
-
-    def hear(self, message: DebugInput | PassOver) -> None:
-        """Take what was typed."""
-        ...
-
-    def ask_again(self, owed: Collection[int]) -> list[Stopped]:
-        """What waits at a prompt, for a new controller that is owed these requests; prompts of others are left."""
-        ...
-
-    def list_errors(self) -> Any:
-        """What is kept for a post-mortem."""
         ...
 
     def post_mortem(self, executor: Executor, kept: Kept) -> None:

@@ -37,7 +37,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
@@ -50,16 +50,13 @@ from monarch_kernel.net.wire.messages import (
     Attach,
     CleansUp,
     Complete,
-    DebugInput,
     Failed,
     Fence,
     Forget,
     Hello,
     Inspect,
-    ListErrors,
     Look,
     Message,
-    PassOver,
     Payload,
     PeerNews,
     Ping,
@@ -180,19 +177,16 @@ class Rank(Workplace):
         self._out_of_band: dict[type[Message], Handler] = {
             Attach: self._attach,
             Complete: self._complete,
-            DebugInput: self._hear_debugger,
             Failed: self._hear_answer,
             Forget: self._forget,
             Inspect: self._inspect,
-            ListErrors: self._list_errors,
             Look: self._look,
-            PassOver: self._hear_debugger,
             PeerNews: self._hear_news,
             Release: self._release,
             Result: self._hear_answer,
         }
         self._from_ranks: set[type[Message]] = set(_FROM_RANKS)
-        self.at_new_controller: list[Callable[[], None]] = []
+        self.at_new_controller: list[Callable[[Collection[int]], None]] = []
         self._shell: Shell | None = None
         self._applier: Applier | None = None
         self._names: NameTracker | None = None
@@ -483,14 +477,6 @@ class Rank(Workplace):
     def _hear_news(self, message: PeerNews, _: Sequence[Frame]) -> None:
         self.peers.hear_news(message)
 
-    def _hear_debugger(self, message: DebugInput | PassOver, _: Sequence[Frame]) -> None:
-        if self.debugger is not None:
-            self.debugger.hear(message)
-
-    def _list_errors(self, message: ListErrors, _: Sequence[Frame]) -> None:
-        payload, frames = dump(self.debugger.list_errors() if self.debugger else [])
-        self.send_answer_now(message.id, pack(Result(message.id, payload), frames))
-
     def _forget(self, message: Forget, _: Sequence[Frame]) -> None:
         if self._ledger is not None:
             self._ledger.forget(message.id)
@@ -504,16 +490,13 @@ class Rank(Workplace):
         self.driver.send(CONTROLLER, pack(replace(self.hello, owed=owed)))
         for packed in missed:
             self.driver.send(CONTROLLER, packed)
-        if self.debugger is not None:
-            for stopped in self.debugger.ask_again({one.id for one in owed}):
-                self.driver.send(CONTROLLER, pack(stopped))
         if self._names is not None:
             self.driver.send(CONTROLLER, pack(self._names.everything()))
         if self._cleans_up:
             self.driver.send(CONTROLLER, pack(CleansUp()))
         self.peers.controller_is_new()
         for tell in self.at_new_controller:
-            tell()
+            tell({one.id for one in owed})
         self.gone(Process(CONTROLLER_PROC, 0))  # the one before
 
     # -- looking into the namespace, whatever runs

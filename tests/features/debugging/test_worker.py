@@ -12,6 +12,7 @@ import pytest
 from monarch_kernel.actor import Actor, ActorError, ProcMesh, endpoint, this_host
 from monarch_kernel.base.events import KeptError, StopEvent
 from monarch_kernel.errors import RemoteError
+from monarch_kernel.features.debugging.controller import DebugPrompts
 from monarch_kernel.net.wire.messages import ListErrors
 from monarch_kernel.runtime.controller.session import current_session
 from monarch_kernel.runtime.rpc.future import Future
@@ -64,12 +65,12 @@ class Person:
 
     def say(self, stop: StopEvent, line: str) -> StopEvent:
         """Answer a prompt; gives the next one."""
-        self.runtime.answer_stop(stop, line + "\n")
+        DebugPrompts(self.runtime).answer(stop, line + "\n")
         return self.stop()
 
     def leave(self, stop: StopEvent, line: str, future: Future[Any]) -> Any:
         """Answer a prompt with a line that makes the code go on; gives its value or error."""
-        self.runtime.answer_stop(stop, line + "\n")
+        DebugPrompts(self.runtime).answer(stop, line + "\n")
         return future.exception(LONG_S) or future.get()
 
 
@@ -77,12 +78,12 @@ class Person:
 def person(procs: ProcMesh) -> Iterator[Person]:
     person = Person(procs.slice(r=1))
     runtime = person.runtime
-    runtime.attendant = lambda future: None
+    DebugPrompts(runtime).attend(lambda future: None)
     forget = runtime.watch(person.hear)
     yield person
     forget()
-    runtime.attendant = None
-    assert runtime.stops() == []
+    DebugPrompts(runtime).attend(None)
+    assert DebugPrompts(runtime).stops() == []
 
 
 def test_a_breakpoint_stops_the_code_with_its_source(person: Person) -> None:
@@ -179,7 +180,7 @@ def test_a_line_that_comes_too_late_or_twice_is_dropped(person: Person) -> None:
     future = person.mesh.run("breakpoint()\nx = 1")
     first = person.stop()
     second = person.say(first, "p 1")
-    person.runtime.answer_stop(first, "c\n")
+    DebugPrompts(person.runtime).answer(first, "c\n")
     third = person.say(second, "p 2")
     assert third.text == "2\n"
     assert person.leave(third, "c", future).values() == (None,)
@@ -311,5 +312,5 @@ def test_the_debugger_says_nothing_of_requests_that_are_over(procs: ProcMesh, pe
     stop = person.stop()
     future.cancel()
     assert future.exception(LONG_S) is not None
-    person.runtime.answer_stop(stop, "c\n")
+    DebugPrompts(person.runtime).answer(stop, "c\n")
     assert person.mesh.run("1 + 1").get(LONG_S).values() == (2,)

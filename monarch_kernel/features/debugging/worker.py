@@ -30,8 +30,9 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from monarch_kernel.base.events import KeptError
-from monarch_kernel.net.wire.codec import pack
-from monarch_kernel.net.wire.messages import Continued, DebugInput, Message, PassOver, Stopped
+from monarch_kernel.net.transport.base import CONTROLLER
+from monarch_kernel.net.wire.codec import Frame, dump, pack
+from monarch_kernel.net.wire.messages import Continued, DebugInput, ListErrors, Message, PassOver, Result, Stopped
 from monarch_kernel.runtime.diagnostics.failures import is_machinery, is_of_debugger, is_user
 from monarch_kernel.runtime.diagnostics.source_names import short_cell
 from monarch_kernel.runtime.worker.executor import Executor, Kept
@@ -62,6 +63,8 @@ class RankDebugger:
         self._turns = itertools.count(1)
         self._asked: dict[int, _Question] = {}
         rank.debugger = self
+        rank.extend({DebugInput: self._hear, PassOver: self._hear, ListErrors: self._list_errors})
+        rank.at_new_controller.append(self._ask_again)
         builtins.input = _no_input
         getpass.getpass = _no_getpass
         sys.breakpointhook = self._on_breakpoint
@@ -81,8 +84,8 @@ class RankDebugger:
         question.answered.set()
         return True
 
-    def hear(self, message: DebugInput | PassOver) -> None:
-        """Take what was typed."""
+    def _hear(self, message: DebugInput | PassOver, _: Sequence[Frame]) -> None:
+        """Hand a line that was typed to the code that waits for it."""
         with self._lock:
             question = self._asked.get(message.id)
             if question is None or question.stopped.turn != message.turn:
@@ -94,23 +97,23 @@ class RankDebugger:
             question.line = message.line
         question.answered.set()
 
-    def ask_again(self, owed: Collection[int]) -> list[Stopped]:
-        """Give what waits at a prompt to a new controller, whose user has not seen it.
+    def _ask_again(self, owed: Collection[int]) -> None:
+        """Report open prompts to a new controller, whose user has not seen them.
 
-        Prompts of requests that it is not ``owed``, such as post-mortems, nobody will ever answer: they are left.
+        A prompt of a request whose answer the new controller does not wait for, such as a post-mortem, ends: it would get no
+        line.
         """
         with self._lock:
             asked = {id: question.stopped for id, question in self._asked.items()}
         for id in asked.keys() - set(owed):
             self.interrupt(id)
-        return [
-            Stopped(id, stop.turn, stop.where, stop.text, stop.prompt, begins=True, written=stop.written)
-            for id, stop in asked.items()
-            if id in owed
-        ]
+        for id, stop in asked.items():
+            if id in owed:
+                again = Stopped(id, stop.turn, stop.where, stop.text, stop.prompt, begins=True, written=stop.written)
+                self._rank.driver.send(CONTROLLER, pack(again))
 
-    def list_errors(self) -> list[KeptError]:
-        """What is kept for a post-mortem, the oldest first."""
+    def _list_errors(self, message: ListErrors, _: Sequence[Frame]) -> None:
+        """Answer with the errors that are kept for a post-mortem, the oldest first."""
         found = []
         for executor in (self._rank.main, *list(self._rank.actors.values())):
             kept = executor.kept
@@ -118,7 +121,8 @@ class RankDebugger:
                 where = kept.failure.user_frame
                 text = _place(where.file, where.line, where.function) if where else _raised_at(kept.error)
                 found.append(KeptError(kept.request, kept.failure.kind, kept.failure.headline(), text))
-        return sorted(found, key=lambda error: error.request)
+        payload, frames = dump(sorted(found, key=lambda error: error.request))
+        self._rank.send_answer_now(message.id, pack(Result(message.id, payload), frames))
 
     def post_mortem(self, executor: Executor, kept: Kept) -> None:
         """Let a person look at a failed request, until they leave."""

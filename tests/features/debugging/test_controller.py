@@ -6,6 +6,7 @@ import pytest
 
 from monarch_kernel.base.events import StopEvent
 from monarch_kernel.errors import Failure
+from monarch_kernel.features.debugging.controller import DebuggingExtension
 from monarch_kernel.net.transport.base import host_peer, rank_peer
 from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.net.wire.messages import (
@@ -24,7 +25,7 @@ from monarch_kernel.net.wire.messages import (
     Result,
     Stopped,
 )
-from monarch_kernel.runtime.controller.effects import Effect, Tell
+from monarch_kernel.runtime.controller.effects import Effect, Halt, Tell
 from monarch_kernel.runtime.controller.state import State
 from monarch_kernel.testing import rank_spec
 from tests.runtime.controller.states import sends
@@ -32,10 +33,17 @@ from tests.runtime.controller.states import sends
 NOW = 100.0
 
 
+def debugging(state: State) -> DebuggingExtension:
+    extension = state.extensions[DebuggingExtension]
+    assert isinstance(extension, DebuggingExtension)
+    return extension
+
+
 @pytest.fixture
 def state() -> State:
     """Two ranks, 1 and 2, that have request 7 to answer."""
     state = State()
+    debugging(state).attendant = lambda future: None
     state.add_host(1, NOW)
     state.start_ranks(1, [rank_spec(proc, rank=proc - 1, world_size=2, mesh="t") for proc in (1, 2)], NOW)
     state.heard(HostHello("", 1, "here", 1, 1, 0), (), host_peer(1), NOW)
@@ -61,21 +69,21 @@ def stop(state: State, *, turn: int = 1, written: tuple[int, int] = (0, 0)) -> l
 def test_it_is_told_and_takes_one_line(state: State) -> None:
     (event,) = stop_events(stop(state))
     assert event == StopEvent(1, 0, "t", 7, "cell [3]", 1, "cell [3], line 2", "said\n", "(Pdb) ", True, NOW + 1)
-    assert state.ranks[1].stops == {7: event}
-    assert sent(state.answer_stop(event, "n\n")) == [DebugInput(7, 1, "n\n")]
-    assert not state.ranks[1].stops[7].is_waiting
-    assert state.answer_stop(event, "n\n") == []
-    assert state.pass_over(event, "why") == []
+    assert debugging(state).stops([1]) == [event]
+    assert sent(debugging(state).answer(event, "n\n")) == [DebugInput(7, 1, "n\n")]
+    assert not debugging(state).stops(request=7)[0].is_waiting
+    assert debugging(state).answer(event, "n\n") == []
+    assert debugging(state).skip(event, "why") == []
     (second,) = stop_events(stop(state, turn=2))
-    assert state.answer_stop(event, "n\n") == []
-    assert sent(state.pass_over(second, "why")) == [PassOver(7, 2, "why")]
+    assert debugging(state).answer(event, "n\n") == []
+    assert sent(debugging(state).skip(second, "why")) == [PassOver(7, 2, "why")]
     assert state.heard(Continued(7), (), rank_peer(1), NOW) == []
-    assert state.ranks[1].stops == {}
+    assert debugging(state).stops([1]) == []
 
 
 def test_what_was_written_before_comes_first(state: State) -> None:
     assert stop(state, written=(5, 5)) == []
-    assert state.ranks[1].stops == {}
+    assert debugging(state).stops([1]) == []
     chunks = tuple(OutputChunk(1, stream, "text\n", 5) for stream in ("stdout", "stderr"))
     (event,) = stop_events(state.heard(Output(chunks), (), host_peer(1), NOW))
     assert event.where == "cell [3], line 2"
@@ -89,8 +97,8 @@ def test_what_was_written_before_comes_first(state: State) -> None:
 def test_it_ends_with_the_request(state: State, end: Message) -> None:
     (event,) = stop_events(stop(state))
     state.heard(end, (), host_peer(1) if isinstance(end, Lost) else rank_peer(1), NOW)
-    assert state.ranks[1].stops == {}
-    assert state.answer_stop(event, "n\n") == []
+    assert debugging(state).stops([1]) == []
+    assert debugging(state).answer(event, "n\n") == []
 
 
 def test_of_requests_that_are_not_owed_nothing_is_stop_events(state: State) -> None:
@@ -98,7 +106,7 @@ def test_of_requests_that_are_not_owed_nothing_is_stop_events(state: State) -> N
     strays = state.strays
     assert stop(state) == []
     assert state.strays == strays + 1
-    assert state.ranks[1].stops == {}
+    assert debugging(state).stops([1]) == []
 
 
 def test_a_quiet_request_leaves_the_last_error(state: State) -> None:
@@ -107,3 +115,23 @@ def test_a_quiet_request_leaves_the_last_error(state: State) -> None:
     state.request(8, [1], pack(Ping(8)), "", NOW, quiet=True)
     state.heard(Result(8, Payload()), (), rank_peer(1), NOW)
     assert state.ranks[1].state == "failed"
+
+
+def test_without_a_user_to_ask_the_code_continues(state: State) -> None:
+    debugging(state).attendant = None
+    assert sent(stop(state)) == [PassOver(7, 1, "only in a notebook is there somebody to ask")]
+    assert not debugging(state).stops()[0].is_waiting
+
+
+def test_a_thread_that_waits_is_woken_before_views_show_the_stop(state: State) -> None:
+    halt, tell = stop(state)
+    assert halt == Halt(7)
+    assert isinstance(tell, Tell)
+
+
+def test_a_cancelled_request_stands_still_until_its_rank_ends_it(state: State) -> None:
+    (event,) = stop_events(stop(state))
+    state.cancel(7, NOW)
+    assert debugging(state).stops() == [event]
+    state.heard(Failed(7, Failure("interrupted", "KeyboardInterrupt", "")), (), rank_peer(1), NOW)
+    assert debugging(state).stops() == []
