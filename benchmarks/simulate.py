@@ -516,7 +516,7 @@ def simulate(hosts: int, per_host: int, costs: Costs, latency_s: float, bytes_pe
                 sim.at(begun[0] + i * BEAT_S, sim.agents[one].beat)
             sim.at(begun[0] + i * BEAT_S, end.beat)
         lost_at = begun[0] + LOST_AFTER_S
-        sim.at(lost_at, partial(runtime.enter, lambda now: runtime._state.host_gone(lost, "silent", (), now)))
+        sim.at(lost_at, partial(runtime.enter, lambda now: runtime._state.processes.host_gone(lost, "silent", (), now)))
         try:
             future.get()
         except SupervisionError as error:

@@ -63,8 +63,8 @@ class Tell(NamedTuple):
 class Expired(NamedTuple):
     """Effect: a stage of a start took too long; give up, with what the launcher's log can say.
 
-    ``procs`` are the ranks that have not come up (`State.give_up_ranks`); empty if it is the host agent that has not, or is
-    silent (`State.host_gone`), as ``reason`` says.
+    ``procs`` are the ranks that have not come up (`Processes.give_up`); empty if it is the host agent that has not, or is
+    silent (`Processes.host_gone`), as ``reason`` says.
     """
 
     host: int

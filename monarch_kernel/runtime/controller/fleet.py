@@ -122,7 +122,7 @@ class Fleet:
             handles = launcher.launch([configs(host) for host in hosts])
         except BaseException:
             for host in hosts:
-                self._loop.enter(partial(self._state.release_host, host, "it could not be launched", 0.0))
+                self._loop.enter(partial(self._state.processes.release_host, host, "it could not be launched", 0.0))
             raise
         self._handles.update(zip(hosts, handles, strict=True))
         if self._loop.closed:
@@ -132,12 +132,13 @@ class Fleet:
 
     def _expect(self, host: int, timeout_s: float | None, lost_after_s: float | None, now: float) -> list[Effect]:
         self._transport.route(host_peer(host), host)
-        return self._state.add_host(host, now, timeout_s=timeout_s, lost_after_s=lost_after_s)
+        self._state.hosts.add(host, now, timeout_s=timeout_s, lost_after_s=lost_after_s)
+        return []
 
     def release(self, hosts: Sequence[int], reason: str, grace_s: float = 2.0, timeout_s: float = 5.0) -> None:
         """End host agents and what runs there, and give the hosts back; returns when that is done."""
         for host in hosts:
-            self._loop.enter(partial(self._state.release_host, host, reason, grace_s))
+            self._loop.enter(partial(self._state.processes.release_host, host, reason, grace_s))
         with suppress(MeshDownError):  # then all have been given back
             self._loop.with_baton(lambda: None)  # what was submitted before is done by then
         for host in hosts:
@@ -146,7 +147,12 @@ class Fleet:
 
     def replace(self, host: int, successor: int) -> None:
         """Say that a host has come in place of one that is gone, and give that one back, which may take longer than this."""
-        self._loop.enter(lambda now: self._state.succeed_host(host, successor))
+
+        def succeed(now: float) -> list[Effect]:
+            self._state.hosts[host].successor = successor
+            return []
+
+        self._loop.enter(succeed)
         self._begin_to_close(host, 0.0)
 
     def give_back(self, host: int) -> None:
@@ -181,7 +187,7 @@ class Fleet:
 
     def now(self, host: int) -> int:
         """The number of the host agent that is in this one's place now."""
-        return self._state.host_now(host)
+        return self._state.hosts.latest(host)
 
     def is_gone(self, host: int) -> bool:
         """Whether a host agent has ended."""
@@ -216,7 +222,7 @@ class Fleet:
 
     def wait_for(self, hosts: Sequence[int], finish: Callable[[Sequence[Answer]], T]) -> Future[T]:
         """A future that resolves when each of these host agents is up or gone."""
-        return self._loop.promise(lambda id, now: self._state.await_hosts(id, hosts, now), finish)
+        return self._loop.promise(lambda id, now: self._state.host_requests.await_up(id, hosts), finish)
 
     def views(self, hosts: Sequence[int]) -> tuple[HostView, ...]:
         """Hosts as they are now, each with a name of its own."""
@@ -239,7 +245,7 @@ class Fleet:
         if self._loop.closed:
             return Future.resolved([])
         return self._loop.promise(
-            lambda id, now: self._state.ask_host(id, host, pack(ReadLog(id, proc, max_nbytes)), now), read
+            lambda id, now: self._state.host_requests.ask(id, host, pack(ReadLog(id, proc, max_nbytes))), read
         )
 
     def agent_pid(self, host: int) -> int:
@@ -254,7 +260,7 @@ class Fleet:
     def outlive(self, host: int, keep_s: float) -> Future[bool]:
         """Have a host agent and its ranks outlive this process, for so long; resolves when it has that word, or is gone."""
         return self._loop.promise(
-            lambda id, now: self._state.outlive(id, host, keep_s, now),
+            lambda id, now: self._state.host_requests.detach(id, host, keep_s),
             lambda answers: not isinstance(answers[0], Failure),
         )
 
@@ -299,8 +305,8 @@ class Fleet:
         log = self.log_tail(host)
         now = time.monotonic()
         if reason:
-            self._loop.perform(self._state.host_gone(host, reason, log, now))
+            self._loop.perform(self._state.processes.host_gone(host, reason, log, now))
         else:
             self._loop.perform(
-                self._state.host_gone(host, "the host agent did not come up in time", log, now, NOT_HEARD)
+                self._state.processes.host_gone(host, "the host agent did not come up in time", log, now, NOT_HEARD)
             )

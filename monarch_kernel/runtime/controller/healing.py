@@ -61,9 +61,9 @@ class Healer:
             now: the time.
         """
         state = self._state
-        lost = tuple(proc for proc in procs if state.is_lost(proc))
+        lost = tuple(proc for proc in procs if state.processes.is_lost(proc))
         healing.replaced += lost
-        effects = state.heal(lost, now, hosts)
+        effects = state.processes.heal(lost, now, hosts)
         for record, having in list(state.requests.respawn_log.of(lost)):
             for proc in having:
                 self._respawned(record.actor, proc)

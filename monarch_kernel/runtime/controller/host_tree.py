@@ -22,11 +22,13 @@ from collections.abc import Container
 
 from monarch_kernel.net.transport.base import Peer
 from monarch_kernel.net.wire.messages import Join, Part, Reach
+from monarch_kernel.runtime.controller.effects import Expired
 from monarch_kernel.runtime.controller.records import HostRecord
 
 __all__ = ["Hosts"]
 
 FAN_OUT = 16
+HOST_DEADLINE_S = 30.0
 RETURN_S = 3.0
 """How long the followers of a host that was lost have to come back."""
 
@@ -38,7 +40,40 @@ class Hosts(dict[int, HostRecord]):
         super().__init__()
         self._introduced: set[frozenset[int]] = set()
 
+    def add(self, host: int, now: float, *, timeout_s: float | None = None, lost_after_s: float | None = None) -> None:
+        """Expect a host agent to come up.
+
+        Args:
+            host: Its number.
+            now: The time.
+            timeout_s: How long it may take, in seconds; None for `HOST_DEADLINE_S`.
+            lost_after_s: On another machine, after how many seconds of silence it is lost.
+        """
+        record = self[host] = HostRecord(host, deadline=now + (HOST_DEADLINE_S if timeout_s is None else timeout_s))
+        if lost_after_s is not None:
+            record.is_elsewhere, record.lost_after_s = True, lost_after_s
+
+    def latest(self, host: int) -> int:
+        """Return the number of the host agent that has replaced this one, or this one."""
+        while (record := self.get(host)) is not None and record.successor:
+            host = record.successor
+        return host
+
     # -- life
+
+    def expire(self, heard: Container[int], for_s: float) -> list[Expired]:
+        """Give up hosts that have been silent for too long.
+
+        Args:
+            heard: The hosts that were heard of.
+            for_s: In the last so many seconds, in which we have listened.
+        """
+        effects = []
+        for record in self.listened(heard, for_s):
+            name = record.hostname or f"host {record.host}"
+            why = f"nothing was heard of {name} for {record.silence_s:.1f} s: it has died, or the network to it is cut"
+            effects.append(Expired(record.host, reason=why))
+        return effects
 
     def listened(self, heard: Container[int], for_s: float) -> list[HostRecord]:
         """These hosts were heard of, and we have listened for so many seconds; gives those that are silent for too long."""

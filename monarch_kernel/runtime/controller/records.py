@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 from monarch_kernel.base.events import RankState
 from monarch_kernel.errors import Failure
-from monarch_kernel.net.transport.base import Peer, rank_peer
+from monarch_kernel.net.transport.base import Peer, host_peer, rank_peer
 from monarch_kernel.net.wire.codec import Packed
 from monarch_kernel.net.wire.messages import RankSpec, Reading, Software
 from monarch_kernel.runtime.controller.host_compatibility import Clock
 from monarch_kernel.runtime.controller.output_order import OutputOrder
-from monarch_kernel.runtime.rpc.requests import Recipient
+from monarch_kernel.runtime.rpc.requests import Recipient, Send
 
 __all__ = ["NO_READING", "HostRecord", "RankRecord"]
 
@@ -22,10 +22,26 @@ NO_READING = Reading(0, 0, 0.0)
 class HostRecord:
     """A host agent.
 
-    ``is_elsewhere`` says that messages for its ranks go through it, and that it is lost when it is silent for ``lost_after_s``
-    seconds. ``addresses`` are where other hosts can dial it. ``parent`` is the host that passes on for it; 0 for none.
-    ``successor`` is the host that has come in its place. ``strangers`` counts the connections that it has refused. ``software``
-    is what it runs, ``clock`` is how its time compares with ours.
+    Attributes:
+        host: Its number.
+        is_elsewhere: Whether it is on another machine: messages for its ranks go through it.
+        lost_after_s: After how many seconds of silence it is lost.
+        silence_s: For how long it has been silent, in seconds.
+        addresses: Where other hosts can connect to it.
+        parent: The host that relays its messages; 0 for none.
+        successor: The host that has replaced it; 0 for none.
+        strangers: Counts the connections that it has refused.
+        software: What it runs.
+        clock: How its time compares with ours.
+        hostname: The name of its machine.
+        pid: Its process id.
+        cpus: CPU slots.
+        gpus: GPUs.
+        up: Whether it has said hello.
+        gone: Whether it has ended, or was given up.
+        end: How it ended.
+        deadline: Until when it has to come up.
+        held: Messages that wait until it is up, in order.
     """
 
     host: int
@@ -47,6 +63,14 @@ class HostRecord:
     end: Failure | None = None
     deadline: float = 0.0
     held: list[Packed] = field(default_factory=list)
+
+    def send(self, packed: Packed) -> list[Send]:
+        """Send a message to the host agent, now or when it is up."""
+        if self.up:
+            return [Send(host_peer(self.host), packed)]
+        if not self.gone:
+            self.held.append(packed)
+        return []
 
 
 @dataclass(slots=True)

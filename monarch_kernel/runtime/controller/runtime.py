@@ -425,7 +425,7 @@ class Runtime:
 
     def start_ranks(self, host: int, specs: Sequence[RankSpec]) -> None:
         """Start processes on a host; returns at once."""
-        self.enter(partial(self._state.start_ranks, host, specs))
+        self.enter(partial(self._state.processes.start, host, specs))
 
     def stop_ranks(
         self, procs: Sequence[int], reason: str, finish: Callable[[Sequence[Answer]], T], grace_s: float = 2.0
@@ -443,8 +443,8 @@ class Runtime:
         """
 
         def begin(id: int, now: float) -> list[Effect]:
-            effects = self._state.stop_ranks(procs, reason, grace_s, now)
-            return effects + self._state.await_ends(id, procs, grace_s, now)
+            effects = self._state.processes.stop(procs, reason, grace_s, now)
+            return effects + self._state.processes.await_ends(id, procs, grace_s, now)
 
         return self.promise(begin, finish)
 
@@ -475,7 +475,7 @@ class Runtime:
 
         def over() -> None:
             # Of several that were killed together some are known to be dead later than others.
-            left = [proc for proc in procs if proc not in healing.replaced and self._state.is_lost(proc)]
+            left = [proc for proc in procs if proc not in healing.replaced and self._state.processes.is_lost(proc)]
             if left and not self.fleet.gone(left):
                 self.perform(self._healer.heal(left, healing, {}, time.monotonic()))
             else:
@@ -486,7 +486,7 @@ class Runtime:
         self._futures[id] = future  # type: ignore[assignment]
 
         def item(now: float) -> list[Effect]:
-            effects = self._state.retire(procs, retire, grace_s, now) if retire else []
+            effects = self._state.processes.retire(procs, retire, grace_s, now) if retire else []
             return effects + self._healer.heal(procs, healing, hosts or {}, now)
 
         self._driver.submit(item)
@@ -503,7 +503,7 @@ class Runtime:
             new_hosts: gives others in place of host agents that have ended.
         """
         self._new_hosts.update(dict.fromkeys(procs, new_hosts))
-        self.enter(lambda now: self._state.restart_when_lost(procs, policy))
+        self.enter(lambda now: self._state.processes.restart_when_lost(procs, policy))
 
     def actor_ended(self, actor: int, proc: int) -> None:
         """An actor that was spawned here has died, in a process that lives; with the baton held."""
@@ -569,7 +569,7 @@ class Runtime:
         if self._closed:
             return
         self._await_output()
-        self.enter(partial(self._state.goodbye, grace_s=grace_s))
+        self.enter(partial(self._state.processes.end_all, grace_s=grace_s))
         self._stop()
         self.fleet.close(timeout_s)
 
@@ -578,7 +578,7 @@ class Runtime:
         if self._closed:
             return
         self._await_output()
-        self.enter(self._state.leave)
+        self.enter(self._state.processes.leave_all)
         self._stop()
         self.fleet.settle()  # those in whose places others are
 
@@ -620,7 +620,7 @@ class Runtime:
         """Carry out a restart that nobody waits for."""
 
         def restart(hosts: Mapping[int, int], now: float) -> list[Effect]:
-            effects = self._state.retire(due.procs, due.retire, RESTART_GRACE_S, now)
+            effects = self._state.processes.retire(due.procs, due.retire, RESTART_GRACE_S, now)
             return effects + self._healer.heal(due.procs, Healing(), hosts, now)
 
         def launch() -> None:
@@ -770,7 +770,7 @@ class Runtime:
             elif type(effect) is Expired:
                 if effect.procs:
                     log = self.fleet.log_tail(effect.host)
-                    self.perform(self._state.give_up_ranks(effect.host, effect.procs, log, time.monotonic()))
+                    self.perform(self._state.processes.give_up(effect.host, effect.procs, log, time.monotonic()))
                 else:
                     self.fleet.expired(effect.host, effect.reason)
 
@@ -798,7 +798,7 @@ class Runtime:
         self._print()
         listened_s = min(now - self._listened_at, MAX_LISTEN_S)
         self._listened_at = now
-        self.perform(self._state.listened(self._transport.heard(), listened_s))
+        self.perform([*self._state.hosts.expire(self._transport.heard(), listened_s)])
         self.perform(self._state.tick(now))
         self.fleet.look()
         self.on_tick(now)

@@ -44,8 +44,8 @@ def state() -> State:
     """Two ranks, 1 and 2, that have request 7 to answer."""
     state = State()
     debugging(state).attendant = lambda future: None
-    state.add_host(1, NOW)
-    state.start_ranks(1, [rank_spec(proc, rank=proc - 1, world_size=2, mesh="t") for proc in (1, 2)], NOW)
+    state.hosts.add(1, NOW)
+    state.processes.start(1, [rank_spec(proc, rank=proc - 1, world_size=2, mesh="t") for proc in (1, 2)], NOW)
     state.heard(HostHello("", 1, "here", 1, 1, 0), (), host_peer(1), NOW)
     for proc in (1, 2):
         state.heard(Hello("", proc, 10 + proc, "cpu"), (), rank_peer(proc), NOW)

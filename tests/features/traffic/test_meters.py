@@ -119,7 +119,7 @@ def test_the_dead_keep_their_rows_and_are_marked() -> None:
     assert [row[3] for row in rows((3,))] == [False, True, False]
     state.heard(Lost(2, 0, 9, "", (), 0), (), host_peer(1), 2.0)
     assert rows()[0] == ("t[0]", "t[1] (dead)", 100, True)
-    state.heal([2], 3.0)
+    state.processes.heal([2], 3.0)
     assert rows()[0] == ("t[0]", "t[1]", 100, True)  # another is there now, but this was counted by the dead one
     state.heard(Hello("token", 2, 2000, "cpu"), (), rank_peer(2, 1), 4.0)
     state.heard(moved(1, source=1, target=2), (), rank_peer(2, 1), 5.0)

@@ -184,8 +184,8 @@ def test_only_ranks_that_keep_a_record_are_told_to_forget_and_only_cells() -> No
     state.request(first + 1, [1], pack(Ping(first + 1)), "ping", 1.0)
     assert sends(rank(state, 1, Result(first + 1, Payload()))) == []
     other = State()
-    other.add_host(HOST, 0.0)
-    other.start_ranks(HOST, [rank_spec(1)], 0.0)
+    other.hosts.add(HOST, 0.0)
+    other.processes.start(HOST, [rank_spec(1)], 0.0)
     other.heard(Hello("t", 1, 5, "cpu"), (), rank_peer(1), 0.0)
     other.request(1, [1], pack(Run(1, "x", 1)), "cell [1]", 1.0, is_cell=True)
     assert sends(other.heard(Result(1, Payload()), (), rank_peer(1), 0.0)) == []
@@ -194,9 +194,9 @@ def test_only_ranks_that_keep_a_record_are_told_to_forget_and_only_cells() -> No
 def test_leaving_and_ending() -> None:
     state = attaching()
     agent(state)
-    assert sends(state.outlive(7, HOST, 30.0, 0.0)) == [(host_peer(HOST), Outlive(7, 30.0))]
+    assert sends(state.host_requests.detach(7, HOST, 30.0)) == [(host_peer(HOST), Outlive(7, 30.0))]
     assert [
         effect.id for effect in state.heard(Outlives(7), (), host_peer(HOST), 0.0) if isinstance(effect, Resolve)
     ] == [7]
-    assert sends(state.leave(0.0)) == [(host_peer(HOST), Goodbye(keep=True))]
-    assert sends(state.goodbye(0.0, 2.0))[-1] == (host_peer(HOST), Goodbye(grace_s=2.0))
+    assert sends(state.processes.leave_all(0.0)) == [(host_peer(HOST), Goodbye(keep=True))]
+    assert sends(state.processes.end_all(0.0, 2.0))[-1] == (host_peer(HOST), Goodbye(grace_s=2.0))

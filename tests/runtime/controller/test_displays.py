@@ -27,9 +27,9 @@ def cell_mark(i: int) -> int:
 def a_state() -> State:
     """One rank, which runs a request."""
     state = State()
-    state.add_host(1, 0.0)
+    state.hosts.add(1, 0.0)
     state.heard(HostHello("t", 1, "here", 10, 4, 0), (), b"H1", 0.0)
-    state.start_ranks(1, [rank_spec(1)], 0.0)
+    state.processes.start(1, [rank_spec(1)], 0.0)
     state.heard(Hello("t", 1, 11, "cpu"), (), b"R1", 0.0)
     state.request(5, [1], pack(Ping(5)), "cell [1]", 0.0)
     return state

@@ -146,7 +146,9 @@ def test_a_host_that_was_given_back_before_it_came_is_told_to_end() -> None:
     lab = Lab()
     try:
         late = add_host(lab.runtime, FakeLauncher())
-        lab.runtime.with_baton(lambda: lab.runtime._state.release_host(late, "it is needed no more", 0.0, 0.0))
+        lab.runtime.with_baton(
+            lambda: lab.runtime._state.processes.release_host(late, "it is needed no more", 0.0, 0.0)
+        )
         agent = FakeAgent(lab.hub, late, TOKEN)
         agent.hello()
         assert [type(message) for message in agent.receive_some()] == [Goodbye]

@@ -37,13 +37,10 @@ from monarch_kernel.net.wire.messages import (
 )
 from monarch_kernel.runtime.controller.effects import Effect, Expired, GiveUp, Gone, LostEvent, Tell
 from monarch_kernel.runtime.controller.endings import ENDING_S
+from monarch_kernel.runtime.controller.host_tree import HOST_DEADLINE_S
 from monarch_kernel.runtime.controller.output_order import OUTPUT_GRACE_S
-from monarch_kernel.runtime.controller.state import (
-    CLEANUP_S,
-    HOST_DEADLINE_S,
-    RANK_DEADLINE_S,
-    State,
-)
+from monarch_kernel.runtime.controller.processes import CLEANUP_S, RANK_DEADLINE_S
+from monarch_kernel.runtime.controller.state import State
 from monarch_kernel.runtime.rpc.answers import Answer, Value
 from monarch_kernel.runtime.rpc.requests import RELEASE_AFTER_S, Resolve, Send
 from monarch_kernel.testing import rank_spec
@@ -153,14 +150,14 @@ class AnyOrder(RuleBasedStateMachine):
         if len(self.hosts) < 3:
             host = len(self.hosts) + 1
             self.hosts[host] = False
-            self.absorb(self.state.add_host(host, self.now))
+            self.state.hosts.add(host, self.now)
 
     def start_ranks_on(self, host: int, count: int) -> None:
         first = len(self.ranks) + 1
         specs = [rank_spec(first + i, rank=i, world_size=count) for i in range(count)]
         for spec in specs:
             self.ranks[spec.proc] = RankModel(host)
-        self.absorb(self.state.start_ranks(host, specs, self.now))
+        self.absorb(self.state.processes.start(host, specs, self.now))
         if self.hosts[host]:
             for spec in specs:
                 self.dies(spec.proc, "the host agent is gone", releases_held=False)
@@ -254,7 +251,7 @@ class AnyOrder(RuleBasedStateMachine):
         for proc in procs:
             if not self.ranks[proc].dead:
                 self.dies(proc, "stopped by the test", releases_held=False)
-        self.absorb(self.state.stop_ranks(procs, "stopped by the test", 1.0, self.now))
+        self.absorb(self.state.processes.stop(procs, "stopped by the test", 1.0, self.now))
 
     @rule(data=st.data())
     def lost(self, data: st.DataObject) -> None:
@@ -281,7 +278,7 @@ class AnyOrder(RuleBasedStateMachine):
             if rank.host == host and not rank.dead:
                 why = "host gone" + ("; it was running note" if rank.up and self.owes(proc) else "")
                 self.dies(proc, why, releases_held=True)
-        self.absorb(self.state.host_gone(host, "host gone", (), self.now))
+        self.absorb(self.state.processes.host_gone(host, "host gone", (), self.now))
 
     def owes(self, proc: int) -> bool:
         """Whether the rank has something to do, as far as can be known; answers that are held have not counted yet."""
@@ -344,8 +341,8 @@ TestAnyOrder = AnyOrder.TestCase
 def running(count: int = 2) -> State:
     """A host with ranks that are up."""
     state = State()
-    state.add_host(1, 0.0)
-    state.start_ranks(1, [rank_spec(i + 1, rank=i, world_size=count) for i in range(count)], 0.0)
+    state.hosts.add(1, 0.0)
+    state.processes.start(1, [rank_spec(i + 1, rank=i, world_size=count) for i in range(count)], 0.0)
     state.heard(HostHello(TOKEN, 1, "machine1", 1, 1, 0), (), host_peer(1), 0.0)
     for i in range(count):
         state.heard(Hello(TOKEN, i + 1, 100 + i, "cpu"), (), rank_peer(i + 1), 0.0)
@@ -362,8 +359,8 @@ def ask(state: State, id: int, procs: tuple[int, ...] = (1, 2), now: float = 0.0
 
 def test_what_is_sent_before_hello_waits_in_order() -> None:
     state = State()
-    state.add_host(1, 0.0)
-    assert state.start_ranks(1, [rank_spec(1)], 0.0) == []
+    state.hosts.add(1, 0.0)
+    assert state.processes.start(1, [rank_spec(1)], 0.0) == []
     for id in (1, 2, 3):
         assert ask(state, id, (1,)) == []
     assert state.requests.tell((1,), pack(Release(9))) == []
@@ -452,47 +449,47 @@ def test_a_request_of_a_dead_rank_is_not_sent_to_the_others() -> None:
 def test_stopped_ranks_are_no_surprise() -> None:
     state = running(2)
     ask(state, 1)
-    effects = state.stop_ranks((1, 2), "mesh stopped", 2.0, 1.0)
+    effects = state.processes.stop((1, 2), "mesh stopped", 2.0, 1.0)
     (over,) = resolves(effects)
     assert [text_of(answer) for answer in over.answers] == ["mesh stopped"] * 2
     assert sends(effects) == [(b"H1", KillRanks((1, 2), 2.0))]
     assert state.heard(Lost(1, 0, 15, "", (), 0), (), b"H1", 1.1) == []
-    assert state.stop_ranks((1, 2), "again", 2.0, 1.2) == []
+    assert state.processes.stop((1, 2), "again", 2.0, 1.2) == []
     assert state.ranks[1].state == "stopped"
 
 
 def test_a_stop_is_over_when_the_processes_have_ended() -> None:
     state = running(3)
     state.heard(Lost(3, 1, 0, "", (), 0), (), b"H1", 0.5)
-    state.stop_ranks((1, 2, 3), "mesh stopped", 2.0, 1.0)
-    assert state.await_ends(7, (1, 2, 3), 2.0, 1.0) == []
+    state.processes.stop((1, 2, 3), "mesh stopped", 2.0, 1.0)
+    assert state.processes.await_ends(7, (1, 2, 3), 2.0, 1.0) == []
     assert state.heard(Lost(1, 0, 15, "", (), 0), (), b"H1", 1.1) == []
     (over,) = state.heard(Lost(2, 0, 15, "", (), 0), (), b"H1", 1.2)
     assert isinstance(over, Resolve)
     assert (over.id, [isinstance(answer, Failure) for answer in over.answers]) == (7, [False] * 3)
-    assert state.await_ends(8, (1, 2, 3), 2.0, 1.0) == [over._replace(id=8)]  # a second stop
+    assert state.processes.await_ends(8, (1, 2, 3), 2.0, 1.0) == [over._replace(id=8)]  # a second stop
 
 
 def test_a_stop_is_over_when_the_host_is_gone_has_not_come_or_does_not_end_a_process() -> None:
     state = running(2)
-    state.stop_ranks((1, 2), "mesh stopped", 2.0, 1.0)
-    assert state.await_ends(7, (1,), 2.0, 1.0) == state.await_ends(8, (1, 2), 50.0, 1.0) == []
+    state.processes.stop((1, 2), "mesh stopped", 2.0, 1.0)
+    assert state.processes.await_ends(7, (1,), 2.0, 1.0) == state.processes.await_ends(8, (1, 2), 50.0, 1.0) == []
     assert resolves(state.tick(1.0 + 2.0 + ENDING_S - 0.1)) == []
     (stuck,) = resolves(state.tick(1.0 + 2.0 + ENDING_S))
     assert stuck.id == 7
     assert [answer.etype for answer in stuck.answers if isinstance(answer, Failure)] == ["NotEnded"]
-    (over,) = resolves(state.host_gone(1, "the host agent ended", (), 14.0))
+    (over,) = resolves(state.processes.host_gone(1, "the host agent ended", (), 14.0))
     assert (over.id, [isinstance(answer, Failure) for answer in over.answers]) == (8, [False] * 2)
-    state.add_host(2, 15.0)
-    state.start_ranks(2, [rank_spec(5)], 15.0)
-    state.stop_ranks((5,), "mesh stopped", 2.0, 15.0)
-    assert [effect.id for effect in resolves(state.await_ends(9, (5,), 2.0, 15.0))] == [9]
+    state.hosts.add(2, 15.0)
+    state.processes.start(2, [rank_spec(5)], 15.0)
+    state.processes.stop((5,), "mesh stopped", 2.0, 15.0)
+    assert [effect.id for effect in resolves(state.processes.await_ends(9, (5,), 2.0, 15.0))] == [9]
 
 
 def test_goodbye_ends_all() -> None:
     state = running(2)
     ask(state, 1)
-    effects = state.goodbye(0.0)
+    effects = state.processes.end_all(0.0)
     assert len(resolves(effects)) == 1
     assert [type(message) for _, message in sends(effects)] == [KillRanks, Goodbye]
 
@@ -500,18 +497,18 @@ def test_goodbye_ends_all() -> None:
 def test_goodbye_gives_time_to_ranks_that_have_something_to_clean_up() -> None:
     state = running(2)
     state.heard(CleansUp(), (), rank_peer(2), 0.0)
-    said = [message for _, message in sends(state.goodbye(0.0))]
+    said = [message for _, message in sends(state.processes.end_all(0.0))]
     assert said == [KillRanks((1,), 0.0), KillRanks((2,), CLEANUP_S), Goodbye(grace_s=CLEANUP_S)]
 
 
 def test_a_host_that_does_not_come_up_expires() -> None:
     state = State()
-    state.add_host(7, 10.0)
+    state.hosts.add(7, 10.0)
     assert state.tick(10.0 + HOST_DEADLINE_S - 0.1) == []
     assert state.tick(10.0 + HOST_DEADLINE_S) == [Expired(7)]
-    assert state.host_gone(7, "no sign of it", (), 41.0) == [GiveUp(7)]
+    assert state.processes.host_gone(7, "no sign of it", (), 41.0) == [GiveUp(7)]
     assert state.tick(100.0) == []
-    state.start_ranks(7, [rank_spec(1)], 101.0)
+    state.processes.start(7, [rank_spec(1)], 101.0)
     (over,) = ask(state, 1, (1,))
     assert isinstance(over, Resolve)
     assert text_of(over.answers[0]) == "the host agent is gone"
@@ -519,13 +516,13 @@ def test_a_host_that_does_not_come_up_expires() -> None:
 
 def test_a_rank_that_does_not_come_up_is_lost() -> None:
     state = State()
-    state.add_host(1, 0.0)
-    state.start_ranks(1, [rank_spec(1)], 0.0)
+    state.hosts.add(1, 0.0)
+    state.processes.start(1, [rank_spec(1)], 0.0)
     state.heard(HostHello(TOKEN, 1, "machine1", 1, 1, 0), (), b"H1", 0.0)
     ask(state, 1, (1,))
     assert resolves(state.tick(RANK_DEADLINE_S - 1)) == []
     assert state.tick(RANK_DEADLINE_S) == [Expired(1, (1,))]
-    effects = state.give_up_ranks(1, (1,), ("ImportError: no torch",), RANK_DEADLINE_S)
+    effects = state.processes.give_up(1, (1,), ("ImportError: no torch",), RANK_DEADLINE_S)
     (over,) = resolves(effects)
     assert isinstance(over.answers[0], Failure)
     assert over.answers[0].etype == "RankNotStarted"
@@ -560,7 +557,7 @@ def test_ranks_that_wait_for_one_that_died_are_told_at_once() -> None:
 def test_stopping_one_rank_does_not_release_the_others_at_once() -> None:
     state = running(2)
     ask(state, 1, now=10.0)
-    state.stop_ranks((1,), "stopped", 1.0, 11.0)
+    state.processes.stop((1,), "stopped", 1.0, 11.0)
     assert sends(state.tick(11.0 + RELEASE_AFTER_S / 2), Release) == []
     assert sends(state.tick(11.0 + RELEASE_AFTER_S), Release) == [(b"R2", Release(1))]
 
@@ -581,7 +578,7 @@ def test_a_cancel_answers_for_all_and_interrupts_them() -> None:
 
 def test_interrupting_ranks_reaches_what_waits_for_their_start() -> None:
     state = running(1)
-    state.start_ranks(1, [rank_spec(2)], 0.0)
+    state.processes.start(1, [rank_spec(2)], 0.0)
     ask(state, 1, (1,))
     ask(state, 2, (2,))
     assert sends(state.interrupt_ranks((1, 2))) == [(b"R1", Interrupt(1))]
@@ -631,7 +628,7 @@ STRAYS: list[tuple[bytes, Message]] = [
 )
 def test_what_a_peer_has_no_business_to_say_is_counted_and_dropped(peer: bytes, message: Message) -> None:
     state = running(2)
-    state.add_host(2, 0.0)
+    state.hosts.add(2, 0.0)
     ask(state, 1)
     assert state.heard(message, (), peer, 0.0) == []
     assert state.strays == 1

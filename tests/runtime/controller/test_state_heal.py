@@ -31,8 +31,9 @@ from monarch_kernel.net.wire.messages import (
     Stopped,
 )
 from monarch_kernel.runtime.controller.effects import Due, Effect, Expired, Gone, LostEvent, Tell
+from monarch_kernel.runtime.controller.processes import RANK_DEADLINE_S
 from monarch_kernel.runtime.controller.restarts import RestartPolicy
-from monarch_kernel.runtime.controller.state import RANK_DEADLINE_S, State
+from monarch_kernel.runtime.controller.state import State
 from monarch_kernel.testing import rank_spec
 from tests.runtime.controller.states import sends
 from tests.runtime.controller.test_state import TOKEN, AnyOrder, RankModel, ask, resolves, running, text_of
@@ -79,7 +80,7 @@ class AnyOrderWithHeals(AnyOrder):
         for proc in procs:
             if self.ranks[proc].dead and proc not in self.stopped:
                 self.replaced(proc, ended=proc not in self.unstarted)
-        self.absorb(self.state.heal(procs, self.now))
+        self.absorb(self.state.processes.heal(procs, self.now))
 
     @rule(data=st.data())
     def restart(self, data: st.DataObject) -> None:
@@ -89,11 +90,11 @@ class AnyOrderWithHeals(AnyOrder):
             return
         running_note = self.ranks[proc].up and self.owes(proc)
         self.dies(proc, "restarted" + ("; it was running note" if running_note else ""), releases_held=True)
-        effects = self.state.retire([proc], "restarted", 0.0, self.now)
+        effects = self.state.processes.retire([proc], "restarted", 0.0, self.now)
         assert not any(isinstance(effect, Tell) and isinstance(effect.event, LostEvent) for effect in effects)
         self.absorb(effects)
         self.replaced(proc, ended=False)
-        self.absorb(self.state.heal([proc], self.now))
+        self.absorb(self.state.processes.heal([proc], self.now))
 
     def lost_at(self, proc: int) -> None:
         """What an agent says of the one before is not taken for the one that comes after it."""
@@ -137,7 +138,7 @@ def lose(state: State, proc: int, now: float = 0.0) -> None:
 def test_another_process_is_started_in_the_place_of_one_that_died() -> None:
     state = running()
     lose(state, 2)
-    ((peer, start),) = sends(state.heal((1, 2), 1.0))
+    ((peer, start),) = sends(state.processes.heal((1, 2), 1.0))
     assert peer == AGENT
     assert isinstance(start, StartRanks)
     (spec,) = start.specs
@@ -147,33 +148,33 @@ def test_another_process_is_started_in_the_place_of_one_that_died() -> None:
     assert ask(state, 7) != [], "the other rank is asked at once"
     came = sends(state.heard(Hello(TOKEN, 2, 300, "cpu"), (), rank_peer(2, 1), 2.0))
     assert came == [(b"R2+1", Ping(7))]
-    assert state.heal((1, 2), 3.0) == [], "nobody is dead"
+    assert state.processes.heal((1, 2), 3.0) == [], "nobody is dead"
 
 
 def test_what_was_asked_of_the_one_that_died_is_not_asked_again() -> None:
     state = running()
     ask(state, 1, (2,))
     lose(state, 2)
-    state.heal((2,), 0.0)
+    state.processes.heal((2,), 0.0)
     assert sends(state.heard(Hello(TOKEN, 2, 300, "cpu"), (), rank_peer(2, 1), 0.0)) == []
     assert len(state.requests) == 0
 
 
 def test_one_that_was_stopped_stays_so() -> None:
     state = running()
-    state.stop_ranks((2,), "down", 0.0, 0.0)
-    assert state.heal((1, 2), 0.0) == []
+    state.processes.stop((2,), "down", 0.0, 0.0)
+    assert state.processes.heal((1, 2), 0.0) == []
     assert state.ranks[2].state == "stopped"
 
 
 def test_one_that_lives_is_ended_before_the_next_is_started() -> None:
     state = running()
     ask(state, 1, (2,))
-    effects = state.retire((2,), "ended by %mesh restart", 2.0, 0.0)
+    effects = state.processes.retire((2,), "ended by %mesh restart", 2.0, 0.0)
     (over,) = resolves(effects)
     assert text_of(over.answers[0]) == "ended by %mesh restart; it was running note 1"
     assert sends(effects) == [(AGENT, KillRanks((2,), 2.0, True))]
-    assert state.heal((2,), 0.0) == []
+    assert state.processes.heal((2,), 0.0) == []
     assert ask(state, 2, (2,)) == []
     ((peer, start),) = sends(state.heard(Lost(2, 0, 15, "", (), 0), (), AGENT, 1.0))
     assert (peer, type(start)) == (AGENT, StartRanks)
@@ -195,8 +196,8 @@ def test_what_one_wrote_before_its_end_is_its_own() -> None:
     """Its marks count from another beginning, and the request that it wrote for is over."""
     state = running()
     ask(state, 1, (2,))
-    state.retire((2,), "restarted", 0.0, 0.0)
-    state.heal((2,), 0.0)
+    state.processes.retire((2,), "restarted", 0.0, 0.0)
+    state.processes.heal((2,), 0.0)
     ask(state, 2, (2,))
     last = Output((OutputChunk(2, "stdout", "last words", 10_000),))
     (told,) = state.heard(last, (), AGENT, 0.0)
@@ -210,21 +211,21 @@ def test_what_one_wrote_before_its_end_is_its_own() -> None:
 
 def test_a_mesh_that_goes_down_meanwhile_has_nothing_started() -> None:
     state = running()
-    state.retire((2,), "restarted", 0.0, 0.0)
-    state.heal((2,), 0.0)
-    assert sends(state.stop_ranks((1, 2), "down", 0.0, 0.0)) == [(AGENT, KillRanks((1, 2), 0.0))]
+    state.processes.retire((2,), "restarted", 0.0, 0.0)
+    state.processes.heal((2,), 0.0)
+    assert sends(state.processes.stop((1, 2), "down", 0.0, 0.0)) == [(AGENT, KillRanks((1, 2), 0.0))]
     assert state.heard(Lost(2, 0, 9, "", (), 0), (), AGENT, 0.0) == []
     assert state.ranks[2].state == "stopped"
 
 
 def test_ranks_of_a_host_agent_that_has_ended_go_to_another() -> None:
     state = running()
-    state.host_gone(1, "killed", (), 0.0)
-    state.heal((1,), 0.0)
+    state.processes.host_gone(1, "killed", (), 0.0)
+    state.processes.heal((1,), 0.0)
     assert state.ranks[1].state == "dead"
     assert text_of(state.ranks[1].death) == "the host agent is gone"
-    state.add_host(2, 0.0)
-    assert state.heal((1, 2), 0.0, hosts={1: 2}) == []
+    state.hosts.add(2, 0.0)
+    assert state.processes.heal((1, 2), 0.0, hosts={1: 2}) == []
     hello = state.heard(HostHello(TOKEN, 2, "machine1", 1, 1, 0), (), host_peer(2), 0.0)
     ((peer, start),) = sends(hello)
     assert isinstance(start, StartRanks)
@@ -234,12 +235,12 @@ def test_ranks_of_a_host_agent_that_has_ended_go_to_another() -> None:
 def test_one_that_does_not_come_up_can_be_replaced_when_it_has_ended() -> None:
     state = running()
     lose(state, 2)
-    state.heal((2,), 0.0)
+    state.processes.heal((2,), 0.0)
     late = RANK_DEADLINE_S + 1
     assert len(state.tick(late)) == 1
-    state.give_up_ranks(1, (2,), (), late)
+    state.processes.give_up(1, (2,), (), late)
     assert state.ranks[2].state == "dead"
-    assert state.heal((2,), late) == [], "the agent has been told to end it, and it may live still"
+    assert state.processes.heal((2,), late) == [], "the agent has been told to end it, and it may live still"
     ((_, start),) = sends(state.heard(Lost(2, 0, 9, "", (), 0), (), AGENT, late))
     assert isinstance(start, StartRanks)
     assert start.specs[0].incarnation == 2
@@ -249,7 +250,7 @@ def test_the_interrupt_of_a_request_of_the_one_before_reaches_nobody() -> None:
     state = running()
     ask(state, 1)
     lose(state, 2)
-    state.heal((2,), 0.0)
+    state.processes.heal((2,), 0.0)
     assert sends(state.requests.interrupt(1)) == [(b"R1", Interrupt(1))]
 
 
@@ -273,9 +274,9 @@ def dues(effects: list[Effect]) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize(("restart", "procs"), [("rank", (2,)), ("mesh", (1, 2))])
 def test_a_restart_by_itself_comes_when_it_is_due(restart: Any, procs: tuple[int, ...]) -> None:
     state = running()
-    state.restart_when_lost((1, 2), RestartPolicy(restart, backoff_s=5.0))
+    state.processes.restart_when_lost((1, 2), RestartPolicy(restart, backoff_s=5.0))
     assert dues(state.heard(Lost(2, 0, 9, "", (), 0), (), AGENT, 1.0)) == [procs]
-    state.heal((2,), 1.0)
+    state.processes.heal((2,), 1.0)
     assert dues(state.heard(Lost(2, 0, 9, "", (), 0), (), AGENT, 2.0)) == []
     assert "in 5.0 s" in text_of(state.ranks[2].death)
     assert dues(state.tick(6.9)) == []
@@ -286,34 +287,34 @@ def test_a_restart_by_itself_comes_when_it_is_due(restart: Any, procs: tuple[int
 @pytest.mark.parametrize("restart", ["rank", "mesh"])
 def test_a_mesh_that_was_healed_by_hand_meanwhile_is_left_alone(restart: Any) -> None:
     state = running()
-    state.restart_when_lost((1, 2), RestartPolicy(restart, backoff_s=5.0))
+    state.processes.restart_when_lost((1, 2), RestartPolicy(restart, backoff_s=5.0))
     lose(state, 2)
-    state.heal((2,), 0.0)
+    state.processes.heal((2,), 0.0)
     lose(state, 2, 1.0)
-    state.heal((2,), 2.0)
+    state.processes.heal((2,), 2.0)
     assert dues(state.tick(100.0)) == []
 
 
 def test_only_a_death_that_is_given_up_is_a_failure_to_owners() -> None:
     state = running()
-    state.restart_when_lost((1, 2), RestartPolicy("rank", max_restarts=1))
+    state.processes.restart_when_lost((1, 2), RestartPolicy("rank", max_restarts=1))
     kinds = []
     for now in (1.0, 2.0):
         effects = state.heard(Lost(2, 0, 9, "", (), 0), (), AGENT, now)
         kinds += [effect.death.kind for effect in effects if isinstance(effect, Gone)]
-        state.heal((2,), now)
+        state.processes.heal((2,), now)
     assert kinds == ["stopped", "lost"]
 
 
 def test_ranks_that_are_stopped_are_not_restarted() -> None:
     state = running()
-    state.restart_when_lost((1, 2), RestartPolicy("rank", backoff_s=5.0))
+    state.processes.restart_when_lost((1, 2), RestartPolicy("rank", backoff_s=5.0))
     lose(state, 2)
-    state.heal((2,), 0.0)
+    state.processes.heal((2,), 0.0)
     lose(state, 2, 1.0)
-    state.stop_ranks((1, 2), "down", 0.0, 2.0)
+    state.processes.stop((1, 2), "down", 0.0, 2.0)
     assert dues(state.tick(100.0)) == []
-    assert state.heal((1, 2), 100.0) == []
+    assert state.processes.heal((1, 2), 100.0) == []
     assert state.ranks[2].state == "stopped"
 
 
@@ -321,7 +322,7 @@ def test_ranks_that_are_stopped_are_not_restarted() -> None:
 def test_only_the_one_who_is_there_may_say_hello(peer: Peer) -> None:
     state = running()
     lose(state, 2)
-    state.heal((2,), 0.0)
+    state.processes.heal((2,), 0.0)
     state.heard(Hello(TOKEN, 2, 300, "cpu"), (), peer, 0.0)
     assert state.strays == 1
     assert not state.ranks[2].up
@@ -331,6 +332,6 @@ def test_one_that_does_not_come_up_in_the_place_of_another_is_lost() -> None:
     state = running(2)
     assert state.tick(5.0) == []
     state.heard(Lost(1, 1, 0, "", (), 0), (), AGENT, 10.0)
-    state.heal((1,), 10.0)
+    state.processes.heal((1,), 10.0)
     assert state.tick(10.0 + RANK_DEADLINE_S - 1) == []
     assert state.tick(10.0 + RANK_DEADLINE_S) == [Expired(1, (1,))]

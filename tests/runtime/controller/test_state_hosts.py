@@ -11,7 +11,8 @@ from monarch_kernel.net.transport.base import host_peer
 from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.net.wire.messages import Goodbye, HostHello, LogRead, ReadLog, Software, StartRanks
 from monarch_kernel.runtime.controller.effects import GiveUp, Gone
-from monarch_kernel.runtime.controller.state import RANK_DEADLINE_S, State
+from monarch_kernel.runtime.controller.processes import RANK_DEADLINE_S
+from monarch_kernel.runtime.controller.state import State
 from monarch_kernel.runtime.rpc.answers import Value
 from monarch_kernel.runtime.rpc.requests import Resolve, Send
 from monarch_kernel.testing import rank_spec
@@ -30,9 +31,9 @@ def state() -> State:
     state = State()
     state.software = HERE
     for host in (1, 2):
-        state.add_host(host, 0.0, timeout_s=600.0, lost_after_s=1.0)
-        state.start_ranks(host, [rank_spec(host, rank=host - 1, world_size=2)], 0.0)
-    state.await_hosts(50, (1, 2), 0.0)
+        state.hosts.add(host, 0.0, timeout_s=600.0, lost_after_s=1.0)
+        state.processes.start(host, [rank_spec(host, rank=host - 1, world_size=2)], 0.0)
+    state.host_requests.await_up(50, (1, 2))
     return state
 
 
@@ -66,7 +67,7 @@ def test_others_are_given_their_ranks(state: State, software: Software | None) -
 def test_this_machine_is_not_compared() -> None:
     state = State()
     state.software = HERE
-    state.add_host(1, 0.0)
+    state.hosts.add(1, 0.0)
     assert not of(state.heard(hello(1, THERE), (), host_peer(1), 1.0), Send)
     assert state.hosts[1].up
 
@@ -81,7 +82,7 @@ def test_a_question_to_a_host_is_answered_by_that_host_or_by_its_end(state: Stat
     for host in (1, 2):
         state.heard(hello(host, HERE), (), host_peer(host), 1.0)
     ask = pack(ReadLog(7, 1, 100))
-    assert state.ask_host(7, 1, ask, 2.0) == [Send(host_peer(1), ask)]
+    assert state.host_requests.ask(7, 1, ask) == [Send(host_peer(1), ask)]
     strays = state.strays
     assert state.heard(LogRead(7, b"not yours"), (), host_peer(2), 2.0) == []
     assert state.strays == strays + 1
@@ -89,10 +90,10 @@ def test_a_question_to_a_host_is_answered_by_that_host_or_by_its_end(state: Stat
     assert resolved.id == 7
     assert resolved.answers[0].payload.data == b"log"
     assert state.heard(LogRead(7, b"again"), (), host_peer(1), 2.0) == []
-    state.ask_host(8, 1, ask, 2.0)
-    state.ask_host(9, 2, ask, 2.0)
-    ended = of(state.host_gone(1, "it has died", (), 3.0), Resolve)
+    state.host_requests.ask(8, 1, ask)
+    state.host_requests.ask(9, 2, ask)
+    ended = of(state.processes.host_gone(1, "it has died", (), 3.0), Resolve)
     assert [resolve.id for resolve in ended if resolve.id in (8, 9)] == [8]
-    assert of(state.ask_host(10, 1, ask, 3.0), Resolve)[0].answers[0].message == "it has died"
-    released = of(state.release_host(2, "given back", 0.0, 3.0), Resolve)
+    assert of(state.host_requests.ask(10, 1, ask), Resolve)[0].answers[0].message == "it has died"
+    released = of(state.processes.release_host(2, "given back", 0.0, 3.0), Resolve)
     assert [resolve.id for resolve in released if resolve.id in (8, 9)] == [9]

@@ -21,8 +21,8 @@ ASK = pack(Complete(7, "attributes", "x"))
 def state() -> State:
     """Two ranks, of which the first is up."""
     state = State()
-    state.add_host(1, 0.0)
-    state.start_ranks(1, [rank_spec(1, rank=0, world_size=2), rank_spec(2, rank=1, world_size=2)], 0.0)
+    state.hosts.add(1, 0.0)
+    state.processes.start(1, [rank_spec(1, rank=0, world_size=2), rank_spec(2, rank=1, world_size=2)], 0.0)
     state.heard(HostHello("t", 1, "node", 5, 4, 0), (), host_peer(1), 0.0)
     state.heard(Hello("t", 1, 77, "cpu"), (), rank_peer(1), 0.0)
     return state
