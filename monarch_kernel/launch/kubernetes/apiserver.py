@@ -165,6 +165,7 @@ class ApiServer:
                 )
             except ApiException as error:
                 raise ConnectionError(f"the API server does not connect us to pods: {error.reason}") from error
+        _close_always(forward.websocket)
         connection: Connection = forward.socket(port)
         return connection
 
@@ -312,3 +313,18 @@ def is_in_cluster(kubeconfig: str, context: str) -> bool:
             + ("" if kubeconfig or context else ", and this is not a pod with a service account")
         )
     return True
+
+
+def _close_always(websocket: Any) -> None:
+    """Have the thread that forwards a port close its socket, also when the API server ends the connection first.
+
+    When it has received a close frame, `websocket.WebSocket.close` does nothing (websocket-client 1.9), and the thread of
+    kubernetes-client calls nothing else.
+    """
+    close = websocket.close
+
+    def close_and_shut_down(*args: Any, **kwargs: Any) -> None:
+        close(*args, **kwargs)
+        websocket.shutdown()
+
+    websocket.close = close_and_shut_down
