@@ -1,4 +1,4 @@
-"""Threads that are there as long as there is work for them."""
+"""Threads that exist as long as they have work."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ __all__ = ["Crew"]
 
 
 class Crew:
-    """Does what it is given, in order, a few at a time; its threads end when nothing is left to do.
+    """Does work in order, a few pieces at a time; its threads end when no work is left.
 
     Args:
-        name: of the threads.
-        size: how many there are at most.
+        name: Of the threads.
+        size: The largest number of threads.
     """
 
     def __init__(self, name: str, size: int) -> None:
@@ -22,15 +22,19 @@ class Crew:
         self._size = size
         self._work: deque[Callable[[], None]] = deque()
         self._busy = 0
+        self._is_closed = False
         self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Have something done soon; it must not raise.
+        """Do something soon; it must not raise. After `close` nothing is done.
 
         Raises:
             RuntimeError: no thread can be started, and none is there.
         """
         with self._lock:
+            if self._is_closed:
+                return
             self._work.append(work)
             if self._busy == self._size:
                 return
@@ -40,16 +44,28 @@ class Crew:
         except RuntimeError:
             with self._lock:
                 self._busy -= 1
-                if self._busy:  # another does it
+                if self._busy:  # another thread does it
                     return
-                self._work.clear()  # of that one, or of others to whom the same was said
+                self._work.clear()  # this work, or that of callers that get the same error
             raise
+
+    def close(self, timeout_s: float) -> None:
+        """Drop the work that waits, and wait for the work in progress.
+
+        Args:
+            timeout_s: For how long, in seconds.
+        """
+        with self._idle:
+            self._is_closed = True
+            self._work.clear()
+            self._idle.wait_for(lambda: not self._busy, timeout_s)
 
     def _do(self) -> None:
         while True:
             with self._lock:
                 if not self._work:
                     self._busy -= 1
+                    self._idle.notify_all()
                     return
                 work = self._work.popleft()
             work()

@@ -38,6 +38,8 @@ __all__ = ["OF_LOANS", "Lender"]
 
 KEPT_S = 10.0
 """How long memory stays registered that nobody reads or writes."""
+CLOSE_S = 5.0
+"""How long `Lender.close` waits for work in progress, such as the registration of memory."""
 
 OF_LOANS = (CloseLoan, EndLoan, EndLoans, EndStream, OpenLoan, OpenStreams, ReadLoan, WriteLoan)
 """The messages that concern loans."""
@@ -93,6 +95,7 @@ class Lender:
     def close(self) -> None:
         """End all streams, and what was opened."""
         self._listener.close()
+        self._crew.close(CLOSE_S)
         self._opened.clear()
         self._registered.close()
 
