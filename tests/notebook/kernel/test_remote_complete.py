@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -191,12 +192,14 @@ def test_while_all_ranks_are_busy(busy: Callable[[str], Notebook], code: str, ba
 HOLDS_GIL = "import ctypes; ctypes.PyDLL(None).sleep(3)"
 
 
-@pytest.fixture
-def hasty(ready: Notebook) -> Iterator[None]:
+@contextmanager
+def hasty(notebook: Notebook) -> Iterator[None]:
     """Tab waits for ranks no longer than it does for users."""
-    ready.ok("_names.CAP_S, cap_s = cap_s, _names.CAP_S")
-    yield
-    ready.ok("_names.CAP_S, cap_s = cap_s, _names.CAP_S")
+    notebook.ok("_names.CAP_S, cap_s = cap_s, _names.CAP_S")
+    try:
+        yield
+    finally:
+        notebook.ok("_names.CAP_S, cap_s = cap_s, _names.CAP_S")
 
 
 def until_silent(notebook: Notebook, mesh: str) -> None:
@@ -204,22 +207,22 @@ def until_silent(notebook: Notebook, mesh: str) -> None:
     wait_until(lambda: not tab(notebook, f"%%remote {mesh}\n'{time.monotonic_ns()}'.upp"), "the ranks to be silent")
 
 
-@pytest.mark.usefixtures("hasty")
 def test_ranks_that_hold_their_gil_cost_a_moment_only(
     busy: Callable[[str], Notebook], ready: Notebook, bar: Bar
 ) -> None:
     assert "lr" in tab(ready, "%%remote\ncfg['")
     notebook = busy(HOLDS_GIL)
-    until_silent(notebook, "t")
-    with bar.below(1, "the answers"):
-        assert "lr" in tab(notebook, "%%remote\ncfg['"), "the last answer that is known"
-        assert tab(notebook, "%%remote\nmod") == {"model": "Sequential"}
+    with hasty(notebook):
+        until_silent(notebook, "t")
+        with bar.below(1, "the answers"):
+            assert "lr" in tab(notebook, "%%remote\ncfg['"), "the last answer that is known"
+            assert tab(notebook, "%%remote\nmod") == {"model": "Sequential"}
 
 
-@pytest.mark.usefixtures("hasty")
 def test_another_rank_is_asked_then(busy: Callable[[str], Notebook], bar: Bar) -> None:
     notebook = busy(f"while rank == 1: pass\n{HOLDS_GIL}")
-    until_silent(notebook, "t[0]")
+    with hasty(notebook):
+        until_silent(notebook, "t[0]")
     for code in ("model[0].we", "model[1].inp"):
         with bar.below(1, "the answers"):
             assert tab(notebook, f"%%remote\n{code}")
