@@ -85,7 +85,7 @@ _kinds = _Kinds(
     [
         kind
         for kind in (getattr(messages, name) for name in messages.__all__)
-        if issubclass(kind, Message) and kind is not Message
+        if isinstance(kind, type) and issubclass(kind, Message) and kind is not Message
     ]
 )
 
