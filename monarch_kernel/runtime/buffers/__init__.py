@@ -1,1 +1,1 @@
-"""Transfers of large values between processes: who serves them, and the data path that each takes."""
+"""Transfers of large values between processes: the server of lent memory, and the data path that each transfer takes."""

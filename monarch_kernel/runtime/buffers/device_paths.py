@@ -1,6 +1,7 @@
-"""Roads to memory that its owner opens to others, once it is asked: by CUDA IPC, and by hardware for RDMA.
+"""Data paths to memory that its owner opens on request: by CUDA IPC, and by RDMA hardware.
 
-Where one of them fails, which nobody can know before, it is not tried again with that owner for a while; others are taken.
+Whether such a path works is known only after trying it. After a failure it is not tried again with that owner for a while, and
+the transfer takes another path.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ from monarch_kernel.runtime.rpc.client import Asker
 __all__ = ["CudaRoad", "RdmaRoad"]
 
 KEPT_S = 10.0
-"""How long what was opened is kept that nobody uses."""
+"""How long an RDMA agent that is not in use is kept."""
 
 BARRED_S = 60.0
 LEAST_NBYTES = 1 << 20
-"""What is smaller is not worth asking the owner of another machine first."""
+"""For anything smaller, the request to open the memory to an owner on another machine does not pay off."""
 
 _RUNS_AT_MOST = 4096
 _ANY = Layout("", 1, (), ())
 
 
 class _Opened:
-    """What both roads do.
+    """Requests to owners to open memory, used by both data paths.
 
     Args:
-        asker: asks owners.
-        way: of `OpenLoan`.
+        asker: sends the requests.
+        way: the field of `OpenLoan`.
     """
 
     def __init__(self, asker: Asker, way: str) -> None:
@@ -50,20 +51,20 @@ class _Opened:
         self._barred: dict[bytes, float] = {}
 
     def is_barred(self, loan: Loan) -> bool:
-        """Whether it was tried with this owner a moment ago, to no avail."""
+        """Whether this path failed with this owner a short time ago."""
         return self._barred.get(loan.lent.cookie, 0.0) > time.monotonic()
 
     def bar(self, loan: Loan, why: object) -> NoRoad:
-        """Not to try it again with an owner for a while."""
+        """Stop trying this path with an owner for a while."""
         self._barred[loan.lent.cookie] = time.monotonic() + BARRED_S
         return NoRoad(str(why))
 
     def ask(self, loan: Loan) -> tuple[int, Any]:
-        """Have the owner open the memory: the number for `close`, and what it takes to get there.
+        """Request that the owner opens the memory; return the id for `close`, and what is needed to access the memory.
 
         Raises:
-            Gone: it is no longer lent, or the owner has ended.
-            NoRoad: the owner can't open it; it is not asked again for a while.
+            Gone: the memory is no longer lent, or the owner has ended.
+            NoRoad: the owner can't open the memory; it gets no such request again for a while.
         """
         opened: list[int] = []
 
@@ -85,14 +86,14 @@ class _Opened:
         return error if isinstance(error, Gone) else self.bar(loan, error)
 
     def close(self, loan: Loan, opened: int) -> None:
-        """The memory is not used any more."""
+        """Tell the owner that the memory is not used any more."""
         self._asker.tell((loan.proc,), pack(CloseLoan(opened)))
 
 
 class CudaRoad:
-    """Within a machine from memory of a device that another process has lent: one copy, from device to device.
+    """Data path within a machine to device memory that another process lends: one copy, from device to device.
 
-    Processes that have not used a device yet leave it to others, for it costs hundreds of megabytes of the device's memory.
+    A process that has not used a device yet does not take this path, because it costs hundreds of megabytes of device memory.
     """
 
     name = "cuda"
@@ -103,7 +104,7 @@ class CudaRoad:
     def __init__(self, asker: Asker, tables: Tables) -> None:
         self._opening = _Opened(asker, "cuda")
         self._tables = tables
-        # For as long as it is lent: with each opening the owner's allocator has one more to count.
+        # Kept as long as the memory is lent: each opening is one more reference that the owner's allocator counts.
         self._kept: Kept[Loan, Memory] = Kept("monarch-opened", float("inf"), self._is_lent)
 
     def leads_to(self, loan: Loan) -> bool:
@@ -117,15 +118,15 @@ class CudaRoad:
     def carry(self, loan: Loan, here: Memory, *, is_write: bool) -> None:
         near, far = matched(here.layout, loan.layout)
         ours = here._replace(layout=near)
-        key = loan._replace(base=0, address=0, layout=_ANY)  # the whole, whatever part is asked for
-        with self._tables.held(loan):  # which keeps the memory there
+        key = loan._replace(base=0, address=0, layout=_ANY)  # all of the lent memory, whichever part is requested
+        with self._tables.held(loan):  # which keeps the memory in place
             if not near.nbytes:
                 return
             try:
                 with self._kept.held(key, lambda: devices.opened(self._opening.ask(loan)[1], here.device)) as whole:
                     theirs = whole._replace(address=whole.address + loan.address - loan.base, layout=far)
                     devices.copy(*((theirs, ours) if is_write else (ours, theirs)))
-            except (RuntimeError, TypeError) as error:  # torch's, and of the driver below it
+            except (RuntimeError, TypeError) as error:  # from torch, and from the driver below it
                 self._kept.drop(key)
                 raise self._opening.bar(loan, error) from None
 
@@ -141,7 +142,7 @@ class CudaRoad:
 
 
 class RdmaRoad:
-    """Between machines that have hardware for RDMA, from and to memory of the CPU and of devices, where NIXL is installed."""
+    """Data path between machines with RDMA hardware and NIXL, for memory of the CPU and of devices."""
 
     name = "rdma"
     is_direct = False
@@ -172,8 +173,8 @@ class RdmaRoad:
         theirs = runs_of(Place(loan.address, far))
         pairs = paired(runs_of(Place(here.address, near)), theirs)
         why = ""
-        for _ in range(2):  # the second time anew, should what is kept of the owner be of no use any more
-            opened, how = self._opening.ask(loan)  # even for nothing: it may be gone
+        for _ in range(2):  # retry once, because what is kept of the owner may be outdated
+            opened, how = self._opening.ask(loan)  # also for 0 bytes: the memory may be gone
             try:
                 described = nixl.Described(*how)
                 described.check(theirs, is_write=is_write)
@@ -182,7 +183,7 @@ class RdmaRoad:
                         agent.carry(described, here._replace(layout=near), pairs, is_write=is_write)
                 return
             except nixl.Unreachable as error:
-                why = str(error)  # the error itself would keep what this frame has
+                why = str(error)  # the error itself would keep the objects of this frame alive
             finally:
                 self._opening.close(loan, opened)
         raise self._opening.bar(loan, why)

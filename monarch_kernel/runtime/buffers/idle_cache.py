@@ -1,4 +1,4 @@
-"""Values that take long to make, kept for a while after their last use."""
+"""Cache of values that are slow to create, which keeps each for a while after its last use."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class _Entry(Generic[V]):
 
 
 class Kept(Generic[K, V]):
-    """What several threads may use at a time. Nobody closes a value: it is let go, and sees to the rest itself.
+    """Cache whose values several threads may use at a time. It closes no value: it drops it, and the finalizer does the rest.
 
     Args:
-        name: of the thread that lets go of values, which is there as long as there are some.
-        keep_s: how long after the last use.
+        name: of the thread that drops idle values, which runs as long as the cache holds some.
+        keep_s: how long a value is kept after its last use.
         is_wanted: whether a value may be used again.
     """
 
@@ -42,7 +42,7 @@ class Kept(Generic[K, V]):
         self._is_tidying = False
 
     def take(self, key: K, make: Callable[[], V]) -> V:
-        """The value of a key, made if there is none; it stays until `give` was called as often."""
+        """Return the value of a key, creating it if there is none; it stays until `give` was called as often as this."""
         with self._changed:
             entry = self._entries.get(key)
             if entry is not None:
@@ -56,21 +56,21 @@ class Kept(Generic[K, V]):
                 try:
                     threading.Thread(target=self._tidy, name=self._name, daemon=True).start()
                     self._is_tidying = True
-                except RuntimeError:  # no thread can be started: then it is not kept
+                except RuntimeError:  # no thread can be started: then the value is not cached
                     del self._entries[key]
             return entry.value
 
     def give(self, key: K, value: V) -> None:
-        """A value is not used any more by one of those who have taken it."""
+        """Give back a value; call this once for each `take`."""
         with self._changed:
             entry = self._entries.get(key)
-            if entry is not None and entry.value is value:  # else it was dropped, and there is another
+            if entry is not None and entry.value is value:  # else it was dropped, and the key has another value
                 entry.users -= 1
                 entry.used_at = time.monotonic()
 
     @contextlib.contextmanager
     def held(self, key: K, make: Callable[[], V]) -> Iterator[V]:
-        """Use a value."""
+        """Use a value within a ``with`` block."""
         value = self.take(key, make)
         try:
             yield value
@@ -78,12 +78,12 @@ class Kept(Generic[K, V]):
             self.give(key, value)
 
     def drop(self, key: K) -> None:
-        """Have the next one make another value; those who have this one go on with it."""
+        """Make the next `take` create a new value; threads that hold the current one keep using it."""
         with self._changed:
             self._entries.pop(key, None)
 
     def close(self) -> None:
-        """Let go of all."""
+        """Drop all values."""
         with self._changed:
             self._entries.clear()
             self._changed.notify_all()
@@ -93,7 +93,7 @@ class Kept(Generic[K, V]):
             pass
 
     def _let_go(self) -> bool:
-        """Let go of what is not used; to let go may take long, so nobody has to wait for it."""
+        """Drop values that are not in use; their finalizers may be slow, so they run without the lock."""
         with self._changed:
             until = time.monotonic() - self._keep_s
             idle = [key for key, entry in self._entries.items() if not entry.users]
@@ -102,7 +102,7 @@ class Kept(Generic[K, V]):
         return bool(gone)
 
     def _goes_on(self) -> bool:
-        """Wait a while; False if nothing is left."""
+        """Wait for a while; return False if no value is left."""
         with self._changed:
             if self._entries:
                 self._changed.wait(_LOOK_S)

@@ -1,4 +1,4 @@
-"""Roads within a machine: one copy, in which the owner takes no part."""
+"""Data paths within a machine: one copy, in which the owner takes no part."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from monarch_kernel.net.memory.paths import LARGE_SLAB_NBYTES, SLAB_NBYTES, Gone
 
 __all__ = ["MemoryRoad", "ProcessRoad", "Tables"]
 
-_SPREAD = 4  # reading this much more than is wanted is still better than asking the owner
+_SPREAD = 4  # reading this many times the wanted bytes is still faster than a request to the owner
 
 
 class Tables:
-    """What the processes of this machine have lent, this one included."""
+    """Tables of the memory that processes of this machine lend, this process included."""
 
     def __init__(self) -> None:
         self._identity = ""
@@ -28,16 +28,16 @@ class Tables:
         self._lock = threading.Lock()
 
     def are_near(self, lent: Lent) -> bool:
-        """Whether a table is one of this machine."""
+        """Whether a table belongs to a process of this machine."""
         self._identity = self._identity or identity()
         return lent.machine == self._identity
 
     @contextlib.contextmanager
     def held(self, loan: Loan) -> Iterator[TableOf]:
-        """Keep lent memory where it is.
+        """Keep lent memory in place within a ``with`` block.
 
         Raises:
-            Gone: it is no longer lent; or, afterwards, its owner has ended meanwhile.
+            Gone: on entry, the memory is no longer lent; on exit, its owner has ended meanwhile.
             NoRoad: the table can't be opened.
         """
         table = self._table_of(loan.lent)
@@ -45,7 +45,7 @@ class Tables:
             if not is_lent:
                 raise Gone("it was dropped") if table.is_alive else Gone("its owner has ended")
             yield table
-        if not table.is_alive:  # then the pid may be that of another process by now
+        if not table.is_alive:  # then another process may have the pid by now
             raise Gone("its owner has ended")
 
     def _table_of(self, lent: Lent) -> TableOf:
@@ -64,7 +64,7 @@ class Tables:
 
 
 class ProcessRoad:
-    """Within this process, also from and to its devices."""
+    """Data path within this process, also from and to its devices."""
 
     name = "process"
     is_direct = True
@@ -93,7 +93,7 @@ class ProcessRoad:
 
 
 class MemoryRoad:
-    """Straight from or into memory of another process of the machine, where the Linux kernel allows it."""
+    """Data path that reads or writes memory of another process of the machine directly, where the Linux kernel allows it."""
 
     name = "memory"
     is_direct = True
@@ -112,7 +112,7 @@ class MemoryRoad:
             try:
                 (_write if is_write else _read)(loan.lent.pid, near, far)
             except process_memory.Vanished as error:
-                has_ended = error.errno == errno.ESRCH or not table.is_alive  # one that is about to end has no memory
+                has_ended = error.errno == errno.ESRCH or not table.is_alive  # an ending process has no memory
                 raise Gone("its owner has ended" if has_ended else "its memory was unmapped") from None
             except process_memory.Forbidden as error:
                 raise NoRoad(f"the Linux kernel does not allow it: {error.strerror}") from None
@@ -127,7 +127,7 @@ def _matched(loan: Loan, here: Memory) -> tuple[Place, Place]:
 
 
 def _read(pid: int, near: Place, far: Place) -> None:
-    """Read from another process; short runs there by way of all that lies between them."""
+    """Read from another process; where the runs are short, read the gaps between them too."""
     if far.layout.is_scattered:
         low, high = far.layout.span
         if high - low > _SPREAD * far.layout.nbytes:
@@ -146,9 +146,9 @@ def _read(pid: int, near: Place, far: Place) -> None:
 
 
 def _write(pid: int, near: Place, far: Place) -> None:
-    """Write into another process; what lies between the elements there is not touched."""
+    """Write into another process, without touching the gaps between the elements there."""
     if far.layout.is_scattered:
-        raise NoRoad("its elements are not one after the other")
+        raise NoRoad("its elements are not contiguous")
     if near.layout.is_scattered:
         block = bytearray(near.layout.nbytes)
         packed = Place(memory_of(block).address, near.layout.packed())

@@ -1,4 +1,4 @@
-"""The road that leads wherever a process can be called: its owner is asked for memory, or to take it, piece by piece."""
+"""The data path that works wherever a process can be called: requests to the owner read or write its memory piece by piece."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from monarch_kernel.runtime.rpc.future import Future
 __all__ = ["MessagesRoad", "error_of"]
 
 PIECE_NBYTES = 4 << 20
-"""What the owner is asked for at once."""
+"""The size of one request to the owner."""
 
 _PIECES_AHEAD = 4
 
 
 class MessagesRoad:
-    """By the connections that calls take.
+    """Data path over the connections that calls take.
 
     Args:
-        asker: carries the requests.
+        asker: sends the requests.
     """
 
     name = "messages"
@@ -45,7 +45,7 @@ class MessagesRoad:
     def carry(self, loan: Loan, here: Memory, *, is_write: bool) -> None:
         ours, theirs = matched(here.layout, loan.layout)
         under_way: deque[Future[None]] = deque()
-        # Both are cut by their shapes, which are the same.
+        # Both are cut into the same pieces, because their shapes are the same.
         for (near, layout), (far, box) in zip(boxes(ours, PIECE_NBYTES), boxes(theirs, PIECE_NBYTES)):
             piece = Place(here.address + near, layout)
             offset = loan.address + far - loan.base
@@ -56,10 +56,10 @@ class MessagesRoad:
             under_way.popleft().get(warn_after_s=None)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: this path keeps nothing open."""
 
     def _ask(self, loan: Loan, there: Place, here: Place, is_write: bool) -> Future[None]:
-        """Have the owner send a piece, or take it."""
+        """Send the owner a request to read or write a piece."""
         described = (loan.lent.cookie, *loan.lease, there.address, *there.layout[1:])
 
         def make(id: int) -> Packed:
@@ -80,7 +80,7 @@ class MessagesRoad:
 
 
 def error_of(failure: Failure) -> BaseException:
-    """What an owner has answered instead of what it was asked for."""
+    """Return the error that the failure of a request to an owner stands for."""
     if failure.kind != "exception":
         return Gone("its owner has ended")
     error = rebuild_exception(failure)

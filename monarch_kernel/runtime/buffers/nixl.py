@@ -1,8 +1,8 @@
-"""Hardware for RDMA (InfiniBand, RoCE, EFA), by way of NIXL, an optional library, and UCX below it.
+"""Access to RDMA hardware (InfiniBand, RoCE, EFA) by NIXL, an optional library, which uses UCX.
 
-Both ends register the memory with an `Agent`; then the one that asks reads or writes, and the other takes no part. There are no
-keys: where UCX may take TCP anybody who can connect could write to this process. So it may not, unless ``UCX_TLS`` says so.
-An agent has a thread that takes half of a core, whatever it does; it ends with the last that uses the agent.
+Both ends register the memory with an `Agent`; then the requesting end reads or writes, and the other end takes no part. There
+are no keys: over TCP, any process that can connect could write to this one. UCX therefore may not use TCP, unless ``UCX_TLS``
+says so. An agent has a thread that uses half a core, even when idle; it ends when the last user releases the agent.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from monarch_kernel.net.memory.layout import Memory
 __all__ = ["Agent", "Described", "Registration", "Unreachable", "agent", "has_hardware", "is_installed"]
 
 _VARIANTS = ("nixl_cu13", "nixl_cu12", "nixl_rocm")
-_DEVICES = "/sys/class/infiniband"  # of all drivers that verbs know, EFA's included
+_DEVICES = "/sys/class/infiniband"  # devices of all drivers that support verbs, EFA included
 _SPIN_S = 0.001
 _PAUSE_S = 0.0001
 _SETTINGS = {"NIXL_LOG_LEVEL": "FATAL", "UCX_LOG_LEVEL": "fatal", "UCX_TLS": "^tcp", "UCX_KEEPALIVE_INTERVAL": "2s"}
 
 
 class Unreachable(Exception):
-    """NIXL can't be used, or does not get to the other process; the text says what it has said."""
+    """NIXL can't be used, or does not reach the other process; the text has the message of NIXL."""
 
 
 class Described(NamedTuple):
-    """Registered memory, for other processes: ``start`` is its address there."""
+    """Description of registered memory for other processes; ``start`` is the address in its owner."""
 
     agent: str
     metadata: bytes
@@ -46,11 +46,11 @@ class Described(NamedTuple):
     is_readonly: bool
 
     def check(self, runs: Sequence[tuple[int, int]], *, is_write: bool) -> None:
-        """See that what is to be carried, (address, nbytes), is of this memory.
+        """Check that all runs, each (address, nbytes), lie within this memory.
 
         Raises:
-            ValueError: it is not.
-            TypeError: the memory can't be written to.
+            ValueError: a run lies outside.
+            TypeError: the memory is read-only.
         """
         if is_write and self.is_readonly:
             raise TypeError("the memory can only be read")
@@ -60,27 +60,27 @@ class Described(NamedTuple):
 
 
 def is_installed() -> bool:
-    """Whether the library is there, for any version of CUDA."""
+    """Whether the library is installed, for any version of CUDA."""
     return any(importlib.util.find_spec(name) is not None for name in ("nixl", *_VARIANTS))
 
 
 def has_hardware() -> bool:
-    """Whether this machine has devices for RDMA."""
+    """Whether this machine has RDMA devices."""
     try:
         return bool(os.listdir(_DEVICES))
     except OSError:
         return False
 
 
-_agents: weakref.WeakValueDictionary[int, Agent] = weakref.WeakValueDictionary()  # by process: a fork needs its own
+_agents: weakref.WeakValueDictionary[int, Agent] = weakref.WeakValueDictionary()  # by pid: a fork needs its own
 _lock = threading.Lock()
 
 
 def agent() -> Agent:
-    """The one of this process; made if there is none, which takes half a second.
+    """Return the agent of this process. Creating it takes half a second.
 
     Raises:
-        Unreachable: it can't be made.
+        Unreachable: the agent can't be created.
     """
     with _lock:
         there = _agents.get(os.getpid())
@@ -91,7 +91,7 @@ def agent() -> Agent:
 
 @contextlib.contextmanager
 def _settings() -> Iterator[None]:
-    """What NIXL and UCX read from the environment when an agent is made, unless the user has said otherwise."""
+    """Set the environment variables that NIXL and UCX read when an agent is created, except those that the user has set."""
     added = [name for name in _SETTINGS if name not in os.environ]
     os.environ.update({name: _SETTINGS[name] for name in added})
     try:
@@ -102,7 +102,7 @@ def _settings() -> Iterator[None]:
 
 
 def _library() -> Any:
-    """The variant for the CUDA of torch, if it is there, else any."""
+    """Import NIXL: ``nixl``, which picks the variant for torch's CUDA, else any installed variant."""
     why = "it is not installed"
     for name in ("nixl", *_VARIANTS):
         if importlib.util.find_spec(name) is not None:
@@ -114,10 +114,10 @@ def _library() -> Any:
 
 
 class Agent:
-    """What NIXL calls an agent: both ends have one. Its methods may be called by many threads.
+    """Agent of NIXL; each end has one. Its methods may be called by many threads.
 
     Raises:
-        Unreachable: it can't be made; the text says why.
+        Unreachable: the agent can't be created; the text says why.
     """
 
     def __init__(self) -> None:
@@ -126,26 +126,26 @@ class Agent:
             config = api.nixl_agent_config(backends=["UCX"], sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT)
             try:
                 self.nixl = api.nixl_agent(f"monarch-{os.getpid()}-{secrets.token_hex(8)}", config)
-            except Exception as error:  # they have no base of their own
+            except Exception as error:  # NIXL's exceptions have no common base class
                 why = "UCX found no way to other machines, or no descriptors are left"
                 raise Unreachable(f"NIXL can't be used: {why} ({error})") from None
         self._peers: dict[str, _Peer] = {}
         self._changed = threading.Condition()
 
     def carry(self, far: Described, near: Memory, pairs: Sequence[tuple[int, int, int]], *, is_write: bool) -> None:
-        """Copy from memory of another process to memory of this one, or the other way.
+        """Copy from memory of another process to memory of this one, or the other way if ``is_write``.
 
-        It returns when UCX touches the memory no more, and not before: an operation that was given up would go on. UCX knows
-        when the other end is gone.
+        It returns only when UCX does not touch the memory any more, because UCX would continue an operation that was given up.
+        UCX notices when the other end ends.
 
         Args:
-            far: memory there.
+            far: memory of the other process.
             near: memory of this process.
-            pairs: (address in it, address there, nbytes).
-            is_write: which way.
+            pairs: (address here, address there, nbytes).
+            is_write: the direction.
 
         Raises:
-            Unreachable: it can't be done; what ``near`` holds is undefined.
+            Unreachable: the copy failed; the contents of ``near`` are undefined.
         """
         nixl = self.nixl
         registration = Registration(self, near)
@@ -161,10 +161,10 @@ class Agent:
 
     @contextlib.contextmanager
     def _met(self, far: Described) -> Iterator[None]:
-        """Know another agent and its memory; to forget it disturbs transfers, so that is done when there are none.
+        """Register another agent and its memory; unregistering disturbs transfers, so this waits until there are none.
 
         Raises:
-            Unreachable: it is not there; also for all errors of NIXL inside.
+            Unreachable: the agent can't be reached; also in place of all errors of NIXL within the ``with`` block.
         """
         peer = self._enter(far)
         try:
@@ -188,7 +188,7 @@ class Agent:
                 except Exception as error:
                     if is_last:
                         raise Unreachable(f"NIXL does not reach it ({error})") from None
-                    # Other memory was registered at its address before.
+                    # The agent had registered other memory at this address before.
                     peer = self._peers.setdefault(far.agent, _Peer())
                     peer.is_stale = True
                     if not peer.users:
@@ -211,17 +211,17 @@ class Agent:
 
 @dataclass
 class _Peer:
-    """An agent that this one knows: how many transfers there are, and whether what is known is of use to others."""
+    """A registered remote agent: the number of its transfers, and whether it must be registered again for further ones."""
 
     users: int = 0
     is_stale: bool = False
 
 
 class Registration:
-    """Memory that others may reach, as long as somebody has this; the memory stays as long.
+    """Memory that other processes may access; both the registration and the memory last as long as this object.
 
     Attributes:
-        described: what others need.
+        described: the description that other processes need.
 
     Raises:
         Unreachable: the memory can't be registered.
@@ -239,7 +239,7 @@ class Registration:
         self.agent = by
         self.memory = memory
         self.described = Described(nixl.name, metadata, kind, device, start, high - low, memory.is_readonly)
-        ending = weakref.finalize(self, nixl.deregister_memory, registered)  # before the memory is let go
+        ending = weakref.finalize(self, nixl.deregister_memory, registered)  # before the memory is freed
         ending.atexit = False
 
 
@@ -251,4 +251,4 @@ def _wait(nixl: Any, transfer: Any) -> None:
             time.sleep(_PAUSE_S)
         state = nixl.check_xfer_state(transfer)
     if state != "DONE":
-        raise Unreachable("NIXL could not carry it")
+        raise Unreachable("the transfer by NIXL failed")

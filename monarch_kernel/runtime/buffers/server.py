@@ -1,4 +1,4 @@
-"""What a process does with memory that it has lent, for those that can't reach it themselves."""
+"""Serves the memory that this process lends to other processes that can't access it directly."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from monarch_kernel.runtime.rpc.ids import made_by
 __all__ = ["OF_LOANS", "Lender"]
 
 KEPT_S = 10.0
-"""How long memory stays registered that nobody reads or writes."""
+"""How long memory stays registered for RDMA after the last process has closed it."""
 CLOSE_S = 5.0
 """How long `Lender.close` waits for work in progress, such as the registration of memory."""
 
@@ -46,12 +46,12 @@ OF_LOANS = (CloseLoan, EndLoan, EndLoans, EndStream, OpenLoan, OpenStreams, Read
 
 
 class Lender:
-    """Answers what concerns loans, at once, whatever the process is busy with.
+    """Answers the messages about loans immediately, even while the process is busy.
 
     Args:
-        lendings: of this process.
-        answer: sends an answer to a request, with the baton held.
-        answer_later: the same, for any thread.
+        lendings: the memory that this process lends.
+        answer: sends an answer to a request, while the caller holds the I/O lock.
+        answer_later: sends an answer from any thread.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Lender:
         self._answer = answer
         self._answer_later = answer_later
         self._listener = StreamListener(self._serve, _addresses)
-        self._crew = Crew("monarch-lender", 1)  # for what takes a moment
+        self._crew = Crew("monarch-lender", 1)  # for requests that take some time
         self._registered: Kept[Lease, nixl.Registration] = Kept("monarch-registered", KEPT_S, lendings.is_lent)
         self._has_opened = False
         self._opened: dict[int, tuple[Lease, nixl.Registration]] = {}
@@ -88,12 +88,12 @@ class Lender:
             self._answer(id, pack(Failed(id, describe(error))))
 
     def gone(self, proc: int) -> None:
-        """The process of this place has ended: what was opened for it is not used any more."""
+        """Close everything that was opened for a process that has ended."""
         if self._has_opened:
-            self._crew.submit(lambda: self._close_all_of(proc))  # after what it has asked for before
+            self._crew.submit(lambda: self._close_all_of(proc))  # after its earlier requests
 
     def close(self) -> None:
-        """End all streams, and what was opened."""
+        """End all streams, and close everything that was opened."""
         self._listener.close()
         self._crew.close(CLOSE_S)
         self._opened.clear()
@@ -113,7 +113,7 @@ class Lender:
             copy(_packed(block, ours.layout), ours.place)
             return pack(Result(message.id, Payload(b"", 1)), (memoryview(block),))
         if len(frames) != 1 or len(frames[0]) != ours.layout.nbytes:
-            raise ValueError(f"the block has {ours.layout.nbytes} bytes, and others came")
+            raise ValueError(f"the block has {ours.layout.nbytes} bytes, but the message has a different number")
         with _writable(ours) as to:
             copy(to.place, _packed(frames[0], ours.layout))
         return pack(Result(message.id, Payload()))
@@ -127,7 +127,7 @@ class Lender:
             raise TypeError("the memory can only be read")
         return memory
 
-    # -- what others reach without us
+    # -- memory that others access without this process
 
     def _open(self, message: OpenLoan) -> Packed:
         lease = Lease(message.entry, message.turn)
@@ -139,7 +139,7 @@ class Lender:
             self._opened[message.id] = lease, registered
             how = tuple(registered.described)
         else:
-            raise ValueError(f"nothing is known of the way {message.way!r}")
+            raise ValueError(f"memory can't be opened by {message.way!r}")
         payload, parts = dump(how)
         return pack(Result(message.id, payload), parts)
 
@@ -151,7 +151,7 @@ class Lender:
         for id in [id for id in self._opened if made_by(id) == proc]:
             self._close(id)
 
-    # -- by streams
+    # -- streams
 
     def _invite(self, message: OpenStreams) -> Packed:
         payload, parts = dump(tuple(self._listener.invite(message.count)))
@@ -162,20 +162,20 @@ class Lender:
         return pack(Result(message.id, Payload()))
 
     def _serve(self, stream: Stream) -> None:
-        """Answer what comes by a stream, until it ends, or nothing has come for a while."""
+        """Answer the requests of a stream until it ends, or no request has come for a while."""
         while True:
             try:
                 ((message, _),) = split([stream.receive_header(IDLE_S)])
             except (WireError, ValueError):
-                raise StreamError("what came was no message") from None
+                raise StreamError("the stream received data that is no message") from None
             if not isinstance(message, (ReadLoan, WriteLoan)):
-                raise StreamError(f"a {type(message).__name__} came")
+                raise StreamError(f"the stream received an unexpected {type(message).__name__}")
             self._carry(stream, message)
 
     def _carry(self, stream: Stream, message: ReadLoan | WriteLoan) -> None:
         is_write = isinstance(message, WriteLoan)
         try:
-            memory = self._block(message)  # which stays where it is while we have this
+            memory = self._block(message)  # which keeps the memory in place
         except Exception as error:
             if is_write:
                 stream.skip(_layout_of(message).nbytes)
@@ -190,7 +190,7 @@ class Lender:
 
 
 def _addresses() -> list[str]:
-    """Of this machine, for others: that of the interface first by which the hosts of a process group meet."""
+    """Return the addresses of this machine for others, first that of the interface that process groups use between hosts."""
     meets_at = address_of(os.environ.get("GLOO_SOCKET_IFNAME", "lo"), "ipv4")
     here = own_addresses()
     return [*([meets_at] if meets_at in here and not meets_at.startswith("127.") else ()), *here]
@@ -198,7 +198,7 @@ def _addresses() -> list[str]:
 
 @contextmanager
 def _writable(memory: Memory) -> Iterator[Memory]:
-    """Where to put what is written to a block: there, or where it goes on from to its device."""
+    """Yield the memory to write a block into: the block itself, or CPU memory that is then copied to its device."""
     block = devices.staging(memory) if memory.device else memory
     yield block
     if memory.device:

@@ -1,9 +1,9 @@
-"""The road between machines: several streams at once, straight to the process that has lent the memory.
+"""The data path between machines: several parallel streams, directly to the process that lends the memory.
 
-Streams to an owner are opened when something large is carried, and kept for a while for the next time. Each takes pieces of a
-transfer, and asks for one more while it waits for the last, so that the way there and back costs nothing. Pieces of a stream
-that breaks are left to the others. Where no stream comes about it is remembered of the machine, so that the next transfer
-loses no time. Nothing is lost by giving up: what was carried by then is carried again by another road.
+A large transfer opens streams to the owner, which are kept for a while for the next transfer. Each stream takes pieces of a
+transfer, and requests the next piece while it waits for the previous one, which hides the round-trip time. If a stream breaks,
+the other streams take its pieces. If no stream can be opened, the path avoids that machine for a while, so that the next
+transfer loses no time. Giving up is safe: the transfer starts again on another data path.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from monarch_kernel.runtime.rpc.client import Asker
 __all__ = ["NetworkRoad"]
 
 LEAST_NBYTES = 1 << 20
-"""What is smaller is not worth opening a stream."""
+"""Smaller transfers do not open a stream."""
 
 STREAMS = 4
-"""To one owner, of one transfer."""
+"""How many streams one transfer uses at most, to one owner."""
 
 _NBYTES_EACH = 8 << 20
-"""A transfer takes a stream for each of these."""
+"""A transfer uses one stream for each multiple of this size."""
 
 PIECE_NBYTES = 8 << 20
 _AHEAD = 2
 REACH_S = 2.0
 BARRED_S = 60.0
-"""How long a machine is not tried again that could not be reached."""
+"""How long a machine that could not be reached is not tried again."""
 
 KEPT_S = 10.0
-"""How long a stream is kept that nobody uses; of an owner as many as one transfer takes."""
+"""How long an idle stream is kept; at most `STREAMS` are kept for each owner."""
 
 _THREADS = 3 * STREAMS
 
 
 class NetworkRoad:
-    """By streams of its own between two processes, encrypted, where the machine of the owner can be reached.
+    """Data path over dedicated encrypted streams between two processes, where the machine of the owner can be reached.
 
     Args:
-        asker: asks owners where they listen.
-        tables: of this machine, for which there are better roads.
+        asker: sends owners the requests for invitations.
+        tables: those of this machine, which has better data paths.
     """
 
     name = "network"
@@ -82,7 +82,7 @@ class NetworkRoad:
     def carry(self, loan: Loan, here: Memory, *, is_write: bool) -> None:
         ours, theirs = matched(here.layout, loan.layout)
         offset = loan.address - loan.base
-        # Both are cut by their shapes, which are the same.
+        # Both are cut into the same pieces, because their shapes are the same.
         haul = _Haul(
             [
                 _Piece(Place(here.address + near, mine), Place(offset + far, other))
@@ -90,7 +90,7 @@ class NetworkRoad:
             ]
         )
         wanted = max(1, min(STREAMS, loan.layout.nbytes // _NBYTES_EACH))
-        for _ in range(2):  # the second time with new streams, should those that were kept be dead
+        for _ in range(2):  # retry once with new streams, because the kept ones may be dead
             stream = self._stream(loan, wanted, is_needed=True)
             assert stream is not None
             for _ in range(wanted - 1):
@@ -120,13 +120,13 @@ class NetworkRoad:
             return
         try:
             stream = self._stream(loan, wanted, is_needed=False)
-        except NoRoad:  # there is another stream, or the transfer ends without us
+        except NoRoad:  # another stream takes the pieces, or the transfer fails without this one
             return
         if stream is not None:
             self._take_part(stream, loan, haul, is_write)
 
     def _take_part(self, stream: Stream, loan: Loan, haul: _Haul, is_write: bool) -> None:
-        """Carry pieces by a stream as long as there are some, and it is good."""
+        """Transfer pieces by a stream until none is left, or the stream breaks."""
         is_good = False
         haul.enter()
         try:
@@ -149,7 +149,7 @@ class NetworkRoad:
                 _finish(stream, under_way[0], is_write)
                 under_way.popleft()
         except StreamError as error:
-            if is_write:  # what is still in the stream is not to come after what is written there next
+            if is_write:  # data still in the stream must not overwrite what is written there next
                 self._end(stream, loan)
             haul.put_back(under_way, str(error))
             return False
@@ -157,11 +157,11 @@ class NetworkRoad:
     # -- streams
 
     def _stream(self, loan: Loan, wanted: int, *, is_needed: bool) -> Stream | None:
-        """A stream to the owner of a loan; None if there is none and it ``is_needed`` not.
+        """Return a stream to the owner of a loan; None if there is none and it is not needed (``is_needed``).
 
         Raises:
             Gone: the owner has ended.
-            NoRoad: there is none, and none comes about.
+            NoRoad: there is none, and none can be opened.
         """
         cookie = loan.lent.cookie
         with self._changed:
@@ -180,7 +180,7 @@ class NetworkRoad:
                 owner.invite(invitation, asked_at + INVITED_S)
                 token = owner.token()
             if token is None:
-                raise NoRoad("its owner has no room for another stream")
+                raise NoRoad("its owner accepts no more streams")
         assert owner.invitation is not None
         try:
             address, stream = reach(owner.invitation, token, REACH_S, lambda: bool(self._asker.deaths((loan.proc,))))
@@ -193,7 +193,7 @@ class NetworkRoad:
         return stream
 
     def _give_back(self, stream: Stream, loan: Loan, is_good: bool) -> None:
-        """Keep a stream for the next time, if it is good still."""
+        """Keep a stream for the next transfer if it still works."""
         with self._changed:
             self._used.discard(stream)
             owner = self._owners.setdefault(loan.lent.cookie, _Owner())
@@ -211,7 +211,7 @@ class NetworkRoad:
             self._owners.pop(loan.lent.cookie, _Owner()).close()
 
     def _tidy(self) -> None:
-        """Close what was not used for a while, as long as there is something."""
+        """Close idle streams periodically until no owner is left."""
         with self._changed:
             while self._owners:
                 until = time.monotonic() - KEPT_S
@@ -222,10 +222,10 @@ class NetworkRoad:
             self._is_tidying = False
 
     def _end(self, stream: Stream, loan: Loan) -> None:
-        """Have the owner take nothing any more from a stream that broke.
+        """Make the owner stop reading from a stream that broke.
 
         Raises:
-            Gone: it has ended.
+            Gone: the owner has ended.
         """
 
         def finish(answers: Sequence[Answer]) -> None:
@@ -259,7 +259,7 @@ def _refused(answer: Failure) -> BaseException:
 
 
 class _Piece(NamedTuple):
-    """A block here, and there, where its address counts from the beginning of what was lent."""
+    """A block of memory here, and there, where its address counts from the start of the lent memory."""
 
     here: Place
     there: Place
@@ -282,11 +282,11 @@ def _finish(stream: Stream, piece: _Piece, is_write: bool) -> None:
 
 
 class _Haul:
-    """What is left of a transfer, for several threads.
+    """The remaining pieces of a transfer, shared by several threads.
 
     Attributes:
-        error: why it can't be done at all.
-        why: what the last stream that broke has said.
+        error: why the transfer can't be done at all.
+        why: the error of the last stream that broke.
     """
 
     def __init__(self, pieces: Sequence[_Piece]) -> None:
@@ -298,46 +298,46 @@ class _Haul:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is left to take."""
+        """Whether no piece is left to take."""
         return not self._left
 
     def enter(self) -> None:
-        """A thread is about to take pieces."""
+        """Register a thread that is about to take pieces."""
         with self._changed:
             self._busy += 1
 
     def leave(self) -> None:
-        """It touches the memory no more."""
+        """Unregister a thread, which does not touch the memory any more."""
         with self._changed:
             self._busy -= 1
             self._changed.notify_all()
 
     def wait(self) -> None:
-        """Wait until nobody touches the memory."""
+        """Wait until no thread touches the memory."""
         with self._changed:
             self._changed.wait_for(lambda: not self._busy)
 
     def take(self) -> _Piece | None:
-        """A piece that nobody has; None if there is none."""
+        """Take a piece; return None if none is left."""
         with self._changed:
             return self._left.popleft() if self._left else None
 
     def put_back(self, pieces: Sequence[_Piece], why: str) -> None:
-        """They have not come."""
+        """Return pieces that were not transferred."""
         with self._changed:
             if self.error is None:
                 self._left.extend(pieces)
             self.why = why
 
     def fail(self, error: BaseException) -> None:
-        """There is no use in going on."""
+        """Give up the transfer."""
         with self._changed:
             self.error = self.error or error
             self._left.clear()
 
 
 class _Owner:
-    """Streams to a process that nobody uses at the moment, and what it takes to open more; under the lock of the road."""
+    """Idle streams to a process, and the invitation to open more; guarded by the lock of the data path."""
 
     def __init__(self) -> None:
         self.idle: list[Stream] = []
@@ -347,7 +347,7 @@ class _Owner:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to keep."""
+        """Whether this has neither streams nor a valid invitation."""
         return not self.idle and time.monotonic() > self._invited_until
 
     def invite(self, invitation: Invitation, until: float) -> None:
@@ -367,7 +367,7 @@ class _Owner:
         return None
 
     def close(self, until: float = float("inf")) -> None:
-        """Close the streams that were not used since then."""
+        """Close the streams that were last used at ``until`` or earlier."""
         for stream in [stream for stream in self.idle if stream.used_at <= until]:
             self.idle.remove(stream)
             stream.close()

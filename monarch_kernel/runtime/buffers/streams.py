@@ -1,21 +1,22 @@
-"""Streams of bytes straight from one process to another of another machine: TCP, under TLS, for those who were invited.
+"""Streams of bytes between processes of different machines: TCP under TLS, only for invited processes.
 
 Theory of operation
 ===================
 
-Who wants a stream asks the other for an invitation, by the connections between hosts, which are encrypted and authenticated.
-It has the addresses and the port at which the other listens, the certificate that it will show, and tokens. The certificate
-is the process's own, signed by itself, and is trusted by nobody but who was invited, and for nothing else; so no name and no
-date in it means anything. Who comes first sees that certificate and then shows a token, which is good for one stream, for
-`INVITED_S`. TLS 1.3 does the rest; neither the key nor a token is ever on a disk or in an environment.
+A process that needs a stream requests an invitation from the other process, over the connections between hosts, which are
+encrypted and authenticated. The invitation has the addresses and the port at which the other process listens, the certificate
+that it will present, and tokens. The certificate is self-signed. Only invited processes trust it, and only for these streams,
+so its name and its dates have no meaning. A connecting process first verifies the certificate and then sends a token, which is
+valid for one stream and for `INVITED_S`. TLS 1.3 does the rest. Neither the key nor a token is ever on a disk or in an
+environment.
 
-There is a port only while tokens are out. Whoever knocks and has none is a stranger: `MAX_WAITING` may stand at the door, those
-that came first are hung up on if there are more, and nobody stands there for longer than `GREETING_S`. What he sends takes no
-memory but what TLS keeps of its handshake.
+The port is open only while tokens are valid. At most `MAX_WAITING` connections wait to be authenticated; when there are more,
+the oldest is closed, and none waits for longer than `GREETING_S`. An unauthenticated peer uses no memory except for the TLS
+handshake.
 
-Who waits at a stream gives up after `STALLED_S` in which not a byte came or went, or as soon as it is known that the other has
-ended; TCP alone would wait for minutes. A stream is used by one thread at a time. Others may only `hang_up`, which wakes that
-one; the descriptor is closed by who uses it.
+Waiting on a stream fails after `STALLED_S` without a byte in either direction, or as soon as the other process is known to have
+ended; TCP alone would wait for minutes. One thread at a time uses a stream. Other threads may only call `Stream.hang_up`, which
+wakes that thread; the thread that uses the stream closes the descriptor.
 """
 
 from __future__ import annotations
@@ -40,33 +41,33 @@ __all__ = ["IDLE_S", "INVITED_S", "Invitation", "Stream", "StreamError", "Stream
 
 STALLED_S = 5.0
 IDLE_S = 30.0
-"""After which who listens ends a stream on which nothing is asked; who asks has closed it before."""
+"""After this time without a request the listening process ends a stream; the requesting process closes it earlier."""
 
 INVITED_S = 10.0
 GREETING_S = 3.0
 MAX_WAITING = 32
 MAX_STREAMS = 128
-"""To one process; each has a thread."""
+"""How many streams one process accepts; each has a thread."""
 
 MAX_HEADER_NBYTES = 1 << 20
 
 PACKED_NBYTES = 1 << 20
-"""What has gaps is packed in parts of this."""
+"""Memory with gaps is packed in parts of this size."""
 
 _TICK_S = 0.25
 _PATIENCE_S = 0.1
-"""How long a better address has to answer when a worse one has."""
+"""How long to wait for a preferred address after another one has answered."""
 
 _TOKEN_NBYTES = 32
 _LENGTH = struct.Struct("<I")
 
 
 class StreamError(Exception):
-    """A stream broke, or did not come about; the text says why."""
+    """A stream broke, or could not be opened; the text says why."""
 
 
 class Invitation(NamedTuple):
-    """What it takes to open streams to a process: one for each token; ``certificate`` in DER."""
+    """Permission to open streams to a process, one for each token; ``certificate`` is in DER."""
 
     addresses: tuple[str, ...]
     port: int
@@ -78,9 +79,9 @@ class Stream:
     """One end of a stream.
 
     Args:
-        connection: TLS has come about on it, or is about to.
-        token: it was opened with.
-        is_lost: whether the other end is known to have ended; asked now and then while nothing comes.
+        connection: the TLS connection; its handshake is done or about to be.
+        token: the token that opened the stream.
+        is_lost: whether the other end is known to have ended; called periodically while no data comes.
     """
 
     def __init__(self, connection: ssl.SSLSocket, token: bytes, is_lost: Callable[[], bool] = lambda: False) -> None:
@@ -95,7 +96,7 @@ class Stream:
         """Send all of these bytes.
 
         Raises:
-            StreamError: it broke, or nothing was taken for too long.
+            StreamError: the stream broke, or the other end accepted no data for too long.
         """
         rest = memoryview(data)
         until = time.monotonic() + STALLED_S
@@ -109,11 +110,11 @@ class Stream:
                     until = time.monotonic() + STALLED_S
 
     def receive_into(self, into: memoryview, patience_s: float = STALLED_S) -> None:
-        """Fill memory with what comes; errors as those of `send`.
+        """Fill memory with received bytes; errors as those of `send`.
 
         Args:
-            into: bytes.
-            patience_s: how long to wait for the first of them.
+            into: the memory, as bytes.
+            patience_s: how long to wait for the first byte.
         """
         until = time.monotonic() + patience_s
         with _told():
@@ -124,12 +125,12 @@ class Stream:
                     self._wait_on(until)
                     continue
                 if not count:
-                    raise StreamError("it was closed at the other end")
+                    raise StreamError("the other end closed the stream")
                 into = into[count:]
                 until = time.monotonic() + STALLED_S
 
     def send_block(self, place: Place) -> None:
-        """Send the elements of a block of memory, one after the other; errors as those of `send`."""
+        """Send the elements of a block of memory without its gaps; errors as those of `send`."""
         for address, layout in _cut(place):
             if layout.is_contiguous:
                 self.send(view_of(address, layout.nbytes))
@@ -139,7 +140,7 @@ class Stream:
                 self.send(packed)
 
     def receive_block(self, place: Place) -> None:
-        """Fill a block of memory with elements that come one after the other; errors as those of `send`."""
+        """Fill a block of memory with received elements, which come without gaps; errors as those of `send`."""
         for address, layout in _cut(place):
             if layout.is_contiguous:
                 self.receive_into(view_of(address, layout.nbytes))
@@ -149,56 +150,56 @@ class Stream:
                 copy(Place(address, layout), _packed(packed, layout))
 
     def send_header(self, header: bytes) -> None:
-        """Send a few bytes that `receive_header` gives in one piece."""
+        """Send a few bytes, which `receive_header` returns in one piece."""
         self.send(_LENGTH.pack(len(header)) + header)
 
     def receive_header(self, patience_s: float = STALLED_S) -> bytes:
-        """What was sent as a header; arguments and errors as those of `receive_into`."""
+        """Receive the bytes of one `send_header`; arguments and errors as those of `receive_into`."""
         raw = bytearray(_LENGTH.size)
         self.receive_into(memoryview(raw), patience_s)
         (nbytes,) = _LENGTH.unpack(raw)
         if nbytes > MAX_HEADER_NBYTES:
-            raise StreamError(f"a header of {nbytes} bytes was announced")
+            raise StreamError(f"the other end announced a header of {nbytes} bytes, which is too large")
         header = bytearray(nbytes)
         self.receive_into(memoryview(header))
         return bytes(header)
 
     def skip(self, nbytes: int) -> None:
-        """Read so many bytes for nothing; errors as those of `send`."""
+        """Receive and discard bytes; errors as those of `send`."""
         waste = bytearray(min(max(nbytes, 0), PACKED_NBYTES))
         while nbytes > 0:
             self.receive_into(memoryview(waste)[:nbytes])
             nbytes -= len(waste)
 
     def is_fresh(self) -> bool:
-        """Whether an idle stream can be used still, as far as is known: the other end may have closed it."""
+        """Whether an idle stream is still usable as far as this end knows; the other end may have closed it."""
         if self._connection.fileno() < 0:
             return False
-        with selectors.DefaultSelector() as selector:  # nothing is to come before something is asked
+        with selectors.DefaultSelector() as selector:  # nothing must come before the next request
             selector.register(self._connection, selectors.EVENT_READ)
             return not selector.select(0)
 
     def hang_up(self) -> None:
-        """End it, for any thread; who uses it gets a `StreamError`."""
+        """End the stream, from any thread; the thread that uses it gets a `StreamError`."""
         with contextlib.suppress(OSError):
-            # That of TLS would have the other thread go on without TLS.
+            # `SSLSocket.shutdown` would make the other thread continue without TLS.
             socket.socket.shutdown(self._connection, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End it, for the thread that uses it."""
+        """End the stream, from the thread that uses it."""
         _open.discard(self)
         self._connection.close()
 
     def _wait_on(self, until: float) -> None:
-        """Nothing has come or gone for a moment: whether to wait for more."""
+        """Raise an error if there is no use in waiting any longer."""
         if self._is_lost():
             raise StreamError("the other process has ended")
         if time.monotonic() > until:
-            raise StreamError("nothing came or went for too long")
+            raise StreamError("no data was transferred for too long")
 
 
 def _cut(place: Place) -> list[Place]:
-    """A block with gaps in parts that are copied one by one; what has none as it is."""
+    """Cut a block with gaps into parts that are packed one by one; a block without gaps stays whole."""
     address, layout = place
     if not layout.nbytes:
         return []
@@ -213,7 +214,7 @@ def _packed(block: bytearray, layout: Layout) -> Place:
 
 @contextlib.contextmanager
 def _told() -> Iterator[None]:
-    """Errors of the network, and of TLS, are a `StreamError`."""
+    """Turn errors of the network and of TLS into a `StreamError`."""
     try:
         yield
     except OSError as error:
@@ -221,20 +222,20 @@ def _told() -> Iterator[None]:
 
 
 def reach(invitation: Invitation, token: bytes, timeout_s: float, is_lost: Callable[[], bool]) -> tuple[str, Stream]:
-    """Open a stream by the best address that answers: gives that, too.
+    """Open a stream by the best address that answers; return that address and the stream.
 
     Args:
-        invitation: of the process.
+        invitation: the invitation by the other process.
         token: one of its tokens.
-        timeout_s: how long it may take, in seconds.
+        timeout_s: the limit in seconds.
         is_lost: as for `Stream`.
 
     Raises:
-        StreamError: it can't be reached; the text says how it was tried.
+        StreamError: the process can't be reached; the text lists the attempts.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # it is the certificate itself that is known
+    context.check_hostname = False  # the certificate itself is pinned
     context.load_verify_locations(cadata=invitation.certificate)
     until = time.monotonic() + timeout_s
     tried: list[str] = []
@@ -261,7 +262,7 @@ def reach(invitation: Invitation, token: bytes, timeout_s: float, is_lost: Calla
 def _knocked(
     addresses: Sequence[str], port: int, until: float, tried: list[str]
 ) -> Iterator[tuple[str, socket.socket]]:
-    """Knock at all addresses at once; gives connections, the best address of those that have answered first."""
+    """Connect to all addresses at once; yield the connections, in the order of preference among those that have answered."""
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
         for address in dict.fromkeys(addresses):
@@ -288,15 +289,15 @@ def _knocked(
             if not answered:
                 return
             best = next(address for address in addresses if address in answered)
-            yield best, answered.pop(best)  # who takes it for TLS has its descriptor
+            yield best, answered.pop(best)  # `wrap_socket` takes over its descriptor
 
 
 class StreamListener:
-    """Opens streams to this process for those that it has invited.
+    """Accepts streams from processes that this process has invited.
 
     Args:
-        serve: does what is asked by a stream, on a thread of its own, until that ends.
-        addresses: gives those at which other machines may reach this one, the best first.
+        serve: handles the requests of a stream until it ends; each stream has its own thread.
+        addresses: returns the addresses at which other machines may reach this one, the best first.
     """
 
     def __init__(self, serve: Callable[[Stream], None], addresses: Callable[[], Sequence[str]]) -> None:
@@ -305,16 +306,16 @@ class StreamListener:
         self._lock = threading.Condition()
         self._identity: tuple[ssl.SSLContext, bytes] | None = None
         self._door: socket.socket | None = None
-        self._tokens: dict[bytes, float] = {}  # -> until when it is good
-        self._waiting: dict[ssl.SSLSocket, None] = {}  # who has not shown a token yet, the first first
-        self._streams: dict[bytes, Stream] = {}  # by their tokens
+        self._tokens: dict[bytes, float] = {}  # -> when it expires
+        self._waiting: dict[ssl.SSLSocket, None] = {}  # connections without a token yet, the oldest first
+        self._streams: dict[bytes, Stream] = {}  # by token
         self._is_closed = False
 
     def invite(self, count: int) -> Invitation:
-        """Listen for so many streams; for fewer, or none, if there are too many.
+        """Listen for ``count`` streams; for fewer, or none, if there are too many already.
 
         Raises:
-            OSError: there is no port, or no descriptor, left.
+            OSError: no port or no descriptor is left.
         """
         with self._lock:
             if self._identity is None:
@@ -332,7 +333,7 @@ class StreamListener:
             return Invitation(tuple(self._addresses()), self._door.getsockname()[1], self._identity[1], tokens)
 
     def end(self, token: bytes) -> None:
-        """End the stream that was opened with a token, if there is one; returns when nobody serves it any more."""
+        """End the stream that was opened with a token, if there is one; return when no thread serves it any more."""
         with self._lock:
             self._tokens.pop(token, None)
             stream = self._streams.get(token)
@@ -341,7 +342,7 @@ class StreamListener:
                 self._lock.wait_for(lambda: token not in self._streams)
 
     def close(self) -> None:
-        """End all streams, and listen no more."""
+        """End all streams and stop listening."""
         with self._lock:
             self._is_closed = True
             self._tokens.clear()
@@ -359,13 +360,13 @@ class StreamListener:
                 connection, _ = door.accept()
             except TimeoutError:
                 continue
-            except OSError:  # it was closed, or no descriptor is left
+            except OSError:  # the listening socket was closed, or no descriptor is left
                 time.sleep(_TICK_S)
                 continue
             self._admit(connection)
 
     def _is_expecting(self, door: socket.socket) -> bool:
-        """Whether somebody was invited who has not come; else nobody listens any more."""
+        """Whether a valid token is unused; if none is, stop listening."""
         with self._lock:
             now = time.monotonic()
             for token in [token for token, until in self._tokens.items() if until < now]:
@@ -382,14 +383,14 @@ class StreamListener:
             connection.settimeout(GREETING_S)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             encrypted = self._identity[0].wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
-        except OSError:  # he has gone
+        except OSError:  # the peer has disconnected
             connection.close()
             return
         with self._lock:
             self._waiting[encrypted] = None
             if len(self._waiting) > MAX_WAITING:
                 first = next(iter(self._waiting))
-                del self._waiting[first]  # now, and not when its thread sees it: who comes next makes another one leave
+                del self._waiting[first]  # now rather than in its thread, so that the next connection evicts another one
                 _hang_up(first)
         threading.Thread(target=self._greet, args=(encrypted,), name="monarch-stream", daemon=True).start()
 
@@ -408,7 +409,7 @@ class StreamListener:
             return
         try:
             self._serve(stream)
-        except StreamError:  # who has asked is gone, or asks again
+        except StreamError:  # the other end has ended, or will request the pieces again
             pass
         finally:
             with self._lock:
@@ -418,7 +419,7 @@ class StreamListener:
 
 
 def _token_of(connection: ssl.SSLSocket) -> bytes:
-    """Have TLS come about, and read what is shown then, in bounded time."""
+    """Do the TLS handshake and read the token, in bounded time."""
     until = time.monotonic() + GREETING_S
     connection.do_handshake()
     token = b""
@@ -432,7 +433,7 @@ def _token_of(connection: ssl.SSLSocket) -> bytes:
 
 
 def _identity() -> tuple[ssl.SSLContext, bytes]:
-    """What this process shows who comes, with a key that nobody else has; and the certificate, in DER."""
+    """Create a key and a self-signed certificate; return the context that uses them, and the certificate in DER."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -445,7 +446,7 @@ def _identity() -> tuple[ssl.SSLContext, bytes]:
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(datetime(2000, 1, 1))  # clocks of machines differ
+        .not_valid_before(datetime(2000, 1, 1))  # the clocks of machines differ
         .not_valid_after(datetime(2200, 1, 1))
         .sign(key, hashes.SHA256())
     )
@@ -455,7 +456,7 @@ def _identity() -> tuple[ssl.SSLContext, bytes]:
     secret = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    # Python's ssl reads keys from files only: this one is in memory.
+    # Python's ssl reads keys only from files; this file is in memory.
     with open(os.memfd_create("monarch-identity", os.MFD_CLOEXEC), "wb") as file:
         file.write(certificate.public_bytes(serialization.Encoding.PEM) + secret)
         file.flush()
@@ -477,7 +478,7 @@ _doors: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 def _forget_all() -> None:
-    """In a fork of the process: its connections are not ours, and are to end when it does."""
+    """Close the copies in a forked child: the connections belong to the parent, and must end with it."""
     for stream in list(_open):
         stream.close()
     for door in list(_doors):

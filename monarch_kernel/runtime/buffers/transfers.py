@@ -1,4 +1,4 @@
-"""Carries bytes between memory of this process and memory that another has lent, by the shortest road."""
+"""Copies bytes between memory of this process and memory that another process lends, by the best data path."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from monarch_kernel.runtime.rpc.waits import Wait
 __all__ = ["carry", "roads_of", "together"]
 
 AT_ONCE_NBYTES = 8 << 20
-"""What is smaller is carried by the thread that asks: another would cost more."""
+"""The calling thread copies anything smaller itself: handing it to another thread would cost more."""
 
 _THREADS = 4
 
@@ -31,10 +31,10 @@ _crew = Crew("monarch-carrier", _THREADS)
 
 
 def roads_of(asker: Asker) -> Roads:
-    """All roads of a process, the best first.
+    """Return all data paths of a process, the best first.
 
     Args:
-        asker: carries its requests.
+        asker: sends the requests of the process.
     """
     tables = Tables()
     roads = (
@@ -49,14 +49,14 @@ def roads_of(asker: Asker) -> Roads:
 
 
 def carry(asker: Asker, loan: Loan, here: Memory, *, is_write: bool, keeper: object = None) -> Future[Transfer]:
-    """Copy what was lent into memory of this process; or the other way, if ``is_write``.
+    """Copy lent memory into memory of this process, or the other way if ``is_write``.
 
     Args:
-        asker: of this process, whose roads there are.
-        loan: what was lent.
-        here: memory of this process; of as many bytes.
-        is_write: which way.
-        keeper: is not let go before the transfer has ended, such as a handle with which the loan ends.
+        asker: the client of this process, which has its data paths.
+        loan: the lent memory.
+        here: memory of this process, of as many bytes.
+        is_write: the direction.
+        keeper: an object to keep alive until the transfer ends, such as a handle whose end ends the loan.
     """
     future: Future[Transfer] = Future(
         _Carrying(asker), 0, lambda answers: done[0], note="carrying bytes", procs=(loan.proc,)
@@ -81,7 +81,7 @@ def carry(asker: Asker, loan: Loan, here: Memory, *, is_write: bool, keeper: obj
 
 
 def together(futures: Sequence[Future[Transfer]]) -> Future[list[Transfer]]:
-    """A future of many transfers, at least one; it ends when all have, with the first error if there is one."""
+    """Combine one or more transfers into one future; it completes after all of them, with the first error if there is one."""
     whole: Future[list[Transfer]] = Future(futures[0].owner, 0, lambda _: [each.get(0) for each in futures])
     left = len(futures)
     lock = threading.Lock()
@@ -101,7 +101,7 @@ def together(futures: Sequence[Future[Transfer]]) -> Future[list[Transfer]]:
 
 def _away(asker: Asker, work: Callable[[], None], keeper: object) -> None:
     work()
-    asker.submit(_nothing)  # wakes whoever waits for it in the transport
+    asker.submit(_nothing)  # wakes the thread that waits for the future in the transport
 
 
 def _nothing() -> None:
@@ -109,13 +109,13 @@ def _nothing() -> None:
 
 
 def _gone(asker: Asker, loan: Loan, why: str) -> BufferGoneError:
-    """What the caller is told. It was never raised, so no frames keep memory or descriptors."""
+    """Create the error for the caller. It was never raised, so no frames keep memory or descriptors alive."""
     death = asker.deaths((loan.proc,)).get(loan.proc)
     return BufferGoneError(f"the buffer can't be used any more: {why}" + (f" ({death.headline()})" if death else ""))
 
 
 class _Carrying:
-    """Owner of the futures of transfers: there is nobody to interrupt."""
+    """Owner of the futures of transfers, which can't be interrupted or cancelled."""
 
     def __init__(self, asker: Asker) -> None:
         self.asker = asker

@@ -1,4 +1,4 @@
-"""Memory that was opened for others stays until they are done with it, or have ended; what can't be opened goes another way."""
+"""Opened memory stays until the processes that use it close it or end; memory that can't be opened takes another data path."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ PROCS = {"gpus": 1}
 
 
 class Owner(Actor):
-    """Has memory, lends it, and knows whether it is there still."""
+    """Lends memory, and knows whether the memory still exists."""
 
     @endpoint
     def lend(self, count: int, device: str = "") -> Buffer:
         self.kept: Any = torch.ones(count)
         self.seen = weakref.ref(self.kept)
         buffer = Buffer(self.kept)
-        if device:  # as if it were there
+        if device:  # pretend that it is on the device
             lendings, lease = asker_here().lendings, buffer._loan.lease
             lendings._held[lease] = lendings._held[lease]._replace(device=device)
             buffer._loan = buffer._loan._replace(device=device)
@@ -52,12 +52,12 @@ class Owner(Actor):
 
     @endpoint
     def tasks(self) -> int:
-        """Threads, also those that no Python has started."""
+        """Count the threads, including those that Python did not start."""
         return len(os.listdir("/proc/self/task"))
 
 
 class Reader(Actor):
-    """Opens memory, and may end before it is done."""
+    """Opens memory, and may end without closing it."""
 
     @endpoint
     def open(self, buffer: Buffer) -> int:
@@ -73,10 +73,10 @@ class Ranks(NamedTuple):
 
 @pytest.fixture
 def ranks(procs: ProcMesh) -> Iterator[Ranks]:
-    """Processes of each test: some are killed. The fixture ``procs`` has started the agent and the zygote."""
+    """Processes for one test, because tests kill some. The fixture ``procs`` has started the agent and the zygote."""
     mine = this_host().spawn_procs({"gpus": 2}, device="cpu")
     yield Ranks(mine, mine.slice(gpus=0).spawn("owner", Owner), mine.slice(gpus=1).spawn("reader", Reader))
-    asker_here().roads.close()  # with what this process keeps for the next transfer
+    asker_here().roads.close()  # also closes what this process keeps for the next transfer
     mine.stop(grace_s=0).get(LONG_S)
 
 
@@ -98,7 +98,7 @@ def test_memory_stays_for_those_who_have_it_open_and_goes_with_the_last(ranks: R
     for _ in range(20):
         assert call(ranks.owner.is_there)
     road._opening.close(buffer._loan, again)
-    wait_until(lambda: not call(ranks.owner.is_there), "the memory to be let go")
+    wait_until(lambda: not call(ranks.owner.is_there), "the memory to be freed")
     wait_until(lambda: call(ranks.owner.tasks) <= before + 1, "the end of the threads that serve it")
 
 
@@ -109,18 +109,18 @@ def test_memory_is_let_go_when_the_process_that_has_it_open_is_killed(ranks: Ran
     call(ranks.owner.let_go)
     assert call(ranks.owner.is_there)
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not call(ranks.owner.is_there), "the memory to be let go")
+    wait_until(lambda: not call(ranks.owner.is_there), "the memory to be freed")
 
 
 def test_what_can_not_be_opened_is_not_tried_again_and_goes_another_way(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    buffer = call(ranks.owner.lend, 1000, DEVICE)  # which CUDA can't share, since it knows nothing of it
+    buffer = call(ranks.owner.lend, 1000, DEVICE)  # CUDA can't share it, because it did not allocate it
     road: Any = asker_here().roads["cuda"]
     assert not road.leads_to(buffer._loan)  # this process uses no device
     monkeypatch.setattr("monarch_kernel.net.memory.devices.are_in_use", lambda: True)
     assert road.leads_to(buffer._loan)
-    assert not road.leads_to(call(ranks.owner.lend, 1000)._loan)  # is not of a device
+    assert not road.leads_to(call(ranks.owner.lend, 1000)._loan)  # not on a device
     into = torch.zeros(1000)
     assert buffer.read_into(into).get(LONG_S).road == "messages"
     assert bool((into == 1).all())
@@ -134,7 +134,7 @@ def test_where_there_is_no_hardware_there_is_no_road_by_it(ranks: Ranks, monkeyp
     assert not road.leads_to(far._loan)
     monkeypatch.setattr("monarch_kernel.runtime.buffers.nixl.has_hardware", lambda: True)
     monkeypatch.setattr(road, "_is_there", None)
-    assert not road.leads_to(far._loan)  # it is near
+    assert not road.leads_to(far._loan)  # the owner is on this machine
     monkeypatch.setattr(road._tables, "are_near", lambda lent: False)
     assert road.leads_to(far._loan)
     assert not road.leads_to(small._loan)
@@ -163,13 +163,13 @@ def test_bytes_come_before_the_end_of_a_transfer_or_never(ranks: Ranks) -> None:
     reader = threading.Thread(target=read)
     reader.start()
     pid = ranks.procs.view().ranks[0].pid
-    os.kill(pid, signal.SIGSTOP)  # it can't end by itself now
-    ranks.procs.stop().get(LONG_S)  # from now on it counts as dead, and is killed after two seconds
+    os.kill(pid, signal.SIGSTOP)  # now it can't end by itself
+    ranks.procs.stop().get(LONG_S)  # from now on it counts as dead; after two seconds it is killed
     reader.join(LONG_S)
     assert ended
     mine.zero_()
     wait_gone(pid)
-    threading.Event().wait(0.3)  # for what it has sent, and this process has not received
+    threading.Event().wait(0.3)  # for data that it has sent and this process has not received yet
     assert not mine.any()
 
 
@@ -184,7 +184,7 @@ def test_what_is_scattered_is_refused_before_it_costs_anything(ranks: Ranks, bar
 
 
 class Library:
-    """Stands for NIXL: knows agents, and says so if their memory differs from what it was."""
+    """Fake NIXL: remembers agents, and raises an error if the memory of a known agent has changed."""
 
     def __init__(self) -> None:
         self.known: dict[bytes, bytes] = {}
@@ -226,7 +226,7 @@ def test_an_agent_is_not_forgotten_under_a_transfer() -> None:
 
 
 def test_what_ucx_can_not_do_is_said(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UCX_TLS", "^tcp")  # as it is unless a user says otherwise; and here is nothing else
+    monkeypatch.setenv("UCX_TLS", "^tcp")  # the default; and this machine has nothing else
     buffer = call(ranks.owner.lend, 1000)
     road: Any = asker_here().roads["rdma"]
     with pytest.raises(NoRoad, match="UCX found no way to other machines"):

@@ -1,4 +1,4 @@
-"""What is kept is shared, made once, and let go a while after its last use."""
+"""A cached value is created once, shared, and dropped a while after its last use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_value_is_made_once_and_let_go_when_nobody_has_used_it_for_a_while() -
     with kept.held("a", Thing) as value:
         gone = weakref.ref(value)
     del value
-    wait_until(lambda: gone() is None, "nothing to be kept")
+    wait_until(lambda: gone() is None, "the value to be dropped")
     wait_until(lambda: not threads("keeps"), "the end of the thread")
     with kept.held("a", Thing):
         assert threads("keeps") == 1
@@ -45,7 +45,7 @@ def test_what_is_used_stays_however_long_and_what_is_not_wanted_goes_at_once() -
     value = kept.take("a", Thing)
     there = weakref.ref(value)
     del value
-    threading.Event().wait(1.2)  # looked at twice
+    threading.Event().wait(1.2)  # two rounds of the thread that drops values
     assert there() is not None
     long: Kept[str, Thing] = Kept("keeps", 60.0, lambda key: wanted)
     with long.held("b", Thing) as other:
@@ -53,12 +53,12 @@ def test_what_is_used_stays_however_long_and_what_is_not_wanted_goes_at_once() -
     del other
     assert seen() is not None
     wanted = False
-    wait_until(lambda: seen() is None, "nothing to be kept")
+    wait_until(lambda: seen() is None, "the second value to be dropped")
     value = there()
     assert value is not None
     kept.give("a", value)
     del value
-    wait_until(lambda: there() is None, "nothing to be kept")
+    wait_until(lambda: there() is None, "the first value to be dropped")
 
 
 def test_who_has_a_value_that_was_dropped_goes_on_with_it() -> None:
@@ -69,7 +69,7 @@ def test_who_has_a_value_that_was_dropped_goes_on_with_it() -> None:
     assert new is not old
     kept.give("a", old)
     threading.Event().wait(0.7)
-    assert kept.take("a", Thing) is new  # is still used
+    assert kept.take("a", Thing) is new  # still in use
     kept.close()
 
 

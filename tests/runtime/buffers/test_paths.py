@@ -1,4 +1,4 @@
-"""Every road carries the same bytes, of any layout, both ways; and says what has become of memory that it can't reach."""
+"""Every data path copies the same bytes, of any layout, in both directions, and reports why it can't reach memory."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from tests.support.waiting import LONG_S, wait_until
 PROCS = {"gpus": 1}
 LARGE = (9 << 20) + 4  # bytes: several pieces, the last one short
 WITHIN = ("process",)
-"""Roads within a process: its end is that of both ends."""
+"""Data paths within a process, where both ends end together."""
 
 ROADS = (*WITHIN, "memory", "rdma", "network", "messages")
 
 
 class Owner(Actor):
-    """Has memory, and lends it."""
+    """Lends memory."""
 
     def __init__(self) -> None:
         self.kept: Any = None
@@ -46,7 +46,7 @@ class Owner(Actor):
 
     @endpoint
     def lend_as(self, thing: np.ndarray[Any, Any], steps: tuple[int, ...], order: tuple[int, ...]) -> Buffer:
-        """With gaps between the elements, and axes in another order."""
+        """Lend memory with gaps between the elements and the axes in another order."""
         whole = np.zeros([size * abs(step) for size, step in zip(thing.shape, steps)], thing.dtype)
         self.kept = whole[tuple(slice(None, None, step) for step in steps)].transpose(order)
         self.kept[...] = thing.transpose(order)
@@ -54,7 +54,7 @@ class Owner(Actor):
 
     @endpoint
     def lend_sparse(self, nbytes: int, marks: dict[int, bytes]) -> Buffer:
-        """Memory of which only what is marked takes any."""
+        """Lend sparse memory, in which only the marks occupy pages."""
         self.kept = mmap.mmap(-1, nbytes)
         for at, mark in marks.items():
             self.kept[at : at + len(mark)] = mark
@@ -74,7 +74,7 @@ class Owner(Actor):
 
 
 class Way(NamedTuple):
-    """A road, and somebody at its other end."""
+    """A data path, and an owner at its other end."""
 
     road: Road
     owner: Any
@@ -94,7 +94,7 @@ class Way(NamedTuple):
 
 @pytest.fixture(autouse=True)
 def nothing_open() -> Iterator[None]:
-    """Streams are kept for the next transfer, but not for the next test."""
+    """Close the streams that are kept for the next transfer after each test."""
     yield
     asker_here().roads.close()
 
@@ -133,7 +133,7 @@ def test_bytes_arrive_as_they_are(way: Way, dtype: torch.dtype, count: int) -> N
 def test_any_layout_is_copied_into_any_other(way: Way, data: st.DataObject) -> None:
     values = data.draw(views())
     steps = [data.draw(st.sampled_from([1, 2, -1])) for _ in values.shape]
-    if steps and data.draw(st.booleans()):  # in one axis: in three the gaps are of gigabytes, and RDMA pins them
+    if steps and data.draw(st.booleans()):  # in one axis only: in three the gaps have gigabytes, and RDMA pins them
         steps[data.draw(st.integers(0, len(steps) - 1))] = 700
     order = tuple(data.draw(st.permutations(range(values.ndim))))
     buffer = way.owner.lend_as.call_one(values, tuple(steps), order).get(LONG_S)
@@ -141,7 +141,7 @@ def test_any_layout_is_copied_into_any_other(way: Way, data: st.DataObject) -> N
     for into in (same_kind(data.draw, wanted), np.zeros(wanted.size, values.dtype), np.zeros(wanted.nbytes, "u1")):
         try:
             way.read(buffer, into)
-        except NoRoad:  # it may leave to others what it does badly
+        except NoRoad:  # a data path may refuse a layout that it handles badly
             assert not buffer._loan.layout.is_contiguous
         else:
             assert into.tobytes() == wanted.tobytes()
@@ -194,7 +194,7 @@ def test_what_was_dropped_is_gone(way: Way) -> None:
         for part in (buffer, buffer[:3]):
             with pytest.raises(Gone, match="it was dropped"):
                 carry(part, into[: len(part)])
-    way.read(way.lend(torch.full((LARGE // 4,), 2.0)), into)  # takes the same entry, perhaps the same memory
+    way.read(way.lend(torch.full((LARGE // 4,), 2.0)), into)  # uses the same table entry, perhaps the same memory
     assert (into == 2).all()
 
 
@@ -247,13 +247,13 @@ def test_an_owner_that_is_killed_in_mid_transfer_is_gone(procs: ProcMesh, name: 
     with pytest.raises(Gone, match="its owner has ended"):
         raise errors[0]
     doomed.heal().get(LONG_S)
-    with pytest.raises(Gone, match="its owner has ended"):  # and not the one that has come in its place
+    with pytest.raises(Gone, match="its owner has ended"):  # and does not access the process that replaces it
         (way.write if is_write else way.read)(buffer, mine)
     doomed.stop(grace_s=0).get(LONG_S)
 
 
 def forged(loan: Loan, nbytes: int) -> Loan:
-    """Of so many bytes, whatever was lent."""
+    """Change the size of a loan, whatever its memory has."""
     return loan._replace(layout=loan.layout._replace(shape=(nbytes,), strides=(1,)))
 
 

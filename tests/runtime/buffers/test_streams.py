@@ -1,4 +1,4 @@
-"""Streams let in a peer that was invited, once; others wait for a moment, few at a time, and no call waits for ever."""
+"""Each token opens one stream; the number and the time of unauthenticated connections are limited; no call waits forever."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ANY = ["127.0.0.1"]
 
 
 def echo(stream: Stream) -> None:
-    """Say again what is said."""
+    """Send back each header."""
     while True:
         stream.send_header(stream.receive_header(LONG_S))
 
@@ -43,7 +43,7 @@ def is_listening(port: int) -> bool:
 
 
 def is_hung_up(connection: socket.socket) -> bool:
-    """Whether the other end hangs up, without having said anything."""
+    """Whether the other end closes the connection without having sent anything."""
     connection.settimeout(LONG_S)
     try:
         return not connection.recv(1)
@@ -63,7 +63,7 @@ def test_each_token_lets_one_in_and_the_door_is_shut_behind_the_last(listener: S
         with contextlib.closing(enter(invitation, 1)) as second:
             second.send_header(b"there")
             assert second.receive_header() == b"there"
-            wait_until(lambda: not is_listening(invitation.port), "the door to be shut")
+            wait_until(lambda: not is_listening(invitation.port), "the port to be closed")
             first.send_header(b"still")
             assert first.receive_header() == b"still"
     later = listener.invite(1)
@@ -84,7 +84,7 @@ def test_another_certificate_is_not_believed(listener: StreamListener) -> None:
 def test_a_listener_that_was_closed_is_not_waited_for(listener: StreamListener) -> None:
     invitation = listener.invite(1)
     listener.close()
-    wait_until(lambda: not is_listening(invitation.port), "the door to be shut")
+    wait_until(lambda: not is_listening(invitation.port), "the port to be closed")
     with pytest.raises(StreamError, match="Connection refused"):
         enter(invitation)
     assert listener.invite(1).tokens == ()
@@ -103,9 +103,9 @@ def test_strangers_are_hung_up_on_and_keep_nobody_out(
             return stack.enter_context(socket.create_connection(("127.0.0.1", invitation.port)))
 
         crowd = [knock() for _ in range(12)]
-        assert all(map(is_hung_up, crowd[:8]))  # the first ones, as others come
-        wait_until(lambda: threading.active_count() <= threads + 5, "the threads of those hung up on to end")
-        monkeypatch.setattr(streams, "GREETING_S", LONG_S)  # of those who come from now on
+        assert all(map(is_hung_up, crowd[:8]))  # the oldest ones, as others connect
+        wait_until(lambda: threading.active_count() <= threads + 5, "the threads of the closed connections to end")
+        monkeypatch.setattr(streams, "GREETING_S", LONG_S)  # for connections from now on
         noisy = knock()
         noisy.settimeout(LONG_S)
         noisy.sendall(bytes(1000))  # no handshake
@@ -120,7 +120,7 @@ def test_strangers_are_hung_up_on_and_keep_nobody_out(
         with contextlib.closing(enter(invitation)) as invited:
             invited.send_header(b"hello")
             assert invited.receive_header() == b"hello"
-        assert all(map(is_hung_up, crowd))  # those who say nothing are not waited for
+        assert all(map(is_hung_up, crowd))  # silent connections are not waited for
 
 
 def test_a_stream_that_is_ended_is_over_when_nobody_serves_it_any_more() -> None:
@@ -129,7 +129,7 @@ def test_a_stream_that_is_ended_is_over_when_nobody_serves_it_any_more() -> None
     def serve(stream: Stream) -> None:
         stream.receive_header(LONG_S)
         has_begun.set()
-        goes_on.wait(LONG_S)  # as one does that copies
+        goes_on.wait(LONG_S)  # as a thread does that copies
         stream.receive_header(LONG_S)
 
     listener = StreamListener(serve, lambda: ANY)
@@ -140,12 +140,12 @@ def test_a_stream_that_is_ended_is_over_when_nobody_serves_it_any_more() -> None
         ending = threading.Thread(target=listener.end, args=(stream.token,))
         ending.start()
         with pytest.raises(StreamError):
-            stream.receive_header(LONG_S)  # it is hung up
+            stream.receive_header(LONG_S)  # the stream was ended
         assert ending.is_alive()
         goes_on.set()
         ending.join(LONG_S)
         assert not ending.is_alive()
-    listener.end(invitation.tokens[1])  # nobody has come with that
+    listener.end(invitation.tokens[1])  # an unused token
     with contextlib.closing(enter(invitation, 1)) as late, pytest.raises(StreamError):
         late.receive_header(LONG_S)
     listener.end(b"no token")
@@ -170,10 +170,10 @@ def test_no_call_waits_for_ever(listener: StreamListener, monkeypatch: pytest.Mo
         if how == "hung up":
             threading.Timer(0.1, stream.hang_up).start()
         with pytest.raises(StreamError):  # noqa: PT012
-            if how == "full":  # the echo does not read while nobody takes what it says
+            if how == "full":  # the echo does not read while its own data is not received
                 while True:
                     stream.send_header(bytes(1 << 20))
-            stream.receive_header(0.5 if how == "silent" else 10 * LONG_S)  # only in the first case this time is over
+            stream.receive_header(0.5 if how == "silent" else 10 * LONG_S)  # only the first case exceeds this time
 
 
 def test_a_fork_does_not_keep_a_stream_open(listener: StreamListener) -> None:
