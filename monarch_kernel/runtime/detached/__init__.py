@@ -1,1 +1,1 @@
-"""Meshes that outlive their kernel: their registry, and the kernels that attach to them again."""
+"""Detached meshes, which outlive their kernel: their registry, and the sessions of the kernels that attach to them."""

@@ -1,4 +1,4 @@
-"""The launcher of a controller that is gone: made again by the one that has taken its mesh up."""
+"""Recreates the launcher of a previous controller for the controller that attached to its mesh."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["EarlierLauncher"]
 
 
 class EarlierLauncher:
-    """Asks an engine for more hosts as an earlier controller did, whose hosts it knows by the names of their machines.
+    """Requests hosts from an engine with the options of a previous controller, whose hosts it knows by their machine names.
 
-    A launcher is made when one is first asked for; and for an engine that has to be told which machines are in use each time,
-    for they change.
+    The launcher is created for the first request. For an engine that needs the list of machines in use, which changes, each
+    request creates a new launcher.
 
     Args:
-        name: of the engine.
-        recipe: how the launcher was made; None if it can't be made again.
-        used: gives the machines where hosts of the mesh run, and those where some did that are gone.
+        name: name of the engine.
+        recipe: how the launcher was created; None if it can't be recreated.
+        used: returns the machines on which hosts of the mesh run, and those of hosts that are gone.
     """
 
     def __init__(
@@ -33,15 +33,15 @@ class EarlierLauncher:
         self._launchers: list[Launcher] = []
 
     def launch(self, configs: Sequence[AgentConfig]) -> Sequence[HostHandle]:
-        """Ask for one host for each.
+        """Request one host for each configuration.
 
         Raises:
-            LaunchError: it can't be asked, or has none.
+            LaunchError: the launcher can't be recreated, or the engine has no host.
         """
         if self._recipe is None:
             raise LaunchError(
-                f"the hosts of this mesh were asked of {self.name} by an earlier kernel, and this one can't ask for another in "
-                "the place of one that is lost; slice it out, or end the mesh and bring it up again"
+                f"an earlier kernel requested the hosts of this mesh from {self.name}, and this kernel can't request a "
+                "replacement for a lost host; slice the lost host out, or end the mesh and bring it up again"
             )
         engine = ENGINES[self._recipe.engine]
         if not self._launchers or "occupied" in engine.takes:
@@ -51,10 +51,10 @@ class EarlierLauncher:
         return self._launchers[-1].launch(configs)
 
     def progress(self) -> str:
-        """What the engine says of those that are not up yet."""
+        """Return what the engine reports about hosts that are not up yet."""
         return next((text for launcher in reversed(self._launchers) if (text := launcher.progress())), "")
 
     def close(self, timeout_s: float) -> None:
-        """Give back what was asked for here."""
+        """Release the hosts that were requested here."""
         for launcher in self._launchers:
             launcher.close(timeout_s)

@@ -1,27 +1,28 @@
-"""Where meshes that outlive their kernels are found, and who has them: a directory for each.
+"""Registry of meshes that outlive their kernels: a directory for each mesh, locked by the controller that owns it.
 
 Theory of operation
 ===================
 
-The place of a mesh is stable: ``ROOT/NAME``. There are
+The path of a mesh is stable: ``ROOT/NAME``. The directory contains
 
 - ``controller``: the socket. The ranks connect to it again when another controller binds it;
-- ``manifest``: what that controller must know, the token too. Written when the mesh is up; before, it ends with its kernel;
-- ``lock``: held by the living controller. It is a record lock, which the Linux kernel drops when the process ends, however it
-  does, and which a fork of the process does not inherit; ``holder`` has its pid, for messages;
-- ``detached``: says since when there is no controller; written by the host agent, or, where that is elsewhere, by a controller
-  that takes its leave;
-- ``alive``: when its controller lived last, by the time of the file, where the host agents are elsewhere: who is killed does
-  not take its leave;
+- ``manifest``: what that controller needs, including the token. It is written when the mesh is up; until then the mesh ends
+  with its kernel;
+- ``lock``: held by the living controller. It is a record lock, which the Linux kernel releases when the process ends for any
+  reason, and which a fork of the process does not inherit; ``holder`` has the pid of the process, for messages;
+- ``detached``: the time since when there is no controller; written by the host agent, or by a controller that detaches if the
+  agents are on other hosts;
+- ``alive``: its modification time is when the controller was last alive. It exists if the host agents are on other hosts,
+  because a killed controller can't write ``detached``;
 - ``rank-N``: what each rank runs.
 
-A mesh may be kept for a limited time. An agent that is here and ends because of that leaves the ``manifest`` and ``detached``,
-from which one who looks for the mesh is told why it is gone. One whose agents are elsewhere is gone when its time is over and
-its controller took its leave, or hosts were looked for in vain. As long as it is only known when the controller lived last,
-which may have been silent before it was killed, the mesh is not removed, but said to be over.
+A mesh may be kept for a limited time. A local agent that ends for that reason leaves ``manifest`` and ``detached`` in place, so
+that a process that looks for the mesh learns why it is gone. A mesh with agents on other hosts is gone when its time is over and
+either its controller detached, or no host answered an attempt to attach. If the only known time is when the controller was last
+alive, the mesh is reported to be over but not removed, because the controller may have been silent before it was killed.
 
-The directories are of mode 0700, the files of 0600. A directory that belongs to another user, or that others may enter, is
-not trusted: it may have been put there to be talked to.
+The mode of the directories is 0700, that of the files 0600. A directory that belongs to another user, or that other users may
+enter, is not trusted: an attacker may have placed it there.
 """
 
 from __future__ import annotations
@@ -47,13 +48,14 @@ from monarch_kernel.runtime.host.processes import open_process, start_ticks
 __all__ = ["Found", "Home", "default_root", "find", "home_of", "span"]
 
 _ALIVE = "alive"
-_ENDING_S = 10.0  # of agents whose time is over; twice `lost_after_s` if that is longer: they may not have heard of it
+# How long agents may take to end after their time is over; twice `lost_after_s` if that is longer: they notice the loss late.
+_ENDING_S = 10.0
 _MAX_SOCKET_PATH = 100  # the limit is 107 bytes
-_FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
+_FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid
 
 
 def default_root(environment: Mapping[str, str], temporary: str) -> Path:
-    """Where a user's meshes are found: what the login gives to each user for such things, or a place in ``temporary``."""
+    """Return the directory of a user's meshes: in the user's runtime directory if there is one, else in ``temporary``."""
     runtime = environment.get("XDG_RUNTIME_DIR", "")
     if runtime and os.path.isdir(runtime):
         return Path(runtime) / "monarch-kernel"
@@ -62,13 +64,13 @@ def default_root(environment: Mapping[str, str], temporary: str) -> Path:
 
 @dataclass(frozen=True)
 class Found:
-    """A mesh that has a kernel no more, as its files tell.
+    """A mesh without a kernel, as described by its files.
 
     Attributes:
-        home: its place.
-        manifest: what it is.
-        since: when it was left, in seconds since the epoch of the clock.
-        ranks: of each rank whether it lives, and the cell it runs, empty if none; none at all where that is not known.
+        home: its directory.
+        manifest: its manifest.
+        since: when it lost its kernel, in seconds since 1970.
+        ranks: for each rank whether it is alive, and the cell it runs (empty if none); empty if that is unknown.
     """
 
     home: Home
@@ -85,13 +87,13 @@ class Home:
         self.path = root / name
         self._lock = -1
 
-    # -- who has it
+    # -- ownership
 
     def create(self) -> None:
-        """Make the directory, locked.
+        """Create the directory and lock it.
 
         Raises:
-            AttachError: there is one, or it can't be trusted.
+            AttachError: the directory exists, or its parent can't be trusted.
         """
         if len(os.fsencode(self.path / "controller")) > _MAX_SOCKET_PATH:
             raise AttachError(
@@ -101,7 +103,7 @@ class Home:
         for _ in range(100):
             with contextlib.suppress(FileExistsError):
                 self.path.parent.mkdir(0o700, parents=True)
-            with contextlib.suppress(FileNotFoundError):  # the last mesh there has just ended, with the directory
+            with contextlib.suppress(FileNotFoundError):  # the last mesh in the root has just ended, and removed the root
                 _check_trusted(self.path.parent)
                 draft.path.mkdir(0o700)
                 break
@@ -110,14 +112,14 @@ class Home:
             os.rename(draft.path, self.path)
         except OSError:
             draft.remove()
-            raise AttachError(f"there is a mesh in {self.path} already") from None
+            raise AttachError(f"there is already a mesh in {self.path}") from None
         self._lock = draft._lock
 
     def lock(self) -> None:
-        """Be the one who has the mesh, until `unlock` or the end of the process.
+        """Take ownership of the mesh, until `unlock` or the end of the process.
 
         Raises:
-            AttachError: another living process has it, or the directory can't be trusted.
+            AttachError: another living process owns it, or the directory can't be trusted.
         """
         _check_private(self.path.parent)
         _check_private(self.path)
@@ -134,7 +136,7 @@ class Home:
                 f"mesh {self.name!r} is attached to another kernel, pid {owner}, which is alive; "
                 "end that kernel first, or use the mesh there"
             ) from None
-        if not _is_same(fd, self.path / "lock"):  # another process has just removed what was there
+        if not _is_same(fd, self.path / "lock"):  # another process has just removed the locked file
             os.close(fd)
             raise AttachError(f"mesh {self.name!r} is gone")
         try:
@@ -145,7 +147,7 @@ class Home:
         self._lock = fd
 
     def unlock(self) -> None:
-        """Leave it to others."""
+        """Release ownership of the mesh."""
         if self._lock >= 0:
             with contextlib.suppress(OSError):
                 os.unlink(self.path / "holder")
@@ -153,9 +155,9 @@ class Home:
             self._lock = -1
 
     def owner(self) -> int:
-        """Pid of the living process that has it; 0 if none has."""
+        """Return the pid of the living process that owns the mesh; 0 if there is none."""
         if self._holder() == os.getpid():
-            return os.getpid()  # closing any descriptor of the file would drop our own lock
+            return os.getpid()  # closing any descriptor of the file would release this process's own lock
         try:
             fd = os.open(self.path / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
@@ -166,17 +168,17 @@ class Home:
             os.close(fd)
 
     def _holder(self) -> int:
-        """Who says to have it, and lives."""
+        """Return the pid in ``holder`` if that process is alive, else 0."""
         try:
             pid, started = map(int, (self.path / "holder").read_bytes().split())
         except (OSError, ValueError):
             return 0
         return pid if start_ticks(pid) == started else 0
 
-    # -- what is in it
+    # -- contents
 
     def manifest(self) -> Manifest:
-        """What is there.
+        """Read the manifest.
 
         Raises:
             AttachError: it can't be trusted or read.
@@ -187,11 +189,11 @@ class Home:
             return Manifest.decode((self.path / "manifest").read_bytes())
         except (OSError, ValueError) as error:
             raise AttachError(
-                f"{self.path} holds no mesh that can be attached: {error}; to remove it ends what is left of the mesh"
+                f"{self.path} holds no mesh that can be attached: {error}; removing it ends what is left of the mesh"
             ) from None
 
     def is_gone(self) -> bool:
-        """Whether what was there has ended: its agent, or its kernel before the mesh was up."""
+        """Whether the mesh has ended: its agent has, or its kernel has before the mesh was up."""
         if self._lock < 0 and self.owner():
             return False
         try:
@@ -200,7 +202,7 @@ class Home:
             return not (self.path / "manifest").exists() and (self._is_ours() or not os.path.lexists(self.path))
         if manifest.elsewhere is not None:
             left, ending_s = self._left_at(), max(_ENDING_S, 2 * manifest.elsewhere.lost_after_s)
-            return left is not None and 0 < manifest.keep_s < time.time() - left - ending_s  # else who knows
+            return left is not None and 0 < manifest.keep_s < time.time() - left - ending_s  # else unknown
         pidfd = open_process(manifest.agent_pid, manifest.agent_started)
         if pidfd >= 0:
             os.close(pidfd)
@@ -214,7 +216,7 @@ class Home:
         return True
 
     def time_over(self) -> str:
-        """That it was kept without a kernel for as long as it was to be, in words; empty if it was not, or is not known."""
+        """Return a message if the time limit without a kernel is over; empty if it is not, or if that is unknown."""
         if self._lock < 0 and self.owner():
             return ""
         try:
@@ -227,13 +229,13 @@ class Home:
             return ""
         clock = time.strftime("%H:%M:%S", time.localtime(until))
         return (
-            f"its time is over: it was to be kept for {span(manifest.keep_s)} without a kernel, which was until {clock}"
+            f"its time is over: it was kept for {span(manifest.keep_s)} without a kernel, until {clock}"
         )
 
     def since(self) -> float | None:
-        """Since when it has no controller, by the clock (seconds since 1970); None if it has one, or that is not known.
+        """Return since when it has no controller, in seconds since 1970; None if it has one, or if that is unknown.
 
-        For one that was killed it is when it lived last. It is for who has not taken the mesh up.
+        If the controller was killed, this is when it was last alive. Only valid in a process that has not attached to the mesh.
         """
         left = self._left_at()
         with contextlib.suppress(FileNotFoundError):
@@ -241,27 +243,27 @@ class Home:
         return None
 
     def _left_at(self) -> float | None:
-        """When its controller took its leave; None if it has one, or that was killed."""
+        """Return when its controller detached; None if it has a controller, or if that was killed."""
         since = _read(self.path / DETACHED).get("since")
         return None if since is None else float(since)
 
     def write(self, manifest: Manifest) -> None:
-        """Say what is there."""
+        """Write the manifest."""
         _write(self.path / "manifest", manifest.encode())
 
     def is_left(self, since: float) -> None:
-        """Say that it has no controller since then."""
+        """Record that it has no controller since then."""
         _write(self.path / DETACHED, json.dumps({"since": since}).encode())
 
     def is_taken_up(self) -> None:
-        """It has one again."""
+        """Record that it has a controller again."""
         self.lives()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path / DETACHED)
 
     def lives(self) -> None:
-        """Its controller lives now."""
-        with contextlib.suppress(OSError):  # it is being removed
+        """Record that its controller is alive now."""
+        with contextlib.suppress(OSError):  # the directory is being removed
             fd = os.open(self.path / _ALIVE, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 os.utime(fd)
@@ -269,7 +271,7 @@ class Home:
                 os.close(fd)
 
     def look(self) -> Found:
-        """What the files say.
+        """Read the files of a mesh without a kernel.
 
         Raises:
             AttachError: they can't be trusted or read.
@@ -280,28 +282,28 @@ class Home:
         for spec in manifest.specs if manifest.elsewhere is None else ():
             record = _read(Path(spec.record))
             ticks = start_ticks(int(record.get("pid", 0)))
-            is_it = ticks == record.get("started", ticks)  # else another process has the pid by now
+            is_it = ticks == record.get("started", ticks)  # else another process has the pid now
             ranks.append((ticks > 0 and is_it, str(record.get("runs", ""))))
         return Found(self, manifest, time.time() if since is None else since, tuple(ranks))
 
     def remove(self) -> None:
-        """Remove it, which must be locked: at once for others, who may bring up another under this name."""
+        """Remove the directory, which must be locked; other processes may reuse the name immediately."""
         trash = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}")
         with contextlib.suppress(OSError):
             os.rename(self.path, trash)
         self.unlock()
         shutil.rmtree(trash, ignore_errors=True)
-        with contextlib.suppress(OSError):  # others are there
+        with contextlib.suppress(OSError):  # there are other meshes
             self.path.parent.rmdir()
 
 
 def home_of(root: Path, name: str) -> Home | None:
-    """The place of a mesh that has one; what is left of one that has ended is removed."""
+    """Return the directory of a mesh; None if there is none, or if the mesh has ended, which removes its directory."""
     home = Home(root, name)
     if not os.path.lexists(home.path):
         return None
     if home.is_gone():
-        with contextlib.suppress(AttachError):  # somebody else was quicker
+        with contextlib.suppress(AttachError):  # another process was faster
             home.lock()
             if home.is_gone():
                 home.remove()
@@ -310,7 +312,7 @@ def home_of(root: Path, name: str) -> Home | None:
 
 
 def find(root: Path) -> Iterator[Home]:
-    """The places where meshes are, or were."""
+    """Yield the directories of all meshes, including those that have ended."""
     with contextlib.suppress(OSError):
         for name in sorted(os.listdir(root)):
             if name.isidentifier():
@@ -318,7 +320,7 @@ def find(root: Path) -> Iterator[Home]:
 
 
 def span(seconds: float) -> str:
-    """A time as it is written on a command line: ``45 s``, ``30 m``, ``2 h``."""
+    """Format a duration in the units of the command line: ``45 s``, ``30 m``, ``2 h``."""
     for unit, size in (("h", 3600.0), ("m", 60.0)):
         if seconds >= size and seconds % size == 0:
             return f"{seconds / size:g} {unit}"
@@ -329,22 +331,22 @@ def _check_private(path: Path) -> None:
     try:
         _check_trusted(path)
     except FileNotFoundError:
-        raise AttachError(f"{path} is not there") from None
+        raise AttachError(f"{path} does not exist") from None
 
 
 def _check_trusted(path: Path) -> None:
-    """See that a directory is one of ours alone.
+    """Check that only this user can access a directory.
 
     Raises:
-        AttachError: it is not.
-        FileNotFoundError: it is not there.
+        AttachError: it belongs to another user, is accessible to others, or is not a directory.
+        FileNotFoundError: it does not exist.
     """
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode):
-        raise AttachError(f"{path} is no directory; remove it")
+        raise AttachError(f"{path} is not a directory; remove it")
     if found.st_uid != os.geteuid():
         raise AttachError(
-            f"{path} belongs to another user (uid {found.st_uid}), and is not used; it must be yours alone"
+            f"{path} belongs to another user (uid {found.st_uid}), and is not used; it must belong to you alone"
         )
     if found.st_mode & 0o077:
         raise AttachError(
@@ -354,9 +356,9 @@ def _check_trusted(path: Path) -> None:
 
 
 def _locked_by(fd: int) -> int:
-    """Pid of the other process that has a record lock on a file; 0 if none has. It is asked for, and not tried."""
+    """Return the pid of another process with a record lock on a file, 0 if none; query the lock without trying to take it."""
     kind, *_, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)))
-    return 0 if kind == fcntl.F_UNLCK else int(pid) or -1  # it may be in a container that we can't look into
+    return 0 if kind == fcntl.F_UNLCK else int(pid) or -1  # unknown if it is in a container that this process can't look into
 
 
 def _is_same(fd: int, path: Path) -> bool:
@@ -367,7 +369,7 @@ def _is_same(fd: int, path: Path) -> bool:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write a file whole, or not at all."""
+    """Write a file atomically."""
     draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with open(fd, "wb") as file:

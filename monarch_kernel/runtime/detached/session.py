@@ -1,14 +1,14 @@
-"""Meshes that outlive the process that brought them up: how they are kept, and taken up by another.
+"""Sessions of meshes that outlive the process that brought them up, and how another process attaches to them.
 
 Theory of operation
 ===================
 
-Such a mesh has a session of its own, in a directory with a stable place (`registry`), which has the socket that ranks and agent
-connect to again when another controller binds it.
+Each such mesh has its own session in a directory with a stable path (`registry`). The directory has the socket to which ranks
+and agent connect again when another controller binds it.
 
-Those on hosts of an engine go on trying to connect to the TCP port in the manifest, with the keys there, which the next
-controller listens at; whether they still live is known when it does. Of the engine the manifest has how its launcher was made,
-so that another host can be asked for in place of one that is lost (`previous_launcher`).
+Agents on hosts of an engine keep trying to connect to the TCP port in the manifest, with the keys in the manifest. The next
+controller listens at that port; only then is it known whether they are still alive. The manifest also records how the engine's
+launcher was created, so that the next controller can replace a lost host (`previous_launcher`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["KeptSession", "end"]
 ATTACH_S = 8.0
 GRACE_S = 2.0
 _WORD_S = 10.0
-"""How long agents have to say that they keep a mesh."""
+"""How long agents have to confirm that they keep a mesh."""
 
 _HOST_S = 600.0
 _ALIVE_EVERY_S = 1.0
@@ -42,14 +42,14 @@ class KeptSession(Session):
     """The session of one mesh that outlives this process.
 
     Args:
-        home: its place, which this process has locked.
-        manifest: what is there; None for a new mesh.
+        home: its directory, which this process has locked.
+        manifest: the manifest of an existing mesh; None for a new mesh.
     """
 
     def __init__(self, home: Home, manifest: Manifest | None = None) -> None:
         self.home = home
         self._adopted: AdoptedHost | None = None
-        self._left_at: float | None = None  # by the one before, as long as we have not taken it up
+        self._left_at: float | None = None  # when the previous controller left; None once the mesh is attached
         epoch = 0 if manifest is None else manifest.epoch + 1
         self._manifest = None if manifest is None else manifest.at_epoch(epoch)
         keys = manifest.elsewhere.keys if manifest is not None and manifest.elsewhere is not None else None
@@ -59,16 +59,16 @@ class KeptSession(Session):
         self.runtime.on_tick = self._say_alive
 
     def _say_alive(self, now: float) -> None:
-        """Leave word, once a second, for those who come when we were killed: agents elsewhere can't."""
+        """Record once a second that this process is alive, in case it is killed: agents on other hosts can't record that."""
         if now >= self._alive_at + _ALIVE_EVERY_S and self._origins and self._left_at is None:
             self._alive_at = now
             self.home.lives()
 
     def _look_after(self) -> None:
-        """Nothing: what is left here when we are killed is there for the next controller."""
+        """Do nothing: if this process is killed, the next controller needs the files that it leaves."""
 
     def record_of(self, proc: int, *, is_here: bool) -> str:
-        """The file in which a rank keeps a record of what it runs, elsewhere its name there."""
+        """Return the file in which a rank records what it runs; for a rank on another host only its name there."""
         return str(self.directory / f"rank-{proc}") if is_here else f"rank-{proc}"
 
     def keep(
@@ -82,16 +82,16 @@ class KeptSession(Session):
         keep_s: float = 0.0,
         recipe: Recipe | None = None,
     ) -> None:
-        """Have the mesh, which is up, outlive this process; when this returns it does.
+        """Detach the mesh, which must be up, from the lifetime of this process; on return the mesh outlives it.
 
         Args:
-            name: of the mesh.
-            specs: of its ranks.
-            gpus: as it was asked for.
-            device: as it was asked for.
-            env: as it was asked for.
-            keep_s: how long it is kept without a controller, in seconds; 0 for ever.
-            recipe: how the launcher of its hosts was made; None if later controllers can't make it again.
+            name: name of the mesh.
+            specs: specifications of its ranks.
+            gpus: as requested by the user.
+            device: as requested by the user.
+            env: as requested by the user.
+            keep_s: how long the mesh is kept without a controller, in seconds; 0 for no limit.
+            recipe: how the launcher of its hosts was created; None if later controllers can't recreate it.
 
         Raises:
             LaunchError: a host is lost, or does not answer.
@@ -115,7 +115,7 @@ class KeptSession(Session):
         )
 
     def _keep(self, manifest: Manifest, wait_s: float) -> None:
-        """Write down where the hosts are, and have those that are there outlive us."""
+        """Write the manifest, and make the hosts outlive this process."""
         self._manifest = manifest
         self.home.write(manifest)
         hosts = (manifest.host,) if manifest.elsewhere is None else dict.fromkeys(manifest.elsewhere.places)
@@ -124,21 +124,21 @@ class KeptSession(Session):
         for word in words if wait_s else ():
             if not word.wait(max(0.0, deadline - time.monotonic())) or not word.get():
                 raise LaunchError(
-                    f"mesh {manifest.name!r} can't be kept: one of its host agents is lost, or has not answered for "
+                    f"mesh {manifest.name!r} can't be kept: one of its host agents is lost, or did not answer within "
                     f"{wait_s:g} s"
                 )
 
     def _nodes(self, hosts: Collection[int]) -> dict[int, str]:
-        """What the engine calls the machines of hosts, as far as its launcher has to be told."""
+        """Return the engine's names of the machines of hosts, as far as its launcher needs them."""
         before = self._manifest.elsewhere.nodes if self._manifest and self._manifest.elsewhere else {}
         found = {host: self.runtime.fleet.node(host) or before.get(host, "") for host in hosts}
         return {host: node for host, node in found.items() if node}
 
     def replace_hosts(self, gone: Collection[int]) -> dict[int, int]:
-        """Have others take the places of hosts that are gone, and outlive this process, too.
+        """Replace hosts that are gone by new ones, which outlive this process, too.
 
         Raises:
-            LaunchError: the engine has none, or was asked by an earlier controller in a way that can't be repeated.
+            LaunchError: the engine has no host, or an earlier controller requested the hosts in a way that can't be repeated.
         """
         found = super().replace_hosts(gone)
         if self._manifest is not None and (elsewhere := self._manifest.elsewhere) is not None:
@@ -148,17 +148,17 @@ class KeptSession(Session):
         return found
 
     def _used(self) -> tuple[list[str], list[str]]:
-        """The machines of hosts that run, and of those that are gone."""
+        """Return the machines of running hosts, and those of hosts that are gone."""
         nodes = self._nodes(self._origins)
         runs = {node for host, node in nodes.items() if not self.runtime.fleet.is_gone(host)}
         return sorted(runs), sorted(set(nodes.values()) - runs)
 
     @classmethod
     def attach(cls, home: Home) -> tuple[KeptSession, Manifest]:
-        """Take up the mesh of a place.
+        """Attach to the mesh in a directory.
 
         Raises:
-            AttachError: it can't be; nothing has changed then.
+            AttachError: this is not possible; nothing has changed.
         """
         home.lock()
         session: KeptSession | None = None
@@ -195,7 +195,7 @@ class KeptSession(Session):
         return session, manifest
 
     def _attach_elsewhere(self, manifest: Manifest, elsewhere: Elsewhere) -> None:
-        """Listen where the hosts look for us, and take up those that come."""
+        """Listen at the port at which the hosts look for a controller, and attach those that connect."""
         name, port = manifest.name, elsewhere.port
         over, self._left_at = self.home.time_over(), self.home.since() or time.time()
         try:
@@ -221,14 +221,14 @@ class KeptSession(Session):
                 raise AttachError(f"mesh {name!r} is gone: {over}")
             may_be = f", or their time is over ({span(manifest.keep_s)} without a kernel)" if manifest.keep_s else ""
             raise AttachError(
-                f"none of the {len(hosts)} hosts of mesh {name!r} has come to port {port} of this machine within "
-                f"{time.monotonic() - asked:.1f} s; if they still run, see whether they can reach it{may_be}; "
+                f"none of the {len(hosts)} hosts of mesh {name!r} has connected to port {port} of this machine within "
+                f"{time.monotonic() - asked:.1f} s; if they still run, check whether they can reach it{may_be}; "
                 f"%mesh down {name} forgets the mesh"
             )
         self._left_at = None
 
     def leave(self) -> None:
-        """End this process's part; the mesh goes on."""
+        """Detach this process; the mesh continues to run."""
         if os.getpid() == self.pid:
             if self._origins:
                 self.home.is_left(self._left_at or time.time())
@@ -238,7 +238,7 @@ class KeptSession(Session):
             self.home.unlock()
 
     def close(self) -> None:
-        """End the mesh; takes as long as its processes take to end."""
+        """End the mesh; this takes until its processes have ended."""
         if os.getpid() == self.pid:
             self.runtime.close(GRACE_S + 3.0, GRACE_S)
             for launcher in self._launchers:
@@ -247,18 +247,18 @@ class KeptSession(Session):
 
 
 def end(home: Home) -> int:
-    """End a mesh that no kernel has; gives the number of its ranks, 0 if nothing has come that could be ended.
+    """End a mesh without a kernel; return the number of its ranks, 0 if no host has connected.
 
     Raises:
-        AttachError: it can't be.
+        AttachError: the mesh can't be ended.
     """
     try:
         session, manifest = KeptSession.attach(home)
         session.close()
-    except AttachError:  # it does not answer, or speaks otherwise
+    except AttachError:  # it does not answer, or has another version
         home.lock()
         manifest = home.manifest()
-        if manifest.elsewhere is not None:  # should they come back nobody lets them in
+        if manifest.elsewhere is not None:  # if its hosts try to connect later, no controller accepts them
             home.remove()
             return 0
         pidfd = open_process(manifest.agent_pid, manifest.agent_started)

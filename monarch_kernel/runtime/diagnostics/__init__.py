@@ -1,1 +1,1 @@
-"""Describes what is in a rank, in the user's terms: exceptions, stacks, values, namespaces. Runs none of the user's code."""
+"""Describes exceptions, stacks, values and namespaces of a rank in the user's terms, without running any of the user's code."""

@@ -1,11 +1,10 @@
-"""The report that a rank makes of a failure: an exception with its frames becomes a `Failure`, which is plain data.
+"""Turns an exception in a rank, with its frames, into a report: a `Failure`, which is plain data.
 
-Theory of operation. The reader is a user who wrote a cell or a class, so a report is in these terms: frames of this
-package and of IPython's machinery are left out, the frames of the user's own code are marked and carry their source and
-a short description of what the failing statement mentions. A report is made in a process that has just failed, perhaps
-out of memory and with a device in an unknown state, so nothing here calls code of the user (properties, ``__repr__`` of
-unknown types) except where Python itself would to print the exception, nothing waits for a device, sizes are bounded,
-and `describe` raises nothing of its own.
+Theory of operation. The reader of a report is a user who wrote a cell or a class. A report therefore omits the frames of this
+package and of IPython's machinery. It marks the frames of the user's own code, and adds their source and a short description of
+the names that the failing statement mentions. The reporting process has just failed, perhaps out of memory and with a device in
+an unknown state. Nothing here therefore calls code of the user (properties, ``__repr__`` of unknown types), except where Python
+itself would do so to print the exception. Nothing waits for a device, sizes are bounded, and `describe` raises no exception.
 """
 
 from __future__ import annotations
@@ -54,21 +53,21 @@ _MACHINERY = (
 
 
 def describe(error: BaseException, *, kind: FailureKind = "exception", own_files: Collection[str] = ()) -> Failure:
-    """Make the report of an exception that was caught in this process.
+    """Create the report of an exception that was caught in this process.
 
     Args:
         error: the exception, with its traceback still attached.
         kind: ``interrupted`` where the caller asked for the interruption.
-        own_files: names of further files whose frames are machinery of ours.
+        own_files: names of further files whose frames belong to this package's machinery.
 
     Returns:
-        The report; where a part of it can't be made, it says so.
+        The report; its notes list the parts that could not be created.
     """
     unknown: list[str] = []
 
     def note(what: str, problem: Exception) -> None:
-        _log.error("in the report of a %s %s not known", type(error).__name__, what, exc_info=problem)
-        unknown.append(f"{what} not known: {type(problem).__name__}: {problem}")
+        _log.error("the report of a %s could not determine %s", type(error).__name__, what, exc_info=problem)
+        unknown.append(f"could not determine {what}: {type(problem).__name__}: {problem}")
 
     try:
         message = _message(error)
@@ -78,17 +77,17 @@ def describe(error: BaseException, *, kind: FailureKind = "exception", own_files
         frames = tuple(_frames(error, own_files))
     except Exception as problem:  # a report without frames is better than no report
         frames = ()
-        note("the frames are", problem)
+        note("the frames", problem)
     try:
         text = _traceback_text(error, own_files)
     except Exception as problem:  # for the same reason
         text = f"{type(error).__name__}: {message}\n"
-        note("the traceback is", problem)
+        note("the traceback", problem)
     try:
         notes = model_notes(error)
-    except Exception as problem:  # it says more, and must not hide the rest
+    except Exception as problem:  # an addition, which must not hide the rest
         notes = ()
-        note("the module in which it failed is", problem)
+        note("the module that failed", problem)
     return Failure(
         kind=kind,
         etype=type(error).__name__,
@@ -103,7 +102,7 @@ def describe(error: BaseException, *, kind: FailureKind = "exception", own_files
     )
 
 
-# What is said of the exception itself.
+# The exception itself.
 
 
 def _message(error: BaseException) -> str:
@@ -112,14 +111,14 @@ def _message(error: BaseException) -> str:
     if _is_quit(error):
         return "debugger quit"
     lines = [str(error)]
-    for one in getattr(error, "exceptions", None) or ():  # of an ExceptionGroup
+    for one in getattr(error, "exceptions", None) or ():  # the members of an ExceptionGroup
         if isinstance(one, BaseException):
             lines += [f"  {line}" for line in f"{type(one).__name__}: {_message(one)}".splitlines()]
-    return "\n".join([*lines, ""])[:-1]  # an exact str, also where __str__ gives one of a derived class
+    return "\n".join([*lines, ""])[:-1]  # an exact str, even if __str__ returns a subclass
 
 
 def _is_quit(error: BaseException) -> bool:
-    """Whether a person has left the debugger, which then raises this in the code that it looked at."""
+    """Whether a user has quit the debugger, which then raises this in the debugged code."""
     return type(error) is getattr(sys.modules.get("bdb"), "BdbQuit", None)
 
 
@@ -134,15 +133,15 @@ def _traceback_text(error: BaseException, own_files: Collection[str]) -> str:
             continue
         if part.stack:
             kept = [summary for summary in part.stack if not own(summary.filename)]
-            # Frames of ours alone are all there is to find a bug of ours by; but a cell's syntax, or ``q``, is not ours.
+            # If all frames belong to this package, keep them: they locate a bug in it. A syntax error or ``q`` is no such bug.
             part.stack[:] = _middle_cut(kept if kept or is_not_ours else list(part.stack))
         pending += [part.__cause__, part.__context__, *(getattr(part, "exceptions", None) or ())]
-    is_without_place = is_not_ours and not rendered.stack  # that of misspelt code is in the text of the error itself
+    is_without_place = is_not_ours and not rendered.stack  # a syntax error has its place in its own text
     return "".join(rendered.format_exception_only() if is_without_place else rendered.format())
 
 
 class _BoundedBuffer(io.BytesIO):
-    """A buffer that refuses to grow beyond what an exception in a message may take."""
+    """A buffer that refuses to grow beyond the limit for an exception in a message."""
 
     def write(self, data: Any, /) -> int:
         if self.tell() + memoryview(data).nbytes > _MAX_EXCEPTION_NBYTES:
@@ -152,7 +151,7 @@ class _BoundedBuffer(io.BytesIO):
 
 def _pickled(error: BaseException) -> bytes:
     """Pickle an exception; empty where that fails, is large, or would read tensors (which may wait for a device)."""
-    import cloudpickle  # here, because it takes longer to import than all of this file
+    import cloudpickle  # here, because its import takes longer than this whole file
 
     try:
         if any(is_tensor(value) for value in (*error.args, *vars(error).values())):
@@ -160,7 +159,7 @@ def _pickled(error: BaseException) -> bytes:
         buffer = _BoundedBuffer()
         cloudpickle.dump(error, buffer)
         data = buffer.getvalue()
-        # An exception class with a constructor of its own often pickles but can't be rebuilt from its args.
+        # An exception class with its own constructor can often be pickled but not rebuilt from its args.
         return data if type(pickle.loads(data)).__name__ == type(error).__name__ else b""
     except Exception:  # pickling runs code of the user's class, which may raise anything
         return b""
@@ -182,15 +181,15 @@ def _frames(error: BaseException, own_files: Collection[str]) -> Iterator[Frame]
 def describe_frames(
     steps: Iterable[tuple[FrameType, int, int]], own_files: Collection[str] = (), *, with_variables: bool = True
 ) -> Iterator[Frame]:
-    """Describe frames as users know them: from their own code on, and without ours.
+    """Describe frames as users know them: from their own code inward, and without those of this package.
 
     Args:
         steps: frame, line and last line of the expression that is running, outermost first.
-        own_files: names of further files whose frames are machinery of ours.
-        with_variables: whether to look at variables, which must not be those of code that runs on.
+        own_files: names of further files whose frames belong to this package's machinery.
+        with_variables: whether to describe variables; must be False for code that is still running.
     """
     known = [step for step in steps if not is_machinery(step[0].f_code.co_filename, own_files)]
-    # What leads to the user's code (an event loop, a thread's run) says nothing to the user; what it leads to does.
+    # The callers of the user's code (an event loop, a thread's run) do not help the user; the functions that it calls do.
     first = next((i for i, (frame, _, _) in enumerate(known) if is_user(frame)), 0)
     for frame, line, end in _middle_cut(known[first:]):
         code, user = frame.f_code, is_user(frame)
@@ -201,7 +200,7 @@ def describe_frames(
 
 
 def _steps(trace: TracebackType | None) -> Iterator[tuple[FrameType, int, int]]:
-    """Give frame, line and last line of the expression that was running, for each level of a traceback."""
+    """Yield frame, line and last line of the expression that was running, for each level of a traceback."""
     while trace is not None:
         line = end = trace.tb_lineno or 1  # None where the instruction has no line
         if sys.version_info >= (3, 11) and trace.tb_lasti >= 0:
@@ -213,12 +212,12 @@ def _steps(trace: TracebackType | None) -> Iterator[tuple[FrameType, int, int]]:
 
 
 def _middle_cut(items: list[Any]) -> list[Any]:
-    """Leave out the middle of a long list: an endless recursion has a thousand frames and little to say."""
+    """Leave out the middle of a long list: an endless recursion has a thousand frames and little information."""
     return items if len(items) <= _FIRST_FRAMES + _LAST_FRAMES else items[:_FIRST_FRAMES] + items[-_LAST_FRAMES:]
 
 
 def _around(lines: list[str], line: int) -> tuple[tuple[str, ...], int]:
-    """Give the line with two lines before and after it, and the number of the first."""
+    """Return the line with two lines before and after it, and the number of the first."""
     if not 1 <= line <= len(lines):
         return (), 0
     first = max(1, line - 2)
@@ -226,24 +225,24 @@ def _around(lines: list[str], line: int) -> tuple[tuple[str, ...], int]:
 
 
 def is_machinery(file: str, own_files: Collection[str] = ()) -> bool:
-    """Whether a file is of what runs the user's code: this package, IPython's core."""
+    """Whether a file belongs to the machinery that runs the user's code: this package, IPython's core."""
     return file.startswith(PACKAGE) or _IPYTHON_CORE in file or file in _MACHINERY or file in own_files
 
 
 def is_of_debugger(frame: FrameType) -> bool:
-    """Whether a frame is where code that is traced leads to the debugger; what it calls is the debugger's, too."""
+    """Whether a frame is the entry from traced code to the debugger; all frames below it are the debugger's, too."""
     return frame.f_code.co_name == "trace_dispatch" and frame.f_code.co_filename in _MACHINERY
 
 
 def is_user(frame: FrameType) -> bool:
-    """Whether a frame that is no machinery runs the user's own code: a cell, ``__main__``, a file that was not installed."""
+    """Whether a frame outside the machinery runs the user's own code: a cell, ``__main__``, a file that was not installed."""
     if frame.f_globals.get("__name__") == "__main__":
         return not frame.f_code.co_filename.startswith("<frozen")
     return is_user_file(frame.f_code.co_filename)
 
 
 def is_user_file(file: str) -> bool:
-    """Whether a file was not installed, and is no part of Python."""
+    """Whether a file was not installed, and is not part of Python."""
     if file.startswith("<"):
         return file.startswith("<remote cell")
     parts = file.split(os.sep)
@@ -256,11 +255,11 @@ def _library_roots() -> tuple[str, ...]:
     roots = {_LIBRARY, paths["stdlib"], paths["platstdlib"]}
     torch = getattr(sys.modules.get("torch"), "__file__", None)
     if torch:
-        roots.add(os.path.dirname(torch))  # where torch was built in place it is outside site-packages
+        roots.add(os.path.dirname(torch))  # outside site-packages if torch was built in place
     return tuple(root + os.sep for root in roots | {os.path.realpath(root) for root in roots})
 
 
-# What the failing statement mentions.
+# Variables of the failing statement.
 
 
 def _variables(frame: FrameType, lines: list[str], line: int, end: int) -> Iterator[tuple[str, str]]:
@@ -270,7 +269,7 @@ def _variables(frame: FrameType, lines: list[str], line: int, end: int) -> Itera
         if name in seen or len(seen) >= _MAX_VARIABLES:
             continue
         found, value = _look_up(name, local, outer)
-        # Modules, functions and classes are there on every line and explain nothing.
+        # Modules, functions and classes appear on every line and explain nothing.
         if not found or isinstance(value, type) or type(value).__name__ in _UNTOLD:
             continue
         seen.add(name)
@@ -281,7 +280,7 @@ _UNTOLD = {"module", "function", "builtin_function_or_method", "method", "method
 
 
 def _look_up(dotted: str, local: Mapping[str, Any], outer: Mapping[str, Any]) -> tuple[bool, Any]:
-    """Find a name, or an attribute that is plainly stored in its object: no property or ``__getattr__`` is called."""
+    """Find a name, or an attribute that is stored in its object, without calling a property or ``__getattr__``."""
     name, *attributes = dotted.split(".")
     if name in local:
         value = local[name]
@@ -308,7 +307,7 @@ def _mentioned(lines: list[str], line: int, end: int) -> Iterable[str]:
     statement = _statement(tuple(lines), line) if len(lines) <= _MAX_PARSED_LINES else None
     if statement is not None:
         return _names(statement)
-    # Not Python as it stands (a cell with magics) or too long to parse: take what looks like a name.
+    # Not pure Python (a cell with magics) or too long to parse: take everything that looks like a name.
     return re.findall(r"(?<![\w.])[^\W\d]\w*(?:\.\w+)*", "".join(lines[line - 1 : min(end, line + 20)]))
 
 
@@ -345,7 +344,7 @@ def _first_line(statement: ast.stmt) -> int:
 
 
 def _names(node: ast.AST) -> Iterator[str]:
-    """Give the names and dotted names in a statement, without those in the statements of its body."""
+    """Yield the names and dotted names in a statement, without those in the statements of its body."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.stmt):
             continue

@@ -1,11 +1,11 @@
-"""Looks into a rank's namespace without running any of the user's code, for completion and inspection.
+"""Inspects a rank's namespace without running any of the user's code, for completion and inspection.
 
-Theory of operation. The thread that asks is not the one that runs the cells, and a cell may be running. So nothing here
-may have an effect, wait for a device or take long: names are looked up in the dictionaries of objects and classes,
-never with ``getattr``, nor with ``isinstance``, which asks an object for its ``__class__``; properties, ``__getattr__``,
-``__getitem__`` and ``__repr__`` of Python classes are not called; what C code gives (a tensor's shape, a slot) is taken
-only from types whose C code can't call Python. Submodules, parameters and buffers of ``torch.nn.Module`` are found where
-it keeps them. All that is listed is bounded.
+Theory of operation. This code does not run on the thread that runs the cells, and a cell may be running. So nothing here may
+have a side effect, wait for a device or take long. Names are looked up in the dictionaries of objects and classes, never with
+``getattr``, nor with ``isinstance``, which reads the ``__class__`` of an object. Properties, ``__getattr__``, ``__getitem__``
+and ``__repr__`` of Python classes are not called. Values that C code computes (a tensor's shape, a slot) are read only from
+types whose C code can't call Python. Submodules, parameters and buffers of ``torch.nn.Module`` are read from its own tables.
+The length of every list is bounded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAX_KEYS = 1_000
 _MAX_KIND = 80
 _MAX_TEXT = 50_000
 _TABLES = ("_parameters", "_buffers", "_modules")
-"""Where `torch.nn.Module` keeps what it shows as attributes."""
+"""The tables of `torch.nn.Module` whose entries are visible as attributes."""
 
 _KINDS: dict[type, str] = {
     types.ModuleType: "module",
@@ -55,7 +55,7 @@ _MISSING = object()
 
 
 def kind_of(value: object) -> str:
-    """Say in a word or two what a value is: ``Linear``, ``module``, ``function``, ``Tensor[4, 3] float32``."""
+    """Describe the kind of a value in a few words: ``Linear``, ``module``, ``function``, ``Tensor[4, 3] float32``."""
     kind = type(value)
     known = _KINDS.get(kind)
     if known is not None:
@@ -70,34 +70,34 @@ def kind_of(value: object) -> str:
 
 
 def names(namespace: Mapping[str, object], hidden: Collection[str]) -> list[tuple[str, str]]:
-    """The user's variables with their kinds."""
+    """Return the user's variables with their kinds."""
     stored = dict(namespace)
     theirs = [name for name in stored if type(name) is str and name[:1] != "_" and name not in hidden]
     return [(name, kind_of(stored[name])) for name in theirs[:_MAX_LISTED]]
 
 
 def find(expression: str, namespace: Mapping[str, object], imports: Mapping[str, str]) -> Any:
-    """Find what an expression of names, attributes and constant subscripts means.
+    """Find the value of an expression of names, attributes and constant subscripts.
 
     Args:
         expression: such as ``model.layers[0]``.
-        namespace: where names are looked up first.
-        imports: names that the cell is going to import -> dotted path; only what is loaded already is found.
+        namespace: the namespace to search first.
+        imports: names that the cell imports -> dotted path; only modules that are loaded already are found.
 
     Raises:
-        LookupError: it means nothing, or can't be told without running code.
+        LookupError: it has no value, or finding the value would run code.
     """
     try:
         tree = ast.parse(expression.strip(), mode="eval")
         return _value(tree.body, namespace, imports)
     except LookupError:
         raise
-    except Exception as error:  # a type that breaks the promises of its base: then it can't be told
+    except Exception as error:  # a type that violates the contract of its base class
         raise LookupError(expression) from error
 
 
 def attributes(value: object, *, private: bool) -> list[tuple[str, str]]:
-    """Attributes with their kinds: the object's own first, then those of its class; with ``private`` also ``_names``."""
+    """List attributes with their kinds: the object's own first, then its class's; with ``private`` also ``_names``."""
     found: dict[str, str] = {}
     for group in (_own_tables(value), _class_tables(value)):
         stored: dict[str, Any] = {}
@@ -111,7 +111,7 @@ def attributes(value: object, *, private: bool) -> list[tuple[str, str]]:
 
 
 def keys(value: object) -> list[tuple[str | int, str]]:
-    """Keys that a subscript of a mapping may have, text and numbers, with the kinds of their values."""
+    """List the keys of a mapping that are texts or integers, with the kinds of their values."""
     table: Any = value
     if type(value) not in _MAPPINGS and not (_is_dict(value) and _class_attribute(value, "__iter__") is dict.__iter__):
         table = _children(value) or _columns(value)
@@ -120,14 +120,14 @@ def keys(value: object) -> list[tuple[str | int, str]]:
 
 
 def arguments(value: object) -> list[tuple[str, str]]:
-    """Names of the arguments that a function or class takes by keyword."""
+    """List the names of the arguments that a function or class accepts by keyword."""
     signature = _signature(value)
     takes = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return [(f"{each.name}=", "param") for each in signature.parameters.values() if each.kind in takes]
 
 
 def about(value: object, *, source: bool) -> dict[str, str]:
-    """Describe an object: title -> text, in the order in which to show it; with ``source`` also its source."""
+    """Describe an object: title -> text, in display order; with ``source`` also its source."""
     told: dict[str, str] = {}
     shown = _called(value) if _is_instance(value) else value
     if shown is not None:
@@ -176,7 +176,7 @@ def _value(node: ast.expr, namespace: Mapping[str, object], imports: Mapping[str
             return -operand
     if isinstance(node, ast.Tuple):
         return tuple(_value(item, namespace, imports) for item in node.elts)
-    raise LookupError(f"{type(node).__name__} would have to be run")
+    raise LookupError(f"evaluating a {type(node).__name__} would run code")
 
 
 def _named(name: str, namespace: Mapping[str, object], imports: Mapping[str, str]) -> Any:
@@ -199,7 +199,7 @@ def _named(name: str, namespace: Mapping[str, object], imports: Mapping[str, str
 
 
 def _attribute(value: object, name: str) -> Any:
-    """Give an attribute that is plainly stored, or made by C code that is known."""
+    """Return an attribute that is stored, or computed by known C code."""
     if _is_module(value):
         stored = _instance_dict(value)
         if name in stored:
@@ -210,7 +210,7 @@ def _attribute(value: object, name: str) -> Any:
     raw = _class_attribute(value, name)
     if type(raw) in (types.GetSetDescriptorType, types.MemberDescriptorType) or type(raw).__name__ == "_tuplegetter":
         if _is_tensor(value) and not _is_plain_tensor(value):
-            raise LookupError(f"{name} of a tensor's subclass may be Python code")
+            raise LookupError(f"{name} of a tensor subclass may run Python code")
         return raw.__get__(value, type(value))
     for table in (_instance_dict(value), *_nn_tables(value)):
         if name in table:
@@ -229,18 +229,18 @@ def _plain(raw: object) -> Any:
         return raw.__func__  # type: ignore[attr-defined]
     if raw is None or _class_attribute(raw, "__get__") is None or _is_function(raw):
         return raw
-    raise LookupError("a descriptor would have to be run")
+    raise LookupError("reading a descriptor would run code")
 
 
 def _is_function(raw: object) -> bool:
-    """Whether a value is some kind of function, which gives itself when it is looked up in a class."""
+    """Whether a value is some kind of function, which looking it up in its class returns unchanged."""
     return _KINDS.get(type(raw)) == "function"
 
 
 def _item(value: object, key: object) -> Any:
     kind = type(value)
     if any(type(part) not in (str, int, float, bool, type(None)) for part in (key if type(key) is tuple else [key])):
-        raise LookupError("a key that may run code")
+        raise LookupError("hashing the key may run code")
     if kind in _SEQUENCES and type(key) is int:
         return value[key]  # type: ignore[index]
     if _is_dict(value) and _class_attribute(value, "__getitem__") in (dict.__getitem__, None):
@@ -254,7 +254,7 @@ def _item(value: object, key: object) -> Any:
     return children[str(key)]
 
 
-# Parts of objects, as they are stored.
+# Stored parts of objects.
 
 
 def _is_module(value: object) -> bool:
@@ -319,7 +319,7 @@ def _nn_tables(value: object) -> list[dict[str, Any]]:
 
 
 def _children(value: object) -> dict[str, Any]:
-    """The modules in a `torch.nn.ModuleList`, `Sequential` or `ModuleDict`."""
+    """Return the modules in a `torch.nn.ModuleList`, `Sequential` or `ModuleDict`."""
     nn: Any = getattr(sys.modules.get("torch"), "nn", None)
     if nn is not None and issubclass(type(value), (nn.ModuleList, nn.Sequential, nn.ModuleDict)):
         return dict(_instance_dict(value).get("_modules") or {})
@@ -335,7 +335,7 @@ def _columns(value: object) -> dict[Any, Any]:
 
 
 def _own_tables(value: object) -> list[Mapping[str, Any]]:
-    """Where an object itself stores its attributes, the nearest first."""
+    """Return the mappings in which an object itself stores its attributes, the nearest first."""
     if _is_class(value):
         return []
     stored = _instance_dict(value)
@@ -347,7 +347,7 @@ def _own_tables(value: object) -> list[Mapping[str, Any]]:
 
 
 def _class_tables(value: object) -> list[Mapping[str, Any]]:
-    """Where the class of an object, or a class itself, stores its attributes, the nearest first."""
+    """Return the mappings in which the class of an object, or a class itself, stores attributes, the nearest first."""
     if _is_module(value):
         return []
     classes = type.__dict__["__mro__"].__get__(value if _is_class(value) else type(value))
@@ -362,7 +362,7 @@ def _unwrapped(value: object) -> Any:
 
 
 def _called(value: object) -> Any:
-    """The function that a call of an object runs, as far as the user is concerned."""
+    """Return the function that a call of an object runs from the user's point of view."""
     return _class_attribute(value, "forward" if _nn_tables(value) else "__call__")
 
 
@@ -373,7 +373,7 @@ def _signature(value: object) -> inspect.Signature:
 
 
 class _Text:
-    """What is shown of a default or an annotation, whose own ``__repr__`` may be the user's."""
+    """Text to show in place of a default or an annotation, whose own ``__repr__`` may be the user's."""
 
     def __init__(self, text: str) -> None:
         self._text = text

@@ -1,4 +1,4 @@
-"""How a value looks, as it is sent: binary data as text, and none so large that no notebook could hold it."""
+"""MIME representations of a value for sending: binary data as base64, and sizes bounded to what a notebook can hold."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_TEXT = 256 << 10
 
 
 def encoded(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Write binary representations as base64, as Jupyter does, and bound all of them."""
+    """Encode binary representations as base64, as Jupyter does, and bound the sizes of all."""
     return bounded(
         {
             mime: b2a_base64(value, newline=False).decode("ascii") if isinstance(value, bytes) else value
@@ -23,7 +23,7 @@ def encoded(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def bounded(data: dict[str, Any]) -> dict[str, Any]:
-    """Cut plain text in the middle, leave out other representations that are too large, and say so."""
+    """Cut long plain text in the middle and remove other representations that are too large; the plain text notes both."""
     notes = []
     for mime, value in list(data.items()):
         if not isinstance(value, str):

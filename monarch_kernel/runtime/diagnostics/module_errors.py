@@ -1,6 +1,6 @@
-"""What a failure inside a model was about: which module, what it was given, what its parameters are on this rank.
+"""Describes a failure inside a model: which module failed, its inputs, and its parameters on this rank.
 
-It reads what modules and tensors have stored, and calls nothing of the user's; torch is looked up, not loaded.
+It reads only what modules and tensors store, and calls no code of the user. It does not import torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MIXED = "mixed torch.Tensor and DTensor"
 
 
 def model_notes(error: BaseException) -> tuple[str, ...]:
-    """Lines about the module in whose forward something failed; none if it was in none."""
+    """Return lines about the module whose forward failed; empty if the failure was in none."""
     calls = list(_module_calls(error.__traceback__))
     if not calls:
         return ()
@@ -34,11 +34,11 @@ def model_notes(error: BaseException) -> tuple[str, ...]:
     kind = _kind(innermost)
     given = "; ".join(f"{key}: {describe_value(value)}" for key, value in _arguments(frame))
     lines = [f"in {name} ({kind})" if name else f"in the forward of a {kind}"]
-    lines[0] += f", which was given {given}" if given else ""
+    lines[0] += f", called with {given}" if given else ""
     plan = vars(root).get(_PLAN)
     params = _parameters(innermost, name)
     is_mixed = _MIXED in str(error)
-    if is_mixed:  # a unit that runs has its parameters whole
+    if is_mixed:  # the parameters of a running unit are gathered
         below = (each for inner, module in _modules(innermost, name) for each in _parameters(module, inner))
         params = [(full, param) for full, param in below if hasattr(type(param), "to_local")]
     for full, param in params[:_MAX_PARAMS]:
@@ -47,14 +47,14 @@ def model_notes(error: BaseException) -> tuple[str, ...]:
     if is_mixed:
         named = f"replicate={[full for full, _ in params[:1]]!r}" if params else 'replicate=["…"]'
         lines += [
-            "  a parameter that FSDP has split is used while its unit is not running: give parallelize an example= that",
-            f"  comes this way, so that it finds the use, or have each rank hold it whole: {named}",
+            "  a parameter that FSDP has sharded is used while its unit is not running: give parallelize an example= that",
+            f"  takes this path, so that it finds the use, or keep the whole parameter on each rank: {named}",
         ]
     return tuple(lines)
 
 
 def _module_calls(trace: TracebackType | None) -> Iterator[tuple[FrameType, Any]]:
-    """The frames of methods of modules, outermost first."""
+    """Yield the frames of methods of modules with their modules, outermost first."""
     torch = sys.modules.get("torch")
     kind = getattr(getattr(torch, "nn", None), "Module", None)
     while kind is not None and trace is not None:
@@ -70,12 +70,12 @@ def _module_calls(trace: TracebackType | None) -> Iterator[tuple[FrameType, Any]
 
 
 def _name_in(root: Any, wanted: Any) -> str:
-    """The full name of a module below another; empty for itself, or if it is not there."""
+    """Return the full name of a module below a root; empty for the root itself, or if the module is not found."""
     return next((name for name, module in _modules(root, "") if module is wanted), "")
 
 
 def _modules(root: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """A module and all below it, with their full names."""
+    """Yield a module and all modules below it, with their full names."""
     pending: list[tuple[str, Any]] = [(name, root)]
     for _ in range(_MAX_MODULES):
         if not pending:
@@ -87,14 +87,14 @@ def _modules(root: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _kind(module: Any) -> str:
-    """The class as the user knows it: FSDP makes one of its own for each."""
+    """Return the name of the class as the user knows it: FSDP derives a new class from each."""
     kind = type(module)
     bases = [base for base in kind.__bases__ if base.__name__ != "FSDPModule"]
     return str(bases[0].__name__ if len(bases) < len(kind.__bases__) and bases else kind.__name__)
 
 
 def _arguments(frame: FrameType) -> Iterator[tuple[str, Any]]:
-    """What a method was given, as far as it is tensors, by the names that it has for them."""
+    """Yield the tensors among the arguments of a method, with the names of its parameters."""
     code = frame.f_code
     names = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
     found = [(name, frame.f_locals[name]) for name in names if name in frame.f_locals]
@@ -102,6 +102,6 @@ def _arguments(frame: FrameType) -> Iterator[tuple[str, Any]]:
 
 
 def _parameters(module: Any, name: str) -> list[tuple[str, Any]]:
-    """A module's own, with their full names."""
+    """Return a module's own parameters with their full names."""
     stored = vars(module).get("_parameters") or {}
     return [(f"{name}.{key}" if name else key, param) for key, param in stored.items() if param is not None]

@@ -1,4 +1,4 @@
-"""What the controller is told of a rank's namespace: which names there are, and what kind of thing each is."""
+"""Reports a rank's namespace to the controller: the names, and the kind of each value."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _MAX_LENGTH = 100
 
 
 class NameTracker:
-    """Finds what has changed in a namespace since it was last looked at, at little cost where nothing has.
+    """Finds the changes in a namespace since the last call, at little cost if there are none.
 
-    It keeps nothing of the user's alive: names, words and addresses are all that it remembers. So a tensor that was
-    resized in place is seen only when its name is bound anew.
+    It keeps no object of the user alive: it remembers only names, kinds and addresses. It therefore notices that a tensor was
+    resized in place only when the name is assigned again.
 
     Args:
         hidden: names that are not the user's.
@@ -30,11 +30,11 @@ class NameTracker:
         self._told: dict[str, str] = {}
 
     def everything(self) -> Names:
-        """Tell all that has been told; for a controller that has heard none of it."""
+        """Return everything reported so far, for a controller that has not received it."""
         return Names(dict(self._told))
 
     def news(self, namespace: Mapping[str, object]) -> Names | None:
-        """Tell what has changed, or None."""
+        """Return the changes, or None if there are none."""
         names, values = list(namespace), list(namespace.values())
         ids, types = list(map(id, values)), list(map(id, map(type, values)))
         seen = [*names, *ids, *types]

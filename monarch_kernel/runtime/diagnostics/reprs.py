@@ -1,4 +1,4 @@
-"""Describes values in a few words, without calling code of the user, and without waiting for a device."""
+"""Describes values in a few words, without calling code of the user or waiting for a device."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
 def describe_value(value: object) -> str:
-    """Describe a value in at most 80 characters, without calling code of its class unless the class is a known one."""
+    """Describe a value in at most 80 characters, calling code of its class only if the class is a known one."""
     try:
         text = _describe_value(value)
-    except Exception as error:  # a subclass of a known type may break its promises
-        text = f"{type(value).__name__}, whose value is not known: {type(error).__name__}"
+    except Exception as error:  # a subclass of a known type may violate its contract
+        text = f"{type(value).__name__} (can't be described: {type(error).__name__})"
     return _cut(text.replace("\n", " "), _VALUE_LENGTH)
 
 
@@ -58,7 +58,7 @@ def _container(value: Any) -> str:
 
 
 def is_tensor(value: object) -> bool:
-    """Whether a value is a tensor of torch, which need not be loaded."""
+    """Whether a value is a torch tensor; torch need not be imported."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
     return tensor is not None and issubclass(type(value), tensor)
 
@@ -67,11 +67,11 @@ def _tensor(value: Any) -> str:
     torch = sys.modules["torch"]
     known = type(value) in (torch.Tensor, torch.nn.Parameter)
     text = f"{type(value).__name__}[{', '.join(map(str, value.shape))}] {str(value.dtype)[6:]} {value.device}"
-    if not known and (local := _local(value)) is not None:  # a DTensor, of which this rank has a part
+    if not known and (local := _local(value)) is not None:  # a DTensor, of which this rank has a shard
         text += f", here [{', '.join(map(str, local.shape))}]"
     if value.requires_grad:
         text += " requires_grad"
-    # Only here is reading the value free: on a device it would wait for all work that is queued there.
+    # Reading the value is cheap only on the CPU: on a device it would wait for all queued work.
     if known and value.device.type == "cpu" and value.dim() == 0:
         text += f" = {value.item()!r}"
     return text

@@ -1,8 +1,8 @@
-"""What a rank does at this moment, as plain data: for whoever asks why a cell does not end.
+"""Describes what a rank is doing at the moment, as plain data, to show why a cell does not end.
 
-It is looked up from another thread than the one that runs the user's code, which may be anywhere, also in native code that
-never comes back, so nothing here waits for it, reads its variables or raises. (Native code that holds the GIL keeps every
-thread of Python from answering.)
+This runs on a different thread than the user's code, which may be anywhere, even in native code that never returns. So nothing
+here waits for that thread, reads its variables or raises an exception. (Native code that holds the GIL blocks every Python
+thread, this one too.)
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _RUN_FOREVER = asyncio.base_events.BaseEventLoop.run_forever.__code__
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective that has not ended on a rank.
+    """A collective that has not completed on a rank.
 
     Attributes:
         operation: such as ``all_reduce``.
-        number: counts the collectives of the group from 1, on every rank alike if they do the same.
+        number: index within the group, counting from 1; the same on all ranks if they run the same collectives.
         group: name of the process group; empty for the default one.
         members: flat ranks that take part.
-        shapes: of its inputs, such as ``4x8``; empty if it has none.
-        age_s: for how long it has been waiting, in seconds.
-        thread: that started it.
+        shapes: shapes of its inputs, such as ``4x8``; empty if it has none.
+        age_s: how long it has been waiting, in seconds.
+        thread: the thread that started it.
     """
 
     operation: str
@@ -55,15 +55,15 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """One request that is being carried out.
+    """A running request.
 
     Attributes:
         request: its id.
         executor: ``main`` for cells, ``actor NAME`` for calls.
-        frames: where it is, from the user's code on, outermost first; empty where there is no Python frame.
-        call: the innermost call, as it is written in the innermost frame; empty if unknown.
-        thread: that runs it.
-        unknown: why the frames are not known; empty if they are.
+        frames: its stack from the user's code inward, outermost first; empty if there is no Python frame.
+        call: the innermost call, as written in the innermost frame; empty if unknown.
+        thread: the thread that runs it.
+        unknown: why the frames could not be read; empty if they could.
     """
 
     request: int
@@ -81,13 +81,13 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class Doing:
-    """What a rank does now.
+    """The current activities of a rank.
 
     Attributes:
-        activities: what it carries out; none if it is idle.
-        collectives: those that have not ended, oldest first.
+        activities: its running requests; none if it is idle.
+        collectives: those that have not completed, oldest first.
         reached: process group -> number of the last collective that this rank has started in it.
-        unknown: why the collectives are not known; empty if they are.
+        unknown: why the collectives could not be read; empty if they could.
     """
 
     activities: tuple[Activity, ...] = ()
@@ -97,18 +97,18 @@ class Doing:
 
 
 def describe_thread(thread: int, request: int, executor: str, coroutines: Collection[Any] = ()) -> list[Activity]:
-    """Describe what a thread of this process does for a request; if its frames can't be found, the activity says why.
+    """Describe what a thread of this process is doing for a request; if its frames can't be read, the activity says why.
 
     Args:
-        thread: its number.
-        request: what it does it for.
-        executor: what the thread is called.
-        coroutines: of the requests that run on its event loop, where several may wait at once.
+        thread: identifier of the thread.
+        request: id of the request.
+        executor: name of the executor that the thread belongs to.
+        coroutines: the coroutines of the requests on its event loop, of which several may wait at once.
     """
     try:
         return [_describe(steps, thread, request, executor) for steps in _stacks_of(thread, coroutines)]
-    except Exception as error:  # the thread goes on meanwhile, and its frames change; nothing may fail of that
-        _log.exception("where the thread %d is, is not known", thread)
+    except Exception as error:  # the thread keeps running and its frames change, which must not fail the request
+        _log.exception("can't read the frames of thread %d", thread)
         return [Activity(request, executor, thread=thread, unknown=f"{type(error).__name__}: {error}")]
 
 
@@ -120,7 +120,7 @@ def _describe(frames: Sequence[FrameType], thread: int, request: int, executor: 
 
 
 def _stacks_of(thread: int, coroutines: Collection[Any]) -> list[list[FrameType]]:
-    """The frames of what a thread does, outermost first; also of each coroutine that waits on its event loop."""
+    """Return the frames of a thread, outermost first, and those of each coroutine that waits on its event loop."""
     frame = sys._current_frames().get(thread)
     frames: list[FrameType] = []
     loop: Any = None
@@ -148,10 +148,10 @@ def _is_of_asyncio(frame: FrameType) -> bool:
 
 
 def _awaiting(loop: Any) -> list[FrameType]:
-    """Where the coroutine that a request runs in is waiting, if its loop does nothing else at the moment."""
+    """Return the frames of the coroutine that a request runs in; for a loop that is idle."""
     for task in asyncio.all_tasks(loop):
         frames = list(_frames_of_coroutine(task.get_coro()))
-        if _is_of_user(frames) and is_machinery(frames[0].f_code.co_filename):  # ours runs the user's
+        if _is_of_user(frames) and is_machinery(frames[0].f_code.co_filename):  # this package's coroutine runs the user's
             return frames
     return []
 
@@ -170,7 +170,7 @@ def _frames_of_coroutine(coroutine: Any) -> Iterator[FrameType]:
 
 
 def _call(frame: FrameType, line: int, instruction: int) -> str:
-    """The expression that a frame evaluates, as it is written: ``work.wait()``."""
+    """Return the source of the expression that a frame is evaluating: ``work.wait()``."""
     if sys.version_info < (3, 11) or instruction < 0:
         return ""
     first, last, begin, end = _position(frame.f_code, instruction)
@@ -179,7 +179,7 @@ def _call(frame: FrameType, line: int, instruction: int) -> str:
     lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)[first - 1 : last]
     if not lines:
         return ""
-    encoded = [text.encode() for text in lines]  # columns are counted in bytes of UTF-8
+    encoded = [text.encode() for text in lines]  # columns count bytes of UTF-8
     encoded[-1] = encoded[-1][:end]
     encoded[0] = encoded[0][begin:]
     text = " ".join(b"".join(encoded).decode(errors="replace").split())

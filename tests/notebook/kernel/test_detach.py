@@ -299,7 +299,7 @@ def test_what_ends_while_detached(place: Path, kernel: Callable[[], Notebook]) -
     below = tree(agent)
     third.close(leaves=True)
     assert_gone(below)
-    told = "its time is over: it was to be kept for 1 s without a kernel, which was until "
+    told = "its time is over: it was kept for 1 s without a kernel, until "
     fourth = kernel()
     assert f"%mesh attach: mesh 't' is gone: {told}" in fourth.run("%mesh attach t").stderr
     assert "there is no detached mesh 't'" in fourth.run("%mesh attach t").stderr

@@ -1,4 +1,4 @@
-"""Where meshes that outlive their kernel are found, and who may have them."""
+"""The registry finds meshes that outlive their kernel, and lets one process at a time own each."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def manifest(pid: int, started: int) -> Manifest:
 
 
 def has_it(root: Path, then: str = "") -> subprocess.Popen[str]:
-    """Another process, which has the mesh."""
+    """Start another process, which owns the mesh."""
     code = f"""
 import pathlib, sys
 from monarch_kernel.runtime.detached.registry import Home
@@ -96,7 +96,7 @@ def test_a_link_is_not_followed(root: Path) -> None:
     root.mkdir(0o700)
     elsewhere.path.mkdir(0o700)
     (root / "t").symlink_to(elsewhere.path)
-    with pytest.raises(AttachError, match="is no directory; remove it"):
+    with pytest.raises(AttachError, match="is not a directory; remove it"):
         Home(root, "t").lock()
 
 
@@ -140,7 +140,7 @@ def test_a_fork_of_the_one_who_had_it_has_it_not(root: Path) -> None:
     try:
         other.send_signal(signal.SIGKILL)
         other.wait()
-        assert home.owner() == 0  # though the child lives
+        assert home.owner() == 0  # although the child is alive
     finally:
         end(other)
 
@@ -162,7 +162,7 @@ print(Home(pathlib.Path({str(root)!r}), "t").owner())
 def test_there_is_one_of_a_name(root: Path) -> None:
     home = Home(root, "t")
     home.create()
-    with pytest.raises(AttachError, match="there is a mesh in"):
+    with pytest.raises(AttachError, match="there is already a mesh in"):
         Home(root, "t").create()
     assert [found.name for found in find(root)] == ["t"]
     assert sorted(path.name for path in root.iterdir()) == ["t"]  # nothing is left of the attempt
@@ -198,7 +198,7 @@ def test_when_its_time_is_over_it_is_said(root: Path) -> None:
     assert home.time_over() == ""
     home.is_left(time.time() - 90 * 60)
     assert home.time_over().startswith(
-        "its time is over: it was to be kept for 90 m without a kernel, which was until "
+        "its time is over: it was kept for 90 m without a kernel, until "
     )
     home.is_taken_up()
     assert home.time_over() == ""
@@ -206,7 +206,7 @@ def test_when_its_time_is_over_it_is_said(root: Path) -> None:
 
 
 def use(root: Path, name: str, times: int) -> subprocess.Popen[str]:
-    """Another process, which brings up and removes a mesh again and again."""
+    """Start another process, which brings up and removes a mesh repeatedly."""
     code = f"""
 import pathlib
 from monarch_kernel.runtime.detached.registry import Home
@@ -229,7 +229,7 @@ def test_a_directory_that_is_removed_while_it_is_looked_at_is_gone(root: Path, m
     root.mkdir(0o700)
     assert Home(root, "t").is_gone()
     monkeypatch.chdir(root)
-    root.rmdir()  # now it is there, as it was for the one that looked, and nothing can be made in it
+    root.rmdir()  # the working directory still exists, as for a process that looked before, but nothing can be created in it
     with pytest.raises(AttachError, match="is gone"):
         Home(Path(), "").lock()
 

@@ -1,4 +1,4 @@
-"""Meshes on hosts of an engine that outlive the program: another program takes them up at the port where they look for it."""
+"""Meshes on hosts of an engine outlive the program; another program attaches to them at the port at which they look for it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ for line in sys.stdin:
 
 
 class Program:
-    """A program with a mesh on two hosts, which takes commands."""
+    """A program with a mesh on two hosts, which accepts commands."""
 
     def __init__(self, root: Path, logs: Path, go: Path, *, keep_s: float = 0.0, has_recipe: bool = False) -> None:
         here = str(Path(__file__).parents[3])
@@ -105,7 +105,7 @@ class Program:
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
             pipe.close()
-        with suppress(AssertionError):  # of a test that has failed in its midst
+        with suppress(AssertionError):  # of a test that failed halfway
             wait_until(lambda: not any(map(is_alive, below)), "all to end by themselves", 10.0)  # then they are killed
         for process in below:
             with suppress(psutil.NoSuchProcess):
@@ -186,7 +186,7 @@ def test_a_host_that_was_replaced_and_one_that_is_lost_meanwhile(program: Progra
     try:
         wait_until(lambda: len(mesh.deaths()) == 2, "the lost host to be found so")
         assert mesh.slice(hosts=1).run("rank").get(LONG_S).values() == (2, 3)
-        with pytest.raises(LaunchError, match="asked of local by an earlier kernel"):
+        with pytest.raises(LaunchError, match="an earlier kernel requested the hosts of this mesh from local"):
             mesh.heal().get(LONG_S)
     finally:
         session.close()
@@ -215,7 +215,7 @@ def test_the_program_that_takes_it_up_gets_another_host_from_the_engine(program:
     second = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
     pids = tuple(map(int, second.stdout.split()))
     session, mesh = taken_up(root)
-    try:  # the new host was kept like the other
+    try:  # the new host was kept as the other one was
         assert mesh.run("kept").get(LONG_S).values() == (0, 1, 14, 21)
         assert mesh.run("os.getpid()").get(LONG_S).values() == pids
     finally:
@@ -226,7 +226,7 @@ def test_the_program_that_takes_it_up_gets_another_host_from_the_engine(program:
 
 KEEP_S = 1.0
 LONGER_S = 6.0
-"""So long that the test takes the mesh up in time."""
+"""Long enough for the test to attach to the mesh in time."""
 
 
 @pytest.mark.slow
@@ -239,24 +239,24 @@ def test_a_mesh_that_nobody_takes_up_in_time_ends_and_attaching_says_why(
     program.do("leave") if how == "leave" else program.kill()
     left = time.monotonic()
     wait_until(lambda: not any(map(is_alive, below)), "all to end by themselves")
-    bar.check_above(time.monotonic() - left, KEEP_S, "the end of a mesh that is to be kept")
+    bar.check_above(time.monotonic() - left, KEEP_S, "the end of a mesh that is kept for a time")
     meshes = DetachedMeshes(root)
     if how == "kill":
         assert "t     hosts=2 gpus=2  4 on 2 hosts, time is over  none for " in meshes.text([])
         assert "none for 0" not in meshes.text([])
     with pytest.raises(UsageProblem, match="'t' was there, and its time is over.*forget it with %mesh down t"):
         meshes.check_free("t", detach=False)
-    for _ in range(2):  # a refused request does not take it up
+    for _ in range(2):  # a refused attempt does not attach
         with pytest.raises(
-            AttachError, match=r"mesh 't' is gone: its time is over: it was to be kept for 1 s .* until \d"
+            AttachError, match=r"mesh 't' is gone: its time is over: it was kept for 1 s .* until \d"
         ):
             taken_up(root)
     if how == "leave":
         assert end(Home(root, "t")) == 0
-    else:  # no host has come, and that has settled it
+    else:  # no host has connected, which decides it
         home = Home(root, "t")
-        wait_until(home.is_gone, "none to be expected any more")
-        assert meshes.text([]).startswith("t is gone: its time is over: it was to be kept for 1 s")
+        wait_until(home.is_gone, "no host to be expected any more")
+        assert meshes.text([]).startswith("t is gone: its time is over: it was kept for 1 s")
         assert not meshes.text([])
     assert not (root / "t").exists()
 
@@ -290,7 +290,7 @@ def test_the_error_says_why_a_mesh_cannot_be_taken_up(program: Program, root: Pa
     for agent in program.agents:
         psutil.Process(agent).kill()
     wait_until(lambda: not any(map(is_alive, below)), "agents to end")
-    with pytest.raises(AttachError, match=r"none of the 2 hosts .* has come to port"):
+    with pytest.raises(AttachError, match=r"none of the 2 hosts .* has connected to port"):
         taken_up(root)
     assert end(Home(root, "t")) == 0
     assert not (root / "t").exists()

@@ -1,4 +1,4 @@
-"""The report of a failure: in the user's terms, bounded, and made whatever the exception does."""
+"""The report of a failure is in the user's terms, has a bounded size, and is created whatever the exception does."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ def test_a_long_description_is_cut() -> None:
 def test_a_value_that_cannot_be_described_says_so() -> None:
     torch = pytest.importorskip("torch")
     said = describe_value(torch.nn.UninitializedParameter())  # its shape raises
-    assert said == "UninitializedParameter, whose value is not known: RuntimeError"
+    assert said == "UninitializedParameter (can't be described: RuntimeError)"
 
 
 def test_numpy_values() -> None:
@@ -336,9 +336,9 @@ def test_making_the_report_never_raises(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("part", "what"),
     [
-        ("_frames", "the frames are"),
-        ("_traceback_text", "the traceback is"),
-        ("model_notes", "the module in which it failed is"),
+        ("_frames", "the frames"),
+        ("_traceback_text", "the traceback"),
+        ("model_notes", "the module that failed"),
     ],
 )
 def test_a_part_that_cannot_be_made_is_logged_and_said(
@@ -350,9 +350,9 @@ def test_a_part_that_cannot_be_made_is_logged_and_said(
     monkeypatch.setattr(failures, part, fails)
     failure = failures.describe(ValueError("the error of the user"))
     assert (failure.etype, failure.message) == ("ValueError", "the error of the user")
-    assert failure.notes == (f"{what} not known: KeyError: 'no such part'",)
+    assert failure.notes == (f"could not determine {what}: KeyError: 'no such part'",)
     (record,) = caplog.records
-    assert record.getMessage() == f"in the report of a ValueError {what} not known"
+    assert record.getMessage() == f"the report of a ValueError could not determine {what}"
 
 
 def test_a_place_that_cannot_be_found_is_logged_and_said(

@@ -1,4 +1,4 @@
-"""Looking into a namespace: what is found, and that nothing of the user's runs for it."""
+"""Inspection of a namespace finds values, attributes and keys without running any of the user's code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from monarch_kernel.runtime.diagnostics.namespace import NameTracker
 
 
 class Trap:
-    """Anything but a look into its dictionaries is noted."""
+    """Records everything but a look into its dictionaries."""
 
     ran: ClassVar[list[str]] = []
 
@@ -187,11 +187,11 @@ def test_the_tracker_tells_what_changed() -> None:
     assert tracker.news(space) == Names({"x": "int", "t": "Tensor[2] float32"})
     assert tracker.news(space) is None
     space["x"] = 2
-    assert tracker.news(space) is None, "another value of the same kind is no news"
+    assert tracker.news(space) is None, "another value of the same kind is no change"
     space.update(t=torch.zeros(3), y="text")
     del space["x"]
     assert tracker.news(space) == Names({"t": "Tensor[3] float32", "y": "str"}, ("x",))
-    assert tracker.everything() == Names({"t": "Tensor[3] float32", "y": "str"}), "for a controller that is new"
+    assert tracker.everything() == Names({"t": "Tensor[3] float32", "y": "str"}), "for a new controller"
     space["x"] = 1
     assert tracker.news(space) == Names({"x": "int"})
     space.clear()

@@ -1,4 +1,4 @@
-"""What the user calls the files that code is in."""
+"""Source files have names that the user knows."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_a_module_that_was_given_the_wrong_thing(ranks: Ranks, mode: str, strate
     )
     assert error.ranks == (0, 1)
     notes = error.primary.notes
-    assert notes[0] == f"in blocks.2.extra.q (Linear), which was given input: {MODES[mode]} requires_grad"
+    assert notes[0] == f"in blocks.2.extra.q (Linear), called with input: {MODES[mode]} requires_grad"
     plan = {
         "fsdp": "Parameter[16, 16] float32 cpu requires_grad: split by FSDP along dp, in the unit blocks.2",
         "ddp": "Parameter[16, 16] float32 cpu requires_grad: whole on each rank",
@@ -76,7 +76,7 @@ def test_a_parameter_that_is_used_while_it_is_split(ranks: Ranks) -> None:
         "loss_of(model, batch(0, 4))",
     )
     notes = "\n".join(error.primary.notes)
-    assert error.primary.notes[0].startswith("in blocks.1.extra (SparseAttention), which was given x: Tensor[4, 6, 16]")
+    assert error.primary.notes[0].startswith("in blocks.1.extra (SparseAttention), called with x: Tensor[4, 6, 16]")
     assert "blocks.1.extra.gate.weight: DTensor[16, 16] float32 cpu, here [8, 16]" in notes
     assert "split by FSDP along dp, in the unit blocks.1.extra.gate" in notes
     assert "replicate=['blocks.1.extra.gate.weight']" in notes
