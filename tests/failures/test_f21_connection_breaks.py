@@ -140,5 +140,6 @@ def test_an_agent_that_gives_the_controller_up_leaves_word_why(proxied: Machines
     proxied.proxies[0].cut()
     wait_until(lambda: proxied.agents[0].poll() is not None, "the agent to end")
     assert re.search(
-        r"nothing was heard of the controller for \d+\.\d s: it counts as dead", "\n".join(proxied.agents[0].log_tail())
+        r"received nothing from the controller for \d+\.\d s: it counts as dead",
+        "\n".join(proxied.agents[0].log_tail()),
     )

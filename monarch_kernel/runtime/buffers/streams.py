@@ -390,7 +390,7 @@ class StreamListener:
             self._waiting[encrypted] = None
             if len(self._waiting) > MAX_WAITING:
                 first = next(iter(self._waiting))
-                del self._waiting[first]  # now rather than in its thread, so that the next connection evicts another one
+                del self._waiting[first]  # not in its thread, so that the next connection evicts another one
                 _hang_up(first)
         threading.Thread(target=self._greet, args=(encrypted,), name="monarch-stream", daemon=True).start()
 

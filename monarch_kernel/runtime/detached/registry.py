@@ -12,14 +12,14 @@ The path of a mesh is stable: ``ROOT/NAME``. The directory contains
   reason, and which a fork of the process does not inherit; ``holder`` has the pid of the process, for messages;
 - ``detached``: the time since when there is no controller; written by the host agent, or by a controller that detaches if the
   agents are on other hosts;
-- ``alive``: its modification time is when the controller was last alive. It exists if the host agents are on other hosts,
+- ``alive``: its modification time is when the controller was last alive. It exists if the agents are on other hosts,
   because a killed controller can't write ``detached``;
 - ``rank-N``: what each rank runs.
 
 A mesh may be kept for a limited time. A local agent that ends for that reason leaves ``manifest`` and ``detached`` in place, so
-that a process that looks for the mesh learns why it is gone. A mesh with agents on other hosts is gone when its time is over and
-either its controller detached, or no host answered an attempt to attach. If the only known time is when the controller was last
-alive, the mesh is reported to be over but not removed, because the controller may have been silent before it was killed.
+that a process that looks for the mesh learns why it is gone. A mesh with agents on other hosts is gone when its time is over
+and either its controller detached, or no host answered an attempt to attach. If the only known time is when the controller was
+last alive, the mesh is reported to be over but not removed, because the controller may have been silent before it was killed.
 
 The mode of the directories is 0700, that of the files 0600. A directory that belongs to another user, or that other users may
 enter, is not trusted: an attacker may have placed it there.
@@ -48,7 +48,7 @@ from monarch_kernel.runtime.host.processes import open_process, start_ticks
 __all__ = ["Found", "Home", "default_root", "find", "home_of", "span"]
 
 _ALIVE = "alive"
-# How long agents may take to end after their time is over; twice `lost_after_s` if that is longer: they notice the loss late.
+# How long agents take to end when their time is over; twice `lost_after_s` if that is longer: they may notice the loss late.
 _ENDING_S = 10.0
 _MAX_SOCKET_PATH = 100  # the limit is 107 bytes
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid
@@ -103,7 +103,7 @@ class Home:
         for _ in range(100):
             with contextlib.suppress(FileExistsError):
                 self.path.parent.mkdir(0o700, parents=True)
-            with contextlib.suppress(FileNotFoundError):  # the last mesh in the root has just ended, and removed the root
+            with contextlib.suppress(FileNotFoundError):  # the end of another mesh has just removed the root
                 _check_trusted(self.path.parent)
                 draft.path.mkdir(0o700)
                 break
@@ -228,9 +228,7 @@ class Home:
         if until is None or time.time() < until:
             return ""
         clock = time.strftime("%H:%M:%S", time.localtime(until))
-        return (
-            f"its time is over: it was kept for {span(manifest.keep_s)} without a kernel, until {clock}"
-        )
+        return f"its time is over: it was kept for {span(manifest.keep_s)} without a kernel, until {clock}"
 
     def since(self) -> float | None:
         """Return since when it has no controller, in seconds since 1970; None if it has one, or if that is unknown.
@@ -358,7 +356,7 @@ def _check_trusted(path: Path) -> None:
 def _locked_by(fd: int) -> int:
     """Return the pid of another process with a record lock on a file, 0 if none; query the lock without trying to take it."""
     kind, *_, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)))
-    return 0 if kind == fcntl.F_UNLCK else int(pid) or -1  # unknown if it is in a container that this process can't look into
+    return 0 if kind == fcntl.F_UNLCK else int(pid) or -1  # the pid is unknown if it is in another container
 
 
 def _is_same(fd: int, path: Path) -> bool:

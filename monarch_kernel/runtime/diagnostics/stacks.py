@@ -151,7 +151,7 @@ def _awaiting(loop: Any) -> list[FrameType]:
     """Return the frames of the coroutine that a request runs in; for a loop that is idle."""
     for task in asyncio.all_tasks(loop):
         frames = list(_frames_of_coroutine(task.get_coro()))
-        if _is_of_user(frames) and is_machinery(frames[0].f_code.co_filename):  # this package's coroutine runs the user's
+        if _is_of_user(frames) and is_machinery(frames[0].f_code.co_filename):  # it wraps the user's coroutine
             return frames
     return []
 

@@ -1,1 +1,1 @@
-"""What runs on a machine of the mesh: its host agent, the zygote that forks ranks, and the ranks themselves."""
+"""Processes on a machine of the mesh: the host agent, and the zygote that forks the ranks."""

@@ -1,28 +1,29 @@
-"""The host agent: starts ranks through the zygote, watches them, reads what they write, and ends them.
+"""The host agent: starts ranks through the zygote, watches them, reads their output, and ends them.
 
 Theory of operation
 ===================
 
-One thread, one selector. It never imports torch and never unpickles. On the controller's machine messages between that and
-ranks do not pass through it; elsewhere they do (`net.hosts.gateway`). It watches
+The agent has one thread and one selector. It never imports torch and never unpickles. On the controller's machine, messages
+between the controller and ranks do not pass through the agent; on other machines they do (`net.hosts.gateway`). It watches
 
-- the sockets of the gateway: what to start and to end, and what to pass on;
-- the zygote's socket: pids of new ranks, or the zygote's end;
-- a pidfd per rank: readable when the process has ended, whose status we then collect, for the kernel made us its parent;
+- the sockets of the gateway: requests to start and end ranks, and messages to forward;
+- the zygote's socket: pids of new ranks, or the end of the zygote;
+- a pidfd per rank, which is readable when the process has ended. The agent then collects its status, because the Linux kernel
+  has made the agent its parent;
 - two pipes per rank: its output;
-- the socket at which ranks hand over copies of their connections to each other, which stay open for a moment when one dies
+- the socket at which ranks hand over copies of their connections to each other, which stay open for a while when a rank dies
   (`Keeper`);
-- a pidfd of the controller, on the same machine: when that process is gone, everything ends at once and the session's directory
-  is removed. Elsewhere the controller says that it is alive; when it has been silent for `AgentConfig.grace_s`, and the
-  connection to it is not known to stand, it counts as gone.
+- a pidfd of the controller, on the same machine. When the controller ends, the agent ends everything at once and removes the
+  session's directory. On another machine, the controller sends signs of life. It counts as gone when it has been silent for
+  `AgentConfig.grace_s` and the connection to it is not known to be up.
 
-Unless it was told `Outlive`. Then it goes on without a controller: it reads what ranks write, so that they do not block, and
-keeps the last of it (`Backlog`), until another kernel binds the address and says `Attach`. A file ``detached`` says so to
-ranks and to kernels that look for such meshes.
+After the message `Outlive`, the agent continues without a controller instead. It reads the output of ranks, so that they do not
+block, and keeps the last part of it (`Backlog`), until another kernel binds the address and sends `Attach`. The file
+``detached`` shows this state to ranks and to kernels that look for such meshes.
 
-A rank leads a session and process group of its own. When it ends, what it left in its group is asked to end, and after
-`GROUP_GRACE_S` killed. Ranks have the kernel kill them should the agent itself die; what is in their groups the zygote ends
-then, which is always told which groups there are (`Bequest`), and is replaced at once should it die.
+Each rank leads its own session and process group. When a rank ends, the agent sends SIGTERM to the rest of its group, and kills
+it after `GROUP_GRACE_S`. If the agent itself dies, the Linux kernel kills the ranks, and the zygote kills the rest of their
+groups. For that, the agent always sends the zygote the current groups (`Bequest`), and replaces a zygote that dies.
 """
 
 from __future__ import annotations
@@ -97,29 +98,29 @@ __all__ = ["HostAgent"]
 OUTPUT_EVERY_S = 0.01
 FEW_RANKS = 8
 FOLD_S = 0.0002
-"""For each rank, where there are more than a few: how long what one wrote may wait for others to write the same."""
+"""Multiplied by the number of ranks if there are more than `FEW_RANKS`: how long output waits for the same output of others."""
 
 READINGS_EVERY_S = 1.0
 GROUP_GRACE_S = 1.0
 RANK_DESCRIPTORS = 8
-"""What a rank takes: its pipes, those that its cells leave to child processes, its process and its connection. Connections to
-other ranks are held if there is room (`Keeper`)."""
+"""Descriptors of the agent for one rank: its pipes, those that its cells leave to child processes, its pidfd, its connection.
+Connections to other ranks are held if enough descriptors are left (`Keeper`)."""
 
 FREE_DESCRIPTORS = 16
-"""Those that no rank takes: for new connections, and for what is opened for a moment."""
+"""Descriptors reserved for new connections and short-lived files."""
 
 ZYGOTE_WAIT_S, MAX_ZYGOTE_WAIT_S = 0.25, 60.0
-"""Before a second zygote that has forked nothing is replaced, and before any."""
+"""Delay before the agent replaces the second zygote in a row that ended without forking a rank, and the maximum delay."""
 
 TIME_OVER_GRACE_S = 2.0
-"""How long ranks have to end by themselves when nobody has come for them."""
+"""How long ranks have to end by themselves when no controller has attached in time."""
 
 CONNECT_S = 60.0
-"""How long an agent on another machine tries to reach the controller."""
+"""How long an agent on another machine tries to connect to the controller."""
 
 _IDLE_S = 0.5
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
-"""Errors of opening and of watching a file that may go away: no descriptor, no memory, no watch of epoll is left."""
+"""Errors of opening or watching a file that may be temporary: no descriptor, no memory or no epoll watch is left."""
 
 
 @dataclass
@@ -141,21 +142,21 @@ class HostAgent:
 
     Args:
         config: from the launcher.
-        make_zygote: starts a zygote; called again if one has died.
+        make_zygote: starts a zygote; called again after a zygote has died.
     """
 
     def __init__(self, config: AgentConfig, make_zygote: Callable[[], Zygote]) -> None:
         become_subreaper()
         self._config = config
         self._make_zygote = make_zygote
-        self._zygote = None if config.is_idle else make_zygote()  # first of all: it takes the longest
+        self._zygote = None if config.is_idle else make_zygote()  # first, because it takes the longest
         self._selector = selectors.DefaultSelector()
         self._ranks: dict[int, _Rank] = {}
         self._groups: dict[int, float] = {}
-        self._has_bequeathed = True  # all groups that there are
-        self._zygote_wait_s = 0.0  # before one that has died is replaced: it may be unable to start
+        self._has_bequeathed = True  # whether the zygote knows all groups
+        self._zygote_wait_s = 0.0  # before a dead zygote is replaced: it may be unable to start
         self._zygote_at = 0.0
-        self._logs_of_dead: dict[int, RankLog] = {}  # until their mesh goes down
+        self._logs_of_dead: dict[int, RankLog] = {}  # kept until their mesh ends
         self._over = False
         self._session_over = False
         self._outlives = False
@@ -166,12 +167,12 @@ class HostAgent:
         self._epoch = 0
         self._leave_at: float | None = None
         self._backlog = OutputBacklog()
-        self._late: list[OutputStream] = []  # their successors can't be opened yet
+        self._late: list[OutputStream] = []  # streams whose successors can't be opened yet
         self._losses: list[Lost] = []
-        self._incarnations: dict[int, int] = {}  # of the places where another rank was before
+        self._incarnations: dict[int, int] = {}  # of ranks that replace another one
         self._output_at = 0.0
-        self._output_due: float | None = None  # when what was read is told, at the latest
-        self._holds_output = False  # of what was read, more than was told
+        self._output_due: float | None = None  # when to send the output that was read, at the latest
+        self._holds_output = False  # whether streams have output that was read but not sent
         self._readings_at = 0.0
         self._gpus = GpuMeters()
         self._keeper = Keeper(os.path.join(config.directory, host_peer(config.host).decode()), self._selector)
@@ -197,7 +198,7 @@ class HostAgent:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def run(self) -> None:
-        """Serve until the session is over."""
+        """Run until the session is over."""
         self._say_hello()
         try:
             while not self._over:
@@ -241,12 +242,12 @@ class HostAgent:
             if isinstance(message, Output):
                 self._backlog.add(each for chunk in message.chunks for each in chunk.of_each())
             return
-        if self._leave_at is None:  # else the controller has left, and what was sent would be waited for in vain
+        if self._leave_at is None:  # else the controller has left, and closing would wait for delivery
             self._gateway.send(CONTROLLER, join([pack(message)]))
 
     def _hear(self) -> None:
         if self._gateway.is_given_up:
-            print("the controller has given this host up, and takes it no more: it ends", flush=True)
+            print("the controller has given this host up and does not accept it any more: the agent ends", flush=True)
             self._end_session()
         while (received := self._gateway.recv()) is not None:
             try:
@@ -292,12 +293,12 @@ class HostAgent:
 
     @property
     def _has_forked(self) -> bool:
-        """Whether there is a rank that may end by itself: those that are not forked yet can't."""
+        """Whether there is a rank that can end by itself; ranks that are not forked yet can't."""
         return any(rank.pid for rank in self._ranks.values())
 
     def _end(self) -> None:
         self._over = True
-        self._session_over |= self._outlives  # nobody else would remove the directory
+        self._session_over |= self._outlives  # no other process would remove the directory
 
     def _end_session(self) -> None:
         self._over = self._session_over = True
@@ -317,11 +318,11 @@ class HostAgent:
         self._is_detached = True
         self._keep_until = time.monotonic() + self._keep_s if self._keep_s else float("inf")
         if not say_detached(self._config.directory, time.time()):  # no kernel could ever attach
-            print(f"the directory {self._config.directory} is gone: it ends", file=sys.stderr, flush=True)
+            print(f"the directory {self._config.directory} is gone: the agent ends", file=sys.stderr, flush=True)
             self._end_session()
 
     def _attach(self, message: Attach) -> None:
-        """Tell a new controller all that the last one knew of us, and what has been written and lost since."""
+        """Send a new controller everything that the last one knew of this host, and the output and losses since then."""
         if not self._outlives or message.token != self._config.token or message.epoch <= self._epoch:
             return
         if self._is_time_over:
@@ -331,7 +332,7 @@ class HostAgent:
         if self._config.controller_pid:
             try:
                 self._controller_fd = open_pidfd(message.controller_pid)
-            except ProcessLookupError:  # it is gone already
+            except ProcessLookupError:  # the new controller has ended already
                 return
             self._selector.register(self._controller_fd, selectors.EVENT_READ, self._controller_ended)
         self._flush_output(time.monotonic())
@@ -346,7 +347,7 @@ class HostAgent:
         for loss in losses:
             self._send(loss)
 
-    # -- ranks come
+    # -- starting ranks
 
     def _start(self, asked: Sequence[RankSpec]) -> None:
         specs = [spec for each in asked if (spec := self._share(each)) is not None]
@@ -354,7 +355,7 @@ class HostAgent:
         if not specs:
             return
         if self._zygote is not None and not self._zygote.is_alive:
-            self._zygote_ended()  # a moment ago: we have not been told yet
+            self._zygote_ended()  # just now: its socket has not been read yet
         if self._zygote is None:
             self._zygote = self._make_zygote()
             self._watch_zygote()
@@ -387,7 +388,7 @@ class HostAgent:
                     os.close(end)
 
     def _share(self, spec: RankSpec) -> RankSpec | None:
-        """Give a rank its share of this host; None if there is not enough, and it is lost."""
+        """Give a rank its share of this host; report the rank as lost and return None if there are too few GPUs."""
         if spec.record and not os.path.isabs(spec.record):
             spec = spec.recorded_in(self._config.directory)
         try:
@@ -397,11 +398,11 @@ class HostAgent:
             return None
 
     def _with_room(self, specs: Sequence[RankSpec]) -> Sequence[RankSpec]:
-        """Those ranks for which there are descriptors; the others are lost."""
+        """Return the ranks for which there are enough descriptors; report the others as lost."""
         room = max(0, free_descriptors() - FREE_DESCRIPTORS) // RANK_DESCRIPTORS
         for spec in specs[room:]:
             limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-            why = f"the host agent has no file descriptors left for it, of {limit}: raise that limit (ulimit -Hn)"
+            why = f"the host agent has no file descriptors left for this rank; its limit is {limit}: raise it (ulimit -Hn)"
             self._send(Lost(spec.proc, 0, 0, why, (), 0))
         return specs[:room]
 
@@ -424,7 +425,7 @@ class HostAgent:
         self._has_bequeathed = False
         rank.pidfd = os.pidfd_open(report.pid)
         self._selector.register(rank.pidfd, selectors.EVENT_READ, partial(self._ended, rank))
-        if rank.stopping is not None:  # it was to be ended before it had begun
+        if rank.stopping is not None:  # it was stopped before it was forked
             self._kill([report.proc], rank.stopping, keep_logs=rank.keeps_log)
 
     def _zygote_ended(self) -> None:
@@ -440,15 +441,15 @@ class HostAgent:
         self._zygote_wait_s = min(MAX_ZYGOTE_WAIT_S, 2 * self._zygote_wait_s + ZYGOTE_WAIT_S)
 
     def _bequeath(self) -> None:
-        """Tell the zygote which process groups it has to end, should we be killed."""
+        """Tell the zygote which process groups to end if the agent is killed."""
         groups = {rank.pid for rank in self._ranks.values() if rank.pid} | self._groups.keys()
         self._has_bequeathed = self._zygote is None or self._zygote.bequeath(sorted(groups))
 
-    # -- ranks write
+    # -- output of ranks
 
     def _read(self, stream: OutputStream) -> None:
         if stream.fd < 0:
-            return  # its rank was lost by what was handled before, in the same turn
+            return  # an event earlier in the same turn has ended its rank
         is_open = stream.read()
         if stream.successor >= 0:
             self._follow(stream)
@@ -459,14 +460,14 @@ class HostAgent:
         now = time.monotonic()
         nranks = len(self._ranks)
         due = now + (min(FOLD_S * nranks, OUTPUT_EVERY_S) if nranks > FEW_RANKS else 0.0)
-        if not stream.is_marked:  # else somebody waits for it
+        if not stream.is_marked:  # else the controller waits for it
             due = max(due, self._output_at + OUTPUT_EVERY_S)
         self._output_due = due if self._output_due is None else min(due, self._output_due)
         if now >= self._output_due and not stream.is_marked:
             self._flush_output(now)
 
     def _follow(self, stream: OutputStream) -> None:
-        """Read the pipe with which a rank has replaced one, and the old one for as long as somebody writes to it."""
+        """Read the pipe that replaces a rank's previous one; the old pipe is still read as long as a process writes to it."""
         rank = self._ranks[stream.proc]
         path = f"/proc/{rank.pid}/fd/{stream.successor}"
         fd = -1
@@ -479,7 +480,11 @@ class HostAgent:
                 os.close(fd)
             if error.errno in _NO_ROOM:  # the rank keeps the pipe open until it is read
                 if stream not in self._late:
-                    print(f"the output of the rank with pid {rank.pid} waits: {error}", file=sys.stderr, flush=True)
+                    print(
+                        f"can't read the output of the rank with pid {rank.pid} yet: {error}",
+                        file=sys.stderr,
+                        flush=True,
+                    )
                     self._late.append(stream)
                 return
             if error.errno not in (errno.ENOENT, errno.ESRCH):  # else the rank has ended
@@ -491,7 +496,7 @@ class HostAgent:
         rank.streams.append(successor)
 
     def _follow_late(self) -> None:
-        """Try again to read the pipes for which there was no room."""
+        """Try again to read the pipes for which no descriptor was left."""
         for stream in list(self._late):
             rank = self._ranks.get(stream.proc)
             if rank is not None and stream in rank.streams:
@@ -507,7 +512,7 @@ class HostAgent:
             self._send(Output(tuple(fold(written))))
         self._holds_output = any(stream.waiting for rank in self._ranks.values() for stream in rank.streams)
 
-    # -- ranks go
+    # -- ending ranks
 
     def _kill(self, procs: Sequence[int], grace_s: float, *, keep_logs: bool = False) -> None:
         now = time.monotonic()
@@ -524,7 +529,7 @@ class HostAgent:
                 rank.kill_at = now + grace_s
 
     def _ended(self, rank: _Rank) -> None:
-        # The kernel made us its parent when the helper that forked it ended; until then there is no status to collect.
+        # The agent became the parent when the helper that forked the rank ended; until then there is no status to collect.
         try:
             info = os.waitid(os.P_PIDFD, rank.pidfd, os.WEXITED | os.WNOHANG)
         except ChildProcessError:
@@ -542,9 +547,9 @@ class HostAgent:
         del self._ranks[rank.spec.proc]
         self._has_bequeathed = False
         name = rank_peer(rank.spec.proc, rank.spec.incarnation)
-        self._gateway.turn()  # what it has still said comes before its end
+        self._gateway.turn()  # forwards its last messages before its end
         self._gateway.forget(name)
-        with contextlib.suppress(OSError):  # where it listened to other ranks
+        with contextlib.suppress(OSError):  # the socket at which it listened to other ranks
             os.unlink(os.path.join(self._config.directory, name.decode()))
         chunks = list(_take(rank.streams, now, last=True))
         if chunks:
@@ -587,7 +592,7 @@ class HostAgent:
             heard_at = self._gateway.heard_controller_at
             silent_until = self._born + CONNECT_S if heard_at is None else heard_at + self._config.grace_s
             is_silent = not self._config.controller_pid and not self._is_detached and now >= silent_until
-            if is_silent and not self._gateway.has_controller:  # else it only can't speak: its interpreter is held
+            if is_silent and not self._gateway.has_controller:  # else it only can't send: other code holds its GIL
                 self._say_why_silence_ends_us(now - (self._born if heard_at is None else heard_at))
                 self._controller_ended()
         if self._zygote is None and (self._ranks or self._groups) and now >= self._zygote_at:
@@ -607,10 +612,11 @@ class HostAgent:
         if now >= self._readings_at + READINGS_EVERY_S:
             self._read_meters(now)
             if self._is_detached and not os.path.isdir(self._config.directory):
-                self._end_session()  # nobody could ever attach
+                self._end_session()  # no controller could ever attach
         if self._is_detached and now >= self._keep_until and self._leave_at is None:
             print(
-                f"no controller has come for {self._keep_s:g} s, for which ranks were to be kept: it ends", flush=True
+                f"no controller attached within the {self._keep_s:g} s for which ranks are kept: the agent ends",
+                flush=True,
             )
             self._is_time_over = True
             self._kill(list(self._ranks), TIME_OVER_GRACE_S)
@@ -623,7 +629,7 @@ class HostAgent:
                 rank.kill_at = None
         for pgid, deadline in list(self._groups.items()):
             with contextlib.suppress(ChildProcessError):
-                while os.waitpid(-pgid, os.WNOHANG)[0]:  # we are the parent of what a rank leaves behind
+                while os.waitpid(-pgid, os.WNOHANG)[0]:  # they are children of the agent now
                     pass
             if not group_is_alive(pgid):
                 del self._groups[pgid]
@@ -632,9 +638,9 @@ class HostAgent:
                 signal_rank(pgid, signal.SIGKILL)
 
     def _say_why_silence_ends_us(self, silent_s: float) -> None:
-        """Leave word for a controller that lives: it reads this with our end."""
+        """Log the reason, which a controller that is alive reads when it learns of the agent's end."""
         if self._leave_at is None:
-            print(f"nothing was heard of the controller for {silent_s:.1f} s: it counts as dead", flush=True)
+            print(f"received nothing from the controller for {silent_s:.1f} s: it counts as dead", flush=True)
 
     def _read_meters(self, now: float) -> None:
         elapsed_s = now - self._readings_at
@@ -662,7 +668,7 @@ class HostAgent:
             signal_rank(pgid, signal.SIGKILL)
         if self._zygote is not None:
             self._zygote.close()
-        while True:  # ranks that the zygote forked meanwhile are ours too
+        while True:  # also kill ranks that the zygote forked meanwhile
             try:
                 pid, _ = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
@@ -676,10 +682,10 @@ class HostAgent:
         has_own = self._config.has_own_directory
         if self._is_time_over and not has_own:
             leave_word(self._config.directory)
-        elif self._session_over or has_own:  # else the controller lives on, and may launch another agent
+        elif self._session_over or has_own:  # else the controller is alive, and may launch another agent
             shutil.rmtree(self._config.directory, ignore_errors=True)
             if self._outlives and not has_own:
-                with contextlib.suppress(OSError):  # others are there
+                with contextlib.suppress(OSError):  # there are other meshes
                     os.rmdir(os.path.dirname(self._config.directory))
 
     def _kill_children(self) -> None:
@@ -689,7 +695,7 @@ class HostAgent:
 
 
 def _take(streams: Sequence[OutputStream], now: float, *, last: bool = False) -> Iterator[OutputChunk]:
-    """Yield what the streams of a rank may show now, in the order of the marks that they share."""
+    """Yield the output of a rank's streams that may be shown now, in the order of the marks that the streams share."""
     left = [stream for stream in streams if stream.waiting]
     while left:
         stream = min(left, key=lambda stream: stream.next_mark)
@@ -713,10 +719,10 @@ def say_detached(directory: str, since: float) -> bool:
 
 
 def leave_word(directory: str) -> None:
-    """Remove all but the files that say which mesh it was, and since when it had no controller (`KEPT_FILES`)."""
+    """Remove all files except `KEPT_FILES`, which describe the mesh and the time since when it had no controller."""
     try:
         entries = list(os.scandir(directory))
-    except FileNotFoundError:  # something has removed the directory: there is no place to leave word
+    except FileNotFoundError:  # something has removed the directory
         return
     for entry in entries:
         if entry.is_dir(follow_symlinks=False):
@@ -727,12 +733,12 @@ def leave_word(directory: str) -> None:
 
 
 def _open_pipe(path: str) -> int:
-    """Open the read end of a pipe that a rank names.
+    """Open the read end of a pipe whose path came from a rank.
 
     Raises:
-        OSError: it is no pipe, or belongs to another user; or it can't be opened.
+        OSError: the path is not a pipe, belongs to another user, or can't be opened.
     """
-    there = os.open(path, os.O_PATH | os.O_CLOEXEC)  # of other files an open may block, or have an effect
+    there = os.open(path, os.O_PATH | os.O_CLOEXEC)  # opening another kind of file may block, or have a side effect
     try:
         status = os.fstat(there)
         if not stat.S_ISFIFO(status.st_mode) or status.st_uid != os.geteuid():
@@ -743,8 +749,8 @@ def _open_pipe(path: str) -> int:
 
 
 def signal_rank(pid: int, signum: int) -> None:
-    """Signal a rank and what else is in its process group, if they are still there, and not processes of another user."""
+    """Signal a rank and the rest of its process group, unless they have ended or belong to another user."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signum)
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signum)  # before setsid() it is in another group
+        os.kill(pid, signum)  # before `os.setsid` it is in another group

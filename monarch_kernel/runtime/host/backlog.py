@@ -1,4 +1,4 @@
-"""What ranks wrote while no controller was there to show it: kept for the next one, bounded."""
+"""Output of ranks without a controller, kept for the next controller up to a size limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from monarch_kernel.net.wire.messages import OutputChunk
 __all__ = ["BACKLOG_CHARS", "OutputBacklog"]
 
 BACKLOG_CHARS = 1 << 20
-"""For each rank; the last of what it wrote is kept."""
+"""Limit for each rank; the last part of its output is kept."""
 
 _BLOCK_CHARS = BACKLOG_CHARS // 64
 
@@ -19,10 +19,10 @@ Stream = Literal["stdout", "stderr"]
 
 
 class _Kept:
-    """Of one rank: blocks of text in the order in which they were written, each of one stream."""
+    """Output of one rank: blocks of text in the order in which they were written, each from one stream."""
 
     def __init__(self) -> None:
-        self.blocks: deque[tuple[Stream, str, int]] = deque()  # with the lines that were dropped before the text
+        self.blocks: deque[tuple[Stream, str, int]] = deque()  # stream, text, number of lines dropped before the text
         self.nchars = 0
 
     def add(self, stream: Stream, text: str, dropped: int) -> None:
@@ -43,19 +43,19 @@ class _Kept:
 
 
 class OutputBacklog:
-    """The output of the ranks of a host since the controller ended."""
+    """Output of the ranks of a host since the controller ended."""
 
     def __init__(self) -> None:
         self._kept: dict[int, _Kept] = {}
 
     def add(self, chunks: Iterable[OutputChunk]) -> None:
-        """Keep what would have been sent."""
+        """Keep chunks that can't be sent."""
         for chunk in chunks:
             if chunk.text or chunk.dropped_lines:
                 self._kept.setdefault(chunk.proc, _Kept()).add(chunk.stream, chunk.text, chunk.dropped_lines)
 
     def take(self) -> list[OutputChunk]:
-        """Give what was kept, by rank; their ``end`` is 0, for others know it better."""
+        """Return and clear the kept chunks, by rank; their ``end`` is 0, because the agent sends the ends separately."""
         kept, self._kept = self._kept, {}
         return [
             OutputChunk(proc, stream, text, 0, dropped)

@@ -1,17 +1,17 @@
-"""Connections between ranks that the host agent keeps open for a while when one of their ends dies.
+"""Keeps connections between ranks open for a while in the host agent after one of their ends dies.
 
-When a process dies, the Linux kernel closes its connections, and what others write to them fails from then on. Gloo does not
-stand that: it takes a send from its list, writes, and if that fails forgets it, so that whoever waits for it waits for ever.
-So the agent has a copy of each connection's descriptor (``SCM_RIGHTS``). A rank that dies then looks to its peers like one
-that is silent; they are told of the death, and end what they wait for themselves, by other means (`RankGroup.abort`). After
-`HOLD_S` the copies are closed, whoever has been told by then.
+When a process dies, the Linux kernel closes its connections, and writes of the other ends fail from then on. Gloo can't handle
+that: it takes a send from its list, writes, and forgets the send if the write fails, so that a thread that waits for the send
+waits forever. The agent therefore has a copy of each connection's descriptor (``SCM_RIGHTS``). To its peers a dead rank then
+looks like a silent one. The peers learn of the death by a message, and end their waits themselves (`RankGroup.abort`). After
+`HOLD_S` the agent closes the copies, even if a peer has not received the message yet.
 
-A connection that a living process closes is to be seen as closed, so it looks at those it has handed over every
-`LOOK_EVERY_S`, and has the agent let go of those that are closed here, one by one: gloo closes some by itself, as when a
-collective times out.
+A connection that a living process closes must appear closed to its peer. So each process checks the connections that it has
+handed over every `LOOK_EVERY_S`, and makes the agent close its copies of those that are closed here, one by one. Gloo closes
+some by itself, for example when a collective times out.
 
-Each process has one connection to the agent for all that. It says `_HOLD`, the number of the first of some connections, and
-has their descriptors go with that; or `_LET_GO`, and numbers.
+Each process has one connection to the agent for this purpose. A packet has either `_HOLD`, the number of the first of several
+connections and their descriptors, or `_LET_GO` and numbers.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from monarch_kernel.net.hosts.handshakes import free_descriptors
 __all__ = ["HOLD_S", "LOOK_EVERY_S", "Holder", "Keeper"]
 
 HOLD_S = 1.0
-"""How long connections of a process that has died stay open; far longer than it takes the controller to tell the others."""
+"""How long connections of a dead process stay open; far longer than the controller takes to inform the other processes."""
 
 LOOK_EVERY_S = 0.2
-"""How long a connection that is closed here may seem to be open."""
+"""How long a connection that is closed here may appear open to its peer."""
 
 _SUFFIX = ".fds"
 _MOST_AT_ONCE = 250  # the Linux kernel's limit is 253
 _TIMEOUT_S = 1.0
 _DEAF_S = 1.0
-"""How long nobody is let in when there is no descriptor left for whoever it is."""
+"""How long the keeper stops accepting connections when no descriptor is left."""
 
 _HOLD, _LET_GO = b"H", b"L"
 _NUMBER = struct.Struct("!Q")
@@ -51,14 +51,14 @@ _PACKET_NBYTES = 1 + _MOST_AT_ONCE * _NUMBER.size
 
 
 class Holder:
-    """A process's end: has connections stay open when it dies.
+    """The end in a rank: makes connections stay open when the process dies.
 
-    Where the agent can't be reached, or has no room, they are not held, and nothing is said: it is needed when only this
-    process dies. In a process that is forked from this one nothing is held, and nothing let go of, as what it closes is still
-    open here. All methods are for any thread.
+    If the agent can't be reached, or has too few descriptors, the connections are silently not held: holding matters only when
+    this process dies alone. In a fork of this process, the methods do nothing, because connections that the fork closes are
+    still open here. Any thread may call all methods.
 
     Args:
-        agent: path of the host agent's socket for messages, beside which the one for connections is.
+        agent: path of the host agent's socket for messages; the socket for connections is next to it.
     """
 
     def __init__(self, agent: str) -> None:
@@ -67,26 +67,26 @@ class Holder:
         self._lock = threading.Lock()
         self._agent: socket.socket | None = None
         self._next = 0
-        self._held: dict[int, tuple[int, int]] = {}  # number -> descriptor, and its inode as long as it is open
+        self._held: dict[int, tuple[int, int]] = {}  # number -> descriptor, and its inode while it is open
         self._is_watched = False
 
     def hold(self, fds: Iterable[int]) -> None:
-        """Have these stay open; until they are closed here, or this process dies."""
+        """Make the agent hold connections until they are closed here, or for `HOLD_S` after this process dies."""
         if os.getpid() != self._pid:
             return
         with self._lock, contextlib.ExitStack() as copied:
             copies = {}
             for fd in fds:
                 with contextlib.suppress(OSError):  # it was closed meanwhile
-                    copies[fd] = os.dup(fd)  # a thread may close ``fd`` before it is sent, and then none could be sent
+                    copies[fd] = os.dup(fd)  # if a thread closed ``fd`` before it is sent, none could be sent
                     copied.callback(os.close, copies[fd])
             if not copies:
                 return
-            for _ in range(2):  # it may have left us since the last time, for want of room
+            for _ in range(2):  # the agent may have disconnected since the last time, for lack of descriptors
                 try:
                     self._give(copies)
                     break
-                except TimeoutError:  # it is busy
+                except TimeoutError:  # the agent is busy
                     break
                 except OSError:
                     self._leave()
@@ -95,10 +95,10 @@ class Holder:
                 threading.Thread(target=self._watch, name="monarch-holder", daemon=True).start()
 
     def let_go(self) -> None:
-        """Have the agent close those that are closed here; else that is done in a moment."""
+        """Make the agent close its copies of connections that are closed here, without waiting for the next periodic check."""
         if os.getpid() != self._pid:
             return
-        if not self._lock.acquire(timeout=_TIMEOUT_S):  # a signal struck this thread in `hold`
+        if not self._lock.acquire(timeout=_TIMEOUT_S):  # a signal interrupted this thread in `hold`
             return
         try:
             closed = [number for number, (fd, inode) in self._held.items() if not _is_open(fd, inode)]
@@ -107,7 +107,7 @@ class Holder:
                 self._agent.send(_LET_GO + b"".join(map(_NUMBER.pack, some)))
                 for number in some:
                     del self._held[number]
-        except TimeoutError:  # it is busy: they are told of later
+        except TimeoutError:  # the agent is busy: the next check sends them
             pass
         except OSError:
             self._leave()
@@ -115,7 +115,7 @@ class Holder:
             self._lock.release()
 
     def _give(self, copies: dict[int, int]) -> None:
-        """Hand over connections: number of a descriptor -> that of a copy, which stays open meanwhile."""
+        """Hand over connections; ``copies`` maps each descriptor to its copy, which stays open meanwhile."""
         if self._agent is None:
             self._agent = self._connect()
         for some in _parts(list(copies)):
@@ -134,7 +134,7 @@ class Holder:
         return agent
 
     def _leave(self) -> None:
-        """The agent is not there, or has no room: it holds nothing, and the next time it is asked anew."""
+        """Forget the agent, which is gone or lacks descriptors and so holds nothing; the next `hold` connects again."""
         self._held.clear()
         if self._agent is not None:
             self._agent.close()
@@ -151,17 +151,17 @@ class Holder:
 
 
 class Keeper:
-    """The agent's end.
+    """The end in the agent: keeps the copies of connections.
 
     Args:
-        agent: path of the host agent's socket for messages; only its user may look into that directory.
-        selector: that calls what is registered with a socket when that can be read.
+        agent: path of the host agent's socket for messages; only its user may enter that directory.
+        selector: the agent's selector; the data of each key is a callback for when the socket is readable.
     """
 
     def __init__(self, agent: str, selector: selectors.BaseSelector) -> None:
         self._selector = selector
-        self._held: dict[socket.socket, dict[int, int]] = {}  # who -> number -> our descriptor
-        self._dead: list[tuple[float, list[int]]] = []  # when to close them; the next ones first
+        self._held: dict[socket.socket, dict[int, int]] = {}  # process -> number -> descriptor here
+        self._dead: list[tuple[float, list[int]]] = []  # (when to close, descriptors), the earliest first
         self._deaf_until: float | None = None
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.setblocking(False)
@@ -174,11 +174,11 @@ class Keeper:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something is to be done in a while, by `do_what_is_due`."""
+        """Whether `do_what_is_due` will have work to do."""
         return bool(self._dead) or self._deaf_until is not None
 
     def do_what_is_due(self, now: float) -> None:
-        """Close what was held long enough; ``now`` is that of `time.monotonic`."""
+        """Close connections that were held for `HOLD_S`; ``now`` is from `time.monotonic`."""
         while self._dead and now >= self._dead[0][0]:
             _, fds = self._dead.pop(0)
             _close(fds)
@@ -190,7 +190,7 @@ class Keeper:
         try:
             process, _ = self._listener.accept()
         except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):  # it would be there again at once
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # the selector would report it again at once
                 self._selector.unregister(self._listener)
                 self._deaf_until = time.monotonic() + _DEAF_S
             return
@@ -204,14 +204,14 @@ class Keeper:
     def _hear(self, process: socket.socket) -> None:
         held = self._held[process]
         try:
-            # Those for which there is no room, the Linux kernel closes: the last ones.
+            # The Linux kernel closes those beyond the limit, which are the last ones.
             room = min(_MOST_AT_ONCE, _room())
             said, fds, _, _ = socket.recv_fds(process, _PACKET_NBYTES, room, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return
         except OSError:
             said, fds = b"", []
-        if not said:  # it has ended
+        if not said:  # the process has ended
             self._selector.unregister(process)
             process.close()
             del self._held[process]
@@ -222,13 +222,13 @@ class Keeper:
         if said[:1] == _HOLD and numbers:
             held |= dict(enumerate(fds, numbers[0]))
             return
-        _close(fds)  # it is none of ours
+        _close(fds)  # any other packet must not have descriptors
         if said[:1] == _LET_GO:
             _close([held.pop(number) for number in numbers if number in held])
 
 
 def _room() -> int:
-    """How many connections can be held: half of all descriptors are left to what the agent has to do."""
+    """Return how many more connections can be held; half of all descriptors are reserved for the agent's other work."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(0, free_descriptors() - (0 if limit == resource.RLIM_INFINITY else limit // 2))
 
@@ -238,7 +238,7 @@ def _parts(numbers: Sequence[int]) -> Iterable[Sequence[int]]:
 
 
 def _is_open(fd: int, inode: int) -> bool:
-    """Whether a descriptor is still of the connection of which it was."""
+    """Whether a descriptor still belongs to the same connection."""
     try:
         return os.fstat(fd).st_ino == inode
     except OSError:

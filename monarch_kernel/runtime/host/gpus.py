@@ -1,4 +1,4 @@
-"""What the GPUs of this machine hold and do, by NVML, NVIDIA's library for that, which comes with the driver."""
+"""Memory use and utilization of this machine's GPUs, read by NVML, NVIDIA's management library, which comes with the driver."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["GpuMeters", "GpuReading"]
 
 
 class GpuReading(NamedTuple):
-    """One GPU, with all that uses it, whoever that is.
+    """Reading of one GPU, for all processes that use it.
 
     Attributes:
-        used_nbytes: memory that is taken.
-        total_nbytes: memory that it has; 0 if nothing is known.
-        percent: of the last moments, that in which something ran on it; 0 also where the driver does not tell (MIG).
+        used_nbytes: memory in use.
+        total_nbytes: total memory; 0 if unknown.
+        percent: share of the last sample period in which a kernel ran on it; also 0 if the driver does not report it (MIG).
     """
 
     used_nbytes: int = 0
@@ -24,10 +24,10 @@ class GpuReading(NamedTuple):
 
 
 class GpuMeters:
-    """Reads GPUs; the library is loaded when the first is asked for, and not asked again where it does not work.
+    """Reads GPUs; loads the library for the first reading, and does not try again if it does not work.
 
-    Numbers are taken in the order of NVML, which is that of the bus. CUDA's own is the same where all GPUs are of one kind,
-    or with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``.
+    GPU numbers are in the order of NVML, which is the bus order. CUDA's order is the same if all GPUs are of one kind, or with
+    ``CUDA_DEVICE_ORDER=PCI_BUS_ID``.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class GpuMeters:
         self._handles: dict[str, Any] = {}
 
     def read(self, environment: dict[str, str]) -> GpuReading:
-        """The GPU that a rank with this environment has; nothing is known of one that has none, or several."""
+        """Read the GPU of a rank with this environment; the reading is empty if the rank has no GPU, or several."""
         names = gpus_named(environment.get(VISIBLE, ""))
         if len(names) != 1 or not self._is_loaded():
             return GpuReading()
@@ -58,12 +58,12 @@ class GpuMeters:
             try:
                 pynvml.nvmlInit()
                 self._nvml = pynvml
-            except pynvml.NVMLError:  # no driver, or one that another version of the library has to speak to
+            except pynvml.NVMLError:  # no driver, or one that needs another version of the library
                 self._works = False
         return self._works
 
     def _find(self, name: str) -> Any:
-        """The GPU that CUDA_VISIBLE_DEVICES names so: a number, or an identifier, of which the beginning will do."""
+        """Return the handle of the GPU with this name in CUDA_VISIBLE_DEVICES: a number, an identifier, or a prefix of one."""
         nvml = self._nvml
         count = nvml.nvmlDeviceGetCount()
         if name.isdigit():

@@ -1,7 +1,7 @@
-"""All that a rank writes, also what is not shown: kept in two files that take turns, so that the youngest part is there.
+"""Log of all output of a rank, including output that is not shown, in two files that alternate to keep the newest part.
 
-The agent writes what it has just read as one frame, and never waits for the disk. Frames carry their time, so whoever knows
-when a cell began can say where its output begins.
+The agent writes the output that it has just read as one frame, and never waits for the disk. Each frame has its time, so the
+start of a cell's output can be found from the time at which the cell started.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ATTEMPTS = 5
 
 
 class LogRecord(NamedTuple):
-    """What was read at once from one stream: ``at`` is in seconds since 1970; ``text`` may begin and end anywhere."""
+    """Output read at once from one stream: ``at`` is in seconds since 1970; ``text`` may begin and end anywhere."""
 
     at: float
     stream: Literal["stdout", "stderr"]
@@ -32,13 +32,13 @@ class LogRecord(NamedTuple):
 
 
 class RankLog:
-    """The writing end; for the agent.
+    """Writer of a log, for the agent.
 
     Args:
-        directory: where the files are.
-        proc: whose they are.
-        file_nbytes: size of a file from which on the other one takes its turn, and loses what it held.
-        goes_on: whether to go on after what an earlier process in that place has written.
+        directory: directory of the files.
+        proc: number of the rank's process.
+        file_nbytes: file size at which the log switches to the other file and discards its old content.
+        goes_on: whether to append to the log of a previous process with that number.
     """
 
     def __init__(self, directory: str, proc: int, file_nbytes: int = FILE_NBYTES, *, goes_on: bool = False) -> None:
@@ -50,7 +50,7 @@ class RankLog:
         self._is_broken = False
 
     def write(self, stream: Literal["stdout", "stderr"], data: bytes) -> None:
-        """Append; what can't be written (the disk is full) is not kept, and nothing after it."""
+        """Append output; after a failed write (the disk is full), neither this output nor any later one is kept."""
         if self._is_broken or not data:
             return
         frame = (_HEAD.pack(stream == "stderr", time.time(), len(data)), data)
@@ -73,31 +73,31 @@ class RankLog:
                 os.replace(self._young, self._old)
 
     def close(self) -> None:
-        """Write no more; the files stay."""
+        """Stop writing; the files stay."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def remove(self) -> None:
-        """Close, and remove the files."""
+        """Close the log and remove its files."""
         self.close()
         for path in (self._young, self._old):
             path.unlink(missing_ok=True)
 
 
 def read_log(directory: str | Path, proc: int) -> list[LogRecord]:
-    """What is kept of a rank's output, oldest first; empty if it has not written, or its mesh is down."""
+    """Return the kept output of a rank, oldest first; empty if it has not written anything, or its mesh has ended."""
     return log_records(log_bytes(directory, proc))
 
 
 def log_bytes(directory: str | Path, proc: int, max_nbytes: int | None = None) -> bytes:
-    """The same as it is kept, or of that about the youngest ``max_nbytes``."""
+    """Return the raw log of a rank, or about the newest ``max_nbytes`` of it."""
     young, old = _paths(directory, proc)
     data = b""
     for _ in range(_ATTEMPTS):
         inode = _inode(old)
         data = _content(old) + _content(young)
-        if _inode(old) == inode:  # else the files have taken turns meanwhile
+        if _inode(old) == inode:  # else the log has switched files meanwhile
             break
     start = 0
     while max_nbytes is not None and len(data) - start > max_nbytes and start + _HEAD.size <= len(data):
@@ -106,7 +106,7 @@ def log_bytes(directory: str | Path, proc: int, max_nbytes: int | None = None) -
 
 
 def log_records(data: bytes) -> list[LogRecord]:
-    """What `log_bytes` gave."""
+    """Decode the result of `log_bytes`."""
     decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in _STREAMS]
     return [
         LogRecord(at, _STREAMS[stream], text)
@@ -121,7 +121,7 @@ def _frames(data: bytes) -> Iterator[tuple[int, float, bytes]]:
         stream, at, length = _HEAD.unpack_from(data, start)
         start += _HEAD.size
         if stream >= len(_STREAMS) or start + length > len(data):
-            return  # it is being written
+            return  # the frame is being written
         yield stream, at, data[start : start + length]
         start += length
 

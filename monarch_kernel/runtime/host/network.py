@@ -1,4 +1,4 @@
-"""By which network interface, and at which address, other hosts reach this one."""
+"""Finds the network interface and the address at which other hosts reach this one."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Interfaces = Mapping[str, Sequence[str]]
 """Name of an interface -> its addresses, IPv4 first."""
 
 _ELSEWHERE = ("198.51.100.1", "2001:db8::1")
-"""Addresses that nobody has (RFC 5737, RFC 3849): they stand for all that is not near."""
+"""Addresses that are never assigned (RFC 5737, RFC 3849); they stand for all remote networks."""
 
 _FAMILIES: dict[AddressKind, socket.AddressFamily] = {"ipv4": socket.AF_INET, "ipv6": socket.AF_INET6}
 
 
 def own_addresses() -> list[str]:
-    """IPv4 addresses of this machine, in the order in which others should try them; the loopback's last."""
+    """Return the IPv4 addresses of this machine, in the order in which others should try them; the loopback's last."""
     having = interfaces()
     first = interface_to(())
     found = [each for name in (first, *having) for each in having.get(name, ()) if "." in each]
@@ -39,7 +39,7 @@ def own_addresses() -> list[str]:
 
 
 def interfaces() -> dict[str, list[str]]:
-    """The interfaces of this machine that are up; link-local addresses, which mean nothing elsewhere, are left out."""
+    """Return the interfaces of this machine that are up, without link-local addresses, which are not valid elsewhere."""
     found: dict[str, list[str]] = {}
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     for name, entries in psutil.net_if_addrs().items():
@@ -54,18 +54,17 @@ def interfaces() -> dict[str, list[str]]:
 
 
 def interface_to(addresses: Iterable[str]) -> str:
-    """The interface by which this machine reaches others; empty if it has none.
+    """Return the interface by which this machine reaches others; empty if it has none.
 
-    It is the one by which it reaches the first of these addresses, such as ``tcp://10.0.0.5:1234``, that is not on this machine
-    itself, as the end of a tunnel is. If there is no such address it is the one by which it reaches most others, and the
-    loopback if there is none.
+    This is the interface to the first of these addresses, such as ``tcp://10.0.0.5:1234``, that is not on this machine itself,
+    as the end of a tunnel is. If there is no such address, it is the interface of the default route, else the loopback.
     """
     hosts = [(urlsplit(address).hostname or "") for address in addresses]
     return interface_among(interfaces(), [local for each in (*hosts, *_ELSEWHERE) if (local := _local_address(each))])
 
 
 def interface_among(having: Interfaces, addresses: Iterable[str]) -> str:
-    """The interface with the first of these addresses that is no loopback's; that of the loopback if there is none."""
+    """Return the interface with the first of these addresses that is not a loopback address; else the loopback."""
     names = {address: name for name, theirs in having.items() for address in theirs}
     named = [address for address in addresses if address in names]
     outward = [address for address in named if not ipaddress.ip_address(address).is_loopback]
@@ -73,11 +72,11 @@ def interface_among(having: Interfaces, addresses: Iterable[str]) -> str:
 
 
 def address_of(interface: str, kind: AddressKind | None = None) -> str:
-    """The address of an interface that others use; empty if it has none.
+    """Return the address of an interface that others use; empty if it has none.
 
     Args:
-        interface: its name; of several, which commas part, the first; empty for the one by which most others are reached.
-        kind: of the address; left out, IPv4 where there is one, which is what gloo takes.
+        interface: its name; the first of several names separated by commas; empty for the interface of the default route.
+        kind: kind of the address; by default IPv4 if there is one, as gloo uses it.
     """
     having = interfaces()
     name = interface.partition(",")[0].removeprefix("=") or interface_to(())
@@ -87,7 +86,7 @@ def address_of(interface: str, kind: AddressKind | None = None) -> str:
 
 
 def _local_address(address: str) -> str:
-    """The address that packets to another one leave from; none is sent. Empty if there is no way to it."""
+    """Return the source address of packets to another address, without sending any; empty if there is no route."""
     if not address:
         return ""
     try:

@@ -1,7 +1,7 @@
-"""What ranks write to file descriptors 1 and 2: read by the host agent, coalesced and bounded.
+"""Output of ranks to file descriptors 1 and 2: the host agent reads, coalesces and bounds it.
 
-The agent reads, not the rank: a rank whose native code writes while it holds the GIL could not read its own pipe, and what a
-rank wrote just before it was killed is still in the pipe.
+The agent reads the pipes rather than the rank, because a rank whose native code writes while it holds the GIL could not read
+its own pipe, and because the last output of a killed rank is still in the pipe.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _READS_PER_TURN = 16
 
 
 def fold(of_ranks: Iterable[Sequence[OutputChunk]]) -> Iterator[OutputChunk]:
-    """Make one of the chunks of ranks that have written the same; ``of_ranks`` has those of each, in order.
+    """Merge the chunks of ranks that have written the same; ``of_ranks`` has the chunks of each rank, in order.
 
-    Only ranks of which all chunks are equal are folded: so each one's are still in their order.
+    Only ranks whose chunks are all equal are merged, so that the order of each rank's chunks is preserved.
     """
     alike: dict[tuple[tuple[object, ...], ...], list[Sequence[OutputChunk]]] = {}
     for chunks in of_ranks:
@@ -51,34 +51,34 @@ def fold(of_ranks: Iterable[Sequence[OutputChunk]]) -> Iterator[OutputChunk]:
 class OutputStream:
     """One stream of one rank.
 
-    Up to `BURST_CHARS` at once and `CHARS_PER_S` on average pass as they come. What a rank writes above that is dropped and
-    counted by lines, except the last `TAIL_LINES`, which follow every `TAIL_EVERY_S`: so the end is always shown. The log,
-    which the rank's two streams share, takes all of it.
+    Up to `BURST_CHARS` at once and `CHARS_PER_S` on average pass unchanged. Output above that is dropped and counted in lines,
+    except for the last `TAIL_LINES`, which follow every `TAIL_EVERY_S`, so that the end is always shown. The log, which the
+    rank's two streams share, gets everything.
 
     Args:
         proc: number of the rank's process.
         name: which of its streams this is.
         fd: the read end of the pipe.
-        marks: takes the rank's marks out of what is read.
-        log: keeps all that is read; None for none.
+        marks: removes the rank's marks from the output.
+        log: the log of the rank; None for no log.
     """
 
     def __init__(
         self, proc: int, name: Literal["stdout", "stderr"], fd: int, marks: MarkReader, log: RankLog | None = None
     ) -> None:
         self._log = log
-        self.request = 0  # whose processes the pipe was left to
-        self.successor = -1  # the rank's file descriptor of the pipe that came instead, until that is read
+        self.request = 0  # the request whose child processes still have this pipe
+        self.successor = -1  # the rank's file descriptor of the pipe that replaces this one, until the agent reads it
         self.proc = proc
         self.name = name
         self.fd = fd
         self.last_lines: deque[str] = deque(maxlen=60)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._marks = marks
-        self._read_to = 0  # in bytes until the first mark, then the last mark
+        self._read_to = 0  # a number of bytes until the first mark, then the last mark
         self._told_to = 0
         self._pending: list[str] = []
-        self._marked: deque[tuple[str, int]] = deque()  # what was read up to each mark
+        self._marked: deque[tuple[str, int]] = deque()  # (text, mark) for each mark that was read
         self._allowance = float(BURST_CHARS)
         self._allowance_at = 0.0
         self._tail: deque[str] = deque()
@@ -88,7 +88,7 @@ class OutputStream:
         os.set_blocking(fd, False)
 
     def read(self) -> bool:
-        """Read what is there; False once the rank and all its children have closed the stream."""
+        """Read the available output; return False once the rank and all its children have closed the stream."""
         for _ in range(_READS_PER_TURN):
             try:
                 data = os.read(self.fd, _READ_NBYTES)
@@ -97,7 +97,7 @@ class OutputStream:
                 return True
             for piece, mark in self._marks.feed(data):
                 self._take_in(piece, mark)
-            if len(data) < _READ_NBYTES:  # the pipe is empty: it holds a mark whole or not at all
+            if len(data) < _READ_NBYTES:  # the pipe is empty; it never has a part of a mark
                 self._take_in(self._marks.rest(), 0)
             if not data:
                 return False
@@ -125,26 +125,26 @@ class OutputStream:
 
     @property
     def told_to(self) -> int:
-        """The ``end`` of the last chunk that was taken."""
+        """The ``end`` of the last chunk from `take`."""
         return self._told_to
 
     @property
     def is_marked(self) -> bool:
-        """Whether a mark was read that has not been told."""
+        """Whether a mark was read that `take` has not returned yet."""
         return self._marks.last > self._told_to
 
     @property
     def waiting(self) -> bool:
-        """Whether `take` may have something to give."""
+        """Whether `take` may have a chunk to return."""
         return self._told_to != self._read_to or bool(self._pending or self._marked or self._tail)
 
     @property
     def next_mark(self) -> float:
-        """The mark up to which `take` gives what it gives next; infinity if none has been read."""
+        """The mark at the end of the next chunk from `take`; infinity if no mark was read."""
         return self._marked[0][1] if self._marked else float("inf")
 
     def take(self, now: float, *, last: bool = False) -> OutputChunk | None:
-        """Give what may be shown now, up to the next mark; with ``last`` whatever there is."""
+        """Return the output that may be shown now, up to the next mark; with ``last`` everything that is left."""
         self._allowance = min(BURST_CHARS, self._allowance + (now - self._allowance_at) * CHARS_PER_S)
         self._allowance_at = now
         if self._marked and not self._tail and len(self._marked[0][0]) <= self._allowance:
@@ -178,7 +178,7 @@ class OutputStream:
         return None
 
     def succeed(self, fd: int) -> OutputStream:
-        """The stream that goes on with the rank's output in another pipe, where this one has got to."""
+        """Return the stream that continues the rank's output in another pipe from the position of this one."""
         stream = OutputStream(self.proc, self.name, fd, self._marks.successor(), self._log)
         stream._read_to = stream._told_to = self._read_to
         return stream
@@ -210,6 +210,6 @@ class OutputStream:
         self.last_lines.extend(lines[-60:])
 
     def tail(self) -> tuple[str, ...]:
-        """The last lines written, for the report of a death; without what faulthandler says of our own code."""
+        """Return the last lines written, for the report of a death, without faulthandler's lines about this package."""
         lines = (*self.last_lines, self._partial) if self._partial else tuple(self.last_lines)
         return tuple(line for line in lines if not _OURS.match(line))

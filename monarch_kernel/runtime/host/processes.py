@@ -1,4 +1,4 @@
-"""Small Linux services that the standard library lacks: parent-death signals, subreapers, readings of /proc."""
+"""Small Linux services that the standard library lacks: parent-death signals, subreapers, values from /proc."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with_parent(signum: int) -> None:
-    """Have the kernel send this process a signal when the thread that is its parent ends."""
+    """Make the Linux kernel send this process a signal when the thread that is its parent ends."""
     _prctl(_PR_SET_PDEATHSIG, signum)
 
 
@@ -49,18 +49,18 @@ def become_subreaper() -> None:
 
 
 def raise_descriptor_limit() -> None:
-    """Let this process, and those that it starts, open as many files as they may."""
+    """Raise the soft limit of open files to the hard limit, for this process and its children."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def await_end(parent: int) -> None:
-    """Return when the parent of this process has ended, and this has another; it must be about to end."""
-    with contextlib.suppress(ProcessLookupError):  # it has been collected meanwhile
+    """Wait until the parent, which must be about to end, has ended and this process has another parent."""
+    with contextlib.suppress(ProcessLookupError):  # its status has been collected already
         fd = open_pidfd(parent)
         try:
-            while os.getppid() == parent:  # else whoever has its pid now is another
+            while os.getppid() == parent:  # else another process has its pid now
                 select.select([fd], [], [])
                 os.sched_yield()
         finally:
@@ -68,7 +68,7 @@ def await_end(parent: int) -> None:
 
 
 def has_children() -> bool:
-    """Whether this process has children, also ended ones that nobody has waited for."""
+    """Whether this process has children, including zombies."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -77,7 +77,7 @@ def has_children() -> bool:
 
 
 def rss_nbytes(pid: int) -> int:
-    """Resident memory of a process in bytes; 0 if it is gone."""
+    """Return the resident memory of a process in bytes; 0 if it is gone."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
             return int(file.read().split()[1]) * _PAGE_NBYTES
@@ -86,7 +86,7 @@ def rss_nbytes(pid: int) -> int:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of a process so far, in seconds; 0 if it is gone."""
+    """Return the CPU time of a process so far, in seconds; 0 if it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -96,7 +96,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def start_ticks(pid: int) -> int:
-    """When a process started, in ticks since the machine did; 0 if it has ended."""
+    """Return when a process started, in ticks since boot; 0 if it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -106,19 +106,19 @@ def start_ticks(pid: int) -> int:
 
 
 def open_process(pid: int, started: int) -> int:
-    """A descriptor of the process that had this pid when it started then; -1 if that has ended."""
+    """Return a pidfd of the process with this pid and start time; -1 if it has ended."""
     try:
         pidfd = open_pidfd(pid)
     except ProcessLookupError:
         return -1
-    if start_ticks(pid) == started:  # looked at while the descriptor keeps the pid from being used again
+    if start_ticks(pid) == started:  # read while the pidfd prevents reuse of the pid
         return pidfd
     os.close(pidfd)
     return -1
 
 
 def group_is_alive(pgid: int) -> bool:
-    """Whether a process group has a member that we may signal."""
+    """Whether a process group has a member that this process may signal."""
     try:
         os.killpg(pgid, 0)
     except (ProcessLookupError, PermissionError):
@@ -127,7 +127,7 @@ def group_is_alive(pgid: int) -> bool:
 
 
 def gpu_ids() -> list[str]:
-    """Identifiers of the NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES spells them."""
+    """Return the identifiers of the NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES spells them."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [name for name in visible.split(",") if name and name != "-1"]

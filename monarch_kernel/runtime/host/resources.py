@@ -1,4 +1,4 @@
-"""What a rank is given of its host, where the controller could not know the host: a GPU, and the network."""
+"""Assigns a rank its GPU and network interface on a host that the controller did not know."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class TooFewGpusError(Exception):
-    """A rank was to have a GPU of its own, and the host has not as many."""
+    """Each rank needs a separate GPU, and the host does not have enough."""
 
 
 def shared(
     spec: RankSpec, environment: Mapping[str, str], gpus: Sequence[str], hostname: str, interface: str
 ) -> RankSpec:
-    """A spec with this rank's share of its host filled in; one that the controller has settled (`threads` is given) as it is.
+    """Fill in a rank's share of its host; a spec that the controller has completed (`threads` is set) is returned unchanged.
 
-    What the user has set, for the mesh or on the host, stays. GPUs that he has named for the mesh are those that are shared.
+    Values that the user has set, for the mesh or on the host, stay. If the user has named GPUs for the mesh, ranks share those.
 
     Args:
-        spec: from the controller.
-        environment: of the agent.
-        gpus: of the host, as the agent may use them.
-        hostname: for the user.
-        interface: by which the host reaches the others; empty if that is not known.
+        spec: specification from the controller.
+        environment: environment of the agent.
+        gpus: GPUs of the host that the agent may use.
+        hostname: name of the host for error messages.
+        interface: the interface by which the host reaches the others; empty if unknown.
 
     Raises:
-        TooFewGpusError: the rank is to have a GPU, and there are too few.
+        TooFewGpusError: each rank needs a GPU, and there are too few.
     """
     if spec.threads:
         return spec
@@ -42,8 +42,8 @@ def shared(
     elif device == "cuda" and len(gpus) < per_host:
         counted = f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'}"
         raise TooFewGpusError(
-            f"{per_host} ranks with a GPU each were asked for on every host, and host {hostname} has {counted}; "
-            f"ask for fewer ranks per host, for hosts with {per_host} GPUs, or for device cpu"
+            f"{per_host} ranks with a GPU each were requested on every host, but host {hostname} has {counted}; "
+            f"request fewer ranks per host, hosts with {per_host} GPUs, or device cpu"
         )
     env = dict(spec.env)
     env[VISIBLE] = gpus[spec.local_rank] if device == "cuda" else ""
@@ -58,5 +58,5 @@ def shared(
 
 
 def gpus_named(visible: str) -> list[str]:
-    """The GPUs that a value of CUDA_VISIBLE_DEVICES names."""
+    """Return the GPUs that a value of CUDA_VISIBLE_DEVICES names."""
     return [name for name in visible.replace(" ", "").split(",") if name and name != "-1"]

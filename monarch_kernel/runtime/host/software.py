@@ -1,4 +1,4 @@
-"""What a machine runs our processes with, for comparison with others; nothing is imported for it."""
+"""Versions of the software on a machine, for comparison with other machines; reading them imports nothing."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ __all__ = ["PACKAGES", "software_here"]
 
 _OURS = __name__.partition(".")[0]
 PACKAGES = ("monarch_kernel", "torch", "cloudpickle")
-"""Those whose versions have to do with whether values and calls mean the same on both sides."""
+"""Packages whose versions affect whether values and calls have the same meaning on both sides."""
 
 
 def software_here() -> Software:
-    """Of this process."""
+    """Return the versions of this process."""
     return Software(platform.python_version(), sys.executable, {name: _version(name) for name in PACKAGES})
 
 
 def _version(name: str) -> str:
-    if name == _OURS:  # of what runs, which may not be what is installed
+    if name == _OURS:  # the running version, which may differ from the installed one
         return str(sys.modules[_OURS].__version__)
     try:
         return version(name)

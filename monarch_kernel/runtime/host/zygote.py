@@ -1,12 +1,12 @@
-"""The zygote: a process that has imported torch once, and forks ranks.
+"""The zygote: a process that imports torch once, and forks ranks.
 
-It is single-threaded and never touches CUDA, a store or a process group, so that its forks are whole. It reads requests from
-a socket of packets that it shares with the host agent: one packet a rank, with the write ends of the rank's output pipes,
-the last one marked. For each such group it forks a helper, which forks the ranks, reports their pids and ends: the ranks
-then belong to the agent (a subreaper), which sees how they end.
+It is single-threaded and never touches CUDA, a store or a process group, so that its forks are intact. It reads requests from a
+packet socket that it shares with the host agent: one packet for each rank, with the write ends of the rank's output pipes; the
+last packet of a group is marked. For each group it forks a helper, which forks the ranks, reports their pids and ends. The
+agent, a subreaper, then becomes the parent of the ranks and learns how they end.
 
-Should the agent be killed, the Linux kernel kills the ranks, but not what they have started. That is left to the zygote, which
-sees the agent's end, and knows by a packet (`Bequest`) which process groups there are.
+If the agent is killed, the Linux kernel kills the ranks, but not the processes that they have started. The zygote kills those:
+it notices the agent's end, and knows the process groups from a packet (`Bequest`).
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from monarch_kernel.net.wire.messages import RankSpec
 __all__ = ["HUGE_PAGES", "Zygote", "serve"]
 
 HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
-"""Has torch ask for huge pages for large tensors: other processes read those twice as fast, and fresh ones are there sooner."""
+"""Makes torch use huge pages for large tensors: other processes read them twice as fast, and they are allocated faster."""
 
 _PACKET_NBYTES = 1 << 20
 _Run = Callable[[RankSpec, Sequence[str], str, int, str], None]
 
 
 class Zygote:
-    """The agent's end: starts the zygote process and asks it for ranks.
+    """The agent's end: starts the zygote process and requests ranks from it.
 
     Args:
         entry: ``module:function`` that a forked rank runs with its spec, the addresses, the token, the helper's pid and the
             secret of its marks.
-        preload: modules to import before the first fork; of ``module:function`` the function is called, too.
-        preload_later: the same, one at a time, and only when there is nothing else to do.
-        addresses: where the controller listens, empty if on another machine, and where the agent does.
-        token: for the ranks' hello.
-        log: file that the zygote writes to; ranks have pipes of their own.
-        leftover: directory that the zygote removes when the agent has ended and could not.
+        preload: modules to import before the first fork; for ``module:function`` the function is also called.
+        preload_later: modules to import one at a time, only while the zygote is idle.
+        addresses: the address of the controller, empty if it is on another machine, and that of the agent.
+        token: token of the ranks' hello.
+        log: file that the zygote writes to; ranks have their own pipes.
+        leftover: directory that the zygote removes after the agent has ended without removing it.
     """
 
     def __init__(
@@ -85,27 +85,27 @@ class Zygote:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process still runs."""
+        """Whether the process is still running."""
         return self._process.poll() is None
 
     def fork(self, specs: Sequence[RankSpec], fds: Sequence[tuple[int, int]], secrets: Sequence[str]) -> None:
-        """Ask for ranks; ``fds`` are their file descriptors 1 and 2, ``secrets`` those of their marks."""
+        """Request ranks; ``fds`` are their file descriptors 1 and 2, ``secrets`` the secrets of their marks."""
         for i, (spec, pair, secret) in enumerate(zip(specs, fds, secrets)):
             packet = ForkRequest(spec, i == len(specs) - 1, secret).encode()
             socket.send_fds(self.socket, [packet], list(pair))
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Have modules imported when there is nothing else to do; one that can't be is left out."""
+        """Import modules while the zygote is idle; modules that can't be imported are skipped."""
         with contextlib.suppress(OSError):  # it has ended, or imports something: ranks import what they need
             self.socket.send(Preloads(tuple(modules)).encode(), socket.MSG_DONTWAIT)
 
     def bequeath(self, groups: Sequence[int]) -> bool:
-        """Say which process groups it has to end, should we be killed; False if it can't be told now."""
+        """Send the process groups that it must end if the agent is killed; return False if it can't receive them now."""
         try:
             self.socket.send(Bequest(tuple(groups)).encode(), socket.MSG_DONTWAIT)
         except BlockingIOError:  # it imports something
             return False
-        except OSError:  # it has ended, as we are about to be told
+        except OSError:  # it has ended, which `report` will return next
             return True
         return True
 
@@ -118,7 +118,7 @@ class Zygote:
         return ForkReport.decode(packet) if packet else None
 
     def close(self) -> tuple[str, ...]:
-        """End the process if it still runs; gives the last lines of its log."""
+        """End the process if it is still running; return the last lines of its log."""
         self.socket.close()
         try:
             self._process.wait(0.5)
@@ -131,9 +131,9 @@ class Zygote:
 
 
 def serve(fd: int) -> None:
-    """Be the zygote, until the agent closes its end."""
+    """Run as the zygote until the agent closes its end."""
     entry, preload, preload_later, addresses, token, leftover = json.loads(sys.stdin.buffer.read())
-    take_log(LogFileHandler(os.dup(2)))  # also for the forks, where 2 is what the user's code writes to
+    take_log(LogFileHandler(os.dup(2)))  # also for the forks, in which descriptor 2 belongs to the user's code
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _load(preload)
     module, function = entry.split(":")
@@ -147,7 +147,7 @@ def serve(fd: int) -> None:
             if preload_later:
                 _load([preload_later.pop(0)])
             else:
-                with contextlib.suppress(Exception):  # ranks that want it say why it can't be imported
+                with contextlib.suppress(Exception):  # ranks that need it report why it can't be imported
                     _load([asked.pop(0)])
         packet, fds, _, _ = socket.recv_fds(channel, _PACKET_NBYTES, 2)
         if not packet:
@@ -193,7 +193,7 @@ def _fork_group(
     addresses: Sequence[str],
     token: str,
 ) -> None:
-    """In the helper: fork the ranks, report, end. Never returns."""
+    """Fork the ranks, report their pids and end; runs in the helper and never returns."""
     helper = os.getpid()
     try:
         for request, fds in group:
@@ -220,7 +220,7 @@ def _become_rank(
     token: str,
     helper: int,
 ) -> None:
-    """In the new process: take its descriptors, let go of the zygote's, run. Never returns."""
+    """Set up the rank's descriptors, close the zygote's and run; runs in the new process and never returns."""
     code = 1
     try:
         os.setsid()
@@ -235,7 +235,7 @@ def _become_rank(
         os.close(null)
         run(request.spec, addresses, token, helper, request.secret)
         code = 0
-    except BaseException:  # the process's border: what is not caught here would run the zygote's loop a second time
+    except BaseException:  # an exception that is not caught here would run the zygote's loop a second time
         traceback.print_exc()
     finally:
         with contextlib.suppress(Exception):

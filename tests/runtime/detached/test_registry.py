@@ -197,9 +197,7 @@ def test_when_its_time_is_over_it_is_said(root: Path) -> None:
     home.is_left(time.time())
     assert home.time_over() == ""
     home.is_left(time.time() - 90 * 60)
-    assert home.time_over().startswith(
-        "its time is over: it was kept for 90 m without a kernel, until "
-    )
+    assert home.time_over().startswith("its time is over: it was kept for 90 m without a kernel, until ")
     home.is_taken_up()
     assert home.time_over() == ""
     home.remove()

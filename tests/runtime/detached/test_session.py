@@ -247,9 +247,7 @@ def test_a_mesh_that_nobody_takes_up_in_time_ends_and_attaching_says_why(
     with pytest.raises(UsageProblem, match="'t' was there, and its time is over.*forget it with %mesh down t"):
         meshes.check_free("t", detach=False)
     for _ in range(2):  # a refused attempt does not attach
-        with pytest.raises(
-            AttachError, match=r"mesh 't' is gone: its time is over: it was kept for 1 s .* until \d"
-        ):
+        with pytest.raises(AttachError, match=r"mesh 't' is gone: its time is over: it was kept for 1 s .* until \d"):
             taken_up(root)
     if how == "leave":
         assert end(Home(root, "t")) == 0

@@ -27,7 +27,7 @@ from tests.support.waiting import LONG_S, wait_until
 
 @pytest.fixture(scope="module")
 def warm(session: None) -> Iterator[None]:
-    """The agent and the zygote are there before the tests of the module, and again after those that end them."""
+    """Start the agent and the zygote before the tests of the module, and again after them, since some tests end them."""
     warm_up()
     yield
     warm_up()
@@ -44,8 +44,8 @@ def procs(warm: None) -> Iterator[ProcMesh]:
 
 @pytest.fixture
 def mortal(warm: None) -> Iterator[ProcMesh]:
-    """Three ranks in a session of the test's own, since the test kills their agent or their zygote."""
-    shutdown_context().get(LONG_S)  # the one that all tests share
+    """Three ranks in a separate session, since the test kills their agent or their zygote."""
+    shutdown_context().get(LONG_S)  # ends the session that all tests share
     mesh = this_host().spawn_procs({"r": 3}, device="cpu")
     mesh.run("import os, time").get(LONG_S)
     yield mesh
@@ -54,7 +54,7 @@ def mortal(warm: None) -> Iterator[ProcMesh]:
 
 @pytest.fixture
 def written(warm: None) -> Iterator[list[OutputEvent]]:
-    """What ranks write from now on."""
+    """Events of output of ranks from now on."""
     events: list[OutputEvent] = []
     stop = current_session().runtime.watch(
         lambda event: events.append(event) if isinstance(event, OutputEvent) else None
@@ -69,7 +69,7 @@ def agent_pid() -> int:
 
 
 def zygote_pids() -> list[int]:
-    """Of the agent's children, those that write to the log."""
+    """Return the agent's children that write to the log."""
 
     def logs(pid: int) -> bool:
         try:
@@ -100,7 +100,7 @@ from monarch_kernel.net.wire.marks import mark_bytes, switch_mark
 (marks,) = (each for each in gc.get_objects() if type(each) is OutputMarks)
 """
 
-# -- how a rank ended
+# -- the end of a rank
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_death_is_reported_within_100_ms(procs: ProcMesh, bar: Bar) -> None:
 
 def test_a_call_on_a_dead_rank_is_refused_at_once_and_the_others_work(procs: ProcMesh, bar: Bar) -> None:
     os.kill(pids_of(procs)[1], signal.SIGKILL)
-    wait_until(lambda: bool(procs.deaths()), "the news of the death")
+    wait_until(lambda: bool(procs.deaths()), "the report of the death")
     assert list(procs.deaths()) == [1]
     with bar.below(0.5, "the refusal"), pytest.raises(SupervisionError, match=r"killed by SIGKILL") as caught:
         procs.run("ran = True").get(LONG_S)
@@ -170,7 +170,7 @@ def test_a_rank_that_is_being_stopped_is_not_reported_as_dead(procs: ProcMesh) -
     assert [rank.state for rank in procs.view().ranks] == ["stopped"] * 3
 
 
-# -- what a rank wrote
+# -- output of a rank
 
 
 def test_output_is_there_when_the_cell_ends_whatever_wrote_it(procs: ProcMesh, written: list[OutputEvent]) -> None:
@@ -286,7 +286,7 @@ def test_a_flood_is_bounded_and_counted_and_does_not_fill_the_agent(
     assert dropped > lines * blocks // 2
 
 
-# -- what a rank leaves behind
+# -- processes that a rank leaves behind
 
 
 def test_children_of_a_dead_rank_are_ended_with_it(procs: ProcMesh) -> None:
@@ -320,7 +320,7 @@ def test_children_that_ignore_the_request_to_end_are_killed(procs: ProcMesh, bar
 
 
 def test_what_a_child_writes_after_the_death_of_its_rank_does_no_harm(procs: ProcMesh) -> None:
-    """The agent hears of both at once, and first of the death, with which it lets go of the rank's pipes."""
+    """The agent gets both events at once, and first the death, for which it closes the rank's pipes."""
     one = procs.slice(r=0)
     code = "child = subprocess.Popen(['sh', '-c', 'read x; sleep 0.2; echo late'], stdin=subprocess.PIPE)\nchild.pid"
     kid = one.run(code).get(LONG_S).item()
@@ -332,7 +332,7 @@ def test_what_a_child_writes_after_the_death_of_its_rank_does_no_harm(procs: Pro
         wait_until(lambda: b") Z " in Path(f"/proc/{kid}/stat").read_bytes(), "the child to have ended")
     finally:
         os.kill(agent, signal.SIGCONT)
-    wait_until(lambda: bool(procs.deaths()), "the news of the death")
+    wait_until(lambda: bool(procs.deaths()), "the report of the death")
     assert procs[1:3].run("rank").get(LONG_S).values() == (1, 2)
     assert "SIGKILL" in procs.deaths()[0].message
 
@@ -345,7 +345,7 @@ def test_the_agent_keeps_no_zombies(procs: ProcMesh) -> None:
     wait_until(lambda: set(children(agent)) == {zygote}, "the agent to have collected all")
 
 
-# -- by itself
+# -- the agent itself
 
 
 def test_the_agent_does_not_load_torch(procs: ProcMesh) -> None:
@@ -387,7 +387,7 @@ def test_when_the_zygote_is_killed_ranks_live_on_and_the_next_mesh_has_another(m
 
 @pytest.mark.parametrize("is_second", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_children_of_ranks_end_with_an_agent_that_is_killed(mortal: ProcMesh, is_second: bool) -> None:
-    if is_second:  # that knows of ranks which another has forked
+    if is_second:  # it knows of ranks that another zygote has forked
         old = zygote_pid()
         os.kill(old, signal.SIGKILL)
         wait_until(lambda: zygote_pids() not in ([], [old]), "another zygote")
@@ -464,11 +464,11 @@ def test_when_the_agent_is_ended_its_ranks_go_with_it_and_the_next_host_works(
 def test_ranks_for_which_there_are_no_descriptors_are_lost_in_words_and_the_others_go_on(mortal: ProcMesh) -> None:
     agent = agent_pid()
     soft, hard = resource.prlimit(agent, resource.RLIMIT_NOFILE)
-    assert soft == hard  # as many as it may open, whatever the shell's limit is
+    assert soft == hard  # the maximum, whatever the shell's limit is
     used = len(os.listdir(f"/proc/{agent}/fd"))
     resource.prlimit(agent, resource.RLIMIT_NOFILE, (used + 20, hard))
     more = this_host().spawn_procs({"r": 2}, device="cpu")
-    with pytest.raises(SupervisionError, match=r"no file descriptors left for it, of \d+: raise that limit"):
+    with pytest.raises(SupervisionError, match=r"no file descriptors left for this rank; its limit is \d+: raise it"):
         more.initialized.get(LONG_S)
     assert mortal.run("1 + 1").get(LONG_S).values() == (2, 2, 2)
     more.stop(grace_s=0).get()
@@ -483,10 +483,10 @@ def test_output_waits_while_the_agent_has_no_descriptor_for_it(mortal: ProcMesh,
     agent = agent_pid()
     log = Path(os.readlink(f"/proc/{agent}/fd/2"))
     limits = resource.prlimit(agent, resource.RLIMIT_NOFILE)
-    resource.prlimit(agent, resource.RLIMIT_NOFILE, (3, limits[1]))  # each new one would have a higher number
+    resource.prlimit(agent, resource.RLIMIT_NOFILE, (3, limits[1]))  # each new descriptor would have a higher number
     try:
         one.run("print('late'); print('too', file=__import__('sys').stderr)").get(LONG_S)
-        wait_until(lambda: log.read_text().count("waits: [Errno 24]") == 2, "the agent's trying")
+        wait_until(lambda: log.read_text().count("yet: [Errno 24]") == 2, "the agent's attempts")
         assert "late" not in text_of(written)
     finally:
         resource.prlimit(agent, resource.RLIMIT_NOFILE, limits)

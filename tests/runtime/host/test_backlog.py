@@ -1,4 +1,4 @@
-"""What ranks write without a controller: kept, in order, the last of it if it is too much."""
+"""The backlog keeps the output of ranks without a controller, in order; of too much output it keeps the last part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent holds connections for a process: open while it lives and a moment longer, closed when it lets go of them."""
+"""The agent holds a process's connections while it is alive and a while longer, and closes those that the process closes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def agent(tmp_path: Path) -> str:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The time of the keeper, which only passes when a test adds to `now`."""
+    """The keeper's clock, which advances only when a test adds to `now`."""
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr(
         "monarch_kernel.runtime.host.connection_holder.time",
@@ -64,7 +64,7 @@ def holder(agent: str, keeper: Keeper) -> Iterator[Holder]:
 
 @pytest.fixture
 def turn(keeper: Keeper, selector: selectors.BaseSelector, clock: SimpleNamespace) -> Turn:
-    """Has the keeper work until a condition holds."""
+    """Run the keeper until a condition holds."""
 
     def turn(condition: Callable[[], object]) -> None:
         last = time.monotonic() + LONG_S
@@ -78,7 +78,7 @@ def turn(keeper: Keeper, selector: selectors.BaseSelector, clock: SimpleNamespac
 
 
 def pairs(count: int) -> list[tuple[socket.socket, socket.socket]]:
-    """TCP connections, as `socket.socketpair` has none."""
+    """Create TCP connections, which `socket.socketpair` can't."""
     with socket.create_server(("127.0.0.1", 0), backlog=count) as server:
         made = []
         for _ in range(count):
@@ -93,14 +93,14 @@ def is_over(far: socket.socket) -> bool:
     """Whether the other end is closed."""
     try:
         return far.recv(1) == b""
-    except ConnectionResetError:  # it had not read all
+    except ConnectionResetError:  # it had not read everything
         return True
     except BlockingIOError:
         return False
 
 
 def kill_one_that_holds(agent: str, near: list[socket.socket]) -> None:
-    """Have a process hold connections, of which this one keeps none, and kill it."""
+    """Start a process that holds connections, close them in this process, and kill the other one."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -109,7 +109,7 @@ def kill_one_that_holds(agent: str, near: list[socket.socket]) -> None:
             os.write(write, b"x")
             signal.pause()
         finally:
-            os._exit(1)  # the other process runs the tests
+            os._exit(1)  # the parent runs the tests
     os.close(write)
     assert os.read(read, 1) == b"x"
     os.close(read)
@@ -128,7 +128,7 @@ def test_what_a_process_held_stays_open_for_a_while_when_it_dies(
     kill_one_that_holds(agent, [near for near, _ in made])
     for _, far in made:
         assert far.send(b"to the dead") == 11
-    turn(lambda: keeper.is_waiting)  # it has noticed the death
+    turn(lambda: keeper.is_waiting)  # the keeper has noticed the death
     clock.now += HOLD_S * 0.9
     keeper.do_what_is_due(clock.now)
     for _, far in made:
@@ -143,7 +143,7 @@ def test_what_a_process_held_stays_open_for_a_while_when_it_dies(
 
 @pytest.mark.parametrize("is_asked", [True, False])
 def test_what_is_closed_by_its_process_is_closed(holder: Holder, turn: Turn, is_asked: bool, bar: Bar) -> None:
-    """One by one, while the others are held."""
+    """Connections are closed one by one, while the others are held."""
     before = open_descriptors()
     made = pairs(3)
     holder.hold([near.fileno() for near, _ in made])
@@ -171,14 +171,14 @@ def test_one_that_is_closed_before_it_is_handed_over_does_not_keep_the_others_fr
     def closing() -> Iterator[int]:
         yield number
         first.close()  # as a thread of gloo may
-        os.dup2(second.fileno(), number)  # its number is another's: the keeper, which is in this process, can't get it
+        os.dup2(second.fileno(), number)  # reuses the number, so that the keeper, in this process, can't get it
         yield second.fileno()
 
     holder.hold(closing())
     turn(lambda: any(keeper._held.values()))
     turn(partial(is_over, far))
     assert not is_over(other)
-    # The far end is closed by the keeper, a moment before the holder notes that.
+    # The keeper closes the far end shortly before the holder records that.
     turn(lambda: [fd for fd, _ in holder._held.copy().values()] == [second.fileno()])
     os.close(number)
     second.close()
@@ -210,9 +210,9 @@ def test_what_a_fork_closes_stays_open(
             holder.let_go()
             holder.hold([far.fileno()])
         finally:
-            os._exit(0)  # the other process runs the tests
+            os._exit(0)  # the parent runs the tests
     os.waitpid(pid, 0)
-    while ready := selector.select(0):  # all that the fork may have sent
+    while ready := selector.select(0):  # handle everything that the fork may have sent
         for key, _ in ready:
             key.data()
     (held,) = keeper._held.values()
@@ -291,7 +291,7 @@ def test_half_of_the_descriptors_are_for_others(holder: Holder, keeper: Keeper, 
         turn(lambda: any(keeper._held.values()))
         (held,) = keeper._held.values()
         assert len(held) < 40
-        assert half <= free_descriptors() < half + 5  # others may close some meanwhile
+        assert half <= free_descriptors() < half + 5  # other threads may close some meanwhile
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     for near, far in made:

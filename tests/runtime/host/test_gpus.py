@@ -1,4 +1,4 @@
-"""Readings of GPUs: from the real library without a driver, from a fake driver, and from a GPU."""
+"""Readings of GPUs by the real library without a driver, by a fake driver, and of a real GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def of(visible: str) -> dict[str, str]:
 
 
 class Driver:
-    """Two GPUs, and a part of the second."""
+    """Fake driver with two GPUs and a MIG partition of the second."""
 
     uuids = ("GPU-8932f937-aaaa", "GPU-8932f937-bbbb", "MIG-1234")
 
@@ -61,7 +61,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
         ("1", GpuReading(2 * GIB, 80 * GIB, 51.0)),
         ("GPU-8932f937-bb", GpuReading(2 * GIB, 80 * GIB, 51.0)),
         ("MIG-1234", GpuReading(3 * GIB, 80 * GIB, 0.0)),
-        ("GPU-8932f937", NOTHING),  # of both
+        ("GPU-8932f937", NOTHING),  # a prefix of both
         ("2", NOTHING),
         ("0,1", NOTHING),
     ],

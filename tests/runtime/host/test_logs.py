@@ -1,4 +1,4 @@
-"""What a rank wrote is kept, the youngest part of it, and can be read while it is written."""
+"""The log keeps the newest part of a rank's output, and can be read while it is written."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_youngest_part_stays_and_the_size_is_bounded(tmp_path: Path) -> None
     log.close()
     kept = text_of(tmp_path).splitlines()
     assert kept == [f"line {i}" for i in range(1_000 - len(kept), 1_000)]
-    assert len(kept) > 40, "at least one whole file is there"
+    assert len(kept) > 40, "at least one whole file is kept"
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2_200
 
 

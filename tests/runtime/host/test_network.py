@@ -1,4 +1,4 @@
-"""Which interface others are reached by: chosen among those of a made-up machine, and found on this one."""
+"""The interface to other hosts is chosen among those of a fictitious machine, and found on this one."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ NODE = {
 @pytest.mark.parametrize(
     ("leaves_from", "name"),
     [
-        (["192.168.7.5", "10.0.0.5"], "ib0"),  # the controller is near
+        (["192.168.7.5", "10.0.0.5"], "ib0"),  # the controller is on a local network
         (["127.0.0.1", "10.0.0.5"], "eth0"),  # it is at the other end of a tunnel
         (["::1", "fd00::5"], "eth0"),
-        (["172.30.0.1", "10.0.0.5"], "eth0"),  # what was found first is no interface's main address
-        (["127.0.0.1"], "lo"),  # there is no way to anywhere
+        (["172.30.0.1", "10.0.0.5"], "eth0"),  # the first one is not the address of an interface
+        (["127.0.0.1"], "lo"),  # there is no route to other hosts
         ([], "lo"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a rank writes is shown as it comes, and a flood is bounded, counted, and shown with its end."""
+"""Output of a rank is shown as it comes; a flood is bounded and counted, and its end is shown."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ SECRET = new_secret()
 
 
 class Pipe:
-    """A stream whose other end the test writes to."""
+    """A stream, and the other end of its pipe, to which the test writes."""
 
     def __init__(self) -> None:
         read_end, self.fd = os.pipe()
         self.stream = OutputStream(7, "stdout", read_end, MarkReader(SECRET))
 
     def write(self, data: bytes) -> None:
-        """Write what fits into the pipe, and have it read, until all is written."""
+        """Write data in parts that fit into the pipe, and read them from the stream."""
         os.set_blocking(self.fd, False)
         while data:
             try:
@@ -81,7 +81,7 @@ def test_a_character_that_comes_in_pieces_is_whole(pipe: Pipe) -> None:
     for i in range(len(encoded)):
         pipe.write(encoded[i : i + 1])
         chunk = pipe.stream.take(1.0)
-        assert chunk is not None  # bytes are counted even while they make no character
+        assert chunk is not None  # bytes are counted even if they do not complete a character
         assert chunk.end == i + 1
         texts.append(chunk.text)
     assert "".join(texts) == "é€😀"
@@ -117,7 +117,7 @@ def test_text_like_the_beginning_of_a_mark_is_shown_at_once(pipe: Pipe) -> None:
         chunk = pipe.stream.take(1.0)
         assert chunk is not None
         assert chunk.text == mark[:end].decode()
-        pipe.write(mark[end:])  # no mark: a rank writes a mark at once
+        pipe.write(mark[end:])  # not a mark: a rank writes a mark at once
         chunk = pipe.stream.take(1.0)
         assert chunk is not None
         assert chunk.text == mark[end:].decode()

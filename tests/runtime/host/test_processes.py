@@ -1,4 +1,4 @@
-"""Signals to the process groups of ranks, of which another user's process may be the last member."""
+"""Signals to the process group of a rank spare a process of another user, which may be the last member of the group."""
 
 from __future__ import annotations
 

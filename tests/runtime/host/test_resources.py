@@ -1,4 +1,4 @@
-"""A rank's share of a host that the controller does not know."""
+"""A rank gets its share of a host that the controller does not know."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_all_are_without_where_there_are_too_few(gpus: list[str]) -> None:
 
 
 def test_the_error_of_ranks_that_must_have_a_gpu_names_the_host_and_its_number() -> None:
-    with pytest.raises(TooFewGpusError, match=r"^4 ranks with a GPU each .* host node7 has 1 GPU; ask for fewer"):
+    with pytest.raises(TooFewGpusError, match=r"^4 ranks with a GPU each .* host node7 has 1 GPU; request fewer"):
         share(spec("cuda", per_host=4), ["0"])
     assert share(spec("cuda", per_host=1, local_rank=0), ["4"]).env["CUDA_VISIBLE_DEVICES"] == "4"
 

@@ -1,4 +1,4 @@
-"""The zygote: what its forks share, what they do not, and how it ends."""
+"""The zygote's forks share its imports but not its descriptors, and the zygote ends with its agent."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ LATE = """
 
 @dataclass
 class Nursery:
-    """A zygote, and what its ranks wrote."""
+    """A zygote, and the output of its ranks."""
 
     zygote: Zygote
     log: Path
@@ -117,7 +117,7 @@ def pid_of(nursery: Nursery) -> int:
                     return int(name)
             except OSError:
                 continue
-    raise AssertionError("the zygote is not there")
+    raise AssertionError("the zygote is not running")
 
 
 def test_forks_have_sessions_and_descriptors_of_their_own(nursery: Nursery) -> None:
@@ -162,7 +162,7 @@ def test_what_is_wanted_later_does_not_delay_ranks_that_are_waited_for(
     monkeypatch.setenv("PROBE_GO", str(gate))
     try:
         nursery.zygote = Zygote("probe:run", ["probe"], ["late:prepare"], ("", ""), "", str(tmp_path / "second.log"))
-        reads = nursery.fork(0, 3)  # before it has imported what it must
+        reads = nursery.fork(0, 3)  # before it has done the required imports
         gate.touch()
         assert [json.loads(read_all(out))["prepared"] for out, _ in reads] == ["", ""]
         wait_until(lambda: json.loads(read_all(nursery.fork(0)[0][0]))["prepared"], "the zygote to be prepared")
@@ -177,7 +177,7 @@ def test_what_a_rank_does_not_catch_is_told_and_stays_in_the_rank(nursery: Nurse
     assert "LookupError: rank 1 is broken" in read_all(broken[1])
     assert "rank 2 leaves" in read_all(leaving[1])
     ((out, _),) = nursery.fork(0)
-    assert '"proc": 10' in read_all(out)  # the zygote works on
+    assert '"proc": 10' in read_all(out)  # the zygote still works
 
 
 def test_the_zygote_ends_with_its_agent(nursery: Nursery, bar: Bar) -> None:
