@@ -28,7 +28,7 @@ class Kept(Generic[K, V]):
     """Cache whose values several threads may use at a time. It closes no value: it drops it, and the finalizer does the rest.
 
     Args:
-        name: of the thread that drops idle values, which runs as long as the cache holds some.
+        name: name of the thread that drops idle values, which runs as long as the cache holds some.
         keep_s: how long a value is kept after its last use.
         is_wanted: whether a value may be used again.
     """

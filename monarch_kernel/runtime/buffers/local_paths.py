@@ -89,7 +89,7 @@ class ProcessRoad:
                 copy(*((far, near) if is_write else (near, far)))
 
     def close(self) -> None:
-        """Tables stay open: others may hold memory by them."""
+        """Do nothing: tables stay open, because other threads may hold memory by them."""
 
 
 class MemoryRoad:
@@ -118,7 +118,7 @@ class MemoryRoad:
                 raise NoRoad(f"the Linux kernel does not allow it: {error.strerror}") from None
 
     def close(self) -> None:
-        """Tables stay open: others may hold memory by them."""
+        """Do nothing: tables stay open, because other threads may hold memory by them."""
 
 
 def _matched(loan: Loan, here: Memory) -> tuple[Place, Place]:

@@ -76,7 +76,7 @@ class MessagesRoad:
             if not is_write:
                 copy(here, _packed(answer.frames[0], here.layout))
 
-        return self._asker.request((loan.proc,), make, "carrying bytes", finish, quiet=True)
+        return self._asker.request((loan.proc,), make, "transferring bytes", finish, quiet=True)
 
 
 def error_of(failure: Failure) -> BaseException:

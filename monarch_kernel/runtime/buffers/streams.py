@@ -182,7 +182,7 @@ class Stream:
     def hang_up(self) -> None:
         """End the stream, from any thread; the thread that uses it gets a `StreamError`."""
         with contextlib.suppress(OSError):
-            # `SSLSocket.shutdown` would make the other thread continue without TLS.
+            # The method of ``SSLSocket`` would make the other thread continue without TLS.
             socket.socket.shutdown(self._connection, socket.SHUT_RDWR)
 
     def close(self) -> None:

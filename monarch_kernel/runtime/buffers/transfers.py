@@ -59,7 +59,7 @@ def carry(asker: Asker, loan: Loan, here: Memory, *, is_write: bool, keeper: obj
         keeper: an object to keep alive until the transfer ends, such as a handle whose end ends the loan.
     """
     future: Future[Transfer] = Future(
-        _Carrying(asker), 0, lambda answers: done[0], note="carrying bytes", procs=(loan.proc,)
+        _Carrying(asker), 0, lambda answers: done[0], note="transferring bytes", procs=(loan.proc,)
     )
     done: list[Transfer] = []
 

@@ -14,7 +14,7 @@ between the controller and ranks do not pass through the agent; on other machine
 - the socket at which ranks hand over copies of their connections to each other, which stay open for a while when a rank dies
   (`Keeper`);
 - a pidfd of the controller, on the same machine. When the controller ends, the agent ends everything at once and removes the
-  session's directory. On another machine, the controller sends signs of life. It counts as gone when it has been silent for
+  session's directory. On another machine, the controller sends heartbeats. It counts as gone when it has been silent for
   `AgentConfig.grace_s` and the connection to it is not known to be up.
 
 After the message `Outlive`, the agent continues without a controller instead. It reads the output of ranks, so that they do not
@@ -98,7 +98,7 @@ __all__ = ["HostAgent"]
 OUTPUT_EVERY_S = 0.01
 FEW_RANKS = 8
 FOLD_S = 0.0002
-"""Multiplied by the number of ranks if there are more than `FEW_RANKS`: how long output waits for the same output of others."""
+"""How long output waits for other ranks to write the same, times the number of ranks; not up to `FEW_RANKS` ranks."""
 
 READINGS_EVERY_S = 1.0
 GROUP_GRACE_S = 1.0
