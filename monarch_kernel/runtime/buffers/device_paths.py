@@ -18,13 +18,13 @@ from monarch_kernel.net.memory.paths import LARGE_SLAB_NBYTES, Gone, NoRoad
 from monarch_kernel.net.wire.codec import load, pack
 from monarch_kernel.net.wire.messages import CloseLoan, OpenLoan
 from monarch_kernel.runtime.buffers import nixl
-from monarch_kernel.runtime.buffers.idle_cache import Kept
+from monarch_kernel.runtime.buffers.idle_cache import IdleCache
 from monarch_kernel.runtime.buffers.local_paths import Tables
 from monarch_kernel.runtime.buffers.message_path import error_of
 from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.client import Asker
 
-__all__ = ["CudaRoad", "RdmaRoad"]
+__all__ = ["CudaPath", "RdmaPath"]
 
 KEPT_S = 10.0
 """How long an RDMA agent that is not in use is kept."""
@@ -90,7 +90,7 @@ class _Opened:
         self._asker.tell((loan.proc,), pack(CloseLoan(opened)))
 
 
-class CudaRoad:
+class CudaPath:
     """Data path within a machine to device memory that another process lends: one copy, from device to device.
 
     A process that has not used a device yet does not take this path, because it costs hundreds of megabytes of device memory.
@@ -105,12 +105,12 @@ class CudaRoad:
         self._opening = _Opened(asker, "cuda")
         self._tables = tables
         # Kept as long as the memory is lent: each opening is one more reference that the owner's allocator counts.
-        self._kept: Kept[Loan, Memory] = Kept("monarch-opened", float("inf"), self._is_lent)
+        self._cache: IdleCache[Loan, Memory] = IdleCache("monarch-opened", float("inf"), self._is_lent)
 
     def leads_to(self, loan: Loan) -> bool:
         return (
             bool(loan.device)
-            and self._tables.are_near(loan.lent)
+            and self._tables.is_local(loan.lent)
             and devices.are_in_use()
             and not self._opening.is_barred(loan)
         )
@@ -123,11 +123,11 @@ class CudaRoad:
             if not near.nbytes:
                 return
             try:
-                with self._kept.held(key, lambda: devices.opened(self._opening.ask(loan)[1], here.device)) as whole:
+                with self._cache.held(key, lambda: devices.opened(self._opening.ask(loan)[1], here.device)) as whole:
                     theirs = whole._replace(address=whole.address + loan.address - loan.base, layout=far)
                     devices.copy(*((theirs, ours) if is_write else (ours, theirs)))
             except (RuntimeError, TypeError) as error:  # from torch, and from the driver below it
-                self._kept.drop(key)
+                self._cache.drop(key)
                 raise self._opening.bar(loan, error) from None
 
     def _is_lent(self, loan: Loan) -> bool:
@@ -138,10 +138,10 @@ class CudaRoad:
             return False
 
     def close(self) -> None:
-        self._kept.close()
+        self._cache.close()
 
 
-class RdmaRoad:
+class RdmaPath:
     """Data path between machines with RDMA hardware and NIXL, for memory of the CPU and of devices."""
 
     name = "rdma"
@@ -154,7 +154,7 @@ class RdmaRoad:
         self._opening = _Opened(asker, "rdma")
         self._tables = tables
         self._is_there: bool | None = None
-        self._kept: Kept[bytes, nixl.Agent] = Kept("monarch-opened", KEPT_S)
+        self._cache: IdleCache[bytes, nixl.Agent] = IdleCache("monarch-opened", KEPT_S)
 
     def leads_to(self, loan: Loan) -> bool:
         if self._is_there is None:
@@ -162,7 +162,7 @@ class RdmaRoad:
         return (
             self._is_there
             and loan.layout.nbytes >= LEAST_NBYTES
-            and not self._tables.are_near(loan.lent)
+            and not self._tables.is_local(loan.lent)
             and not self._opening.is_barred(loan)
         )
 
@@ -179,7 +179,7 @@ class RdmaRoad:
                 described = nixl.Described(*how)
                 described.check(theirs, is_write=is_write)
                 if pairs:
-                    with self._kept.held(loan.lent.cookie, nixl.agent) as agent:
+                    with self._cache.held(loan.lent.cookie, nixl.agent) as agent:
                         agent.carry(described, here._replace(layout=near), pairs, is_write=is_write)
                 return
             except nixl.Unreachable as error:
@@ -189,4 +189,4 @@ class RdmaRoad:
         raise self._opening.bar(loan, why)
 
     def close(self) -> None:
-        self._kept.close()
+        self._cache.close()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-__all__ = ["Kept"]
+__all__ = ["IdleCache"]
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -24,7 +24,7 @@ class _Entry(Generic[V]):
     used_at: float
 
 
-class Kept(Generic[K, V]):
+class IdleCache(Generic[K, V]):
     """Cache whose values several threads may use at a time. It closes no value: it drops it, and the finalizer does the rest.
 
     Args:

@@ -14,7 +14,7 @@ from monarch_kernel.net.memory.layout import Memory, Place, copy, matched, memor
 from monarch_kernel.net.memory.leases import Lent, TableOf, identity
 from monarch_kernel.net.memory.paths import LARGE_SLAB_NBYTES, SLAB_NBYTES, Gone, NoRoad
 
-__all__ = ["MemoryRoad", "ProcessRoad", "Tables"]
+__all__ = ["MemoryPath", "ProcessRoad", "Tables"]
 
 _SPREAD = 4  # reading this many times the wanted bytes is still faster than a request to the owner
 
@@ -27,7 +27,7 @@ class Tables:
         self._tables: dict[bytes, TableOf] = {}
         self._lock = threading.Lock()
 
-    def are_near(self, lent: Lent) -> bool:
+    def is_local(self, lent: Lent) -> bool:
         """Whether a table belongs to a process of this machine."""
         self._identity = self._identity or identity()
         return lent.machine == self._identity
@@ -76,7 +76,7 @@ class ProcessRoad:
         self._lendings = lendings
 
     def leads_to(self, loan: Loan) -> bool:
-        return loan.lent.pid == os.getpid() and self._tables.are_near(loan.lent)
+        return loan.lent.pid == os.getpid() and self._tables.is_local(loan.lent)
 
     def carry(self, loan: Loan, here: Memory, *, is_write: bool) -> None:
         near, far = _matched(loan, here)
@@ -92,7 +92,7 @@ class ProcessRoad:
         """Do nothing: tables stay open, because other threads may hold memory by them."""
 
 
-class MemoryRoad:
+class MemoryPath:
     """Data path that reads or writes memory of another process of the machine directly, where the Linux kernel allows it."""
 
     name = "memory"
@@ -104,7 +104,7 @@ class MemoryRoad:
         self._tables = tables
 
     def leads_to(self, loan: Loan) -> bool:
-        return self._tables.are_near(loan.lent) and not loan.device
+        return self._tables.is_local(loan.lent) and not loan.device
 
     def carry(self, loan: Loan, here: Memory, *, is_write: bool) -> None:
         near, far = _matched(loan, here)

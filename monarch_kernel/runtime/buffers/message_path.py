@@ -16,7 +16,7 @@ from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.client import Asker
 from monarch_kernel.runtime.rpc.future import Future
 
-__all__ = ["MessagesRoad", "error_of"]
+__all__ = ["MessagesPath", "error_of"]
 
 PIECE_NBYTES = 4 << 20
 """The size of one request to the owner."""
@@ -24,7 +24,7 @@ PIECE_NBYTES = 4 << 20
 _PIECES_AHEAD = 4
 
 
-class MessagesRoad:
+class MessagesPath:
     """Data path over the connections that calls take.
 
     Args:

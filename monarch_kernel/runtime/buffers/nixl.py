@@ -150,7 +150,7 @@ class Agent:
         nixl = self.nixl
         registration = Registration(self, near)
         mine = registration.described
-        with self._met(far):
+        with self._using(far):
             ours = nixl.get_xfer_descs([(here, nbytes, mine.device) for here, _, nbytes in pairs], mine.kind)
             theirs = nixl.get_xfer_descs([(there, nbytes, far.device) for _, there, nbytes in pairs], far.kind)
             transfer = nixl.initialize_xfer("WRITE" if is_write else "READ", ours, theirs, far.agent)
@@ -160,7 +160,7 @@ class Agent:
                 nixl.release_xfer_handle(transfer)
 
     @contextlib.contextmanager
-    def _met(self, far: Described) -> Iterator[None]:
+    def _using(self, far: Described) -> Iterator[None]:
         """Register another agent and its memory; unregistering disturbs transfers, so this waits until there are none.
 
         Raises:
@@ -244,10 +244,10 @@ class Registration:
 
 
 def _wait(nixl: Any, transfer: Any) -> None:
-    begun = time.monotonic()
+    started_at = time.monotonic()
     state = nixl.transfer(transfer)
     while state == "PROC":
-        if time.monotonic() - begun > _SPIN_S:
+        if time.monotonic() - started_at > _SPIN_S:
             time.sleep(_PAUSE_S)
         state = nixl.check_xfer_state(transfer)
     if state != "DONE":

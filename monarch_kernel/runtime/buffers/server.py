@@ -28,7 +28,7 @@ from monarch_kernel.net.wire.messages import (
     WriteLoan,
 )
 from monarch_kernel.runtime.buffers import nixl
-from monarch_kernel.runtime.buffers.idle_cache import Kept
+from monarch_kernel.runtime.buffers.idle_cache import IdleCache
 from monarch_kernel.runtime.buffers.streams import IDLE_S, Stream, StreamError, StreamListener
 from monarch_kernel.runtime.diagnostics.failures import describe
 from monarch_kernel.runtime.host.network import address_of, own_addresses
@@ -62,26 +62,28 @@ class Lender:
         self._answer_later = answer_later
         self._listener = StreamListener(self._serve, _addresses)
         self._crew = Crew("monarch-lender", 1)  # for requests that take some time
-        self._registered: Kept[Lease, nixl.Registration] = Kept("monarch-registered", KEPT_S, lendings.is_lent)
+        self._registrations: IdleCache[Lease, nixl.Registration] = IdleCache(
+            "monarch-registered", KEPT_S, lendings.is_lent
+        )
         self._has_opened = False
         self._opened: dict[int, tuple[Lease, nixl.Registration]] = {}
 
     def hear(self, message: Message, frames: Sequence[Frame]) -> None:
         """Handle one of `OF_LOANS`."""
         if isinstance(message, OpenStreams):
-            self._soon(message.id, lambda: self._invite(message))
+            self._answer_soon(message.id, lambda: self._invite(message))
         elif isinstance(message, OpenLoan):
             self._has_opened = True
-            self._soon(message.id, lambda: self._open(message))
+            self._answer_soon(message.id, lambda: self._open(message))
         elif isinstance(message, CloseLoan):
             self._crew.submit(lambda: self._close(message.opened))
         elif isinstance(message, EndStream):
-            self._soon(message.id, lambda: self._end(message))
+            self._answer_soon(message.id, lambda: self._end(message))
         else:
             assert isinstance(message, (ReadLoan, WriteLoan, EndLoan, EndLoans))
             self._answer(message.id, _answer_of(message.id, self._do, message, frames))
 
-    def _soon(self, id: int, do: Callable[[], Packed]) -> None:
+    def _answer_soon(self, id: int, do: Callable[[], Packed]) -> None:
         try:
             self._crew.submit(lambda: self._answer_later(id, _answer_of(id, do)))
         except RuntimeError as error:  # no thread can be started
@@ -97,7 +99,7 @@ class Lender:
         self._listener.close()
         self._crew.close(CLOSE_S)
         self._opened.clear()
-        self._registered.close()
+        self._registrations.close()
 
     def _do(self, message: ReadLoan | WriteLoan | EndLoan | EndLoans, frames: Sequence[Frame]) -> Packed:
         if isinstance(message, EndLoans):
@@ -135,7 +137,7 @@ class Lender:
         if message.way == "cuda":
             how = devices.export(memory)
         elif message.way == "rdma":
-            registered = self._registered.take(lease, lambda: nixl.Registration(nixl.agent(), memory))
+            registered = self._registrations.take(lease, lambda: nixl.Registration(nixl.agent(), memory))
             self._opened[message.id] = lease, registered
             how = tuple(registered.described)
         else:
@@ -145,7 +147,7 @@ class Lender:
 
     def _close(self, opened: int) -> None:
         if opened in self._opened:
-            self._registered.give(*self._opened.pop(opened))
+            self._registrations.give(*self._opened.pop(opened))
 
     def _close_all_of(self, proc: int) -> None:
         for id in [id for id in self._opened if made_by(id) == proc]:

@@ -27,7 +27,7 @@ from monarch_kernel.runtime.buffers.streams import INVITED_S, Invitation, Stream
 from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.client import Asker
 
-__all__ = ["NetworkRoad"]
+__all__ = ["NetworkPath"]
 
 LEAST_NBYTES = 1 << 20
 """Smaller transfers do not open a stream."""
@@ -50,7 +50,7 @@ KEPT_S = 10.0
 _THREADS = 3 * STREAMS
 
 
-class NetworkRoad:
+class NetworkPath:
     """Data path over dedicated encrypted streams between two processes, where the machine of the owner can be reached.
 
     Args:
@@ -74,7 +74,7 @@ class NetworkRoad:
         self._is_tidying = False
 
     def leads_to(self, loan: Loan) -> bool:
-        if self._tables.are_near(loan.lent) or self._barred.get(loan.lent.machine, 0.0) > time.monotonic():
+        if self._tables.is_local(loan.lent) or self._barred.get(loan.lent.machine, 0.0) > time.monotonic():
             return False
         owner = self._owners.get(loan.lent.cookie)
         return loan.layout.nbytes >= LEAST_NBYTES or (owner is not None and bool(owner.idle))
@@ -83,7 +83,7 @@ class NetworkRoad:
         ours, theirs = matched(here.layout, loan.layout)
         offset = loan.address - loan.base
         # Both are cut into the same pieces, because their shapes are the same.
-        haul = _Haul(
+        remaining = _RemainingPieces(
             [
                 _Piece(Place(here.address + near, mine), Place(offset + far, other))
                 for (near, mine), (far, other) in zip(boxes(ours, PIECE_NBYTES), boxes(theirs, PIECE_NBYTES))
@@ -94,15 +94,15 @@ class NetworkRoad:
             stream = self._stream(loan, wanted, is_needed=True)
             assert stream is not None
             for _ in range(wanted - 1):
-                self._crew.submit(lambda: self._help(loan, wanted, haul, is_write))
-            self._take_part(stream, loan, haul, is_write)
-            haul.wait()
-            if haul.error is not None:
-                raise haul.error
-            if haul.is_done:
+                self._crew.submit(lambda: self._help(loan, wanted, remaining, is_write))
+            self._transfer_pieces(stream, loan, remaining, is_write)
+            remaining.wait()
+            if remaining.error is not None:
+                raise remaining.error
+            if remaining.is_done:
                 return
             self._drop_idle(loan)
-        raise NoRoad(haul.why)
+        raise NoRoad(remaining.why)
 
     def close(self) -> None:
         with self._changed:
@@ -115,43 +115,43 @@ class NetworkRoad:
 
     # -- pieces
 
-    def _help(self, loan: Loan, wanted: int, haul: _Haul, is_write: bool) -> None:
-        if haul.is_done:
+    def _help(self, loan: Loan, wanted: int, remaining: _RemainingPieces, is_write: bool) -> None:
+        if remaining.is_done:
             return
         try:
             stream = self._stream(loan, wanted, is_needed=False)
         except NoRoad:  # another stream takes the pieces, or the transfer fails without this one
             return
         if stream is not None:
-            self._take_part(stream, loan, haul, is_write)
+            self._transfer_pieces(stream, loan, remaining, is_write)
 
-    def _take_part(self, stream: Stream, loan: Loan, haul: _Haul, is_write: bool) -> None:
+    def _transfer_pieces(self, stream: Stream, loan: Loan, remaining: _RemainingPieces, is_write: bool) -> None:
         """Transfer pieces by a stream until none is left, or the stream breaks."""
         is_good = False
-        haul.enter()
+        remaining.enter()
         try:
-            is_good = self._carry_pieces(stream, loan, haul, is_write)
+            is_good = self._carry_pieces(stream, loan, remaining, is_write)
         except BaseException as error:
-            haul.fail(error)
+            remaining.fail(error)
         finally:
             self._give_back(stream, loan, is_good)
-            haul.leave()
+            remaining.leave()
 
-    def _carry_pieces(self, stream: Stream, loan: Loan, haul: _Haul, is_write: bool) -> bool:
+    def _carry_pieces(self, stream: Stream, loan: Loan, remaining: _RemainingPieces, is_write: bool) -> bool:
         under_way: deque[_Piece] = deque()
         try:
             while True:
-                while len(under_way) < _AHEAD and (piece := haul.take()) is not None:
+                while len(under_way) < _AHEAD and (piece := remaining.take()) is not None:
                     under_way.append(piece)
-                    _begin(stream, loan, piece, is_write)
+                    _request_piece(stream, loan, piece, is_write)
                 if not under_way:
                     return True
-                _finish(stream, under_way[0], is_write)
+                _complete_piece(stream, under_way[0], is_write)
                 under_way.popleft()
         except StreamError as error:
             if is_write:  # data still in the stream must not overwrite what is written there next
                 self._end(stream, loan)
-            haul.put_back(under_way, str(error))
+            remaining.put_back(under_way, str(error))
             return False
 
     # -- streams
@@ -166,7 +166,7 @@ class NetworkRoad:
         cookie = loan.lent.cookie
         with self._changed:
             owner = self._owners.setdefault(cookie, _Owner())
-            stream = owner.kept()
+            stream = owner.take_idle()
             if stream is not None:
                 self._used.add(stream)
                 return stream
@@ -265,7 +265,7 @@ class _Piece(NamedTuple):
     there: Place
 
 
-def _begin(stream: Stream, loan: Loan, piece: _Piece, is_write: bool) -> None:
+def _request_piece(stream: Stream, loan: Loan, piece: _Piece, is_write: bool) -> None:
     described = (0, loan.lent.cookie, *loan.lease, piece.there.address, *piece.there.layout[1:])
     message = WriteLoan(*described, Payload()) if is_write else ReadLoan(*described)
     stream.send_header(bytes(join([pack(message)])[0]))
@@ -273,7 +273,7 @@ def _begin(stream: Stream, loan: Loan, piece: _Piece, is_write: bool) -> None:
         stream.send_block(piece.here)
 
 
-def _finish(stream: Stream, piece: _Piece, is_write: bool) -> None:
+def _complete_piece(stream: Stream, piece: _Piece, is_write: bool) -> None:
     ((answer, _),) = split([stream.receive_header()])
     if isinstance(answer, Failed):
         raise error_of(answer.failure)
@@ -281,7 +281,7 @@ def _finish(stream: Stream, piece: _Piece, is_write: bool) -> None:
         stream.receive_block(piece.here)
 
 
-class _Haul:
+class _RemainingPieces:
     """The remaining pieces of a transfer, shared by several threads.
 
     Attributes:
@@ -358,7 +358,7 @@ class _Owner:
     def token(self) -> bytes | None:
         return self._tokens.pop() if self._tokens and time.monotonic() < self._invited_until else None
 
-    def kept(self) -> Stream | None:
+    def take_idle(self) -> Stream | None:
         while self.idle:
             stream = self.idle.pop()
             if stream.is_fresh():

@@ -11,7 +11,7 @@ valid for one stream and for `INVITED_S`. TLS 1.3 does the rest. Neither the key
 environment.
 
 The port is open only while tokens are valid. At most `MAX_WAITING` connections wait to be authenticated; when there are more,
-the oldest is closed, and none waits for longer than `GREETING_S`. An unauthenticated peer uses no memory except for the TLS
+the oldest is closed, and none waits for longer than `HANDSHAKE_S`. An unauthenticated peer uses no memory except for the TLS
 handshake.
 
 Waiting on a stream fails after `STALLED_S` without a byte in either direction, or as soon as the other process is known to have
@@ -44,7 +44,7 @@ IDLE_S = 30.0
 """After this time without a request the listening process ends a stream; the requesting process closes it earlier."""
 
 INVITED_S = 10.0
-GREETING_S = 3.0
+HANDSHAKE_S = 3.0
 MAX_WAITING = 32
 MAX_STREAMS = 128
 """How many streams one process accepts; each has a thread."""
@@ -100,7 +100,7 @@ class Stream:
         """
         rest = memoryview(data)
         until = time.monotonic() + STALLED_S
-        with _told():
+        with _as_stream_error():
             while rest:
                 try:
                     rest = rest[self._connection.send(rest) :]
@@ -117,7 +117,7 @@ class Stream:
             patience_s: how long to wait for the first byte.
         """
         until = time.monotonic() + patience_s
-        with _told():
+        with _as_stream_error():
             while into:
                 try:
                     count = self._connection.recv_into(into)
@@ -213,7 +213,7 @@ def _packed(block: bytearray, layout: Layout) -> Place:
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _as_stream_error() -> Iterator[None]:
     """Turn errors of the network and of TLS into a `StreamError`."""
     try:
         yield
@@ -239,7 +239,7 @@ def reach(invitation: Invitation, token: bytes, timeout_s: float, is_lost: Calla
     context.load_verify_locations(cadata=invitation.certificate)
     until = time.monotonic() + timeout_s
     tried: list[str] = []
-    for address, connection in _knocked(invitation.addresses, invitation.port, until, tried):
+    for address, connection in _connect_all(invitation.addresses, invitation.port, until, tried):
         try:
             connection.settimeout(max(0.01, until - time.monotonic()))
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -259,17 +259,17 @@ def reach(invitation: Invitation, token: bytes, timeout_s: float, is_lost: Calla
     raise StreamError(f"it can't be reached at port {invitation.port} of {where} ({'; '.join(tried) or 'no answer'})")
 
 
-def _knocked(
+def _connect_all(
     addresses: Sequence[str], port: int, until: float, tried: list[str]
 ) -> Iterator[tuple[str, socket.socket]]:
     """Connect to all addresses at once; yield the connections, in the order of preference among those that have answered."""
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
         for address in dict.fromkeys(addresses):
-            knocking = stack.enter_context(socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET))
-            knocking.setblocking(False)
-            knocking.connect_ex((address, port))
-            selector.register(knocking, selectors.EVENT_WRITE, address)
+            connecting = stack.enter_context(socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET))
+            connecting.setblocking(False)
+            connecting.connect_ex((address, port))
+            selector.register(connecting, selectors.EVENT_WRITE, address)
         answered: dict[str, socket.socket] = {}
         while selector.get_map() or answered:
             waiting = [key.data for key in selector.get_map().values()]
@@ -305,7 +305,7 @@ class StreamListener:
         self._addresses = addresses
         self._lock = threading.Condition()
         self._identity: tuple[ssl.SSLContext, bytes] | None = None
-        self._door: socket.socket | None = None
+        self._listen_socket: socket.socket | None = None
         self._tokens: dict[bytes, float] = {}  # -> when it expires
         self._waiting: dict[ssl.SSLSocket, None] = {}  # connections without a token yet, the oldest first
         self._streams: dict[bytes, Stream] = {}  # by token
@@ -325,12 +325,14 @@ class StreamListener:
             tokens = tuple(secrets.token_bytes(_TOKEN_NBYTES) for _ in range(min(count, (room + 1) // 2)))
             if not tokens or self._is_closed:
                 return Invitation((), 0, b"", ())
-            if self._door is None:
-                self._door = socket.create_server(("", 0), backlog=MAX_STREAMS)
-                _doors.add(self._door)
-                threading.Thread(target=self._listen, args=(self._door,), name="monarch-door", daemon=True).start()
+            if self._listen_socket is None:
+                self._listen_socket = socket.create_server(("", 0), backlog=MAX_STREAMS)
+                _listen_sockets.add(self._listen_socket)
+                threading.Thread(
+                    target=self._listen, args=(self._listen_socket,), name="monarch-listen", daemon=True
+                ).start()
             self._tokens.update(dict.fromkeys(tokens, until))
-            return Invitation(tuple(self._addresses()), self._door.getsockname()[1], self._identity[1], tokens)
+            return Invitation(tuple(self._addresses()), self._listen_socket.getsockname()[1], self._identity[1], tokens)
 
     def end(self, token: bytes) -> None:
         """End the stream that was opened with a token, if there is one; return when no thread serves it any more."""
@@ -350,14 +352,14 @@ class StreamListener:
                 _hang_up(connection)
             for stream in self._streams.values():
                 stream.hang_up()
-            if self._door is not None:
-                _hang_up(self._door)
+            if self._listen_socket is not None:
+                _hang_up(self._listen_socket)
 
-    def _listen(self, door: socket.socket) -> None:
-        door.settimeout(_TICK_S)
-        while self._is_expecting(door):
+    def _listen(self, listen_socket: socket.socket) -> None:
+        listen_socket.settimeout(_TICK_S)
+        while self._keep_listening(listen_socket):
             try:
-                connection, _ = door.accept()
+                connection, _ = listen_socket.accept()
             except TimeoutError:
                 continue
             except OSError:  # the listening socket was closed, or no descriptor is left
@@ -365,7 +367,7 @@ class StreamListener:
                 continue
             self._admit(connection)
 
-    def _is_expecting(self, door: socket.socket) -> bool:
+    def _keep_listening(self, listen_socket: socket.socket) -> bool:
         """Whether a valid token is unused; if none is, stop listening."""
         with self._lock:
             now = time.monotonic()
@@ -373,14 +375,14 @@ class StreamListener:
                 del self._tokens[token]
             if self._tokens:
                 return True
-            self._door = None
-            door.close()
+            self._listen_socket = None
+            listen_socket.close()
             return False
 
     def _admit(self, connection: socket.socket) -> None:
         assert self._identity is not None
         try:
-            connection.settimeout(GREETING_S)
+            connection.settimeout(HANDSHAKE_S)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             encrypted = self._identity[0].wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
         except OSError:  # the peer has disconnected
@@ -392,9 +394,9 @@ class StreamListener:
                 first = next(iter(self._waiting))
                 del self._waiting[first]  # not in its thread, so that the next connection evicts another one
                 _hang_up(first)
-        threading.Thread(target=self._greet, args=(encrypted,), name="monarch-stream", daemon=True).start()
+        threading.Thread(target=self._authenticate, args=(encrypted,), name="monarch-stream", daemon=True).start()
 
-    def _greet(self, connection: ssl.SSLSocket) -> None:
+    def _authenticate(self, connection: ssl.SSLSocket) -> None:
         stream: Stream | None = None
         try:
             token = _token_of(connection)
@@ -420,7 +422,7 @@ class StreamListener:
 
 def _token_of(connection: ssl.SSLSocket) -> bytes:
     """Do the TLS handshake and read the token, in bounded time."""
-    until = time.monotonic() + GREETING_S
+    until = time.monotonic() + HANDSHAKE_S
     connection.do_handshake()
     token = b""
     while len(token) < _TOKEN_NBYTES:
@@ -474,15 +476,15 @@ def _why(error: OSError) -> str:
 
 
 _open: weakref.WeakSet[Stream] = weakref.WeakSet()
-_doors: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+_listen_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 def _forget_all() -> None:
     """Close the copies in a forked child: the connections belong to the parent, and must end with it."""
     for stream in list(_open):
         stream.close()
-    for door in list(_doors):
-        door.close()
+    for listen_socket in list(_listen_sockets):
+        listen_socket.close()
 
 
 os.register_at_fork(after_in_child=_forget_all)

@@ -12,10 +12,10 @@ from monarch_kernel.net.memory.layout import Memory
 from monarch_kernel.net.memory.paths import Gone, Roads, Transfer
 from monarch_kernel.net.memory.threads import Crew
 from monarch_kernel.net.transport.driver import Waiter
-from monarch_kernel.runtime.buffers.device_paths import CudaRoad, RdmaRoad
-from monarch_kernel.runtime.buffers.local_paths import MemoryRoad, ProcessRoad, Tables
-from monarch_kernel.runtime.buffers.message_path import MessagesRoad
-from monarch_kernel.runtime.buffers.stream_path import NetworkRoad
+from monarch_kernel.runtime.buffers.device_paths import CudaPath, RdmaPath
+from monarch_kernel.runtime.buffers.local_paths import MemoryPath, ProcessRoad, Tables
+from monarch_kernel.runtime.buffers.message_path import MessagesPath
+from monarch_kernel.runtime.buffers.stream_path import NetworkPath
 from monarch_kernel.runtime.rpc.client import Asker
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.waits import Wait
@@ -37,15 +37,15 @@ def roads_of(asker: Asker) -> Roads:
         asker: sends the requests of the process.
     """
     tables = Tables()
-    roads = (
+    paths = (
         ProcessRoad(tables, asker.lendings),
-        MemoryRoad(tables),
-        CudaRoad(asker, tables),
-        RdmaRoad(asker, tables),
-        NetworkRoad(asker, tables),
-        MessagesRoad(asker),
+        MemoryPath(tables),
+        CudaPath(asker, tables),
+        RdmaPath(asker, tables),
+        NetworkPath(asker, tables),
+        MessagesPath(asker),
     )
-    return Roads(roads, asker.meters)
+    return Roads(paths, asker.meters)
 
 
 def carry(asker: Asker, loan: Loan, here: Memory, *, is_write: bool, keeper: object = None) -> Future[Transfer]:
@@ -76,7 +76,7 @@ def carry(asker: Asker, loan: Loan, here: Memory, *, is_write: bool, keeper: obj
     if loan.layout.nbytes <= AT_ONCE_NBYTES and asker.roads.are_direct(loan):
         work()
     else:
-        _crew.submit(lambda: _away(asker, work, keeper))
+        _crew.submit(lambda: _work_and_wake(asker, work, keeper))
     return future
 
 
@@ -99,7 +99,7 @@ def together(futures: Sequence[Future[Transfer]]) -> Future[list[Transfer]]:
     return whole
 
 
-def _away(asker: Asker, work: Callable[[], None], keeper: object) -> None:
+def _work_and_wake(asker: Asker, work: Callable[[], None], keeper: object) -> None:
     work()
     asker.submit(_nothing)  # wakes the thread that waits for the future in the transport
 

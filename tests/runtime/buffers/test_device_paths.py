@@ -84,25 +84,25 @@ def call(endpoint: Any, *args: Any) -> Any:
     return endpoint.call_one(*args).get(LONG_S)
 
 
-def test_memory_stays_for_those_who_have_it_open_and_goes_with_the_last(ranks: Ranks) -> None:
+def test_memory_stays_while_it_is_open_and_is_freed_after_the_last_close(ranks: Ranks) -> None:
     before = call(ranks.owner.tasks)
-    road: Any = asker_here().roads["rdma"]
+    path: Any = asker_here().roads["rdma"]
     buffer = call(ranks.owner.lend, 1000)
-    opened, _ = road._opening.ask(buffer._loan)
-    again, _ = road._opening.ask(buffer._loan)
+    opened, _ = path._opening.ask(buffer._loan)
+    again, _ = path._opening.ask(buffer._loan)
     assert buffer.drop().get(LONG_S)
     call(ranks.owner.let_go)
     with pytest.raises(Gone, match="it was dropped"):
-        road._opening.ask(buffer._loan)
-    road._opening.close(buffer._loan, opened)
+        path._opening.ask(buffer._loan)
+    path._opening.close(buffer._loan, opened)
     for _ in range(20):
         assert call(ranks.owner.is_there)
-    road._opening.close(buffer._loan, again)
+    path._opening.close(buffer._loan, again)
     wait_until(lambda: not call(ranks.owner.is_there), "the memory to be freed")
     wait_until(lambda: call(ranks.owner.tasks) <= before + 1, "the end of the threads that serve it")
 
 
-def test_memory_is_let_go_when_the_process_that_has_it_open_is_killed(ranks: Ranks) -> None:
+def test_memory_is_freed_when_the_process_that_opened_it_is_killed(ranks: Ranks) -> None:
     buffer = call(ranks.owner.lend, 1000)
     pid = call(ranks.reader.open, buffer)
     buffer.drop().get(LONG_S)
@@ -112,51 +112,51 @@ def test_memory_is_let_go_when_the_process_that_has_it_open_is_killed(ranks: Ran
     wait_until(lambda: not call(ranks.owner.is_there), "the memory to be freed")
 
 
-def test_what_can_not_be_opened_is_not_tried_again_and_goes_another_way(
+def test_memory_that_cannot_be_opened_takes_another_path_and_is_not_tried_again(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buffer = call(ranks.owner.lend, 1000, DEVICE)  # CUDA can't share it, because it did not allocate it
-    road: Any = asker_here().roads["cuda"]
-    assert not road.leads_to(buffer._loan)  # this process uses no device
+    path: Any = asker_here().roads["cuda"]
+    assert not path.leads_to(buffer._loan)  # this process uses no device
     monkeypatch.setattr("monarch_kernel.net.memory.devices.are_in_use", lambda: True)
-    assert road.leads_to(buffer._loan)
-    assert not road.leads_to(call(ranks.owner.lend, 1000)._loan)  # not on a device
+    assert path.leads_to(buffer._loan)
+    assert not path.leads_to(call(ranks.owner.lend, 1000)._loan)  # not on a device
     into = torch.zeros(1000)
     assert buffer.read_into(into).get(LONG_S).road == "messages"
     assert bool((into == 1).all())
-    assert not road.leads_to(buffer._loan)
+    assert not path.leads_to(buffer._loan)
 
 
-def test_where_there_is_no_hardware_there_is_no_road_by_it(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rdma_path_is_used_only_with_hardware(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     far = call(ranks.owner.lend, 1 << 20)
     small = far[:10]
-    road: Any = asker_here().roads["rdma"]
-    assert not road.leads_to(far._loan)
+    path: Any = asker_here().roads["rdma"]
+    assert not path.leads_to(far._loan)
     monkeypatch.setattr("monarch_kernel.runtime.buffers.nixl.has_hardware", lambda: True)
-    monkeypatch.setattr(road, "_is_there", None)
-    assert not road.leads_to(far._loan)  # the owner is on this machine
-    monkeypatch.setattr(road._tables, "are_near", lambda lent: False)
-    assert road.leads_to(far._loan)
-    assert not road.leads_to(small._loan)
+    monkeypatch.setattr(path, "_is_there", None)
+    assert not path.leads_to(far._loan)  # the owner is on this machine
+    monkeypatch.setattr(path._tables, "is_local", lambda lent: False)
+    assert path.leads_to(far._loan)
+    assert not path.leads_to(small._loan)
     into = torch.zeros(1 << 20)
     assert far.read_into(into).get(LONG_S).road == "rdma"
     assert bool((into == 1).all())
 
 
 @pytest.mark.slow
-def test_bytes_come_before_the_end_of_a_transfer_or_never(ranks: Ranks) -> None:
+def test_no_bytes_arrive_after_the_end_of_a_transfer(ranks: Ranks) -> None:
     count = 64 << 20
     buffer = call(ranks.owner.lend, count)
-    road: Any = asker_here().roads["rdma"]
+    path: Any = asker_here().roads["rdma"]
     mine = torch.zeros(count)
     memory = buffer._memory(mine, is_write=False)
-    road.carry(buffer._loan, memory, is_write=False)
+    path.carry(buffer._loan, memory, is_write=False)
     ended: list[BaseException | None] = []
 
     def read() -> None:
         try:
             while True:
-                road.carry(buffer._loan, memory, is_write=False)
+                path.carry(buffer._loan, memory, is_write=False)
         except (Gone, NoRoad, MeshDownError) as error:
             ended.append(error)
 
@@ -173,13 +173,13 @@ def test_bytes_come_before_the_end_of_a_transfer_or_never(ranks: Ranks) -> None:
     assert not mine.any()
 
 
-def test_what_is_scattered_is_refused_before_it_costs_anything(ranks: Ranks, bar: Bar) -> None:
+def test_scattered_elements_are_refused_at_once(ranks: Ranks, bar: Bar) -> None:
     buffer = call(ranks.owner.lend, 1 << 22)
-    road: Any = asker_here().roads["rdma"]
+    path: Any = asker_here().roads["rdma"]
     into = torch.zeros(1 << 11, 1 << 11).t()
     begin = time.thread_time()
     with pytest.raises(NoRoad, match="too far apart"):
-        road.carry(buffer._loan, memory_of(into), is_write=False)
+        path.carry(buffer._loan, memory_of(into), is_write=False)
     bar.check(time.thread_time() - begin, 0.1, "the refusal")
 
 
@@ -199,17 +199,17 @@ class Library:
         del self.known[name.encode()]
 
 
-def test_an_agent_is_not_forgotten_under_a_transfer() -> None:
+def test_an_agent_is_not_removed_during_a_transfer() -> None:
     agent = object.__new__(nixl.Agent)
     agent.nixl, agent._peers, agent._changed = Library(), {}, threading.Condition()
     one, other = (nixl.Described("a", metadata, "DRAM", 0, 0, 0, False) for metadata in (b"a1", b"a2"))
     entered = threading.Event()
 
     def meet_other() -> None:
-        with agent._met(other):
+        with agent._using(other):
             entered.set()
 
-    with agent._met(one), agent._met(one):
+    with agent._using(one), agent._using(one):
         later = threading.Thread(target=meet_other)  # whose memory is at the same address
         later.start()
         assert not entered.wait(0.3)
@@ -217,18 +217,18 @@ def test_an_agent_is_not_forgotten_under_a_transfer() -> None:
     later.join(LONG_S)
     assert entered.is_set()
     assert agent.nixl.removed == 1
-    with pytest.raises(nixl.Unreachable, match="broken"), agent._met(other):
+    with pytest.raises(nixl.Unreachable, match="broken"), agent._using(other):
         raise ValueError("broken")
     assert agent.nixl.removed == 2  # the next caller meets it again
-    with agent._met(other):
+    with agent._using(other):
         pass
     assert agent.nixl.removed == 2
 
 
-def test_what_ucx_can_not_do_is_said(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_what_ucx_cannot_do(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCX_TLS", "^tcp")  # the default; and this machine has nothing else
     buffer = call(ranks.owner.lend, 1000)
-    road: Any = asker_here().roads["rdma"]
+    path: Any = asker_here().roads["rdma"]
     with pytest.raises(NoRoad, match="UCX found no way to other machines"):
-        road.carry(buffer._loan, buffer._memory(torch.zeros(1000), is_write=False), is_write=False)
-    assert road._opening.is_barred(buffer._loan)
+        path.carry(buffer._loan, buffer._memory(torch.zeros(1000), is_write=False), is_write=False)
+    assert path._opening.is_barred(buffer._loan)

@@ -30,7 +30,7 @@ LARGE = (9 << 20) + 4  # bytes: several pieces, the last one short
 WITHIN = ("process",)
 """Data paths within a process, where both ends end together."""
 
-ROADS = (*WITHIN, "memory", "rdma", "network", "messages")
+PATHS = (*WITHIN, "memory", "rdma", "network", "messages")
 
 
 class Owner(Actor):
@@ -76,7 +76,7 @@ class Owner(Actor):
 class Way(NamedTuple):
     """A data path, and an owner at its other end."""
 
-    road: Road
+    path: Road
     owner: Any
 
     def lend(self, thing: Any) -> Buffer:
@@ -86,10 +86,10 @@ class Way(NamedTuple):
         return self.owner.holds.call_one().get(LONG_S)
 
     def read(self, buffer: Buffer, into: Any) -> None:
-        self.road.carry(buffer._loan, memory_of(into), is_write=False)
+        self.path.carry(buffer._loan, memory_of(into), is_write=False)
 
     def write(self, buffer: Buffer, source: Any) -> None:
-        self.road.carry(buffer._loan, memory_of(source), is_write=True)
+        self.path.carry(buffer._loan, memory_of(source), is_write=True)
 
 
 @pytest.fixture(autouse=True)
@@ -109,17 +109,17 @@ def way_of(name: str, procs: ProcMesh) -> Way:
     return way
 
 
-@pytest.fixture(scope="module", params=ROADS)
+@pytest.fixture(scope="module", params=PATHS)
 def way(request: pytest.FixtureRequest, procs: ProcMesh) -> Iterator[Way]:
     way = way_of(request.param, procs)
-    assert way.road.name == request.param
+    assert way.path.name == request.param
     yield way
     way.owner.stop().get(LONG_S)
 
 
 @pytest.mark.parametrize("count", [0, 1, 1000, LARGE // 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64])
-def test_bytes_arrive_as_they_are(way: Way, dtype: torch.dtype, count: int) -> None:
+def test_bytes_arrive_unchanged(way: Way, dtype: torch.dtype, count: int) -> None:
     tensor = torch.randn(count).to(dtype)
     buffer = way.lend(tensor)
     way.read(buffer, into := torch.zeros(count, dtype=dtype))
@@ -155,7 +155,7 @@ def test_any_layout_is_copied_into_any_other(way: Way, data: st.DataObject) -> N
         assert way.holds().tobytes() == source.tobytes()
 
 
-def test_what_lies_between_elements_is_not_touched(way: Way) -> None:
+def test_gaps_between_elements_are_not_touched(way: Way) -> None:
     whole = np.arange(4000, dtype="i8").reshape(2, 2000)
     buffer = way.lend(whole)[1:]
     way.write(buffer, np.zeros((1, 2000), "i8"))
@@ -166,13 +166,13 @@ def test_what_lies_between_elements_is_not_touched(way: Way) -> None:
     assert into[1].tolist() == [0] * 2000 + list(range(6000, 8000))
 
 
-def test_a_part_without_elements_lies_anywhere(way: Way) -> None:
+def test_an_empty_part_may_lie_anywhere(way: Way) -> None:
     buffer = way.lend(torch.zeros(3, 8)[:, ::4])
     way.read(buffer[3:], nothing := torch.zeros(0, 2))  # beyond the last element
     way.write(buffer[3:], nothing)
 
 
-def test_parts_are_read_by_many_at_the_same_time(way: Way) -> None:
+def test_many_threads_read_parts_at_the_same_time(way: Way) -> None:
     tensor = torch.randn(64, LARGE // 256)
     buffer = way.lend(tensor)
     into = torch.zeros_like(tensor)
@@ -185,7 +185,7 @@ def test_parts_are_read_by_many_at_the_same_time(way: Way) -> None:
     assert torch.equal(into, tensor)
 
 
-def test_what_was_dropped_is_gone(way: Way) -> None:
+def test_dropped_memory_is_gone(way: Way) -> None:
     buffer = way.lend(torch.ones(LARGE // 4))
     into = torch.zeros(LARGE // 4)
     way.read(buffer, into)
@@ -219,8 +219,8 @@ def test_more_than_2_gib_at_once(way: Way) -> None:
 
 
 @pytest.mark.parametrize("is_write", [False, True], ids=["read", "write"])
-@pytest.mark.parametrize("name", [name for name in ROADS if name not in WITHIN])
-def test_an_owner_that_is_killed_in_mid_transfer_is_gone(procs: ProcMesh, name: str, is_write: bool) -> None:
+@pytest.mark.parametrize("name", [name for name in PATHS if name not in WITHIN])
+def test_an_owner_that_is_killed_during_a_transfer_is_gone(procs: ProcMesh, name: str, is_write: bool) -> None:
     doomed = this_host().spawn_procs({"gpus": 1}, device="cpu")
     way = way_of(name, doomed)
     pid = way.owner.pid.call_one().get(LONG_S)
@@ -257,18 +257,18 @@ def forged(loan: Loan, nbytes: int) -> Loan:
     return loan._replace(layout=loan.layout._replace(shape=(nbytes,), strides=(1,)))
 
 
-@pytest.mark.parametrize("name", [name for name in ROADS if name not in (*WITHIN, "memory")])
-def test_an_owner_gives_no_more_than_it_has_lent(procs: ProcMesh, name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in PATHS if name not in (*WITHIN, "memory")])
+def test_only_lent_memory_can_be_accessed(procs: ProcMesh, name: str) -> None:
     way = way_of(name, procs)
     loan = way.lend(bytearray(100))._loan
     for is_write in (False, True):
         with pytest.raises(ValueError, match="beyond the end of what was lent"):
-            way.road.carry(forged(loan, 101), memory_of(bytearray(101)), is_write=is_write)
+            way.path.carry(forged(loan, 101), memory_of(bytearray(101)), is_write=is_write)
         with pytest.raises(ValueError, match="beyond the end of what was lent"):
-            way.road.carry(loan._replace(address=loan.address - 1), memory_of(bytearray(100)), is_write=is_write)
+            way.path.carry(loan._replace(address=loan.address - 1), memory_of(bytearray(100)), is_write=is_write)
     loan = way.lend(bytes(100))._loan
     with pytest.raises(TypeError, match="can only be read"):
-        way.road.carry(loan, memory_of(bytearray(100)), is_write=True)
+        way.path.carry(loan, memory_of(bytearray(100)), is_write=True)
     way.read(way.lend(b"still"), into := bytearray(5))
     assert into == b"still"
     way.owner.stop().get(LONG_S)

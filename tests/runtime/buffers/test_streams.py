@@ -38,8 +38,8 @@ def enter(invitation: Invitation, number: int = 0) -> Stream:
 
 
 def is_listening(port: int) -> bool:
-    with socket.socket() as knocking:
-        return not knocking.connect_ex(("127.0.0.1", port))
+    with socket.socket() as probe:
+        return not probe.connect_ex(("127.0.0.1", port))
 
 
 def is_hung_up(connection: socket.socket) -> bool:
@@ -51,7 +51,7 @@ def is_hung_up(connection: socket.socket) -> bool:
         return True
 
 
-def test_each_token_lets_one_in_and_the_door_is_shut_behind_the_last(listener: StreamListener) -> None:
+def test_each_token_opens_one_stream_and_the_port_closes_after_the_last(listener: StreamListener) -> None:
     invitation = listener.invite(2)
     with contextlib.closing(enter(invitation)) as first:
         first.send_header(b"hello")
@@ -72,7 +72,7 @@ def test_each_token_lets_one_in_and_the_door_is_shut_behind_the_last(listener: S
         assert third.receive_header() == b"again"
 
 
-def test_another_certificate_is_not_believed(listener: StreamListener) -> None:
+def test_another_certificate_is_rejected(listener: StreamListener) -> None:
     other = StreamListener(echo, lambda: ANY)
     theirs = other.invite(1)
     invitation = listener.invite(1)._replace(certificate=theirs.certificate)
@@ -81,7 +81,7 @@ def test_another_certificate_is_not_believed(listener: StreamListener) -> None:
     other.close()
 
 
-def test_a_listener_that_was_closed_is_not_waited_for(listener: StreamListener) -> None:
+def test_a_closed_listener_refuses_connections(listener: StreamListener) -> None:
     invitation = listener.invite(1)
     listener.close()
     wait_until(lambda: not is_listening(invitation.port), "the port to be closed")
@@ -90,23 +90,23 @@ def test_a_listener_that_was_closed_is_not_waited_for(listener: StreamListener) 
     assert listener.invite(1).tokens == ()
 
 
-def test_strangers_are_hung_up_on_and_keep_nobody_out(
+def test_unauthenticated_connections_are_closed_and_do_not_block_invited_ones(
     listener: StreamListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "MAX_WAITING", 4)
-    monkeypatch.setattr(streams, "GREETING_S", 1.0)
+    monkeypatch.setattr(streams, "HANDSHAKE_S", 1.0)
     invitation = listener.invite(1)
     threads = threading.active_count()
     with contextlib.ExitStack() as stack:
 
-        def knock() -> socket.socket:
+        def connect() -> socket.socket:
             return stack.enter_context(socket.create_connection(("127.0.0.1", invitation.port)))
 
-        crowd = [knock() for _ in range(12)]
+        crowd = [connect() for _ in range(12)]
         assert all(map(is_hung_up, crowd[:8]))  # the oldest ones, as others connect
         wait_until(lambda: threading.active_count() <= threads + 5, "the threads of the closed connections to end")
-        monkeypatch.setattr(streams, "GREETING_S", LONG_S)  # for connections from now on
-        noisy = knock()
+        monkeypatch.setattr(streams, "HANDSHAKE_S", LONG_S)  # for connections from now on
+        noisy = connect()
         noisy.settimeout(LONG_S)
         noisy.sendall(bytes(1000))  # no handshake
         with contextlib.suppress(ConnectionResetError):
@@ -114,7 +114,7 @@ def test_strangers_are_hung_up_on_and_keep_nobody_out(
                 pass
         plain = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         plain.check_hostname, plain.verify_mode = False, ssl.CERT_NONE
-        forged = stack.enter_context(plain.wrap_socket(knock()))
+        forged = stack.enter_context(plain.wrap_socket(connect()))
         forged.sendall(bytes(32))
         assert is_hung_up(forged)
         with contextlib.closing(enter(invitation)) as invited:
@@ -123,12 +123,12 @@ def test_strangers_are_hung_up_on_and_keep_nobody_out(
         assert all(map(is_hung_up, crowd))  # silent connections are not waited for
 
 
-def test_a_stream_that_is_ended_is_over_when_nobody_serves_it_any_more() -> None:
-    goes_on, has_begun = threading.Event(), threading.Event()
+def test_ending_a_stream_waits_for_the_thread_that_serves_it() -> None:
+    goes_on, has_started = threading.Event(), threading.Event()
 
     def serve(stream: Stream) -> None:
         stream.receive_header(LONG_S)
-        has_begun.set()
+        has_started.set()
         goes_on.wait(LONG_S)  # as a thread does that copies
         stream.receive_header(LONG_S)
 
@@ -136,7 +136,7 @@ def test_a_stream_that_is_ended_is_over_when_nobody_serves_it_any_more() -> None
     invitation = listener.invite(2)
     with contextlib.closing(enter(invitation)) as stream:
         stream.send_header(b"hello")
-        assert has_begun.wait(LONG_S)
+        assert has_started.wait(LONG_S)
         ending = threading.Thread(target=listener.end, args=(stream.token,))
         ending.start()
         with pytest.raises(StreamError):
@@ -152,13 +152,15 @@ def test_a_stream_that_is_ended_is_over_when_nobody_serves_it_any_more() -> None
     listener.close()
 
 
-def test_no_more_are_invited_than_there_is_room_for(listener: StreamListener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invitations_are_limited_by_the_number_of_streams(
+    listener: StreamListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(streams, "MAX_STREAMS", 6)
     assert [len(listener.invite(4).tokens) for _ in range(5)] == [3, 2, 1, 0, 0]
 
 
 @pytest.mark.parametrize("how", ["silent", "full", "lost", "hung up"])
-def test_no_call_waits_for_ever(listener: StreamListener, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+def test_no_call_waits_forever(listener: StreamListener, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     invitation = listener.invite(1)
     is_lost = threading.Event()
     _, stream = reach(invitation, invitation.tokens[0], LONG_S, is_lost.is_set)
