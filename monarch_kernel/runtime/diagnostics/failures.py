@@ -270,13 +270,21 @@ def _variables(frame: FrameType, lines: list[str], line: int, end: int) -> Itera
             continue
         found, value = _look_up(name, local, outer)
         # Modules, functions and classes appear on every line and explain nothing.
-        if not found or isinstance(value, type) or type(value).__name__ in _UNTOLD:
+        if not found or isinstance(value, type) or type(value).__name__ in _OMITTED_KINDS:
             continue
         seen.add(name)
         yield name, type(value).__name__ if name == "self" else describe_value(value)
 
 
-_UNTOLD = {"module", "function", "builtin_function_or_method", "method", "method-wrapper", "wrapper_descriptor", "type"}
+_OMITTED_KINDS = {
+    "module",
+    "function",
+    "builtin_function_or_method",
+    "method",
+    "method-wrapper",
+    "wrapper_descriptor",
+    "type",
+}
 
 
 def _look_up(dotted: str, local: Mapping[str, Any], outer: Mapping[str, Any]) -> tuple[bool, Any]:

@@ -128,34 +128,34 @@ def arguments(value: object) -> list[tuple[str, str]]:
 
 def about(value: object, *, source: bool) -> dict[str, str]:
     """Describe an object: title -> text, in display order; with ``source`` also its source."""
-    told: dict[str, str] = {}
+    described: dict[str, str] = {}
     shown = _called(value) if _is_instance(value) else value
     if shown is not None:
         title = "Init signature" if _is_class(value) else "Call signature" if shown is not value else "Signature"
         try:
-            told[title] = f"{_name(value)}{_written(_signature(shown), skip_self=shown is not value)}"
+            described[title] = f"{_name(value)}{_written(_signature(shown), skip_self=shown is not value)}"
         except (LookupError, TypeError, ValueError):
             pass
-    told["Type"] = kind_of(value) if not _is_instance(value) else type(value).__name__
-    if _is_instance(value) and (text := describe_value(value)) != told["Type"]:
-        told["Value"] = text
+    described["Type"] = kind_of(value) if not _is_instance(value) else type(value).__name__
+    if _is_instance(value) and (text := describe_value(value)) != described["Type"]:
+        described["Value"] = text
     place = _unwrapped(value)
     code = getattr(place, "__code__", None) if type(place) is types.FunctionType else None
     if code is not None:
-        told["File"] = f"{code.co_filename}, line {code.co_firstlineno}"
+        described["File"] = f"{code.co_filename}, line {code.co_firstlineno}"
     if source:
         try:
-            told["Source"] = inspect.getsource(place if not _is_instance(value) else type(value))[:_MAX_TEXT]
+            described["Source"] = inspect.getsource(place if not _is_instance(value) else type(value))[:_MAX_TEXT]
         except (OSError, TypeError):
             pass
-    if "Source" not in told:
+    if "Source" not in described:
         try:
             doc = _attribute(value, "__doc__")
         except LookupError:
             doc = None
         if isinstance(doc, str) and doc.strip():
-            told["Docstring"] = inspect.cleandoc(doc)[:_MAX_TEXT]
-    return told
+            described["Docstring"] = inspect.cleandoc(doc)[:_MAX_TEXT]
+    return described
 
 
 # Values of expressions.

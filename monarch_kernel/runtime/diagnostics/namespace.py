@@ -27,11 +27,11 @@ class NameTracker:
         self._hidden = frozenset(hidden)
         self._seen: list[object] = []
         self._marks: dict[str, tuple[int, int]] = {}
-        self._told: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
 
     def everything(self) -> Names:
         """Return everything reported so far, for a controller that has not received it."""
-        return Names(dict(self._told))
+        return Names(dict(self._reported))
 
     def news(self, namespace: Mapping[str, object]) -> Names | None:
         """Return the changes, or None if there are none."""
@@ -41,19 +41,19 @@ class NameTracker:
         if seen == self._seen:
             return None
         self._seen = seen
-        told, marks = self._told, self._marks
+        reported, marks = self._reported, self._marks
         now: dict[str, str] = {}
         for name, value, mark in zip(names, values, zip(ids, types), strict=False):
             if marks.get(name) == mark:
-                now[name] = told[name]
+                now[name] = reported[name]
             elif type(name) is str and name[:1] != "_" and name not in self._hidden and len(name) <= _MAX_LENGTH:
                 marks[name] = mark
                 now[name] = kind_of(value)
             if len(now) >= _MAX_NAMES:
                 break
-        changed = {name: kind for name, kind in now.items() if told.get(name) != kind}
-        removed = tuple(name for name in told if name not in now)
+        changed = {name: kind for name, kind in now.items() if reported.get(name) != kind}
+        removed = tuple(name for name in reported if name not in now)
         for name in removed:
             del marks[name]
-        self._told = now
+        self._reported = now
         return Names(changed, removed) if changed or removed else None

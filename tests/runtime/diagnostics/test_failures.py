@@ -42,14 +42,14 @@ def module_from(tmp_path: Path, source: str, name: str = "user_module") -> types
     return module
 
 
-def test_importing_it_loads_nothing_heavy() -> None:
+def test_the_module_imports_no_large_packages() -> None:
     heavy = "{'IPython', 'torch', 'cloudpickle', 'numpy'}"
     script = f"import sys, monarch_kernel.runtime.diagnostics.failures; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_it_says_what_where_and_in_which_process() -> None:
+def test_a_report_names_the_error_and_the_process() -> None:
     failure = raised_by(lambda: 1 / 0)
     assert failure.kind == "exception"
     assert failure.headline() == "ZeroDivisionError: division by zero"
@@ -59,7 +59,7 @@ def test_it_says_what_where_and_in_which_process() -> None:
     assert pickle.loads(pickle.dumps(failure)) == failure
 
 
-def test_the_caller_says_that_it_was_interrupted() -> None:
+def test_the_caller_marks_an_interruption() -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
 
@@ -91,7 +91,7 @@ def test_frames_are_outermost_first_with_source_around_the_line(tmp_path: Path) 
     assert frame.variables == (("b", "4"), ("c", "0"))
 
 
-def test_the_whole_statement_is_read_but_not_its_body(tmp_path: Path) -> None:
+def test_variables_come_from_the_whole_statement_without_its_body(tmp_path: Path) -> None:
     module = module_from(
         tmp_path,
         """\
@@ -143,7 +143,7 @@ def test_machinery_is_left_out(tmp_path: Path) -> None:
     assert [frame.function for frame in hidden.frames] == ["call"]
 
 
-def test_a_bug_of_ours_keeps_its_traceback() -> None:
+def test_a_bug_in_this_package_keeps_its_traceback() -> None:
     failure = raised_by(lambda: format_ranks(3), own_files=[__file__])  # type: ignore[arg-type]
     assert failure.frames == ()
     assert "errors.py" in failure.traceback
@@ -166,7 +166,7 @@ def test_an_endless_recursion_is_cut(tmp_path: Path) -> None:
     assert len(failure.traceback.splitlines()) < 400
 
 
-def test_a_syntax_error_is_a_place_in_the_source(tmp_path: Path) -> None:
+def test_a_syntax_error_has_a_frame_for_its_place(tmp_path: Path) -> None:
     path = tmp_path / "broken.py"
     path.write_text("x = 1\ny = = 2\n")
     failure = raised_by(lambda: compile(path.read_text(), str(path), "exec"))
@@ -267,8 +267,8 @@ def test_a_long_description_is_cut() -> None:
 
 def test_a_value_that_cannot_be_described_says_so() -> None:
     torch = pytest.importorskip("torch")
-    said = describe_value(torch.nn.UninitializedParameter())  # its shape raises
-    assert said == "UninitializedParameter (can't be described: RuntimeError)"
+    described = describe_value(torch.nn.UninitializedParameter())  # its shape raises
+    assert described == "UninitializedParameter (can't be described: RuntimeError)"
 
 
 def test_numpy_values() -> None:
@@ -317,12 +317,12 @@ def test_a_shape_mismatch_names_the_shapes(tmp_path: Path) -> None:
     assert not any(in_torch)
 
 
-def test_an_exception_that_holds_tensors_does_not_travel() -> None:
+def test_an_exception_with_tensors_is_not_pickled() -> None:
     torch = pytest.importorskip("torch")
     assert describe(ValueError("bad batch", torch.zeros(2))).exception == b""
 
 
-def test_making_the_report_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_describe_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("a bug in the report")
 
@@ -341,7 +341,7 @@ def test_making_the_report_never_raises(monkeypatch: pytest.MonkeyPatch) -> None
         ("model_notes", "the module that failed"),
     ],
 )
-def test_a_part_that_cannot_be_made_is_logged_and_said(
+def test_a_part_that_cannot_be_created_is_logged_and_noted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, part: str, what: str
 ) -> None:
     def fails(*args: object) -> None:
@@ -355,7 +355,7 @@ def test_a_part_that_cannot_be_made_is_logged_and_said(
     assert record.getMessage() == f"the report of a ValueError could not determine {what}"
 
 
-def test_a_place_that_cannot_be_found_is_logged_and_said(
+def test_frames_that_cannot_be_read_are_logged_and_noted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fails(*args: object) -> None:

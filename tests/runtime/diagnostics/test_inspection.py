@@ -72,7 +72,7 @@ def named(found: list[tuple[Any, str]]) -> dict[Any, str]:
     return dict(found)
 
 
-def test_what_is_found() -> None:
+def test_find_evaluates_names_attributes_and_subscripts() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.ModuleDict({"head": nn.ReLU()}))
     space: dict[str, object] = {
         "model": model,
@@ -135,7 +135,7 @@ def test_attributes_keys_and_arguments() -> None:
     assert ("in_features=", "param") in inspection.arguments(nn.Linear)
 
 
-def test_nothing_of_the_users_runs() -> None:
+def test_no_code_of_the_user_runs() -> None:
     trap, mapping = Trap(), TrapDict(a=1)
     space: dict[str, object] = {"trap": trap, "mapping": mapping, "cls": Trap}
     Trap.ran.clear()
@@ -148,9 +148,9 @@ def test_nothing_of_the_users_runs() -> None:
             inspection.find(expression, space, {})
     assert inspection.keys(mapping) == []
     inspection.about(trap, source=True)
-    told = inspection.about(inspection.find("trap.method", space, {}), source=False)
-    assert told["Signature"] == "method(of: int, *, default: object = None) -> None"
-    assert told["Docstring"] == "What it does."
+    described = inspection.about(inspection.find("trap.method", space, {}), source=False)
+    assert described["Signature"] == "method(of: int, *, default: object = None) -> None"
+    assert described["Docstring"] == "What it does."
     NameTracker(()).news(space)
     assert Trap.ran == []
 
@@ -161,8 +161,8 @@ def test_defaults_are_described_not_represented() -> None:
 
     def function(a: Trap = trap, b: torch.Tensor = zeros, c: str = "c") -> None: ...
 
-    told = inspection.about(function, source=False)
-    assert "a: Trap = Trap, b: torch.Tensor = Tensor[3] float32 cpu" in told["Signature"]
+    described = inspection.about(function, source=False)
+    assert "a: Trap = Trap, b: torch.Tensor = Tensor[3] float32 cpu" in described["Signature"]
     assert Trap.ran == []
 
 
@@ -181,7 +181,7 @@ def test_kinds() -> None:
     assert {inspection.kind_of(value): value for value in values.values()} == values
 
 
-def test_the_tracker_tells_what_changed() -> None:
+def test_the_tracker_reports_changes() -> None:
     tracker = NameTracker({"exit"})
     space: dict[str, object] = {"exit": 1, "_private": 1, "x": 1, "t": torch.zeros(2)}
     assert tracker.news(space) == Names({"x": "int", "t": "Tensor[2] float32"})
@@ -200,7 +200,7 @@ def test_the_tracker_tells_what_changed() -> None:
     assert set(news.removed) == {"t", "x", "y"}
 
 
-def test_the_tracker_is_bounded_and_keeps_nothing() -> None:
+def test_the_tracker_is_bounded_and_keeps_no_value_alive() -> None:
     tracker = NameTracker(())
     value = Trap()
     alive = weakref.ref(value)
