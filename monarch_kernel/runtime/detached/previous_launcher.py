@@ -9,10 +9,10 @@ from monarch_kernel.launch.base import HostHandle, Launcher
 from monarch_kernel.launch.registry import ENGINES, make_launcher
 from monarch_kernel.net.wire.config import AgentConfig, Recipe
 
-__all__ = ["EarlierLauncher"]
+__all__ = ["PreviousLauncher"]
 
 
-class EarlierLauncher:
+class PreviousLauncher:
     """Requests hosts from an engine with the options of a previous controller, whose hosts it knows by their machine names.
 
     The launcher is created for the first request. For an engine that needs the list of machines in use, which changes, each

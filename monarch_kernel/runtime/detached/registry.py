@@ -249,17 +249,17 @@ class Home:
         """Write the manifest."""
         _write(self.path / "manifest", manifest.encode())
 
-    def is_left(self, since: float) -> None:
+    def mark_detached(self, since: float) -> None:
         """Record that it has no controller since then."""
         _write(self.path / DETACHED, json.dumps({"since": since}).encode())
 
-    def is_taken_up(self) -> None:
+    def mark_attached(self) -> None:
         """Record that it has a controller again."""
-        self.lives()
+        self.mark_alive()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path / DETACHED)
 
-    def lives(self) -> None:
+    def mark_alive(self) -> None:
         """Record that its controller is alive now."""
         with contextlib.suppress(OSError):  # the directory is being removed
             fd = os.open(self.path / _ALIVE, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

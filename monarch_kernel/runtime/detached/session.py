@@ -23,7 +23,7 @@ from monarch_kernel.launch.local import AdoptedHost
 from monarch_kernel.net.wire.config import Elsewhere, Manifest, Recipe
 from monarch_kernel.net.wire.messages import RankSpec
 from monarch_kernel.runtime.controller.session import Origin, Session
-from monarch_kernel.runtime.detached.previous_launcher import EarlierLauncher
+from monarch_kernel.runtime.detached.previous_launcher import PreviousLauncher
 from monarch_kernel.runtime.detached.registry import Home, span
 from monarch_kernel.runtime.host.processes import open_process, start_ticks
 
@@ -31,7 +31,7 @@ __all__ = ["KeptSession", "end"]
 
 ATTACH_S = 8.0
 GRACE_S = 2.0
-_WORD_S = 10.0
+_CONFIRM_S = 10.0
 """How long agents have to confirm that they keep a mesh."""
 
 _HOST_S = 600.0
@@ -56,13 +56,13 @@ class KeptSession(Session):
         super().__init__(home.path, "" if manifest is None else manifest.token, epoch, keys)
         os.chmod(home.path / "controller", 0o600)
         self._alive_at = 0.0
-        self.runtime.on_tick = self._say_alive
+        self.runtime.on_tick = self._record_alive
 
-    def _say_alive(self, now: float) -> None:
+    def _record_alive(self, now: float) -> None:
         """Record once a second that this process is alive, in case it is killed: agents on other hosts can't record that."""
         if now >= self._alive_at + _ALIVE_EVERY_S and self._origins and self._left_at is None:
             self._alive_at = now
-            self.home.lives()
+            self.home.mark_alive()
 
     def _look_after(self) -> None:
         """Do nothing: if this process is killed, the next controller needs the files that it leaves."""
@@ -111,7 +111,7 @@ class KeptSession(Session):
         here, now = version("monarch_kernel"), time.time()
         self._keep(
             Manifest(here, name, self.token, now, 0, host, pid, started, specs, gpus, device, env, keep_s, place),
-            _WORD_S,
+            _CONFIRM_S,
         )
 
     def _keep(self, manifest: Manifest, wait_s: float) -> None:
@@ -120,9 +120,9 @@ class KeptSession(Session):
         self.home.write(manifest)
         hosts = (manifest.host,) if manifest.elsewhere is None else dict.fromkeys(manifest.elsewhere.places)
         deadline = time.monotonic() + wait_s
-        words = [self.runtime.fleet.outlive(host, manifest.keep_s) for host in hosts]
-        for word in words if wait_s else ():
-            if not word.wait(max(0.0, deadline - time.monotonic())) or not word.get():
+        confirmations = [self.runtime.fleet.outlive(host, manifest.keep_s) for host in hosts]
+        for confirmation in confirmations if wait_s else ():
+            if not confirmation.wait(max(0.0, deadline - time.monotonic())) or not confirmation.get():
                 raise LaunchError(
                     f"mesh {manifest.name!r} can't be kept: one of its host agents is lost, or did not answer within "
                     f"{wait_s:g} s"
@@ -210,11 +210,11 @@ class KeptSession(Session):
         hosts: dict[int, list[RankSpec]] = {}
         for place, spec in zip(elsewhere.places, manifest.specs, strict=True):
             hosts.setdefault(place, []).append(spec)
-        launcher = EarlierLauncher(elsewhere.engine, elsewhere.recipe, self._used)
+        launcher = PreviousLauncher(elsewhere.engine, elsewhere.recipe, self._used)
         self._launchers.append(launcher)
         config = self._config_elsewhere(elsewhere.lost_after_s)
         self._origins.update(dict.fromkeys(hosts, Origin(launcher, config, _HOST_S, elsewhere.lost_after_s)))
-        self.home.is_taken_up()
+        self.home.mark_attached()
         asked = time.monotonic()
         if not self.runtime.attach(hosts, {}, ATTACH_S, lost_after_s=elsewhere.lost_after_s, known=elsewhere.known):
             if over:
@@ -231,7 +231,7 @@ class KeptSession(Session):
         """Detach this process; the mesh continues to run."""
         if os.getpid() == self.pid:
             if self._origins:
-                self.home.is_left(self._left_at or time.time())
+                self.home.mark_detached(self._left_at or time.time())
             self.runtime.leave()
             if self._adopted is not None:
                 self._adopted.release()

@@ -37,7 +37,7 @@ def manifest(pid: int, started: int) -> Manifest:
     return Manifest("1", "t", "token", 0.0, 0, 1, pid, started, (rank_spec(1),), False, "cpu", {})
 
 
-def has_it(root: Path, then: str = "") -> subprocess.Popen[str]:
+def start_owner(root: Path, then: str = "") -> subprocess.Popen[str]:
     """Start another process, which owns the mesh."""
     code = f"""
 import pathlib, sys
@@ -59,13 +59,13 @@ def end(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def test_the_place_is_the_logins_or_one_of_the_user(tmp_path: Path) -> None:
+def test_the_root_is_in_the_runtime_directory_or_a_directory_of_the_user(tmp_path: Path) -> None:
     assert default_root({"XDG_RUNTIME_DIR": str(tmp_path)}, "/tmp") == tmp_path / "monarch-kernel"
     assert default_root({"XDG_RUNTIME_DIR": str(tmp_path / "gone")}, "/tmp") == Path(f"/tmp/monarch-{os.getuid()}")
     assert default_root({}, "/tmp") == Path(f"/tmp/monarch-{os.getuid()}")
 
 
-def test_only_the_user_may_enter(root: Path) -> None:
+def test_only_the_user_can_access_the_directory(root: Path) -> None:
     home = Home(root, "t")
     old = os.umask(0)
     try:
@@ -100,11 +100,11 @@ def test_a_link_is_not_followed(root: Path) -> None:
         Home(root, "t").lock()
 
 
-def test_one_process_has_it_until_it_ends(root: Path) -> None:
+def test_one_process_owns_a_mesh_until_it_ends(root: Path) -> None:
     home = Home(root, "t")
     home.create()
     home.unlock()
-    other = has_it(root)
+    other = start_owner(root)
     try:
         assert home.owner() == other.pid
         with pytest.raises(AttachError, match=f"attached to another kernel, pid {other.pid}, which is alive"):
@@ -117,11 +117,11 @@ def test_one_process_has_it_until_it_ends(root: Path) -> None:
     home.remove()
 
 
-def test_who_has_it_is_known_before_they_say_so(root: Path) -> None:
+def test_the_owner_is_known_without_the_holder_file(root: Path) -> None:
     home = Home(root, "t")
     home.create()
     home.unlock()
-    other = has_it(root, "(home.path / 'holder').unlink()")
+    other = start_owner(root, "(home.path / 'holder').unlink()")
     try:
         assert home.owner() == other.pid
         with pytest.raises(AttachError, match=f"attached to another kernel, pid {other.pid}, which is alive"):
@@ -132,11 +132,11 @@ def test_who_has_it_is_known_before_they_say_so(root: Path) -> None:
     home.remove()
 
 
-def test_a_fork_of_the_one_who_had_it_has_it_not(root: Path) -> None:
+def test_a_fork_of_the_owner_does_not_own_the_mesh(root: Path) -> None:
     home = Home(root, "t")
     home.create()
     home.unlock()
-    other = has_it(root, "import os, time\nif os.fork() == 0:\n    os.close(1); sys.stdin.read(); os._exit(0)")
+    other = start_owner(root, "import os, time\nif os.fork() == 0:\n    os.close(1); sys.stdin.read(); os._exit(0)")
     try:
         other.send_signal(signal.SIGKILL)
         other.wait()
@@ -145,7 +145,7 @@ def test_a_fork_of_the_one_who_had_it_has_it_not(root: Path) -> None:
         end(other)
 
 
-def test_looking_does_not_lose_the_lock(root: Path) -> None:
+def test_asking_for_the_owner_does_not_release_the_lock(root: Path) -> None:
     home = Home(root, "t")
     home.create()
     assert home.owner() == Home(root, "t").owner() == os.getpid()
@@ -159,7 +159,7 @@ print(Home(pathlib.Path({str(root)!r}), "t").owner())
     home.remove()
 
 
-def test_there_is_one_of_a_name(root: Path) -> None:
+def test_a_name_can_be_used_once(root: Path) -> None:
     home = Home(root, "t")
     home.create()
     with pytest.raises(AttachError, match="there is already a mesh in"):
@@ -174,7 +174,7 @@ def test_a_long_name_is_refused(root: Path) -> None:
         Home(root, "t" * 100).create()
 
 
-def test_what_has_ended_is_removed(root: Path) -> None:
+def test_a_mesh_that_has_ended_is_removed(root: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     home = Home(root, "t")
     home.create()
@@ -190,15 +190,15 @@ def test_what_has_ended_is_removed(root: Path) -> None:
     process.communicate()
 
 
-def test_when_its_time_is_over_it_is_said(root: Path) -> None:
+def test_the_end_of_the_time_limit_is_reported(root: Path) -> None:
     home = Home(root, "t")
     home.create()
     home.write(replace(manifest(os.getpid(), start_ticks(os.getpid())), keep_s=90 * 60.0))
-    home.is_left(time.time())
+    home.mark_detached(time.time())
     assert home.time_over() == ""
-    home.is_left(time.time() - 90 * 60)
+    home.mark_detached(time.time() - 90 * 60)
     assert home.time_over().startswith("its time is over: it was kept for 90 m without a kernel, until ")
-    home.is_taken_up()
+    home.mark_attached()
     assert home.time_over() == ""
     home.remove()
 
@@ -216,13 +216,13 @@ for _ in range({times}):
     return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
 
 
-def test_the_root_may_be_removed_while_a_mesh_is_made_in_it(root: Path) -> None:
+def test_the_root_may_be_removed_while_a_mesh_is_created(root: Path) -> None:
     others = [use(root, name, 2000) for name in ("a", "b")]
     assert [other.communicate()[1] for other in others] == ["", ""]
     assert not root.exists()
 
 
-def test_a_directory_that_is_removed_while_it_is_looked_at_is_gone(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_is_removed_concurrently_is_gone(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Home(root, "t").is_gone()
     root.mkdir(0o700)
     assert Home(root, "t").is_gone()
@@ -232,7 +232,7 @@ def test_a_directory_that_is_removed_while_it_is_looked_at_is_gone(root: Path, m
         Home(Path(), "").lock()
 
 
-def test_a_thread_that_has_the_pid_by_now_is_not_the_process() -> None:
+def test_a_thread_that_reuses_a_pid_is_not_the_process() -> None:
     over = threading.Event()
     thread = threading.Thread(target=over.wait)
     thread.start()
@@ -244,7 +244,7 @@ def test_a_thread_that_has_the_pid_by_now_is_not_the_process() -> None:
         thread.join()
 
 
-def test_a_rank_whose_pid_another_process_has_by_now_is_dead(root: Path) -> None:
+def test_a_rank_whose_pid_is_reused_is_dead(root: Path) -> None:
     home = Home(root, "t")
     home.create()
     record = home.path / "rank-1"
@@ -253,13 +253,13 @@ def test_a_rank_whose_pid_another_process_has_by_now_is_dead(root: Path) -> None
     ledger = Ledger(str(record))
     ledger.take(Run(1, "x", 5))
     assert home.look().ranks == ((True, "cell [5]"),)
-    told = json.loads(record.read_text())
-    record.write_text(json.dumps({**told, "started": told["started"] - 1}))
+    written = json.loads(record.read_text())
+    record.write_text(json.dumps({**written, "started": written["started"] - 1}))
     assert home.look().ranks == ((False, "cell [5]"),)
     home.remove()
 
 
-def test_a_pid_that_is_used_again_is_another_process() -> None:
+def test_a_reused_pid_belongs_to_another_process() -> None:
     pid = os.getpid()
     assert open_process(pid, start_ticks(pid) + 1) == -1
     pidfd = open_process(pid, start_ticks(pid))
@@ -267,17 +267,17 @@ def test_a_pid_that_is_used_again_is_another_process() -> None:
     os.close(pidfd)
 
 
-def test_what_never_came_up_is_removed_when_its_kernel_is_gone(root: Path) -> None:
+def test_a_mesh_that_never_came_up_is_removed_after_its_kernel(root: Path) -> None:
     home = Home(root, "t")
     home.create()
     home.unlock()
-    other = has_it(root)
+    other = start_owner(root)
     assert home_of(root, "t") is not None  # it is being brought up
     end(other)
     assert home_of(root, "t") is None
 
 
-def test_a_manifest_of_another_kind_is_no_mesh_but_is_not_removed(root: Path) -> None:
+def test_an_unreadable_manifest_is_rejected_but_not_removed(root: Path) -> None:
     home = Home(root, "t")
     home.create()
     (home.path / "manifest").write_text('{"name": "t"}')

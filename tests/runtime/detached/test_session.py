@@ -125,7 +125,7 @@ def program(root: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Itera
     program.close()
 
 
-def taken_up(root: Path) -> tuple[KeptSession, ProcMesh]:
+def attach_mesh(root: Path) -> tuple[KeptSession, ProcMesh]:
     session, manifest = KeptSession.attach(Home(root, "t"))
     serve_ranks(session)
     extent = Extent(manifest.specs[0].axes)
@@ -134,9 +134,7 @@ def taken_up(root: Path) -> tuple[KeptSession, ProcMesh]:
 
 
 @pytest.mark.slow
-def test_agents_keep_their_ranks_when_the_program_is_killed_and_another_takes_them_up(
-    program: Program, root: Path, tmp_path: Path
-) -> None:
+def test_ranks_survive_a_killed_program_and_another_attaches(program: Program, root: Path, tmp_path: Path) -> None:
     program.do("cell")
     below = [process for agent in program.agents for process in family(agent)]
     program.kill()
@@ -146,7 +144,7 @@ def test_agents_keep_their_ranks_when_the_program_is_killed_and_another_takes_th
         time.sleep(0.01)
     manifest = root / "t" / "manifest"
     assert stat.S_IMODE(manifest.stat().st_mode) == 0o600
-    session, mesh = taken_up(root)
+    session, mesh = attach_mesh(root)
     try:
         ((cell, future),) = session.runtime.resumed
         assert (cell.number, cell.procs) == (5, mesh.procs)
@@ -162,13 +160,13 @@ def test_agents_keep_their_ranks_when_the_program_is_killed_and_another_takes_th
     assert not root.exists()
 
 
-def test_again_and_again_also_before_agents_know_that_one_is_gone(program: Program, root: Path) -> None:
+def test_programs_attach_repeatedly_even_before_agents_notice_the_loss(program: Program, root: Path) -> None:
     program.do("leave")
-    session, mesh = taken_up(root)
+    session, mesh = attach_mesh(root)
     assert mesh.run("kept").get(LONG_S).values() == (0, 7, 14, 21)
     mesh.run("kept += 1").get(LONG_S)
     session.leave()
-    session, mesh = taken_up(root)
+    session, mesh = attach_mesh(root)
     try:
         assert mesh.run("kept").get(LONG_S).values() == (1, 8, 15, 22)
         assert not mesh.deaths()
@@ -177,12 +175,12 @@ def test_again_and_again_also_before_agents_know_that_one_is_gone(program: Progr
 
 
 @pytest.mark.slow
-def test_a_host_that_was_replaced_and_one_that_is_lost_meanwhile(program: Program, root: Path) -> None:
+def test_attach_with_a_replaced_host_and_a_lost_host(program: Program, root: Path) -> None:
     program.do("heal")
     assert len(program.agents) == 3
     program.kill()
     os.kill(program.agents[0], signal.SIGKILL)
-    session, mesh = taken_up(root)
+    session, mesh = attach_mesh(root)
     try:
         wait_until(lambda: len(mesh.deaths()) == 2, "the lost host to be found so")
         assert mesh.slice(hosts=1).run("rank").get(LONG_S).values() == (2, 3)
@@ -196,8 +194,8 @@ HEALER = """
 import os, sys
 from pathlib import Path
 sys.path.insert(0, {here!r})
-from tests.runtime.detached.test_session import LONG_S, taken_up, wait_until
-session, mesh = taken_up(Path({root!r}))
+from tests.runtime.detached.test_session import LONG_S, attach_mesh, wait_until
+session, mesh = attach_mesh(Path({root!r}))
 wait_until(lambda: len(mesh.deaths()) == 2, "the lost host to be found so")
 mesh.heal().get(LONG_S)
 mesh.run("import os\\nkept = globals().get('kept', rank)").get(LONG_S)
@@ -208,13 +206,13 @@ session.leave()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", [{"has_recipe": True}], indirect=True)
-def test_the_program_that_takes_it_up_gets_another_host_from_the_engine(program: Program, root: Path) -> None:
+def test_the_attached_program_gets_a_new_host_from_the_engine(program: Program, root: Path) -> None:
     program.kill()
     os.kill(program.agents[0], signal.SIGKILL)
     code = HEALER.format(here=str(Path(__file__).parents[3]), root=str(root))
     second = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
     pids = tuple(map(int, second.stdout.split()))
-    session, mesh = taken_up(root)
+    session, mesh = attach_mesh(root)
     try:  # the new host was kept as the other one was
         assert mesh.run("kept").get(LONG_S).values() == (0, 1, 14, 21)
         assert mesh.run("os.getpid()").get(LONG_S).values() == pids
@@ -232,7 +230,7 @@ LONGER_S = 6.0
 @pytest.mark.slow
 @pytest.mark.parametrize("program", [{"keep_s": KEEP_S}], indirect=True)
 @pytest.mark.parametrize("how", ["leave", "kill"])
-def test_a_mesh_that_nobody_takes_up_in_time_ends_and_attaching_says_why(
+def test_a_mesh_ends_after_its_time_limit_and_attach_reports_it(
     program: Program, root: Path, how: str, bar: Bar
 ) -> None:
     below = [process for agent in program.agents for process in family(agent)]
@@ -248,7 +246,7 @@ def test_a_mesh_that_nobody_takes_up_in_time_ends_and_attaching_says_why(
         meshes.check_free("t", detach=False)
     for _ in range(2):  # a refused attempt does not attach
         with pytest.raises(AttachError, match=r"mesh 't' is gone: its time is over: it was kept for 1 s .* until \d"):
-            taken_up(root)
+            attach_mesh(root)
     if how == "leave":
         assert end(Home(root, "t")) == 0
     else:  # no host has connected, which decides it
@@ -261,9 +259,9 @@ def test_a_mesh_that_nobody_takes_up_in_time_ends_and_attaching_says_why(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", [{"keep_s": LONGER_S}], indirect=True)
-def test_time_counts_only_while_no_program_has_it(program: Program, root: Path) -> None:
+def test_the_time_limit_counts_only_without_a_program(program: Program, root: Path) -> None:
     program.do("leave")
-    session, mesh = taken_up(root)
+    session, mesh = attach_mesh(root)
     try:
         until = time.monotonic() + 1.5 * LONGER_S
         while time.monotonic() < until:
@@ -274,21 +272,21 @@ def test_time_counts_only_while_no_program_has_it(program: Program, root: Path) 
 
 
 @pytest.mark.slow
-def test_the_error_says_why_a_mesh_cannot_be_taken_up(program: Program, root: Path) -> None:
+def test_the_error_says_why_a_mesh_cannot_be_attached(program: Program, root: Path) -> None:
     with pytest.raises(AttachError, match="attached to another kernel"):
-        taken_up(root)
+        attach_mesh(root)
     program.do("leave")
     port = Home(root, "t").manifest().elsewhere.port  # type: ignore[union-attr]
     with (
         socket.create_server(("", port), reuse_port=False),
         pytest.raises(AttachError, match=f"port {port} of this machine, and another program listens there"),
     ):
-        taken_up(root)
+        attach_mesh(root)
     below = [process for agent in program.agents for process in family(agent)]
     for agent in program.agents:
         psutil.Process(agent).kill()
     wait_until(lambda: not any(map(is_alive, below)), "agents to end")
     with pytest.raises(AttachError, match=r"none of the 2 hosts .* has connected to port"):
-        taken_up(root)
+        attach_mesh(root)
     assert end(Home(root, "t")) == 0
     assert not (root / "t").exists()
