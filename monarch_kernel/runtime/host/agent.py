@@ -12,7 +12,7 @@ between the controller and ranks do not pass through the agent; on other machine
   has made the agent its parent;
 - two pipes per rank: its output;
 - the socket at which ranks hand over copies of their connections to each other, which stay open for a while when a rank dies
-  (`Keeper`);
+  (`FdKeeper`);
 - a pidfd of the controller, on the same machine. When the controller ends, the agent ends everything at once and removes the
   session's directory. On another machine, the controller sends heartbeats. It counts as gone when it has been silent for
   `AgentConfig.grace_s` and the connection to it is not known to be up.
@@ -77,7 +77,7 @@ from monarch_kernel.net.wire.messages import (
     StartRanks,
 )
 from monarch_kernel.runtime.host.backlog import OutputBacklog
-from monarch_kernel.runtime.host.connection_holder import Keeper
+from monarch_kernel.runtime.host.connection_holder import FdKeeper
 from monarch_kernel.runtime.host.gpus import GpuMeters
 from monarch_kernel.runtime.host.logs import RankLog, log_bytes
 from monarch_kernel.runtime.host.network import interface_to, own_addresses
@@ -89,7 +89,7 @@ from monarch_kernel.runtime.host.processes import (
     group_is_alive,
     rss_nbytes,
 )
-from monarch_kernel.runtime.host.resources import TooFewGpusError, shared
+from monarch_kernel.runtime.host.resources import TooFewGpusError, assign_resources
 from monarch_kernel.runtime.host.software import software_here
 from monarch_kernel.runtime.host.zygote import Zygote
 
@@ -104,7 +104,7 @@ READINGS_EVERY_S = 1.0
 GROUP_GRACE_S = 1.0
 RANK_DESCRIPTORS = 8
 """Descriptors of the agent for one rank: its pipes, those that its cells leave to child processes, its pidfd, its connection.
-Connections to other ranks are held if enough descriptors are left (`Keeper`)."""
+Connections to other ranks are held if enough descriptors are left (`FdKeeper`)."""
 
 FREE_DESCRIPTORS = 16
 """Descriptors reserved for new connections and short-lived files."""
@@ -153,7 +153,7 @@ class HostAgent:
         self._selector = selectors.DefaultSelector()
         self._ranks: dict[int, _Rank] = {}
         self._groups: dict[int, float] = {}
-        self._has_bequeathed = True  # whether the zygote knows all groups
+        self._zygote_knows_groups = True
         self._zygote_wait_s = 0.0  # before a dead zygote is replaced: it may be unable to start
         self._zygote_at = 0.0
         self._logs_of_dead: dict[int, RankLog] = {}  # kept until their mesh ends
@@ -175,8 +175,8 @@ class HostAgent:
         self._holds_output = False  # whether streams have output that was read but not sent
         self._readings_at = 0.0
         self._gpus = GpuMeters()
-        self._keeper = Keeper(os.path.join(config.directory, host_peer(config.host).decode()), self._selector)
-        self._told_strangers = 0
+        self._keeper = FdKeeper(os.path.join(config.directory, host_peer(config.host).decode()), self._selector)
+        self._reported_strangers = 0
         self._beat_at = 0.0
         self._interface = interface_to(config.addresses)
         self._born = time.monotonic()
@@ -203,7 +203,7 @@ class HostAgent:
         try:
             while not self._over:
                 soon_s = self._gateway.turn()
-                self._hear()
+                self._handle_messages()
                 if self._over:
                     break
                 timeout_s = 0.0 if self._gateway.is_stirred else self._timeout()
@@ -245,7 +245,7 @@ class HostAgent:
         if self._leave_at is None:  # else the controller has left, and closing would wait for delivery
             self._gateway.send(CONTROLLER, join([pack(message)]))
 
-    def _hear(self) -> None:
+    def _handle_messages(self) -> None:
         if self._gateway.is_given_up:
             print("the controller has given this host up and does not accept it any more: the agent ends", flush=True)
             self._end_session()
@@ -261,7 +261,7 @@ class HostAgent:
                 elif isinstance(message, KillRanks):
                     self._kill(message.procs, message.grace_s, keep_logs=message.keep_logs)
                 elif isinstance(message, Goodbye):
-                    self._take_leave(message)
+                    self._handle_goodbye(message)
                 elif isinstance(message, Reach):
                     self._gateway.reach(message.host, message.addresses, message.peers)
                 elif isinstance(message, Part):
@@ -282,7 +282,7 @@ class HostAgent:
                 elif isinstance(message, Attach):
                     self._attach(message)
 
-    def _take_leave(self, message: Goodbye) -> None:
+    def _handle_goodbye(self, message: Goodbye) -> None:
         if message.keep:
             self._controller_ended()
         elif message.grace_s and self._has_forked:
@@ -317,7 +317,7 @@ class HostAgent:
             return
         self._is_detached = True
         self._keep_until = time.monotonic() + self._keep_s if self._keep_s else float("inf")
-        if not say_detached(self._config.directory, time.time()):  # no kernel could ever attach
+        if not write_detached(self._config.directory, time.time()):  # no kernel could ever attach
             print(f"the directory {self._config.directory} is gone: the agent ends", file=sys.stderr, flush=True)
             self._end_session()
 
@@ -341,7 +341,7 @@ class HostAgent:
             os.unlink(os.path.join(self._config.directory, DETACHED))
         self._say_hello()
         streams = [stream for rank in self._ranks.values() for stream in rank.streams]
-        ends = [OutputChunk(stream.proc, stream.name, "", stream.told_to) for stream in streams]
+        ends = [OutputChunk(stream.proc, stream.name, "", stream.reported_to) for stream in streams]
         self._send(Backlog((*self._backlog.take(), *ends)))
         losses, self._losses = self._losses, []
         for loss in losses:
@@ -349,8 +349,8 @@ class HostAgent:
 
     # -- starting ranks
 
-    def _start(self, asked: Sequence[RankSpec]) -> None:
-        specs = [spec for each in asked if (spec := self._share(each)) is not None]
+    def _start(self, requested: Sequence[RankSpec]) -> None:
+        specs = [spec for each in requested if (spec := self._assign_resources(each)) is not None]
         specs = list(self._with_room(specs))
         if not specs:
             return
@@ -364,7 +364,7 @@ class HostAgent:
         for spec, secret in zip(specs, secrets):
             streams = []
             ends = []
-            log = RankLog(self._config.directory, spec.proc, goes_on=spec.incarnation > 0)
+            log = RankLog(self._config.directory, spec.proc, appends=spec.incarnation > 0)
             if spec.incarnation:
                 self._incarnations[spec.proc] = spec.incarnation
                 self._logs_of_dead.pop(spec.proc, None)
@@ -387,12 +387,12 @@ class HostAgent:
                 for end in pair:
                     os.close(end)
 
-    def _share(self, spec: RankSpec) -> RankSpec | None:
+    def _assign_resources(self, spec: RankSpec) -> RankSpec | None:
         """Give a rank its share of this host; report the rank as lost and return None if there are too few GPUs."""
         if spec.record and not os.path.isabs(spec.record):
             spec = spec.recorded_in(self._config.directory)
         try:
-            return shared(spec, os.environ, gpu_ids(), socket.gethostname(), self._interface)
+            return assign_resources(spec, os.environ, gpu_ids(), socket.gethostname(), self._interface)
         except TooFewGpusError as error:
             self._send(Lost(spec.proc, 0, 0, str(error), (), 0))
             return None
@@ -408,9 +408,9 @@ class HostAgent:
 
     def _watch_zygote(self) -> None:
         assert self._zygote is not None
-        self._selector.register(self._zygote.socket, selectors.EVENT_READ, self._hear_zygote)
+        self._selector.register(self._zygote.socket, selectors.EVENT_READ, self._handle_zygote_report)
 
-    def _hear_zygote(self) -> None:
+    def _handle_zygote_report(self) -> None:
         assert self._zygote is not None
         report = self._zygote.report()
         if report is None:
@@ -422,7 +422,7 @@ class HostAgent:
             return
         rank.pid = report.pid
         self._zygote_wait_s = 0.0
-        self._has_bequeathed = False
+        self._zygote_knows_groups = False
         rank.pidfd = os.pidfd_open(report.pid)
         self._selector.register(rank.pidfd, selectors.EVENT_READ, partial(self._ended, rank))
         if rank.stopping is not None:  # it was stopped before it was forked
@@ -440,10 +440,10 @@ class HostAgent:
         self._zygote_at = time.monotonic() + self._zygote_wait_s
         self._zygote_wait_s = min(MAX_ZYGOTE_WAIT_S, 2 * self._zygote_wait_s + ZYGOTE_WAIT_S)
 
-    def _bequeath(self) -> None:
+    def _send_groups(self) -> None:
         """Tell the zygote which process groups to end if the agent is killed."""
         groups = {rank.pid for rank in self._ranks.values() if rank.pid} | self._groups.keys()
-        self._has_bequeathed = self._zygote is None or self._zygote.bequeath(sorted(groups))
+        self._zygote_knows_groups = self._zygote is None or self._zygote.send_groups(sorted(groups))
 
     # -- output of ranks
 
@@ -545,7 +545,7 @@ class HostAgent:
     def _lost(self, rank: _Rank, exit_code: int, signum: int, reason: str, log: tuple[str, ...] = ()) -> None:
         now = time.monotonic()
         del self._ranks[rank.spec.proc]
-        self._has_bequeathed = False
+        self._zygote_knows_groups = False
         name = rank_peer(rank.spec.proc, rank.spec.incarnation)
         self._gateway.turn()  # forwards its last messages before its end
         self._gateway.forget(name)
@@ -593,14 +593,14 @@ class HostAgent:
             silent_until = self._born + CONNECT_S if heard_at is None else heard_at + self._config.grace_s
             is_silent = not self._config.controller_pid and not self._is_detached and now >= silent_until
             if is_silent and not self._gateway.has_controller:  # else it only can't send: other code holds its GIL
-                self._say_why_silence_ends_us(now - (self._born if heard_at is None else heard_at))
+                self._log_silence(now - (self._born if heard_at is None else heard_at))
                 self._controller_ended()
         if self._zygote is None and (self._ranks or self._groups) and now >= self._zygote_at:
             self._zygote = self._make_zygote()
             self._watch_zygote()
-            self._has_bequeathed = False
-        if not self._has_bequeathed:
-            self._bequeath()
+            self._zygote_knows_groups = False
+        if not self._zygote_knows_groups:
+            self._send_groups()
         if self._leave_at is not None and (now >= self._leave_at or not (self._has_forked or self._groups)):
             self._end_session()
             return
@@ -633,11 +633,11 @@ class HostAgent:
                     pass
             if not group_is_alive(pgid):
                 del self._groups[pgid]
-                self._has_bequeathed = False
+                self._zygote_knows_groups = False
             elif now >= deadline:
                 signal_rank(pgid, signal.SIGKILL)
 
-    def _say_why_silence_ends_us(self, silent_s: float) -> None:
+    def _log_silence(self, silent_s: float) -> None:
         """Log the reason, which a controller that is alive reads when it learns of the agent's end."""
         if self._leave_at is None:
             print(f"received nothing from the controller for {silent_s:.1f} s: it counts as dead", flush=True)
@@ -654,8 +654,8 @@ class HostAgent:
                 gpu = self._gpus.read(rank.spec.env)
                 readings.append(Reading(rank.spec.proc, rank.rss_nbytes, max(0.0, percent), *gpu))
         strangers = self._gateway.strangers
-        if readings or strangers != self._told_strangers:
-            self._told_strangers = strangers
+        if readings or strangers != self._reported_strangers:
+            self._reported_strangers = strangers
             self._send(Readings(tuple(readings), strangers))
 
     # -- the end
@@ -681,7 +681,7 @@ class HostAgent:
             os.close(self._controller_fd)
         has_own = self._config.has_own_directory
         if self._is_time_over and not has_own:
-            leave_word(self._config.directory)
+            remove_all_but_kept_files(self._config.directory)
         elif self._session_over or has_own:  # else the controller is alive, and may launch another agent
             shutil.rmtree(self._config.directory, ignore_errors=True)
             if self._outlives and not has_own:
@@ -706,7 +706,7 @@ def _take(streams: Sequence[OutputStream], now: float, *, last: bool = False) ->
             left.remove(stream)
 
 
-def say_detached(directory: str, since: float) -> bool:
+def write_detached(directory: str, since: float) -> bool:
     """Write the file `DETACHED`, with a time in seconds since 1970; False if something has removed the directory."""
     path = os.path.join(directory, DETACHED)
     try:
@@ -718,7 +718,7 @@ def say_detached(directory: str, since: float) -> bool:
     return True
 
 
-def leave_word(directory: str) -> None:
+def remove_all_but_kept_files(directory: str) -> None:
     """Remove all files except `KEPT_FILES`, which describe the mesh and the time since when it had no controller."""
     try:
         entries = list(os.scandir(directory))

@@ -31,7 +31,7 @@ from pathlib import Path
 
 from monarch_kernel.net.hosts.handshakes import free_descriptors
 
-__all__ = ["HOLD_S", "LOOK_EVERY_S", "Holder", "Keeper"]
+__all__ = ["HOLD_S", "LOOK_EVERY_S", "FdKeeper", "Holder"]
 
 HOLD_S = 1.0
 """How long connections of a dead process stay open; far longer than the controller takes to inform the other processes."""
@@ -42,7 +42,7 @@ LOOK_EVERY_S = 0.2
 _SUFFIX = ".fds"
 _MOST_AT_ONCE = 250  # the Linux kernel's limit is 253
 _TIMEOUT_S = 1.0
-_DEAF_S = 1.0
+_PAUSE_S = 1.0
 """How long the keeper stops accepting connections when no descriptor is left."""
 
 _HOLD, _LET_GO = b"H", b"L"
@@ -84,12 +84,12 @@ class Holder:
                 return
             for _ in range(2):  # the agent may have disconnected since the last time, for lack of descriptors
                 try:
-                    self._give(copies)
+                    self._hand_over(copies)
                     break
                 except TimeoutError:  # the agent is busy
                     break
                 except OSError:
-                    self._leave()
+                    self._disconnect()
             if self._held and not self._is_watched:
                 self._is_watched = True
                 threading.Thread(target=self._watch, name="monarch-holder", daemon=True).start()
@@ -110,11 +110,11 @@ class Holder:
         except TimeoutError:  # the agent is busy: the next check sends them
             pass
         except OSError:
-            self._leave()
+            self._disconnect()
         finally:
             self._lock.release()
 
-    def _give(self, copies: dict[int, int]) -> None:
+    def _hand_over(self, copies: dict[int, int]) -> None:
         """Hand over connections; ``copies`` maps each descriptor to its copy, which stays open meanwhile."""
         if self._agent is None:
             self._agent = self._connect()
@@ -133,7 +133,7 @@ class Holder:
             raise
         return agent
 
-    def _leave(self) -> None:
+    def _disconnect(self) -> None:
         """Forget the agent, which is gone or lacks descriptors and so holds nothing; the next `hold` connects again."""
         self._held.clear()
         if self._agent is not None:
@@ -150,7 +150,7 @@ class Holder:
                     return
 
 
-class Keeper:
+class FdKeeper:
     """The end in the agent: keeps the copies of connections.
 
     Args:
@@ -162,7 +162,7 @@ class Keeper:
         self._selector = selector
         self._held: dict[socket.socket, dict[int, int]] = {}  # process -> number -> descriptor here
         self._dead: list[tuple[float, list[int]]] = []  # (when to close, descriptors), the earliest first
-        self._deaf_until: float | None = None
+        self._paused_until: float | None = None
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.setblocking(False)
         path = Path(agent + _SUFFIX)
@@ -175,15 +175,15 @@ class Keeper:
     @property
     def is_waiting(self) -> bool:
         """Whether `do_what_is_due` will have work to do."""
-        return bool(self._dead) or self._deaf_until is not None
+        return bool(self._dead) or self._paused_until is not None
 
     def do_what_is_due(self, now: float) -> None:
         """Close connections that were held for `HOLD_S`; ``now`` is from `time.monotonic`."""
         while self._dead and now >= self._dead[0][0]:
             _, fds = self._dead.pop(0)
             _close(fds)
-        if self._deaf_until is not None and now >= self._deaf_until:
-            self._deaf_until = None
+        if self._paused_until is not None and now >= self._paused_until:
+            self._paused_until = None
             self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def _accept(self) -> None:
@@ -192,42 +192,42 @@ class Keeper:
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):  # the selector would report it again at once
                 self._selector.unregister(self._listener)
-                self._deaf_until = time.monotonic() + _DEAF_S
+                self._paused_until = time.monotonic() + _PAUSE_S
             return
-        if not _room():
+        if not _free_slots():
             process.close()
             return
         process.setblocking(False)
         self._held[process] = {}
-        self._selector.register(process, selectors.EVENT_READ, partial(self._hear, process))
+        self._selector.register(process, selectors.EVENT_READ, partial(self._read_packet, process))
 
-    def _hear(self, process: socket.socket) -> None:
+    def _read_packet(self, process: socket.socket) -> None:
         held = self._held[process]
         try:
             # The Linux kernel closes those beyond the limit, which are the last ones.
-            room = min(_MOST_AT_ONCE, _room())
-            said, fds, _, _ = socket.recv_fds(process, _PACKET_NBYTES, room, socket.MSG_CMSG_CLOEXEC)
+            room = min(_MOST_AT_ONCE, _free_slots())
+            packet, fds, _, _ = socket.recv_fds(process, _PACKET_NBYTES, room, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return
         except OSError:
-            said, fds = b"", []
-        if not said:  # the process has ended
+            packet, fds = b"", []
+        if not packet:  # the process has ended
             self._selector.unregister(process)
             process.close()
             del self._held[process]
             if held:
                 self._dead.append((time.monotonic() + HOLD_S, list(held.values())))
             return
-        numbers = [number for (number,) in _NUMBER.iter_unpack(said[1:])] if len(said) % _NUMBER.size == 1 else []
-        if said[:1] == _HOLD and numbers:
+        numbers = [number for (number,) in _NUMBER.iter_unpack(packet[1:])] if len(packet) % _NUMBER.size == 1 else []
+        if packet[:1] == _HOLD and numbers:
             held |= dict(enumerate(fds, numbers[0]))
             return
         _close(fds)  # any other packet must not have descriptors
-        if said[:1] == _LET_GO:
+        if packet[:1] == _LET_GO:
             _close([held.pop(number) for number in numbers if number in held])
 
 
-def _room() -> int:
+def _free_slots() -> int:
     """Return how many more connections can be held; half of all descriptors are reserved for the agent's other work."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(0, free_descriptors() - (0 if limit == resource.RLIM_INFINITY else limit // 2))

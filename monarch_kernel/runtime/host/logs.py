@@ -38,15 +38,15 @@ class RankLog:
         directory: directory of the files.
         proc: number of the rank's process.
         file_nbytes: file size at which the log switches to the other file and discards its old content.
-        goes_on: whether to append to the log of a previous process with that number.
+        appends: whether to append to the log of a previous process with that number.
     """
 
-    def __init__(self, directory: str, proc: int, file_nbytes: int = FILE_NBYTES, *, goes_on: bool = False) -> None:
+    def __init__(self, directory: str, proc: int, file_nbytes: int = FILE_NBYTES, *, appends: bool = False) -> None:
         self._young, self._old = _paths(directory, proc)
         self._file_nbytes = file_nbytes
         self._fd = -1
         self._nbytes = 0
-        self._goes_on = goes_on
+        self._appends = appends
         self._is_broken = False
 
     def write(self, stream: Literal["stdout", "stderr"], data: bytes) -> None:
@@ -56,10 +56,10 @@ class RankLog:
         frame = (_HEAD.pack(stream == "stderr", time.time(), len(data)), data)
         try:
             if self._fd < 0:
-                begin = os.O_APPEND if self._goes_on else os.O_TRUNC
+                begin = os.O_APPEND if self._appends else os.O_TRUNC
                 self._fd = os.open(self._young, os.O_CREAT | begin | os.O_WRONLY | os.O_CLOEXEC, 0o600)
                 self._nbytes = os.fstat(self._fd).st_size
-                self._goes_on = False
+                self._appends = False
             n = os.writev(self._fd, frame)
         except OSError:
             n = 0

@@ -76,7 +76,7 @@ class OutputStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._marks = marks
         self._read_to = 0  # a number of bytes until the first mark, then the last mark
-        self._told_to = 0
+        self._reported_to = 0
         self._pending: list[str] = []
         self._marked: deque[tuple[str, int]] = deque()  # (text, mark) for each mark that was read
         self._allowance = float(BURST_CHARS)
@@ -124,19 +124,19 @@ class OutputStream:
             self._marked[-1] = (self._marked[-1][0], self._read_to)
 
     @property
-    def told_to(self) -> int:
+    def reported_to(self) -> int:
         """The ``end`` of the last chunk from `take`."""
-        return self._told_to
+        return self._reported_to
 
     @property
     def is_marked(self) -> bool:
         """Whether a mark was read that `take` has not returned yet."""
-        return self._marks.last > self._told_to
+        return self._marks.last > self._reported_to
 
     @property
     def waiting(self) -> bool:
         """Whether `take` may have a chunk to return."""
-        return self._told_to != self._read_to or bool(self._pending or self._marked or self._tail)
+        return self._reported_to != self._read_to or bool(self._pending or self._marked or self._tail)
 
     @property
     def next_mark(self) -> float:
@@ -174,20 +174,20 @@ class OutputStream:
             return self._chunk(shown, dropped, self._read_to, request)
         if shown:
             self._tail_at = now
-            return OutputChunk(self.proc, self.name, shown, self._told_to, 0, request)
+            return OutputChunk(self.proc, self.name, shown, self._reported_to, 0, request)
         return None
 
     def succeed(self, fd: int) -> OutputStream:
         """Return the stream that continues the rank's output in another pipe from the position of this one."""
         stream = OutputStream(self.proc, self.name, fd, self._marks.successor(), self._log)
-        stream._read_to = stream._told_to = self._read_to
+        stream._read_to = stream._reported_to = self._read_to
         return stream
 
     def _chunk(self, text: str, dropped: int, end: int, request: int) -> OutputChunk | None:
-        if not text and self._told_to == end:
+        if not text and self._reported_to == end:
             return None
-        self._told_to = end
-        return OutputChunk(self.proc, self.name, text, self._told_to, dropped, request)
+        self._reported_to = end
+        return OutputChunk(self.proc, self.name, text, self._reported_to, dropped, request)
 
     def _hold(self, text: str) -> None:
         lines = text.splitlines(keepends=True)

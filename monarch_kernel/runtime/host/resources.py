@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from monarch_kernel.net.wire.messages import RankSpec
 
-__all__ = ["TooFewGpusError", "gpus_named", "shared"]
+__all__ = ["TooFewGpusError", "assign_resources", "gpus_named"]
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -15,7 +15,7 @@ class TooFewGpusError(Exception):
     """Each rank needs a separate GPU, and the host does not have enough."""
 
 
-def shared(
+def assign_resources(
     spec: RankSpec, environment: Mapping[str, str], gpus: Sequence[str], hostname: str, interface: str
 ) -> RankSpec:
     """Fill in a rank's share of its host; a spec that the controller has completed (`threads` is set) is returned unchanged.

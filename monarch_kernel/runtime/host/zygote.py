@@ -99,7 +99,7 @@ class Zygote:
         with contextlib.suppress(OSError):  # it has ended, or imports something: ranks import what they need
             self.socket.send(Preloads(tuple(modules)).encode(), socket.MSG_DONTWAIT)
 
-    def bequeath(self, groups: Sequence[int]) -> bool:
+    def send_groups(self, groups: Sequence[int]) -> bool:
         """Send the process groups that it must end if the agent is killed; return False if it can't receive them now."""
         try:
             self.socket.send(Bequest(tuple(groups)).encode(), socket.MSG_DONTWAIT)
@@ -141,14 +141,14 @@ def serve(fd: int) -> None:
     channel = socket.socket(fileno=fd)
     group: list[tuple[ForkRequest, Sequence[int]]] = []
     inherited: Sequence[int] = ()
-    asked: list[str] = []
+    requested: list[str] = []
     while True:
-        while (preload_later or asked) and not group and not select.select([channel], [], [], 0)[0]:
+        while (preload_later or requested) and not group and not select.select([channel], [], [], 0)[0]:
             if preload_later:
                 _load([preload_later.pop(0)])
             else:
                 with contextlib.suppress(Exception):  # ranks that need it report why it can't be imported
-                    _load([asked.pop(0)])
+                    _load([requested.pop(0)])
         packet, fds, _, _ = socket.recv_fds(channel, _PACKET_NBYTES, 2)
         if not packet:
             for pgid in inherited:
@@ -162,7 +162,7 @@ def serve(fd: int) -> None:
             inherited = request.groups
             continue
         if isinstance(request, Preloads):
-            asked += [name for name in request.modules if name not in sys.modules]
+            requested += [name for name in request.modules if name not in sys.modules]
             continue
         group.append((request, fds))
         if request.last:

@@ -17,7 +17,7 @@ from monarch_kernel.actor import ProcMesh, SupervisionError, shutdown_context, t
 from monarch_kernel.base.events import OutputEvent
 from monarch_kernel.net.wire.marks import FIRST_MARK, mark_bytes, new_secret, switch_mark
 from monarch_kernel.runtime.controller.session import current_session
-from monarch_kernel.runtime.host.agent import GROUP_GRACE_S, leave_word, say_detached
+from monarch_kernel.runtime.host.agent import GROUP_GRACE_S, remove_all_but_kept_files, write_detached
 from monarch_kernel.runtime.host.processes import rss_nbytes
 from tests.support.processes import children, is_gone, wait_gone
 from tests.support.ranks import warm_up
@@ -104,7 +104,7 @@ from monarch_kernel.net.wire.marks import mark_bytes, switch_mark
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "message"),
     [
         ("os._exit(17)", "exit code 17"),
         ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL (likely the kernel's out-of-memory killer"),
@@ -113,13 +113,13 @@ from monarch_kernel.net.wire.marks import mark_bytes, switch_mark
         ("os.execlp('sh', 'sh', '-c', 'exit 3')", "exit code 3"),
     ],
 )
-def test_the_end_of_a_rank_is_told_with_its_last_lines(procs: ProcMesh, code: str, told: str) -> None:
+def test_the_end_of_a_rank_is_reported_with_its_last_lines(procs: ProcMesh, code: str, message: str) -> None:
     pid = pids_of(procs)[1]
     cell = f"if rank == 1:\n    print('last words of', rank)\n    os.write(2, b'and a warning')\n    {code}\n'fine'"
     with pytest.raises(SupervisionError) as caught:
         procs.run(cell).get(LONG_S)
     error = caught.value
-    assert told in str(error)
+    assert message in str(error)
     assert error.ranks == (1,)
     assert {point.rank: value for point, value in error.results.items()} == {0: "fine", 2: "fine"}
     assert (error.primary.kind, error.primary.etype, error.primary.pid) == ("lost", "RankDied", pid)
@@ -150,7 +150,7 @@ def test_a_death_is_reported_within_100_ms(procs: ProcMesh, bar: Bar) -> None:
     bar.check(min(times), 0.1, "the quickest report")
 
 
-def test_a_call_on_a_dead_rank_is_refused_at_once_and_the_others_work(procs: ProcMesh, bar: Bar) -> None:
+def test_a_call_on_a_dead_rank_is_refused_at_once_and_other_ranks_work(procs: ProcMesh, bar: Bar) -> None:
     os.kill(pids_of(procs)[1], signal.SIGKILL)
     wait_until(lambda: bool(procs.deaths()), "the report of the death")
     assert list(procs.deaths()) == [1]
@@ -173,7 +173,7 @@ def test_a_rank_that_is_being_stopped_is_not_reported_as_dead(procs: ProcMesh) -
 # -- output of a rank
 
 
-def test_output_is_there_when_the_cell_ends_whatever_wrote_it(procs: ProcMesh, written: list[OutputEvent]) -> None:
+def test_all_output_is_shown_when_the_cell_ends(procs: ProcMesh, written: list[OutputEvent]) -> None:
     for i in range(20):
         written.clear()
         procs.slice(r=0).run(f"print('python {i}'); print('err {i}', file=sys.stderr)").get(LONG_S)
@@ -197,7 +197,7 @@ def test_output_belongs_to_the_cell_that_wrote_it(procs: ProcMesh, written: list
         assert said == [(rank, f"cell {i}\n") for rank in range(3)]
 
 
-def test_text_that_looks_like_a_mark_is_shown_and_does_no_harm(procs: ProcMesh, written: list[OutputEvent]) -> None:
+def test_text_that_looks_like_a_mark_is_shown_as_text(procs: ProcMesh, written: list[OutputEvent]) -> None:
     texts = [
         "\0monarch-kernel mark 4503599627370496\n",
         "\0monarch-kernel mark 4503599627370497\n",
@@ -220,7 +220,7 @@ def test_text_that_looks_like_a_mark_is_shown_and_does_no_harm(procs: ProcMesh, 
     assert (pids_of(procs), agent_pid()) == (pids, agent)
 
 
-def test_each_rank_has_a_secret_for_its_marks_that_no_argument_or_variable_shows(procs: ProcMesh) -> None:
+def test_the_secrets_of_marks_are_not_in_arguments_or_environment(procs: ProcMesh) -> None:
     assert procs.run(TAKES_MARKS + "marks._secret").get(LONG_S).values()[0]
     secrets = procs.run("marks._secret").get(LONG_S).values()
     assert len(set(secrets)) == len(secrets)
@@ -250,21 +250,19 @@ def test_the_agent_survives_a_mark_that_names_no_pipe(procs: ProcMesh, written: 
     assert (pids_of(procs), agent_pid()) == (pids, agent)
 
 
-def test_an_agent_whose_directory_is_gone_leaves_no_word(tmp_path: Path) -> None:
+def test_an_agent_whose_directory_is_gone_writes_no_files(tmp_path: Path) -> None:
     for name in ("output-1", "manifest"):
         (tmp_path / name).touch()
     (tmp_path / "folder").mkdir()
-    assert say_detached(str(tmp_path), 1.0)
-    leave_word(str(tmp_path))
+    assert write_detached(str(tmp_path), 1.0)
+    remove_all_but_kept_files(str(tmp_path))
     assert {path.name for path in tmp_path.iterdir()} == {"manifest", "detached"}
     gone = str(tmp_path / "gone")
-    leave_word(gone)
-    assert not say_detached(gone, 1.0)
+    remove_all_but_kept_files(gone)
+    assert not write_detached(gone, 1.0)
 
 
-def test_a_flood_is_bounded_and_counted_and_does_not_fill_the_agent(
-    procs: ProcMesh, written: list[OutputEvent], bar: Bar
-) -> None:
+def test_a_flood_is_bounded_and_does_not_grow_the_agent(procs: ProcMesh, written: list[OutputEvent], bar: Bar) -> None:
     one = procs.slice(r=0)
     before = rss_nbytes(agent_pid())
     lines, blocks = 1024, 400
@@ -289,7 +287,7 @@ def test_a_flood_is_bounded_and_counted_and_does_not_fill_the_agent(
 # -- processes that a rank leaves behind
 
 
-def test_children_of_a_dead_rank_are_ended_with_it(procs: ProcMesh) -> None:
+def test_children_of_a_dead_rank_end_with_it(procs: ProcMesh) -> None:
     start = "child = subprocess.Popen(['sleep', '1000']); child.pid"
     kids = list(procs.run(start).get(LONG_S).values())
     os.kill(pids_of(procs)[0], signal.SIGKILL)
@@ -300,7 +298,7 @@ def test_children_of_a_dead_rank_are_ended_with_it(procs: ProcMesh) -> None:
         wait_gone(kid)
 
 
-def test_cells_that_do_not_wait_for_each_other_can_write_beside_children(procs: ProcMesh) -> None:
+def test_concurrent_cells_can_write_while_children_run(procs: ProcMesh) -> None:
     procs.run("child = subprocess.Popen(['sleep', '1000'])").get(LONG_S)
     futures = [procs.run(f"print('line')\n{i}") for i in range(30)]
     assert [set(future.get(LONG_S).values()) for future in futures] == [{i} for i in range(30)]
@@ -319,7 +317,7 @@ def test_children_that_ignore_the_request_to_end_are_killed(procs: ProcMesh, bar
     bar.check_above(time.monotonic() - begin, GROUP_GRACE_S / 2, "the grace")
 
 
-def test_what_a_child_writes_after_the_death_of_its_rank_does_no_harm(procs: ProcMesh) -> None:
+def test_output_of_a_child_after_the_death_of_its_rank_is_harmless(procs: ProcMesh) -> None:
     """The agent gets both events at once, and first the death, for which it closes the rank's pipes."""
     one = procs.slice(r=0)
     code = "child = subprocess.Popen(['sh', '-c', 'read x; sleep 0.2; echo late'], stdin=subprocess.PIPE)\nchild.pid"
@@ -373,7 +371,7 @@ def test_ranks_use_the_python_of_the_controller(procs: ProcMesh) -> None:
 
 
 @pytest.mark.slow
-def test_when_the_zygote_is_killed_ranks_live_on_and_the_next_mesh_has_another(mortal: ProcMesh) -> None:
+def test_ranks_survive_a_killed_zygote_and_the_next_mesh_starts_a_new_one(mortal: ProcMesh) -> None:
     old = zygote_pid()
     os.kill(old, signal.SIGKILL)
     assert mortal.run("rank").get(LONG_S).values() == (0, 1, 2)
@@ -386,7 +384,7 @@ def test_when_the_zygote_is_killed_ranks_live_on_and_the_next_mesh_has_another(m
 
 
 @pytest.mark.parametrize("is_second", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_children_of_ranks_end_with_an_agent_that_is_killed(mortal: ProcMesh, is_second: bool) -> None:
+def test_children_of_ranks_end_when_the_agent_is_killed(mortal: ProcMesh, is_second: bool) -> None:
     if is_second:  # it knows of ranks that another zygote has forked
         old = zygote_pid()
         os.kill(old, signal.SIGKILL)
@@ -397,7 +395,7 @@ def test_children_of_ranks_end_with_an_agent_that_is_killed(mortal: ProcMesh, is
         wait_gone(kid)
 
 
-def test_ranks_that_were_starting_when_the_zygote_was_killed_say_so(mortal: ProcMesh) -> None:
+def test_starting_ranks_report_that_the_zygote_was_killed(mortal: ProcMesh) -> None:
     zygote = zygote_pid()
     os.kill(zygote, signal.SIGSTOP)
     mesh = this_host().spawn_procs({"r": 2}, device="cpu")
@@ -412,7 +410,7 @@ def test_ranks_that_were_starting_when_the_zygote_was_killed_say_so(mortal: Proc
     assert mortal.run("rank").get(LONG_S).values() == (0, 1, 2)
 
 
-def test_ranks_that_are_stopped_before_they_are_up_do_not_come_up(mortal: ProcMesh) -> None:
+def test_ranks_that_are_stopped_before_they_are_up_never_run(mortal: ProcMesh) -> None:
     zygote = zygote_pid()
     os.kill(zygote, signal.SIGSTOP)
     mesh = this_host().spawn_procs({"r": 2}, device="cpu")
@@ -434,14 +432,14 @@ def test_ranks_that_are_stopped_before_they_are_up_do_not_come_up(mortal: ProcMe
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("signum", "told"),
+    ("signum", "message"),
     [
         (signal.SIGKILL, "was killed by SIGKILL"),
         pytest.param(signal.SIGTERM, "ended with exit code 0", marks=pytest.mark.slow),
     ],
 )
-def test_when_the_agent_is_ended_its_ranks_go_with_it_and_the_next_host_works(
-    mortal: ProcMesh, signum: int, told: str, bar: Bar
+def test_ranks_end_with_the_agent_and_the_next_host_works(
+    mortal: ProcMesh, signum: int, message: str, bar: Bar
 ) -> None:
     pids, agent, zygote = pids_of(mortal), agent_pid(), zygote_pid()
     running = mortal.run("time.sleep(1000)")
@@ -450,7 +448,7 @@ def test_when_the_agent_is_ended_its_ranks_go_with_it_and_the_next_host_works(
         error = running.exception(LONG_S)
     assert isinstance(error, SupervisionError)
     assert error.ranks == (0, 1, 2)
-    assert f"the host agent (pid {agent}) {told}" in str(error)
+    assert f"the host agent (pid {agent}) {message}" in str(error)
     for pid in (*pids, zygote):
         wait_gone(pid)
     with pytest.raises(SupervisionError, match="the host agent"):
@@ -461,7 +459,7 @@ def test_when_the_agent_is_ended_its_ranks_go_with_it_and_the_next_host_works(
     mesh.stop(grace_s=0).get()
 
 
-def test_ranks_for_which_there_are_no_descriptors_are_lost_in_words_and_the_others_go_on(mortal: ProcMesh) -> None:
+def test_ranks_without_descriptors_are_reported_lost_and_others_continue(mortal: ProcMesh) -> None:
     agent = agent_pid()
     soft, hard = resource.prlimit(agent, resource.RLIMIT_NOFILE)
     assert soft == hard  # the maximum, whatever the shell's limit is
@@ -477,7 +475,7 @@ def test_ranks_for_which_there_are_no_descriptors_are_lost_in_words_and_the_othe
     others.initialized.get(LONG_S)
 
 
-def test_output_waits_while_the_agent_has_no_descriptor_for_it(mortal: ProcMesh, written: list[OutputEvent]) -> None:
+def test_output_waits_until_the_agent_has_a_descriptor(mortal: ProcMesh, written: list[OutputEvent]) -> None:
     one = mortal.slice(r=0)
     one.run("import subprocess; child = subprocess.Popen(['sleep', '1000'])").get(LONG_S)
     agent = agent_pid()

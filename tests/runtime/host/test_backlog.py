@@ -6,31 +6,31 @@ from monarch_kernel.net.wire.messages import OutputChunk
 from monarch_kernel.runtime.host.backlog import BACKLOG_CHARS, OutputBacklog
 
 
-def told(backlog: OutputBacklog) -> list[tuple[int, str, str, int]]:
+def take(backlog: OutputBacklog) -> list[tuple[int, str, str, int]]:
     return [(chunk.proc, chunk.stream, chunk.text, chunk.dropped_lines) for chunk in backlog.take()]
 
 
-def test_it_is_given_once_by_rank_in_order() -> None:
+def test_output_is_returned_once_by_rank_in_order() -> None:
     backlog = OutputBacklog()
     backlog.add([OutputChunk(2, "stdout", "a\n", 1), OutputChunk(1, "stdout", "b\n", 1)])
     backlog.add([OutputChunk(2, "stdout", "c\n", 2), OutputChunk(2, "stderr", "d\n", 1)])
     backlog.add([OutputChunk(2, "stdout", "e\n", 3), OutputChunk(1, "stdout", "", 2)])
-    assert told(backlog) == [
+    assert take(backlog) == [
         (1, "stdout", "b\n", 0),
         (2, "stdout", "a\nc\n", 0),
         (2, "stderr", "d\n", 0),
         (2, "stdout", "e\n", 0),
     ]
-    assert told(backlog) == []
+    assert take(backlog) == []
 
 
-def test_lines_that_the_reader_dropped_stay_where_they_were() -> None:
+def test_dropped_lines_are_counted_at_their_place() -> None:
     backlog = OutputBacklog()
     backlog.add([OutputChunk(1, "stdout", "a\n", 1), OutputChunk(1, "stdout", "z\n", 2, dropped_lines=7)])
-    assert told(backlog) == [(1, "stdout", "a\n", 0), (1, "stdout", "z\n", 7)]
+    assert take(backlog) == [(1, "stdout", "a\n", 0), (1, "stdout", "z\n", 7)]
 
 
-def test_of_too_much_the_last_is_kept_and_the_rest_counted() -> None:
+def test_the_last_part_of_too_much_output_is_kept_and_the_rest_counted() -> None:
     backlog = OutputBacklog()
     line = "x" * 99 + "\n"
     total = 5 * BACKLOG_CHARS // len(line)

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from monarch_kernel.net.hosts.handshakes import free_descriptors
-from monarch_kernel.runtime.host.connection_holder import HOLD_S, LOOK_EVERY_S, Holder, Keeper
+from monarch_kernel.runtime.host.connection_holder import HOLD_S, LOOK_EVERY_S, FdKeeper, Holder
 from tests.support.descriptors import open_descriptors
 from tests.support.timing import Bar
 from tests.support.waiting import LONG_S
@@ -48,14 +48,14 @@ def selector() -> Iterator[selectors.BaseSelector]:
 
 
 @pytest.fixture
-def keeper(agent: str, selector: selectors.BaseSelector) -> Iterator[Keeper]:
-    yield Keeper(agent, selector)
+def keeper(agent: str, selector: selectors.BaseSelector) -> Iterator[FdKeeper]:
+    yield FdKeeper(agent, selector)
     for key in list(selector.get_map().values()):
         key.fileobj.close()  # type: ignore[union-attr]
 
 
 @pytest.fixture
-def holder(agent: str, keeper: Keeper) -> Iterator[Holder]:
+def holder(agent: str, keeper: FdKeeper) -> Iterator[Holder]:
     holder = Holder(agent)
     yield holder
     if holder._agent is not None:
@@ -63,7 +63,7 @@ def holder(agent: str, keeper: Keeper) -> Iterator[Holder]:
 
 
 @pytest.fixture
-def turn(keeper: Keeper, selector: selectors.BaseSelector, clock: SimpleNamespace) -> Turn:
+def turn(keeper: FdKeeper, selector: selectors.BaseSelector, clock: SimpleNamespace) -> Turn:
     """Run the keeper until a condition holds."""
 
     def turn(condition: Callable[[], object]) -> None:
@@ -99,7 +99,7 @@ def is_over(far: socket.socket) -> bool:
         return False
 
 
-def kill_one_that_holds(agent: str, near: list[socket.socket]) -> None:
+def hold_and_kill(agent: str, near: list[socket.socket]) -> None:
     """Start a process that holds connections, close them in this process, and kill the other one."""
     read, write = os.pipe()
     pid = os.fork()
@@ -120,12 +120,12 @@ def kill_one_that_holds(agent: str, near: list[socket.socket]) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 300])
-def test_what_a_process_held_stays_open_for_a_while_when_it_dies(
-    agent: str, keeper: Keeper, turn: Turn, clock: SimpleNamespace, count: int
+def test_connections_of_a_dead_process_stay_open_for_a_while(
+    agent: str, keeper: FdKeeper, turn: Turn, clock: SimpleNamespace, count: int
 ) -> None:
     before = open_descriptors()
     made = pairs(count)
-    kill_one_that_holds(agent, [near for near, _ in made])
+    hold_and_kill(agent, [near for near, _ in made])
     for _, far in made:
         assert far.send(b"to the dead") == 11
     turn(lambda: keeper.is_waiting)  # the keeper has noticed the death
@@ -142,7 +142,7 @@ def test_what_a_process_held_stays_open_for_a_while_when_it_dies(
 
 
 @pytest.mark.parametrize("is_asked", [True, False])
-def test_what_is_closed_by_its_process_is_closed(holder: Holder, turn: Turn, is_asked: bool, bar: Bar) -> None:
+def test_a_connection_that_its_process_closes_is_closed(holder: Holder, turn: Turn, is_asked: bool, bar: Bar) -> None:
     """Connections are closed one by one, while the others are held."""
     before = open_descriptors()
     made = pairs(3)
@@ -162,8 +162,8 @@ def test_what_is_closed_by_its_process_is_closed(holder: Holder, turn: Turn, is_
     turn(lambda: not open_descriptors() - before)
 
 
-def test_one_that_is_closed_before_it_is_handed_over_does_not_keep_the_others_from_being_held(
-    holder: Holder, keeper: Keeper, turn: Turn
+def test_a_connection_that_is_closed_during_the_handover_does_not_affect_others(
+    holder: Holder, keeper: FdKeeper, turn: Turn
 ) -> None:
     (first, far), (second, other) = pairs(2)
     number = first.fileno()
@@ -197,8 +197,8 @@ def test_a_descriptor_whose_number_was_reused_is_closed(holder: Holder, turn: Tu
     far.close()
 
 
-def test_what_a_fork_closes_stays_open(
-    holder: Holder, keeper: Keeper, selector: selectors.BaseSelector, turn: Turn
+def test_a_connection_that_a_fork_closes_stays_open(
+    holder: Holder, keeper: FdKeeper, selector: selectors.BaseSelector, turn: Turn
 ) -> None:
     ((near, far),) = pairs(1)
     holder.hold([near.fileno()])
@@ -222,8 +222,8 @@ def test_what_a_fork_closes_stays_open(
     far.close()
 
 
-def test_one_that_is_closed_already_does_not_keep_the_others_from_being_held(
-    holder: Holder, keeper: Keeper, turn: Turn
+def test_a_connection_that_is_closed_already_does_not_affect_others(
+    holder: Holder, keeper: FdKeeper, turn: Turn
 ) -> None:
     made = pairs(3)
     numbers = [near.fileno() for near, _ in made]
@@ -238,8 +238,8 @@ def test_one_that_is_closed_already_does_not_keep_the_others_from_being_held(
     turn(lambda: not any(keeper._held.values()))
 
 
-def test_connections_that_were_refused_are_held_as_soon_as_there_is_room(
-    holder: Holder, keeper: Keeper, selector: selectors.BaseSelector, turn: Turn
+def test_refused_connections_are_held_when_descriptors_are_free_again(
+    holder: Holder, keeper: FdKeeper, selector: selectors.BaseSelector, turn: Turn
 ) -> None:
     ((near, far),) = pairs(1)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -257,8 +257,8 @@ def test_connections_that_were_refused_are_held_as_soon_as_there_is_room(
     far.close()
 
 
-def test_the_agent_hears_later_what_it_was_too_busy_for(
-    holder: Holder, keeper: Keeper, turn: Turn, monkeypatch: pytest.MonkeyPatch
+def test_a_busy_agent_closes_connections_later(
+    holder: Holder, keeper: FdKeeper, turn: Turn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent reads nothing for a while."""
     monkeypatch.setattr("monarch_kernel.runtime.host.connection_holder._TIMEOUT_S", 0.01)
@@ -273,15 +273,13 @@ def test_the_agent_hears_later_what_it_was_too_busy_for(
     held[1].close()
 
 
-def test_a_signal_handler_that_lets_go_does_not_wait_for_what_it_interrupted(
-    holder: Holder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_let_go_in_a_signal_handler_does_not_deadlock(holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("monarch_kernel.runtime.host.connection_holder._TIMEOUT_S", 0.01)
     with holder._lock:
         holder.let_go()
 
 
-def test_half_of_the_descriptors_are_for_others(holder: Holder, keeper: Keeper, turn: Turn) -> None:
+def test_half_of_the_descriptors_are_reserved(holder: Holder, keeper: FdKeeper, turn: Turn) -> None:
     made = pairs(40)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     half = len(open_descriptors()) + 20
@@ -300,11 +298,11 @@ def test_half_of_the_descriptors_are_for_others(holder: Holder, keeper: Keeper, 
     turn(lambda: not any(keeper._held.values()))
 
 
-def test_without_descriptors_the_keeper_rests(
-    agent: str, keeper: Keeper, selector: selectors.BaseSelector, turn: Turn, clock: SimpleNamespace
+def test_the_keeper_pauses_without_descriptors(
+    agent: str, keeper: FdKeeper, selector: selectors.BaseSelector, turn: Turn, clock: SimpleNamespace
 ) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as knocks:
-        knocks.connect(f"{agent}.fds")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+        client.connect(f"{agent}.fds")
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
         try:
@@ -321,16 +319,16 @@ def test_without_descriptors_the_keeper_rests(
         turn(lambda: len(keeper._held) == 1)
 
 
-def test_unknown_messages_do_no_harm(agent: str, keeper: Keeper, turn: Turn) -> None:
+def test_unknown_packets_are_ignored(agent: str, keeper: FdKeeper, turn: Turn) -> None:
     before = open_descriptors()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
         stranger.connect(f"{agent}.fds")
-        for said in (b"H", b"Hello", b"L", b"L" + bytes(8), b"?" * 9):
-            socket.send_fds(stranger, [said], [stranger.fileno()])
+        for packet in (b"H", b"Hello", b"L", b"L" + bytes(8), b"?" * 9):
+            socket.send_fds(stranger, [packet], [stranger.fileno()])
     turn(lambda: not keeper._held and not open_descriptors() - before)
 
 
-def test_without_an_agent_nothing_is_held_and_nothing_fails(tmp_path: Path) -> None:
+def test_the_holder_does_nothing_without_an_agent(tmp_path: Path) -> None:
     ((near, far),) = pairs(1)
     holder = Holder(str(tmp_path / "nobody"))
     holder.hold([near.fileno()])
@@ -340,5 +338,5 @@ def test_without_an_agent_nothing_is_held_and_nothing_fails(tmp_path: Path) -> N
     far.close()
 
 
-def test_the_socket_is_for_its_user_alone(agent: str, keeper: Keeper) -> None:
+def test_only_its_user_can_access_the_socket(agent: str, keeper: FdKeeper) -> None:
     assert Path(f"{agent}.fds").stat().st_mode & 0o777 == 0o600

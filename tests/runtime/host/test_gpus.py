@@ -66,7 +66,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
         ("0,1", NOTHING),
     ],
 )
-def test_the_gpu_that_a_rank_has_is_read(driver: Driver, visible: str, reading: GpuReading) -> None:
+def test_the_gpu_of_a_rank_is_read(driver: Driver, visible: str, reading: GpuReading) -> None:
     assert GpuMeters().read(of(visible)) == reading
 
 
@@ -76,7 +76,7 @@ def test_ranks_without_a_gpu_load_nothing(driver: Driver, environment: dict[str,
     assert driver.inits == 0
 
 
-def test_a_gpu_that_is_lost_says_nothing_and_is_asked_again(driver: Driver) -> None:
+def test_a_lost_gpu_has_an_empty_reading_and_is_read_again(driver: Driver) -> None:
     meters = GpuMeters()
     driver.is_gone = True
     assert meters.read(of("0")) == NOTHING
@@ -86,14 +86,14 @@ def test_a_gpu_that_is_lost_says_nothing_and_is_asked_again(driver: Driver) -> N
 
 
 @pytest.mark.skipif(bool(gpu_ids()), reason="there is a driver")
-def test_where_there_is_no_driver_nothing_is_known() -> None:
+def test_readings_are_empty_without_a_driver() -> None:
     meters = GpuMeters()
     assert [meters.read(of("0")) for _ in range(2)] == [NOTHING, NOTHING]
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not gpu_ids(), reason="there is no CUDA device")
-def test_a_gpu_tells() -> None:
+def test_a_real_gpu_is_read() -> None:
     reading = GpuMeters().read(of(gpu_ids()[0]))
     assert 0 < reading.used_nbytes < reading.total_nbytes
     assert 0 <= reading.percent <= 100

@@ -28,7 +28,7 @@ def test_both_streams_are_kept_in_the_order_in_which_they_were_read(tmp_path: Pa
     assert read_log(tmp_path, 2) == [], "another rank has written nothing"
 
 
-def test_a_character_in_two_pieces_is_whole_also_with_the_other_stream_between(tmp_path: Path) -> None:
+def test_a_character_split_around_the_other_stream_is_joined(tmp_path: Path) -> None:
     log = RankLog(str(tmp_path), 1)
     euro = "€".encode()
     log.write("stdout", euro[:1])
@@ -38,7 +38,7 @@ def test_a_character_in_two_pieces_is_whole_also_with_the_other_stream_between(t
     assert [(record.stream, record.text) for record in read_log(tmp_path, 1)] == [("stderr", "x"), ("stdout", "€")]
 
 
-def test_the_youngest_part_stays_and_the_size_is_bounded(tmp_path: Path) -> None:
+def test_the_newest_part_is_kept_and_the_size_is_bounded(tmp_path: Path) -> None:
     log = RankLog(str(tmp_path), 1, file_nbytes=1_000)
     for i in range(1_000):
         log.write("stdout", b"line %d\n" % i)
@@ -62,7 +62,7 @@ def test_a_frame_that_is_being_written_is_not_read(tmp_path: Path) -> None:
         assert text_of(tmp_path) == "whole\n"
 
 
-def test_removed_nothing_is_left(tmp_path: Path) -> None:
+def test_remove_leaves_no_files(tmp_path: Path) -> None:
     log = RankLog(str(tmp_path), 1, file_nbytes=10)
     for _ in range(3):
         log.write("stdout", b"some text\n")
@@ -71,9 +71,9 @@ def test_removed_nothing_is_left(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_process_in_the_place_of_another_goes_on_after_what_that_one_wrote(tmp_path: Path) -> None:
-    for i, goes_on in enumerate([False, True, True]):
-        log = RankLog(str(tmp_path), 1, file_nbytes=60, goes_on=goes_on)
+def test_a_replacement_process_appends_to_the_log(tmp_path: Path) -> None:
+    for i, appends in enumerate([False, True, True]):
+        log = RankLog(str(tmp_path), 1, file_nbytes=60, appends=appends)
         log.write("stdout", b"process %d\n" % i)
         log.close()
     assert text_of(tmp_path) == "process 0\nprocess 1\nprocess 2\n"
@@ -85,7 +85,7 @@ def test_a_process_in_the_place_of_another_goes_on_after_what_that_one_wrote(tmp
     assert text_of(tmp_path).endswith("another mesh\n")
 
 
-def test_a_log_that_cannot_be_written_does_no_harm(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_written_is_ignored(tmp_path: Path) -> None:
     log = RankLog(str(tmp_path / "is not there"), 1)
     log.write("stdout", b"text\n")
     log.write("stdout", b"text\n")

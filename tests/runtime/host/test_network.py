@@ -27,9 +27,7 @@ NODE = {
         ([], "lo"),
     ],
 )
-def test_the_way_to_the_controller_is_that_to_other_hosts_unless_it_ends_here(
-    leaves_from: list[str], name: str
-) -> None:
+def test_the_interface_to_the_controller_is_used_unless_it_is_local(leaves_from: list[str], name: str) -> None:
     assert interface_among(NODE, leaves_from) == name
 
 
@@ -37,7 +35,7 @@ def test_a_machine_without_any_address_has_no_interface() -> None:
     assert interface_among({}, ["10.0.0.5"]) == ""
 
 
-def test_what_is_found_here_can_be_reached() -> None:
+def test_the_address_of_this_machine_can_be_reached() -> None:
     name = interface_to(["tcp://127.0.0.1:4321"])
     address = address_of(name)
     assert address in interfaces()[name]
@@ -46,17 +44,17 @@ def test_what_is_found_here_can_be_reached() -> None:
         socket.create_connection(listener.getsockname()[:2], 5).close()
 
 
-def test_names_are_understood_as_gloo_and_nccl_spell_them() -> None:
+def test_interface_names_may_be_spelled_as_for_gloo_and_nccl() -> None:
     assert address_of("lo") == address_of("=lo") == address_of("lo,eth7") == "127.0.0.1"
     assert address_of("nosuch0") == ""
     assert address_of("") == address_of(interface_to(()))
 
 
-def test_names_that_mean_nothing_are_passed_over() -> None:
+def test_unresolvable_names_are_skipped() -> None:
     assert interface_to(["tcp://nosuch.invalid:1", "tcp://[::1]:2"]) == interface_to(())
 
 
-def test_other_hosts_try_the_way_that_most_packets_take_first_and_the_loopback_last() -> None:
+def test_own_addresses_start_with_the_default_route_and_end_with_the_loopback() -> None:
     found = own_addresses()
     assert found[-1] == "127.0.0.1"
     assert len(found) == 1 or found[0] == address_of("", "ipv4")

@@ -57,7 +57,7 @@ def pipe() -> Iterator[Pipe]:
     os.close(pipe.stream.fd)
 
 
-def test_text_passes_as_it_comes(pipe: Pipe) -> None:
+def test_text_passes_unchanged(pipe: Pipe) -> None:
     assert not pipe.stream.waiting
     assert pipe.stream.take(0.0) is None
     pipe.write(b"a line\nhalf")
@@ -75,7 +75,7 @@ def test_text_passes_as_it_comes(pipe: Pipe) -> None:
     assert pipe.stream.take(1.0) is None
 
 
-def test_a_character_that_comes_in_pieces_is_whole(pipe: Pipe) -> None:
+def test_a_character_that_comes_in_pieces_is_joined(pipe: Pipe) -> None:
     encoded = "é€😀".encode()
     texts = []
     for i in range(len(encoded)):
@@ -87,7 +87,7 @@ def test_a_character_that_comes_in_pieces_is_whole(pipe: Pipe) -> None:
     assert "".join(texts) == "é€😀"
 
 
-def test_bytes_that_are_no_text_are_replaced(pipe: Pipe) -> None:
+def test_invalid_bytes_are_replaced(pipe: Pipe) -> None:
     pipe.write(b"\xff\xfeok\n")
     chunk = pipe.stream.take(1.0)
     assert chunk is not None
@@ -146,7 +146,7 @@ def test_the_beginning_of_a_mark_is_shown_at_the_end(pipe: Pipe) -> None:
     assert chunk.text == mark_bytes(SECRET, FIRST_MARK)[:-1].decode()
 
 
-def test_read_tells_the_end(pipe: Pipe) -> None:
+def test_read_reports_the_end(pipe: Pipe) -> None:
     pipe.write(b"last words")
     assert pipe.stream.read()
     pipe.close()
@@ -156,7 +156,7 @@ def test_read_tells_the_end(pipe: Pipe) -> None:
     assert chunk.text == "last words"
 
 
-def test_what_is_shown_of_a_flood_is_bounded_and_the_rest_counted(pipe: Pipe) -> None:
+def test_the_shown_part_of_a_flood_is_bounded_and_the_rest_counted(pipe: Pipe) -> None:
     nlines, seconds = 200_000, 5
     shown, dropped, text, now = 0, 0, "", 0.0
     line = 0
@@ -199,7 +199,7 @@ def test_after_a_flood_text_passes_again(pipe: Pipe) -> None:
     assert (chunk.text, chunk.dropped_lines) == ("calm\n", 0)
 
 
-def test_the_tail_is_the_last_lines_without_frames_of_ours(pipe: Pipe) -> None:
+def test_the_tail_is_the_last_lines_without_frames_of_this_package(pipe: Pipe) -> None:
     pipe.write(b"".join(b"line %d\n" % i for i in range(100)))
     pipe.write(
         b'  File "/x/site-packages/monarch_kernel/agent/rank.py", line 3 in serve\n'
@@ -217,7 +217,7 @@ def chunk_of(proc: int, text: str, end: int, *, stream: Literal["stdout", "stder
     return OutputChunk(proc, stream, text, end)
 
 
-def test_the_same_text_of_several_ranks_is_sent_once_with_the_end_of_each() -> None:
+def test_equal_text_of_several_ranks_is_sent_once_with_each_end() -> None:
     alike = [[chunk_of(proc, "a\n", proc), chunk_of(proc, "b\n", 10 * proc, stream="stderr")] for proc in (1, 2, 3)]
     folded = list(fold(alike))
     assert folded == [
@@ -235,7 +235,7 @@ def test_the_same_text_of_several_ranks_is_sent_once_with_the_end_of_each() -> N
         max_size=6,
     )
 )
-def test_what_is_folded_is_for_each_rank_what_it_wrote_in_its_order(written: list[list[tuple[Any, str]]]) -> None:
+def test_folding_preserves_the_output_and_order_of_each_rank(written: list[list[tuple[Any, str]]]) -> None:
     of_ranks = [
         [OutputChunk(proc, stream, text, end) for end, (stream, text) in enumerate(chunks)]
         for proc, chunks in enumerate(written)

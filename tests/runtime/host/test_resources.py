@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from monarch_kernel.net.wire.messages import RankSpec
-from monarch_kernel.runtime.host.resources import TooFewGpusError, shared
+from monarch_kernel.runtime.host.resources import TooFewGpusError, assign_resources
 
 
 def spec(
@@ -17,39 +17,39 @@ def spec(
 
 
 def share(wanted: RankSpec, gpus: list[str], **environment: str) -> RankSpec:
-    return shared(wanted, environment, gpus, "node7", "eth0")
+    return assign_resources(wanted, environment, gpus, "node7", "eth0")
 
 
-def test_each_rank_has_a_gpu_where_there_are_enough() -> None:
+def test_each_rank_gets_a_gpu_if_there_are_enough() -> None:
     for local_rank in range(2):
         given = share(spec("auto", local_rank=local_rank), ["3", "GPU-5f", "6"])
         assert (given.device, given.env["CUDA_VISIBLE_DEVICES"]) == ("cuda", ["3", "GPU-5f"][local_rank])
 
 
 @pytest.mark.parametrize("gpus", [[], ["0"]])
-def test_all_are_without_where_there_are_too_few(gpus: list[str]) -> None:
+def test_no_rank_gets_a_gpu_if_there_are_too_few(gpus: list[str]) -> None:
     given = share(spec("auto"), gpus)
     assert (given.device, given.env["CUDA_VISIBLE_DEVICES"]) == ("cpu", "")
 
 
-def test_the_error_of_ranks_that_must_have_a_gpu_names_the_host_and_its_number() -> None:
+def test_the_error_for_too_few_gpus_names_the_host_and_its_count() -> None:
     with pytest.raises(TooFewGpusError, match=r"^4 ranks with a GPU each .* host node7 has 1 GPU; request fewer"):
         share(spec("cuda", per_host=4), ["0"])
     assert share(spec("cuda", per_host=1, local_rank=0), ["4"]).env["CUDA_VISIBLE_DEVICES"] == "4"
 
 
-def test_gpus_that_the_user_names_are_those_that_are_shared() -> None:
+def test_ranks_share_the_gpus_that_the_user_names() -> None:
     given = share(spec("auto", CUDA_VISIBLE_DEVICES="6, 7"), ["0", "1", "2"])
     assert (given.device, given.env["CUDA_VISIBLE_DEVICES"]) == ("cuda", "7")
     assert share(spec("auto", CUDA_VISIBLE_DEVICES="-1"), ["0", "1"]).device == "cpu"
 
 
-def test_collectives_take_the_interface_to_the_other_hosts() -> None:
+def test_collectives_use_the_interface_to_other_hosts() -> None:
     env = share(spec("cpu"), []).env
     assert (env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"]) == ("eth0", "=eth0")
 
 
-def test_what_the_user_has_set_stays() -> None:
+def test_settings_of_the_user_are_kept() -> None:
     assert share(spec("cpu", GLOO_SOCKET_IFNAME="ib0"), []).env["GLOO_SOCKET_IFNAME"] == "ib0"
     of_the_host = share(spec("cpu"), [], GLOO_SOCKET_IFNAME="ib1", NCCL_SOCKET_IFNAME="ib").env
     assert not {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} & set(of_the_host)
@@ -61,10 +61,10 @@ def test_a_mesh_of_one_host_needs_no_network() -> None:
     assert "NCCL_SOCKET_IFNAME" not in env
 
 
-def test_nothing_is_set_where_the_interface_is_not_known() -> None:
-    assert "GLOO_SOCKET_IFNAME" not in shared(spec("cpu"), {}, [], "node7", "").env
+def test_nothing_is_set_if_the_interface_is_unknown() -> None:
+    assert "GLOO_SOCKET_IFNAME" not in assign_resources(spec("cpu"), {}, [], "node7", "").env
 
 
-def test_what_the_controller_has_settled_stays_as_it_is() -> None:
+def test_a_settled_spec_is_unchanged() -> None:
     settled = spec("cuda", per_host=8, threads=4)
     assert share(settled, []) is settled

@@ -120,15 +120,15 @@ def pid_of(nursery: Nursery) -> int:
     raise AssertionError("the zygote is not running")
 
 
-def test_forks_have_sessions_and_descriptors_of_their_own(nursery: Nursery) -> None:
+def test_forks_have_separate_sessions_and_descriptors(nursery: Nursery) -> None:
     reads = nursery.fork(0, 3)
-    told = []
+    outputs = []
     for out, err in reads:
-        told.append(json.loads(read_all(out)))
+        outputs.append(json.loads(read_all(out)))
         assert read_all(err) == "to stderr\n"
     reports = [nursery.report(), nursery.report()]
-    assert reports == [(10, told[0]["pid"], ""), (13, told[1]["pid"], "")]
-    for rank, one in zip((0, 3), told):
+    assert reports == [(10, outputs[0]["pid"], ""), (13, outputs[1]["pid"], "")]
+    for rank, one in zip((0, 3), outputs):
         assert one["sid"] == one["pid"] != os.getsid(0)
         assert one["secret"] == f"secret {one['proc'] - 10}"
         assert (one["address"], one["token"], one["proc"]) == (
@@ -142,8 +142,8 @@ def test_forks_have_sessions_and_descriptors_of_their_own(nursery: Nursery) -> N
         assert kinds.pop(0) == "/dev/null"
         assert (kinds.pop(1), kinds.pop(2)) == ("pipe", "pipe")
         assert not [name for name in kinds.values() if name in ("pipe", "socket")], one["fds"]
-    assert told[0]["pid"] != told[1]["pid"]
-    assert told[0]["helper"] == told[1]["helper"]
+    assert outputs[0]["pid"] != outputs[1]["pid"]
+    assert outputs[0]["helper"] == outputs[1]["helper"]
 
 
 def test_modules_are_imported_once(nursery: Nursery) -> None:
@@ -154,9 +154,7 @@ def test_modules_are_imported_once(nursery: Nursery) -> None:
     assert nursery.log.read_text().count("imported by") == 1
 
 
-def test_what_is_wanted_later_does_not_delay_ranks_that_are_waited_for(
-    nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_later_imports_do_not_delay_ranks(nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = tmp_path / "gate"
     zygote = nursery.zygote
     monkeypatch.setenv("PROBE_GO", str(gate))
@@ -171,7 +169,7 @@ def test_what_is_wanted_later_does_not_delay_ranks_that_are_waited_for(
         nursery.zygote = zygote
 
 
-def test_what_a_rank_does_not_catch_is_told_and_stays_in_the_rank(nursery: Nursery) -> None:
+def test_uncaught_exceptions_of_a_rank_are_printed_and_stay_in_the_rank(nursery: Nursery) -> None:
     (broken, leaving) = nursery.fork(1, 2)
     assert read_all(broken[0]) == ""
     assert "LookupError: rank 1 is broken" in read_all(broken[1])
@@ -216,7 +214,7 @@ def test_ctrl_c_in_the_terminal_does_not_end_the_zygote(nursery: Nursery) -> Non
     assert read_all(out)
 
 
-def test_this_python_is_the_zygotes(nursery: Nursery) -> None:
+def test_the_zygote_uses_this_python(nursery: Nursery) -> None:
     ((out, _),) = nursery.fork(0)
     assert read_all(out)
     assert Path(os.readlink(f"/proc/{pid_of(nursery)}/exe")) == Path(sys.executable).resolve()
