@@ -1,7 +1,8 @@
-"""Random faults under a stream of calls and cells, or of transfers: `python -m tests.failures.campaign` makes 200.
+"""Random faults under a stream of calls and cells, or of transfers.
 
-After each, or after two at the same time, the mesh is healed and has to be whole: those that were harmed are replaced, nobody
-else is. In the end all that were asked must have answered, rightly and once, and nothing may be left.
+`python -m tests.failures.campaign` makes 200. After each fault, or two at the same time, the campaign heals the mesh, which
+must be whole again: harmed ranks are replaced, and no others. At the end, all requests must have correct answers, each one
+once, and nothing may be left behind.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ from tests.support.scratch import SCRATCH
 __all__ = ["LOST_AFTER_S", "Campaign", "by_value"]
 
 LOST_AFTER_S = 1.5
-"""A host that may be silent for 1 s only is lost by mistake now and then where the processors are busy with others."""
+"""With 1 s, a host is sometimes lost by mistake when other programs keep the processors busy."""
 
 BY_VALUE = (traffic_module, parties_module, things_module)
-"""Ranks do not have these."""
+"""Modules that ranks cannot import."""
 
 HOSTS, GPUS = 4, 2
 SUPPLIES: dict[str, Callable[..., Supply]] = {"local": LocalSupply, "ray": RaySupply}
@@ -51,13 +52,13 @@ END_S = 20.0
 
 
 class Campaign:
-    """Faults, one after the other, and what becomes of them.
+    """Makes faults, one after the other, and checks the outcome.
 
     Args:
-        supply: of the hosts.
-        seed: of all that is random.
-        lost_after_s: as the hosts were asked for with.
-        say: told what is done.
+        supply: source of the hosts.
+        seed: seed of all random choices.
+        lost_after_s: silence after which a host is lost, as the hosts were requested with.
+        say: called with a line for each step.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Campaign:
         self._traffic = Traffic(self.mesh, self._injuries.excuse, seed)
 
     def run(self, faults: int) -> Report:
-        """Make so many faults, under traffic."""
+        """Make this many faults, under traffic."""
         report = self.report
         self._traffic.begin()
         try:
@@ -92,7 +93,7 @@ class Campaign:
         return report
 
     def step(self, faults: list[Fault]) -> None:
-        """Make faults at the same time, and have the mesh healed."""
+        """Make faults at the same time, then heal the mesh."""
         report, dice = self.report, self._dice
         lost = sorted(set().union(*(fault.lost for fault in faults)))
         number = sum(report.kinds.values()) + 1
@@ -110,9 +111,9 @@ class Campaign:
                 fault.end()
         known = self._until(lambda: set(self.mesh.deaths()) >= set(lost), KNOWN_S)
         if not known:
-            report.wrong.append(f"{number}: of {lost} only {sorted(self.mesh.deaths())} were known to be lost")
+            report.wrong.append(f"{number}: of {lost}, only {sorted(self.mesh.deaths())} were reported as lost")
         report.known_s.append(time.monotonic() - begun)
-        is_late = dice.random() < 0.5  # they come back when others are in their places
+        is_late = dice.random() < 0.5  # they come back after others have taken their places
         if not is_late:
             for fault in faults:
                 fault.end()
@@ -133,7 +134,7 @@ class Campaign:
             report.left += [f"{number}: {_described(process)}" for process in doomed if is_alive(process)]
 
     def _doomed(self, faults: list[Fault]) -> list[psutil.Process]:
-        """What has to end: all of a host that is lost, or a rank and its children."""
+        """List the processes that must end: all of a lost host, or a rank and its children."""
         found: list[psutil.Process] = []
         rows = self.mesh.view().ranks
         for fault in faults:
@@ -149,16 +150,16 @@ class Campaign:
             try:
                 self.mesh.heal().get(HEAL_S)
                 return
-            except SupervisionError as error:  # another has died meanwhile
+            except SupervisionError as error:  # another rank died meanwhile
                 if time.monotonic() > deadline:
-                    raise AssertionError(f"{number}: can't be healed") from error
-                self._say(f"{number}: healed again, for {error}")
+                    raise AssertionError(f"{number}: the mesh can't be healed") from error
+                self._say(f"{number}: healing again after {error}")
 
     def _check_whole(self, number: int) -> None:
         try:
             found = self._traffic.workers.take.call("checks", number).get(CALL_S).values()
         except SupervisionError as error:
-            self.report.wrong.append(f"{number}: not whole after it was healed: {error}")
+            self.report.wrong.append(f"{number}: the mesh is not whole after heal(): {error}")
             self._heal(number)
             return
         with self._traffic.ledger.lock:
@@ -178,7 +179,7 @@ class Campaign:
 
 @contextmanager
 def by_value() -> Iterator[None]:
-    """The classes of the traffic travel by value, and what nobody handles is no news."""
+    """Send the classes of the traffic by value, and ignore unhandled failures."""
     for module in BY_VALUE:
         cloudpickle.register_pickle_by_value(module)
     hook, actor.unhandled_fault_hook = actor.unhandled_fault_hook, lambda failure: None
@@ -216,17 +217,17 @@ def _with_transfers(directory: Path, options: argparse.Namespace, say: Callable[
 
 
 def main() -> None:
-    """Read the command line, run, and say what has become of it."""
+    """Read the command line, run the campaign, and print the report."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.failures.campaign", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument(
-        "--transfers", type=int, help="instead, make so many transfers of memory, and kill ranks in the midst of them"
+        "--transfers", type=int, help="make this many transfers of memory instead, and kill ranks during them"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--on", choices=SUPPLIES, default="local", help="who gives the hosts: ray is a cluster of five nodes"
+        "--on", choices=SUPPLIES, default="local", help="source of the hosts; ray is a cluster of five nodes"
     )
     parser.add_argument(
         "--lost-after", type=float, default=LOST_AFTER_S, help="seconds of silence after which a host is lost"

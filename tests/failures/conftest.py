@@ -1,4 +1,4 @@
-"""Agents that fail. Classes of these tests travel by value: ranks do not have the modules of the tests."""
+"""Fixtures with agents that fail. Classes of these tests travel by value, since ranks cannot import the tests."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ def machines_by_value() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
-    """Agents of a module whose tests launch no others; all ends with it."""
+    """Agents for a module whose tests launch no others; they end with the module."""
     yield from _machines(tmp_path_factory.mktemp("agents"), through_proxies=False)
 
 
 @pytest.fixture
 def machines(tmp_path: Path) -> Iterator[Machines]:
-    """Agents, with nothing between them and the controller; all ends with the test."""
+    """Agents with a direct connection to the controller; they end with the test."""
     yield from _machines(tmp_path, through_proxies=False)
 
 
 @pytest.fixture
 def proxied(tmp_path: Path) -> Iterator[Machines]:
-    """Agents, each of which reaches the controller by a proxy of its own; all ends with the test."""
+    """Agents that each reach the controller through their own proxy; they end with the test."""
     yield from _machines(tmp_path, through_proxies=True)
 
 
 @pytest.fixture
 def cabled(tmp_path: Path) -> Iterator[Machines]:
-    """Agents, each on a host with a cable of its own, and the test on the controller's host; all ends with the test."""
+    """Agents on separate hosts with a cable each, and the test on the controller's host; all ends with the test."""
     if why := why_not():
         pytest.skip(why)
     bed = Bed()
@@ -53,11 +53,11 @@ def cabled(tmp_path: Path) -> Iterator[Machines]:
 
 
 def _machines(directory: Path, *, through_proxies: bool, bed: Bed | None = None) -> Iterator[Machines]:
-    """Agents in a session of their own, whose sockets are in the network of the caller.
+    """Agents in a separate session, with sockets in the network of the caller.
 
-    Tests count what the session refuses, and lose its hosts for good.
+    It is separate because tests count the connections that the session refuses, and lose its hosts for good.
     """
-    shutdown_context().get()  # of earlier tests
+    shutdown_context().get()  # the session of earlier tests
     machines = Machines(directory, through_proxies=through_proxies, bed=bed)
     try:
         yield machines

@@ -1,4 +1,4 @@
-"""Streams of transfers, of which it is known what they must find, while memory is dropped and owners are killed."""
+"""Streams of transfers with known contents, while tests drop memory and kill the owners."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ __all__ = ["Doom", "Exchange", "Place"]
 
 STREAMS = 5
 WINDOW = 3
-ENTRIES = 8  # of each stream at a time
-GHOSTS = 6  # handles on memory that is gone, of each stream
-PER_PLACE = 2  # actors
-KILL_SHARE = 0.06  # of what is carried; those that are spared are not killed
+ENTRIES = 8  # live entries of each stream
+GHOSTS = 6  # handles of each stream on memory that is gone
+PER_PLACE = 2  # number of actors
+KILL_SHARE = 0.06  # share of the transfers that a kill follows; spared places are not killed
 
 
 @dataclass
 class Place:
-    """A process, in which there are parties.
+    """A process with actors that exchange memory.
 
     Attributes:
-        number: of it.
-        mesh: of which it is.
-        rank: there.
-        parties: one handle for each.
-        is_spared: whether nobody harms it.
-        kills: how often it was killed.
-        deaths: how often it was known to have died.
+        number: index of the place.
+        mesh: the mesh of the process.
+        rank: the rank of the process in the mesh.
+        parties: handles of its actors.
+        is_spared: whether the campaign never harms the process.
+        kills: how often the campaign killed it.
+        deaths: how often the controller reported its death.
     """
 
     number: int
@@ -52,7 +52,7 @@ class Place:
 
 
 class Doom(NamedTuple):
-    """Who is to be killed, how soon after a transfer was begun."""
+    """The place to kill, and how long after the start of a transfer."""
 
     place: Place
     delay_s: float
@@ -60,20 +60,20 @@ class Doom(NamedTuple):
 
 @dataclass(eq=False)
 class Entry:
-    """Memory that was lent, and what it holds.
+    """Exported memory and its expected content.
 
     Attributes:
-        name: of it, at its owner.
-        sketch: of the thing.
-        owner: where it is.
-        party: which actor there has lent it.
-        life: how often the owner had been killed before.
-        buffer: the handle; None as long as it is on its way.
+        name: name of the memory at its owner.
+        sketch: kind and layout of the tensor, array or bytes.
+        owner: the process that has the memory.
+        party: index of the actor there that exported it.
+        life: number of kills of the owner before the export.
+        buffer: the handle; None until it arrives.
         content: by rows along the first axis: (first row, row after the last, version).
-        claims: rows that are being read or written: (first, after the last, whether they are written).
-        is_unsure: whether a write has failed, so that nobody knows what it holds.
-        is_dropped: whether somebody was asked to drop it.
-        was_dropped: whether that is done.
+        claims: rows that a transfer reads or writes at this moment: (first, after the last, whether it writes).
+        is_unsure: whether a write has failed, so that the content is unknown.
+        is_dropped: whether a drop was requested.
+        was_dropped: whether the drop is done.
     """
 
     name: str
@@ -94,35 +94,35 @@ class Entry:
 
     @property
     def is_doomed(self) -> bool:
-        """Whether its owner was killed."""
+        """Whether the owner was killed after the export."""
         return self.owner.kills > self.life
 
     @property
     def is_gone(self) -> bool:
-        """Whether no transfer that begins now may succeed."""
+        """Whether a transfer that starts now must fail."""
         return self.was_dropped or self.owner.deaths > self.life
 
     def is_free(self, start: int, stop: int, is_write: bool) -> bool:
-        """Whether rows can be read or written while those that were claimed are."""
+        """Whether a transfer of these rows does not conflict with the rows that are claimed."""
         return not any(
             (is_write or theirs) and max(start, first) < min(stop, last) for first, last, theirs in self.claims
         )
 
     def holds(self, start: int, stop: int) -> Content:
-        """What is in some rows."""
+        """The expected content of some rows."""
         row_nbytes = self.sketch.nbytes // max(1, self.rows)
         cuts = [(max(start, first), min(stop, last), version) for first, last, version in self.content]
         return [(version, first * row_nbytes, last * row_nbytes) for first, last, version in cuts if first < last]
 
     def takes(self, start: int, stop: int, version: int) -> None:
-        """Rows hold something else."""
+        """Note that a write has replaced the content of some rows."""
         around = [(first, min(last, start), each) for first, last, each in self.content if first < start]
         around += [(max(first, stop), last, each) for first, last, each in self.content if last > stop]
         self.content = sorted([*around, (start, stop, version)])
 
 
 class Part(NamedTuple):
-    """Of what a transfer is."""
+    """One step of a transfer: the rows of one entry."""
 
     entry: Entry
     start: int
@@ -133,13 +133,15 @@ class Part(NamedTuple):
 
 
 class Trader:
-    """What one stream asks. The seed decides that, not when; so a seed does the same again but for moments.
+    """Makes the requests of one stream.
+
+    The seed determines the requests, but not their timing: a second run with a seed differs only in that.
 
     Args:
-        number: of the stream.
-        places: between which bytes are carried.
-        exchange: of which it is one.
-        dice: chooses.
+        number: index of the stream.
+        places: the processes that exchange memory.
+        exchange: the exchange that the stream belongs to.
+        dice: source of the random choices.
     """
 
     def __init__(self, number: int, places: Sequence[Place], exchange: Exchange, dice: random.Random) -> None:
@@ -152,7 +154,7 @@ class Trader:
         self._ghosts: deque[Entry] = deque(maxlen=GHOSTS)
 
     def begin(self, number: int) -> tuple[Future[Any], Judge]:
-        """Ask for what comes next."""
+        """Make the next request."""
         self._bury()
         usable = [entry for entry in self._entries if not entry.is_dropped and not entry.is_unsure]
         stale = [entry for entry in self._entries if not entry.is_dropped and entry.is_unsure]
@@ -169,14 +171,14 @@ class Trader:
         return self._carry(number, usable)
 
     def finish(self) -> None:
-        """Drop all that is lent, and forget it."""
+        """Drop and forget all exported memory."""
         for entry in self._entries:
             if not entry.is_gone:
                 self._exchange.conclude(*self._drop(-1, entry))
         self._entries.clear()
         self._ghosts.clear()
 
-    # -- what is asked
+    # -- requests
 
     def _lend(self, number: int) -> tuple[Future[Any], Judge]:
         place, begun = self._some_place(), time.monotonic()
@@ -215,7 +217,7 @@ class Trader:
 
         def judge(was_lent: Any, error: SupervisionError | None) -> None:
             if error is not None:
-                entry.is_dropped = False  # perhaps; it is asked again
+                entry.is_dropped = False  # perhaps it was dropped; the next request drops it again
                 entry.is_unsure = True
                 self._excuse(number, place, begun, error)
                 return
@@ -258,7 +260,7 @@ class Trader:
             if error is not None:
                 self._excuse(number, place, begun, error)
                 found = [("", 0, "", "") for _ in parts]
-                self._exchange.counts["ended with who carried them"] += len(parts)
+                self._exchange.counts["ended with their carrier"] += len(parts)
             for part, each in zip(parts, found):
                 outcome = Outcome(*each)
                 self._judge(number, part, outcome, place, parts if how == "batch" else [part])
@@ -269,13 +271,13 @@ class Trader:
         return future, judge
 
     def _judge(self, number: int, part: Part, outcome: Outcome, place: Place, together: Sequence[Part]) -> None:
-        """See whether a transfer came to what it had to; together are those of which one has failed, if one has."""
+        """Check the result of one part; ``together`` are the parts that fail as one, which is all parts of a batch."""
         entry, counts = part.entry, self._exchange.counts
         if outcome.road:
             counts[f"by {outcome.road}"] += 1
             self._exchange.nbytes += outcome.nbytes
             if part.was_gone:
-                self._blame(number, f"{entry.name} was gone, and {outcome.nbytes} bytes of it were carried")
+                self._blame(number, f"{entry.name} was gone, but {outcome.nbytes} bytes of it were transferred")
             if outcome.wrong and not entry.is_unsure:
                 self._blame(number, f"{entry.name}, by {outcome.road}: {outcome.wrong}")
             if (outcome.road == "process") != (entry.owner is place):
@@ -285,18 +287,18 @@ class Trader:
             return
         if part.is_write:
             entry.is_unsure = True
-        if not outcome.gone:  # who carried it has ended
+        if not outcome.gone:  # the process that carried it has ended
             return
         was_dropped = "dropped" in outcome.gone
         why = "it was dropped" if was_dropped else "its owner has ended"
-        counts[f"refused: {why}" if len(together) == 1 else f"refused, as one of a batch was: {why}"] += 1
+        counts[f"refused: {why}" if len(together) == 1 else f"refused with another part of its batch: {why}"] += 1
         if not any(each.entry.is_dropped if was_dropped else each.entry.is_doomed for each in together):
-            self._blame(number, f"{entry.name}: {outcome.gone}, and it was not")
+            self._blame(number, f"{entry.name}: the error is {outcome.gone}, which is not so")
 
-    # -- what they have in common
+    # -- helpers
 
     def _some_place(self) -> Place:
-        """One that is not being harmed, as far as that is known; else the program."""
+        """Choose a place that is not known to be harmed at this moment; otherwise the program."""
         place = self._dice.choice(self._places)
         return self._places[-1] if self._exchange.injuries.excuse(place.number, time.monotonic()) else place
 
@@ -307,7 +309,7 @@ class Trader:
 
     def _excuse(self, number: int, place: Place, begun: float, error: SupervisionError) -> None:
         if not self._exchange.injuries.excuse(place.number, begun):
-            self._blame(number, f"place {place.number} failed, and nobody has harmed it: {error}")
+            self._blame(number, f"place {place.number} failed, but no fault hit it: {error}")
 
     def _blame(self, number: int, what: str) -> None:
         self._exchange.ledger.blame(f"stream {self._number}", number, what)
@@ -317,16 +319,16 @@ class Exchange:
     """All streams of transfers between the processes of some meshes.
 
     Args:
-        meshes: with the axis ``gpus``, all ranks of which but the first may be killed; the last is the program's own.
-        injuries: of places.
-        seed: of what is asked.
+        meshes: meshes with the axis ``gpus``; all ranks but the first may be killed. The last one is the program's own.
+        injuries: harmed places.
+        seed: seed of the requests.
 
     Attributes:
         places: all processes.
-        dooms: who is to be killed next.
-        ledger: what was wrong.
-        counts: of transfers, by what has become of them.
-        nbytes: carried.
+        dooms: places to kill, in order.
+        ledger: the failed checks.
+        counts: number of transfers by outcome.
+        nbytes: transferred bytes.
     """
 
     def __init__(self, meshes: Sequence[ProcMesh], injuries: Injuries, seed: int) -> None:
@@ -350,7 +352,7 @@ class Exchange:
 
     @property
     def transfers(self) -> int:
-        """How many have ended."""
+        """Number of finished transfers."""
         with self.ledger.lock:
             return sum(self.counts.values())
 
@@ -359,7 +361,7 @@ class Exchange:
             stream.start()
 
     def end(self) -> None:
-        """Have no more asked, wait for what was, and have all dropped; all must be whole."""
+        """Stop the streams, wait for open requests, and drop all memory; no process may be harmed at this moment."""
         for stream in self._streams:
             stream.end()
         for stream in self._streams:
@@ -370,13 +372,13 @@ class Exchange:
             trader.finish()
 
     def conclude(self, future: Future[Any], judge: Judge) -> None:
-        """Wait for what was asked when all is whole."""
+        """Wait for a request that must succeed, and check its value."""
         value = future.get(CALL_S)
         with self.ledger.lock:
             judge(value, None)
 
     def began(self, dice: random.Random, places: Sequence[Place]) -> None:
-        """A transfer was begun between places: perhaps one of them is to be killed."""
+        """Decide whether the start of a transfer between these places dooms one of them."""
         is_doomed, victim = (
             dice.random() < KILL_SHARE,
             dice.choice([each for each in places if not each.is_spared] or places),

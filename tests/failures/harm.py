@@ -1,4 +1,4 @@
-"""Faults: what is done to ranks, agents, connections and nodes, and which ranks are lost by it."""
+"""Faults of ranks, agents, connections and nodes, and the ranks that each fault loses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.failures.supply import Supply
 __all__ = ["Fault", "Injuries", "Surgeon"]
 
 UNTIL_LOST = float("inf")
-# Of these the end of the one would end the other, or nobody would be left on the host to tidy up after the two.
+# Pairs of faults where the first would end the second, or where no process would be left on the host to clean up after both.
 _CLASHES = (
     {"an agent stands still for a moment", "an agent stands still for long"},
     {"a connection is cut for a moment", "a connection is cut for long"},
@@ -29,15 +29,15 @@ _CLASHES = (
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that happens to a host, or to one of its ranks.
+    """A fault of a host, or of one of its ranks.
 
     Attributes:
-        kind: in words.
-        place: which host.
-        lost: the ranks that are lost by it.
-        begin: do it.
-        end: undo it, if that can be; more than once does no harm.
-        for_s: after how many seconds that is done; `UNTIL_LOST` for when its ranks are lost.
+        kind: the fault, in words.
+        place: number of the host.
+        lost: ranks that the fault loses.
+        begin: makes the fault.
+        end: undoes the fault where possible; calling it again does no harm.
+        for_s: seconds until `end`; `UNTIL_LOST` waits until the controller has lost the ranks.
     """
 
     kind: str
@@ -49,7 +49,7 @@ class Fault:
 
 
 class Injuries:
-    """Who was harmed when: what may excuse a rank that does not answer."""
+    """When each rank was harmed, which may excuse a missing answer."""
 
     def __init__(self) -> None:
         self._open: set[int] = set()
@@ -61,7 +61,7 @@ class Injuries:
             self._open |= set(ranks)
 
     def healed(self) -> None:
-        """All are whole."""
+        """Mark all ranks as healed."""
         with self._lock:
             self._healed_at |= dict.fromkeys(self._open, time.monotonic())
             self._open.clear()
@@ -77,10 +77,10 @@ class Surgeon:
     """Makes faults.
 
     Attributes:
-        mesh: whose ranks are harmed, with the axes ``hosts`` and ``gpus``.
-        supply: of its hosts.
-        lost_after_s: after which silence a host is lost.
-        dice: chooses.
+        mesh: the mesh to harm, with the axes ``hosts`` and ``gpus``.
+        supply: source of its hosts.
+        lost_after_s: silence after which a host is lost.
+        dice: source of the random choices.
     """
 
     mesh: ProcMesh
@@ -108,14 +108,14 @@ class Surgeon:
             self.kinds |= {"a node of the engine dies": self._kill_node}
 
     def some(self, kinds: Iterable[str] = ()) -> list[Fault]:
-        """One fault, or two at the same time, perhaps on the same host."""
+        """Choose one fault, or two at the same time, perhaps on the same host."""
         chosen = list(kinds) or [self.dice.choice(list(self.kinds)) for _ in range(self.dice.choice((1, 1, 2)))]
         places = [self.dice.randrange(self.mesh.extent["hosts"]) for _ in chosen]
         if any(set(chosen) <= group and len(chosen) > 1 for group in _CLASHES) and len(set(places)) == 1:
             places[0] = (places[1] + 1) % self.mesh.extent["hosts"]
         return [self.kinds[kind](place) for kind, place in zip(chosen, places)]
 
-    # -- one of each kind
+    # -- one method for each kind
 
     def _ranks(self, place: int) -> list[int]:
         gpus = self.mesh.extent["gpus"]
@@ -178,7 +178,7 @@ class Surgeon:
 
 
 def _signaller(process: psutil.Process, signum: signal.Signals) -> Callable[[], None]:
-    """Signals a process, as long as it is that one."""
+    """Give a function that signals a process, as long as its pid still belongs to it."""
 
     def send() -> None:
         with suppress(psutil.NoSuchProcess, ProcessLookupError):

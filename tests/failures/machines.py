@@ -1,4 +1,4 @@
-"""Hosts that are agents on this machine, behave as if they were elsewhere, and fail as the test wants."""
+"""Hosts that are agents on this machine, behave as if they were remote, and fail when a test wants."""
 
 from __future__ import annotations
 
@@ -42,30 +42,30 @@ __all__ = [
 LONG_S = 60.0
 
 APART = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
-"""Runs a program where it sees no other process of the machine, as in a container, or on another machine."""
+"""Command prefix that hides all other processes of the machine, as a container or another machine does."""
 
 
 def can_be_apart() -> bool:
-    """Whether programs can be run so here."""
+    """Whether `APART` works on this machine."""
     return shutil.which("unshare") is not None and not subprocess.run([*APART, "true"], capture_output=True).returncode
 
 
 class Machines:
-    """The local launcher, with a hand on its agents and, if asked for, on the network between them and the controller.
+    """A local launcher that gives tests control of its agents and, optionally, of the network to the controller.
 
     Args:
-        directory: for what agents write.
-        through_proxies: whether each agent reaches the controller by a proxy of its own.
-        bed: where each agent gets a host of its own; who calls is on the controller's.
-        within: what runs the program that follows it, such as ``unshare``.
+        directory: directory for the files of agents.
+        through_proxies: whether each agent reaches the controller through its own proxy.
+        bed: where each agent gets its own host; the caller is on the controller's host.
+        within: prefix of the agents' commands, such as ``unshare``.
 
     Attributes:
-        agents: in the order in which they were launched.
-        meshes: what `hosts_on` has made of them.
-        proxies: of each agent, the same way; empty without ``through_proxies``.
+        agents: the agents, in the order of their launch.
+        meshes: the host meshes that `hosts_on` made.
+        proxies: the proxy of each agent, in the same order; empty without ``through_proxies``.
         bed: as given.
-        hosts: of each agent, the same way; empty without a bed.
-        room: how many agents there may be at the same time, as where hosts are named.
+        hosts: the bed's host of each agent, in the same order; empty without a bed.
+        room: how many agents may run at the same time, as for a launcher with named hosts.
     """
 
     name = "local"
@@ -117,16 +117,16 @@ class Machines:
         return msgspec.structs.replace(config, addresses=(f"tcp://127.0.0.1:{proxy.port}",))
 
     def pid(self, host: int) -> int:
-        """Of the agent that was launched as this one, counted from 0."""
+        """Give the pid of an agent, by the order of launch, from 0."""
         return self.agents[host].pid
 
     def signal(self, host: int, signum: signal.Signals) -> None:
-        """Signal an agent, and nothing else."""
+        """Signal an agent, but no other process of its host."""
         os.kill(self.pid(host), signum)
 
 
 class Ledger(Actor):
-    """Writes down what it is called with."""
+    """Records the numbers that it is called with."""
 
     def __init__(self) -> None:
         self.taken: list[int] = []
@@ -150,7 +150,7 @@ class Ledger(Actor):
 
 
 class Stream:
-    """Numbered calls to every rank of a mesh, one after the other without waiting, and what came of them."""
+    """Numbered calls to every rank of a mesh, made without waiting for answers, and their results."""
 
     def __init__(self, mesh: ProcMesh) -> None:
         self.ledgers = mesh.spawn("ledgers", Ledger)
@@ -158,14 +158,14 @@ class Stream:
         self.ledgers.all.call().get(LONG_S)
 
     def flow(self, seconds: float) -> None:
-        """Go on for a while, and for 25 calls at least."""
+        """Make calls for a while, but at least 25."""
         until, least = time.monotonic() + seconds, len(self.futures) + 25
         while time.monotonic() < until or len(self.futures) < least:
             self.futures.append(self.ledgers.take.call(len(self.futures)))
             self.futures[max(0, len(self.futures) - 200)].wait(0.002)
 
     def check(self, at_least: int = 100) -> None:
-        """Nothing is missing, twice, or out of order, on the way there and back."""
+        """Check that no call or answer is missing, doubled or out of order."""
         last = -1
         for number, future in enumerate(self.futures):
             assert set(future.get(LONG_S).values()) == {number}
@@ -176,7 +176,7 @@ class Stream:
 
 
 def hosts_on(machines: Machines, count: int, **options: Any) -> HostMesh:
-    """Have so many agents launched; options as for `Session.add_hosts`."""
+    """Launch this many agents; the options are those of `Session.add_hosts`."""
     session = current_session()
     serve_ranks(session)
     numbers = session.add_hosts(machines, count, **options)
@@ -185,19 +185,22 @@ def hosts_on(machines: Machines, count: int, **options: Any) -> HostMesh:
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """A process and all that it has started and that lasts: not whoever has just forked a rank, and ends."""
+    """List a process and its lasting descendants, without the short-lived processes that fork ranks."""
     return [each for each in tree(pid) if not _is_helper(each)]
 
 
 def _is_helper(process: psutil.Process) -> bool:
-    """Whether it is a child of a zygote, the oldest of those below an agent that are called so; ranks are the agent's."""
+    """Whether a process is a short-lived child of a zygote.
+
+    The zygote is the oldest child of an agent with that word in its command line; ranks are children of the agent.
+    """
     try:
         parent = process.parent()
         agent = parent.parent() if parent is not None else None
         if agent is None or "zygote" not in parent.cmdline():
             return False
         siblings = agent.children()
-    except psutil.NoSuchProcess:  # so it did not last
+    except psutil.NoSuchProcess:  # it was short-lived
         return True
     called = [each for each in siblings if "zygote" in command_of(each)]
     return parent == min(called, key=lambda each: (each.create_time(), each.pid), default=parent)

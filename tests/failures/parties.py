@@ -1,6 +1,6 @@
-"""Actors that lend memory, and carry bytes from and to what others have lent.
+"""Actors that export memory, and transfer bytes from and to the memory of others.
 
-Their classes travel by value, once; so what is sent to them, and comes back, are plain tuples.
+Their classes travel by value, once, so requests and results are plain tuples.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ from tests.failures.things import Content, Sketch, Thing
 __all__ = ["CARRY_S", "Outcome", "Party", "Step"]
 
 CARRY_S = 45.0
-"""By then every transfer has ended."""
+"""Deadline for a transfer, in seconds."""
 
 
 class Step(NamedTuple):
-    """A transfer to be made; ``near`` is the thing at the end of who makes it, ``content`` what is to be found, or written."""
+    """A transfer to make.
+
+    ``near`` describes the local end; ``content`` is the expected content, or the content to write.
+    """
 
     buffer: Buffer
     near: Sketch
@@ -35,7 +38,7 @@ class Step(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What has come of one: which road it took, or why the buffer was gone, and what is wrong, if anything is."""
+    """Result of a transfer: its data path or the reason why the buffer is gone, and any wrong bytes."""
 
     road: str
     nbytes: int
@@ -44,7 +47,10 @@ class Outcome(NamedTuple):
 
 
 class Party(Actor):
-    """One of those between whom bytes are carried. It keeps nothing that it lends: the loan does."""
+    """An actor that exchanges memory with others.
+
+    It keeps no reference to exported memory, so only the export keeps the memory alive.
+    """
 
     def __init__(self) -> None:
         self._blocks: dict[str, weakref.ref[Any]] = {}
@@ -58,10 +64,10 @@ class Party(Actor):
 
     @endpoint
     def look(self, name: str, plain: Any, content: Content) -> str:
-        """What is wrong with memory that is lent, seen by its owner."""
+        """Compare exported memory with its expected content, at its owner; gives the difference."""
         block = self._blocks[name]()
         if block is None:
-            return "it was let go, and is lent"
+            return "the memory was freed while it is exported"
         return Thing(Sketch(*plain), block).difference(content)
 
     @endpoint
@@ -70,7 +76,7 @@ class Party(Actor):
 
     @endpoint
     def carry(self, plain: Sequence[Any], how: str) -> list[tuple[str, int, str, str]]:
-        """Make transfers: one after the other, all begun at first, or as a batch."""
+        """Make transfers: one after the other, all at the same time, or as a batch."""
         steps = [Step(buffer, Sketch(*near), content, is_write) for buffer, near, content, is_write in plain]
         things = [Thing(step.near) for step in steps]
         for step, thing in zip(steps, things):
@@ -89,13 +95,13 @@ class Party(Actor):
 
     @endpoint
     def tally(self) -> dict[str, int]:
-        """What this process holds: descriptors by kind, threads by name, loans, and blocks that nobody should need."""
-        asker_here().roads.close()  # what is kept for the next transfer
+        """Count what this process holds: descriptors by kind, threads by name, exports, and blocks that should be freed."""
+        asker_here().roads.close()  # frees what it keeps for the next transfer
         found: Counter[str] = Counter()
         for name in os.listdir("/proc/self/fd"):
             try:
                 link = os.readlink(f"/proc/self/fd/{name}")
-            except FileNotFoundError:  # of the listing itself
+            except FileNotFoundError:  # the descriptor of the listing itself
                 continue
             found["descriptor of " + re.sub(r"\d+", "N", link)] += 1
         found.update(f"thread {re.sub(r'[0-9]+', 'N', thread.name)}" for thread in threading.enumerate())
@@ -111,7 +117,7 @@ def _batched(steps: Sequence[Step], things: Sequence[Thing]) -> list[tuple[str, 
     future = batch.submit()
     try:
         transfers = future.get(CARRY_S)
-    except BufferGoneError as error:  # of one of them
+    except BufferGoneError as error:  # one part is gone
         return [tuple(Outcome("", 0, str(error), "")) for _ in steps]
     return [
         tuple(Outcome(transfer.road, transfer.nbytes, "", _wrong(step, thing)))
@@ -128,5 +134,5 @@ def _outcome(step: Step, thing: Thing, future: Any) -> tuple[str, int, str, str]
 
 
 def _wrong(step: Step, thing: Thing) -> str:
-    """What is wrong at this end: also of what was only read from."""
+    """Compare the local end with its expected content, also after a write, which only reads from it."""
     return thing.difference(step.content)

@@ -1,4 +1,4 @@
-"""A network between an agent and its controller that can be made to fail: a TCP proxy in the test's own process."""
+"""A TCP proxy between an agent and its controller, in the test's process, which simulates network failures."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER without waiting: close() sends RST
 
 
 class Proxy:
-    """Passes on what comes, in both directions, until it is told otherwise.
+    """Forwards bytes in both directions, until a test makes it fail.
 
     Args:
-        host: of whom it passes connections on to.
-        port: the same.
+        host: host to forward connections to.
+        port: port to forward connections to.
 
     Attributes:
-        port: where it listens, at 127.0.0.1.
-        connections: how many it has passed on.
-        recorded: of each of them what was sent by who has connected, and what was answered; the first part, if it is long.
+        port: port at 127.0.0.1 where it listens.
+        connections: number of forwarded connections.
+        recorded: for each connection, the first bytes that the client sent, and the first bytes of the answers.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -44,18 +44,18 @@ class Proxy:
         self._hurry = threading.Event()
         self._start(self._accept)
 
-    # -- what the network does
+    # -- network failures
 
     def cut(self) -> None:
-        """Pass nothing on from now on; nobody is told, as when a cable is pulled."""
+        """Stop forwarding, without closing any connection, as when a cable is pulled."""
         self._passes.clear()
 
     def mend(self) -> None:
-        """Pass on what has come meanwhile, and what comes."""
+        """Forward the bytes that came since `cut`, and all later ones."""
         self._passes.set()
 
     def reset(self) -> None:
-        """Break all connections; others may be made at once. What was on its way is lost."""
+        """Break all connections, which loses the bytes in flight; new connections can be made at once."""
         with self._lock:
             pairs, self._pairs = self._pairs, []
         for pair in pairs:
@@ -65,32 +65,32 @@ class Proxy:
                 _close(end)
 
     def lose_half(self) -> None:
-        """Of the next bytes that come pass on one half, and break the connection in the midst of them."""
+        """Forward half of the next bytes, then break the connection."""
         self._halves = True
 
     def delay(self, seconds: float) -> None:
-        """Have all bytes come later by so much."""
+        """Delay all bytes by this time."""
         self._delay_s = seconds
 
     def inject(self, data: bytes, *, up: bool = True) -> None:
-        """Send bytes of our own on the youngest connection, as if they came from who has connected, or from the other."""
+        """Insert bytes into the newest connection, as if the client (``up``) or the server had sent them."""
         with self._lock:
             near, far = self._pairs[-1]
         (far if up else near).sendall(data)
 
     def close(self) -> None:
-        """End it, and all connections."""
+        """Stop, and close all connections."""
         self._is_open = False
         self._hurry.set()
         self._passes.set()
         with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes who waits in accept()
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept()
         self._listener.close()
         self.reset()
         for thread in self._threads:
             thread.join(10)
 
-    # -- inside
+    # -- implementation
 
     def _start(self, run: object, *args: object) -> None:
         thread = threading.Thread(target=run, args=args, daemon=True)  # type: ignore[arg-type]

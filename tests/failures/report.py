@@ -1,4 +1,4 @@
-"""What has become of a campaign."""
+"""The result of a campaign."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ __all__ = ["Report"]
 
 @dataclass
 class Report:
-    """What was done, what came of it, and what should not have been.
+    """What a campaign did, what came of it, and what went wrong.
 
     Attributes:
         kinds: how often each fault was made.
-        values: futures that ended with a value.
-        errors: those that ended with an error, each of a rank that was harmed.
-        lost: ranks that were lost, as they had to be.
-        wrong: answers, errors and ends that should not have been.
-        innocent: ranks that were lost though nobody had harmed them, or their host.
+        values: number of futures that ended with a value.
+        errors: number of futures that ended with an error, each of a rank that was harmed.
+        lost: number of ranks that were lost because of faults.
+        wrong: wrong answers, unexcused errors and missing ends.
+        innocent: ranks that were lost although neither they nor their host were harmed.
         left: processes and other things that were left behind.
-        known_s: how long it took until all that were to be lost were, in seconds, for each step.
-        healed_s: how long it took from then on until all was whole.
-        transfers: of memory, by what has become of them.
-        figures: in words, of what else was done.
+        known_s: seconds until the controller knew of all losses, for each step.
+        healed_s: seconds from then until the mesh was whole again.
+        transfers: number of transfers of memory, by outcome.
+        figures: other figures, in words.
     """
 
     kinds: Counter[str] = field(default_factory=Counter)
@@ -41,11 +41,11 @@ class Report:
 
     @property
     def is_good(self) -> bool:
-        """Whether all was as it has to be."""
+        """Whether nothing went wrong."""
         return not (self.wrong or self.innocent or self.left)
 
     def text(self) -> str:
-        """As a table, with what was wrong below it."""
+        """Format the report as a table, followed by the failed checks."""
         rows = [(kind, str(count)) for kind, count in sorted(self.kinds.items())]
         rows += [(f"transfers {what}", str(count)) for what, count in sorted(self.transfers.items())]
         if self.transfers:
@@ -55,8 +55,8 @@ class Report:
             ("ranks lost by them, and replaced", str(self.lost)),
             ("futures that ended with a value", str(self.values)),
             ("futures that ended with an error", str(self.errors)),
-            ("wrong answers, errors that nothing excuses, futures without end", str(len(self.wrong))),
-            ("ranks lost that nobody had harmed", str(len(self.innocent))),
+            ("wrong answers, errors that no fault excuses, futures without an end", str(len(self.wrong))),
+            ("ranks lost that no fault hit", str(len(self.innocent))),
             ("processes, sockets, threads, files left", str(len(self.left))),
         ]
         width = max(len(what) for what, _ in rows)

@@ -1,7 +1,7 @@
-"""Strangers that besiege a port, from a process of their own: its descriptors are not those of who is besieged.
+"""Unauthorized clients that flood a port, from a separate process, so that they use no descriptors of the test's process.
 
-Run as a program it takes what to do from its arguments, begins with a line on its standard input, says "ready" when it has
-begun, and ends with its standard input.
+As a program it takes the task from its arguments, starts when it reads a line from standard input, prints "ready" when it
+has started, and stops at the end of standard input.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 __all__ = ["GREETING", "Besieger", "besieged"]
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
-"""ZMTP 3's; after it a client that has the keys says HELLO."""
+"""Greeting of ZMTP 3; a client with the right keys sends HELLO after it."""
 
-_GIGABYTE = b"\x06" + (1 << 30).to_bytes(8, "big")  # how a long command of that size begins
+_GIGABYTE = b"\x06" + (1 << 30).to_bytes(8, "big")  # header of a command of that size
 _PLAIN = GREETING.replace(b"CURVE", b"PLAIN")
 _NULL = GREETING.replace(b"CURVE", b"NULL\0")
 _SAYS: dict[str, Sequence[bytes]] = {
@@ -50,7 +50,7 @@ _SAYS: dict[str, Sequence[bytes]] = {
 
 
 class Besieger:
-    """A process that besieges ports, from `begin` until it is closed."""
+    """A process that attacks ports, from `begin` until `close`."""
 
     def __init__(self, what: str, ports: Sequence[int], count: int) -> None:
         self._process = subprocess.Popen(
@@ -61,14 +61,14 @@ class Besieger:
         )
 
     def begin(self) -> None:
-        """Have it begin; returns when it has."""
+        """Start the attack; returns when it runs."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(b"begin\n")
         assert self._process.stdout.readline() == b"ready\n"
 
     def close(self) -> None:
-        """End it, and all its connections."""
+        """End the process and all its connections."""
         with suppress(BrokenPipeError):
             self._process.communicate(timeout=30)
         assert self._process.returncode == 0
@@ -76,7 +76,7 @@ class Besieger:
 
 @contextmanager
 def besieged(what: str, ports: Sequence[int], count: int = 1, *, waits: bool = False) -> Iterator[Besieger]:
-    """Have strangers do this at each of the ports, with so many connections; if it ``waits``, when it is told to begin."""
+    """Attack each port with this many connections; with ``waits``, the block starts the attack by `Besieger.begin`."""
     besieger = Besieger(what, ports, count)
     try:
         if not waits:
@@ -86,7 +86,7 @@ def besieged(what: str, ports: Sequence[int], count: int = 1, *, waits: bool = F
         besieger.close()
 
 
-# -- in that process
+# -- in the separate process
 
 
 def _connect(port: int) -> socket.socket:
@@ -101,19 +101,19 @@ def _is_over() -> bool:
 
 
 def _hold(what: str, ports: Sequence[int], count: int) -> None:
-    """Connect, say it, and stay."""
+    """Connect, send a message, and keep the connections open."""
     with ExitStack() as stack:
         for i in range(count):
             for port in ports:
                 connection = stack.enter_context(_connect(port))
-                with suppress(OSError):  # it is hung up on
+                with suppress(OSError):  # the server has closed it
                     connection.sendall(_SAYS[what][i % len(_SAYS[what])])
         print("ready", flush=True)
         sys.stdin.read()
 
 
 def _drip(ports: Sequence[int], count: int) -> None:
-    """Say a greeting, and the handshake after it, a byte at a time; whoever is hung up on comes again."""
+    """Send a greeting and a handshake one byte at a time; reconnect when the server closes the connection."""
     text = GREETING + b"\x04\xc8\x05HELLO" + bytes(194)
     print("ready", flush=True)
     ends: list[tuple[socket.socket, int]] = []
@@ -134,7 +134,7 @@ def _drip(ports: Sequence[int], count: int) -> None:
 
 
 def _flood(ports: Sequence[int], count: int) -> None:
-    """Announce a frame of a gigabyte, and send it, on several connections at once; whoever is hung up on comes again."""
+    """Announce a frame of a gigabyte and send it, on several connections; reconnect when the server closes one."""
     print("ready", flush=True)
     chunk = bytes(1 << 18)
     ends: list[socket.socket] = []
@@ -157,7 +157,7 @@ def _flood(ports: Sequence[int], count: int) -> None:
 
 
 def _storm(ports: Sequence[int], count: int) -> None:
-    """Connect and leave at once, so many times."""
+    """Connect and disconnect at once, this many times."""
     for _ in range(count):
         for port in ports:
             _connect(port).close()

@@ -1,4 +1,4 @@
-"""Where the hosts of a campaign come from, and what of them can be harmed."""
+"""Sources of hosts for a campaign, and the ways to harm these hosts."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ __all__ = ["LocalSupply", "RaySupply", "Supply"]
 
 
 class Supply(Protocol):
-    """Hosts, each with an agent that is a process of this machine."""
+    """Hosts whose agents are processes of this machine."""
 
     hosts: HostMesh
     has_links: bool
     """Whether the connection of a host to the controller can be cut."""
     has_nodes: bool
-    """Whether a host is a node of a cluster, that can die with all that is on it."""
+    """Whether a host is a node of a cluster, which can die with all its processes."""
 
     def agent(self, place: int) -> psutil.Process:
         """The agent that is in a place of the mesh now."""
         ...
 
     def link(self, place: int) -> Proxy:
-        """Between the agent in a place and the controller."""
+        """The connection between the agent in a place and the controller."""
         ...
 
     def kill_node(self, place: int) -> None:
-        """Have the node of a host die, and another come."""
+        """Kill the node of a host, and add another one."""
         ...
 
     def close(self) -> None:
-        """End all that the session has not."""
+        """End what the session does not end."""
         ...
 
 
@@ -52,7 +52,7 @@ def agent_in(hosts: HostMesh, place: int) -> psutil.Process:
 
 
 class LocalSupply:
-    """Agents of this machine, each of which reaches the controller by a proxy of its own."""
+    """Agents of this machine, each of which reaches the controller through its own proxy."""
 
     has_links = True
     has_nodes = False

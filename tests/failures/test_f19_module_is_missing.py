@@ -1,4 +1,4 @@
-"""F19: a module is missing on one host: the report names the host, the ranks and the interpreter there."""
+"""F19: a module is missing on one host; the report names the host, the ranks and the interpreter there."""
 
 from __future__ import annotations
 

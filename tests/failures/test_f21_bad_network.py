@@ -1,4 +1,4 @@
-"""F21: the network is slow, and full of our own values: no host is lost for that, and others do not wait."""
+"""F21: the network is slow and full of large values; no host is lost because of that, and other hosts do not wait."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 LOST_AFTER_S = 2.0
 BYTES_PER_S = 1e6
-BIG_NBYTES = 5_000_000  # takes more than twice as long as a host may be silent
+BIG_NBYTES = 5_000_000  # takes more than twice the time that a host may be silent
 
 
 def bring_up(machines: Machines, count: int) -> ProcMesh:
@@ -47,7 +47,7 @@ def test_a_host_whose_link_is_full_is_not_lost_and_others_do_not_wait(cabled: Ma
 
 
 def test_hosts_behind_one_whose_link_is_full_are_not_lost(cabled: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosts_module, "FAN_OUT", 1)  # the second takes its way by the first
+    monkeypatch.setattr(hosts_module, "FAN_OUT", 1)  # messages to the second host pass through the first
     mesh = bring_up(cabled, 2)
     stream = Stream(mesh)
     echoes = mesh.spawn("echoes", Echo)
@@ -64,5 +64,5 @@ def test_hosts_behind_one_whose_link_is_full_are_not_lost(cabled: Machines, monk
 
 
 def is_on(machines: Machines, mesh: ProcMesh, rank: int, agent: int) -> bool:
-    """Whether a rank is on the host of that agent."""
+    """Whether a rank is on the host of this agent."""
     return mesh.view().ranks[rank].pid in {each.pid for each in family(machines.pid(agent))}

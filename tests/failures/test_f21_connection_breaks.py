@@ -1,6 +1,6 @@
-"""F21: the connection between an agent and its controller breaks, stalls, or ends in the midst of a message.
+"""F21: the connection between an agent and its controller breaks, stalls, or ends in the middle of a message.
 
-Short breaks lose nothing and change no order; of a long one both ends know what follows: the host is lost, and its agent ends.
+Short breaks lose nothing and keep the order. After a long break, both ends act alike: the host is lost, and its agent ends.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tests.support.processes import is_alive
 from tests.support.timing import Bar
 
 LOST_AFTER_S = 2.0
-"""Where a host is to be lost."""
+"""For tests that lose a host."""
 NOT_LOST_S = 30.0
-"""Where it is not: far more than any break here, also on a machine that is busy."""
+"""For tests that lose no host: much longer than any break here, even on a busy machine."""
 SHORT_S = 0.3
 
 
@@ -114,7 +114,7 @@ def test_a_host_that_is_cut_off_for_long_is_lost_ends_by_itself_and_can_be_repla
     assert procs.heal().get(LONG_S) == (1,)
     assert procs.run("rank").get(LONG_S).values() == (0, 1)
     proxied.proxies[1].mend()
-    wait_until(lambda: not any(map(is_alive, below)), "what was cut off to end")
+    wait_until(lambda: not any(map(is_alive, below)), "the processes of the lost host to end")
     assert procs.run("rank").get(LONG_S).values() == (0, 1)
 
 

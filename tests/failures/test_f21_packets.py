@@ -1,4 +1,4 @@
-"""F21: packets between hosts are late, lost, doubled, or overtake each other: all comes once and in order, only later."""
+"""F21: packets between hosts are late, lost, doubled or reordered; every message arrives once and in order, only later."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BIG_NBYTES = 1_000_000
 
 
 class Echo(Actor):
-    """Gives back what it is given."""
+    """Returns its argument."""
 
     @endpoint
     def echo(self, value: bytes) -> bytes:
@@ -24,7 +24,7 @@ class Echo(Actor):
 
 
 def pattern(nbytes: int, salt: int) -> bytes:
-    """Bytes of which no two pieces are alike."""
+    """Bytes without repeated pieces."""
     block = hashlib.shake_256(b"%d" % salt).digest(1 << 12)
     return b"".join(b"%012d" % i + block for i in range(nbytes >> 12))
 
@@ -48,17 +48,17 @@ def test_all_comes_once_and_in_order(cabled: Machines, faults: dict[str, float])
     echoes = mesh.spawn("echoes", Echo)
     near, far = stream.ledgers.slice(hosts=0, gpus=0), stream.ledgers.slice(hosts=1, gpus=1)
     asked = mesh.spawn("asked", Ledger)
-    near.ask.call_one(asked.slice(hosts=1, gpus=0), [-1]).get(LONG_S)  # who is where is known
+    near.ask.call_one(asked.slice(hosts=1, gpus=0), [-1]).get(LONG_S)  # lets both agents learn each other's address
     for host in cabled.hosts:
         host.suffer(**faults)
-    # calls, and large values among them
+    # calls, some with large values
     bigs = []
     for i in range(3):
         stream.flow(0.4)
         bigs.append((pattern(BIG_NBYTES, i), echoes.echo.call(pattern(BIG_NBYTES, i))))
-    # between actors of two hosts
+    # calls between actors of two hosts
     between = near.ask.call_one(asked.slice(hosts=1, gpus=0), range(30))
-    # what nobody waits for
+    # broadcasts, which have no answer
     for number in range(200):
         asked.slice(hosts=1, gpus=1).take.broadcast(number)
     assert asked.slice(hosts=1, gpus=1).all.call_one().get(LONG_S) == list(range(200))

@@ -1,4 +1,4 @@
-"""F26: a host agent dies, stands still, or comes back late: its ranks are lost, and the rest of the mesh goes on."""
+"""F26: a host agent dies, stops, or continues too late; its ranks are lost, and the rest of the mesh continues."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.support.processes import is_alive
 from tests.support.timing import Bar
 
 LOST_AFTER_S = 2.0
-"""Where a host is to be lost because it is silent. A host that is killed is lost because its agent has ended."""
+"""For tests that lose a host because it is silent. A killed host is lost as soon as its agent has ended."""
 
 BringUp = Callable[..., ProcMesh]
 
 
 @pytest.fixture
 def bring_up(machines: Machines) -> BringUp:
-    """Gives two ranks on each of some hosts."""
+    """Makes meshes with two ranks on each host."""
 
     def bring_up(count: int, lost_after_s: float = LONG_S) -> ProcMesh:
         hosts = hosts_on(machines, count, lost_after_s=lost_after_s, is_light=True)
@@ -35,7 +35,7 @@ def bring_up(machines: Machines) -> BringUp:
 
 
 def host_of(machines: Machines, mesh: ProcMesh, host: int) -> int:
-    """Which of the agents has the ranks of a host of the mesh now."""
+    """Find the agent that has the ranks of a host of the mesh now."""
     ranks = {mesh.view().ranks[2 * host].pid, mesh.view().ranks[2 * host + 1].pid}
     return next(i for i in range(len(machines.agents)) if ranks <= {each.pid for each in family(machines.pid(i))})
 
@@ -58,7 +58,7 @@ def test_the_ranks_of_an_agent_that_is_killed_are_lost_and_the_others_go_on(
     agent = host_of(machines, mesh, 1)
     below = family(machines.pid(agent))
     future = mesh.run("import time\nif rank in (2, 3): time.sleep(600)\nrank")
-    wait_until(lambda: sum(rank.state == "running" for rank in mesh.view().ranks) == 2, "the others to be done")
+    wait_until(lambda: sum(rank.state == "running" for rank in mesh.view().ranks) == 2, "the other ranks to finish")
     with bar.below(3.0, "the news of the death"):
         machines.signal(agent, signal.SIGKILL)
         error = future.exception(LONG_S)
@@ -68,12 +68,12 @@ def test_the_ranks_of_an_agent_that_is_killed_are_lost_and_the_others_go_on(
     assert "host agent" in error.reports[mesh.extent.point(2)].message
     assert error.reports[mesh.extent.point(2)].host == os.uname().nodename
     wait_until(lambda: not any(map(is_alive, below)), "its ranks to have ended with it")
-    # slices without the host
+    # slices without the host work
     assert mesh.slice(hosts=slice(0, 3, 2)).run("kept").get(LONG_S).values() == (0, 7, 28, 35)
     assert ledgers.slice(hosts=0).take.call(2).get(LONG_S).values() == (2, 2)
     with pytest.raises(SupervisionError, match="not sent"):
         mesh.run("rank").get(LONG_S)
-    # in its place another
+    # another host takes its place
     assert mesh.heal().get(LONG_S) == (2, 3)
     assert len(machines.agents) == 4
     assert mesh.run("rank").get(LONG_S).values() == tuple(range(6))
@@ -85,7 +85,7 @@ def test_all_hosts_may_be_lost_together(machines: Machines, bring_up: BringUp) -
     mesh = bring_up(2)
     for agent in [host_of(machines, mesh, host) for host in range(2)]:
         machines.signal(agent, signal.SIGKILL)
-    wait_until(lambda: len(mesh.deaths()) == 4, "all to be lost")
+    wait_until(lambda: len(mesh.deaths()) == 4, "all ranks to be lost")
     assert mesh.heal().get(LONG_S) == tuple(range(4))
     assert mesh.run("rank").get(LONG_S).values() == tuple(range(4))
 
@@ -125,11 +125,11 @@ def test_a_host_that_stands_still_for_long_is_lost_and_told_to_end_when_it_comes
         (message,) = {death.message for death in mesh.deaths().values()}
         assert "nothing was heard of" in message
         assert mesh.slice(hosts=0).run("rank").get(LONG_S).values() == (0, 1)
-        time.sleep(LOST_AFTER_S / 2)  # nothing ends it meanwhile
+        time.sleep(LOST_AFTER_S / 2)  # nothing ends the host during this time
         assert all(map(is_alive, below))
     finally:
         machines.signal(agent, signal.SIGCONT)
-    wait_until(lambda: not any(map(is_alive, below)), "it and its ranks to end")
+    wait_until(lambda: not any(map(is_alive, below)), "the agent and its ranks to end")
     assert "exit code 0" in str(machines.agents[agent].poll())
     assert any("has given this host up" in line for line in machines.agents[agent].log_tail())
     assert mesh.heal().get(LONG_S) == (2, 3)
@@ -149,7 +149,7 @@ def test_a_host_that_stands_still_can_be_replaced_at_once(
     wait_until(lambda: len(mesh.deaths()) == 2, "its ranks to be lost")
     assert mesh.heal().get(LONG_S) == (2, 3)
     assert mesh.run("rank").get(LONG_S).values() == tuple(range(4))
-    wait_until(lambda: not any(map(is_alive, below)), "the engine to end what it was given back")
+    wait_until(lambda: not any(map(is_alive, below)), "the engine to end the returned host")
 
 
 def test_healing_does_not_wait_for_an_engine_that_is_slow_to_take_hosts_back(

@@ -1,4 +1,4 @@
-"""F26: a host with buffers is cut off, or can't be dialled: they are told gone, or another way is taken."""
+"""F26: a host with buffers is cut off or refuses connections; transfers raise `BufferGoneError` or take another data path."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.failures.machines import APART, LONG_S, Machines, can_be_apart, hosts
 pytestmark = pytest.mark.slow
 
 LARGE = 4 << 20
-"""Bytes; a cable of a bed is slow."""
+"""In bytes; small, since cables of a bed are slow."""
 
 PORTS = "61000", "61050"
 
 
 class Lends(Actor):
-    """Lends memory."""
+    """Exports memory."""
 
     @endpoint
     def lend(self) -> Buffer:
@@ -43,10 +43,10 @@ class Lends(Actor):
 
 @pytest.fixture
 def lent(tmp_path: Path) -> Iterator[tuple[Machines, Any]]:
-    """A rank on a host of its own, whose memory can be reached by the network only; the test is on the controller's host."""
+    """An actor on a separate host each, with memory that only the network reaches; the test is on the controller's host."""
     if why := why_not() or ("" if can_be_apart() else "no process namespaces can be made here"):
         pytest.skip(why)
-    shutdown_context().get()  # the sockets of a session of earlier tests are in another network
+    shutdown_context().get()  # the session of earlier tests has its sockets in another network
     bed = Bed()
     with bed.entered():
         machines = Machines(tmp_path, bed=bed, within=APART)
@@ -62,7 +62,7 @@ def lent(tmp_path: Path) -> Iterator[tuple[Machines, Any]]:
 
 def test_a_host_that_can_not_be_dialled_is_left_to_messages(lent: tuple[Machines, Any]) -> None:
     machines, lends = lent
-    for host in machines.hosts:  # ports from now on are among these, and nothing passes to them
+    for host in machines.hosts:  # new listeners use one of these ports, and no packet reaches them
         host.namespace.run("sh", "-c", f"echo {' '.join(PORTS)} > /proc/sys/net/ipv4/ip_local_port_range")
     router = machines.bed.router
     router.ip("rule", "add", "priority", "1", "ipproto", "tcp", "dport", "-".join(PORTS), "blackhole")
@@ -71,8 +71,8 @@ def test_a_host_that_can_not_be_dialled_is_left_to_messages(lent: tuple[Machines
     into = np.zeros(LARGE, "u1")
     assert buffer.read_into(into).get(LONG_S).road == "messages"
     assert (into == 7).all()
-    assert not asker_here().roads["network"].leads_to(buffer._loan)  # it is remembered
-    assert second.read.call_one(buffer).get(LONG_S) == "messages"  # between ranks, too
+    assert not asker_here().roads["network"].leads_to(buffer._loan)  # the path remembers the failure
+    assert second.read.call_one(buffer).get(LONG_S) == "messages"  # also between ranks
     router.ip("rule", "del", "priority", "1")
     other = lends.slice(hosts=1).lend.call_one().get(LONG_S)
     assert other.read_into(into).get(LONG_S).road == "network"
@@ -105,4 +105,4 @@ def test_a_host_that_is_cut_off_in_mid_transfer_is_gone(lent: tuple[Machines, An
     with pytest.raises(BufferGoneError, match=r"its owner has ended .*nothing was heard of"):
         raise errors[0]
     machines.hosts[1].mend()
-    wait_until(lambda: machines.agents[1].poll() is not None, "the host to hear that it is lost")
+    wait_until(lambda: machines.agents[1].poll() is not None, "the lost host to end")

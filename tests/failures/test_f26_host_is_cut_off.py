@@ -1,4 +1,4 @@
-"""F26: a host is cut off, and no connection ends. Its ranks are lost in time, and all others go on."""
+"""F26: a host is cut off, but no connection ends; the controller loses its ranks in time, and all others continue."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BringUp = Callable[..., ProcMesh]
 
 @pytest.fixture
 def bring_up(cabled: Machines) -> BringUp:
-    """Gives two ranks on each of some hosts."""
+    """Makes meshes with two ranks on each host."""
 
     def bring_up(count: int, lost_after_s: float = LOST_AFTER_S) -> ProcMesh:
         hosts = hosts_on(cabled, count, lost_after_s=lost_after_s, is_light=True)
@@ -35,7 +35,7 @@ def bring_up(cabled: Machines) -> BringUp:
 
 
 def host_of(machines: Machines, mesh: ProcMesh, host: int) -> int:
-    """Which of the agents has the ranks of a host of the mesh now."""
+    """Find the agent that has the ranks of a host of the mesh now."""
     ranks = {mesh.view().ranks[2 * host].pid, mesh.view().ranks[2 * host + 1].pid}
     return next(i for i in range(len(machines.agents)) if ranks <= {each.pid for each in family(machines.pid(i))})
 
@@ -53,7 +53,7 @@ def test_its_ranks_are_lost_in_time_and_all_others_go_on(cabled: Machines, bring
         error = pending.exception(LONG_S)
     assert "nothing was heard of" in str(error)
     assert set(mesh.deaths()) == {2, 3}
-    # slices without it work, and so do actors of other hosts that call each other
+    # slices without the host work, and so do calls between actors of other hosts
     others = mesh.slice(hosts=slice(0, 3, 2))
     assert others.run("rank").get(LONG_S).values() == (0, 1, 4, 5)
     assert ledgers.slice(hosts=slice(0, 3, 2)).take.call(3).get(LONG_S).values() == (3,) * 4
@@ -70,11 +70,11 @@ def test_a_host_that_comes_back_late_hears_that_it_is_lost_and_ends(
     below = family(cabled.pid(agent))
     cabled.hosts[agent].cut()
     wait_until(lambda: len(mesh.deaths()) == 2, "its ranks to be lost")
-    time.sleep(LOST_AFTER_S)  # nothing ends it meanwhile
-    assert all(map(is_alive, below)), "a host that is cut off can't know that it is lost, and waits"
-    with bar.below(3.0, "the end of a host that hears that it is lost"):
+    time.sleep(LOST_AFTER_S)  # nothing ends the host during this time
+    assert all(map(is_alive, below)), "a host that is cut off can't learn that it is lost, so it waits"
+    with bar.below(3.0, "the end of a host that learns that it is lost"):
         cabled.hosts[agent].mend()
-        wait_until(lambda: not any(map(is_alive, below)), "it and its ranks to end")
+        wait_until(lambda: not any(map(is_alive, below)), "the agent and its ranks to end")
     assert "exit code 0" in str(cabled.agents[agent].poll())
     assert mesh.heal().get(LONG_S) == (2, 3)
     assert mesh.run("rank").get(LONG_S).values() == tuple(range(4))
@@ -109,12 +109,12 @@ def test_the_agents_of_others_forget_it(cabled: Machines, bring_up: BringUp, bar
     cabled.hosts[cut].cut()
     wait_until(lambda: len(mesh.deaths()) == 2, "the host to be lost")
     with bar.below(1.5, "the end of the connection"):
-        wait_until(lambda: connections(cabled, asking, cut) == 0, "its agent to be dialled no more")
+        wait_until(lambda: connections(cabled, asking, cut) == 0, "the other agent to stop connecting")
     assert near.take.call_one(2).get(LONG_S) == 2
 
 
 def connections(machines: Machines, host: int, other: int) -> int:
-    """How many connections a host has with another, or tries to have."""
+    """Count the connections between two hosts, including attempts."""
     address = machines.hosts[other].address
     theirs = socket.inet_aton(address)[::-1].hex().upper()
     lines = Path(f"/proc/{machines.hosts[host].namespace.pid}/net/tcp").read_text().splitlines()[1:]

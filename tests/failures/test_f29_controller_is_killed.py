@@ -1,4 +1,4 @@
-"""F29: the program is killed: agents elsewhere end their ranks after the grace, and nothing is left."""
+"""F29: the program is killed; agents on other hosts end their ranks after the grace period and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ sys.stdin.readline()
 
 
 class Program:
-    """A program with ranks on two hosts, which run a cell until there is a line to read."""
+    """A program with ranks on two hosts, which run a cell until the program gets a line of input."""
 
     def __init__(self, logs: Path, grace_s: float) -> None:
         self._before = directories()
@@ -54,11 +54,11 @@ class Program:
         return [process for agent in self.agents for process in family(agent)]
 
     def left(self) -> set[str]:
-        """Directories of it that there are."""
+        """List its directories that still exist."""
         return directories() - self._before
 
     def close(self) -> None:
-        """End the program and its agents, which would otherwise wait for the grace to be over."""
+        """End the program and its agents, which would otherwise wait for the end of the grace period."""
         below = self.below()
         self.process.kill()
         self.process.wait()
@@ -105,7 +105,7 @@ def test_a_controller_that_stands_still_for_less_than_the_grace_loses_nothing(pr
         assert all(map(is_alive, below))
         time.sleep(0.01)
     program.process.send_signal(signal.SIGCONT)
-    while time.monotonic() < start + 3.0:  # neither end takes the other for dead
+    while time.monotonic() < start + 3.0:  # neither end considers the other dead
         assert all(map(is_alive, below))
         time.sleep(0.01)
     assert program.process.poll() is None

@@ -1,4 +1,4 @@
-"""F30: a host with the right keys that is not in its right mind says what can't be: dropped, counted, and nobody is harmed."""
+"""F30: a host with the right keys sends impossible messages; the receiver drops and counts them, and no process is harmed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ C = b"C"
 
 
 class Mesh:
-    """A rank on each of two hosts, and where they and the controller listen."""
+    """A rank on each of two hosts, and the ports of the controller and the first agent."""
 
     def __init__(self, machines: Machines) -> None:
         self.machines = machines
@@ -38,7 +38,7 @@ class Mesh:
         )
 
     def check(self) -> None:
-        """All answer, nothing was lost, and nothing has come twice."""
+        """Check that all ranks answer, and that no call was lost or doubled."""
         for _ in range(20):
             assert self.ledgers.take.call(self.count).get(LONG_S).values() == (self.count, self.count)
             self.count += 1
@@ -53,7 +53,7 @@ def mesh(standing: Machines) -> Mesh:
 
 
 class Forger:
-    """Has the keys of the session, and says to be a host that there is not."""
+    """Has the keys of the session, and claims to be a host that does not exist."""
 
     def __init__(self, port: int, name: bytes) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -70,7 +70,7 @@ class Forger:
             self._end.send_multipart(list(parts))
 
     def has_arrived(self, host: int) -> None:
-        """All that was said was taken in: a knock is answered after it."""
+        """Wait until all messages were handled: the answer to a knock comes after them."""
         self._end.send_multipart([b"knock", b"77", b"%d" % host])
         assert self._end.poll(1000 * LONG_S)
         while self._end.recv_multipart() != [b"here"]:
@@ -94,7 +94,7 @@ def envelope(*, entries: Sequence[Entry] = (), beats: Sequence[Beat] = (), frame
 
 
 def forged(of: int, to: int, other: int) -> dict[str, list[list[Frame]]]:
-    """What a host says that is ``of`` this number ``to`` another."""
+    """Messages that host ``of`` sends to host ``to``, by kind of forgery."""
     word = join([pack(Goodbye())])
     return {
         "no envelope": [[b"garbage"], [os.urandom(500)], [b"\xff" * 5000, b"x"], [b"", b"", b""]],
@@ -102,23 +102,21 @@ def forged(of: int, to: int, other: int) -> dict[str, list[list[Frame]]]:
             envelope(entries=[Entry([Leg(of, to, number, 0, [b"R9"], [C])], 1)], frames=[b"x"])
             for number in (0, -1, 2**63, 2**64 - 1, 10**9)
         ],
-        "pieces that fit no others": [
+        "pieces without the rest": [
             envelope(entries=[Entry([Leg(of, to, 1, 0, [b"R9"], [C])], 1, goes_on, is_cut)], frames=[b"x"])
             for goes_on, is_cut in ((False, True), (True, True), (True, False))
         ],
         "missing frames": [
             envelope(entries=[Entry([Leg(of, to, 1, 0, [b"R9"], [C])], n)], frames=[b"x"]) for n in (0, 2, 9)
         ],
-        "hosts that there are not": [
+        "from unknown hosts": [
             envelope(entries=[Entry([Leg(9000 + i, to, 1, 0, [b"R9"], [C])], 1)], frames=[b"x"]) for i in range(200)
         ],
-        "for hosts that there are not": [
+        "for unknown hosts": [
             envelope(entries=[Entry([Leg(of, 9000 + i, 1, 0, [b"R9"], [C])], 1)], frames=[b"x"]) for i in range(200)
         ],
-        "acknowledgements of what was never sent": [
-            envelope(beats=[Beat(each, to, 0, 0, 2**40)]) for each in (of, other)
-        ],
-        "that more was sent than was": [envelope(beats=[Beat(of, to, 0, 2**40, 0)])],
+        "acknowledgements of unsent messages": [envelope(beats=[Beat(each, to, 0, 0, 2**40)]) for each in (of, other)],
+        "too high a count of sent messages": [envelope(beats=[Beat(of, to, 0, 2**40, 0)])],
         "all again": [envelope(beats=[Beat(of, to, 0, 0, 0, again=True)])] * 50,
         "in the name of the controller": [
             envelope(beats=[Beat(0, to, 0, 0, 0, over=True)]),
@@ -161,12 +159,12 @@ def test_what_is_dropped_is_counted(mesh: Mesh, forgers: list[Forger]) -> None:
     forgers.append(forger := Forger(mesh.port, b"H77/forged"))
     said = [parts for what in WHAT if what != "all again" for parts in forged(77, 0, mesh.hosts[0])[what]]
     forger.say(*said)
-    wait_until(lambda: runtime.refused >= before + len(said) - 20, "them to be counted")
+    wait_until(lambda: runtime.refused >= before + len(said) - 20, "the messages to be counted")
     mesh.check()
 
 
 def test_a_host_that_there_is_speaks_for_itself_only(mesh: Mesh, forgers: list[Forger]) -> None:
-    """Also with the token, and well-formed: ranks of another host are not its own."""
+    """Even valid messages with the token are dropped when they are about ranks of another host."""
     session = current_session()
     first, _ = mesh.hosts
     relay = Relay(77, default=0)
@@ -181,6 +179,6 @@ def test_a_host_that_there_is_speaks_for_itself_only(mesh: Mesh, forgers: list[F
     forgers.append(forger := Forger(mesh.port, b"H77/forged"))
     before = session.runtime.refused
     forger.say(*(parts for _, parts in relay.flush()))
-    wait_until(lambda: session.runtime.refused > before, "it to be counted")
+    wait_until(lambda: session.runtime.refused > before, "a message to be counted")
     mesh.check()
     assert all(count < 10**6 for _, count in mesh.procs.view().strangers)

@@ -1,4 +1,4 @@
-"""F30: what went over the wire is recorded and sent again, whole and in part, anew and into the live connection: refused."""
+"""F30: recorded traffic is sent again, whole and in part, on a new and on the live connection; the receiver refuses it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.failures.proxy import Proxy
 
 GREETING_NBYTES = 64
 HELLO_NBYTES = 202
-"""ZMTP 3 with CURVE: what a client says first, and what it says when it has the server's greeting."""
+"""Sizes of a client's first two messages in ZMTP 3 with CURVE: its greeting, and its HELLO after the server's greeting."""
 
 
 class Mesh:
-    """A rank on each of two hosts, that have counted; what the first one's agent and the controller have said is recorded."""
+    """A rank on each of two hosts, with calls already made, and the recorded traffic of the first agent and the controller."""
 
     def __init__(self, machines: Machines) -> None:
         self.procs: ProcMesh = hosts_on(machines, 2, is_light=True).spawn_procs({"gpus": 1}, device="cpu")
@@ -30,7 +30,7 @@ class Mesh:
         self.machines = machines
         self.go_on()
         self.proxy: Proxy = machines.proxies[0]
-        # Where a connection was made again the last one counts.
+        # After a reconnection, only the last connection counts.
         self.asked, self.answered = (bytes(said) for said in self.proxy.recorded[-1])
         assert len(self.asked) > 2000
         assert len(self.answered) > 2000
@@ -42,14 +42,14 @@ class Mesh:
             self.count += 1
 
     def check(self) -> None:
-        """All is as it should be: nothing was lost, and nothing has come twice."""
+        """Check that no call was lost or doubled."""
         self.go_on()
         for taken in self.ledgers.all.call().get(LONG_S).values():
             assert taken == list(range(self.count))
         assert [agent.poll() for agent in self.machines.agents] == [None, None]
 
     def refused(self) -> int:
-        """By the controller and the agents."""
+        """Number of connections that the controller and the agents have refused."""
         return sum(count for _, count in self.procs.view().strangers)
 
 
@@ -61,16 +61,16 @@ def mesh(proxied: Machines) -> Iterator[Mesh]:
 
 
 def say_all(mesh: Mesh, port: int, texts: Collection[bytes]) -> list[bytes]:
-    """Say each of them on a connection of its own, and give what is answered: all are refused, and the mesh goes on."""
+    """Send each text on its own connection; check that all are refused and that the mesh still works; give the answers."""
     before = mesh.refused()
     answers = []
     with ExitStack() as stack:
         connections = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 20)) for _ in texts]
         for connection, text in zip(connections, texts, strict=True):
-            with suppress(ConnectionError):  # it is hung up on
+            with suppress(ConnectionError):  # the receiver has closed the connection
                 connection.sendall(text)
         mesh.go_on()
-        wait_until(lambda: mesh.refused() == before + len(texts), "all to be refused")
+        wait_until(lambda: mesh.refused() == before + len(texts), "all connections to be refused")
         for connection in connections:
             answers.append(b"")
             with suppress(ConnectionError):
@@ -80,13 +80,13 @@ def say_all(mesh: Mesh, port: int, texts: Collection[bytes]) -> list[bytes]:
 
 
 def parts(asked: bytes) -> dict[str, bytes]:
-    """What of a conversation may be sent again."""
+    """Parts of recorded traffic that an attacker may replay."""
     begins = GREETING_NBYTES + HELLO_NBYTES
     return {
         "whole": asked,
         "without its end": asked[:-7],
         "handshake": asked[: begins + 300],
-        "greeting and what comes after the handshake": asked[:GREETING_NBYTES] + asked[begins + 300 :],
+        "greeting and the rest after the handshake": asked[:GREETING_NBYTES] + asked[begins + 300 :],
         "greeting and proof": asked[:GREETING_NBYTES] + asked[begins:],
         "the middle": asked[len(asked) // 2 :],
         "the end": asked[-500:],
@@ -96,7 +96,7 @@ def parts(asked: bytes) -> dict[str, bytes]:
 @pytest.mark.slow
 def test_a_conversation_is_sent_again_on_another_connection(mesh: Mesh) -> None:
     for answer in say_all(mesh, mesh.port, parts(mesh.asked).values()):
-        assert len(answer) < 1000  # a greeting, and a cookie that fits no old proof
+        assert len(answer) < 1000  # a greeting, and a new cookie, which no recorded proof matches
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ def test_what_was_said_between_two_is_said_to_a_third(mesh: Mesh) -> None:
 @pytest.mark.parametrize("up", [True, False], ids=["to the controller", "to the agent"])
 @pytest.mark.parametrize("what", ["the last message", "the handshake", "all", "noise"])
 def test_what_was_said_comes_again_on_the_same_connection(mesh: Mesh, up: bool, what: str) -> None:
-    """Each message has a number that CURVE uses once: who hears one again hangs up, and what was lost is sent again."""
+    """CURVE uses each message number once: a receiver of a repeated one disconnects, and lost messages are sent again."""
     asked, answered = (bytes(said) for said in mesh.proxy.recorded[-1])
     said = asked if up else answered
     text = {
@@ -125,12 +125,12 @@ def test_what_was_said_comes_again_on_the_same_connection(mesh: Mesh, up: bool, 
     connections = mesh.proxy.connections
     mesh.proxy.inject(text, up=up)
     mesh.go_on()
-    wait_until(lambda: mesh.proxy.connections > connections, "it to be hung up on, and dialled again")
+    wait_until(lambda: mesh.proxy.connections > connections, "a disconnect and a new connection")
     mesh.go_on()
 
 
 def last_message(said: bytes) -> bytes:
-    """The last whole frame of ZMTP in a conversation (its connection may end in the midst of one)."""
+    """Give the last complete frame of ZMTP in recorded traffic, which may end in the middle of a frame."""
     at, last = GREETING_NBYTES, b""
     while at < len(said):
         flags = said[at]

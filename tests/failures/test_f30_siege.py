@@ -1,4 +1,4 @@
-"""F30: strangers besiege all ports of a mesh at once: it works on, takes no more memory or descriptors, and counts them."""
+"""F30: unauthorized clients flood all ports of a mesh; it works on, needs no more memory or descriptors, and counts them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_GROWTH_NBYTES = 96 << 20
 
 
 class Siege:
-    """A mesh of two hosts, each with a rank, that are called all the time, from a thread of their own."""
+    """A mesh of two hosts with a rank each, which a separate thread calls all the time."""
 
     def __init__(self, machines: Machines) -> None:
         self._machines = machines
@@ -46,7 +46,7 @@ class Siege:
 
     @property
     def ports(self) -> list[int]:
-        """Of the controller and of the agents."""
+        """Ports of the controller and of the agents."""
         return [self.port, *self.agent_ports]
 
     def _call(self) -> None:
@@ -54,7 +54,7 @@ class Siege:
             number = self.answers
             try:
                 answer = self.ledger.take.call(number).get(LONG_S).values()
-            except Exception as error:  # it is reported where it can fail the test
+            except Exception as error:  # it fails the test in another thread
                 self.wrong.append(error)
                 return
             if answer != (number, number):
@@ -65,21 +65,21 @@ class Siege:
         return [psutil.Process(pid).memory_info().rss for pid in self.pids]
 
     def works_on(self, count: int = 20) -> None:
-        """So many more calls are answered, and all that were are answered rightly."""
+        """Wait for this many more answers, and check that all answers so far are correct."""
         seen = self.answers
         wait_until(lambda: self.answers >= seen + count or bool(self.wrong), "answers")
         assert self.wrong == []
 
     def growth_nbytes(self) -> int:
-        """Of the one that has grown most."""
+        """Memory growth of the process that has grown most."""
         return max(now - before for now, before in zip(self._memory(), self._before, strict=True))
 
     def refused(self) -> dict[str, int]:
-        """What the user is shown: where, and how many."""
+        """The counts that users see, by port."""
         return dict(self.procs.view().strangers)
 
     def refused_everywhere(self) -> int:
-        """At least so many at each port."""
+        """The smallest count of refused connections of any port."""
         counts = list(self.refused().values())
         return min(counts) if len(counts) == 3 else 0
 
@@ -114,10 +114,12 @@ def test_480_connections_that_say_nothing_or_not_enough_at_each_port(siege: Sieg
     before = [psutil.Process(pid).num_fds() for pid in siege.pids]
     with besieged(what, siege.ports, 480):
         siege.works_on(200)
-        wait_until(lambda: siege.refused_everywhere() >= 480 - MAX_WAITING, "those beyond the limit to be sent away")
+        wait_until(
+            lambda: siege.refused_everywhere() >= 480 - MAX_WAITING, "the connections beyond the limit to be refused"
+        )
         for pid, fds in zip(siege.pids, before, strict=True):
             assert psutil.Process(pid).num_fds() <= fds + MAX_WAITING + 32
-        others = siege.procs.spawn("another", Ledger)  # and what is new comes about, too
+        others = siege.procs.spawn("another", Ledger)  # new actors work, too
         assert others.take.call(1).get(LONG_S).values() == (1, 1)
         wait_until(lambda: siege.refused_everywhere() >= 480, "all to be sent away")
     assert siege.growth_nbytes() < MAX_GROWTH_NBYTES
@@ -143,7 +145,7 @@ def test_handshakes_of_half_a_megabyte_that_are_sent_but_for_the_end(siege: Sieg
 
 def test_a_byte_at_a_time(siege: Siege) -> None:
     with besieged("drip", siege.ports, 50):
-        wait_until(lambda: siege.refused_everywhere() >= 100, "all to be hung up on twice")
+        wait_until(lambda: siege.refused_everywhere() >= 100, "all connections to be closed twice")
         siege.works_on()
     assert siege.growth_nbytes() < MAX_GROWTH_NBYTES
 
@@ -157,15 +159,15 @@ def test_frames_of_a_gigabyte_that_are_sent(siege: Siege) -> None:
 
 
 def test_a_host_with_the_keys_that_sends_frames_of_a_quarter_of_a_gigabyte(siege: Siege) -> None:
-    """What comes after the handshake is bounded, too."""
+    """The size of frames is also limited after the handshake."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    frame = bytes(1 << 28)  # of which CURVE makes another before it is sent
+    frame = bytes(1 << 28)  # CURVE makes another copy of it before it sends it
     with context:
         for port in siege.ports:
             end = _client(context, port, current_session()._keys)
             tells = end.get_monitor_socket(zmq.EVENT_DISCONNECTED)
             end.send(frame, copy=False)
-            assert tells.poll(1000 * LONG_S), "it is not cut off"
+            assert tells.poll(1000 * LONG_S), "the host does not close the connection"
             end.disable_monitor()
             tells.close(linger=0)
             end.close(linger=0)
@@ -191,7 +193,7 @@ def test_clients_with_no_keys_and_with_those_of_another_session(siege: Siege) ->
 
 
 def test_a_scan_of_all_ports(siege: Siege) -> None:
-    """All but those on which others listen, who are none of ours."""
+    """Scan all ports but those on which other programs listen."""
     everybody = {each.laddr.port for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
     ours = {each.laddr.port for pid in siege.pids for each in _listeners(pid)}
     with ExitStack() as stack:
@@ -207,7 +209,7 @@ def test_a_scan_of_all_ports(siege: Siege) -> None:
             with suppress(OSError):
                 connection.sendall(b"\x16\x03\x01\x00\xa5\x01\x00\x00" + b"HELP\r\n" * 20)
         siege.works_on()
-        wait_until(lambda: siege.refused_everywhere() >= 1, "it to be refused everywhere")
+        wait_until(lambda: siege.refused_everywhere() >= 1, "the scan to be refused at each port")
     assert siege.growth_nbytes() < MAX_GROWTH_NBYTES
 
 
@@ -225,7 +227,7 @@ def test_an_agent_at_the_limit_of_its_descriptors(siege: Siege, machines: Machin
         per_call_s = (sum(agent.cpu_times()[:2]) - used_s) / (siege.answers - seen)
         bar.check(
             per_call_s, 0.005, "a call, of the agent's processor time,"
-        )  # libzmq does not try to accept without end
+        )  # libzmq must not retry accept() in a busy loop
     assert agent.is_running()
     resource.prlimit(agent.pid, resource.RLIMIT_NOFILE, (hard, hard))
     siege.works_on()

@@ -1,4 +1,4 @@
-"""F30: strangers connect, or garbage arrives, at ports of ours: refused and counted, and nothing is unpickled."""
+"""F30: unauthorized clients connect to our ports or send garbage; they are refused and counted, and nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def port_of(session: Session) -> int:
 
 
 class Bomb:
-    """Writes a file when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -64,11 +64,11 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
 
 
 def refused_by(act: Callable[[], object]) -> None:
-    """What is done is refused, and counted."""
+    """Check that an action is refused and counted."""
     runtime = current_session().runtime
     before = runtime.refused
     act()
-    wait_until(lambda: runtime.refused > before, "it to be refused")
+    wait_until(lambda: runtime.refused > before, "the connection to be refused")
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_plain_tcp_is_refused(procs: ProcMesh, garbage: bytes) -> None:
     def send() -> None:
         with (
             socket.create_connection(("127.0.0.1", port_of(current_session())), 5) as stranger,
-            suppress(OSError),  # it is hung up on
+            suppress(OSError),  # the server closes the connection
         ):
             stranger.sendall(garbage)
             stranger.shutdown(socket.SHUT_WR)
@@ -113,7 +113,7 @@ def test_another_key_pair_is_refused(procs: ProcMesh, context: zmq.Context[zmq.S
 def test_the_right_keys_and_a_wrong_token_are_refused(
     procs: ProcMesh, context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path, what: str, number: int
 ) -> None:
-    """Such as an agent of this session that was told to end, and a process that has stolen the keys only."""
+    """Such a client may be an agent of this session that had to end, or a process that has stolen only the keys."""
     session = current_session()
     said = {
         "a host": (b"H%d" % number, join([pack(HostHello("no token", number, "liar", 1, 1, 0))])),

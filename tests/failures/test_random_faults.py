@@ -1,4 +1,4 @@
-"""Random faults under a stream of calls and cells: every future ends, rightly, and a rank that was not harmed loses nothing."""
+"""Random faults under a stream of calls and cells: each future ends correctly, and ranks without a fault lose nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random transfers, and kills in the midst of them: no byte is wrong, every future ends, and nothing is left."""
+"""Random transfers, and kills during them: no byte is wrong, each future ends, and nothing is left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Things with memory, of any kind, shape and strides, and what is in it, byte for byte."""
+"""Tensors, arrays and bytes of any shape and strides, with contents that are checked byte for byte."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 __all__ = ["Content", "Sketch", "Thing", "pattern", "some_near", "some_sketch"]
 
 Content = Sequence[tuple[int, int, int]]
-"""What elements hold, one after the other: (version of the pattern, from which of its bytes, to which)."""
+"""Content of the elements, in order: (version of the pattern, first byte of the pattern, byte after the last)."""
 
 GUARD = 0xA5
 ITEMSIZES = {
@@ -21,15 +21,15 @@ ITEMSIZES = {
     "float64": 8, "complex64": 8, "complex128": 16,
 }  # fmt: skip
 _SIZES = ((0, 3), (64, 16), (4 << 10, 24), (256 << 10, 30), (2 << 20, 22), (12 << 20, 4))
-"""Bytes at most, and how often; (0, ...) is nothing at all."""
+"""Largest number of bytes, and its weight; (0, ...) is an empty thing."""
 _HUGE = (64 << 20, 80 << 20)
-_HUGE_OF = 300  # one of so many
-_SCATTERED_NBYTES = 64 << 10  # such are copied row by row
+_HUGE_OF = 300  # one sketch in this many
+_SCATTERED_NBYTES = 64 << 10  # such sketches are copied row by row
 _MASK = (1 << 64) - 1
 
 
 class Sketch(NamedTuple):
-    """What a thing is like: ``kind`` (tensor, array or bytes), and where its elements lie in a block of bytes."""
+    """Description of a thing: its ``kind`` (tensor, array or bytes), and where its elements lie in a block of bytes."""
 
     kind: str
     dtype: str
@@ -48,7 +48,7 @@ class Sketch(NamedTuple):
 
 
 class Thing:
-    """A thing as it was sketched, in memory of its own, which holds nothing but guards.
+    """A thing made from a sketch, in its own memory, where all bytes but those of the elements are guards.
 
     Attributes:
         block: all bytes.
@@ -61,7 +61,7 @@ class Thing:
         self.elements = _elements(sketch, self.block)
 
     def view(self) -> Any:
-        """What a user would pass."""
+        """The object that a user would pass."""
         kind, dtype, shape, strides, offset, _ = self._sketch
         if kind == "bytes":
             return memoryview(self.block)[offset : offset + self._sketch.nbytes]
@@ -72,11 +72,11 @@ class Thing:
         return whole.as_strided(shape, [stride // itemsize for stride in strides], offset // itemsize)
 
     def fill(self, content: Content) -> None:
-        """Have the elements hold this."""
+        """Write this content into the elements."""
         self.elements[...] = _packed(content).reshape(self.elements.shape)
 
     def difference(self, content: Content) -> str:
-        """What is not as it has to be: the elements hold this, and what lies around and between them is untouched."""
+        """Compare the elements with this content, and all other bytes with the guards; gives the difference."""
         expected = np.full(len(self.block), GUARD, np.uint8)
         _elements(self._sketch, expected)[...] = _packed(content).reshape(self.elements.shape)
         if np.array_equal(expected, self.block):
@@ -89,7 +89,7 @@ class Thing:
 
 
 def pattern(version: int, start: int, stop: int) -> np.ndarray[Any, Any]:
-    """A part of what stands for a version: bytes that tell versions and places apart."""
+    """Give a part of the pattern of a version; its bytes identify the version and the place."""
     first = start // 8
     words = np.arange(first, -(-stop // 8), dtype=np.uint64)
     words += np.uint64(version * 0x9E3779B97F4A7C15 & _MASK)
@@ -107,7 +107,7 @@ def _elements(sketch: Sketch, block: np.ndarray[Any, Any]) -> np.ndarray[Any, An
 
 
 def some_sketch(dice: random.Random) -> Sketch:
-    """Anything: mostly small, sometimes nothing, seldom more than 64 MiB."""
+    """Any sketch: mostly small, sometimes empty, rarely more than 64 MiB."""
     dtype = dice.choice(list(ITEMSIZES))
     if dice.randrange(_HUGE_OF) == 0:
         nbytes = dice.randrange(*_HUGE)
@@ -125,7 +125,7 @@ def some_sketch(dice: random.Random) -> Sketch:
 
 
 def some_near(dice: random.Random, shape: tuple[int, ...], dtype: str) -> Sketch:
-    """What can be copied to or from elements of this shape: the same, flat, or as bytes."""
+    """A sketch that can be copied to or from elements of this shape: the same shape, flat, or bytes."""
     what = dice.choice(("same", "same", "flat", "bytes"))
     count = math.prod(shape)
     if what == "flat":
@@ -136,7 +136,7 @@ def some_near(dice: random.Random, shape: tuple[int, ...], dtype: str) -> Sketch
 
 
 def _sketched(dice: random.Random, shape: tuple[int, ...], dtype: str, *, is_packed: bool = False) -> Sketch:
-    """Somewhere in a block: the axes in any order, with gaps between rows, and between elements if these are few."""
+    """A sketch in a block: the axes in any order, with gaps between rows, and also between elements if there are few."""
     itemsize = ITEMSIZES[dtype]
     kinds = ["tensor"] if dtype == "bfloat16" else ["tensor", "array"]
     if dtype == "uint8" and len(shape) == 1:
@@ -159,7 +159,7 @@ def _sketched(dice: random.Random, shape: tuple[int, ...], dtype: str, *, is_pac
     offset = head
     if kind == "array" and not is_packed:
         for axis, size in enumerate(shape):
-            if size and dice.random() < 0.2:  # backwards
+            if size and dice.random() < 0.2:  # negative strides
                 offset += (size - 1) * strides[axis]
                 strides[axis] = -strides[axis]
     return Sketch(kind, dtype, shape, tuple(strides), offset, head + step + tail)

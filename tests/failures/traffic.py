@@ -16,7 +16,7 @@ from monarch_kernel.actor import Actor, Future, ProcMesh, SupervisionError, curr
 __all__ = ["CALL_S", "Traffic", "Worker", "answer"]
 
 CALL_S = 60.0
-"""By then every future has ended."""
+"""Deadline for a future, in seconds."""
 
 WINDOW = 4
 LINES = 3
@@ -24,16 +24,16 @@ OUTPUT_S = 10.0
 PAUSE_S = 0.005
 
 Excuse = Callable[[int, float], bool]
-"""Whether a rank may have failed to answer what it was asked since then."""
+"""Whether a rank may have failed to answer a request that was made at this time."""
 
 
 def answer(rank: int, number: int) -> int:
-    """What a rank has to answer."""
+    """The expected answer of a rank."""
     return rank * 1_000_003 + number
 
 
 class Worker(Actor):
-    """Answers, and writes down what it has answered; has a child of its own, as a program of a user's may."""
+    """Answers calls and records its answers; has a child process, as a user's program may."""
 
     def __init__(self) -> None:
         self.rank = current_rank().rank
@@ -51,7 +51,7 @@ class Worker(Actor):
 
 
 class Asker(Actor):
-    """Asks workers of other hosts."""
+    """Calls workers on other hosts."""
 
     @endpoint
     def ask(self, worker: Any, stream: str, number: int) -> tuple[int, int] | None:
@@ -62,13 +62,13 @@ class Asker(Actor):
 
 
 class Ledger:
-    """What has come of all that was asked.
+    """Records the outcome of all requests.
 
     Attributes:
-        values: futures that ended with a value.
-        errors: those that ended with an error.
-        wrong: what should not have been.
-        taken: for each process and stream the numbers that it has answered, in the order in which they were asked.
+        values: number of futures that ended with a value.
+        errors: number of futures that ended with an error.
+        wrong: descriptions of failed checks.
+        taken: numbers that each process has answered in each stream, in the order of the requests.
     """
 
     def __init__(self) -> None:
@@ -79,11 +79,11 @@ class Ledger:
         self.lock = threading.Lock()
 
     def took(self, stream: str, rank: int, number: int, answered: tuple[int, int]) -> None:
-        """A rank has answered."""
+        """Record the answer of a rank, and check it."""
         pid, value = answered
         self.taken[pid][stream].append(number)
         if value != answer(rank, number):
-            self.blame(stream, number, f"rank {rank} has answered {value}, and not {answer(rank, number)}")
+            self.blame(stream, number, f"rank {rank} answered {value} instead of {answer(rank, number)}")
 
     def blame(self, stream: str, number: int, what: str) -> None:
         self.wrong.append(f"{stream} {number}: {what}")
@@ -93,13 +93,13 @@ Judge = Callable[[Any, "SupervisionError | None"], None]
 
 
 class Stream(threading.Thread):
-    """Asks, with a few futures under way at a time, until it is told to end.
+    """Makes requests until `end`, with a few futures pending at a time.
 
     Args:
-        name: of the stream.
-        begin: given the number of what is asked, begins it; gives the future, and who judges its end.
-        ledger: where that is written down.
-        window: how many futures are under way at the same time.
+        name: name of the stream.
+        begin: makes the request of a number; gives its future, and the function that checks the outcome.
+        ledger: records the outcomes.
+        window: how many futures are pending at the same time.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Stream(threading.Thread):
             self._ledger.blame(self.name, number, f"the stream has ended: {error!r}")
 
     def end(self) -> None:
-        """Have no more asked."""
+        """Stop making requests."""
         self._is_over.set()
 
     def _end_oldest(self) -> None:
@@ -137,7 +137,7 @@ class Stream(threading.Thread):
             value = future.get(CALL_S)
         except SupervisionError as failure:
             error = failure
-        except Exception as failure:  # also that it did not end
+        except Exception as failure:  # including a timeout
             self._ledger.blame(self.name, number, repr(failure))
             return
         with self._ledger.lock:
@@ -149,7 +149,10 @@ class Stream(threading.Thread):
 
 
 class Output(NamedTuple):
-    """What a cell that has ended on a rank has written, or still will: its agent may have stood still just then."""
+    """Output of a cell on one rank.
+
+    It may arrive after the cell has ended, since the rank's agent may have been stopped at that moment.
+    """
 
     number: int
     rank: int
@@ -165,9 +168,9 @@ class Traffic:
     """All streams to one mesh.
 
     Args:
-        mesh: with the axes ``hosts`` and ``gpus``.
+        mesh: mesh with the axes ``hosts`` and ``gpus``.
         excuse: whether a rank may have failed.
-        seed: of what is asked.
+        seed: seed of the requests.
     """
 
     def __init__(self, mesh: ProcMesh, excuse: Excuse, seed: int) -> None:
@@ -192,7 +195,7 @@ class Traffic:
             stream.start()
 
     def end(self) -> None:
-        """Have no more asked, and wait for what was."""
+        """Stop making requests, and wait for the open ones."""
         for stream in self._streams:
             stream.end()
         for stream in self._streams:
@@ -201,7 +204,7 @@ class Traffic:
                 self.ledger.wrong.append(f"{stream.name} did not end")
 
     def check_outputs(self) -> None:
-        """Cells that have ended have all that they wrote; call this before what has been harmed is said to be healed."""
+        """Check that finished cells have all their output; call this before marking injuries as healed."""
         with self.ledger.lock:
             outputs, self._outputs = self._outputs, []
         deadline = time.monotonic() + OUTPUT_S
@@ -209,28 +212,26 @@ class Traffic:
             while not output.is_whole and not self._excuse(output.rank, output.begun):
                 if time.monotonic() > deadline:
                     text = output.written[output.rank]
-                    self.ledger.blame("cells", output.number, f"rank {output.rank} has written {text!r}")
+                    self.ledger.blame("cells", output.number, f"rank {output.rank} wrote {text!r}")
                     break
                 time.sleep(0.01)
 
     def check(self) -> None:
-        """Those that live have done what they were asked once, in order, and nothing that they did was lost."""
+        """Check that each living rank has done each request once and in order, and that no answer was lost."""
         self.check_outputs()
         for rank, (pid, did) in enumerate(self.workers.all.call().get(CALL_S).values()):
             for stream in sorted(did.keys() | self.ledger.taken[pid].keys()):
                 done, answered = did.get(stream, []), self.ledger.taken[pid][stream]
-                if (
-                    stream == "relays"
-                ):  # the one that asked may have died before it told us; two of one number may cross
+                if stream == "relays":  # the caller may have died before it reported; two may overtake each other
                     if over := Counter(answered) - Counter(done):
-                        self.ledger.wrong.append(f"rank {rank} has answered relays that it does not know: {over}")
+                        self.ledger.wrong.append(f"rank {rank} did not record some relays that it answered: {over}")
                 elif done != answered:
                     self.ledger.wrong.append(
                         f"rank {rank} (pid {pid}) has done {len(done)} {stream}, and {len(answered)} were answered: "
                         f"{_difference(done, answered)}"
                     )
 
-    # -- what is asked
+    # -- requests
 
     def _place(self, rank: int) -> dict[str, int]:
         host, gpu = divmod(rank, self._gpus)
@@ -242,11 +243,11 @@ class Traffic:
     def _blame_unexcused(
         self, stream: str, number: int, begun: float, error: SupervisionError, ranks: set[int]
     ) -> None:
-        """Of those that were asked, some that failed must have been harmed, and nobody else has failed."""
+        """Check that a fault excuses each failed rank, and that all failed ranks got the request."""
         said = set(error.ranks)
         innocent = sorted(rank for rank in said if not self._excuse(rank, begun))
         if innocent or not said <= ranks:
-            self.ledger.blame(stream, number, f"{innocent or sorted(said)} failed, and nobody has harmed them: {error}")
+            self.ledger.blame(stream, number, f"{innocent or sorted(said)} failed, but no fault hit them: {error}")
 
     def _call(self, number: int) -> tuple[Future[Any], Judge]:
         rank, begun = self._random_rank("calls"), time.monotonic()
@@ -255,7 +256,7 @@ class Traffic:
             if error is None:
                 self.ledger.took("calls", rank, number, value)
             elif not self._excuse(rank, begun):
-                self.ledger.blame("calls", number, f"rank {rank} failed, and nobody has harmed it: {error}")
+                self.ledger.blame("calls", number, f"rank {rank} failed, but no fault hit it: {error}")
 
         return self.workers.slice(**self._place(rank)).take.call_one("calls", number), judge
 
@@ -280,12 +281,12 @@ class Traffic:
         def judge(value: Any, error: SupervisionError | None) -> None:
             if error is not None:
                 if not self._excuse(asking, begun):
-                    self.ledger.blame("relays", number, f"rank {asking} failed, and nobody has harmed it: {error}")
+                    self.ledger.blame("relays", number, f"rank {asking} failed, but no fault hit it: {error}")
                 return
             if value is not None:
                 self.ledger.took("relays", asked, number, value)
             elif not self._excuse(asked, begun):
-                self.ledger.blame("relays", number, f"rank {asked} was lost to rank {asking}, and nobody has harmed it")
+                self.ledger.blame("relays", number, f"rank {asked} was lost to rank {asking}, but no fault hit it")
 
         worker = self.workers.slice(**self._place(asked))
         return self.askers.slice(**self._place(asking)).ask.call_one(worker, "relays", number), judge
@@ -306,7 +307,7 @@ class Traffic:
                 self._blame_unexcused("cells", number, begun, error, set(ranks))
             for rank, each in found.items():
                 if each.value != answer(rank, number):
-                    self.ledger.blame("cells", number, f"rank {rank} has given {each.value}")
+                    self.ledger.blame("cells", number, f"rank {rank} gave {each.value}")
                 self._outputs.append(Output(number, rank, begun, written))
 
         code = f"for _ in range({LINES}): print('cell', {number}, 'on', rank)\nrank * 1_000_003 + {number}"

@@ -1,7 +1,9 @@
-"""Random transfers, whose owners and carriers are killed at random: `python -m tests.failures.campaign --transfers 10000`.
+"""Random transfers, while random kills hit their owners and carriers.
 
-Each transfer must find, or leave, every byte as it has to be, also between the elements and around them; or it must be refused,
-because the memory was dropped or its owner was killed. In the end nothing may be left in those that nobody has harmed.
+Run it with `python -m tests.failures.campaign --transfers 10000`.
+
+Each transfer must find, or leave, every byte as expected, also between and around the elements. Otherwise it must be refused
+because the memory was dropped or its owner was killed. At the end, processes that were not harmed may hold nothing more.
 """
 
 from __future__ import annotations
@@ -35,12 +37,12 @@ SETTLED_S = 10.0
 
 
 class TransferCampaign:
-    """Transfers between two meshes and the program, and kills; ranks of the one mesh do not see those of the other.
+    """Transfers between two meshes and the program, with kills; ranks of one mesh do not see those of the other.
 
     Args:
-        directory: for what agents write.
-        seed: of all that is random.
-        say: told of each kill.
+        directory: directory for the files of agents.
+        seed: seed of all random choices.
+        say: called with a line for each kill.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class TransferCampaign:
         self._exchange = Exchange([*self.meshes, this_proc()], self._injuries, seed)
 
     def run(self, transfers: int) -> Report:
-        """Have so many made, or more."""
+        """Make at least this many transfers."""
         report, exchange = self.report, self._exchange
         before = self._tallies()
         begun = time.monotonic()
@@ -80,11 +82,11 @@ class TransferCampaign:
         return report
 
     def close(self) -> None:
-        """End what the session has not."""
+        """End what the session does not end."""
         self._machines.close(5.0)
 
     def _kill(self, doom: Doom) -> None:
-        """Kill a rank in the midst of what it does, and have another come in its place."""
+        """Kill a rank while it works, and replace it."""
         place, report = doom.place, self.report
         number = sum(report.kinds.values()) + 1
         lives = place.mesh.incarnations()
@@ -94,9 +96,9 @@ class TransferCampaign:
         self._injuries.harmed([place.number])
         place.kills += 1
         os.kill(pid, signal.SIGKILL)
-        self._say(f"{number}: place {place.number} is killed, after {self._exchange.transfers} transfers")
+        self._say(f"{number}: place {place.number} is killed after {self._exchange.transfers} transfers")
         report.kinds["a rank is killed"] += 1
-        wait_until(lambda: place.rank in place.mesh.deaths(), "a death that is known", KNOWN_S)
+        wait_until(lambda: place.rank in place.mesh.deaths(), "the news of the death", KNOWN_S)
         place.deaths += 1
         report.known_s.append(time.monotonic() - begun)
         begun = time.monotonic()
@@ -109,7 +111,7 @@ class TransferCampaign:
         self._injuries.healed()
 
     def _pid(self, place: Place) -> int:
-        """Of a rank, here: it may have another number where it is."""
+        """Give the pid of a rank in this process's namespace; the rank may see another one."""
         pid = place.mesh.view().ranks[place.rank].pid
         if place.mesh is self.meshes[0]:
             return pid
@@ -117,7 +119,7 @@ class TransferCampaign:
         return found
 
     def _tallies(self) -> dict[int, dict[str, int]]:
-        """What those hold that nobody harms, when all have met all."""
+        """Let all places exchange memory, then count what each spared one holds."""
         for place in self._exchange.places:
             for party in place.parties:
                 for other in self._exchange.places:
@@ -128,9 +130,9 @@ class TransferCampaign:
         return {place.number: tally for place, tally in found if place.is_spared}
 
     def _left(self, before: dict[int, dict[str, int]]) -> list[str]:
-        """What those hold that nobody has harmed, beyond what they held before."""
+        """List what spared processes hold beyond what they held before."""
         for place in self._exchange.places:
-            if place.rank == 1:  # who meets another notices which of those are gone that it has met before
+            if place.rank == 1:  # a process that connects to others again notices which of its earlier peers have ended
                 self._kill(Doom(place, 0.0))
         deadline = time.monotonic() + SETTLED_S
         while True:
@@ -142,13 +144,13 @@ class TransferCampaign:
                 return left
 
 
-# So far apart that its owner is asked for it, and so much that ZeroMQ starts a thread for it, once in a process.
+# Strided, so that the reader asks the owner for it; and so large that ZeroMQ starts a thread for it, once in a process.
 _MET: Any = ("array", "uint8", (1 << 17,), (7,), 0, 7 << 17)
 _HELD = [(0, 0, 1 << 17)]
 
 
 def _pid_inside(process: psutil.Process) -> int:
-    """The number that a process has in the innermost namespace that it is in; 0 if it has ended."""
+    """Give the pid of a process in its innermost namespace; 0 if it has ended."""
     try:
         lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
