@@ -1,6 +1,6 @@
-"""Actors that several modules of tests share; the fixture ``by_value`` lets them travel to ranks by value.
+"""Actors that several test modules share; the fixture ``by_value`` sends them to ranks by value.
 
-An actor with a behaviour that only one module needs is defined there, under a name that says what it does.
+An actor that only one module needs is defined there, under a name that says what it does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Counter(Actor):
 
     @endpoint
     def add(self, amount: int = 1, *, times: int = 1) -> int:
-        """Count on, and give the new value."""
+        """Increase the count, and give the new value."""
         self.count += amount * times
         return self.count
 
@@ -41,11 +41,11 @@ class Counter(Actor):
 
 
 class Worker(Counter):
-    """Counts, says where it is, waits, fails and dies, each on demand."""
+    """Counts, reports its rank and pid, waits, fails or dies on request."""
 
     @endpoint
     def rank(self) -> int:
-        """Flat rank in the mesh as spawned."""
+        """The flat rank in the mesh as spawned."""
         return context().actor_instance.rank.rank
 
     @endpoint
@@ -60,21 +60,21 @@ class Worker(Counter):
 
     @endpoint
     def wait_by_rank(self, folder: str) -> int:
-        """Wait until the file exists that has the rank for its name."""
+        """Wait until the file exists that is named after the rank."""
         rank = context().actor_instance.rank.rank
         wait_until(Path(folder, str(rank)).exists, f"{folder}/{rank}")
         return rank
 
     @endpoint
     def sleep(self, folder: str) -> None:
-        """Create a file that has the rank for its name, then sleep until an interrupt."""
+        """Create a file that is named after the rank, then sleep until an interrupt."""
         Path(folder, str(context().actor_instance.rank.rank)).touch()
         while True:
             time.sleep(0.001)
 
     @endpoint
     def fail(self, text: str = "no good", *ranks: int) -> int:
-        """Fail on these ranks, or on all if there are none; the others give their rank."""
+        """Fail on these ranks, or on all if none are named; the other ranks give their number."""
         rank = context().actor_instance.rank.rank
         if not ranks or rank in ranks:
             raise ValueError(text)
@@ -92,7 +92,7 @@ class Worker(Counter):
 
 
 def main_thread_waits_for_a_future() -> bool:
-    """Whether the main thread is inside the transport, as it is while it waits for an answer."""
+    """Whether the main thread waits for an answer inside the transport."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None and not frame.f_code.co_filename.endswith("net/transport/driver.py"):
         frame = frame.f_back
@@ -100,14 +100,14 @@ def main_thread_waits_for_a_future() -> bool:
 
 
 def host_agent() -> int:
-    """The pid of the host agent of this rank.
+    """Wait for the pid of the host agent of this rank.
 
-    A rank that has just started may still have another parent: the process that forked it, which ends.
+    A rank that has just started may still be a child of the short-lived process that forked it.
     """
 
     def agent() -> int:
         parent = os.getppid()
-        with suppress(OSError):  # it has ended, and this process has another parent
+        with suppress(OSError):  # that process has ended, and this one has a new parent
             return parent if b"agent" in Path(f"/proc/{parent}/cmdline").read_bytes().split(b"\0") else 0
         return 0
 

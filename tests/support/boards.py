@@ -1,4 +1,4 @@
-"""What TensorBoard reads of what was written for it."""
+"""Reads what TensorBoard shows of a log directory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
-    """Steps and values under a name, as TensorBoard shows them; empty if there are none yet."""
+    """The steps and values of a tag, as TensorBoard shows them; empty if there are none yet."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     if not folder.is_dir():

@@ -1,8 +1,8 @@
-"""What continuous integration runs: ``make test``, then the slow tier; ``.ci/run`` calls this with any Python.
+"""The test run of continuous integration: ``make test``, then the slow tier; ``.ci/run`` calls this with any Python.
 
-A failure of ``make test`` is red at once. A test of the slow tier that fails is run once more, alone: if it passes then, it is
-printed as flaky, and a run with more than three of these is red, too. The last that a red run prints, before the line with
-the counts, is the name of each test that failed and the end of its text.
+A failure of ``make test`` makes the run red at once. A failed test of the slow tier runs once more, alone: if it passes then,
+it is printed as flaky, and a run with more than three flaky tests is red, too. A red run ends with the name of each failed test
+and the end of its text, followed by the line with the counts.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ ROOT = Path(__file__).parents[2]
 LOGS = ROOT / "build" / "tests"
 
 MAX_FLAKY = 3
-"""More tests than this that pass only at their second try make a run red."""
+"""A run with more than this many flaky tests, which pass only at their second try, is red."""
 
 LIMIT_S = 40 * 60
-"""Seconds that one tier may take, its set-up included; a run that hangs says so and ends."""
+"""Seconds that one tier may take, including its set-up; a run that takes longer is ended with a message."""
 
 TAIL = 40
-"""Lines of the text of each failure that are printed at the end."""
+"""Printed lines of the text of each failure."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run all; the exit status is 0 only if everything is green. Arguments go to the pytest of ``make test``."""
+    """Run both tiers; the exit status is 0 only if everything is green. Arguments go to the pytest of ``make test``."""
     for name in ("default", "slow", "again"):
         (LOGS / f"{name}.jsonl").unlink(missing_ok=True)
     is_green = _make("test", ARGS=" ".join(arguments))
@@ -51,12 +51,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def report(default: Results, slow: Results, again: Results) -> tuple[str, bool]:
-    """The end of the output of a run, and whether what it says is red.
+    """Give the end of a run's output, and whether the results are red.
 
     Args:
         default: the default tier.
         slow: the slow tier.
-        again: those tests of the slow tier that failed, each run alone.
+        again: the tests of the slow tier that failed, each run alone.
     """
     flaky = {test: text for test, text in slow.failed.items() if test in again.passed and test not in again.failed}
     broken = {**default.failed, **{test: text for test, text in slow.failed.items() if test not in flaky}}
@@ -67,7 +67,7 @@ def report(default: Results, slow: Results, again: Results) -> tuple[str, bool]:
         lines += [f"  {test}: failed beside others, passed alone" for test in flaky]
     for test, text in {**broken, **(flaky if is_red else {})}.items():
         lines += ["", f"FAILED {test}", *_tail(text)]
-    # A flaky test counts as failed where it makes the run red, and as passed where it does not.
+    # A flaky test counts as failed if it makes the run red, and as passed otherwise.
     failed = len(broken) + (len(flaky) if is_red else 0)
     passed = Results(passed=set() if is_red else set(flaky))
     return "\n".join([*lines, closing_line([default, slow, passed], failed)]), is_red
@@ -84,7 +84,7 @@ def _run_again(tests: Sequence[str]) -> Results:
     results = Results(is_complete=True)
     for test in tests:
         log.unlink(missing_ok=True)
-        # The test that a worker was running when it crashed has its own name, too.
+        # A test during which a worker crashed is reported under its own name, too.
         subprocess.run([str(ROOT / ".venv/bin/python"), "-m", "pytest", "-q", f"--report-log={log}", test], cwd=ROOT)
         one = read(log)
         results.passed |= one.passed
@@ -94,7 +94,7 @@ def _run_again(tests: Sequence[str]) -> Results:
 
 
 def _make(target: str, **variables: str) -> bool:
-    """Make a target; one that does not end in time is killed with all that it started in its process group, and is red."""
+    """Run a target of make; if it does not end in time, kill its process group and count it as red."""
     given = [f"{name}={value}" for name, value in variables.items() if value]
     make = subprocess.Popen(["make", "--no-print-directory", target, *given], cwd=ROOT, start_new_session=True)
     try:

@@ -1,7 +1,7 @@
-"""What this process has open: the difference of two sets of descriptors shows a leak, the difference of two counts does not.
+"""The open descriptors of this process: a difference of two sets shows a leak; a difference of two counts does not.
 
-Libraries close some files of an earlier test late and from threads of their own, so a count may fall at any moment. Nothing
-opens a file late, so each new element of the set belongs to the test.
+Some libraries close files of an earlier test late, from their own threads, so a count may fall at any moment. No library opens
+files late, so each new element of the set belongs to the test.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["Descriptor", "open_descriptors"]
 
 
 class Descriptor(NamedTuple):
-    """One descriptor, and the file that it refers to: one that is closed and opened again is another."""
+    """A descriptor and its file; a number that was closed and opened again is a different descriptor."""
 
     fd: int
     link: str
@@ -22,9 +22,9 @@ class Descriptor(NamedTuple):
 
 
 def open_descriptors() -> frozenset[Descriptor]:
-    """Everything that this process has open now."""
+    """All descriptors that this process has open now."""
     found = set()
     for fd in map(int, os.listdir("/proc/self/fd")):
-        with suppress(OSError):  # closed meanwhile, as the one that lists them is
+        with suppress(OSError):  # closed meanwhile, such as the descriptor of the listing
             found.add(Descriptor(fd, os.readlink(f"/proc/self/fd/{fd}"), os.fstat(fd).st_ino))
     return frozenset(found)

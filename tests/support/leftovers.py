@@ -1,8 +1,8 @@
-"""A pytest plugin: a test leaves nothing behind, or it fails.
+"""A pytest plugin that fails a test if it leaves anything behind.
 
-After each test, and after the last one of the session, no process, thread, socket, shared memory segment or directory may
-exist that did not exist before. The plugin finds processes in two ways: as descendants of this one, and by a mark in the
-environment, which also finds those that init has adopted.
+After each test, and after the last one of the session, no process, thread, socket, shared memory segment or directory may exist
+that did not exist before. The plugin finds processes in two ways: as descendants of this one, and by a mark in the environment,
+which also finds processes that init has adopted.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ import pytest
 from tests.support.scratch import MARK, SCRATCH
 
 GRACE_S = 5.0
-"""Closing is asynchronous: what has not gone this long after the test, or after the last that went, is left behind."""
+"""Closing is asynchronous; whatever exists this long after the test, or after the last other thing went, is left behind."""
 
 GARBAGE_AFTER_S = 0.05
-"""Most of what a test has closed goes within this time; a collection of garbage takes longer."""
+"""Most of what a test has closed is gone within this time; a garbage collection takes longer."""
 
 SHARED_MEMORY = Path("/dev/shm")
 
-# Threads that libraries start once and keep: by the start of the name, or by the module of the class.
+# Threads that libraries start once and keep, by the start of the name or by the module of the class.
 KEPT_THREADS = ("Dummy-", "IPythonHistorySavingThread", "asyncio_", "pydevd", "pytest_timeout")
 KEPT_THREAD_MODULES = ("execnet.", "zmq.utils.garbage")
-# multiprocessing keeps this helper for the life of the process that first shared memory.
+# multiprocessing keeps this helper for the life of the first process that used shared memory.
 KEPT_PROCESSES = (b"multiprocessing.resource_tracker",)
 
-_reported: set[str] = set()  # a leak is reported once, not again at the end of the session
+_reported: set[str] = set()  # leaks that were reported, so that the end of the session does not report them again
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What exists at one moment, as far as a test could leave it behind."""
+    """Everything at one moment that a test could leave behind."""
 
     processes: frozenset[int] = field(default_factory=lambda: frozenset(_processes()))
     threads: frozenset[threading.Thread] = field(default_factory=lambda: frozenset(threading.enumerate()))
@@ -50,14 +50,14 @@ class Snapshot:
 
 
 def pytest_collection_finish() -> None:
-    """Keep the garbage collector from looking at what modules have defined, again and again, which takes tenths of a second."""
+    """Exclude the modules' objects from garbage collections, each of which would take tenths of a second longer."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_left_by_the_session() -> Iterator[None]:
-    """Nothing that fixtures of a wider scope than a function started exists at the end."""
+    """Check at the end that fixtures of a wider scope than a function have left nothing."""
     before = Snapshot()
     yield
     check_nothing_left(before)
@@ -65,14 +65,14 @@ def nothing_left_by_the_session() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def nothing_left(nothing_left_by_the_session: None) -> Iterator[None]:
-    """The test leaves nothing of ours behind."""
+    """Check that the test leaves nothing of this project behind."""
     before = Snapshot()
     yield
     check_nothing_left(before)
 
 
 def check_nothing_left(before: Snapshot) -> None:
-    """Wait until all that is new since ``before`` has gone; if it does not go, end it for the next test's sake, and fail."""
+    """Wait until everything that is new since ``before`` is gone; otherwise end it, for the sake of the next test, and fail."""
     begin = time.monotonic()
     left, deadline, is_collected = _left(before), begin + GRACE_S, False
     while left and time.monotonic() < deadline:
@@ -108,8 +108,8 @@ def _left(before: Snapshot) -> list[str]:
     segments = _names(SHARED_MEMORY) - before.segments
     if segments:
         held, foreign = _holders_of_segments()
-        segments &= _names(SHARED_MEMORY)  # else it was removed before its holders were looked for
-        # /dev/shm belongs to the whole machine. A semaphore without an owner is what a killed multiprocessing program left.
+        segments &= _names(SHARED_MEMORY)  # some may have been removed before the search for their holders
+        # /dev/shm belongs to the whole machine. A killed multiprocessing program leaves semaphores without an owner.
         orphans = {name for name in segments - foreign if not name.startswith("sem.")}
         left += [f"shared memory {SHARED_MEMORY / name}" for name in sorted(orphans | segments & held)]
     new = _names(SCRATCH) - before.scratch
@@ -122,7 +122,7 @@ def _processes() -> set[int]:
 
 
 def _new_processes(before: Snapshot) -> set[int]:
-    """Processes that are ours: marked, or descended from this one. Only those new since ``before`` are looked at."""
+    """Find this session's processes among those that are new since ``before``: marked ones, and descendants of this process."""
     new = _processes() - before.processes
     parents = {pid: _parent(pid) for pid in new}
     ours = {pid for pid in new if _is_marked(pid)}
@@ -143,14 +143,16 @@ def _is_marked(pid: int) -> bool:
     while not environ and is_between and time.monotonic() < deadline:
         time.sleep(0.001)
         is_between = _is_between_programs(pid)
-        environ = _read(pid, "environ")  # after that question: it may have begun the next program meanwhile
+        environ = _read(
+            pid, "environ"
+        )  # read after that check, since the process may have started the next program meanwhile
     return f"MONARCH_KERNEL_TEST_MARK={MARK}".encode() in environ.split(b"\0")
 
 
 def _is_between_programs(pid: int) -> bool:
-    """Whether a process may be in the middle of an exec(): its arguments and its environment are empty for a moment.
+    """Whether a process may be in the middle of an exec(), when its arguments and its environment are empty for a moment.
 
-    A process that was given no environment still has arguments.
+    A process that was started with an empty environment still has arguments.
     """
     fields = _read(pid, "stat").rpartition(b")")[2].split()
     is_program = bool(fields) and fields[0] not in (b"Z", b"X") and fields[1] != b"2"
@@ -165,7 +167,7 @@ def _owner(pid: int) -> int:
 
 
 def _parent(pid: int) -> int:
-    # The second field is the command in parentheses, and may itself hold spaces and parentheses.
+    # The second field is the command in parentheses, which may contain spaces and parentheses.
     fields = _read(pid, "stat").rpartition(b")")[2].split()
     return int(fields[1]) if fields else 0
 
@@ -180,7 +182,7 @@ def _describe(pid: int) -> str:
 def _read(pid: int, name: str) -> bytes:
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes()
-    except OSError:  # gone meanwhile, or of another user
+    except OSError:  # the process is gone, or belongs to another user
         return b""
 
 
@@ -189,7 +191,7 @@ def _sockets() -> set[str]:
 
 
 def _holders_of_segments() -> tuple[set[str], set[str]]:
-    """Names of shared memory that this session's processes hold, and of what only others hold."""
+    """Names of shared memory that processes of this session hold, and of shared memory that only other processes hold."""
     ours: set[str] = set()
     others: set[str] = set()
     for pid in _processes():

@@ -1,7 +1,7 @@
 """Check that no test of the default tier is too slow for it: ``make test-all``, on an idle machine.
 
-The tests that took more than `LIMIT_S` of their own in the last run are run once more, alone. Those that take as long again
-are printed and fail the check; they belong to the slow tier.
+The tests that took more than `LIMIT_S`, shared fixtures excluded, in the last run are run once more, alone. Those that take as
+long again are printed and fail the check; they belong to the slow tier.
 """
 
 from __future__ import annotations

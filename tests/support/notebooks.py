@@ -1,4 +1,4 @@
-"""Our notebooks, executed as a reader would, in tests."""
+"""Run the project's notebooks in tests, as a reader would."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
 
 class Run:
-    """What ``execute.py`` made of a notebook.
+    """The result of ``execute.py`` for a notebook.
 
     Attributes:
         code: exit code.
-        stdout: what it wrote to the terminal.
-        stderr: what it wrote of an error that ended the run.
+        stdout: its output to the terminal.
+        stderr: its error output, if an error ended the run.
         notebook: the notebook with its outputs.
-        html: the page.
+        html: the HTML page.
     """
 
     def __init__(self, notebook: NotebookNode, folder: Path) -> None:
@@ -36,7 +36,7 @@ class Run:
             text=True,
             check=False,
             timeout=380,
-            # Four CPU ranks everywhere, so that one can say which of them fails.
+            # Four CPU ranks on every machine, so that tests can name the rank that fails.
             env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
         )
         self.code, self.stdout, self.stderr = run.returncode, run.stdout, run.stderr
@@ -44,7 +44,7 @@ class Run:
         self.html = (folder / "out" / "demo.html").read_text(encoding="utf-8")
 
     def shown_by(self, snippet: str) -> str:
-        """All text that the one cell with this piece of source shows."""
+        """All text below the only cell that contains this piece of source."""
         (cell,) = [cell for cell in self.notebook.cells if cell.cell_type == "code" and snippet in cell.source]
         return text_of(cell)
 

@@ -1,4 +1,4 @@
-"""Ports for servers that take a number only, and so cannot choose one themselves."""
+"""Ports for servers that need a port number, and so cannot choose a port themselves."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import ExitStack
 __all__ = ["free_ports"]
 
 _RANGE = range(12_000, 30_000)
-"""Below the ports that the kernel gives to connections, and to sockets that ask for any: none of these is taken meanwhile."""
+"""The range is below the ports that the kernel assigns to connections and to port 0, so none of these is taken meanwhile."""
 
 
 def free_ports(n: int, host: str = "127.0.0.1") -> list[int]:
-    """Ports of this machine on which nothing listens."""
+    """Find ports of this machine on which no process listens."""
     ports: list[int] = []
     with ExitStack() as probes:
         while len(ports) < n:

@@ -1,7 +1,7 @@
-"""Processes in tests: which there are, which have ended, and their end.
+"""Processes in tests: list them, check whether they have ended, and end them.
 
-A process may end between the moment when it is listed and the moment when a test asks about it. Each function here takes
-that into account: it treats such a process as gone, and raises nothing.
+A process may end between the moment when it is listed and the moment when a test asks about it. Each function here treats such
+a process as gone, and raises nothing.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ __all__ = [
 ]
 
 GONE = FileNotFoundError, ProcessLookupError
-"""What ``/proc`` raises for a process that has ended: the one at the opening of a file, the other also when it is read."""
+"""Errors of ``/proc`` for a process that has ended: the first at the opening of a file, the second also when it is read."""
 
 NOBODY = 65534
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether a process runs; one that has ended and that its parent has not collected yet (a zombie) does not."""
+    """Whether a process runs; a process that has ended and that its parent has not collected yet (a zombie) does not."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -50,7 +50,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process has ended, also if its parent has not collected it yet: some init processes take their time."""
+    """Whether a process has ended, even if its parent has not collected it yet: some init processes are slow to do so."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -58,8 +58,8 @@ def has_ended(pid: int) -> bool:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether no process has this pid any more: it has ended, and its parent has collected it."""
-    return not psutil.pid_exists(pid)  # /proc/PID also exists for a thread that has this number
+    """Whether no process has this pid any more, since it has ended and its parent has collected it."""
+    return not psutil.pid_exists(pid)  # /proc/PID also exists for a thread with this number
 
 
 def wait_gone(*pids: int) -> None:
@@ -74,7 +74,7 @@ def assert_gone(processes: Iterable[psutil.Process]) -> None:
 
 
 def children(pid: int) -> dict[int, bytes]:
-    """Pid -> command line of each child, as ``/proc`` has it: ended by zero bytes, empty for a zombie."""
+    """Pid -> command line of each child, in the format of ``/proc``: ended by zero bytes, empty for a zombie."""
     found = {}
     for child in _children(pid):
         with suppress(*GONE):
@@ -83,7 +83,7 @@ def children(pid: int) -> dict[int, bytes]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Pids of all that a process has started, and of what these have started, zombies included; parents come first."""
+    """Pids of all descendants of a process, including zombies; parents come first."""
     found = []
     for child in _children(pid):
         found += [child, *descendants(child)]
@@ -94,13 +94,13 @@ def _children(pid: int) -> list[int]:
     found: list[int] = []
     with suppress(*GONE):
         for task in os.listdir(f"/proc/{pid}/task"):
-            with suppress(*GONE):  # a thread of it has ended
+            with suppress(*GONE):  # one of its threads has ended
                 found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
     return found
 
 
 def tree(top: psutil.Process | int) -> list[psutil.Process]:
-    """A process, which may be given by its pid, and all below it; empty if it has ended."""
+    """A process, which may be given by its pid, and all its descendants; empty if it has ended."""
     try:
         process = psutil.Process(top) if isinstance(top, int) else top
         return [process, *process.children(recursive=True)]
@@ -117,21 +117,21 @@ def command_of(process: psutil.Process) -> list[str]:
 
 
 def marked(mark: str) -> set[int]:
-    """Pids of processes with ``mark`` in their environment, such as ``NAME=value``; a child process inherits it.
+    """Pids of processes with ``mark`` in their environment, such as ``NAME=value``, which child processes inherit.
 
-    While a process executes another program its environment can't be read for a moment, and no more once it is ending.
+    The environment of a process can't be read for a moment while it executes another program, nor once it is ending.
     """
     found = set()
     for name in os.listdir("/proc"):
         if name.isdecimal():
-            with suppress(*GONE, PermissionError):  # of another user, or ending
+            with suppress(*GONE, PermissionError):  # the process belongs to another user, or is ending
                 if mark.encode() in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
                     found.add(int(name))
     return found
 
 
 def kill_ranks(procs: ProcMesh, *ranks: int) -> None:
-    """Kill the processes of ranks, and wait for the news of their deaths."""
+    """Kill the processes of ranks, and wait until the controller knows of their deaths."""
     pids = {rank.rank: rank.pid for rank in procs.view().ranks}
     for rank in ranks:
         os.kill(pids[rank], signal.SIGKILL)
@@ -139,7 +139,7 @@ def kill_ranks(procs: ProcMesh, *ranks: int) -> None:
 
 
 def drop_root() -> None:
-    """Give up root's rights in this process, if it has them: what Linux forbids to others it does not forbid to root."""
+    """Drop root's capabilities in this process, if it has them, so that Linux enforces its permissions here, too."""
     if os.geteuid() == 0:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)

@@ -1,4 +1,4 @@
-"""Ranks that train, driven by cells; and what tests with process groups share."""
+"""Ranks for training tests, driven by cells, and helpers for tests with process groups."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["Ranks", "wait_until_in_collective", "warm_up"]
 
 
 def warm_up() -> None:
-    """Start the agent and the zygote, where a test before has ended them.
+    """Start the agent and the zygote if an earlier test has ended them.
 
-    A fixture of module scope calls this in a module whose tests spawn meshes themselves: else the first of these tests would
-    leave both behind.
+    A module whose tests spawn meshes themselves calls this from a fixture of module scope. Otherwise the first of these tests
+    would leave both behind.
     """
     mesh = this_host().spawn_procs({"r": 1}, device="cpu")
     mesh.initialized.get(LONG_S)
@@ -40,7 +40,7 @@ class Ranks:
 
     Attributes:
         mesh: the ranks.
-        store: forms their group.
+        store: the store that forms their group.
     """
 
     def __init__(self, n: int, prelude: str) -> None:
@@ -54,14 +54,14 @@ class Ranks:
         return self.mesh.run(code).get(LONG_S).values()
 
     def fails(self, code: str) -> str:
-        """Run a cell that fails on all ranks; the text of the first error."""
+        """Run a cell that fails on all ranks; gives the text of the first error."""
         with pytest.raises(RemoteError) as caught:
             self.run(code)
         assert set(caught.value.ranks) == set(range(len(self.mesh))), caught.value
         return caught.value.primary.headline()
 
     def close(self) -> None:
-        """Have the ranks leave their group, and end them and the store."""
+        """Let the ranks leave their group, then end them and the store."""
         self.run("import gc\nmodel = reference = optimizer = m = None\ngc.collect()\ndist.destroy_process_group()")
         self.mesh.stop(grace_s=0).get(LONG_S)
         self.store.close()

@@ -62,7 +62,7 @@ PACKAGE = "monarch_kernel"
 FOLDERS = (PACKAGE, "tests", "benchmarks", "notebooks")
 PAST = {"CHANGELOG.md"}
 ABOUT_CODE = {"ARCHITECTURE.md", "CONTRIBUTING.md"}
-NOT_OURS = {"node_modules", "build", "dist", "lib", "__pycache__"}  # folders that tools fill
+NOT_OURS = {"node_modules", "build", "dist", "lib", "__pycache__"}  # folders that tools create
 
 # Variables of the examples in Markdown -> the classes of their values.
 VARIABLES = {
@@ -127,7 +127,7 @@ IMPORTED = re.compile(
 )
 COMMENT = re.compile(r"#.*`")
 WORD = re.compile(r"[A-Za-z_]\w*")
-MARKED = re.compile(r"(?<!`)`(?!`)|``\w+[./]\w")  # else a file has nothing to check
+MARKED = re.compile(r"(?<!`)`(?!`)|``\w+[./]\w")  # files without any of these have nothing to check
 
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 SIMPLE = (
@@ -148,7 +148,7 @@ Found = Literal["path", "module", "class", "member", "name", "Python", "other li
 
 @dataclass(frozen=True)
 class Reference:
-    """What stands in backticks; ``is_marked`` if it can only be a reference."""
+    """The text in a pair of backticks; ``is_marked`` if it can only be a reference."""
 
     path: str
     line: int
@@ -158,7 +158,7 @@ class Reference:
 
 
 class Source:
-    """One file of Python, parsed when needed."""
+    """A Python file, parsed when needed."""
 
     def __init__(self, path: str, text: str) -> None:
         self.path = path
@@ -187,7 +187,7 @@ class Source:
 
     @cached_property
     def docstrings(self) -> list[tuple[ast.stmt, str]]:
-        """Texts that stand alone, of functions, classes, and what is assigned above."""
+        """Strings that are statements: docstrings of functions and classes, and those below assignments."""
         return [
             (node, node.value.value)
             for node in self.statements
@@ -205,11 +205,11 @@ class Source:
 
     @cached_property
     def imports(self) -> dict[str, ast.stmt]:
-        """Name -> the import that binds it, also those in functions."""
+        """Name -> the import that binds it, also inside functions."""
         return {name: n for n in self.statements if isinstance(n, ast.Import | ast.ImportFrom) for name in bound_by(n)}
 
     def origin(self, name: str) -> str | None:
-        """Dotted name of what an import of this module calls ``name``."""
+        """The dotted name of the object that an import of this module binds to ``name``."""
         node = self.top.get(name) or self.imports.get(name)
         if isinstance(node, ast.Import):
             return next((a.name if a.asname else name for a in node.names if (a.asname or name) == name), None)
@@ -222,7 +222,7 @@ class Source:
         return None
 
     def references(self) -> Iterator[Reference]:
-        """Find what stands in backticks in docstrings and comments."""
+        """Find the text in backticks in docstrings and comments."""
         if not MARKED.search(self.text):
             return
         for node, text in self.docstrings:
@@ -244,23 +244,23 @@ class Source:
 
 
 def spans(path: str, line: int, text: str, kind: Kind) -> Iterator[Reference]:
-    """Find what stands in backticks in a text that begins at ``line``."""
+    """Find the text in backticks in a text that starts at ``line``."""
     for match in SPAN.finditer(text) if "`" in text else ():
         is_marked = kind != "Markdown" and match[1] == "`"
         yield Reference(path, line + text.count("\n", 0, match.start()), match[2], kind, is_marked)
 
 
 def in_markdown(path: str, text: str) -> Iterator[Reference]:
-    """Find what stands in backticks in Markdown, outside fenced blocks."""
+    """Find the text in backticks in Markdown, outside fenced blocks."""
     text = FENCE.sub(lambda match: "\n" * match[0].count("\n"), text)
     line = 1
-    for paragraph in re.split(r"(\n\s*\n)", text):  # a backtick that is alone ends with its paragraph
+    for paragraph in re.split(r"(\n\s*\n)", text):  # a single backtick without a partner ends with its paragraph
         yield from spans(path, line, paragraph, "Markdown")
         line += paragraph.count("\n")
 
 
 def statements(node: ast.AST, *, into: bool = True) -> Iterator[ast.stmt]:
-    """Yield the statements below a node; those in functions and classes only with ``into``."""
+    """Yield the statements below a node; those inside functions and classes only with ``into``."""
     for part in ("body", "orelse", "finalbody", "handlers", "cases"):
         for child in getattr(node, part, ()):
             if isinstance(child, ast.stmt):
@@ -289,11 +289,11 @@ def is_set_on_self(node: ast.Attribute, name: str) -> bool:
 
 
 class Project:
-    """What the project defines, and whether a reference leads to it.
+    """The definitions of the project, and whether a reference leads to one of them.
 
     Args:
         texts: path -> text, of all Python and Markdown.
-        paths: all other files, which paths may lead to.
+        paths: all other files that references may name.
     """
 
     def __init__(self, texts: Mapping[str, str], paths: frozenset[str] = frozenset()) -> None:
@@ -304,7 +304,9 @@ class Project:
         self.packages = {name.rpartition(".")[0] for name in self.modules if "." in name} | {
             name.partition(".")[0] for name in self.modules
         }
-        self.defined: dict[str, set[str]] = defaultdict(set)  # name -> paths; read off the text, so it may be too much
+        self.defined: dict[str, set[str]] = defaultdict(
+            set
+        )  # name -> paths; found by a pattern, so it may contain too much
         self.libraries = set(sys.stdlib_module_names)
         for source in sources:
             for match in DEFINED.finditer(source.text):
@@ -332,7 +334,7 @@ class Project:
                 yield from in_markdown(path, text)
 
     def resolve(self, ref: Reference) -> Found | None:
-        """Say what a reference leads to; None if it is broken."""
+        """Tell what kind of thing a reference leads to; None if it is broken."""
         if self._is_path(ref):
             return "path" if self._path_exists(ref.text.rstrip("/"), ref) else None
         match = NAME.fullmatch(ref.text)
@@ -363,20 +365,20 @@ class Project:
         return any(fnmatch(path, pattern) for tail in tails for path in self._ending_in(tail, ref))
 
     def _ending_in(self, last: str, ref: Reference) -> list[str]:
-        """The files and folders called ``last``; the folders of tests have the names of the package's."""
+        """The files and folders called ``last``; folders of tests have the same names as those of the package."""
         about_tests = ref.path.startswith("tests/") or ref.text.startswith("tests/")
         return [path for path in self.tails.get(last, ()) if about_tests or not path.startswith("/tests/")]
 
     def _lone_member(self, name: str, ref: Reference) -> Found | None:
-        """``.get()``, in Markdown: something in the package has this name."""
+        """``.get()``, in Markdown: the package defines this name somewhere."""
         if ref.kind != "Markdown" or not name.isidentifier():
             return "no reference"
         return "member" if self._is_defined(name, ref) else None
 
     def _is_defined(self, name: str, ref: Reference) -> bool:
-        """Whether the project defines a name anywhere; one that is private in the same folder."""
+        """Whether the project defines a name anywhere; a private one must be defined in the same folder."""
         places = self.defined.get(name, set())
-        if name.startswith("__"):  # a hook that users may define, which the package gets by its name
+        if name.startswith("__"):  # a hook that users may define, which the package looks up by name
             return bool(places) or any(f'"{name}"' in source.text for source in self.sources.values())
         if name.startswith("_") and ref.is_marked:
             return any(path.rpartition("/")[0] == ref.path.rpartition("/")[0] for path in places)
@@ -403,7 +405,7 @@ class Project:
         return "name" if self._is_defined(name, ref) else None
 
     def _top(self, name: str, ref: Reference) -> Iterator[Source]:
-        """The modules that define a name: at their top, or as a class anywhere."""
+        """The modules that define a name: at their top level, or as a class anywhere."""
         for path in sorted(self.defined.get(name, ())):
             source = self.sources[path]
             if not in_sight(path, ref):
@@ -457,7 +459,7 @@ class Project:
         return name in self.modules or name in self.packages
 
     def _in_module(self, module: str, rest: list[str]) -> Found | None:
-        """Go down from a module: into modules, then into what one of them defines."""
+        """Follow a dotted name from a module, through modules, to a definition in one of them."""
         while rest and self._is_module(f"{module}.{rest[0]}"):
             module, rest = f"{module}.{rest[0]}", rest[1:]
         if not rest:
@@ -466,7 +468,7 @@ class Project:
         return "member" if source and self._in_top(source, rest[0], rest[1:]) else None
 
     def _in_top(self, source: Source, name: str, rest: list[str]) -> bool:
-        """Whether a module has a name, and that name has the member that comes next."""
+        """Whether a module has a name, and that name has the next member."""
         if (origin := source.origin(name)) is not None:
             head, *more = origin.split(".")
             return head not in FOLDERS or bool(self._in_module(head, [*more, *rest]))
@@ -477,7 +479,7 @@ class Project:
         return name in source.top or (not rest and name in source.mentioned and "__getattr__" in source.top)
 
     def _has_member(self, source: Source, node: ast.ClassDef, name: str, seen: set[str]) -> bool:
-        """Whether a class or one of its bases has a member; true as well if a base is not known."""
+        """Whether a class or one of its bases has a member; also true if a base is unknown."""
         if node.name in seen:
             return False
         own = {each for child in statements(node, into=False) for each in bound_by(child)}
@@ -504,7 +506,7 @@ class Project:
 
 
 def in_sight(path: str, ref: Reference) -> bool:
-    """Whether a text may speak of what ``path`` defines: the package and its documents know nothing of tests."""
+    """Whether a text may mention a definition in ``path``; the package and its documents may not mention tests."""
     if path.startswith(PACKAGE + "/"):
         return True
     return ref.path in ABOUT_CODE or (ref.kind != "Markdown" and not ref.path.startswith(PACKAGE + "/"))
@@ -528,7 +530,7 @@ def in_stdlib(parts: list[str]) -> bool:
 
 @dataclass
 class Report:
-    """The result for all references: the broken ones, how often each name in `OUTSIDE` occurs, how many lead to what."""
+    """The result for all references: the broken ones, the uses of each name in `OUTSIDE`, and the count of each kind."""
 
     broken: list[str] = field(default_factory=list)
     outside: Counter[str] = field(default_factory=Counter)

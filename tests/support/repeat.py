@@ -1,4 +1,4 @@
-"""Find tests that fail now and then: run a tier several times, and print each test that failed, with its count.
+"""Find flaky tests: run a tier several times, and print each failed test with its count.
 
 ``make test-repeat N=10``, and beside busy loops ``make test-repeat N=3 LOAD=4``. The exit status is 0 only if no run had a
 failure.
@@ -24,8 +24,8 @@ LOGS = ROOT / "build" / "tests"
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.support.repeat", description=__doc__)
-    parser.add_argument("--times", type=int, default=10, help="how often the tier runs")
-    parser.add_argument("--load", type=int, default=0, help="how many busy loops run beside it")
+    parser.add_argument("--times", type=int, default=10, help="number of runs of the tier")
+    parser.add_argument("--load", type=int, default=0, help="number of busy loops beside it")
     parser.add_argument("--tier", default="default")
     parser.add_argument("--workers", default="2")
     options, rest = parser.parse_known_args()
@@ -48,13 +48,13 @@ def main() -> int:
 
 
 def report(runs: Sequence[Results]) -> tuple[str, bool]:
-    """What several runs of the same tests came to, and whether any of them had a failure."""
+    """Summarize several runs of the same tests, and tell whether any of them had a failure."""
     failures: dict[str, list[str]] = {}
     for run in runs:
         for test, text in run.failed.items():
             failures.setdefault(test, []).append(text)
     cut = sum(not run.is_complete for run in runs)
-    lines = [f"{cut} of {len(runs)} runs did not come to their end"] if cut else []
+    lines = [f"{cut} of {len(runs)} runs did not finish"] if cut else []
     for test, texts in sorted(failures.items(), key=lambda pair: -len(pair[1])):
         lines += [f"{len(texts)} of {len(runs)}  {test}", *(f"    {line}" for line in texts[0].splitlines()[-15:])]
     lines.append(f"{len(failures)} tests failed in {len(runs)} runs")
@@ -63,7 +63,7 @@ def report(runs: Sequence[Results]) -> tuple[str, bool]:
 
 @contextmanager
 def busy_loops(count: int) -> Iterator[None]:
-    """Processes that use a core each, as far as they get one."""
+    """Run this many processes that each keep a core busy."""
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield

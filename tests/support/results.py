@@ -1,4 +1,4 @@
-"""What a run of pytest has reported, read from its report log (``--report-log``); for the tools that run pytest."""
+"""The results of a run of pytest, read from its report log (``--report-log``); for the tools that run pytest."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Results:
 
     Attributes:
         passed: tests that passed.
-        failed: test -> the text of its first failure, in whichever of its phases.
+        failed: test -> the text of its first failure, in any of its phases.
         skipped: tests that were skipped.
-        own_s: test -> what it took of its own, seconds.
-        seconds: test -> what it took with the fixtures that it was the first to need, and their end, seconds.
-        is_complete: whether the run came to its end; if not, it was killed, or could not begin.
+        own_s: test -> its own time, without shared fixtures, in seconds.
+        seconds: test -> its time including set-up and end of the fixtures that it was the first to need, in seconds.
+        is_complete: whether the run finished; if not, it was killed, or could not start.
     """
 
     passed: set[str] = field(default_factory=set)
@@ -32,7 +32,7 @@ class Results:
     is_complete: bool = False
 
     def add(self, report: dict[str, object]) -> None:
-        """Take one line of the log."""
+        """Add one line of the log."""
         kind = report.get("$report_type")
         if kind == "SessionFinish":
             self.is_complete = True
@@ -54,7 +54,7 @@ class Results:
             self.own_s[test] = float(properties["own_s"])
 
     def by_module(self) -> dict[str, float]:
-        """Module -> what its tests took, seconds; the longest first."""
+        """Module -> time of its tests, in seconds; the longest first."""
         total: dict[str, float] = defaultdict(float)
         for test, took_s in self.seconds.items():
             total[test.partition("::")[0]] += took_s
@@ -62,7 +62,7 @@ class Results:
 
 
 def read(path: Path) -> Results:
-    """Read a log; one that does not exist is of a run that did not begin."""
+    """Read a log; a missing log means a run that did not start."""
     results = Results()
     if path.exists():
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -81,7 +81,7 @@ def closing_line(runs: Iterable[Results], failed: int) -> str:
 
 
 def _text_of(report: dict[str, object]) -> str:
-    """The text of a failure that pytest itself reports: of the collection, or of a worker that has crashed."""
+    """The text of a failure that pytest itself reports: a failed collection, or a crashed worker."""
     text = report.get("longrepr")
     if isinstance(text, dict):
         crash = text.get("reprcrash") or {}
@@ -90,7 +90,7 @@ def _text_of(report: dict[str, object]) -> str:
 
 
 def main() -> None:
-    """Print what the modules of runs took: ``python -m tests.support.results build/tests/default.jsonl``."""
+    """Print the times of the modules of several runs: ``python -m tests.support.results build/tests/default.jsonl``."""
     import sys
 
     for name in sys.argv[1:]:

@@ -1,7 +1,7 @@
-"""Which tests go to which process, where several share them.
+"""The distribution of tests over processes, if several processes share them.
 
-The processes of most tests wait most of the time, so two that run tests make use of two cores. A module stays together,
-since it shares what its fixtures have made; so do the modules that share a Ray cluster.
+Most tests wait most of the time, so two test processes make good use of two cores. A module stays in one process, because its
+tests share fixtures; so do the modules that share a Ray cluster.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ __all__ = ["Schedule"]
 TOGETHER = {
     "tests/launch/test_kept.py": "Ray",
     "tests/launch/test_ray.py": "Ray",
-    "tests/test_demo_many.py": "Ray",  # it has a cluster of its own: two at a time are slow to start
+    "tests/test_demo_many.py": "Ray",  # its Ray cluster starts slowly beside another one
 }
-"""Modules that share what is expensive, or that should not run at the same time -> what it is."""
+"""Modules that share something expensive, or that should not run at the same time -> its name."""
 
 
 class Schedule(LoadScopeScheduling):
-    """The tests of a module are run by one process, in their order; modules begin in theirs."""
+    """One process runs all tests of a module, in their order; modules start in order, too."""
 
     def _split_scope(self, nodeid: str) -> str:
         module = nodeid.partition("::")[0]

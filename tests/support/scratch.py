@@ -1,4 +1,4 @@
-"""Where a test session writes: a directory of its own, and a mark in the environment of all that it starts.
+"""The files of a test session: a separate directory, and a mark in the environment of all processes that it starts.
 
 Several pytest processes, and other programs of the machine, share ``/tmp`` and the user's home.
 """
@@ -17,10 +17,10 @@ __all__ = ["MARK", "SCRATCH", "remove"]
 SYSTEM_TMP = os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
 
 SCRATCH = Path(tempfile.mkdtemp(prefix="mk-", dir=SYSTEM_TMP))
-"""Temporary files of this process. The name is short, since the path of a Unix socket has room for 107 bytes."""
+"""Directory for temporary files of this process. Its name is short, since the path of a Unix socket has room for 107 bytes."""
 
 MARK = uuid.uuid4().hex
-"""Each process that this one starts has it in its environment, however its parents end."""
+"""All descendants of this process have this mark in their environment, even after their parents have ended."""
 
 os.environ.update(
     MONARCH_KERNEL_TEST_MARK=MARK,
@@ -28,13 +28,13 @@ os.environ.update(
     IPYTHONDIR=str(SCRATCH / "ipython"),
     JUPYTER_RUNTIME_DIR=str(SCRATCH / "jupyter"),
     OMP_NUM_THREADS="1",
-    # NIXL takes these for hardware, so that its path can be tried on a machine that has none.
+    # NIXL takes these for hardware, so tests of its data path run on machines without any.
     UCX_TLS="tcp,self",
     UCX_NET_DEVICES="lo",
 )
 tempfile.tempdir = None  # tempfile reads TMPDIR again
 
-# Tests of interrupts expect SIGINT to arrive: a shell has its background jobs ignore it.
+# Tests of interrupts need SIGINT, which a shell makes its background jobs ignore.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -1,4 +1,4 @@
-"""The helpers for processes tell a process that runs from a zombie, and both from one that is gone."""
+"""The helpers for processes distinguish running processes, zombies, and processes that are gone."""
 
 from __future__ import annotations
 

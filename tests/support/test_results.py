@@ -1,4 +1,4 @@
-"""What tools read from the report logs of pytest, and what they make of it."""
+"""What tools read from the report logs of pytest, and the reports that they make."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def run(folder: Path, **files: str) -> tuple[Results, Path]:
 
 def test_a_log_says_how_each_test_ended(tmp_path: Path) -> None:
     found, log = run(tmp_path, test_some=OUTCOMES, test_broken="import nothing_of_this_name")
-    assert found.passed == set()  # a file that cannot be imported keeps all from running
+    assert found.passed == set()  # a file that cannot be imported stops the whole run
     assert set(found.failed) == {"test_broken.py"}
     assert "nothing_of_this_name" in found.failed["test_broken.py"]
 
@@ -172,7 +172,7 @@ def test_runs_that_are_all_green_are_and_one_that_was_cut_off_is_not() -> None:
     assert repeat.report([slow(), slow()]) == ("0 tests failed in 2 runs", False)
     text, is_red = repeat.report([slow(), Results(passed={"a"})])
     assert is_red
-    assert "1 of 2 runs did not come to their end" in text
+    assert "1 of 2 runs did not finish" in text
 
 
 def test_tests_over_the_limit_of_the_default_tier_are_found() -> None:

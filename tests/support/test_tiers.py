@@ -1,4 +1,4 @@
-"""Each tier selects its tests, bounds on elapsed time count in the timing tier alone, and slow tests are reported."""
+"""Each tier selects its tests, bounds on elapsed time count only in the timing tier, and slow tests are reported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.tiers import OWN_S, TEXT
 
 ROOT = Path(__file__).parents[2]
 
-# Time stands still but for what tests spend, so that a busy machine makes no test slow.
+# Time stands still except for the time that tests spend, so that a busy machine makes no test slow.
 CONFTEST = """
 import types
 from _pytest import timing
@@ -87,7 +87,7 @@ def test_passes():
 
 
 def run(folder: Path, text: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run a module of tests in a pytest of its own."""
+    """Run a module of tests in a separate pytest."""
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    slow: x\n    timing: x\n")
     (folder / "test_it.py").write_text(text)
@@ -96,7 +96,7 @@ def run(folder: Path, text: str, *options: str) -> subprocess.CompletedProcess[s
         cwd=folder,
         env={
             **os.environ,
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # other plugins take time to import, and none is needed
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # other plugins take time to import, and this test needs none
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONPATH": str(ROOT),
         },
@@ -140,7 +140,7 @@ def test_a_tier_selects_its_tests_and_only_timing_asserts_on_time(
     for name in ("default", "slow", "timing"):
         text = f"AssertionError: a test of the {name} tier took 2.00 s instead of less than 1 s"
         assert (text in output) == (tier == "timing"), output
-    # The summary lists what takes too long of its own, in the default tier alone.
+    # Only the summary of the default tier lists tests whose own time is too long.
     _, _, listed = output.partition("over 5 s: for the slow tier")
     names = re.findall(r"^ +5.5 s  test_it\.py::test_(\w+)$", listed, re.M)
     assert sorted(names) == (["long", "narrow_fixture"] if tier == "default" else [])

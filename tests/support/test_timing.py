@@ -1,4 +1,4 @@
-"""Bounds on elapsed time count only where they are to be asserted; the clock leaves out what others take."""
+"""Bounds on elapsed time count only in the timing tier; the clock leaves out the time that other programs take."""
 
 from __future__ import annotations
 

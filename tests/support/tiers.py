@@ -1,13 +1,13 @@
-"""A pytest plugin: the tiers of the tests, and the report of those that are too slow for the default tier.
+"""A pytest plugin: the tiers of the tests, and the report of tests that are too slow for the default tier.
 
 A test chooses its tier by a marker:
 
-- ``slow``: the slow tier. Real engines, browsers, notebooks, campaigns, and what takes more than 5 s.
+- ``slow``: the slow tier. Real engines, browsers, notebooks, campaigns, and tests that take more than 5 s.
 - ``timing``: the timing tier. It asserts on elapsed time, and runs alone and serially.
-- no marker: the default tier. A test of it, or of the slow tier, that uses the fixture ``bar`` is run by the timing tier
-  once more, with its bounds on elapsed time.
+- no marker: the default tier. The timing tier also runs the tests of this and the slow tier that use the fixture ``bar``, with
+  their bounds on elapsed time.
 
-``--tier`` selects one; without it all tests that are named run, each without its ``bar``.
+``--tier`` selects one tier; without it all named tests run, without the bounds of ``bar``.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ __all__ = ["LIMIT_S", "OWN_S", "SMOKE", "TEXT", "TIERS", "is_too_slow", "tiers_o
 TIERS = ("default", "slow", "timing")
 
 LIMIT_S = 5.0
-"""What a test of the default tier may take of its own: its body, and its fixtures of function scope."""
+"""Limit for a test of the default tier, in seconds: its body and its fixtures of function scope, but not shared fixtures."""
 
 SMOKE = frozenset({"tests/lab/test_smoke.py::test_ranks_appear"})
 """Tests that stay in the default tier although they take longer: the one that opens JupyterLab in a browser."""
 
 OWN_S = "own_s"
-"""Property of the report of a test's body: what it took of its own, seconds."""
+"""Property of the report of a test's body: the test's own time, in seconds."""
 
 TEXT = "text"
 """Property of the report of a failure: its text."""
@@ -70,14 +70,14 @@ def bar(request: pytest.FixtureRequest) -> Bar:
 
 
 class Stopwatch:
-    """Measures what each test takes of its own, and notes that and its tiers in its reports."""
+    """Measures each test's own time, and notes it in the test's reports."""
 
     def __init__(self) -> None:
         self._setup_s = self._shared_s = 0.0
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, Any, Any]:
-        """A fixture that several tests share is set up at the cost of the first of them."""
+        """Leave out the set-up of a shared fixture, which happens in the first test that needs it."""
         begin = time.perf_counter()
         try:
             return (yield)

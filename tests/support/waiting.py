@@ -1,4 +1,4 @@
-"""Waiting in tests: for an event, never for some time."""
+"""Waiting in tests: for an event, never for a fixed time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeVar
 __all__ = ["LONG_S", "wait_for_files", "wait_until"]
 
 LONG_S = 60.0
-"""Far more than anything here takes."""
+"""Far longer than anything here takes."""
 
 T = TypeVar("T")
 
@@ -21,8 +21,8 @@ def wait_until(condition: Callable[[], T], what: str, within_s: float = LONG_S) 
     Args:
         condition: called again and again until its value is true.
         what: the event, in words, for the error.
-        within_s: deadline, seconds. It only bounds how long a failure takes: how soon something happens is for the
-            fixture ``bar`` to assert.
+        within_s: deadline in seconds. It only limits how long a failure takes: the fixture ``bar`` asserts how soon something
+            happens.
     """
     deadline = time.monotonic() + within_s
     while not (value := condition()):
