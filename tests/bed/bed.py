@@ -1,10 +1,10 @@
-"""Several hosts on one machine, each with a network, an address and a cable of its own.
+"""Test beds: several hosts on one machine, each with its own network, address and cable.
 
-Each host is a network namespace, with a cable to another namespace that passes on between them, as a router does. The
-controller's is one of them: the test itself is there (`Bed.entered`). Nothing of it is seen from outside, so beds do not get in
-each other's way; all of it ends with the process that has made it.
+Each host is a network namespace, with a cable to another namespace that works as a router. The controller's machine is also a
+host, and the test itself is there (`Bed.entered`). Other processes of the machine see nothing of a bed, so several beds don't
+conflict; all of a bed ends with the process that has made it.
 
-A cable is a pair of `veth`, as fast as the machine, or a `Wire`, on which frames are lost, late, or cut off.
+A cable is a pair of `veth`, as fast as the machine, or a `Wire`, which can lose, delay or cut off frames.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class BedHost:
     """A host: its network, its address, and its cable.
 
     Attributes:
-        namespace: in which its processes are.
-        address: at which others reach it.
+        namespace: network namespace of its processes.
+        address: IP address of the host.
     """
 
     def __init__(self, router: Namespace, number: int, *, has_faults: bool) -> None:
@@ -44,27 +44,27 @@ class BedHost:
         self.namespace.ip("route", "add", "default", "via", gateway)
 
     def command(self, argv: Sequence[str]) -> tuple[str, ...]:
-        """What runs a program on this host."""
+        """Give the command that runs a program on this host."""
         return self.namespace.command(argv)
 
     def suffer(self, **faults: Any) -> None:
-        """Have these `Faults` on the cable, and no others."""
+        """Set the `Faults` of the cable, in place of earlier ones."""
         assert self._wire is not None, "this cable has no faults"
         self._faults = Faults(**faults)
         self._wire.set(self._faults)
 
     def cut(self) -> None:
-        """Have nothing pass, and nobody told."""
+        """Drop all frames, without closing any connection."""
         assert self._wire is not None, "this cable has no faults"
         self._wire.set(replace(self._faults, is_cut=True))
 
     def mend(self) -> None:
-        """Have pass what did before the cut."""
+        """Undo `cut`, and keep the other faults."""
         assert self._wire is not None
         self._wire.set(self._faults)
 
     def close(self) -> None:
-        """Take it away."""
+        """Remove the host."""
         if self._wire is not None:
             self._wire.close()
         self.namespace.close()
@@ -74,9 +74,9 @@ class Bed:
     """A controller's machine, and hosts.
 
     Attributes:
-        router: passes on between all of them.
+        router: forwards packets between all of them.
         controller: the machine of the test.
-        hosts: in the order in which they were added.
+        hosts: the other hosts, in the order in which they were added.
     """
 
     def __init__(self) -> None:
@@ -86,18 +86,18 @@ class Bed:
         self.hosts: list[BedHost] = []
 
     def add(self, *, has_faults: bool = True) -> BedHost:
-        """One more host; whether its cable can be made to fail."""
+        """Add a host; ``has_faults`` gives it a cable with faults."""
         self.hosts.append(BedHost(self.router, 2 + len(self.hosts), has_faults=has_faults))
         return self.hosts[-1]
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """This thread, and what it starts, are on the controller's machine."""
+        """Move this thread, and all that it starts meanwhile, to the controller's machine."""
         with self.controller.namespace.entered():
             yield
 
     def close(self) -> None:
-        """Take all of it away."""
+        """Remove all of it."""
         for host in (*self.hosts, self.controller):
             host.close()
         self.router.close()

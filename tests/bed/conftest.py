@@ -1,4 +1,4 @@
-"""A test bed, where one can be made."""
+"""A fixture for tests on a test bed; it skips them on machines that cannot have one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.bed.bed import Bed, why_not
 
 @pytest.fixture(scope="module")
 def bed() -> Iterator[Bed]:
-    """A controller's machine, on which the test is, and no hosts yet."""
+    """A bed with the test on the controller's machine, and no other hosts yet."""
     if why := why_not():
         pytest.skip(why)
     bed = Bed()

@@ -1,4 +1,4 @@
-"""A network of its own for some processes: a namespace of the Linux kernel, which ends with the process that holds it."""
+"""Network namespaces of the Linux kernel, each of which ends with the process that holds it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ _PROGRAMS = ("ip", "nsenter", "unshare", "cat")
 
 
 class Namespace:
-    """Interfaces, addresses and routes that only those see who are in it; nothing of it has a name on the machine.
+    """Interfaces, addresses and routes that only processes in the namespace see; nothing of it has a name on the machine.
 
-    A process holds it, which ends when we close it, or end ourselves, however that is: it reads from a pipe of ours.
+    A holder process keeps it. The holder reads from a pipe of this process, so it ends at `close`, or however this process
+    ends.
 
     Attributes:
-        pid: of that process.
+        pid: pid of the holder.
     """
 
     def __init__(self) -> None:
@@ -40,24 +41,24 @@ class Namespace:
     def _is_apart(self) -> bool:
         try:
             return os.readlink(f"/proc/{self.pid}/ns/net") != os.readlink(_OURS)
-        except (FileNotFoundError, ProcessLookupError):  # it has ended
+        except (FileNotFoundError, ProcessLookupError):  # the holder has ended
             return False
 
     def command(self, argv: Sequence[str]) -> tuple[str, ...]:
-        """What runs a program in here; its process id is that of what is run."""
+        """Give the command that runs a program in the namespace, under the pid of the command."""
         return ("nsenter", f"--net=/proc/{self.pid}/ns/net", "--", *argv)
 
     def run(self, *argv: str) -> None:
-        """Run a program in here, to its end."""
+        """Run a program in the namespace, and wait for its end."""
         subprocess.run(self.command(argv), check=True, capture_output=True, text=True)
 
     def ip(self, *argv: str) -> None:
-        """Have `ip` of iproute2 do something in here."""
+        """Run `ip` of iproute2 in the namespace."""
         self.run("ip", *argv)
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """This thread, and the threads and processes that it starts meanwhile, are in here."""
+        """Move this thread, and the threads and processes that it starts meanwhile, into the namespace."""
         before = os.open(_OURS, os.O_RDONLY | os.O_CLOEXEC)
         try:
             enter(self.pid)
@@ -69,7 +70,7 @@ class Namespace:
             os.close(before)
 
     def close(self) -> None:
-        """Let go of it; it is gone when all who are in it have ended."""
+        """End the holder; the namespace is gone when all processes in it have ended."""
         assert self._holder.stdin is not None
         self._holder.stdin.close()
         self._holder.wait()
@@ -85,14 +86,14 @@ def enter(pid: int) -> None:
 
 
 def _set_namespace(fd: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)  # os.setns() came with Python 3.12
+    libc = ctypes.CDLL(None, use_errno=True)  # os.setns() is new in Python 3.12
     if libc.setns(fd, _CLONE_NEWNET):
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
 
 
 def why_not() -> str:
-    """Why no network can be made here; empty if one can."""
+    """Tell why no network namespace can be made here; empty if one can."""
     missing = [program for program in _PROGRAMS if shutil.which(program) is None]
     if missing:
         return f"there is no {', '.join(missing)}: `make engines` installs iproute2"

@@ -1,4 +1,4 @@
-"""The test bed itself: hosts have networks of their own, and cables do what they are told."""
+"""Test beds: hosts have separate networks, and cables have the faults that a test sets."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tests.support.timing import Bar
 from tests.support.waiting import LONG_S
 
 N = 400
-WAIT_S = 0.3  # of silence, where nothing may come
-LAST_S = 0.4  # how late the last datagram is: later than all others
-SO_RCVBUFFORCE = 33  # of <asm/socket.h>: also above what is usual
+WAIT_S = 0.3  # silence for this long means that nothing comes
+LAST_S = 0.4  # delay of the last datagram, so that it comes after all others
+SO_RCVBUFFORCE = 33  # from <asm/socket.h>: it may exceed the usual maximum
 
 
 class Line:
@@ -30,7 +30,7 @@ class Line:
 
     def __init__(self, host: BedHost) -> None:
         self.sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        with host.namespace.entered():  # a socket is where it was made
+        with host.namespace.entered():  # a socket belongs to the namespace in which it was made
             self.receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
             self.receiver.bind((host.address, 0))
         self.receiver.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 23)
@@ -39,11 +39,11 @@ class Line:
         self.host = host
 
     def send(self, count: int, *, nbytes: int = 0, **faults: Any) -> list[int]:
-        """Send that many under faults; gives the numbers of those that came, in the order in which they did."""
+        """Send this many datagrams under faults; gives the numbers of those that arrive, in the order of arrival."""
         self.host.suffer(**faults)
         for number in range(count):
             self.sender.sendto(b"%d " % number + bytes(nbytes), self.address)
-            time.sleep(0.0002 if nbytes == 0 else 0)  # as fast as a cable carries them
+            time.sleep(0.0002 if nbytes == 0 else 0)  # no faster than a cable carries them
         self.host.suffer(delay_s=LAST_S)
         self.sender.sendto(b"last", self.address)
         received = iter(lambda: self.receiver.recv(1 << 16), b"last")
@@ -63,7 +63,7 @@ def host(bed: Bed) -> BedHost:
 @pytest.fixture
 def line(host: BedHost) -> Iterator[Line]:
     line = Line(host)
-    line.send(1)  # the addresses are resolved
+    line.send(1)  # resolves the addresses
     yield line
     line.close()
 
@@ -123,8 +123,8 @@ def test_there_is_only_so_much_room(host: BedHost, line: Line, bar: Bar) -> None
     found = line.send(100, nbytes=1000, bytes_per_s=1e6)
     bar.check(time.monotonic() - start - LAST_S, 0.4, "the hundred datagrams")
     assert found == list(range(100))
-    found = line.send(2000, nbytes=1000, bytes_per_s=5e5)  # for as long as 4 s
-    assert 50 < len(found) < 1500, "what would wait for longer is dropped"
+    found = line.send(2000, nbytes=1000, bytes_per_s=5e5)  # which would take 4 s
+    assert 50 < len(found) < 1500, "frames that would wait for longer are dropped"
     assert found == sorted(found)
 
 

@@ -1,10 +1,10 @@
-"""A cable with faults: a process that carries frames between two TAP interfaces, each in a network namespace of its own.
+"""A cable with faults: a process that carries frames between two TAP interfaces in different network namespaces.
 
-Why not `tc netem`: many kernels come without it, so it could be relied upon nowhere. A cut here is a cut: frames are dropped,
-nobody is told, and no connection ends.
+It replaces `tc netem`, which many Linux kernels lack. A cut drops frames, as a pulled cable does, and ends no connection.
 
 ``python wire.py PID NAME PID NAME SEED`` makes an interface in the namespace of each process. Each line on standard input is
-the new `Faults` as JSON, and is answered with a line when it holds. When the input ends so do the process and both interfaces.
+the new `Faults` as JSON; the program prints a line once they are in force. At the end of the input, the process and both
+interfaces end.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _CLONE_NEWNET = 0x40000000
 _TUNSETIFF = 0x400454CA
 _TAP_WITHOUT_HEADER = 0x0002 | 0x1000
 _QUEUE_S = 0.25
-"""What would wait longer than this for its turn, where bytes per second are limited, is dropped, as a router does."""
+"""Limit of the queue with limited bandwidth, in seconds: frames that would wait for longer are dropped, as by a router."""
 
 
 @dataclass(frozen=True)
 class Faults:
-    """What happens to each frame, in both directions.
+    """The faults of each frame, in both directions.
 
     Attributes:
-        delay_s: how much later it comes.
-        jitter_s: up to how much later than that, by chance; so frames overtake each other.
-        loss: which part of all is dropped.
-        doubled: which part of all comes twice.
-        bytes_per_s: how much there is room for; 0 for no limit.
-        is_cut: whether nothing comes at all.
+        delay_s: delay of each frame.
+        jitter_s: largest random delay in addition, so that frames overtake each other.
+        loss: share of frames that are dropped.
+        doubled: share of frames that come twice.
+        bytes_per_s: bandwidth; 0 for no limit.
+        is_cut: whether all frames are dropped.
     """
 
     delay_s: float = 0.0
@@ -55,12 +55,12 @@ class Faults:
 
 
 class Wire:
-    """The process, for the one who has started it.
+    """Starts and controls the process of a cable.
 
     Args:
-        near: a process in the namespace of the one end, and what the interface there is called.
-        far: the same of the other end.
-        seed: of what happens by chance.
+        near: a process in the namespace of one end, and the name of the interface there.
+        far: the same for the other end.
+        seed: seed of random faults.
     """
 
     def __init__(self, near: tuple[int, str], far: tuple[int, str], seed: int) -> None:
@@ -71,7 +71,7 @@ class Wire:
         self.set(Faults())
 
     def set(self, faults: Faults) -> None:
-        """From when this returns on, this is what happens to frames that come."""
+        """Set the faults; they apply to all frames that come after this returns."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(asdict(faults)).encode() + b"\n")
@@ -80,7 +80,7 @@ class Wire:
             raise OSError(f"the cable's process has ended: {self._process.wait()}")
 
     def close(self) -> None:
-        """Take the cable away."""
+        """Remove the cable."""
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             pipe.close()
@@ -88,18 +88,18 @@ class Wire:
 
 
 class _Carrier:
-    """What the process does.
+    """Carries frames, in the process of a cable.
 
     Args:
         taps: descriptors of both interfaces.
-        seed: of what happens by chance.
+        seed: seed of random faults.
     """
 
     def __init__(self, taps: tuple[int, int], seed: int) -> None:
         self._taps = taps
         self._chance = random.Random(seed)
         self._faults = Faults()
-        self._waiting: list[tuple[float, int, int, bytes]] = []  # when, in which order, to which interface, what
+        self._waiting: list[tuple[float, int, int, bytes]] = []  # time, order, interface, frame
         self._count = 0
         self._free_at = dict.fromkeys(taps, 0.0)
 
@@ -128,7 +128,7 @@ class _Carrier:
                 for line in lines:
                     self._faults = Faults(**json.loads(line))
                     if self._faults.is_cut:
-                        self._waiting.clear()  # a cable that is pulled holds nothing
+                        self._waiting.clear()  # a pulled cable holds no frames
                     os.write(1, b"\n")
 
     def _take(self, frame: bytes, tap: int, now: float) -> None:
@@ -150,12 +150,12 @@ class _Carrier:
                 heapq.heappush(self._waiting, (due, self._count, tap, frame))
 
     def _put(self, tap: int, frame: bytes) -> None:
-        with contextlib.suppress(OSError):  # it is down, or full: the frame is lost
+        with contextlib.suppress(OSError):  # the interface is down, or full: the frame is lost
             os.write(tap, frame)
 
 
 def _tap(pid: int, name: str) -> int:
-    """A new TAP interface in the namespace of a process, where this thread is from now on."""
+    """Move this thread into the namespace of a process, and make a TAP interface there."""
     fd = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
     if ctypes.CDLL(None, use_errno=True).setns(fd, _CLONE_NEWNET):
         raise OSError(ctypes.get_errno(), "setns")
@@ -166,7 +166,7 @@ def _tap(pid: int, name: str) -> int:
 
 
 def main() -> None:
-    """Be the cable."""
+    """Run the process of a cable."""
     near_pid, near_name, far_pid, far_name, seed = sys.argv[1:]
     Path("/proc/self/comm").write_text("wire")
     taps = _tap(int(near_pid), near_name), _tap(int(far_pid), far_name)

@@ -1,4 +1,4 @@
-"""The least that a call can cost: bare processes, which have ended afterwards."""
+"""The floor benchmark, the smallest cost of a call, measures all kinds and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_all_kinds_are_measured_and_it_ends(tmp_path: Path) -> None:
     file = tmp_path / "floor.json"
     command = [sys.executable, "-m", "benchmarks.floor", "--ranks", "40", "--out", str(file)]
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert run.returncode == 0, run.stderr  # what it has forked holds its output open until it has ended
+    assert run.returncode == 0, run.stderr  # processes that it forked would keep its output open
     figures = json.loads(file.read_text())["kinds"]
     assert set(figures) == set(KINDS)
     for each in figures.values():

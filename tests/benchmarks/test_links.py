@@ -1,4 +1,4 @@
-"""The benchmark of links measures what it says, on hosts with a network between them."""
+"""The benchmark of links measures what its output says, on hosts with a network between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pure part of the benchmarks: what is measured, statistics, ratios, bars, and the table when peers are missing."""
+"""The pure part of the benchmarks: measures, statistics, ratios, bars, and the table when peers are missing."""
 
 from __future__ import annotations
 

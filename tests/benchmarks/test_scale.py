@@ -1,4 +1,4 @@
-"""The simulation of many hosts: what it counts is what there is."""
+"""The simulation of many hosts counts the messages that exist, and charts place their points."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_tree_carries_more_messages_in_fewer_hands_and_loses_no_more_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     flat = simulate(12, 2, COSTS, 50e-6, 1.25e9)
     monkeypatch.setattr(host_tree, "FAN_OUT", 3)
-    tree = simulate(12, 2, COSTS, 50e-6, 1.25e9)  # which itself checks that only the ranks of the lost host fail
+    tree = simulate(12, 2, COSTS, 50e-6, 1.25e9)  # the simulation itself checks that only ranks of the lost host fail
     assert (flat["direct_hosts"], tree["direct_hosts"]) == (12, 3)
-    assert flat["call_messages"] == 24  # one for each host, and its ranks' answer, which is one
+    assert flat["call_messages"] == 24  # one message to each host, and one with the answers of its ranks
     assert tree["call_messages"] >= 24
     assert flat["below_lost"] == 0 < tree["below_lost"]
     assert flat["up_ms"] > 1e3 * (COSTS.agent_up_s + 2 * COSTS.fork_s)

@@ -1,4 +1,4 @@
-"""The benchmark of the view has a crowd that changes as it says."""
+"""The view benchmark has a crowd of ranks that change state at each turn."""
 
 from __future__ import annotations
 
