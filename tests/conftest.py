@@ -1,7 +1,7 @@
-"""What holds for every test, and the fixtures that most of them share.
+"""Settings for every test, and the fixtures that most tests share.
 
-A test leaves nothing behind (`tests/support/leftovers.py`), it chooses its tier by a marker (`tests/support/tiers.py`), and
-it writes nothing into the user's home (`tests/support/scratch.py`).
+A test leaves nothing behind (`tests/support/leftovers.py`), it chooses its tier by a marker (`tests/support/tiers.py`), and it
+writes nothing into the user's home (`tests/support/scratch.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.support.leftovers", "tests.support.tiers"]
 
-# How long one example takes depends on what else the machine does, so there is no deadline.
+# The duration of an example depends on what else the machine does, so there is no deadline.
 hypothesis.settings.register_profile("default", deadline=None, max_examples=60)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=500)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
@@ -30,7 +30,7 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With ``-n``, and without ``--dist``: modules stay together."""
+    """Keep each module in one process, with ``-n`` and without ``--dist``."""
     from tests.support.schedule import Schedule
 
     config.option.loadscopereorder = False
@@ -43,9 +43,9 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(scope="session")
 def session(nothing_left_by_the_session: None) -> Iterator[None]:
-    """The host agent and the zygote of this pytest process, which all tests that need no own ones share.
+    """The host agent and the zygote of this pytest process; all tests share them, except those that need their own.
 
-    A test that ends them (`shutdown_context`) is followed by a new start where the next mesh is spawned.
+    If a test ends them (`shutdown_context`), they start again when the next mesh is spawned.
     """
     from monarch_kernel.actor import shutdown_context
     from tests.support.ranks import warm_up
@@ -57,7 +57,7 @@ def session(nothing_left_by_the_session: None) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def by_value(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Classes and functions of the module, and shared actors, travel to ranks by value, since ranks cannot import tests."""
+    """Send classes and functions of the module, and shared actors, to ranks by value, since ranks cannot import tests."""
     import cloudpickle
 
     from tests.support import actors, waiting
@@ -72,9 +72,9 @@ def by_value(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def procs(session: None, by_value: None, request: pytest.FixtureRequest) -> Iterator[ProcMesh]:
-    """Processes that the tests of a module share: CPU ranks along the axes that ``PROCS`` in the module names.
+    """A mesh that the tests of a module share: CPU ranks along the axes that ``PROCS`` in the module names.
 
-    The default is two along ``r``. The name of the mesh is ``t``.
+    The default is two ranks along ``r``. The name of the mesh is ``t``.
     """
     from monarch_kernel.actor import this_host
 

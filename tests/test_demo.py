@@ -1,4 +1,4 @@
-"""The quickstart notebook runs from top to bottom, and a cell that fails on one rank ends such a run."""
+"""The quickstart notebook runs from top to bottom, and stops at a cell that fails on one rank."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.support.notebooks import NOTEBOOKS, Run, read, text_of
 pytestmark = pytest.mark.timeout(400)
 
 QUICKSTART = NOTEBOOKS / "01_quickstart.ipynb"
-STEPS = 40  # of the notebook's 500: enough to see the loss fall
+STEPS = 40  # instead of the notebook's 500: enough to see the loss fall
 NATS = re.compile(r"validation loss (?:before: |after: )?(\d\.\d+)")
 
 
 def shows_line(text: str, source: str) -> bool:
-    """Whether the source stands on a line of its own, after a mark or a number; in the repr of a cell it does not."""
+    """Whether a line starts with the source, after a mark or a number; a repr of the source does not count."""
     return re.search(rf"^\W*(?:\d+\W+)?{re.escape(source)}", text, re.MULTILINE) is not None
 
 
@@ -33,7 +33,7 @@ def nats(text: str) -> float:
 
 
 def pair_loss(train: bytes, held_out: bytes, smoothing: float) -> float:
-    """Loss of a table of byte pairs in nats per byte, worked out without torch."""
+    """Loss of a table of byte pairs in nats per byte, computed without torch."""
     pairs, firsts = Counter(itertools.pairwise(train)), Counter(train[:-1])
     total = sum(
         count * math.log((pairs[pair] + smoothing) / (firsts[pair[0]] + 256 * smoothing))
@@ -44,7 +44,7 @@ def pair_loss(train: bytes, held_out: bytes, smoothing: float) -> float:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The quickstart, run once with fewer steps."""
+    """The result of the quickstart, run once with fewer steps."""
     notebook = read(QUICKSTART)
     (training,) = [cell for cell in notebook.cells if "steps = 500\n" in cell.source]
     training.source = training.source.replace("steps = 500\n", f"steps = {STEPS}\n")
@@ -72,7 +72,7 @@ def test_the_loss_falls(demo: Run) -> None:
     after = demo.shown_by('print(f"validation loss after')
     assert abs(nats(before) - math.log(256)) < 0.2
     assert nats(after) < nats(before) - 1.5
-    # It is a mean over all ranks, so every rank must have the same.
+    # The loss is a mean over all ranks, so every rank must print the same.
     assert re.findall(r"(\[[\d,-]+\]) validation loss", before + after) == ["[0-3]", "[0-3]"]
 
 

@@ -1,4 +1,4 @@
-"""The notebook on failures: what is said of an error and of a death, and that a run survives one."""
+"""The notebook on failures shows an error and a death, and its training survives a death."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_run_survives_a_death_to_the_last_digit(run: Run) -> None:
     assert "processes that each place has had before: (0, 1, 1, 0)" in run.shown_by("trainers.incarnations()")
     shown = run.shown_by("on_failure")
     assert "trainers: [2] died (killed by SIGKILL); going back to the last snapshot\n" in shown
-    # A snapshot is kept every ten steps, and the thread that kills may be late.
+    # A snapshot is kept every ten steps, and the thread that kills the rank may be late.
     assert re.search(r"^trainers: \[2\] replaced, the loop is back before step [123]0, after ", shown, re.MULTILINE)
-    ended = re.findall(r"^\[(.+)\] the end$", shown, re.MULTILINE)  # by ranks that print it at about the same time
+    ended = re.findall(r"^\[(.+)\] the end$", shown, re.MULTILINE)  # ranks print it at about the same time
     assert sorted(rank for ranks in ended for rank in pick_ranks(ranks, range(4))) == [0, 1, 2, 3]

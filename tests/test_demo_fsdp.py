@@ -1,4 +1,4 @@
-"""The notebook on FSDP: what four ranks have trained and saved, two go on with, to the same loss."""
+"""The notebook on FSDP: two ranks continue the training of four ranks from a checkpoint, to the same loss."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_sparse_layer_is_seen_to_and_explained(run: Run) -> None:
     assert "FSDP over gpus=4, 7 units, 6 parameters kept whole" in said
     assert "blocks.0.mix.sharpness" in said
     assert "it is a scalar" in said
-    assert "gate" not in said  # which stays where it is
+    assert "gate" not in said  # its weight stays as it is
     assert "needs 2.9 GiB a rank" in run.shown_by("plan_for(big")
     assert "Warning" not in run.shown_by("plan_for(big")
 

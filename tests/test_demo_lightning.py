@@ -1,4 +1,4 @@
-"""The notebook on Lightning runs from top to bottom, and shows what it says."""
+"""The notebook on Lightning runs from top to bottom and shows the expected results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The notebook on steering: what its cells show of a knob, a pause, and a step back."""
+"""The notebook on live training shows a changed knob, a pause, and a rollback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The notebook on many machines: a Ray cluster, of which one node dies while a model is trained on it."""
+"""The notebook on many machines: a Ray cluster, in which a node dies while a model is trained on it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_raylet_start_wait_time_s", "60")  # a busy machine may need more than Ray's 30
         run = Run(read(NOTEBOOK), tmp_path_factory.mktemp("many"))
-        if run.code and NO_NODE in run.stdout + run.stderr:  # Ray's own, now and then, before anything of ours begins
+        if run.code and NO_NODE in run.stdout + run.stderr:  # Ray fails like this now and then, before our code starts
             print(run.stdout, logs_of_nodes(Path(os.environ["TMPDIR"]) / "ray"))
             run = Run(read(NOTEBOOK), tmp_path_factory.mktemp("again"))
     assert run.code == 0, run.stdout + run.stderr
@@ -32,12 +32,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def losses(shown: str) -> list[tuple[str, float]]:
-    """Which ranks have shown which loss on new examples."""
+    """The losses on new examples: (ranks, loss) for each printed line."""
     return [(ranks, float(loss)) for ranks, loss in re.findall(r"\[([0-9,-]+)\] loss on new examples (\S+)", shown)]
 
 
 def steps(shown: str) -> list[float]:
-    """The losses of all ranks at the ends of trainings."""
+    """The final losses that all ranks print."""
     return [float(loss) for loss in re.findall(r"\[0-5\] 6 ranks, loss (\S+)", shown)]
 
 
@@ -63,7 +63,7 @@ def test_the_training_goes_on_after_the_heal_from_where_it_was(run: Run) -> None
     assert "[4-5] replaced in " in run.shown_by("%mesh heal t")
     before, after = run.shown_by("%%remote t\nmodel = make_model()"), run.shown_by('if "model" not in globals()')
     ((_, loss_before),), ((ranks, loss_after),) = losses(before), losses(after)
-    assert ranks == "0-5"  # the new ones have the weights of the others
+    assert ranks == "0-5"  # the new ranks have the weights of the others
     new, *_ = steps(before)
     first, last = steps(after)
     of_rest = [loss for _, loss in losses(run.shown_by("%%remote rest"))]

@@ -19,11 +19,11 @@ VICTIM, OTHERS = 1, (0, 2, 3)
 
 @dataclass
 class Training:
-    """The notebook, run once, and what its generators have reported.
+    """A run of the notebook, and the reports of its generators.
 
     Attributes:
-        run: of the notebook.
-        rounds: (generator, step of the trainer, mean reward), in the order in which they came.
+        run: result of the notebook.
+        rounds: (generator, step of the trainer, mean reward), in the order of arrival.
         killed: the step at which a generator was killed.
         replaced: the step at which it was replaced.
     """
@@ -34,11 +34,11 @@ class Training:
     replaced: int
 
     def steps_of(self, generator: int) -> list[int]:
-        """Of the trainer, with whose weights a generator has flown."""
+        """The trainer's steps with whose weights a generator has flown."""
         return [step for number, step, _ in self.rounds if number == generator]
 
     def reward(self, begin: int, end: int) -> float:
-        """The mean between two steps."""
+        """The mean reward between two steps."""
         rewards = [reward for _, step, reward in self.rounds if begin <= step < end]
         return sum(rewards) / len(rewards)
 
@@ -80,7 +80,7 @@ def test_the_policy_lands_where_it_crashed_before(training: Training) -> None:
 
 def test_a_killed_generator_does_not_hold_up_the_others(training: Training) -> None:
     assert training.steps_of(VICTIM)[0] == 0
-    # What it had sent before it was killed may have been read after that.
+    # Reports that it had sent before it was killed may arrive later.
     assert not [step for step in training.steps_of(VICTIM) if training.killed + 2 < step < training.replaced]
     for generator in OTHERS:
         during = [step for step in training.steps_of(generator) if training.killed < step < training.replaced]

@@ -1,4 +1,4 @@
-"""What is public is listed, sorted and there; importing it stays light."""
+"""Each module lists its public names in order, and imports of the package stay light."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEAVY = ("torch", "IPython", "ipykernel", "ipywidgets", "anywidget")
 
 
 def _public_modules() -> list[str]:
-    """Dotted names of the modules without a leading underscore; importing ``__main__`` would be running it."""
+    """Dotted names of the modules without a leading underscore; to import ``__main__`` would run it."""
     names = []
     for path in ROOT.rglob("*.py"):
         parts = path.relative_to(ROOT.parent).with_suffix("").parts
@@ -42,7 +42,7 @@ def _has_all(module: str) -> bool:
 
 
 def _order(name: str) -> tuple[int, list[tuple[int, str]]]:
-    """The order that ruff keeps: constants, classes, functions; numbers within names by value."""
+    """The sort order of ruff: constants, classes, functions; numbers within names by value."""
     kind = 0 if name.isupper() and len(name) > 1 else 1 if name[:1].isupper() else 2
     return kind, [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]
 

@@ -44,7 +44,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A prefix below which the wheel was installed."""
+    """A prefix with the installed wheel."""
     folder = tmp_path_factory.mktemp("site")
     run = _python(
         "-m",
@@ -63,7 +63,7 @@ def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _with(site: Path) -> dict[str, str]:
-    """What makes Python import the package that is installed there."""
+    """Environment variables that make Python import the package from this prefix."""
     return {"PYTHONPATH": sysconfig.get_path("purelib", vars={"base": str(site)}), "PYTHONSAFEPATH": "1"}
 
 
@@ -81,7 +81,7 @@ def test_the_wheel_holds_what_it_should(wheel: Path) -> None:
 
 
 def test_every_file_of_the_package_is_in_the_wheel(wheel: Path) -> None:
-    # A pattern of .gitignore that matches too much would silently leave a module out.
+    # A pattern of .gitignore that matches too much would silently leave out a module.
     package = ROOT / "monarch_kernel"
     files = {
         str(path.relative_to(ROOT))
@@ -143,7 +143,7 @@ def test_a_second_install_replaces_the_first(tmp_path: Path) -> None:
     cli.install("x", prefix=str(tmp_path), display_name="first")
     folder = cli.install("x", prefix=str(tmp_path))
     spec = json.loads((folder / "kernel.json").read_text())
-    assert spec["display_name"] == "x"  # two entries of a launcher with one name could not be told apart
+    assert spec["display_name"] == "x"  # a launcher would show two entries with the same name
     assert "env" not in spec
 
 
@@ -162,7 +162,7 @@ def test_an_installed_wheel_brings_the_extension_to_another_environment(site: Pa
         run = _install("--prefix", str(tmp_path), **_with(site))
     run = _install("--prefix", str(site), **_with(site))
     assert run.returncode == 0, run.stderr
-    assert _tree(there) == _tree(came)  # onto itself it stays as it is
+    assert _tree(there) == _tree(came)  # an installation onto itself changes nothing
 
 
 def _tree(folder: Path) -> dict[str, bytes]:

@@ -1,4 +1,4 @@
-"""The build hook: wheels carry the extension of JupyterLab where it can be built, and say so where it can't."""
+"""The build hook: wheels carry the JupyterLab extension if it can be built; otherwise the build says why not."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def hook() -> ModuleType:
 
 @pytest.fixture
 def project(tmp_path: Path, hook: ModuleType) -> Path:
-    """A small project that is built like ours; its extension is built, and newer than its sources."""
+    """A small project with this project's build hook; its extension is built, and newer than its sources."""
     root = tmp_path / "project"
     for name in (
         "labextension/src/index.ts",
@@ -56,7 +56,7 @@ def project(tmp_path: Path, hook: ModuleType) -> Path:
 
 
 def wheel_of(project: Path, **environment: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
-    """Build a wheel, where there is no npm; what was said, and what of the extension is in it."""
+    """Build a wheel without npm; gives the output, and the files of the extension in the wheel."""
     run = subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel"],
         cwd=project,

@@ -1,4 +1,4 @@
-"""Imports go down the layers, never up or sideways; there is no cycle; a third party stays behind its folder."""
+"""The layers of the package: imports go only downwards, without cycles, and each third-party library stays in its folders."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 PACKAGE = "monarch_kernel"
 ROOT = Path(__file__).parents[1] / PACKAGE
 
-# Low to high. What stands on one line does not import each other. Each name is a room: a package, a folder of one, or a module,
-# with all that is in it.
+# From low to high. Names in one line do not import each other. Each name is a component: a package, a folder in one, or a
+# module, with everything in it.
 LAYERS = (
     ("base", "errors"),
     ("base.mesh", "net.wire", "train.planning"),
@@ -45,9 +45,9 @@ LAYERS = (
     ("__main__",),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-TOP = len(LAYERS)  # the root's __init__: may reach anything, lazily
+TOP = len(LAYERS)  # the package's __init__ may import everything, lazily
 
-# Third party -> who may import it: a folder, or one module of it.
+# Third-party library -> the folders or modules that may import it.
 BEHIND = {
     "IPython": (
         "notebook.cells",
@@ -86,7 +86,7 @@ BEHIND = {
     ),
     "zmq": ("net.hosts", "net.transport"),
 }
-# Loading torch takes a second, and these are also imported where it is not needed.
+# An import of torch takes a second, and these components are also imported by processes that don't need it.
 ONLY_IN_FUNCTIONS = {
     ("kubernetes", "launch"),
     ("lightning_sdk", "launch"),
@@ -102,7 +102,7 @@ ONLY_IN_FUNCTIONS = {
 
 
 def room_of(module: str) -> str:
-    """Name the room of a module, by the module's name without that of the package; empty if it is in none."""
+    """Name the component of a module, given without the package's name; empty if it is in none."""
     while module and module not in LEVEL:
         module = module.rpartition(".")[0]
     return module
@@ -110,7 +110,7 @@ def room_of(module: str) -> str:
 
 @dataclass(frozen=True)
 class Import:
-    """One import: ``target`` is a dotted name, ``lazy`` if it happens in a function or is for type checkers only."""
+    """An import of ``target``, a dotted name; ``lazy`` if it is in a function or only for type checkers."""
 
     target: str
     line: int
@@ -118,7 +118,7 @@ class Import:
 
 
 def imports_of(module: str, source: str, *, package: bool, known: frozenset[str]) -> Iterator[Import]:
-    """Yield what a module imports, anywhere in it; a name imported from a package counts as the module it denotes."""
+    """Yield all imports in a module; a name imported from a package counts as the module of that name."""
 
     def visit(node: ast.AST, lazy: bool) -> Iterator[Import]:
         if isinstance(node, ast.Import):
@@ -146,7 +146,7 @@ def imports_of(module: str, source: str, *, package: bool, known: frozenset[str]
 
 
 def violations(sources: dict[str, str], packages: frozenset[str]) -> list[str]:
-    """Name every import that breaks a rule.
+    """List the imports that break a rule.
 
     Args:
         sources: dotted name -> source, of every module of the package.
@@ -158,7 +158,9 @@ def violations(sources: dict[str, str], packages: frozenset[str]) -> list[str]:
     for module, source in sources.items():
         inner = module.partition(".")[2]
         part, items = room_of(inner), list(imports_of(module, source, package=module in packages, known=known))
-        is_above = any(room.startswith(f"{inner}.") for room in LEVEL)  # the folder of rooms, where nothing is
+        is_above = any(
+            room.startswith(f"{inner}.") for room in LEVEL
+        )  # a folder of components, without code
         if inner and not part and (items or not is_above):
             found.append(f"{module}: it is in no layer")
             continue
@@ -174,7 +176,7 @@ def violations(sources: dict[str, str], packages: frozenset[str]) -> list[str]:
                 found.append(f"{where}: imports {item.target}, which is not in a lower layer")
             if not part and not item.lazy and target and LEVEL[target] > LEVEL["actor"]:
                 found.append(f"{where}: imports {item.target} eagerly")
-            # The root re-exports lazily, so it is part of no cycle.
+            # The package's __init__ imports lazily, so it is part of no cycle.
             if part and item.target in known and item.target != module:
                 graph[module].add(item.target)
     try:
@@ -185,7 +187,7 @@ def violations(sources: dict[str, str], packages: frozenset[str]) -> list[str]:
 
 
 def third_party(module: str, part: str, top: str, item: Import) -> Iterator[str]:
-    """Yield what is wrong with an import of something that is not ours."""
+    """Yield the problems of an import of a third-party library."""
     if top not in BEHIND or (not part and item.lazy):
         return
     inner = module.partition(".")[2]
@@ -196,7 +198,7 @@ def third_party(module: str, part: str, top: str, item: Import) -> Iterator[str]
 
 
 def read_package() -> tuple[dict[str, str], frozenset[str]]:
-    """Read the sources of the package, and tell which of its modules are packages."""
+    """Read the sources of the package, and the names of its modules that are packages."""
     sources, packages = {}, set()
     for path in ROOT.rglob("*.py"):
         parts = path.relative_to(ROOT.parent).with_suffix("").parts
@@ -215,12 +217,12 @@ def test_imports_go_down() -> None:
 
 
 def missing(modules: frozenset[str], layers: Iterable[str], behind: Iterable[str], lazy: Iterable[str]) -> list[str]:
-    """Name what the tables name but the package does not have."""
+    """List the names in the tables that do not exist in the package."""
     inner = {module.partition(".")[2] for module in modules} - {""}
     return [
         *(f"LAYERS: {name} does not exist" for name in sorted(set(layers) - inner)),
         *(f"BEHIND: {name} does not exist" for name in sorted(set(behind) - inner)),
-        *(f"ONLY_IN_FUNCTIONS: {name} is no room" for name in sorted(set(lazy) - set(layers))),
+        *(f"ONLY_IN_FUNCTIONS: {name} is no component" for name in sorted(set(lazy) - set(layers))),
     ]
 
 
@@ -239,14 +241,14 @@ def test_names_that_do_not_exist_are_reported() -> None:
         "LAYERS: d does not exist",
         "BEHIND: a.c does not exist",
         "BEHIND: e does not exist",
-        "ONLY_IN_FUNCTIONS: b is no room",
+        "ONLY_IN_FUNCTIONS: b is no component",
     ]
 
 
 def test_the_house_has_few_rooms() -> None:
     paths = [path.relative_to(ROOT) for path in ROOT.rglob("*.py")]
     folders = {str(path.parent) for path in paths if len(path.parts) > 3}
-    assert folders == {"net/wire/messages"}, "no other folder in a folder of a package"
+    assert folders == {"net/wire/messages"}, "another folder in a folder of a package"
     assert len({path.parts[0] for path in paths if len(path.parts) > 1}) <= 12
     assert len([path for path in paths if len(path.parts) == 1]) <= 8
 
@@ -273,8 +275,8 @@ BROKEN = {
     "ipykernel by the root": ("monarch_kernel", "import ipykernel", "imports ipykernel"),
     "kernel by the root": ("monarch_kernel", "from monarch_kernel.notebook.kernel import app", "eagerly"),
     "no layer": ("monarch_kernel.utils", "", "in no layer"),
-    "no room": ("monarch_kernel.runtime.utils", "", "in no layer"),
-    "above rooms": ("monarch_kernel.runtime", "import monarch_kernel.errors", "in no layer"),
+    "no component": ("monarch_kernel.runtime.utils", "", "in no layer"),
+    "above components": ("monarch_kernel.runtime", "import monarch_kernel.errors", "in no layer"),
     "cycle": ("monarch_kernel.runtime.controller.state", "from .runtime import a", "import cycle"),
     "cycle through the package": ("monarch_kernel.base.mesh.shape", "from . import values", "import cycle"),
 }

@@ -1,4 +1,4 @@
-"""``python -m monarch_kernel`` imports libraries, not files of the same name beside the notebook."""
+"""``python -m monarch_kernel`` imports libraries, and not files with the same names in the notebook's folder."""
 
 from __future__ import annotations
 

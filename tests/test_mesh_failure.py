@@ -1,4 +1,4 @@
-"""What an owner reads of a failure of what it has spawned."""
+"""The report that an owner gets about a failure of an actor mesh that it has spawned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our notebooks as they are in the repository."""
+"""The notebooks in the repository have no outputs, and use this project's kernel."""
 
 from __future__ import annotations
 

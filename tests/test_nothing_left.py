@@ -1,4 +1,4 @@
-"""The plugin that proves that tests leave nothing behind notices what is left."""
+"""The plugin that checks that tests leave nothing behind detects each kind of leak."""
 
 from __future__ import annotations
 

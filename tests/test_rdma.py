@@ -1,4 +1,4 @@
-"""A process reads and writes memory of another as it is, never after it was freed, and a dead process leaves nothing."""
+"""Buffers: a process reads and writes memory of another one, but never freed memory, and a dead process leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tests.support.waiting import LONG_S
 
 PROCS = {"gpus": 2}
 
-LARGE = 3 << 20  # elements of 4 bytes: carried by a thread of its own
+LARGE = 3 << 20  # elements of 4 bytes; a transfer of this size has its own thread
 
 
 class Store(Actor):
-    """Has memory, and lends it."""
+    """Has memory, and exports it."""
 
     def __init__(self) -> None:
         self.kept: dict[str, Any] = {}
@@ -176,7 +176,7 @@ def test_what_does_not_fit_is_refused_at_the_call(dst: Any, error: type[Exceptio
     buffer = Buffer(torch.zeros(2, 2))
     with pytest.raises(error, match=what):
         buffer.read_into(dst)
-    buffer.read_into(torch.zeros(4)).get(LONG_S)  # flat fits
+    buffer.read_into(torch.zeros(4)).get(LONG_S)  # a flat tensor fits
     buffer.read_into(bytearray(16)).get(LONG_S)
 
 
@@ -190,7 +190,7 @@ def test_memory_that_can_only_be_read_is_not_written() -> None:
 def test_what_was_dropped_can_not_be_read(stores: tuple[Any, Any]) -> None:
     owner, other = stores
     buffer = owner.lend_and_forget.call_one().get(LONG_S)
-    _, read = other.read.call_one(buffer).get(LONG_S)  # lent, though its owner has no other reference
+    _, read = other.read.call_one(buffer).get(LONG_S)  # the export keeps it, without another reference at the owner
     assert read.sum() == 7.0 * LARGE
     assert buffer.drop().get(LONG_S) is True
     assert buffer.drop().get(LONG_S) is False
@@ -198,7 +198,7 @@ def test_what_was_dropped_can_not_be_read(stores: tuple[Any, Any]) -> None:
         buffer.read_into(torch.zeros(LARGE)).get(LONG_S)
     with pytest.raises(ActorError, match="it was dropped"):
         other.read.call_one(buffer[:5]).get(LONG_S)
-    later = owner.lend_and_forget.call_one().get(LONG_S)  # takes the same entry, perhaps the same memory
+    later = owner.lend_and_forget.call_one().get(LONG_S)  # reuses the entry, and perhaps the memory
     with pytest.raises(BufferGoneError, match="it was dropped"):
         buffer.write_from(torch.zeros(LARGE)).get(LONG_S)
     assert later.read_into(torch.zeros(LARGE)).get(LONG_S).nbytes == 4 * LARGE
@@ -220,7 +220,7 @@ def test_a_handle_that_was_never_passed_on_is_the_loan() -> None:
     del tensor
     part = buffer[1:2]
     del buffer
-    part.read_into(torch.zeros(1)).get(LONG_S)  # a part keeps the whole
+    part.read_into(torch.zeros(1)).get(LONG_S)  # a part keeps the memory of the whole
     del part
     gc.collect()
     assert alive() is None
@@ -229,7 +229,7 @@ def test_a_handle_that_was_never_passed_on_is_the_loan() -> None:
 @pytest.mark.usefixtures("procs")
 def test_a_transfer_keeps_the_handle_that_is_the_loan() -> None:
     lent = torch.arange(float(LARGE))
-    into = [torch.zeros(LARGE // 2 * 2) for _ in range(8)]  # more than are carried at the same time
+    into = [torch.zeros(LARGE // 2 * 2) for _ in range(8)]  # more than run at the same time
     futures = [Buffer(lent)[: len(each)].read_into(each) for each in into]
     assert {future.get(LONG_S).nbytes for future in futures} == {into[0].nbytes}
     assert all(torch.equal(each, lent[: len(each)]) for each in into)
@@ -264,7 +264,7 @@ def test_two_actors_of_the_program_share_memory_too(session: None) -> None:
 def apart(
     session: None, by_value: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[ProcMesh, ProcMesh]]:
-    """A rank here, and one on a machine whose memory neither this rank nor the program can reach."""
+    """A rank here, and one on a machine whose memory neither this rank nor the program can access directly."""
     if not can_be_apart():
         pytest.skip("no process namespaces can be made here")
     near = this_host().spawn_procs({"gpus": 1}, device="cpu")
@@ -279,7 +279,7 @@ def apart(
 
 def test_memory_of_another_machine_travels_by_streams(apart: tuple[ProcMesh, ProcMesh]) -> None:
     near, store = (procs.spawn("stores", Store) for procs in apart)
-    tensor = torch.randn(LARGE + 1, 2)[:, 0]  # more than two pieces, the last one short; with gaps
+    tensor = torch.randn(LARGE + 1, 2)[:, 0]  # more than two pieces, the last one short; not contiguous
     buffer = store.lend.call_one("x", tensor).get(LONG_S)
     transfer = buffer.read_into(into := torch.zeros(LARGE + 1)).get(LONG_S)
     assert (transfer.road, transfer.nbytes) == ("network", tensor.numel() * 4)
@@ -290,7 +290,7 @@ def test_memory_of_another_machine_travels_by_streams(apart: tuple[ProcMesh, Pro
     near.write.call_one(buffer, tensor * 2).get(LONG_S)
     assert torch.equal(store.holds.call_one("x").get(LONG_S), tensor * 2)
     small = buffer[:3].read_into(torch.zeros(3)).get(LONG_S)
-    assert (small.road, small.nbytes) == ("network", 12)  # there is a stream already
+    assert (small.road, small.nbytes) == ("network", 12)  # there is already a stream
     asker_here().roads.close()
     small = buffer[:3].read_into(torch.zeros(3)).get(LONG_S)
     assert (small.road, small.nbytes) == ("messages", 12)
@@ -307,7 +307,7 @@ def test_the_death_of_an_owner_out_of_reach_is_an_error_with_its_cause(apart: tu
     buffer = store.lend.call_one("x", torch.zeros(LARGE)).get(LONG_S)
     store.die.broadcast()
     with pytest.raises(BufferGoneError, match=r"its owner has ended .*exit code 3"):  # noqa: PT012
-        while True:  # it dies at some moment of this
+        while True:  # the owner dies during one of these
             buffer.read_into(torch.zeros(LARGE)).get(LONG_S)
     asker_here().roads.close()
 
@@ -318,7 +318,7 @@ def test_a_transfer_that_has_failed_keeps_no_memory(session: None) -> None:
     alive = weakref.ref(into := np.zeros(4, "f4"))
     failed = buffer.read_into(into)
     del into
-    gc.disable()  # also without a search for cycles
+    gc.disable()  # the memory must be freed without a search for cycles
     try:
         with pytest.raises(BufferGoneError):
             failed.get(LONG_S)

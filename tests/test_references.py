@@ -1,4 +1,4 @@
-"""Every reference in backticks leads somewhere; `tests/support/references.py` says what counts as a reference."""
+"""Every reference in backticks resolves; `tests/support/references.py` defines what counts as a reference."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def drawn_edges(text: str) -> set[tuple[str, str]]:
 
 
 def subclasses(sources: str, roots: set[str]) -> set[tuple[str, str]]:
-    """Find the classes that derive from the roots: (class, base) for each; of several bases the first one."""
+    """Find the subclasses of the roots: (class, base) for each; only the first base of a class counts."""
     bases = dict(re.findall(r"^class (\w+)\((\w+)", sources, re.MULTILINE))
     edges: set[tuple[str, str]] = set()
     while new := {(name, base) for name, base in bases.items() if base in roots} - edges:
@@ -44,7 +44,7 @@ def texts_and_paths() -> tuple[dict[str, str], frozenset[str]]:
 @pytest.fixture(scope="module")
 def report(texts_and_paths: tuple[dict[str, str], frozenset[str]]) -> Report:
     was_enabled = gc.isenabled()
-    gc.disable()  # a collection visits all nodes of the syntax trees, and each tree causes some
+    gc.disable()  # a collection visits all nodes of the syntax trees, and each tree triggers some
     try:
         found = check(*texts_and_paths)
     finally:
@@ -131,7 +131,7 @@ def _helper(): ...
     "monarch_kernel/actor/procs.py": "class ProcMesh:\n    def stop(self): ...",
 }
 
-# What is broken -> (where, text; the reference is on its line 3)
+# Kind -> (path, text, reference); the reference is on line 3 of the text
 BROKEN = {
     "path": ("monarch_kernel/a.py", '"""A.\n\n`rank/nope.py`."""', "rank/nope.py"),
     "path in code": ("monarch_kernel/a.py", '"""A.\n\n``rank/nope.py``."""', "rank/nope.py"),
@@ -156,7 +156,7 @@ BROKEN = {
     "field": ("monarch_kernel/a.py", '"""A.\n\n`HostHello.nope`."""', "HostHello.nope"),
     "function": ("monarch_kernel/a.py", '"""A.\n\n`nope`."""', "nope"),
     "function in Markdown": ("docs/a.md", "A.\n\n`nope(1)`", "nope(1)"),
-    "function in what describes the code": ("ARCHITECTURE.md", "A.\n\n`nope`", "nope"),
+    "function in a document about the code": ("ARCHITECTURE.md", "A.\n\n`nope`", "nope"),
     "private function of another folder": ("monarch_kernel/a.py", '"""A.\n\n`_helper`."""', "_helper"),
     "constant": ("monarch_kernel/a.py", '"""A.\n\n`NOPE_S`."""', "NOPE_S"),
     "of the standard library": ("monarch_kernel/a.py", '"""A.\n\n`os.path.nope`."""', "os.path.nope"),
