@@ -1,4 +1,4 @@
-"""Buffers: a process reads and writes memory of another one, but never freed memory, and a dead process leaves nothing behind."""
+"""Buffers: a process reads and writes memory of another one, but no freed memory, and a dead process leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A notebook for tests: a real kernel in a process of its own, driven as Jupyter drives it."""
+"""A notebook for tests: a real kernel in a separate process, driven as Jupyter drives it."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from tests.support.processes import assert_gone, tree
 from tests.support.waiting import wait_until
 
 START_S = 60.0
-LOOKS_S = 1.0  # how often a wait looks whether the kernel lives
+LOOKS_S = 1.0  # seconds between checks whether the kernel is alive
 WIDGET = "application/vnd.jupyter.widget-view+json"
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 BRINGS_UP = "%mesh up t -n {n} --device cpu"
 
-# jupyter_client's synchronous face runs on a loop that it makes when it first needs it, and keeps: made here it belongs
-# to no test.
+# The blocking API of jupyter_client keeps the event loop that it makes at its first use. Made here, the loop belongs to no
+# test.
 LOOP = ensure_event_loop()
 
 
@@ -45,10 +45,10 @@ class Cell:
     """A cell that was sent to a kernel, and what has come back so far.
 
     Attributes:
-        messages: from the kernel to all its clients, in order, without its states.
-        reply: content of the reply; empty until it is there.
-        sent_at: when it was sent.
-        replied_at: when the reply was there.
+        messages: messages from the kernel to all its clients, in order, without its states.
+        reply: content of the reply; empty until it arrives.
+        sent_at: time of sending.
+        replied_at: time of the reply.
     """
 
     def __init__(self, notebook: Notebook, id: str) -> None:
@@ -60,18 +60,18 @@ class Cell:
         self._notebook = notebook
 
     def wait(self, timeout_s: float = START_S) -> Cell:
-        """Wait until it has ended, and all that it shows is here."""
+        """Wait until the cell has ended and all its output has arrived."""
         self.wait_for(lambda cell: cell.idle and bool(cell.reply), timeout_s)
         return self
 
     def wait_for(self, condition: Callable[[Cell], object], timeout_s: float = START_S) -> Cell:
-        """Wait for something that it does."""
+        """Wait until a condition holds for the cell."""
         deadline, looks_at = time.monotonic() + timeout_s, time.monotonic() + LOOKS_S
         while not condition(self):
             if time.monotonic() > deadline:
                 self._notebook.is_stuck = True
                 self._notebook.print_stacks()
-                pytest.fail(f"nothing came of it within {timeout_s:g} s; {self.so_far}")
+                pytest.fail(f"the condition did not hold within {timeout_s:g} s; {self.so_far}")
             if time.monotonic() > looks_at:
                 looks_at = time.monotonic() + LOOKS_S
                 if not self._notebook.manager.is_alive():
@@ -81,7 +81,7 @@ class Cell:
         return self
 
     def has_ended(self, timeout_s: float) -> bool:
-        """Wait until it has ended; whether it has."""
+        """Wait until the cell ends, and tell whether it did in time."""
         deadline = time.monotonic() + timeout_s
         while not (self.idle and self.reply) and time.monotonic() < deadline:
             self._notebook.pump(0.02)
@@ -101,7 +101,7 @@ class Cell:
 
     @property
     def elapsed_s(self) -> float:
-        """From sending it to its reply; for ``bar`` to check."""
+        """Time from sending to the reply, for checks by ``bar``."""
         return self.replied_at - self.sent_at
 
     def take_reply(self, content: dict[str, Any]) -> None:
@@ -122,7 +122,7 @@ class Cell:
         return self.stream("stderr")
 
     def lines(self, stream: str = "stdout") -> dict[int, list[str]]:
-        """What each rank wrote: whether equal lines of several ranks are one or several here depends on the machine's load."""
+        """The lines of each rank; whether equal lines of several ranks are merged here depends on the machine's load."""
         found: dict[int, list[str]] = {}
         for line in self.stream(stream).splitlines():
             label, _, text = line.partition(" ")
@@ -132,12 +132,12 @@ class Cell:
 
     @property
     def shown(self) -> list[dict[str, Any]]:
-        """What it displayed, but for widgets: MIME type -> data."""
+        """The displayed data except widgets, each as MIME type -> data."""
         return [data for data in self._displayed if WIDGET not in data]
 
     @property
     def widgets(self) -> list[str]:
-        """The models of the widgets that it displayed."""
+        """The models of the displayed widgets."""
         return [data[WIDGET]["model_id"] for data in self._displayed if WIDGET in data]
 
     @property
@@ -146,7 +146,7 @@ class Cell:
 
     @property
     def plain(self) -> str:
-        """The plain text of what it displayed."""
+        """The plain text of the displayed data."""
         return "\n".join(data.get("text/plain", "") for data in self.shown)
 
     @property
@@ -171,18 +171,18 @@ del faulthandler, signal
 
 
 class Notebook:
-    """A kernel and a client of it."""
+    """A kernel and its client."""
 
     def __init__(self, kernel_name: str = "monarch") -> None:
         self.manager = KernelManager(kernel_name=kernel_name)
         self.manager.start_kernel()
         self.client: BlockingKernelClient = self.manager.blocking_client()
-        self.client.start_channels(hb=False)  # its heart beats on a new socket after each moment of silence
+        self.client.start_channels(hb=False)  # the heartbeat opens a new socket after each silence
         self.cells: dict[str, Cell] = {}
         self.on_message: Callable[[dict[str, Any]], object] = lambda message: (
             None
         )  # for messages that belong to no cell
-        self.on_forget: list[Callable[[], object]] = []  # closes what a test has opened, and may have left open
+        self.on_forget: list[Callable[[], object]] = []  # closes what a test has opened and may have left open
         self.is_stuck = False
         self._is_closed = False
         self._replies: dict[str, dict[str, Any]] = {}
@@ -195,32 +195,32 @@ class Notebook:
 
     @property
     def pid(self) -> int:
-        """Of the kernel."""
+        """Pid of the kernel."""
         return int(self.manager.provisioner.pid)
 
     def send(self, code: str, **options: Any) -> Cell:
-        """Send a cell, and do not wait."""
+        """Send a cell, without waiting for it."""
         self._check()
         cell = Cell(self, self.client.execute(code, allow_stdin=False, **options))
         self.cells[cell.id] = cell
         return cell
 
     def run(self, code: str, timeout_s: float = START_S, **options: Any) -> Cell:
-        """Run a cell to its end, whatever that is."""
+        """Run a cell to its end, whether it succeeds or not."""
         return self.send(code, **options).wait(timeout_s)
 
     def aside(self, code: str) -> None:
-        """Run code that succeeds, of which the history of the notebook has nothing."""
+        """Run code that must succeed, without an entry in the history."""
         cell = self.run(code, silent=True, store_history=False)
         assert cell.ok, cell.reply
 
     def print_stacks(self) -> None:
-        """Have the kernel print what its threads do, to stderr of the tests: it may be unable to answer."""
+        """Make the kernel print the stacks of its threads to stderr of the tests; it may be unable to answer."""
         os.kill(self.pid, signal.SIGUSR2)
-        time.sleep(0.5)  # nothing says that it has printed
+        time.sleep(0.5)  # there is no signal that it has printed
 
     def forget(self) -> None:
-        """No cell, page, subshell or message of earlier tests is left."""
+        """Remove all cells, pages, subshells and messages of earlier tests."""
         for close in self.on_forget:
             close()
         self.on_forget.clear()
@@ -233,24 +233,24 @@ class Notebook:
                     channel.get_msg(timeout=0)
 
     def _check(self) -> None:
-        if self.is_stuck:  # else each test that shares it would wait until its timeout
+        if self.is_stuck:  # otherwise each test that shares the kernel would wait until its timeout
             pytest.fail("an earlier test left a cell running in this notebook", pytrace=False)
 
     def ok(self, code: str, timeout_s: float = START_S) -> Cell:
-        """Run a cell that succeeds."""
+        """Run a cell that must succeed."""
         cell = self.run(code, timeout_s)
         assert cell.ok, cell.text
         return cell
 
     def value(self, expression: str) -> Any:
-        """The value of a local expression, of which the repr is a literal."""
+        """Evaluate a local expression whose repr is a literal."""
         cell = self.run("", user_expressions={"value": expression}, silent=True)
         answer = cell.reply["user_expressions"]["value"]
         assert answer["status"] == "ok", answer
         return ast.literal_eval(answer["data"]["text/plain"])
 
     def pids(self, mesh: str = "t") -> list[int]:
-        """Of the ranks, as the controller knows them."""
+        """Pids of the ranks, as the controller knows them."""
         return list(self.value(f"[rank.pid for rank in {mesh}.view().ranks]"))
 
     def wait_blocked(self) -> None:
@@ -262,25 +262,25 @@ class Notebook:
             time.sleep(0.01)
 
     def up(self, n: int, name: str = "t") -> Cell:
-        """Bring a mesh of CPU ranks up."""
+        """Bring up a mesh of CPU ranks."""
         return self.ok(f"%mesh up {name} -n {n} --device cpu")
 
     def end_meshes(self) -> None:
-        """End all meshes, if the kernel can."""
+        """End all meshes, if the kernel is able to."""
         if not self.is_stuck and self.manager.is_alive():
             self.run("%mesh down --all", store_history=False)
 
     def interrupt(self) -> None:
-        """As Kernel > Interrupt does: a signal to the kernel's process group."""
+        """Send a signal to the kernel's process group, as Kernel > Interrupt does."""
         self.manager.interrupt_kernel()
 
     def complete(self, code: str) -> list[str]:
-        """What Tab offers at the end of the code."""
+        """List the completions at the end of the code, as Tab does."""
         self._check()
         return list(self.ask(self.client.complete(code))["matches"])
 
     def ask(self, id: str, timeout_s: float = START_S) -> dict[str, Any]:
-        """The content of the reply to a request other than a cell."""
+        """Wait for the reply to a request other than a cell, and give its content."""
         deadline = time.monotonic() + timeout_s
         while id not in self._replies:
             assert time.monotonic() < deadline, "no reply"
@@ -288,7 +288,7 @@ class Notebook:
         return self._replies.pop(id)
 
     def sync(self) -> None:
-        """Take all that the kernel has published so far: other channels may have been quicker."""
+        """Receive all that the kernel has published so far; replies on other channels may have been faster."""
         message = self.client.session.msg("kernel_info_request", {})
         last = self.cells[message["header"]["msg_id"]] = Cell(self, message["header"]["msg_id"])
         self.client.control_channel.send(message)
@@ -297,7 +297,7 @@ class Notebook:
         del self.cells[last.id]
 
     def pump(self, timeout_s: float) -> None:
-        """Take what has come, and wait a moment if nothing has."""
+        """Receive all pending messages; wait a moment if there are none."""
         with suppress(Empty):
             while True:
                 reply = self.client.shell_channel.get_msg(timeout=0)
@@ -324,7 +324,7 @@ class Notebook:
             cell.messages.append(message)
 
     def wait_for_answers(self) -> None:
-        """Have Tab and Shift-Tab wait for ranks: how long they may make the user wait is tested by itself."""
+        """Make Tab and Shift-Tab wait for ranks; other tests check how long users may have to wait."""
         self.ok("from monarch_kernel.notebook.magics import remote_names as _names; _names.CAP_S = 30.0")
 
     def processes(self) -> list[psutil.Process]:
@@ -332,16 +332,16 @@ class Notebook:
         return tree(self.pid)[1:]
 
     def zygotes(self) -> list[psutil.Process]:
-        """Those of which ranks are forked, without their forks, which have the same name: the oldest below each agent."""
+        """The processes that fork ranks: the oldest one below each agent with this name, which its forks have, too."""
         oldest: dict[int, psutil.Process] = {}
         for process in sorted(self.processes(), key=lambda process: process.create_time()):
-            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            with suppress(psutil.NoSuchProcess):  # the process has ended meanwhile
                 if "zygote" in process.cmdline() and process.ppid() not in (each.pid for each in oldest.values()):
                     oldest.setdefault(process.ppid(), process)
         return list(oldest.values())
 
     def close(self, *, leaves: bool = False) -> None:
-        """Shut the kernel down, as Jupyter does; all that it started ends with it, unless it ``leaves`` a mesh behind."""
+        """Shut down the kernel, as Jupyter does; all its processes must end, unless it ``leaves`` a mesh behind."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -353,7 +353,7 @@ class Notebook:
 
 
 def ranks_of(label: str) -> list[int]:
-    """Read ``[0-3,6]``."""
+    """Parse ``[0-3,6]``."""
     assert re.fullmatch(r"\[[\d,-]+\]", label), label
     spans = [span.partition("-") for span in label[1:-1].split(",")]
     return [rank for first, _, last in spans for rank in range(int(first), int(last or first) + 1)]
@@ -364,7 +364,7 @@ def _seconds(date: datetime) -> float:
 
 
 def sessions_left() -> set[Path]:
-    """What sessions have in the directory for temporary files."""
+    """Directories of sessions in the directory for temporary files."""
     return set(Path(tempfile.gettempdir()).glob("monarch-*"))
 
 
@@ -372,7 +372,7 @@ class Terminal:
     """IPython in a terminal.
 
     Attributes:
-        process: of pexpect.
+        process: the process, controlled by pexpect.
     """
 
     PROMPT = re.compile(r"In \[\d+\]: ")
@@ -389,25 +389,25 @@ class Terminal:
         self.process.expect(self.PROMPT)
 
     def enter(self, line: str) -> str:
-        """Enter a line; gives what is shown until the next prompt."""
+        """Enter a line; gives the output until the next prompt."""
         self.process.sendline(line)
         self.process.expect(self.PROMPT)
         return str(self.process.before)
 
     def interrupt_prompt(self) -> None:
-        """Press Ctrl-C at a prompt: of one that comes between the prompt and the wait for input CPython takes no notice."""
+        """Press Ctrl-C once the prompt waits for input: CPython ignores a Ctrl-C between the prompt and the wait."""
         wait_until(self._waits, "the terminal to wait for input")
         self.process.sendintr()
 
     def _waits(self) -> bool:
-        """The main thread sleeps, and for no bounded time, as one does that waits for the interpreter's lock."""
+        """Whether the main thread sleeps without a timeout; a wait for the interpreter's lock has one."""
         process = psutil.Process(self.process.pid)
         before = process.num_ctx_switches()
         time.sleep(0.1)
         return process.status() == psutil.STATUS_SLEEPING and process.num_ctx_switches() == before
 
     def leave(self) -> None:
-        """Leave IPython; all that it started ends with it."""
+        """Leave IPython; all its processes must end."""
         below = tree(self.process.pid)[1:]
         assert len(below) >= 4  # agent, zygote, two ranks
         self.process.sendline("exit")
@@ -417,7 +417,7 @@ class Terminal:
 
 @pytest.fixture
 def terminal() -> Iterator[Terminal]:
-    """IPython in a terminal, with our extension and a mesh ``t`` of two ranks."""
+    """IPython in a terminal, with the extension and a mesh ``t`` of two ranks."""
     terminal = Terminal()
     try:
         terminal.enter("%load_ext monarch_kernel")
@@ -428,14 +428,14 @@ def terminal() -> Iterator[Terminal]:
 
 
 class Pool:
-    """One kernel, which the modules of this package use one after the other.
+    """One kernel that the modules of this package use one after the other.
 
-    Starting a kernel, its agent and its zygote takes some seconds of processor time; a mesh in one that is there, a fraction
-    of one. Each module finds the kernel as if it had just started (`fresh.py`). The pool replaces a kernel that a test has
-    left dead, stuck, or with processes that do not end.
+    The start of a kernel with its agent and zygote takes some seconds of processor time; a mesh in a running kernel, a fraction
+    of one. Each module finds the kernel as if it had just started (`fresh.py`). The pool replaces a kernel that a test has left
+    dead, stuck, or with processes that do not end.
 
     Attributes:
-        started: how many kernels it has started.
+        started: number of kernels that it has started.
     """
 
     def __init__(self) -> None:
@@ -446,7 +446,7 @@ class Pool:
         self._before: set[Path] = set()
 
     def take(self, user: str, n: int) -> Notebook:
-        """The kernel, for a module, with a mesh ``t`` of ``n`` ranks and no other; with no mesh at all if ``n`` is 0."""
+        """Give the kernel to a module, with only a mesh ``t`` of ``n`` ranks, or without a mesh if ``n`` is 0."""
         if user != self._user and self._notebook is not None and not self._is_reset(self._notebook):
             self.end(after_failure=True)
         if self._notebook is None:
@@ -463,7 +463,7 @@ class Pool:
         return self._notebook
 
     def end(self, *, after_failure: bool = False) -> None:
-        """End the kernel, if there is one; nothing is left of it, unless a test has broken it."""
+        """End the kernel, if there is one, and check that it leaves nothing, unless a test has broken it."""
         notebook, self._notebook, self._user = self._notebook, None, ""
         if notebook is not None:
             notebook.close()
@@ -474,17 +474,17 @@ class Pool:
         self.started += 1
         notebook = Notebook()
         notebook.aside(REMEMBERS)
-        # What comes later would be taken for something that the first test leaves.
+        # A zygote that starts later would count as left behind by the first test.
         wait_until(lambda: notebook.zygotes(), "the zygote that ranks are forked from")
         return notebook
 
     def _is_reset(self, notebook: Notebook) -> bool:
-        """Put the kernel into the state that it had at its start; whether that was possible."""
+        """Put the kernel into the state that it had at its start; tell whether that was possible."""
         if notebook.is_stuck or not notebook.manager.is_alive():
             return False
-        for cell in [cell for cell in notebook.cells.values() if not cell.reply]:  # of a test that has failed
+        for cell in [cell for cell in notebook.cells.values() if not cell.reply]:  # cells of a test that has failed
             for _ in range(round(WAITS_S)):
-                notebook.interrupt()  # an interrupt before the cell begins has no effect
+                notebook.interrupt()  # an interrupt before the cell starts has no effect
                 if cell.has_ended(1.0):
                     break
             else:
@@ -501,7 +501,7 @@ class Pool:
         return True
 
 
-WAITS_S = 20.0  # after which another kernel is quicker
+WAITS_S = 20.0  # after this time, starting another kernel is faster
 FRESH = "__import__('sys').modules['tests_kernel_fresh']"
 REMEMBERS = f"""
 import importlib.util as _util, sys as _sys
@@ -517,7 +517,7 @@ POOL = Pool()
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """The shared kernel ends before tests of another package run in this process."""
+    """End the shared kernel before tests of another package run in this process."""
     here = Path(__file__).parent
     if nextitem is None or not nextitem.path.is_relative_to(here):
         POOL.end()
@@ -532,7 +532,7 @@ def pool(nothing_left_by_the_session: None) -> Iterator[Pool]:
 
 @pytest.fixture(scope="module")
 def bare(pool: Pool, request: pytest.FixtureRequest) -> Notebook:
-    """The shared kernel, without a mesh when the test begins."""
+    """The shared kernel, without a mesh when the test starts."""
     return pool.take(request.module.__name__, 0)
 
 
@@ -550,7 +550,7 @@ def four(pool: Pool, request: pytest.FixtureRequest) -> Notebook:
 
 @pytest.fixture(scope="module")
 def stock() -> Iterator[Notebook]:
-    """The stock kernel with our extension, and with a mesh ``t`` of two ranks."""
+    """The stock kernel with the extension, and with a mesh ``t`` of two ranks."""
     notebook = Notebook("python3")
     try:
         notebook.ok("%load_ext monarch_kernel")
@@ -562,7 +562,7 @@ def stock() -> Iterator[Notebook]:
 
 @pytest.fixture
 def mesh_of_the_test(request: pytest.FixtureRequest) -> Notebook | None:
-    """Where some tests of a module use ``notebook``, others ``four`` or ``bare``: the mesh is the one that the test uses."""
+    """Switch to the mesh of the test, in modules where tests use different ones of ``notebook``, ``four`` and ``bare``."""
     for name, n in (("bare", 0), ("notebook", 2), ("four", 4)):
         if name in request.fixturenames:
             notebook: Notebook = request.getfixturevalue(name)
@@ -577,7 +577,7 @@ def mesh_of_the_test(request: pytest.FixtureRequest) -> Notebook | None:
 def nothing_left(
     mesh_of_the_test: Notebook | None, nothing_left: None, request: pytest.FixtureRequest
 ) -> Iterator[None]:
-    """As everywhere (`tests/support/leftovers.py`), but for the shared mesh, which is there before."""
+    """The check of `tests/support/leftovers.py`, made after the shared mesh is up, so that the mesh does not count."""
     yield
     if mesh_of_the_test is not None and "bare" in request.fixturenames:
         mesh_of_the_test.end_meshes()
@@ -585,7 +585,7 @@ def nothing_left(
 
 @pytest.fixture
 def new_notebook() -> Iterator[Callable[..., Notebook]]:
-    """Starts kernels that are the test's own, and ends them."""
+    """Start kernels for this test only, and end them."""
     started: list[Notebook] = []
 
     def start(kernel_name: str = "monarch", n: int = 0) -> Notebook:

@@ -1,6 +1,6 @@
-"""Runs in a kernel that several modules of tests share: remembers the state of the process, and puts it back.
+"""Runs in a kernel that several test modules share: saves the state of the process, and restores it.
 
-A test may change what it likes; the next module finds the kernel as it was at its start.
+A test may change any of it; the next module finds the kernel as it was at its start.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _undo: list[Callable[[], object]] = []
 
 
 def remember(shell: Any) -> None:
-    """Note the state of a kernel that no test has used yet."""
+    """Save the state of a kernel that no test has used yet."""
     cwd, path, environment, modules = os.getcwd(), list(sys.path), dict(os.environ), set(sys.modules)
     filters, handlers, level = list(warnings.filters), list(logging.root.handlers), logging.root.level
     hooks = sys.excepthook, threading.excepthook
@@ -72,7 +72,7 @@ def remember(shell: Any) -> None:
 
 
 def put_back(shell: Any) -> None:
-    """The state is what it was, no variable of a test is left, and the next cell is the first."""
+    """Restore the state, delete all variables of tests, and make the next cell the first."""
     shell.run_line_magic("autoremote", "off")
     shell.run_line_magic("xmode", "Context")
     _undo[0]()
@@ -83,7 +83,7 @@ def put_back(shell: Any) -> None:
 
 
 def _product() -> list[tuple[Any, str, object]]:
-    """What tests replace in the product: functions, classes, methods and constants, with their owners and names."""
+    """Find what tests may replace in the package: functions, classes, methods and constants, with their owners and names."""
     found: list[tuple[Any, str, object]] = []
     for module_name, module in list(sys.modules.items()):
         if module_name.partition(".")[0] != PRODUCT:
@@ -99,7 +99,7 @@ def _product() -> list[tuple[Any, str, object]]:
 
 
 def _is_of_a_test(module: ModuleType) -> bool:
-    """Whether it is neither a library's nor the checkout's."""
+    """Whether a module belongs neither to a library nor to this checkout."""
     file = getattr(module, "__file__", None)
     if not file:
         return False

@@ -1,4 +1,4 @@
-"""A page that shows meshes, as far as the kernel sees it: the messages that it sends and receives."""
+"""A page that shows meshes, reduced to the messages that it exchanges with the kernel."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Page:
     """A page that shows meshes: a panel, or with a ``widget`` the view in a cell.
 
     Attributes:
-        frames: that came, in order.
-        history: of throughput, by mesh.
-        curves: of loops, by mesh.
-        replies: of commands, by number.
+        frames: received frames, in order.
+        history: throughput history, by mesh.
+        curves: curves of loops, by mesh.
+        replies: replies to commands, by number.
     """
 
     def __init__(self, notebook: Notebook, channel: str = "control", widget: str = "") -> None:
@@ -52,7 +52,7 @@ class Page:
         self._send("comm_msg", comm_id=self.comm, data=data)
 
     def ask(self, command: str, mesh: str = "t", **more: Any) -> dict[str, Any]:
-        """Have a command carried out, and wait for the reply."""
+        """Send a command, and wait for the reply."""
         id = len(self.replies) + 1
         self.say(kind="command", id=id, command=command, mesh=mesh, **more)
         self.wait(lambda: id in self.replies)
@@ -66,7 +66,7 @@ class Page:
         if message["msg_type"] != "comm_msg" or content["comm_id"] != self.comm:
             return
         data = content["data"].get("content") if self.is_widget else content["data"]
-        if data is None:  # a trait of the widget
+        if data is None:  # a change of a trait of the widget
             return
         if data["kind"] == "frame":
             self.frames.append(data)
@@ -84,7 +84,7 @@ class Page:
             self.notebook.pump(0.02)
 
     def mesh(self, name: str = "t") -> dict[str, Any]:
-        """As the last frame has it."""
+        """The mesh in the last frame."""
         found = [mesh for frame in self.frames[-1:] for mesh in frame.get("meshes", ()) if mesh["name"] == name]
         return found[0] if found else {}
 

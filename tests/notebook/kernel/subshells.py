@@ -10,7 +10,7 @@ __all__ = ["in_control", "send_to"]
 
 
 def in_control(notebook: Notebook, kind: str, **content: str) -> dict[str, object]:
-    """Ask something on the control channel."""
+    """Make a request on the control channel, and wait for the reply."""
     message = notebook.client.session.msg(kind, content)
     notebook.client.control_channel.send(message)
     deadline = time.monotonic() + 20

@@ -1,4 +1,4 @@
-"""What a user may rely on, seen from outside: one test for each promise, all of them on four ranks."""
+"""The promises to users, checked from outside: one test for each promise, on four ranks."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ TORCH = "import torch, torch.distributed as dist"
 
 @pytest.fixture
 def own(bare: Notebook) -> Notebook:
-    """A mesh whose ranks may die."""
+    """A kernel with a mesh whose ranks the test may kill."""
     bare.up(4)
     return bare
 
 
 def labelled(cell: Cell) -> list[str]:
-    """What it displayed as plain lines: ``[0-3] 6.0``."""
+    """The displayed plain lines with a label, such as ``[0-3] 6.0``."""
     return [line for line in cell.plain.splitlines() if line.startswith("[")]
 
 
@@ -197,7 +197,7 @@ def test_a_killed_rank_is_named_and_the_others_go_on(own: Notebook, bar: Bar) ->
     assert labelled(own.ok("%%remote t[[0, 1, 3]]\n'lives'")) == ["[0-1,3] 'lives'"]
 
 
-# -- the kernel's life
+# -- the end of a kernel
 
 
 @pytest.mark.slow
@@ -217,7 +217,7 @@ def test_ranks_end_with_their_kernel(new_notebook: Callable[..., Notebook]) -> N
 
 @pytest.mark.slow
 def test_two_notebooks_at_once(tmp_path: Path) -> None:
-    """One ends while the other runs."""
+    """One kernel ends while the other runs."""
     cells = ["%mesh up t -n 2 --device cpu", f"%%remote t\n{TORCH}\nx = torch.ones(1); dist.all_reduce(x); x.item()"]
     clients = []
     try:
@@ -275,8 +275,9 @@ def test_in_a_console(console: pexpect.spawn) -> None:
     console.expect(r"\[1\] 111")
     console.expect(r"In \[4\]:")
     console.sendline("%remote t [print('loops', flush=True), [0 for _ in iter(int, 1)]]")
-    console.expect(r"\] loops")  # by ranks: the terminal has echoed the line itself
-    # What the console does at Ctrl-C. One that strikes while it takes a lock blocks it for ever (jupyter_console 6.6).
+    console.expect(r"\] loops")  # only ranks print "] ": the terminal has echoed the line itself
+    # The signal that the console sends at Ctrl-C. A Ctrl-C while the console takes a lock would block it forever
+    # (jupyter_console 6.6).
     os.killpg(os.getpgid(kernel[0].pid), signal.SIGINT)
     console.expect("interrupted on")
     console.expect(r"In \[5\]:")
@@ -290,7 +291,7 @@ def test_in_a_console(console: pexpect.spawn) -> None:
 
 @pytest.mark.parametrize("code", ["%%remote\n1", "%mesh up t -n -1", "%mesh up t -n two", "%mesh two"])
 def test_a_misuse_without_a_mesh_is_one_line_and_starts_nothing(bare: Notebook, code: str) -> None:
-    wait_until(lambda: len(bare.processes()) == 2, "the agent and its zygote to be there, and no other")
+    wait_until(lambda: len(bare.processes()) == 2, "only the agent and its zygote to be there")
     before = bare.processes()
     cell = bare.run(code)
     assert (cell.reply["status"], cell.ename) == ("error", "UsageError")

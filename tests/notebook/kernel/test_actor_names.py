@@ -49,7 +49,7 @@ server.initialized.get()
 
 @pytest.fixture
 def served(notebook: Notebook) -> Notebook:
-    """The notebook, with a fresh `server` on rank 0."""
+    """The notebook, with a new actor `server` on rank 0."""
     notebook.ok(SERVER)
     return notebook
 

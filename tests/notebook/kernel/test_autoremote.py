@@ -1,4 +1,4 @@
-"""``%autoremote``, ``%%local`` and ``%%remote --local``: where a cell runs, in our kernel, the stock one and a terminal."""
+"""``%autoremote``, ``%%local`` and ``%%remote --local``: where a cell runs, in this kernel, the stock kernel and a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.fixture(scope="module", params=["monarch", pytest.param("python3", marks=pytest.mark.slow)])
 def two(request: pytest.FixtureRequest) -> Notebook:
-    """A kernel, ours or the stock one, with a mesh ``t`` of two ranks."""
+    """This kernel or the stock one, with a mesh ``t`` of two ranks."""
     notebook = request.getfixturevalue("notebook" if request.param == "monarch" else "stock")
     notebook.ok("%load_ext monarch_kernel")
     return notebook
@@ -26,7 +26,7 @@ def two(request: pytest.FixtureRequest) -> Notebook:
 
 @pytest.fixture
 def auto(two: Notebook) -> Iterator[Notebook]:
-    """Every cell is for ``t``."""
+    """A kernel where every cell runs on ``t``."""
     two.ok("%autoremote t")
     yield two
     two.ok("%autoremote off")
@@ -42,7 +42,7 @@ def test_it_says_whether_it_is_on(two: Notebook) -> None:
     assert two.ok("%autoremote t[0] --raw").stdout == on.format("t[0] --raw")
     assert two.ok("%autoremote").stdout == on.format("t[0] --raw")
     assert two.ok("rank").plain == "[0] 0"
-    assert two.ok("%autoremote --raw").stdout == on.format("t --raw")  # the mesh last brought up, by its name
+    assert two.ok("%autoremote --raw").stdout == on.format("t --raw")  # the mesh that was brought up last, by its name
     assert two.ok("%autoremote on").stdout == on.format("t")
     assert two.ok("%autoremote off").stdout == off
     assert two.ok("1 + 1").plain == "2"
@@ -90,7 +90,7 @@ def test_lines_of_errors_are_those_of_the_cell(auto: Notebook) -> None:
     assert re.search(r"remote cell \[\d+\], line 3\n", failed.error)
     failed = auto.run("x = 1\ndef f(:\n    pass")
     assert (failed.ename, "SyntaxError in line 2" in failed.evalue) == ("UsageError", True)
-    failed = auto.run("%%autoremote t\nx = 1\n1 / (1 - rank)")  # unusual, but it counts right, too
+    failed = auto.run("%%autoremote t\nx = 1\n1 / (1 - rank)")  # unusual, but its lines are counted correctly, too
     assert re.search(r"remote cell \[\d+\], line 3\n", failed.error)
     local = auto.run("%%local\nx = 1\n1 / 0")
     assert local.ename == "ZeroDivisionError"

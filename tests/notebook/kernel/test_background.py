@@ -1,4 +1,4 @@
-"""Cells in the background: the notebook goes on, output goes to the cell that started it, and the tables stay live."""
+"""Cells in the background: the notebook stays usable, output goes to the cell that started them, and the tables stay live."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GATE = "import os, time\nwhile not os.path.exists({path!r}): time.sleep(0.01)\n"
 
 
 def gate(tmp_path: Any, name: str = "gate") -> tuple[str, Callable[[], None]]:
-    """Code that waits, and what lets it go on."""
+    """Give code that waits, and a function that lets it continue."""
     path = tmp_path / name
     return GATE.format(path=str(path)), path.touch
 
@@ -36,7 +36,7 @@ def wait_for_state(notebook: Notebook, name: str, state: str) -> None:
 
 
 def updates(cell: Cell) -> list[str]:
-    """What its displays were brought to, last."""
+    """The last updates of the cell's displays."""
     return [m["content"]["data"]["text/plain"] for m in cell.of_type("update_display_data")]
 
 
@@ -66,7 +66,7 @@ def test_the_handle_is_a_line_that_is_kept_up_to_date(notebook: Notebook, tmp_pa
     assert "on t[0-1]: " in launch.plain
     go()
     cell = notebook.ok("_.result()")
-    assert cell.plain == ""  # no --out, no values
+    assert cell.plain == ""  # without --out, no values are shown
     launch.wait_for(lambda _: any(": done after" in text for text in [*updates(launch), *updates(cell)]))
 
 
@@ -82,7 +82,7 @@ def test_cells_of_one_mesh_queue(notebook: Notebook, tmp_path: Any) -> None:
     notebook.ok("%%remote t[0] --background --out third\norder.append('third')")
     assert state_of(notebook, "second") == state_of(notebook, "third") == "queued"
     go()
-    last = notebook.ok("%%remote t\norder")  # waits for its turn, too
+    last = notebook.ok("%%remote t\norder")  # this cell queues, too
     assert last.plain.splitlines() == ["[0] ['first', 'second', 'third']", "[1] ['first', 'second']"]
 
 
@@ -217,7 +217,7 @@ def test_an_idle_mesh_draws_nothing(notebook: Notebook) -> None:
     notebook.ok("%mesh show t")
     notebook.ok("%%remote t\n1")
     quiet = notebook.ok("import time; time.sleep(1.5)")
-    assert len(updates(quiet)) <= 1  # the last look at the cell before
+    assert len(updates(quiet)) <= 1  # the last poll of the cell before
 
 
 def test_the_kernel_stays_busy_for_the_whole_cell(notebook: Notebook, tmp_path: Any) -> None:

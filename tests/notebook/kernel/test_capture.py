@@ -1,4 +1,4 @@
-"""``%%capture`` in the notebook takes what a remote cell shows, and nothing else."""
+"""``%%capture`` in the notebook captures exactly what a remote cell shows."""
 
 from __future__ import annotations
 

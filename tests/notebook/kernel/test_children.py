@@ -1,4 +1,4 @@
-"""What child processes write belongs to the cell that started them, also while others run."""
+"""The output of child processes goes to the cell that started them, even while other cells run."""
 
 from __future__ import annotations
 

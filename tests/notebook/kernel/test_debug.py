@@ -1,4 +1,4 @@
-"""Debugging in the notebook: breakpoints and post-mortems of ranks at a prompt in the cell; and the kernel's own debugger."""
+"""Debugging in the notebook: breakpoints and post-mortems of ranks at a prompt in the cell, and the kernel's own debugger."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ ASK_S = 60.0
 
 
 class Asking(Cell):
-    """A cell of a frontend in which one can type."""
+    """A cell in a frontend that allows input."""
 
     def prompt(self, timeout_s: float = ASK_S) -> str:
-        """Wait until it asks; gives the prompt."""
+        """Wait for the next prompt, and give it."""
         found: list[str] = []
 
         def asks(_: Cell) -> bool:
@@ -45,7 +45,7 @@ class Asking(Cell):
         return found[0]
 
     def type(self, line: str) -> str:
-        """Answer the prompt; gives what is shown until the next one, or the end."""
+        """Answer the prompt; gives the output until the next prompt or the end."""
         before = len(self.stdout)
         self._notebook.client.input(line)
         found: list[str] = []
@@ -64,9 +64,9 @@ class Asking(Cell):
 
 
 def send(notebook: Notebook, code: str) -> Asking:
-    """Send a cell whose frontend takes input."""
+    """Send a cell from a frontend that allows input."""
     for left in [cell for cell in notebook.cells.values() if isinstance(cell, Asking) and not cell.reply]:
-        notebook.interrupt()  # of a test that failed: the next one is to say something of its own
+        notebook.interrupt()  # a failed test left this cell; later tests must not fail for it
         left.wait()
     cell = Asking(notebook, notebook.client.execute(code, allow_stdin=True))
     notebook.cells[cell.id] = cell
@@ -135,7 +135,7 @@ def test_without_input_there_is_no_prompt_and_no_wait(notebook: Notebook) -> Non
 
 
 def test_what_stops_in_the_background_waits_also_while_extensions_run_code(notebook: Notebook) -> None:
-    """An extension that looks at variables takes no input; the kernel still stops at the user's breakpoints."""
+    """An extension that inspects variables allows no input; the kernel still stops at the user's breakpoints."""
     send(notebook, "%%remote --background --out run\nbreakpoint()\nx = 1").wait()
     try:
         shows(notebook, "debugger at")
@@ -247,7 +247,7 @@ def test_a_rank_that_dies_at_the_prompt_ends_it(new_notebook: Callable[..., Note
     assert "nothing to debug on t[1]: [1] is dead" in cell.evalue
     cell = send(notebook, "%%remote t[0]\nbreakpoint()\ny = 3")
     cell.prompt()
-    notebook.close()  # looks that nothing is left
+    notebook.close()  # the fixture checks that nothing is left
 
 
 def test_a_timeout_does_not_run_at_the_prompt(notebook: Notebook) -> None:
@@ -317,7 +317,7 @@ def test_endpoints(notebook: Notebook) -> None:
     cell.wait_for(lambda _: all(activity.startswith("debugger at") for activity in notebook.value(activities)))
     cell = send(notebook, "%mesh debug t[1]")
     assert cell.prompt() == "[1] (Pdb) "
-    assert cell.type("p self.n").endswith("3\n")  # perhaps after the news that rank 0 has stopped, too
+    assert cell.type("p self.n").endswith("3\n")  # perhaps after the message that rank 0 has stopped, too
     cell.type("c")
     cell = send(notebook, "%mesh debug t[0]")
     cell.prompt()
@@ -339,7 +339,7 @@ def test_a_rank_has_no_input(notebook: Notebook, what: str) -> None:
 
 
 def test_the_debugger_of_the_kernel_itself(new_notebook: Callable[..., Notebook], bar: Bar) -> None:
-    """As JupyterLab drives it: a breakpoint in a local cell which calls a function is hit, and the cell goes on."""
+    """Use the debugger as JupyterLab does: stop at a breakpoint in a local cell that calls a function, then continue."""
     notebook = new_notebook()
     code = "def double(x):\n    y = 2 * x\n    return y\nprint(double(21))"
     debugger = _Adapter(notebook)
@@ -426,7 +426,7 @@ def test_in_a_terminal(terminal: Terminal) -> None:
 
 
 def shows(notebook: Notebook, what: str) -> None:
-    """Wait until the table of the mesh has it."""
+    """Wait until the table of the mesh shows a text."""
     wait_until(lambda: re.search(what, notebook.ok("%mesh show t").plain), f"{what} in the table")
 
 

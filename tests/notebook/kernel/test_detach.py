@@ -1,4 +1,4 @@
-"""Meshes that outlive their kernel: it restarts, or is killed, and another takes them up."""
+"""Detached meshes: they keep running when their kernel restarts or is killed, and another kernel attaches them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ total.item()
 
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where the meshes of the test are found; whatever it leaves there is ended."""
+    """A directory for detached meshes; the fixture ends the meshes that the test leaves there."""
     runtime = Path(tempfile.mkdtemp(prefix="x-"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     root = runtime / "monarch-kernel"
@@ -70,7 +70,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def kernel(place: Path) -> Iterator[Callable[[], Notebook]]:
-    """Starts kernels, and ends them; their meshes may stay."""
+    """Start kernels, and end them; their meshes may stay."""
     started: list[Notebook] = []
 
     def start() -> Notebook:
@@ -97,7 +97,7 @@ def ranks(root: Path) -> list[int]:
 
 
 def kill(notebook: Notebook) -> None:
-    """Have the kernel die as it does when it runs out of memory."""
+    """Kill the kernel, as the system does when memory runs out."""
     os.kill(notebook.pid, signal.SIGKILL)
     wait_until(lambda: has_ended(notebook.pid), "the kernel's end")
 
@@ -116,7 +116,7 @@ def test_a_kernel_is_killed_and_then_another(place: Path, kernel: Callable[[], N
     pids = ranks(place)
     kill(first)
     seen = counts(cell.stdout)
-    wait_until((place / "t" / "detached").exists, "the agent's noticing")
+    wait_until((place / "t" / "detached").exists, "the agent to notice it")
 
     second = kernel()
     listed = second.ok("%mesh").stdout
@@ -127,14 +127,14 @@ def test_a_kernel_is_killed_and_then_another(place: Path, kernel: Callable[[], N
     assert attach.stdout.startswith("t: attached; it was without a kernel for ")
     assert "its ranks wrote meanwhile:\n" in attach.stdout
     missed = counts(attach.stdout)
-    assert 0 < min(missed) <= max(seen) + 5, (seen, missed)  # hardly anything is lost
+    assert 0 < min(missed) <= max(seen) + 5, (seen, missed)  # the output has almost no gap
     assert "cell [3] on t[0-1]: running for" in attach.plain
     assert second.pids() == pids
     attach.wait_for(
         lambda cell: max(counts(cell.stdout)) > max(missed) + 10
-    )  # it goes on, and is shown where it was attached
+    )  # the cell continues, and its output appears where the mesh was attached
 
-    kill(second)  # while the cell of the first still runs
+    kill(second)  # while the cell of the first kernel still runs
     third = kernel()
     attach = third.ok("%mesh attach t")
     attach.wait_for(lambda cell: max(counts(cell.stdout)) > max(missed) + 20)
@@ -145,7 +145,7 @@ def test_a_kernel_is_killed_and_then_another(place: Path, kernel: Callable[[], N
     assert [rank for rank, _ in third.value("list(found.values())")] == [0, 1]
     assert min(count for _, count in third.value("list(found.values())")) > max(missed) + 15
 
-    # It is a mesh like any other: Tab, push, pull, slices, actors, the process group.
+    # It is a mesh like any other: Tab, push, pull, slices, actors and the process group work.
     assert "state" in third.complete("%%remote t\nsta")
     third.ok("t['pushed'] = 5\nassert list(t['pushed'].values()) == [5, 5]")
     assert third.ok("%remote t[1] pushed + rank").plain == "[1] 6"
@@ -186,7 +186,7 @@ def test_a_kernel_restarts_and_a_background_cell_goes_on(
     assert notebook.ok("%remote rank").plain == "[0] 0\n[1] 1"
     notebook.manager.restart_kernel()
     notebook.client.wait_for_ready(timeout=START_S)
-    attach = notebook.ok("%mesh attach t")  # what was seen once is not shown again
+    attach = notebook.ok("%mesh attach t")  # output that was shown once is not shown again
     assert "meanwhile" not in attach.stdout
     assert attach.error == ""
     notebook.ok("%mesh down --all")
@@ -200,12 +200,12 @@ def test_a_collective_is_pending_when_the_kernel_dies(
     notebook.ok(UP, START_S)
     notebook.ok(REDUCES.format(path=str(tmp_path / "go")), 60)
     wait_until(lambda: all("cell" in file.read_text() for file in place.glob("t/rank-*[0-9]")), "the cell's start")
-    kill(notebook)  # and the store of the process group with it
+    kill(notebook)  # which ends the store of the process group, too
     (tmp_path / "go").touch()
     wait_until(lambda: not any("cell" in file.read_text() for file in place.glob("t/rank-*[0-9]")), "the cell's end")
     other = kernel()
     attach = other.ok("%mesh attach t")
-    attach.wait_for(lambda cell: "[0-1] 2.0" in cell.plain)  # the value that no kernel has shown
+    attach.wait_for(lambda cell: "[0-1] 2.0" in cell.plain)  # the value that no kernel has shown yet
     other.ok("%%remote t\ntorch.distributed.all_reduce(total)", 60)  # in a group that was formed again
     assert other.ok("%remote total.item()").plain == "[0-1] 4.0"
     other.ok("%mesh down t")
@@ -224,11 +224,11 @@ def test_two_kernels(place: Path, kernel: Callable[[], Notebook]) -> None:
     assert f"attached to another one, pid {first.pid}" in second.run(UP).stderr
     assert "'t' is attached already" in first.run("%mesh attach t").stderr
     assert "there is no detached mesh 'u'; there is none" in second.run("%mesh attach u").stderr
-    assert first.ok("%remote t rank").ok  # nothing of this has disturbed it
+    assert first.ok("%remote t rank").ok  # none of this has disturbed the first kernel
     polite = place.parent / "polite"
     first.ok(f"%%remote t[0]\nimport atexit, pathlib\natexit.register(pathlib.Path({str(polite)!r}).touch);")
 
-    # Modes: no other user may enter; a kernel does not trust a directory that others can enter.
+    # Permissions: no other user may enter; a kernel does not trust a directory that others can enter.
     for path in (place, place / "t"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
     files = list((place / "t").iterdir())
@@ -243,7 +243,7 @@ def test_two_kernels(place: Path, kernel: Callable[[], Notebook]) -> None:
     }
     modes = set()
     for file in files:
-        with suppress(FileNotFoundError):  # a rank has just put a record in the place of another
+        with suppress(FileNotFoundError):  # a rank has just replaced a record
             modes.add(stat.S_IMODE(file.stat().st_mode))
     assert modes == {0o600}
 
@@ -277,7 +277,7 @@ def test_what_ends_while_detached(place: Path, kernel: Callable[[], Notebook]) -
     notebook.ok(UP, START_S)
     kill(notebook)
     other = kernel()
-    wait_until((place / "t" / "detached").exists, "the agent's noticing")
+    wait_until((place / "t" / "detached").exists, "the agent to notice it")
     gone = psutil.Process(ranks(place)[1])
     gone.kill()
     assert_gone([gone])
@@ -287,7 +287,7 @@ def test_what_ends_while_detached(place: Path, kernel: Callable[[], Notebook]) -
     assert other.ok("%remote t[0] rank").plain == "[0] 0"
     other.close(leaves=True)
 
-    wait_until((place / "t" / "detached").exists, "the agent's noticing")
+    wait_until((place / "t" / "detached").exists, "the agent to notice it")
     (agent,) = agents(place)
     agent.kill()
     assert_gone([agent])
@@ -305,9 +305,9 @@ def test_what_ends_while_detached(place: Path, kernel: Callable[[], Notebook]) -
     assert "there is no detached mesh 't'" in fourth.run("%mesh attach t").stderr
     assert not place.exists()
     assert "Not in this kernel" not in fourth.ok("%mesh").stdout
-    fourth.ok(UP, START_S)  # the name is free
+    fourth.ok(UP, START_S)  # the name is free again
     kill(fourth)
-    wait_until((place / "t" / "detached").exists, "the agent's noticing")
+    wait_until((place / "t" / "detached").exists, "the agent to notice it")
     (agent,) = agents(place)
     shutil.rmtree(place)  # no kernel can attach it any more
     assert_gone([agent])
@@ -416,18 +416,18 @@ def test_a_loop_is_steered_by_the_next_kernel(
     first = kernel()
     first.ok(UP, START_S)
     first.ok(LOOPS.format(path=str(tmp_path / "step")))
-    wait_until(lambda: first.value("[loop.view().step > 20 for loop in t.loops]") == [True], "the loop to begin")
+    wait_until(lambda: first.value("[loop.view().step > 20 for loop in t.loops]") == [True], "the loop to start")
     first.ok("%mesh loop lr=0.5")
     if is_paused:
         before = first.value("t.loop.pause()")
-        wait_until(lambda: first.value("t.loop.view().step") == before, "the ranks to stand")
+        wait_until(lambda: first.value("t.loop.view().step") == before, "the ranks to pause")
     kill(first)
-    wait_until((place / "t" / "detached").exists, "the agent's noticing")
+    wait_until((place / "t" / "detached").exists, "the agent to notice it")
     if is_paused:
         at = done(0)
-    else:  # many more than were granted
+    else:  # many more steps than were granted
         after = done(0) + 500
-        wait_until(lambda: min(done(0), done(1)) > after, "the ranks to go on by themselves")
+        wait_until(lambda: min(done(0), done(1)) > after, "the ranks to go on without a kernel")
 
     second = kernel()
     second.ok("%mesh attach t", START_S)
@@ -435,7 +435,7 @@ def test_a_loop_is_steered_by_the_next_kernel(
         assert second.value("t.loop.view().state") == "paused"
         assert (second.value("t.loop.view().step"), done(0)) == (before, at)
         second.ok("%mesh loop resume")
-    wait_until(lambda: second.value("[knob.value for knob in t.loop.view().knobs]") == [0.5], "the knob to be told")
+    wait_until(lambda: second.value("[knob.value for knob in t.loop.view().knobs]") == [0.5], "the knob to be reported")
     turned = second.value("t.loop.set('lr', 0.25)")
     wait_until(lambda: second.value("t.loop.view().step") > turned + 10, "the ranks to go on")
     end = second.value("t.loop.stop()")

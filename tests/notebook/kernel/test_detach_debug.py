@@ -1,4 +1,4 @@
-"""Ranks that stand still in the debugger while their kernel ends: the next one learns of it."""
+"""Ranks that have stopped in the debugger when their kernel ends: the next kernel learns of it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_breakpoint_outlives_the_kernel(place: Path, kernel: Callable[[], Note
     first.ok(UP, START_S)
     cell = send(first, STOPS)
     cell.wait_for(lambda cell: "t[1] stopped at breakpoint" in cell.stdout)
-    debug = send(first, "%mesh debug")  # between two commands, so that it is not the first prompt
+    debug = send(first, "%mesh debug")  # between two commands, so that another prompt is open
     debug.prompt()
     assert debug.type("p x") == "10\n"
     kill(first)
@@ -55,10 +55,10 @@ def test_no_prompt_is_left_of_a_post_mortem_of_an_earlier_kernel(place: Path, ke
     kill(first)
 
     second = kernel()
-    wait_until((place / "t" / "detached").exists, "the agent's noticing")
+    wait_until((place / "t" / "detached").exists, "the agent to notice it")
     attach = second.ok("%mesh attach t")
     assert "stopped" not in attach.stdout
-    debug = send(second, "%mesh debug")  # the error is kept
+    debug = send(second, "%mesh debug")  # the ranks keep the error
     assert debug.prompt() == "[1] (Pdb) "
     debug.type("q")
     assert second.ok("%remote t[1] x").plain == "[1] 5"

@@ -1,4 +1,4 @@
-"""A mesh on hosts of an engine outlives its kernel, and is taken up, used and ended by the next one."""
+"""A detached mesh on hosts of an engine: the next kernel attaches, uses and ends it."""
 
 from __future__ import annotations
 

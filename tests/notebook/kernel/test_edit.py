@@ -1,4 +1,4 @@
-"""Edit and go on, in a notebook: cells that define classes again, files that were edited."""
+"""Classes and files that are edited while a notebook runs: cells that define classes again, and changed files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_an_actor_goes_on_with_the_class_of_another_cell(notebook: Notebook) -> 
     cell = notebook.run("one.walk.call(0).get()")
     assert "ZeroDivisionError" in cell.error
     assert "----> " in cell.error
-    assert "return self.n / k" in cell.error, "the text of the new cell, not of the old one"
+    assert "return self.n / k" in cell.error, "the source of the new cell, not of the old one"
     cell = notebook.run("one.step")
     assert cell.evalue == "One has no endpoint 'step' any more: its class has been reloaded; it has: walk"
     notebook.ok(COUNTER.format(name="One", endpoint="run", body="return 'ran'"))
@@ -83,7 +83,7 @@ def test_a_class_that_a_cell_has_defined_again_on_the_ranks_is_reloaded_by_name(
 
 
 def test_without_an_argument_all_classes_that_were_defined_again_are_reloaded(notebook: Notebook) -> None:
-    notebook.ok("globals().pop('Two', None)")  # which an earlier test has left as one that is refused
+    notebook.ok("globals().pop('Two', None)")  # an earlier test has left this class, which can't be reloaded
     notebook.ok(
         "class Part:\n    def f(self): return 1\nclass Same:\n    pass\nimport threading; lock = threading.Lock()"
     )
@@ -99,7 +99,7 @@ def test_without_an_argument_all_classes_that_were_defined_again_are_reloaded(no
 
 @pytest.fixture
 def project(notebook: Notebook, tmp_path: Path) -> Path:
-    """A folder on the path of the kernel alone."""
+    """A folder on the path of the kernel only."""
     notebook.ok(f"import sys; sys.path.insert(0, {str(tmp_path)!r})")
     return tmp_path
 

@@ -1,4 +1,4 @@
-"""``%load_ext monarch_kernel`` in kernels and terminals that are not ours."""
+"""``%load_ext monarch_kernel`` in the stock kernel and in terminals."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_stock_kernel_ends_its_ranks_when_it_ends(new_notebook: Callable[...
     notebook.ok("%load_ext monarch_kernel")
     notebook.ok("%mesh up t -n 1 --device cpu", 60)
     assert notebook.processes()
-    notebook.close()  # which looks
+    notebook.close()  # checks that its processes have ended
 
 
 def test_in_a_terminal(terminal: Terminal) -> None:
@@ -75,7 +75,7 @@ def test_in_a_terminal(terminal: Terminal) -> None:
 
 @pytest.mark.slow
 def test_a_mesh_on_hosts_is_shown_in_a_terminal(terminal: Terminal, tmp_path: Path) -> None:
-    late = tmp_path / "python"  # so late that it is said what is waited for
+    late = tmp_path / "python"  # starts so late that the terminal shows a wait
     late.write_text(f'#!/bin/sh\nsleep 3\nexec {sys.executable} "$@"\n')
     late.chmod(0o700)
     shown = terminal.enter(f"%mesh up h --on local --hosts 2 -n 1 --device cpu --python {late}")

@@ -1,4 +1,4 @@
-"""A failure that no actor handles is shown where it can be seen; it fails no cell but those that need what has failed."""
+"""A failure that no actor handles is shown in the notebook, and fails only the cells that need what has failed."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_the_death_of_a_process_that_a_cell_needs_is_shown_by_that_cell_alone(bo
     book.ok("%mesh up u -n 2 --device cpu\nlone = u.spawn('lone', Worker); lone.ok.call().get()", 60.0)
     cell = book.run("%%remote u[1]\nimport os; os._exit(9)")
     assert "exit code 9" in cell.error
-    book.ok("time.sleep(0.6)")  # in which it would be shown
+    book.ok("time.sleep(0.6)")  # time to show the failure again
     assert "exit code 9" not in plain(*book.cells.values())
     book.ok("%mesh down u")
 
@@ -186,7 +186,7 @@ def test_places_in_cells_have_their_numbers_also_in_what_an_error_quotes(book: N
 
 def test_ranks_that_fail_one_after_the_other_are_shown_together(book: Notebook) -> None:
     book.ok("both = t.spawn('both', Worker); both.ok.call().get()")
-    # A busy machine may take longer to the second than failures are held back.
+    # A longer hold, since the second failure may come late on a busy machine.
     book.ok("from monarch_kernel.notebook.magics import unhandled; held_s, unhandled._HOLD_S = unhandled._HOLD_S, 3")
     code = "both.slice(gpus=0).fail.broadcast('alike'); time.sleep(0.1); both.slice(gpus=1).fail.broadcast('alike')\n"
     cell = book.ok(code)

@@ -1,4 +1,4 @@
-"""Processes that cells fork, on ranks and in the notebook: they end when they are told to, and have handlers of their own."""
+"""Processes that cells fork, on ranks and in the notebook: they have their own signal handlers, and end on SIGTERM."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_child_of_a_cell_has_the_handlers_of_a_new_process(notebook: Noteboo
 
 
 def test_the_child_of_a_subshell_has_the_handlers_of_a_new_process(notebook: Notebook) -> None:
-    """While the main thread waits for ranks, and holds interrupts back."""
+    """The main thread waits for ranks meanwhile, and defers interrupts."""
     notebook.ok(HANDLERS)
     subshell = str(in_control(notebook, "create_subshell_request")["subshell_id"])
     waits = notebook.send("%%remote\nimport time\nprint('go', flush=True)\ntime.sleep(600)")
@@ -68,7 +68,7 @@ while True: pass
 
 @pytest.mark.parametrize("hook", ["_before", "_after_in_parent"])
 def test_an_interrupt_as_a_rank_forks_is_not_lost(notebook: Notebook, hook: str) -> None:
-    """Python swallows what functions for forks raise."""
+    """Python ignores exceptions in functions that run at a fork."""
     cell = notebook.send("%%remote\n" + IN_A_HOOK.format(hook=hook))
     cell.wait_for(lambda cell: len(cell.lines()) == 2 or cell.reply)
     notebook.interrupt()

@@ -1,4 +1,4 @@
-"""Ranks that die, and are replaced from the notebook: the others keep their state, actors and process groups work again."""
+"""Ranks that die and are replaced from the notebook: other ranks keep their state; actors and process groups work again."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ counter.add.call().get().values()
 
 @pytest.fixture
 def doomed(notebook: Notebook) -> Iterator[Notebook]:
-    """The notebook, with a mesh of four ranks, ``d``, that is the test's own."""
+    """The notebook, with a mesh ``d`` of four ranks for this test only."""
     notebook.ok("%mesh up d -n 4 --device cpu")
     yield notebook
     notebook.ok("%mesh down d")
 
 
 def kill(notebook: Notebook, rank: int, mesh: str = "d") -> int:
-    """Kill a rank, and wait until that is known."""
+    """Kill a rank, and wait until the controller knows of its death."""
     pid = notebook.pids(mesh)[rank]
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: rank in notebook.value(f"list({mesh}.deaths())"), "the news of the death")

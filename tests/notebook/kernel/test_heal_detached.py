@@ -1,4 +1,4 @@
-"""Ranks that were replaced, of a mesh that outlives its kernel: the next kernel finds those that are there."""
+"""Replaced ranks of a detached mesh: the next kernel finds the current ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Meshes on hosts of an engine, in a notebook: what is said while they come, when they do not, and when one is lost."""
+"""Meshes on hosts of an engine, in a notebook: messages while hosts start, when they fail to start, and when one is lost."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ UP = "%mesh up {name} --on local --hosts {hosts} -n {n} --device cpu"
 
 
 class Machine:
-    """Something that is started in place of Python on a host."""
+    """Controls the start of a program that replaces Python on a host."""
 
     def __init__(self, directory: Path) -> None:
         self._stall = directory / "stall"
         self._directory = directory
 
     def python(self, name: str = "python", env: str = "") -> Path:
-        """An interpreter that waits as long as it shall, and then runs with another environment."""
+        """Write an interpreter that waits while there is a stall, and then runs Python with more environment variables."""
         path = self._directory / name
         path.write_text(
             f'#!/bin/sh\nwhile test -e {self._stall}; do sleep 0.05; done\nexec env {env} {sys.executable} "$@"\n'
@@ -63,7 +63,7 @@ def hosts(notebook: Notebook) -> Iterator[Notebook]:
 
 @pytest.fixture
 def given_back(notebook: Notebook) -> Iterator[None]:
-    """No process that was started for a host outlives what the test has brought up, or has tried to."""
+    """Check that no process that was started for a host outlives the meshes of the test."""
     before = set(notebook.processes())
     yield
     left = [process for process in notebook.processes() if process not in before]
@@ -148,19 +148,19 @@ def test_ranks_whose_host_dies_while_they_start_are_told_at_once(notebook: Noteb
     wait_until(lambda: len(zygotes()) == 2, "the zygotes of both hosts")
     slow, dying = zygotes()
     for one in (slow, dying):
-        one.suspend()  # no rank starts there
+        one.suspend()  # no rank starts on this host
     cell.wait_for(lambda cell: "dying: waiting for ranks to start (0 of 4 are up, " in _last(cell))
-    with bar.below(4.0, "the news"):  # ranks that were never forked are not given time to end
+    with bar.below(4.0, "the news"):  # ranks that were never forked get no time to end
         agent = dying.parent()
         assert agent is not None
         agent.kill()
-        dying.resume()  # it sees that its agent is gone
+        dying.resume()  # the zygote notices that its agent is gone
         cell.wait()
     assert re.search(r"dying: 2 of 4 ranks did not come up, after \d+\.\d s; all were ended again", cell.text), (
         cell.text
     )
     assert re.search(r"  ranks \[(0-1|2-3)\]: the host agent \(pid \d+\) was killed by SIGKILL", cell.text), cell.text
-    wait_until(lambda: not dying.is_running(), "the zygote to have imported torch, and to find its agent gone")
+    wait_until(lambda: not dying.is_running(), "the zygote to import torch, and to notice that its agent is gone")
     assert "dying" not in notebook.ok("%mesh").stdout
 
 
@@ -173,7 +173,7 @@ def test_an_interrupt_cancels_what_was_asked_for(notebook: Notebook, machine: Ma
     notebook.interrupt()
     cell.wait()
     assert "interrupted while never waited for its hosts; they were given back" in cell.text
-    notebook.ok("%remote t rank")  # the others go on
+    notebook.ok("%remote t rank")  # the other mesh still works
 
 
 @pytest.mark.usefixtures("given_back")
@@ -278,7 +278,7 @@ def test_who_interrupts_heal_and_heals_again_goes_on_waiting(notebook: Notebook,
     cell.wait(60.0)
     again_s = time.monotonic() - again_at
     (took_s,) = re.findall(r"d: \[1\] replaced in (\d+\.\d\d) s on another host of this machine", cell.text)
-    assert float(took_s) > again_s  # for the first has waited, too
+    assert float(took_s) > again_s  # the time includes the first wait
     updates = [message["content"]["data"]["text/plain"] for message in cell.of_type("update_display_data")]
     assert [text for text in updates if "new host" in text][-1].startswith("d: 1 of 1 new host up, after ")
     assert notebook.ok("%mesh heal d").stdout == "d: no rank is dead; %mesh restart replaces living ones\n"
@@ -286,7 +286,7 @@ def test_who_interrupts_heal_and_heals_again_goes_on_waiting(notebook: Notebook,
 
 
 def _with_torch(machine: Machine, directory: Path, version: str) -> Path:
-    """An interpreter for which another version of torch seems to be installed."""
+    """An interpreter that seems to have another version of torch."""
     info = directory / "site" / f"torch-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
@@ -294,7 +294,7 @@ def _with_torch(machine: Machine, directory: Path, version: str) -> Path:
 
 
 def _last(cell: object) -> str:
-    """What the live view of a cell shows now."""
+    """The text that the live view of a cell shows now."""
     messages = cell.of_type("display_data", "update_display_data")  # type: ignore[attr-defined]
     texts = [
         message["content"]["data"]["text/plain"] for message in messages if WIDGET not in message["content"]["data"]

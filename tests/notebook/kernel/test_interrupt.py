@@ -1,4 +1,4 @@
-"""Kernel > Interrupt: the ranks stop, keep their state, and nothing else is disturbed."""
+"""Kernel > Interrupt stops the ranks, which keep their state, and disturbs nothing else."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ REDUCE = "import torch, torch.distributed as dist\nx = torch.ones(1); dist.all_r
 
 
 def start(notebook: Notebook, code: str, selector: str = "t", n: int = 2) -> Cell:
-    """Run a cell until all its ranks have said go."""
+    """Run a cell until all its ranks have printed "go"."""
     cell = notebook.send(f"%%remote {selector}\n{code}")
     return cell.wait_for(lambda cell: sum(line == ["go"] for line in cell.lines().values()) == n or cell.reply)
 
 
 @pytest.fixture
 def interrupted(bar: Bar) -> Callable[..., Cell]:
-    """Interrupts a cell, which ends and says so."""
+    """Interrupt a cell, and check that it ends with the right error."""
 
     def interrupt(notebook: Notebook, cell: Cell, bound_s: float = BOUND_S) -> Cell:
         assert not cell.reply, cell.text
@@ -83,7 +83,7 @@ def test_a_signal_to_the_kernels_group_does_not_reach_ranks(notebook: Notebook) 
     group = os.getpgid(notebook.pid)
     assert all(os.getpgid(process.pid) != group for process in notebook.processes())
     os.killpg(group, signal.SIGINT)
-    for pid in pids:  # a signal that does reach a rank has no effect
+    for pid in pids:  # even a signal that reaches a rank has no effect
         os.kill(pid, signal.SIGINT)
     assert notebook.ok("%%remote\nrank").plain == "[0] 0\n[1] 1"
     cell = start(notebook, f"{GO}import time\ntime.sleep(0.5)\n'undisturbed'")
@@ -134,9 +134,9 @@ def test_a_late_interrupt_never_hits_the_next_cell(notebook: Notebook) -> None:
     for i in range(25):
         sleep_s = 600 if i == 0 else 0.03
         cell = notebook.send(f"%%remote\nimport time; print('go', flush=True); time.sleep({sleep_s})\nprint(rank)")
-        if i == 0:  # while they run
+        if i == 0:  # while the ranks run
             cell.wait_for(lambda cell: len(cell.lines()) == 2)
-        elif i == 1:  # after they have run
+        elif i == 1:  # after the ranks have run
             cell.wait()
         else:
             until = time.monotonic() + rng.uniform(0.0, 2 * whole_s)
@@ -148,7 +148,7 @@ def test_a_late_interrupt_never_hits_the_next_cell(notebook: Notebook) -> None:
         following = notebook.run("%%remote --out alive\nimport time; time.sleep(0.01); rank")
         assert following.ok, (cell.text, following.text)
         assert following.plain == "[0] 0\n[1] 1"
-    # At the very start of a cell the interrupt may find it before anything is sent.
+    # An interrupt at the very start of a cell may come before anything is sent.
     assert {"ok", "RemoteInterrupt"} <= outcomes <= {"ok", "RemoteInterrupt", "KeyboardInterrupt"}
 
 
@@ -156,7 +156,7 @@ def test_ranks_that_wait_in_a_collective_are_freed(notebook: Notebook, interrupt
     code = f"{GO}import time\nimport torch, torch.distributed as dist\nstate = 5\n"
     cell = interrupted(notebook, start(notebook, code + "time.sleep(600) if rank else dist.barrier()"))
     assert cell.evalue == "interrupted on [0-1]; their state is kept"
-    assert notebook.ok(f"%%remote\n{REDUCE}").plain == "[0-1] 2.0"  # by a process group that was formed again
+    assert notebook.ok(f"%%remote\n{REDUCE}").plain == "[0-1] 2.0"  # the process group was formed again
     assert notebook.ok("%%remote\nstate").plain == "[0-1] 5"
 
 
@@ -187,7 +187,7 @@ def test_ranks_that_ignore_interrupts_are_named_and_do_not_hold_the_kernel(
     interrupted(bare, cell, 3.0)
     found = re.search(r"; \[1\] did not stop within (\d+\.\d) s\n", cell.evalue)
     assert found, cell.evalue
-    assert float(found[1]) >= 1.8  # how long it waits for them
+    assert float(found[1]) >= 1.8  # time that the kernel waits for the ranks
     assert f"[1] cell [{cell.reply['execution_count']}], line " in cell.evalue
     assert "%mesh down t" in cell.evalue
     ranks = [psutil.Process(pid) for pid in bare.pids()]
@@ -203,7 +203,7 @@ def test_a_second_interrupt_does_not_wait(bare: Notebook, bar: Bar) -> None:
         n=1,
     )
     bare.interrupt()
-    time.sleep(0.3)  # the first is being waited for
+    time.sleep(0.3)  # the kernel still waits because of the first interrupt
     with bar.below(1.0, "the interrupt"):
         bare.interrupt()
         assert cell.wait().ename == "RemoteInterrupt"

@@ -1,4 +1,4 @@
-"""Kernel > Interrupt of cells that run here: such as await, and such as run in subshells, local and remote."""
+"""Kernel > Interrupt of cells that run in the kernel: cells with ``await``, and local and remote cells in subshells."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ways = pytest.mark.parametrize("way", WAYS)
 
 @pytest.fixture
 def stopped(bar: Bar) -> Callable[..., Cell]:
-    """Interrupts a cell that has said go: it ends, and says so."""
+    """Interrupt a cell that has printed "go", and check that it ends with the right error."""
 
     def stop(notebook: Notebook, cell: Cell, way: str = "signal", ename: str = "KeyboardInterrupt") -> Cell:
         cell.wait_for(lambda cell: "go" in cell.stdout or cell.reply)
@@ -54,7 +54,7 @@ def stopped(bar: Bar) -> Callable[..., Cell]:
     return stop
 
 
-# -- cells that await
+# -- cells with await
 
 
 AWAITS = {
@@ -75,7 +75,7 @@ def test_a_cell_that_awaits(notebook: Notebook, awaits: str, way: str, stopped: 
     assert notebook.ok("%%remote\nrank").plain == "[0] 0\n[1] 1"
 
 
-# The signal comes to another thread, when the main thread waits in a system call.
+# Another thread receives the signal, while the main thread waits in a system call.
 TO_ANOTHER_THREAD = """
 import asyncio, signal, threading, time
 def interrupt():
@@ -121,7 +121,7 @@ import asyncio, os, signal, threading, time
 def strike():
     os.kill(os.getpid(), signal.SIGINT)
     if threading.current_thread() is not threading.main_thread():
-        time.sleep(0.3)  # until the main thread has handled it
+        time.sleep(0.3)  # the main thread handles the signal meanwhile
 """
 
 
@@ -129,7 +129,7 @@ BETWEEN = "asyncio.get_running_loop().call_soon(strike); await asyncio.sleep(0)\
 
 
 def test_an_interrupt_while_the_event_loop_runs_what_comes_before_the_cell(notebook: Notebook) -> None:
-    """The cell goes on before its cancellation would have its turn, and never awaits again."""
+    """The cell continues before its cancellation takes effect, and never awaits again."""
     notebook.ok(STRIKES)
     cell = notebook.send(BETWEEN).wait()
     assert (cell.reply["status"], cell.ename) == ("error", "KeyboardInterrupt")
@@ -151,7 +151,7 @@ def test_an_interrupt_as_a_cell_that_awaits_begins(notebook: Notebook) -> None:
     assert notebook.ok("await asyncio.sleep(0.01); 'never' in globals()").plain == "False"
 
 
-# -- as a cell begins, between two of its statements, and as it ends
+# -- at the start of a cell, between two of its statements, and at its end
 
 
 TRACES = """
@@ -214,7 +214,7 @@ def test_an_interrupt_as_the_error_of_a_statement_is_shown_does_not_let_the_cell
     notebook.ok(f"{TRACES}second = None\nstrike_in(InteractiveShell.showtraceback)")
     assert notebook.send("raise ValueError('marked')\nsecond = 2").wait().ename == "ValueError"
     assert notebook.value("second") is None
-    assert "----> 2 1 / 0" in notebook.run("%%remote\n1 / 0").error  # later errors are shown in our words, still
+    assert "----> 2 1 / 0" in notebook.run("%%remote\n1 / 0").error  # later errors have the usual format
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,9 @@ def test_an_interrupt_of_a_callback_of_a_comm_ends_that(notebook: Notebook) -> N
 def test_an_interrupt_between_busy_and_the_first_statement_of_a_subshell(
     notebook: Notebook, subshell: str, place: str
 ) -> None:
-    strike = "get_ipython().kernel._interrupts.strike_subshells"  # what the handler in the main thread calls
+    strike = (
+        "get_ipython().kernel._interrupts.strike_subshells"  # the function that the handler in the main thread calls
+    )
     assert send_to(notebook, subshell, f"{TRACES}strike_in({place}, strike={strike})").wait().ok
     cell = send_to(notebook, subshell, "marked = 1").wait()
     assert (cell.reply["status"], cell.ename) == ("error", "KeyboardInterrupt")
@@ -373,9 +375,9 @@ def test_a_late_interrupt_of_a_subshell_never_hits_its_next_cell(notebook: Noteb
         runs_s = 600 if i == 0 else 0.02
         code = f"import time\nend = time.monotonic() + {runs_s}\n{GO}while time.monotonic() < end: pass"
         cell = send_to(notebook, subshell, code)
-        if i == 0:  # while it runs
+        if i == 0:  # while the cell runs
             cell.wait_for(lambda cell: "go" in cell.stdout)
-        elif i == 1:  # after it has run
+        elif i == 1:  # after the cell has run
             cell.wait()
         else:
             until = time.monotonic() + i * 0.001
@@ -390,7 +392,7 @@ def test_a_late_interrupt_of_a_subshell_never_hits_its_next_cell(notebook: Noteb
 
 
 def test_an_interrupt_as_the_kernel_looks_for_expressions_ends_no_more_than_the_cell(notebook: Notebook) -> None:
-    """User expressions are the user's code, too, so an interrupt may arrive there; also if there are none."""
+    """User expressions are user code, too, so an interrupt may arrive there, even if there are none."""
     code = """
         import signal, sys
         from IPython.core.interactiveshell import InteractiveShell
@@ -429,7 +431,7 @@ def test_no_interrupt_is_lost_in_the_first_milliseconds(notebook: Notebook, subs
         if message["content"].get("execution_state") == "busy"
         else None
     )
-    notebook.ok("%time pass")  # IPython loads this magic when it is first used, and never again if that is interrupted
+    notebook.ok("%time pass")  # IPython loads this magic at its first use, and never again after an interrupt of that
     for i in range(n):
         cell = send_to(notebook, subshell, LOOPS[kind]) if kind == "subshell" else notebook.send(LOOPS[kind])
         while cell.id not in busy:

@@ -1,4 +1,4 @@
-"""Ranks that do not stop: the error names them and the place where they are; they hold up no other cell."""
+"""Ranks that do not stop at an interrupt: the error names them and their current lines, and other cells don't wait for them."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(120)
 
-BOUND_S = 2.5  # what is promised is 2 s, on a machine that has time
+BOUND_S = 2.5  # the documented limit is 2 s, on an idle machine
 GO = "print('go', flush=True)\n"
 REDUCE = "import torch, torch.distributed as dist\nx = torch.ones(1); dist.all_reduce(x); x.item()"
 
 
 def start(notebook: Notebook, code: str, selector: str = "t", n: int = 2) -> Cell:
-    """Run a cell until n ranks have said go."""
+    """Run a cell until n ranks have printed "go"."""
     cell = notebook.send(f"%%remote {selector}\n{code}")
     return cell.wait_for(lambda cell: sum("go" in line for line in cell.lines().values()) == n or cell.reply)
 
 
 @pytest.fixture
 def interrupted(bar: Bar) -> Callable[..., Cell]:
-    """Interrupts a cell, which ends and says so."""
+    """Interrupt a cell, and check that it ends with the right error."""
 
     def interrupt(notebook: Notebook, cell: Cell) -> Cell:
         assert not cell.reply, cell.text
@@ -48,7 +48,7 @@ def interrupted(bar: Bar) -> Callable[..., Cell]:
 
 
 def until(notebook: Notebook, code: str, condition: Callable[[str], object]) -> str:
-    """Run a local cell until what it prints fits."""
+    """Run a local cell until its output meets a condition."""
     said: list[str] = []
 
     def fits() -> object:
@@ -64,7 +64,7 @@ def states(notebook: Notebook) -> list[str]:
 
 
 def stubborn(flag: Path, condition: str = "True") -> str:
-    """Code that catches every KeyboardInterrupt until a file is there; the other ranks end at once."""
+    """Give code that catches every KeyboardInterrupt until a file exists; ranks that do not meet the condition end at once."""
     return (
         "import os, time\n"
         "def hold_out():\n"
@@ -78,7 +78,7 @@ def stubborn(flag: Path, condition: str = "True") -> str:
     )
 
 
-# -- what stops
+# -- code that stops
 
 STOPS = {
     "ignores SIGINT, sleeps": "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nGOtime.sleep(600)",
@@ -90,7 +90,7 @@ STOPS = {
     "event": "import threading\nGOthreading.Event().wait()",
     "queue": "import queue\nGOqueue.Queue().get()",
     "child": "import subprocess\nGOsubprocess.run(['sleep', '600'])",
-    "group of its own": (
+    "separate group": (
         "import time, torch.distributed as dist\ngroup = dist.new_group([0, 1])\n"
         "GOtime.sleep(600) if rank else dist.barrier(group=group)"
     ),
@@ -123,7 +123,7 @@ def test_many_interrupts_at_once_are_one(notebook: Notebook) -> None:
     assert notebook.pids() == pids
 
 
-# -- what does not
+# -- code that does not stop
 
 
 def test_a_rank_that_catches_interrupts(
@@ -140,11 +140,11 @@ def test_a_rank_that_catches_interrupts(
     assert caller == f"      called from {number[1]}, line 10: if rank == 1: hold_out()"
     assert any("%mesh interrupt t[1] --abort" in line for line in advice)
     assert any("%mesh down t" in line for line in advice)
-    # The other rank is free, and tables and stacks tell of the one that is not.
+    # The other rank is free; tables and stacks show the rank that is not.
     assert notebook.ok("%%remote t[0]\nrank").plain == "[0] 0"
     assert f"[1] {number[1]}, line " in notebook.ok("%mesh stacks t").stdout
     assert states(notebook) == ["idle", "running"]
-    # A cell on both waits here, and can be interrupted.
+    # A cell on both ranks waits, and can be interrupted.
     queued = notebook.send("%%remote\nqueued = True")
     queued.wait_for(lambda cell: cell.messages or time.monotonic() > cell.sent_at + 0.3)
     with bar.below(2, "the interrupt"):
@@ -153,7 +153,7 @@ def test_a_rank_that_catches_interrupts(
     assert queued.ename == "RemoteInterrupt"
     assert f"interrupted while it waited for {number[1]}; it was not sent. " in queued.evalue
     assert f"  [1] {number[1]}, line " in queued.evalue
-    # Its late end disturbs no other cell.
+    # The late end of the first cell disturbs no other cell.
     (tmp_path / "flag").touch()
     assert notebook.ok(f"%%remote\nassert ended and 'queued' not in globals()\n{REDUCE}").plain == "[0-1] 2.0"
     assert notebook.pids() == pids
@@ -164,7 +164,7 @@ def test_a_second_interrupt_aborts_process_groups(notebook: Notebook, tmp_path: 
     with bar.below(2, "the first interrupt, and another half a second later"):
         pressed_at = time.monotonic()
         notebook.interrupt()
-        while time.monotonic() < pressed_at + 0.5:  # a second one that comes at once is the same
+        while time.monotonic() < pressed_at + 0.5:  # a second interrupt right after the first has no effect
             notebook.pump(0.02)
         assert not cell.reply
         notebook.interrupt()
@@ -232,14 +232,14 @@ def test_interrupt_of_cells_in_the_background(notebook: Notebook) -> None:
     assert notebook.ok("%%remote\nrank").plain == "[0] 0\n[1] 1"
 
 
-# -- what else waits for ranks
+# -- other waits for ranks
 
 
 def test_interrupt_of_a_pull(notebook: Notebook, interrupted: Callable[..., Cell]) -> None:
     slow = "class Slow:\n    def __reduce__(self): print('go', flush=True); time.sleep(600)\n"
     cell = notebook.ok(f"%%remote\nimport time\n{slow}slow, fast = Slow(), 7")
     pull = notebook.send("t['slow']")
-    cell.wait_for(lambda cell: "go" in cell.stdout)  # what is written by no cell is shown in the one before
+    cell.wait_for(lambda cell: "go" in cell.stdout)  # output outside any cell goes to the cell before
     assert "so is what the ranks run for it" in interrupted(notebook, pull).evalue
     assert notebook.value("t['fast'].values()") == (7, 7)
 
@@ -278,7 +278,7 @@ def test_interrupt_of_a_call(notebook: Notebook, kind: str, interrupted: Callabl
 def test_interrupt_while_a_mesh_comes_up(bare: Notebook, interrupted: Callable[..., Cell]) -> None:
     wait_until(lambda: bare.zygotes(), "the zygote that ranks are forked from")
     (zygote,) = bare.zygotes()
-    zygote.suspend()  # nothing comes up until it goes on
+    zygote.suspend()  # no rank starts until it continues
     try:
         cell = bare.send("%mesh up u -n 2 --device cpu")
         cell.wait_for(lambda cell: "waiting for ranks" in cell.plain or cell.reply)

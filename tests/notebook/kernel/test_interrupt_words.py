@@ -1,4 +1,4 @@
-"""What a notebook says of interrupts: the user's own lines, and which cell a cell waits for."""
+"""The text of interrupts in a notebook: it shows the user's own lines, and names the cell that a cell waits for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GO = "print('go', flush=True)\n"
     "code", ["import time; time.sleep(60)", "while True: pass", "import asyncio; await asyncio.sleep(60)"]
 )
 def test_a_local_interrupt_shows_no_frame_of_ours(notebook: Notebook, code: str) -> None:
-    # Not flushed here, where an interrupt might meet the flush.
+    # Without a flush, which the interrupt might hit.
     cell = notebook.send(f"print('go')\n{code}").wait_for(lambda cell: "go" in cell.stdout)
     notebook.interrupt()
     cell.wait()
@@ -63,7 +63,7 @@ def test_an_interrupt_of_down_says_what_has_ended(bare: Notebook) -> None:
     bare.up(1)
     bare.ok("%mesh up u -n 1 --device cpu", 60)
     bare.ok("%mesh up v -n 1 --device cpu", 60)
-    bare.ok(  # the first takes its time
+    bare.ok(  # the end of the first mesh takes a second
         "import time\nfrom monarch_kernel.notebook.magics.meshes import Meshes\nkept = Meshes.down\n"
         "def slow(self, name):\n    print('go')\n    time.sleep(1)\n    return kept(self, name)\nMeshes.down = slow"
     )

@@ -1,4 +1,4 @@
-"""The kernel as a whole: errors and deaths of ranks, what ends with it, and that nothing piles up."""
+"""The kernel as a whole: errors and deaths of ranks, the end of the kernel, and no leaks over many cells."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_an_error_names_its_ranks_and_the_users_line(notebook: Notebook) -> None
     cell = notebook.run("%%remote\nvalue = rank\nif rank == 1:\n    1 / 0\n'fine'")
     assert cell.ename == "RemoteError"
     assert "[1] ZeroDivisionError: division by zero" in cell.error
-    assert "----> 4     1 / 0" in cell.error  # counted from the line of %%remote, as the notebook does
+    assert "----> 4     1 / 0" in cell.error  # lines count from %%remote, as in the notebook
     assert "[0] finished; its result is in sys.last_value.results" in cell.error
     assert "monarch_kernel/" not in cell.error
     assert notebook.ok("%%remote\nvalue").plain == "[0] 0\n[1] 1"
@@ -66,7 +66,7 @@ def test_the_cells_after_a_failed_one_are_not_run(notebook: Notebook, tmp_path: 
     )
     failed.wait_for(lambda cell: cell.lines())
     queued = notebook.send("ran = True")
-    notebook.complete("%%remote t\nra")  # came after both, and is answered at once
+    notebook.complete("%%remote t\nra")  # sent after both cells, but answered at once
     go.touch()
     assert failed.wait().ename == "RemoteError"
     assert queued.wait().reply["status"] == "aborted"
@@ -87,7 +87,7 @@ def test_the_cells_after_an_interrupted_one_are_not_run(notebook: Notebook) -> N
 
 @pytest.fixture
 def doomed(notebook: Notebook) -> Iterator[Notebook]:
-    """The notebook, with a mesh of three ranks, ``d``, that may be broken."""
+    """The notebook, with a mesh ``d`` of three ranks that the test may kill."""
     notebook.ok("%mesh up d -n 3 --device cpu")
     yield notebook
     notebook.ok("%mesh down d")
@@ -192,7 +192,7 @@ def test_a_shutdown_while_a_cell_runs_ends_everything(new_notebook: Callable[...
 def test_a_page_that_talks_while_the_kernel_ends_leaves_no_words_in_a_cell(
     new_notebook: Callable[..., Notebook],
 ) -> None:
-    """Asyncio used to report in the last cell what the kernel had no time to finish."""
+    """Without the fix, asyncio reports in the last cell what the kernel had no time to finish."""
     notebook = new_notebook(n=2)
     client = notebook.client
     said: list[dict[str, Any]] = []
@@ -212,7 +212,7 @@ def test_a_killed_kernel_leaves_nothing(new_notebook: Callable[..., Notebook], b
     cell = notebook.send("%%remote\nimport subprocess\nprint('go', flush=True)\nsubprocess.run(['sleep', '600'])")
     cell.wait_for(lambda cell: len(cell.lines()) == 2)
     below = notebook.processes()
-    with bar.below(3.0, "the end of what the kernel has started"):
+    with bar.below(3.0, "the end of the kernel's processes"):
         os.kill(notebook.pid, signal.SIGKILL)
         assert_gone(below)
     assert sessions_left() == before
@@ -237,16 +237,16 @@ def test_a_thousand_cells_leave_nothing_behind(new_notebook: Callable[..., Noteb
         assert notebook.ok(f"%%remote\nx = {i}\nprint(x)\nx").plain == f"[0-1] {i}"
         if i == 200:
             before = usage(notebook)
-    # A file may be open at just this moment (the kernel's history, a reading of /proc): what has leaked stays.
-    wait_until(lambda: not grown(before, usage(notebook)), "what the cells have opened to be closed")
+    # A file may be open just at this moment, such as the kernel's history or a file in /proc; a leak stays.
+    wait_until(lambda: not grown(before, usage(notebook)), "the files of the cells to be closed")
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What a process has open, and how much memory.
+    """Memory, threads and open files of a process.
 
     Attributes:
-        files: what its descriptors are, sockets and pipes without their numbers.
+        files: targets of its descriptors, with their counts; sockets and pipes without their numbers.
     """
 
     rss: int
@@ -255,7 +255,7 @@ class Usage:
 
 
 def grown(before: dict[int, Usage], after: dict[int, Usage]) -> list[str]:
-    """What has become more, by process."""
+    """List what has grown, by process."""
     found = [f"process {pid} is new or gone" for pid in set(before) ^ set(after)]
     for pid in set(before) & set(after):
         then, now = before[pid], after[pid]
@@ -264,7 +264,7 @@ def grown(before: dict[int, Usage], after: dict[int, Usage]) -> list[str]:
         if now.threads > then.threads:
             found.append(f"{pid}: {then.threads} -> {now.threads} threads")
         opened = now.files - then.files
-        if opened[QUEUE] <= now.threads:  # a thread that publishes for the first time opens ipykernel's queue, for good
+        if opened[QUEUE] <= now.threads:  # a thread's first output opens a queue of ipykernel for good
             del opened[QUEUE]
         if opened:
             found.append(f"{pid}: has opened {dict(opened)}")
@@ -275,7 +275,7 @@ QUEUE = "anon_inode:[eventfd]"
 
 
 def usage(notebook: Notebook) -> dict[int, Usage]:
-    """What the kernel and all below it use."""
+    """The usage of the kernel and of all processes below it."""
     return {process.pid: usage_of(process) for process in [psutil.Process(notebook.pid), *notebook.processes()]}
 
 

@@ -1,4 +1,4 @@
-"""`%mesh logs`: all that ranks wrote can be had, also what was left out, also from dead ranks; and it goes with the mesh."""
+"""`%mesh logs` shows all output of ranks, including omitted lines and the output of dead ranks, until the mesh ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loops are steered by ``%mesh loop``, by the program and by pages, also while a cell runs."""
+"""Live loops are controlled by ``%mesh loop``, by the program and by pages, even while a cell runs."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ len(seen), seen[-1]
 
 @pytest.fixture
 def running(notebook: Notebook) -> Notebook:
-    """With a loop in the background, which ranks are in."""
+    """A notebook with a loop in the background that all ranks have entered."""
     notebook.ok(f"%%remote t --background --out done\n{TRAINS}")
-    wait_until(lambda: notebook.value("[loop.view().step > 5 for loop in t.loops[-1:]]") == [True], "the loop to begin")
+    wait_until(lambda: notebook.value("[loop.view().step > 5 for loop in t.loops[-1:]]") == [True], "the loop to start")
     return notebook
 
 
 def ended(notebook: Notebook) -> tuple[int, tuple[float, str]]:
-    """Wait for the loop; how many steps all ranks did, and what the knobs were in the last one."""
+    """Wait for the end of the loop; gives the number of steps of all ranks, and the knobs in the last step."""
     wait_until(lambda: notebook.value("t.loop.view().state == 'over'"), "the loop to be over")
     wait_until(lambda: notebook.value("'done' in globals()"), "the cell to be over")
     values = notebook.value("list(getattr(done, 'result', lambda: done)().values())")
@@ -51,7 +51,7 @@ def test_lines_steer_it(running: Notebook) -> None:
     found = re.fullmatch(r"all ranks stand before step ([\d,]+)\n", running.ok("%mesh loop pause").stdout)
     assert found
     before = int(found[1].replace(",", ""))
-    wait_until(lambda: running.value("t.loop.view().step") == before, "all ranks to stand")
+    wait_until(lambda: running.value("t.loop.view().step") == before, "all ranks to pause")
     assert "❚❚ paused" in running.ok("%mesh loop t").stdout
     assert running.ok("%mesh loop t step 3").stdout == "3 steps more\n"
     wait_until(lambda: running.value("t.loop.view().step") == before + 3, "the steps to be done")
@@ -104,7 +104,7 @@ def test_a_page_shows_and_steers_it_while_a_cell_runs(notebook: Notebook) -> Non
     key = [loop()["request"], loop()["number"]]
     assert loop()["steps"] == 100_000
     page.wait(lambda: len(page.curves["t"][-1]["curves"]["loss"][0]) > 50)
-    first = page.curves["t"][-1]["curves"]["loss"][1][0]  # the mean of a step, or of 2, 4, 8 where there have been many
+    first = page.curves["t"][-1]["curves"]["loss"][1][0]  # the mean of one step, or of 2, 4, 8 after many steps
     assert first in [pytest.approx(sum(1 / (i + 1) for i in range(n)) / n) for n in (1, 2, 4, 8, 16, 32)]
     reply = page.ask("set", loop=key, knob="lr", value=0.5)
     assert reply["ok"], reply

@@ -1,4 +1,4 @@
-"""``%mesh``, ``%%remote`` and ``%remote`` as a notebook sees them."""
+"""``%mesh``, ``%%remote`` and ``%remote`` in a notebook."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(120)
 def test_bringing_up_says_what_it_waits_for_then_shows_the_mesh(bare: Notebook) -> None:
     wait_until(lambda: bare.zygotes(), "the zygote that ranks are forked from")
     (zygote,) = bare.zygotes()
-    zygote.suspend()  # no rank starts until it goes on
+    zygote.suspend()  # no rank starts until it continues
     try:
         cell = bare.send("%mesh up t -n 2 --device cpu")
         cell.wait_for(lambda cell: cell.of_type("display_data"))
@@ -77,7 +77,7 @@ def test_meshes_are_listed_shown_and_ended(notebook: Notebook) -> None:
         assert notebook.ok("%mesh show other").plain.startswith("other: dp=2 tp=1, 2 ranks (2 idle)")
         both = notebook.ok("%mesh show").shown
         assert [data["text/plain"].split(":")[0] for data in both] == ["t", "other"]
-        # The default mesh is the last that was brought up, and any other goes by its name.
+        # The default mesh is the one that was brought up last; other meshes need their names.
         where = "import os; os.environ.get('SPICE')"
         assert notebook.ok(f"%%remote\n{where}").plain == "[0-1] 'pepper'"
         assert notebook.ok(f"%%remote t\n{where}").plain == ""
@@ -88,7 +88,7 @@ def test_meshes_are_listed_shown_and_ended(notebook: Notebook) -> None:
     assert ended.stdout == "other: 2 ranks ended\n"
     assert len(pids) == 2
     assert notebook.value("'other' in globals()") is False
-    assert notebook.ok("%remote rank").plain == "[0] 0\n[1] 1"  # the default is what is left
+    assert notebook.ok("%remote rank").plain == "[0] 0\n[1] 1"  # the remaining mesh is the default
 
 
 def test_all_meshes_are_ended_at_once(bare: Notebook) -> None:
@@ -121,7 +121,7 @@ def test_the_table_follows_a_cell_in_place(notebook: Notebook, tmp_path: Path) -
     assert all("cell [" in text for text in running), running
     assert "2 idle" in texts[-1]
     span_s = updates[-1]["sent_s"] - updates[0]["sent_s"]
-    assert len(updates) <= 5 * span_s + 3  # the first and the last come in any case
+    assert len(updates) <= 5 * span_s + 3  # the first and the last update always come
     assert cell.of_type("display_data") == []
 
 
@@ -185,7 +185,7 @@ def test_equal_results_are_shown_once(four: Notebook) -> None:
 
 def test_equal_lines_are_shown_once_unless_raw(four: Notebook) -> None:
     folded = [four.ok("%%remote\nprint('same')").stdout for _ in range(5)]
-    assert "[0-3] same\n" in folded  # on a busy machine a rank may be too late now and then
+    assert "[0-3] same\n" in folded  # on a busy machine, a rank may sometimes be too late
     raw = four.ok("%%remote --raw\nprint('same')").stdout
     assert sorted(raw.splitlines()) == [f"[{rank}] same" for rank in range(4)]
 
@@ -198,7 +198,7 @@ def test_timeout_stops_a_cell_and_keeps_the_state(notebook: Notebook, bar: Bar) 
     assert notebook.ok("%%remote\nstate").plain == "[0-1] 'kept'"
 
 
-# -- what ranks start with
+# -- the initial state of ranks
 
 
 def test_a_rank_finds_its_place_and_a_process_group(notebook: Notebook) -> None:
@@ -294,7 +294,7 @@ def test_nothing_of_a_cell_with_a_syntax_error_is_sent(notebook: Notebook) -> No
     before = notebook.value("next(t._runtime._ids)")
     cell = notebook.run("%%remote\nleaked = 1\nif True print(leaked)")
     assert "SyntaxError in line 3" in cell.evalue
-    assert notebook.value("next(t._runtime._ids)") == before + 1  # no request was made between the two
+    assert notebook.value("next(t._runtime._ids)") == before + 1  # no request was made in between
     assert notebook.ok("%%remote\n'leaked' in globals()").plain == "[0-1] False"
 
 

@@ -1,4 +1,4 @@
-"""A name that is on the other side: the error says where, and how it gets here or there."""
+"""Names that exist only on the other side: the error says where the name is, and how to push or pull it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.fixture(scope="module", params=["monarch", pytest.param("python3", marks=pytest.mark.slow)])
 def ready(request: pytest.FixtureRequest) -> Notebook:
-    """A notebook and its ranks, each with names of its own: of our kernel, and of the stock one."""
+    """This kernel or the stock one, where the notebook and the ranks have different names."""
     notebook = request.getfixturevalue("notebook" if request.param == "monarch" else "stock")
     notebook.ok("import json\nx = [1]\ndef double(a): return 2 * a\n_private = 1")
     notebook.ok("%%remote\nmodel = 1\nif rank: odd = 1")

@@ -1,4 +1,4 @@
-"""Code that real people write, and that a rank or its notebook could stumble over."""
+"""Unusual user code that could break a rank or its notebook."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.support.timing import Bar
 from tests.support.waiting import wait_until
 
-Notebook = Any  # of conftest.py
+Notebook = Any  # the class in conftest.py
 
 WORKER_FAILS = """%%remote
 from torch.utils.data import DataLoader
@@ -34,7 +34,7 @@ def test_an_error_of_a_worker_of_a_data_loader_is_shown(notebook: Notebook) -> N
     assert cell.ename == "RemoteError"
     assert "KeyError: Caught KeyError in DataLoader worker process 0." in cell.error
     assert "----> 6 for batch in DataLoader(Data(), num_workers=1): pass" in cell.error
-    # The failed cell's frames hold the worker, for which torch waits 5 s.
+    # The failed cell's frames keep the worker, and torch waits 5 s for it.
     notebook.ok("%%remote\nimport gc; gc.collect()")
 
 
@@ -122,7 +122,7 @@ def test_a_signal_handler_of_the_users_does_no_harm(notebook: Notebook, handler:
     assert cell.wait().ename == "RemoteInterrupt"
     assert notebook.pids() == pids
     assert notebook.value("max(map(len, t['calls'].values()))") == (1 if "lambda" in handler else 0)
-    # The next cell has our handler again.
+    # The next cell has the kernel's handler again.
     cell = notebook.send("%%remote\nprint('go', flush=True)\ntime.sleep(60)")
     cell.wait_for(lambda cell: len(cell.lines()) == 2)
     notebook.interrupt()
@@ -133,7 +133,7 @@ def test_a_signal_handler_of_the_users_does_no_harm(notebook: Notebook, handler:
 def test_return_outside_a_function_is_found_before_anything_is_sent(notebook: Notebook) -> None:
     cell = notebook.run("%%remote\nsent = True\nreturn 5")
     assert "SyntaxError in line 3: 'return' outside function; nothing was sent" in cell.stderr
-    assert "sent" in notebook.run("t['sent']").evalue  # not defined
+    assert "sent" in notebook.run("t['sent']").evalue  # the variable is not defined
 
 
 def test_a_value_that_cannot_be_shown_hides_no_other(notebook: Notebook) -> None:
@@ -167,7 +167,7 @@ def test_what_an_actor_prints_is_shown(notebook: Notebook) -> None:
 
 def test_an_interrupt_while_a_mesh_comes_up_is_one_line(notebook: Notebook) -> None:
     (zygote,) = notebook.zygotes()
-    zygote.suspend()  # so that it is not up before the interrupt comes
+    zygote.suspend()  # so that the mesh is not up before the interrupt
     try:
         cell = notebook.send("%mesh up u -n 2 --device cpu")
         cell.wait_for(lambda cell: "waiting for ranks to start" in cell.plain)
@@ -180,12 +180,12 @@ def test_an_interrupt_while_a_mesh_comes_up_is_one_line(notebook: Notebook) -> N
 
 
 def test_after_an_interrupt_at_any_time_a_mesh_is_up_or_not(notebook: Notebook) -> None:
-    """An interrupt cancels the start of a mesh, or comes too late for that; the kernel knows each time which."""
+    """An interrupt cancels the start of a mesh, or comes too late; in both cases the kernel has the right state."""
     for i in range(10):
         before = set(notebook.processes())
         cell = notebook.send("%mesh up u -n 2 --device cpu")
-        if i:  # as soon as there are processes of it
-            wait_until(lambda before=before: set(notebook.processes()) - before, "a process to begin")
+        if i:  # as soon as the mesh has processes
+            wait_until(lambda before=before: set(notebook.processes()) - before, "a process to start")
         time.sleep(i * 0.008)
         notebook.interrupt()
         cell.wait()
@@ -193,7 +193,7 @@ def test_after_an_interrupt_at_any_time_a_mesh_is_up_or_not(notebook: Notebook) 
             assert "monarch_kernel" not in cell.error
         is_up = notebook.value(
             "'u' in globals()"
-        )  # also if the interrupt struck between its coming up and the cell's end
+        )  # even if the interrupt came between the start of the mesh and the end of the cell
         assert is_up or not cell.ok
         if is_up:
             notebook.ok("%mesh down u")

@@ -1,4 +1,4 @@
-"""What ranks write and display, as it reaches the notebook."""
+"""The text and displays of ranks, as they reach the notebook."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(120)
 
-MAX_MESSAGES_PER_S = 1_000  # above these jupyter_server drops messages, over windows of 3 s
+MAX_MESSAGES_PER_S = 1_000  # jupyter_server drops messages above these rates, over windows of 3 s
 MAX_NBYTES_PER_S = 1_000_000
 WINDOW_S = 3.0
 
 
 def both(*lines: str) -> dict[int, list[str]]:
-    """Two ranks that wrote the same."""
+    """The lines of two ranks with the same output."""
     return {0: list(lines), 1: list(lines)}
 
 
@@ -60,7 +60,7 @@ def test_what_python_does_not_see_is_shown(bare: Notebook) -> None:
     )
     assert cell.lines() == both("by descriptor", "by a child")
     assert cell.lines("stderr") == both("by the other")
-    for i in range(20):  # and it does not make later output come late
+    for i in range(20):  # later output must not be delayed
         assert bare.ok(f"%%remote\nprint('line', {i})").lines() == both(f"line {i}")
 
 
@@ -72,7 +72,7 @@ def test_all_that_a_cell_wrote_is_there_when_it_has_ended(notebook: Notebook) ->
 
 def test_a_progress_bar_is_one_line(notebook: Notebook) -> None:
     cell = notebook.ok("%%remote\nfor i in range(101): print(f'\\r{i}%', end='')\nprint()")
-    assert f"{cell.stdout}{cell.plain}".split() == ["[0-1]", "100%"]  # live or not, which depends on the machine's load
+    assert f"{cell.stdout}{cell.plain}".split() == ["[0-1]", "100%"]  # live or not, depending on the machine's load
 
 
 def test_rich_results_are_shown_with_their_ranks(notebook: Notebook) -> None:
@@ -139,7 +139,7 @@ def test_a_flood_is_bounded_in_order_and_counted(four: Notebook) -> None:
 
 
 def counts(note: str) -> dict[int, int]:
-    """Read ``rank 0: 1,234`` and ``ranks 1-3: 17 each`` of a note."""
+    """Parse ``rank 0: 1,234`` and ``ranks 1-3: 17 each`` in a note."""
     found = {}
     for ranks, n in re.findall(r"ranks? ([\d,-]+): ([\d,]+\d|\d)", note):
         for span in ranks.split(","):
@@ -150,7 +150,7 @@ def counts(note: str) -> dict[int, int]:
 
 
 def assert_within_limits(cell: Cell) -> None:
-    """No window of some seconds has more messages, or larger ones, than a Jupyter server lets through."""
+    """Check that no window of some seconds has more or larger messages than a Jupyter server lets through."""
     sent = [(message["sent_s"], len(json.dumps(message["content"]))) for message in cell.messages]
     for i, (begin, _) in enumerate(sent):
         window = [nbytes for at, nbytes in sent[i:] if at < begin + WINDOW_S]

@@ -1,4 +1,4 @@
-"""What the package logs goes to the kernel's log; no cell shows it."""
+"""The log messages of the package go to the kernel's log, and no cell shows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel that modules of tests share: each finds it as it was at its start, and another one if it can't be put back."""
+"""The kernel that test modules share: each module finds it in its initial state, or a new one if it can't be restored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress bars live in a notebook, and what a Jupyter server lets through of floods of everything."""
+"""Progress bars in a notebook, and the messages that a Jupyter server lets through during floods of output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(120)
 
-# As tqdm writes: to stderr, carriage return first, padded, and a newline at the end.
+# Like tqdm: to stderr, a carriage return first, padded, and a newline at the end.
 BAR = """
 import sys, time
 def bar(n, delay, desc="", end="\\n"):
@@ -38,7 +38,7 @@ def bar(n, delay, desc="", end="\\n"):
 
 
 def blocks(cell: Cell) -> list[str]:
-    """The displays of a cell in their last state, which a saved notebook holds."""
+    """The last states of a cell's displays, as in a saved notebook."""
     texts: dict[str, str] = {}
     for message in cell.of_type("display_data", "update_display_data"):
         content = message["content"]
@@ -99,7 +99,7 @@ def test_a_terminal_rewrites_its_last_line(tmp_path: Path) -> None:
 
 
 def _url_in(directory: Path) -> str:
-    """Where the server that writes to this directory listens; empty as long as it has not written that down in full."""
+    """The URL of the server that writes to this directory; empty until the server has written it completely."""
     for file in directory.glob("jpserver-*.json"):
         with suppress(ValueError):
             return str(json.loads(file.read_text())["url"]).rstrip("/")
@@ -107,7 +107,7 @@ def _url_in(directory: Path) -> str:
 
 
 class Server:
-    """A Jupyter server, and one kernel of it, seen as a browser sees it."""
+    """A Jupyter server with one kernel, as a browser sees it."""
 
     def __init__(self, directory: Path) -> None:
         self._token = uuid.uuid4().hex
@@ -153,7 +153,7 @@ class Server:
         return json.loads(text) if text else None
 
     def run(self, code: str) -> list[dict[str, Any]]:
-        """Run a cell; gives all that it shows."""
+        """Run a cell; gives all the messages that it shows."""
         id = uuid.uuid4().hex
         content = {"code": code, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False}
         header = {"msg_id": id, "msg_type": "execute_request", "session": id, "username": "", "version": "5.3"}

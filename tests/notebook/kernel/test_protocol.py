@@ -23,7 +23,7 @@ def has_zygote(kernel: psutil.Process) -> bool:
 
 
 class Patience:
-    """For Jupyter's tests, which give each message a tenth of a second to come, and take those of other cells for wrong."""
+    """Gives messages time for Jupyter's tests, which wait a tenth of a second for each, and fail on messages of other cells."""
 
     kc: Any
     km: Any
@@ -33,7 +33,7 @@ class Patience:
     def setUpClass(cls) -> None:
         super().setUpClass()  # type: ignore[misc]
         kernel = psutil.Process(cls.km.provisioner.pid)
-        wait_until(lambda: has_zygote(kernel), "what the kernel prepares, which belongs to no test")
+        wait_until(lambda: has_zygote(kernel), "the processes that the kernel starts in advance")
 
     def execute_helper(
         self, code: str, timeout: float = LONG_S, **options: Any
@@ -56,7 +56,7 @@ class Patience:
 
 
 class TestLocalCells(Patience, jupyter_kernel_test.KernelTests):
-    """A cell without our magics is what it is in any IPython kernel."""
+    """A cell without magics of this kernel behaves as in any IPython kernel."""
 
     kernel_name = "monarch"
     language_name = "python"
@@ -87,7 +87,7 @@ class TestLocalCells(Patience, jupyter_kernel_test.KernelTests):
 
 
 class TestRemoteCells(Patience, jupyter_kernel_test.KernelTests):
-    """What ranks write and display reaches the notebook in valid messages."""
+    """The output and displays of ranks reach the notebook in valid messages."""
 
     kernel_name = "monarch"
     code_hello_world = "%%remote\nprint('hello, world')"

@@ -1,4 +1,4 @@
-"""Loops that go on by themselves when ranks die, and are rolled back by hand."""
+"""Live loops that recover from deaths of ranks, and that users roll back."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def train(sleep_s: float = 0.0, options: str = "") -> str:
 
 @pytest.fixture(scope="module")
 def undisturbed(bare: Notebook) -> list[object]:
-    """The outcome of a training in which no rank dies."""
+    """The result of a training without deaths."""
     bring_up(bare)
     bare.ok(train())
     found = outcome(bare)
@@ -77,7 +77,7 @@ def undisturbed(bare: Notebook) -> list[object]:
 
 @pytest.fixture
 def trained(bare: Notebook) -> Notebook:
-    """A notebook whose model is built, on ranks of its own."""
+    """A notebook with a mesh for this test only, where the model is built."""
     bring_up(bare)
     return bare
 
@@ -98,7 +98,7 @@ def reaches(notebook: Notebook, step: int) -> None:
 
 
 def kill(notebook: Notebook, rank: int) -> None:
-    """Kill the process that is there, as soon as there is one."""
+    """Kill the current process of a rank, as soon as there is one."""
     wait_until(lambda: notebook.value(f"t.view().ranks[{rank}].pid"), "a process")
     os.kill(notebook.value(f"t.view().ranks[{rank}].pid or 1 << 30"), signal.SIGKILL)
 
@@ -132,7 +132,7 @@ def test_a_rank_that_is_killed_is_replaced_and_the_outcome_is_the_same(
 
 @pytest.mark.slow
 def test_several_ranks_are_killed_again_and_again(trained: Notebook, undisturbed: list[object]) -> None:
-    """At once, one after the other, and while the last ones are being replaced."""
+    """They are killed at once, one after the other, and while others are being replaced."""
     cell = trained.ok(train(0.05, "--background"))
     reaches(trained, 7)
     kill(trained, 0)
@@ -165,7 +165,7 @@ for step in live.loop(60, on_failure="recover"):
 
 @pytest.mark.slow
 def test_a_rank_that_hears_of_a_death_outside_collectives_ends_with_it(trained: Notebook) -> None:
-    """The controller ends its loop once it has noted why; else the cell would fail by itself."""
+    """The controller ends the rank's loop once it has noted the reason; otherwise the cell would fail by itself."""
     trained.ok(SLOW_TO_LOOK)
     cell = trained.ok(APART)
     reaches(trained, 12)
@@ -187,7 +187,7 @@ for step in live.loop(60, on_failure="recover"):
 
 @pytest.mark.slow
 def test_the_second_loop_of_a_cell_goes_back_to_its_own_snapshot(trained: Notebook) -> None:
-    """While the first one, which is done again, takes snapshots, too."""
+    """The repeated first loop takes snapshots, too."""
     cell = trained.ok(TWO)
     wait_until(
         lambda: trained.value("[loop.key[1] for loop in t.loops if loop.view().step > 11]")[-1:] == [2], "step 12"
@@ -234,15 +234,15 @@ for step in live.loop(100, on_failure="recover"):
 def test_ranks_wait_for_one_that_has_not_begun_and_it_ends_with_a_death_before(
     trained: Notebook, tmp_path: Path
 ) -> None:
-    """Else the first ones would keep no snapshot to which the last one can go back, and it would do all steps for nothing."""
+    """Otherwise the first ranks would keep no snapshot for the last one, and all steps would be done for nothing."""
     trained.ok("%%remote\nimport pathlib")
     cell = trained.ok(LATE.replace("FOLDER", repr(str(tmp_path))))
-    wait_until(lambda: (tmp_path / "here1").exists() and trained.value("bool(t.loops)"), "all to come")
+    wait_until(lambda: (tmp_path / "here1").exists() and trained.value("bool(t.loops)"), "all ranks to arrive")
     reaches(trained, 5)
-    time.sleep(0.5)  # in which they would do all steps
+    time.sleep(0.5)  # enough time for all steps, if they did not wait
     assert trained.value("t.loop.view().step") == 5
     kill(trained, 0)
-    wait_until(lambda: trained.value("t.loop.view().state") == "over", "those that are in it to end")
+    wait_until(lambda: trained.value("t.loop.view().state") == "over", "the ranks in the loop to end")
     (tmp_path / "go").touch()
     ended = trained.run("%%remote\nlosses == list(range(100))")
     assert ended.plain == f"[0-{RANKS - 1}] True", cell.text
@@ -290,7 +290,7 @@ for step in live.loop(2000, on_failure="recover"):
 
 
 def ends(notebook: Notebook, cell: Cell) -> str:
-    """What is shown below a cell in the background when it has failed."""
+    """Wait until a cell in the background has failed; gives all its output."""
     wait_until(lambda: notebook.value("t.loop.view().state") == "over" and "Error" in cell.error, "the cell to fail")
     return cell.text
 
@@ -324,7 +324,7 @@ def test_what_can_not_go_on_says_why(trained: Notebook) -> None:
     cell = trained.ok(SLOW.format(name="0"))
     reaches(trained, 10)
     kill(trained, 1)
-    kill(trained, 2)  # which keeps what the other had
+    kill(trained, 2)  # this rank keeps the other one's snapshot
     assert "t: there is no snapshot of [1] any more: who kept it has died, too" in ends(trained, cell)
 
 

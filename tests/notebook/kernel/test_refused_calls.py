@@ -1,4 +1,4 @@
-"""Calls that our functions refuse: the traceback ends at the line that makes the call."""
+"""Calls that the package refuses: the traceback ends at the user's line with the call."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_traceback_ends_where_the_user_called(notebook: Notebook, code: str,
     assert "----> 4 mine()" in cell.error
     assert cell.error.rstrip().endswith(says)
     assert "monarch_kernel" not in cell.error
-    assert "monarch_kernel" in notebook.run("%tb").error  # where all of it can be seen
+    assert "monarch_kernel" in notebook.run("%tb").error  # shows the whole traceback
 
 
 def test_errors_of_the_user_are_shown_as_ever(notebook: Notebook) -> None:

@@ -1,4 +1,4 @@
-"""Tab in code that will run on ranks: what they have, whatever they do, and not what the notebook has."""
+"""Tab in code for ranks: it offers the names of the ranks, even while they are busy, and not those of the notebook."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TRIES = 10
 
 @pytest.fixture(scope="module")
 def ready(notebook: Notebook) -> Notebook:
-    """A notebook whose ranks have some variables, and which has others; it waits for the answers of ranks."""
+    """A notebook with other variables than its ranks; completions wait for the answers of ranks."""
     notebook.ok("from monarch_kernel.notebook.magics import remote_names as _names; cap_s = _names.CAP_S")
     notebook.wait_for_answers()
     notebook.ok("%%remote" + DEFINES)
@@ -42,7 +42,7 @@ def ready(notebook: Notebook) -> Notebook:
 
 
 class Offer(dict[str, str]):
-    """What Tab offers: text -> kind, in order; ``written`` is what it replaces."""
+    """The completions of Tab: text -> kind, in order; ``written`` is the text that they replace."""
 
     written = ""
 
@@ -64,7 +64,7 @@ def tab(notebook: Notebook, code: str, subshell: str = "") -> Offer:
 
 @pytest.fixture
 def busy(ready: Notebook) -> Iterator[Callable[[str], Notebook]]:
-    """Has all ranks run something in the background, until the end of the test."""
+    """Run code on all ranks in the background, until the end of the test."""
 
     def run(code: str) -> Notebook:
         cell = ready.send(f"%%remote --background\nprint('go', flush=True)\n{code}")
@@ -185,16 +185,16 @@ def test_while_all_ranks_are_busy(busy: Callable[[str], Notebook], code: str, ba
         assert "weight" in tab(notebook, "%%remote\nmodel[0].we")
         took.append(time.monotonic() - begin)
     bar.check(statistics.median(took), 0.3, "an answer, the median")
-    assert notebook.value("t.view().ranks[0].activity").startswith("cell"), "a question is no work"
+    assert notebook.value("t.view().ranks[0].activity").startswith("cell"), "a completion does not count as activity"
 
 
-# PyDLL, unlike CDLL, keeps the GIL: nothing of Python runs on the rank meanwhile.
+# PyDLL, unlike CDLL, keeps the GIL, so no Python code runs on the rank meanwhile.
 HOLDS_GIL = "import ctypes; ctypes.PyDLL(None).sleep(3)"
 
 
 @contextmanager
 def hasty(notebook: Notebook) -> Iterator[None]:
-    """Tab waits for ranks no longer than it does for users."""
+    """Set the time that Tab waits for ranks back to the default."""
     notebook.ok("_names.CAP_S, cap_s = cap_s, _names.CAP_S")
     try:
         yield
@@ -203,7 +203,7 @@ def hasty(notebook: Notebook) -> Iterator[None]:
 
 
 def until_silent(notebook: Notebook, mesh: str) -> None:
-    """Wait until the ranks answer nothing; each question is a new one, so that no earlier answer helps."""
+    """Wait until the ranks don't answer; each request is a new one, so that no cached answer counts."""
     wait_until(lambda: not tab(notebook, f"%%remote {mesh}\n'{time.monotonic_ns()}'.upp"), "the ranks to be silent")
 
 
@@ -250,7 +250,7 @@ def test_in_a_subshell_while_a_cell_runs(ready: Notebook, bar: Bar, tmp_path: Pa
         begin = time.monotonic()
         assert tab(ready, "%%remote\n" + code, subshell)
         took.append(time.monotonic() - begin)
-    assert not cell.reply, "it was to be asked while the cell runs"
+    assert not cell.reply, "the cell must still run at this point"
     (tmp_path / "gate").touch()
     bar.check(statistics.median(took), 0.3, "an answer, the median")
     assert cell.wait().ok, cell.text
@@ -259,7 +259,7 @@ def test_in_a_subshell_while_a_cell_runs(ready: Notebook, bar: Bar, tmp_path: Pa
 
 
 def waits(folder: Path) -> str:
-    """Code that says go, and waits for a file."""
+    """Code that prints "go", and waits for a file."""
     gate = str(folder / "gate")
     return f"import os, time\nprint('go', flush=True)\nwhile not os.path.exists({gate!r}): time.sleep(0.01)"
 
@@ -275,7 +275,7 @@ def test_while_the_notebook_runs_a_cell(ready: Notebook, runs: str, bar: Bar, tm
         took.append(time.monotonic() - begin)
     described = ready.ask(ready.client.inspect("%%remote\ntrain", 12))
     assert "Train it." in described["data"]["text/plain"]
-    assert not cell.reply, "it was to be asked while the cell runs"
+    assert not cell.reply, "the cell must still run at this point"
     (tmp_path / "gate").touch()
     bar.check(statistics.median(took), 0.3, "an answer, the median")
     assert cell.wait().ok, cell.text

@@ -34,14 +34,14 @@ if rank == 1: odd = 1
 
 @pytest.fixture(scope="module")
 def ready(notebook: Notebook) -> Notebook:
-    """A notebook whose ranks have something, and which has something else of the same name."""
+    """A notebook whose ranks have objects with the same names as different objects in the notebook."""
     notebook.ok(DEFINES)
     notebook.ok("def train(local): 'The local one.'\ndef here(): 'Only here.'")
     return notebook
 
 
 def inspect(notebook: Notebook, code: str, detail: int = 0) -> str:
-    """What Shift-Tab says at ``|``; empty where nothing was found."""
+    """The text of Shift-Tab at ``|``; empty if nothing was found."""
     cursor = code.index("|")
     reply = notebook.ask(notebook.client.inspect(code.replace("|", ""), cursor, detail))
     assert reply["found"] == bool(reply["data"])

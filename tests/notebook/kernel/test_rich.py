@@ -1,4 +1,4 @@
-"""What ranks display: in its place, once where equal, with a switcher where not, updated, cleared, and bounded."""
+"""Displays of ranks: in order, merged if equal, with a switcher if not, updated, cleared, and limited in size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IMPORTS = "import time\nfrom IPython.display import HTML, Image, clear_output, d
 
 
 def outputs(cell: Cell) -> list[Any]:
-    """What the cell shows in the end, as a notebook would: text, or data of displays, which may be updated or cleared."""
+    """The final output of a cell, as in a notebook: text, or data of displays, after updates and clears."""
     found: list[Any] = []
     places: dict[str, int] = {}
     clear_next = False
@@ -41,7 +41,7 @@ def outputs(cell: Cell) -> list[Any]:
             found.append(content["data"])
         elif kind == "update_display_data":
             place = places.get(content["transient"]["display_id"])
-            if place is not None:  # else it is the mesh's table, in another cell
+            if place is not None:  # otherwise it is the table of the mesh, in another cell
                 found[place] = content["data"]
     return found
 
@@ -88,7 +88,7 @@ def test_a_rank_that_is_late_joins_the_others(notebook: Notebook, tmp_path: Path
     page = "HTML('<b>same</b>' if {} else f'<b>{{rank}}</b>')"
 
     def displays(is_same: bool) -> Cell:
-        """Rank 1 displays when the page of rank 0 is shown."""
+        """Rank 1 displays its page after the page of rank 0 is shown."""
         gate = tmp_path / f"gate-{is_same}"
         waits = f"import os\nwhile rank and not os.path.exists({str(gate)!r}): time.sleep(0.01)\n"
         cell = notebook.send(f"%%remote\n{IMPORTS}{waits}display({page.format(is_same)})\nprint('after')")

@@ -1,4 +1,4 @@
-"""Spellings that people know from elsewhere: options, peers' magics, help; what may be selected, and what it costs not to."""
+"""Options and magics of similar tools, help, selectors, and meshes that the user makes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.fixture
 def grid(notebook: Notebook) -> Iterator[Notebook]:
-    """With a second mesh, ``g``, of two axes."""
+    """A notebook with a second mesh, ``g``, of two axes."""
     notebook.ok("%mesh up g --axes dp=2,tp=2 --device cpu", 60)
     yield notebook
     notebook.ok("%mesh down g")
@@ -87,7 +87,7 @@ def test_a_cell_that_is_not_waited_for(notebook: Notebook, bar: Bar) -> None:
         assert notebook.ok("handle.result().values()").plain == "(0, 3)"
 
 
-# -- the peers' magics
+# -- magics of similar tools
 
 
 @pytest.mark.parametrize(

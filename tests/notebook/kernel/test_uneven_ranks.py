@@ -1,4 +1,4 @@
-"""Tab and Shift-Tab where the ranks of a mesh do not have the same things."""
+"""Tab and Shift-Tab when the ranks of a mesh have different names."""
 
 from __future__ import annotations
 

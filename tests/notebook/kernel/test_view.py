@@ -1,4 +1,4 @@
-"""What the kernel tells pages that show meshes, and what they ask for, while it is busy: by the protocol, without a page."""
+"""The protocol between the kernel and pages that show meshes, while the kernel is busy."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.support.timing import Bar
 
 @pytest.fixture
 def own(bare: Notebook) -> Notebook:
-    """With a mesh ``t`` of two ranks that may die."""
+    """A notebook with a mesh ``t`` of two ranks that the test may kill."""
     bare.up(2)
     return bare
 
 
 def busy(notebook: Notebook, seconds: float = 60) -> Cell:
-    """A cell that keeps the main thread."""
+    """Run a cell that keeps the main thread busy."""
     cell = notebook.send(f"import time\nfor _ in range({round(seconds * 100)}): time.sleep(0.01)")
     notebook.wait_blocked()
     return cell
@@ -46,7 +46,7 @@ def test_a_panel_gets_a_frame_at_once_while_a_cell_runs(notebook: Notebook, chan
     assert mesh["axes"] == [["gpus", 2]]
     assert page.states() == ["idle", "idle"]
     assert [rank["pid"] for rank in mesh["ranks"]] != [0, 0]
-    assert begin - 0.1 <= page.frames[0]["at"] <= time.time() + 0.1  # which is rounded
+    assert begin - 0.1 <= page.frames[0]["at"] <= time.time() + 0.1  # the time in a frame is rounded
     assert len(page.history["t"]) == 60
     assert not cell.reply
     end(notebook, cell)
@@ -94,7 +94,7 @@ def test_frames_come_while_ranks_run_and_say_where_they_are(notebook: Notebook) 
     rank = page.mesh()["ranks"][1]
     assert rank["activity"].startswith("cell [")
     page.wait(lambda: page.mesh()["ranks"][1].get("said") == "hello 1")
-    assert begin - 0.1 <= rank["since"] <= time.time() + 0.1  # which is rounded
+    assert begin - 0.1 <= rank["since"] <= time.time() + 0.1  # the time is rounded
     began = rank["since"]
     time.sleep(1.0)
     notebook.pump(0.1)
@@ -156,7 +156,7 @@ def test_a_page_that_is_not_looked_at_gets_no_frames(notebook: Notebook) -> None
     page = Page(notebook)
     page.wait(lambda: page.frames)
     page.say(kind="away")
-    notebook.sync()  # the kernel has handled it
+    notebook.sync()  # the kernel has handled the message
     notebook.ok("%%remote t\nNone")
     before = len(page.frames)
     notebook.ok("%%remote t\nimport time; time.sleep(0.5)")
@@ -175,7 +175,7 @@ def test_a_page_that_is_not_looked_at_gets_no_frames(notebook: Notebook) -> None
 
 def test_the_view_in_a_cell_hears_and_is_heard_while_another_runs(notebook: Notebook) -> None:
     shown = notebook.ok("%mesh show t")
-    assert any("text/html" in data for data in shown.shown)  # what stays in a saved notebook
+    assert any("text/html" in data for data in shown.shown)  # this stays in a saved notebook
     (comm,) = shown.widgets
     cell = busy(notebook)
     page = Page(notebook, "shell", comm)
@@ -184,7 +184,7 @@ def test_the_view_in_a_cell_hears_and_is_heard_while_another_runs(notebook: Note
     assert page.ask("stacks")["ok"]
     assert not cell.reply
     end(notebook, cell)
-    (again,) = notebook.ok("%mesh show t").widgets  # the one before is closed
+    (again,) = notebook.ok("%mesh show t").widgets  # the widget before is closed
     page.frames.clear()
     page.say(kind="hello")
     notebook.ok("%%remote t\nimport time; time.sleep(0.5)")

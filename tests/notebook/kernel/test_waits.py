@@ -1,4 +1,4 @@
-"""Waits of a notebook for actors: what is shown under the cell when they take long, and when they could never end."""
+"""Waits of a notebook for actors: a note under the cell after a while, and an error for waits that can never end."""
 
 from __future__ import annotations
 
