@@ -1,4 +1,4 @@
-"""Command line of the benchmarks: `python -m benchmarks` prints our figures beside those of our peers."""
+"""Command line of the benchmarks: `python -m benchmarks` prints our figures beside those of the peers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--peers", type=names, default=list(PEERS), help=f"of {', '.join(PEERS)}; default: all")
     parser.add_argument("--only", type=names, default=[], help="measures (call) or rows (call/4); default: all")
     parser.add_argument("--repeat", type=int, help=f"repetitions; default: {Settings.repeat}, quick {QUICK.repeat}")
-    parser.add_argument("--json", type=Path, default=Path("build/bench/results.json"), help="where the data go")
+    parser.add_argument("--json", type=Path, default=Path("build/bench/results.json"), help="file for the data")
     options = parser.parse_args()
     unknown = [peer for peer in options.peers if peer not in PEERS]
     if unknown:

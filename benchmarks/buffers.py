@@ -1,4 +1,4 @@
-"""How fast memory of another process is read and written, beside a copy within one: ``python -m benchmarks.buffers``."""
+"""Measure reads and writes of another process's memory, beside a copy within a process: ``python -m benchmarks.buffers``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as in ranks; before torch is imported
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as in ranks; must be set before torch is imported
 
 import torch
 
@@ -32,7 +32,7 @@ __all__ = ["main"]
 
 
 def rates(operation: Callable[[], object], nbytes: int, repeat: int) -> list[float]:
-    """GB/s of each repetition; one before them is not counted."""
+    """GB/s of each repetition, after a warm-up."""
     found: list[float] = []
     for _ in range(repeat + 1):
         begun = time.perf_counter()
@@ -42,7 +42,7 @@ def rates(operation: Callable[[], object], nbytes: int, repeat: int) -> list[flo
 
 
 class Owner(Actor):
-    """Lends a tensor."""
+    """Exports a tensor."""
 
     @endpoint
     def lend(self, count: int, device: str = "cpu") -> Buffer:
@@ -54,7 +54,7 @@ class Owner(Actor):
 
     @endpoint
     def listen(self, nbytes: int, is_encrypted: bool) -> tuple[object, ...]:
-        """Send so many bytes whenever a byte comes, by one socket; gives where."""
+        """Listen on a socket that answers each byte with a block of ``nbytes``; gives its address."""
         block = memoryview(bytearray(b"x" * nbytes))
         if is_encrypted:
             listener = StreamListener(lambda stream: send_again(stream, block), lambda: ["127.0.0.1"])
@@ -65,12 +65,12 @@ class Owner(Actor):
 
 
 class Reader(Actor):
-    """Copies within its process, reads and writes."""
+    """Copies memory within its process, and reads and writes memory of another."""
 
     @endpoint
     def measure(self, buffer: Buffer, repeat: int, device: str) -> dict[str, list[float]]:
         mine, other = torch.ones(buffer.shape, device=device), torch.zeros(buffer.shape, device=device)
-        other.fill_(2)  # its pages are there
+        other.fill_(2)  # allocates its pages
 
         def copy() -> None:
             other.copy_(mine)
@@ -135,7 +135,7 @@ def send_plainly(door: socket.socket, block: memoryview) -> None:
 
 
 def elsewhere(count: int) -> ProcMesh:
-    """A rank on each of so many hosts, which are agents of this machine, connected as if they were elsewhere."""
+    """A rank on each of several hosts, which are agents of this machine that connect as if they were remote."""
     session = current_session()
     serve_ranks(session)
     numbers = session.add_hosts(LocalLauncher(session.directory), count, lost_after_s=60.0)
@@ -150,13 +150,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--device",
         default="cpu",
-        help="cuda: of two processes on one GPU, such as with --sizes-mib 1024; hosts are left out",
+        help="cuda: two processes on one GPU, for example with --sizes-mib 1024; hosts are not measured",
     )
     options = parser.parse_args(argv)
     procs = this_host().spawn_procs({"gpus": 2})
     owner, reader = procs.slice(gpus=0).spawn("owner", Owner), procs.slice(gpus=1).spawn("reader", Reader)
     if options.device != "cpu" and not owner.has_gpu.call_one().get():
-        print("left out: there is no CUDA device here")
+        print("skipped: there is no CUDA device here")
         shutdown_context().get()
         return
     print("| GB/s: median (least, most) | " + " | ".join(f"{mib} MiB" for mib in options.sizes_mib) + " |")

@@ -1,4 +1,4 @@
-"""What ranks do with many bytes, of any peer: each has its own way to be asked, and to get at what another has."""
+"""Bulk operations of ranks that all peers share; each peer has its own way to call a rank, and to access another's memory."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ WARMUP = 2
 
 
 def ends(value: Any) -> float:
-    """The sum of the first and the last element: whoever gives this has got the value."""
+    """The sum of the first and the last element, which proves that the caller has received the value."""
     return float(value[0]) + float(value[-1])
 
 
 def timed(work: Callable[[], object], repeat: int) -> list[float]:
-    """The seconds that something took, each time, after a warm-up."""
+    """Time some work after a warm-up; gives the seconds of each repetition."""
     times = []
     for _ in range(WARMUP + repeat):
         begin = time.perf_counter()
@@ -27,7 +27,7 @@ def timed(work: Callable[[], object], repeat: int) -> list[float]:
 
 
 def copies(count: int, repeat: int) -> list[float]:
-    """Copy so many float32 within this process, into memory that was used before; gives the seconds."""
+    """Copy this many float32 values within this process, into memory that was used before; gives the seconds of each copy."""
     import torch
 
     source, used = torch.ones(count), torch.zeros(count)
@@ -36,7 +36,7 @@ def copies(count: int, repeat: int) -> list[float]:
 
 
 def receive(read: Callable[[Any], object], count: int, repeat: int, is_fresh: bool) -> list[float]:
-    """Have a tensor of so many float32 filled from elsewhere with ones, a fresh one each time or always the same."""
+    """Fill a tensor of this many float32 values with ones from elsewhere, each time a new tensor or always the same."""
     import torch
 
     used = torch.zeros(count)
@@ -47,6 +47,6 @@ def receive(read: Callable[[Any], object], count: int, repeat: int, is_fresh: bo
         target = torch.empty(count) if is_fresh else used
         read(target)
         assert ends(target) == 2.0
-        kept[:] = [target]  # what was made before is freed when there is the next, as in a program that uses it
+        kept[:] = [target]  # frees the previous tensor only now, as a program that uses it would
 
     return timed(once, repeat)

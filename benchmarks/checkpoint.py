@@ -1,4 +1,4 @@
-"""How long training stands for a checkpoint, and how long it takes in all: ``python -m benchmarks.checkpoint``."""
+"""Measure how long a checkpoint blocks training, and how long it takes in total: ``python -m benchmarks.checkpoint``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the simulation can't do for real: each cost measured on this machine, in the same run."""
+"""The costs of the parts that the simulation does not run, each measured on this machine in the same run."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ RANKS = 8
 
 @dataclass(frozen=True)
 class Costs:
-    """In seconds; of processor time where it says so, else of time with a core of its own.
+    """Costs in seconds: processor time if noted, otherwise elapsed time with a core for each process.
 
     Attributes:
-        ipc_s: to hand a small message over to another process of the host, or to take one.
-        ipc_byte_s: for each byte of it, more.
+        ipc_s: sending or receiving a small message between processes of a host.
+        ipc_byte_s: additional cost of each byte of it.
         tcp_s: the same between hosts, encrypted.
-        tcp_byte_s: for each byte of it, more.
-        pipe_s: to read what a rank has written in a cell, by the agent.
-        rank_call_s: what a rank does for a call (processor time).
-        rank_cell_s: what a rank does for a cell that prints (processor time).
-        agent_up_s: until an agent has started and can fork ranks.
-        fork_s: for each rank, until it is up.
+        tcp_byte_s: additional cost of each byte of it.
+        pipe_s: reading the output of one rank in one cell, by the agent.
+        rank_call_s: a call, at a rank (processor time).
+        rank_cell_s: a cell that prints, at a rank (processor time).
+        agent_up_s: starting an agent until it can fork ranks.
+        fork_s: starting a rank.
     """
 
     ipc_s: float
@@ -72,7 +72,7 @@ def _sockets(context: zmq.Context[Any]) -> tuple[zmq.Socket[bytes], zmq.Socket[b
 
 
 def _between_hosts(nbytes: int, count: int) -> float:
-    """Processor time for one message, of its sender and its receiver with all their threads, halved."""
+    """Half of the processor time of one message at its sender and its receiver, with all their threads."""
     context: zmq.Context[Any] = zmq.Context()
     router, dealer = _sockets(context)
     data = bytes(nbytes)
@@ -115,7 +115,7 @@ def _within_a_host(nbytes: int, count: int) -> float:
 
 
 def _pipe() -> float:
-    """Time of an agent for what one rank writes in one cell: a line and a mark, and a mark in the other stream."""
+    """An agent's time for the output of one rank in one cell: a line and a mark, and a mark in the other stream."""
     ends = [os.pipe(), os.pipe()]
     secret = new_secret()
     streams = [
@@ -140,7 +140,7 @@ def _pipe() -> float:
 
 
 def _spent(pids: Sequence[int], times: int, do: Callable[[], object]) -> float:
-    """Processor time of each of these processes for one time."""
+    """Mean processor time of these processes for one execution."""
 
     def sum_up() -> float:
         return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
@@ -153,7 +153,7 @@ def _spent(pids: Sequence[int], times: int, do: Callable[[], object]) -> float:
 
 
 def measure_costs() -> Costs:
-    """Measure all; takes some seconds."""
+    """Measure all costs, which takes some seconds."""
     ipc, ipc_large = _within_a_host(100, 2000), _within_a_host(MEGABYTE, 30)
     tcp, tcp_large = _between_hosts(100, 2000), _between_hosts(MEGABYTE, 30)
     pipe = _pipe()
@@ -164,7 +164,7 @@ def measure_costs() -> Costs:
     mesh = HostMesh(session.runtime, Region.whole(Extent()), hosts)
     try:
         mesh.initialized.get()
-        mesh.spawn_procs({"procs": 1}).initialized.get()  # the zygote has imported what it has to
+        mesh.spawn_procs({"procs": 1}).initialized.get()  # waits until the zygote has imported its modules
         agent_up = time.perf_counter() - begin
         forks = []
         for _ in range(3):

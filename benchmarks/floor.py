@@ -1,7 +1,7 @@
-"""What a call on many processes costs where these are nothing but Python: ``python -m benchmarks.floor``.
+"""Measure a call on many processes that are only Python: ``python -m benchmarks.floor``.
 
-Each rank is a forked process that gives back what it gets, with no actor, no driver and no agent. So no library that has a
-Python process for each rank can be quicker on as many cores. It writes ``docs/scale/floor.json``.
+Each rank is a forked process that sends back what it receives, without an actor, a driver or an agent. So no library with a
+Python process for each rank can be faster on as many cores. The results go to ``docs/scale/floor.json``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Call = Callable[[], None]
 
 @contextmanager
 def forked(run: Callable[[], NoReturn]) -> Iterator[int]:
-    """A process that runs that, and is ended with the block."""
+    """Run a function in a forked process, and kill the process at the end of the block."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -54,14 +54,14 @@ def forked(run: Callable[[], NoReturn]) -> Iterator[int]:
 
 
 def echo(end: socket.socket) -> NoReturn:
-    """Be a rank."""
+    """Act as a rank."""
     while data := end.recv(4096):
         end.send(data)
     os._exit(0)
 
 
 class Pairs:
-    """Ranks that each have a socket pair with us."""
+    """Ranks with a socket pair each."""
 
     def __init__(self, stack: ExitStack, ranks: int, run: Callable[[socket.socket], NoReturn] = echo) -> None:
         self._ends: dict[int, socket.socket] = {}
@@ -82,7 +82,7 @@ class Pairs:
             self._epoll.register(ours, select.EPOLLIN)
 
     def call(self) -> None:
-        """Ask all, and hear all."""
+        """Send a message to all ranks, and receive all answers."""
         for end in self._ends.values():
             end.send(MESSAGE)
         left = len(self._ends)
@@ -93,7 +93,7 @@ class Pairs:
 
 
 def host(end: socket.socket) -> NoReturn:
-    """Be an agent: ask the ranks, and answer once for all."""
+    """Act as an agent: call the ranks, and send one answer for all of them."""
     with ExitStack() as stack:
         ranks = Pairs(stack, PER_HOST)
         end.send(b"up")
@@ -104,12 +104,12 @@ def host(end: socket.socket) -> NoReturn:
 
 
 def by_pairs(stack: ExitStack, ranks: int) -> Call:
-    """One process asks all, by socket pairs."""
+    """One process calls all ranks, over socket pairs."""
     return Pairs(stack, ranks).call
 
 
 def by_hosts(stack: ExitStack, ranks: int) -> Call:
-    """One process asks others, each of which asks 20."""
+    """One process calls others, each of which calls 20 ranks."""
     hosts = Pairs(stack, ranks // PER_HOST, host)
     for end in hosts._ends.values():
         end.recv(4096)
@@ -117,7 +117,7 @@ def by_hosts(stack: ExitStack, ranks: int) -> Call:
 
 
 def by_zmq(stack: ExitStack, ranks: int) -> Call:
-    """One process asks all, by ZeroMQ, which has a thread in each."""
+    """One process calls all ranks over ZeroMQ, which has a thread in each."""
     address = f"ipc://{stack.enter_context(tempfile.TemporaryDirectory())}/c"
 
     def be(name: bytes) -> NoReturn:
@@ -156,7 +156,7 @@ KINDS: dict[str, Callable[[ExitStack, int], Call]] = {
 
 
 def floor(kind: str, ranks: int, times: int = 30) -> dict[str, float]:
-    """Milliseconds for a call on so many processes; they have ended when it returns."""
+    """Milliseconds for a call on this many processes, which have ended when this returns."""
     walls = []
     with ExitStack() as stack:
         call = KINDS[kind](stack, ranks)
@@ -173,7 +173,7 @@ def main() -> None:
     """Measure all kinds."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.floor", description=__doc__.partition("\n")[0])
     parser.add_argument("--ranks", type=int, default=1000)
-    parser.add_argument("--out", type=Path, default=FILE, help=f"where the figures go; default: {FILE}")
+    parser.add_argument("--out", type=Path, default=FILE, help=f"file for the figures; default: {FILE}")
     options = parser.parse_args()
     machine = describe_machine([])
     figures = {kind: floor(kind, options.ranks) for kind in KINDS}

@@ -1,11 +1,12 @@
-"""What `fit` costs beyond the training: a trivial one, from call to return, on a mesh and by Lightning's own launchers.
+"""Measure the overhead of `fit`: a trivial training from call to return, on a mesh and with Lightning's own launchers.
 
 Usage::
 
     python -m benchmarks.lightning [--ranks 2] [--rounds 5]
 
-One batch is trained, without checkpoints, logs and bars. A new Trainer is made for each `fit`: Lightning's launchers refuse a
-second one. The mesh is up before; what that takes is told by itself. Numbers are seconds, of the first and of the later ones.
+The training has one batch, without checkpoints, logs and progress bars. Each `fit` has a new Trainer, since Lightning's
+launchers refuse a second one. The mesh is up before; its start is printed separately. Numbers are seconds, of the first `fit`
+and of the later ones.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ __all__ = ["main"]
 
 
 class Net(L.LightningModule):
-    """The least that can be trained."""
+    """A minimal model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +47,7 @@ class Net(L.LightningModule):
 
 
 def fit_s(strategy: Callable[[], Any], ranks: int, rounds: int) -> list[float]:
-    """Train so many times; gives how long each took."""
+    """Train this many times; gives the seconds of each."""
     data = DataLoader(TensorDataset(torch.randn(4 * ranks, 4)), batch_size=4)
     took = []
     for _ in range(rounds):
@@ -68,7 +69,7 @@ def fit_s(strategy: Callable[[], Any], ranks: int, rounds: int) -> list[float]:
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description="Measure what fit costs beyond the training.")
+    parser = argparse.ArgumentParser(description="Measure the overhead of fit.")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()

@@ -1,11 +1,11 @@
-"""What a network between hosts costs, and how soon it is told that a host is cut off.
+"""Measure the cost of a network between hosts, and the time until a cut-off host is reported as lost.
 
 ``python -m benchmarks.links`` writes ``docs/scale/links.json`` and prints the same as tables. Hosts are network namespaces of
-this machine (``tests/bed``), so they have addresses, a router and cables, but share the cores. It takes ``CAP_NET_ADMIN``.
+this machine (``tests/bed``), so they have addresses, a router and cables, but share the cores. It needs ``CAP_NET_ADMIN``.
 
-The meshes are measured in turns, so that what else the machine does hits all of them alike; ``least`` is what comes of it
-where nothing else was done. Cables are as fast as the machine, but for those with a delay and those that are cut: these are a
-process of ours, which adds some 50 us each way.
+The meshes take turns, so that other work of the machine affects all of them alike; ``least`` is the result without such work.
+Cables are as fast as the machine. Only cables with a delay and those that are cut are processes of the bed, which add about 50
+us each way.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class BedLauncher:
         return host
 
     def progress(self) -> str:
-        """Nothing: they start at once."""
+        """Give no text, since the agents start at once."""
         return ""
 
     def close(self, timeout_s: float) -> None:
@@ -86,8 +86,8 @@ class BedLauncher:
 
 @contextlib.contextmanager
 def bed_with_session() -> Iterator[Bed]:
-    """We are on the controller's machine of a bed; all has ended afterwards."""
-    shutdown_context().get()  # what was there listens on another network
+    """A bed with this thread on the controller's machine; all ends with the block."""
+    shutdown_context().get()  # the session before listens on another network
     bed = Bed()
     try:
         with bed.entered():
@@ -100,7 +100,7 @@ def bed_with_session() -> Iterator[Bed]:
 
 
 def elsewhere(bed: Bed, hosts: int, per_host: int, *, has_faults: bool = False) -> tuple[ProcMesh, BedLauncher]:
-    """Ranks on hosts of a bed, as many on each."""
+    """Ranks on hosts of a bed, the same number on each."""
     session = current_session()
     serve_ranks(session)
     launcher = BedLauncher(bed, has_faults=has_faults)
@@ -118,7 +118,7 @@ def here(ranks: int) -> ProcMesh:
 
 
 def in_turns(what: dict[str, Callable[[], object]]) -> dict[str, Figures]:
-    """Time these things, a hundred of each at a time, in microseconds."""
+    """Time these functions in turns of a hundred calls each, in microseconds."""
     took: dict[str, list[float]] = {name: [] for name in what}
     for name in [*what, *list(what) * ROUNDS]:
         do, times = what[name], []
@@ -127,11 +127,11 @@ def in_turns(what: dict[str, Callable[[], object]]) -> dict[str, Figures]:
             do()
             times.append(1e6 * (time.perf_counter() - begin))
         took[name] += times
-    return {name: spread(times[CALLS:]) for name, times in took.items()}  # the first round is for warming up
+    return {name: spread(times[CALLS:]) for name, times in took.items()}  # without the first round, the warm-up
 
 
 def spread(values: Sequence[float]) -> Figures:
-    """The least, the quartiles, and how many."""
+    """The least, the quartiles, and the number of values."""
     low, median, high = statistics.quantiles(values, n=4)
     return {"least": min(values), "low": low, "median": median, "high": high, "most": max(values), "n": len(values)}
 
@@ -166,7 +166,7 @@ def byte_to(host: BedHost) -> Iterator[Callable[[], object]]:
 
 
 def measure_calls() -> dict[str, Figures]:
-    """Calls here, and on hosts with a network between them."""
+    """Measure calls on this machine, and on hosts with a network between them."""
     with bed_with_session() as bed:
         one, launcher = elsewhere(bed, 1, 1)
         what = {
@@ -181,7 +181,7 @@ def measure_calls() -> dict[str, Figures]:
 
 
 def measure_calls_with_delay() -> dict[str, Figures]:
-    """The same with a delay on each cable of a host."""
+    """Measure the same with a delay on each cable of a host."""
     with bed_with_session() as bed:
         one, of_one = elsewhere(bed, 1, 4, has_faults=True)
         two, of_two = elsewhere(bed, 2, 2, has_faults=True)
@@ -193,7 +193,7 @@ def measure_calls_with_delay() -> dict[str, Figures]:
 
 
 def measure_cut(clock: Callable[[], float] = time.monotonic) -> float:
-    """How many seconds after a cut it is told, to who waits for a rank there; by this clock."""
+    """Seconds, by this clock, from a cut until a program that waits for a rank there gets the error."""
     with bed_with_session() as bed:
         mesh, launcher = elsewhere(bed, 2, 1, has_faults=True)
         mesh.initialized.get(UP_S)
@@ -206,7 +206,7 @@ def measure_cut(clock: Callable[[], float] = time.monotonic) -> float:
 
 
 def print_table(title: str, figures: dict[str, Figures]) -> None:
-    """As Markdown."""
+    """Print a Markdown table."""
     print(f"\n| {title} | least, us | median, us | quartiles |\n|---|---:|---:|---:|")
     for name, row in figures.items():
         print(f"| {name} | {row['least']:.0f} | {row['median']:.0f} | {row['low']:.0f}-{row['high']:.0f} |")
@@ -215,8 +215,8 @@ def print_table(title: str, figures: dict[str, Figures]) -> None:
 def main() -> None:
     """Measure all of it."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.links", description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=OUT, help=f"where the figures go; default: {OUT}")
-    parser.add_argument("--cuts", type=int, default=CUTS, help=f"how often a host is cut off; default: {CUTS}")
+    parser.add_argument("--out", type=Path, default=OUT, help=f"file for the figures; default: {OUT}")
+    parser.add_argument("--cuts", type=int, default=CUTS, help=f"number of cuts; default: {CUTS}")
     options = parser.parse_args()
     if why := why_not():
         raise SystemExit(why)
@@ -227,7 +227,7 @@ def main() -> None:
     print_table(f"with {1e3 * DELAY_S:g} ms of delay each way", delayed)
     cuts = spread([measure_cut() for _ in range(options.cuts)])
     print(
-        "\nfrom the cut until it is told, s: "
+        "\nfrom the cut to the error, s: "
         + ", ".join(f"{name} {cuts[name]:.2f}" for name in ("least", "median", "most"))
     )
     found = {

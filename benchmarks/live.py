@@ -1,7 +1,7 @@
-"""What a steered loop costs on a rank, and how soon a change is felt: ``python -m benchmarks.live``.
+"""Measure the cost of a live loop on a rank, and the delay of a changed knob: ``python -m benchmarks.live``.
 
-Blocks of steps by ``live.loop``, with a knob and a metric, and by ``range`` take turns in one process, so that what else the
-machine does hits both alike; told are medians of their differences.
+Blocks of steps by ``live.loop``, with a knob and a metric, and by ``range`` take turns in one process, so that other work of
+the machine affects both alike. The results are medians of their differences.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ felt
 
 
 def cost(mesh: ProcMesh, pairs: int) -> dict[str, float]:
-    """Microseconds a step, more than one by ``range`` with an empty body; the median of all pairs of all ranks."""
+    """Microseconds a step, minus those of ``range`` with an empty body; the median of all pairs of all ranks."""
     mesh["pairs"] = pairs
     values = mesh.run_cell(BARE, want_value=True).get().values()
     found = [block for result in values for block in result.value]
@@ -75,7 +75,7 @@ def felt(mesh: ProcMesh, step_s: float, times: int) -> list[float]:
 
 
 def _begun(mesh: ProcMesh) -> SteeredLoop:
-    """The loop that the ranks are in, when it has knobs."""
+    """Wait for the loop that the ranks are in, until it has knobs."""
     while True:
         for loop in mesh.loops:
             if (view := loop.view()).state != "over" and view.knobs:
@@ -84,10 +84,10 @@ def _begun(mesh: ProcMesh) -> SteeredLoop:
 
 
 def main() -> None:
-    """Measure, and print."""
+    """Measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=30, help="of blocks (%(default)s)")
-    parser.add_argument("--times", type=int, default=20, help="a knob is turned (%(default)s)")
+    parser.add_argument("--pairs", type=int, default=30, help="pairs of blocks (%(default)s)")
+    parser.add_argument("--times", type=int, default=20, help="changes of a knob (%(default)s)")
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     mesh = this_host().spawn_procs({"gpus": RANKS}, device="cpu")
@@ -97,7 +97,7 @@ def main() -> None:
     for step_s in (0.001, 0.05, 0.3):
         took = felt(mesh, step_s, options.times)
         print(
-            f"steps of {step_s * 1000:g} ms: a knob is felt on all {RANKS} ranks after {statistics.median(took) * 1000:.0f} ms"
+            f"steps of {step_s * 1000:g} ms: all {RANKS} ranks have a new value after {statistics.median(took) * 1000:.0f} ms"
             f" (median of {len(took)}, at most {max(took) * 1000:.0f})"
         )
     shutdown_context().get()

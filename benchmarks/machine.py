@@ -1,4 +1,4 @@
-"""The facts a figure is worthless without: the machine, the versions and the commit."""
+"""The context that every figure needs: the machine, the versions and the commit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["PEERS", "Machine", "PeerPackage", "describe_machine", "is_installed"
 
 @dataclass(frozen=True)
 class PeerPackage:
-    """Where a peer comes from."""
+    """The package of a peer."""
 
     module: str
     distribution: str
@@ -36,7 +36,7 @@ PEERS: dict[str, PeerPackage] = {
 
 @dataclass(frozen=True)
 class Machine:
-    """What stands above the table."""
+    """The facts in the header of the report."""
 
     processor: str
     cores: int
@@ -48,7 +48,7 @@ class Machine:
     """Version of each peer that is installed."""
     commit: str
     load: float
-    """Processes that wanted a core in the last minute before the run: other people's work falsifies figures."""
+    """Processes that wanted a core in the last minute before the run; other programs falsify the figures."""
     date: str
 
 
@@ -67,7 +67,7 @@ def version_of(distribution: str) -> str:
 
 
 def processor_name() -> str:
-    """Return the name of the processor as Linux tells it."""
+    """Return the name of the processor as Linux reports it."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()

@@ -1,7 +1,7 @@
-"""The catalogue of what is measured: every measure, on how many ranks, in which unit, and the bars it has to clear.
+"""The catalogue of measures: each with its numbers of ranks and its unit, and the bars, which our figures must meet.
 
-A *row* is a measure on a number of ranks, written `call/4`; it is one line of the report. This file is pure: it imports
-no peer and starts nothing.
+A *row* is a measure on a number of ranks, written `call/4`; it is one line of the report. This file is pure: it imports no peer
+and starts nothing.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class Measure:
 
     key: str
     title: str
-    """What a line of the report says; `{ranks}` stands for the number of ranks."""
+    """The text of its line in the report; `{ranks}` stands for the number of ranks."""
     unit: str
     ranks: tuple[int, ...]
     note: str
-    """What exactly is timed, for the notes below the table."""
+    """Exact definition of the time, for the notes below the table."""
     higher_is_better: bool = False
 
 
@@ -31,7 +31,7 @@ class Measure:
 class Bar:
     """A limit for our own figure: against another figure of the same run, or in the unit of the measure.
 
-    What it is held against is monarch's figure of the same row, or our own of the row ``than``.
+    The other figure is monarch's in the same row, or our own in the row ``than``.
     """
 
     row: str
@@ -40,7 +40,7 @@ class Bar:
     than: str = ""
 
 
-# What is done with many bytes; each is done with several sizes.
+# Operations with many bytes, each with several sizes.
 BULK = (
     (
         "copy",
@@ -50,27 +50,28 @@ BULK = (
     (
         "read",
         "{mib} MiB from rank to rank",
-        "one rank has {mib} MiB of another's memory copied into memory of its own that was used before: by a buffer where "
-        "there are buffers, else the value of a call, copied there",
+        "one rank copies {mib} MiB of another's memory into its own memory, which was used before: through a buffer if the "
+        "library has buffers, otherwise as the value of a call, which it copies there",
     ),
     (
         "fresh",
         "{mib} MiB from rank to rank, into fresh memory",
-        "the same, with memory that is made for it",
+        "the same, into newly allocated memory",
     ),
     (
         "send",
         "{mib} MiB from controller to rank",
-        "a call with {mib} MiB of float32, of which the rank looks at the two ends, until it is answered",
+        "a call with {mib} MiB of float32, of which the rank reads the two ends, until the answer",
     ),
     (
         "give",
         "{mib} MiB from rank to controller",
-        "a call that gives {mib} MiB of float32, of which the controller looks at the two ends",
+        "a call that returns {mib} MiB of float32, of which the controller reads the two ends",
     ),
 )
 
-# Within one process the measures run in this order: memory is read before any load, and what fills queues comes last.
+# Within one process the measures run in this order: memory is measured before any load, and measures that fill queues come
+# last.
 MEASURES: tuple[Measure, ...] = (
     Measure(
         "start",
@@ -85,7 +86,7 @@ MEASURES: tuple[Measure, ...] = (
         "a whole script up to {ranks} ranks",
         "s",
         (4,),
-        "the same, but from the start of the controller's Python, so with the import of the library",
+        "the same, but from the start of the controller's Python, including the import of the library",
     ),
     Measure(
         "memory",
@@ -127,7 +128,7 @@ MEASURES: tuple[Measure, ...] = (
         "call from one rank to another",
         "us",
         (4,),
-        "median round trip of one call with an int, made by one rank, which another returns, timed by the one that calls",
+        "median round trip of one call with an int, from one rank to another, which returns it; timed by the caller",
     ),
     Measure(
         "outstanding",
@@ -142,7 +143,7 @@ MEASURES: tuple[Measure, ...] = (
         "call without arguments",
         "us",
         (4,),
-        "median round trip of a call to one rank of 4 that takes nothing and gives nothing",
+        "median round trip of a call to one rank of 4 without arguments and without a result",
     ),
     Measure(
         "one_kib",
@@ -175,7 +176,7 @@ MEASURES: tuple[Measure, ...] = (
         "64 MiB to one rank of {ranks}",
         "ms",
         (8,),
-        "a call to one rank with 64 MiB of float32, of which it looks at the two ends",
+        "a call to one rank with 64 MiB of float32, of which it reads the two ends",
     ),
     Measure(
         "to_all_64",
@@ -189,7 +190,7 @@ MEASURES: tuple[Measure, ...] = (
         "second mesh of {ranks} ranks",
         "s",
         (4, 8),
-        "as the start, once more in the same controller while the first ranks are idle",
+        "the same as the start, again in the same controller while the first ranks are idle",
     ),
 )
 
@@ -220,10 +221,10 @@ def row_key(measure: str, ranks: int) -> str:
 
 
 def select_measures(names: Iterable[str]) -> tuple[Measure, ...]:
-    """Pick measures by name (`call`) or by row (`call/4`), in the order of the catalogue; no names pick all.
+    """Select measures by name (`call`) or by row (`call/4`), in the order of the catalogue; no names select all.
 
     Raises:
-        ValueError: a name is in no row; the message lists what there is.
+        ValueError: a name is in no row; the message lists the names that exist.
     """
     wanted = list(names)
     known = {measure.key for measure in MEASURES} | {row_key(m.key, ranks) for m in MEASURES for ranks in m.ranks}
@@ -243,7 +244,7 @@ def select_measures(names: Iterable[str]) -> tuple[Measure, ...]:
 
 
 def rows_by_ranks(measures: Iterable[Measure]) -> dict[int, list[str]]:
-    """Group measures by the number of ranks they need, because one process measures all that one mesh can tell."""
+    """Group measures by their number of ranks, because one process takes all measures of one mesh."""
     groups: dict[int, list[str]] = {}
     for measure in measures:
         for ranks in measure.ranks:

@@ -1,4 +1,4 @@
-"""What the user of a notebook waits for: `python -m benchmarks.notebook` drives our kernel as Jupyter does."""
+"""Measure what users of a notebook wait for: `python -m benchmarks.notebook` drives the kernel as Jupyter does."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def times_ms(times: int, measure: Callable[[], float]) -> list[float]:
 
 def cells(kernel: Kernel, times: int) -> list[Row]:
     local, remote = [], []
-    for _ in range(times):  # in turns: the machine's load is the same for both
+    for _ in range(times):  # in turns, so that the machine's load is the same for both
         local.append(1e3 * kernel.run("pass"))
         remote.append(1e3 * kernel.run("%%remote t\npass"))
     more = statistics.median(remote) - statistics.median(local)
@@ -96,7 +96,7 @@ def cells(kernel: Kernel, times: int) -> list[Row]:
 
 
 def interrupts(kernel: Kernel, times: int) -> list[Row]:
-    """Interrupts of a loop at random moments, the state looked at after each."""
+    """Interrupt a loop at random moments, and check its state after each interrupt."""
     kernel.run("%%remote t\nn = 0")
     pids = "[rank.pid for rank in t.view().ranks]"
     before = kernel.client.execute("", silent=True, user_expressions={"pids": pids})
@@ -117,7 +117,7 @@ def interrupts(kernel: Kernel, times: int) -> list[Row]:
         return seconds
 
     def at_the_end() -> float:
-        """An interrupt that comes about when the cell ends: it or nothing is interrupted, never the next cell."""
+        """An interrupt at about the end of a cell, which stops that cell or nothing, but never the next one."""
         id = kernel.send("%%remote t\nimport time; time.sleep(0.02)")
         time.sleep(random.uniform(0.015, 0.04))
         begun = time.perf_counter()
@@ -176,7 +176,7 @@ def death(times: int) -> list[Row]:
 def main() -> None:
     """Measure, and print the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.notebook", description=__doc__)
-    parser.add_argument("--times", type=int, default=100, help="how often each is measured; default: 100")
+    parser.add_argument("--times", type=int, default=100, help="repetitions of each measure; default: 100")
     options = parser.parse_args()
     kernel = Kernel()
     try:

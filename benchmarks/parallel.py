@@ -1,9 +1,9 @@
-"""What `parallelize` costs a step against the same written by hand, and beside torchrun: ``python -m benchmarks.parallel``.
+"""Measure the cost of `parallelize` for a step, against code by hand and against torchrun: ``python -m benchmarks.parallel``.
 
-Two models with the same weights and data take turns in each rank, step by step: one spread by hand (``fully_shard`` on each
-block and the model, or ``DistributedDataParallel``), one by `parallelize` in a ``live.loop``, with a knob and a metric. So what
-else the machine does hits both alike; told are medians of the differences of neighbours, and how far they spread. Then the same
-by hand runs as a script under torchrun, and by `parallelize` on the mesh, in turns.
+Two models with the same weights and data take turns in each rank, step by step: one is parallelized by hand (``fully_shard`` on
+each block and the model, or ``DistributedDataParallel``), one by `parallelize` in a ``live.loop``, with a knob and a metric. So
+other work of the machine affects both alike. The results are medians and quartiles of the differences between successive steps.
+Then the version by hand as a script under torchrun, and the one by `parallelize` on the mesh, run in turns.
 """
 
 from __future__ import annotations
@@ -111,9 +111,9 @@ dist.destroy_process_group()
 
 
 def compare(mesh: ProcMesh, strategy: str, pairs: int) -> None:
-    """Print what ours costs more than the same by hand."""
+    """Print the overhead of `parallelize` compared with the same by hand."""
     mesh["strategy"], mesh["pairs"] = strategy, pairs
-    mesh["units"] = [f"blocks.{i}" for i in range(6)]  # those that are wrapped by hand
+    mesh["units"] = [f"blocks.{i}" for i in range(6)]  # the units that are wrapped by hand
     results = mesh.run_cell(PAIRS, want_value=True).get().values()
     for what, at in (("wall", 0), ("processor time", 1)):
         base = statistics.median(hand[at] for result in results for hand, _ in result.value)
@@ -128,7 +128,7 @@ def compare(mesh: ProcMesh, strategy: str, pairs: int) -> None:
 
 
 def beside_torchrun(mesh: ProcMesh, strategy: str, rounds: int, steps: int) -> None:
-    """Print medians of steps of a script under torchrun, and of ours on the mesh, in turns."""
+    """Print the median times of steps of a script under torchrun, and of `parallelize` on the mesh, in turns."""
     mesh["strategy"], mesh["steps"] = strategy, steps
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "script.py")

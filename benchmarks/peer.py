@@ -1,8 +1,8 @@
-"""What every peer shares: the two Protocols it implements, the timing loops, and the command line of its process.
+"""What all peers share: two Protocols, the timing loops, and the command line of a peer's process.
 
-A peer is a script, `python -m benchmarks.peer_NAME --ranks 4 start call_one ...`, that starts one mesh, measures, and
-prints one JSON line for each measure: `{"measure": "call/4", "value": 971.0}`, or `{"measure": ..., "error": "why"}`.
-All peers are timed by the code below, so that their figures mean the same.
+A peer is a script, `python -m benchmarks.peer_NAME --ranks 4 start call_one ...`, that starts one mesh, measures, and prints
+one JSON line for each measure: `{"measure": "call/4", "value": 971.0}`, or `{"measure": ..., "error": "why"}`. The code below
+times all peers, so that their figures are comparable.
 """
 
 from __future__ import annotations
@@ -36,45 +36,50 @@ class Mesh(Protocol):
     """Ranks that are up, have torch imported and have answered once."""
 
     def call(self, value: int) -> list[int]:
-        """Send `value` to every rank and return what each gave back."""
+        """Send `value` to every rank and return the answers."""
 
     def call_one(self, value: int) -> int:
-        """Send `value` to the first rank and return what it gave back."""
+        """Send `value` to the first rank and return its answer."""
 
     def cell(self) -> None:
-        """Run the code ``pass`` on every rank and wait until all have."""
+        """Run the code ``pass`` on every rank and wait until all have finished."""
 
     def outstanding(self, count: int) -> list[int]:
-        """Send 0, 1, ... to the first rank without waiting, then return all that it gave back."""
+        """Send 0, 1, ... to the first rank without waiting, then return all its answers."""
 
     def between(self, count: int) -> list[float]:
-        """Have the first rank call the second with 0, 1, ... one after the other; gives the seconds that each call took.
+        """Call the second rank from the first with 0, 1, ... one after the other; gives the seconds of each call.
 
-        `NotImplementedError` where ranks can't call each other.
+        Raises:
+            NotImplementedError: the library's ranks can't call each other.
         """
 
     def empty(self, *args: Any) -> None:
-        """Call the first rank with nothing, or with something, and get nothing."""
+        """Call the first rank with or without arguments, and get no result."""
 
     def values(self, count: int) -> Any:
-        """Make so many ones, float32, as what the library carries best: a torch tensor or a NumPy array."""
+        """Make this many float32 ones in the library's best format: a torch tensor or a NumPy array."""
 
     def take(self, value: Any) -> float:
-        """Send values to the first rank and return the sum of the two at the ends there."""
+        """Send values to the first rank and return the sum of their first and last element there."""
 
     def take_all(self, value: Any) -> list[float]:
-        """Send values to every rank and return what `take` does, of each."""
+        """Send values to every rank and return what `take` does, for each rank."""
 
     def give(self, count: int) -> Any:
-        """Return so many ones that the first rank has."""
+        """Return this many ones from the first rank."""
 
     def copies(self, count: int, repeat: int) -> list[float]:
-        """Have the first rank copy so many float32 within itself; gives the seconds of each time."""
+        """Copy this many float32 values within the first rank; gives the seconds of each repetition."""
 
     def fetches(self, count: int, repeat: int, is_fresh: bool) -> list[float]:
-        """Have the first rank read so many float32 of the second, into fresh memory or not; gives the seconds of each time.
+        """Read this many float32 values of the second rank from the first, into fresh or used memory.
 
-        `NotImplementedError` where ranks can't.
+        Returns:
+            The seconds of each repetition.
+
+        Raises:
+            NotImplementedError: the library's ranks can't do this.
         """
 
     def pids(self) -> list[int]:
@@ -88,7 +93,7 @@ class Peer(Protocol):
         """Start ranks from nothing and return when each has imported torch and answered."""
 
     def start_again(self, ranks: int) -> Mesh:
-        """Start more ranks beside those that are up; `NotImplementedError` where the library has no such thing."""
+        """Start more ranks beside those that are up; `NotImplementedError` if the library can't do this."""
 
     def stop(self) -> None:
         """End everything that was started."""
@@ -96,7 +101,7 @@ class Peer(Protocol):
 
 @dataclass(frozen=True)
 class Timing:
-    """How often a round trip is repeated within one process."""
+    """Numbers of repetitions within one process."""
 
     warmup: int = 50
     calls: int = 300
@@ -118,7 +123,7 @@ def median_us(work: Callable[[int], object], expected: Callable[[int], object], 
 
 
 def bulk_rate(name: str, mesh: Mesh) -> float:
-    """Take a figure of what is done with many bytes, in GB/s."""
+    """Measure the rate of a bulk operation, in GB/s."""
     work, _, mib = name.partition("_")
     count, repeat = int(mib) * MIB // 4, BULK_REPEAT
     if work == "copy":
@@ -134,13 +139,13 @@ def bulk_rate(name: str, mesh: Mesh) -> float:
 
 
 def check_ends(found: float) -> None:
-    """See that what has arrived are ones."""
+    """Check that the received values are ones."""
     if found != 2.0:
-        raise AssertionError(f"what has arrived are no ones: the two at the ends come to {found}")
+        raise AssertionError(f"the received values are not ones: the first and the last have the sum {found}")
 
 
 def pss_mib(pid: int) -> float:
-    """Return the proportional set size of a process in MiB: shared pages are split among those who share them."""
+    """Return the proportional set size of a process in MiB: shared pages are split among the processes that share them."""
     return float(psutil.Process(pid).memory_full_info().pss) / MIB
 
 
@@ -155,7 +160,7 @@ def measure(name: str, peer: Peer, mesh: Mesh, ranks: int, timing: Timing) -> fl
         below = {child.pid for child in psutil.Process().children(recursive=True)} | set(mesh.pids())
         total = 0.0
         for pid in below:
-            with contextlib.suppress(psutil.NoSuchProcess):  # a helper of the peer's that has ended since it was listed
+            with contextlib.suppress(psutil.NoSuchProcess):  # a helper of the peer has ended since it was listed
                 total += pss_mib(pid)
         return total / ranks
     if name == "call_one":
@@ -170,7 +175,7 @@ def measure(name: str, peer: Peer, mesh: Mesh, ranks: int, timing: Timing) -> fl
         values = mesh.outstanding(timing.outstanding)
         elapsed = time.perf_counter() - begin
         if values != list(range(timing.outstanding)):
-            raise AssertionError("an outstanding call returned a wrong value, or none")
+            raise AssertionError("an outstanding call returned a wrong value or no value")
         return timing.outstanding / elapsed
     if name == "between":
         return statistics.median(mesh.between(timing.warmup + timing.calls)[timing.warmup :]) * 1e6
@@ -224,11 +229,13 @@ def main(peer: Peer) -> None:
                 report(name, ranks, value=started_s)
             elif name == "script":
                 if script_s is None:
-                    raise RuntimeError(f"only known when python -m benchmarks starts this script ({STARTED_VARIABLE})")
+                    raise RuntimeError(
+                        f"only available when python -m benchmarks starts this script ({STARTED_VARIABLE})"
+                    )
                 report(name, ranks, value=script_s)
             else:
                 report(name, ranks, value=measure(name, peer, mesh, ranks, timing))
-        # The border of this process: one measure that fails must not cost the others, and the report shows why.
+        # A failed measure must not stop the others; the report shows the error.
         except Exception as error:
             report(name, ranks, error=f"{type(error).__name__}: {error}")
     peer.stop()

@@ -1,10 +1,9 @@
 """dask.distributed as a peer: one single-threaded worker process for each rank, each with an actor.
 
-Of several ways to say the same, the fastest is taken: an actor's method for one rank, ``Client.run`` for all of them.
+The benchmark uses the fastest of several equivalent calls: an actor's method for one rank, ``Client.run`` for all of them.
 """
 
-# The peer is optional, so its types are not known everywhere.
-# mypy: disable-error-code="import-not-found,import-untyped,misc,untyped-decorator"
+# The peer is optional, so its types may be missing.
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from benchmarks.bulk import WARMUP, copies, ends
 
 
 class Echo:
-    """Returns what it gets."""
+    """Returns its argument."""
 
     def __init__(self) -> None:
         self.given_count = 0
@@ -49,7 +48,7 @@ class Echo:
 
 
 def echo(value: int) -> int:
-    """Return what comes in."""
+    """Return the argument."""
     return value
 
 
@@ -59,7 +58,7 @@ def run(source: str) -> None:
 
 
 def ones(count: int) -> Any:
-    """Make values where they are wanted."""
+    """Make values in the process where they are needed."""
     return numpy.ones(count, "f4")
 
 
@@ -117,7 +116,7 @@ class DaskMesh:
             raise NotImplementedError("Dask decides where values arrive")
         there, here = self.workers[1], self.workers[0]
         times = []
-        for _ in range(WARMUP + repeat):  # what a worker has got once it has
+        for _ in range(WARMUP + repeat):  # what a worker's memory holds after the read
             made = self.client.submit(ones, count, workers=[there], pure=False)
             wait(made)
             begin = time.perf_counter()

@@ -1,7 +1,6 @@
 """ipyparallel as a peer: one engine for each rank; a call is ``apply`` of a function, a cell is ``DirectView.execute``."""
 
-# The peer is optional, so its types are not known everywhere.
-# mypy: disable-error-code="import-not-found,import-untyped,misc,untyped-decorator"
+# The peer is optional, so its types may be missing.
 
 from __future__ import annotations
 
@@ -25,16 +24,16 @@ def ready() -> int:
 
 
 def echo(value: int) -> int:
-    """Return what comes in."""
+    """Return the argument."""
     return value
 
 
 def nothing(*args: Any) -> None:
-    """Take anything, give nothing."""
+    """Take any arguments, and return nothing."""
 
 
 def give(count: int) -> Any:
-    """Give so many ones, made once."""
+    """Return this many ones, which are made once."""
     import numpy
 
     kept = globals().setdefault("_kept", {})

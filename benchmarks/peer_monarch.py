@@ -1,7 +1,6 @@
 """torchmonarch as a peer: one actor in each process of a local mesh; a cell is an endpoint that runs code."""
 
-# The peer is optional, so its types are not known everywhere.
-# mypy: disable-error-code="import-not-found,import-untyped,misc,untyped-decorator"
+# The peer is optional, so its types may be missing.
 
 from __future__ import annotations
 
@@ -17,11 +16,11 @@ from monarch.rdma import RDMABuffer
 from benchmarks import peer
 from benchmarks.bulk import copies, ends, receive
 
-monarch.configure(rdma_allow_tcp_fallback=True)  # the only way there is without RDMA hardware
+monarch.configure(rdma_allow_tcp_fallback=True)  # the only way without RDMA hardware
 
 
 class Echo(Actor):
-    """Returns what it gets, and runs code."""
+    """Returns its argument, and runs code."""
 
     def __init__(self) -> None:
         self.namespace: dict[str, Any] = {}
@@ -39,7 +38,7 @@ class Echo(Actor):
 
     @endpoint
     def ask(self, other: Any, count: int) -> list[float]:
-        """Call another, again and again; gives the seconds that each call took."""
+        """Call another rank repeatedly; gives the seconds of each call."""
         times = []
         for value in range(count):
             begin = time.perf_counter()

@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any, cast
 
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as in ranks; before torch is imported
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as in ranks; must be set before torch is imported
 
 import torch
 
@@ -17,7 +17,7 @@ from monarch_kernel.rdma import RDMABuffer
 
 
 class Echo(Actor):
-    """Returns what it gets."""
+    """Returns its argument."""
 
     def __init__(self) -> None:
         self.given_count = 0
@@ -34,7 +34,7 @@ class Echo(Actor):
 
     @endpoint
     def ask(self, other: Any, count: int) -> list[float]:
-        """Call another, again and again; gives the seconds that each call took."""
+        """Call another rank repeatedly; gives the seconds of each call."""
         times = []
         for value in range(count):
             begin = time.perf_counter()

@@ -1,7 +1,6 @@
 """Ray as a peer: one actor for each rank on a local cluster; a cell is a method that runs code."""
 
-# The peer is optional, so its types are not known everywhere.
-# mypy: disable-error-code="import-not-found,import-untyped,misc,untyped-decorator"
+# The peer is optional, so its types may be missing.
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from benchmarks.bulk import copies, ends, receive
 
 
 class Echo:
-    """Returns what it gets, and runs code."""
+    """Returns its argument, and runs code."""
 
     def __init__(self) -> None:
         self.namespace: dict[str, Any] = {}
@@ -32,7 +31,7 @@ class Echo:
         return value
 
     def ask(self, other: Any, count: int) -> list[float]:
-        """Call another, again and again; gives the seconds that each call took."""
+        """Call another rank repeatedly; gives the seconds of each call."""
         times = []
         for value in range(count):
             begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Curves over sizes, both axes logarithmic, as SVG that any browser shows."""
+"""Line charts with two logarithmic axes, as SVG."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf")
 
 @dataclass(frozen=True)
 class Curve:
-    """One thing that grows: its points, x and y above 0; ``dashed`` sets it apart."""
+    """The points of a curve, with x and y above 0; ``dashed`` sets it apart."""
 
     name: str
     points: Sequence[tuple[float, float]]

@@ -1,7 +1,7 @@
 """Kill and heal one rank of four, hundreds of times, at random moments of streams of calls: `python -m benchmarks.recovery`.
 
-It ends with an error if a call ended in another way than with a result or an error that names the rank, if a healthy rank has
-lost a call or has taken one twice, or if something was left behind. It prints how long the steps took.
+It prints the times of the steps. It fails if a call ends with neither a result nor an error that names the rank, if a healthy
+rank loses a call or gets one twice, or if something is left behind.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ class Counter(Actor):
 
     def __restore__(self, peers: Any) -> None:
         if peers is None:
-            raise RuntimeError("nobody lives on")
+            raise RuntimeError("no other rank is alive")
         self.others = peers.neighbours.choose().get()
 
     @endpoint
     def meet(self, others: Any) -> None:
-        """Take the mesh that this actor is of."""
+        """Store the mesh that this actor belongs to."""
         self.others = others
 
     @endpoint
     def neighbours(self) -> Any:
-        """The mesh that this actor is of."""
+        """The mesh that this actor belongs to."""
         return self.others
 
     @endpoint
@@ -56,7 +56,7 @@ class Counter(Actor):
 
     @endpoint
     def count(self, caller: str) -> int:
-        """Calls so far."""
+        """The number of calls so far."""
         return self.calls.get(caller, 0)
 
 
@@ -68,7 +68,7 @@ class Forwarder(Actor):
 
     @endpoint
     def forward(self, rank: int) -> str:
-        """Call one, and say how that ended."""
+        """Call a rank, and give the error, if any."""
         try:
             self.counter.slice(r=rank).add.call_one("rank").get(CALL_S)
         except SupervisionError as error:
@@ -77,11 +77,11 @@ class Forwarder(Actor):
 
 
 class Stream(threading.Thread):
-    """Calls random ranks until it is told to end, and notes how many calls have succeeded on each.
+    """Calls random ranks until `end`, and counts the successful calls on each.
 
     Args:
         call: calls a rank; gives the error, empty if there was none.
-        seed: of the choices.
+        seed: seed of the choices.
     """
 
     def __init__(self, call: Any, seed: int) -> None:
@@ -94,7 +94,7 @@ class Stream(threading.Thread):
         self._is_over = threading.Event()
 
     def run(self) -> None:
-        """Call, again and again."""
+        """Make calls until the end."""
         while not self._is_over.is_set():
             rank = self._dice.randrange(RANKS)
             try:
@@ -110,7 +110,7 @@ class Stream(threading.Thread):
                 self.wrong.append(f"rank {rank}: {error}")
 
     def end(self) -> None:
-        """Finish the call that is under way, and end."""
+        """Finish the pending call, and end."""
         self._is_over.set()
         self.join(CALL_S + 5)
         if self.is_alive():
@@ -118,7 +118,7 @@ class Stream(threading.Thread):
 
 
 def footprint(agent: psutil.Process) -> dict[str, int]:
-    """What a leak would make grow, in this process and in the agent."""
+    """The resources that a leak would increase, in this process and in the agent."""
     own = psutil.Process()
     return {
         "descriptors here": own.num_fds(),
@@ -131,7 +131,7 @@ def footprint(agent: psutil.Process) -> dict[str, int]:
 
 
 def from_program(counter: Any) -> Any:
-    """Calls from the program."""
+    """Make a function that calls ranks from the program."""
 
     def call(rank: int) -> str:
         try:
@@ -144,7 +144,7 @@ def from_program(counter: Any) -> Any:
 
 
 def cycle(procs: ProcMesh, dice: random.Random) -> tuple[float, float]:
-    """Kill the victim at a random moment, and heal; gives how long it took to know, and from then on to be well again."""
+    """Kill the victim at a random moment, and heal; gives the seconds until the death is known, and the seconds of the heal."""
     time.sleep(dice.uniform(0, 0.03))
     pid = procs.view().ranks[VICTIM].pid
     begun = time.perf_counter()
@@ -158,7 +158,7 @@ def cycle(procs: ProcMesh, dice: random.Random) -> tuple[float, float]:
 
 
 def run(cycles: int, seed: int) -> list[str]:
-    """Do it; gives what was wrong."""
+    """Run the benchmark; gives the failed checks."""
     procs = this_host().spawn_procs({"r": RANKS}, device="cpu")
     counter: Any = procs.spawn("counter", Counter)
     counter.meet.call(counter).get(CALL_S)
@@ -171,7 +171,7 @@ def run(cycles: int, seed: int) -> list[str]:
     agent = psutil.Process(psutil.Process(procs.view().ranks[0].pid).ppid())
     for stream in streams:
         stream.start()
-    times = [cycle(procs, dice) for _ in range(10)]  # what comes with the first is not a leak
+    times = [cycle(procs, dice) for _ in range(10)]  # the first cycles allocate what later ones reuse
     before = footprint(agent)
     times += [cycle(procs, dice) for _ in range(cycles - 10)]
     after = footprint(agent)
@@ -181,7 +181,7 @@ def run(cycles: int, seed: int) -> list[str]:
     for caller, stream in zip(("program", "rank"), streams):
         counted = counter.count.call(caller).get(CALL_S).values()
         wrong += [
-            f"rank {rank} has counted {counted[rank]} calls of the {caller}, of which {stream.sent[rank]} had an answer"
+            f"rank {rank} counted {counted[rank]} calls of the {caller}, but {stream.sent[rank]} had an answer"
             for rank in range(RANKS)
             if rank != VICTIM and counted[rank] != stream.sent[rank]
         ]
@@ -203,7 +203,7 @@ def run(cycles: int, seed: int) -> list[str]:
 
 
 def main() -> None:
-    """Read the command line, run, and say what was wrong."""
+    """Read the command line, run the benchmark, and print the failed checks."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recovery", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cycles", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)

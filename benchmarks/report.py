@@ -1,4 +1,4 @@
-"""Turns samples into medians, ratios, verdicts and the printed table; pure, so that it is tested without any peer."""
+"""Turns samples into medians, ratios, verdicts and the printed table; pure, so that tests need no peer."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ PEER_NOTES: dict[str, str] = {
     "ours": "actors; a cell is `ProcMesh.run` on a rank's namespace.",
     "monarch": "actors; a cell is an endpoint that compiles and runs the code.",
     "ray": "actors; `ray.init` counts in the start, not in the second mesh; a cell is a method that runs the code.",
-    "dask": "an actor in each worker for calls to one rank, `Client.run` for calls and cells on all: the fastest.",
-    "ipyparallel": "`apply` of a function, by a view of one engine or of all; a cell is `DirectView.execute`.",
+    "dask": "an actor in each worker for calls to one rank, `Client.run` for calls and cells on all ranks, which is fastest.",
+    "ipyparallel": "`apply` of a function, on a view of one engine or of all; a cell is `DirectView.execute`.",
 }
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What one run of one peer gave for one row: a figure, or the reason why there is none."""
+    """The result of one run of one peer in one row: a figure, or the reason why there is none."""
 
     peer: str
     row: str
@@ -42,7 +42,7 @@ class Cell:
     reasons: tuple[str, ...]
     """Each distinct reason for a missing figure, in order of appearance."""
     missed: int
-    """How many runs gave no figure."""
+    """The number of runs without a figure."""
 
     @property
     def median(self) -> float | None:
@@ -52,11 +52,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a bar."""
+    """The result of a bar."""
 
     bar: Bar
     figure: float | None
-    """What the bar is about: our ratio to monarch, or our own figure; None when it could not be had."""
+    """The figure that the bar limits: our ratio to monarch, or our own figure; None if it is missing."""
     met: bool | None
 
 
@@ -86,13 +86,13 @@ def median_of(table: Table, row: str, peer: str) -> float | None:
 
 
 def ratio_of(table: Table, row: str, peer: str = REFERENCE, than: str = "") -> float | None:
-    """Return our median divided by a peer's, of the same row or of another; None when either is missing, or that one zero."""
+    """Return our median divided by a peer's, of the same row or another; None if either is missing, or the divisor is zero."""
     ours, reference = median_of(table, row, OURS), median_of(table, than or row, peer)
     return ours / reference if ours is not None and reference else None
 
 
 def judge(table: Table, bars: Sequence[Bar] = BARS) -> list[Verdict]:
-    """Hold the figures against the bars of those rows that were asked for."""
+    """Compare the figures with the bars of the rows in the table."""
     verdicts = []
     for bar in bars:
         if bar.row not in table:
@@ -107,7 +107,7 @@ def judge(table: Table, bars: Sequence[Bar] = BARS) -> list[Verdict]:
 
 
 def number(value: float) -> str:
-    """Write a figure with three significant digits, or with all its whole ones."""
+    """Write a figure with three significant digits, or with all digits before the point."""
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}" if abs(value) >= 0.1 or value == 0 else f"{value:.2g}"
@@ -123,7 +123,7 @@ def cell_text(cell: Cell | None) -> str:
 
 
 def bar_text(verdict: Verdict) -> str:
-    """Write a bar, the figure that is held against it where that stands nowhere else, and whether it was met."""
+    """Write a bar, the figure that it limits if the table does not show it elsewhere, and whether the bar is met."""
     kind, _, peer = verdict.bar.kind.partition(" x ")
     text = f"{'>=' if kind == 'at least' else '<='} {verdict.bar.limit:,g}{' x' if peer else ''}"
     if verdict.bar.than:
@@ -133,7 +133,7 @@ def bar_text(verdict: Verdict) -> str:
 
 
 def align(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lay rows out as a Markdown table whose first row is the head, the first column left and the others right."""
+    """Lay out rows as a Markdown table: the first row is the head; all columns but the first are right-aligned."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
 
     def line(row: Sequence[str]) -> str:
@@ -145,7 +145,7 @@ def align(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def header(machine: Machine) -> list[str]:
-    """Write what stands above the table."""
+    """Write the header above the table."""
     versions = ", ".join(f"{peer} {version}" for peer, version in machine.peers.items())
     busy = machine.load > machine.cores / 2
     return [
@@ -157,7 +157,7 @@ def header(machine: Machine) -> list[str]:
 
 
 def missing_lines(table: Table, peers: Sequence[str], rows: Sequence[str]) -> list[str]:
-    """Say why figures are missing, each reason of a peer once, with the rows it concerns."""
+    """List the reasons for missing figures, each reason of a peer once, with the rows that it concerns."""
     lines = []
     for peer in peers:
         concerned: dict[str, list[str]] = {}
@@ -206,7 +206,7 @@ def render(machine: Machine, peers: Sequence[str], measures: Sequence[Measure], 
 def to_json(
     machine: Machine, settings: dict[str, object], measures: Sequence[Measure], samples: Iterable[Sample]
 ) -> dict[str, object]:
-    """Return the report as plain data: every figure, the medians, the ratios and what became of the bars."""
+    """Return the report as plain data: every figure, the medians, the ratios and the verdicts."""
     table = summarise(samples)
     units = {row_key(m.key, ranks): m.unit for m in measures for ranks in m.ranks}
     results = {

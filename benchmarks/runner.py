@@ -1,9 +1,9 @@
-"""Runs each peer in a process of its own, under a deadline, the peers taking turns, and ends what a peer left behind.
+"""Runs the peers in turns, each in a separate process with a deadline, and ends the processes that a peer leaves behind.
 
-Theory of operation: the runner is a "subreaper", so whatever a peer starts stays below the runner in the process tree,
-also a daemon that changed its session and lost its parent. One peer runs at a time; when its process has ended, or its
-deadline has passed, all that came to be below the runner since its start is killed. Output goes to files, since a
-daemon that holds a pipe open would keep the runner waiting.
+Theory of operation: the runner is a "subreaper", so every process that a peer starts stays below the runner in the process
+tree, even a daemon that changed its session and lost its parent. One peer runs at a time. When its process has ended, or its
+deadline has passed, the runner kills all processes below itself that are new since the start of the peer. Output goes to files,
+since a daemon that holds a pipe open would keep the runner waiting.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ END_DEADLINE_S = 20.0
 
 @dataclass(frozen=True)
 class Settings:
-    """How much is run."""
+    """Numbers of repetitions, and the deadline."""
 
     repeat: int = 3
     calls: int = 300
@@ -46,24 +46,24 @@ class Settings:
 
 @dataclass(frozen=True)
 class Run:
-    """What became of one process of a peer."""
+    """The result of one process of a peer."""
 
     samples: list[Sample]
     trouble: str
-    """Why the process did not end well; empty when it did."""
+    """The reason why the process failed; empty if it did not."""
     left_behind: int
-    """How many processes were still there when it had ended."""
+    """The number of processes that still existed after its end."""
 
 
 def become_subreaper() -> None:
-    """Make orphans among our descendants our children, so that no daemon of a peer escapes."""
+    """Adopt orphaned descendants, so that no daemon of a peer escapes."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
 def descendants(besides: Collection[psutil.Process] = ()) -> list[psutil.Process]:
-    """List the living processes below this one, zombies of other processes' making reaped on the way."""
+    """List the living processes below this one; its own zombies are reaped on the way."""
     living = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -77,10 +77,10 @@ def descendants(besides: Collection[psutil.Process] = ()) -> list[psutil.Process
 
 
 def end_all(besides: Collection[psutil.Process]) -> int:
-    """Kill every process below this one, besides some, wait until they are gone, and return how many there were."""
+    """Kill all processes below this one, except some, wait until they are gone, and return their number."""
     killed: set[psutil.Process] = set()
     deadline = time.monotonic() + END_DEADLINE_S
-    # A process may fork between the look and the kill: look again until nobody is left.
+    # A process may fork between the listing and the kill, so repeat this until none is left.
     while left := descendants(besides):
         if time.monotonic() > deadline:
             raise TimeoutError(f"processes {[process.pid for process in left]} of a peer can't be ended")
@@ -93,7 +93,7 @@ def end_all(besides: Collection[psutil.Process]) -> int:
 
 
 def parse_figures(text: str) -> dict[str, dict[str, object]]:
-    """Read the figures out of a peer's output, which ranks may have written to, too."""
+    """Read the figures from a peer's output, which may contain output of ranks, too."""
     figures = {}
     for line in text.splitlines():
         if line.startswith('{"measure"'):
@@ -110,7 +110,7 @@ def last_error(text: str) -> str:
 
 
 def run_once(peer: str, ranks: int, names: list[str], settings: Settings) -> Run:
-    """Run one peer once on a number of ranks; each row asked for comes back, with a figure or the reason for none."""
+    """Run one peer once on a number of ranks; gives a sample for each requested row, with a figure or a reason."""
     command = [sys.executable, "-m", f"benchmarks.peer_{peer}", *names, "--ranks", str(ranks)]
     command += ["--calls", str(settings.calls), "--outstanding", str(settings.outstanding)]
     environment = os.environ | {
@@ -162,7 +162,7 @@ def run_once(peer: str, ranks: int, names: list[str], settings: Settings) -> Run
 def run_all(
     peers: list[str], measures: tuple[Measure, ...], settings: Settings, progress: Callable[[str], None]
 ) -> list[Sample]:
-    """Run everything, the peers taking turns within each repetition, in another order each time."""
+    """Run all peers in turns within each repetition, in another order each time."""
     groups = rows_by_ranks(measures)
     samples = []
     present = []

@@ -1,11 +1,11 @@
-"""How it grows with hosts and ranks: many light ranks as many hosts, all on this machine.
+"""Measure how costs grow with hosts and ranks: many light ranks on many hosts, all on this machine.
 
-``python -m benchmarks.scale`` runs each size in a process of its own, and writes ``docs/scale/measured.json`` and a plot.
+``python -m benchmarks.scale`` runs each size in a separate process, and writes ``docs/scale/measured.json`` and a plot.
 
-The hosts are agents of `LocalLauncher`: each has its connection (TCP, CURVE), its zygote and its ranks, as if it were
-elsewhere. But all share the cores of one machine. So wall time is about the work of all ranks together divided by the
-cores, which hosts of their own would do at the same time; what grows here as it will there is the processor time of the
-controller, and its memory.
+The hosts are agents of `LocalLauncher`: each has its connection (TCP, CURVE), its zygote and its ranks, as if it were remote.
+But all hosts share the cores of one machine. So the wall time is about the total work of all ranks divided by the number of
+cores, work that real hosts would do at the same time. The processor time and the memory of the controller grow as on real
+hosts.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ BY_RANKS = [(10, 2), (10, 5), (10, 10), (10, 20), (10, 50), (10, 100)]
 FOLDER = Path("docs/scale")
 
 RANK_MIB, HOST_MIB, SPARE_MIB = 9, 30, 3000
-"""What memory a rank and a host need at most, and what is left to others."""
+"""Largest memory of a rank and of a host, and the memory to leave for other programs."""
 
 SAMPLE = 40
 DEADLINE_S = 400.0
 
 
 class Echo(Actor):
-    """Gives back what it is given."""
+    """Returns its argument."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -64,7 +64,7 @@ class Echo(Actor):
 
 
 def pss_mib(pid: int) -> float:
-    """Memory of a process, pages that it shares counted in parts."""
+    """Memory of a process, with its share of each shared page."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) / 1024
@@ -72,7 +72,7 @@ def pss_mib(pid: int) -> float:
 
 
 def timed(name: str, times: int, do: Callable[[], object], figures: dict[str, float]) -> None:
-    """Measure something: the median of its time, and the mean of the controller's processor time."""
+    """Measure an operation: the median of its wall time, and the mean of the controller's processor time."""
     do()
     gc.collect()
     walls = []
@@ -87,7 +87,7 @@ def timed(name: str, times: int, do: Callable[[], object], figures: dict[str, fl
 
 
 def measure(hosts: int, per_host: int) -> dict[str, float]:
-    """Bring that many up, and measure all; everything has ended when it returns."""
+    """Start this many ranks, and measure all operations; all processes have ended when this returns."""
     world = hosts * per_host
     times = max(5, min(30, 4000 // world))
     figures: dict[str, float] = {
@@ -126,7 +126,7 @@ def measure(hosts: int, per_host: int) -> dict[str, float]:
             actors.echo.call(1).get()
 
         timed("broadcasts", 3, broadcasts, figures)
-        for kind in ("", "_least", "_controller"):  # of one, without the call that waits for them
+        for kind in ("", "_least", "_controller"):  # time of one broadcast, without the call that waits for all of them
             alone = figures[f"call{kind}_ms"]
             figures[f"broadcast{kind}_ms"] = max(0.0, figures.pop(f"broadcasts{kind}_ms") - alone) / 20
         megabyte = bytes(1 << 20)
@@ -165,18 +165,18 @@ def measure(hosts: int, per_host: int) -> dict[str, float]:
 
 
 def run(hosts: int, per_host: int) -> dict[str, float] | str:
-    """Measure one size in a process of its own; gives why not, if that can't be."""
+    """Measure one size in a separate process; gives the reason if that is not possible."""
     needed = RANK_MIB * hosts * per_host + HOST_MIB * hosts + SPARE_MIB
     available = psutil.virtual_memory().available / 2**20
     if available < needed:
-        return f"{needed} MiB would be needed, and {available:.0f} are there"
+        return f"{needed} MiB are needed, but {available:.0f} are available"
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "benchmarks.scale", "--one", f"{hosts}x{per_host}"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     try:
         output, errors = process.communicate(timeout=DEADLINE_S)
     except subprocess.TimeoutExpired:
-        process.terminate()  # its agents see that it is gone, and end
+        process.terminate()  # its agents notice that it is gone, and end
         process.communicate()
         return f"not done after {DEADLINE_S:g} s"
     for line in output.splitlines():
@@ -186,7 +186,7 @@ def run(hosts: int, per_host: int) -> dict[str, float] | str:
 
 
 def plots(results: list[dict[str, float]]) -> dict[str, str]:
-    """The plots of what was measured, as SVG by name."""
+    """The plots of the measurements, as SVG by name."""
     charts = []
     for by, label, sizes in (
         ("hosts", "hosts of 20 ranks each", BY_HOSTS),
@@ -240,7 +240,7 @@ def plots(results: list[dict[str, float]]) -> dict[str, str]:
 
 
 def size(text: str) -> tuple[int, int]:
-    """Read ``50x20``."""
+    """Parse ``50x20``."""
     hosts, _, ranks = text.partition("x")
     return int(hosts), int(ranks)
 
@@ -250,9 +250,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__.partition("\n")[0])
     parser.add_argument("--one", type=size, help=argparse.SUPPRESS)
     parser.add_argument(
-        "--sizes", default="", help="such as 5x20,50x20: hosts x ranks on each; default: those of the plots"
+        "--sizes", default="", help="hosts x ranks on each, such as 5x20,50x20; default: those of the plots"
     )
-    parser.add_argument("--out", type=Path, default=FOLDER, help=f"where figures and plots go; default: {FOLDER}")
+    parser.add_argument("--out", type=Path, default=FOLDER, help=f"folder for figures and plots; default: {FOLDER}")
     options = parser.parse_args()
     if options.one:
         print(json.dumps(measure(*options.one)), flush=True)
@@ -261,7 +261,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "measured.json"
     results: dict[tuple[int, int], dict[str, float]] = {}
-    if file.exists() and options.sizes:  # others are kept
+    if file.exists() and options.sizes:  # keeps the other sizes
         with contextlib.suppress(ValueError, KeyError):
             results = {(int(row["hosts"]), int(row["per_host"])): row for row in json.loads(file.read_text())["sizes"]}
     for hosts, per_host in chosen:

@@ -1,14 +1,15 @@
-"""What becomes of 10,000 ranks: the real controller and the real relays, with hosts, ranks and the network simulated.
+"""A simulation of up to 10,000 ranks: the controller and the relays are real; hosts, ranks and the network are simulated.
 
 ``python -m benchmarks.simulate`` writes ``docs/scale/simulated.json`` and ``simulated.svg``.
 
-Real is what decides: the controller (`Runtime`, `State`, its loop and codec), and one `Relay` for it and for each agent, with
-the fan-out, folding and tree that they make. Their processor time is measured as they work, and passes on the clock of the
-simulation. What they would wait for is simulated: sockets, pipes, forks and ranks cost what `measure_costs` has measured
-just before, on this machine; the network has a latency and a bandwidth, which are parameters. Each rank has a core of its
-own, each agent one, and each host one link to the network, by which messages leave one after the other.
+The parts that determine the results are real: the controller (`Runtime`, `State`, its loop and codec), and one `Relay` for it
+and for each agent, with their fan-out, folding and tree. The simulation measures their processor time and advances its clock by
+it. The parts that they would wait for are simulated: sockets, pipes, forks and ranks have the costs that `measure_costs` has
+just measured on this machine; the latency and the bandwidth of the network are parameters. Each rank and each agent has its own
+core, and each host has one link to the network, which sends one message after the other.
 
-Not simulated: loss of messages and beats of hosts, which cost the controller the same few milliseconds a second in any case.
+The simulation leaves out loss of messages and beats of hosts, which always cost the controller the same few milliseconds a
+second.
 """
 
 from __future__ import annotations
@@ -71,15 +72,15 @@ SIZES = [(5, 20), (15, 20), (50, 20), (150, 20), (500, 20)]
 FAN_OUT = placing.FAN_OUT
 LOST_AFTER_S = 1.0
 CONNECT_LATENCIES = 6
-"""How many times a message crosses the network until two hosts are connected."""
+"""Messages that cross the network, one after the other, until two hosts are connected."""
 
 
 class Simulation:
-    """The clock, what is to happen, and the network.
+    """The clock, the scheduled events, and the network.
 
     Attributes:
         now: the time, in seconds.
-        carried: messages and bytes that went between hosts.
+        carried: numbers of messages and bytes between hosts.
     """
 
     def __init__(self, costs: Costs, latency_s: float, bytes_per_s: float) -> None:
@@ -95,17 +96,17 @@ class Simulation:
         self._link_free: dict[int, float] = {}
 
     def at(self, when: float, do: Callable[[], None]) -> None:
-        """Have something happen."""
+        """Schedule an event."""
         heapq.heappush(self._events, (when, next(self._order), do))
 
     def run_until(self, when: float) -> None:
-        """Let all happen that happens until then."""
+        """Run all events up to this time."""
         while self._events and self._events[0][0] <= when:
             self.now, _, do = heapq.heappop(self._events)
             do()
 
     def next(self) -> bool:
-        """Let the next thing happen; False if there is none."""
+        """Run the next event; False if there is none."""
         if not self._events:
             return False
         self.now, _, do = heapq.heappop(self._events)
@@ -113,7 +114,7 @@ class Simulation:
         return True
 
     def carry(self, source: int, target: int, parts: Sequence[Frame], when: float) -> None:
-        """Bring a message from one host to another."""
+        """Send a message from one host to another."""
         nbytes = sum(len(part) for part in parts)
         self.carried[0] += 1
         self.carried[1] += nbytes
@@ -128,7 +129,7 @@ class Simulation:
 
 
 class Agent:
-    """A host: the real `Relay`, and ranks that take their time and answer."""
+    """A host: the real `Relay`, and simulated ranks that answer after some time."""
 
     def __init__(self, simulation: Simulation, host: int) -> None:
         self.relay = Relay(host, 0, default=CONTROLLER_HOST)
@@ -147,7 +148,7 @@ class Agent:
         self.procs: list[int] = []
 
     def do(self, work: Callable[[], int], also_s: float = 0.0) -> None:
-        """Work: what that takes for real passes for this agent; ``work`` gives how many small messages its ranks got."""
+        """Do work that gives the number of small messages to ranks, and add its real processor time to this agent's time."""
         begin = max(self._sim.now, self._busy_until)
         self._busy_until = begin
         before = time.thread_time()
@@ -156,13 +157,13 @@ class Agent:
         self._busy_until = begin + took + sent * self._sim.costs.ipc_s + also_s
 
     def say_hello(self) -> None:
-        """The agent has started."""
+        """Send the first message, once the agent has started."""
         hello = HostHello(TOKEN, self._host, f"host{self._host}", 1, 64, 0, (), ("tcp://10.0.0.1:1",))
         self.do(lambda: self._send(pack(hello)))
         self._flush()
 
     def arrive(self, neighbour: int, parts: list[Frame]) -> None:
-        """A message has come from another host."""
+        """Handle a message from another host."""
         if not self.is_lost:
             nbytes = sum(len(part) for part in parts)
             self.do(lambda: self._hear(neighbour, parts), self._sim.costs.tcp_s + nbytes * self._sim.costs.tcp_byte_s)
@@ -200,18 +201,18 @@ class Agent:
             self._sim.at(self._sim.now + CONNECT_LATENCIES * self._sim.latency_s, lambda: self.join(parent))
 
     def join(self, parent: int) -> None:
-        """It is connected to the one that is to pass on for it from now on."""
+        """Use another host as parent, once the connection to it is up."""
         self.relay.lead_by(self.parent, parent)
         self.parent = parent
         self.beat()
 
     def beat(self) -> None:
-        """Say that it is alive, and what it has."""
+        """Report that the agent is alive, and which messages it has."""
         self.relay.beat()
         self._flush()
 
     def _ask(self, rank: Peer, asked: Sequence[object]) -> None:
-        """A rank gets messages, and answers when it has done what they want."""
+        """Handle messages to a rank, and schedule its answers."""
         if self.is_lost:
             return
         at = max(self._sim.now, self._rank_busy.get(rank, 0.0))
@@ -260,14 +261,14 @@ class Agent:
             return
 
         def pass_on() -> int:
-            self.relay.send(rank, CONTROLLER, CONTROLLER_HOST, list(frames))  # as received: of its own
+            self.relay.send(rank, CONTROLLER, CONTROLLER_HOST, list(frames))  # a copy, as if it was received
             return 1
 
         self.do(pass_on)
         self._turn()
 
     def _turn(self) -> None:
-        """As `Gateway.turn`: what may be folded waits for others."""
+        """Send messages or wait for more to fold, as `Gateway.turn` does."""
         if not self.relay.waits:
             return
         if self.relay.senders >= self._expected or self._sim.now >= self._fold_until:
@@ -289,12 +290,12 @@ class Agent:
 
 
 class ControllerEnd:
-    """The controller's transport: its relay is real, and the clock goes on while its code runs.
+    """The transport of the controller: its relay is real, and the clock advances while the controller's code runs.
 
     Attributes:
-        clock: where the controller is in time.
-        spent_s: processor time that it has spent.
-        sockets_s: what its sockets would have taken, more.
+        clock: time of the controller.
+        spent_s: processor time of the controller.
+        sockets_s: additional processor time that its sockets would have taken.
     """
 
     refused = 0
@@ -312,13 +313,13 @@ class ControllerEnd:
         self._woken = threading.Event()
 
     def arrive(self, neighbour: int, parts: list[Frame]) -> None:
-        """A message of a host has come."""
+        """Handle a message from a host."""
         self._inbox.append((self._sim.now, neighbour, parts))
 
-    # -- its own time
+    # -- the controller's time
 
     def _leave(self) -> None:
-        """The controller's code ends here for now: what it has taken passes."""
+        """Leave the controller's code, and add its processor time to the clock."""
         if threading.get_ident() == self._main:
             took = time.thread_time() - self._mark
             self.spent_s += took
@@ -329,13 +330,13 @@ class ControllerEnd:
             self._mark = time.thread_time()
 
     def begin(self) -> tuple[float, float, float]:
-        """An operation begins."""
+        """Start to measure an operation."""
         self.clock = max(self.clock, self._sim.now)
         self._enter()
         return self.clock, self.spent_s, self.sockets_s
 
     def end(self, begun: tuple[float, float, float]) -> dict[str, float]:
-        """It is over; gives what it took."""
+        """End an operation; gives its costs."""
         self._leave()
         self._enter()
         return {
@@ -344,10 +345,10 @@ class ControllerEnd:
             "sockets_ms": 1e3 * (self.sockets_s - begun[2]),
         }
 
-    # -- as a transport
+    # -- the transport interface
 
     def send(self, peer: Peer, parts: Sequence[Frame]) -> bool:
-        """Hand a message over."""
+        """Send a message."""
         home = self._homes.get(peer)
         if home is None:
             return False
@@ -355,7 +356,7 @@ class ControllerEnd:
         return True
 
     def flush(self) -> None:
-        """Have what is for other hosts go out."""
+        """Send the queued messages for other hosts."""
         if self._relay.waits:
             ready = self._relay.flush()
             self._leave()
@@ -366,7 +367,7 @@ class ControllerEnd:
             self._enter()
 
     def recv(self) -> tuple[Peer, list[Frame]] | None:
-        """Give the next message that has come by now."""
+        """Give the next message that has arrived by now."""
         if not self._arrived:
             self._leave()
             if threading.get_ident() == self._main:
@@ -385,7 +386,7 @@ class ControllerEnd:
         return self._arrived.popleft()
 
     def wait(self, timeout_s: float | None) -> None:
-        """Let time pass until something comes; for other threads than the main one nothing ever does."""
+        """Advance the time until a message arrives; threads other than the main one never get any."""
         if threading.get_ident() != self._main:
             self._woken.wait(timeout_s)
             self._woken.clear()
@@ -395,7 +396,7 @@ class ControllerEnd:
         while not self._inbox and not self._woken.is_set() and not is_idle:
             is_idle = not self._sim.next()
         self._woken.clear()
-        if is_idle:  # whoever waits waits for something else than the hosts
+        if is_idle:  # the controller waits for something other than hosts
             time.sleep(0.0005)
         else:
             self.clock = max(self.clock, self._inbox[0][0] if self._inbox else self._sim.now)
@@ -406,41 +407,41 @@ class ControllerEnd:
         self._woken.set()
 
     def beat(self) -> None:
-        """Say to all hosts what has been sent, so that they see what they lack."""
+        """Tell all hosts what was sent, so that they notice missing messages."""
         self._relay.beat()
         for neighbour, parts in self._relay.flush():
             self._sim.carry(CONTROLLER_HOST, neighbour, parts, max(self.clock, self._sim.now))
 
     def route(self, peer: Peer, host: int) -> None:
-        """Say which host a process is on."""
+        """Note the host of a process."""
         self._homes[peer] = host
         self._relay.greet(host)
 
     def dial(self, host: int, address: str) -> None:
-        """Nothing: agents dial."""
+        """Do nothing, since agents connect to the controller."""
 
     def heard(self) -> set[int]:
-        """All hosts are heard of, as far as the real clock is concerned."""
+        """All hosts, since the real clock says nothing about them."""
         return set(self._sim.agents)
 
     def give_up(self, host: int) -> None:
-        """A host is gone."""
+        """Forget a host that is gone."""
         self._relay.give_up(host)
 
     def forget(self, peer: Peer) -> None:
-        """Nothing: no memory is shared."""
+        """Do nothing, since no memory is shared."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def silence(self, for_s: float) -> None:
-        """Time passes without anything that comes."""
+        """Let time pass without any message."""
         self._sim.run_until(self.clock + for_s)
         self.clock += for_s
 
 
 def simulate(hosts: int, per_host: int, costs: Costs, latency_s: float, bytes_per_s: float) -> dict[str, float]:
-    """Bring that many up, do all there is to measure, and lose a host."""
+    """Start this many ranks, measure all operations, and lose a host."""
     world = hosts * per_host
     sim = Simulation(costs, latency_s, bytes_per_s)
     end = sim.controller
@@ -462,13 +463,13 @@ def simulate(hosts: int, per_host: int, costs: Costs, latency_s: float, bytes_pe
         mesh = ProcMesh(runtime, Region.whole(extent), procs, "simulated", time.monotonic(), extent)
         mesh.initialized.get()
         note("up", end.end(begun))
-        while sim.next():  # what still goes on
+        while sim.next():  # runs all remaining events
             pass
         figures["direct_hosts"] = sum(not record.parent for record in runtime._state.hosts.values())
         actors = mesh.spawn("echo", _Differing)
         actors.initialized.get()
         gc.collect()
-        gc.freeze()  # the simulation's own objects are not the controller's
+        gc.freeze()  # the simulation's own objects do not count as the controller's
 
         def median(name: str, do: Callable[[], object], times: int = 5) -> None:
             do()
@@ -498,7 +499,7 @@ def simulate(hosts: int, per_host: int, costs: Costs, latency_s: float, bytes_pe
         median("printing_cell", lambda: mesh.run_cell("print(1)", cell=1, listen=heard.append).get())
         assert len(heard) == 6 * world, f"{len(heard)} pieces of output came"
 
-        # The one is lost on which most depend.
+        # The lost host is the one on which most others depend.
         followers: dict[int, list[int]] = {host: [] for host in range(hosts + 1)}
         for record in runtime._state.hosts.values():
             followers[record.parent].append(record.host)
@@ -520,9 +521,9 @@ def simulate(hosts: int, per_host: int, costs: Costs, latency_s: float, bytes_pe
         try:
             future.get()
         except SupervisionError as error:
-            assert len(error.reports) == per_host, "others failed, too"
+            assert len(error.reports) == per_host, "other ranks failed, too"
         else:
-            raise AssertionError("nobody has missed the host")
+            raise AssertionError("no call noticed the loss of the host")
         note("loss", end.end(begun))
         end.silence(LOST_AFTER_S)
         rest = actors.slice(hosts=slice(0, lost - 1)) if lost == hosts else actors.slice(hosts=slice(lost, hosts))
@@ -542,7 +543,7 @@ class _Differing(Echo):
 
 
 def _all_below(host: int, followers: Mapping[int, Sequence[int]]) -> list[int]:
-    """The hosts whose messages pass through one."""
+    """The hosts whose messages pass through this one."""
     return [each for one in followers[host] for each in (one, *_all_below(one, followers))]
 
 
@@ -567,7 +568,7 @@ def _specs(procs: Sequence[int], host: int, per_host: int, extent: Extent) -> li
 
 
 def plot(rows: Sequence[dict[str, float]]) -> str:
-    """Flat beside tree, by the number of ranks."""
+    """Plot flat and tree side by side, over the number of ranks."""
 
     def curves(names: Sequence[tuple[str, str]]) -> list[Curve]:
         found = []
@@ -593,22 +594,24 @@ def plot(rows: Sequence[dict[str, float]]) -> str:
 
 
 def size(text: str) -> tuple[int, int]:
-    """Read ``500x20``."""
+    """Parse ``500x20``."""
     hosts, _, ranks = text.partition("x")
     return int(hosts), int(ranks)
 
 
 def main() -> None:
-    """Measure the costs, simulate all sizes, flat and as a tree."""
+    """Measure the costs, then simulate all sizes, flat and as a tree."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulate", description=__doc__.partition("\n")[0])
-    parser.add_argument("--sizes", default="", help="such as 50x20,500x20; default: those of the plot")
-    parser.add_argument("--latency-us", type=float, default=50.0, help="of the network, one way; default: 50")
-    parser.add_argument("--gbit-per-s", type=float, default=10.0, help="of each host's link; default: 10")
-    parser.add_argument("--out", type=Path, default=FOLDER, help=f"where figures and plot go; default: {FOLDER}")
+    parser.add_argument("--sizes", default="", help="sizes, such as 50x20,500x20; default: those of the plot")
+    parser.add_argument("--latency-us", type=float, default=50.0, help="one-way latency of the network; default: 50")
+    parser.add_argument("--gbit-per-s", type=float, default=10.0, help="bandwidth of each host's link; default: 10")
+    parser.add_argument("--out", type=Path, default=FOLDER, help=f"folder for figures and plot; default: {FOLDER}")
     options = parser.parse_args()
     sizes = [size(text) for text in options.sizes.split(",") if text] or SIZES
     monarch_kernel.actor.unhandled_fault_hook = lambda failure: None
-    output_order.OUTPUT_GRACE_S = 600.0  # seconds of the real clock, while those of the simulation take much longer
+    output_order.OUTPUT_GRACE_S = (
+        600.0  # in seconds of the real clock; the simulation takes much longer than it simulates
+    )
     machine = describe_machine([])
     costs = measure_costs()
     rows = []

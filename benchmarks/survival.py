@@ -1,8 +1,8 @@
-"""What it takes to go on when a rank dies in training: ``python -m benchmarks.survival``.
+"""Measure the recovery of a training from deaths of ranks: ``python -m benchmarks.survival``.
 
-A real kernel trains a model of ten million parameters with FSDP on four ranks. Ranks are killed at random moments; told is how
-long it takes from each kill to the end of the first step that the new process has done, how long a restart of all takes
-beside that, what snapshots cost a step, and whether the parameters in the end are those of a run in which nobody died.
+A real kernel trains a model of ten million parameters with FSDP on four ranks, and ranks are killed at random moments. The
+output has the time from each kill to the end of the first step of the new process, the time of a restart of all ranks for
+comparison, the cost of snapshots for each step, and whether the final parameters equal those of a run without deaths.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def block(every):
 
 
 class Kernel:
-    """A kernel, and who asks it to run cells."""
+    """A kernel and its client."""
 
     def __init__(self) -> None:
         self._manager = KernelManager(kernel_name="monarch")
@@ -79,20 +79,20 @@ class Kernel:
             raise SystemExit(f"{code}\n{reply['ename']}: {reply['evalue']}")
 
     def value(self, expression: str) -> Any:
-        """The value of an expression whose repr is a literal."""
+        """Evaluate an expression whose repr is a literal."""
         reply = self.client.execute_interactive(
             "", user_expressions={"value": expression}, output_hook=lambda message: None
         )
         return eval(reply["content"]["user_expressions"]["value"]["data"]["text/plain"])
 
     def close(self) -> None:
-        """End it, and all ranks."""
+        """End the kernel and all ranks."""
         self.client.stop_channels()
         self._manager.shutdown_kernel()
 
 
 def steps_of(directory: Path, rank: int) -> list[tuple[int, int, float]]:
-    """What a rank has done: pid, step, when it was done."""
+    """The finished steps of a rank: (pid, step, time)."""
     path = directory / str(rank)
     lines = path.read_text().splitlines() if path.exists() else []
     return [
@@ -101,7 +101,7 @@ def steps_of(directory: Path, rank: int) -> list[tuple[int, int, float]]:
 
 
 def wait_for(what: Callable[[], Any]) -> Any:
-    """Wait until something is true; gives it."""
+    """Wait until a value is true, and give it."""
     while not (found := what()):
         time.sleep(0.005)
     return found
@@ -119,7 +119,7 @@ class Training:
         kernel.client.execute(TRAIN.replace("STEPS", str(steps)))
 
     def kill(self, rank: int) -> float:
-        """Kill the process of a rank; gives the seconds until the next one has done a step."""
+        """Kill the process of a rank; gives the seconds until its successor has done a step."""
         pid = wait_for(lambda: self._steps(rank))[-1][0]
         begun = time.time()
         os.kill(pid, signal.SIGKILL)
@@ -127,14 +127,14 @@ class Training:
         return float(ends[0]) - begun
 
     def end(self) -> float:
-        """Wait for its end; gives the sum of all parameters."""
+        """Wait for the end of the training; gives the sum of all parameters."""
         wait_for(self._is_over)
         self._kernel.run(SUM)
         return float(self._kernel.value("list(total.values())[0]"))
 
     def _steps(self, rank: int) -> list[tuple[int, int, float]]:
         if self._is_over():
-            raise SystemExit("the training was over before all ranks were killed: --steps gives it more")
+            raise SystemExit("the training ended before all kills; give it more steps with --steps")
         return steps_of(self._directory, rank)
 
     def _is_over(self) -> bool:
@@ -147,7 +147,7 @@ class Training:
 
 
 def main() -> None:
-    """Measure, and print."""
+    """Measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--steps", type=int, default=200)

@@ -1,9 +1,10 @@
-"""What the view costs and how soon it shows: `python -m benchmarks.view` looks at JupyterLab in Chromium, as a user does.
+"""Measure the cost and the delay of the view: `python -m benchmarks.view` uses JupyterLab in Chromium, as a user does.
 
-- *Until it shows*: a rank of a real mesh fails, by its own clock; the page notes when the frame after the change is painted.
-- *1,024 ranks*: ranks that are nothing but their records, of which all change state five times a second. What of it comes to
-  the page, the time that the page's main thread takes of a processor by Chromium's own count, and the kernel's processor time
-  by Linux, less what the kernel takes while the same ranks change and nobody looks. A widget and the panel look.
+- *Delay*: a rank of a real mesh fails, by its own clock; the page notes when the frame after the change is painted.
+- *1,024 ranks*: ranks that are only records, all of which change their state five times a second. The results are the updates
+  that reach the page, the processor time of the page's main thread as Chromium counts it, and the kernel's processor time as
+  Linux counts it, minus the kernel's time while the same ranks change and no page is visible. A widget and the panel are
+  visible.
 """
 
 from __future__ import annotations
@@ -85,9 +86,9 @@ class Told:
     """A frame that came to the page.
 
     Attributes:
-        at: when, in seconds of a clock that only goes forward.
+        at: time of arrival, in seconds of a monotonic clock.
         seq: its number.
-        nbytes: of the message, all around it included.
+        nbytes: size of the message with its envelope.
     """
 
     at: float
@@ -96,7 +97,7 @@ class Told:
 
 
 def until_it_shows(lab: Lab, times: int) -> Row:
-    """From the failure of a rank to the pixels that say so."""
+    """Measure the time from the failure of a rank to the painted frame that shows it."""
     lab.load(lab.server.write("latency.ipynb", UP, FAILS, WORKS))
     lab.run(0)
     lab.page.locator(".mk-card[data-state=idle]").nth(RANKS - 1).wait_for()
@@ -110,12 +111,12 @@ def until_it_shows(lab: Lab, times: int) -> Row:
         found.append(1e3 * (lab.page.evaluate("window.seen") - failed_at))
         lab.run(2)
         lab.page.wait_for_function("window.seen === 0")
-        lab.page.wait_for_timeout(50 + 37 * len(found) % 200)  # at any moment between two turns
+        lab.page.wait_for_timeout(50 + 37 * len(found) % 200)  # any moment between two turns
     return Row("a rank fails, until pixels say so", found, "bar 300 at the median")
 
 
 def crowd(lab: Lab, seconds: float) -> list[str]:
-    """How 1,024 ranks that all change fare, and what they cost."""
+    """Measure the view of 1,024 ranks that all change."""
     frames: list[Told] = []
 
     def hear(payload: Any) -> None:
@@ -153,7 +154,7 @@ def crowd(lab: Lab, seconds: float) -> list[str]:
     busy = page_s() - before
     told = list(frames)
     lab.page.goto("about:blank")
-    lab.page.wait_for_timeout(20_000)  # until the kernel knows that nobody looks
+    lab.page.wait_for_timeout(20_000)  # until the kernel has noticed that no page is visible
     frames.clear()
     alone = kernel_share(seconds / 2)
     seqs = sorted({frame.seq for frame in told})
@@ -163,18 +164,18 @@ def crowd(lab: Lab, seconds: float) -> list[str]:
     times = sorted(_first(told).values())
     gaps = [1e3 * (after - before) for before, after in pairwise(times)]
     return [
-        f"{CROWD:,} ranks, all change {PER_S} times a second, for {seconds:.0f} s; a widget and the panel look",
-        f"  updates that came                      {len(seqs):6d}        {rate:.2f} a second; missed between them {missed}",
-        f"  between two of them              {statistics.median(gaps):8.0f} ms     at most {max(gaps):.0f}",
-        f"  size of one, with its envelope   {statistics.median(sizes):8.0f} B      at most {max(sizes)}; bar 2,048",
-        f"  time of the page for one, in both{1e3 * busy / len(seqs):8.1f} ms     bar 35 for each",
-        f"  kernel's processor for them      {100 * (looked_at - alone):8.2f} %      bar 5",
-        f"  kernel while nobody looks        {100 * alone:8.2f} %      these changes included; told then: {len(frames)}",
+        f"{CROWD:,} ranks, all change {PER_S} times a second, for {seconds:.0f} s; a widget and the panel are visible",
+        f"  updates received                       {len(seqs):6d}        {rate:.2f} a second; missed {missed}",
+        f"  time between two updates         {statistics.median(gaps):8.0f} ms     at most {max(gaps):.0f}",
+        f"  size of an update with envelope  {statistics.median(sizes):8.0f} B      at most {max(sizes)}; bar 2,048",
+        f"  page's time for an update in both{1e3 * busy / len(seqs):8.1f} ms     bar 35 for each",
+        f"  kernel's processor for updates   {100 * (looked_at - alone):8.2f} %      bar 5",
+        f"  kernel without a visible page    {100 * alone:8.2f} %      including these changes; updates then: {len(frames)}",
     ]
 
 
 def idle(lab: Lab, seconds: float) -> str:
-    """What a kernel takes whose meshes do nothing, and at which nobody looks."""
+    """Measure a kernel whose meshes are idle and not visible on any page."""
     lab.load(lab.server.write("idle.ipynb", UP, "import os; os.getpid()"))
     lab.run(0)
     kernel = psutil.Process(int(lab.run(1).locator(".jp-OutputArea-executeResult pre").inner_text()))
@@ -184,7 +185,7 @@ def idle(lab: Lab, seconds: float) -> str:
     lab.page.wait_for_timeout(1e3 * seconds)
     after = kernel.cpu_times()
     share = (after.user + after.system - before.user - before.system) / (time.monotonic() - begun)
-    return f"kernel with {RANKS} idle ranks, nobody looks {100 * share:6.2f} %      bar 1"
+    return f"kernel with {RANKS} idle ranks, none visible {100 * share:6.2f} %      bar 1"
 
 
 def _first(told: list[Told]) -> dict[int, float]:
@@ -197,8 +198,10 @@ def _first(told: list[Told]) -> dict[int, float]:
 def main() -> None:
     """Measure, and print the figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.view", description=__doc__)
-    parser.add_argument("--times", type=int, default=30, help="how often a rank fails; default: 30")
-    parser.add_argument("--seconds", type=float, default=60.0, help="for how long 1,024 ranks change; default: 60")
+    parser.add_argument("--times", type=int, default=30, help="number of failures of a rank; default: 30")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="duration of the changes of 1,024 ranks; default: 60"
+    )
     options = parser.parse_args()
     if why := missing():
         parser.exit(1, f"not possible: {why}\n")
