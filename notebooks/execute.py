@@ -1,11 +1,11 @@
-"""Execute a notebook in the terminal: shows each cell's output as it arrives, and writes the notebook and an HTML page.
+"""Execute a notebook in the terminal: show each cell's output as it arrives, and write the notebook and an HTML page.
 
 Usage::
 
     python notebooks/execute.py notebooks/01_quickstart.ipynb --out build/notebooks
 
-The kernel is the one that the notebook names. The exit code is 1 where a cell failed that is not tagged
-``raises-exception``, where the kernel died, or where a cell took too long; what ran until then is written all the same.
+The notebook names its kernel. The exit code is 1 if a cell without the tag ``raises-exception`` fails, if the kernel dies, or
+if a cell takes too long; the results until then are written nevertheless.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def preview(source: str) -> str:
-    """The first lines of a cell, and how many more there are."""
+    """The first lines of a cell, and the number of other lines."""
     lines = source.strip().splitlines()
     shown = [line for line in lines if line.strip()][:PREVIEW_LINES]
     more = len([line for line in lines if line.strip()]) - len(shown)
@@ -42,14 +42,14 @@ def preview(source: str) -> str:
 
 
 def text_of(data: Mapping[str, Any]) -> str:
-    """The plain text of a rich result, or the names of its formats where it has none."""
+    """The plain text of a rich result, or the names of its formats if it has none."""
     if "text/plain" in data:
         return str(data["text/plain"])
     return f"<{', '.join(sorted(data))}>"
 
 
 class TerminalClient(NotebookClient):
-    """A notebook client that prints what each cell does while it does it."""
+    """A notebook client that prints the output of each cell as it arrives."""
 
     def __init__(self, nb: NotebookNode, **options: Any) -> None:
         super().__init__(
@@ -63,7 +63,7 @@ class TerminalClient(NotebookClient):
         self.line_open = False
 
     def process_message(self, msg: dict[str, Any], cell: NotebookNode, cell_index: int) -> NotebookNode | None:
-        """Print a message of the kernel, then let nbclient put it into the notebook."""
+        """Print a message of the kernel, then let nbclient add it to the notebook."""
         content, kind = msg["content"], msg["msg_type"]
         if kind == "stream":
             self.write(content["text"])
@@ -74,7 +74,7 @@ class TerminalClient(NotebookClient):
         return super().process_message(msg, cell, cell_index)
 
     def announce(self, cell: NotebookNode, cell_index: int) -> None:
-        """Say which cell starts; of text cells only the headings are shown."""
+        """Print the start of a cell; of text cells, print only the headings."""
         self.began = time.perf_counter()
         if cell.cell_type == "code":
             self.write_line(f"\n[{cell_index + 1}/{len(self.nb.cells)}]\n{preview(cell.source)}")
@@ -82,43 +82,43 @@ class TerminalClient(NotebookClient):
             self.write_line(f"\n{cell.source.splitlines()[0]}")
 
     def conclude(self, cell: NotebookNode, cell_index: int, execute_reply: dict[str, Any]) -> None:
-        """Say how long the cell took."""
+        """Print the status and the time of the cell."""
         status = execute_reply["content"]["status"]
         self.write_line(f"  ({status}, {time.perf_counter() - self.began:.1f} s)")
 
     def explain(self, cell: NotebookNode, cell_index: int, execute_reply: dict[str, Any]) -> None:
-        """Say whether the notebook expects the error."""
+        """Print whether the notebook expects the error."""
         expected = "raises-exception" in cell.metadata.get("tags", [])
         self.write_line("  (this error is expected)" if expected else "  (this error ends the run)")
 
     def write(self, text: str) -> None:
-        """Print text as it is, without its colours where the output is no terminal."""
+        """Print text, without colours if the output is not a terminal."""
         if text:
             sys.stdout.write(text if sys.stdout.isatty() else ANSI.sub("", text))
             sys.stdout.flush()
             self.line_open = not text.endswith("\n")
 
     def write_line(self, text: str) -> None:
-        """Print text on lines of its own."""
+        """Print text on separate lines."""
         self.write(("\n" if self.line_open else "") + text + "\n")
 
 
 def execute(path: Path, out: Path, timeout_s: int) -> Exception | None:
-    """Run a notebook and write what came of it, as a notebook and as HTML.
+    """Run a notebook and write the result, as a notebook and as HTML.
 
     Args:
         path: the notebook.
-        out: folder to write to; it is made where it does not exist.
-        timeout_s: how many seconds one cell may take.
+        out: folder to write to; it is created if it does not exist.
+        timeout_s: longest time of a cell, in seconds.
 
     Returns:
-        What ended the run early: an error that was not expected, a dead kernel or a timeout; None where all is well.
+        The error that ended the run early: an unexpected error, a dead kernel or a timeout; None if there was none.
     """
     notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
     client = TerminalClient(
         notebook,
         timeout=timeout_s,
-        store_widget_state=False,  # views of meshes: what stays of them is the table beside each
+        store_widget_state=False,  # for the views of meshes, the table beside each view is kept
         resources={"metadata": {"path": str(path.resolve().parent)}},
         config=Config(KernelManager={"transport_encryption": "auto"}),
     )
@@ -141,8 +141,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     parser = argparse.ArgumentParser(description="Execute a notebook, with its output live in the terminal.")
     parser.add_argument("notebook", type=Path)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the executed notebook goes")
-    parser.add_argument("--timeout", type=int, default=600, metavar="S", help="seconds that a cell may take (600)")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the executed notebook")
+    parser.add_argument("--timeout", type=int, default=600, metavar="S", help="longest time of a cell in seconds (600)")
     options = parser.parse_args(arguments)
     if not options.notebook.is_file():
         parser.error(f"no such notebook: {options.notebook}")
