@@ -89,7 +89,7 @@ def test_the_rank_that_fails_is_named_with_its_line(demo: Run) -> None:
     assert "Expected input batch_size (512) to match target batch_size (508)" in shown
 
 
-def test_nothing_is_lost_by_the_failure(demo: Run) -> None:
+def test_the_failure_loses_no_state(demo: Run) -> None:
     shown = demo.shown_by("warmup=1)")
     assert f"[0-3] {STEPS + 25} steps" in shown
     assert nats(shown) < nats(demo.shown_by('print(f"validation loss after')) + 0.1

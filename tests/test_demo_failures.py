@@ -26,7 +26,7 @@ def test_an_error_names_the_rank_and_the_module(run: Run) -> None:
     assert "[0-1,3] waited in a collective for the ranks above and were released" in shown
 
 
-def test_a_death_is_told_and_healed(run: Run) -> None:
+def test_a_death_is_shown_and_healed(run: Run) -> None:
     assert "[1] RankDied: killed by SIGKILL" in run.shown_by("barrier()")
     assert "trainers: [1] replaced in " in run.shown_by("%mesh heal")
     assert run.shown_by('"model" in globals()').splitlines() == ["[0,2-3] True", "[1] False"]

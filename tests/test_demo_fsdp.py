@@ -20,7 +20,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-def test_the_sparse_layer_is_seen_to_and_explained(run: Run) -> None:
+def test_the_plan_handles_and_explains_the_sparse_layer(run: Run) -> None:
     said = run.shown_by("plan_of(model).explain()")
     assert "FSDP over gpus=4, 7 units, 6 parameters kept whole" in said
     assert "blocks.0.mix.sharpness" in said
@@ -39,6 +39,6 @@ def test_the_loss_falls_and_is_the_same_on_fewer_ranks(run: Run) -> None:
     assert float(run.shown_by("difference = ").split()[-1]) < 1e-4
 
 
-def test_the_rest_of_the_world_reads_it(run: Run) -> None:
+def test_the_export_can_be_read_without_a_mesh(run: Run) -> None:
     assert "95 tensors" in run.shown_by("checkpoint.describe")
     assert run.shown_by("load_state_dict").startswith("2,951,046 parameters")

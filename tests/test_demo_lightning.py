@@ -28,12 +28,12 @@ def test_every_cell_runs(demo: Run) -> None:
     assert [cell.metadata.get("tags") for cell in failed] == [["raises-exception"]]
 
 
-def test_there_is_one_bar(demo: Run) -> None:
+def test_there_is_one_progress_bar(demo: Run) -> None:
     shown = demo.shown_by("history = History()")
     assert re.findall(r"\[[\d,-]+\] Epoch \d+: +\d+%", shown) == ["[0] Epoch 7: 100%"]
 
 
-def test_the_module_here_has_learned(demo: Run) -> None:
+def test_the_module_in_the_notebook_is_trained(demo: Run) -> None:
     shown = demo.shown_by("accuracy by epoch")
     assert "2 ranks, 8 epochs, 256 steps" in shown
     match = re.search(r"of the module here: (\d\.\d+)", shown)

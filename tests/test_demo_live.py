@@ -18,7 +18,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-def test_a_knob_that_is_turned_too_far_spoils_the_loss(run: Run) -> None:
+def test_a_knob_set_too_high_spoils_the_loss(run: Run) -> None:
     assert re.search(
         r"loop in cell \[5\]: ▶ running, step \d+ of 120; .* tokens/s; loss .*; lr=0.003",
         run.shown_by("wait_for_step(30)"),
@@ -29,12 +29,12 @@ def test_a_knob_that_is_turned_too_far_spoils_the_loss(run: Run) -> None:
     assert spoilt > good + 1
 
 
-def test_it_is_paused_and_goes_on_step_by_step(run: Run) -> None:
+def test_the_loop_pauses_and_continues_step_by_step(run: Run) -> None:
     assert run.shown_by("%mesh loop pause").startswith("all ranks stand before step ")
     assert run.shown_by("%mesh loop step").strip() == "1 step more"
 
 
-def test_it_goes_back_and_on_to_a_better_end(run: Run) -> None:
+def test_a_rollback_leads_to_a_better_loss(run: Run) -> None:
     step = int(re.search(r"all ranks are back before step (\d+);", run.shown_by("rollback"))[1])  # type: ignore[index]
     assert step % 10 == 0
     assert run.shown_by("went on from").strip() == f"[0-3] went on from step {step} with lr 0.003"

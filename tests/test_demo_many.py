@@ -59,7 +59,7 @@ def test_the_lost_host_is_named_and_the_rest_can_be_used(run: Run) -> None:
     assert {ranks[0] for ranks, _ in losses(run.shown_by("%%remote rest"))} <= set("0123")
 
 
-def test_the_training_goes_on_after_the_heal_from_where_it_was(run: Run) -> None:
+def test_the_training_continues_after_the_heal(run: Run) -> None:
     assert "[4-5] replaced in " in run.shown_by("%mesh heal t")
     before, after = run.shown_by("%%remote t\nmodel = make_model()"), run.shown_by('if "model" not in globals()')
     ((_, loss_before),), ((ranks, loss_after),) = losses(before), losses(after)
@@ -76,6 +76,6 @@ def test_the_new_ranks_are_on_the_spare_node(run: Run) -> None:
     assert [line.partition("} ")[2] for line in where] == ["where it was"] * 4 + ["on another node"] * 2
 
 
-def test_nothing_of_rays_own_noise_is_shown(run: Run) -> None:
+def test_messages_of_ray_are_not_shown(run: Run) -> None:
     assert "raylet)" not in run.stdout + run.stderr
     assert "state-dump" not in run.html

@@ -66,7 +66,7 @@ def test_the_reward_rises(training: Training) -> None:
     assert training.reward(100, 111) > 0.75
 
 
-def test_it_rises_while_a_generator_is_dead(training: Training) -> None:
+def test_the_reward_rises_while_a_generator_is_dead(training: Training) -> None:
     killed, replaced = training.killed, training.replaced
     assert training.reward(replaced - 10, replaced) > training.reward(killed - 10, killed) + 0.1
 
@@ -87,13 +87,13 @@ def test_a_killed_generator_does_not_hold_up_the_others(training: Training) -> N
         assert len(during) > 10
 
 
-def test_its_death_is_shown(training: Training) -> None:
+def test_the_death_of_the_generator_is_shown(training: Training) -> None:
     shown = training.run.shown_by("os.kill(pid")
     assert "generators[1] failed" in shown
     assert "RankDied: killed by SIGKILL" in shown
 
 
-def test_its_successor_flies_with_the_weights_of_the_day(training: Training) -> None:
+def test_the_new_generator_uses_current_weights(training: Training) -> None:
     later = [step for step in training.steps_of(VICTIM) if step > training.killed + 2]
     assert training.replaced <= later[0] < training.replaced + 20
     assert later[-1] > 100

@@ -55,7 +55,7 @@ def _loaded_after(statement: str) -> set[str]:
 
 
 @pytest.mark.parametrize("module", [name for name in _public_modules() if _has_all(name)])
-def test_all_is_sorted_and_true(module: str) -> None:
+def test_all_is_sorted_and_complete(module: str) -> None:
     loaded = importlib.import_module(module)
     assert list(loaded.__all__) == sorted(set(loaded.__all__), key=_order)
     missing = [name for name in loaded.__all__ if not hasattr(loaded, name)]
@@ -63,7 +63,7 @@ def test_all_is_sorted_and_true(module: str) -> None:
 
 
 @pytest.mark.parametrize("module", [name for name in _public_modules() if _path(name).stat().st_size])
-def test_a_module_says_what_is_public(module: str) -> None:
+def test_a_module_lists_its_public_names(module: str) -> None:
     tree = ast.parse(_path(module).read_text(encoding="utf-8"))
     defines = any(
         isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_")
@@ -88,7 +88,7 @@ WITHOUT_TORCH = (
 
 
 @pytest.mark.parametrize("module", WITHOUT_TORCH)
-def test_what_runs_without_torch_loads_none(module: str) -> None:
+def test_modules_that_need_no_torch_do_not_load_it(module: str) -> None:
     assert "torch" not in _loaded_after(f"import monarch_kernel.{module}")
 
 
@@ -102,5 +102,5 @@ def test_the_public_names_are_those_of_the_architecture() -> None:
         assert sorted(re.findall(r"`(\w+)`", names)) == sorted(public), module
 
 
-def test_a_heavy_import_would_be_noticed() -> None:
+def test_a_heavy_import_is_detected() -> None:
     assert "IPython" in _loaded_after("import IPython.paths")

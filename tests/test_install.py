@@ -67,7 +67,7 @@ def _with(site: Path) -> dict[str, str]:
     return {"PYTHONPATH": sysconfig.get_path("purelib", vars={"base": str(site)}), "PYTHONSAFEPATH": "1"}
 
 
-def test_the_wheel_holds_what_it_should(wheel: Path) -> None:
+def test_the_wheel_has_the_expected_files(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     data = "/data/share/jupyter/kernels/monarch/"
     assert {name.partition(data)[2] for name in names if data in name} == LOGOS | {"kernel.json"}
@@ -219,12 +219,12 @@ def test_usage(argv: list[str], code: int, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("argv", [[], ["-f", "connection.json"], ["--help-all"], ["--IPKernelApp.log_level=10"]])
-def test_what_jupyter_passes_is_for_the_kernel(argv: list[str]) -> None:
+def test_arguments_of_jupyter_go_to_the_kernel(argv: list[str]) -> None:
     assert not cli.is_addressed(argv)
 
 
 @pytest.mark.parametrize("option", ["--version", "--help"])
-def test_questions_are_answered_without_heavy_imports(option: str) -> None:
+def test_version_and_help_need_no_heavy_imports(option: str) -> None:
     run = _python("-X", "importtime", "-m", "monarch_kernel", option)
     assert run.returncode == 0
     assert "monarch_kernel" in run.stdout

@@ -69,13 +69,13 @@ def wheel_of(project: Path, **environment: str) -> tuple[subprocess.CompletedPro
     return run, sorted(name.partition(EXTENSION)[2] for name in names if EXTENSION in name)
 
 
-def test_what_is_built_is_carried_without_node(project: Path) -> None:
+def test_a_built_extension_is_in_the_wheel_without_node(project: Path) -> None:
     run, names = wheel_of(project, MONARCH_KERNEL_LABEXTENSION="require")
     assert run.returncode == 0, run.stderr
     assert names == ["install.json", "package.json"]
 
 
-def test_without_node_the_kernel_is_built_alone_and_says_so(project: Path) -> None:
+def test_without_node_the_wheel_has_no_extension_and_the_build_says_so(project: Path) -> None:
     shutil.rmtree(project / "labextension" / "dist")
     run, names = wheel_of(project)
     assert run.returncode == 0, run.stderr
@@ -90,7 +90,7 @@ def test_a_release_fails_without_node(project: Path) -> None:
     assert "npm was not found on PATH" in run.stdout + run.stderr
 
 
-def test_it_can_be_left_out(project: Path) -> None:
+def test_the_extension_can_be_left_out(project: Path) -> None:
     run, names = wheel_of(project, MONARCH_KERNEL_LABEXTENSION="skip")
     assert run.returncode == 0, run.stderr
     assert names == []
@@ -102,7 +102,7 @@ def test_a_misspelt_setting_is_refused(project: Path) -> None:
     assert "is auto, require or skip, not 'yes'" in run.stdout + run.stderr
 
 
-def test_it_is_built_again_when_a_source_is_newer(project: Path, hook: ModuleType) -> None:
+def test_the_extension_is_built_again_when_a_source_is_newer(project: Path, hook: ModuleType) -> None:
     assert hook.is_built(project)
     for source in (project / "labextension" / "src" / "index.ts", project / hook.VIEW / "view.js"):
         os.utime(source, (4e9, 4e9))
@@ -112,7 +112,7 @@ def test_it_is_built_again_when_a_source_is_newer(project: Path, hook: ModuleTyp
 
 
 @pytest.mark.parametrize("written", ["{", "{}", '{"jupyterlab": {}}'])
-def test_a_build_that_did_not_end_is_none(project: Path, hook: ModuleType, written: str) -> None:
+def test_an_unfinished_build_does_not_count(project: Path, hook: ModuleType, written: str) -> None:
     (project / "labextension" / "dist" / "package.json").write_text(written)
     assert not hook.is_built(project)
 

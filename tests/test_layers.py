@@ -158,9 +158,7 @@ def violations(sources: dict[str, str], packages: frozenset[str]) -> list[str]:
     for module, source in sources.items():
         inner = module.partition(".")[2]
         part, items = room_of(inner), list(imports_of(module, source, package=module in packages, known=known))
-        is_above = any(
-            room.startswith(f"{inner}.") for room in LEVEL
-        )  # a folder of components, without code
+        is_above = any(room.startswith(f"{inner}.") for room in LEVEL)  # a folder of components, without code
         if inner and not part and (items or not is_above):
             found.append(f"{module}: it is in no layer")
             continue
@@ -245,7 +243,7 @@ def test_names_that_do_not_exist_are_reported() -> None:
     ]
 
 
-def test_the_house_has_few_rooms() -> None:
+def test_the_package_has_few_components() -> None:
     paths = [path.relative_to(ROOT) for path in ROOT.rglob("*.py")]
     folders = {str(path.parent) for path in paths if len(path.parts) > 3}
     assert folders == {"net/wire/messages"}, "another folder in a folder of a package"

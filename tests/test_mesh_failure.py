@@ -22,7 +22,7 @@ LINE = Frame("train.py", 12, "step", ("def step():", "    x = y / 0", "    retur
 RAISED = Failure("exception", "ZeroDivisionError", "division by zero", (LINE,), host="node2", pid=18)
 
 
-def test_it_says_what_has_failed_where() -> None:
+def test_the_report_shows_what_failed_and_where() -> None:
     failure = MeshFailure("workers", {3: RAISED, 1: LOST, 2: LOST})
     assert failure.crashed_ranks == (1, 2, 3)
     assert (failure.signal, failure.exit_code, failure.host) == ("SIGKILL", None, "node1")
@@ -41,7 +41,7 @@ def test_it_says_what_has_failed_where() -> None:
     ]
 
 
-def test_it_says_what_it_was_caused_by() -> None:
+def test_the_report_shows_the_causes() -> None:
     below = MeshFailure("workers", {1: LOST})
     middle = MeshFailure("groups", {0: Failure("exception", "NotHandled", "it did not handle that")}, {0: below})
     failure = MeshFailure("trainer", {2: RAISED}, {2: middle})
@@ -56,13 +56,13 @@ def test_it_says_what_it_was_caused_by() -> None:
     ]
 
 
-def test_a_cause_of_many_ranks_is_told_once() -> None:
+def test_a_common_cause_of_several_ranks_is_reported_once() -> None:
     below = MeshFailure("workers", {1: LOST})
     failure = MeshFailure("trainer", {0: RAISED, 1: RAISED}, {0: below, 1: below})
     assert failure.report().count("caused by") == 1
 
 
-def test_it_travels_and_gives_the_exception() -> None:
+def test_a_failure_can_be_pickled_and_gives_the_exception() -> None:
     raised = Failure("exception", "ValueError", "no", exception=pickle.dumps(ValueError("no")))
     failure = MeshFailure("workers", {0: raised}, {0: MeshFailure("below", {1: LOST})}, 7)
     assert pickle.loads(pickle.dumps(failure)) == failure
@@ -70,7 +70,7 @@ def test_it_travels_and_gives_the_exception() -> None:
         raise failure.exception
 
 
-def test_an_error_within_an_error_is_indented_below_it_and_its_place_stands_in_its_first_line() -> None:
+def test_an_error_within_an_error_is_indented_and_its_first_line_has_the_place() -> None:
     raised = Failure("exception", "ActorError", "below.f() failed\n[0] ValueError: no", (LINE,), host="node2", pid=18)
     ended = Failure("stopped", "Stopped", "done", host="node1")
     places = Extent({"r": 2})

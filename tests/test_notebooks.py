@@ -11,7 +11,7 @@ from tests.support.notebooks import NOTEBOOKS, read
 
 
 @pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
-def test_they_are_committed_without_outputs_for_our_kernel(path: Path) -> None:
+def test_notebooks_have_no_outputs_and_use_this_kernel(path: Path) -> None:
     notebook = read(path)
     nbformat.validate(notebook)
     assert notebook.metadata.kernelspec.name == "monarch"

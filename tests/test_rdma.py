@@ -87,7 +87,7 @@ def stores(procs: ProcMesh) -> Iterator[tuple[Any, Any]]:
     ],
     ids=["large", "matrix", "transposed", "strided", "bfloat16", "scalar", "empty"],
 )
-def test_what_another_rank_has_is_read_and_written(stores: tuple[Any, Any], make: Callable[[], torch.Tensor]) -> None:
+def test_memory_of_another_rank_is_read_and_written(stores: tuple[Any, Any], make: Callable[[], torch.Tensor]) -> None:
     owner, other = stores
     tensor = make()
     buffer = owner.lend.call_one("x", tensor).get(LONG_S)
@@ -103,7 +103,7 @@ def test_what_another_rank_has_is_read_and_written(stores: tuple[Any, Any], make
     assert torch.equal(owner.holds.call_one("x").get(LONG_S), tensor + 1)
 
 
-def test_the_program_reads_and_lends_too(stores: tuple[Any, Any]) -> None:
+def test_the_program_reads_and_exports_memory_too(stores: tuple[Any, Any]) -> None:
     owner, _ = stores
     buffer = owner.lend.call_one("x", np.arange(12, dtype="i4").reshape(3, 4)).get(LONG_S)
     into = np.zeros((3, 4), "i4")
@@ -119,7 +119,7 @@ def test_the_program_reads_and_lends_too(stores: tuple[Any, Any]) -> None:
 
 
 @pytest.mark.usefixtures("procs")
-def test_within_a_process_it_is_one_copy() -> None:
+def test_a_transfer_within_a_process_is_one_copy() -> None:
     buffer, into = Buffer(bytearray(b"abcdef")), bytearray(6)
     assert buffer.read_into(into).get(LONG_S).road == "process"
     assert into == b"abcdef"
@@ -144,7 +144,7 @@ def test_parts_are_views_of_the_same_memory(stores: tuple[Any, Any]) -> None:
     assert read.tolist() == [10, 11]
 
 
-def test_transfers_start_together_or_not_at_all(stores: tuple[Any, Any]) -> None:
+def test_a_batch_starts_all_transfers_or_none(stores: tuple[Any, Any]) -> None:
     owner, _ = stores
     buffer = owner.lend.call_one("x", torch.arange(float(LARGE))).get(LONG_S)
     whole, few = torch.zeros(LARGE), torch.zeros(10)
@@ -172,7 +172,7 @@ def test_transfers_start_together_or_not_at_all(stores: tuple[Any, Any]) -> None
         ([0.0] * 4, TypeError, "this list has no memory"),
     ],
 )
-def test_what_does_not_fit_is_refused_at_the_call(dst: Any, error: type[Exception], what: str) -> None:
+def test_an_unsuitable_target_is_refused_at_the_call(dst: Any, error: type[Exception], what: str) -> None:
     buffer = Buffer(torch.zeros(2, 2))
     with pytest.raises(error, match=what):
         buffer.read_into(dst)
@@ -180,14 +180,14 @@ def test_what_does_not_fit_is_refused_at_the_call(dst: Any, error: type[Exceptio
     buffer.read_into(bytearray(16)).get(LONG_S)
 
 
-def test_memory_that_can_only_be_read_is_not_written() -> None:
+def test_read_only_memory_is_not_written() -> None:
     with pytest.raises(TypeError, match="only be read"):
         Buffer(b"abc").write_from(b"xyz")
     with pytest.raises(ValueError, match="the buffer has several elements at one place"):
         Buffer(torch.zeros(1).expand(6)).write_from(torch.arange(6.0))
 
 
-def test_what_was_dropped_can_not_be_read(stores: tuple[Any, Any]) -> None:
+def test_a_dropped_buffer_can_not_be_read(stores: tuple[Any, Any]) -> None:
     owner, other = stores
     buffer = owner.lend_and_forget.call_one().get(LONG_S)
     _, read = other.read.call_one(buffer).get(LONG_S)  # the export keeps it, without another reference at the owner
@@ -204,7 +204,7 @@ def test_what_was_dropped_can_not_be_read(stores: tuple[Any, Any]) -> None:
     assert later.read_into(torch.zeros(LARGE)).get(LONG_S).nbytes == 4 * LARGE
 
 
-def test_what_an_actor_has_lent_ends_with_it(procs: ProcMesh) -> None:
+def test_exports_of_an_actor_end_with_it(procs: ProcMesh) -> None:
     actor = procs.slice(gpus=0).spawn("ends", Store)
     buffer = actor.lend.call_one("x", torch.zeros(4)).get(LONG_S)
     actor.stop().get(LONG_S)
@@ -213,7 +213,7 @@ def test_what_an_actor_has_lent_ends_with_it(procs: ProcMesh) -> None:
 
 
 @pytest.mark.usefixtures("procs")
-def test_a_handle_that_was_never_passed_on_is_the_loan() -> None:
+def test_a_handle_that_was_never_sent_keeps_the_export() -> None:
     tensor = torch.zeros(4)
     alive = weakref.ref(tensor.untyped_storage())
     buffer = Buffer(tensor)
@@ -227,7 +227,7 @@ def test_a_handle_that_was_never_passed_on_is_the_loan() -> None:
 
 
 @pytest.mark.usefixtures("procs")
-def test_a_transfer_keeps_the_handle_that_is_the_loan() -> None:
+def test_a_transfer_keeps_the_export_of_its_handle() -> None:
     lent = torch.arange(float(LARGE))
     into = [torch.zeros(LARGE // 2 * 2) for _ in range(8)]  # more than run at the same time
     futures = [Buffer(lent)[: len(each)].read_into(each) for each in into]
@@ -277,7 +277,7 @@ def apart(
     hosts.shutdown().get(LONG_S)
 
 
-def test_memory_of_another_machine_travels_by_streams(apart: tuple[ProcMesh, ProcMesh]) -> None:
+def test_memory_of_another_machine_goes_through_streams(apart: tuple[ProcMesh, ProcMesh]) -> None:
     near, store = (procs.spawn("stores", Store) for procs in apart)
     tensor = torch.randn(LARGE + 1, 2)[:, 0]  # more than two pieces, the last one short; not contiguous
     buffer = store.lend.call_one("x", tensor).get(LONG_S)

@@ -53,7 +53,7 @@ def report(texts_and_paths: tuple[dict[str, str], frozenset[str]]) -> Report:
     return found
 
 
-def test_every_reference_leads_somewhere(report: Report) -> None:
+def test_every_reference_resolves(report: Report) -> None:
     assert not report.broken, "\n".join(report.broken)
     assert {kind for kind, _ in report.resolved} == {"docstring", "comment", "Markdown"}
     assert {found for _, found in report.resolved} >= {"path", "module", "class", "member", "name"}
@@ -70,7 +70,7 @@ def test_variables_of_examples_have_classes(texts_and_paths: tuple[dict[str, str
 
 
 @pytest.mark.parametrize("path", ["monarch_kernel/errors.py", "docs/actors.md"])
-def test_the_tree_of_errors_is_that_of_the_classes(
+def test_the_documented_tree_of_errors_matches_the_classes(
     path: str, texts_and_paths: tuple[dict[str, str], frozenset[str]]
 ) -> None:
     texts, _ = texts_and_paths
@@ -189,7 +189,7 @@ def test_each_kind_of_broken_reference_is_reported(path: str, text: str, referen
     assert broken.startswith(f"{path}:3: `{reference}` ")
 
 
-def test_the_tree_is_read_as_it_is_drawn() -> None:
+def test_a_drawn_tree_is_parsed() -> None:
     tree = """The tree:
 
     KeyboardInterrupt

@@ -73,7 +73,7 @@ def other(bed: Bed) -> BedHost:
     return bed.add()
 
 
-def test_hosts_reach_each_other_and_nobody_sees_them(host: BedHost, other: BedHost) -> None:
+def test_hosts_reach_each_other_and_are_invisible_outside(host: BedHost, other: BedHost) -> None:
     with host.namespace.entered():
         server = socket.create_server((host.address, 0))
     with server, other.namespace.entered(), socket.create_connection(server.getsockname(), 5) as client:
@@ -88,27 +88,27 @@ def test_a_program_is_run_on_a_host(host: BedHost) -> None:
     assert done.stdout.strip() == host.address
 
 
-def test_without_faults_all_comes_in_order(line: Line) -> None:
+def test_without_faults_all_datagrams_arrive_in_order(line: Line) -> None:
     assert line.send(N) == list(range(N))
 
 
-def test_some_are_lost(line: Line) -> None:
+def test_loss_drops_some_datagrams(line: Line) -> None:
     found = line.send(N, loss=0.1)
     assert 0.8 * N < len(found) < 0.97 * N
     assert found == sorted(found)
 
 
-def test_some_come_twice(line: Line) -> None:
+def test_doubling_repeats_some_datagrams(line: Line) -> None:
     found = line.send(N, doubled=0.1)
     assert 1.03 * N < len(found) < 1.2 * N
 
 
-def test_some_overtake_others(line: Line) -> None:
+def test_jitter_reorders_datagrams(line: Line) -> None:
     found = line.send(N, jitter_s=0.005)
     assert found != sorted(found) == list(range(N))
 
 
-def test_all_are_late(host: BedHost, line: Line, bar: Bar) -> None:
+def test_a_delay_affects_all_datagrams(host: BedHost, line: Line, bar: Bar) -> None:
     host.suffer(delay_s=0.1)
     start = time.monotonic()
     line.sender.sendto(b"late", line.address)
@@ -118,7 +118,7 @@ def test_all_are_late(host: BedHost, line: Line, bar: Bar) -> None:
     bar.check(late_s, 0.2, "the datagram")
 
 
-def test_there_is_only_so_much_room(host: BedHost, line: Line, bar: Bar) -> None:
+def test_limited_bandwidth_delays_and_drops_datagrams(host: BedHost, line: Line, bar: Bar) -> None:
     start = time.monotonic()
     found = line.send(100, nbytes=1000, bytes_per_s=1e6)
     bar.check(time.monotonic() - start - LAST_S, 0.4, "the hundred datagrams")
@@ -128,7 +128,7 @@ def test_there_is_only_so_much_room(host: BedHost, line: Line, bar: Bar) -> None
     assert found == sorted(found)
 
 
-def test_a_cut_tells_nobody_and_ends_no_connection(host: BedHost) -> None:
+def test_a_cut_ends_no_connection(host: BedHost) -> None:
     with host.namespace.entered():
         server = socket.create_server((host.address, 0))
     with server, socket.create_connection(server.getsockname(), 5) as client:
@@ -144,7 +144,7 @@ def test_a_cut_tells_nobody_and_ends_no_connection(host: BedHost) -> None:
             assert accepted.recv(10) == b"on its way"
 
 
-def test_nothing_is_left_when_its_process_is_killed() -> None:
+def test_a_bed_leaves_nothing_when_its_process_is_killed() -> None:
     source = (
         "import sys, time\n"
         "from tests.bed.bed import Bed\n"
@@ -161,7 +161,7 @@ def test_nothing_is_left_when_its_process_is_killed() -> None:
     wait_gone(*pids)
 
 
-def test_a_namespace_is_left_where_it_was_entered() -> None:
+def test_a_thread_returns_to_its_namespace() -> None:
     before = os.readlink("/proc/self/ns/net")
     namespace = Namespace()
     with namespace.entered():

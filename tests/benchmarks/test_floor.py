@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.floor import KINDS
 
 
-def test_all_kinds_are_measured_and_it_ends(tmp_path: Path) -> None:
+def test_all_kinds_are_measured_and_the_program_ends(tmp_path: Path) -> None:
     file = tmp_path / "floor.json"
     command = [sys.executable, "-m", "benchmarks.floor", "--ranks", "40", "--out", str(file)]
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)

@@ -36,7 +36,7 @@ def table_line(report: str, start: str) -> list[str]:
     return [text.strip() for text in line.strip("|").split("|")]
 
 
-def test_every_bar_is_about_a_row_that_is_measured() -> None:
+def test_every_bar_belongs_to_a_measured_row() -> None:
     rows = {row_key(measure.key, ranks) for measure in MEASURES for ranks in measure.ranks}
     assert {bar.row for bar in BARS} <= rows
 
@@ -48,12 +48,12 @@ def test_measures_are_selected_by_name_and_by_row() -> None:
 
 
 @pytest.mark.parametrize("name", ["cal", "call/3", ""])
-def test_an_unknown_measure_is_refused_with_the_names_there_are(name: str) -> None:
+def test_an_unknown_measure_is_refused_with_a_list_of_names(name: str) -> None:
     with pytest.raises(ValueError, match=r"call_one \(4 ranks\)"):
         select_measures([name])
 
 
-def test_one_process_measures_all_that_needs_the_same_ranks() -> None:
+def test_one_process_takes_all_measures_with_the_same_ranks() -> None:
     assert rows_by_ranks(select_measures(["call", "start/4", "outstanding"])) == {
         2: ["call"],
         4: ["start", "call", "outstanding"],
@@ -90,7 +90,7 @@ def test_bars(bar: Bar, ours: float | None, monarch: float | None, figure: float
 
 
 @pytest.mark.parametrize(("ours", "met", "text"), [(19.0, True, "0.95 met"), (10.0, False, "0.50 MISSED")])
-def test_a_bar_may_be_held_against_another_row_of_ours(ours: float, met: bool, text: str) -> None:
+def test_a_bar_may_compare_two_rows_of_ours(ours: float, met: bool, text: str) -> None:
     taken = [
         *samples("ours", "copy_64/2", 20.0),
         *samples("ours", "read_64/2", ours),
@@ -103,12 +103,12 @@ def test_a_bar_may_be_held_against_another_row_of_ours(ours: float, met: bool, t
     assert bars == f">= 0.8 x copy_64/2, {text}; >= 8 x met"
 
 
-def test_bars_are_held_against_rows_that_are_measured() -> None:
+def test_bars_compare_measured_rows() -> None:
     rows = {row_key(measure.key, ranks) for measure in MEASURES for ranks in measure.ranks}
     assert {bar.than for bar in BARS if bar.kind.endswith("x ours")} <= rows
 
 
-def test_a_bar_whose_row_was_not_asked_for_has_no_verdict() -> None:
+def test_a_bar_of_an_unmeasured_row_has_no_verdict() -> None:
     assert judge(summarise(samples("ours", "call/2", 1.0))) == []
 
 
@@ -127,17 +127,17 @@ def test_the_table_shows_median_spread_ratio_and_bar() -> None:
     assert "Missing" not in report
 
 
-def test_all_lines_of_the_table_are_equally_long() -> None:
+def test_all_lines_of_the_table_have_the_same_length() -> None:
     report = render(MACHINE, ["ours", "monarch"], MEASURES, samples("ours", "outstanding/4", 123_456.0))
     assert len({len(line) for line in report.splitlines() if line.startswith("|")}) == 1
 
 
-def test_a_missed_bar_is_said_loudly() -> None:
+def test_a_missed_bar_is_printed_in_capitals() -> None:
     report = render(MACHINE, ["ours"], select_measures(["outstanding"]), samples("ours", "outstanding/4", 41_000.0))
     assert table_line(report, "outstanding calls")[2:] == ["41,000", "–", ">= 60,000 MISSED"]
 
 
-def test_a_missing_peer_is_a_dash_and_its_reason_stands_once_below() -> None:
+def test_a_missing_peer_is_a_dash_with_one_reason_below_the_table() -> None:
     reason = "not installed (no module ray)"
     taken = [*samples("ours", "call/2", 1.0), *samples("ours", "call/4", 2.0)]
     taken += [Sample("ray", "call/2", None, reason), Sample("ray", "call/4", None, reason)]
@@ -169,7 +169,7 @@ def test_the_header_warns_of_a_busy_machine(load: float, busy: bool) -> None:
     assert ("BUSY" in head) is busy
 
 
-def test_the_data_survive_json_and_hold_every_figure() -> None:
+def test_the_json_data_have_every_figure() -> None:
     taken = [
         *samples("ours", "call/4", 3.0, 1.0),
         *samples("monarch", "call/4", 10.0),
@@ -183,7 +183,7 @@ def test_the_data_survive_json_and_hold_every_figure() -> None:
     assert [(bar["bar"]["row"], bar["met"]) for bar in data["bars"]] == [("call/4", True)]
 
 
-def test_figures_are_found_among_what_ranks_write() -> None:
+def test_figures_are_found_between_output_of_ranks() -> None:
     noise = 'hello\n{"measure": "cut of\n{"other": 1}\n'
     output = '{"measure": "call/4", "value": 1.5}\n' + noise + '{"measure": "cell/4", "error": "E"}'
     assert parse_figures(output) == {

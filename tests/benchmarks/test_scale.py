@@ -32,7 +32,9 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_alone")
-def test_a_tree_carries_more_messages_in_fewer_hands_and_loses_no_more_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tree_has_more_messages_but_fewer_direct_hosts_and_loses_no_more_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     flat = simulate(12, 2, COSTS, 50e-6, 1.25e9)
     monkeypatch.setattr(host_tree, "FAN_OUT", 3)
     tree = simulate(12, 2, COSTS, 50e-6, 1.25e9)  # the simulation itself checks that only ranks of the lost host fail
@@ -45,7 +47,7 @@ def test_a_tree_carries_more_messages_in_fewer_hands_and_loses_no_more_ranks(mon
     assert flat["ranks_after_loss"] >= 2
 
 
-def test_a_chart_places_what_it_shows() -> None:
+def test_a_chart_places_its_points() -> None:
     text = draw([Chart("a title", "hosts", [Curve("calls & cells", [(1, 0.5), (100, 50.0)])])], columns=1)
     svg = ElementTree.fromstring(text)
     points = [

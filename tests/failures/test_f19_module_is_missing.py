@@ -16,7 +16,7 @@ def missing(host: str, python: str) -> Failure:
     return Failure("exception", "ModuleNotFoundError", "No module named 'einops'", host=host, pid=7, python=python)
 
 
-def test_a_failed_import_says_with_which_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_import_names_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/opt/env/bin/python")
     try:
         import no_such_module_anywhere  # type: ignore[import-not-found]  # noqa: F401
@@ -25,7 +25,7 @@ def test_a_failed_import_says_with_which_interpreter(monkeypatch: pytest.MonkeyP
     assert describe(ValueError("no data")).python == ""
 
 
-def test_the_user_reads_host_rank_and_interpreter() -> None:
+def test_the_error_names_host_rank_and_interpreter() -> None:
     points = Extent({"hosts": 4})
     reports = {points.point(3): missing("node3", "/usr/bin/python3")}
     error = RemoteError("cell [4] failed on m", reports, {points.point(rank): None for rank in range(3)})
@@ -36,7 +36,7 @@ def test_the_user_reads_host_rank_and_interpreter() -> None:
     assert "on host node3, pid 7, python /usr/bin/python3" in str(error)
 
 
-def test_hosts_with_different_interpreters_are_told_together() -> None:
+def test_errors_of_different_interpreters_are_merged() -> None:
     points = Extent({"hosts": 2})
     reports = {points.point(i): missing(f"node{i}", f"/env{i}/bin/python") for i in range(2)}
     block = "\n".join(error_block(RemoteError("cell [4] failed on m", reports, {}), color=False))

@@ -46,7 +46,7 @@ def test_a_host_whose_link_is_full_is_not_lost_and_others_do_not_wait(cabled: Ma
     assert not mesh.deaths()
 
 
-def test_hosts_behind_one_whose_link_is_full_are_not_lost(cabled: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_behind_a_full_link_are_not_lost(cabled: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hosts_module, "FAN_OUT", 1)  # messages to the second host pass through the first
     mesh = bring_up(cabled, 2)
     stream = Stream(mesh)

@@ -62,7 +62,7 @@ def delay(proxy: Proxy, stream: Stream) -> None:
     proxy.delay(0.0)
 
 
-def test_nothing_is_lost_doubled_or_overtaken(proxied: Machines, procs: ProcMesh) -> None:
+def test_no_call_is_lost_doubled_or_reordered(proxied: Machines, procs: ProcMesh) -> None:
     for harm in (reset, half, short_cut, cut_and_reset, delay):
         stream = Stream(procs)
         for proxy in proxied.proxies:
@@ -73,7 +73,7 @@ def test_nothing_is_lost_doubled_or_overtaken(proxied: Machines, procs: ProcMesh
         assert not procs.deaths()
 
 
-def test_connections_that_break_again_and_again_lose_nothing(proxied: Machines, procs: ProcMesh) -> None:
+def test_repeated_breaks_of_a_connection_lose_nothing(proxied: Machines, procs: ProcMesh) -> None:
     stream = Stream(procs)
     before = proxied.proxies[0].connections
     for _ in range(5):
@@ -98,9 +98,7 @@ def test_output_and_large_values_survive_a_break(proxied: Machines, procs: ProcM
 
 
 @pytest.mark.slow
-def test_a_host_that_is_cut_off_for_long_is_lost_ends_by_itself_and_can_be_replaced(
-    proxied: Machines, bar: Bar
-) -> None:
+def test_a_host_that_is_cut_off_for_long_is_lost_and_ends_and_can_be_replaced(proxied: Machines, bar: Bar) -> None:
     procs = bring_up(proxied, LOST_AFTER_S)
     below = family(proxied.pid(1))
     start = time.monotonic()
@@ -134,7 +132,7 @@ def test_an_agent_waits_for_the_controller_as_long_as_the_controller_waits_for_i
 
 
 @pytest.mark.slow
-def test_an_agent_that_gives_the_controller_up_leaves_word_why(proxied: Machines) -> None:
+def test_an_agent_that_gives_up_the_controller_logs_the_reason(proxied: Machines) -> None:
     mesh = hosts_on(proxied, 1, lost_after_s=LOST_AFTER_S, grace_s=0.0, is_light=True).spawn_procs(device="cpu")
     mesh.initialized.get(LONG_S)
     proxied.proxies[0].cut()

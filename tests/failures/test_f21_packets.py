@@ -40,7 +40,7 @@ def pattern(nbytes: int, salt: int) -> bytes:
     ],
     ids=["late", "overtaken", "lost", "doubled", "all at once"],
 )
-def test_all_comes_once_and_in_order(cabled: Machines, faults: dict[str, float]) -> None:
+def test_all_messages_arrive_once_and_in_order(cabled: Machines, faults: dict[str, float]) -> None:
     hosts = hosts_on(cabled, 2, lost_after_s=LOST_AFTER_S, is_light=True)
     mesh = hosts.spawn_procs({"gpus": 2}, device="cpu")
     mesh.initialized.get(LONG_S)

@@ -48,7 +48,7 @@ def test_ranks_of_different_hosts_have_different_agents(machines: Machines, brin
     assert found == tuple((rank, rank % 2, 6) for rank in range(6))
 
 
-def test_the_ranks_of_an_agent_that_is_killed_are_lost_and_the_others_go_on(
+def test_the_ranks_of_a_killed_agent_are_lost_and_others_continue(
     machines: Machines, bring_up: BringUp, bar: Bar
 ) -> None:
     mesh = bring_up(3)
@@ -90,7 +90,7 @@ def test_all_hosts_may_be_lost_together(machines: Machines, bring_up: BringUp) -
     assert mesh.run("rank").get(LONG_S).values() == tuple(range(4))
 
 
-def test_a_host_that_stands_still_for_a_moment_is_waited_for(machines: Machines, bring_up: BringUp) -> None:
+def test_a_host_that_stops_for_a_moment_is_not_lost(machines: Machines, bring_up: BringUp) -> None:
     mesh = bring_up(2)
     agent = host_of(machines, mesh, 1)
     ledger = mesh.slice(hosts=1).spawn("ledger", Ledger)
@@ -109,7 +109,7 @@ def test_a_host_that_stands_still_for_a_moment_is_waited_for(machines: Machines,
 
 
 @pytest.mark.slow
-def test_a_host_that_stands_still_for_long_is_lost_and_told_to_end_when_it_comes_back(
+def test_a_host_that_stops_for_long_is_lost_and_ends_when_it_continues(
     machines: Machines, bring_up: BringUp, bar: Bar
 ) -> None:
     mesh = bring_up(2, LOST_AFTER_S)
@@ -138,9 +138,7 @@ def test_a_host_that_stands_still_for_long_is_lost_and_told_to_end_when_it_comes
 
 @pytest.mark.slow
 @pytest.mark.parametrize("has_spare", [True, False])
-def test_a_host_that_stands_still_can_be_replaced_at_once(
-    machines: Machines, bring_up: BringUp, has_spare: bool
-) -> None:
+def test_a_stopped_host_can_be_replaced_at_once(machines: Machines, bring_up: BringUp, has_spare: bool) -> None:
     machines.room = 2 + has_spare
     mesh = bring_up(2, LOST_AFTER_S)
     agent = host_of(machines, mesh, 1)
@@ -152,7 +150,7 @@ def test_a_host_that_stands_still_can_be_replaced_at_once(
     wait_until(lambda: not any(map(is_alive, below)), "the engine to end the returned host")
 
 
-def test_healing_does_not_wait_for_an_engine_that_is_slow_to_take_hosts_back(
+def test_heal_does_not_wait_for_a_slow_return_of_hosts(
     machines: Machines, bring_up: BringUp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mesh = bring_up(2)

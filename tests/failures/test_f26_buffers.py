@@ -60,7 +60,7 @@ def lent(tmp_path: Path) -> Iterator[tuple[Machines, Any]]:
             bed.close()
 
 
-def test_a_host_that_can_not_be_dialled_is_left_to_messages(lent: tuple[Machines, Any]) -> None:
+def test_a_host_that_refuses_connections_is_reached_by_messages(lent: tuple[Machines, Any]) -> None:
     machines, lends = lent
     for host in machines.hosts:  # new listeners use one of these ports, and no packet reaches them
         host.namespace.run("sh", "-c", f"echo {' '.join(PORTS)} > /proc/sys/net/ipv4/ip_local_port_range")
@@ -79,7 +79,7 @@ def test_a_host_that_can_not_be_dialled_is_left_to_messages(lent: tuple[Machines
     asker_here().roads.close()
 
 
-def test_a_host_that_is_cut_off_in_mid_transfer_is_gone(lent: tuple[Machines, Any]) -> None:
+def test_a_host_that_is_cut_off_during_a_transfer_is_gone(lent: tuple[Machines, Any]) -> None:
     machines, lends = lent
     buffer = lends.slice(hosts=1).lend.call_one().get(LONG_S)
     roads: list[str] = []

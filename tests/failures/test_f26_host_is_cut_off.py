@@ -40,7 +40,7 @@ def host_of(machines: Machines, mesh: ProcMesh, host: int) -> int:
     return next(i for i in range(len(machines.agents)) if ranks <= {each.pid for each in family(machines.pid(i))})
 
 
-def test_its_ranks_are_lost_in_time_and_all_others_go_on(cabled: Machines, bring_up: BringUp, bar: Bar) -> None:
+def test_the_ranks_are_lost_in_time_and_all_others_continue(cabled: Machines, bring_up: BringUp, bar: Bar) -> None:
     mesh = bring_up(3)
     ledgers = mesh.spawn("ledgers", Ledger)
     assert ledgers.take.call(1).get(LONG_S).values() == (1,) * 6
@@ -62,7 +62,7 @@ def test_its_ranks_are_lost_in_time_and_all_others_go_on(cabled: Machines, bring
         mesh.run("rank").get(LONG_S)
 
 
-def test_a_host_that_comes_back_late_hears_that_it_is_lost_and_ends(
+def test_a_host_that_returns_late_learns_that_it_is_lost_and_ends(
     cabled: Machines, bring_up: BringUp, bar: Bar
 ) -> None:
     mesh = bring_up(2)
@@ -99,7 +99,7 @@ def test_short_cuts_lose_nothing(cabled: Machines, bring_up: BringUp, cut_s: flo
     assert not mesh.deaths()
 
 
-def test_the_agents_of_others_forget_it(cabled: Machines, bring_up: BringUp, bar: Bar) -> None:
+def test_other_agents_close_their_connections_to_it(cabled: Machines, bring_up: BringUp, bar: Bar) -> None:
     mesh = bring_up(2)
     ledgers = mesh.spawn("ledgers", Ledger)
     near, far = ledgers.slice(hosts=0, gpus=0), ledgers.slice(hosts=1, gpus=0)

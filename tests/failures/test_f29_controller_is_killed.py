@@ -84,7 +84,7 @@ def directories() -> set[str]:
 
 
 @pytest.mark.slow
-def test_agents_end_their_ranks_when_the_grace_is_over(program: Program, bar: Bar) -> None:
+def test_agents_end_their_ranks_after_the_grace_period(program: Program, bar: Bar) -> None:
     below = program.below()
     program.process.send_signal(signal.SIGKILL)
     start = time.monotonic()
@@ -97,7 +97,7 @@ def test_agents_end_their_ranks_when_the_grace_is_over(program: Program, bar: Ba
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", [6.0], indirect=True)
-def test_a_controller_that_stands_still_for_less_than_the_grace_loses_nothing(program: Program) -> None:
+def test_a_controller_that_stops_for_less_than_the_grace_period_loses_nothing(program: Program) -> None:
     below = program.below()
     program.process.send_signal(signal.SIGSTOP)
     start = time.monotonic()

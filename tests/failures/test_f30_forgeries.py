@@ -136,7 +136,7 @@ WHAT = list(forged(1, 2, 3))
 
 @pytest.mark.parametrize("name", [b"H77/forged", b"H0/forged", b"R1", b"H", b"H99999999999999999999/x"])
 @pytest.mark.parametrize("what", WHAT)
-def test_the_controller_drops_it(mesh: Mesh, forgers: list[Forger], what: str, name: bytes) -> None:
+def test_the_controller_drops_forgeries(mesh: Mesh, forgers: list[Forger], what: str, name: bytes) -> None:
     forgers.append(forger := Forger(mesh.port, name))
     forger.say(*forged(77, 0, mesh.hosts[0])[what])
     forger.has_arrived(0)
@@ -145,7 +145,7 @@ def test_the_controller_drops_it(mesh: Mesh, forgers: list[Forger], what: str, n
 
 @pytest.mark.parametrize("name", [b"H77/forged", b"R1"])
 @pytest.mark.parametrize("what", WHAT)
-def test_an_agent_drops_it(mesh: Mesh, forgers: list[Forger], what: str, name: bytes) -> None:
+def test_an_agent_drops_forgeries(mesh: Mesh, forgers: list[Forger], what: str, name: bytes) -> None:
     first, second = mesh.hosts
     forgers.append(forger := Forger(mesh.agent_port, name))
     forger.say(*forged(77, first, second)[what])
@@ -153,7 +153,7 @@ def test_an_agent_drops_it(mesh: Mesh, forgers: list[Forger], what: str, name: b
     mesh.check()
 
 
-def test_what_is_dropped_is_counted(mesh: Mesh, forgers: list[Forger]) -> None:
+def test_dropped_messages_are_counted(mesh: Mesh, forgers: list[Forger]) -> None:
     runtime = current_session().runtime
     before = runtime.refused
     forgers.append(forger := Forger(mesh.port, b"H77/forged"))
@@ -163,7 +163,7 @@ def test_what_is_dropped_is_counted(mesh: Mesh, forgers: list[Forger]) -> None:
     mesh.check()
 
 
-def test_a_host_that_there_is_speaks_for_itself_only(mesh: Mesh, forgers: list[Forger]) -> None:
+def test_a_host_can_send_only_messages_about_its_own_ranks(mesh: Mesh, forgers: list[Forger]) -> None:
     """Even valid messages with the token are dropped when they are about ranks of another host."""
     session = current_session()
     first, _ = mesh.hosts

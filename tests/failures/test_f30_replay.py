@@ -94,13 +94,13 @@ def parts(asked: bytes) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_a_conversation_is_sent_again_on_another_connection(mesh: Mesh) -> None:
+def test_traffic_is_replayed_on_a_new_connection(mesh: Mesh) -> None:
     for answer in say_all(mesh, mesh.port, parts(mesh.asked).values()):
         assert len(answer) < 1000  # a greeting, and a new cookie, which no recorded proof matches
 
 
 @pytest.mark.slow
-def test_what_was_said_between_two_is_said_to_a_third(mesh: Mesh) -> None:
+def test_traffic_is_replayed_to_a_third_process(mesh: Mesh) -> None:
     (port,) = (
         each.laddr.port
         for each in psutil.Process(mesh.machines.pid(1)).net_connections("tcp")
@@ -112,7 +112,7 @@ def test_what_was_said_between_two_is_said_to_a_third(mesh: Mesh) -> None:
 
 @pytest.mark.parametrize("up", [True, False], ids=["to the controller", "to the agent"])
 @pytest.mark.parametrize("what", ["the last message", "the handshake", "all", "noise"])
-def test_what_was_said_comes_again_on_the_same_connection(mesh: Mesh, up: bool, what: str) -> None:
+def test_traffic_is_replayed_on_the_same_connection(mesh: Mesh, up: bool, what: str) -> None:
     """CURVE uses each message number once: a receiver of a repeated one disconnects, and lost messages are sent again."""
     asked, answered = (bytes(said) for said in mesh.proxy.recorded[-1])
     said = asked if up else answered

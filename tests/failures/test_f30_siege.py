@@ -110,7 +110,7 @@ def siege(machines: Machines) -> Iterator[Siege]:
 
 
 @pytest.mark.parametrize("what", ["nothing", "long handshakes"])
-def test_480_connections_that_say_nothing_or_not_enough_at_each_port(siege: Siege, what: str) -> None:
+def test_480_connections_without_a_complete_handshake_at_each_port(siege: Siege, what: str) -> None:
     before = [psutil.Process(pid).num_fds() for pid in siege.pids]
     with besieged(what, siege.ports, 480):
         siege.works_on(200)
@@ -127,7 +127,7 @@ def test_480_connections_that_say_nothing_or_not_enough_at_each_port(siege: Sieg
 
 
 @pytest.mark.parametrize("what", ["garbage", "half greetings", "other mechanisms", "forged handshakes"])
-def test_who_says_what_is_none_of_ours(siege: Siege, what: str) -> None:
+def test_clients_that_do_not_speak_the_protocol(siege: Siege, what: str) -> None:
     with besieged(what, siege.ports, 60):
         siege.works_on()
         wait_until(lambda: siege.refused_everywhere() >= 60, "all to be refused")
@@ -136,21 +136,21 @@ def test_who_says_what_is_none_of_ours(siege: Siege, what: str) -> None:
     assert "180 connections of strangers, without the keys of this session, refused:" in mesh_text(siege.procs.view())
 
 
-def test_handshakes_of_half_a_megabyte_that_are_sent_but_for_the_end(siege: Siege) -> None:
+def test_unfinished_handshakes_of_half_a_megabyte(siege: Siege) -> None:
     with besieged("large handshakes", siege.ports, 480):
         wait_until(lambda: siege.refused_everywhere() >= 480, "all to be sent away")
         siege.works_on()
     assert siege.growth_nbytes() < MAX_GROWTH_NBYTES
 
 
-def test_a_byte_at_a_time(siege: Siege) -> None:
+def test_handshakes_of_one_byte_at_a_time(siege: Siege) -> None:
     with besieged("drip", siege.ports, 50):
         wait_until(lambda: siege.refused_everywhere() >= 100, "all connections to be closed twice")
         siege.works_on()
     assert siege.growth_nbytes() < MAX_GROWTH_NBYTES
 
 
-def test_frames_of_a_gigabyte_that_are_sent(siege: Siege) -> None:
+def test_frames_of_a_gigabyte(siege: Siege) -> None:
     with besieged("flood", siege.ports, 20):
         wait_until(lambda: siege.refused_everywhere() >= 200, "all to be refused")
         siege.works_on()
@@ -158,7 +158,7 @@ def test_frames_of_a_gigabyte_that_are_sent(siege: Siege) -> None:
     siege.works_on()
 
 
-def test_a_host_with_the_keys_that_sends_frames_of_a_quarter_of_a_gigabyte(siege: Siege) -> None:
+def test_frames_of_a_quarter_of_a_gigabyte_from_a_host_with_the_keys(siege: Siege) -> None:
     """The size of frames is also limited after the handshake."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     frame = bytes(1 << 28)  # CURVE makes another copy of it before it sends it
@@ -176,7 +176,7 @@ def test_a_host_with_the_keys_that_sends_frames_of_a_quarter_of_a_gigabyte(siege
     assert max(agents) < 200 << 20
 
 
-def test_clients_with_no_keys_and_with_those_of_another_session(siege: Siege) -> None:
+def test_clients_without_keys_and_with_keys_of_another_session(siege: Siege) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     public, secret = zmq.curve_keypair()
     others = LinkKeys(public.decode(), secret.decode())

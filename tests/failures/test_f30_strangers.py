@@ -133,7 +133,7 @@ def test_the_right_keys_and_a_wrong_token_are_refused(
     assert procs.run("rank").get(LONG_S).values() == (0,)
 
 
-def test_the_ports_of_agents_let_nobody_in_either(
+def test_the_ports_of_agents_refuse_all_strangers(
     standing: Machines, procs: ProcMesh, context: zmq.Context[zmq.Socket[bytes]]
 ) -> None:
     agent = psutil.Process(standing.pid(0))

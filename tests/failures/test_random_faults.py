@@ -30,7 +30,7 @@ def campaign(tmp_path: Path) -> Iterator[Campaign]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_random_faults_lose_nothing_else(campaign: Campaign) -> None:
+def test_random_faults_lose_only_the_harmed_ranks(campaign: Campaign) -> None:
     report = campaign.run(FAULTS)
     print(report.text())
     assert report.is_good, report.text()

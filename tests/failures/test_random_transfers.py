@@ -29,7 +29,7 @@ def campaign(tmp_path: Path) -> Iterator[TransferCampaign]:
 
 
 @pytest.mark.slow
-def test_random_transfers_carry_no_wrong_byte(campaign: TransferCampaign) -> None:
+def test_random_transfers_have_no_wrong_byte(campaign: TransferCampaign) -> None:
     report = campaign.run(TRANSFERS)
     print(report.text())
     assert report.is_good, report.text()

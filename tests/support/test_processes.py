@@ -71,7 +71,7 @@ def test_a_process_that_is_gone(sleeper: subprocess.Popen[bytes]) -> None:
     assert command_of(process) == []
 
 
-def test_a_thread_is_no_process() -> None:
+def test_a_thread_does_not_count_as_a_process() -> None:
     over = threading.Event()
     thread = threading.Thread(target=over.wait)
     thread.start()

@@ -62,7 +62,7 @@ def run(folder: Path, **files: str) -> tuple[Results, Path]:
     return read(log), log
 
 
-def test_a_log_says_how_each_test_ended(tmp_path: Path) -> None:
+def test_a_log_has_the_outcome_of_each_test(tmp_path: Path) -> None:
     found, log = run(tmp_path, test_some=OUTCOMES, test_broken="import nothing_of_this_name")
     assert found.passed == set()  # a file that cannot be imported stops the whole run
     assert set(found.failed) == {"test_broken.py"}
@@ -84,7 +84,7 @@ def test_a_log_says_how_each_test_ended(tmp_path: Path) -> None:
     assert not read(log).is_complete
 
 
-def test_a_run_that_did_not_begin_has_no_results(tmp_path: Path) -> None:
+def test_a_run_that_did_not_start_has_no_results(tmp_path: Path) -> None:
     found = read(tmp_path / "none.jsonl")
     assert (found.passed, found.failed, found.is_complete) == (set(), {}, False)
 
@@ -145,7 +145,7 @@ def test_more_flaky_tests_than_allowed_are_red() -> None:
     assert not ci.report(DEFAULT, slow(*names[1:]), Results(passed=set(names)))[1]
 
 
-def test_a_failure_of_the_default_tier_is_red_with_the_end_of_its_text_last() -> None:
+def test_a_failure_of_the_default_tier_is_red_and_its_text_comes_last() -> None:
     long = "\n".join(f"line {i}" for i in range(100))
     text, is_red = ci.report(Results(failed={"a": long}), Results(), Results(passed={"a"}))
     assert is_red
@@ -168,7 +168,7 @@ def test_a_test_that_fails_in_several_runs_is_printed_once_with_its_count() -> N
     assert text.splitlines()[-1] == "2 tests failed in 3 runs"
 
 
-def test_runs_that_are_all_green_are_and_one_that_was_cut_off_is_not() -> None:
+def test_several_runs_are_green_if_all_are_and_none_was_cut_off() -> None:
     assert repeat.report([slow(), slow()]) == ("0 tests failed in 2 runs", False)
     text, is_red = repeat.report([slow(), Results(passed={"a"})])
     assert is_red
@@ -183,7 +183,7 @@ def test_counts_of_several_runs_are_added() -> None:
     assert closing_line([DEFAULT, slow()], 3) == "4 passed, 3 failed, 1 skipped"
 
 
-def test_what_modules_took_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+def test_times_of_modules_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     log = tmp_path / "log.jsonl"
     report = {"$report_type": "TestReport", "outcome": "passed", "when": "call", "duration": 1.5}
     log.write_text("".join(json.dumps({**report, "nodeid": f"{name}.py::t"}) + "\n" for name in ("a", "b", "b")))

@@ -159,7 +159,7 @@ def test_an_unknown_tier_is_refused(tmp_path: Path) -> None:
     assert "--tier: invalid choice: 'fast'" in ended.stderr
 
 
-def test_reports_hold_what_a_test_took_of_its_own_and_why_it_failed(tmp_path: Path) -> None:
+def test_reports_have_the_own_time_and_the_failure_of_a_test(tmp_path: Path) -> None:
     pytest.importorskip("pytest_reportlog")
     log = tmp_path / "log.jsonl"
     run(tmp_path, WITH_A_FAILURE, "-p", "pytest_reportlog.plugin", "--report-log", str(log))

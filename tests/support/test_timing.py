@@ -18,7 +18,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_a_bound_fails_with_what_took_how_long(clock: list[float]) -> None:
+def test_a_failed_bound_names_the_operation_and_its_time(clock: list[float]) -> None:
     bar = Bar(is_asserted=True)
     message = r"the interrupt took 2\.00 s instead of less than 1\.5 s"
     with pytest.raises(AssertionError, match=message), bar.below(1.5, "the interrupt"):
@@ -29,7 +29,7 @@ def test_a_bound_fails_with_what_took_how_long(clock: list[float]) -> None:
         bar.check_above(0.5, 0.5, "the grace")
 
 
-def test_what_keeps_its_bound_passes(clock: list[float]) -> None:
+def test_a_time_within_the_bound_passes(clock: list[float]) -> None:
     bar = Bar(is_asserted=True)
     with bar.below(1.5):
         clock[0] += 1.0
@@ -37,7 +37,7 @@ def test_what_keeps_its_bound_passes(clock: list[float]) -> None:
     bar.check_above(1.5, 1.0)
 
 
-def test_outside_the_timing_tier_no_bound_counts(clock: list[float]) -> None:
+def test_bounds_do_not_count_outside_the_timing_tier(clock: list[float]) -> None:
     bar = Bar(is_asserted=False)
     with bar.below(1.5):
         clock[0] += 2.0
@@ -45,12 +45,12 @@ def test_outside_the_timing_tier_no_bound_counts(clock: list[float]) -> None:
     bar.check_above(1.0, 1.5)
 
 
-def test_an_error_within_the_block_is_the_error() -> None:
+def test_an_error_within_the_block_is_raised() -> None:
     with pytest.raises(ZeroDivisionError), Bar(is_asserted=True).below(0.0):
         raise ZeroDivisionError
 
 
-def test_the_clock_goes_on_and_never_faster_than_time() -> None:
+def test_the_clock_advances_but_never_faster_than_time() -> None:
     begin, undisturbed_begin = time.monotonic(), undisturbed_s()
     time.sleep(0.05)
     undisturbed_end, end = undisturbed_s(), time.monotonic()

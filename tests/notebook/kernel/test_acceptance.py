@@ -61,7 +61,7 @@ def test_the_text_of_each_rank_is_exact(four: Notebook) -> None:
     assert cell.stderr.splitlines() == [f"[{rank}] problem {rank}" for rank in range(4)]
 
 
-def test_what_all_ranks_print_is_shown_once(four: Notebook) -> None:
+def test_equal_output_of_all_ranks_is_shown_once(four: Notebook) -> None:
     cell = four.ok("%%remote t\nprint('the same')\nprint('mine' if rank == 2 else 'ours')")
     assert cell.stdout.splitlines()[0] == "[0-3] the same"
     assert set(cell.stdout.splitlines()[1:]) == {"[0-1,3] ours", "[2] mine"}
@@ -127,7 +127,7 @@ def test_an_interrupt_of_a_local_cell_leaves_an_idle_mesh_alone(four: Notebook) 
     assert four.pids() == pids
 
 
-def test_an_interrupt_frees_a_rank_that_waits_for_one_that_sleeps(four: Notebook, bar: Bar) -> None:
+def test_an_interrupt_releases_a_rank_that_waits_for_another(four: Notebook, bar: Bar) -> None:
     cell = four.send(
         f"%%remote t\n{TORCH}\nimport time\nprint('there', flush=True)\nif rank == 1: time.sleep(60)\ndist.barrier()"
     )
@@ -175,7 +175,7 @@ def test_an_error_on_many_ranks_is_one_block(bare: Notebook) -> None:
     assert len(all_of_them.error) < 2 * len(one.error)
 
 
-def test_an_error_on_one_rank_frees_those_that_wait_for_it(four: Notebook, bar: Bar) -> None:
+def test_an_error_on_one_rank_releases_the_ranks_that_wait_for_it(four: Notebook, bar: Bar) -> None:
     pids = four.pids()
     cell = four.run(f"%%remote t\n{TORCH}\nkept = rank\nif rank == 1: raise ValueError('no data')\ndist.barrier()")
     bar.check(cell.elapsed_s, 4, "the cell")
@@ -187,7 +187,7 @@ def test_an_error_on_one_rank_frees_those_that_wait_for_it(four: Notebook, bar: 
     assert four.pids() == pids
 
 
-def test_a_killed_rank_is_named_and_the_others_go_on(own: Notebook, bar: Bar) -> None:
+def test_a_killed_rank_is_named_and_the_others_continue(own: Notebook, bar: Bar) -> None:
     doomed = own.run("%%remote t\nimport os, time\nif rank == 2: os.kill(os.getpid(), 9)\ntime.sleep(0.2)")
     bar.check(doomed.elapsed_s, 3, "the cell")
     assert doomed.ename == "SupervisionError"
@@ -290,7 +290,7 @@ def test_in_a_console(console: pexpect.spawn) -> None:
 
 
 @pytest.mark.parametrize("code", ["%%remote\n1", "%mesh up t -n -1", "%mesh up t -n two", "%mesh two"])
-def test_a_misuse_without_a_mesh_is_one_line_and_starts_nothing(bare: Notebook, code: str) -> None:
+def test_a_usage_error_without_a_mesh_is_one_line_and_starts_nothing(bare: Notebook, code: str) -> None:
     wait_until(lambda: len(bare.processes()) == 2, "only the agent and its zygote to be there")
     before = bare.processes()
     cell = bare.run(code)

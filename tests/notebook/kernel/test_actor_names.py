@@ -54,7 +54,7 @@ def served(notebook: Notebook) -> Notebook:
     return notebook
 
 
-def test_an_interrupt_of_one_wait_leaves_the_calls_beside_it(served: Notebook) -> None:
+def test_an_interrupt_of_one_wait_leaves_other_calls_alone(served: Notebook) -> None:
     served.ok("first = server.sleep.call_one('first')")
     cell = served.send("second = server.sleep.call_one('second')\nsecond.get()")
     served.wait_blocked()
@@ -66,7 +66,7 @@ def test_an_interrupt_of_one_wait_leaves_the_calls_beside_it(served: Notebook) -
     assert served.value("server.look.call_one().get()")[-1] == "first left"
 
 
-def test_answers_through_ports_plain_methods_and_awaiting(served: Notebook) -> None:
+def test_answers_of_ports_plain_methods_and_await(served: Notebook) -> None:
     served.ok("question = server.ask.call_one()\nserver.answer.broadcast('here you are')")
     assert served.run("await question").plain == "'here you are'"
     assert served.run("as_endpoint(server.peek).call_one().get()").plain == "0"

@@ -35,7 +35,7 @@ def auto(two: Notebook) -> Iterator[Notebook]:
 # -- the mode
 
 
-def test_it_says_whether_it_is_on(two: Notebook) -> None:
+def test_autoremote_reports_its_state(two: Notebook) -> None:
     off = "autoremote is off: cells run in the kernel; %autoremote SELECTOR switches it on\n"
     on = "autoremote is on: cells run as %%remote {}; %%local keeps one in the kernel, %autoremote off ends it\n"
     assert two.ok("%autoremote").stdout == off
@@ -67,7 +67,7 @@ def test_options_hold_for_every_cell(two: Notebook) -> None:
         two.ok("%autoremote off")
 
 
-def test_what_is_for_the_kernel_stays_there(auto: Notebook) -> None:
+def test_local_cells_and_magics_stay_in_the_kernel(auto: Notebook) -> None:
     assert auto.ok("%%local\nrank = 'here'\nrank").plain == "'here'"
     assert auto.ok("# with a comment\n\n%%local\nrank").plain == "'here'"
     assert auto.ok("%mesh").stdout.startswith("name")
@@ -81,7 +81,7 @@ def test_what_is_for_the_kernel_stays_there(auto: Notebook) -> None:
     auto.ok("# nothing but a comment")
 
 
-def test_lines_of_errors_are_those_of_the_cell(auto: Notebook) -> None:
+def test_errors_have_the_line_numbers_of_the_cell(auto: Notebook) -> None:
     failed = auto.run("x = 1\n\n1 / (1 - rank)")
     assert failed.ename == "RemoteError"
     assert re.search(r"remote cell \[\d+\], line 3\n", failed.error)
@@ -98,7 +98,7 @@ def test_lines_of_errors_are_those_of_the_cell(auto: Notebook) -> None:
     assert "# %%local" in local.error
 
 
-def test_what_other_code_runs_in_the_kernel_is_not_sent(auto: Notebook, tmp_path: Path) -> None:
+def test_cells_that_local_code_runs_are_not_sent(auto: Notebook, tmp_path: Path) -> None:
     script = tmp_path / "script.ipy"
     script.write_text("from_script = 1\n")
     auto.ok("%%local\nget_ipython().run_cell('nested = 1')\nnested")
@@ -109,14 +109,14 @@ def test_what_other_code_runs_in_the_kernel_is_not_sent(auto: Notebook, tmp_path
     assert auto.ok("any(n in globals() for n in ('nested', 'from_script', 'timed', 'awaited'))").plain == "[0-1] False"
 
 
-def test_what_frontends_ask_on_the_side_is_not_sent(auto: Notebook) -> None:
+def test_requests_of_frontends_are_not_sent(auto: Notebook) -> None:
     auto.run("hidden = 1", silent=True, store_history=False)
     auto.run("aside = 1", store_history=False)
     assert auto.value("(hidden, aside)") == (1, 1)
     assert auto.ok("'hidden' in globals() or 'aside' in globals()").plain == "[0-1] False"
 
 
-def test_whether_a_cell_is_complete_is_asked_of_its_own_text(auto: Notebook) -> None:
+def test_completeness_is_checked_on_the_cell_as_written(auto: Notebook) -> None:
     for code, status in (("for i in x:", "incomplete"), ("x = 1", "complete"), ("x = )", "invalid")):
         assert auto.ask(auto.client.is_complete(code))["status"] == status
 
@@ -129,7 +129,7 @@ def test_an_interrupt_reaches_the_ranks(auto: Notebook) -> None:
     assert auto.ok("n > 0").plain == "[0-1] True"
 
 
-def test_history_has_what_was_written(auto: Notebook) -> None:
+def test_history_has_the_cell_as_written(auto: Notebook) -> None:
     auto.ok("41 + rank")
     assert auto.value("get_ipython().history_manager.input_hist_raw[-1]") == "41 + rank"
 
@@ -145,7 +145,7 @@ def test_history_has_what_was_written(auto: Notebook) -> None:
         ("t --targets 7", "--targets 7: there is no rank 7; there is: [0-1]"),
     ],
 )
-def test_a_misuse_is_one_line_and_leaves_it_off(two: Notebook, line: str, says: str) -> None:
+def test_a_usage_error_is_one_line_and_leaves_autoremote_off(two: Notebook, line: str, says: str) -> None:
     cell = two.run(f"%autoremote {line}")
     assert cell.ename == "UsageError"
     assert says in cell.evalue
@@ -153,7 +153,7 @@ def test_a_misuse_is_one_line_and_leaves_it_off(two: Notebook, line: str, says: 
     assert two.ok("1 + 1").plain == "2"
 
 
-def test_when_its_mesh_is_gone_the_next_cell_says_so_and_it_is_off(two: Notebook) -> None:
+def test_autoremote_is_off_after_its_mesh_is_gone(two: Notebook) -> None:
     two.ok("%mesh up u -n 1 --device cpu", 60)
     two.ok("%autoremote u")
     two.ok("%mesh down u")
@@ -167,7 +167,7 @@ def test_when_its_mesh_is_gone_the_next_cell_says_so_and_it_is_off(two: Notebook
 
 
 @pytest.mark.slow
-def test_taking_the_extension_away_ends_it(new_notebook: Callable[..., Notebook]) -> None:
+def test_unloading_the_extension_ends_autoremote(new_notebook: Callable[..., Notebook]) -> None:
     notebook = new_notebook("python3")
     notebook.ok("%load_ext monarch_kernel")
     notebook.ok(BRINGS_UP.format(n=1), START_S)
@@ -185,7 +185,7 @@ def test_taking_the_extension_away_ends_it(new_notebook: Callable[..., Notebook]
 # -- %%local and --local without the mode
 
 
-def test_a_local_cell_is_an_ordinary_one(two: Notebook) -> None:
+def test_a_local_cell_is_an_ordinary_cell(two: Notebook) -> None:
     assert two.ok("%%local\n1 + 1").plain == "2"
     misplaced = two.run("1 + 1\nget_ipython().run_cell_magic('local', '', '1')")
     assert misplaced.evalue == "%%local has to be the first line of a cell"
@@ -200,21 +200,21 @@ def test_one_cell_defines_on_both_sides(two: Notebook) -> None:
     assert two.ok("%%remote t\nround(area(2), 2)").plain == "[0-1] 12.57"
 
 
-def test_a_cell_for_both_that_fails_on_a_rank_is_not_run_here(two: Notebook) -> None:
+def test_a_cell_for_both_that_fails_on_a_rank_does_not_run_in_the_kernel(two: Notebook) -> None:
     cell = two.run("%%remote t --local\nhalf_way = 1\n1 / rank")
     assert cell.ename == "RemoteError"
     assert re.search(r"remote cell \[\d+\], line 3\n", cell.error)
     assert two.value("'half_way' in globals()") is False
 
 
-def test_a_cell_for_both_that_fails_here_fails(two: Notebook) -> None:
+def test_a_cell_for_both_that_fails_in_the_kernel_fails(two: Notebook) -> None:
     cell = two.run("%%remote t --local\nboth = 1\n\nassert 'world_size' in globals(), 'not here'")
     assert (cell.ename, cell.evalue) == ("AssertionError", "not here")
     assert "line 4" in cell.error
     assert two.ok("%%remote t\nboth").plain == "[0-1] 1"
 
 
-def test_nothing_of_a_cell_for_both_with_a_syntax_error_is_sent(two: Notebook) -> None:
+def test_a_cell_for_both_with_a_syntax_error_is_not_sent(two: Notebook) -> None:
     before = two.value("next(t._runtime._ids)")
     cell = two.run("%%remote t --local\nx = 1\nif True print(x)")
     assert cell.ename == "SyntaxError"
@@ -222,7 +222,7 @@ def test_nothing_of_a_cell_for_both_with_a_syntax_error_is_sent(two: Notebook) -
     assert two.value("next(t._runtime._ids)") == before + 1
 
 
-def test_a_cell_may_begin_with_comments(two: Notebook) -> None:
+def test_a_cell_may_start_with_comments(two: Notebook) -> None:
     for code in (
         "\n\n%%remote t\n1 / (1 - rank)",
         "# why\n\n%%remote t --local\n1 / (1 - rank)",

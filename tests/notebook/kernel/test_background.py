@@ -40,7 +40,7 @@ def updates(cell: Cell) -> list[str]:
     return [m["content"]["data"]["text/plain"] for m in cell.of_type("update_display_data")]
 
 
-def test_the_notebook_goes_on_and_output_goes_to_the_launching_cell(
+def test_the_notebook_stays_usable_and_output_goes_to_the_launching_cell(
     notebook: Notebook, tmp_path: Any, bar: Bar
 ) -> None:
     wait, go = gate(tmp_path)
@@ -60,7 +60,7 @@ def test_the_notebook_goes_on_and_output_goes_to_the_launching_cell(
     assert notebook.value("h.done(), h.exception()") == (True, None)
 
 
-def test_the_handle_is_a_line_that_is_kept_up_to_date(notebook: Notebook, tmp_path: Any) -> None:
+def test_the_handle_shows_a_line_that_is_updated(notebook: Notebook, tmp_path: Any) -> None:
     wait, go = gate(tmp_path)
     launch = notebook.ok(f"%%remote t --background\n{wait}")
     assert "on t[0-1]: " in launch.plain
@@ -70,7 +70,7 @@ def test_the_handle_is_a_line_that_is_kept_up_to_date(notebook: Notebook, tmp_pa
     launch.wait_for(lambda _: any(": done after" in text for text in [*updates(launch), *updates(cell)]))
 
 
-def test_it_can_be_awaited(notebook: Notebook) -> None:
+def test_the_handle_can_be_awaited(notebook: Notebook) -> None:
     notebook.ok("%%remote t --background --out h\nrank + 1")
     assert notebook.ok("list((await h).values())").plain == "[1, 2]"
 
@@ -86,7 +86,7 @@ def test_cells_of_one_mesh_queue(notebook: Notebook, tmp_path: Any) -> None:
     assert last.plain.splitlines() == ["[0] ['first', 'second', 'third']", "[1] ['first', 'second']"]
 
 
-def test_cells_on_ranks_that_differ_run_at_the_same_time(notebook: Notebook, tmp_path: Any) -> None:
+def test_cells_on_different_ranks_run_at_the_same_time(notebook: Notebook, tmp_path: Any) -> None:
     wait, go = gate(tmp_path)
     notebook.ok(f"%%remote t[0] --background --out held\n{wait}'held'")
     assert notebook.ok("%%remote t[1]\n'free'").plain == "[1] 'free'"
@@ -136,7 +136,7 @@ def test_cancel_interrupts_the_ranks_and_keeps_their_state(notebook: Notebook) -
     assert notebook.ok("%%remote t\nn > 0").plain == "[0-1] True"
 
 
-def test_result_has_a_timeout_and_the_cell_goes_on(notebook: Notebook, tmp_path: Any) -> None:
+def test_result_has_a_timeout_and_the_cell_continues(notebook: Notebook, tmp_path: Any) -> None:
     wait, go = gate(tmp_path)
     notebook.ok(f"%%remote t --background --out h\n{wait}")
     cell = notebook.run("h.result(0.05)")
@@ -173,14 +173,14 @@ def test_a_cell_that_waits_for_its_turn_can_be_interrupted(notebook: Notebook, t
     assert notebook.ok("%%remote t\nmarker").plain == "[0-1] 'untouched'"
 
 
-def test_its_timeout_holds(notebook: Notebook) -> None:
+def test_a_timeout_stops_a_cell_in_the_background(notebook: Notebook) -> None:
     notebook.ok("%%remote t --background --timeout 0.3 --out h\nwhile True: pass")
     cell = notebook.run("h.result()")
     assert cell.ename == "RemoteInterrupt"
     assert "stopped after 0.3 s (--timeout)" in cell.evalue
 
 
-def test_the_end_of_the_mesh_is_the_end_of_the_cell(bare: Notebook) -> None:
+def test_a_cell_ends_with_its_mesh(bare: Notebook) -> None:
     bare.up(1)
     bare.ok("%%remote t --background --out h\nwhile True: pass")
     wait_for_state(bare, "h", "running")

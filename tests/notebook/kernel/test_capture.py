@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(120)
 
 
-def test_capture_takes_all_that_a_remote_cell_shows(notebook: Notebook) -> None:
+def test_capture_takes_all_output_of_a_remote_cell(notebook: Notebook) -> None:
     cell = notebook.ok("%%capture got\n%remote print('text') or display('shown') or 6 * 7")
     assert not cell.shown
     assert not cell.stdout
@@ -41,6 +41,6 @@ def test_capture_leaves_the_table_of_the_mesh_alive(notebook: Notebook, tmp_path
     assert notebook.value("len(got.outputs)") == 0
 
 
-def test_capture_takes_no_value_that_is_not_shown(notebook: Notebook) -> None:
+def test_capture_takes_nothing_for_none(notebook: Notebook) -> None:
     assert not notebook.ok("%%capture got\n%remote None").shown
     assert notebook.value("len(got.outputs)") == 0

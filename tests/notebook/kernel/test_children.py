@@ -50,7 +50,7 @@ def test_a_child_writes_to_its_cell_while_others_run(notebook: Notebook, tmp_pat
         ).lines() == {rank: ["by fd", "by a child", str(i)] for rank in range(2)}
 
 
-def test_what_a_cell_has_redirected_stays_so(notebook: Notebook) -> None:
+def test_redirected_output_stays_redirected(notebook: Notebook) -> None:
     cell = notebook.ok(
         "%%remote\nimport os, subprocess, tempfile\n"
         "file = tempfile.TemporaryFile()\nsaved = os.dup(1); _ = os.dup2(file.fileno(), 1)\n"

@@ -102,7 +102,7 @@ def test_post_mortem(notebook: Notebook) -> None:
     assert notebook.ok("%remote t[1] kept").plain == "[1] 42"
 
 
-def test_post_mortem_takes_the_lowest_that_failed_and_says_what_there_is(notebook: Notebook) -> None:
+def test_post_mortem_selects_the_lowest_failed_rank_and_lists_others(notebook: Notebook) -> None:
     notebook.ok("%%remote\nfine = 1")
     cell = send(notebook, "%mesh debug t").wait()
     assert cell.ename == "UsageError"
@@ -134,7 +134,7 @@ def test_without_input_there_is_no_prompt_and_no_wait(notebook: Notebook) -> Non
     assert cell.plain == "[0-1] 2"
 
 
-def test_what_stops_in_the_background_waits_also_while_extensions_run_code(notebook: Notebook) -> None:
+def test_a_breakpoint_in_the_background_waits_while_extensions_run_code(notebook: Notebook) -> None:
     """An extension that inspects variables allows no input; the kernel still stops at the user's breakpoints."""
     send(notebook, "%%remote --background --out run\nbreakpoint()\nx = 1").wait()
     try:
@@ -152,7 +152,7 @@ def test_what_stops_in_the_background_waits_also_while_extensions_run_code(noteb
 
 
 @pytest.mark.slow
-def test_without_any_input_it_goes_on(new_notebook: Callable[..., Notebook]) -> None:
+def test_a_breakpoint_without_input_is_skipped(new_notebook: Callable[..., Notebook]) -> None:
     notebook = new_notebook(n=2)
     notebook.ok("%%remote --background --out run\nbreakpoint()\nrank")
     assert notebook.value("run.result().values()") == (0, 1)
@@ -178,7 +178,7 @@ def test_breakpoint(notebook: Notebook) -> None:
     assert "[1] after\n" in cell.stdout
 
 
-def test_ranks_that_stop_get_their_prompts_one_after_the_other(four: Notebook, bar: Bar) -> None:
+def test_stopped_ranks_get_their_prompts_one_after_the_other(four: Notebook, bar: Bar) -> None:
     cell = send(
         four, "%%remote\nimport torch.distributed as dist\nif rank < 3: breakpoint()\nx = 10 * rank\ndist.barrier()\nx"
     )
@@ -250,7 +250,7 @@ def test_a_rank_that_dies_at_the_prompt_ends_it(new_notebook: Callable[..., Note
     notebook.close()  # the fixture checks that nothing is left
 
 
-def test_a_timeout_does_not_run_at_the_prompt(notebook: Notebook) -> None:
+def test_a_timeout_pauses_at_the_prompt(notebook: Notebook) -> None:
     cell = send(notebook, "%%remote t[1] --timeout 3\nimport time\nbreakpoint()\ntime.sleep(0.5)\n'whole'")
     cell.prompt()
     think_until = time.monotonic() + 3.5
@@ -430,7 +430,7 @@ def shows(notebook: Notebook, what: str) -> None:
     wait_until(lambda: re.search(what, notebook.ok("%mesh show t").plain), f"{what} in the table")
 
 
-def test_what_was_interrupted_at_a_prompt_can_be_looked_at(notebook: Notebook) -> None:
+def test_post_mortem_after_an_interrupt_at_a_prompt(notebook: Notebook) -> None:
     cell = send(notebook, "%%remote t[0]\ndef f(k):\n    breakpoint()\n    return k\nf(7)")
     cell.prompt()
     notebook.interrupt()
@@ -442,7 +442,7 @@ def test_what_was_interrupted_at_a_prompt_can_be_looked_at(notebook: Notebook) -
     cell.type("q")
 
 
-def test_quitting_where_the_cell_ends_shows_nothing_of_the_debugger(notebook: Notebook) -> None:
+def test_quitting_at_the_end_of_a_cell_shows_no_frame_of_the_debugger(notebook: Notebook) -> None:
     cell = send(notebook, "%%remote t[0]\n1\nbreakpoint()")
     cell.prompt()
     cell.type("q")
@@ -451,7 +451,7 @@ def test_quitting_where_the_cell_ends_shows_nothing_of_the_debugger(notebook: No
     assert "bdb.py" not in cell.error
 
 
-def test_choosing_a_rank_says_where_it_is(notebook: Notebook) -> None:
+def test_choosing_a_rank_shows_its_line(notebook: Notebook) -> None:
     cell = send(notebook, "%%remote t\ndef f(k):\n    breakpoint()\n    return k\nf(rank)")
     cell.prompt()
     cell.type("all p k")
@@ -469,7 +469,7 @@ def test_stacks_end_where_the_code_has_stopped(notebook: Notebook) -> None:
     notebook.ok("run.cancel()")
 
 
-def test_classes_of_the_notebook_are_called_so(notebook: Notebook) -> None:
+def test_classes_of_the_notebook_have_a_cell_as_their_place(notebook: Notebook) -> None:
     notebook.ok(
         "from monarch_kernel.actor import Actor, endpoint\n"
         "class Waits(Actor):\n    @endpoint\n    async def go(self, k):\n        breakpoint()\n        return k\n"
@@ -518,7 +518,7 @@ def test_one_prompt_at_a_time(notebook: Notebook) -> None:
     in_control(notebook, "delete_subshell_request", subshell_id=str(subshell))
 
 
-def test_a_mesh_that_the_program_has_made(bare: Notebook) -> None:
+def test_a_mesh_made_by_the_program(bare: Notebook) -> None:
     bare.ok("from monarch_kernel.actor import this_host\nown = this_host().spawn_procs({'r': 2}, device='cpu')", 60)
     cell = send(bare, "%%remote own[0]\nbreakpoint()\nx = 1")
     assert cell.prompt(60) == "[0] (Pdb) "

@@ -107,7 +107,7 @@ def counts(text: str) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_kernel_is_killed_and_then_another(place: Path, kernel: Callable[[], Notebook]) -> None:
+def test_a_mesh_survives_two_killed_kernels(place: Path, kernel: Callable[[], Notebook]) -> None:
     first = kernel()
     first.ok(UP, START_S)
     first.ok("%%remote t\nstate = {'rank': rank}")
@@ -163,7 +163,7 @@ def test_a_kernel_is_killed_and_then_another(place: Path, kernel: Callable[[], N
 
 
 @pytest.mark.slow
-def test_a_kernel_restarts_and_a_background_cell_goes_on(
+def test_a_background_cell_survives_a_restart_of_the_kernel(
     place: Path, kernel: Callable[[], Notebook], tmp_path: Path
 ) -> None:
     notebook = kernel()
@@ -212,7 +212,7 @@ def test_a_collective_is_pending_when_the_kernel_dies(
 
 
 @pytest.mark.slow
-def test_two_kernels(place: Path, kernel: Callable[[], Notebook]) -> None:
+def test_another_kernel_cannot_attach_an_attached_mesh(place: Path, kernel: Callable[[], Notebook]) -> None:
     first, second = kernel(), kernel()
     first.ok(UP, START_S)
     has = f"attached to another kernel, pid {first.pid}, which is alive"
@@ -272,7 +272,7 @@ def test_two_kernels(place: Path, kernel: Callable[[], Notebook]) -> None:
 
 
 @pytest.mark.slow
-def test_what_ends_while_detached(place: Path, kernel: Callable[[], Notebook]) -> None:
+def test_ranks_and_meshes_that_end_while_detached(place: Path, kernel: Callable[[], Notebook]) -> None:
     notebook = kernel()
     notebook.ok(UP, START_S)
     kill(notebook)
@@ -363,7 +363,7 @@ peers = t.spawn("peers", Peer)
 
 
 @pytest.mark.slow
-def test_ranks_ask_each_other_without_a_kernel_and_under_the_next(
+def test_ranks_call_each_other_without_a_kernel_and_under_the_next(
     place: Path, kernel: Callable[[], Notebook], tmp_path: Path
 ) -> None:
     """The next kernel tells a rank whether the other one is alive."""
@@ -407,7 +407,7 @@ seen
 
 @pytest.mark.parametrize("is_paused", [False, True])
 @pytest.mark.slow
-def test_a_loop_is_steered_by_the_next_kernel(
+def test_the_next_kernel_controls_a_live_loop(
     place: Path, kernel: Callable[[], Notebook], tmp_path: Path, is_paused: bool
 ) -> None:
     def done(rank: int) -> int:

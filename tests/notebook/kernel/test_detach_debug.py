@@ -20,7 +20,7 @@ STOPS = "%%remote t --background\nx = rank * 10\nif rank == 1:\n    breakpoint()
 
 
 @pytest.mark.slow
-def test_a_breakpoint_outlives_the_kernel(place: Path, kernel: Callable[[], Notebook]) -> None:
+def test_a_breakpoint_survives_the_kernel(place: Path, kernel: Callable[[], Notebook]) -> None:
     first = kernel()
     first.ok(UP, START_S)
     cell = send(first, STOPS)
@@ -46,7 +46,7 @@ def test_a_breakpoint_outlives_the_kernel(place: Path, kernel: Callable[[], Note
 
 
 @pytest.mark.slow
-def test_no_prompt_is_left_of_a_post_mortem_of_an_earlier_kernel(place: Path, kernel: Callable[[], Notebook]) -> None:
+def test_a_post_mortem_of_an_earlier_kernel_leaves_no_prompt(place: Path, kernel: Callable[[], Notebook]) -> None:
     first = kernel()
     first.ok(UP, START_S)
     assert first.run("%%remote t[1]\nx = 5\n1 / 0").ename == "RemoteError"

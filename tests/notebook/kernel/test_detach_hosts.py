@@ -17,7 +17,7 @@ __all__ = ["kernel", "place"]  # fixtures
 
 
 @pytest.mark.slow
-def test_the_next_kernel_has_the_hosts_and_what_is_on_them(place: Path, kernel: Callable[[], Notebook]) -> None:
+def test_the_next_kernel_has_the_hosts_and_their_ranks(place: Path, kernel: Callable[[], Notebook]) -> None:
     first = kernel()
     first.ok("%mesh up t --on local --hosts 2 -n 1 --device cpu --detach", START_S)
     first.ok("%%remote t\nstate = {'rank': rank}", START_S)

@@ -20,7 +20,7 @@ class {name}(Actor):
 """
 
 
-def test_an_actor_goes_on_with_the_class_of_another_cell(notebook: Notebook) -> None:
+def test_an_actor_continues_with_the_class_of_another_cell(notebook: Notebook) -> None:
     notebook.ok(COUNTER.format(name="One", endpoint="step", body="return self.n + k"))
     notebook.ok("one = t.spawn('one', One); one.step.call(1).get()")
     notebook.ok(COUNTER.format(name="One", endpoint="walk", body="return self.n / k"))
@@ -38,7 +38,7 @@ def test_an_actor_goes_on_with_the_class_of_another_cell(notebook: Notebook) -> 
     assert notebook.value("one.run.call(0).get().values()") == ("ran", "ran")
 
 
-def test_a_refusal_is_one_text(notebook: Notebook) -> None:
+def test_a_refusal_is_one_message(notebook: Notebook) -> None:
     notebook.ok(COUNTER.format(name="Two", endpoint="step", body="return 1"))
     notebook.ok("two = t.spawn('two', Two); two.step.call(1).get()")
     notebook.ok(
@@ -53,7 +53,7 @@ def test_a_refusal_is_one_text(notebook: Notebook) -> None:
     assert notebook.value("two.step.call(1).get().values()") == (1, 1)
 
 
-def test_what_cells_on_ranks_have_made_follows_a_class_of_the_kernel(notebook: Notebook) -> None:
+def test_objects_of_remote_cells_follow_a_class_of_the_kernel(notebook: Notebook) -> None:
     net = "class Net:\n    def f(self): return {0}"
     notebook.ok("%%remote t\n" + net.format("'old', rank") + "\nnet = Net()\nkept = net.f")
     notebook.ok(net.format("'new', rank"))
@@ -65,7 +65,7 @@ def test_what_cells_on_ranks_have_made_follows_a_class_of_the_kernel(notebook: N
     assert notebook.value("t.run('net.f()').get().values()") == ("new", "new")
 
 
-def test_a_class_that_a_cell_has_defined_again_on_the_ranks_is_reloaded_by_name(notebook: Notebook) -> None:
+def test_a_class_that_a_remote_cell_redefined_is_reloaded_by_name(notebook: Notebook) -> None:
     cell = "%%remote t\nclass Model:\n    def f(self): return {0}, rank\n"
     notebook.ok(cell.format("'old'") + "model = Model()\nkept = model.f")
     for new in ("'second'", "'third'"):
@@ -82,7 +82,7 @@ def test_a_class_that_a_cell_has_defined_again_on_the_ranks_is_reloaded_by_name(
     assert "NameError: no class 'Nothing' is defined on this rank" in cell.evalue
 
 
-def test_without_an_argument_all_classes_that_were_defined_again_are_reloaded(notebook: Notebook) -> None:
+def test_without_an_argument_all_redefined_classes_are_reloaded(notebook: Notebook) -> None:
     notebook.ok("globals().pop('Two', None)")  # an earlier test has left this class, which can't be reloaded
     notebook.ok(
         "class Part:\n    def f(self): return 1\nclass Same:\n    pass\nimport threading; lock = threading.Lock()"
@@ -104,7 +104,7 @@ def project(notebook: Notebook, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_files_are_edited(notebook: Notebook, project: Path) -> None:
+def test_edited_files_are_reloaded(notebook: Notebook, project: Path) -> None:
     (project / "nets.py").write_text("SCALE = 1\nclass Net:\n    def f(self, x):\n        return x * SCALE\n")
     notebook.ok("%%remote t\nimport nets\nnet = nets.Net()\nnet.f(3)")
     (project / "nets.py").write_text("SCALE = 10\nclass Net:\n    def f(self, x):\n        return 1 / 0 * SCALE\n")
@@ -118,7 +118,7 @@ def test_files_are_edited(notebook: Notebook, project: Path) -> None:
     notebook.ok(f"%mesh sync t[0] {project}/nets.py")
 
 
-def test_misuse_of_the_magic_is_one_line(notebook: Notebook, project: Path) -> None:
+def test_a_usage_error_of_the_magic_is_one_line(notebook: Notebook, project: Path) -> None:
     (project / "broken.py").write_text("x = (\n")
     cell = notebook.run("%mesh sync broken")
     assert cell.evalue.startswith(f"SyntaxError in {project}/broken.py, line 1: '(' was never closed")

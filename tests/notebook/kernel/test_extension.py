@@ -86,7 +86,7 @@ def test_a_mesh_on_hosts_is_shown_in_a_terminal(terminal: Terminal, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_what_runs_in_the_background_when_the_extension_is_unloaded(new_notebook: Callable[..., Notebook]) -> None:
+def test_unloading_the_extension_ends_cells_in_the_background(new_notebook: Callable[..., Notebook]) -> None:
     notebook = new_notebook("python3")
     notebook.ok("%load_ext monarch_kernel")
     notebook.ok("%mesh up t -n 2 --device cpu", 60)

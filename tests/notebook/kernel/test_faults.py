@@ -69,7 +69,7 @@ two = t.slice(gpus=1).spawn('two', Two)
 LONE = "lone = t.slice(gpus=1).spawn('lone', Worker); lone.ok.call_one().get()"
 
 
-def test_it_is_shown_in_the_cell_that_runs_which_goes_on(book: Notebook, tmp_path: Path) -> None:
+def test_a_failure_is_shown_in_the_running_cell_which_continues(book: Notebook, tmp_path: Path) -> None:
     book.ok(LONE)
     cell = book.send("lone.fail.broadcast('nobody asked')\n" + BUSY.format(gate=str(tmp_path / "gate")))
     shows(cell, "ValueError: nobody asked")
@@ -84,13 +84,13 @@ def test_it_is_shown_in_the_cell_that_runs_which_goes_on(book: Notebook, tmp_pat
     assert "nobody asked" in after.error
 
 
-def test_it_is_shown_in_the_last_cell_if_none_runs(book: Notebook) -> None:
+def test_a_failure_is_shown_in_the_last_cell_if_none_runs(book: Notebook) -> None:
     book.ok(LONE)
     cell = book.ok("lone.fail.broadcast('much later')")
     shows(cell, "ValueError: much later")
 
 
-def test_it_is_not_shown_twice_if_a_cell_waits_for_what_fails(book: Notebook) -> None:
+def test_a_failure_is_not_shown_twice_if_a_cell_waits_for_it(book: Notebook) -> None:
     book.ok(LONE)
     book.ok(
         "def leave(self): raise SystemExit(3)\nWorker.leave = endpoint(leave)\nother = t.slice(gpus=1).spawn('other', Worker)"
@@ -102,13 +102,13 @@ def test_it_is_not_shown_twice_if_a_cell_waits_for_what_fails(book: Notebook) ->
     assert "SystemExit" not in plain(cell, probe)
 
 
-def test_another_line_with_the_same_text_as_an_error_that_is_shown_is_shown(book: Notebook) -> None:
+def test_an_equal_error_of_another_line_is_shown_too(book: Notebook) -> None:
     book.ok(TWO_LINES)
     assert "ValueError: no good" in book.run("two.first.call_one().get()").error
     shows(book.ok("two.second.broadcast()"), ", in second")
 
 
-def test_the_chain_is_shown(book: Notebook) -> None:
+def test_the_chain_of_causes_is_shown(book: Notebook) -> None:
     book.ok("boss = t.slice(gpus=0).spawn('boss', Boss); workers = boss.hire.call_one(t.slice(gpus=1)).get()")
     book.ok("workers.ok.call().get()")
     cell = book.ok("workers.fail.broadcast('below')")
@@ -118,7 +118,7 @@ def test_the_chain_is_shown(book: Notebook) -> None:
     assert "raise ValueError(text)" in plain(cell)
 
 
-def test_a_hook_of_the_users_own_is_called_instead(book: Notebook) -> None:
+def test_a_user_hook_is_called_instead(book: Notebook) -> None:
     book.ok(LONE)
     cell = book.ok(HOOKED)
     assert book.value("(len(found), found[0].mesh is lone, found[0].crashed_ranks)") == (1, True, (0,))
@@ -138,7 +138,7 @@ def test_the_death_of_an_idle_process_is_shown(book: Notebook) -> None:
     book.ok("%mesh down u")
 
 
-def test_the_death_of_a_process_that_a_cell_needs_is_shown_by_that_cell_alone(book: Notebook) -> None:
+def test_a_death_that_a_cell_needs_is_shown_only_by_that_cell(book: Notebook) -> None:
     book.ok("%mesh up u -n 2 --device cpu\nlone = u.spawn('lone', Worker); lone.ok.call().get()", 60.0)
     cell = book.run("%%remote u[1]\nimport os; os._exit(9)")
     assert "exit code 9" in cell.error
@@ -147,7 +147,7 @@ def test_the_death_of_a_process_that_a_cell_needs_is_shown_by_that_cell_alone(bo
     book.ok("%mesh down u")
 
 
-def test_what_one_death_has_ended_is_shown_in_full_once(book: Notebook) -> None:
+def test_failures_caused_by_one_death_are_shown_in_full_once(book: Notebook) -> None:
     book.ok("%mesh up u -n 2 --device cpu\nones, twos = u.spawn('ones', Worker), u.spawn('twos', Worker)", 60.0)
     book.ok("ones.ok.call().get(), twos.ok.call().get()")
     os.kill(book.pids("u")[1], signal.SIGKILL)
@@ -172,7 +172,7 @@ def test_a_hook_that_fails_hides_nothing(book: Notebook) -> None:
     assert "monarch_kernel/" not in plain(cell)
 
 
-def test_places_in_cells_have_their_numbers_also_in_what_an_error_quotes(book: Notebook) -> None:
+def test_places_in_quoted_errors_have_their_cell_numbers(book: Notebook) -> None:
     book.ok(LONE)
     book.ok("""class Caller(Actor):
     @endpoint

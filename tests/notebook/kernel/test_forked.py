@@ -116,7 +116,7 @@ while True:
 
 
 @pytest.mark.slow
-def test_a_cell_that_forks_for_ever_ends_with_each_interrupt(notebook: Notebook) -> None:
+def test_an_interrupt_ends_a_cell_that_forks_forever(notebook: Notebook) -> None:
     for _ in range(40):
         cell = notebook.send(FORKS)
         cell.wait_for(lambda cell: "go" in cell.stdout)

@@ -47,7 +47,7 @@ def kill(notebook: Notebook, rank: int, mesh: str = "d") -> int:
     return pid
 
 
-def test_a_rank_that_is_dead_too_is_not_listed_among_those_that_kept_variables(doomed: Notebook) -> None:
+def test_other_dead_ranks_are_not_listed_as_keeping_variables(doomed: Notebook) -> None:
     kill(doomed, 1)
     kill(doomed, 2)
     said = doomed.ok("%mesh heal d[2]").stdout
@@ -94,7 +94,7 @@ def test_a_rank_that_dies_in_a_collective_is_replaced(doomed: Notebook) -> None:
     assert doomed.ok("%%remote d[:3]\nkept").plain == "[0-2] 5"
 
 
-def test_actors_of_the_notebook_are_there_again(doomed: Notebook) -> None:
+def test_actors_of_the_notebook_are_created_again(doomed: Notebook) -> None:
     assert doomed.ok(ACTOR).plain == "(11, 11, 11, 11)"
     kill(doomed, 0)
     refused = doomed.run("counter.add.call().get()")
@@ -107,7 +107,7 @@ def test_actors_of_the_notebook_are_there_again(doomed: Notebook) -> None:
     assert doomed.run("counter.add.call().get()").ename == "SupervisionError"
 
 
-def test_an_actor_is_made_again_as_its_class_is_now(doomed: Notebook) -> None:
+def test_an_actor_is_created_again_with_its_current_class(doomed: Notebook) -> None:
     doomed.ok(ACTOR)
     doomed.ok(ACTOR.partition("counter = ")[0].replace("self.n += 1", "self.n += 100") + "counter.reload()")
     assert doomed.ok("counter.add.call().get().values()").plain == "(111, 111, 111, 111)"
@@ -122,20 +122,20 @@ def test_a_mesh_with_dead_ranks_is_not_brought_up_again(doomed: Notebook) -> Non
     assert "'d' is up already, but [3] died; %mesh heal d replaces them" in cell.text
 
 
-def test_what_is_asked_while_the_rank_comes_up_waits_for_it(doomed: Notebook) -> None:
+def test_requests_wait_for_a_rank_that_starts(doomed: Notebook) -> None:
     kill(doomed, 1)
     assert doomed.ok("future = d.heal(); d.run('rank').get().values()").plain == "(0, 1, 2, 3)"
     assert doomed.ok("future.get()").plain == "(1,)"
 
 
-def test_the_news_of_a_death_says_what_can_be_done(doomed: Notebook) -> None:
+def test_the_report_of_a_death_names_the_commands(doomed: Notebook) -> None:
     cell = doomed.ok("1")
     kill(doomed, 2)
     says = "%mesh heal d puts new processes in place of [2]"
     cell.wait_for(lambda _: any(says in each.stderr for each in doomed.cells.values()))
 
 
-def test_heal_does_nothing_where_no_rank_is_dead(doomed: Notebook) -> None:
+def test_heal_does_nothing_if_no_rank_is_dead(doomed: Notebook) -> None:
     before = doomed.pids("d")
     assert doomed.ok("%mesh heal d").stdout == "d: no rank is dead; %mesh restart replaces living ones\n"
     kill(doomed, 3)
@@ -144,7 +144,7 @@ def test_heal_does_nothing_where_no_rank_is_dead(doomed: Notebook) -> None:
     assert doomed.pids("d")[:3] == before[:3]
 
 
-def test_ranks_are_restarted_by_themselves(notebook: Notebook) -> None:
+def test_ranks_are_restarted_automatically(notebook: Notebook) -> None:
     notebook.ok("%mesh up e -n 2 --device cpu --restart rank --max-restarts 1")
     try:
         notebook.ok("%%remote e\nimport os; x = rank")
@@ -174,7 +174,7 @@ def test_living_ranks_are_restarted(doomed: Notebook) -> None:
     assert "good bye" in doomed.ok("%mesh logs d[1]").stdout, "what the former process wrote is kept"
 
 
-def test_a_restart_ends_the_cell_that_runs_there(doomed: Notebook) -> None:
+def test_a_restart_ends_the_running_cell(doomed: Notebook) -> None:
     cell = doomed.send("%%remote --background d\nimport time; print('go', flush=True)\nwhile True: time.sleep(0.01)")
     cell.wait_for(lambda cell: len(cell.lines()) == 4)
     doomed.ok("%mesh restart d")
@@ -190,7 +190,7 @@ def test_a_restart_ends_the_cell_that_runs_there(doomed: Notebook) -> None:
         ("%mesh heal nobody", "there is no mesh 'nobody'"),
     ],
 )
-def test_a_misuse_is_one_line(notebook: Notebook, line: str, says: str) -> None:
+def test_a_usage_error_is_one_line(notebook: Notebook, line: str, says: str) -> None:
     cell = notebook.run(line)
     assert not cell.ok
     assert says in cell.text

@@ -25,7 +25,7 @@ def kill_rank(notebook: Notebook, rank: int) -> None:
 
 
 @pytest.mark.slow
-def test_another_kernel_finds_the_ranks_that_are_there_now(kernel: Callable[[], Notebook], place: Path) -> None:
+def test_another_kernel_finds_the_current_ranks(kernel: Callable[[], Notebook], place: Path) -> None:
     first = kernel()
     first.ok(UP)
     first.ok("%%remote t\nx = rank")

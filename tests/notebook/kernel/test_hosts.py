@@ -94,7 +94,7 @@ def test_a_mesh_on_hosts_is_a_mesh(hosts: Notebook) -> None:
     assert len(names) == 6
 
 
-def test_what_ranks_of_other_hosts_wrote_is_asked_of_their_agents(hosts: Notebook) -> None:
+def test_output_of_ranks_on_other_hosts_comes_from_their_agents(hosts: Notebook) -> None:
     hosts.ok("%remote h print('from', rank)")
     lines = hosts.ok("%mesh logs h[1:3]").lines()
     assert {rank: lines[rank][-1] for rank in lines} == {rank: f"from {rank}" for rank in (2, 3, 4, 5)}
@@ -112,7 +112,7 @@ def test_axes_may_cut_across_hosts(notebook: Notebook) -> None:
 
 @pytest.mark.usefixtures("given_back")
 @pytest.mark.slow
-def test_what_hosts_wait_for_is_one_line_until_they_come(notebook: Notebook, machine: Machine) -> None:
+def test_one_line_shows_what_hosts_wait_for(notebook: Notebook, machine: Machine) -> None:
     machine.stall()
     cell = notebook.send(f"{UP.format(name='slow', hosts=2, n=1)} --python {machine.python()}")
     cell.wait_for(lambda cell: "waiting for this machine" in _last(cell))
@@ -125,7 +125,7 @@ def test_what_hosts_wait_for_is_one_line_until_they_come(notebook: Notebook, mac
 
 @pytest.mark.usefixtures("given_back")
 @pytest.mark.slow
-def test_hosts_that_do_not_come_in_time_are_told_and_given_back(notebook: Notebook, machine: Machine) -> None:
+def test_hosts_that_do_not_start_in_time_are_reported_and_returned(notebook: Notebook, machine: Machine) -> None:
     machine.stall()
     cell = notebook.run(f"{UP.format(name='late', hosts=2, n=1)} --wait 1.5 --python {machine.python()}")
     assert not cell.ok
@@ -138,7 +138,7 @@ def test_hosts_that_do_not_come_in_time_are_told_and_given_back(notebook: Notebo
 
 @pytest.mark.usefixtures("given_back")
 @pytest.mark.slow
-def test_ranks_whose_host_dies_while_they_start_are_told_at_once(notebook: Notebook, bar: Bar) -> None:
+def test_a_host_that_dies_while_its_ranks_start_is_reported_at_once(notebook: Notebook, bar: Bar) -> None:
     before = set(notebook.processes())
     cell = notebook.send(UP.format(name="dying", hosts=2, n=2))
 
@@ -166,7 +166,7 @@ def test_ranks_whose_host_dies_while_they_start_are_told_at_once(notebook: Noteb
 
 @pytest.mark.usefixtures("given_back")
 @pytest.mark.slow
-def test_an_interrupt_cancels_what_was_asked_for(notebook: Notebook, machine: Machine) -> None:
+def test_an_interrupt_cancels_the_request_for_hosts(notebook: Notebook, machine: Machine) -> None:
     machine.stall()
     cell = notebook.send(f"{UP.format(name='never', hosts=2, n=1)} --python {machine.python()}")
     cell.wait_for(lambda cell: "0 of 2 hosts up" in _last(cell))
@@ -185,13 +185,13 @@ def test_an_interrupt_cancels_what_was_asked_for(notebook: Notebook, machine: Ma
         ("--on ray -n 1", "say which hosts --on ray shall give: --hosts 4"),
     ],
 )
-def test_what_can_not_be_is_said_at_once(notebook: Notebook, line: str, says: str) -> None:
+def test_invalid_options_are_reported_at_once(notebook: Notebook, line: str, says: str) -> None:
     cell = notebook.run(f"%mesh up odd {line}")
     assert not cell.ok
     assert says in cell.text
 
 
-def test_a_dry_run_asks_for_nothing(notebook: Notebook) -> None:
+def test_a_dry_run_requests_no_hosts(notebook: Notebook) -> None:
     assert notebook.ok("%mesh up dry --on local --hosts 3 -n 2 --python /p --dry-run").stdout == (
         "would ask this machine for 3 hosts, and run on each: /p -m monarch_kernel.bootstrap agent\n"
     )
@@ -217,7 +217,7 @@ def test_a_host_with_other_versions_is_refused_with_a_table(
 
 @pytest.mark.usefixtures("given_back")
 @pytest.mark.slow
-def test_hosts_with_another_patch_version_or_time_are_warned_of_once(
+def test_a_different_patch_version_or_time_of_hosts_is_one_warning(
     notebook: Notebook, machine: Machine, tmp_path: Path
 ) -> None:
     here = software_here().packages["torch"]
@@ -240,7 +240,7 @@ def test_hosts_with_another_patch_version_or_time_are_warned_of_once(
 
 @pytest.mark.usefixtures("given_back")
 @pytest.mark.slow
-def test_a_host_that_dies_is_told_and_replaced_by_heal(notebook: Notebook) -> None:
+def test_a_host_that_dies_is_reported_and_replaced_by_heal(notebook: Notebook) -> None:
     notebook.ok(UP.format(name="d", hosts=2, n=2), 60.0)
     notebook.ok("%remote d x = rank")
     os.kill(agent_of(notebook, 2), signal.SIGKILL)
@@ -261,7 +261,7 @@ def test_a_host_that_dies_is_told_and_replaced_by_heal(notebook: Notebook) -> No
 
 @pytest.mark.usefixtures("given_back")
 @pytest.mark.slow
-def test_who_interrupts_heal_and_heals_again_goes_on_waiting(notebook: Notebook, machine: Machine) -> None:
+def test_a_second_heal_after_an_interrupt_continues_to_wait(notebook: Notebook, machine: Machine) -> None:
     notebook.ok(f"{UP.format(name='d', hosts=2, n=1)} --python {machine.python()}", 60.0)
     machine.stall()
     os.kill(agent_of(notebook, 1), signal.SIGKILL)

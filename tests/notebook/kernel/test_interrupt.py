@@ -108,7 +108,7 @@ def test_an_interrupt_stops_only_the_ranks_that_still_run(notebook: Notebook, in
     ],
     ids=["recv", "irecv", "recv_object_list", "monitored_barrier"],
 )
-def test_an_interrupt_frees_ranks_that_wait_for_each_other(
+def test_an_interrupt_releases_ranks_that_wait_for_each_other(
     notebook: Notebook, call: str, interrupted: Callable[..., Cell]
 ) -> None:
     """The recorder of torch does not know of these calls."""
@@ -152,7 +152,7 @@ def test_a_late_interrupt_never_hits_the_next_cell(notebook: Notebook) -> None:
     assert {"ok", "RemoteInterrupt"} <= outcomes <= {"ok", "RemoteInterrupt", "KeyboardInterrupt"}
 
 
-def test_ranks_that_wait_in_a_collective_are_freed(notebook: Notebook, interrupted: Callable[..., Cell]) -> None:
+def test_ranks_that_wait_in_a_collective_are_released(notebook: Notebook, interrupted: Callable[..., Cell]) -> None:
     code = f"{GO}import time\nimport torch, torch.distributed as dist\nstate = 5\n"
     cell = interrupted(notebook, start(notebook, code + "time.sleep(600) if rank else dist.barrier()"))
     assert cell.evalue == "interrupted on [0-1]; their state is kept"
@@ -160,7 +160,7 @@ def test_ranks_that_wait_in_a_collective_are_freed(notebook: Notebook, interrupt
     assert notebook.ok("%%remote\nstate").plain == "[0-1] 5"
 
 
-def test_ranks_that_wait_for_one_that_failed_are_released(notebook: Notebook, bar: Bar) -> None:
+def test_ranks_that_wait_for_a_failed_rank_are_released(notebook: Notebook, bar: Bar) -> None:
     pids = notebook.pids()
     cell = notebook.run(f"%%remote\nmark = 7\nif rank == 1: raise ValueError('of rank one')\n{REDUCE}")
     assert cell.ename == "RemoteError"
@@ -178,7 +178,7 @@ def test_a_flood_of_output_can_be_interrupted(notebook: Notebook, interrupted: C
     assert notebook.ok("%%remote\nprint('quiet')").lines() == {0: ["quiet"], 1: ["quiet"]}
 
 
-def test_ranks_that_ignore_interrupts_are_named_and_do_not_hold_the_kernel(
+def test_ranks_that_ignore_interrupts_are_named_and_do_not_block_the_kernel(
     bare: Notebook, interrupted: Callable[..., Cell]
 ) -> None:
     bare.up(2)

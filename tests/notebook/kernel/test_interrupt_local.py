@@ -68,7 +68,7 @@ AWAITS = {
 
 @ways
 @pytest.mark.parametrize("awaits", AWAITS.values(), ids=AWAITS.keys())
-def test_a_cell_that_awaits(notebook: Notebook, awaits: str, way: str, stopped: Callable[..., Cell]) -> None:
+def test_a_cell_with_await(notebook: Notebook, awaits: str, way: str, stopped: Callable[..., Cell]) -> None:
     ename = "RemoteInterrupt" if "t.run" in awaits else "KeyboardInterrupt"
     stopped(notebook, notebook.send(awaits if "go" in awaits else GO + awaits), way, ename)
     assert notebook.ok("import asyncio; await asyncio.sleep(0.01); 7").plain == "7"
@@ -95,7 +95,7 @@ def test_a_signal_that_another_thread_receives_interrupts_the_cell(notebook: Not
     assert notebook.ok("signal.getsignal(signal.SIGINT); time.sleep(0.1); 7").plain == "7"
 
 
-def test_a_cell_that_awaits_may_catch_it(notebook: Notebook) -> None:
+def test_a_cell_with_await_may_catch_the_interrupt(notebook: Notebook) -> None:
     cell = notebook.send(
         "import asyncio\ntry:\n    print('go', flush=True); await asyncio.sleep(60)\nexcept KeyboardInterrupt: 'caught'\n1 + 1"
     )
@@ -104,7 +104,7 @@ def test_a_cell_that_awaits_may_catch_it(notebook: Notebook) -> None:
     assert cell.wait().plain == "2"
 
 
-def test_a_task_that_a_cell_left_running_goes_on(notebook: Notebook, stopped: Callable[..., Cell]) -> None:
+def test_a_task_of_an_earlier_cell_keeps_running(notebook: Notebook, stopped: Callable[..., Cell]) -> None:
     notebook.ok(
         "import asyncio\nasync def count():\n    global n\n    for n in range(10**6): await asyncio.sleep(0.01)"
     )
@@ -128,7 +128,7 @@ def strike():
 BETWEEN = "asyncio.get_running_loop().call_soon(strike); await asyncio.sleep(0)\nwhile True: pass"
 
 
-def test_an_interrupt_while_the_event_loop_runs_what_comes_before_the_cell(notebook: Notebook) -> None:
+def test_an_interrupt_while_the_event_loop_runs_something_before_the_cell(notebook: Notebook) -> None:
     """The cell continues before its cancellation takes effect, and never awaits again."""
     notebook.ok(STRIKES)
     cell = notebook.send(BETWEEN).wait()
@@ -136,7 +136,7 @@ def test_an_interrupt_while_the_event_loop_runs_what_comes_before_the_cell(noteb
     assert notebook.ok("import asyncio; await asyncio.sleep(0.01); 7").plain == "7"
 
 
-def test_an_interrupt_as_a_cell_that_awaits_begins(notebook: Notebook) -> None:
+def test_an_interrupt_at_the_start_of_a_cell_with_await(notebook: Notebook) -> None:
     notebook.ok(STRIKES)
     notebook.ok("""
         ip = get_ipython()
@@ -210,7 +210,7 @@ def test_an_interrupt_between_two_statements(notebook: Notebook, place: str, res
     assert notebook.value("first, second") == (1, None)
 
 
-def test_an_interrupt_as_the_error_of_a_statement_is_shown_does_not_let_the_cell_go_on(notebook: Notebook) -> None:
+def test_an_interrupt_while_an_error_is_shown_does_not_continue_the_cell(notebook: Notebook) -> None:
     notebook.ok(f"{TRACES}second = None\nstrike_in(InteractiveShell.showtraceback)")
     assert notebook.send("raise ValueError('marked')\nsecond = 2").wait().ename == "ValueError"
     assert notebook.value("second") is None
@@ -220,7 +220,7 @@ def test_an_interrupt_as_the_error_of_a_statement_is_shown_does_not_let_the_cell
 @pytest.mark.parametrize(
     "place", ["InteractiveShell.user_expressions", "Kernel.finish_metadata", "Kernel._abort_queues"]
 )
-def test_an_interrupt_after_the_last_statement_hits_nothing(notebook: Notebook, place: str) -> None:
+def test_an_interrupt_after_the_last_statement_has_no_effect(notebook: Notebook, place: str) -> None:
     notebook.ok(f"{TRACES}strike_in({place})")
     cell = notebook.send("'marked'; 1 / 0" if "abort" in place else "'marked'").wait()
     assert cell.ename == ("ZeroDivisionError" if "abort" in place else "")
@@ -239,7 +239,7 @@ ip.events.register({event!r}, hook)
 
 
 @pytest.mark.parametrize("line", ["", "%%remote\n"], ids=["notebook", "ranks"])
-def test_an_interrupt_of_what_runs_before_each_cell_ends_the_cell(notebook: Notebook, line: str) -> None:
+def test_an_interrupt_of_a_pre_run_hook_ends_the_cell(notebook: Notebook, line: str) -> None:
     notebook.ok(line + HOOK.format(event="pre_run_cell"))
     cell = notebook.send(f"{line}ran = True")
     cell.wait_for(
@@ -250,7 +250,7 @@ def test_an_interrupt_of_what_runs_before_each_cell_ends_the_cell(notebook: Note
     assert notebook.ok(f"{line}'ran' in globals()").plain == ("[0-1] False" if line else "False")
 
 
-def test_an_interrupt_of_what_runs_after_each_cell_ends_that(notebook: Notebook) -> None:
+def test_an_interrupt_of_a_post_execute_hook_ends_the_hook(notebook: Notebook) -> None:
     notebook.ok("from IPython import get_ipython")
     cell = notebook.send(HOOK.format(event="post_execute"))
     cell.wait_for(lambda cell: "go" in cell.stdout)
@@ -259,7 +259,7 @@ def test_an_interrupt_of_what_runs_after_each_cell_ends_that(notebook: Notebook)
     assert notebook.ok("x = 1\nx + 1").plain == "2"
 
 
-def test_an_interrupt_of_a_callback_of_a_comm_ends_that(notebook: Notebook) -> None:
+def test_an_interrupt_of_a_callback_of_a_comm_ends_the_callback(notebook: Notebook) -> None:
     notebook.ok("""
         def opened(comm, message):
             @comm.on_msg
@@ -360,7 +360,7 @@ def test_an_interrupt_reaches_the_main_shell_and_subshells(
     assert main.ename in ("KeyboardInterrupt", "RemoteInterrupt")
 
 
-def test_an_interrupt_while_nothing_runs_hits_nothing(notebook: Notebook, subshell: str) -> None:
+def test_an_interrupt_while_nothing_runs_has_no_effect(notebook: Notebook, subshell: str) -> None:
     for way in WAYS:
         for _ in range(8):
             WAYS[way](notebook)
@@ -391,7 +391,7 @@ def test_a_late_interrupt_of_a_subshell_never_hits_its_next_cell(notebook: Noteb
     assert outcomes == {"", "KeyboardInterrupt"}
 
 
-def test_an_interrupt_as_the_kernel_looks_for_expressions_ends_no_more_than_the_cell(notebook: Notebook) -> None:
+def test_an_interrupt_of_user_expressions_ends_only_the_cell(notebook: Notebook) -> None:
     """User expressions are user code, too, so an interrupt may arrive there, even if there are none."""
     code = """
         import signal, sys

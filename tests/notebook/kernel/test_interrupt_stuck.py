@@ -103,7 +103,7 @@ STOPS = {
 
 
 @pytest.mark.parametrize("code", STOPS.values(), ids=STOPS.keys())
-def test_what_stops(notebook: Notebook, code: str, interrupted: Callable[..., Cell]) -> None:
+def test_code_that_an_interrupt_stops(notebook: Notebook, code: str, interrupted: Callable[..., Cell]) -> None:
     pids = notebook.pids()
     state = f"state = {len(code)}\n"
     cell = interrupted(notebook, start(notebook, state + code.replace("GO", GO)))
@@ -112,7 +112,7 @@ def test_what_stops(notebook: Notebook, code: str, interrupted: Callable[..., Ce
     assert notebook.pids() == pids
 
 
-def test_many_interrupts_at_once_are_one(notebook: Notebook) -> None:
+def test_many_interrupts_at_once_count_as_one(notebook: Notebook) -> None:
     pids = notebook.pids()
     cell = start(notebook, "try:\n    print('go', flush=True)\n    while True: pass\nfinally: tidy = 'up'")
     for _ in range(8):
@@ -175,7 +175,7 @@ def test_a_second_interrupt_aborts_process_groups(notebook: Notebook, tmp_path: 
     assert notebook.ok(f"%%remote\nassert dist.group.WORLD is not old\n{REDUCE}").plain == "[0-1] 2.0"
 
 
-def test_a_handler_of_its_own_is_overruled_by_an_abort(notebook: Notebook, interrupted: Callable[..., Cell]) -> None:
+def test_an_abort_overrides_a_user_handler(notebook: Notebook, interrupted: Callable[..., Cell]) -> None:
     pids = notebook.pids()
     deaf = "import signal, time\ncalls = []\nsignal.signal(signal.SIGINT, lambda *_: calls.append(1))\n"
     cell = interrupted(notebook, start(notebook, f"{deaf}{GO}time.sleep(600)"))
@@ -199,7 +199,7 @@ def test_native_code_that_holds_the_gil(notebook: Notebook, interrupted: Callabl
 # -- %mesh interrupt
 
 
-def test_interrupt_of_nothing(notebook: Notebook) -> None:
+def test_interrupt_of_an_idle_mesh(notebook: Notebook) -> None:
     notebook.ok(f"%%remote\n{REDUCE}")
     for written in ("t", "t --abort"):
         assert notebook.ok(f"%mesh interrupt {written}").stdout == "t: nothing runs on [0-1]\n"
@@ -210,7 +210,7 @@ def test_interrupt_of_nothing(notebook: Notebook) -> None:
     assert "out of range" in notebook.run("%mesh interrupt t[7]").evalue
 
 
-def test_interrupt_of_a_part(notebook: Notebook) -> None:
+def test_interrupt_of_a_slice(notebook: Notebook) -> None:
     code = "import time; time.sleep(600)"
     notebook.ok(f"runs = t.run({code!r})")
     until(notebook, "print([rank.activity for rank in t.view().ranks])", lambda said: said == "['code', 'code']\n")
@@ -244,7 +244,7 @@ def test_interrupt_of_a_pull(notebook: Notebook, interrupted: Callable[..., Cell
     assert notebook.value("t['fast'].values()") == (7, 7)
 
 
-def test_interrupt_of_a_stream_that_is_waited_for(notebook: Notebook, interrupted: Callable[..., Cell]) -> None:
+def test_interrupt_of_a_wait_for_a_stream(notebook: Notebook, interrupted: Callable[..., Cell]) -> None:
     notebook.ok(
         "import time\nfrom monarch_kernel.actor import Actor, endpoint\nclass Long(Actor):\n    @endpoint\n"
         "    def nap(self): print('go', flush=True); [time.sleep(0.1) for _ in range(6000)]\n"
@@ -304,7 +304,7 @@ def test_interrupt_while_the_process_group_is_formed(bare: Notebook, interrupted
     assert bare.ok(f"%%remote\n{REDUCE}").plain == "[0-1] 2.0"
 
 
-def test_interrupt_of_what_the_notebook_does_not_wait_for(notebook: Notebook) -> None:
+def test_interrupt_leaves_calls_that_the_notebook_does_not_wait_for(notebook: Notebook) -> None:
     notebook.ok(
         "from monarch_kernel.actor import Actor, endpoint\nclass Naps(Actor):\n    @endpoint\n    def nap(self):\n"
         "        import time\n        time.sleep(2)\nnaps = t.slice(gpus=1).spawn('naps', Naps)\nnaps.nap.broadcast()"

@@ -17,7 +17,7 @@ GO = "print('go', flush=True)\n"
 @pytest.mark.parametrize(
     "code", ["import time; time.sleep(60)", "while True: pass", "import asyncio; await asyncio.sleep(60)"]
 )
-def test_a_local_interrupt_shows_no_frame_of_ours(notebook: Notebook, code: str) -> None:
+def test_a_local_interrupt_shows_no_frame_of_the_package(notebook: Notebook, code: str) -> None:
     # Without a flush, which the interrupt might hit.
     cell = notebook.send(f"print('go')\n{code}").wait_for(lambda cell: "go" in cell.stdout)
     notebook.interrupt()
@@ -29,7 +29,7 @@ def test_a_local_interrupt_shows_no_frame_of_ours(notebook: Notebook, code: str)
     assert "monarch_kernel" not in notebook.ok("%tb").error
 
 
-def test_an_interrupt_of_a_magic_shows_no_frame_of_ours(notebook: Notebook) -> None:
+def test_an_interrupt_of_a_magic_shows_no_frame_of_the_package(notebook: Notebook) -> None:
     notebook.ok("import monarch_kernel.notebook.output.logs as logs\nkept = logs._bounded")
     notebook.ok("def slow(lines):\n    print('go')\n    while True: pass")
     notebook.ok("slow.__code__ = slow.__code__.replace(co_filename=logs.__file__)")
@@ -41,14 +41,14 @@ def test_an_interrupt_of_a_magic_shows_no_frame_of_ours(notebook: Notebook) -> N
     notebook.ok("logs._bounded = kept")
 
 
-def test_a_cell_that_catches_it_and_ends_is_not_said_to_have_been_late(notebook: Notebook) -> None:
+def test_a_cell_that_catches_the_interrupt_and_ends_is_not_reported_as_late(notebook: Notebook) -> None:
     cell = notebook.send(f"%%remote\n{GO}import time\ntry: time.sleep(60)\nexcept KeyboardInterrupt: time.sleep(0.1)")
     cell.wait_for(lambda cell: len(cell.lines()) == 2)
     notebook.interrupt()
     assert cell.wait().evalue == "interrupted, but all ranks ran to their end"
 
 
-def test_a_cell_that_waits_says_for_which_cell(notebook: Notebook) -> None:
+def test_a_waiting_cell_names_the_cell_that_it_waits_for(notebook: Notebook) -> None:
     first = notebook.run("%%remote --background\nimport time; time.sleep(60)")
     number = first.reply["execution_count"]
     cell = notebook.send("%%remote\n1").wait_for(lambda cell: cell.stderr)
@@ -59,7 +59,7 @@ def test_a_cell_that_waits_says_for_which_cell(notebook: Notebook) -> None:
     assert not notebook.ok("%%remote\n1").stderr
 
 
-def test_an_interrupt_of_down_says_what_has_ended(bare: Notebook) -> None:
+def test_an_interrupt_of_down_lists_the_ended_meshes(bare: Notebook) -> None:
     bare.up(1)
     bare.ok("%mesh up u -n 1 --device cpu", 60)
     bare.ok("%mesh up v -n 1 --device cpu", 60)

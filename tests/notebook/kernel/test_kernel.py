@@ -36,7 +36,7 @@ def test_an_error_names_its_ranks_and_the_users_line(notebook: Notebook) -> None
     assert notebook.ok("%%remote\nvalue").plain == "[0] 0\n[1] 1"
 
 
-def test_equal_errors_are_one_block_and_others_one_each(four: Notebook) -> None:
+def test_equal_errors_share_a_block_and_others_have_their_own(four: Notebook) -> None:
     same = four.run("%%remote\nraise ValueError('of all')")
     assert same.error.count("ValueError: of all") == 1
     assert "[0-3] ValueError: of all" in same.error
@@ -93,7 +93,7 @@ def doomed(notebook: Notebook) -> Iterator[Notebook]:
     notebook.ok("%mesh down d")
 
 
-def test_the_death_of_a_rank_is_shown_at_once_and_the_others_live_on(doomed: Notebook, bar: Bar) -> None:
+def test_the_death_of_a_rank_is_shown_at_once_and_other_ranks_survive(doomed: Notebook, bar: Bar) -> None:
     victim = doomed.pids("d")[2]
     cell = doomed.send(
         "%%remote d\nstate = rank\nimport time\nprint('go', flush=True)\nwhile rank == 2: time.sleep(0.01)"
@@ -122,7 +122,7 @@ def test_the_death_of_a_rank_is_shown_at_once_and_the_others_live_on(doomed: Not
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL"),
     ],
 )
-def test_the_error_says_how_a_rank_ended(doomed: Notebook, code: str, says: str, bar: Bar) -> None:
+def test_the_error_shows_how_a_rank_ended(doomed: Notebook, code: str, says: str, bar: Bar) -> None:
     cell = doomed.run(f"%%remote d\nif rank == 1:\n    print('last words', flush=True)\n    {code}")
     assert cell.ename == "SupervisionError"
     assert says in cell.error
@@ -189,7 +189,7 @@ def test_a_shutdown_while_a_cell_runs_ends_everything(new_notebook: Callable[...
 
 
 @pytest.mark.slow
-def test_a_page_that_talks_while_the_kernel_ends_leaves_no_words_in_a_cell(
+def test_messages_of_a_page_at_shutdown_leave_no_output_in_a_cell(
     new_notebook: Callable[..., Notebook],
 ) -> None:
     """Without the fix, asyncio reports in the last cell what the kernel had no time to finish."""
@@ -219,7 +219,7 @@ def test_a_killed_kernel_leaves_nothing(new_notebook: Callable[..., Notebook], b
 
 
 @pytest.mark.slow
-def test_two_notebooks_do_not_meet(notebook: Notebook, new_notebook: Callable[..., Notebook]) -> None:
+def test_two_notebooks_are_independent(notebook: Notebook, new_notebook: Callable[..., Notebook]) -> None:
     other = new_notebook(n=1)
     assert other.ok("%%remote\nworld_size").plain == "[0] 1"
     other.close()

@@ -36,7 +36,7 @@ def test_the_last_lines_of_ranks_with_their_cells(notebook: Notebook) -> None:
     assert "[0] hello\n" in notebook.ok("%mesh logs --raw").stdout
 
 
-def test_what_was_left_out_of_a_flood_is_there(notebook: Notebook) -> None:
+def test_the_log_has_the_omitted_lines_of_a_flood(notebook: Notebook) -> None:
     n = 60_000
     cell = notebook.ok(f"%%remote t[0]\nfor i in range({n}): print('flood', i)", 60)
     assert "lines left out here" in cell.stdout
@@ -55,13 +55,13 @@ def test_what_was_left_out_of_a_flood_is_there(notebook: Notebook) -> None:
         ("t --nope", "%mesh logs: unknown option '--nope'; the options are --lines, --raw, --stderr"),
     ],
 )
-def test_misuse_is_one_line(notebook: Notebook, line: str, answer: str) -> None:
+def test_a_usage_error_is_one_line(notebook: Notebook, line: str, answer: str) -> None:
     cell = notebook.run(f"%mesh logs {line}")
     assert cell.ename == "UsageError"
     assert cell.evalue == answer
 
 
-def test_the_log_of_a_dead_rank_is_there_until_its_mesh_goes_down(bare: Notebook) -> None:
+def test_the_log_of_a_dead_rank_exists_until_its_mesh_ends(bare: Notebook) -> None:
     bare.up(2)
     bare.ok("%%remote\nprint('last words of', rank)")
     files = bare.value(

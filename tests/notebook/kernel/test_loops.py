@@ -40,7 +40,7 @@ def ended(notebook: Notebook) -> tuple[int, tuple[float, str]]:
     return count, last
 
 
-def test_lines_steer_it(running: Notebook) -> None:
+def test_magics_control_a_live_loop(running: Notebook) -> None:
     text = running.ok("%mesh loop").stdout
     number = running.value("get_ipython().execution_count")
     assert re.fullmatch(
@@ -75,7 +75,7 @@ MISUSES = {
 }
 
 
-def test_misuses_are_one_line(running: Notebook) -> None:
+def test_usage_errors_are_one_line(running: Notebook) -> None:
     for line, said in MISUSES.items():
         cell = running.run(line)
         assert (cell.reply["status"], cell.ename) == ("error", "UsageError"), line
@@ -87,13 +87,13 @@ def test_misuses_are_one_line(running: Notebook) -> None:
     assert "is over, after" in cell.evalue
 
 
-def test_a_mesh_without_a_loop_says_how_to_begin_one(notebook: Notebook) -> None:
+def test_a_mesh_without_a_loop_shows_how_to_start_one(notebook: Notebook) -> None:
     notebook.ok("%mesh up u -n 1 --device cpu")
     assert "no rank of u has begun a loop: for step in live.loop(...)" in notebook.run("%mesh loop u").evalue
     notebook.ok("%mesh down u")
 
 
-def test_a_page_shows_and_steers_it_while_a_cell_runs(notebook: Notebook) -> None:
+def test_a_page_shows_and_controls_a_live_loop_while_a_cell_runs(notebook: Notebook) -> None:
     page = Page(notebook)
     cell = notebook.send(f"%%remote t --out done\n{TRAINS}")
     page.wait(lambda: any(loop["state"] == "running" and loop.get("step") for loop in page.mesh().get("loops", ())))
@@ -138,7 +138,7 @@ def test_a_page_shows_and_steers_it_while_a_cell_runs(notebook: Notebook) -> Non
     assert len(late.curves["t"][-1]["curves"]["loss"][0]) > 50
 
 
-def test_the_table_says_how_far_it_is(running: Notebook) -> None:
+def test_the_table_shows_the_progress_of_a_loop(running: Notebook) -> None:
     shown = running.ok("%mesh show t")
     assert re.search(r"loop in cell \[\d+\]: ▶ running, step", shown.plain)
     running.ok("t.loop.stop()")

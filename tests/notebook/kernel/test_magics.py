@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(120)
 # -- up and down
 
 
-def test_bringing_up_says_what_it_waits_for_then_shows_the_mesh(bare: Notebook) -> None:
+def test_up_shows_what_it_waits_for_and_then_the_mesh(bare: Notebook) -> None:
     wait_until(lambda: bare.zygotes(), "the zygote that ranks are forked from")
     (zygote,) = bare.zygotes()
     zygote.suspend()  # no rank starts until it continues
@@ -43,7 +43,7 @@ def test_bringing_up_says_what_it_waits_for_then_shows_the_mesh(bare: Notebook) 
     assert bare.ok("%%remote\nrank, world_size").plain == "[0] (0, 2)\n[1] (1, 2)"  # the first cell works at once
 
 
-def test_bringing_up_again_keeps_state(notebook: Notebook) -> None:
+def test_a_second_up_keeps_the_state(notebook: Notebook) -> None:
     notebook.ok("%%remote\nkept = rank + 10")
     pids = notebook.pids()
     cell = notebook.ok("%mesh up t -n 2 --device cpu")
@@ -52,7 +52,7 @@ def test_bringing_up_again_keeps_state(notebook: Notebook) -> None:
     assert notebook.ok("%%remote\nkept").plain == "[0] 10\n[1] 11"
 
 
-def test_bringing_up_another_of_the_same_name_is_refused(notebook: Notebook) -> None:
+def test_a_different_mesh_of_the_same_name_is_refused(notebook: Notebook) -> None:
     cell = notebook.run("%mesh up t -n 3 --device cpu")
     assert (cell.ename, len(notebook.pids())) == ("UsageError", 2)
     assert "'t' is up already" in cell.evalue
@@ -91,7 +91,7 @@ def test_meshes_are_listed_shown_and_ended(notebook: Notebook) -> None:
     assert notebook.ok("%remote rank").plain == "[0] 0\n[1] 1"  # the remaining mesh is the default
 
 
-def test_all_meshes_are_ended_at_once(bare: Notebook) -> None:
+def test_all_meshes_end_at_once(bare: Notebook) -> None:
     bare.up(1)
     bare.ok("%mesh up u -n 1 --device cpu")
     assert bare.ok("%mesh down --all").stdout == "t: 1 rank ended\nu: 1 rank ended\n"
@@ -139,7 +139,7 @@ def test_push_and_pull(notebook: Notebook) -> None:
     assert notebook.ok("%%remote\n'only' in globals()").plain == "[0] True\n[1] False"
 
 
-def test_variables_of_the_notebook_and_of_the_ranks_are_apart(notebook: Notebook) -> None:
+def test_variables_of_the_notebook_and_of_the_ranks_are_separate(notebook: Notebook) -> None:
     notebook.ok("apart = [1, 2, 3]")
     notebook.ok("%%remote\napart = rank")
     assert notebook.value("apart") == [1, 2, 3]
@@ -165,7 +165,7 @@ def test_selectors(four: Notebook, selector: str, ranks: list[int]) -> None:
     assert four.ok(f"%remote {selector} rank * 2").plain == "\n".join(f"[{rank}] {rank * 2}" for rank in ranks)
 
 
-def test_out_takes_the_values_and_they_are_shown(notebook: Notebook) -> None:
+def test_out_collects_the_values_and_shows_them(notebook: Notebook) -> None:
     cell = notebook.ok("%%remote --out squares\nrank + 3\n(rank + 3) ** 2")
     assert cell.plain == "[0] 9\n[1] 16"
     assert notebook.value("(type(squares).__name__, dict(squares.extent))") == ("ValueMesh", {"gpus": 2})
@@ -201,7 +201,7 @@ def test_timeout_stops_a_cell_and_keeps_the_state(notebook: Notebook, bar: Bar) 
 # -- the initial state of ranks
 
 
-def test_a_rank_finds_its_place_and_a_process_group(notebook: Notebook) -> None:
+def test_a_rank_has_its_variables_and_a_process_group(notebook: Notebook) -> None:
     notebook.ok(
         "%%remote --out place\n"
         "import torch.distributed as dist\n"
@@ -213,7 +213,7 @@ def test_a_rank_finds_its_place_and_a_process_group(notebook: Notebook) -> None:
     ]
 
 
-def test_a_rank_finds_what_torchrun_would_have_set(notebook: Notebook) -> None:
+def test_a_rank_has_the_environment_of_torchrun(notebook: Notebook) -> None:
     notebook.ok("%%remote --out env\nimport os\ndict(os.environ)")
     for rank, env in enumerate(notebook.value("env.values()")):
         expected = {
@@ -280,7 +280,7 @@ def test_pasted_torchrun_code_works(notebook: Notebook) -> None:
         ("%%remote --out v\nimport threading\nthreading.Lock()", "can't be pickled: TypeError: cannot pickle '_thread"),
     ],
 )
-def test_a_misuse_is_one_line_and_costs_nothing(notebook: Notebook, code: str, says: str) -> None:
+def test_a_usage_error_is_one_line_and_changes_nothing(notebook: Notebook, code: str, says: str) -> None:
     cell = notebook.run(code)
     assert (cell.reply["status"], cell.ename) == ("error", "UsageError")
     assert says in cell.evalue
@@ -290,7 +290,7 @@ def test_a_misuse_is_one_line_and_costs_nothing(notebook: Notebook, code: str, s
     assert notebook.ok("%%remote\nrank").plain == "[0] 0\n[1] 1"
 
 
-def test_nothing_of_a_cell_with_a_syntax_error_is_sent(notebook: Notebook) -> None:
+def test_a_cell_with_a_syntax_error_is_not_sent(notebook: Notebook) -> None:
     before = notebook.value("next(t._runtime._ids)")
     cell = notebook.run("%%remote\nleaked = 1\nif True print(leaked)")
     assert "SyntaxError in line 3" in cell.evalue
@@ -298,7 +298,7 @@ def test_nothing_of_a_cell_with_a_syntax_error_is_sent(notebook: Notebook) -> No
     assert notebook.ok("%%remote\n'leaked' in globals()").plain == "[0-1] False"
 
 
-def test_what_ipython_understands_is_no_syntax_error(notebook: Notebook) -> None:
+def test_ipython_syntax_is_accepted(notebook: Notebook) -> None:
     cell = notebook.ok(
         "%%remote t[0]\n%cd -q .\nname = !echo from a shell\nimport asyncio\nawait asyncio.sleep(0)\nname"
     )
@@ -314,7 +314,7 @@ def test_a_value_that_cant_be_pushed_is_one_line(notebook: Notebook) -> None:
     ]
 
 
-def test_pulling_what_is_not_there_names_it(notebook: Notebook) -> None:
+def test_pulling_an_unknown_variable_names_it(notebook: Notebook) -> None:
     cell = notebook.run("t['no_such_thing']")
     assert cell.ename == "RemoteError"
     assert "[0-1] NameError: name 'no_such_thing' is not defined on this rank" in cell.error
@@ -363,11 +363,11 @@ def test_pulling_what_is_not_there_names_it(notebook: Notebook) -> None:
         ("%%remote t --t", {"--targets", "--timeout"}),
     ],
 )
-def test_tab_completes_our_lines(notebook: Notebook, code: str, matches: set[str]) -> None:
+def test_tab_completes_lines_of_magics(notebook: Notebook, code: str, matches: set[str]) -> None:
     assert set(notebook.complete(code)) == matches
 
 
-def test_help_tells_all_options(notebook: Notebook) -> None:
+def test_help_lists_all_options(notebook: Notebook) -> None:
     (page,) = notebook.ok("%%remote?").reply["payload"]
     assert all(word in page["data"]["text/plain"] for word in ("SELECTOR", "--out", "--raw", "--timeout"))
     (page,) = notebook.ok("%mesh?").reply["payload"]
@@ -377,7 +377,7 @@ def test_help_tells_all_options(notebook: Notebook) -> None:
 # -- the doctor
 
 
-def test_the_doctor_looks_at_the_environment_of_the_kernel(notebook: Notebook) -> None:
+def test_the_doctor_checks_the_environment_of_the_kernel(notebook: Notebook) -> None:
     cell = notebook.ok("%mesh doctor --quick")
     assert cell.stdout.startswith("✓ ok       Python")
     assert "items" in cell.stdout.splitlines()[-1]
@@ -386,7 +386,7 @@ def test_the_doctor_looks_at_the_environment_of_the_kernel(notebook: Notebook) -
 # -- traffic
 
 
-def test_what_has_gone_between_ranks_is_a_table(notebook: Notebook) -> None:
+def test_traffic_between_ranks_is_a_table(notebook: Notebook) -> None:
     notebook.ok("import torch; t['big'] = torch.zeros(1 << 20, dtype=torch.uint8)")
     notebook.ok("%%remote t\nimport torch, torch.distributed as dist\ndist.all_reduce(torch.zeros(250))")
     (shown,) = notebook.ok("%mesh traffic t[1]").shown

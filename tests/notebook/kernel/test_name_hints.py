@@ -25,7 +25,7 @@ def last_line(cell: Cell) -> str:
     return cell.error.rstrip().rpartition("\n")[2].strip()
 
 
-def test_what_the_notebook_has(ready: Notebook) -> None:
+def test_names_of_the_notebook(ready: Notebook) -> None:
     cell = ready.run("%%remote\nx + [2]")
     assert cell.ename == "RemoteError"
     assert last_line(cell) == 'x is in this notebook (list), not on the ranks: t["x"] = x pushes it'
@@ -47,11 +47,11 @@ def test_what_the_notebook_has(ready: Notebook) -> None:
     assert last_line(ready.run('t["x"]')).endswith('t["x"] = x pushes it')
 
 
-def test_what_only_other_ranks_have(ready: Notebook) -> None:
+def test_names_of_other_ranks(ready: Notebook) -> None:
     assert last_line(ready.run("%%remote\nodd + 1")) == "odd is on [1] of t only"
 
 
-def test_what_the_ranks_have(ready: Notebook) -> None:
+def test_names_of_the_ranks(ready: Notebook) -> None:
     for code in ("model + 1", "def use(): return model\nuse()"):
         cell = ready.run(code)
         assert (cell.ename, cell.evalue) == ("NameError", "name 'model' is not defined")
@@ -75,10 +75,10 @@ def test_what_the_ranks_have(ready: Notebook) -> None:
         "raise NameError('model is odd')": "NameError: model is odd",
     }.items(),
 )
-def test_no_hint_where_nothing_is_known(ready: Notebook, code: str, says: str) -> None:
+def test_no_hint_for_unknown_names(ready: Notebook, code: str, says: str) -> None:
     assert last_line(ready.run(code)).startswith(says)
 
 
-def test_in_the_background(ready: Notebook) -> None:
+def test_hints_in_background_cells(ready: Notebook) -> None:
     cell = ready.run("%%remote --background\nx + [2]")
     cell.wait_for(lambda cell: "pushes it" in cell.text)

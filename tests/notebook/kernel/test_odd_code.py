@@ -21,7 +21,7 @@ for batch in DataLoader(Data(), num_workers=1): pass
 """
 
 
-def test_an_error_whose_text_is_no_plain_str_is_shown(notebook: Notebook) -> None:
+def test_an_error_with_a_str_subclass_as_text_is_shown(notebook: Notebook) -> None:
     code = "class Text(str):\n    def __repr__(self): return self\nraise KeyError(Text('caught in a worker'))"
     cell = notebook.run(f"%%remote\n{code}")
     assert cell.ename == "RemoteError"
@@ -46,7 +46,7 @@ def test_a_signal_handler_that_raises_while_a_rank_is_idle_does_no_harm(notebook
     assert notebook.ok("%%remote\nrank").plain == "[0] 0\n[1] 1"
 
 
-def test_a_repr_that_is_no_plain_str_is_shown(notebook: Notebook) -> None:
+def test_a_repr_that_is_a_str_subclass_is_shown(notebook: Notebook) -> None:
     code = "class S(str): pass\nclass R:\n    def __repr__(self): return S('a derived str')\nR()"
     assert notebook.ok(f"%%remote\n{code}").plain == "[0-1] a derived str"
 
@@ -67,7 +67,7 @@ except OSError as error:
 """
 
 
-def test_causes_that_differ_by_rank_are_told_by_rank(notebook: Notebook) -> None:
+def test_causes_that_differ_by_rank_are_shown_by_rank(notebook: Notebook) -> None:
     error = notebook.run(CAUSED_BY_RANK).error
     assert "[0-1] RuntimeError: step failed" in error
     missing = [
@@ -87,14 +87,14 @@ else:
 """
 
 
-def test_errors_with_equal_text_from_two_lines_are_shown_apart(notebook: Notebook) -> None:
+def test_errors_with_equal_text_from_two_lines_are_shown_separately(notebook: Notebook) -> None:
     error = notebook.run(CALLED_FROM_TWO_LINES).error
     first, second = error.index("[0] ValueError: not finite"), error.index("[1] ValueError: not finite")
     assert "----> 5     check()" in error[first:second]
     assert "----> 7     check()" in error[second:]
 
 
-def test_a_child_that_a_cell_forks_does_not_go_on_as_a_second_rank(notebook: Notebook) -> None:
+def test_a_child_that_a_cell_forks_does_not_act_as_a_second_rank(notebook: Notebook) -> None:
     code = "import os\npid = os.fork()\nif pid == 0: raise ValueError('in the child')\n"
     code += "os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])"
     cell = notebook.ok(f"%%remote\n{code}")
@@ -103,7 +103,7 @@ def test_a_child_that_a_cell_forks_does_not_go_on_as_a_second_rank(notebook: Not
     assert notebook.ok("%%remote\nrank").plain == "[0] 0\n[1] 1"
 
 
-def test_a_child_that_an_endpoint_forks_does_not_go_on_as_a_second_rank(notebook: Notebook) -> None:
+def test_a_child_that_an_endpoint_forks_does_not_act_as_a_second_rank(notebook: Notebook) -> None:
     code = "import os\nfrom monarch_kernel.actor import Actor, endpoint\nclass Forks(Actor):\n    @endpoint\n"
     code += "    def fork(self):\n        pid = os.fork()\n        if pid == 0: raise ValueError('in the child')\n"
     code += "        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])\n"
@@ -113,7 +113,7 @@ def test_a_child_that_an_endpoint_forks_does_not_go_on_as_a_second_rank(notebook
 
 
 @pytest.mark.parametrize("handler", ["signal.SIG_DFL", "signal.SIG_IGN", "lambda *_: calls.append(1)"])
-def test_a_signal_handler_of_the_users_does_no_harm(notebook: Notebook, handler: str, bar: Bar) -> None:
+def test_a_user_signal_handler_does_no_harm(notebook: Notebook, handler: str, bar: Bar) -> None:
     pids = notebook.pids()
     code = f"import signal, time\ncalls = []\nsignal.signal(signal.SIGINT, {handler})\nprint('go', flush=True)\n"
     cell = notebook.send(f"%%remote\n{code}while not calls: pass")
@@ -140,21 +140,21 @@ def test_a_value_that_cannot_be_shown_hides_no_other(notebook: Notebook) -> None
     assert "int whose repr failed" in notebook.ok("t['huge'] = 10**6000\nprint(t['huge'])").stdout
 
 
-def test_a_value_that_cannot_be_pulled_is_told_without_our_frames(notebook: Notebook) -> None:
+def test_the_error_of_a_failed_pull_has_no_frames_of_the_package(notebook: Notebook) -> None:
     notebook.ok("%%remote\nimport threading\nlock = threading.Lock()")
     cell = notebook.run("t['lock']")
     assert "cannot pickle '_thread.lock' object" in cell.error
     assert "codec.py" not in cell.error
 
 
-def test_a_wrong_type_is_told_before_anything_is_sent(notebook: Notebook) -> None:
+def test_a_wrong_type_is_reported_before_anything_is_sent(notebook: Notebook) -> None:
     assert notebook.run("t.run(5)").ename == "TypeError"
     spawn = "from monarch_kernel.actor import this_host\nthis_host().spawn_procs({'x': 1}, env={'A': 1})"
     assert notebook.run(spawn).ename == "TypeError"
     assert notebook.ok("%%remote\nrank").plain == "[0] 0\n[1] 1"
 
 
-def test_what_an_actor_prints_is_shown(notebook: Notebook) -> None:
+def test_the_output_of_an_actor_is_shown(notebook: Notebook) -> None:
     code = (
         "from monarch_kernel.actor import Actor, endpoint\nclass Talker(Actor):\n    @endpoint\n"
         "    def talk(self): print('from an endpoint')\ntalker = t.spawn('talker', Talker)\ntalker.talk.call().get()"

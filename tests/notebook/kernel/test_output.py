@@ -27,7 +27,7 @@ def both(*lines: str) -> dict[int, list[str]]:
     return {0: list(lines), 1: list(lines)}
 
 
-def test_pieces_of_a_line_are_put_together(notebook: Notebook) -> None:
+def test_pieces_of_a_line_are_joined(notebook: Notebook) -> None:
     cell = notebook.ok(
         "%%remote\nimport time\nprint('a', rank, end='')\ntime.sleep(0.2)\nprint(' b')\nprint('c', end='')"
     )
@@ -52,7 +52,7 @@ def test_stderr_is_stderr(notebook: Notebook) -> None:
     assert cell.lines() == both("ah")
 
 
-def test_what_python_does_not_see_is_shown(bare: Notebook) -> None:
+def test_output_of_descriptors_and_children_is_shown(bare: Notebook) -> None:
     bare.up(2)
     cell = bare.ok(
         "%%remote\nimport os, subprocess\n_ = os.write(1, b'by descriptor\\n')\n_ = os.write(2, b'by the other\\n')\n"
@@ -64,7 +64,7 @@ def test_what_python_does_not_see_is_shown(bare: Notebook) -> None:
         assert bare.ok(f"%%remote\nprint('line', {i})").lines() == both(f"line {i}")
 
 
-def test_all_that_a_cell_wrote_is_there_when_it_has_ended(notebook: Notebook) -> None:
+def test_all_output_of_a_cell_is_there_at_its_end(notebook: Notebook) -> None:
     for i in range(20):
         cell = notebook.ok(f"%%remote\nprint('line', {i})")
         assert cell.lines() == both(f"line {i}")
@@ -84,7 +84,7 @@ def test_rich_results_are_shown_with_their_ranks(notebook: Notebook) -> None:
     assert [data.get("text/html") or data["text/plain"] for data in cell.shown] == ["[0-1]", "<i>same</i>"]
 
 
-def test_what_a_cell_displays_comes_in_order(notebook: Notebook) -> None:
+def test_displays_of_a_cell_come_in_order(notebook: Notebook) -> None:
     cell = notebook.ok(
         "%%remote\nfrom IPython.display import HTML, display\nprint('one')\ndisplay(HTML('two'))\n"
         "print('three')\ndisplay(HTML('four'))\n'five'"

@@ -66,7 +66,7 @@ def test_failures_in_the_background_reach_the_log_of_the_stock_kernel_and_no_cel
     check_failures_in_the_background(stock)
 
 
-def test_a_thread_of_the_user_fails_as_it_does_anywhere(notebook: Notebook) -> None:
+def test_a_thread_of_the_user_fails_as_usual(notebook: Notebook) -> None:
     cell = notebook.ok(FAILS.replace("monarch-test", "mine"))
     cell.wait_for(lambda cell: "LookupError: a thread of the package" in cell.stderr)
 

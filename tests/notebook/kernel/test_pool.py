@@ -36,7 +36,7 @@ LOOKS = """(
 )"""
 
 
-def test_the_next_module_finds_nothing_of_the_one_before(bare: Notebook, pool: Pool) -> None:
+def test_the_next_module_finds_the_initial_state(bare: Notebook, pool: Pool) -> None:
     notebook = pool.take("first", 0)
     assert notebook is bare
     before, pid = notebook.value(LOOKS), notebook.pid

@@ -164,7 +164,7 @@ for step in live.loop(60, on_failure="recover"):
 
 
 @pytest.mark.slow
-def test_a_rank_that_hears_of_a_death_outside_collectives_ends_with_it(trained: Notebook) -> None:
+def test_a_death_outside_collectives_ends_the_loop_of_other_ranks(trained: Notebook) -> None:
     """The controller ends the rank's loop once it has noted the reason; otherwise the cell would fail by itself."""
     trained.ok(SLOW_TO_LOOK)
     cell = trained.ok(APART)
@@ -186,7 +186,7 @@ for step in live.loop(60, on_failure="recover"):
 
 
 @pytest.mark.slow
-def test_the_second_loop_of_a_cell_goes_back_to_its_own_snapshot(trained: Notebook) -> None:
+def test_the_second_loop_of_a_cell_uses_its_own_snapshot(trained: Notebook) -> None:
     """The repeated first loop takes snapshots, too."""
     cell = trained.ok(TWO)
     wait_until(
@@ -209,7 +209,7 @@ for epoch in live.loop(4, on_failure="recover"):
 """
 
 
-def test_a_death_in_a_plain_loop_within_one_that_recovers(trained: Notebook) -> None:
+def test_a_death_in_a_plain_loop_inside_a_recovering_loop(trained: Notebook) -> None:
     cell = trained.ok(NESTED)
     wait_until(lambda: trained.value("max([0, *(loop.key[1] for loop in t.loops)])") >= 3, "the second epoch")
     kill(trained, 2)
@@ -231,7 +231,7 @@ for step in live.loop(100, on_failure="recover"):
 
 
 @pytest.mark.slow
-def test_ranks_wait_for_one_that_has_not_begun_and_it_ends_with_a_death_before(
+def test_ranks_wait_for_a_late_rank_and_a_death_before_its_start_ends_the_loop(
     trained: Notebook, tmp_path: Path
 ) -> None:
     """Otherwise the first ranks would keep no snapshot for the last one, and all steps would be done for nothing."""
@@ -250,7 +250,7 @@ def test_ranks_wait_for_one_that_has_not_begun_and_it_ends_with_a_death_before(
 
 
 @pytest.mark.slow
-def test_a_loop_that_is_stopped_goes_back_and_on_by_hand(trained: Notebook, undisturbed: list[object]) -> None:
+def test_a_stopped_loop_is_rolled_back_by_hand_and_continues(trained: Notebook, undisturbed: list[object]) -> None:
     trained.ok(train(0.02, "--background"))
     reaches(trained, 31)
     trained.ok("%mesh loop stop")
@@ -267,7 +267,7 @@ def test_a_loop_that_is_stopped_goes_back_and_on_by_hand(trained: Notebook, undi
 
 
 @pytest.mark.slow
-def test_ranks_that_were_healed_by_hand_take_theirs_from_others(trained: Notebook, undisturbed: list[object]) -> None:
+def test_ranks_healed_by_hand_get_their_snapshots_from_others(trained: Notebook, undisturbed: list[object]) -> None:
     plain = train(0.05, "--background").replace(', on_failure="recover"', "")
     trained.ok(plain)
     reaches(trained, 12)
@@ -296,7 +296,7 @@ def ends(notebook: Notebook, cell: Cell) -> str:
 
 
 @pytest.mark.slow
-def test_what_can_not_go_on_says_why(trained: Notebook) -> None:
+def test_a_loop_that_can_not_recover_shows_the_reason(trained: Notebook) -> None:
     loop = "for step in live.loop(3, on_failure='recover'): pass"
     assert "needs live.snapshot(model=model, ...) before it" in trained.run(f"%%remote\n{loop}").error
     assert (
@@ -342,7 +342,7 @@ def test_a_rollback_into_another_model_is_given_up(trained: Notebook) -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupt_ends_it(trained: Notebook) -> None:
+def test_an_interrupt_ends_a_recovery(trained: Notebook) -> None:
     trained.ok(SLOW.format(name="0"))
     reaches(trained, 10)
     kill(trained, 3)

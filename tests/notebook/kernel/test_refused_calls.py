@@ -30,7 +30,7 @@ def test_the_traceback_ends_where_the_user_called(notebook: Notebook, code: str,
     assert "monarch_kernel" in notebook.run("%tb").error  # shows the whole traceback
 
 
-def test_errors_of_the_user_are_shown_as_ever(notebook: Notebook) -> None:
+def test_user_errors_have_their_usual_traceback(notebook: Notebook) -> None:
     assert "----> 1 {}['a']" in notebook.run("{}['a']").error
     cell = notebook.run("import json\njson.loads('{')")
     assert "----> 2 json.loads('{')" in cell.error

@@ -86,14 +86,14 @@ def test_names_with_their_kinds(ready: Notebook) -> None:
     assert "_hidden" not in tab(ready, "%%remote\n")
 
 
-def test_ranks_first_then_the_language(ready: Notebook) -> None:
+def test_names_of_ranks_come_before_builtins(ready: Notebook) -> None:
     offer = list(tab(ready, "%%remote\nt"))
     assert offer.index("torch") < offer.index("train") < offer.index("try") < offer.index("tuple")
     assert tab(ready, "%%remote\nwhi") == {"while": "keyword"}
     assert "%timeit" in tab(ready, "%%remote\n%time")
 
 
-def test_what_the_notebook_has_is_not_on_the_ranks(ready: Notebook) -> None:
+def test_names_of_the_notebook_are_not_offered(ready: Notebook) -> None:
     assert tab(ready, "%%remote\nlocal_o") == {}
     assert tab(ready, "%%remote\nmodel_here.") == {}
     assert tab(ready, "%%remote\n# about loc") == {}
@@ -101,7 +101,7 @@ def test_what_the_notebook_has_is_not_on_the_ranks(ready: Notebook) -> None:
     assert "weights" not in tab(ready, "wei")
 
 
-def test_what_the_cell_itself_defines(ready: Notebook) -> None:
+def test_names_that_the_cell_defines(ready: Notebook) -> None:
     code = "%%remote\nimport collections as cc\nnew_a, new_b = 1, 2\nfor new_i in range(3):\n    def new_f(): pass\n"
     assert set(tab(ready, code + "new_")) == {"new_a", "new_b", "new_i", "new_f"}
     assert tab(ready, code + "cc.OrderedD") == {"OrderedDict": "class"}
@@ -126,20 +126,20 @@ def test_attributes_keys_and_arguments(ready: Notebook) -> None:
     assert tab(ready, "%%remote\nmodel.nothing") == {}
 
 
-def test_our_options_are_completed_as_before(ready: Notebook) -> None:
+def test_options_are_completed(ready: Notebook) -> None:
     assert tab(ready, "%%remote --o") == {"--out": "option"}
     assert {"t", "--raw"} <= set(tab(ready, "%%remote "))
     assert tab(ready, "%remote t")["t"] == "mesh"
     assert tab(ready, "%mesh u") == {"up": "command"}
 
 
-def test_what_a_running_cell_has_defined(busy: Callable[[str], Notebook]) -> None:
+def test_names_that_a_running_cell_has_defined(busy: Callable[[str], Notebook]) -> None:
     notebook = busy("defined_just_now = 1\nimport time\ntime.sleep(600)")
     offer = wait_until(lambda: tab(notebook, "%%remote\ndefined_j"), "the name to be offered")
     assert offer == {"defined_just_now": "int"}
 
 
-def test_what_push_and_del_do_is_seen(ready: Notebook) -> None:
+def test_push_and_del_change_the_names(ready: Notebook) -> None:
     ready.ok("t['pushed_x'] = 'text'")
     assert tab(ready, "%%remote\npushed") == {"pushed_x": "str"}
     ready.ok("%%remote\npushed_x = 2.0")
@@ -150,7 +150,7 @@ def test_what_push_and_del_do_is_seen(ready: Notebook) -> None:
     assert tab(ready, "%%remote\npushed") == {"pushed_y": "int"}, "of a cell that failed, too"
 
 
-def test_only_what_the_selected_ranks_have(ready: Notebook) -> None:
+def test_only_names_of_the_selected_ranks(ready: Notebook) -> None:
     ready.ok("%%remote t[1]\nonly_on_one = 1")
     assert tab(ready, "%%remote t[1]\nonly_on") == {"only_on_one": "int"}
     assert tab(ready, "%%remote t[0]\nonly_on") == {}
@@ -163,7 +163,7 @@ def test_by_targets(ready: Notebook) -> None:
     assert tab(ready, "%remote t --targets 1 only_on_t") == {"only_on_two": "int"}
 
 
-def test_a_mesh_that_is_only_looked_at_is_not_noted(ready: Notebook) -> None:
+def test_a_completion_does_not_register_a_mesh(ready: Notebook) -> None:
     ready.ok("from monarch_kernel.actor import this_host\nmine = this_host().spawn_procs({'r': 1}, device='cpu')")
     ready.ok("mine.run('seen = 1').get()")
     assert tab(ready, "%%remote mine\nsee") == {"seen": "int"}
@@ -171,7 +171,7 @@ def test_a_mesh_that_is_only_looked_at_is_not_noted(ready: Notebook) -> None:
     ready.ok("mine.stop().get()")
 
 
-def test_what_a_mapped_function_defines(ready: Notebook) -> None:
+def test_names_that_a_mapped_function_defines(ready: Notebook) -> None:
     ready.ok("def define(): import __main__; __main__.mapped_name = 1\nt.map(define).get()")
     assert tab(ready, "%%remote\nmapped_n") == {"mapped_name": "int"}
 
@@ -207,7 +207,7 @@ def until_silent(notebook: Notebook, mesh: str) -> None:
     wait_until(lambda: not tab(notebook, f"%%remote {mesh}\n'{time.monotonic_ns()}'.upp"), "the ranks to be silent")
 
 
-def test_ranks_that_hold_their_gil_cost_a_moment_only(
+def test_ranks_that_hold_the_gil_delay_only_a_moment(
     busy: Callable[[str], Notebook], ready: Notebook, bar: Bar
 ) -> None:
     assert "lr" in tab(ready, "%%remote\ncfg['")
@@ -219,7 +219,7 @@ def test_ranks_that_hold_their_gil_cost_a_moment_only(
             assert tab(notebook, "%%remote\nmod") == {"model": "Sequential"}
 
 
-def test_another_rank_is_asked_then(busy: Callable[[str], Notebook], bar: Bar) -> None:
+def test_another_rank_answers_for_a_stuck_one(busy: Callable[[str], Notebook], bar: Bar) -> None:
     notebook = busy(f"while rank == 1: pass\n{HOLDS_GIL}")
     with hasty(notebook):
         until_silent(notebook, "t[0]")
@@ -305,7 +305,7 @@ def test_before_the_first_cell_and_without_a_mesh(new_notebook: Callable[..., No
     assert "local_only" in tab(notebook, "%%remote\nlocal_o")
 
 
-def test_in_the_remote_mode_every_cell_is_for_the_ranks(ready: Notebook) -> None:
+def test_in_autoremote_mode_every_cell_is_for_the_ranks(ready: Notebook) -> None:
     ready.ok("%autoremote t")
     try:
         assert tab(ready, "mod") == {"model": "Sequential"}

@@ -48,7 +48,7 @@ def inspect(notebook: Notebook, code: str, detail: int = 0) -> str:
     return re.sub(r"\x1b\[\d+m", "", reply["data"].get("text/plain", ""))
 
 
-def test_what_is_said(ready: Notebook) -> None:
+def test_inspection_of_objects(ready: Notebook) -> None:
     text = inspect(ready, "%%remote\ntrain|")
     assert text == (
         "Signature: train(steps, rate=0.1)\n"
@@ -67,7 +67,7 @@ def test_what_is_said(ready: Notebook) -> None:
     assert "[0] was asked" in text
 
 
-def test_where_ranks_differ(ready: Notebook) -> None:
+def test_ranks_with_different_objects(ready: Notebook) -> None:
     assert "Tensor[4, 3] float32 on [0], Tensor[4, 4] float32 on [1]" in inspect(ready, "%%remote\ndata|")
     assert "Ranks: [1]" in inspect(ready, "%%remote t[1]\nodd|")
 

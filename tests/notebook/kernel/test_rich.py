@@ -84,7 +84,7 @@ def test_different_figures_are_one_output_with_a_switcher(notebook: Notebook) ->
     assert outputs(cell)[1]["text/plain"].startswith("[0] <IPython.core.display.Image object>\n[1] <IPython")
 
 
-def test_a_rank_that_is_late_joins_the_others(notebook: Notebook, tmp_path: Path) -> None:
+def test_a_late_display_joins_the_others(notebook: Notebook, tmp_path: Path) -> None:
     page = "HTML('<b>same</b>' if {} else f'<b>{{rank}}</b>')"
 
     def displays(is_same: bool) -> Cell:
@@ -108,7 +108,7 @@ def test_a_rank_that_is_late_joins_the_others(notebook: Notebook, tmp_path: Path
     assert switcher["text/html"].count("<details") == 2
 
 
-def test_equal_figures_are_shown_once_as_they_are(notebook: Notebook) -> None:
+def test_equal_figures_are_shown_once_without_changes(notebook: Notebook) -> None:
     cell = notebook.ok(
         f"%%remote\n{IMPORTS}import base64\ndisplay(Image(data=base64.b64decode('{PNG}'), format='png', width=40))"
     )
@@ -117,7 +117,7 @@ def test_equal_figures_are_shown_once_as_they_are(notebook: Notebook) -> None:
     assert image["image/png"] == PNG
 
 
-def test_what_no_page_can_hold_is_shown_one_after_the_other(notebook: Notebook) -> None:
+def test_unknown_types_are_shown_one_after_the_other(notebook: Notebook) -> None:
     cell = notebook.ok(
         f"%%remote\n{IMPORTS}display({{'application/x-mine': {{'rank': rank}}, 'text/plain': 'mine'}}, raw=True)"
     )
@@ -170,7 +170,7 @@ def test_a_rank_clears_its_own_output(notebook: Notebook, tmp_path: Path) -> Non
     assert "".join(outputs(cell)) == "[0] mine 0\n[1] mine 1\n[0] again\n", "rank 1 did not ask for it"
 
 
-def test_a_large_display_is_left_out_and_said(notebook: Notebook) -> None:
+def test_a_large_display_is_replaced_by_a_note(notebook: Notebook) -> None:
     cell = notebook.ok(f"%%remote t[0]\n{IMPORTS}display(HTML('x' * 50_000_000))\nprint('on')")
     assert "(text/html of 50 MB left out, more than the 8 MB that are shown" in cell.plain
     cell = notebook.ok("%%remote t[0]\nclass Big:\n    def __repr__(self): return 'y' * 100_000_000\nBig()", 60)
@@ -195,7 +195,7 @@ def test_many_displays_are_bounded_and_counted(notebook: Notebook) -> None:
     assert len(cell.messages) < n / 5, "with labels, and with updates for the ranks that are late"
 
 
-def test_of_many_ranks_that_differ_the_first_are_shown(bare: Notebook) -> None:
+def test_the_first_of_many_different_displays_are_shown(bare: Notebook) -> None:
     bare.up(10)
     cell = bare.ok("%%remote\nfrom IPython.display import HTML\nHTML(f'<b>{rank}</b>')", 60)
     (shown,) = outputs(cell)

@@ -50,7 +50,7 @@ def test_an_expression_takes_options_before_it(four: Notebook) -> None:
     assert "--local is for cells" in four.run("%remote t --local rank").evalue
 
 
-def test_a_mesh_of_two_axes_is_chosen_from_by_flat_rank(grid: Notebook) -> None:
+def test_ranks_of_two_axes_are_chosen_by_flat_rank(grid: Notebook) -> None:
     assert grid.ok("%%remote --mesh g -t 1,2\nrank").plain == "[1] 1\n[2] 2"
     assert grid.ok("%%remote g[1] -t 3 -o v\nrank").plain == "[3] 3"
     assert grid.value("v.values()") == (3,)
@@ -61,7 +61,7 @@ def test_results_are_collected_under_the_short_name(notebook: Notebook) -> None:
     assert notebook.value("v.values()") == (1, 2)
 
 
-def test_output_at_the_end_only(notebook: Notebook, tmp_path: Path) -> None:
+def test_output_only_at_the_end(notebook: Notebook, tmp_path: Path) -> None:
     code = (
         "import pathlib, time\nprint('begin', flush=True)\n"
         f"pathlib.Path({str(tmp_path)!r}, f'{{name}}-{{rank}}').touch()\n"
@@ -80,7 +80,7 @@ def test_output_at_the_end_only(notebook: Notebook, tmp_path: Path) -> None:
         assert cell.lines() == {rank: ["begin", "end"] for rank in range(2)}
 
 
-def test_a_cell_that_is_not_waited_for(notebook: Notebook, bar: Bar) -> None:
+def test_a_cell_without_a_wait(notebook: Notebook, bar: Bar) -> None:
     for option in ("-a", "--noblock", "--background"):
         cell = notebook.ok(f"%%remote t {option} --out handle\nrank * 3")
         bar.check(cell.elapsed_s, 5, "the launch")
@@ -107,14 +107,14 @@ def test_a_cell_that_is_not_waited_for(notebook: Notebook, bar: Bar) -> None:
         ("%%remote t --signal-on-interrupt SIGINT\n1", "there is no --signal-on-interrupt: Kernel > Interrupt"),
     ],
 )
-def test_a_peers_spelling_is_answered_with_ours(notebook: Notebook, code: str, says: str) -> None:
+def test_a_magic_of_another_tool_shows_its_equivalent(notebook: Notebook, code: str, says: str) -> None:
     cell = notebook.run(code)
     assert cell.ename == "UsageError"
     assert says in cell.evalue
     assert "\n" not in cell.evalue
 
 
-def test_what_is_written_there_works_here(notebook: Notebook) -> None:
+def test_the_equivalents_work(notebook: Notebook) -> None:
     for code in ("%%px --targets 0\nrank", "%px rank", "%px -t 0 rank", "%%rank [0, 1]\nrank"):
         says = notebook.run(code).evalue
         ours = says.partition("write here: ")[2].partition(", or ")[0]
@@ -122,7 +122,7 @@ def test_what_is_written_there_works_here(notebook: Notebook) -> None:
 
 
 @pytest.mark.slow
-def test_the_peers_own_magics_are_not_touched(new_notebook: Callable[..., Notebook]) -> None:
+def test_magics_of_other_tools_are_not_replaced(new_notebook: Callable[..., Notebook]) -> None:
     notebook = new_notebook("python3")
     notebook.ok("def px(line, cell=None): return 'the real one'")
     notebook.ok("get_ipython().register_magic_function(px, 'line_cell')")
@@ -152,7 +152,7 @@ def test_the_peers_own_magics_are_not_touched(new_notebook: Callable[..., Notebo
         "t.name",
     ],
 )
-def test_a_selector_is_read_and_not_run(notebook: Notebook, selector: str) -> None:
+def test_a_selector_is_parsed_and_not_executed(notebook: Notebook, selector: str) -> None:
     pids = notebook.pids()
     cell = notebook.run(f"%%remote {selector}\n1")
     assert cell.ename == "UsageError"
@@ -192,7 +192,7 @@ def test_a_mesh_of_spawn_procs_takes_cells(bare: Notebook) -> None:
     bare.ok(BRINGS_UP.format(n=1), START_S)
 
 
-def test_an_old_slice_does_not_mean_a_new_mesh_of_that_name(bare: Notebook) -> None:
+def test_an_old_slice_does_not_select_a_new_mesh_of_that_name(bare: Notebook) -> None:
     bare.up(1)
     bare.ok("old = t[0:1]")
     bare.ok("%mesh down t")
@@ -225,7 +225,7 @@ def test_an_error_in_a_function_shows_its_lines(notebook: Notebook) -> None:
     assert "monarch_kernel/" not in cell.error
 
 
-def test_what_a_function_prints_is_shown_in_its_cell(notebook: Notebook) -> None:
+def test_the_output_of_a_function_is_shown_in_its_cell(notebook: Notebook) -> None:
     cell = notebook.ok("t.map(lambda x: print('got', x), [1, 2]).get();")
     assert cell.stdout.splitlines() == ["t[0] got 1", "t[1] got 2"]
 
@@ -257,6 +257,6 @@ def test_a_cell_may_be_empty(notebook: Notebook, code: str) -> None:
 
 
 @pytest.mark.parametrize("magic", ["%%remote", "%remote", "%autoremote", "%%local", "%mesh"])
-def test_help_is_under_the_magics_own_name(notebook: Notebook, magic: str) -> None:
+def test_help_has_the_name_of_the_magic(notebook: Notebook, magic: str) -> None:
     (page,) = notebook.ok(f"{magic}?").reply["payload"]
     assert magic in page["data"]["text/plain"]

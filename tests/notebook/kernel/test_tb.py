@@ -62,7 +62,7 @@ def test_tb_shows_the_error_of_a_cell_in_the_background(notebook: Notebook) -> N
     assert "NoneType" not in notebook.run("%debug").error
 
 
-def test_an_error_that_was_shown_can_be_pickled(notebook: Notebook) -> None:
+def test_a_shown_error_can_be_pickled(notebook: Notebook) -> None:
     notebook.run(FAILS)
     copy = "(pickle := __import__('pickle')).loads(pickle.dumps(__import__('sys').last_value))"
     assert notebook.value(f"[type(e := {copy}).__name__, e.ranks, e.what.partition(' ')[0]]") == [

@@ -35,7 +35,7 @@ def described(notebook: Notebook, code: str) -> str:
 
 
 @pytest.mark.parametrize("selector", ["", " t", " t[2:4]", " t[3]"])
-def test_a_rank_is_asked_that_has_the_name(uneven: Notebook, selector: str) -> None:
+def test_a_rank_with_the_name_answers(uneven: Notebook, selector: str) -> None:
     cell = f"%%remote{selector}\n"
     assert "move_to_end" in uneven.complete(f"{cell}table.")
     assert uneven.complete(f'{cell}table["') == ["first"]
@@ -46,7 +46,7 @@ def test_a_rank_is_asked_that_has_the_name(uneven: Notebook, selector: str) -> N
     assert "On the last rank only." in described(uneven, f"{cell}last(")
 
 
-def test_also_while_it_alone_is_busy(uneven: Notebook) -> None:
+def test_a_busy_rank_with_the_name_answers(uneven: Notebook) -> None:
     uneven.ok("%%remote t[3] --background --out run\nimport time\nwhile True: time.sleep(0.01)")
     try:
         assert "move_to_end" in uneven.complete("%%remote\ntable.")
@@ -54,11 +54,11 @@ def test_also_while_it_alone_is_busy(uneven: Notebook) -> None:
         uneven.ok("run.cancel()")
 
 
-def test_ranks_that_lack_the_name_have_nothing_to_offer(uneven: Notebook) -> None:
+def test_ranks_without_the_name_offer_nothing(uneven: Notebook) -> None:
     assert uneven.complete("%%remote t[0:3]\ntable.") == []
     assert described(uneven, "%%remote t[0:3]\ntable") == ""
 
 
-def test_a_value_is_that_of_one_rank(uneven: Notebook) -> None:
+def test_a_value_comes_from_one_rank(uneven: Notebook) -> None:
     assert "Ranks: [0-3]; the value is that of [0]\n" in described(uneven, "%%remote\nnumber")
     assert "Ranks: [2]\n" in described(uneven, "%%remote t[2]\nnumber")

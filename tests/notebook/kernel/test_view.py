@@ -52,7 +52,7 @@ def test_a_panel_gets_a_frame_at_once_while_a_cell_runs(notebook: Notebook, chan
     end(notebook, cell)
 
 
-def test_a_page_that_asks_twice_is_one_page(notebook: Notebook) -> None:
+def test_a_page_that_opens_twice_is_one_page(notebook: Notebook) -> None:
     page = Page(notebook)
     page.wait(lambda: page.frames)
     page._send("comm_open", comm_id=page.comm, target_name=TARGET, data={})
@@ -65,7 +65,7 @@ def test_a_page_that_asks_twice_is_one_page(notebook: Notebook) -> None:
     assert len(seqs) == len(set(seqs))
 
 
-def test_what_is_left_of_a_first_opening_does_not_close_the_second(notebook: Notebook) -> None:
+def test_the_end_of_a_first_opening_does_not_close_the_second(notebook: Notebook) -> None:
     page = Page(notebook)
     page.wait(lambda: page.frames)
     closed: list[str] = []
@@ -85,7 +85,7 @@ def test_what_is_left_of_a_first_opening_does_not_close_the_second(notebook: Not
     page.wait(lambda: len(page.frames) >= 3)
 
 
-def test_frames_come_while_ranks_run_and_say_where_they_are(notebook: Notebook) -> None:
+def test_frames_come_while_ranks_run_and_show_their_lines(notebook: Notebook) -> None:
     page = Page(notebook)
     begin = time.time()
     cell = notebook.send("%%remote t\nimport time\nprint('hello', rank)\nif rank:\n    time.sleep(600)")
@@ -105,7 +105,7 @@ def test_frames_come_while_ranks_run_and_say_where_they_are(notebook: Notebook) 
     page.wait_states("idle", "idle")
 
 
-def test_a_failure_is_told_within_a_second_and_its_traceback_for_the_asking(notebook: Notebook, bar: Bar) -> None:
+def test_a_failure_is_reported_within_a_second_and_its_traceback_on_request(notebook: Notebook, bar: Bar) -> None:
     page = Page(notebook)
     page.wait(lambda: page.frames)
     notebook.run("%%remote t\nx = 5\nif rank == 1:\n    x / 0")
@@ -121,7 +121,7 @@ def test_a_failure_is_told_within_a_second_and_its_traceback_for_the_asking(note
     assert "nothing has failed" in page.ask("traceback")["text"]
 
 
-def test_commands_are_carried_out_while_a_cell_keeps_the_main_thread(own: Notebook) -> None:
+def test_commands_run_while_a_cell_keeps_the_main_thread(own: Notebook) -> None:
     notebook, page = own, Page(own)
     cell = busy(notebook)
     assert "nothing runs" in page.ask("stacks")["text"]
@@ -139,7 +139,7 @@ def test_commands_are_carried_out_while_a_cell_keeps_the_main_thread(own: Notebo
     end(notebook, cell)
 
 
-def test_what_can_not_be_done_is_said(notebook: Notebook) -> None:
+def test_a_refused_command_gives_the_reason(notebook: Notebook) -> None:
     page = Page(notebook)
     for asked, why in (
         ({"command": "heal", "mesh": "none"}, "mesh 'none' is down"),
@@ -152,7 +152,7 @@ def test_what_can_not_be_done_is_said(notebook: Notebook) -> None:
         assert why in reply["text"]
 
 
-def test_a_page_that_is_not_looked_at_gets_no_frames(notebook: Notebook) -> None:
+def test_a_hidden_page_gets_no_frames(notebook: Notebook) -> None:
     page = Page(notebook)
     page.wait(lambda: page.frames)
     page.say(kind="away")
@@ -173,7 +173,7 @@ def test_a_page_that_is_not_looked_at_gets_no_frames(notebook: Notebook) -> None
     assert len(page.frames) == count
 
 
-def test_the_view_in_a_cell_hears_and_is_heard_while_another_runs(notebook: Notebook) -> None:
+def test_the_view_in_a_cell_exchanges_messages_while_another_runs(notebook: Notebook) -> None:
     shown = notebook.ok("%mesh show t")
     assert any("text/html" in data for data in shown.shown)  # this stays in a saved notebook
     (comm,) = shown.widgets
@@ -217,7 +217,7 @@ MALFORMED = (
 
 
 @pytest.mark.parametrize("channel", ["control", "shell"])
-def test_what_is_no_message_of_a_page_is_refused_and_does_no_harm(notebook: Notebook, channel: str) -> None:
+def test_malformed_messages_are_refused_and_do_no_harm(notebook: Notebook, channel: str) -> None:
     (widget,) = notebook.ok("%mesh show t").widgets
     page = Page(notebook, channel)
     page.wait(lambda: page.frames)
@@ -234,7 +234,7 @@ def test_what_is_no_message_of_a_page_is_refused_and_does_no_harm(notebook: Note
     assert notebook.value("1 + 1") == 2
 
 
-def test_pages_that_are_closed_without_a_word_are_forgotten(notebook: Notebook) -> None:
+def test_pages_that_close_without_a_message_are_forgotten(notebook: Notebook) -> None:
     pages = [Page(notebook) for _ in range(40)]
     pages[-1].wait(lambda: pages[-1].frames)
     count = "len(get_ipython().kernel.viewers._panels)"
@@ -243,7 +243,7 @@ def test_pages_that_are_closed_without_a_word_are_forgotten(notebook: Notebook) 
     assert pages[-1].ask("stacks")["ok"]
 
 
-def test_a_view_that_is_shown_again_leaves_nothing_of_the_one_before(notebook: Notebook) -> None:
+def test_a_repeated_view_leaves_nothing_of_the_first(notebook: Notebook) -> None:
     counts = "len(__import__('ipywidgets').widgets.widget._instances)"
     notebook.ok("%mesh show t")
     before = notebook.value(counts)

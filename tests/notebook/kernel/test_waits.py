@@ -26,7 +26,7 @@ slow.initialized.get()
 """
 
 
-def test_a_cell_that_waits_for_long_says_for_which_ranks(notebook: Notebook, tmp_path: Path) -> None:
+def test_a_cell_that_waits_long_names_the_ranks(notebook: Notebook, tmp_path: Path) -> None:
     notebook.ok(ACTORS)
     gate = tmp_path / "gate"
     cell = notebook.send(f"slow.load.call({str(gate)!r}).get(warn_after_s=0.4)")
@@ -37,7 +37,7 @@ def test_a_cell_that_waits_for_long_says_for_which_ranks(notebook: Notebook, tmp
     assert cell.stderr.count("no answer") == 1
 
 
-def test_actors_that_wait_for_each_other_are_an_error_of_the_cell(notebook: Notebook) -> None:
+def test_a_deadlock_of_actors_is_an_error_of_the_cell(notebook: Notebook) -> None:
     notebook.ok(ACTORS)
     cell = notebook.run("a, b = slow.slice(gpus=0), slow.slice(gpus=1)\na.go.call_one(b, a).get()")
     assert cell.ename == "ActorError"
