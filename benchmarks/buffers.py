@@ -35,9 +35,9 @@ def rates(operation: Callable[[], object], nbytes: int, repeat: int) -> list[flo
     """GB/s of each repetition, after a warm-up."""
     found: list[float] = []
     for _ in range(repeat + 1):
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         operation()
-        found.append(nbytes / (time.perf_counter() - begun) / 1e9)
+        found.append(nbytes / (time.perf_counter() - started_at) / 1e9)
     return found[1:]
 
 
@@ -59,9 +59,9 @@ class Owner(Actor):
         if is_encrypted:
             listener = StreamListener(lambda stream: send_again(stream, block), lambda: ["127.0.0.1"])
             return tuple(listener.invite(1))
-        door = socket.create_server(("127.0.0.1", 0))
-        threading.Thread(target=send_plainly, args=(door, block), daemon=True).start()
-        return door.getsockname()
+        server = socket.create_server(("127.0.0.1", 0))
+        threading.Thread(target=send_plainly, args=(server, block), daemon=True).start()
+        return server.getsockname()
 
 
 class Reader(Actor):
@@ -84,13 +84,13 @@ class Reader(Actor):
         }
 
     @endpoint
-    def measure_roads(self, buffer: Buffer, repeat: int) -> dict[str, list[float]]:
+    def measure_paths(self, buffer: Buffer, repeat: int) -> dict[str, list[float]]:
         into = torch.zeros(buffer.shape).fill_(2)
         found: dict[str, list[float]] = {}
         for name in ("network", "messages"):
-            road = asker_here().roads[name]
+            path = asker_here().roads[name]
             for what, is_write in (("read from", False), ("written into", True)):
-                carry = partial(road.carry, buffer._loan, memory_of(into), is_write=is_write)
+                carry = partial(path.carry, buffer._loan, memory_of(into), is_write=is_write)
                 found[f"{what} another host, by {name}"] = rates(carry, buffer.nbytes, repeat)
         return found
 
@@ -128,8 +128,8 @@ def send_again(stream: Stream, block: memoryview) -> None:
         stream.send(block)
 
 
-def send_plainly(door: socket.socket, block: memoryview) -> None:
-    with door, door.accept()[0] as connection:
+def send_plainly(server: socket.socket, block: memoryview) -> None:
+    with server, server.accept()[0] as connection:
         while connection.recv(1):
             connection.sendall(block)
 
@@ -172,7 +172,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for mib in options.sizes_mib if options.device == "cpu" else ():
         nbytes = mib << 20
         buffer = owner.lend.call_one(nbytes // 4).get()
-        measured = reader.measure_roads.call_one(buffer, options.repeat).get()
+        measured = reader.measure_paths.call_one(buffer, options.repeat).get()
         buffer.drop().get()
         for what, is_encrypted in (("one socket, with the same encryption", True), ("one socket, plain", False)):
             where = owner.listen.call_one(nbytes, is_encrypted).get()

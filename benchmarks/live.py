@@ -59,7 +59,7 @@ def felt(mesh: ProcMesh, step_s: float, times: int) -> list[float]:
     """Seconds from the call of ``set`` until the last rank is in a step with the new value."""
     mesh["step_s"] = step_s
     future = mesh.run_cell(FELT, want_value=True)
-    loop = _begun(mesh)
+    loop = _started_loop(mesh)
     turned = {}
     for i in range(1, times + 1):
         time.sleep(random.uniform(0.3, 0.5) + step_s)
@@ -74,7 +74,7 @@ def felt(mesh: ProcMesh, step_s: float, times: int) -> list[float]:
     return [took[value] for value in turned]
 
 
-def _begun(mesh: ProcMesh) -> SteeredLoop:
+def _started_loop(mesh: ProcMesh) -> SteeredLoop:
     """Wait for the loop that the ranks are in, until it has knobs."""
     while True:
         for loop in mesh.loops:

@@ -70,10 +70,10 @@ class Kernel:
 
     def run(self, code: str, status: str = "ok") -> float:
         """Run a cell; gives the seconds until its reply."""
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         id = self.send(code)
         content = self.reply(id)
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started_at
         assert content["status"] == status, content
         self.wait_idle(id)
         return seconds
@@ -107,10 +107,10 @@ def interrupts(kernel: Kernel, times: int) -> list[Row]:
         id = kernel.send("%%remote t\nprint('loops', flush=True)\nwhile True: n += 1")
         kernel.wait_output(id)
         time.sleep(random.uniform(0, 0.3))
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         kernel.manager.interrupt_kernel()
         content = kernel.reply(id)
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started_at
         assert content["ename"] == "RemoteInterrupt", content
         kernel.wait_idle(id)
         kernel.run("%%remote t\nassert n > 0")
@@ -120,10 +120,10 @@ def interrupts(kernel: Kernel, times: int) -> list[Row]:
         """An interrupt at about the end of a cell, which stops that cell or nothing, but never the next one."""
         id = kernel.send("%%remote t\nimport time; time.sleep(0.02)")
         time.sleep(random.uniform(0.015, 0.04))
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         kernel.manager.interrupt_kernel()
         content = kernel.reply(id)
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started_at
         assert content["status"] == "ok" or content["ename"] == "RemoteInterrupt", content
         kernel.wait_idle(id)
         kernel.run("%%remote t\nassert n > 0")
@@ -148,9 +148,9 @@ def completions(kernel: Kernel, times: int) -> list[Row]:
     code = "%%remote t\nmodel.we"
 
     def one() -> float:
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         reply = kernel.reply(kernel.client.complete(code))
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started_at
         assert any(match.endswith("weight") for match in reply["matches"]), reply["matches"]
         return seconds
 

@@ -147,14 +147,14 @@ def cycle(procs: ProcMesh, dice: random.Random) -> tuple[float, float]:
     """Kill the victim at a random moment, and heal; gives the seconds until the death is known, and the seconds of the heal."""
     time.sleep(dice.uniform(0, 0.03))
     pid = procs.view().ranks[VICTIM].pid
-    begun = time.perf_counter()
+    started_at = time.perf_counter()
     os.kill(pid, signal.SIGKILL)
     while VICTIM not in procs.deaths():
         time.sleep(0.0005)
     known = time.perf_counter()
     if procs.heal().get(CALL_S) != (VICTIM,):
         raise RuntimeError("another rank was replaced")
-    return known - begun, time.perf_counter() - known
+    return known - started_at, time.perf_counter() - known
 
 
 def run(cycles: int, seed: int) -> list[str]:

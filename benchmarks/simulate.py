@@ -166,15 +166,15 @@ class Agent:
         """Handle a message from another host."""
         if not self.is_lost:
             nbytes = sum(len(part) for part in parts)
-            self.do(lambda: self._hear(neighbour, parts), self._sim.costs.tcp_s + nbytes * self._sim.costs.tcp_byte_s)
+            self.do(lambda: self._handle(neighbour, parts), self._sim.costs.tcp_s + nbytes * self._sim.costs.tcp_byte_s)
             self._turn()
 
-    def _hear(self, neighbour: int, parts: list[Frame]) -> int:
+    def _handle(self, neighbour: int, parts: list[Frame]) -> int:
         to_ranks = 0
         for _, _, receivers, frames in self.relay.hear(neighbour, parts):
             if receivers == [self._name]:
                 for message, _ in split(frames):
-                    self._obey(message)
+                    self._handle_own(message)
                 continue
             if len(receivers) > 1:
                 self._expected = len(receivers)
@@ -189,7 +189,7 @@ class Agent:
             to_ranks += len(receivers)
         return to_ranks
 
-    def _obey(self, message: object) -> None:
+    def _handle_own(self, message: object) -> None:
         if isinstance(message, StartRanks):
             for i, spec in enumerate(message.specs):
                 self.procs.append(spec.proc)
@@ -241,11 +241,11 @@ class Agent:
     def _wrote(self, proc: int, mark: int) -> None:
         if not self._chunks:
             wait_s = min(FOLD_OUTPUT_S * len(self.procs), OUTPUT_EVERY_S)
-            self._sim.at(self._sim.now + wait_s, self._tell_output)
+            self._sim.at(self._sim.now + wait_s, self._send_output)
         line = OutputChunk(proc, "stdout", "the same on all ranks\n", mark)
         self._chunks.append([line, OutputChunk(proc, "stderr", "", mark)])
 
-    def _tell_output(self) -> None:
+    def _send_output(self) -> None:
         if not self.is_lost:
             chunks, self._chunks = self._chunks, []
             pipes_s = len(chunks) * self._sim.costs.pipe_s
@@ -335,14 +335,14 @@ class ControllerEnd:
         self._enter()
         return self.clock, self.spent_s, self.sockets_s
 
-    def end(self, begun: tuple[float, float, float]) -> dict[str, float]:
+    def end(self, started: tuple[float, float, float]) -> dict[str, float]:
         """End an operation; gives its costs."""
         self._leave()
         self._enter()
         return {
-            "ms": 1e3 * (self.clock - begun[0]),
-            "controller_ms": 1e3 * (self.spent_s - begun[1]),
-            "sockets_ms": 1e3 * (self.sockets_s - begun[2]),
+            "ms": 1e3 * (self.clock - started[0]),
+            "controller_ms": 1e3 * (self.spent_s - started[1]),
+            "sockets_ms": 1e3 * (self.sockets_s - started[2]),
         }
 
     # -- the transport interface
@@ -453,7 +453,7 @@ def simulate(hosts: int, per_host: int, costs: Costs, latency_s: float, bytes_pe
         figures.update({f"{name}_{key}": value for key, value in taken.items()})
 
     try:
-        begun = end.begin()
+        started = end.begin()
         procs = runtime.new_procs(world)
         for host in range(1, hosts + 1):
             sim.agents[host] = Agent(sim, host)
@@ -462,7 +462,7 @@ def simulate(hosts: int, per_host: int, costs: Costs, latency_s: float, bytes_pe
             runtime.start_ranks(host, _specs(procs, host, per_host, extent))
         mesh = ProcMesh(runtime, Region.whole(extent), procs, "simulated", time.monotonic(), extent)
         mesh.initialized.get()
-        note("up", end.end(begun))
+        note("up", end.end(started))
         while sim.next():  # runs all remaining events
             pass
         figures["direct_hosts"] = sum(not record.parent for record in runtime._state.hosts.values())
@@ -476,9 +476,9 @@ def simulate(hosts: int, per_host: int, costs: Costs, latency_s: float, bytes_pe
             taken, carried = [], []
             for _ in range(times):
                 before = list(sim.carried)
-                begun = end.begin()
+                started = end.begin()
                 do()
-                taken.append(end.end(begun))
+                taken.append(end.end(started))
                 carried.append([after - then for after, then in zip(sim.carried, before)])
             note(name, {key: statistics.median(one[key] for one in taken) for key in taken[0]})
             figures[f"{name}_messages"] = statistics.median(one[0] for one in carried)
@@ -506,17 +506,17 @@ def simulate(hosts: int, per_host: int, costs: Costs, latency_s: float, bytes_pe
         lost = max(range(1, hosts + 1), key=lambda host: len(_all_below(host, followers)))
         below = _all_below(lost, followers)
         figures["below_lost"] = len(below)
-        begun = end.begin()
+        started = end.begin()
         future = actors.echo.call(1)
         sim.agents[lost].is_lost = True
         for follower in followers[lost]:
-            back_at = begun[0] + NEIGHBOUR_SILENT_S + CONNECT_LATENCIES * latency_s
+            back_at = started[0] + NEIGHBOUR_SILENT_S + CONNECT_LATENCIES * latency_s
             sim.at(back_at, partial(sim.agents[follower].join, CONTROLLER_HOST))
         for i in range(1, 1 + int((NEIGHBOUR_SILENT_S + 1.0) / BEAT_S)):
             for one in below:
-                sim.at(begun[0] + i * BEAT_S, sim.agents[one].beat)
-            sim.at(begun[0] + i * BEAT_S, end.beat)
-        lost_at = begun[0] + LOST_AFTER_S
+                sim.at(started[0] + i * BEAT_S, sim.agents[one].beat)
+            sim.at(started[0] + i * BEAT_S, end.beat)
+        lost_at = started[0] + LOST_AFTER_S
         sim.at(lost_at, partial(runtime.enter, lambda now: runtime._state.processes.host_gone(lost, "silent", (), now)))
         try:
             future.get()
@@ -524,7 +524,7 @@ def simulate(hosts: int, per_host: int, costs: Costs, latency_s: float, bytes_pe
             assert len(error.reports) == per_host, "other ranks failed, too"
         else:
             raise AssertionError("no call noticed the loss of the host")
-        note("loss", end.end(begun))
+        note("loss", end.end(started))
         end.silence(LOST_AFTER_S)
         rest = actors.slice(hosts=slice(0, lost - 1)) if lost == hosts else actors.slice(hosts=slice(lost, hosts))
         figures["ranks_after_loss"] = len(rest)
@@ -632,8 +632,8 @@ def main() -> None:
             )
     options.out.mkdir(parents=True, exist_ok=True)
     settings = {"latency_us": options.latency_us, "gbit_per_s": options.gbit_per_s, "fan_out": FAN_OUT}
-    told = {"machine": asdict(machine), "settings": settings, "costs": asdict(costs), "sizes": rows}
-    (options.out / "simulated.json").write_text(json.dumps(told, indent=1) + "\n")
+    data = {"machine": asdict(machine), "settings": settings, "costs": asdict(costs), "sizes": rows}
+    (options.out / "simulated.json").write_text(json.dumps(data, indent=1) + "\n")
     (options.out / "simulated.svg").write_text(plot(rows))
 
 

@@ -121,10 +121,10 @@ class Training:
     def kill(self, rank: int) -> float:
         """Kill the process of a rank; gives the seconds until its successor has done a step."""
         pid = wait_for(lambda: self._steps(rank))[-1][0]
-        begun = time.time()
+        started_at = time.time()
         os.kill(pid, signal.SIGKILL)
-        ends = wait_for(lambda: [at for by, _, at in self._steps(rank) if by != pid and at > begun])
-        return float(ends[0]) - begun
+        ends = wait_for(lambda: [at for by, _, at in self._steps(rank) if by != pid and at > started_at])
+        return float(ends[0]) - started_at
 
     def end(self) -> float:
         """Wait for the end of the training; gives the sum of all parameters."""
@@ -175,11 +175,11 @@ def main() -> None:
             total = training.end()
             same = "equal" if total == undisturbed else "NOT EQUAL"
             print(f"sum of all parameters {total!r}, undisturbed {undisturbed!r}: {same}", flush=True)
-            begun = time.time()
+            started_at = time.time()
             for code in ("%mesh restart t", MODEL.replace("DIRECTORY", repr(name)), BUILD):
                 kernel.run(code)
             kernel.run(TRAIN.replace("STEPS", "1"))
-            print(f"all ranks restarted by hand, to the end of a first step: {time.time() - begun:.2f} s")
+            print(f"all ranks restarted by hand, to the end of a first step: {time.time() - started_at:.2f} s")
             kernel.run(PAIRS.replace("PAIRS", str(options.pairs)))
             pairs = [pair for of_rank in kernel.value("list(pairs.values())") for pair in of_rank]
             for at, what in enumerate(("wall", "CPU")):

@@ -82,7 +82,7 @@ shown = viewers.widget("crowd")
 
 
 @dataclass(frozen=True)
-class Told:
+class ReceivedFrame:
     """A frame that came to the page.
 
     Attributes:
@@ -117,13 +117,13 @@ def until_it_shows(lab: Lab, times: int) -> Row:
 
 def crowd(lab: Lab, seconds: float) -> list[str]:
     """Measure the view of 1,024 ranks that all change."""
-    frames: list[Told] = []
+    frames: list[ReceivedFrame] = []
 
     def hear(payload: Any) -> None:
         raw = payload if isinstance(payload, bytes) else payload.encode()
         if b'"kind":"frame"' in (tight := raw.replace(b'": ', b'":')) and b'"crowd"' in raw:
             seq = int(tight.partition(b'"seq":')[2].partition(b",")[0].strip(b" }]"))
-            frames.append(Told(time.monotonic(), seq, len(raw)))
+            frames.append(ReceivedFrame(time.monotonic(), seq, len(raw)))
 
     lab.page.on("websocket", lambda socket: socket.on("framereceived", hear))
     lab.load(lab.server.write("crowd.ipynb", "%mesh up t -n 1 --device cpu", CROWDS, "import os; os.getpid()"))
@@ -142,26 +142,26 @@ def crowd(lab: Lab, seconds: float) -> list[str]:
         return next(float(each["value"]) for each in metrics if each["name"] == "TaskDuration")
 
     def kernel_share(for_s: float) -> float:
-        before, begun = kernel.cpu_times(), time.monotonic()
+        before, started_at = kernel.cpu_times(), time.monotonic()
         lab.page.wait_for_timeout(1e3 * for_s)
         after = kernel.cpu_times()
-        return (after.user + after.system - before.user - before.system) / (time.monotonic() - begun)
+        return (after.user + after.system - before.user - before.system) / (time.monotonic() - started_at)
 
     lab.page.wait_for_timeout(3000)
     frames.clear()
     before = page_s()
     looked_at = kernel_share(seconds)
     busy = page_s() - before
-    told = list(frames)
+    received = list(frames)
     lab.page.goto("about:blank")
     lab.page.wait_for_timeout(20_000)  # until the kernel has noticed that no page is visible
     frames.clear()
     alone = kernel_share(seconds / 2)
-    seqs = sorted({frame.seq for frame in told})
+    seqs = sorted({frame.seq for frame in received})
     missed = seqs[-1] - seqs[0] + 1 - len(seqs)
-    sizes = [frame.nbytes for frame in told]
+    sizes = [frame.nbytes for frame in received]
     rate = len(seqs) / seconds
-    times = sorted(_first(told).values())
+    times = sorted(_first(received).values())
     gaps = [1e3 * (after - before) for before, after in pairwise(times)]
     return [
         f"{CROWD:,} ranks, all change {PER_S} times a second, for {seconds:.0f} s; a widget and the panel are visible",
@@ -181,16 +181,16 @@ def idle(lab: Lab, seconds: float) -> str:
     kernel = psutil.Process(int(lab.run(1).locator(".jp-OutputArea-executeResult pre").inner_text()))
     lab.page.goto("about:blank")
     lab.page.wait_for_timeout(20_000)
-    before, begun = kernel.cpu_times(), time.monotonic()
+    before, started_at = kernel.cpu_times(), time.monotonic()
     lab.page.wait_for_timeout(1e3 * seconds)
     after = kernel.cpu_times()
-    share = (after.user + after.system - before.user - before.system) / (time.monotonic() - begun)
+    share = (after.user + after.system - before.user - before.system) / (time.monotonic() - started_at)
     return f"kernel with {RANKS} idle ranks, none visible {100 * share:6.2f} %      bar 1"
 
 
-def _first(told: list[Told]) -> dict[int, float]:
+def _first(received: list[ReceivedFrame]) -> dict[int, float]:
     found: dict[int, float] = {}
-    for frame in told:
+    for frame in received:
         found.setdefault(frame.seq, frame.at)
     return found
 

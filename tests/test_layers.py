@@ -101,7 +101,7 @@ ONLY_IN_FUNCTIONS = {
 }
 
 
-def room_of(module: str) -> str:
+def component_of(module: str) -> str:
     """Name the component of a module, given without the package's name; empty if it is in none."""
     while module and module not in LEVEL:
         module = module.rpartition(".")[0]
@@ -157,8 +157,8 @@ def violations(sources: dict[str, str], packages: frozenset[str]) -> list[str]:
     graph: dict[str, set[str]] = {module: set() for module in sources}
     for module, source in sources.items():
         inner = module.partition(".")[2]
-        part, items = room_of(inner), list(imports_of(module, source, package=module in packages, known=known))
-        is_above = any(room.startswith(f"{inner}.") for room in LEVEL)  # a folder of components, without code
+        part, items = component_of(inner), list(imports_of(module, source, package=module in packages, known=known))
+        is_above = any(component.startswith(f"{inner}.") for component in LEVEL)  # a folder of components, without code
         if inner and not part and (items or not is_above):
             found.append(f"{module}: it is in no layer")
             continue
@@ -169,7 +169,7 @@ def violations(sources: dict[str, str], packages: frozenset[str]) -> list[str]:
             if top != PACKAGE:
                 found.extend(f"{where}: {problem}" for problem in third_party(module, part, top, item))
                 continue
-            target = room_of(rest)
+            target = component_of(rest)
             if part and target != part and (LEVEL[target] if target else TOP) >= level:
                 found.append(f"{where}: imports {item.target}, which is not in a lower layer")
             if not part and not item.lazy and target and LEVEL[target] > LEVEL["actor"]:

@@ -102,27 +102,27 @@ class Campaign:
         before = self.mesh.incarnations()
         doomed = self._doomed(faults)
         self._injuries.harmed(lost)
-        begun = time.monotonic()
+        started_at = time.monotonic()
         for fault in faults:
             fault.begin()
         for fault in sorted(faults, key=lambda fault: fault.for_s):
             if fault.for_s < UNTIL_LOST:
-                time.sleep(max(0.0, begun + fault.for_s - time.monotonic()))
+                time.sleep(max(0.0, started_at + fault.for_s - time.monotonic()))
                 fault.end()
         known = self._until(lambda: set(self.mesh.deaths()) >= set(lost), KNOWN_S)
         if not known:
             report.wrong.append(f"{number}: of {lost}, only {sorted(self.mesh.deaths())} were reported as lost")
-        report.known_s.append(time.monotonic() - begun)
+        report.known_s.append(time.monotonic() - started_at)
         is_late = dice.random() < 0.5  # they come back after others have taken their places
         if not is_late:
             for fault in faults:
                 fault.end()
-        begun = time.monotonic()
+        started_at = time.monotonic()
         self._heal(number)
         for fault in faults:
             fault.end()
         self._check_whole(number)
-        report.healed_s.append(time.monotonic() - begun)
+        report.healed_s.append(time.monotonic() - started_at)
         after = self.mesh.incarnations()
         replaced = [rank for rank in self.mesh.ranks if after[rank] != before[rank]]
         report.lost += len(replaced)
@@ -236,11 +236,11 @@ def main() -> None:
     options = parser.parse_args()
     before = Snapshot()
     report = Report()
-    begun = time.monotonic()
+    started_at = time.monotonic()
     say = (
         (lambda line: None)
         if options.quiet
-        else lambda line: print(f"{time.monotonic() - begun:6.1f} s  {line}", flush=True)
+        else lambda line: print(f"{time.monotonic() - started_at:6.1f} s  {line}", flush=True)
     )
     with by_value(), tempfile.TemporaryDirectory() as directory:
         try:
@@ -255,7 +255,7 @@ def main() -> None:
                 report.left += str(left).splitlines()[1:]
             shutil.rmtree(SCRATCH, ignore_errors=True)
     print(report.text())
-    print(f"seed {options.seed}, {time.monotonic() - begun:.0f} s")
+    print(f"seed {options.seed}, {time.monotonic() - started_at:.0f} s")
     sys.exit(not report.is_good)
 
 

@@ -155,7 +155,7 @@ class Trader:
 
     def begin(self, number: int) -> tuple[Future[Any], Judge]:
         """Make the next request."""
-        self._bury()
+        self._collect_gone()
         usable = [entry for entry in self._entries if not entry.is_dropped and not entry.is_unsure]
         stale = [entry for entry in self._entries if not entry.is_dropped and entry.is_unsure]
         if stale:
@@ -181,7 +181,7 @@ class Trader:
     # -- requests
 
     def _lend(self, number: int) -> tuple[Future[Any], Judge]:
-        place, begun = self._some_place(), time.monotonic()
+        place, started_at = self._some_place(), time.monotonic()
         sketch, version = some_sketch(self._dice), next(self._versions)
         rows = sketch.shape[0] if sketch.shape else 1
         party = self._dice.randrange(PER_PLACE)
@@ -192,19 +192,19 @@ class Trader:
                 entry.buffer = buffer
                 self._entries.append(entry)
             else:
-                self._excuse(number, place, begun, error)
+                self._excuse(number, place, started_at, error)
 
         content = [(version, 0, sketch.nbytes)]
         return place.parties[party].lend.call_one(entry.name, tuple(sketch), content), judge
 
     def _look(self, number: int, entry: Entry) -> tuple[Future[Any], Judge]:
-        begun, claim = time.monotonic(), (0, entry.rows, False)
+        started_at, claim = time.monotonic(), (0, entry.rows, False)
         entry.claims.append(claim)
 
         def judge(wrong: Any, error: SupervisionError | None) -> None:
             entry.claims.remove(claim)
             if error is not None:
-                self._excuse(number, entry.owner, begun, error)
+                self._excuse(number, entry.owner, started_at, error)
             elif wrong and not entry.is_dropped:
                 self._blame(number, f"{entry.name} at its owner: {wrong}")
 
@@ -212,14 +212,14 @@ class Trader:
         return party.look.call_one(entry.name, tuple(entry.sketch), entry.holds(0, entry.rows)), judge
 
     def _drop(self, number: int, entry: Entry) -> tuple[Future[Any], Judge]:
-        place, begun = self._some_place(), time.monotonic()
+        place, started_at = self._some_place(), time.monotonic()
         entry.is_dropped = True
 
         def judge(was_lent: Any, error: SupervisionError | None) -> None:
             if error is not None:
                 entry.is_dropped = False  # perhaps it was dropped; the next request drops it again
                 entry.is_unsure = True
-                self._excuse(number, place, begun, error)
+                self._excuse(number, place, started_at, error)
                 return
             entry.was_dropped = True
             if not was_lent and not entry.is_doomed and not entry.is_unsure:
@@ -228,7 +228,7 @@ class Trader:
         return place.parties[0].drop.call_one(entry.buffer), judge
 
     def _carry(self, number: int, usable: Sequence[Entry]) -> tuple[Future[Any], Judge]:
-        dice, begun, place = self._dice, time.monotonic(), self._some_place()
+        dice, started_at, place = self._dice, time.monotonic(), self._some_place()
         how = dice.choice(("in turn", "together", "batch"))
         parts: list[Part] = []
         steps: list[tuple[Any, ...]] = []
@@ -258,7 +258,7 @@ class Trader:
             for part in parts:
                 part.entry.claims.remove((part.start, part.stop, part.is_write))
             if error is not None:
-                self._excuse(number, place, begun, error)
+                self._excuse(number, place, started_at, error)
                 found = [("", 0, "", "") for _ in parts]
                 self._exchange.counts["ended with their carrier"] += len(parts)
             for part, each in zip(parts, found):
@@ -273,15 +273,15 @@ class Trader:
     def _judge(self, number: int, part: Part, outcome: Outcome, place: Place, together: Sequence[Part]) -> None:
         """Check the result of one part; ``together`` are the parts that fail as one, which is all parts of a batch."""
         entry, counts = part.entry, self._exchange.counts
-        if outcome.road:
-            counts[f"by {outcome.road}"] += 1
+        if outcome.data_path:
+            counts[f"by {outcome.data_path}"] += 1
             self._exchange.nbytes += outcome.nbytes
             if part.was_gone:
                 self._blame(number, f"{entry.name} was gone, but {outcome.nbytes} bytes of it were transferred")
             if outcome.wrong and not entry.is_unsure:
-                self._blame(number, f"{entry.name}, by {outcome.road}: {outcome.wrong}")
-            if (outcome.road == "process") != (entry.owner is place):
-                self._blame(number, f"{entry.name} went by {outcome.road}")
+                self._blame(number, f"{entry.name}, by {outcome.data_path}: {outcome.wrong}")
+            if (outcome.data_path == "process") != (entry.owner is place):
+                self._blame(number, f"{entry.name} went by {outcome.data_path}")
             if part.is_write:
                 entry.takes(part.start, part.stop, part.version)
             return
@@ -302,13 +302,13 @@ class Trader:
         place = self._dice.choice(self._places)
         return self._places[-1] if self._exchange.injuries.excuse(place.number, time.monotonic()) else place
 
-    def _bury(self) -> None:
+    def _collect_gone(self) -> None:
         gone = [entry for entry in self._entries if entry.is_gone]
         self._ghosts += gone
         self._entries = [entry for entry in self._entries if entry not in gone]
 
-    def _excuse(self, number: int, place: Place, begun: float, error: SupervisionError) -> None:
-        if not self._exchange.injuries.excuse(place.number, begun):
+    def _excuse(self, number: int, place: Place, started_at: float, error: SupervisionError) -> None:
+        if not self._exchange.injuries.excuse(place.number, started_at):
             self._blame(number, f"place {place.number} failed, but no fault hit it: {error}")
 
     def _blame(self, number: int, what: str) -> None:

@@ -161,12 +161,12 @@ class Surgeon:
 
     def _cut_shortly(self, place: int) -> Fault:
         link = self.supply.link(place)
-        return Fault("a connection is cut for a moment", place, frozenset(), link.cut, link.mend, self._shortly_s())
+        return Fault("a connection is cut for a moment", place, frozenset(), link.cut, link.restore, self._shortly_s())
 
     def _cut(self, place: int) -> Fault:
         link = self.supply.link(place)
         lost = frozenset(self._ranks(place))
-        return Fault("a connection is cut for long", place, lost, link.cut, link.mend, UNTIL_LOST)
+        return Fault("a connection is cut for long", place, lost, link.cut, link.restore, UNTIL_LOST)
 
     def _kill_node(self, place: int) -> Fault:
         lost = frozenset(self._ranks(place))

@@ -40,7 +40,7 @@ class Step(NamedTuple):
 class Outcome(NamedTuple):
     """Result of a transfer: its data path or the reason why the buffer is gone, and any wrong bytes."""
 
-    road: str
+    data_path: str
     nbytes: int
     gone: str
     wrong: str

@@ -50,7 +50,7 @@ class Proxy:
         """Stop forwarding, without closing any connection, as when a cable is pulled."""
         self._passes.clear()
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         """Forward the bytes that came since `cut`, and all later ones."""
         self._passes.set()
 

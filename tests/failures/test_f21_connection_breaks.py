@@ -46,14 +46,14 @@ def half(proxy: Proxy, stream: Stream) -> None:
 def short_cut(proxy: Proxy, stream: Stream) -> None:
     proxy.cut()
     stream.flow(SHORT_S)
-    proxy.mend()
+    proxy.restore()
 
 
 def cut_and_reset(proxy: Proxy, stream: Stream) -> None:
     proxy.cut()
     stream.flow(SHORT_S)
     proxy.reset()
-    proxy.mend()
+    proxy.restore()
 
 
 def delay(proxy: Proxy, stream: Stream) -> None:
@@ -111,7 +111,7 @@ def test_a_host_that_is_cut_off_for_long_is_lost_and_ends_and_can_be_replaced(pr
     assert procs.slice(hosts=0).run("rank").get(LONG_S).values() == (0,)
     assert procs.heal().get(LONG_S) == (1,)
     assert procs.run("rank").get(LONG_S).values() == (0, 1)
-    proxied.proxies[1].mend()
+    proxied.proxies[1].restore()
     wait_until(lambda: not any(map(is_alive, below)), "the processes of the lost host to end")
     assert procs.run("rank").get(LONG_S).values() == (0, 1)
 
@@ -127,7 +127,7 @@ def test_an_agent_waits_for_the_controller_as_long_as_the_controller_waits_for_i
     while time.monotonic() < until:
         assert all(map(is_alive, below))
         time.sleep(0.01)
-    proxied.proxies[0].mend()
+    proxied.proxies[0].restore()
     assert mesh.run("rank").get(LONG_S).values() == (0,)
 
 

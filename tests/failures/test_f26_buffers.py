@@ -36,9 +36,9 @@ class Lends(Actor):
     @endpoint
     def read(self, buffer: Buffer) -> str:
         into = np.zeros(LARGE, "u1")
-        road = buffer.read_into(into).get().road
+        path = buffer.read_into(into).get().road
         assert (into == 7).all()
-        return road
+        return path
 
 
 @pytest.fixture
@@ -82,14 +82,14 @@ def test_a_host_that_refuses_connections_is_reached_by_messages(lent: tuple[Mach
 def test_a_host_that_is_cut_off_during_a_transfer_is_gone(lent: tuple[Machines, Any]) -> None:
     machines, lends = lent
     buffer = lends.slice(hosts=1).lend.call_one().get(LONG_S)
-    roads: list[str] = []
+    paths: list[str] = []
     errors: list[BaseException] = []
 
     def carry() -> None:
         into = np.zeros(LARGE, "u1")
         try:
             while True:
-                roads.append(buffer.read_into(into).get(LONG_S).road)
+                paths.append(buffer.read_into(into).get(LONG_S).road)
                 assert (into == 7).all()
                 into[:] = 0
         except BaseException as error:
@@ -97,11 +97,11 @@ def test_a_host_that_is_cut_off_during_a_transfer_is_gone(lent: tuple[Machines, 
 
     carrier = threading.Thread(target=carry)
     carrier.start()
-    wait_until(lambda: len(roads) > 2, "three transfers")
+    wait_until(lambda: len(paths) > 2, "three transfers")
     machines.hosts[1].cut()
     carrier.join(LONG_S)
     assert not carrier.is_alive()
-    assert set(roads) == {"network"}
+    assert set(paths) == {"network"}
     with pytest.raises(BufferGoneError, match=r"its owner has ended .*nothing was heard of"):
         raise errors[0]
     machines.hosts[1].mend()

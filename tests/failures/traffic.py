@@ -50,7 +50,7 @@ class Worker(Actor):
         return os.getpid(), self.taken
 
 
-class Asker(Actor):
+class Caller(Actor):
     """Calls workers on other hosts."""
 
     @endpoint
@@ -156,7 +156,7 @@ class Output(NamedTuple):
 
     number: int
     rank: int
-    begun: float
+    started_at: float
     written: Mapping[int, str]
 
     @property
@@ -177,7 +177,7 @@ class Traffic:
         self.mesh = mesh
         self.ledger = Ledger()
         self.workers: Any = mesh.spawn("workers", Worker)
-        self.askers: Any = mesh.spawn("askers", Asker)
+        self.callers: Any = mesh.spawn("callers", Caller)
         self._excuse = excuse
         self._outputs: list[Output] = []
         self._hosts, self._gpus = mesh.extent["hosts"], mesh.extent["gpus"]
@@ -209,7 +209,7 @@ class Traffic:
             outputs, self._outputs = self._outputs, []
         deadline = time.monotonic() + OUTPUT_S
         for output in outputs:
-            while not output.is_whole and not self._excuse(output.rank, output.begun):
+            while not output.is_whole and not self._excuse(output.rank, output.started_at):
                 if time.monotonic() > deadline:
                     text = output.written[output.rank]
                     self.ledger.blame("cells", output.number, f"rank {output.rank} wrote {text!r}")
@@ -241,58 +241,58 @@ class Traffic:
         return self._dice[stream].randrange(self._hosts * self._gpus)
 
     def _blame_unexcused(
-        self, stream: str, number: int, begun: float, error: SupervisionError, ranks: set[int]
+        self, stream: str, number: int, started_at: float, error: SupervisionError, ranks: set[int]
     ) -> None:
         """Check that a fault excuses each failed rank, and that all failed ranks got the request."""
         said = set(error.ranks)
-        innocent = sorted(rank for rank in said if not self._excuse(rank, begun))
+        innocent = sorted(rank for rank in said if not self._excuse(rank, started_at))
         if innocent or not said <= ranks:
             self.ledger.blame(stream, number, f"{innocent or sorted(said)} failed, but no fault hit them: {error}")
 
     def _call(self, number: int) -> tuple[Future[Any], Judge]:
-        rank, begun = self._random_rank("calls"), time.monotonic()
+        rank, started_at = self._random_rank("calls"), time.monotonic()
 
         def judge(value: Any, error: SupervisionError | None) -> None:
             if error is None:
                 self.ledger.took("calls", rank, number, value)
-            elif not self._excuse(rank, begun):
+            elif not self._excuse(rank, started_at):
                 self.ledger.blame("calls", number, f"rank {rank} failed, but no fault hit it: {error}")
 
         return self.workers.slice(**self._place(rank)).take.call_one("calls", number), judge
 
     def _broadcast(self, number: int) -> tuple[Future[Any], Judge]:
-        begun = time.monotonic()
+        started_at = time.monotonic()
 
         def judge(value: Any, error: SupervisionError | None) -> None:
             if error is None:
                 found = dict(enumerate(value.values()))
             else:
                 found = {point.rank: each for point, each in error.results.items()}
-                self._blame_unexcused("broadcasts", number, begun, error, set(self.mesh.ranks))
+                self._blame_unexcused("broadcasts", number, started_at, error, set(self.mesh.ranks))
             for rank, each in found.items():
                 self.ledger.took("broadcasts", rank, number, each)
 
         return self.workers.take.call("broadcasts", number), judge
 
     def _relay(self, number: int) -> tuple[Future[Any], Judge]:
-        asking, begun = self._random_rank("relays"), time.monotonic()
+        asking, started_at = self._random_rank("relays"), time.monotonic()
         asked = (asking + self._gpus * (1 + number % (self._hosts - 1))) % (self._hosts * self._gpus)  # on another host
 
         def judge(value: Any, error: SupervisionError | None) -> None:
             if error is not None:
-                if not self._excuse(asking, begun):
+                if not self._excuse(asking, started_at):
                     self.ledger.blame("relays", number, f"rank {asking} failed, but no fault hit it: {error}")
                 return
             if value is not None:
                 self.ledger.took("relays", asked, number, value)
-            elif not self._excuse(asked, begun):
+            elif not self._excuse(asked, started_at):
                 self.ledger.blame("relays", number, f"rank {asked} was lost to rank {asking}, but no fault hit it")
 
         worker = self.workers.slice(**self._place(asked))
-        return self.askers.slice(**self._place(asking)).ask.call_one(worker, "relays", number), judge
+        return self.callers.slice(**self._place(asking)).ask.call_one(worker, "relays", number), judge
 
     def _cell(self, number: int) -> tuple[Future[Any], Judge]:
-        host, begun = self._dice["cells"].randrange(self._hosts), time.monotonic()
+        host, started_at = self._dice["cells"].randrange(self._hosts), time.monotonic()
         ranks = [host * self._gpus + gpu for gpu in range(self._gpus)]
         written: defaultdict[int, str] = defaultdict(str)
 
@@ -304,11 +304,11 @@ class Traffic:
                 found = dict(zip(ranks, value.values()))
             else:
                 found = {point.rank: each for point, each in error.results.items()}
-                self._blame_unexcused("cells", number, begun, error, set(ranks))
+                self._blame_unexcused("cells", number, started_at, error, set(ranks))
             for rank, each in found.items():
                 if each.value != answer(rank, number):
                     self.ledger.blame("cells", number, f"rank {rank} gave {each.value}")
-                self._outputs.append(Output(number, rank, begun, written))
+                self._outputs.append(Output(number, rank, started_at, written))
 
         code = f"for _ in range({LINES}): print('cell', {number}, 'on', rank)\nrank * 1_000_003 + {number}"
         return self.mesh.slice(hosts=host).run_cell(code, cell=number + 1, want_value=True, listen=listen), judge

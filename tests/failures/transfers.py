@@ -65,7 +65,7 @@ class TransferCampaign:
         """Make at least this many transfers."""
         report, exchange = self.report, self._exchange
         before = self._tallies()
-        begun = time.monotonic()
+        started_at = time.monotonic()
         exchange.begin()
         try:
             while exchange.transfers < transfers:
@@ -73,7 +73,7 @@ class TransferCampaign:
                     self._kill(exchange.dooms.get(timeout=0.05))
         finally:
             exchange.end()
-        seconds = time.monotonic() - begun
+        seconds = time.monotonic() - started_at
         report.transfers = exchange.counts
         report.figures += [f"{exchange.nbytes / 1e9:.1f} GB carried in {seconds:.0f} s"]
         report.values, report.errors = exchange.ledger.values, exchange.ledger.errors
@@ -92,7 +92,7 @@ class TransferCampaign:
         lives = place.mesh.incarnations()
         pid = self._pid(place)
         time.sleep(doom.delay_s)
-        begun = time.monotonic()
+        started_at = time.monotonic()
         self._injuries.harmed([place.number])
         place.kills += 1
         os.kill(pid, signal.SIGKILL)
@@ -100,10 +100,10 @@ class TransferCampaign:
         report.kinds["a rank is killed"] += 1
         wait_until(lambda: place.rank in place.mesh.deaths(), "the news of the death", KNOWN_S)
         place.deaths += 1
-        report.known_s.append(time.monotonic() - begun)
-        begun = time.monotonic()
+        report.known_s.append(time.monotonic() - started_at)
+        started_at = time.monotonic()
         place.mesh.heal().get(HEAL_S)
-        report.healed_s.append(time.monotonic() - begun)
+        report.healed_s.append(time.monotonic() - started_at)
         after = place.mesh.incarnations()
         replaced = [rank for rank in place.mesh.ranks if after[rank] != lives[rank]]
         report.lost += len(replaced)

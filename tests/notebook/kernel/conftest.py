@@ -27,7 +27,7 @@ from tests.support.processes import assert_gone, tree
 from tests.support.waiting import wait_until
 
 START_S = 60.0
-LOOKS_S = 1.0  # seconds between checks whether the kernel is alive
+CHECK_EVERY_S = 1.0  # seconds between checks whether the kernel is alive
 WIDGET = "application/vnd.jupyter.widget-view+json"
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 BRINGS_UP = "%mesh up t -n {n} --device cpu"
@@ -66,14 +66,14 @@ class Cell:
 
     def wait_for(self, condition: Callable[[Cell], object], timeout_s: float = START_S) -> Cell:
         """Wait until a condition holds for the cell."""
-        deadline, looks_at = time.monotonic() + timeout_s, time.monotonic() + LOOKS_S
+        deadline, check_at = time.monotonic() + timeout_s, time.monotonic() + CHECK_EVERY_S
         while not condition(self):
             if time.monotonic() > deadline:
                 self._notebook.is_stuck = True
                 self._notebook.print_stacks()
                 pytest.fail(f"the condition did not hold within {timeout_s:g} s; {self.so_far}")
-            if time.monotonic() > looks_at:
-                looks_at = time.monotonic() + LOOKS_S
+            if time.monotonic() > check_at:
+                check_at = time.monotonic() + CHECK_EVERY_S
                 if not self._notebook.manager.is_alive():
                     self._notebook.is_stuck = True
                     pytest.fail(f"the kernel has died; {self.so_far}")

@@ -34,7 +34,7 @@ class Page:
         self.history: dict[str, Any] = {}
         self.curves: dict[str, Any] = {}
         self.replies: dict[int, dict[str, Any]] = {}
-        notebook.on_message = self._hear
+        notebook.on_message = self._handle
         if not self.is_widget:
             notebook.on_forget.append(self.close)
         if self.is_widget:
@@ -61,7 +61,7 @@ class Page:
     def close(self) -> None:
         self._send("comm_close", comm_id=self.comm, data={})
 
-    def _hear(self, message: dict[str, Any]) -> None:
+    def _handle(self, message: dict[str, Any]) -> None:
         content = message["content"]
         if message["msg_type"] != "comm_msg" or content["comm_id"] != self.comm:
             return
