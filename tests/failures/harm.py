@@ -20,10 +20,10 @@ __all__ = ["Fault", "Injuries", "Surgeon"]
 UNTIL_LOST = float("inf")
 # Pairs of faults where the first would end the second, or where no process would be left on the host to clean up after both.
 _CLASHES = (
-    {"an agent stands still for a moment", "an agent stands still for long"},
+    {"an agent is stopped for a moment", "an agent is stopped for long"},
     {"a connection is cut for a moment", "a connection is cut for long"},
     {"a zygote is killed", "an agent is killed"},
-    {"a zygote is killed", "an agent stands still for long"},
+    {"a zygote is killed", "an agent is stopped for long"},
 )
 
 
@@ -92,10 +92,10 @@ class Surgeon:
     def __post_init__(self) -> None:
         self.kinds = {
             "a rank is killed": self._kill_rank,
-            "a rank stands still": self._stop_rank,
+            "a rank is stopped": self._stop_rank,
             "an agent is killed": self._kill_agent,
-            "an agent stands still for a moment": self._stop_agent_shortly,
-            "an agent stands still for long": self._stop_agent,
+            "an agent is stopped for a moment": self._stop_agent_shortly,
+            "an agent is stopped for long": self._stop_agent,
             "a zygote is killed": self._kill_zygote,
         }
         if self.supply.has_links:
@@ -135,7 +135,7 @@ class Surgeon:
     def _stop_rank(self, place: int) -> Fault:
         _, process = self._a_rank(place)
         for_s = self.lost_after_s * self.dice.uniform(0.1, 1.5)
-        return self._stopped("a rank stands still", place, process, (), for_s)
+        return self._stopped("a rank is stopped", place, process, (), for_s)
 
     def _kill_agent(self, place: int) -> Fault:
         kill = _signaller(self.supply.agent(place), signal.SIGKILL)
@@ -143,11 +143,11 @@ class Surgeon:
 
     def _stop_agent_shortly(self, place: int) -> Fault:
         agent = self.supply.agent(place)
-        return self._stopped("an agent stands still for a moment", place, agent, (), self._shortly_s())
+        return self._stopped("an agent is stopped for a moment", place, agent, (), self._shortly_s())
 
     def _stop_agent(self, place: int) -> Fault:
         agent = self.supply.agent(place)
-        return self._stopped("an agent stands still for long", place, agent, self._ranks(place), UNTIL_LOST)
+        return self._stopped("an agent is stopped for long", place, agent, self._ranks(place), UNTIL_LOST)
 
     def _kill_zygote(self, place: int) -> Fault:
         ranks = {row.pid for row in self.mesh.view().ranks}

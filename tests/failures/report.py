@@ -55,7 +55,7 @@ class Report:
             ("ranks lost by them, and replaced", str(self.lost)),
             ("futures that ended with a value", str(self.values)),
             ("futures that ended with an error", str(self.errors)),
-            ("wrong answers, errors that no fault excuses, futures without an end", str(len(self.wrong))),
+            ("wrong answers, errors without an excuse, futures without an end", str(len(self.wrong))),
             ("ranks lost that no fault hit", str(len(self.innocent))),
             ("processes, sockets, threads, files left", str(len(self.left))),
         ]

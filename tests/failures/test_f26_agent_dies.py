@@ -67,7 +67,7 @@ def test_the_ranks_of_a_killed_agent_are_lost_and_others_continue(
     assert {point.rank: value for point, value in error.results.items()} == {0: 0, 1: 1, 4: 4, 5: 5}
     assert "host agent" in error.reports[mesh.extent.point(2)].message
     assert error.reports[mesh.extent.point(2)].host == os.uname().nodename
-    wait_until(lambda: not any(map(is_alive, below)), "its ranks to have ended with it")
+    wait_until(lambda: not any(map(is_alive, below)), "the ranks of the agent to end")
     # slices without the host work
     assert mesh.slice(hosts=slice(0, 3, 2)).run("kept").get(LONG_S).values() == (0, 7, 28, 35)
     assert ledgers.slice(hosts=0).take.call(2).get(LONG_S).values() == (2, 2)
@@ -118,7 +118,7 @@ def test_a_host_that_stops_for_long_is_lost_and_ends_when_it_continues(
     machines.signal(agent, signal.SIGSTOP)
     start = time.monotonic()
     try:
-        wait_until(lambda: len(mesh.deaths()) == 2, "its ranks to be lost")
+        wait_until(lambda: len(mesh.deaths()) == 2, "the ranks of the host to be lost")
         silent_s = time.monotonic() - start
         bar.check_above(silent_s, LOST_AFTER_S / 2, "the silence of a host that is lost")
         bar.check(silent_s, 2 * LOST_AFTER_S + 0.5, "the silence of a host that is lost")
@@ -144,7 +144,7 @@ def test_a_stopped_host_can_be_replaced_at_once(machines: Machines, bring_up: Br
     agent = host_of(machines, mesh, 1)
     below = family(machines.pid(agent))
     machines.signal(agent, signal.SIGSTOP)
-    wait_until(lambda: len(mesh.deaths()) == 2, "its ranks to be lost")
+    wait_until(lambda: len(mesh.deaths()) == 2, "the ranks of the host to be lost")
     assert mesh.heal().get(LONG_S) == (2, 3)
     assert mesh.run("rank").get(LONG_S).values() == tuple(range(4))
     wait_until(lambda: not any(map(is_alive, below)), "the engine to end the returned host")
@@ -165,7 +165,7 @@ def test_heal_does_not_wait_for_a_slow_return_of_hosts(
     monkeypatch.setattr(machines.agents[agent], "close", close_late)
     machines.signal(agent, signal.SIGKILL)
     try:
-        wait_until(lambda: len(mesh.deaths()) == 2, "its ranks to be lost")
+        wait_until(lambda: len(mesh.deaths()) == 2, "the ranks of the host to be lost")
         assert mesh.heal().get(LONG_S) == (2, 3)
         assert mesh.run("rank").get(LONG_S).values() == tuple(range(4))
         assert not taken_back

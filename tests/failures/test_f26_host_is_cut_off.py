@@ -69,7 +69,7 @@ def test_a_host_that_returns_late_learns_that_it_is_lost_and_ends(
     agent = host_of(cabled, mesh, 1)
     below = family(cabled.pid(agent))
     cabled.hosts[agent].cut()
-    wait_until(lambda: len(mesh.deaths()) == 2, "its ranks to be lost")
+    wait_until(lambda: len(mesh.deaths()) == 2, "the ranks of the host to be lost")
     time.sleep(LOST_AFTER_S)  # nothing ends the host during this time
     assert all(map(is_alive, below)), "a host that is cut off can't learn that it is lost, so it waits"
     with bar.below(3.0, "the end of a host that learns that it is lost"):

@@ -89,7 +89,7 @@ def test_agents_end_their_ranks_after_the_grace_period(program: Program, bar: Ba
     program.process.send_signal(signal.SIGKILL)
     start = time.monotonic()
     program.process.wait()
-    wait_until(lambda: not any(map(is_alive, below)), "all to end")
+    wait_until(lambda: not any(map(is_alive, below)), "all processes to end")
     bar.check_above(time.monotonic() - start, GRACE_S / 2, "the end of the agents")
     bar.check(time.monotonic() - start, 3 * GRACE_S + 3.0, "the end of the agents")
     wait_until(lambda: not program.left(), "its directories to be removed")
@@ -117,5 +117,5 @@ def test_a_program_that_ends_leaves_nothing(program: Program) -> None:
     program.process.stdin.write("\n")
     program.process.stdin.flush()
     assert program.process.wait(LONG_S) == 0
-    wait_until(lambda: not any(map(is_alive, below)), "all to end")
+    wait_until(lambda: not any(map(is_alive, below)), "all processes to end")
     wait_until(lambda: not program.left(), "its directories to be removed")

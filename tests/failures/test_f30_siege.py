@@ -121,7 +121,7 @@ def test_480_connections_without_a_complete_handshake_at_each_port(siege: Siege,
             assert psutil.Process(pid).num_fds() <= fds + MAX_WAITING + 32
         others = siege.procs.spawn("another", Ledger)  # new actors work, too
         assert others.take.call(1).get(LONG_S).values() == (1, 1)
-        wait_until(lambda: siege.refused_everywhere() >= 480, "all to be sent away")
+        wait_until(lambda: siege.refused_everywhere() >= 480, "all connections to be closed")
     assert siege.growth_nbytes() < MAX_GROWTH_NBYTES
     siege.works_on()
 
@@ -130,7 +130,7 @@ def test_480_connections_without_a_complete_handshake_at_each_port(siege: Siege,
 def test_clients_that_do_not_speak_the_protocol(siege: Siege, what: str) -> None:
     with besieged(what, siege.ports, 60):
         siege.works_on()
-        wait_until(lambda: siege.refused_everywhere() >= 60, "all to be refused")
+        wait_until(lambda: siege.refused_everywhere() >= 60, "all connections to be refused")
     assert set(siege.refused().values()) == {60}
     assert siege.growth_nbytes() < MAX_GROWTH_NBYTES
     assert "180 connections of strangers, without the keys of this session, refused:" in mesh_text(siege.procs.view())
@@ -138,7 +138,7 @@ def test_clients_that_do_not_speak_the_protocol(siege: Siege, what: str) -> None
 
 def test_unfinished_handshakes_of_half_a_megabyte(siege: Siege) -> None:
     with besieged("large handshakes", siege.ports, 480):
-        wait_until(lambda: siege.refused_everywhere() >= 480, "all to be sent away")
+        wait_until(lambda: siege.refused_everywhere() >= 480, "all connections to be closed")
         siege.works_on()
     assert siege.growth_nbytes() < MAX_GROWTH_NBYTES
 
@@ -152,7 +152,7 @@ def test_handshakes_of_one_byte_at_a_time(siege: Siege) -> None:
 
 def test_frames_of_a_gigabyte(siege: Siege) -> None:
     with besieged("flood", siege.ports, 20):
-        wait_until(lambda: siege.refused_everywhere() >= 200, "all to be refused")
+        wait_until(lambda: siege.refused_everywhere() >= 200, "all connections to be refused")
         siege.works_on()
         assert siege.growth_nbytes() < MAX_GROWTH_NBYTES
     siege.works_on()
@@ -186,7 +186,7 @@ def test_clients_without_keys_and_with_keys_of_another_session(siege: Siege) -> 
             for keys, of_server in ((None, None), (others, others), (others, ours)):
                 end = stack.enter_context(_client(context, port, keys, of_server))
                 end.send_multipart([b"knock", b"0", b"1"])
-        wait_until(lambda: siege.refused_everywhere() >= 3, "all to be refused")
+        wait_until(lambda: siege.refused_everywhere() >= 3, "all connections to be refused")
         siege.works_on()
     context.destroy(linger=0)
     assert siege.growth_nbytes() < MAX_GROWTH_NBYTES
@@ -219,7 +219,7 @@ def test_an_agent_at_the_limit_of_its_descriptors(siege: Siege, machines: Machin
     with besieged("nothing", [siege.agent_ports[0]], 480, waits=True) as besieger:
         resource.prlimit(agent.pid, resource.RLIMIT_NOFILE, (agent.num_fds() + 12, hard))
         besieger.begin()
-        wait_until(lambda: max(siege.refused().values(), default=0) >= 480, "all to be sent away")
+        wait_until(lambda: max(siege.refused().values(), default=0) >= 480, "all connections to be closed")
         siege.works_on()
         used_s = sum(agent.cpu_times()[:2])
         seen = siege.answers

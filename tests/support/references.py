@@ -1,41 +1,41 @@
 """Find the references in docstrings, comments and Markdown, and resolve them.
 
-Text that names code goes stale when the code moves. `check` reads the sources, imports nothing of the project, and
-reports the file and the line of each reference to something that does not exist.
+References in texts become wrong when code moves. `check` reads the sources without importing the project, and reports the file
+and the line of each reference to something that does not exist.
 
 What counts as a reference
 ==========================
 
-In docstrings and comments a pair of *single* backticks marks a reference, and what stands in it must exist:
+In docstrings and comments, a pair of *single* backticks marks a reference, which must exist:
 
-- A path (`base/mesh/shape.py`, `docs/`, `errors.py`): a file or folder of the project has a path that ends so. A word in
-  capitals stands for any text (`tests/launch/bench_ENGINE.py`).
+- A path (`base/mesh/shape.py`, `docs/`, `errors.py`): the path of some file or folder of the project ends with it. A word in
+  capitals matches any text (`tests/launch/bench_ENGINE.py`).
 - A dotted name (`ProcMesh.heal`, `base.mesh.shape.Region`): its first part is a module, a class or a function of the project,
-  or something that the file imports. The test looks for a module in the folder of the file, in the folders above it, and
-  in the package; for a class everywhere. Members are methods, fields, class attributes, what methods set on ``self``, and
-  the members of base classes.
+  or an import of the file. The test looks for a module in the folder of the file, in the folders above it, and in the package;
+  for a class everywhere. Members are methods, fields, class attributes, attributes that methods set on ``self``, and the
+  members of base classes.
 - A class (`RanksError`): the project or Python defines it, or the code of the same file mentions it.
-- Any other name (`heal`, `OUTSIDE`): the code of the same file mentions it, or the project defines it; a private name in
-  the same folder.
+- Any other name (`heal`, `OUTSIDE`): the code of the same file mentions it, or the project defines it; a private name must be
+  defined in the same folder.
 
-A pair of *double* backticks marks code, which may be anything. The test checks what can only mean the project: a path
-below one of the project's folders, and a dotted name that begins with a class or a module of the project.
+A pair of *double* backticks marks code, which may be anything. The test checks only what must belong to the project: a path
+below one of the project's folders, and a dotted name that starts with a class or a module of the project.
 
-Markdown has single backticks for both. There the test checks paths, dotted names that begin with a class, a module or one of
+Markdown has single backticks for both. There the test checks paths, dotted names that start with a class, a module or one of
 `VARIABLES` (``mesh.run()``), members alone (``.get()``), classes, and functions with parentheses. `ARCHITECTURE.md` and
 `CONTRIBUTING.md` describe the code, so the test also checks other single names there. `OUTSIDE` lists the names in Markdown
 that belong to other projects.
 
-The package and the guides for users do not refer to names that only tests or benchmarks define; what they say of tests
-begins with the folder (`tests/conftest.py`).
+The package and the guides for users must not refer to names that only tests or benchmarks define; their references to tests
+start with the folder (`tests/conftest.py`).
 
 What is not checked
 ===================
 
-- Names of other libraries. A dotted name that begins with a library which the project imports is let through. Names of
-  the standard library in single backticks are resolved, by an import.
+- Names of other libraries. A dotted name that starts with a library that the project imports is accepted. Names of the
+  standard library in single backticks are resolved by an import.
 - Members of a class that has a ``__getattr__``, or a base class of another library.
-- What follows the first member: of `ValueMesh.extent.sizes` only `ValueMesh.extent` is checked.
+- Parts after the first member: of `ValueMesh.extent.sizes` only `ValueMesh.extent` is checked.
 - Fenced blocks, keyword arguments, longer code than one name or call, and strings that are not docstrings.
 - `CHANGELOG.md`. It describes the past, so its names may be gone.
 """

@@ -427,7 +427,7 @@ def test_the_next_kernel_controls_a_live_loop(
         at = done(0)
     else:  # many more steps than were granted
         after = done(0) + 500
-        wait_until(lambda: min(done(0), done(1)) > after, "the ranks to go on without a kernel")
+        wait_until(lambda: min(done(0), done(1)) > after, "the ranks to continue without a kernel")
 
     second = kernel()
     second.ok("%mesh attach t", START_S)
@@ -437,7 +437,7 @@ def test_the_next_kernel_controls_a_live_loop(
         second.ok("%mesh loop resume")
     wait_until(lambda: second.value("[knob.value for knob in t.loop.view().knobs]") == [0.5], "the knob to be reported")
     turned = second.value("t.loop.set('lr', 0.25)")
-    wait_until(lambda: second.value("t.loop.view().step") > turned + 10, "the ranks to go on")
+    wait_until(lambda: second.value("t.loop.view().step") > turned + 10, "the ranks to continue")
     end = second.value("t.loop.stop()")
     wait_until(lambda: second.value("t.loop.view().state") == "over", "the loop to be over")
     values = second.value("[(len(seen), seen.index(0.25), seen[-1]) for seen in t['seen'].values()]")

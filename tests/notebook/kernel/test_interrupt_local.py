@@ -273,7 +273,7 @@ def test_an_interrupt_of_a_callback_of_a_comm_ends_the_callback(notebook: Notebo
     said: list[str] = []
     notebook.on_message = lambda message: said.append(message["content"].get("text", ""))
     client.shell_channel.send(client.session.msg("comm_msg", content))
-    wait_until(lambda: (notebook.pump(0.02), "go\n" in said)[1], "the callback to begin")
+    wait_until(lambda: (notebook.pump(0.02), "go\n" in said)[1], "the callback to start")
     notebook.interrupt()
     assert notebook.ok("x = 1\nx + 1").plain == "2"
     client.shell_channel.send(client.session.msg("comm_close", content))
