@@ -1,6 +1,6 @@
-"""Actors: write a class, spawn it on a mesh, call it.
+"""Actors: write a class, spawn it on a mesh, and call its endpoints.
 
-The names are those of PyTorch Monarch's ``monarch.actor``.
+The names match those of ``monarch.actor`` in PyTorch Monarch.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ __all__ = [
 ]
 
 unhandled_fault_hook: FaultHook = show_fault
-"""Called with each failure that no actor has handled, one at a time and on a thread of its own; put your own in its place.
+"""The function that is called with each failure that no actor handles. Assign another function to replace it.
 
-This one writes to stderr; in a notebook there is one that shows the failure in the cell that runs, or ran last.
+Calls come one at a time, on a separate thread. The default writes to stderr. In a notebook, the default shows the failure in
+the cell that is running or that ran last.
 """

@@ -1,4 +1,4 @@
-"""What users write: classes derived from `Actor` with methods marked `endpoint`."""
+"""The classes that users write: subclasses of `Actor` with methods marked as `endpoint`."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ R = TypeVar("R")
 ActorT = TypeVar("ActorT", bound="Actor")
 
 WITH_PORT = ":port"
-"""After the name of a method that is no endpoint, and is called as one that takes a port."""
+"""Suffix of a method's name in a call where `as_endpoint` makes the method an endpoint that takes a port."""
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 class EndpointSpec:
-    """A method that was marked as an endpoint.
+    """A method that is marked as an endpoint.
 
     Attributes:
         function: the method as written.
-        signature: of what callers give: the parameters after ``self``, and after the port if it takes one.
-        is_async: whether it is a coroutine function.
-        is_concurrent: whether calls of it overlap.
-        takes_port: whether it answers through a port, which it gets as its first argument.
-        propagate: how the shape of its result follows from its arguments.
+        signature: the parameters that callers pass: those after ``self``, and after the port if there is one.
+        is_async: whether the method is a coroutine function.
+        is_concurrent: whether calls of the method overlap.
+        takes_port: whether the method answers through a port, which is its first argument.
+        propagate: how the shape of the result follows from the arguments.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class EndpointSpec:
         self.take(parameters[len(first) :])
 
     def take(self, given: Sequence[inspect.Parameter]) -> None:
-        """Say what callers give."""
+        """Set the parameters that callers pass."""
         self.signature = inspect.Signature(given)
         self.names = tuple(parameter.name for parameter in given if parameter.kind in _POSITIONAL)
         self._plain = len(self.names) == len(given) and all(
@@ -83,15 +83,15 @@ class EndpointSpec:
         )
 
     def outline(self) -> tuple[Any, ...]:
-        """What holders of a handle need, for `from_outline`: no code, and of the signature only what fits."""
+        """Describe the endpoint without its code, for handles elsewhere; `from_outline` reads it."""
         given = tuple((one.name, one.kind, one.default is not one.empty) for one in self.signature.parameters.values())
         return (self.name, given, self.is_async, self.is_concurrent, self.takes_port, self.__doc__)
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Bind arguments to the signature.
+        """Check arguments against the signature.
 
         Raises:
-            TypeError: they do not fit.
+            TypeError: the arguments do not match the signature.
         """
         if self._plain and not kwargs and len(args) == len(self.names):
             return
@@ -101,12 +101,12 @@ class EndpointSpec:
             raise TypeError(f"{self.name}{self.signature}: {error}") from None
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        """On an instance the plain method, so that actors can call their own; on the class the mark."""
+        """Return the plain method on an instance, so that actors can call it, and the spec on the class."""
         return self if instance is None else self.function.__get__(instance, owner)
 
 
 def from_outline(outline: tuple[Any, ...]) -> EndpointSpec:
-    """The mark of an endpoint whose code is elsewhere."""
+    """Make the spec of an endpoint whose code is in another process."""
     name, given, is_async, is_concurrent, takes_port, doc = outline
     spec = EndpointSpec.__new__(EndpointSpec)
     spec.name, spec.__doc__ = name, doc
@@ -117,7 +117,7 @@ def from_outline(outline: tuple[Any, ...]) -> EndpointSpec:
 
 
 class Endpoint(Generic[P, R]):
-    """An endpoint of an actor mesh, as its holders see it; choose how to call it by an adverb."""
+    """An endpoint of an actor mesh. Its methods (``call``, ``call_one``, ...) are the ways to call it."""
 
     if TYPE_CHECKING:
 
@@ -129,7 +129,7 @@ class Endpoint(Generic[P, R]):
 
 
 class _Marks(Protocol):
-    """What ``@endpoint(...)`` gives: it marks a method."""
+    """Type of ``@endpoint(...)``, which marks a method."""
 
     @overload
     def __call__(self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> Endpoint[P, R]: ...
@@ -138,13 +138,13 @@ class _Marks(Protocol):
 
 
 class _MarksPorted(Protocol):
-    """What ``@endpoint(explicit_response_port=True)`` gives: the method gets a port before what callers give."""
+    """Type of ``@endpoint(explicit_response_port=True)``: the method gets a port before the arguments of the caller."""
 
     def __call__(self, function: Callable[Concatenate[Any, Port[R], P], Any], /) -> Endpoint[P, R]: ...
 
 
 class _MarksConcurrent(Protocol):
-    """What ``@concurrent_endpoint(...)`` gives: it marks a coroutine function."""
+    """Type of ``@concurrent_endpoint(...)``, which marks a coroutine function."""
 
     def __call__(self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> Endpoint[P, R]: ...
 
@@ -160,15 +160,16 @@ def endpoint(*, propagate: Any = None, explicit_response_port: Literal[True]) ->
 def endpoint(
     function: Callable[..., Any] | None = None, /, *, propagate: Any = None, explicit_response_port: bool = False
 ) -> Any:
-    """Mark a method (sync or async) as callable from elsewhere.
+    """Mark a method (sync or async) as callable from other processes.
 
     Args:
-        function: the method; without it the options are kept for the method that follows.
-        propagate: how the shape of its result follows from its arguments, for ``rref``.
-        explicit_response_port: whether it gets a `Port` as its first argument and answers through that, not by returning.
+        function: the method. Without it, the result is a decorator with the other options.
+        propagate: how the shape of the result follows from the arguments, for ``rref``.
+        explicit_response_port: whether the method gets a `Port` as its first argument, and answers by sending to it
+            instead of returning.
 
     Raises:
-        TypeError: what is marked is no function, or takes no self (or no port).
+        TypeError: the marked object is not a function, or does not take self (or the port).
     """
     return _mark("endpoint", function, takes_port=explicit_response_port, propagate=propagate)
 
@@ -184,9 +185,10 @@ def concurrent_endpoint(*, propagate: Any = None, explicit_response_port: Litera
 def concurrent_endpoint(
     function: Callable[..., Any] | None = None, /, *, propagate: Any = None, explicit_response_port: bool = False
 ) -> Any:
-    """Mark an async method whose calls begin in the order in which they came, and then overlap.
+    """Mark an async method whose calls start in the order of arrival and then overlap.
 
-    What still runs when the actor ends is cancelled, before its ``__cleanup__``. Arguments are those of `endpoint`.
+    When the actor ends, the calls that still run are cancelled before its ``__cleanup__``. The arguments are those of
+    `endpoint`.
 
     Raises:
         TypeError: as for `endpoint`.
@@ -201,7 +203,7 @@ def _mark(name: str, function: Callable[..., Any] | None, **options: Any) -> Any
     if function is None:
         return lambda method: _mark(name, method, **options)
     if isinstance(function, EndpointSpec):
-        raise TypeError(f"{function.name!r} is marked twice; options of an endpoint go into one @{name}(...)")
+        raise TypeError(f"{function.name!r} is marked twice; put all options of an endpoint into one @{name}(...)")
     if not callable(function) or not hasattr(function, "__code__"):
         raise TypeError(f"@{name} marks methods, not {type(function).__name__} {function!r}")
     spec = EndpointSpec(function, **options)
@@ -211,11 +213,11 @@ def _mark(name: str, function: Callable[..., Any] | None, **options: Any) -> Any
 
 
 class Actor:
-    """Base of actors: one instance per rank of the mesh it is spawned on, one message at a time.
+    """Base class of actors. A spawn makes one instance on each rank of a mesh; each instance handles one message at a time.
 
-    A subclass may have a method ``__cleanup__(self, exc)``, sync or async. It runs once, when the actor ends: with None when
-    it is stopped, with the exception when it fails. ``__reload__(self)`` runs after its class has been reloaded, before the
-    next message.
+    A subclass can define ``__cleanup__(self, exc)``, sync or async. It runs once, when the actor ends: with None if the actor
+    is stopped, with the exception if it fails. ``__reload__(self)`` runs after the class has been reloaded, before the next
+    message.
     """
 
     if TYPE_CHECKING:
@@ -238,7 +240,7 @@ class Actor:
 
 
 def sources_of(cls: type) -> tuple[tuple[str, str], ...]:
-    """Name and text of the code of a class that is in no file: tracebacks and debuggers elsewhere can't read it there."""
+    """List (name, text) of the source of a class that is not in a file, for tracebacks and debuggers in other processes."""
     found: dict[str, str] = {}
     for base in cls.__mro__:
         for value in vars(base).values():
@@ -250,18 +252,21 @@ def sources_of(cls: type) -> tuple[tuple[str, str], ...]:
 
 
 def endpoints_of(cls: Callable[..., Any], reserved: frozenset[str]) -> dict[str, EndpointSpec]:
-    """The endpoints of an actor class.
+    """Find the endpoints of an actor class.
 
     Raises:
-        ValueError: it is no `Actor`, mixes sync and async endpoints, or names one like an attribute of meshes.
+        ValueError: the class is not an `Actor`, mixes sync and async endpoints, or has an endpoint with the name of an
+            attribute of meshes.
     """
     if not (isinstance(cls, type) and issubclass(cls, Actor)):
-        raise ValueError(f"{getattr(cls, '__name__', cls)!r} is no Actor: derive it from monarch_kernel.actor.Actor")
+        raise ValueError(
+            f"{getattr(cls, '__name__', cls)!r} is not an Actor: derive it from monarch_kernel.actor.Actor"
+        )
     return endpoints_among(cls, cls.__mro__, reserved)
 
 
 def endpoints_among(cls: type, classes: Sequence[type], reserved: frozenset[str]) -> dict[str, EndpointSpec]:
-    """The endpoints of an actor class as they would be if these were its bases, in the order in which Python asks them.
+    """Find the endpoints that an actor class would have with these bases, which are in method resolution order.
 
     Raises:
         ValueError: as for `endpoints_of`.
@@ -276,7 +281,7 @@ def endpoints_among(cls: type, classes: Sequence[type], reserved: frozenset[str]
     clash = sorted(set(found) & reserved)
     if clash:
         raise ValueError(
-            f"{cls.__name__}: an endpoint can't be called {', '.join(clash)}: meshes have that name already"
+            f"{cls.__name__}: an endpoint can't be called {', '.join(clash)}: meshes already use that name"
         )
     kinds = {spec.is_async for spec in found.values()}
     if len(kinds) > 1:

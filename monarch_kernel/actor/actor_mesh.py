@@ -1,4 +1,4 @@
-"""Meshes of actors, and how their endpoints are called."""
+"""Meshes of actors, and the calls of their endpoints."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ R = TypeVar("R")
 
 
 class Procs(Protocol):
-    """What a mesh of actors needs of the mesh of processes that it is on."""
+    """The part of a mesh of processes that a mesh of actors on it uses."""
 
     _asker: Asker
     _base: Sequence[int]
 
 
 class ActorMesh(Handle, Shaped):
-    """Actors of one class, one a rank; its endpoints are attributes."""
+    """Actors of one class, one per rank. The endpoints are attributes."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class ActorMesh(Handle, Shaped):
         self.name = name
         self._procs = tuple(procs._base[rank] for rank in region.ranks)
         self._packed = None if region is self._born_on else region.pack()
-        if "reload" in endpoints:  # what the user calls so goes first
+        if "reload" in endpoints:  # an endpoint named reload overrides the method
             self.__dict__["reload"] = BoundEndpoint(self, endpoints["reload"])
 
     def __repr__(self) -> str:
@@ -85,7 +85,7 @@ class ActorMesh(Handle, Shaped):
 
     def __getattr__(self, name: str) -> Any:
         interface = self.__dict__.get("_interface")
-        if interface is None:  # half unpickled
+        if interface is None:  # unpickling is not complete
             raise AttributeError(name)
         if name not in interface.endpoints:
             method = inspect.getattr_static(interface.cls, name, None)
@@ -98,7 +98,7 @@ class ActorMesh(Handle, Shaped):
         return sorted({*super().__dir__(), *self._interface.endpoints})
 
     def announce(self, payload: Any, frames: Any) -> None:
-        """Send the spawn; for `ProcMesh.spawn`."""
+        """Send the spawn messages. Called by `ProcMesh.spawn`."""
         finish = gather(self._region, f"spawning {self.name} failed", ActorError, read_value)
 
         def up(answers: Sequence[Answer]) -> bool:
@@ -122,18 +122,18 @@ class ActorMesh(Handle, Shaped):
         )
 
     def _places_of(self, procs: Sequence[int]) -> tuple[tuple[int, int], ...]:
-        """Rank and process of the actors that are in these processes."""
+        """List (rank, process) of the actors in these processes."""
         return tuple((rank, proc) for rank, proc in zip(self._region.ranks, self._procs) if proc in procs)
 
     @property
     def initialized(self) -> Future[bool]:
-        """Resolves when every actor's constructor has run, or raises what it raised."""
-        if self._initialized is None:  # it came as an argument: who has spawned it knows more
+        """A future that resolves when the constructor of every actor has run; it raises what a constructor raised."""
+        if self._initialized is None:  # the mesh came as an argument, so another process has the answer to the spawn
             self._initialized = self._ping()
         return self._initialized
 
     def _ping(self) -> Future[bool]:
-        """Resolves when every actor has done what it was sent before; raises if one is no more."""
+        """Return a future that resolves when every actor has handled all earlier messages; it raises if one has ended."""
         finish = gather(self._region, f"spawning {self.name} failed", ActorError, read_value)
         payload, frames = dump_call((), {}, ())
 
@@ -149,7 +149,7 @@ class ActorMesh(Handle, Shaped):
         )
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
-        """Stop the actors; calls from now on raise. Those on ranks that are dead, or die meanwhile, have ended anyhow."""
+        """Stop the actors. Later calls raise. An actor on a rank that is dead, or dies meanwhile, counts as stopped."""
         asker, extent = self._asker, self.extent
         dead = asker.deaths(self._procs)
         living = {i: proc for i, proc in enumerate(self._procs) if proc not in dead}
@@ -168,22 +168,22 @@ class ActorMesh(Handle, Shaped):
         asker.forget_spawn(self._actor, self._procs)
         note = f"{self.name}.stop"
         future = asker.request(procs, lambda id: pack(StopActor(id, self._actor, reason)), note, stopped)
-        # If another one dies just now, nobody has been asked.
+        # If a rank dies just before the request, the request goes to no rank at all; this message still stops the others.
         future.add_done_callback(lambda: asker.tell(procs, pack(StopActor(0, self._actor, reason))))
         return future
 
     def reload(self, cls: type | None = None) -> Reloaded:
-        """Have the actors go on with their class as it is now in the notebook; waits until they do.
+        """Switch the actors to the current definition of their class in the notebook, and wait until they use it.
 
-        Their state stays. Other actors of the class, on the ranks of this mesh, go on with it, too. A class with a method
-        ``__reload__(self)`` has it called for each actor, before its next message.
+        The actors keep their state. Other actors of the class on the ranks of this mesh switch, too. If the class has a method
+        ``__reload__(self)``, each actor runs it before its next message.
 
         Args:
-            cls: the class that theirs becomes; left out, the one that has its name now.
+            cls: the class that replaces that of the actors. By default the class that has the same name now.
 
         Raises:
-            TypeError: it is no class, or one that is imported.
-            EditError: it was refused, with the reasons; nothing has changed.
+            TypeError: ``cls`` is not a class, or is imported.
+            EditError: the edit was refused, for the reasons in the text; nothing has changed.
             RanksError: ranks could not make the class, and nothing has changed; or a ``__reload__`` failed.
         """
         known = self._interface.cls
@@ -195,7 +195,7 @@ class ActorMesh(Handle, Shaped):
 
 
 class BoundEndpoint(Endpoint[Any, Any]):
-    """An endpoint of a mesh."""
+    """An endpoint of a mesh, ready to be called."""
 
     def __init__(self, mesh: ActorMesh, spec: EndpointSpec) -> None:
         self._spec = spec
@@ -209,12 +209,11 @@ class BoundEndpoint(Endpoint[Any, Any]):
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise TypeError(
-            f"{self._note} is an endpoint: say how to call it with .call(), .call_one(), .choose(), .stream() "
-            "or .broadcast()"
+            f"{self._note} is an endpoint: call it with .call(), .call_one(), .choose(), .stream() or .broadcast()"
         )
 
     def _spec_now(self) -> EndpointSpec:
-        """What it takes; its class may have been reloaded."""
+        """Return the current spec; it changes when the class is reloaded."""
         return self._mesh._interface.find(self._spec.name)
 
     def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[int], Any]:
@@ -224,16 +223,16 @@ class BoundEndpoint(Endpoint[Any, Any]):
         return lambda id: pack(Call(id, mesh._actor, spec.name, mesh._packed, payload), frames)
 
     def call(self, *args: Any, **kwargs: Any) -> Future[ValueMesh[Any]]:
-        """Call it on every rank; the result has the shape of the mesh."""
+        """Call the endpoint on every rank. The result has the shape of the mesh."""
         mesh = self._mesh
         return mesh._asker.request(mesh._procs, self._make(args, kwargs), self._note, self._finish)
 
     def call_one(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call it on a mesh of exactly one actor."""
+        """Call the endpoint of the only actor of a mesh."""
         mesh = self._mesh
         if len(mesh._procs) != 1:
             raise ValueError(
-                f"{self._note}.call_one() needs a mesh of one actor, this one has {len(mesh._procs)}: {mesh.extent}; "
+                f"{self._note}.call_one() needs a mesh of one actor, but this one has {len(mesh._procs)}: {mesh.extent}; "
                 "slice it, or use .call()"
             )
         return mesh._asker.request(mesh._procs, self._make(args, kwargs), self._note, self._finish_one)
@@ -258,23 +257,23 @@ class BoundEndpoint(Endpoint[Any, Any]):
         return mesh._asker.request((mesh._procs[index],), make, self._note, finish, rank)
 
     def choose(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call it on one actor, chosen at random."""
+        """Call the endpoint of one actor, chosen at random."""
         return self._call_at(random.randrange(len(self._mesh._procs)), self._make(args, kwargs))
 
     def stream(self, *args: Any, **kwargs: Any) -> Iterator[Future[Any]]:
-        """Call it on every rank; gives one future each, with its ``.rank``, in the order in which answers come."""
+        """Call the endpoint on every rank, and yield one future for each in the order of the answers; see its ``.rank``."""
         make = self._make(args, kwargs)
         futures = [self._call_at(i, make) for i in range(len(self._mesh._procs))]
         return as_they_come(futures)
 
     def broadcast(self, *args: Any, **kwargs: Any) -> None:
-        """Call it on every rank, and do not wait for answers; there are none."""
+        """Call the endpoint on every rank without an answer."""
         mesh = self._mesh
         mesh._asker.tell(mesh._procs, self._make(args, kwargs)(0))
 
 
 class PlainMethod:
-    """A method of an actor that is no endpoint, as the holders of its mesh see it."""
+    """A method of an actor class that is not marked as an endpoint. Calling it raises; `as_endpoint` accepts it."""
 
     def __init__(self, mesh: ActorMesh, function: FunctionType) -> None:
         self._mesh = mesh
@@ -282,15 +281,15 @@ class PlainMethod:
         self.__doc__ = function.__doc__
 
     def __repr__(self) -> str:
-        return f"<{self._mesh.name}.{self._function.__name__}, no endpoint>"
+        return f"<{self._mesh.name}.{self._function.__name__}, not an endpoint>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         said = f"{self._mesh.name}.{self._function.__name__}"
-        raise TypeError(f"{said} is no endpoint: mark it with @endpoint, or call as_endpoint({said}).call(...)")
+        raise TypeError(f"{said} is not an endpoint: mark it with @endpoint, or call as_endpoint({said}).call(...)")
 
 
 class _Places:
-    """The processes of a mesh of actors that came as an argument or as a result."""
+    """The processes of a mesh of actors that this process received as an argument or a result."""
 
     def __init__(self, asker: Asker, procs: Sequence[int]) -> None:
         self._asker = asker
@@ -298,19 +297,19 @@ class _Places:
 
 
 Places = Sequence[tuple[int, int]]
-"""Rank and process of actors."""
+"""(rank, process) of each actor."""
 
 
 def living_actors(
     asker: Asker, message: Spawn, living: Places, cls: type[Actor], endpoints: dict[str, EndpointSpec]
 ) -> ActorMesh | None:
-    """The mesh of the actors that live on, for one that comes in the place of another; None if none does."""
+    """Return the mesh of the surviving actors, for the ``__restore__`` of a replacement; None if there are none."""
     if not living:
         return None
     places = dict(living)
     procs = tuple(
         places.get(rank, -1) for rank in range(max(places) + 1)
-    )  # what is not in the region is never looked at
+    )  # -1 stands for ranks that are not in the region, which nothing reads
     region = Region(Extent({"ranks": len(places)}), tuple(places))
     born_on = Region.unpack(message.region)
     return ActorMesh(_Places(asker, procs), region, message.name, message.actor, cls, endpoints, born_on)
@@ -325,7 +324,7 @@ def _open_actors(
     outlines: Sequence[tuple[Any, ...]],
     born_on: Region,
 ) -> ActorMesh:
-    """A mesh of actors that came as an argument or as a result."""
+    """Make the mesh of actors that this process received as an argument or a result."""
     endpoints = {spec.name: spec for spec in map(from_outline, outlines)}
     born_on = region if region == born_on else born_on
     return ActorMesh(_Places(opener(), procs), region, name, actor, kind, endpoints, born_on)

@@ -1,4 +1,4 @@
-"""Ways to call that are no adverbs: methods as endpoints, answers that go to a port or are folded into one value."""
+"""More ways to call actors: `as_endpoint` for plain methods, `send` with answers to a port, and `Accumulator`."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def as_endpoint(
     method: Callable[Concatenate[Port[R], P], Any], *, propagate: Any = None, explicit_response_port: Literal[True]
 ) -> Endpoint[P, R]: ...
 def as_endpoint(method: Any, *, propagate: Any = None, explicit_response_port: bool = False) -> Any:
-    """Call a method of an actor as an endpoint, though it was not marked as one: ``as_endpoint(mesh.method).call()``.
+    """Make an endpoint of a method that is not marked as one: ``as_endpoint(mesh.method).call()``.
 
     Args:
-        method: of a mesh of actors, where that was spawned.
+        method: a method of a mesh of actors, in the process that spawned the mesh.
         propagate: as for `endpoint`.
         explicit_response_port: as for `endpoint`.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: ``method`` is not a method of a mesh of actors.
     """
     if isinstance(method, BoundEndpoint):
         return method
@@ -61,7 +61,7 @@ def as_endpoint(method: Any, *, propagate: Any = None, explicit_response_port: b
 
 
 class _MethodEndpoint(BoundEndpoint):
-    """A method that is called as an endpoint."""
+    """A plain method that `as_endpoint` made callable."""
 
     def _spec_now(self) -> EndpointSpec:
         return self._spec
@@ -74,18 +74,18 @@ def send(
     port: Port[R] | None = None,
     selection: Literal["all", "choose"] = "all",
 ) -> None:
-    """Call an endpoint of every actor of a mesh, or of one chosen at random, and do not wait for it.
+    """Call an endpoint of every actor of a mesh, or of one chosen at random, without waiting.
 
     Args:
-        endpoint: of a mesh.
-        args: for it.
-        kwargs: for it.
-        port: gets what each of them answers, values and errors, in the order in which they come.
-        selection: whom to call.
+        endpoint: the endpoint of a mesh.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        port: gets the answers, values and errors, in the order of arrival.
+        selection: whether to call all actors or one of them.
 
     Raises:
-        TypeError: it is no endpoint, or the arguments do not fit.
-        ValueError: there is no such selection.
+        TypeError: ``endpoint`` is not an endpoint of a mesh, or the arguments do not match its signature.
+        ValueError: ``selection`` is unknown.
     """
     if not isinstance(endpoint, BoundEndpoint):
         raise TypeError(f"send() takes an endpoint of a mesh of actors, not a {type(endpoint).__name__}")
@@ -107,17 +107,18 @@ def _first(answers: Sequence[Answer]) -> Answer:
 
 
 def _pass_on(answer: Future[Answer], port: Port[Any]) -> None:
-    if answer.exception(0) is None:  # else the session was shut down
+    if answer.exception(0) is None:  # otherwise the session was shut down
         port.pass_on(answer.get(0))
 
 
 class Accumulator(Generic[P, R, A]):
-    """Calls an endpoint on every rank and folds the answers into one value, in the order in which they come.
+    """Calls an endpoint on every rank and folds the answers into one value, in the order of arrival.
 
     Args:
-        endpoint: of a mesh of actors.
-        identity: what to begin with; each call begins with it, so ``combine`` should give a new value, not change it.
-        combine: gives the next value of the last one and an answer; called by whoever reads the result first.
+        endpoint: the endpoint of a mesh of actors.
+        identity: the initial value. Every call starts from this object, so ``combine`` must return a new value and not change
+            it.
+        combine: computes the next value from the last one and an answer. It runs on the thread that reads the result first.
     """
 
     def __init__(self, endpoint: Endpoint[P, R], identity: A, combine: Callable[[A, R], A]) -> None:
@@ -128,10 +129,10 @@ class Accumulator(Generic[P, R, A]):
         self._combine = combine
 
     def accumulate(self, *args: P.args, **kwargs: P.kwargs) -> Future[A]:
-        """Call the endpoint; the future's result is the folded value, or raises if ranks failed.
+        """Call the endpoint. The result of the future is the folded value; it raises if ranks failed.
 
         Raises:
-            TypeError: the arguments do not fit, or can't be sent.
+            TypeError: the arguments do not match the signature, or can't be sent.
         """
         endpoint, mesh = self._endpoint, self._endpoint._mesh
         make = endpoint._make(args, kwargs)
@@ -170,7 +171,7 @@ class Accumulator(Generic[P, R, A]):
 
 
 class _Parts:
-    """Owner of a future that is made of others."""
+    """Owner of a future that combines several futures."""
 
     def __init__(self, asker: Asker, parts: Sequence[Future[Any]]) -> None:
         self.asker = asker

@@ -1,4 +1,4 @@
-"""Channels: what is sent into a port, in any process, comes out of its receiver, in the process that has opened it."""
+"""Channels: any process sends values into a port, and the process that opened the channel receives them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ else:
 
 
 def asker_here() -> Asker:
-    """What carries the requests of the code that runs here: of a rank, or of the session of the program."""
+    """Return the client that sends the requests of this code: that of the rank, or of the session of the program."""
     asker: Asker | None = opened_by() or HOME.asker
     if asker is None:
         runtime = current_session().runtime
@@ -46,7 +46,7 @@ def asker_here() -> Asker:
 
 
 class Port(Handle, Generic[T]):
-    """Where values are sent to; can be passed on to any process, as an argument or inside of one."""
+    """The sending end of a channel. It can be passed to any process, as an argument or inside of one."""
 
     def __init__(self, asker: Asker, number: int) -> None:
         self._asker = asker
@@ -65,10 +65,10 @@ class Port(Handle, Generic[T]):
         return open_port, (self._number,)
 
     def send(self, value: T) -> None:
-        """Send a value; those of one sender arrive in their order. Nobody hears of it if the receiver is gone.
+        """Send a value. Values of one sender arrive in order. If the receiver is gone, the value is dropped silently.
 
         Raises:
-            PayloadError: it can't be pickled.
+            PayloadError: the value can't be pickled.
         """
         payload, frames = dump(value, f"what is sent into a port (a {type(value).__name__})")
         self._asker.tell((made_by(self._number),), pack(PortSend(self._number, payload), frames))
@@ -78,7 +78,7 @@ class Port(Handle, Generic[T]):
         self._asker.tell((made_by(self._number),), pack(PortSend(self._number, Payload(), describe(error))))
 
     def pass_on(self, answer: Answer) -> None:
-        """Send what a request was answered with, unopened."""
+        """Send the answer to a request without unpickling it."""
         if isinstance(answer, Failure):
             packed = pack(PortSend(self._number, Payload(), answer))
         else:
@@ -87,7 +87,7 @@ class Port(Handle, Generic[T]):
 
 
 class PortReceiver(Generic[T]):
-    """Where values come out, in the order in which they have arrived."""
+    """The receiving end of a channel, which gives values in the order of arrival."""
 
     def __init__(self, asker: Asker, number: int) -> None:
         self._asker = asker
@@ -109,13 +109,13 @@ class PortReceiver(Generic[T]):
         return f"<PortReceiver {self._number:#x}, {len(self._arrived)} arrived>"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a PortReceiver stays where Channel.open() was called; pass the Port on")
+        raise TypeError("a PortReceiver stays in the process that called Channel.open(); pass the Port instead")
 
     def recv(self) -> Future[T]:
-        """The next value that has not been asked for; an error that was sent is raised by the future.
+        """Return a future of the next value that no earlier future takes. The future raises an error that was sent.
 
-        A future that is cancelled, or whose wait is interrupted, takes nothing: what arrives goes to the next one. One whose
-        ``get(timeout)`` was in vain takes nothing until it is asked again.
+        A future that is cancelled, or whose wait is interrupted, takes no value: the value goes to the next future. A future
+        whose ``get(timeout)`` timed out takes no value until it is used again.
         """
         future: _Coming[T] = _Coming(_Receiving(self), self._asker.new_number(), self._read)
         with self._lock:
@@ -143,7 +143,11 @@ class PortReceiver(Generic[T]):
             future.abandon(_cancelled())
 
     def _step_aside(self, future: _Coming[Any]) -> bool:
-        """Let others have what arrives, unless somebody else waits for this future; says whether it was given something."""
+        """Leave the values to other futures, unless another thread waits for this one.
+
+        Returns:
+            Whether the future has got a value.
+        """
         with self._lock:
             if future not in self._waiting:
                 return not future.is_aside
@@ -153,7 +157,15 @@ class PortReceiver(Generic[T]):
             return False
 
     def _return(self, future: _Coming[Any], *, to_wait: bool = True) -> bool:
-        """A future that had stepped aside has its turn again, or is given up; says whether it had."""
+        """Queue a future again that has stepped aside, or give it up.
+
+        Args:
+            future: the future.
+            to_wait: whether it is queued again.
+
+        Returns:
+            Whether it had stepped aside.
+        """
         with self._lock:
             if not future.is_aside:
                 return False
@@ -175,14 +187,17 @@ class PortReceiver(Generic[T]):
 
 
 def _cancelled() -> CancelledError:
-    return CancelledError("the wait was cancelled; what arrives is for the next recv()")
+    return CancelledError("the wait was cancelled; the next value goes to the next recv()")
 
 
 class _Coming(Future[T]):
-    """What a receiver gives next. Who waits for a while, in a loop, must not lose what comes later to a future of before.
+    """The next value of a receiver.
+
+    A loop around ``recv().get(timeout)`` makes many futures that time out. A value must not go to one of them, where nothing
+    reads it. So a future steps aside when its wait times out.
 
     Attributes:
-        is_aside: whether it takes nothing for now; with the receiver's lock held.
+        is_aside: whether the future takes no value for now. Guarded by the receiver's lock.
     """
 
     __slots__ = ("_receiver", "is_aside")
@@ -194,7 +209,7 @@ class _Coming(Future[T]):
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether anybody wants to be told."""
+        """Whether callbacks wait for the value."""
         return bool(self._callbacks)
 
     def done(self) -> bool:
@@ -215,15 +230,15 @@ class _Coming(Future[T]):
         try:
             super()._wait(timeout, warn_after_s)
         except RemoteInterrupt:
-            raise RemoteInterrupt("the wait was interrupted; what arrives is for the next recv()") from None
+            raise RemoteInterrupt("the wait was interrupted; the next value goes to the next recv()") from None
         except TimeoutError:
             if not self._receiver._step_aside(self):
-                raise TimeoutError(f"nothing has arrived within {timeout} s") from None
-            super().wait()  # just now
+                raise TimeoutError(f"no value arrived within {timeout} s") from None
+            super().wait()  # a value arrived after the timeout
 
 
 class _Receiving:
-    """Owner of the futures of a receiver: there is nobody to interrupt but those who wait."""
+    """Owner of the futures of a receiver. An interrupt ends the wait; no other process is involved."""
 
     def __init__(self, receiver: PortReceiver[Any]) -> None:
         self.receiver = receiver
@@ -246,16 +261,16 @@ class _Receiving:
 
 
 class Channel(Generic[T]):
-    """Makes ports."""
+    """A one-way channel for values between processes."""
 
     @classmethod
     def open(cls) -> tuple[Port[T], PortReceiver[T]]:
-        """A port, which may travel, and its receiver, which stays here."""
+        """Open a channel, and return its port, which can go to other processes, and its receiver, which stays here."""
         asker = asker_here()
         number = asker.new_number()
         return Port(asker, number), PortReceiver(asker, number)
 
 
 def open_port(number: int) -> Port[Any]:
-    """A port that came from elsewhere."""
+    """Make the port that came from another process."""
     return Port(asker_here(), number)

@@ -1,9 +1,9 @@
-"""The context of the endpoint that runs: which actor it is, and which mesh was addressed.
+"""The context of the running endpoint: its actor, and the mesh that the caller addressed.
 
-A context variable holds it, which asyncio copies into tasks and into `asyncio.to_thread`. Python 3.10 to 3.13 copy no context
-variable into a `threading.Thread` or into the work of a `concurrent.futures.ThreadPoolExecutor`, and 3.14 does so only with
-``-X thread_inherit_context``. `carry_into_threads` adds that for this one variable. It replaces two methods of the standard
-library, as OpenTelemetry does for the same reason:
+The context is in a context variable, which asyncio copies into tasks and into `asyncio.to_thread`. Python 3.10 to 3.13 do not
+copy context variables into a `threading.Thread` or into the work of a `concurrent.futures.ThreadPoolExecutor`, and 3.14 does so
+only with ``-X thread_inherit_context``. `carry_into_threads` adds this for this one variable. It replaces two methods of the
+standard library, as OpenTelemetry does for the same reason:
 https://github.com/open-telemetry/opentelemetry-python-contrib/tree/main/instrumentation/opentelemetry-instrumentation-threading
 """
 
@@ -38,10 +38,10 @@ class ActorInstance:
     """One actor on one rank.
 
     Attributes:
-        name: as given to ``spawn``; ``client`` outside of actors.
+        name: the name given to ``spawn``; ``client`` outside of actors.
         actor_id: number of the spawn in its session; 0 outside of actors.
-        rank: place in the mesh as spawned.
-        proc_mesh: the processes that it was spawned on; None for the program itself.
+        rank: the actor's point in the mesh as spawned.
+        proc_mesh: the processes that the actor was spawned on; None for the program itself.
     """
 
     name: str
@@ -52,17 +52,17 @@ class ActorInstance:
 
     @property
     def proc(self) -> Any:
-        """Its own process, as a mesh without axes; None for the program itself."""
+        """The process of the actor, as a mesh without axes; None for the program itself."""
         return None if self.proc_mesh is None else self.proc_mesh.process(self._flat)
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What an endpoint may ask about itself.
+    """What an endpoint can learn about itself.
 
     Attributes:
-        actor_instance: the actor that runs.
-        message_rank: its place within the mesh that was addressed.
+        actor_instance: the running actor.
+        message_rank: its point in the mesh that the caller addressed.
     """
 
     actor_instance: ActorInstance
@@ -74,20 +74,20 @@ _CLIENT = "client"
 _ROOT = Context(ActorInstance(_CLIENT, 0, _NOWHERE), _NOWHERE)
 
 running: ContextVar[Context | None] = ContextVar("monarch_kernel_context", default=None)
-"""The context of the endpoint that runs; the host of an actor sets it before each endpoint."""
+"""The context of the running endpoint. The host of an actor sets it before each endpoint."""
 
 _STARTED_IN = "_monarch_kernel_context"
 """The attribute of a thread that holds the context in which it was started."""
 
 
 def belongs_to(thread: threading.Thread, context: Context) -> None:
-    """Let code of a thread have this context where no endpoint sets another."""
+    """Make this the context of a thread's code outside of endpoints."""
     setattr(thread, _STARTED_IN, context)
 
 
 @functools.cache
 def carry_into_threads() -> None:
-    """From now on, let threads of this process, and what is submitted to its thread pools, have the context of the caller."""
+    """From now on, run new threads of this process, and work for its thread pools, in the context of the caller."""
     start = threading.Thread.start
     submit: Callable[..., Future[Any]] = ThreadPoolExecutor.submit
 
@@ -115,7 +115,7 @@ def _run_in(context: Context, function: Callable[..., Any], /, *args: Any, **kwa
 
 
 def _of_process() -> Context:
-    """The context of code that belongs to no actor: on a rank its place in its mesh."""
+    """Return the context of code outside of actors; on a rank, it holds the rank's point in its mesh."""
     place = HOME.place
     if place is None:
         return _ROOT
@@ -125,24 +125,24 @@ def _of_process() -> Context:
 
 
 def context() -> Context:
-    """The context of the endpoint that runs, also in the threads that it starts.
+    """Return the context of the running endpoint, also in threads that the endpoint starts.
 
-    Outside of actors it is that of the process: on a rank (in cells, and in threads that native code starts) the rank's place
-    in its mesh, in the program rank 0 of a mesh without axes.
+    Outside of actors, this is the context of the process. On a rank (in cells, and in threads that native code starts) that is
+    the rank's point in its mesh; in the program, rank 0 of a mesh without axes.
     """
     return running.get() or getattr(threading.current_thread(), _STARTED_IN, None) or _of_process()
 
 
 def current_rank() -> Point:
-    """Place of this actor within the mesh that was addressed; outside of actors, of this process within its mesh."""
+    """Return the point of this actor in the mesh that the caller addressed; outside of actors, of this process in its mesh."""
     return context().message_rank
 
 
 def current_size() -> Extent:
-    """Axes and sizes of the mesh that was addressed; outside of actors, of the mesh of this process."""
+    """Return the axes and sizes of the mesh that the caller addressed; outside of actors, of the mesh of this process."""
     return context().message_rank.extent
 
 
 def current_actor_name() -> str:
-    """Name of the actor that runs; ``client`` outside of actors."""
+    """Return the name of the running actor; ``client`` outside of actors."""
     return context().actor_instance.name

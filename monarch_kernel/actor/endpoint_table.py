@@ -1,4 +1,4 @@
-"""The endpoints of an actor, as all its handles in one process know them."""
+"""The endpoints of an actor, shared by all its handles in one process."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["Interface", "interface_of"]
 
 
 class Interface:
-    """The endpoints of an actor: one object for its handles, slices included, so that all of them change with its class.
+    """The endpoints of an actor. All its handles, slices included, share this object, so that they change with the class.
 
     Attributes:
-        cls: the class, or its name where the class is elsewhere.
-        endpoints: by name.
-        removed: names of those that the class had once.
-        handles: which keep what they have found here as attributes.
-        is_changed: whether the class is another one than at first, or has other code.
+        cls: the class; its name in a process that does not have the class.
+        endpoints: the endpoints by name.
+        removed: names of endpoints that an earlier version of the class had.
+        handles: the handles, which keep the endpoints that they have looked up as attributes.
+        is_changed: whether the class was replaced, or has new code.
     """
 
     def __init__(self, cls: type[Actor] | str, endpoints: Mapping[str, EndpointSpec]) -> None:
@@ -31,14 +31,14 @@ class Interface:
 
     @property
     def kind(self) -> str:
-        """Name of the class."""
+        """The name of the class."""
         return self.cls if isinstance(self.cls, str) else self.cls.__name__
 
     def find(self, name: str) -> EndpointSpec:
-        """An endpoint.
+        """Return an endpoint.
 
         Raises:
-            AttributeError: there is none; says which there are, and whether there was one.
+            AttributeError: there is no such endpoint. The text lists the endpoints, and says whether this one was removed.
         """
         spec = self.endpoints.get(name)
         if spec is None:
@@ -48,7 +48,7 @@ class Interface:
         return spec
 
     def change(self, cls: type[Actor] | str, endpoints: Mapping[str, EndpointSpec]) -> None:
-        """Be the endpoints of the class as it is now."""
+        """Use the endpoints of the class as it is now."""
         self.removed = (self.removed | self.endpoints.keys()) - endpoints.keys()
         self.cls, self.endpoints, self.is_changed = cls, dict(endpoints), True
         for handle in list(self.handles):
@@ -56,7 +56,7 @@ class Interface:
                 del vars(handle)[name]
 
     def hear(self, kind: str, outlines: Iterable[tuple[Any, ...]]) -> None:
-        """The class has changed, elsewhere; where it is here, too, it is no other one."""
+        """Use the endpoints of a class that has changed in another process. A class that this process has is kept."""
         self.change(
             self.cls if isinstance(self.cls, type) else kind, {spec.name: spec for spec in map(from_outline, outlines)}
         )
@@ -65,13 +65,13 @@ class Interface:
 def interface_of(
     shared: MutableMapping[int, Any], actor: int, cls: type[Actor] | str, endpoints: Mapping[str, EndpointSpec]
 ) -> Interface:
-    """The interface for one more handle of an actor; what it has brought along holds for the others, too.
+    """Return the interface for a new handle of an actor. The endpoints of the new handle apply to the other handles, too.
 
     Args:
-        shared: what the handles of this process share, by number of the actor.
-        actor: its number.
-        cls: as the handle knows it.
-        endpoints: as the handle knows them.
+        shared: the interfaces of this process, by number of the actor.
+        actor: the number of the actor.
+        cls: the class as the handle knows it.
+        endpoints: the endpoints as the handle knows them.
     """
     known: Interface | None = shared.get(actor)
     if known is None:

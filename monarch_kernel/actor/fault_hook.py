@@ -1,4 +1,4 @@
-"""What the program is told of failures that no actor has handled."""
+"""The call of the user's hook for failures that no actor handles."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ FaultHook = Callable[[MeshFailure], object]
 
 
 def call_fault_hook(failure: MeshFailure) -> None:
-    """Call ``monarch_kernel.actor.unhandled_fault_hook`` as it is now: it may have been replaced."""
+    """Call the current ``monarch_kernel.actor.unhandled_fault_hook``; users can replace it."""
     hook = cast(FaultHook, sys.modules["monarch_kernel.actor"].unhandled_fault_hook)
     try:
         hook(failure)
     except (
         BaseException
-    ) as error:  # the user's, which must not hide the failure; an exit would be that of this thread only
+    ) as error:  # an error of the hook must not hide the failure, and SystemExit would end only this thread
         where = error.__traceback__.tb_next if error.__traceback__ is not None else None
         told = "".join(traceback.format_exception(type(error), error, where))
-        sys.stderr.write(f"unhandled_fault_hook failed:\n{told}It was told of this:\n")
+        sys.stderr.write(f"unhandled_fault_hook failed:\n{told}It was called with this failure:\n")
         show_fault(failure)

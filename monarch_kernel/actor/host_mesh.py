@@ -1,4 +1,4 @@
-"""Meshes of hosts, where processes come from."""
+"""Meshes of hosts, which start processes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ __all__ = [
     "this_proc",
 ]
 
-_MAX_BOOTSTRAP_NBYTES = 1 << 17  # it travels in one packet to the process that forks the ranks
+_MAX_BOOTSTRAP_NBYTES = 1 << 17  # one packet carries it to the process that forks the ranks
 
 A = TypeVar("A", bound=Actor)
 P = ParamSpec("P")
@@ -57,7 +57,7 @@ Device = Literal["auto", "cpu", "cuda"]
 
 
 def lost_hosts(mesh: ProcMesh) -> HostMesh | None:
-    """The hosts elsewhere of some processes that are lost, or are asked for or have come in their places; None if none is."""
+    """Return the remote hosts of some processes that are lost or being replaced, as a mesh; None if there are none."""
     session = mesh._session
     if session is None:
         return None
@@ -67,12 +67,12 @@ def lost_hosts(mesh: ProcMesh) -> HostMesh | None:
 
 
 class HostMesh(Handle, Shaped):
-    """Machines of a session.
+    """Hosts of a session. They start processes.
 
     Args:
-        asker: carries requests.
-        region: which of the hosts.
-        hosts: their numbers; a negative one stands for the host of that process, which only the program knows.
+        asker: sends the requests.
+        region: the hosts that the mesh includes.
+        hosts: numbers of all hosts. A negative number stands for the host of that process, which only the program knows.
     """
 
     def __init__(self, asker: Asker, region: Region, hosts: Sequence[int]) -> None:
@@ -91,12 +91,10 @@ class HostMesh(Handle, Shaped):
 
     @property
     def _session(self) -> Session:
-        """Of the program; what only that knows or can do is not to be had elsewhere."""
+        """The session of the program. It raises in other processes, which can't do what needs the session."""
         session = getattr(self._asker, "session", None)
         if not isinstance(session, Session):
-            raise RuntimeError(
-                "this can be done only by the program that has the hosts; ranks can spawn_procs() on them"
-            )
+            raise RuntimeError("only the program that has the hosts can do this; a rank can call spawn_procs() on them")
         return session
 
     def spawn_procs(
@@ -113,35 +111,36 @@ class HostMesh(Handle, Shaped):
         restart_within_s: float = 300.0,
         backoff_s: float = 1.0,
     ) -> ProcMesh:
-        """Start processes on every host; returns at once, the first answer waits for them.
+        """Start processes on every host. Returns at once; the first request waits until the processes are up.
 
         Args:
             per_host: axis -> number of processes along it on each host, such as ``{"gpus": 8}``.
             bootstrap: a function without arguments, sync or async, that each process runs before it has any actor. If it
-                raises, ``initialized`` of the mesh and of what is spawned on it do, too.
-            name: what the mesh is called in messages.
-            env: added to the environment of the processes.
-            device: ``cuda`` gives each process a GPU of its own, ``cpu`` none; ``auto`` is ``cuda`` where there are GPUs (of
-                this machine; elsewhere: where there are as many as processes, which each host sees for itself).
-            axes: the axes of all processes, such as ``{"dp": 4, "tp": 4}`` on 2 hosts with 8 each; left out, those of the hosts
-                and then those of ``per_host``. Processes are numbered host by host.
-            restart: what is replaced when a process dies: nothing (``never``), its ``rank``, or the whole ``mesh``; the actors
-                that were there are made again (`ProcMesh.heal`).
-            max_restarts: how often that is done for the same rank (or the mesh) within ``restart_within_s`` seconds.
-            restart_within_s: how long a restart counts.
-            backoff_s: how long the second restart waits, in seconds; each further one twice as long, the first not at all.
+                raises, so does ``initialized`` of the mesh and of every actor that is spawned on it.
+            name: the name of the mesh in messages.
+            env: variables to add to the environment of the processes.
+            device: ``cuda`` gives each process one GPU, ``cpu`` none. ``auto`` means ``cuda`` if this machine has GPUs; on
+                other hosts, each host checks whether it has as many GPUs as processes.
+            axes: the axes of all processes, such as ``{"dp": 4, "tp": 4}`` on 2 hosts with 8 processes each. By default the
+                axes of the hosts and then those of ``per_host``. Processes are numbered host by host.
+            restart: what to replace when a process dies: nothing (``never``), its ``rank``, or the whole ``mesh``. The new
+                processes make the actors again, as `ProcMesh.heal` does.
+            max_restarts: the number of restarts of the same rank (or the mesh) within ``restart_within_s`` seconds.
+            restart_within_s: how long a restart counts, in seconds.
+            backoff_s: the delay before the second restart, in seconds. Each later restart waits twice as long; the first does
+                not wait.
 
         Raises:
-            TypeError: a name or a value of ``env`` is no str; ``bootstrap`` takes arguments, or can't be sent.
-            ValueError: an axis is named twice, axes do not fit the number of processes, there are fewer GPUs than processes, or
-                restarts make no sense.
+            TypeError: a name or a value of ``env`` is not a str; ``bootstrap`` takes arguments, or can't be sent.
+            ValueError: an axis occurs twice, the axes do not match the number of processes, there are fewer GPUs than
+                processes, or the options of restarts are invalid.
         """
         policy = RestartPolicy(restart, max_restarts, restart_within_s, backoff_s)
         for key, value in (env or {}).items():
             check_type(f"env[{key!r}]", value, str)
         check_type("name", name, str)
         if per_host is not None and not isinstance(per_host, Mapping):
-            raise TypeError(f"per_host takes the sizes of axes by their names, such as {{'gpus': 4}}, not {per_host!r}")
+            raise TypeError(f"per_host must map names of axes to sizes, such as {{'gpus': 4}}, not {per_host!r}")
         boot = b"" if bootstrap is None else _pack_bootstrap(bootstrap)
         if not isinstance(self._asker, Runtime):  # on a rank: only the program starts processes
             options: dict[str, Any] = {"name": name, "env": env, "device": device, "restart": restart}
@@ -162,7 +161,7 @@ class HostMesh(Handle, Shaped):
         world = len(self) * per
         extent = Extent(axes if axes is not None else [*self.extent.items(), *local.items()])
         if extent.nelements != world:
-            raise ValueError(f"axes {dict(extent)} have {extent.nelements} places, for {world} processes")
+            raise ValueError(f"axes {dict(extent)} have {extent.nelements} points, but there are {world} processes")
         session = self._session
         runtime = session.runtime
         numbers = self._numbers
@@ -171,7 +170,7 @@ class HostMesh(Handle, Shaped):
         procs = runtime.new_procs(world)
         name = name or f"procs{procs[0]}"
         for i, (number, is_here) in enumerate(zip(numbers, are_here, strict=True)):
-            # A host elsewhere fills in by itself what is not known here.
+            # A remote host fills in the device, the threads and the GPUs itself.
             known = share if share is not None and is_here else None
             specs = [
                 RankSpec(
@@ -199,7 +198,7 @@ class HostMesh(Handle, Shaped):
 
     @property
     def initialized(self) -> Future[bool]:
-        """Resolves when every host is up and can start processes; raises a `LaunchError` if one did not come up."""
+        """A future that resolves when every host can start processes; it raises a `LaunchError` if a host did not come up."""
         numbers = self._numbers
 
         def up(answers: Sequence[Answer]) -> bool:
@@ -215,7 +214,7 @@ class HostMesh(Handle, Shaped):
         return self._session.runtime.fleet.wait_for(numbers, up)
 
     def view(self) -> HostsView:
-        """The hosts as they are now, for showing."""
+        """Return the current state of the hosts, for display."""
         session, numbers = self._session, self._numbers
         launcher = session.launcher_of(numbers[0])
         hosts = session.runtime.fleet.views(numbers)
@@ -225,26 +224,26 @@ class HostMesh(Handle, Shaped):
         )
 
     def hints(self) -> list[str]:
-        """Lines that help where hosts did not come: what runs where, and which way their agents have to this program."""
+        """Return lines of help for hosts that did not come up: their versions, and the addresses that agents connect to."""
         lines = list(self.compare().table)
         session, numbers = self._session, self._numbers
         unheard = [view.number for view in session.runtime.fleet.views(numbers) if view.is_unheard]
         addresses = session.addresses_for(unheard[0]) if unheard else ()
         if addresses:
             lines.append(
-                f"agents connect to this machine, at {' or '.join(addresses)}: can that be reached from there, "
-                "or is there a firewall, or no network between?"
+                f"agents connect to this machine at {' or '.join(addresses)}: check that the hosts can reach it, "
+                "and that no firewall blocks it"
             )
         return lines
 
     def compare(self) -> Comparison:
-        """What those that have come run, and their clocks, beside what is here."""
+        """Compare the software and the clocks of the hosts that are up with those of this machine."""
         return self._session.runtime.fleet.compare(self._numbers)
 
     def stop(self, reason: str = "stopped by client", *, grace_s: float = 2.0) -> Future[None]:
-        """End all processes on these hosts, and with them their actors; the hosts stay, and can start others.
+        """End all processes on these hosts, and with them their actors. The hosts stay, and can start other processes.
 
-        Arguments, result and errors are those of `ProcMesh.stop`.
+        The arguments, the result and the errors are those of `ProcMesh.stop`.
         """
         runtime = self._session.runtime
         procs = runtime.fleet.procs_on(self._numbers)
@@ -259,15 +258,15 @@ class HostMesh(Handle, Shaped):
 
     @property
     def _numbers(self) -> tuple[int, ...]:
-        """Of the agents that are there now: others may have come in their places."""
+        """Numbers of the current agents; an agent may have replaced another."""
         now = self._session.runtime.fleet.now
         return tuple(now(self._hosts[base]) for base in self._region.ranks)
 
     def shutdown(self) -> Future[None]:
-        """End all processes on these hosts, and give the hosts back to the engine; of this machine: end the session.
+        """End all processes on these hosts and give the hosts back to the engine. For this machine, end the session.
 
         Raises:
-            RuntimeError: this is a rank; only the program can end its session.
+            RuntimeError: a rank called this; only the program can end its session.
         """
         session, numbers = self._session, self._numbers
         if any(session.launcher_of(number) is None for number in numbers):
@@ -278,12 +277,12 @@ class HostMesh(Handle, Shaped):
 
 @dataclass(frozen=True)
 class _Share:
-    """What each of the processes on this machine gets of it.
+    """The resources of this machine that each of its processes gets.
 
     Attributes:
         device: ``cuda`` or ``cpu``.
-        threads: of its own.
-        gpus: of this machine.
+        threads: the number of threads for one process.
+        gpus: the GPUs of this machine.
     """
 
     device: str
@@ -291,27 +290,27 @@ class _Share:
     gpus: Sequence[str]
 
     def environment(self, local_rank: int, env: Mapping[str, str]) -> dict[str, str]:
-        """Of one of them."""
+        """Return the environment of one process."""
         return {
-            "GLOO_SOCKET_IFNAME": "lo",  # else gloo takes the interface that the host's name resolves to
+            "GLOO_SOCKET_IFNAME": "lo",  # otherwise gloo uses the interface that the hostname resolves to
             **env,
             "CUDA_VISIBLE_DEVICES": self.gpus[local_rank] if self.device == "cuda" else "",
         }
 
 
 def _share_here(per_host: int, device: Device) -> _Share:
-    """What processes get of this machine.
+    """Divide the resources of this machine among processes.
 
     Raises:
-        ValueError: it has fewer GPUs.
+        ValueError: the machine has fewer GPUs than processes.
     """
     gpus = gpu_ids()
     if device == "auto":
         device = "cuda" if gpus else "cpu"
     if device == "cuda" and per_host > len(gpus):
         raise ValueError(
-            f"{per_host} processes with a GPU each were asked for, and this machine has {len(gpus)} GPUs; "
-            "ask for fewer, or for device='cpu'"
+            f"{per_host} processes need a GPU each, but this machine has {len(gpus)} GPUs; "
+            "spawn fewer processes, or pass device='cpu'"
         )
     return _Share(device, max(1, len(os.sched_getaffinity(0)) // per_host), gpus)
 
@@ -330,12 +329,12 @@ def _pack_bootstrap(function: Callable[[], Any]) -> bytes:
 
 
 def this_proc() -> ProcMesh:
-    """The process of the caller, as a mesh without axes: a rank for code that runs there, else that of the program itself."""
+    """Return the process of the caller as a mesh without axes: the rank that runs the code, or the program itself."""
     return cast(ProcMesh, HOME.place) if HOME.place is not None else serve_ranks(current_session())
 
 
 def serve_ranks(session: Session) -> ProcMesh:
-    """Have the program's own process host actors, and so do what only it can do for ranks; gives it as a mesh."""
+    """Let the program's own process host actors, such as the directory that serves ranks; return the process as a mesh."""
     runtime = session.runtime
     mesh = ProcMesh(
         runtime, Region.whole(Extent()), (CONTROLLER_PROC,), "this process", time.monotonic(), Extent(), session
@@ -348,12 +347,12 @@ def serve_ranks(session: Session) -> ProcMesh:
 
 
 def get_or_spawn_controller(name: str, cls: Callable[P, A], *args: P.args, **kwargs: P.kwargs) -> Future[A]:
-    """The one actor of this name in the whole job, in the program's own process; spawned by the first call.
+    """Return the only actor with this name in the whole job. The first call spawns it in the program's own process.
 
     Raises:
-        TypeError: the arguments do not fit the constructor, or can't be sent.
-        ValueError: the class is no `Actor`, or its endpoints can't be.
-        ActorError: of the future: its constructor has raised; the next call makes another.
+        TypeError: the arguments do not match the constructor, or can't be sent.
+        ValueError: the class is not an `Actor`, or its endpoints are invalid.
+        ActorError: raised by the future: the constructor raised. The next call spawns a new actor.
     """
     check_type("name", name, str)
     endpoints_of(cls, RESERVED)
@@ -367,7 +366,7 @@ def get_or_spawn_controller(name: str, cls: Callable[P, A], *args: P.args, **kwa
 
 
 def _as_if_here(finish: Callable[[Sequence[Answer]], Any], answers: Sequence[Answer]) -> Any:
-    """Read an answer of the directory; what went wrong there is raised as if it had been done here."""
+    """Read an answer of the directory. An error there is raised as if it had occurred here."""
     try:
         return finish(answers)
     except ActorError as error:
@@ -376,12 +375,12 @@ def _as_if_here(finish: Callable[[Sequence[Answer]], Any], answers: Sequence[Ans
 
 
 def _program(asker: Asker) -> ProcMesh:
-    """The process of the program, for whoever has this asker."""
+    """Return the process of the program as a mesh that uses this client."""
     return ProcMesh(asker, Region.whole(Extent()), (CONTROLLER_PROC,), "the program", time.monotonic(), Extent())
 
 
 def _rethrow(future: Future[Any]) -> Any:
-    """Wait for what the directory does; what went wrong there is raised as if it had been done here."""
+    """Wait for an answer of the directory. An error there is raised as if it had occurred here."""
     try:
         return future.get()
     except ActorError as error:
@@ -389,7 +388,7 @@ def _rethrow(future: Future[Any]) -> Any:
 
 
 def _open_hosts(region: Region, hosts: Sequence[int]) -> HostMesh:
-    """A mesh of hosts that came as an argument or as a result."""
+    """Make the mesh of hosts that this process received as an argument or a result."""
     asker = opener()
     if isinstance(asker, Runtime):
         hosts = [host if host > 0 else asker.session.host_of(-host) for host in hosts]
@@ -397,7 +396,7 @@ def _open_hosts(region: Region, hosts: Sequence[int]) -> HostMesh:
 
 
 def this_host() -> HostMesh:
-    """The machine of the caller, as a mesh of one host with no axes."""
+    """Return the machine of the caller as a mesh of one host without axes."""
     if HOME.asker is not None:
         return HostMesh(HOME.asker, Region.whole(Extent()), (-HOME.place.procs[0],))
     session = current_session()
@@ -408,21 +407,21 @@ def this_host() -> HostMesh:
 def allocate(
     launcher: Launcher, hosts: int = 4, *, axis: str = "hosts", timeout_s: float = 600.0, lost_after_s: float = 1.0
 ) -> HostMesh:
-    """Ask an engine for hosts; returns at once, processes can be spawned there before they are up.
+    """Request hosts from an engine. Returns at once; processes can be spawned on the hosts before they are up.
 
-    They are given back by ``shutdown`` of the mesh, and when the session ends.
+    ``shutdown`` of the mesh, and the end of the session, give the hosts back.
 
     Args:
-        launcher: of the engine, such as ``SshLauncher(hosts=["a", "b"])``.
-        hosts: how many.
-        axis: what the axis along them is called.
-        timeout_s: how long they may take to come, in seconds; one that has not come by then is lost.
-        lost_after_s: how long one may be silent, in seconds, before it is lost; at least 0.5.
+        launcher: the launcher of the engine, such as ``SshLauncher(hosts=["a", "b"])``.
+        hosts: the number of hosts.
+        axis: the name of the axis along the hosts.
+        timeout_s: how long hosts may take to come up, in seconds. A host that is not up by then is lost.
+        lost_after_s: how long a host may be silent, in seconds, before it is lost; at least 0.5.
 
     Raises:
-        LaunchError: the engine can't be reached, or will never have that many.
-        RuntimeError: this is a rank; only the program can ask for hosts.
-        ValueError: a number makes no sense.
+        LaunchError: the engine can't be reached, or can never provide that many hosts.
+        RuntimeError: a rank called this; only the program can request hosts.
+        ValueError: a number is out of range.
     """
     check_type("axis", axis, str)
     for what, value in (("hosts", hosts), ("timeout_s", timeout_s), ("lost_after_s", lost_after_s)):
@@ -430,12 +429,11 @@ def allocate(
             raise ValueError(f"{what} must be more than 0, not {value}")
     if lost_after_s < LEAST_SILENCE_S:
         raise ValueError(
-            f"lost_after_s must be at least {LEAST_SILENCE_S}, not {lost_after_s}: hosts say four times a second that they "
-            "are there"
+            f"lost_after_s must be at least {LEAST_SILENCE_S}, not {lost_after_s}: hosts send a heartbeat four times a second"
         )
     if HOME.asker is not None:
         raise RuntimeError(
-            "hosts are asked for by the program, not by a rank; ranks can spawn_procs() on those that it has"
+            "only the program can allocate hosts, not a rank; a rank can call spawn_procs() on the hosts of the program"
         )
     return hosts_of(current_session(), launcher, hosts, axis=axis, timeout_s=timeout_s, lost_after_s=lost_after_s)
 
@@ -443,13 +441,13 @@ def allocate(
 def hosts_of(
     session: Session, launcher: Launcher, hosts: int, *, axis: str = "hosts", timeout_s: float, lost_after_s: float
 ) -> HostMesh:
-    """Ask an engine for hosts of a session; arguments as for `allocate`."""
-    region = Region.whole(Extent({axis: hosts}))  # an error in the name comes before the engine starts anything
+    """Request hosts for a session; the arguments are those of `allocate`."""
+    region = Region.whole(Extent({axis: hosts}))  # raises for a bad name before the engine starts anything
     serve_ranks(session)
     numbers = session.add_hosts(launcher, hosts, timeout_s=timeout_s, lost_after_s=lost_after_s)
     return HostMesh(session.runtime, region, numbers)
 
 
 def shutdown_context() -> Future[None]:
-    """End the session of this process: every mesh, process and agent. A later `this_host` starts a new one."""
+    """End the session of this process: every mesh, process and agent. A later call of `this_host` starts a new session."""
     return close_session()

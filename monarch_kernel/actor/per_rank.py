@@ -1,4 +1,4 @@
-"""Values by rank: what every rank of a mesh is given for itself, and functions that are called with it."""
+"""Values per rank: each rank of a mesh gets its own value, or calls a function with its own values."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ __all__ = ["apply_messages", "by_rank", "cells_of", "push_messages"]
 T = TypeVar("T")
 
 _MAX_SOURCE_CHARS = 1 << 18
-_NOT_BY_RANK = (str, bytes, Mapping, AbstractSet)  # iterable, but without one item for each rank in their order
+_NOT_BY_RANK = (str, bytes, Mapping, AbstractSet)  # iterable, but not as one item for each rank in order
 
 
 def by_rank(region: Region, values: Iterable[T], what: str) -> ValueMesh[T]:
-    """Give a mesh of values, one for each rank of a region.
+    """Make a mesh of values, one for each rank of a region.
 
     Args:
-        region: of the mesh.
-        values: in the order of the ranks, or a `ValueMesh` of the same extent.
-        what: how to call them in an error.
+        region: the region of the mesh.
+        values: the values in the order of the ranks, or a `ValueMesh` of the same extent.
+        what: what error messages call the values.
 
     Raises:
-        ValueError: they are too few or too many, or of another extent.
-        TypeError: they are no values at all.
+        ValueError: there are too few or too many values, or the extents differ.
+        TypeError: ``values`` does not hold one value for each rank.
     """
     if isinstance(values, ValueMesh):
         if values.extent != region.extent:
@@ -45,8 +45,8 @@ def by_rank(region: Region, values: Iterable[T], what: str) -> ValueMesh[T]:
             )
         return values
     if isinstance(values, _NOT_BY_RANK) or not isinstance(values, Iterable):
-        raise TypeError(f"{what}: one value for each rank, such as a list, not a {type(values).__name__}")
-    items = tuple(islice(values, len(region) + 1))  # of a generator that never ends, too
+        raise TypeError(f"{what}: pass one value for each rank, such as a list, not a {type(values).__name__}")
+    items = tuple(islice(values, len(region) + 1))  # `values` can be an infinite generator
     if len(items) != len(region):
         few = "1 was given" if len(items) == 1 else f"{len(items)} were given"
         given = few if len(items) < len(region) else "more were given"
@@ -55,10 +55,10 @@ def by_rank(region: Region, values: Iterable[T], what: str) -> ValueMesh[T]:
 
 
 def push_messages(name: str, values: ValueMesh[Any], ranks: Sequence[int]) -> Callable[[int], list[Packed]]:
-    """Make the messages that push its own value to every rank; a value that several ranks share is pickled once.
+    """Make the messages that push each rank's value. A value that several ranks share is pickled once.
 
     Raises:
-        PayloadError: one can't be sent; the text says of which rank.
+        PayloadError: a value can't be sent; the text names its rank.
     """
     dumped: dict[int, Any] = {}
     payloads = []
@@ -72,11 +72,11 @@ def push_messages(name: str, values: ValueMesh[Any], ranks: Sequence[int]) -> Ca
 def apply_messages(
     function: Callable[..., Any], values: Sequence[ValueMesh[Any]], ranks: Sequence[int]
 ) -> Callable[[int], list[Packed]]:
-    """Make the messages that call a function on every rank with the rank's own values; the function is pickled once.
+    """Make the messages that call a function on every rank with the rank's own values. The function is pickled once.
 
     Raises:
-        TypeError: it is none, or a coroutine function.
-        PayloadError: it or a value can't be sent.
+        TypeError: ``function`` is not callable, is a coroutine function, or does not take that many values.
+        PayloadError: the function or a value can't be sent.
     """
     if not callable(function):
         raise TypeError(f"map() calls a function, not a {type(function).__name__}: map(function, values, ...)")
@@ -89,7 +89,7 @@ def apply_messages(
     except ValueError:
         pass  # a builtin without a signature
     payload, frames = dump((function, cells_of(function)), f"function {_name(function)}")
-    # Out of band, so that all messages hold the same bytes.
+    # Out-of-band buffers, so that all messages share the same bytes.
     shared = [pickle.PickleBuffer(part) for part in ((payload.data, *frames) if payload.data else frames)]
     made = []
     for place, rank in enumerate(ranks):
@@ -103,7 +103,7 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def cells_of(function: Callable[..., Any]) -> dict[str, str]:
-    """The text of the notebook's cells in which a function and those it refers to were defined: ranks have no such files."""
+    """Collect the text of the notebook's cells that define a function and the functions it uses; ranks have no such files."""
     found: dict[str, str] = {}
     seen: set[int] = set()
     pending: list[Any] = [function]
@@ -120,7 +120,7 @@ def cells_of(function: Callable[..., Any]) -> dict[str, str]:
             text = "".join(linecache.getlines(file, one.__globals__))
             if 0 < len(text) <= _MAX_SOURCE_CHARS:
                 found[file] = text
-        if one.__module__ == "__main__":  # travels by value, with what it refers to
+        if one.__module__ == "__main__":  # pickled by value, with the objects that it refers to
             pending += [one.__globals__[name] for name in _names(one.__code__) if name in one.__globals__]
             pending += [cell.cell_contents for cell in one.__closure__ or () if _is_filled(cell)]
     return found

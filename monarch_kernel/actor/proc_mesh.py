@@ -1,4 +1,4 @@
-"""Meshes of processes, one a rank: cells run on them, variables are pushed and pulled, actors are spawned."""
+"""Meshes of processes, one per rank: run cells, push and pull variables, spawn actors."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ T = TypeVar("T")
 
 
 class ProcMesh(Handle, Shaped):
-    """Processes, one a rank; cells run on them, and actors are spawned on them."""
+    """Processes, one per rank, that run cells and host actors."""
 
     def __init__(
         self,
@@ -99,10 +99,10 @@ class ProcMesh(Handle, Shaped):
 
     @property
     def _runtime(self) -> Runtime:
-        """The controller's; what only that knows or can do is not to be had elsewhere."""
+        """The runtime of the controller. It raises in other processes, which can't do what needs the controller."""
         if not isinstance(self._asker, Runtime):
             raise RuntimeError(
-                f"mesh {self.name!r} came here as an argument: this can be done only where the mesh was made"
+                f"mesh {self.name!r} came here as an argument: only the process that made the mesh can do this"
             )
         return self._asker
 
@@ -112,31 +112,31 @@ class ProcMesh(Handle, Shaped):
 
     @cached_property
     def procs(self) -> tuple[int, ...]:
-        """Numbers of the processes, unique in the session."""
+        """The numbers of the processes, unique in the session."""
         return tuple(self._base[rank] for rank in self._region.ranks)
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Flat ranks in the mesh as it was spawned."""
+        """The flat ranks in the mesh as it was spawned."""
         return tuple(self._region.ranks)
 
     @property
     def is_whole(self) -> bool:
-        """Whether this is all of the mesh as it was spawned."""
+        """Whether this is the whole mesh as it was spawned, not a slice."""
         return len(self._region) == len(self._base)
 
     @property
     def whole(self) -> ProcMesh:
-        """All of the mesh as it was spawned."""
+        """The whole mesh as it was spawned."""
         return self._with_region(Region.whole(self._as_spawned))
 
     def process(self, rank: int) -> ProcMesh:
-        """One process, by its flat rank in the mesh as spawned, as a mesh without axes."""
+        """Return one process, by its flat rank in the mesh as spawned, as a mesh without axes."""
         return self._with_region(Region(Extent(), (rank,)))
 
     @property
     def initialized(self) -> Future[bool]:
-        """Resolves when every process is up and has done what it was sent before."""
+        """A future that resolves when every process is up and has handled all earlier messages."""
         finish = gather(self._region, f"starting {self.name}", SupervisionError, read_value, self._as_spawned)
 
         def up(answers: Sequence[Answer]) -> bool:
@@ -158,10 +158,10 @@ class ProcMesh(Handle, Shaped):
 
         Args:
             code: IPython syntax.
-            cell: number to show in tracebacks and in the view.
-            want_value: whether the value of the last expression is to be sent here.
-            listen: gets what the cell writes and displays, on the leading thread; without it that is printed.
-            rewind: to which snapshot a loop in it goes back.
+            cell: the number in tracebacks and in the view.
+            want_value: whether the ranks send the value of the last expression.
+            listen: gets the output and displays of the cell, on the I/O thread; without it they are printed.
+            rewind: the snapshot that a loop in the cell goes back to.
         """
         check_type("code", code, str)
         note = f"cell [{cell}]" if cell else "a cell"
@@ -182,10 +182,10 @@ class ProcMesh(Handle, Shaped):
     def call_cell(
         self, function: Callable[[], Any], *, cell: int = 0, listen: Listener | None = None
     ) -> Future[ValueMesh[CellResult]]:
-        """Call a function on every rank as a cell, where cells run; arguments as for `run_cell` and `map`.
+        """Call a function on the main thread of every rank, as a cell; the arguments are those of `run_cell` and `map`.
 
         Raises:
-            TypeError: it is no plain function, or can't be sent.
+            TypeError: ``function`` is not a plain function, or can't be sent.
         """
         make = apply_messages(function, (), self.ranks)
         note = f"cell [{cell}]" if cell else "a function"
@@ -199,15 +199,15 @@ class ProcMesh(Handle, Shaped):
         return self._runtime.request(self.procs, make, note, finish, listen=listen, is_cell=cell > 0)
 
     def run(self, code: str) -> Future[ValueMesh[Any]]:
-        """Run code in the namespace of every rank; gives the value of its last expression."""
+        """Run code in the namespace of every rank, and return the value of its last expression."""
         check_type("code", code, str)
         finish = gather(self._region, f"code failed on {self.name}", RemoteError, read_value, self._as_spawned)
         return self._asker.request(self.procs, lambda id: pack(Run(id, code, 0, True)), "code", finish)
 
     def __getitem__(self, key: Any) -> Any:
-        """``mesh["x"]`` pulls a variable as a `ValueMesh`; ``mesh[0]``, ``mesh[0:4]``, ``mesh[0, 1:3]`` give slices.
+        """``mesh["x"]`` pulls a variable as a `ValueMesh`; ``mesh[0]``, ``mesh[0:4]``, ``mesh[0, 1:3]`` are slices.
 
-        A list gives the ranks with these places, along one axis: ``mesh[[0, 1, 3]]``; a `Point` gives the rank there.
+        A list selects ranks by index and gives them one axis: ``mesh[[0, 1, 3]]``. A `Point` selects the rank there.
         """
         if isinstance(key, list):
             ranks = [self._region.ranks[index] for index in key]
@@ -227,9 +227,9 @@ class ProcMesh(Handle, Shaped):
         ).get()
 
     def __setitem__(self, key: str, value: Any) -> None:
-        """Push a value to every rank's namespace, and wait until it is there.
+        """Push a value to the namespace of every rank, and wait until it has arrived.
 
-        Of a `ValueMesh` every rank gets its own value; `per_rank` makes one of a list.
+        If the value is a `ValueMesh`, each rank gets its own value; `per_rank` makes a `ValueMesh` of a list.
 
         Raises:
             ValueError: a `ValueMesh` has another extent.
@@ -248,30 +248,31 @@ class ProcMesh(Handle, Shaped):
         self._asker.request(self.procs, make, f"push {key!r}", finish, quiet=True).get()
 
     def __delitem__(self, key: str) -> None:
-        """Refuse: a name is deleted where it is.
+        """Refuse to delete a variable, which only code on the ranks can do.
 
         Raises:
             TypeError: always.
         """
         check_name(key)
-        raise TypeError(f"a name is deleted by a cell on the ranks: %remote {self.name} del {key}")
+        raise TypeError(f"delete a variable with a cell on the ranks: %remote {self.name} del {key}")
 
     def per_rank(self, values: Iterable[T]) -> ValueMesh[T]:
-        """One value for each rank, in their order, for pushing: ``mesh["lr"] = mesh.per_rank([1e-3, 3e-4])``.
+        """Make a mesh of one value per rank, in order, for pushing: ``mesh["lr"] = mesh.per_rank([1e-3, 3e-4])``.
 
         Raises:
-            ValueError: they are too few or too many.
+            ValueError: there are too few or too many values.
         """
         return by_rank(self._region, values, f"{self.name}.per_rank()")
 
     def map(self, function: Callable[..., T], *values: Iterable[Any]) -> Future[ValueMesh[T]]:
-        """Call a function on every rank, with the rank's own value of each list or `ValueMesh`, where cells run.
+        """Call a function on the main thread of every rank, with the rank's own value of each list or `ValueMesh`.
 
-        The function travels with what it refers to here; a name that is not defined here means the rank's variable.
+        The function is sent with the objects that it refers to here. A name that is not defined here refers to the variable of
+        the rank.
 
         Raises:
-            TypeError: it is no plain function, or can't be sent.
-            ValueError: there is not one value for each rank.
+            TypeError: ``function`` is not a plain function, or can't be sent.
+            ValueError: a list does not have one value for each rank.
         """
         given = [by_rank(self._region, each, f"{self.name}.map(): values {i}") for i, each in enumerate(values, 1)]
         make = apply_messages(function, given, self.ranks)
@@ -280,44 +281,45 @@ class ProcMesh(Handle, Shaped):
         return self._asker.request(self.procs, make, note, finish)
 
     def scatter(self, name: str, tensor: Any, *, axis: str | None = None, dim: int = 0) -> Moved:
-        """Cut a tensor along a dim, and give each rank its part under a name; waits for it.
+        """Cut a tensor along a dimension, assign each rank its part as a variable, and wait until all ranks have it.
 
         Args:
-            name: of the variable; what it was before stays as it is where an error is raised for the rank.
-            tensor: on the CPU, or a NumPy array; ranks get the same kind, in memory of their own.
-            axis: the n-th ranks along it get the n-th part, whatever their places along other axes are; left out, each rank
-                gets a part of its own, in the order of the ranks.
-            dim: of the tensor. Where its size can't be divided the first parts are larger by one, as `torch.tensor_split`
-                cuts; of fewer elements than ranks the last ones get none.
+            name: the name of the variable. A rank that fails keeps the old value.
+            tensor: a tensor on the CPU, or a NumPy array. Ranks get the same kind, in separate memory.
+            axis: ranks at index n along this axis get part n, whatever their indexes along other axes are. By default each rank
+                gets a different part, in the order of the ranks.
+            dim: the dimension of the tensor. If its size can't be divided evenly, the first parts are larger by one, as with
+                `torch.tensor_split`; if there are fewer elements than ranks, the last ranks get none.
 
         Raises:
-            TypeError: it has no memory that can be read as it is.
-            IndexError: there is no such dim.
+            TypeError: the memory of ``tensor`` can't be read directly.
+            IndexError: there is no such dimension.
             KeyError: there is no such axis.
         """
         return scatter(self._as_asked, name, tensor, axis, dim)
 
     def gather(self, name: str, *, axis: str | None = None, dim: int = 0) -> Any:
-        """Put the parts that ranks have together; gives the whole tensor, or NumPy array.
+        """Concatenate the parts of a tensor on the ranks, and return the whole tensor, or NumPy array.
 
         Args:
-            name: of the variable. If it is a DTensor that knows which part each rank has, and neither axis nor dim counts.
-            axis: along which the parts follow each other; ranks along other axes have the same parts, in the same shapes, and
-                one of them is read. Left out, each rank has a part of its own, in the order of the ranks.
-            dim: of the tensor; parts may differ in size along it.
+            name: the name of the variable. A DTensor knows which part each rank has, and ``axis`` and ``dim`` are ignored.
+            axis: the axis along which the parts follow each other. Ranks along other axes have equal parts, of equal shapes,
+                and one of them is read. By default each rank has a different part, in the order of the ranks.
+            dim: the dimension of the tensor. The parts may differ in size along it.
 
         Raises:
-            MoveError: the parts do not make one tensor, or were written to meanwhile.
+            MoveError: the parts do not make one tensor, or a rank wrote to them meanwhile.
             RemoteError: a rank has no such variable.
-            IndexError: there is no such dim.
+            IndexError: there is no such dimension.
             KeyError: there is no such axis.
         """
         return gather_parts(self._as_asked, name, axis, dim)
 
     def broadcast(self, name: str, value: Any) -> None:
-        """Give all ranks the same value under a name: the verb for ``mesh[name] = value``, of which this is another spelling.
+        """Assign the same value to a variable on all ranks; the same as ``mesh[name] = value``.
 
-        Large tensors are stored once for all ranks of a machine; a rank that writes to one gets a copy of what it writes to.
+        A machine stores a large tensor once for all its ranks. A rank that writes to it gets a copy of the pages that it
+        writes.
         """
         self[name] = value
 
@@ -331,21 +333,21 @@ class ProcMesh(Handle, Shaped):
         from_axis: str | None = None,
         from_dim: int = 0,
     ) -> Moved:
-        """Have a tensor that ranks of a mesh have in parts cut in another way, for the ranks here; rank to rank, and waits.
+        """Cut a tensor that another mesh has in parts into other parts for the ranks of this mesh, and wait until they have it.
 
-        ``b.all_to_all("x", a, dim=1)`` gives ranks of ``b`` columns of what ranks of ``a`` have in rows. Numbers and shapes of
-        the meshes are any.
+        ``b.all_to_all("x", a, dim=1)`` gives ranks of ``b`` columns of a tensor that ranks of ``a`` have in rows. The meshes
+        can have any number of ranks and any shape. The data goes from rank to rank.
 
         Args:
-            name: of the variable, there and here; here it is a new tensor, or NumPy array.
-            source: the mesh that has it; left out, this one.
-            axis: of this mesh, as in `scatter`.
-            dim: along which it is cut for this mesh, as in `scatter`.
-            from_axis: of the source, as in `gather`.
-            from_dim: along which its parts follow each other there, as in `gather`.
+            name: the name of the variable on both meshes. Here it becomes a new tensor, or NumPy array.
+            source: the mesh that has the tensor; by default this mesh.
+            axis: the axis of this mesh, as in `scatter`.
+            dim: the dimension that is cut for this mesh, as in `scatter`.
+            from_axis: the axis of the source, as in `gather`.
+            from_dim: the dimension along which the parts of the source follow each other, as in `gather`.
 
         Raises:
-            MoveError: the parts do not make one tensor, or were written to meanwhile.
+            MoveError: the parts do not make one tensor, or a rank wrote to them meanwhile.
             RemoteError: a rank has no such variable.
             SupervisionError: a rank has died.
         """
@@ -360,38 +362,39 @@ class ProcMesh(Handle, Shaped):
         strict: bool = True,
         cast: bool = False,
     ) -> Moved:
-        """Copy variables of another mesh into those here, in place and rank to rank; waits for it.
+        """Copy variables of another mesh into those of this mesh, in place and from rank to rank, and wait until it is done.
 
-        ``generator.copy_state(trainer, "model")`` brings a generator's weights up to date. Variables are modules, tensors,
-        arrays, numbers, texts, and dicts and lists of these. Both meshes may have any numbers of ranks, and tensors that are
-        sharded in any ways: DTensors say which part a rank has (FSDP2, tensor parallelism); what is no DTensor each rank has
-        in full. Each rank reads what it needs from the nearest that has it. Parameters stay the objects that they are, so
+        ``generator.copy_state(trainer, "model")`` updates the weights of a generator. Variables can be modules, tensors,
+        arrays, numbers, strings, and dicts and lists of these. Both meshes can have any number of ranks, and tensors that are
+        sharded in any way: a DTensor knows which part a rank has (FSDP2, tensor parallelism), and each rank has any other
+        tensor in full. Each rank reads what it needs from the nearest rank that has it. Parameters stay the same objects, so
         optimizers keep them.
 
         Args:
-            source: the mesh that is read from; in its order of cells.
-            names: of variables; or a dict, if they have other names here: ``{"model": "policy"}``.
-            strict: whether both have to have the same tensors under them; else those that one alone has stay as they are.
-            cast: whether tensors are converted to the dtypes that they have here.
+            source: the mesh to read from. Its ranks serve the copy in the order of their cells.
+            names: names of the variables; a dict if the names here are different: ``{"model": "policy"}``.
+            strict: whether both meshes must have the same tensors in these variables. If False, a tensor that only one mesh has
+                is left alone.
+            cast: whether to convert tensors to the dtypes of this mesh.
 
         Raises:
-            MoveError: shapes, dtypes or names do not fit, and nothing was changed; or the source has written to what was read.
-            RemoteError: a rank has no such variable, or something that can't be moved.
-            SupervisionError: a rank has died; if it did so in the midst of it, what is here is undefined.
+            MoveError: shapes, dtypes or names do not match, and nothing was changed; or the source wrote to what was read.
+            RemoteError: a rank has no such variable, or its value can't be moved.
+            SupervisionError: a rank has died. If that was during the copy, the variables here are undefined.
         """
         return copy_state(self._as_asked, source._as_asked, names, strict=strict, cast=cast)
 
     def spawn(self, name: str, cls: Callable[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
-        """Make an actor of a class on every rank; returns at once, a handle with the class's endpoints.
+        """Spawn an actor of a class on every rank. Returns at once a handle with the endpoints of the class.
 
         Raises:
-            TypeError: the arguments do not fit the constructor, or can't be sent.
-            ValueError: the class is no `Actor`, or its endpoints can't be.
+            TypeError: the arguments do not match the constructor, or can't be sent.
+            ValueError: the class is not an `Actor`, or its endpoints are invalid.
             SupervisionError: ranks were stopped.
         """
         check_type("name", name, str)
         endpoints = endpoints_of(cls, RESERVED)
-        assert isinstance(cls, type)  # a Callable for type checkers, which then know what its constructor takes
+        assert isinstance(cls, type)  # a Callable tells type checkers what the constructor takes
         check_constructor(cls, args, kwargs)
         stopped = {rank: death for rank, death in self.deaths().items() if death.kind == "stopped"}
         if stopped:
@@ -399,25 +402,25 @@ class ProcMesh(Handle, Shaped):
             raise SupervisionError(f"spawning {name} on {self.name} failed: it was not sent", reports, {})
         payload, frames = dump((cls, args, kwargs), f"class {cls.__name__} or its arguments")
         mesh = ActorMesh(self, self._region, name, self._asker.new_number(), cls, endpoints)
-        # Ranks know their place in the process mesh as spawned; a mesh of actors on a slice counts from there.
+        # Ranks know their flat rank in the process mesh as spawned; regions of a mesh of actors use these numbers.
         mesh.announce(payload, frames)
         return cast(A, mesh)
 
     def reload(self, *classes: type | str) -> Reloaded:
-        """Have living actors, and other objects, go on with their classes as they are now in the notebook; waits for it.
+        """Switch living actors and other objects to the current classes of the notebook, and wait until they use them.
 
-        Concerned are all classes on the ranks that have the same module and qualified name, and what derives from them. State
-        stays; methods, endpoints and class attributes are those of the new class. Classes of the notebook that a new one
-        refers to, and that were defined anew, too, go along. A class with a method ``__reload__(self)`` has it called for
-        each actor, before its next message.
+        This replaces all classes on the ranks that have the same module and qualified name, and updates their subclasses.
+        Objects keep their state; methods, endpoints and class attributes come from the new class. If a new class refers to
+        other classes of the notebook that were redefined, these are replaced, too. If a class has a method
+        ``__reload__(self)``, each actor runs it before its next message.
 
         Args:
-            classes: of the notebook; by its name, one that a cell has defined anew on the ranks; left out, all of the notebook
-                that were defined anew.
+            classes: classes of the notebook, or names of classes that a cell has redefined on the ranks. By default all
+                redefined classes of the notebook.
 
         Raises:
-            TypeError: what is given is no class, or one that is imported.
-            EditError: it was refused, with the reasons; nothing has changed, on no rank.
+            TypeError: an argument is not a class, or is imported.
+            EditError: the edit was refused, for the reasons in the text; nothing has changed on any rank.
             RanksError: ranks could not make the classes, and nothing has changed; or a ``__reload__`` failed.
         """
         place = Target(self._asker, self.procs, self._region, self._as_spawned, self.name)
@@ -429,10 +432,10 @@ class ProcMesh(Handle, Shaped):
         return reload_classes(place, given, RESERVED, names)
 
     def sources(self, what: ModuleType | str | os.PathLike[str] | None = None) -> list[ModuleSource]:
-        """The modules that `sync` would send, as they are in files now.
+        """List the modules that `sync` would send, with their current text in files.
 
         Raises:
-            ValueError: that is no module of yours.
+            ValueError: ``what`` is not one of the user's modules.
         """
         if what is not None:
             return sources_for(what)
@@ -442,20 +445,20 @@ class ProcMesh(Handle, Shaped):
         return [source for name in names if (source := find_source(name)) is not None]
 
     def sync(self, what: ModuleType | str | os.PathLike[str] | None = None, *, here: bool = True) -> Synced:
-        """Send edited modules to the ranks, and have loaded anew what is imported there, with what depends on it; waits.
+        """Send edited modules to the ranks, reload them and the modules that depend on them, and wait until that is done.
 
-        State of objects stays; they go on with their classes as these are now. A module that fails, or a class whose objects
-        can't follow, changes nothing on any rank.
+        Objects keep their state and switch to the new classes. If a module fails, or the objects of a class can't switch,
+        nothing changes on any rank.
 
         Args:
-            what: a module or package, its name, or the path of a file or folder; left out, all modules of yours that are
-                imported there.
-            here: whether this process loads its own modules anew, too.
+            what: a module or package, its name, or the path of a file or folder. By default all of the user's modules that the
+                ranks have imported.
+            here: whether this process reloads its own modules, too.
 
         Raises:
-            ValueError: that is no module of yours.
-            SyntaxError: a module has one; nothing was sent.
-            EditError: it was refused, with the reasons; nothing has changed.
+            ValueError: ``what`` is not one of the user's modules.
+            SyntaxError: a module has a syntax error; nothing was sent.
+            EditError: the edit was refused, for the reasons in the text; nothing has changed.
             RanksError: a module failed on a rank, and nothing has changed; or a ``__reload__`` failed.
         """
         sources = self.sources(what)
@@ -463,18 +466,18 @@ class ProcMesh(Handle, Shaped):
         return sync_modules(place, sources, self._runtime.extension(EditingExtension).modules if here else None)
 
     def post_mortem(self, request: int) -> Future[ValueMesh[None]]:
-        """Open the debugger where a request failed; resolves when it is left. Its prompts are told to who watches."""
+        """Open the debugger where a request failed. The future resolves when the user leaves it. Listeners get its prompts."""
         finish = gather(self._region, f"debugging {self.name}", RemoteError, read_value, self._as_spawned)
         return self._runtime.request(
             self.procs, lambda id: pack(PostMortem(id, request)), "a post-mortem", finish, quiet=True
         )
 
     def stops(self) -> list[StopEvent]:
-        """What stands still in the debugger on these ranks, by rank."""
+        """List the code that is stopped in the debugger on these ranks, in the order of the ranks."""
         return DebugPrompts(self._runtime).stops(self.procs)
 
     def interrupt(self, *, abort: bool = False) -> None:
-        """Interrupt whatever the ranks run; idle ones are not touched.
+        """Interrupt the code that the ranks run. Idle ranks are not affected.
 
         Args:
             abort: whether to abort the process groups of ranks that do not stop otherwise.
@@ -482,10 +485,10 @@ class ProcMesh(Handle, Shaped):
         self._runtime.interrupt_ranks(self.procs, abort=abort)
 
     def doing(self) -> Future[dict[int, Doing | Failure]]:
-        """What every rank does now, by flat rank; a rank that is not up answers with a `Failure`.
+        """Return what every rank does now, by flat rank. A rank that is not up has a `Failure`.
 
-        It takes milliseconds, whatever the ranks run; one whose native code holds the GIL answers when that ends. The
-        future then ends by ``cancel()``, with a `Failure` for each such rank.
+        This takes milliseconds, whatever the ranks run. A rank whose native code holds the GIL answers when that ends;
+        ``cancel()`` ends the future earlier, with a `Failure` for each such rank.
         """
 
         def finish(answers: Sequence[Answer]) -> dict[int, Doing | Failure]:
@@ -495,15 +498,15 @@ class ProcMesh(Handle, Shaped):
         return self._runtime.ask(self.procs, lambda id: pack(Look(id)), finish)
 
     def stop(self, reason: str = "stopped by client", *, grace_s: float = 2.0) -> Future[None]:
-        """End the processes: those that take longer than ``grace_s`` seconds are killed.
+        """End the processes. Processes that take longer than ``grace_s`` seconds are killed.
 
-        From now on calls raise. The future resolves when the processes are gone, and so when every ``__cleanup__`` has run or
-        was killed: memory, devices and ports are free then. Those that are dead, or have never come up, count as gone.
+        Later calls raise. The future resolves when the processes are gone, so every ``__cleanup__`` has run or was killed, and
+        memory, devices and ports are free. Processes that are dead, or never came up, count as gone.
 
         Raises:
             MeshDownError: the session was shut down.
-            ValueError: this is the program's own process.
-            SupervisionError: in the future, the Linux kernel did not end a process that was killed.
+            ValueError: the mesh is the program's own process.
+            SupervisionError: raised by the future: the Linux kernel did not end a process that was killed.
         """
         if CONTROLLER_PROC in self.procs:
             raise ValueError(
@@ -521,27 +524,27 @@ class ProcMesh(Handle, Shaped):
         return self._runtime.stop_ranks(self.procs, reason, stopped, grace_s)
 
     def heal(self) -> Future[tuple[int, ...]]:
-        """Start a new process in the place of each rank that has died, and have it make the actors that were there.
+        """Replace each rank that has died by a new process, which makes the actors of the rank again.
 
-        The others go on, with their state. Handles stay good: what is called from now on waits for the new processes, while
-        calls that had reached a dead one have failed, and are not repeated. An actor that is made again may take its state
-        from the others (``__restore__``). Ranks that die meanwhile are replaced, too.
+        The other ranks go on, with their state. Handles stay valid: new calls wait for the new processes. Calls that had
+        reached a dead process have failed, and are not repeated. A new actor can take its state from the surviving ones
+        (``__restore__``). Ranks that die meanwhile are replaced, too.
 
         Returns:
-            The flat ranks that were replaced, when they are up and their actors are made.
+            A future of the flat ranks that were replaced. It resolves when they are up and their actors are made.
 
         Raises:
-            SupervisionError: ranks were stopped; in the future, new processes have died, too.
-            ActorError: in the future, actors could not be made again.
+            SupervisionError: ranks were stopped. Raised by the future: new processes have died, too.
+            ActorError: raised by the future: actors could not be made again.
         """
         return self._replace(None)
 
     def restart(self, *, grace_s: float = 2.0) -> Future[tuple[int, ...]]:
-        """End the processes and `heal`; those that take longer than ``grace_s`` seconds to end are killed."""
+        """End the processes and `heal` the mesh. Processes that take longer than ``grace_s`` seconds are killed."""
         return self._replace(grace_s)
 
     def _replace(self, grace_s: float | None) -> Future[tuple[int, ...]]:
-        """Have others take the places of those that are dead; with a grace, of those that live, too."""
+        """Replace the dead processes; with a grace time, replace the living ones, too."""
         if grace_s is not None and CONTROLLER_PROC in self.procs:
             raise ValueError("the program's own process can't be restarted; ranks can")
         if not isinstance(self._asker, Runtime):  # on a rank: only the program starts processes
@@ -571,72 +574,75 @@ class ProcMesh(Handle, Shaped):
         return runtime.heal(self.procs, finish, hosts=hosts, retire=retire, grace_s=grace_s or 0.0)
 
     def incarnations(self) -> tuple[int, ...]:
-        """How many processes have had the place of each rank before the one that is there, or that was last."""
+        """Return for each rank the number of processes that it had before the current one, or before the last one."""
         return self._runtime.incarnations(self.procs)
 
     def deaths(self) -> dict[int, Failure]:
-        """Flat rank -> how it ended, of the ranks that are dead or stopped."""
+        """Return flat rank -> how it ended, for the ranks that are dead or stopped."""
         found = self._asker.deaths(self.procs)
         return {rank: found[proc] for rank, proc in zip(self.ranks, self.procs) if proc in found}
 
     @property
     def loops(self) -> list[SteeredLoop]:
-        """The loops (`live.loop`) that its ranks are in, and the last that are over, in the order in which they began."""
+        """The running loops (`live.loop`) of the ranks, and the last finished ones, in the order in which they started."""
         return [SteeredLoop(self._runtime, key) for key in LoopControl(self._runtime).keys(self.procs)]
 
     @property
     def loop(self) -> SteeredLoop:
-        """The loop that its ranks have begun last.
+        """The loop that the ranks have started last.
 
         Raises:
-            LookupError: there was none.
+            LookupError: no rank has started a loop.
         """
         if not (loops := self.loops):
-            raise LookupError(f"no rank of {self.name} has begun a loop: `for step in live.loop(...)`")
+            raise LookupError(f"no rank of {self.name} has started a loop: `for step in live.loop(...)`")
         return loops[-1]
 
     def tensorboard(self, folder: str | os.PathLike[str] | None) -> Path | None:
-        """Have what its loops log written for TensorBoard from now on, each loop into a folder of its own: ``loop_0`` ...
+        """Write the logs of loops for TensorBoard from now on, each loop to a separate folder: ``loop_0`` ...
 
-        ``live.log`` is written as means over ranks, for each step; knobs and speed once a second. A loop that goes on by itself
-        after a death goes on in its folder.
+        Values of ``live.log`` are written for each step, as means over ranks; knobs and speed once a second. A loop that
+        resumes automatically after a death goes on in its folder.
 
         Args:
-            folder: on this machine, where they are; it is made if it is not there. None: nothing is written any more.
+            folder: the folder on this machine that holds the folders of the loops; created if it does not exist. None stops the
+                writing.
 
         Returns:
-            The whole path of the folder.
+            The absolute path of the folder.
 
         Raises:
             ModuleNotFoundError: the package ``tensorboard`` is not installed here.
-            OSError: nothing can be written there.
-            ValueError: this is a part of a mesh.
+            OSError: the folder can't be written to.
+            ValueError: this is a slice of a mesh.
         """
         if not self.is_whole:
-            raise ValueError(f"loops are written of whole meshes: {self.name}.tensorboard(), without an index")
+            raise ValueError(
+                f"TensorBoard needs the loops of a whole mesh: call {self.name}.tensorboard() without an index"
+            )
         journal = None if folder is None else TensorBoardJournal(folder, self.name)
         LoopControl(self._runtime).write(self.name, journal)
         return None if journal is None else journal.folder
 
     def throughput(self) -> list[tuple[float, float]]:
-        """Bytes a second that the ranks took in and sent out, together, in each of the last seconds, oldest first."""
+        """Return (received, sent) bytes per second of all ranks together, for each of the last seconds, oldest first."""
         return TrafficControl(self._runtime).throughput(self.procs)
 
     def last_failures(self) -> dict[int, Failure]:
-        """Flat rank -> its last failure, of those that have failed, and where nothing has succeeded since; also how it died."""
+        """Return flat rank -> its last failure, or how it died, for ranks that have completed no request since."""
         found = zip(self.ranks, self._runtime.failures(self.procs))
         return {rank: failure for rank, failure in found if failure is not None}
 
     def names(self) -> dict[int, dict[str, str]]:
-        """Flat rank -> the names that cells have defined there -> what kind of thing each is; the ranks are not asked."""
+        """Return flat rank -> name that cells have defined there -> its kind. This sends no request to the ranks."""
         return dict(zip(self.ranks, self._runtime.names(self.procs)))
 
     def look(self, rank: int, make: Callable[[int], Complete | Inspect | ListErrors]) -> Future[Any]:
-        """Ask one rank about its namespace, or the errors it keeps; it answers at once, whatever it runs.
+        """Ask one rank about its namespace, or about the errors it keeps. It answers at once, whatever it runs.
 
         Args:
-            rank: flat rank in the mesh as it was spawned.
-            make: gives the message for a request id.
+            rank: the flat rank in the mesh as it was spawned.
+            make: makes the message for a request id.
         """
 
         def read(answers: Sequence[Answer]) -> Any:
@@ -645,35 +651,39 @@ class ProcMesh(Handle, Shaped):
         return self._runtime.ask((self._base[rank],), lambda id: pack(make(id)), read)
 
     def logs(self) -> dict[int, list[LogRecord]]:
-        """Flat rank -> the youngest part of all that it wrote: some megabytes on this machine, elsewhere one.
+        """Return flat rank -> the end of its log: some megabytes for ranks on this machine, one for ranks on other hosts.
 
-        Dead ranks are among them, until they are stopped, or their host is lost.
+        Dead ranks are included until they are stopped, or their host is lost.
         """
         if self._session is None:
             raise RuntimeError(
-                f"mesh {self.name!r} came here as an argument: its logs are read where the mesh was made"
+                f"mesh {self.name!r} came here as an argument: only the process that made the mesh can read its logs"
             )
         return dict(zip(self.ranks, self._session.logs(self.procs)))
 
     def traffic(self, *, timeout_s: float = 5.0) -> Traffic:
-        """What has gone to and from these ranks since they are up, as a table; all that ended before the call is in it.
+        """Return a table of all data that these ranks have sent and received since they started.
 
-        What came in between two calls is ``later - earlier``.
+        It includes every transfer that ended before the call. The traffic between two calls is ``later - earlier``.
 
         Args:
-            timeout_s: how long ranks may take to say, in seconds; they answer within milliseconds, unless native code holds
-                their interpreter. Of those that do not it is what they have told before, a quarter of a second ago or more.
+            timeout_s: how long to wait for the ranks, in seconds. They answer within milliseconds, unless native code holds the
+                GIL. For ranks that do not answer, the table has their last report, from a quarter of a second ago or earlier.
         """
         name = self.name if self.is_whole else f"{self.name}{format_ranks(self.ranks)}"
         return TrafficControl(self._runtime).table(self.procs, name, timeout_s)
 
     def view(self) -> MeshView:
-        """The mesh as it is now, for showing."""
+        """Return the current state of the mesh, for display."""
         return self._runtime.view(self._base, self.name, dict(self._as_spawned), time.monotonic() - self._born)
 
 
 def check_constructor(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse arguments that do not fit."""
+    """Check arguments against the signature of a constructor.
+
+    Raises:
+        TypeError: the arguments do not match.
+    """
     if cls.__init__ is object.__init__:  # type: ignore[misc]
         if args or kwargs:
             raise TypeError(f"{cls.__name__}() takes no arguments")
@@ -686,5 +696,5 @@ def check_constructor(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _open_procs(region: Region, procs: Sequence[int], name: str, extent: Extent) -> ProcMesh:
-    """A mesh that came as an argument or as a result."""
+    """Make the mesh that this process received as an argument or a result."""
     return ProcMesh(opener(), region, procs, name, time.monotonic(), extent)

@@ -1,7 +1,7 @@
-"""What the program's own process does for others: it starts and ends processes, and has one actor for each name.
+"""The directory: an actor in the program's own process that starts and ends processes for ranks, and finds actors by name.
 
-It is an actor like others, in the controller's process, but nobody spawns it: it comes up with the first call, and every
-process knows its number. What it is asked overlaps: an actor may ask for another while it is itself being made.
+No code spawns this actor: it starts with the first call, and every process knows its number. Its endpoints are concurrent,
+because an actor may ask for another one in its constructor.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC, first_number
 __all__ = ["DIRECTORY", "Processes", "directory_of", "spawn_of"]
 
 DIRECTORY = first_number(0, CONTROLLER_PROC + 1) - 2
-"""Its number: the last that the controller could ever make."""
+"""The number of the directory: the last number that the controller could make."""
 
 _NAME = "directory"
 
 _ENDING_S = 4.0
-"""How long `Processes` waits for them, in seconds: less than their owner waits for it."""
+"""How long `Processes` waits for the end of its processes, in seconds; their owner waits longer for `Processes`."""
 
 
 class _Directory(Actor):
-    """Serves ranks."""
+    """Starts and ends processes for ranks, and holds the actors of `get_or_spawn_controller`."""
 
     def __init__(self) -> None:
         self._named: dict[str, Any] = {}
 
     def __supervise__(self, failure: MeshFailure) -> bool:
-        """What it has spawned for others is the program's; it goes on, and makes another when it is asked again."""
+        """Call the fault hook of the program, and go on. The next request for the actor spawns a new one."""
         call_fault_hook(failure)
         return True
 
     @concurrent_endpoint
     async def stop_procs(self, mesh: Any, reason: str, grace_s: float) -> None:
-        """End the processes of a mesh, as `ProcMesh.stop`."""
+        """End the processes of a mesh, as `ProcMesh.stop` does."""
         await mesh.stop(reason, grace_s=grace_s)
 
     @concurrent_endpoint
     async def replace_procs(self, mesh: Any, grace_s: float | None) -> Any:
-        """Have others take the places of processes, as `ProcMesh.heal`, or `restart` with a grace."""
+        """Replace processes of a mesh, as `ProcMesh.heal` does; with a grace time, as `ProcMesh.restart` does."""
         return await (mesh.heal() if grace_s is None else mesh.restart(grace_s=grace_s))
 
     @concurrent_endpoint
     async def get_or_spawn(self, place: Any, name: str, cls: type[Actor], args: Any, kwargs: Any) -> Any:
-        """The actor of this name in the program's process; made with the first call, and again if it has ended."""
+        """Return the actor with this name. The first call spawns it, and so does the next call after it has ended."""
         known = self._named.get(name)
         if known is not None and known.initialized.done() and not _lives(known):
             known.stop()
@@ -65,13 +65,13 @@ class _Directory(Actor):
 
 
 def _lives(mesh: Any) -> bool:
-    """Whether an actor of this process has not ended; it is not asked, for it may be busy."""
+    """Whether an actor of this process has not ended. This sends no request to the actor, which may be busy."""
     hosted = mesh._asker.workplace.hosted.get(mesh._actor)
     return hosted is not None and not hosted.ended
 
 
 class Processes(Actor):
-    """Keeps the processes that an actor on a rank has asked for, who owns this one: they end with it."""
+    """Holds the processes that an actor on a rank has started. That actor owns this one, so the processes end with it."""
 
     def __init__(self) -> None:
         self._mesh: Any = None
@@ -84,7 +84,7 @@ class Processes(Actor):
         bootstrap: Callable[[], Any] | None,
         options: dict[str, Any],
     ) -> Any:
-        """Start processes on hosts, as `HostMesh.spawn_procs`."""
+        """Start processes on hosts, as `HostMesh.spawn_procs` does."""
         self._mesh = hosts.spawn_procs(per_host, bootstrap, **options)
         return self._mesh
 
@@ -92,11 +92,11 @@ class Processes(Actor):
         """End the processes, and wait until they are gone."""
         if self._mesh is not None:
             ending = self._mesh.stop("their owner ended" if error is None else f"their owner failed: {error}")
-            ending.wait(_ENDING_S)  # not get(): the session may end meanwhile
+            ending.wait(_ENDING_S)  # get() would raise if the session ends meanwhile
 
 
 class _Place:
-    """The program's own process, for a handle."""
+    """The program's own process, as the handle of the directory needs it."""
 
     def __init__(self, asker: Asker) -> None:
         self._asker = asker
@@ -104,12 +104,12 @@ class _Place:
 
 
 def directory_of(asker: Asker) -> Any:
-    """The directory, for whoever has this asker."""
+    """Return a handle of the directory that uses this client."""
     endpoints: dict[str, EndpointSpec] = endpoints_of(_Directory, RESERVED)
     return ActorMesh(_Place(asker), Region.whole(Extent()), _NAME, DIRECTORY, _Directory, endpoints)
 
 
 def spawn_of() -> tuple[Spawn, Any]:
-    """What makes it, and the frames of that."""
+    """Return the message that spawns the directory, and its frames."""
     payload, frames = dump((_Directory, (), {}))
     return Spawn(0, DIRECTORY, _NAME, Region.whole(Extent()).pack(), payload), frames

@@ -1,4 +1,4 @@
-"""Living actors get the class as it is now in the notebook: the side of whoever asks for it."""
+"""Reload of classes and modules on living ranks: the side that requests it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ __all__ = ["Target", "check_class", "class_now", "reload_classes", "sync_modules
 
 
 class Target(NamedTuple):
-    """The processes that an edit is for.
+    """The processes that an edit applies to.
 
     Attributes:
-        asker: carries the requests.
+        asker: sends the requests.
         procs: the processes.
         region: their ranks.
-        base: the mesh of processes as spawned.
-        name: of that mesh.
+        base: the extent of the mesh of processes as spawned.
+        name: the name of that mesh.
     """
 
     asker: Asker
@@ -42,37 +42,40 @@ class Target(NamedTuple):
 
 
 def class_now(cls: type[Actor] | str, actor: str) -> type:
-    """The class of the notebook that has the name that an actor's class has.
+    """Return the current class of the notebook with the name of an actor's class.
 
     Raises:
-        TypeError: there is none.
+        TypeError: there is no such class.
     """
     if isinstance(cls, str):
         raise TypeError(
-            f"{actor} came here as an argument, without its class {cls}: say which class, {actor}.reload({cls})"
+            f"{actor} came here as an argument, without its class {cls}: pass the class, {actor}.reload({cls})"
         )
     found: Any = sys.modules.get(cls.__module__)
     for part in cls.__qualname__.split("."):
         found = getattr(found, part, None)
     if not isinstance(found, type):
-        raise TypeError(f"there is no class {cls.__qualname__} now; say which one it has become: {actor}.reload(...)")
+        raise TypeError(
+            f"class {cls.__qualname__} no longer exists; pass the class that replaces it: {actor}.reload(...)"
+        )
     return found
 
 
 def reload_classes(
     target: Target, classes: Sequence[tuple[type, Key | None]], reserved: frozenset[str], names: Sequence[str] = ()
 ) -> Reloaded:
-    """Have living classes become what these are, on all ranks or on none.
+    """Replace living classes by these, on all ranks or on none.
 
     Args:
-        target: where.
-        classes: each with the key of the living ones that are to become it; None if it is so only where it was defined anew.
-        names: classes that cells have defined anew on the ranks themselves.
+        target: the processes.
+        classes: new classes, each with the key of the living classes that it replaces. With None it replaces a class of the
+            same key, if that was redefined.
         reserved: names that endpoints can't have.
+        names: names of classes that cells have redefined on the ranks themselves.
 
     Raises:
-        TypeError: what is given is no class, or one that is imported.
-        EditError: it was refused, with the reasons; nothing has changed.
+        TypeError: an argument is not a class, or is imported.
+        EditError: the edit was refused, for the reasons in the text; nothing has changed.
         RanksError: ranks failed to make the classes (nothing has changed), or hooks of actors failed.
     """
     for cls, _ in classes:
@@ -94,26 +97,26 @@ def reload_classes(
             return Reloaded(target.name, {}, ())
         raise EditError(_nothing(what, asked, target, prospects))
     try:
-        _conclude(target, edit, f"{what} was reloaded on {target.name}, but not all is well")
-    finally:  # a hook that failed has not kept the class from changing
+        _conclude(target, edit, f"{what} was reloaded on {target.name}, but __reload__ failed")
+    finally:  # the class has changed even if a hook failed
         _tell_handles(target.asker, outlines, {key or key_of(cls): cls for cls, key in classes})
     left = tuple(dict.fromkeys(why for prospect in prospects for why in prospect.left))
     return Reloaded(target.name, actors, changes, left)
 
 
 def check_class(cls: type) -> bool:
-    """See that it is a class that can be reloaded.
+    """Check that a class can be reloaded.
 
     Raises:
-        TypeError: it is none, or one that is imported.
+        TypeError: ``cls`` is not a class, or is imported.
     """
     if not isinstance(cls, type):
-        raise TypeError(f"reload() takes classes, or names of some, not {cls!r} (of type {type(cls).__name__})")
+        raise TypeError(f"reload() takes classes or their names, not {cls!r} (of type {type(cls).__name__})")
     if not travels_by_value(cls):
         file = getattr(sys.modules.get(cls.__module__), "__file__", None)
         if not is_users(file):
             raise TypeError(
-                f"{cls.__qualname__} is of {cls.__module__}, which is no module of yours: it can't be reloaded"
+                f"{cls.__qualname__} belongs to {cls.__module__}, which is not a module of yours: it can't be reloaded"
             )
         raise TypeError(
             f"{cls.__qualname__} is imported from {cls.__module__}: edit the file, then mesh.sync({cls.__module__!r})"
@@ -122,7 +125,11 @@ def check_class(cls: type) -> bool:
 
 
 def _prepare(target: Target, edit: int, what: str, make: Any) -> Sequence[Prospect]:
-    """Ask all ranks what an edit comes to; raises, and has all forget it, if one is against it."""
+    """Prepare an edit on all ranks, and return its effect on each. If a rank refuses, drop the edit on all of them.
+
+    Raises:
+        EditError: a rank refused the edit.
+    """
     finish = gather(target.region, f"{what} failed on {target.name}", RemoteError, read_value, target.base)
     future = target.asker.request(target.procs, make, what, finish)
     try:
@@ -141,16 +148,16 @@ def _prepare(target: Target, edit: int, what: str, make: Any) -> Sequence[Prospe
 
 
 def sync_modules(target: Target, sources: Sequence[ModuleSource], local: LocalModules | None) -> Synced:
-    """Have modules loaded anew that were edited, and what depends on them, on all ranks or on none.
+    """Reload edited modules, and the modules that depend on them, on all ranks or on none.
 
     Args:
-        target: where.
-        sources: the modules as they are now.
-        local: those of this process, which are loaded anew, too; None to leave them.
+        target: the processes.
+        sources: the current text of the modules.
+        local: the modules of this process, which are reloaded, too; None to leave them alone.
 
     Raises:
-        SyntaxError: a module has one; nothing was sent.
-        EditError: it was refused, with the reasons; nothing has changed.
+        SyntaxError: a module has a syntax error; nothing was sent.
+        EditError: the edit was refused, for the reasons in the text; nothing has changed.
         RanksError: a module failed on a rank, and nothing has changed; or hooks of actors failed.
     """
     check_syntax(sources)
@@ -169,7 +176,7 @@ def sync_modules(target: Target, sources: Sequence[ModuleSource], local: LocalMo
             _forget(target, edit)
             raise
     try:
-        _conclude(target, edit, f"modules were loaded anew on {target.name}, but not all is well")
+        _conclude(target, edit, f"modules were reloaded on {target.name}, but __reload__ failed")
     finally:
         changed: set[str] = set()
         if here is not None:
@@ -204,7 +211,7 @@ def _where(found: Iterable[tuple[int, Sequence[str]]]) -> dict[str, tuple[int, .
 
 
 def _tell_of_modules(asker: Asker, outlines: Mapping[int, Any], changed: set[str]) -> None:
-    """Have handles know the endpoints of classes whose modules were loaded anew."""
+    """Update the endpoints of handles, here and in all other processes, after a reload of modules."""
     for actor, plain in outlines.items():
         interface: Interface | None = asker.shared.get(actor)
         kind = "" if interface is None else interface.kind
@@ -232,14 +239,14 @@ def _conclude(target: Target, edit: int, failed: str) -> None:
 
 def _nothing(what: str, classes: Sequence[object], target: Target, prospects: Sequence[Prospect]) -> str:
     if not classes:
-        return f"nothing on {target.name} is of another class called {what} than the one that is defined there"
+        return f"nothing on {target.name} uses an older class {what} than the one that is defined there"
     others = sorted({f"{name} (a {cls})" for prospect in prospects for name, cls in prospect.others})
-    have = f"; the actors there: {', '.join(others)}" if others else "; no actor is there"
-    return f"nothing on {target.name} is of a class called {what}{have}"
+    have = f"; it has the actors: {', '.join(others)}" if others else "; it has no actors"
+    return f"nothing on {target.name} uses a class named {what}{have}"
 
 
 def _tell_handles(asker: Asker, outlines: dict[int, Any], becomes: Mapping[Key, type]) -> None:
-    """Have the handles of this process, and of all others, know the endpoints as they are now."""
+    """Update the endpoints of handles, here and in all other processes, after a reload of classes."""
     for actor, plain in outlines.items():
         interface: Interface | None = asker.shared.get(actor)
         kind = ""

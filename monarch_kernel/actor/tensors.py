@@ -1,17 +1,19 @@
-"""Verbs of meshes that move tensors: what the program does for them. Bytes go from rank to rank.
+"""Movement of tensors between meshes: the controller's side of `copy_state`, `scatter`, `gather_parts` and `all_to_all`.
 
 Theory of operation
 ===================
 
-All verbs have the same steps. The ranks that have something *lend* it, and say which parts of which tensors they hold: one
-request, in the order of cells. Then the ranks that want something are told all of that, and each plans for itself what to read
-from whom (`features.resharding.plan`), and reads: one request, in the order of cells of theirs. Where what is there is
-overwritten, they are asked before what they have, and nothing is touched unless all of it fits. At the end one message to each
-rank ends what it has lent, whatever it is busy with.
+All operations have the same steps, and the bytes go from rank to rank:
 
-The ranks that lend do not stand still meanwhile: that would be a deadlock where two copies cross, or where a rank reads from
-itself. If somebody has them do something else at the same time, which writes to what is read, then torch's counters of writes
-tell, and that is an error.
+1. The source ranks *lend* their tensors and list the parts that they hold. This is one request, in order with their cells.
+2. The destination ranks receive these lists. Each plans what to read from which rank (`features.resharding.plan`), and reads.
+   This is one request, in order with their cells. If it overwrites variables, an earlier request asks the destination ranks
+   what they have, and nothing is written unless everything matches.
+3. One message to each source rank ends its loans, whatever the rank is busy with.
+
+The source ranks are not blocked meanwhile: that would be a deadlock where two copies cross, or where a rank reads from itself.
+If other code on a source rank writes to a tensor during the transfer, torch's version counters show it, and the operation
+raises.
 """
 
 from __future__ import annotations
@@ -58,19 +60,19 @@ _SHOWN = 12
 """How many names or problems an error lists."""
 
 _NEWS_S = 10.0
-"""How long is waited for the word of how a rank has ended, which others have seen already."""
+"""How long to wait for the report of a rank's death that other ranks have noticed already, in seconds."""
 
 
 @dataclass(frozen=True)
 class Moved:
-    """What a verb has moved.
+    """Statistics of a movement of tensors.
 
     Attributes:
-        nbytes: of tensors, all ranks that have read taken together.
-        seconds: from the call to the end.
-        tensors: how many tensors were read or read in part, on all ranks together.
-        roads: road -> bytes that went by it, as `Transfer` names it.
-        missing: names that only the destination has, which were left as they are.
+        nbytes: bytes of tensors that all ranks have read together.
+        seconds: time from the call to the end.
+        tensors: number of tensors that were read, entirely or in part, on all ranks together.
+        roads: data path -> bytes that it carried; `Transfer` has the names.
+        missing: names that only the destination has; these tensors were left alone.
         unexpected: names that only the source has.
     """
 
@@ -86,21 +88,21 @@ class Moved:
         roads = sorted(self.roads, key=lambda road: -self.roads[road])
         by = f" by {' and '.join(roads)}" if roads else ""
         parts = [f"{_size(self.nbytes)} of {self.tensors} tensors in {self.seconds:.3f} s{rate}{by}"]
-        parts += [f"{len(self.missing)} not there"] * bool(self.missing)
-        parts += [f"{len(self.unexpected)} not wanted"] * bool(self.unexpected)
+        parts += [f"{len(self.missing)} missing"] * bool(self.missing)
+        parts += [f"{len(self.unexpected)} unexpected"] * bool(self.unexpected)
         return f"<Moved {'; '.join(parts)}>"
 
 
 class Ranks(NamedTuple):
-    """The ranks of a mesh, as those that are asked.
+    """The ranks of a mesh as targets of requests.
 
     Attributes:
-        asker: carries the requests.
+        asker: sends the requests.
         procs: the processes.
-        ranks: flat, in the mesh as it was spawned.
-        region: of the mesh.
-        base: the mesh as it was spawned.
-        name: of the mesh.
+        ranks: the flat ranks in the mesh as it was spawned.
+        region: the region of the mesh.
+        base: the extent of the mesh as it was spawned.
+        name: the name of the mesh.
     """
 
     asker: Asker
@@ -111,7 +113,7 @@ class Ranks(NamedTuple):
     name: str
 
     def call(self, function: Callable[..., T], note: str, *values: Iterable[Any]) -> Future[ValueMesh[T]]:
-        """Call a function of ours on each, with a value of its own of each sequence."""
+        """Call a function of this package on each rank, with the rank's value of each sequence."""
         given = [by_rank(self.region, each, note) for each in values]
         finish = gather(self.region, f"{note} failed on {self.name}", RemoteError, read_value, self.base)
         return self.asker.request(
@@ -123,18 +125,18 @@ class Ranks(NamedTuple):
 
 
 def _without_ours(answer: Answer) -> Answer:
-    """A failure without the lines of this package that have found it, which say nothing to the user."""
+    """Remove the traceback from a failure that only has frames of this package, which do not help the user."""
     if isinstance(answer, Failure) and answer.user_frame is None:
         return replace(answer, frames=(), traceback="")
     return answer
 
 
 class _Lent:
-    """What ranks have lent for a while; it has an owner of its own, with which all of it ends.
+    """The memory that ranks lend for one operation. All loans have the same owner number, and end together.
 
     Args:
         source: the ranks.
-        what: it is lent for, in words.
+        what: the operation, for messages.
     """
 
     def __init__(self, source: Ranks, what: str) -> None:
@@ -144,12 +146,12 @@ class _Lent:
         self.leaves: Sequence[Leaves] = ()
 
     def begin(self, names: Mapping[str, str]) -> Side:
-        """Have the ranks lend; ``names`` as `describe` takes them."""
+        """Make the ranks lend variables; ``names`` is that of `describe`."""
         self.leaves = self._source.call(partial(lend, names, self._owner), self._what).get().values()
         return Side(self._source.name, self._source.ranks, self.leaves)
 
     def abandon(self) -> list[Future[Answer]]:
-        """Have all of it end; gives the answer of each rank."""
+        """End the loans, and return the answer of each rank."""
         asker = self._source.asker
         make = partial(EndLoans, owner=self._owner)
         return [
@@ -157,15 +159,15 @@ class _Lent:
         ]
 
     def end(self) -> None:
-        """Have all of it end.
+        """End the loans.
 
         Raises:
-            MoveError: ranks have written to it meanwhile.
+            MoveError: ranks have written to the memory meanwhile.
         """
         written: dict[str, list[int]] = {}
         for rank, leaves, future in zip(self._source.ranks, self.leaves, self.abandon()):
             answer = future.get()
-            if isinstance(answer, Failure):  # it has ended since
+            if isinstance(answer, Failure):  # the rank has ended since
                 continue
             leases = {tuple(lease) for lease in read_value(answer)}
             for path, leaf in leaves.items():
@@ -174,12 +176,12 @@ class _Lent:
         if written:
             ranks = {rank for each in written.values() for rank in each}
             raise MoveError(
-                f"{self._what}: {self._source.name}{format_ranks(ranks)} wrote to {_some(written)} meanwhile, and what has "
-                "arrived may be of before and after; let one cell end before the other begins, and move it again"
+                f"{self._what}: {self._source.name}{format_ranks(ranks)} wrote to {_some(written)} meanwhile, so the copy may "
+                "mix old and new values; let one cell end before the other starts, and copy again"
             )
 
     def deaths(self) -> dict[Point, Failure]:
-        """End all of it, and tell which ranks have died, as soon as that is known."""
+        """End the loans, and return the ranks that have died; waits for reports of deaths."""
         found = {}
         for rank, future in zip(self._source.ranks, self.abandon()):
             answer = future.get() if future.wait(_NEWS_S) else None
@@ -191,7 +193,7 @@ class _Lent:
 def copy_state(
     here: Ranks, there: Ranks, names: str | Iterable[str] | Mapping[str, str], *, strict: bool, cast: bool
 ) -> Moved:
-    """What `ProcMesh.copy_state` does."""
+    """Implement `ProcMesh.copy_state`."""
     begun = time.perf_counter()
     pairs = _pairs(names)
     _check_session(there, here)
@@ -206,28 +208,28 @@ def copy_state(
         fits = fit(theirs, ours, cast=cast)
         problems = list(fits.problems)
         if strict and fits.missing:
-            problems.append(f"not on {there.name}: {_some(fits.missing)} (strict=False leaves them as they are)")
+            problems.append(f"not on {there.name}: {_some(fits.missing)} (strict=False leaves them alone)")
         if strict and fits.unexpected:
             problems.append(f"not on {here.name}: {_some(fits.unexpected)} (strict=False leaves them out)")
         if problems:
             raise MoveError(f"{what}: nothing was changed\n" + "\n".join(f"  {why}" for why in _first(problems)))
         read = partial(read_state, {name: name for name in pairs.values()}, lent.leaves)
         undefined = (
-            f"what {here.name} has of {_some(pairs.values())} is undefined now: some of it was written, and some not"
+            f"{_some(pairs.values())} on {here.name} is undefined now: some of the data was written, some was not"
         )
         tallies = _read(here, read, what, undefined, lent, range(len(here.ranks)))
     return _moved(tallies, begun, fits)
 
 
 def scatter(here: Ranks, name: str, thing: Any, axis: str | None, dim: int) -> Moved:
-    """What `ProcMesh.scatter` does."""
+    """Implement `ProcMesh.scatter`."""
     begun = time.perf_counter()
     check_name(name)
     memory = memory_of(thing)
     layout, asker = memory.layout, here.asker
     boxes = _boxes(here, layout.shape, axis, dim, name)
     if isinstance(asker, Runtime):
-        asker.host_actors()  # it is asked for memory by ranks that can't reach it
+        asker.host_actors()  # ranks that have no path to its memory request the data from it
     owner = asker.new_number()
     try:
         loan = asker.lendings.lend(memory, owner)
@@ -241,7 +243,7 @@ def scatter(here: Ranks, name: str, thing: Any, axis: str | None, dim: int) -> M
 
 
 def gather_parts(there: Ranks, name: str, axis: str | None, dim: int) -> Any:
-    """What `ProcMesh.gather` does."""
+    """Implement `ProcMesh.gather`."""
     check_name(name)
     what = f"gathering {name!r} from {there.name}"
     with _lending(there, what) as lent:
@@ -258,12 +260,12 @@ def gather_parts(there: Ranks, name: str, axis: str | None, dim: int) -> Any:
 def all_to_all(
     here: Ranks, there: Ranks, name: str, axis: str | None, dim: int, from_axis: str | None, from_dim: int
 ) -> Moved:
-    """What `ProcMesh.all_to_all` does."""
+    """Implement `ProcMesh.all_to_all`."""
     begun = time.perf_counter()
     check_name(name)
     _check_session(there, here)
     what = f"moving {name!r} from {there.name} to {here.name}"
-    _places(here, axis)  # before anything is asked
+    _places(here, axis)  # raises for an unknown axis before the first request
     with _lending(there, what) as lent:
         sources = joined(name, lent.begin({name: name}), _places(there, from_axis)[1], from_dim)
         boxes = _boxes(here, [stop for _, stop in _whole(sources)], axis, dim, name)
@@ -274,7 +276,7 @@ def all_to_all(
 
 
 def _places(at: Ranks, axis: str | None) -> tuple[int, list[int]]:
-    """Into how many parts something is cut along an axis, and which of them each rank has; along none of all ranks."""
+    """Return the number of parts along an axis, and the part of each rank; without an axis, one part per rank."""
     extent = at.region.extent
     if axis is None:
         return len(at.ranks), list(range(len(at.ranks)))
@@ -284,7 +286,7 @@ def _places(at: Ranks, axis: str | None) -> tuple[int, list[int]]:
 
 
 def _boxes(at: Ranks, shape: Sequence[int], axis: str | None, dim: int, name: str) -> list[Box]:
-    """The part of each rank, cut evenly."""
+    """Return the part of each rank of an evenly cut tensor."""
     count, places = _places(at, axis)
     dim = dim_of(dim, shape, name)
     cuts = [cut_evenly(shape[dim], count, place) for place in places]
@@ -296,12 +298,12 @@ def _whole(sources: Sequence[Leaves]) -> Box:
 
 
 def _unchanged(at: Ranks, name: str) -> str:
-    return f"ranks of {at.name} that have not got their part have what they had under {name!r}"
+    return f"ranks of {at.name} that did not get their part keep the old value of {name!r}"
 
 
 @contextlib.contextmanager
 def _lending(source: Ranks, what: str) -> Iterator[_Lent]:
-    """Have what ranks lend end in any case."""
+    """End the loans of the ranks in any case."""
     lent = _Lent(source, what)
     try:
         yield lent
@@ -314,7 +316,7 @@ def _lending(source: Ranks, what: str) -> Iterator[_Lent]:
 def _read(
     here: Ranks, function: Callable[..., Tally], what: str, undefined: str, lent: _Lent | None, *values: Iterable[Any]
 ) -> Sequence[Tally]:
-    """Have ranks read; an error says what becomes of what they have read so far."""
+    """Make ranks read their parts; an error describes the state of the destination."""
     try:
         return here.call(function, what, *values).get().values()
     except RemoteInterrupt as error:
@@ -324,7 +326,7 @@ def _read(
         deaths = lent.deaths() if is_gone and lent is not None else {}
         if deaths:
             raise SupervisionError(
-                f"{what} failed, since ranks that were read from have ended; {undefined}", deaths
+                f"{what} failed, because ranks of the source have died; {undefined}", deaths
             ) from None
         raise type(error)(f"{error.what}; {undefined}", error.reports, error.results) from None
 
@@ -340,22 +342,22 @@ def _moved(tallies: Iterable[Tally], begun: float, fits: Fit | None = None) -> M
 
 
 def _pairs(names: str | Iterable[str] | Mapping[str, str]) -> dict[str, str]:
-    """Name on the source -> name on the target."""
+    """Return name on the source -> name on the destination."""
     if isinstance(names, str):
         names = (names,)
     pairs = dict(names) if isinstance(names, Mapping) else {name: name for name in names}
     for name in (*pairs, *pairs.values()):
         check_name(name)
     if len(set(pairs.values())) < len(pairs):
-        raise ValueError(f"two variables are to be copied into one: {pairs}")
+        raise ValueError(f"can't copy two variables into one: {pairs}")
     return pairs
 
 
 def _check_session(one: Ranks, other: Ranks) -> None:
     if one.asker is not other.asker:
         raise ValueError(
-            f"meshes {one.name!r} and {other.name!r} belong to different sessions, whose ranks do not know each other (a mesh "
-            "that outlives the notebook has one of its own): pull here and push there, or bring both up in one way"
+            f"meshes {one.name!r} and {other.name!r} belong to different sessions, whose ranks can't reach each other (a mesh "
+            "that outlives the notebook has its own session): pull from one, push to the other, or bring up both the same way"
         )
 
 
@@ -367,7 +369,7 @@ def _size(nbytes: int) -> str:
 
 
 def _some(names: Iterable[str]) -> str:
-    """Some of many names, in quotes."""
+    """Quote the first names of a list."""
     listed = list(names)
     more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
     return ", ".join(repr(name) for name in listed[:_SHOWN]) + more

@@ -128,7 +128,7 @@ def test_a_new_actor_takes_the_name_of_one_that_has_ended(
 def test_what_cannot_be_made_is_refused_at_once(procs: ProcMesh) -> None:
     with pytest.raises(TypeError, match="too many positional arguments"):
         get_or_spawn_controller("bad", Worker, 1, 2)
-    with pytest.raises(ValueError, match="is no Actor"):
+    with pytest.raises(ValueError, match="is not an Actor"):
         get_or_spawn_controller("bad", dict)  # type: ignore[type-var]
     with pytest.raises(TypeError, match="name must be a str"):
         get_or_spawn_controller(3, Worker)  # type: ignore[arg-type]

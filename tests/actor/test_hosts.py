@@ -139,7 +139,7 @@ def test_what_only_a_host_knows_is_settled_there(hosts: HostMesh, tmp_path: Path
     ("options", "says"),
     [
         ({"hosts": 0}, "hosts must be more than 0, not 0"),
-        ({"lost_after_s": 0.01}, "lost_after_s must be at least 0.5, not 0.01: hosts say"),
+        ({"lost_after_s": 0.01}, "lost_after_s must be at least 0.5, not 0.01: hosts send"),
         ({"timeout_s": 0.0}, "timeout_s must be more than 0"),
         ({"lost_after_s": -1.0}, "lost_after_s must be more than 0"),
         ({"axis": "not an axis"}, "axis"),
@@ -153,12 +153,12 @@ def test_what_makes_no_sense_is_refused(options: dict[str, Any], says: str) -> N
 
 
 def test_axes_have_as_many_places_as_there_are_processes(hosts: HostMesh) -> None:
-    with pytest.raises(ValueError, match="have 3 places, for 4 processes"):
+    with pytest.raises(ValueError, match="have 3 points, but there are 4 processes"):
         hosts.spawn_procs({"gpus": 2}, axes={"dp": 3})
 
 
 def test_only_the_program_asks_for_hosts(here: Any) -> None:
-    with pytest.raises(ActorError, match="hosts are asked for by the program, not by a rank"):
+    with pytest.raises(ActorError, match="only the program can allocate hosts, not a rank"):
         here.slice(hosts=0, gpus=0).ask_for_hosts.call_one().get(LONG_S)
 
 

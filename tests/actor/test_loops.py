@@ -250,7 +250,7 @@ def test_loops_are_written_for_tensorboard(procs: ProcMesh, tmp_path: Path) -> N
 
 
 def test_parts_of_a_mesh_are_not_written(procs: ProcMesh, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"loops are written of whole meshes"):
+    with pytest.raises(ValueError, match=r"TensorBoard needs the loops of a whole mesh"):
         procs.slice(gpus=0).tensorboard(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match=r"file"):

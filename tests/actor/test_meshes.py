@@ -101,7 +101,7 @@ def test_call_one_needs_a_mesh_of_one(workers: Worker) -> None:
     some: Any = workers
     assert some.slice(dp=1, tp=1).rank.call_one().get() == 3
     assert some.slice(dp=slice(1, 2), tp=0).rank.call_one().get() == 2
-    with pytest.raises(ValueError, match=r"needs a mesh of one actor, this one has 4"):
+    with pytest.raises(ValueError, match=r"needs a mesh of one actor, but this one has 4"):
         some.rank.call_one()
 
 
@@ -202,7 +202,7 @@ def test_only_actors_are_spawned(procs: ProcMesh) -> None:
         pass
 
     for impostor in (Lonely, Lonely(), "Worker", dict):
-        with pytest.raises(ValueError, match="is no Actor"):
+        with pytest.raises(ValueError, match="is not an Actor"):
             procs.spawn("impostor", impostor)  # type: ignore[type-var]
 
 

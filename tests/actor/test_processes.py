@@ -248,7 +248,7 @@ def test_a_plain_method_can_be_called_as_an_endpoint(other: ProcMesh) -> None:
     assert workers.add.call(1).get(LONG_S).values() == (9, 11)
     with pytest.raises(TypeError, match="too many positional arguments"):
         double.call(1, 2)
-    with pytest.raises(TypeError, match=r"workers\.double is no endpoint.*as_endpoint\(workers\.double\)\.call"):
+    with pytest.raises(TypeError, match=r"workers\.double is not an endpoint.*as_endpoint\(workers\.double\)\.call"):
         workers.double(3)
     with pytest.raises(TypeError, match="takes a method of a mesh of actors, not a builtin_function"):
         as_endpoint(len)

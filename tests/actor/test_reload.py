@@ -160,7 +160,7 @@ def test_an_actor_mesh_finds_its_class_by_name(
     import __main__
 
     counter = spawn("counter", cell(COUNTER).Counter)
-    with pytest.raises(TypeError, match="there is no class Counter now"):
+    with pytest.raises(TypeError, match="class Counter no longer exists"):
         counter.reload()
     monkeypatch.setattr(__main__, "Counter", cell(COUNTER_2).Counter, raising=False)
     assert counter.reload().actors == {"counter": (0, 1)}
@@ -171,7 +171,7 @@ def test_a_renamed_class_is_named(procs: ProcMesh, cell: Cell, spawn: Any) -> No
     counter = spawn("counter", cell(COUNTER).Counter)
     renamed = cell(COUNTER_2.replace("Counter", "Meter")).Meter
     with pytest.raises(
-        EditError, match=r"nothing on t is of a class called Meter; the actors there: counter \(a Counter\)"
+        EditError, match=r"nothing on t uses a class named Meter; it has the actors: counter \(a Counter\)"
     ):
         procs.reload(renamed)
     counter.reload(renamed)
@@ -322,7 +322,9 @@ def test_a_hook_that_fails_is_an_error_and_the_actor_lives(procs: ProcMesh, cell
     code = "class Hooked(Actor):\n    @endpoint\n    def f(self): return {0}\n    {1}"
     mesh = spawn("hooked", cell(code.format(1, "")).Hooked)
     hook = "def __reload__(self):\n        if context().actor_instance.rank.rank == 1: raise ValueError('no state')"
-    with pytest.raises(RemoteError, match=r"Hooked was reloaded on t, but not all is well\n\[1\] ValueError: no state"):
+    with pytest.raises(
+        RemoteError, match=r"Hooked was reloaded on t, but __reload__ failed\n\[1\] ValueError: no state"
+    ):
         procs.reload(cell(code.format(2, hook)).Hooked)
     assert mesh.f.call().get(LONG_S).values() == (2, 2)
 
@@ -460,8 +462,12 @@ class Misused:
 @pytest.mark.parametrize(
     ("given", "error", "text"),
     [
-        (5, TypeError, "reload() takes classes, or names of some, not 5 (of type int)"),
-        (SimpleNamespace, TypeError, "SimpleNamespace is of types, which is no module of yours: it can't be reloaded"),
+        (5, TypeError, "reload() takes classes or their names, not 5 (of type int)"),
+        (
+            SimpleNamespace,
+            TypeError,
+            "SimpleNamespace belongs to types, which is not a module of yours: it can't be reloaded",
+        ),
         (Misused, TypeError, "Misused is imported from misused: edit the file, then mesh.sync('misused')"),
     ],
 )

@@ -22,5 +22,5 @@ def test_a_traceback_is_short_and_does_not_grow(procs: ProcMesh) -> None:
 
 
 def test_sizes_without_names_are_refused_in_words(procs: ProcMesh) -> None:
-    with pytest.raises(TypeError, match=r"sizes of axes by their names, such as \{'gpus': 4\}, not 4"):
+    with pytest.raises(TypeError, match=r"per_host must map names of axes to sizes, such as \{'gpus': 4\}, not 4"):
         this_host().spawn_procs(4)  # type: ignore[arg-type]

@@ -80,10 +80,10 @@ def test_every_rank_gets_its_own_large_value(procs: ProcMesh) -> None:
         ([1, 2], ValueError, "t.per_rank(): {'dp': 2, 'tp': 2} has 4 ranks and needs as many values, but 2 were given"),
         ([], ValueError, "but 0 were given"),
         (count(), ValueError, "but more were given"),
-        ("abcd", TypeError, "t.per_rank(): one value for each rank, such as a list, not a str"),
+        ("abcd", TypeError, "t.per_rank(): pass one value for each rank, such as a list, not a str"),
         ({1, 2, 3, 4}, TypeError, "not a set"),
         ({0: 1, 1: 2}, TypeError, "not a dict"),
-        (5, TypeError, "t.per_rank(): one value for each rank, such as a list, not a int"),
+        (5, TypeError, "t.per_rank(): pass one value for each rank, such as a list, not a int"),
         (
             ValueMesh({"r": 4}, range(4)),
             ValueError,
@@ -231,7 +231,7 @@ async def _is_async() -> None:
         (_inverse, [], TypeError, "map() calls _inverse with 0 values: missing a required argument: 'x'"),
         (_inverse, [[1, 2, 3, 4]] * 2, TypeError, "map() calls _inverse with 2 values: too many positional arguments"),
         (_inverse, [[1, 2]], ValueError, "t.map(): values 1: {'dp': 2, 'tp': 2} has 4 ranks"),
-        (_inverse, [7], TypeError, "t.map(): values 1: one value for each rank, such as a list, not a int"),
+        (_inverse, [7], TypeError, "t.map(): values 1: pass one value for each rank, such as a list, not a int"),
         (_inverse, [[1, 2, 3, threading.Lock()]], PayloadError, "what _inverse is called with on rank 3"),
     ],
 )
@@ -280,5 +280,5 @@ def test_spawning_on_a_stopped_mesh_says_so_at_once(procs: ProcMesh) -> None:
 
 
 def test_a_name_is_deleted_on_the_ranks(procs: ProcMesh) -> None:
-    with pytest.raises(TypeError, match=r"by a cell on the ranks: %remote t del x"):
+    with pytest.raises(TypeError, match=r"with a cell on the ranks: %remote t del x"):
         del procs["x"]

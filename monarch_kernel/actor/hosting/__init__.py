@@ -1,1 +1,1 @@
-"""An actor in its process: its instance, event loop, and responses."""
+"""The worker's side of actors: hosts the instance of an actor, its event loop and its responses."""

@@ -1,16 +1,18 @@
-"""The rank's side of actors: an executor each, sync ones on a thread of their own, async ones on an event loop of their own.
+"""The worker's side of actors: each actor has an executor; a sync actor has a thread, an async actor an event loop.
 
-A sync actor's thread drives the socket while it waits, so a call needs no hand-over. An async actor's thread runs its loop;
-messages are handed to it by whoever drives the socket. Either way one message is handled at a time, in order.
+The thread of a sync actor drives the socket while it waits, so a call needs no switch of threads. The thread of an async actor
+runs its loop; the I/O thread passes messages to it. In both cases, the actor handles one message at a time, in order.
 
-An exception in an endpoint that owes an answer is the answer. Without one (broadcast, ``__init__``), and for whatever is no
-Exception, the actor dies: it answers everything that comes later with the failure that ended it. The process lives on.
+If an endpoint raises and the caller waits for an answer, the exception is the answer. If there is no answer (a broadcast,
+``__init__``), or the error is not an Exception, the actor dies: it answers all later calls with the failure that ended it. The
+process survives.
 
-However an actor ends, it ends in this order: concurrent calls are cancelled and their callers told; what it had spawned is
-stopped; ``__cleanup__`` runs.
+An actor always ends in this order: its concurrent calls are cancelled, and their callers get an answer; the actors that it has
+spawned are stopped; ``__cleanup__`` runs.
 
-Of a failure of what it has spawned an actor is told by ``__supervise__``: on its own thread, between two messages or while an
-endpoint waits for something; an async one as a task on its loop. If it does not handle that it ends, and with it what runs.
+When an actor or process that it has spawned fails, the actor runs ``__supervise__``: a sync actor on its thread, between two
+messages or while an endpoint waits for something; an async actor as a task on its loop. If ``__supervise__`` does not handle
+the failure, the actor ends, and with it its running calls.
 """
 
 from __future__ import annotations
@@ -52,44 +54,46 @@ __all__ = ["ActorHost", "was_stopped"]
 _FIRST = "__first_"
 
 CHILDREN_S = 5.0
-"""How long an actor waits for what it had spawned to be stopped before it cleans up, in seconds."""
+"""How long an actor waits for the actors that it has spawned to stop before it cleans up, in seconds."""
 
 RETIRING_S = 0.3
-"""The same, where its process ends, too."""
+"""The same time when the process of the actor ends, too."""
 
 
 class _Ends(BaseException):
-    """Raised where an endpoint waits for something, when the actor ends meanwhile."""
+    """Raised in an endpoint that waits for something when its actor ends."""
 
 
 class Life(Protocol):
-    """What an actor with async endpoints does on a loop of its own."""
+    """The coroutines that an actor with async endpoints runs on its event loop."""
 
     async def live(self, message: Spawn, cls: type, args: Any, kwargs: Any) -> None:
-        """Make the actor, and hand messages to it until it ends."""
+        """Make the actor, and pass messages to it until it ends."""
         ...
 
     async def broken(self, error: BaseException) -> None:
-        """The loop was ended by what its life or a task of the user's raised."""
+        """Handle an error in `live` or in a user's task that has ended the loop."""
         ...
 
 
 class ActorHost:
-    """One actor on this rank: what makes it, hands messages to it, and ends it; on its own thread.
+    """Makes one actor on this rank, passes messages to it, and ends it, on the actor's thread.
 
     Attributes:
-        workplace: of the process.
-        executor: the actor's mailbox and thread.
-        actor: its number.
-        cls: its class, as it was spawned; ``is_async`` says whether its endpoints are, from when ``begun`` is set.
-        instance: the actor; None before it has been made, and when it has ended.
-        specs: its endpoints.
-        about: what it is called, and where it is.
-        whole: the context of calls to all of its mesh.
-        responses: what it answers through ports.
-        death: what everything is answered with since it has failed.
-        cause: the exception that ended it, until it has been told to ``__cleanup__``.
-        children: what resolves when those that it had spawned are over.
+        workplace: the actor server of the process.
+        executor: the mailbox and the thread of the actor.
+        actor: the number of the actor.
+        cls: the class as it was spawned.
+        is_async: whether the endpoints are async; valid once ``begun`` is set.
+        begun: set when the class is known, or when that failed.
+        instance: the actor; None before it is made and after it has ended.
+        specs: the endpoints.
+        about: the name and the location of the actor.
+        whole: the context of calls to the whole mesh of the actor.
+        responses: the requests that are answered through ports.
+        death: the failure that ended the actor, and that answers all later requests.
+        cause: the exception that ended the actor, until ``__cleanup__`` gets it.
+        children: futures that resolve when the actors and processes that it has spawned have ended.
     """
 
     def __init__(
@@ -105,7 +109,7 @@ class ActorHost:
         self.workplace = workplace
         self.executor = executor
         self._region = Region.unpack(message.region)
-        self._at = rank  # in the mesh of processes as spawned, from which regions count
+        self._at = rank  # in the mesh of processes as spawned, which regions refer to
         point = self._region.locate(rank)
         assert point is not None
         self._point: Point = point
@@ -135,8 +139,8 @@ class ActorHost:
         self._thread.start()
 
     def _work(self) -> None:
-        belongs_to(threading.current_thread(), self.whole)  # for callbacks that other threads put on its loop
-        with opened_for(self.workplace.asker):  # handles that come as arguments
+        belongs_to(threading.current_thread(), self.whole)  # for callbacks that other threads schedule on its loop
+        with opened_for(self.workplace.asker):  # the client of handles that come as arguments
             self.executor.run()
 
     def context_of(self, region: tuple[Any, ...] | None) -> Context:
@@ -153,7 +157,7 @@ class ActorHost:
         return known
 
     def method(self, name: str) -> Any:
-        """An endpoint, or a plain method that the caller takes for one."""
+        """Return the method of an endpoint, or the plain method of `as_endpoint`."""
         found = self._methods.get(name)
         if found is None:
             found = self._methods[name] = getattr(self.instance, name.removesuffix(WITH_PORT))
@@ -163,28 +167,28 @@ class ActorHost:
         spec = self.specs.get(name)
         return name.endswith(WITH_PORT) if spec is None else spec.takes_port
 
-    # -- its class changes
+    # -- reload of the class
 
     @property
     def name(self) -> str:
-        """What the actor is called."""
+        """The name of the actor."""
         return self.about.name
 
     @property
     def ended(self) -> bool:
-        """Whether the actor was stopped or has died."""
+        """Whether the actor has stopped or died."""
         return self.death is not None or self.executor.over
 
     def endpoints_with(self, bases: Sequence[type]) -> dict[str, EndpointSpec]:
-        """The endpoints that the actor would have if its class had these bases, in the order in which Python asks them.
+        """Return the endpoints that the actor would have with these bases, which are in method resolution order.
 
         Raises:
-            ValueError: they would not fit together.
+            ValueError: the endpoints would conflict.
         """
         return endpoints_among(self.cls, bases, frozenset())
 
     def renew(self) -> None:
-        """Take the endpoints of its class as it is now."""
+        """Use the endpoints of the class as it is now."""
         if self.instance is not None:
             self.specs = endpoints_of(type(self.instance), frozenset())
             self._methods = {name: getattr(self.instance, name) for name in self.specs}
@@ -194,7 +198,11 @@ class ActorHost:
                 self.workplace.note_cleanup()
 
     def put_first(self, function: Callable[[], Any]) -> Waiter:
-        """Have something run on the actor before whatever waits; it must not raise. Gives what is to be served then."""
+        """Run a function on the actor before the waiting messages. The function must not raise.
+
+        Returns:
+            The waiter that the caller must serve.
+        """
         name = f"{_FIRST}{next(self._turns)}"
 
         def run() -> Any:
@@ -207,7 +215,11 @@ class ActorHost:
         return self.executor.waiter
 
     def lacks(self, message: Call) -> bool:
-        """Answer a call of an endpoint that the class has no more, if it is one; a broadcast must not end the actor."""
+        """Answer a call of an endpoint that the reloaded class no longer has; drop a broadcast, which must not end the actor.
+
+        Returns:
+            Whether the endpoint is missing.
+        """
         name = message.method
         if not self._is_renewed or name in self._methods or hasattr(self.instance, name.removesuffix(WITH_PORT)):
             return False
@@ -219,10 +231,10 @@ class ActorHost:
             print(f"a broadcast was dropped: {gone}", file=sys.stderr)
         return True
 
-    # -- how it ends
+    # -- the end of the actor
 
     def die(self, error: BaseException | Failure, cause: MeshFailure | None = None) -> Failure:
-        """From now on everything is answered with the failure that ended it, and the owner is told."""
+        """End the actor with a failure, which answers all later requests, and notify its owner."""
         failure = error if isinstance(error, Failure) else describe(error)
         name = self.about.name
         if self.death is None:
@@ -234,7 +246,7 @@ class ActorHost:
         return self.death
 
     def _patience_s(self) -> float:
-        """For how long to wait until what it has spawned has ended; their processes may end with ours, and tell nobody."""
+        """Return how long to wait for spawned actors to end. If the process ends, theirs may end with it and not answer."""
         return RETIRING_S if self.workplace.is_retiring else CHILDREN_S
 
     def _wait_for_children(self) -> None:
@@ -247,7 +259,7 @@ class ActorHost:
             await asyncio.wait([child.as_asyncio() for child in self.children], timeout=self._patience_s())
 
     def clean_up(self, error: BaseException | None) -> Any:
-        """The last that the actor does."""
+        """Run the actor's ``__cleanup__``, and drop the instance."""
         self.responses.is_ending = True
         actor, self.instance = self.instance, None
         self._methods.clear()
@@ -258,27 +270,27 @@ class ActorHost:
         return cleanup(error)
 
     def let_go(self, why: Failure) -> None:
-        """The actor has cleaned up: end what it owes, and what it has lent."""
+        """Answer the open requests and end the loans of an actor that has cleaned up."""
         self.responses.end(why)
         self.workplace.asker.lendings.end_all_of(self.about.actor_id)
 
     def report_cleanup(self, error: BaseException) -> None:
-        """A failure after the one that ended the actor, which its caller knows already, is told where it can be read."""
+        """Write a failure of ``__cleanup__`` to stderr; the caller already has the failure that ended the actor."""
         print(f"__cleanup__ of actor {self.about.name!r} failed, too:", file=sys.stderr)
         traceback.print_exception(type(error), error, error.__traceback__)
 
     def _retire(self) -> threading.Thread | None:
-        """The process ends: clean up, if there is something to clean up. What runs is interrupted, what waits is dropped."""
+        """Clean up, if necessary, because the process ends. Interrupts running calls, and drops waiting ones."""
         if not self._cleans_up:
             return None
         executor = self.executor
-        if self.instance is not None:  # else it is at it
+        if self.instance is not None:  # otherwise the cleanup is already running
             executor.mailbox.clear()
             executor.strike_all()
         executor.post(StopActor(0, self.about.actor_id, "the process was stopped"), ())
         return self._thread
 
-    # -- what it has spawned
+    # -- supervision of spawned actors
 
     def next_failure(self) -> MeshFailure | None:
         if self.death is not None or self.executor.over:
@@ -286,7 +298,7 @@ class ActorHost:
         return self._untold.pop(0) if self._untold else self.workplace.supervisor.take(self.about.actor_id)
 
     def judge(self, failure: MeshFailure, is_handled: object, error: BaseException | None) -> bool:
-        """Whether the actor goes on after a failure of what it has spawned."""
+        """End the actor if it did not handle a failure of a spawned actor or process; return whether it goes on."""
         if is_handled and error is None:
             return True
         if error is None:
@@ -297,16 +309,16 @@ class ActorHost:
             self.die(unhandled, failure)
             places = Extent({"ranks": max(failure.reports) + 1})
             reports = {Point(rank, places): report for rank, report in failure.reports.items()}
-            self.cause = SupervisionError(text, reports)  # for __cleanup__, which wants an exception
+            self.cause = SupervisionError(text, reports)  # for __cleanup__, which takes an exception
         else:
             self.die(error, failure)
         return False
 
     def _look(self) -> None:
-        """Handle what has failed, on the actor's thread; within an endpoint that waits, if one runs.
+        """Supervise failures on the actor's thread. If an endpoint runs and waits, this runs inside of it.
 
         Raises:
-            _Ends: the actor has ended, and so does the endpoint.
+            _Ends: the actor has ended, so the endpoint must end, too.
         """
         executor = self.executor
         is_within, supervise = executor.in_user_code, getattr(self.instance, "__supervise__", None)
@@ -322,7 +334,7 @@ class ActorHost:
                 except BaseException as raised:
                     executor.came_back(raised)
                     if is_within and executor.current and executor.interrupted == executor.current:
-                        self._untold.append(failure)  # it was the endpoint that was interrupted
+                        self._untold.append(failure)  # the interrupt was for the endpoint
                         raise
                     error = raised
                 finally:
@@ -340,7 +352,7 @@ class ActorHost:
         executor = self.executor
         for file, text in message.sources:
             lines = text.splitlines(keepends=True)
-            linecache.cache[file] = (len(text), None, lines, file)  # no time of change: checkcache() leaves it alone
+            linecache.cache[file] = (len(text), None, lines, file)  # checkcache() keeps entries without mtime
         if self.workplace.broken is not None:
             self.workplace.fail(executor, message.id, self.die(self.workplace.broken))
             self.begun.set()
@@ -363,7 +375,7 @@ class ActorHost:
                 if inspect.isawaitable(self.restore(message, cls, self.specs)):
                     raise TypeError(f"{cls.__name__}.__restore__ is async, and its endpoints are not")
             self.workplace.reply(message.id)
-        except BaseException as error:  # whatever __init__ raises ends the actor, not the process
+        except BaseException as error:  # any error in __init__ ends the actor, not the process
             self.workplace.fail(executor, executor.current, self.die(error))
             self.begun.set()
 
@@ -372,15 +384,15 @@ class ActorHost:
         self._cleans_up = hasattr(cls, "__cleanup__")
         if self._cleans_up:
             self.workplace.note_cleanup()
-        self.specs = endpoints_of(type(self.instance), frozenset())  # it may have been reloaded meanwhile
+        self.specs = endpoints_of(type(self.instance), frozenset())  # the class may have been reloaded meanwhile
         self._methods = {name: getattr(self.instance, name) for name in self.specs}
         if self.executor.waiter.leads:
             self.executor.look = self._look
 
     def restore(self, message: Spawn, cls: type[Actor], specs: dict[str, EndpointSpec]) -> Any:
-        """Let an actor that comes in the place of another take its state from those that live on.
+        """Call ``__restore__`` of an actor that replaces another, which takes its state from the surviving actors.
 
-        If some of these die, and it fails for that, it is asked again, with those that are left.
+        If ``__restore__`` fails because some of these die, it is called again with the others.
         """
         restore = getattr(self.instance, "__restore__", None)
         if message.living is None or restore is None:
@@ -419,7 +431,7 @@ class ActorHost:
         if self.death is not None:
             self.workplace.fail(executor, id, self.death)
             return
-        if not message.method:  # whoever holds a handle may want to know whether it is up
+        if not message.method:  # a handle asks whether the actor is up
             self.workplace.reply(id)
             return
         if self.lacks(message):
@@ -445,12 +457,12 @@ class ActorHost:
             self._end()
 
     def failed(self, id: int, error: BaseException, was_interrupted: bool, took_port: bool) -> None:
-        """An endpoint has raised: that is its answer, or, where nobody waits for one, the actor's end."""
+        """Handle an error of an endpoint: it answers the call, or it ends the actor if the call has no answer."""
         if took_port and not self.responses.take(id):
             id = 0
         stopped = isinstance(error, (KeyboardInterrupt, asyncio.CancelledError))
         answer: BaseException | Failure = error
-        if self.death is not None:  # another call has ended it, and so this one
+        if self.death is not None:  # another call has ended the actor, and with it this call
             answer = self.death
         elif id and was_interrupted and stopped:
             answer = replace(describe(KeyboardInterrupt()), kind="interrupted")
@@ -459,8 +471,8 @@ class ActorHost:
         self.workplace.fail(self.executor, id, answer, error)
 
     def _end(self) -> None:
-        """Clean up after a failure; what that raises in turn is written to stderr."""
-        error, self.cause = self.cause, None  # its frames hold what the actor held
+        """Clean up after a failure. An error in the cleanup is written to stderr."""
+        error, self.cause = self.cause, None  # its frames keep the actor's objects alive
         if hasattr(self.instance, "__cleanup__"):
             self._wait_for_children()
         try:
@@ -497,5 +509,5 @@ async def _wait_for(work: Any) -> Any:
 
 
 def was_stopped(message: StopActor) -> Failure:
-    """What calls are answered with that an actor had not answered when it was stopped."""
+    """Return the failure that answers the open calls of a stopped actor."""
     return Failure("stopped", "ActorStopped", message.reason, host=socket.gethostname(), pid=os.getpid())

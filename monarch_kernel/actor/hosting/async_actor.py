@@ -1,4 +1,4 @@
-"""The life of an async actor, on an event loop of its own: one endpoint after the other, and concurrent ones beside them."""
+"""The coroutines of an async actor on its event loop: endpoints run one after another, concurrent endpoints overlap."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ CANCEL_S = 2.0
 
 
 class AsyncLife:
-    """What an async actor does from the moment when its loop runs; for the thread of that loop."""
+    """Runs an async actor on the thread of its event loop."""
 
     def __init__(self, host: ActorHost) -> None:
         self._host = host
-        self._calls: dict[AsyncCall, None] = {}  # in the order in which they began
+        self._calls: dict[AsyncCall, None] = {}  # in the order in which they started
         self._wake: Callable[[], object] = host.executor.waiter.set
         self._supervision: asyncio.Task[None] | None = None
         host.executor.calls = self._calls
 
     async def live(self, message: Spawn, cls: type, args: Any, kwargs: Any) -> None:
-        """The life of an async actor, on its own loop."""
+        """Make the actor, and pass messages to it until it ends."""
         executor = self._host.executor
         loop = asyncio.get_running_loop()
         event = asyncio.Event()
@@ -41,7 +41,7 @@ class AsyncLife:
         self._wake = event.set
         running.set(self._host.whole)
         try:
-            with executor.user_code():  # from then on an interrupt cancels the task
+            with executor.user_code():  # from here on, an interrupt cancels the task
                 executor.raise_if_struck()
                 self._host.make(cls, args, kwargs)
                 restored = self._host.restore(message, cls, self._host.specs)
@@ -55,7 +55,7 @@ class AsyncLife:
             executor.waiter = of_thread
 
     def look(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Handle what has failed as soon as the loop comes to it; called on the loop."""
+        """Start a task that supervises failures. Must be called on the loop."""
         if self._supervision is None:
             self._supervision = loop.create_task(self._supervise_all())
 
@@ -75,7 +75,7 @@ class AsyncLife:
             self._supervision = None
 
     async def _serve(self, loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-        """Until the actor is stopped or dies; what comes after its death is answered without the loop."""
+        """Handle messages until the actor is stopped or dies. Later messages are answered without the loop."""
         executor = self._host.executor
         while self._host.death is None and not executor.over:
             event.clear()
@@ -89,7 +89,7 @@ class AsyncLife:
                 if item is CALLED:
                     self.look(loop)
                 elif isinstance(item, PostMortem):
-                    executor.handlers[PostMortem](item, frames)  # the loop stands still meanwhile
+                    executor.handlers[PostMortem](item, frames)  # this blocks the loop
                 else:
                     await self._call(loop, item, frames)
                 executor.current = 0
@@ -127,12 +127,12 @@ class AsyncLife:
             )
             self._enter(call)
             call.task.add_done_callback(lambda _: self._answer(call))
-            await asyncio.sleep(0)  # it runs to its first wait before we go on
+            await asyncio.sleep(0)  # the call runs to its first await before the next message is handled
             return
         call = AsyncCall(message, loop.create_task(outcome(lambda: method(*args, **kwargs))), takes_port)
         self._enter(call)
         try:
-            await call.task  # quicker than asyncio.wait()
+            await call.task  # faster than asyncio.wait()
         except asyncio.CancelledError:
             if not call.task.done():
                 raise
@@ -141,7 +141,7 @@ class AsyncLife:
             executor.end_tracing()
 
     def _overlap(self, call: AsyncCall, work: Coroutine[Any, Any, Any]) -> Stepped:
-        """Have a call known as the one that this thread runs, whenever it does."""
+        """Wrap the coroutine of a call, so that the call is the current one of this thread while its steps run."""
         executor, before = self._host.executor, 0
         call.work = work
 
@@ -157,7 +157,7 @@ class AsyncLife:
         return Stepped(work, enter, leave)
 
     def _enter(self, call: AsyncCall) -> None:
-        """From now on an interrupt finds the call; one that came a moment ago is not lost."""
+        """Register a call for interrupts; this also applies an interrupt that came just before."""
         self._calls[call] = None
         if call.id:
             self._host.executor.strikes[call.id] = call.strike
@@ -165,7 +165,7 @@ class AsyncLife:
                 call.strike()
 
     def _leave(self, call: AsyncCall) -> bool:
-        """Whether nobody else has answered the call; from now on somebody has."""
+        """Mark a call as answered, and return whether it was open."""
         if call not in self._calls:
             return False
         del self._calls[call]
@@ -173,7 +173,7 @@ class AsyncLife:
         return True
 
     def _answer(self, call: AsyncCall) -> None:
-        """Say what a call came to, unless somebody has."""
+        """Answer a call with its result or error, unless it is already answered."""
         if not self._leave(call):
             return
         try:
@@ -191,7 +191,7 @@ class AsyncLife:
                 self._wake()
 
     async def _cancel_calls(self, why: Failure) -> None:
-        """Cancel what still runs, and tell who has called it why."""
+        """Cancel the running calls, and answer them with the reason."""
         tasks = []
         for call in list(self._calls):
             self._leave(call)
@@ -202,7 +202,7 @@ class AsyncLife:
             await asyncio.wait(tasks, timeout=CANCEL_S)
 
     async def _end(self) -> None:
-        """As `_end`."""
+        """Clean up after a failure, as `ActorHost` does for a sync actor."""
         assert self._host.death is not None
         error, self._host.cause = self._host.cause, None
         await self._cancel_calls(self._host.death)
@@ -214,7 +214,7 @@ class AsyncLife:
         self._host.let_go(self._host.death)
 
     async def _stop(self, loop: asyncio.AbstractEventLoop, message: StopActor) -> None:
-        """As `_stop`."""
+        """Stop and clean up, as `ActorHost` does for a sync actor."""
         executor = self._host.executor
         executor.over = True
         why = was_stopped(message)
@@ -230,7 +230,7 @@ class AsyncLife:
         self._answer(call)
 
     async def broken(self, error: BaseException) -> None:
-        """The loop was ended by what its life or a task of the user's raised."""
+        """Handle an error in `live` or in a user's task that has ended the loop."""
         failure = self._host.die(error)
         if self._host.instance is None:
             self._host.workplace.fail(self._host.executor, self._host.executor.current, failure)

@@ -1,7 +1,7 @@
-"""The event loop of an async actor: on the actor's own thread, fed by whoever drives the socket.
+"""The event loop of an async actor, which runs on the actor's thread and gets messages from the I/O thread.
 
-Endpoints run one after the other, each as a task of its own, so that an interrupt can cancel it. Concurrent ones are not
-waited for: each begins before the next message is taken, and then they overlap.
+Endpoints run one after another, each as a separate task, so that an interrupt can cancel it. Calls of concurrent endpoints
+overlap: each starts before the next message is handled.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ class LoopWaiter(Waiter):
         try:
             self._loop.call_soon_threadsafe(self._event.set)
         except RuntimeError:
-            pass  # the loop has ended, and with it the actor
+            pass  # the loop has ended, and the actor with it
 
 
 class AsyncCall:
-    """What runs on an actor's loop for a request.
+    """A call that runs as a task on an actor's loop.
 
     Attributes:
-        id: of the request; 0 for a broadcast.
+        id: the id of the request; 0 for a broadcast.
         message: the request.
-        task: where it runs.
-        takes_port: whether it answers through a port.
-        overlaps: whether the next message is taken meanwhile.
-        work: the coroutine that says where it is.
-        was_interrupted: whether it was asked to stop.
+        task: the task that runs the call.
+        takes_port: whether the call is answered through a port.
+        overlaps: whether the next message is handled while the call runs.
+        work: the coroutine whose stack shows where the call is.
+        was_interrupted: whether the call was interrupted.
     """
 
     def __init__(
@@ -65,14 +65,14 @@ class AsyncCall:
         self._loop = task.get_loop()
 
     def strike(self) -> None:
-        """Interrupt it; from any thread."""
+        """Interrupt the call. Can be called on any thread."""
         self.was_interrupted = True
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self.task.cancel)
 
 
 async def outcome(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """Call an endpoint and wait for it; for asyncio a SystemExit would be the end of its loop."""
+    """Call an endpoint, await it, and return (value, error). An error is not raised, because SystemExit would end the loop."""
     executor = working.get()
     try:
         value = work()
@@ -89,7 +89,7 @@ async def outcome(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
 
 
 class Stepped:
-    """Awaits a coroutine, and calls one function before each of its steps and another one after."""
+    """Awaits a coroutine, and calls one function before each of its steps and another one after it."""
 
     def __init__(
         self, work: Coroutine[Any, Any, Any], enter: Callable[[], object], leave: Callable[[], object]
@@ -118,11 +118,11 @@ class Stepped:
 
 
 def run_loop(main: Coroutine[Any, Any, None], on_error: Callable[[BaseException], Coroutine[Any, Any, None]]) -> None:
-    """Run an actor's life on a loop of its own.
+    """Run the coroutine of an async actor on a new event loop.
 
     Args:
-        main: the life.
-        on_error: what remains to be done if it raises, or any task raises what ends a loop (SystemExit).
+        main: the coroutine.
+        on_error: called if the coroutine raises, or if a task raises an error that ends the loop (SystemExit).
     """
     loop = asyncio.new_event_loop()
     try:

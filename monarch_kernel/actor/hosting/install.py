@@ -1,4 +1,4 @@
-"""How a process becomes one that hosts actors."""
+"""Enables a process to host actors."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["host_actors"]
 
 
 def host_actors(workplace: Workplace, rank: int, proc_mesh: ProcMesh) -> None:
-    """Let a process host actors.
+    """Enable a process to host actors.
 
     Args:
-        workplace: of the process.
-        rank: its flat rank in the mesh of processes as spawned.
+        workplace: the actor server of the process.
+        rank: the flat rank of the process in its mesh as spawned.
         proc_mesh: that mesh.
     """
 

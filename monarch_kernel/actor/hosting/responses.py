@@ -1,4 +1,4 @@
-"""Answers through ports: an endpoint that is given one answers when it likes, or lets another actor do it."""
+"""Answers through ports: an endpoint with a response port can answer later, or let another actor answer."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ T = TypeVar("T")
 
 
 class Responses:
-    """The requests of one actor that are answered through ports, and not yet answered.
+    """The open requests of one actor that are answered through ports.
 
-    A port that is passed on becomes an ordinary one of this process, which hands on to the request what it gets first.
+    A port that is pickled becomes an ordinary port of this process. The first value that this port gets answers the request.
 
     Attributes:
-        is_ending: whether the actor ends, and lets go of its ports with all else that it has.
+        is_ending: whether the actor is ending, and drops its ports with its other objects.
     """
 
     def __init__(self, workplace: Workplace, executor: Executor) -> None:
         self.is_ending = False
         self._workplace = workplace
         self._executor = executor
-        self._open: dict[int, list[int]] = {}  # request -> the ports that have been passed on
+        self._open: dict[int, list[int]] = {}  # request -> numbers of its pickled ports
 
     def port(self, id: int) -> ResponsePort[Any]:
-        """A port for a request; id 0 is a broadcast, which nobody waits for."""
+        """Make the port of a request. Id 0 stands for a broadcast, which has no answer."""
         port: ResponsePort[Any] = ResponsePort(self, id)
         if id:
             self._open[id] = []
@@ -42,7 +42,7 @@ class Responses:
         return port
 
     def take(self, id: int) -> bool:
-        """Whether a request has not been answered; from now on it has. Of several threads one is told so."""
+        """Mark a request as answered, and return whether it was open. Of several threads, only one gets True."""
         passed_on = self._open.pop(id, None)
         for number in passed_on or ():
             self._workplace.asker.ports.close(number)
@@ -52,18 +52,18 @@ class Responses:
         """Answer with a value."""
         payload, frames = dump(value, "the response")
         if id and not self.take(id):
-            raise ValueError("this call has been answered already: a response port takes one answer")
+            raise ValueError("this call is already answered: a response port takes one answer")
         if id:
             self._workplace.send_answer(id, pack(Result(id, payload), frames))
 
     def fail(self, id: int, error: BaseException | Failure) -> None:
         """Answer with an error."""
         if id and not self.take(id):
-            raise ValueError("this call has been answered already: a response port takes one answer")
+            raise ValueError("this call is already answered: a response port takes one answer")
         self._workplace.fail(self._executor, id, error)
 
     def hand_on(self, id: int) -> int:
-        """The number of a port that can travel."""
+        """Return the number of a port that can go to other processes."""
         asker = self._workplace.asker
         number = asker.new_number()
         passed_on = self._open.get(id)
@@ -73,7 +73,7 @@ class Responses:
         return number
 
     def pass_on(self, id: int, answer: Answer) -> None:
-        """Answer with what another process has sent; what comes later is dropped. With the baton held."""
+        """Answer with the value that another process has sent; later values are dropped. Runs on the I/O thread."""
         if not self.take(id):
             return
         if isinstance(answer, Failure):
@@ -83,19 +83,19 @@ class Responses:
         self._workplace.send_answer_now(id, packed)
 
     def end(self, why: Failure) -> None:
-        """The actor ends, and nobody will answer."""
+        """Answer all open requests with the failure that ended the actor."""
         for id in list(self._open):
             if self.take(id):
                 self._workplace.fail(self._executor, id, why)
 
     def _drop(self, id: int) -> None:
-        if not self.is_ending and not self._open.get(id, True) and self.take(id):  # nobody can answer any more
-            error = RuntimeError("the endpoint has let go of its response port without an answer")
+        if not self.is_ending and not self._open.get(id, True) and self.take(id):  # no port is left that could answer
+            error = RuntimeError("the endpoint dropped its response port without an answer")
             self._workplace.fail(self._executor, id, error)
 
 
 class ResponsePort(Port[T]):
-    """Where an endpoint that was marked with ``explicit_response_port=True`` sends its one answer."""
+    """The port for the only answer of an endpoint that is marked with ``explicit_response_port=True``."""
 
     def __init__(self, responses: Responses, id: int) -> None:
         self._responses = responses
@@ -114,11 +114,11 @@ class ResponsePort(Port[T]):
         return open_port, (self._responses.hand_on(self._id),)
 
     def send(self, value: T) -> None:
-        """Answer the call; of a broadcast nobody hears.
+        """Answer the call. The answer to a broadcast is dropped.
 
         Raises:
-            PayloadError: the value can't be pickled; the call is still unanswered.
-            ValueError: it has been answered.
+            PayloadError: the value can't be pickled; the call is still open.
+            ValueError: the call is already answered.
         """
         self._responses.send(self._id, value)
 
@@ -126,10 +126,10 @@ class ResponsePort(Port[T]):
         """Answer the call with an error.
 
         Raises:
-            ValueError: it has been answered.
+            ValueError: the call is already answered.
         """
         self._responses.fail(self._id, error)
 
     def pass_on(self, answer: Answer) -> None:
-        """Answer the call with what another has answered."""
+        """Answer the call with the answer to another request."""
         self._responses.pass_on(self._id, answer)

@@ -157,14 +157,14 @@ def test_what_does_not_fit_is_told_by_name_and_changes_nothing(meshes: tuple[Pro
         "copying 'model' from trainer to generator: nothing was changed",
         "  model.0.weight is float32[10, 6] on trainer, and float32[11, 6] on generator[1]",
         "  model.0.bias is float32[10] on trainer, and float32[11] on generator[1]",
-        "  not on trainer: 'model.lacks.weight' (strict=False leaves them as they are)",
+        "  not on trainer: 'model.lacks.weight' (strict=False leaves them alone)",
         "  not on generator: 'model.only_here.weight' (strict=False leaves them out)",
     ]
     same = "all(torch.equal(v, before[k]) for k, v in model.state_dict().items())"
     assert run(generator, same) == (True, True)
     moved = generator.slice(gpus=0).copy_state(trainer, "model", strict=False)
     assert (moved.missing, moved.unexpected) == (("model.lacks.weight",), ("model.only_here.weight",))
-    assert "1 not there; 1 not wanted" in repr(moved)
+    assert "1 missing; 1 unexpected" in repr(moved)
     assert run(generator, same) == (False, True)
     assert run(trainer, "len(HOME.asker.lendings)") == (0, 0, 0, 0)
 
@@ -262,7 +262,7 @@ def lives():
         generator.copy_state(source, "x")
     assert raised.value.ranks == (1,)
     assert "SIGKILL" in str(raised.value)
-    assert "what generator has of 'x' is undefined now" in str(raised.value)
+    assert "'x' on generator is undefined now" in str(raised.value)
     run(generator, "x = {'w': torch.zeros(1 << 20)}")
     with pytest.raises(SupervisionError):
         generator.copy_state(source, "x")
@@ -276,7 +276,7 @@ def test_a_target_that_dies_in_the_midst_is_named(meshes: tuple[ProcMesh, ProcMe
     target = this_host().spawn_procs({"gpus": 2}, name="target", device="cpu")
     run(trainer, "x = {'w': torch.ones(1 << 20)}")
     run(target, "import os, torch" + TRAP + "def spring():\n    if rank == 1: os._exit(7)\n")
-    with pytest.raises(SupervisionError, match="what target has of 'x' is undefined now") as raised:
+    with pytest.raises(SupervisionError, match="'x' on target is undefined now") as raised:
         target.copy_state(trainer, "x")
     assert raised.value.ranks == (1,)
     assert run(trainer, "len(HOME.asker.lendings)") == (0, 0, 0, 0)

@@ -77,7 +77,7 @@ def test_a_class_that_a_remote_cell_redefined_is_reloaded_by_name(notebook: Note
         assert notebook.value("t.run('kept()').get().values()") == expected
         assert notebook.value("t.run('type(model) is Model').get().values()") == (True, True)
     cell = notebook.run("t.reload('Model')")
-    assert cell.evalue == "nothing on t is of another class called Model than the one that is defined there"
+    assert cell.evalue == "nothing on t uses an older class Model than the one that is defined there"
     cell = notebook.run("t.reload('Nothing')")
     assert "NameError: no class 'Nothing' is defined on this rank" in cell.evalue
 

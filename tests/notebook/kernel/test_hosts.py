@@ -131,7 +131,7 @@ def test_hosts_that_do_not_start_in_time_are_reported_and_returned(notebook: Not
     assert not cell.ok
     assert re.search(r"late: 2 of 2 hosts did not come up, after \d+\.\d", cell.error + cell.stderr), cell.text
     assert "hosts [0-1]: the host agent did not come up in time" in cell.text
-    assert "can that be reached from there" in cell.text
+    assert "check that the hosts can reach it" in cell.text
     assert "tcp://127.0.0.1:" in cell.text
     assert "late" not in notebook.ok("%mesh").stdout
 

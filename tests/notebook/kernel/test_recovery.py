@@ -306,7 +306,7 @@ def test_a_loop_that_can_not_recover_shows_the_reason(trained: Notebook) -> None
     assert "a int can't be put back" in trained.run("%%remote\nlive.snapshot(step=3)").error
     assert trained.run("%mesh rollback").evalue.startswith("t: nobody keeps a snapshot of [0-3]")
     assert "to see them" not in trained.run("%mesh tensorboard t[0:2] x").text
-    assert "loops are written of whole meshes: " in trained.run("%mesh tensorboard t[0:2] x").evalue
+    assert "TensorBoard needs the loops of a whole mesh: " in trained.run("%mesh tensorboard t[0:2] x").evalue
     assert trained.run("%mesh tensorboard /dev/null/x").evalue.startswith("%mesh tensorboard: [Errno 20]")
     assert "t is a mesh; write a folder, too, such as t runs/t" in trained.run("%mesh tensorboard t").evalue
     assert trained.run("%mesh rollback t[0:2]").evalue.startswith("%mesh rollback: all ranks go back together; write t")
