@@ -1,4 +1,4 @@
-"""What holds for all tests of actors."""
+"""Fixtures of all tests of actors."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tests.support.ranks import warm_up
 
 @pytest.fixture(scope="module", autouse=True)
 def warm(session: None) -> None:
-    """Before the first test of a module, the host agent and the zygote exist: a test leaves nothing behind that it starts.
+    """Start the host agent and the zygote before the first test of a module, so that no test seems to leave them behind.
 
-    A module before this one may have ended those of the session.
+    An earlier module may have ended those of the session.
     """
     warm_up()

@@ -45,7 +45,7 @@ def test_answers_are_folded_in_the_order_in_which_they_come(workers: Worker, tmp
     for rank in (2, 0, 1):
         assert not future.done()
         (tmp_path / str(rank)).touch()
-        workers.slice(r=rank).rank.call_one().get(LONG_S)  # the rank answers this after what is folded
+        workers.slice(r=rank).rank.call_one().get(LONG_S)  # the rank answers this after the folded call
     assert future.get(LONG_S) == [2, 0, 1]
     again = Accumulator(workers.rank, [], append)
     assert [sorted(again.accumulate().get(LONG_S)) for _ in range(2)] == [[0, 1, 2]] * 2

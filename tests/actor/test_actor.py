@@ -1,4 +1,4 @@
-"""What an actor may rely on: order, one message at a time, its own thread, copies, and which errors end it."""
+"""Guarantees for actors: order, one message at a time, a separate thread, copies, and which errors end an actor."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PROCS = {"dp": 2, "tp": 2}
 
 
 class Log(Actor):
-    """Remembers values, and where it runs."""
+    """Records values, and the thread that it runs on."""
 
     def __init__(self, *first: object) -> None:
         self.seen: list[object] = list(first)
@@ -189,7 +189,7 @@ class Where(Actor):
 
 
 class Signaller(Actor):
-    """Two of them prove that they run at the same time: each waits for the other's file."""
+    """Proves that two actors run at the same time: each waits for the file of the other."""
 
     @endpoint
     def meet(self, mine: str, others: str) -> bool:
@@ -207,7 +207,7 @@ class LastWords(Worker):
 
 
 class Fatal(Actor):
-    """Ends its process when it is made."""
+    """Ends its process in the constructor."""
 
     def __init__(self) -> None:
         os._exit(5)
@@ -217,7 +217,7 @@ class Fatal(Actor):
 
 
 class Broken(Actor):
-    """Can't be made on some ranks."""
+    """Fails in the constructor on some ranks."""
 
     def __init__(self, *ranks: int) -> None:
         rank = current_rank().rank
@@ -256,7 +256,7 @@ def test_context_of_a_slice_counts_within_the_slice(procs: ProcMesh) -> None:
     assert where.slice(dp=1).here.call().get().values() == ((0, {"tp": 2}, 2, "where"), (1, {"tp": 2}, 3, "where"))
     assert where.slice(dp=1, tp=0).here.call_one().get() == (0, {}, 2, "where")
     assert where.flatten("rank").here.call().get().item(rank=3) == (3, {"rank": 4}, 3, "where")
-    assert where.here.call().get().values()[2] == (2, {"dp": 2, "tp": 2}, 2, "where")  # the whole is as it was
+    assert where.here.call().get().values()[2] == (2, {"dp": 2, "tp": 2}, 2, "where")  # the whole mesh has not changed
 
 
 def test_context_knows_the_actor(procs: ProcMesh) -> None:
@@ -324,7 +324,7 @@ def test_an_actor_stays_on_its_thread(procs: ProcMesh) -> None:
     assert set(threads) == {threads[0]}
     assert all(here for _, here in threads[0])
     for (mine, _), (others, _) in zip(threads[0], other.thread.call().get().values()):
-        assert mine != others  # on each rank: two processes may have threads of the same number
+        assert mine != others  # per rank, because thread ids of different processes can be equal
 
 
 def test_an_actor_can_call_its_own_endpoints_as_methods(procs: ProcMesh) -> None:
@@ -380,7 +380,7 @@ def test_large_arguments_and_results(procs: ProcMesh) -> None:
     class Mirror(Actor):
         @endpoint
         def turn(self, array: Any) -> Any:
-            array[0] = -1  # what arrives is the actor's own
+            array[0] = -1  # the actor gets its own copy
             return array[::-1].copy()
 
     mirror = procs.slice(dp=0).spawn("mirror", Mirror)

@@ -1,4 +1,4 @@
-"""Cancelling and waiting with a limit: a cancel reaches the code that runs, wherever that waits; a timeout alone does not."""
+"""Cancellation and timeouts: a cancel reaches running code wherever it waits; a timeout alone does not."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROCS = {"r": 3}
 
 
 class Sleeper(Actor):
-    """Waits, and remembers what ended the wait."""
+    """Waits, and records what ended the wait."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -120,7 +120,7 @@ class AsyncSleeper(Sleeper):
 
 
 class Overlapping(AsyncSleeper):
-    """The same, side by side."""
+    """The same, with calls that overlap."""
 
     @concurrent_endpoint
     async def sleep(self, folder: str) -> None:
@@ -152,7 +152,7 @@ def test_a_cancel_reaches_the_endpoint_and_the_actor_lives(
         future.cancel()
         assert "cancelled by the caller" in str(ended(future))
     assert sleeper.look.call().get(LONG_S).values() == ([RAISED[kind], "left"],) * 3
-    future.cancel()  # nothing happens
+    future.cancel()  # no effect
     assert sleeper.rank.call().get(LONG_S).values() == (0, 1, 2)
 
 
@@ -226,7 +226,7 @@ def test_a_cancel_is_passed_on(
     ended(future)
     assert first.look.call_one().get(LONG_S) == [RAISED[asking]]
     expected = [RAISED[asked], "left"]
-    if asked is Overlapping:  # the cancel comes from elsewhere than this looks from, and may come later
+    if asked is Overlapping:  # the cancel takes a different path than this request, and may arrive later
         wait_until(lambda: second.look.call_one().get(LONG_S) == expected, "the cancel")
     assert second.look.call_one().get(LONG_S) == expected
     second.stop().get(LONG_S)
@@ -238,7 +238,7 @@ def test_an_endpoint_may_answer_in_spite_of_it(procs: ProcMesh, kind: type[Sleep
     interrupted, cancelled = sleeper.stubborn.call_one(str(tmp_path)), None
     wait_for_files(tmp_path, "sleeper-0")
     interrupted.interrupt()
-    assert interrupted.get(LONG_S) == "as you wish"  # an interrupt waits for the answer, a cancel does not
+    assert interrupted.get(LONG_S) == "as you wish"  # the caller waits after an interrupt, not after a cancel
     (tmp_path / "sleeper-0").unlink()
     cancelled = sleeper.stubborn.call_one(str(tmp_path))
     wait_for_files(tmp_path, "sleeper-0")
@@ -314,12 +314,12 @@ def test_many_cancels_at_any_moment_leave_the_actor_well(procs: ProcMesh, kind: 
 
 
 def test_a_cancel_of_a_waiting_endpoint_loses_no_message_for_others(procs: ProcMesh, tmp_path: Path) -> None:
-    """An endpoint that waits drives the transport of its process, and so receives messages for other actors, too."""
+    """A waiting endpoint drives the transport of its process, so it also receives messages for other actors."""
     one, two = procs.slice(r=0), procs.slice(r=1)
     asks, sleeper, counter = one.spawn("asks", Sleeper), two.spawn("sleeper", Sleeper), one.spawn("counter", Counter)
     for round in range(1, 41):
         future = asks.ask.call_one(sleeper, str(tmp_path))
-        for name in ("asks-0", "sleeper-0"):  # a cancel between the call and the wait for it leaves the call alone
+        for name in ("asks-0", "sleeper-0"):  # a cancel between the call and its wait leaves the call alone
             wait_for_files(tmp_path, name)
             (tmp_path / name).unlink()
         for _ in range(3):

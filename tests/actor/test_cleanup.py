@@ -1,4 +1,4 @@
-"""``__cleanup__`` runs once, however the actor ends, and blocks nothing else."""
+"""``__cleanup__`` runs once, however the actor ends, and blocks no other actor."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.waiting import LONG_S, wait_until
 
 
 class Tidy(Actor):
-    """Writes how it ended, a line each time."""
+    """Appends a line with the reason of its end to a file."""
 
     def __init__(self, path: str, *, fail: bool = False, fail_at_end: bool = False) -> None:
         self.path = path
@@ -96,7 +96,7 @@ def test_a_failure_is_given_to_it(procs: ProcMesh, kind: type[Tidy], error: Base
     with pytest.raises(SupervisionError):
         tidy.rank.call_one().get(LONG_S)
     wait_until(end.exists, "the cleanup")
-    tidy.stop().get(LONG_S)  # it has ended already
+    tidy.stop().get(LONG_S)  # the actor has already ended
     assert end.read_text() == f"{error!r}\n"
     assert procs.slice(r=0).spawn("tidy", kind, str(end)).rank.call_one().get(LONG_S) == 1
 

@@ -1,4 +1,4 @@
-"""``get_or_spawn_controller``: a name has one actor in the whole job, and a new one after the last has ended."""
+"""``get_or_spawn_controller``: a name has one actor in the whole job, and a new one after that has ended."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAMES = ("shared", "busy", "idle", "first", "second", "fragile", "a failure", "a
 
 
 class AskingWorker(Worker):
-    """Asks for actors by their names: one when it is made, and itself later."""
+    """Gets actors by their names: another one in its constructor, and itself later."""
 
     def __init__(self, start: int = 0, *, fail: bool = False, ask: str = "") -> None:
         if fail:
@@ -45,7 +45,7 @@ class AskingWorker(Worker):
 
 
 class Asker(Actor):
-    """Asks for the counter from a rank."""
+    """Gets the counter from a rank."""
 
     @endpoint
     def add(self, name: str) -> int:
@@ -54,13 +54,13 @@ class Asker(Actor):
 
 @pytest.fixture(scope="module", autouse=True)
 def controller(procs: ProcMesh) -> None:
-    """The process has what the first actor starts, which a test would otherwise seem to leave behind."""
+    """Start the threads that the first actor needs, so that no test seems to leave them behind."""
     get_or_spawn_controller("first of all", Worker).get(LONG_S).stop().get(LONG_S)
 
 
 @pytest.fixture(autouse=True)
 def ended(controller: None) -> Iterator[None]:
-    """What a test has asked for ends with it."""
+    """End the actors of a test."""
     yield
     for name in NAMES:
         get_or_spawn_controller(name, Worker).get(LONG_S).stop().get(LONG_S)

@@ -1,4 +1,4 @@
-"""Actors that wait for each other in a circle get an error where they wait; all other waits go on."""
+"""Deadlocks: actors that wait for each other in a cycle get an error where they wait; all other waits go on."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ SOON_S = 10.0
 
 
 class Sync(Actor):
-    """Calls others, and waits."""
+    """Calls other actors, and waits."""
 
     @endpoint
     def go(self, *way: Any) -> Any:
-        """Call the first, which goes on with the rest."""
+        """Call the first actor, which goes on with the rest."""
         return way[0].go.call(*way[1:]).get().values() if way else "the end"
 
     @endpoint
@@ -48,7 +48,7 @@ class Sync(Actor):
 
     @endpoint
     def catch(self, back: Any) -> str:
-        """Wait twice for an actor that waits for this one, and go on."""
+        """Wait twice for an actor that waits for this one, and catch the errors."""
         circles = []
         future = back.go.call_one()
         for _ in range(2):
@@ -86,7 +86,7 @@ class Sync(Actor):
 
     @endpoint
     def to_next(self, line: Any, folder: str) -> Any:
-        """Call the next one when all run."""
+        """Call the next actor when all of them run."""
         me = context().actor_instance.rank.rank
         Path(folder, str(me)).touch()
         wait_for_files(Path(folder), *map(str, range(len(line))))
@@ -102,13 +102,13 @@ class Async(Actor):
 
     @endpoint
     async def gather(self, *others: Any, back: Any) -> Any:
-        """Wait for several, of which the last comes back."""
+        """Wait for several actors; the last one calls back."""
         futures = [other.go.call() for other in others[:-1]] + [others[-1].go.call(back)]
         return await asyncio.gather(*futures)
 
     @endpoint
     async def first(self, *others: Any, back: Any) -> int:
-        """Wait for the first of several, any of which may be it; gives how many of them have ended after a second."""
+        """Wait for the first of several calls, and return how many of them have ended after a second."""
         futures = [asyncio.ensure_future(other.go.call(back)) for other in others]
         done, _ = await asyncio.wait(
             [*futures, asyncio.ensure_future(asyncio.sleep(1.0))], return_when="FIRST_COMPLETED"
@@ -129,7 +129,7 @@ class Async(Actor):
 
     @endpoint
     async def watched(self, other: Any, back: Any) -> str:
-        """Wait for a call, and for a watchdog of the user's."""
+        """Wait for a call and for a user's watchdog."""
         try:
             await asyncio.gather(other.go.call(back), self._bark())
         except TimeoutError:
@@ -142,7 +142,7 @@ class Async(Actor):
 
 
 class Passing(Actor):
-    """Passes the port for its answer on, and waits for an actor that waits for it."""
+    """Passes on its response port, and waits for an actor that waits for the answer."""
 
     @endpoint(explicit_response_port=True)
     def go(self, port: Any, other: Any, back: Any) -> None:
@@ -160,11 +160,11 @@ class PassingAsync(Actor):
 
 
 class Late(Actor):
-    """Answers for another."""
+    """Answers through the port of another actor."""
 
     @endpoint
     def late(self, port: Any) -> None:
-        time.sleep(0.7)  # longer than it takes to look for a circle
+        time.sleep(0.7)  # longer than the deadlock detector takes
         port.send("late")
 
 
@@ -178,7 +178,7 @@ class Overlapping(Actor):
 
 @pytest.fixture
 def spawn(procs: ProcMesh) -> Iterator[Callable[..., Any]]:
-    """Actors, each of one rank, that end with the test."""
+    """Spawn actors on one rank each, and stop them after the test."""
     made: list[Any] = []
 
     def spawn(name: str, cls: type[Actor], rank: int) -> Any:
@@ -191,7 +191,7 @@ def spawn(procs: ProcMesh) -> Iterator[Callable[..., Any]]:
 
 
 def circle_of(error: BaseException | None) -> str:
-    """The circle in the error of a failed call, through however many calls."""
+    """Return the cycle in the error of a call, which may have passed through several calls."""
     assert isinstance(error, ActorError), error
     cause: BaseException = error
     while isinstance(cause, ActorError):
@@ -210,7 +210,7 @@ def test_two_that_call_each_other_get_an_error(spawn: Any, kind: type[Actor], ba
         "b.go on t[1] -> a.go on t[0] (behind a.go) -> b.go on t[1]",
     )
     assert "calls wait for each other" in str(error)
-    assert a.go.call_one(b).get(LONG_S) == ("the end",)  # all go on as before
+    assert a.go.call_one(b).get(LONG_S) == ("the end",)  # the actors go on as before
 
 
 @pytest.mark.parametrize("kind", [Sync, Async])
@@ -241,9 +241,9 @@ def test_a_circle_through_the_controllers_process_is_found(spawn: Any) -> None:
 
 
 def test_what_waits_behind_another_call_is_on_the_circle(spawn: Any, tmp_path: Path) -> None:
-    """The call of ``a`` stands in the queue of ``b`` behind one that waits for ``a`` only later.
+    """The call from ``a`` is queued at ``b`` behind a call that starts to wait for ``a`` later.
 
-    The error goes to the one that waits last, or to the other one if that looks for a circle only then.
+    The call that waits last gets the error, or the other one if its search for a cycle runs only then.
     """
     a, b = spawn("a", Sync, 0), spawn("b", Sync, 1)
     later = b.wait_for.call_one(str(tmp_path / "go"), a)
@@ -251,7 +251,7 @@ def test_what_waits_behind_another_call_is_on_the_circle(spawn: Any, tmp_path: P
     first = a.begin.call_one(str(tmp_path / "a runs"), b)
     wait_for_files(tmp_path, "a runs")
     with pytest.raises(TimeoutError):
-        first.get(0.5)  # longer than it takes to look for a circle; there is none yet
+        first.get(0.5)  # longer than the deadlock detector takes; there is no cycle yet
     (tmp_path / "go").touch()
     failed, succeeded = (later, first) if later.exception(LONG_S) else (first, later)
     assert circle_of(failed.exception(LONG_S)) in (
@@ -278,7 +278,7 @@ def test_a_call_of_many_is_on_a_circle_if_one_of_them_is(procs: ProcMesh, spawn:
 
 def test_a_broadcast_that_waits_can_be_on_a_circle(spawn: Any) -> None:
     a, b = spawn("a", Sync, 0), spawn("b", Sync, 1)
-    a.broadcast_to.call_one(b, a, b).get(LONG_S)  # b waits for a, which waits for b
+    a.broadcast_to.call_one(b, a, b).get(LONG_S)  # b waits for a, and a waits for b
     wait_until(lambda: b.go.call_one().exception(LONG_S), "the end of b: an exception without a reply ends it")
     assert "calls wait for each other" in str(b.go.call_one().exception(LONG_S))
 
@@ -313,7 +313,7 @@ def test_endpoints_that_overlap_make_no_circle(spawn: Any) -> None:
     assert "b.go" in circle_of(c.go.call_one(b, c, b).exception(LONG_S))
 
 
-# -- waits without a circle
+# -- waits without a cycle
 
 
 @pytest.mark.parametrize("kind", [Sync, Async])
@@ -339,7 +339,7 @@ def test_long_calls_are_no_circles(spawn: Any, tmp_path: Path) -> None:
     a, b, c = spawn("a", Sync, 0), spawn("b", Sync, 1), spawn("c", Sync, 2)
     slow = c.wait_for.call_one(str(tmp_path / "go"))
     wait_for_files(tmp_path, "go awaited")
-    waiting = a.go.call_one(b, c)  # in the queue behind it
+    waiting = a.go.call_one(b, c)  # queued behind it
     with pytest.raises(TimeoutError):
         waiting.get(0.7)
     (tmp_path / "go").touch()
@@ -349,9 +349,9 @@ def test_long_calls_are_no_circles(spawn: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.5])
 def test_an_actor_that_catches_the_error_may_go_on(spawn: Any, pause_s: float) -> None:
-    """The future stays good; as long as there is a circle, each actor on it gets the error in turn.
+    """The future stays valid. As long as there is a cycle, its actors get the error in turn.
 
-    After a pause the other one waits already, so the one that asks gets the first error, and waits again, for ever.
+    After a pause the other actor already waits, so the calling actor gets the first error, and waits again.
     """
     a, b = spawn("a", Sync, 0), spawn("b", Sync, 1)
     circle = "b.catch on t[1] -> a.go on t[0] (behind a.ask_one_that_catches) -> b.catch on t[1]"

@@ -1,4 +1,4 @@
-"""What ranks say that their actors do, whichever process has asked for it."""
+"""Reports of ranks about the work of their actors, whichever process called these."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Gate(Actor):
 
 
 def shown(procs: ProcMesh, *texts: str) -> str:
-    """What the ranks do, as soon as that has all these texts in it."""
+    """Return the report of the ranks as soon as it contains all these texts."""
 
     def now() -> str | None:
         found = stacks_text(procs.view(), procs.doing().get(LONG_S))

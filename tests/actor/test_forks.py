@@ -1,4 +1,4 @@
-"""A child that the user's code forks and does not end runs no further than that code: it must not answer as a second rank."""
+"""A child that user code forks and does not end exits at the end of that code: it must not answer as a second rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROCS = {"forks": 1}
 
 
 def code_of(pid: int) -> int:
-    """The exit code of a child."""
+    """Return the exit code of a child."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
@@ -49,7 +49,7 @@ class Forks(Actor):
 
     @endpoint
     def ask(self, other: Any) -> tuple[int, str]:
-        """The exit code of a child that asks, and the errors that it gets."""
+        """Return the exit code of a child that makes requests, and the errors that it gets."""
         reads, writes = os.pipe()
         pending = other.pid.call_one()
         pid = os.fork()
@@ -68,7 +68,7 @@ class Forks(Actor):
 
     @endpoint
     def hit(self, number: int, where: str) -> int:
-        """The exit code of a child that gets a signal, while Python calls functions for forks or in the user's code."""
+        """Return the exit code of a child that gets a signal, while Python calls its fork hooks or in user code."""
         strikes = [where]
 
         def strike() -> None:
@@ -81,7 +81,7 @@ class Forks(Actor):
             if where == "code":
                 os.kill(os.getpid(), number)
             return 0
-        strikes.clear()  # a function for forks stays registered
+        strikes.clear()  # fork hooks can't be unregistered
         return code_of(pid)
 
     @endpoint

@@ -1,4 +1,4 @@
-"""Calls between actors: references travel as arguments, calls keep their order, actors spawn actors and use ports."""
+"""Calls between actors: handles are passed as arguments, calls keep their order, actors spawn actors and use ports."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROCS = {"dp": 2, "tp": 2}
 
 
 class Log(Actor):
-    """Remembers values, and gives its place in the mesh that a call addresses."""
+    """Records values, and returns its point in the mesh that a call addresses."""
 
     def __init__(self, *first: object) -> None:
         self.seen: list[Any] = list(first)
@@ -69,7 +69,7 @@ class Log(Actor):
 
 
 class Caller(Actor):
-    """Runs functions with references; the functions travel by value."""
+    """Runs functions with handles; the functions are pickled by value."""
 
     def __init__(self, *kept: Any) -> None:
         self.kept = kept
@@ -108,7 +108,7 @@ def doomed(procs: ProcMesh) -> Iterator[ProcMesh]:
 
 @pytest.fixture(scope="module")
 def counter(procs: ProcMesh) -> Iterator[Any]:
-    """An actor of the controller."""
+    """An actor in the controller's process."""
     log: Any = api.get_or_spawn_controller("the counter", Log).get(LONG_S)
     yield log
     log.stop().get(LONG_S)
@@ -126,7 +126,7 @@ def callers(procs: ProcMesh) -> Any:
 
 @pytest.fixture(scope="module")
 def caller(callers: Any) -> Any:
-    """One of them."""
+    """One caller."""
     return callers.slice(dp=0, tp=0)
 
 
@@ -208,7 +208,7 @@ def test_an_actor_may_get_references_to_itself_and_its_neighbours(callers: Any) 
     def broadcast(callers: Any) -> None:
         callers.run.broadcast(lambda: None)
 
-    # In turn: if all asked at once, each would wait for one that waits.
+    # One after another: concurrent calls would be a deadlock.
     line = callers.flatten("rank")
     found = [line.slice(rank=rank).run.call_one(ask_next, callers).get(LONG_S) for rank in range(4)]
     assert found == [1, 2, 3, 0]
@@ -471,5 +471,5 @@ def test_an_accumulator_folds_in_order_of_arrival(log: Any, callers: Any, tmp_pa
     flat = callers.flatten("rank")
     for rank in (2, 0, 3, 1):
         (tmp_path / str(rank)).touch()
-        flat.slice(rank=rank).run.call_one(os.getpid).get(LONG_S)  # its answer comes after the one that is folded
+        flat.slice(rank=rank).run.call_one(os.getpid).get(LONG_S)  # its answer comes after the folded one
     assert future.get(LONG_S) == (2, 0, 3, 1)

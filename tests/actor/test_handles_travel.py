@@ -1,4 +1,4 @@
-"""Handles of meshes work where they arrive: through ports, as results, folded, and nested in containers."""
+"""Handles of meshes work in the process that receives them: through ports, as results, folded, and nested in containers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROCS = {"r": 2}
 
 
 class Sender(Actor):
-    """Sends and returns what it is given, as other processes do with their handles."""
+    """Sends and returns its arguments, as other processes do with their handles."""
 
     @endpoint
     def send(self, port: Port[Any], value: Any) -> None:
@@ -72,7 +72,7 @@ class AsyncReceiver(Actor):
 
 
 def folded(sender: Any, counters: Any) -> Future[Any]:
-    """A future of the handle that the last of the senders returns."""
+    """Return a future of the handle that the last of the senders returns."""
     return Accumulator(sender.give, None, lambda before, last: last).accumulate(counters)
 
 

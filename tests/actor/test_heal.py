@@ -1,4 +1,4 @@
-"""Ranks that die and are replaced, with real processes: state, actors, their order, and restarts by policy."""
+"""Replacement of ranks that die, with real processes: state, actors, their order, and restarts by policy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.waiting import LONG_S, wait_until
 
 
 class RestoringCounter(Actor):
-    """Counts its calls; after a restart it goes on where the others are."""
+    """Counts its calls; after a restart it takes the count of the others."""
 
     def __init__(self, begin: int = 0) -> None:
         self.n = begin
@@ -114,14 +114,14 @@ class Parent(Actor):
 
 
 class Careless(Parent):
-    """Goes down with what it has spawned."""
+    """Fails with the actors that it has spawned."""
 
     def __supervise__(self, failure: Any) -> bool:
         return False
 
 
 class Brittle(Actor):
-    """Can be made as long as a file is not there."""
+    """Fails in the constructor if a file exists."""
 
     def __init__(self, path: str) -> None:
         if os.path.exists(path):
@@ -143,7 +143,7 @@ class Hasty(Actor):
 
 @pytest.fixture(scope="module")
 def serving(session: None, by_value: None) -> None:
-    """The session serves requests of ranks: it starts to with the first, and what it starts for that stays."""
+    """Start to serve requests of ranks, so that no test seems to leave the threads for this behind."""
     mesh = this_host().spawn_procs({"r": 1}, device="cpu")
     parent: Any = mesh.spawn("parent", Parent)
     parent.heal.call_one(mesh).get(LONG_S)
@@ -330,7 +330,7 @@ def test_a_heal_that_fails_can_be_done_again(procs: ProcMesh) -> None:
     first = procs.heal()
     wait_until(lambda: procs.incarnations()[1] == 1 and procs.view().ranks[1].pid, "the new process")
     kill_ranks(procs, 1)
-    if (error := first.exception(LONG_S)) is not None:  # it may have been up for a moment
+    if (error := first.exception(LONG_S)) is not None:  # the rank may have been up for a moment
         assert isinstance(error, SupervisionError)
         assert error.ranks == (1,)
     assert procs.heal().get(LONG_S) == (1,)
@@ -404,7 +404,7 @@ def test_living_ranks_are_restarted(procs: ProcMesh) -> None:
     wait_gone(before[0])
 
 
-# -- restarts by themselves
+# -- automatic restarts
 
 
 def test_a_rank_restarts_by_itself_and_no_later_call_fails(make: Callable[..., ProcMesh]) -> None:
@@ -454,7 +454,7 @@ def test_an_actor_that_can_not_be_made_again_by_a_restart_is_a_failure(
 
 @pytest.fixture
 def faults(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The failures that no owner has handled."""
+    """Collect the failures that no owner has handled."""
     found: list[Any] = []
     monkeypatch.setattr("monarch_kernel.actor.unhandled_fault_hook", found.append)
     return found
@@ -499,7 +499,7 @@ def test_a_mesh_that_is_stopped_is_not_restarted(make: Callable[..., ProcMesh]) 
 
 @pytest.mark.parametrize("cycles", [12])
 def test_kill_and_heal_at_random_moments_of_a_stream_of_calls(make: Callable[..., ProcMesh], cycles: int) -> None:
-    """Each call ends with a result or an error that names the rank, and the others lose nothing and take nothing twice."""
+    """Each call ends with a result or an error that names the rank. The other ranks lose no call, and run no call twice."""
     mesh = make(4)
     counter: Any = mesh.spawn("counter", RestoringCounter)
     counter.add.call().get(LONG_S)
@@ -522,7 +522,7 @@ def test_kill_and_heal_at_random_moments_of_a_stream_of_calls(make: Callable[...
     thread.start()
     try:
         for _ in range(cycles):
-            time.sleep(random.uniform(0, 0.02))  # the moment is random, nothing waits for it
+            time.sleep(random.uniform(0, 0.02))  # kill the rank at a random moment, not after an event
             kill_ranks(mesh, 2)
             assert mesh.heal().get(LONG_S) == (2,)
     finally:
@@ -537,7 +537,7 @@ def test_kill_and_heal_at_random_moments_of_a_stream_of_calls(make: Callable[...
     assert mesh.incarnations() == (0, 0, cycles, 0)
 
 
-# -- a session without others: last, since it ends the one that modules share
+# -- a separate session: last, because it ends the session that modules share
 
 
 def test_ranks_whose_host_agent_died_go_to_a_new_one(by_value: None, no_session: None) -> None:
@@ -553,7 +553,7 @@ def test_ranks_whose_host_agent_died_go_to_a_new_one(by_value: None, no_session:
 
 @pytest.fixture
 def no_session() -> Iterator[None]:
-    """The test starts and ends without a session: it kills the host agent, which other modules share."""
+    """Start and end without a session, because the test kills the host agent, which other modules share."""
     shutdown_context().get(LONG_S)
     yield
     shutdown_context().get(LONG_S)

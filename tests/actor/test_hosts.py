@@ -1,4 +1,4 @@
-"""Meshes of hosts from a launcher: the program asks for hosts, uses them before they are up, and gives them back."""
+"""Meshes of hosts from a launcher: the program requests hosts, uses them before they are up, and gives them back."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.waiting import LONG_S
 
 
 class Neighbor(Actor):
-    """Says which host agent its process has, and starts other processes there."""
+    """Returns the host agent of its process, and starts other processes there."""
 
     @endpoint
     def agent(self) -> int:
@@ -57,7 +57,7 @@ class Neighbor(Actor):
 
 @pytest.fixture(scope="module")
 def hosts(session: None, by_value: None) -> Iterator[HostMesh]:
-    """Two hosts, with an agent each."""
+    """Two hosts with an agent each."""
     hosts = allocate(LocalLauncher(), 2)
     assert hosts.initialized.get(LONG_S)
     yield hosts
@@ -74,7 +74,7 @@ def procs(hosts: HostMesh) -> Iterator[ProcMesh]:
 
 @pytest.fixture(scope="module")
 def here(procs: ProcMesh) -> Any:
-    first = procs.spawn("first", Neighbor)  # the program starts to serve requests of ranks with the first one
+    first = procs.spawn("first", Neighbor)  # the first actor makes the program serve requests of ranks
     first.spawn_beside.call().get(LONG_S)
     first.stop().get(LONG_S)
     return procs.spawn("here", Neighbor)
@@ -82,14 +82,14 @@ def here(procs: ProcMesh) -> Any:
 
 @pytest.fixture
 def own(procs: ProcMesh, here: Any) -> Iterator[Any]:
-    """Actors for one test: the processes that they start end with them."""
+    """Actors for one test. The processes that they start end with them."""
     own = procs.spawn("own", Neighbor)
     yield own
     own.stop().get(LONG_S)
 
 
 def agents(here: Any) -> list[int]:
-    """Of the hosts, in their order."""
+    """Return the agents of the hosts, in their order."""
     found = list(here.agent.call().get(LONG_S).values())
     assert found[0] == found[1]
     assert found[2] == found[3]
@@ -119,7 +119,7 @@ def test_a_host_is_the_same_wherever_its_handle_is(hosts: HostMesh, here: Any, o
     theirs = own.slice(hosts=1, gpus=0).hand_over.call_one().get(LONG_S)
     assert isinstance(theirs, HostMesh)
     first = own.slice(hosts=0, gpus=0)
-    assert first.start_on.call_one(theirs).get(LONG_S) == [agents(here)[1]]  # by way of the program
+    assert first.start_on.call_one(theirs).get(LONG_S) == [agents(here)[1]]  # through the program
     assert first.start_on.call_one(hosts).get(LONG_S) == agents(here)
 
 
@@ -171,7 +171,7 @@ def test_hosts_are_used_before_they_are_up_and_can_be_given_back_then(hosts: Hos
     late = allocate(LocalLauncher(python=str(python)), 2, axis="nodes")
     procs = late.spawn_procs({"gpus": 1}, device="cpu", name="late")
     agent = procs.spawn("here", Neighbor).agent.call()
-    assert not agent.done()  # nothing has waited for the hosts, which can't be up yet
+    assert not agent.done()  # no call has waited for the hosts, which can't be up yet
     late.slice(nodes=1).shutdown().get(LONG_S)
     stall.unlink()
     with pytest.raises(SupervisionError, match="its host was given back"):
@@ -183,4 +183,4 @@ def test_hosts_are_used_before_they_are_up_and_can_be_given_back_then(hosts: Hos
         late.initialized.get(LONG_S)
     late.shutdown().get(LONG_S)
     late.shutdown().get(LONG_S)  # and again
-    assert hosts.initialized.get(LONG_S)  # the session, and all others, go on
+    assert hosts.initialized.get(LONG_S)  # the session and the other hosts go on

@@ -1,4 +1,4 @@
-"""Large values go through shared memory: each receiver has its own, also when a process dies meanwhile."""
+"""Large values go through shared memory: each receiver has its own value, also when a process dies meanwhile."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COUNT = 1 << 20  # float32: 4 MiB
 
 
 class Keeper(Actor):
-    """Keeps what it is given."""
+    """Keeps its arguments."""
 
     def __init__(self) -> None:
         self.kept: Any = None
@@ -106,7 +106,7 @@ def test_blocks_are_used_again(keepers: Any) -> None:
 
     first = take_turns()
     assert take_turns() <= first
-    # Those of the controller stay mapped for the next time; and there are a few that the rank itself has sent.
+    # Blocks of the controller stay mapped for reuse, and there are a few blocks that the rank itself has sent.
     assert max(keepers.maps.call().get(LONG_S).values()) <= len(shared_frames._blocks) + 5
 
 
@@ -119,7 +119,7 @@ def test_a_rank_that_is_killed_holds_no_block(procs: ProcMesh) -> None:
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     for _ in range(5):
-        keepers.keep.broadcast(torch.ones(COUNT))  # a stopped process opens none of these
+        keepers.keep.broadcast(torch.ones(COUNT))  # a stopped process opens no block
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     with pytest.raises(SupervisionError, match="SIGKILL"):
@@ -153,7 +153,7 @@ def test_the_only_receiver_of_a_value_needs_no_copy_to_write_to_it(session: None
     keeper = procs.spawn("keeper", Keeper)
     value = torch.ones(COUNT)
     flags: set[str] = set()
-    for i in range(1, 50):  # whether the sender has let go of it when it arrives is a matter of microseconds
+    for i in range(1, 50):  # whether the sender has released the block when it arrives is a race of microseconds
         keeper.keep.call_one(value).get(LONG_S)
         assert keeper.add.call_one(i).get(LONG_S) == (i + 1) * COUNT
         assert value.sum() == COUNT
@@ -165,7 +165,7 @@ def test_the_only_receiver_of_a_value_needs_no_copy_to_write_to_it(session: None
 
 
 class Fragile(Actor):
-    """Keeps what it was made with, and writes to it."""
+    """Keeps the argument of its constructor, and writes to it."""
 
     def __init__(self, value: torch.Tensor) -> None:
         self.value = value
@@ -193,7 +193,7 @@ def test_a_value_that_is_sent_again_after_a_heal_is_what_it_was(session: None, b
 
 
 class Passing(Keeper):
-    """Keeps what another gives."""
+    """Keeps the value of another actor."""
 
     @endpoint
     def take_from(self, other: Any) -> None:

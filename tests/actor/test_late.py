@@ -1,4 +1,4 @@
-"""A wait that takes long shows, once, which ranks have not answered and what these do, where it waits."""
+"""A long wait shows once which ranks have not answered, and what they are doing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROCS = {"r": 3}
 
 
 class Slow(Actor):
-    """Answers when a file is there; on some ranks at once."""
+    """Answers when a file exists; on some ranks at once."""
 
     @endpoint
     def load(self, path: str, *ranks: int) -> int:
@@ -31,9 +31,9 @@ class Slow(Actor):
 
     @endpoint
     def ask(self, other: Any, path: str) -> Any:
-        """Wait for an actor that answers only when it was shown that this takes long."""
+        """Wait for an actor that answers only after the warning about a long wait."""
         answer = other.load.call(path)
-        wait_until_started(path, 0)  # of its slice
+        wait_until_started(path, 0)  # rank in its slice
         return answer.get(warn_after_s=0.3).values()
 
 
@@ -48,18 +48,18 @@ class AsyncSlow(Actor):
 
 
 def start_of(path: str | Path, rank: int) -> Path:
-    """The file that says that a rank waits for ``path``."""
+    """Return the file that shows that a rank waits for ``path``."""
     return Path(f"{path}-{rank}")
 
 
 def wait_until_started(path: str | Path, *ranks: int) -> None:
-    """Return when these ranks wait for ``path``: else a busy machine shows what they do before that."""
+    """Wait until these ranks wait for ``path``; a warning that comes earlier would show what they do before that."""
     files = [start_of(path, rank) for rank in ranks]
     wait_for_files(files[0].parent, *(file.name for file in files))
 
 
 def wait_for(path: str) -> None:
-    """Wait for a file, in a loop of this module: the tests look for the line of it."""
+    """Wait for a file in a loop of this module; the tests search for its line."""
     deadline = time.monotonic() + LONG_S
     while not Path(path).exists():
         assert time.monotonic() < deadline
@@ -67,9 +67,9 @@ def wait_for(path: str) -> None:
 
 
 class Shown(list[str]):
-    """What stderr says of waits; the first text also creates the file that an actor waits for.
+    """Collects the warnings about waits on stderr; the first one also creates the file that an actor waits for.
 
-    The rest is output of ranks, which may come from the test before.
+    Other text is output of ranks, possibly of the previous test.
     """
 
     def __init__(self, path: Path) -> None:
@@ -91,7 +91,7 @@ def showing(path: Path) -> Iterator[Shown]:
 
 @pytest.fixture
 def go(tmp_path: Path) -> Path:
-    """A file that an actor waits for."""
+    """The file that an actor waits for."""
     return tmp_path / "go"
 
 
@@ -105,7 +105,7 @@ def test_it_names_the_ranks_that_have_not_answered_and_where_they_are(procs: Pro
     (text,) = shown  # once
     head, *lines = text.splitlines()
     assert re.fullmatch(r"slow\.load: no answer for [\d.]+ s from \[1-2\] of 3", head)
-    # They wait in a loop, and may be at different lines of it.
+    # The ranks wait in a loop, and may be at different lines of it.
     assert [line.split()[0] for line in lines] in (["[1-2]"], ["[1]", "[2]"], ["[2]", "[1]"])
     for line in lines:
         assert "test_late.py, line " in line

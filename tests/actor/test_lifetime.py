@@ -1,4 +1,4 @@
-"""The end of processes, meshes, sessions and controllers: calls get an error with the reason, and nothing is left."""
+"""The end of processes, meshes, sessions and controllers: calls get an error with the reason, and no resource is left."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("by_value")
 
 
 class Victim(Actor):
-    """Waits and dies on demand; counts the questions for its pid."""
+    """Waits and dies on demand; counts the requests for its pid."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -65,7 +65,7 @@ def procs() -> Iterator[ProcMesh]:
 
 @pytest.fixture
 def no_session() -> Iterator[None]:
-    """The test starts and ends without a session: sessions that end are its subject."""
+    """Start and end without a session, because the test ends sessions."""
     shutdown_context().get(LONG_S)
     yield
     shutdown_context().get(LONG_S)
@@ -88,7 +88,7 @@ def test_a_call_on_a_mesh_with_a_dead_rank_fails_and_a_slice_without_it_works(pr
     streamed = {future.rank: future.exception(LONG_S) for future in workers.pid.stream()}
     assert isinstance(streamed.pop(1), SupervisionError)
     assert streamed == {0: None, 2: None}
-    workers.pid.broadcast()  # reaches those that live
+    workers.pid.broadcast()  # reaches the living ranks
     assert rest.count.call().get(LONG_S).values() == (4, 4)
 
 
@@ -252,7 +252,7 @@ ENDS = {
 
 @contextlib.contextmanager
 def program(code: str, mark: str, directory: Path) -> Iterator[subprocess.Popen[str]]:
-    """A controller in a process of its own, which ends with the test if not before."""
+    """A controller in a separate process, which ends with the test or earlier."""
     run = subprocess.Popen(
         [sys.executable, "-c", code],
         env={**os.environ, "CONTROLLER_MARK": mark, "TMPDIR": str(directory)},
@@ -267,7 +267,7 @@ def program(code: str, mark: str, directory: Path) -> Iterator[subprocess.Popen[
 
 
 def slow_unless(is_quick: bool) -> tuple[pytest.MarkDecorator, ...]:
-    """Marks for a variant: the default tier runs some."""
+    """Return the marks of a variant; the default tier runs some variants."""
     return () if is_quick else (pytest.mark.slow,)
 
 
@@ -281,7 +281,7 @@ def test_nothing_is_left_of_a_controller_however_it_ends(tmp_path: Path, end: st
         assert run.stdout is not None
         assert run.stdout.readline().startswith("ready")
         if signum:
-            # Controller, agent, zygote, four ranks, two children, which have no environment for a moment when they begin.
+            # Controller, agent, zygote, four ranks and two children, which have no environment for a moment when they start.
             wait_until(lambda: len(marked(f"CONTROLLER_MARK={mark}")) >= 9, "all processes to be there")
             assert len(list(tmp_path.glob("monarch-*"))) == 1
             run.send_signal(signum)
@@ -300,14 +300,14 @@ def test_nothing_is_left_of_a_controller_that_is_killed_while_it_starts(tmp_path
     with program(code, mark, tmp_path) as run:
         assert run.stdout is not None
         run.stdout.readline()
-        time.sleep(delay_s)  # not to synchronise: to kill it at another moment
+        time.sleep(delay_s)  # no synchronization: kills it at a random moment
         run.kill()
         run.wait(LONG_S)
         wait_until(lambda: not marked(f"CONTROLLER_MARK={mark}") and not list(tmp_path.iterdir()), "all to be gone")
 
 
 def test_the_directory_of_one_that_was_killed_after_its_agent_is_removed_by_the_next(tmp_path: Path) -> None:
-    (tmp_path / "monarch-other").mkdir()  # no session's
+    (tmp_path / "monarch-other").mkdir()  # does not belong to a session
     code = "import time\nfrom monarch_kernel.actor import this_host\nhost = this_host()\n"
     code += "print('ready', flush=True)\ntime.sleep(1000)"
     mark, later = uuid.uuid4().hex, uuid.uuid4().hex
@@ -328,7 +328,7 @@ def test_the_directory_of_one_that_was_killed_after_its_agent_is_removed_by_the_
         with program(code, third, tmp_path) as again:
             assert again.stdout is not None
             again.stdout.readline()
-            assert len(list(tmp_path.glob("monarch-*/controller"))) == 2  # of those that live
+            assert len(list(tmp_path.glob("monarch-*/controller"))) == 2  # directories of living sessions
             assert len(list(tmp_path.glob("monarch-*"))) == 3
     wait_until(lambda: [path.name for path in tmp_path.iterdir()] == ["monarch-other"], "all to be gone")
 
@@ -365,7 +365,7 @@ def test_sixty_meshes_in_one_session_leave_nothing(no_session: None, bar: Bar) -
     wait_until(lambda: len(os.listdir("/proc/self/fd")) <= held[0], "connections to be closed")
     gc.collect()
     assert _held()[1] == held[1]
-    # The agent closes the pipes and connections of a rank a moment after it has collected it.
+    # The agent closes the pipes and connections of a rank a moment after it has reaped the process.
     wait_until(lambda: len(os.listdir(f"/proc/{agent}/fd")) <= agents_fds, "the agent to close what it had opened")
     assert rss_nbytes(os.getpid()) - memory < 8 << 20
     assert rss_nbytes(agent) - agents_memory < 8 << 20

@@ -1,4 +1,4 @@
-"""The program steers loops on real ranks: a change happens at the same step on all, however long each takes for a step."""
+"""The program controls loops on real ranks: a knob changes at the same step on all ranks, however long their steps take."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ seen
 """
 
 
-# A rank that comes much later than others has no part in the first means: so ranks wait for each other before a loop. In 60
-# steps no rank has more than 64 values to report at once, so that each step has a mean of its own.
+# A rank that starts much later than others is missing in the first means, so ranks wait for each other before a loop. In 60
+# steps no rank has more than 64 values to report at once, so each step has a separate mean.
 MEET = """
 import pathlib, time
 here = pathlib.Path({folder!r})
@@ -50,7 +50,7 @@ for step in live.loop(60):
 
 
 def meeting(folder: Path, body: str) -> str:
-    """Code of a loop of 60 steps that all ranks begin together; the folder is theirs, and has to be empty."""
+    """Return the code of a loop of 60 steps that all ranks start together. They meet through the folder."""
     folder.mkdir(exist_ok=True)
     for each in folder.iterdir():
         each.unlink()
@@ -58,7 +58,7 @@ def meeting(folder: Path, body: str) -> str:
 
 
 class Running:
-    """A cell that runs, and its loop."""
+    """A running cell and its loop."""
 
     def __init__(self, procs: ProcMesh, code: str, cell: int = 7) -> None:
         before = {loop.key for loop in procs.loops}
@@ -72,7 +72,7 @@ class Running:
         return self.loop.view().step
 
     def values(self) -> list[Any]:
-        """The values of the cell, when it and its loop are over."""
+        """Wait until the cell and its loop have ended, and return the values of the cell."""
         values = [result.value for result in self.future.get(LONG_S).values()]
         wait_until(lambda: self.loop.view().state == "over", "the loop to be over")
         return values
@@ -88,9 +88,9 @@ def test_a_knob_changes_at_the_same_step_on_all_ranks(procs: ProcMesh, seed: int
     wait_until(lambda: running.loop.view().knobs, "the knobs to be known")
     turned: list[tuple[int, str, Any]] = []
     for turn in range(12):
-        if turn % 4 == 0:  # the values of three steps at least differ, however soon this loop is over
+        if turn % 4 == 0:  # at least three steps have different values, however early this loop ends
             running.wait_step(running.step + 1)
-        time.sleep(chance.uniform(0, 0.05))  # not to synchronise: to turn at another moment
+        time.sleep(chance.uniform(0, 0.05))  # no synchronization: sets the knob at a random moment
         name, value = chance.choice([("lr", round(chance.random(), 6)), ("mode", chance.choice("abc")), ("on", False)])
         turned.append((running.loop.set(name, value), name, value))
     end = running.loop.stop()
@@ -111,13 +111,13 @@ def test_it_stands_before_the_same_step_and_goes_on_by_steps(procs: ProcMesh) ->
     before = running.loop.pause()
     running.wait_step(before)
     assert running.loop.view().state == "paused"
-    time.sleep(0.2)  # nothing happens meanwhile
+    time.sleep(0.2)  # the loop stays paused meanwhile
     assert running.step == before
     running.loop.step()
     running.wait_step(before + 1)
     running.loop.step(5)
     running.wait_step(before + 6)
-    time.sleep(0.2)  # again nothing happens
+    time.sleep(0.2)  # the loop stays paused again
     assert running.step == before + 6
     running.loop.resume()
     running.wait_step(before + 50)
@@ -178,7 +178,7 @@ for step in live.loop(100):
 
 
 def test_what_is_counted_may_be_logged_in_some_steps_or_often_in_one(procs: ProcMesh) -> None:
-    # So few steps are over within the time of which the rates are, also on a busy machine.
+    # Rates are over a time in which only a few steps end, also on a busy machine.
     code = """
 import time
 for step in live.loop(40):
@@ -193,7 +193,7 @@ for step in live.loop(40):
     running.values()
     rates = dict(running.loop.view().per_s)
     assert rates["tokens"] == pytest.approx(10 * rates["flops"])
-    assert rates["samples"] == pytest.approx(rates["flops"], rel=0.3)  # some reports have one step of these more
+    assert rates["samples"] == pytest.approx(rates["flops"], rel=0.3)  # some reports include one more of these steps
 
 
 @pytest.mark.parametrize(
@@ -239,8 +239,8 @@ def test_loops_are_written_for_tensorboard(procs: ProcMesh, tmp_path: Path) -> N
     second = Running(procs, code)
     wait_until(lambda: scalars(folder / "loop_1", "loss"), "the first steps, while the loop goes on")
     second.values()
-    assert procs.tensorboard(None) is None  # all that is known is written then
-    Running(procs, code).values()  # nothing is written of this one
+    assert procs.tensorboard(None) is None  # this writes all that is known
+    Running(procs, code).values()  # this loop is not written
     for loop in range(2):
         assert scalars(folder / f"loop_{loop}", "loss") == [(step, step + 1.0) for step in range(60)]
         speeds = scalars(folder / f"loop_{loop}", "speed/tokens_per_s")

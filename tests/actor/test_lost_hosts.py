@@ -1,4 +1,4 @@
-"""Hosts that fall silent or die, and the messages that they pass on for others."""
+"""Hosts that fall silent or die, and the messages that they forward for other hosts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.waiting import LONG_S, wait_until
 
 
 class Noting(Actor):
-    """Notes values."""
+    """Records values."""
 
     def __init__(self) -> None:
         self.seen: list[int] = []
@@ -37,7 +37,7 @@ class Noting(Actor):
 
 
 class RecordingLauncher(LocalLauncher):
-    """Knows the hosts that it has launched."""
+    """Records the hosts that it has launched."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class RecordingLauncher(LocalLauncher):
 
 
 def hosts_of(launcher: LocalLauncher, count: int, **options: Any) -> HostMesh:
-    """Hosts that start quickly, for they prepare nothing."""
+    """Allocate hosts that start quickly, because they preload no modules."""
     session = current_session()
     numbers = session.add_hosts(launcher, count, is_light=True, **options)
     return HostMesh(session.runtime, Region.whole(Extent({"hosts": count})), numbers)
@@ -58,7 +58,7 @@ def hosts_of(launcher: LocalLauncher, count: int, **options: Any) -> HostMesh:
 
 @pytest.fixture(scope="module", autouse=True)
 def listening(session: None, by_value: None) -> None:
-    """The program opens its port for hosts with the first ones, and keeps it until the session ends."""
+    """Open the port for hosts, which the program opens with the first hosts and keeps until the session ends."""
     hosts = hosts_of(LocalLauncher(), 1)
     hosts.initialized.get(LONG_S)
     hosts.shutdown().get(LONG_S)
@@ -66,12 +66,12 @@ def listening(session: None, by_value: None) -> None:
 
 def test_a_host_that_dies_takes_its_ranks_and_only_these(bar: Bar) -> None:
     launcher = RecordingLauncher()
-    hosts = hosts_of(launcher, 2, lost_after_s=2.5)  # a busy machine may keep the other host silent for a second
+    hosts = hosts_of(launcher, 2, lost_after_s=2.5)  # on a busy machine, the other host may be silent for a second
     mesh = hosts.spawn_procs({"gpus": 2}, device="cpu")
     counters: Any = mesh.spawn("counters", Noting)
     counters.note.call(1).get(LONG_S)
     agent = launcher.launched[1].pid
-    os.kill(agent, signal.SIGSTOP)  # cut off: neither a message nor the news of its end comes from it
+    os.kill(agent, signal.SIGSTOP)  # cut off: neither a message nor the report of its end arrives
     try:
         with bar.below(5, "the error"), pytest.raises(SupervisionError) as caught:
             counters.note.call(2).get(LONG_S)
@@ -98,7 +98,7 @@ def test_a_program_that_holds_its_interpreter_for_longer_than_the_grace_loses_no
     procs = hosts.spawn_procs({"gpus": 1}, device="cpu")
     procs.run("x = 1").get(LONG_S)
     relay = current_session()._transport._relay
-    below = 2 if fan_out == 1 else 0  # each below the one before
+    below = 2 if fan_out == 1 else 0  # each below the previous one
     wait_until(lambda: sum(relay.way(host) != host for host in numbers) == below, "the ways to them")
     ctypes.PyDLL(None).sleep(8)  # this holds the GIL, so no thread of the program can send anything
     assert procs.run("x").get(LONG_S).values() == (1, 1, 1)

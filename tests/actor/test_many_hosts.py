@@ -1,4 +1,4 @@
-"""Ranks of several hosts: agents of this machine that behave as if they were elsewhere, over TCP and CURVE."""
+"""Ranks of several hosts: agents on this machine that behave like remote ones, over TCP and CURVE."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.waiting import LONG_S, wait_until
 
 
 class Noting(Actor):
-    """Notes values, and talks to others."""
+    """Records values, and calls other actors."""
 
     def __init__(self) -> None:
         self.seen: list[int] = []
@@ -121,7 +121,7 @@ def test_a_rank_asks_one_of_another_host_past_the_controller(counters: Any) -> N
 
 
 def test_order_holds_while_the_way_changes(hosts: HostMesh) -> None:
-    procs = hosts.spawn_procs({"gpus": 1}, device="cpu")  # of these no agents know each other yet
+    procs = hosts.spawn_procs({"gpus": 1}, device="cpu")  # the agents of these ranks are not connected yet
     counters: Any = procs.spawn("counters", Noting)
     for source, target in [(0, 1), (1, 0), (2, 0)]:
         seen = at(counters, source).flood.call_one(at(counters, target), 2000).get(LONG_S)

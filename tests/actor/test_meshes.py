@@ -1,4 +1,4 @@
-"""The handles of the controller: adverbs, futures, values, mesh algebra, and misuse that is refused before anything is sent."""
+"""Handles of the controller: ways to call, futures, values, mesh algebra, and misuse that raises before anything is sent."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ScalingWorker(Worker):
 
     Args:
         base: the value to count from.
-        step: what each count is multiplied by.
+        step: the factor of each count.
     """
 
     def __init__(self, base: int = 0, *, step: int = 1) -> None:
@@ -68,7 +68,7 @@ def one(procs: ProcMesh) -> Iterator[Any]:
     mesh.stop().get(LONG_S)
 
 
-# -- adverbs
+# -- ways to call
 
 
 def test_call_gives_a_value_for_each_rank_in_the_shape_of_the_mesh(workers: Worker) -> None:
@@ -158,7 +158,7 @@ def test_actors_of_one_mesh_may_have_the_same_name(procs: ProcMesh) -> None:
     assert second.value.call().get(LONG_S).values() == (2,) * 4
 
 
-# -- misuse that is found before anything is sent
+# -- misuse that raises before anything is sent
 
 
 def test_an_endpoint_needs_an_adverb(workers: Worker) -> None:
@@ -286,7 +286,7 @@ def test_reshaped_meshes_address_the_same_actors(procs: ProcMesh, workers: Any) 
     back = line.split(rank=("dp", "tp"), tp=2)
     assert back.slice(tp=1).rank.call().get().values() == (1, 3)
     on_half = procs.slice(tp=1).spawn("half", Worker)
-    assert on_half.rank.call().get().values() == (0, 1)  # a mesh of its own
+    assert on_half.rank.call().get().values() == (0, 1)  # a separate mesh
     pids = procs.run("import os; os.getpid()").get()
     assert procs.slice(tp=1).run("os.getpid()").get().values() == (pids.item(dp=0, tp=1), pids.item(dp=1, tp=1))
 
@@ -464,7 +464,7 @@ def test_a_stopped_actor_says_why(procs: ProcMesh) -> None:
     worker: Any = procs.spawn("worker", ScalingWorker)
     before = worker.add.call(1)
     assert worker.stop("the experiment is over").get(LONG_S) is None
-    assert before.get().values() == (1,) * 4  # what came before the stop was done
+    assert before.get().values() == (1,) * 4  # the call before the stop has run
     with pytest.raises(SupervisionError, match="the experiment is over"):
         worker.add.call(1).get(LONG_S)
     worker.stop("again").get(LONG_S)

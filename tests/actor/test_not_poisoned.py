@@ -1,4 +1,4 @@
-"""A failure ends what failed, and nothing else: the next spawn works on the same processes."""
+"""A failure ends one actor and nothing else: the next spawn works on the same processes."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Unpicklable(Exception):
 
 
 class Evil(BaseException):
-    """No Exception, and an error to show."""
+    """A BaseException whose text can't be computed."""
 
     def __str__(self) -> str:
         raise RuntimeError("no text")
 
 
 class Poison(Actor):
-    """Fails in as many ways as there are."""
+    """Fails in every possible way."""
 
     def __init__(self, how: str = "") -> None:
         if how:
@@ -136,7 +136,7 @@ both = pytest.mark.parametrize("kind", [Poison, AsyncPoison])
 
 @pytest.fixture
 def the_processes_stay(procs: ProcMesh) -> Iterator[None]:
-    """After the test both kinds of actor work on the very same processes, under the same name."""
+    """Check after the test that both kinds of actor work on the same processes, under the same name."""
     before = procs.run("import os; os.getpid()").get(LONG_S).values()
     yield
     for kind in (Poison, AsyncPoison):

@@ -1,4 +1,4 @@
-"""Concurrent endpoints: they begin in order and overlap; interrupts, failures and the actor's end reach each of them."""
+"""Concurrent endpoints: calls start in order and overlap; interrupts, failures and the end of the actor reach each of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def gate(procs: ProcMesh) -> Iterator[Gate]:
 
 
 class Gate(Actor):
-    """Lets callers wait until it is opened."""
+    """Makes callers wait until it is opened."""
 
     def __init__(self, path: str = "") -> None:
         self.seen: list[Any] = []

@@ -1,4 +1,4 @@
-"""Processes: where they are, their bootstrap, hosts that are up or stopped, methods that are no endpoints."""
+"""Processes: their location, their bootstrap, hosts that are up or stopped, and plain methods as endpoints."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.waiting import LONG_S, wait_until
 
 
 class PreparedWorker(Worker):
-    """Knows what its process was prepared with when it was made."""
+    """Records in the constructor how the bootstrap has prepared its process."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,13 +41,13 @@ class PreparedWorker(Worker):
         return self.made_with
 
     def double(self, amount: int = 1) -> int:
-        """Not marked."""
+        """Not marked as an endpoint."""
         self.count += 2 * amount
         return self.count
 
 
 class AsyncAdder(Actor):
-    """Has methods of both kinds, which are not marked."""
+    """Has sync and async methods that are not marked as endpoints."""
 
     @endpoint
     async def marked(self) -> str:
@@ -63,7 +63,7 @@ class AsyncAdder(Actor):
 
 @pytest.fixture
 def spawn(procs: ProcMesh) -> Iterator[Callable[..., ProcMesh]]:
-    """Two processes with a bootstrap, ended after the test."""
+    """Spawn two processes with a bootstrap, and end them after the test."""
     meshes = []
 
     def up(bootstrap: Any) -> ProcMesh:
@@ -75,7 +75,7 @@ def spawn(procs: ProcMesh) -> Iterator[Callable[..., ProcMesh]]:
         mesh.stop(grace_s=0).get(LONG_S)
 
 
-# -- where processes are
+# -- the location of processes
 
 
 def test_this_host_is_one_host_without_axes(procs: ProcMesh) -> None:
@@ -129,7 +129,7 @@ def test_bootstrap_runs_before_any_actor_however_long_it_takes(spawn: Callable[.
     prepared = workers.prepared.call()
     up = mesh.initialized
     wait_until(lambda: len(os.listdir(tmp_path)) == 2, "both bootstraps")
-    mesh.doing().get(LONG_S)  # the ranks have received all that was sent before
+    mesh.doing().get(LONG_S)  # the ranks have received all earlier messages
     for waits in (up, prepared):
         with pytest.raises(TimeoutError):
             waits.get(0.2)
@@ -180,7 +180,7 @@ def test_the_mesh_and_each_spawn_raise_the_error_of_the_bootstrap(
             workers.initialized.get(LONG_S)
         with pytest.raises(SupervisionError, match=f"{name}.*raised by the bootstrap"):
             workers.prepared.call().get(LONG_S)
-    assert mesh.run("1").get(LONG_S).values() == (1, 1)  # the processes can be looked into
+    assert mesh.run("1").get(LONG_S).values() == (1, 1)  # the processes still run cells
 
 
 def test_spawn_procs_refuses_a_bootstrap_that_cannot_run(procs: ProcMesh) -> None:
@@ -227,12 +227,12 @@ def test_a_call_after_a_stop_holds_the_reason_of_the_stop(spawn: Callable[..., P
         worker.add.call().get(LONG_S)
 
 
-# -- methods that are no endpoints, and calls without an adverb
+# -- plain methods as endpoints, and `send`
 
 
 @pytest.fixture(scope="module")
 def other(procs: ProcMesh) -> Iterator[ProcMesh]:
-    """Processes that start after those of ``procs`` have been stopped."""
+    """Processes that start after the end of those of ``procs``."""
     mesh = this_host().spawn_procs({"r": 2}, device="cpu")
     mesh.initialized.get(LONG_S)
     yield mesh

@@ -1,4 +1,4 @@
-"""The public names of the actor API, and what those do that need no processes."""
+"""The public names of the actor API, and the behavior that needs no processes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Random trees of actors with random failures: each reaches exactly one owner that handles it, or the root; nothing hangs.
+"""Random trees of actors with random failures: each failure reaches exactly one owner that handles it, or the root.
 
-The ranks are those of `Rank`, with their actors, threads and drivers, in one process: only the network is in memory, so that
-the test can cut one off at any moment, and a hundred trees take seconds.
+The ranks are real `Rank` objects, with their actors, threads and drivers, in one process. Only the network is simulated, so
+the test can cut a rank off at any moment, and a hundred trees take seconds. No call may hang.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PROGRAM = ("", 0)
 
 
 class NoMarks(OutputMarks):
-    """The ranks here share the streams of the tests, which need no marks."""
+    """Stand-in for output marks: the ranks share the streams of the tests, which need no marks."""
 
     def __init__(self) -> None:
         super().__init__((-1, -1), "")
@@ -49,7 +49,7 @@ class NoMarks(OutputMarks):
 
 @dataclass
 class Trial:
-    """What has happened in one tree: which owner learned of which failure, and which actors have cleaned up."""
+    """Records the events in one tree: which owner got which failure, and which actors have cleaned up."""
 
     told: list[tuple[tuple[str, int], str, int]] = field(default_factory=list)
     verdicts: list[tuple[tuple[str, int], str]] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Trial:
 
 
 class Node(Actor):
-    """Has children, learns of their failures, and gives the verdict that it was made with."""
+    """Has children, gets their failures, and returns the verdict given to its constructor."""
 
     trial: ClassVar[Trial]
 
@@ -79,7 +79,7 @@ class Node(Actor):
 
     @endpoint
     def ask(self, other: Any) -> object:
-        """Wait for another, and learn of failures meanwhile."""
+        """Wait for another node, and get failures meanwhile."""
         try:
             other.ping.call().get()
         except MonarchError as error:
@@ -134,7 +134,7 @@ class AsyncNode(Node):
 
 
 def note(trial: Trial, owner: tuple[str, int], failure: MeshFailure) -> None:
-    if failure.mesh is None:  # a process that had nothing of the program's
+    if failure.mesh is None:  # the program had no actors in this process
         assert failure.mesh_name == "procs"
         return
     assert failure.mesh.name == failure.mesh_name
@@ -170,7 +170,7 @@ class World:
         self.killed: set[int] = set()
 
     def kill(self, rank: int) -> None:
-        """A process dies: from now on nothing comes from it or reaches it, and its host agent says so."""
+        """Kill a process: from now on no message comes from it or reaches it, and its host agent reports its death."""
         if rank not in self.killed:
             self.killed.add(rank)
             proc = self.ranks[rank].spec.proc
@@ -191,7 +191,7 @@ class World:
 
 
 def end_waits(rank: Rank, procs: list[int]) -> None:
-    """Nothing waits any more in a process that has died; its threads here would."""
+    """End the waits of a dead process, whose threads live on in this test."""
     for proc in procs:
         rank.peers.hear_news(PeerNews(proc, 0, "", Failure("lost", "RankDied", "we are dead ourselves")))
 
@@ -203,7 +203,7 @@ def end_actors(rank: Rank) -> None:
 
 @dataclass
 class Mesh:
-    """A mesh of nodes that was spawned."""
+    """A spawned mesh of nodes."""
 
     handle: Any
     owner: tuple[str, int]
@@ -212,7 +212,7 @@ class Mesh:
 
 
 class Tree:
-    """The program's view of a tree in a world: what it has spawned, and what it expects."""
+    """The program's view of a tree in a world: the meshes that it has spawned, and the expected results."""
 
     def __init__(self, world: World, trial: Trial) -> None:
         self.world = world
@@ -238,7 +238,7 @@ class Tree:
             try:
                 handle = self.one(owner).spawn.call_one(procs, name, verdict).get(LONG_S)
             except (ActorError, SupervisionError):
-                return  # it is gone
+                return  # the node has ended
         self.meshes[name] = Mesh(handle, owner, places)
 
     def do(self, what: str, which: int, other: int) -> None:
@@ -262,7 +262,7 @@ class Tree:
             self.futures.append(mesh.handle.stop())
 
     def problems(self) -> list[str]:
-        """What is not as it must be when all has come to rest."""
+        """List the violated invariants when no request is in progress."""
         asked = {instance: self.one(instance).ping.call_one() for instance in self.instances()}
         living = {instance for instance, future in asked.items() if future.exception(LONG_S) is None} | {PROGRAM}
         found = []
@@ -271,14 +271,14 @@ class Tree:
             times = self.trial.told.count((mesh.owner, *instance))
             is_killed = mesh.places[instance[1]] in self.world.killed
             if times > 1:
-                found.append(f"the failure of {instance} was told {times} times")
+                found.append(f"the failure of {instance} was reported {times} times")
             if mesh.stopped or mesh.owner not in living:
                 if instance in living:
                     found.append(f"{instance} lives on, without its owner {mesh.owner} or against its will")
                 elif not is_killed and self.trial.cleaned.count(instance) != self.trial.born.count(instance):
                     found.append(f"{instance} was cleaned up {self.trial.cleaned.count(instance)} times")
             elif (instance in living) == (times == 1):
-                found.append(f"{instance} {'lives' if instance in living else 'has failed'}, told {times} times")
+                found.append(f"{instance} {'lives' if instance in living else 'has failed'}, reported {times} times")
         told = {owner for owner, _, _ in self.trial.told}
         wrong = [who for who, verdict in self.trial.verdicts if verdict != "handles" and who in living & told]
         return found + [f"{who} lives on, although it did not handle a failure" for who in wrong]
@@ -300,14 +300,14 @@ steps = st.one_of(
 
 @pytest.fixture
 def trial_hook(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instance_module, "CHILDREN_S", 0.5)  # of processes that are cut off they never hear
+    monkeypatch.setattr(instance_module, "CHILDREN_S", 0.5)  # they get no messages from processes that are cut off
     monkeypatch.setattr(
         monarch_kernel.actor, "unhandled_fault_hook", lambda failure: note(Node.trial, PROGRAM, failure)
     )
 
 
 @settings(
-    max_examples=settings.default.max_examples * 5 // 12,  # one takes a tenth of a second
+    max_examples=settings.default.max_examples * 5 // 12,  # one example takes a tenth of a second
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -323,7 +323,7 @@ def test_every_failure_reaches_one_who_handles_it_or_the_root(trial_hook: None, 
             else:
                 tree.do(what, *arguments)
         for future in tree.futures:
-            future.exception(LONG_S)  # nothing hangs
+            future.exception(LONG_S)  # no call hangs
         deadline = time.monotonic() + LONG_S
         while (problems := tree.problems()) and time.monotonic() < deadline:
             time.sleep(0.005)

@@ -1,4 +1,4 @@
-"""Calls between ranks go straight to the peer, in order, and end also when the peer or the controller fails."""
+"""Calls between ranks go directly to the peer, in order, and end also when the peer or the controller fails."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROCS = {"gpus": 3}
 
 
 class Log(Actor):
-    """Keeps values."""
+    """Records values."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
@@ -56,7 +56,7 @@ class Log(Actor):
 
 
 class Asker(Actor):
-    """Asks others."""
+    """Calls other actors."""
 
     @endpoint
     def ask(self, other: Any, what: Any) -> Any:
@@ -68,7 +68,7 @@ class Asker(Actor):
 
     @endpoint
     def spawn_on(self, procs: Any, count: int) -> Any:
-        """Spawn, and let another rank call at once, before the actor can be there."""
+        """Spawn, and let another rank call at once, before the actor can exist."""
         return [procs.spawn(f"log{i}", Log) for i in range(count)]
 
     @endpoint
@@ -111,7 +111,7 @@ def test_a_failure_names_the_ranks_of_the_mesh_that_was_called(procs: ProcMesh) 
 
 
 def test_calls_that_come_before_the_actor_wait_for_it(procs: ProcMesh) -> None:
-    """Rank 0 spawns on rank 2 and returns the handles; rank 1 and we call at once, by other ways than the spawn takes."""
+    """Rank 0 spawns on rank 2 and returns the handles. Rank 1 and the test call at once; the spawn takes another path."""
     spawner, other = (procs.slice(gpus=i).spawn("asker", Asker) for i in (0, 1))
     place = procs.slice(gpus=2)
     for _ in range(20):
@@ -220,7 +220,7 @@ print('over')
 
 
 def test_the_controller_is_not_in_the_way(tmp_path: Path) -> None:
-    """Two ranks that have met go on while the controller is stopped."""
+    """Two connected ranks go on while the controller is stopped."""
     script, answer = tmp_path / "script.py", tmp_path / "answer"
     script.write_text(SCRIPT)
     controller = subprocess.Popen([sys.executable, str(script), str(answer)], stdout=subprocess.PIPE, text=True)

@@ -31,7 +31,7 @@ Cell = Callable[..., SimpleNamespace]
 
 @pytest.fixture
 def cell() -> Cell:
-    """Runs cells of a notebook: all in the same variables, which belong to ``__main__``."""
+    """Run cells of a notebook that share their variables, which belong to ``__main__``."""
     variables: dict[str, Any] = {
         "__name__": "__main__",
         "Actor": Actor,
@@ -186,7 +186,7 @@ def test_actors_of_derived_classes_follow(procs: ProcMesh, cell: Cell, spawn: An
     assert mesh.one.call().get(LONG_S).values() == (10, 10)
     procs.reload(cell(base.format(2, "two")).Base)
     assert mesh.two.call().get(LONG_S).values() == (20, 20)
-    # And now the derived class, which knows the new base by now.
+    # Now the derived class, which already has the new base.
     procs.reload(cell("class Derived(Base):\n    def hi(self): return 100 * super().hi()").Derived)
     assert mesh.two.call().get(LONG_S).values() == (200, 200)
 
@@ -360,7 +360,7 @@ def test_an_impossible_change_is_refused_with_the_reason(procs: ProcMesh, cell: 
 
 
 def test_refused_anywhere_is_refused_everywhere(procs: ProcMesh, cell: Cell, spawn: Any) -> None:
-    """A rank that can't even make the class is as good as one that objects."""
+    """A rank that can't make the class counts as one that refuses it."""
     code = """
 import os
 class Meta(type):
@@ -425,7 +425,7 @@ class Holder(Actor):
 
 
 def test_a_broadcast_of_a_removed_endpoint_does_not_end_the_actor(procs: ProcMesh, cell: Cell, spawn: Any) -> None:
-    """From a handle that does not know yet: the call is on its way when the class changes."""
+    """The handle does not know of the reload yet: its call is on the way when the class changes."""
     code = """
 class Slow(Actor):
     def __init__(self):
@@ -456,7 +456,7 @@ def test_a_class_with_an_endpoint_called_reload_keeps_it(procs: ProcMesh, cell: 
 
 
 class Misused:
-    """Of a file."""
+    """A class in a file."""
 
 
 @pytest.mark.parametrize(
@@ -506,7 +506,7 @@ class Model(Actor):
 
 
 def test_a_rank_that_is_healed_has_the_class_as_it_is_now(procs: ProcMesh, cell: Cell) -> None:
-    mesh = this_host().spawn_procs({"gpus": 2}, device="cpu")  # one that this test may end
+    mesh = this_host().spawn_procs({"gpus": 2}, device="cpu")  # a mesh that this test may end
     try:
         counter: Any = mesh.spawn("counter", cell(COUNTER).Counter)
         counter.initialized.get(LONG_S)

@@ -1,4 +1,4 @@
-"""Endpoints that answer through a port: at any time, from anywhere, once; and calls whose answers go to a port."""
+"""Endpoints that answer once through a port, at any time and from any process; and calls whose answers go to a port."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.waiting import LONG_S, wait_until
 
 
 class Questions:
-    """What both kinds of desk do with a question."""
+    """Handles questions for both kinds of desk."""
 
     ports: list[Port[Any]]
 
@@ -54,7 +54,7 @@ class Questions:
 
 
 class Desk(Actor, Questions):
-    """Takes questions, and answers them on demand."""
+    """Collects questions, and answers them on demand."""
 
     def __init__(self) -> None:
         self.ports = []
@@ -84,7 +84,7 @@ class Desk(Actor, Questions):
 
 
 async def questions_to_come_in() -> None:
-    """Each question that began before has its turn of the loop."""
+    """Yield to the loop, so that each earlier question runs."""
     for _ in range(3):
         await asyncio.sleep(0)
 
@@ -124,7 +124,7 @@ class AsyncDesk(Actor, Questions):
 
 
 class Clerk(Actor):
-    """Answers for others."""
+    """Answers the questions of other actors."""
 
     def __init__(self, next_one: Any = None) -> None:
         self.next_one = next_one
@@ -184,7 +184,7 @@ def test_an_error_may_be_the_answer(procs: ProcMesh, kind: type[Desk]) -> None:
         question.get(LONG_S)
     assert isinstance(caught.value.exception, KeyError)
     with pytest.raises(ActorError, match="no good"):
-        desk.ask.call("raise").get(LONG_S)  # the error is the answer, since there was none
+        desk.ask.call("raise").get(LONG_S)  # the error is the answer, because the endpoint had not answered
     with pytest.raises(ActorError, match="the response can't be pickled"):
         desk.ask.call("lock").get(LONG_S)
     assert desk.ask.call("at once").get(LONG_S).values() == ("here", "here")

@@ -1,4 +1,4 @@
-"""Tensors of shared(): a process that receives one has the same memory, for as long as any process has it."""
+"""Tensors of shared(): all processes that receive one have the same memory, for as long as any process has it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LARGE = 1 << 20  # float32: 4 MiB
 
 
 class Holder(Actor):
-    """Has a tensor, which it may have made itself."""
+    """Has a tensor that it made, or one of another process."""
 
     def __init__(self) -> None:
         self.held: Any = None
@@ -69,7 +69,7 @@ class Holder(Actor):
 
     @endpoint
     def step(self) -> None:
-        """As an optimizer does, in place."""
+        """Write in place, as an optimizer does."""
         with torch.no_grad():
             for parameter in self.held.parameters():
                 parameter += 1
@@ -94,7 +94,7 @@ def value_of(future: Any) -> Any:
     return future.get(LONG_S)
 
 
-@pytest.mark.parametrize("count", [1, 1000, LARGE])  # in the pickle, in the message, in a block, were they not shared
+@pytest.mark.parametrize("count", [1, 1000, LARGE])  # unshared: in the pickle, the message or a block
 def test_all_that_receive_it_write_to_one_memory(holders: Any, count: int) -> None:
     mine = shared(torch.ones(count))
     value_of(holders.hold.call(mine))
@@ -129,7 +129,7 @@ def test_what_is_passed_on_is_a_copy(holders: Any) -> None:
 def test_views_and_parts_of_values_are_of_the_memory_too(holders: Any) -> None:
     grid = shared(torch.zeros(30, 50))
     value_of(holders.hold.call({"t": [grid.T[5:10]]}))
-    (seen,) = value_of(holders.slice(gpus=0).give.call_one())["t"]  # a copy, of what the rank has
+    (seen,) = value_of(holders.slice(gpus=0).give.call_one())["t"]  # a copy of the value on the rank
     assert seen.shape == (5, 30)
     value_of(holders.hold.call(grid[3]))
     value_of(holders.slice(gpus=1).write.call_one(1))
@@ -199,7 +199,7 @@ def test_what_can_not_be_shared_is_refused(thing: Any, text: str) -> None:
 
 
 def test_it_can_be_sent_any_number_of_times(holders: Any) -> None:
-    """There is room for some 4,000 holders at the same time; one that lets go of it leaves its place to the next."""
+    """There are slots for some 4,000 holders at the same time; a holder that drops the tensor frees its slot."""
     mine = shared(torch.zeros(4))
     one = holders.slice(gpus=0)
     for _ in range(9):

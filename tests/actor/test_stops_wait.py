@@ -1,4 +1,4 @@
-"""A mesh that was stopped is gone when `stop().get()` returns: its processes have ended, and its actors have cleaned up."""
+"""When `stop().get()` of a mesh returns, its processes have ended, and its actors have cleaned up."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENDLESS_S = 3600.0
 
 
 class Holder(Worker):
-    """Holds a port and takes until a file exists to clean up."""
+    """Holds a port; its cleanup takes until a file exists."""
 
     def __init__(self, folder: str, port: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Holder(Worker):
 
 
 class Deaf(Worker):
-    """Cannot be ended politely."""
+    """Ignores requests to end."""
 
     @endpoint
     def close_ears(self) -> None:
@@ -54,7 +54,7 @@ class Deaf(Worker):
 
 
 class Parent(Actor):
-    """Has processes."""
+    """Owns processes."""
 
     @endpoint
     def start(self) -> Any:
@@ -63,7 +63,7 @@ class Parent(Actor):
 
 
 def is_there(pid: int) -> bool:
-    """Whether a process runs; one that has ended, and that its parent has not noticed, does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -80,7 +80,7 @@ def stop(mesh: Any, how: str, grace_s: float) -> Any:
 
 @pytest.fixture(scope="module", autouse=True)
 def controller(session: None, by_value: None) -> None:
-    """The process has what the first actor starts, which a test would otherwise seem to leave behind."""
+    """Start the threads that the first actor needs, so that no test seems to leave them behind."""
     get_or_spawn_controller("first of all", Worker).get(LONG_S).stop().get(LONG_S)
 
 

@@ -1,4 +1,4 @@
-"""Several ranks that die together or one after the other, and what is stopped while some are dead."""
+"""Several ranks that die together or one after another, and stops while some ranks are dead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("by_value")
 
 
 class Guest(Actor):
-    """Says in a file that it was cleaned up; its making waits until a file is gone."""
+    """Writes to a file in its cleanup; its constructor waits until a file is gone."""
 
     def __init__(self, gate: str = "", ends: str = "") -> None:
         self.ends = ends
@@ -35,7 +35,7 @@ class Guest(Actor):
 
 
 class Host(Actor):
-    """Spawns guests, and does not mind when they fail."""
+    """Spawns guests, and ignores their failures."""
 
     @endpoint
     def spawn(self, procs: Any, *args: Any) -> Any:
@@ -51,7 +51,7 @@ class Host(Actor):
 
 
 class Heir(Actor):
-    """Asks all that live on, which answer when a file is gone."""
+    """Calls all surviving actors, which answer when a file is gone."""
 
     def __init__(self, gate: str) -> None:
         self.gate = gate
@@ -137,7 +137,7 @@ def test_an_actor_restores_itself_from_those_that_are_left_when_one_that_it_asks
 
 
 def test_a_call_that_is_ahead_of_what_makes_its_actor_waits_for_it(procs: ProcMesh, tmp_path: Path) -> None:
-    """Ranks learn of each other in any order: here the one that spawns learns of the others last."""
+    """Ranks learn of each other in any order: here the rank that spawns learns of the others last."""
     procs.slice(r=0).run(
         "import threading\nfrom monarch_kernel.runtime.worker.client import RankAsker\nheard = RankAsker.hear_news\n"
         "def late(self, news):\n    threading.Timer(0.5, self._driver.submit, [lambda: heard(self, news)]).start()\n"

@@ -1,4 +1,4 @@
-"""Streams of answers: an interrupt ends the wait for the next one, a deadlock is an error; and what cannot travel says so."""
+"""Streams of answers: an interrupt ends the wait for the next answer, a deadlock is an error; futures can't be pickled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.waiting import LONG_S, wait_for_files, wait_until
 
 
 class StreamingWorker(Worker):
-    """Remembers interrupts, and streams from others."""
+    """Records interrupts, and streams from other actors."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A failure goes to the owner, and up the tree until an owner handles it; actors that end are cleaned up, children first."""
+"""A failure goes up the tree until an owner handles it; actors that end are cleaned up, children first."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.waiting import LONG_S, wait_for_files, wait_until
 
 
 class Child(Actor):
-    """Fails in several ways, and says in a file how it ended."""
+    """Fails in several ways, and writes to a file how it ended."""
 
     def __init__(self, ends: str = "") -> None:
         self.ends = ends
@@ -55,7 +55,7 @@ class Child(Actor):
 
 
 class Unborn(Actor):
-    """Can't be made."""
+    """Fails in the constructor."""
 
     def __init__(self) -> None:
         raise LookupError("no weights")
@@ -86,7 +86,7 @@ class Parent(Actor):
 
     @endpoint
     def ask(self, child: Any, method: str) -> str:
-        """Wait for an endpoint of a child; gives the name of its error."""
+        """Wait for an endpoint of a child, and return the name of its error."""
         error = getattr(child, method).call().exception(LONG_S)
         return type(error).__name__
 
@@ -178,14 +178,14 @@ def other(procs: ProcMesh) -> ProcMesh:
 
 @pytest.fixture
 def faults(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What reaches the root."""
+    """Collect the failures that reach the root."""
     found: list[Any] = []
     monkeypatch.setattr(api, "unhandled_fault_hook", found.append)
     return found
 
 
 def received(parent: Any, count: int = 1) -> list[Any]:
-    """The failures that an owner has received, as soon as there are so many."""
+    """Wait until an owner has received this many failures, and return them."""
     wait_until(lambda: len(parent.failures.call_one().get(LONG_S)) >= count, "the owner to receive a failure")
     return parent.failures.call_one().get(LONG_S)  # type: ignore[no-any-return]
 
@@ -199,7 +199,7 @@ def test_the_owner_learns_that_a_broadcast_ended_its_child(one: Any, other: Any,
     child = parent.spawn.call_one(other).get(LONG_S)
     child.fail.broadcast("nobody asked")
     assert "nobody asked" in str(received(parent)[0])
-    assert parent.failures.call_one().get(LONG_S)  # it lives on
+    assert parent.failures.call_one().get(LONG_S)  # the parent lives on
     assert not faults
 
 
@@ -298,9 +298,9 @@ def test_what_the_owner_does_not_handle_goes_to_the_owners_owner(
     sibling = middle.spawn.call_one(other, "sibling", Child, ends).get(LONG_S)
     child.fail.broadcast("nobody asked")
     assert "nobody asked" in received(top)[0]["text"]
-    with pytest.raises(SupervisionError):  # it failed, too
+    with pytest.raises(SupervisionError):  # the parent failed, too
         middle.failures.call_one().get(LONG_S)
-    # It stops all that it has spawned, a moment later.
+    # The parent stops all actors that it has spawned, a moment later.
     wait_until(lambda: sibling.process.call_one().exception(LONG_S) is not None, "the sibling to be stopped")
     assert isinstance(sibling.process.call_one().exception(LONG_S), SupervisionError)
     wait_until(lambda: Path(ends).exists() and len(Path(ends).read_text().splitlines()) == 2, "all to be cleaned up")
@@ -404,7 +404,7 @@ def test_what_an_actor_has_spawned_is_stopped_before_it_is_cleaned_up(one: Any, 
 
 @pytest.mark.parametrize("kind", [Parent, AsyncParent])
 def test_processes_that_are_stopped_together_let_all_clean_up(doomed: Any, tmp_path: Path, kind: Any) -> None:
-    """An owner whose child is in a process that ends at the same moment does not wait for a message that never comes."""
+    """An owner does not wait for a child whose process ends at the same moment, because no message would come from it."""
     ends = tmp_path / "ends"
     parent = doomed.slice(r=0).spawn("parent", kind, True, str(ends))
     child = parent.spawn.call_one(doomed.slice(r=1), "child", Child, str(ends)).get(LONG_S)

@@ -1,4 +1,4 @@
-"""Owners and the actors that they have spawned, with real processes: an owner learns of each death, and nothing outlives it."""
+"""Owners and spawned actors, with real processes: an owner gets each failure, and no spawned actor outlives it."""
 
 from __future__ import annotations
 
@@ -49,21 +49,21 @@ class Owner(Actor):
 
     @endpoint
     def wait_for(self, other: Any, path: str) -> tuple[int, int]:
-        """Wait for another; gives its answer, and how many failures this one has learned of by then."""
+        """Wait for another actor, and return its answer and the number of failures that this actor has got by then."""
         return other.wait_for.call_one(path).get(), len(self.failures)
 
     @endpoint
     def wait_and_swallow(self, other: Any, path: str) -> str:
         try:
             other.wait_for.call_one(path).get()
-        except BaseException as error:  # what no user should do
+        except BaseException as error:  # bad practice of a user
             return type(error).__name__
         return "nothing"
 
     def __supervise__(self, failure: MeshFailure) -> bool:
         self.failures.append((time.monotonic(), failure.mesh_name, failure.crashed_ranks, failure.signal))
         if self.handles:
-            self.workers.slice(gpus=1).pid.call_one().get()  # it may ask others meanwhile
+            self.workers.slice(gpus=1).pid.call_one().get()  # it may call other actors meanwhile
         if self.folder:
             Path(self.folder, "notified").touch()
         return self.handles
@@ -119,7 +119,7 @@ def test_owner_and_program_know_of_the_death_of_a_process(whole: Any, faults: li
     others: Any = part(whole, 3).spawn("others", Worker)
     others.pid.call_one().get(LONG_S)
     taking = []
-    times = 3 if bar.is_asserted else 1  # the quickest counts
+    times = 3 if bar.is_asserted else 1  # the fastest one counts
     for time_ in range(times):
         heard: list[float] = []
         stop = current_session().runtime.watch(
@@ -155,7 +155,7 @@ def test_a_wait_goes_on_after_a_failure_that_was_handled(whole: Any, faults: lis
     third: Any = part(whole, 3).spawn("third", Worker)
     waiting = owner.wait_for.call_one(third, str(tmp_path / "go"))
     workers.slice(gpus=0).fail.broadcast("while it waits")
-    wait_for_files(tmp_path, "notified")  # not when the answer comes
+    wait_for_files(tmp_path, "notified")  # not after the answer
     assert not waiting.done()
     (tmp_path / "go").touch()
     assert waiting.get(LONG_S) == (0, 1)
@@ -215,7 +215,7 @@ def test_what_a_dead_process_had_spawned_elsewhere_ends(whole: Any, faults: list
 
 
 class Busy(Actor):
-    """Works for ever, while nothing waits for it; creates a file when it starts, and another one when it ends."""
+    """Works forever, while no caller waits; creates a file when it starts, and another one when it ends."""
 
     @endpoint
     def work(self, path: str) -> None:
@@ -238,7 +238,7 @@ class AsyncBusy(Busy):
 
 
 class OwnerOfBusy(Actor):
-    """Owns an actor that works for ever."""
+    """Owns an actor that works forever."""
 
     @endpoint
     def spawn(self, procs: Any, kind: type[Actor], path: str) -> None:

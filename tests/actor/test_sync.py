@@ -1,4 +1,4 @@
-"""Edited files reach the ranks: they reload a module with all that imports it, and import it also without the files."""
+"""Sync of edited files: ranks reload a module and its importers, and can import modules whose files they do not have."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ PROCS = {"gpus": 2}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the user's files are."""
+    """The folder of the user's files."""
     return tmp_path_factory.mktemp("project")
 
 
 @pytest.fixture(scope="module")
 def procs(procs: ProcMesh, folder: Path) -> Iterator[ProcMesh]:
-    """Two ranks; the first has the folder of the files on its path, the second gets them from the controller only."""
+    """Two ranks. The first has the folder of the files on its path; the second gets the modules from the controller only."""
     sys.path.insert(0, str(folder))
     procs.slice(gpus=0).run(f"import sys; sys.path.insert(0, {str(folder)!r})").get(LONG_S)
     yield procs
@@ -38,14 +38,14 @@ Write = Callable[..., None]
 
 @pytest.fixture
 def write(folder: Path, procs: ProcMesh) -> Iterator[Write]:
-    """Writes files; afterwards the program and the ranks forget their modules."""
+    """Write files, and remove their modules from the program and the ranks after the test."""
 
     def write(**files: str) -> None:
         for name, text in files.items():
             path = folder / (name.replace("__dot__", "/") + ".py")
             path.parent.mkdir(exist_ok=True)
             path.write_text(textwrap.dedent(text))
-            os.utime(path, ns=(os.stat(path).st_mtime_ns + 10**9,) * 2)  # Python looks at whole seconds
+            os.utime(path, ns=(os.stat(path).st_mtime_ns + 10**9,) * 2)  # Python compares whole seconds
 
     yield write
     names = [path.name.removesuffix(".py") for path in folder.iterdir()]
@@ -282,7 +282,7 @@ def test_what_is_not_imported_yet_is_imported_as_it_is_then(procs: ProcMesh, wri
 
 
 def test_what_was_edited_is_not_imported_from_an_old_copy(procs: ProcMesh, write: Write, tmp_path: Path) -> None:
-    """As on a host with files of its own: what was sent goes first."""
+    """A host may have its own copy of the files; the modules that were sent take precedence."""
     (tmp_path / "copied.py").write_text("x = 'old'")
     write(copied="x = 'new'")
     with_copy = procs.slice(gpus=1)

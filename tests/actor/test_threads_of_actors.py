@@ -1,4 +1,4 @@
-"""Threads that an endpoint starts belong to its actor: they know its rank, and own what they spawn."""
+"""Threads that an endpoint starts belong to its actor: they know its rank, and the actor owns what they spawn."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Place = tuple[int, dict[str, int], int, str, int]
 
 
 def place() -> Place:
-    """All that the code which calls this can know of its place."""
+    """Return all that the calling code can know about its location."""
     instance = context().actor_instance
     return current_rank().rank, dict(current_size()), instance.rank.rank, current_actor_name(), instance.actor_id
 
@@ -46,7 +46,7 @@ def in_a_thread(function: Callable[[], Any]) -> Any:
 
 
 class Threaded(Actor):
-    """Says where it is, in threads of all kinds."""
+    """Returns its location in all kinds of threads."""
 
     def __init__(self) -> None:
         self.born = in_a_thread(place)
@@ -66,7 +66,7 @@ class Threaded(Actor):
 
     @endpoint
     def places(self) -> list[Place]:
-        """The first is that of the endpoint itself."""
+        """Return the locations; the first one is that of the endpoint itself."""
         answers: queue.SimpleQueue[Place] = queue.SimpleQueue()
         timer = threading.Timer(0, lambda: answers.put(place()))
         timer.start()
@@ -86,19 +86,19 @@ class Threaded(Actor):
 
     @endpoint
     def lasting(self) -> list[Place]:
-        """Those of threads that outlive a call: one of the constructor, and one that it has waited for."""
+        """Return the locations of two threads that outlive a call: one from the constructor, and one that it has joined."""
         answers: queue.SimpleQueue[Place] = queue.SimpleQueue()
         self.questions.put(answers)
         return [self.born, answers.get(timeout=LONG_S)]
 
     @endpoint
     def pooled(self) -> Place:
-        """That of work in a pool that calls share."""
+        """Return the location of work in a pool that calls share."""
         return self.pool.submit(place).result(LONG_S)
 
     @endpoint
     def native(self) -> Place:
-        """That of a thread that Python's `threading` has not started."""
+        """Return the location of a thread that Python's `threading` has not started."""
         answers: queue.SimpleQueue[Place] = queue.SimpleQueue()
         _thread.start_new_thread(lambda: answers.put(place()), ())
         return answers.get(timeout=LONG_S)
@@ -132,7 +132,7 @@ class AsyncThreaded(Actor):
 
     @endpoint
     async def from_a_thread(self) -> Place:
-        """That of a coroutine that another thread has put on the loop."""
+        """Return the location of a coroutine that another thread has scheduled on the loop."""
         loop = asyncio.get_running_loop()
 
         async def on_the_loop() -> Place:
@@ -149,7 +149,7 @@ def where(request: pytest.FixtureRequest, procs: ProcMesh) -> Any:
 
 
 def expected(mesh: Any, name: str) -> list[Place]:
-    """What each rank of a mesh should say of an actor that was spawned on all of it."""
+    """Return the expected location on each rank for an actor that was spawned on the whole mesh."""
     return [(rank, dict(mesh.extent), rank, name, mesh._actor) for rank in range(len(mesh))]
 
 

@@ -1,4 +1,4 @@
-"""Errors in scripts show the line of the user, not where the error was made, and what to write instead."""
+"""Errors in scripts show the user's line, not the library code that raised them, and what to write instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes between processes are counted exactly, whichever process copies them, and their rate is known meanwhile."""
+"""Traffic counters: bytes between processes are counted exactly, whichever process copies them, and so are current rates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MIB = 1 << 20
 
 
 class Porter(Actor):
-    """Has memory, and carries some."""
+    """Lends memory, and copies memory of others."""
 
     @endpoint
     def lend(self, nbytes: int) -> Buffer:
@@ -119,7 +119,7 @@ def test_pieces_of_lent_memory_in_messages_are_no_values(procs: ProcMesh, porter
     road.carry(buffer._loan, memory_of(into), is_write=False)
     assert into == b"\x01" * len(into)
     road.carry(buffer._loan, memory_of(into), is_write=True)
-    assert (procs.traffic() - before).rows == ()  # the code that chooses the road counts them, once
+    assert (procs.traffic() - before).rows == ()  # the code that selects the data path counts them, once
 
 
 def test_a_part_of_a_mesh_shows_its_own_traffic(procs: ProcMesh, porters: tuple[Any, Any]) -> None:
@@ -133,7 +133,7 @@ def test_a_part_of_a_mesh_shows_its_own_traffic(procs: ProcMesh, porters: tuple[
     assert (part.traffic() - before).rows == ()
     other.read.call_one(buffer).get(LONG_S)
     lent = other.lend.call_one(70).get(LONG_S)
-    one.read.call_one(lent).get(LONG_S)  # it is counted by a rank that is no part of it
+    one.read.call_one(lent).get(LONG_S)  # a rank outside of this slice counts it
     assert figures(part.traffic() - before) == {
         ("t[0]", "t[1]", "memory"): (5000, 1),
         ("t[1]", "t[0]", "memory"): (70, 1),
@@ -177,7 +177,7 @@ def test_rates_move_while_bytes_go_and_fall_when_they_do_not(procs: ProcMesh, po
         assert len(under_way) == 2
         count = len(events)
         procs.traffic()
-        assert len(events) == count  # a question about traffic is none
+        assert len(events) == count  # a request for the table is not traffic
     finally:
         forget()
 

@@ -1,4 +1,4 @@
-"""A type checker sees through the handles: it checks the arguments of endpoints at the call, and knows the results."""
+"""Type checkers understand the handles: they check the arguments of endpoints, and know the types of results."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ REFUSED = {
 
 
 def check(source: str, folder: Path) -> list[tuple[int, str]]:
-    """Give line and text of what mypy says of a program."""
+    """Run mypy on a program, and return its messages by line."""
     file = folder / "sample.py"
     file.write_text(source, encoding="utf-8")
     options = ["--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(ROOT / ".mypy_cache")]
@@ -129,7 +129,7 @@ def check(source: str, folder: Path) -> list[tuple[int, str]]:
     return [(int(line), text) for line, text in found]
 
 
-@pytest.mark.slow  # mypy reads all that the package imports, if it has no cache yet
+@pytest.mark.slow  # without a cache, mypy reads everything that the package imports
 def test_what_is_right_passes_and_has_its_type_and_what_is_wrong_is_refused(tmp_path: Path) -> None:
     actors = textwrap.dedent(ACTORS)
     first = actors.count("\n") + 1

@@ -1,4 +1,4 @@
-"""Values by rank: push and pull on slices, a value of its own for every rank, and functions called with it."""
+"""Values per rank: push and pull on slices, different values for the ranks, and functions that get them."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _is_main_thread() -> bool:
 
 
 def _of_main(source: str) -> Any:
-    """A function that was defined in ``__main__``, as in a notebook or script."""
+    """Return a function that is defined in ``__main__``, as in a notebook or script."""
     scope: dict[str, Any] = {"__name__": "__main__"}
     exec(source, scope)
     return scope["f"]
@@ -198,7 +198,7 @@ def _leave() -> None:
 
 def _fork() -> int:
     if (child := os.fork()) == 0:
-        return -1  # comes to the end of the call a second time, and must not answer
+        return -1  # the forked child reaches the end of the call, too, and must not answer
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
@@ -254,7 +254,7 @@ def test_what_is_printed_is_there_when_it_ends(procs: ProcMesh, capsys: pytest.C
     for run in (lambda: procs.map(print, ["hello"] * 4), lambda: procs.run("print('hello')")):
         run().get(LONG_S)
         out = capsys.readouterr().out
-        # Whether equal lines are one or several depends on when they came.
+        # Equal lines may be merged, depending on their timing.
         assert out.count(" hello\n") == len(out.splitlines()) >= 1
         assert sum(map(_ranks_named, out.splitlines())) == 4
 
