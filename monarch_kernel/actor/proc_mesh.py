@@ -629,7 +629,7 @@ class ProcMesh(Handle, Shaped):
         return TrafficControl(self._runtime).throughput(self.procs)
 
     def last_failures(self) -> dict[int, Failure]:
-        """Return flat rank -> its last failure, or how it died, for ranks that have completed no request since."""
+        """Return flat rank -> its last failure, or how it died, for ranks where nothing has succeeded since."""
         found = zip(self.ranks, self._runtime.failures(self.procs))
         return {rank: failure for rank, failure in found if failure is not None}
 

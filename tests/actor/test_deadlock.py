@@ -27,7 +27,7 @@ from tests.support.waiting import LONG_S, wait_for_files, wait_until
 PROCS = {"r": 3}
 
 SOON_S = 10.0
-"""Within which a circle becomes an error; it takes a quarter of a second on an idle machine."""
+"""The time limit for a cycle to become an error; it takes a quarter of a second on an idle machine."""
 
 
 class Sync(Actor):

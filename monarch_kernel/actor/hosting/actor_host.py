@@ -1,4 +1,4 @@
-"""The worker's side of actors: each actor has an executor; a sync actor has a thread, an async actor an event loop.
+"""The worker's side of actors: each actor has an executor and a thread; the thread of an async actor runs an event loop.
 
 The thread of a sync actor drives the socket while it waits, so a call needs no switch of threads. The thread of an async actor
 runs its loop; the I/O thread passes messages to it. In both cases, the actor handles one message at a time, in order.
