@@ -52,11 +52,11 @@ class ActorMesh(Handle, Shaped):
         actor: int,
         cls: type[Actor] | str,
         endpoints: dict[str, EndpointSpec],
-        born_on: Region | None = None,
+        spawned_on: Region | None = None,
     ) -> None:
         self._proc_mesh = procs
         self._asker = procs._asker
-        self._born_on = born_on or region
+        self._spawned_on = spawned_on or region
         self._region = region
         self._actor = actor
         self._interface = interface_of(self._asker.shared, actor, cls, endpoints)
@@ -64,7 +64,7 @@ class ActorMesh(Handle, Shaped):
         self._initialized: Future[bool] | None = None
         self.name = name
         self._procs = tuple(procs._base[rank] for rank in region.ranks)
-        self._packed = None if region is self._born_on else region.pack()
+        self._packed = None if region is self._spawned_on else region.pack()
         if "reload" in endpoints:  # an endpoint named reload overrides the method
             self.__dict__["reload"] = BoundEndpoint(self, endpoints["reload"])
 
@@ -73,7 +73,7 @@ class ActorMesh(Handle, Shaped):
 
     def _with_region(self, region: Region) -> ActorMesh:
         known = self._interface
-        part = ActorMesh(self._proc_mesh, region, self.name, self._actor, known.cls, known.endpoints, self._born_on)
+        part = ActorMesh(self._proc_mesh, region, self.name, self._actor, known.cls, known.endpoints, self._spawned_on)
         part._initialized = self._initialized
         return part
 
@@ -81,7 +81,7 @@ class ActorMesh(Handle, Shaped):
         procs = tuple(self._proc_mesh._base)
         known = self._interface
         outlines = tuple(spec.outline() for spec in known.endpoints.values())
-        return _open_actors, (procs, self._region, self.name, self._actor, known.kind, outlines, self._born_on)
+        return _open_actors, (procs, self._region, self.name, self._actor, known.kind, outlines, self._spawned_on)
 
     def __getattr__(self, name: str) -> Any:
         interface = self.__dict__.get("_interface")
@@ -288,7 +288,7 @@ class PlainMethod:
         raise TypeError(f"{said} is not an endpoint: mark it with @endpoint, or call as_endpoint({said}).call(...)")
 
 
-class _Places:
+class _ReceivedProcs:
     """The processes of a mesh of actors that this process received as an argument or a result."""
 
     def __init__(self, asker: Asker, procs: Sequence[int]) -> None:
@@ -311,8 +311,8 @@ def living_actors(
         places.get(rank, -1) for rank in range(max(places) + 1)
     )  # -1 stands for ranks that are not in the region, which nothing reads
     region = Region(Extent({"ranks": len(places)}), tuple(places))
-    born_on = Region.unpack(message.region)
-    return ActorMesh(_Places(asker, procs), region, message.name, message.actor, cls, endpoints, born_on)
+    spawned_on = Region.unpack(message.region)
+    return ActorMesh(_ReceivedProcs(asker, procs), region, message.name, message.actor, cls, endpoints, spawned_on)
 
 
 def _open_actors(
@@ -322,12 +322,12 @@ def _open_actors(
     actor: int,
     kind: str,
     outlines: Sequence[tuple[Any, ...]],
-    born_on: Region,
+    spawned_on: Region,
 ) -> ActorMesh:
     """Make the mesh of actors that this process received as an argument or a result."""
     endpoints = {spec.name: spec for spec in map(from_outline, outlines)}
-    born_on = region if region == born_on else born_on
-    return ActorMesh(_Places(opener(), procs), region, name, actor, kind, endpoints, born_on)
+    spawned_on = region if region == spawned_on else spawned_on
+    return ActorMesh(_ReceivedProcs(opener(), procs), region, name, actor, kind, endpoints, spawned_on)
 
 
 RESERVED = frozenset(

@@ -158,7 +158,7 @@ class Accumulator(Generic[P, R, A]):
                 raise (SupervisionError if gone else ActorError)(what, reports, results)
             return value
 
-        folded: Future[A] = Future(_Parts(mesh._asker, calls), mesh._asker.new_number(), fold)
+        folded: Future[A] = Future(_CombinedOwner(mesh._asker, calls), mesh._asker.new_number(), fold)
 
         def arrive(call: Future[R]) -> None:
             arrived.append(call)
@@ -170,7 +170,7 @@ class Accumulator(Generic[P, R, A]):
         return folded
 
 
-class _Parts:
+class _CombinedOwner:
     """Owner of a future that combines several futures."""
 
     def __init__(self, asker: Asker, parts: Sequence[Future[Any]]) -> None:

@@ -94,7 +94,7 @@ class PortReceiver(Generic[T]):
         self._number = number
         self._lock = threading.Lock()
         self._arrived: deque[Answer] = deque()
-        self._waiting: deque[_Coming[Any]] = deque()
+        self._waiting: deque[_NextValue[Any]] = deque()
         ours = weakref.ref(self)
 
         def take(answer: Answer) -> None:
@@ -117,7 +117,7 @@ class PortReceiver(Generic[T]):
         A future that is cancelled, or whose wait is interrupted, takes no value: the value goes to the next future. A future
         whose ``get(timeout)`` timed out takes no value until it is used again.
         """
-        future: _Coming[T] = _Coming(_Receiving(self), self._asker.new_number(), self._read)
+        future: _NextValue[T] = _NextValue(_Receiving(self), self._asker.new_number(), self._read)
         with self._lock:
             if not self._arrived:
                 self._waiting.append(future)
@@ -142,7 +142,7 @@ class PortReceiver(Generic[T]):
         for future in withdrawn:
             future.abandon(_cancelled())
 
-    def _step_aside(self, future: _Coming[Any]) -> bool:
+    def _step_aside(self, future: _NextValue[Any]) -> bool:
         """Leave the values to other futures, unless another thread waits for this one.
 
         Returns:
@@ -156,7 +156,7 @@ class PortReceiver(Generic[T]):
                 future.is_aside = True
             return False
 
-    def _return(self, future: _Coming[Any], *, to_wait: bool = True) -> bool:
+    def _queue_again(self, future: _NextValue[Any], *, to_wait: bool = True) -> bool:
         """Queue a future again that has stepped aside, or give it up.
 
         Args:
@@ -190,7 +190,7 @@ def _cancelled() -> CancelledError:
     return CancelledError("the wait was cancelled; the next value goes to the next recv()")
 
 
-class _Coming(Future[T]):
+class _NextValue(Future[T]):
     """The next value of a receiver.
 
     A loop around ``recv().get(timeout)`` makes many futures that time out. A value must not go to one of them, where nothing
@@ -213,15 +213,15 @@ class _Coming(Future[T]):
         return bool(self._callbacks)
 
     def done(self) -> bool:
-        self._receiver._return(self)
+        self._receiver._queue_again(self)
         return super().done()
 
     def add_done_callback(self, callback: Callable[[], None]) -> None:
         super().add_done_callback(callback)
-        self._receiver._return(self)
+        self._receiver._queue_again(self)
 
     def cancel(self) -> None:
-        if self._receiver._return(self, to_wait=False):
+        if self._receiver._queue_again(self, to_wait=False):
             self.abandon(_cancelled())
         else:
             super().cancel()

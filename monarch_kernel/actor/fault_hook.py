@@ -24,6 +24,6 @@ def call_fault_hook(failure: MeshFailure) -> None:
         BaseException
     ) as error:  # an error of the hook must not hide the failure, and SystemExit would end only this thread
         where = error.__traceback__.tb_next if error.__traceback__ is not None else None
-        told = "".join(traceback.format_exception(type(error), error, where))
-        sys.stderr.write(f"unhandled_fault_hook failed:\n{told}It was called with this failure:\n")
+        text = "".join(traceback.format_exception(type(error), error, where))
+        sys.stderr.write(f"unhandled_fault_hook failed:\n{text}It was called with this failure:\n")
         show_fault(failure)

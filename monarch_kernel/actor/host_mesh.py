@@ -150,11 +150,11 @@ class HostMesh(Handle, Shaped):
                 "restart_within_s": restart_within_s,
                 "backoff_s": backoff_s,
             }
-            keeper = _program(self._asker).spawn("processes", Processes)
+            owner = _program(self._asker).spawn("processes", Processes)
             try:
-                return cast(ProcMesh, _rethrow(keeper.start.call_one(self, per_host, bootstrap, options)))
+                return cast(ProcMesh, _rethrow(owner.start.call_one(self, per_host, bootstrap, options)))
             except Exception:
-                keeper.stop("there are no processes to keep")
+                owner.stop("there are no processes to keep")
                 raise
         local = Extent(per_host or {})
         per = local.nelements
@@ -166,12 +166,12 @@ class HostMesh(Handle, Shaped):
         runtime = session.runtime
         numbers = self._numbers
         are_here = [session.launcher_of(number) is None for number in numbers]
-        share = _share_here(per, device) if any(are_here) else None
+        resources = _local_resources(per, device) if any(are_here) else None
         procs = runtime.new_procs(world)
         name = name or f"procs{procs[0]}"
         for i, (number, is_here) in enumerate(zip(numbers, are_here, strict=True)):
             # A remote host fills in the device, the threads and the GPUs itself.
-            known = share if share is not None and is_here else None
+            known = resources if resources is not None and is_here else None
             specs = [
                 RankSpec(
                     proc=procs[i * per + local_rank],
@@ -276,7 +276,7 @@ class HostMesh(Handle, Shaped):
 
 
 @dataclass(frozen=True)
-class _Share:
+class _Resources:
     """The resources of this machine that each of its processes gets.
 
     Attributes:
@@ -298,7 +298,7 @@ class _Share:
         }
 
 
-def _share_here(per_host: int, device: Device) -> _Share:
+def _local_resources(per_host: int, device: Device) -> _Resources:
     """Divide the resources of this machine among processes.
 
     Raises:
@@ -312,7 +312,7 @@ def _share_here(per_host: int, device: Device) -> _Share:
             f"{per_host} processes need a GPU each, but this machine has {len(gpus)} GPUs; "
             "spawn fewer processes, or pass device='cpu'"
         )
-    return _Share(device, max(1, len(os.sched_getaffinity(0)) // per_host), gpus)
+    return _Resources(device, max(1, len(os.sched_getaffinity(0)) // per_host), gpus)
 
 
 def _pack_bootstrap(function: Callable[[], Any]) -> bytes:

@@ -74,7 +74,7 @@ class ProcMesh(Handle, Shaped):
         region: Region,
         procs: Sequence[int],
         name: str,
-        born: float,
+        started_at: float,
         extent: Extent,
         session: Session | None = None,
     ) -> None:
@@ -84,7 +84,7 @@ class ProcMesh(Handle, Shaped):
             asker.faults.tell = call_fault_hook
         self._region = region
         self._base = procs
-        self._born = born
+        self._started_at = started_at
         self._as_spawned = extent
         self.name = name
 
@@ -92,7 +92,7 @@ class ProcMesh(Handle, Shaped):
         return f"<ProcMesh {self.name} {self.extent}>"
 
     def _with_region(self, region: Region) -> ProcMesh:
-        return ProcMesh(self._asker, region, self._base, self.name, self._born, self._as_spawned, self._session)
+        return ProcMesh(self._asker, region, self._base, self.name, self._started_at, self._as_spawned, self._session)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _open_procs, (self._region, tuple(self._base), self.name, self._as_spawned)
@@ -107,7 +107,7 @@ class ProcMesh(Handle, Shaped):
         return self._asker
 
     @property
-    def _as_asked(self) -> Ranks:
+    def _as_targets(self) -> Ranks:
         return Ranks(self._asker, self.procs, self.ranks, self._region, self._as_spawned, self.name)
 
     @cached_property
@@ -296,7 +296,7 @@ class ProcMesh(Handle, Shaped):
             IndexError: there is no such dimension.
             KeyError: there is no such axis.
         """
-        return scatter(self._as_asked, name, tensor, axis, dim)
+        return scatter(self._as_targets, name, tensor, axis, dim)
 
     def gather(self, name: str, *, axis: str | None = None, dim: int = 0) -> Any:
         """Concatenate the parts of a tensor on the ranks, and return the whole tensor, or NumPy array.
@@ -313,7 +313,7 @@ class ProcMesh(Handle, Shaped):
             IndexError: there is no such dimension.
             KeyError: there is no such axis.
         """
-        return gather_parts(self._as_asked, name, axis, dim)
+        return gather_parts(self._as_targets, name, axis, dim)
 
     def broadcast(self, name: str, value: Any) -> None:
         """Assign the same value to a variable on all ranks; the same as ``mesh[name] = value``.
@@ -352,7 +352,7 @@ class ProcMesh(Handle, Shaped):
             SupervisionError: a rank has died.
         """
         there = self if source is None else source
-        return all_to_all(self._as_asked, there._as_asked, name, axis, dim, from_axis, from_dim)
+        return all_to_all(self._as_targets, there._as_targets, name, axis, dim, from_axis, from_dim)
 
     def copy_state(
         self,
@@ -382,7 +382,7 @@ class ProcMesh(Handle, Shaped):
             RemoteError: a rank has no such variable, or its value can't be moved.
             SupervisionError: a rank has died. If that was during the copy, the variables here are undefined.
         """
-        return copy_state(self._as_asked, source._as_asked, names, strict=strict, cast=cast)
+        return copy_state(self._as_targets, source._as_targets, names, strict=strict, cast=cast)
 
     def spawn(self, name: str, cls: Callable[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
         """Spawn an actor of a class on every rank. Returns at once a handle with the endpoints of the class.
@@ -675,7 +675,7 @@ class ProcMesh(Handle, Shaped):
 
     def view(self) -> MeshView:
         """Return the current state of the mesh, for display."""
-        return self._runtime.view(self._base, self.name, dict(self._as_spawned), time.monotonic() - self._born)
+        return self._runtime.view(self._base, self.name, dict(self._as_spawned), time.monotonic() - self._started_at)
 
 
 def check_constructor(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -95,7 +95,7 @@ class Processes(Actor):
             ending.wait(_ENDING_S)  # get() would raise if the session ends meanwhile
 
 
-class _Place:
+class _ProgramProcs:
     """The program's own process, as the handle of the directory needs it."""
 
     def __init__(self, asker: Asker) -> None:
@@ -106,7 +106,7 @@ class _Place:
 def directory_of(asker: Asker) -> Any:
     """Return a handle of the directory that uses this client."""
     endpoints: dict[str, EndpointSpec] = endpoints_of(_Directory, RESERVED)
-    return ActorMesh(_Place(asker), Region.whole(Extent()), _NAME, DIRECTORY, _Directory, endpoints)
+    return ActorMesh(_ProgramProcs(asker), Region.whole(Extent()), _NAME, DIRECTORY, _Directory, endpoints)
 
 
 def spawn_of() -> tuple[Spawn, Any]:

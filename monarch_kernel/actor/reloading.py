@@ -87,20 +87,20 @@ def reload_classes(
     payload, frames = dump(dump_classes(classes), f"class {what}")
     these = tuple(names)
     edit = target.asker.new_number()
-    prospects = _prepare(target, edit, f"reload({what})", lambda id: pack(Reload(id, edit, payload, these), frames))
-    outlines = {actor: plain for prospect in prospects for actor, plain in prospect.outlines.items()}
-    actors = _where((rank, tuple(each.actors.values())) for rank, each in zip(target.region.ranks, prospects))
-    changes = tuple(dict.fromkeys(change for prospect in prospects for change in prospect.changes))
+    previews = _prepare(target, edit, f"reload({what})", lambda id: pack(Reload(id, edit, payload, these), frames))
+    outlines = {actor: plain for preview in previews for actor, plain in preview.outlines.items()}
+    actors = _ranks_by_name((rank, tuple(each.actors.values())) for rank, each in zip(target.region.ranks, previews))
+    changes = tuple(dict.fromkeys(change for preview in previews for change in preview.changes))
     if not changes:
         _forget(target, edit)
         if not asked and not names:
             return Reloaded(target.name, {}, ())
-        raise EditError(_nothing(what, asked, target, prospects))
+        raise EditError(_no_match(what, asked, target, previews))
     try:
         _conclude(target, edit, f"{what} was reloaded on {target.name}, but __reload__ failed")
     finally:  # the class has changed even if a hook failed
-        _tell_handles(target.asker, outlines, {key or key_of(cls): cls for cls, key in classes})
-    left = tuple(dict.fromkeys(why for prospect in prospects for why in prospect.left))
+        _update_handles(target.asker, outlines, {key or key_of(cls): cls for cls, key in classes})
+    left = tuple(dict.fromkeys(why for preview in previews for why in preview.left))
     return Reloaded(target.name, actors, changes, left)
 
 
@@ -133,10 +133,10 @@ def _prepare(target: Target, edit: int, what: str, make: Any) -> Sequence[Prospe
     finish = gather(target.region, f"{what} failed on {target.name}", RemoteError, read_value, target.base)
     future = target.asker.request(target.procs, make, what, finish)
     try:
-        prospects: Sequence[Prospect] = future.get().values()
+        previews: Sequence[Prospect] = future.get().values()
         reasons: dict[str, list[int]] = {}
-        for rank, prospect in zip(target.region.ranks, prospects):
-            for why in prospect.refused:
+        for rank, preview in zip(target.region.ranks, previews):
+            for why in preview.refused:
                 reasons.setdefault(why, []).append(rank)
         if reasons:
             lines = (f"    {format_ranks(ranks)} {why}" for why, ranks in reasons.items())
@@ -144,7 +144,7 @@ def _prepare(target: Target, edit: int, what: str, make: Any) -> Sequence[Prospe
     except BaseException:
         _forget(target, edit)
         raise
-    return prospects
+    return previews
 
 
 def sync_modules(target: Target, sources: Sequence[ModuleSource], local: LocalModules | None) -> Synced:
@@ -163,7 +163,7 @@ def sync_modules(target: Target, sources: Sequence[ModuleSource], local: LocalMo
     check_syntax(sources)
     edit = target.asker.new_number()
     modules = tuple(sources)
-    prospects = _prepare(target, edit, "sync()", lambda id: pack(Sync(id, edit, modules)))
+    previews = _prepare(target, edit, "sync()", lambda id: pack(Sync(id, edit, modules)))
     here = None
     if local is not None:
         here = local.edit(sources)
@@ -184,12 +184,12 @@ def sync_modules(target: Target, sources: Sequence[ModuleSource], local: LocalMo
                 here.conclude()
                 here.classes.become()
             changed.update(here.edited, here.dependents)
-        outlines = {actor: plain for prospect in prospects for actor, plain in prospect.outlines.items()}
-        _tell_of_modules(target.asker, outlines, changed)
-    by_rank = list(zip(target.region.ranks, (prospect.modules for prospect in prospects)))
-    edited = _where((rank, each.edited) for rank, each in by_rank)
-    dependents = _where((rank, each.dependents) for rank, each in by_rank)
-    absent = _where((rank, each.absent) for rank, each in by_rank)
+        outlines = {actor: plain for preview in previews for actor, plain in preview.outlines.items()}
+        _update_handles_of_modules(target.asker, outlines, changed)
+    by_rank = list(zip(target.region.ranks, (preview.modules for preview in previews)))
+    edited = _ranks_by_name((rank, each.edited) for rank, each in by_rank)
+    dependents = _ranks_by_name((rank, each.dependents) for rank, each in by_rank)
+    absent = _ranks_by_name((rank, each.absent) for rank, each in by_rank)
     return Synced(
         target.name,
         edited,
@@ -197,12 +197,12 @@ def sync_modules(target: Target, sources: Sequence[ModuleSource], local: LocalMo
         tuple(source.name for source in sources if source.name not in {*edited, *dependents, *absent}),
         absent,
         (*here.edited, *here.dependents) if here is not None else (),
-        _where((rank, tuple(prospect.actors.values())) for rank, prospect in zip(target.region.ranks, prospects)),
-        tuple(dict.fromkeys(change for prospect in prospects for change in prospect.changes)),
+        _ranks_by_name((rank, tuple(preview.actors.values())) for rank, preview in zip(target.region.ranks, previews)),
+        tuple(dict.fromkeys(change for preview in previews for change in preview.changes)),
     )
 
 
-def _where(found: Iterable[tuple[int, Sequence[str]]]) -> dict[str, tuple[int, ...]]:
+def _ranks_by_name(found: Iterable[tuple[int, Sequence[str]]]) -> dict[str, tuple[int, ...]]:
     ranks: dict[str, list[int]] = {}
     for rank, names in found:
         for name in names:
@@ -210,7 +210,7 @@ def _where(found: Iterable[tuple[int, Sequence[str]]]) -> dict[str, tuple[int, .
     return {name: tuple(these) for name, these in ranks.items()}
 
 
-def _tell_of_modules(asker: Asker, outlines: Mapping[int, Any], changed: set[str]) -> None:
+def _update_handles_of_modules(asker: Asker, outlines: Mapping[int, Any], changed: set[str]) -> None:
     """Update the endpoints of handles, here and in all other processes, after a reload of modules."""
     for actor, plain in outlines.items():
         interface: Interface | None = asker.shared.get(actor)
@@ -237,15 +237,15 @@ def _conclude(target: Target, edit: int, failed: str) -> None:
     target.asker.request(target.procs, make, "__reload__", finish).get()
 
 
-def _nothing(what: str, classes: Sequence[object], target: Target, prospects: Sequence[Prospect]) -> str:
+def _no_match(what: str, classes: Sequence[object], target: Target, previews: Sequence[Prospect]) -> str:
     if not classes:
         return f"nothing on {target.name} uses an older class {what} than the one that is defined there"
-    others = sorted({f"{name} (a {cls})" for prospect in prospects for name, cls in prospect.others})
+    others = sorted({f"{name} (a {cls})" for preview in previews for name, cls in preview.others})
     have = f"; it has the actors: {', '.join(others)}" if others else "; it has no actors"
     return f"nothing on {target.name} uses a class named {what}{have}"
 
 
-def _tell_handles(asker: Asker, outlines: dict[int, Any], becomes: Mapping[Key, type]) -> None:
+def _update_handles(asker: Asker, outlines: dict[int, Any], becomes: Mapping[Key, type]) -> None:
     """Update the endpoints of handles, here and in all other processes, after a reload of classes."""
     for actor, plain in outlines.items():
         interface: Interface | None = asker.shared.get(actor)
@@ -255,11 +255,13 @@ def _tell_handles(asker: Asker, outlines: dict[int, Any], becomes: Mapping[Key, 
             if isinstance(known, str):
                 interface.hear(known, plain)
             else:
-                news = {base: becomes[key_of(base)] for base in known.__mro__ if key_of(base) in becomes}
-                endpoints = endpoints_among(known, mro_after(known, news), frozenset())
+                replacements = {base: becomes[key_of(base)] for base in known.__mro__ if key_of(base) in becomes}
+                endpoints = endpoints_among(known, mro_after(known, replacements), frozenset())
                 if endpoints.keys() == {one[0] for one in plain}:
-                    interface.change(news.get(known, known), endpoints)
+                    interface.change(replacements.get(known, known), endpoints)
                 else:
-                    interface.change(news.get(known, known), {spec.name: spec for spec in map(from_outline, plain)})
+                    interface.change(
+                        replacements.get(known, known), {spec.name: spec for spec in map(from_outline, plain)}
+                    )
             kind = interface.kind
         asker.tell_all(pack(Reshaped(actor, kind, plain)))

@@ -59,7 +59,7 @@ T = TypeVar("T")
 _SHOWN = 12
 """How many names or problems an error lists."""
 
-_NEWS_S = 10.0
+_DEATH_REPORT_S = 10.0
 """How long to wait for the report of a rank's death that other ranks have noticed already, in seconds."""
 
 
@@ -85,8 +85,8 @@ class Moved:
 
     def __repr__(self) -> str:
         rate = f", {_size(int(self.nbytes / self.seconds))}/s" if self.seconds and self.nbytes else ""
-        roads = sorted(self.roads, key=lambda road: -self.roads[road])
-        by = f" by {' and '.join(roads)}" if roads else ""
+        paths = sorted(self.roads, key=lambda path: -self.roads[path])
+        by = f" by {' and '.join(paths)}" if paths else ""
         parts = [f"{_size(self.nbytes)} of {self.tensors} tensors in {self.seconds:.3f} s{rate}{by}"]
         parts += [f"{len(self.missing)} missing"] * bool(self.missing)
         parts += [f"{len(self.unexpected)} unexpected"] * bool(self.unexpected)
@@ -131,7 +131,7 @@ def _without_ours(answer: Answer) -> Answer:
     return answer
 
 
-class _Lent:
+class _Loans:
     """The memory that ranks lend for one operation. All loans have the same owner number, and end together.
 
     Args:
@@ -184,7 +184,7 @@ class _Lent:
         """End the loans, and return the ranks that have died; waits for reports of deaths."""
         found = {}
         for rank, future in zip(self._source.ranks, self.abandon()):
-            answer = future.get() if future.wait(_NEWS_S) else None
+            answer = future.get() if future.wait(_DEATH_REPORT_S) else None
             if isinstance(answer, Failure) and answer.kind == "lost":
                 found[self._source.base.point(rank)] = answer
         return found
@@ -194,7 +194,7 @@ def copy_state(
     here: Ranks, there: Ranks, names: str | Iterable[str] | Mapping[str, str], *, strict: bool, cast: bool
 ) -> Moved:
     """Implement `ProcMesh.copy_state`."""
-    begun = time.perf_counter()
+    started = time.perf_counter()
     pairs = _pairs(names)
     _check_session(there, here)
     what = f"copying {_some(pairs)} from {there.name} to {here.name}"
@@ -203,8 +203,8 @@ def copy_state(
         here.ranks,
         here.call(partial(describe, {name: name for name in pairs.values()}), what).get().values(),
     )
-    with _lending(there, what) as lent:
-        theirs = lent.begin(pairs)
+    with _lending(there, what) as loans:
+        theirs = loans.begin(pairs)
         fits = fit(theirs, ours, cast=cast)
         problems = list(fits.problems)
         if strict and fits.missing:
@@ -213,17 +213,17 @@ def copy_state(
             problems.append(f"not on {here.name}: {_some(fits.unexpected)} (strict=False leaves them out)")
         if problems:
             raise MoveError(f"{what}: nothing was changed\n" + "\n".join(f"  {why}" for why in _first(problems)))
-        read = partial(read_state, {name: name for name in pairs.values()}, lent.leaves)
+        read = partial(read_state, {name: name for name in pairs.values()}, loans.leaves)
         undefined = (
             f"{_some(pairs.values())} on {here.name} is undefined now: some of the data was written, some was not"
         )
-        tallies = _read(here, read, what, undefined, lent, range(len(here.ranks)))
-    return _moved(tallies, begun, fits)
+        tallies = _read(here, read, what, undefined, loans, range(len(here.ranks)))
+    return _moved(tallies, started, fits)
 
 
 def scatter(here: Ranks, name: str, thing: Any, axis: str | None, dim: int) -> Moved:
     """Implement `ProcMesh.scatter`."""
-    begun = time.perf_counter()
+    started = time.perf_counter()
     check_name(name)
     memory = memory_of(thing)
     layout, asker = memory.layout, here.asker
@@ -239,19 +239,19 @@ def scatter(here: Ranks, name: str, thing: Any, axis: str | None, dim: int) -> M
         tallies = _read(here, partial(take, name, [held]), what, _unchanged(here, name), None, boxes, range(len(boxes)))
     finally:
         asker.lendings.end_all_of(owner)
-    return _moved(tallies, begun)
+    return _moved(tallies, started)
 
 
 def gather_parts(there: Ranks, name: str, axis: str | None, dim: int) -> Any:
     """Implement `ProcMesh.gather`."""
     check_name(name)
     what = f"gathering {name!r} from {there.name}"
-    with _lending(there, what) as lent:
-        sources = joined(name, lent.begin({name: name}), _places(there, axis)[1], dim)
+    with _lending(there, what) as loans:
+        sources = joined(name, loans.begin({name: name}), _places(there, axis)[1], dim)
         try:
             return take_box(there.asker, sources, _whole(sources))[0]
         except BufferGoneError:
-            deaths = lent.deaths()
+            deaths = loans.deaths()
             if not deaths:
                 raise
             raise SupervisionError(f"{what} failed", deaths) from None
@@ -261,18 +261,18 @@ def all_to_all(
     here: Ranks, there: Ranks, name: str, axis: str | None, dim: int, from_axis: str | None, from_dim: int
 ) -> Moved:
     """Implement `ProcMesh.all_to_all`."""
-    begun = time.perf_counter()
+    started = time.perf_counter()
     check_name(name)
     _check_session(there, here)
     what = f"moving {name!r} from {there.name} to {here.name}"
     _places(here, axis)  # raises for an unknown axis before the first request
-    with _lending(there, what) as lent:
-        sources = joined(name, lent.begin({name: name}), _places(there, from_axis)[1], from_dim)
+    with _lending(there, what) as loans:
+        sources = joined(name, loans.begin({name: name}), _places(there, from_axis)[1], from_dim)
         boxes = _boxes(here, [stop for _, stop in _whole(sources)], axis, dim, name)
         tallies = _read(
-            here, partial(take, name, sources), what, _unchanged(here, name), lent, boxes, range(len(boxes))
+            here, partial(take, name, sources), what, _unchanged(here, name), loans, boxes, range(len(boxes))
         )
-    return _moved(tallies, begun)
+    return _moved(tallies, started)
 
 
 def _places(at: Ranks, axis: str | None) -> tuple[int, list[int]]:
@@ -302,19 +302,19 @@ def _unchanged(at: Ranks, name: str) -> str:
 
 
 @contextlib.contextmanager
-def _lending(source: Ranks, what: str) -> Iterator[_Lent]:
+def _lending(source: Ranks, what: str) -> Iterator[_Loans]:
     """End the loans of the ranks in any case."""
-    lent = _Lent(source, what)
+    loans = _Loans(source, what)
     try:
-        yield lent
+        yield loans
     except BaseException:
-        lent.abandon()
+        loans.abandon()
         raise
-    lent.end()
+    loans.end()
 
 
 def _read(
-    here: Ranks, function: Callable[..., Tally], what: str, undefined: str, lent: _Lent | None, *values: Iterable[Any]
+    here: Ranks, function: Callable[..., Tally], what: str, undefined: str, loans: _Loans | None, *values: Iterable[Any]
 ) -> Sequence[Tally]:
     """Make ranks read their parts; an error describes the state of the destination."""
     try:
@@ -323,7 +323,7 @@ def _read(
         raise RemoteInterrupt(f"{error}; {undefined}") from None
     except RanksError as error:
         is_gone = any(report.etype == "BufferGoneError" for report in error.reports.values())
-        deaths = lent.deaths() if is_gone and lent is not None else {}
+        deaths = loans.deaths() if is_gone and loans is not None else {}
         if deaths:
             raise SupervisionError(
                 f"{what} failed, because ranks of the source have died; {undefined}", deaths
@@ -331,14 +331,14 @@ def _read(
         raise type(error)(f"{error.what}; {undefined}", error.reports, error.results) from None
 
 
-def _moved(tallies: Iterable[Tally], begun: float, fits: Fit | None = None) -> Moved:
-    roads: Counter[str] = Counter()
+def _moved(tallies: Iterable[Tally], started: float, fits: Fit | None = None) -> Moved:
+    paths: Counter[str] = Counter()
     tensors = 0
     for tally in tallies:
-        roads.update(tally.roads)
+        paths.update(tally.roads)
         tensors += tally.tensors
     missing, unexpected = (fits.missing, fits.unexpected) if fits else ((), ())
-    return Moved(sum(roads.values()), time.perf_counter() - begun, tensors, dict(roads), missing, unexpected)
+    return Moved(sum(paths.values()), time.perf_counter() - started, tensors, dict(paths), missing, unexpected)
 
 
 def _pairs(names: str | Iterable[str] | Mapping[str, str]) -> dict[str, str]:

@@ -39,7 +39,7 @@ def append(seen: list[int], rank: int) -> list[int]:
     return [*seen, rank]
 
 
-def test_answers_are_folded_in_the_order_in_which_they_come(workers: Worker, tmp_path: Path) -> None:
+def test_answers_are_folded_in_the_order_of_arrival(workers: Worker, tmp_path: Path) -> None:
     order = Accumulator(workers.wait_by_rank, [], append)
     future = order.accumulate(str(tmp_path))
     for rank in (2, 0, 1):
@@ -51,7 +51,7 @@ def test_answers_are_folded_in_the_order_in_which_they_come(workers: Worker, tmp
     assert [sorted(again.accumulate().get(LONG_S)) for _ in range(2)] == [[0, 1, 2]] * 2
 
 
-def test_ranks_that_fail_are_named_and_the_others_results_kept(workers: Worker) -> None:
+def test_an_error_names_the_failed_ranks_and_keeps_the_other_results(workers: Worker) -> None:
     total = Accumulator(workers.fail, 0, lambda a, b: a + b)
     assert total.accumulate("no good", -1).get(LONG_S) == 3  # no rank fails
     with pytest.raises(ActorError, match=r"workers\.fail\(\) failed on workers") as caught:
@@ -60,12 +60,12 @@ def test_ranks_that_fail_are_named_and_the_others_results_kept(workers: Worker) 
     assert {point.rank: value for point, value in caught.value.results.items()} == {1: 1}
 
 
-def test_a_combination_that_fails_is_the_callers_error(workers: Worker) -> None:
+def test_an_error_in_combine_is_raised_to_the_caller(workers: Worker) -> None:
     with pytest.raises(ZeroDivisionError):
         Accumulator(workers.rank, 1, lambda a, b: a // 0).accumulate().get(LONG_S)
 
 
-def test_an_accumulation_can_be_cancelled_awaited_and_made_by_an_actor(procs: ProcMesh, workers: Worker) -> None:
+def test_an_accumulation_can_be_cancelled_awaited_and_started_by_an_actor(procs: ProcMesh, workers: Worker) -> None:
     never = Accumulator(workers.wait_for, 0, lambda a, b: a + b).accumulate("/nowhere")
     with pytest.raises(TimeoutError):
         never.get(0.05)
@@ -81,7 +81,7 @@ def test_an_accumulation_can_be_cancelled_awaited_and_made_by_an_actor(procs: Pr
     assert asking.total.call_one(workers).get(LONG_S) == 3
 
 
-def test_an_accumulation_over_a_stopped_mesh_and_a_misuse_fail(procs: ProcMesh) -> None:
+def test_an_accumulation_on_a_stopped_mesh_and_misuse_raise(procs: ProcMesh) -> None:
     mortal = procs.spawn("mortal", Worker)
     mortal.stop("gone home").get(LONG_S)
     with pytest.raises(SupervisionError, match="gone home"):

@@ -251,7 +251,7 @@ def test_context_of_an_endpoint_and_of_init(procs: ProcMesh) -> None:
     assert (point.rank, dict(point), dict(extent), name) == (3, {"dp": 1, "tp": 1}, size, "where")
 
 
-def test_context_of_a_slice_counts_within_the_slice(procs: ProcMesh) -> None:
+def test_the_context_of_a_slice_numbers_ranks_within_the_slice(procs: ProcMesh) -> None:
     where = procs.spawn("where", Where)
     assert where.slice(dp=1).here.call().get().values() == ((0, {"tp": 2}, 2, "where"), (1, {"tp": 2}, 3, "where"))
     assert where.slice(dp=1, tp=0).here.call_one().get() == (0, {}, 2, "where")
@@ -271,7 +271,7 @@ def test_context_knows_the_process_and_the_mesh_of_processes(procs: ProcMesh) ->
     assert procs.slice(dp=1).spawn("where", Where).meshes.call().get(LONG_S).values() == (({}, {"tp": 2}),) * 2
 
 
-def test_context_on_the_controller_is_the_clients() -> None:
+def test_the_context_on_the_controller_is_that_of_the_client() -> None:
     assert current_actor_name() == "client"
     assert current_size() == Extent()
     assert current_rank().rank == 0
@@ -346,7 +346,7 @@ def test_arguments_and_results_are_copies(procs: ProcMesh) -> None:
     assert log.get.call_one().get() == [[0]]
 
 
-def test_an_argument_that_is_changed_after_a_call_was_sent_as_it_was(procs: ProcMesh) -> None:
+def test_a_change_of_an_argument_after_the_call_has_no_effect(procs: ProcMesh) -> None:
     log = procs.slice(dp=0, tp=0).spawn("log", Log)
     value = [1]
     done = log.add.call_one(value)
@@ -355,7 +355,7 @@ def test_an_argument_that_is_changed_after_a_call_was_sent_as_it_was(procs: Proc
     assert log.get.call_one().get() == [[1]]
 
 
-def test_an_argument_that_cannot_be_pickled_is_named_at_the_call(procs: ProcMesh) -> None:
+def test_the_call_names_an_argument_that_cannot_be_pickled(procs: ProcMesh) -> None:
     log = procs.spawn("log", Log)
     with pytest.raises(TypeError, match=r"argument 'value' \(a lock\)"):
         log.add.call(threading.Lock())
@@ -458,7 +458,7 @@ def test_an_error_names_rank_host_pid_and_the_users_line(procs: ProcMesh) -> Non
     assert text.count("ValueError: no good") == 1
 
 
-def test_different_errors_of_several_ranks_are_all_there(procs: ProcMesh) -> None:
+def test_an_error_has_the_different_errors_of_all_ranks(procs: ProcMesh) -> None:
     class FailsByRank(Actor):
         @endpoint
         def work(self, bad: tuple[int, ...]) -> int:
@@ -482,7 +482,7 @@ def test_different_errors_of_several_ranks_are_all_there(procs: ProcMesh) -> Non
     assert isinstance(one_failed.value.exception, ValueError)
 
 
-def test_an_exception_in_a_call_leaves_the_actor_as_it_was(procs: ProcMesh) -> None:
+def test_an_exception_in_a_call_keeps_the_state_of_the_actor(procs: ProcMesh) -> None:
     for kind in (Log, AsyncLog):
         log: Any = procs.slice(dp=0, tp=0).spawn("log", kind)
         log.add.call_one("kept").get()
@@ -622,7 +622,7 @@ def test_an_actor_lives_without_a_reference(procs: ProcMesh, tmp_path: Path) -> 
     assert waiting.get(LONG_S)
 
 
-def test_actors_of_the_controllers_process_have_their_own_threads_and_get_copies(procs: ProcMesh) -> None:
+def test_actors_in_the_controllers_process_have_separate_threads_and_get_copies(procs: ProcMesh) -> None:
     log = this_proc().spawn("log", Log)
     pid, thread = log.place.call_one().get(LONG_S)
     assert pid == os.getpid()
@@ -658,7 +658,7 @@ def test_an_interrupt_of_a_wait_reaches_the_ranks(procs: ProcMesh, kind: type[Lo
     assert {report.kind for report in error.reports.values()} == {"interrupted"}
 
 
-def test_an_interrupt_drops_a_call_that_waits_its_turn(procs: ProcMesh, tmp_path: Path) -> None:
+def test_an_interrupt_drops_a_queued_call(procs: ProcMesh, tmp_path: Path) -> None:
     log = procs.slice(dp=0, tp=0).spawn("log", Log)
     running = log.spin.call_one(str(tmp_path))
     queued = log.add.call_one("never")
@@ -673,7 +673,7 @@ def test_an_interrupt_drops_a_call_that_waits_its_turn(procs: ProcMesh, tmp_path
     assert log.get.call_one().get() == ["left"]
 
 
-def test_an_interrupt_that_comes_too_late_does_nothing(procs: ProcMesh) -> None:
+def test_an_interrupt_after_the_answer_has_no_effect(procs: ProcMesh) -> None:
     log = procs.spawn("log", Log)
     for i in range(200):
         future = log.add.call(i)
@@ -688,7 +688,7 @@ def test_an_interrupt_that_comes_too_late_does_nothing(procs: ProcMesh) -> None:
 # -- classes of the notebook
 
 
-def test_classes_and_functions_of_main_travel_by_value_and_may_be_defined_again() -> None:
+def test_classes_and_functions_of_main_are_pickled_by_value_and_can_be_redefined() -> None:
     program = """
         import sys
         from monarch_kernel.actor import *

@@ -157,9 +157,7 @@ def test_a_cancel_reaches_the_endpoint_and_the_actor_lives(
 
 
 @both
-def test_a_cancelled_call_that_waits_its_turn_never_begins(
-    procs: ProcMesh, kind: type[Sleeper], tmp_path: Path
-) -> None:
+def test_a_cancelled_queued_call_never_starts(procs: ProcMesh, kind: type[Sleeper], tmp_path: Path) -> None:
     sleeper = procs.slice(r=0).spawn("sleeper", kind)
     running, waiting = sleeper.sleep.call_one(str(tmp_path)), sleeper.rank.call_one()
     wait_for_files(tmp_path, "sleeper-0")
@@ -171,7 +169,7 @@ def test_a_cancelled_call_that_waits_its_turn_never_begins(
 
 
 @both
-def test_a_call_that_is_over_is_not_cancelled(procs: ProcMesh, kind: type[Sleeper]) -> None:
+def test_a_cancel_after_the_answer_has_no_effect(procs: ProcMesh, kind: type[Sleeper]) -> None:
     sleeper = procs.spawn("sleeper", kind)
     future = sleeper.rank.call()
     assert future.wait(LONG_S)
@@ -197,7 +195,7 @@ def test_ranks_that_have_answered_keep_their_results(procs: ProcMesh, kind: type
 
 
 @every
-def test_a_timeout_alone_leaves_the_endpoint_alone(procs: ProcMesh, kind: type[Sleeper], tmp_path: Path) -> None:
+def test_a_timeout_alone_does_not_affect_the_endpoint(procs: ProcMesh, kind: type[Sleeper], tmp_path: Path) -> None:
     sleeper = procs.slice(r=0).spawn("sleeper", kind)
     future = sleeper.sleep.call_one(str(tmp_path))
     for wait in (future.get, future.exception):
@@ -215,7 +213,7 @@ def test_a_timeout_alone_leaves_the_endpoint_alone(procs: ProcMesh, kind: type[S
 @pytest.mark.parametrize("where", ["another rank", "the same rank", "the controller"])
 @pytest.mark.parametrize("asked", [Sleeper, AsyncSleeper, Overlapping])
 @pytest.mark.parametrize("asking", [Sleeper, AsyncSleeper])
-def test_a_cancel_is_passed_on(
+def test_a_cancel_is_passed_to_the_actors_that_an_endpoint_calls(
     procs: ProcMesh, asking: type[Sleeper], asked: type[Sleeper], where: str, tmp_path: Path
 ) -> None:
     place = {"another rank": procs.slice(r=1), "the same rank": procs.slice(r=0), "the controller": this_proc()}[where]
@@ -233,7 +231,9 @@ def test_a_cancel_is_passed_on(
 
 
 @both
-def test_an_endpoint_may_answer_in_spite_of_it(procs: ProcMesh, kind: type[Sleeper], tmp_path: Path) -> None:
+def test_an_endpoint_can_answer_after_an_interrupt_or_a_cancel(
+    procs: ProcMesh, kind: type[Sleeper], tmp_path: Path
+) -> None:
     sleeper = procs.slice(r=0).spawn("sleeper", kind)
     interrupted, cancelled = sleeper.stubborn.call_one(str(tmp_path)), None
     wait_for_files(tmp_path, "sleeper-0")
@@ -268,7 +268,9 @@ def test_a_task_that_is_cancelled_cancels_what_it_awaits(procs: ProcMesh, kind: 
 
 
 @every
-def test_a_shield_keeps_a_timeout_of_asyncio_here(procs: ProcMesh, kind: type[Sleeper], tmp_path: Path) -> None:
+def test_a_shield_keeps_a_timeout_of_asyncio_from_the_ranks(
+    procs: ProcMesh, kind: type[Sleeper], tmp_path: Path
+) -> None:
     sleeper = procs.slice(r=0).spawn("sleeper", kind)
     future = sleeper.sleep.call_one(str(tmp_path))
 
@@ -300,7 +302,9 @@ def test_a_future_may_be_cancelled_by_another_thread(procs: ProcMesh, tmp_path: 
 
 
 @every
-def test_many_cancels_at_any_moment_leave_the_actor_well(procs: ProcMesh, kind: type[Sleeper], tmp_path: Path) -> None:
+def test_many_cancels_at_random_moments_do_not_harm_the_actor(
+    procs: ProcMesh, kind: type[Sleeper], tmp_path: Path
+) -> None:
     sleeper = procs.spawn("sleeper", kind)
     gaps: list[Callable[[], object]] = [lambda: None, lambda: time.sleep(0), lambda: time.sleep(0.001)]
     for i in range(120):
@@ -313,7 +317,7 @@ def test_many_cancels_at_any_moment_leave_the_actor_well(procs: ProcMesh, kind: 
         assert seen.count(RAISED[kind]) == seen.count("left")
 
 
-def test_a_cancel_of_a_waiting_endpoint_loses_no_message_for_others(procs: ProcMesh, tmp_path: Path) -> None:
+def test_a_cancel_of_a_waiting_endpoint_loses_no_message_for_other_actors(procs: ProcMesh, tmp_path: Path) -> None:
     """A waiting endpoint drives the transport of its process, so it also receives messages for other actors."""
     one, two = procs.slice(r=0), procs.slice(r=1)
     asks, sleeper, counter = one.spawn("asks", Sleeper), two.spawn("sleeper", Sleeper), one.spawn("counter", Counter)

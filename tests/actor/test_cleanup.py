@@ -79,7 +79,7 @@ both = pytest.mark.parametrize("kind", [Tidy, AsyncTidy])
 
 
 @both
-def test_a_stop_waits_for_it(procs: ProcMesh, kind: type[Tidy], tmp_path: Path) -> None:
+def test_a_stop_waits_for_the_cleanup(procs: ProcMesh, kind: type[Tidy], tmp_path: Path) -> None:
     end = tmp_path / "end"
     tidy = procs.slice(r=0).spawn("tidy", kind, str(end))
     tidy.rank.broadcast()
@@ -89,7 +89,7 @@ def test_a_stop_waits_for_it(procs: ProcMesh, kind: type[Tidy], tmp_path: Path) 
 
 @both
 @pytest.mark.parametrize("error", [ValueError("no good"), SystemExit(3), KeyboardInterrupt()])
-def test_a_failure_is_given_to_it(procs: ProcMesh, kind: type[Tidy], error: BaseException, tmp_path: Path) -> None:
+def test_the_cleanup_gets_the_failure(procs: ProcMesh, kind: type[Tidy], error: BaseException, tmp_path: Path) -> None:
     end = tmp_path / "end"
     tidy = procs.slice(r=0).spawn("tidy", kind, str(end))
     tidy.fail.broadcast(error)
@@ -102,7 +102,7 @@ def test_a_failure_is_given_to_it(procs: ProcMesh, kind: type[Tidy], error: Base
 
 
 @both
-def test_an_error_that_is_an_answer_ends_nothing(procs: ProcMesh, kind: type[Tidy], tmp_path: Path) -> None:
+def test_an_error_that_is_an_answer_does_not_end_the_actor(procs: ProcMesh, kind: type[Tidy], tmp_path: Path) -> None:
     end = tmp_path / "end"
     tidy = procs.slice(r=0).spawn("tidy", kind, str(end))
     with pytest.raises(ActorError):
@@ -133,7 +133,7 @@ def test_a_stop_raises_the_error_of_the_cleanup(procs: ProcMesh, kind: type[Tidy
 
 
 @both
-def test_a_stop_that_is_interrupted_interrupts_what_it_waits_for(
+def test_an_interrupt_of_the_running_call_lets_the_stop_proceed(
     procs: ProcMesh, kind: type[Tidy], tmp_path: Path
 ) -> None:
     tidy = procs.slice(r=0).spawn("tidy", kind, str(tmp_path / "end"))
@@ -148,7 +148,9 @@ def test_a_stop_that_is_interrupted_interrupts_what_it_waits_for(
 
 @both
 @pytest.mark.parametrize("busy", [False, True])
-def test_it_runs_when_the_processes_are_stopped(kind: type[Tidy], busy: bool, procs: ProcMesh, tmp_path: Path) -> None:
+def test_the_cleanup_runs_when_the_processes_are_stopped(
+    kind: type[Tidy], busy: bool, procs: ProcMesh, tmp_path: Path
+) -> None:
     mesh = this_host().spawn_procs({"r": 1}, device="cpu")
     tidy: Any = mesh.spawn("tidy", kind, str(tmp_path / "end"))
     tidy.initialized.get(LONG_S)
@@ -160,7 +162,7 @@ def test_it_runs_when_the_processes_are_stopped(kind: type[Tidy], busy: bool, pr
     assert (tmp_path / "end").read_text() == "None\n"
 
 
-def test_it_runs_when_a_script_ends(tmp_path: Path) -> None:
+def test_the_cleanup_runs_when_a_script_ends(tmp_path: Path) -> None:
     program = f"""
         from monarch_kernel.actor import *
 

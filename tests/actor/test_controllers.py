@@ -66,7 +66,7 @@ def ended(controller: None) -> Iterator[None]:
         get_or_spawn_controller(name, Worker).get(LONG_S).stop().get(LONG_S)
 
 
-def test_ranks_and_threads_that_ask_at_once_get_the_same(procs: ProcMesh) -> None:
+def test_ranks_and_threads_that_ask_at_once_get_the_same_actor(procs: ProcMesh) -> None:
     asker = procs.spawn("asker", Asker)
     asked = [asker.add.call("shared") for _ in range(3)]
     found: list[int] = []
@@ -84,7 +84,7 @@ def test_ranks_and_threads_that_ask_at_once_get_the_same(procs: ProcMesh) -> Non
     assert get_or_spawn_controller("shared", Worker).get(LONG_S).pid.call_one().get(LONG_S) == os.getpid()
 
 
-def test_one_that_is_busy_is_found_and_others_are_made(procs: ProcMesh, tmp_path: Path) -> None:
+def test_a_busy_actor_is_found_and_others_can_be_spawned(procs: ProcMesh, tmp_path: Path) -> None:
     busy = get_or_spawn_controller("busy", Worker, 7).get(LONG_S)
     waits = busy.wait_for.call_one(str(tmp_path / "go"))
     again = get_or_spawn_controller("busy", Worker).get(LONG_S)
@@ -94,14 +94,14 @@ def test_one_that_is_busy_is_found_and_others_are_made(procs: ProcMesh, tmp_path
     assert again.add.call_one().get(LONG_S) == 8
 
 
-def test_an_actor_may_ask_for_others_in_its_init_and_for_itself_later(procs: ProcMesh) -> None:
+def test_an_actor_can_get_others_in_its_init_and_itself_later(procs: ProcMesh) -> None:
     first = get_or_spawn_controller("first", AskingWorker, ask="second").get(LONG_S)
     assert first.add_to_other.call_one().get(LONG_S) == 101
     assert get_or_spawn_controller("second", AskingWorker).get(LONG_S).add.call_one().get(LONG_S) == 102
     assert first.find_myself.call_one("first").get(LONG_S)
 
 
-def test_the_call_raises_the_error_of_the_constructor_and_the_next_call_makes_another(procs: ProcMesh) -> None:
+def test_the_call_raises_the_error_of_the_constructor_and_the_next_call_spawns_a_new_actor(procs: ProcMesh) -> None:
     for _ in range(2):
         with pytest.raises(ActorError, match=r"spawning fragile failed(.|\n)*nothing to count"):
             get_or_spawn_controller("fragile", AskingWorker, fail=True).get(LONG_S)
@@ -125,7 +125,7 @@ def test_a_new_actor_takes_the_name_of_one_that_has_ended(
     assert asker.add.call_one(end).get(LONG_S) == 52
 
 
-def test_what_cannot_be_made_is_refused_at_once(procs: ProcMesh) -> None:
+def test_misuse_raises_at_once(procs: ProcMesh) -> None:
     with pytest.raises(TypeError, match="too many positional arguments"):
         get_or_spawn_controller("bad", Worker, 1, 2)
     with pytest.raises(ValueError, match="is not an Actor"):

@@ -49,15 +49,15 @@ class Sync(Actor):
     @endpoint
     def catch(self, back: Any) -> str:
         """Wait twice for an actor that waits for this one, and catch the errors."""
-        circles = []
+        cycles = []
         future = back.go.call_one()
         for _ in range(2):
             try:
                 future.get()
             except DeadlockError as error:
-                circles.append(error.circle)
+                cycles.append(error.circle)
         assert not future.done()
-        return " and ".join(circles)
+        return " and ".join(cycles)
 
     @endpoint
     def ask_one_that_catches(self, other: Any, back: Any, pause_s: float) -> str:
@@ -190,7 +190,7 @@ def spawn(procs: ProcMesh) -> Iterator[Callable[..., Any]]:
         mesh.stop().get(LONG_S)
 
 
-def circle_of(error: BaseException | None) -> str:
+def cycle_of(error: BaseException | None) -> str:
     """Return the cycle in the error of a call, which may have passed through several calls."""
     assert isinstance(error, ActorError), error
     cause: BaseException = error
@@ -201,11 +201,11 @@ def circle_of(error: BaseException | None) -> str:
 
 
 @pytest.mark.parametrize("kind", [Sync, Async])
-def test_two_that_call_each_other_get_an_error(spawn: Any, kind: type[Actor], bar: Bar) -> None:
+def test_two_actors_that_call_each_other_get_an_error(spawn: Any, kind: type[Actor], bar: Bar) -> None:
     a, b = spawn("a", kind, 0), spawn("b", kind, 1)
     with bar.below(SOON_S, "the error"):
         error = a.go.call_one(b, a).exception(LONG_S)
-    assert circle_of(error) in (
+    assert cycle_of(error) in (
         "a.go on t[0] -> b.go on t[1] -> a.go on t[0] (behind a.go)",
         "b.go on t[1] -> a.go on t[0] (behind a.go) -> b.go on t[1]",
     )
@@ -214,33 +214,33 @@ def test_two_that_call_each_other_get_an_error(spawn: Any, kind: type[Actor], ba
 
 
 @pytest.mark.parametrize("kind", [Sync, Async])
-def test_one_that_calls_itself_gets_an_error(spawn: Any, kind: type[Actor]) -> None:
+def test_an_actor_that_calls_itself_gets_an_error(spawn: Any, kind: type[Actor]) -> None:
     a = spawn("a", kind, 2)
     error = a.go.call_one(a).exception(LONG_S)
-    assert circle_of(error) == "a.go on t[2] -> a.go on t[2] (behind a.go)"
+    assert cycle_of(error) == "a.go on t[2] -> a.go on t[2] (behind a.go)"
 
 
-def test_a_circle_through_several_processes_and_kinds_is_found(spawn: Any) -> None:
+def test_a_cycle_through_several_processes_and_kinds_is_found(spawn: Any) -> None:
     a, b, c = spawn("a", Sync, 0), spawn("b", Async, 1), spawn("c", Sync, 2)
-    assert circle_of(a.go.call_one(b, c, a).exception(LONG_S)).count(" -> ") == 3
+    assert cycle_of(a.go.call_one(b, c, a).exception(LONG_S)).count(" -> ") == 3
     assert a.go.call_one(b, c).get(LONG_S) == (("the end",),)
 
 
-def test_a_circle_within_one_process_is_found(spawn: Any) -> None:
+def test_a_cycle_within_one_process_is_found(spawn: Any) -> None:
     a, b = spawn("a", Sync, 0), spawn("b", Sync, 0)
-    assert circle_of(a.go.call_one(b, a).exception(LONG_S)).count("t[0]") == 3
+    assert cycle_of(a.go.call_one(b, a).exception(LONG_S)).count("t[0]") == 3
 
 
-def test_a_circle_through_the_controllers_process_is_found(spawn: Any) -> None:
+def test_a_cycle_through_the_controllers_process_is_found(spawn: Any) -> None:
     a, here = spawn("a", Sync, 0), this_proc().spawn("here", Sync)
     for way in ((a, (here, a)), (here, (a, here))):
-        circle = circle_of(way[0].go.call_one(*way[1]).exception(LONG_S))
-        assert "here.go on the controller" in circle
-        assert "a.go on t[0]" in circle
+        cycle = cycle_of(way[0].go.call_one(*way[1]).exception(LONG_S))
+        assert "here.go on the controller" in cycle
+        assert "a.go on t[0]" in cycle
     here.stop().get(LONG_S)
 
 
-def test_what_waits_behind_another_call_is_on_the_circle(spawn: Any, tmp_path: Path) -> None:
+def test_a_call_queued_behind_another_call_is_part_of_the_cycle(spawn: Any, tmp_path: Path) -> None:
     """The call from ``a`` is queued at ``b`` behind a call that starts to wait for ``a`` later.
 
     The call that waits last gets the error, or the other one if its search for a cycle runs only then.
@@ -254,38 +254,38 @@ def test_what_waits_behind_another_call_is_on_the_circle(spawn: Any, tmp_path: P
         first.get(0.5)  # longer than the deadlock detector takes; there is no cycle yet
     (tmp_path / "go").touch()
     failed, succeeded = (later, first) if later.exception(LONG_S) else (first, later)
-    assert circle_of(failed.exception(LONG_S)) in (
+    assert cycle_of(failed.exception(LONG_S)) in (
         "b.wait_for on t[1] -> a.go on t[0] (behind a.begin) -> b.go on t[1] (behind b.wait_for)",
         "a.begin on t[0] -> b.go on t[1] (behind b.wait_for) -> a.go on t[0] (behind a.begin)",
     )
     assert succeeded.get(LONG_S) == ("the end",)
 
 
-def test_a_circle_of_a_whole_mesh_is_found(procs: ProcMesh, tmp_path: Path) -> None:
+def test_a_cycle_of_a_whole_mesh_is_found(procs: ProcMesh, tmp_path: Path) -> None:
     ring: Any = procs.spawn("ring", Sync)
     line = ring.rename(r="rank")
     error = line.to_next.call(line, str(tmp_path)).exception(LONG_S)
-    assert "ring.to_next on t[" in circle_of(error)
+    assert "ring.to_next on t[" in cycle_of(error)
     assert line.slice(rank=0).go.call_one().get(LONG_S) == "the end"
     ring.stop().get(LONG_S)
 
 
-def test_a_call_of_many_is_on_a_circle_if_one_of_them_is(procs: ProcMesh, spawn: Any) -> None:
+def test_a_call_of_several_actors_is_part_of_a_cycle_if_one_of_them_is(procs: ProcMesh, spawn: Any) -> None:
     a, many = spawn("a", Sync, 0), procs.spawn("many", Sync)
-    assert "many.go on t[" in circle_of(a.go.call_one(many, a).exception(LONG_S))
+    assert "many.go on t[" in cycle_of(a.go.call_one(many, a).exception(LONG_S))
     many.stop().get(LONG_S)  # type: ignore[attr-defined]
 
 
-def test_a_broadcast_that_waits_can_be_on_a_circle(spawn: Any) -> None:
+def test_a_broadcast_that_waits_can_be_part_of_a_cycle(spawn: Any) -> None:
     a, b = spawn("a", Sync, 0), spawn("b", Sync, 1)
     a.broadcast_to.call_one(b, a, b).get(LONG_S)  # b waits for a, and a waits for b
     wait_until(lambda: b.go.call_one().exception(LONG_S), "the end of b: an exception without a reply ends it")
     assert "calls wait for each other" in str(b.go.call_one().exception(LONG_S))
 
 
-def test_what_waits_for_a_circle_is_not_on_it(spawn: Any) -> None:
+def test_a_call_that_waits_for_a_cycle_is_not_part_of_it(spawn: Any) -> None:
     a, b, c = spawn("a", Sync, 0), spawn("b", Sync, 1), spawn("c", Sync, 2)
-    assert "c." not in circle_of(c.go.call_one(a, b, a).exception(LONG_S))
+    assert "c." not in cycle_of(c.go.call_one(a, b, a).exception(LONG_S))
 
 
 # -- async
@@ -293,49 +293,49 @@ def test_what_waits_for_a_circle_is_not_on_it(spawn: Any) -> None:
 
 def test_waiting_for_all_of_several_is_waiting_for_each(spawn: Any) -> None:
     a, b, c = spawn("a", Async, 0), spawn("b", Sync, 1), spawn("c", Sync, 2)
-    assert "c.go on t[2]" in circle_of(a.gather.call_one(b, c, back=a).exception(LONG_S))
+    assert "c.go on t[2]" in cycle_of(a.gather.call_one(b, c, back=a).exception(LONG_S))
 
 
-def test_waiting_for_the_first_of_several_is_no_circle(spawn: Any) -> None:
+def test_waiting_for_the_first_of_several_is_not_a_cycle(spawn: Any) -> None:
     a, b, c = spawn("a", Async, 0), spawn("b", Async, 1), spawn("c", Async, 2)
     assert a.first.call_one(b, c, back=a).get(LONG_S) == 0
 
 
-def test_an_event_loop_that_stands_still_can_be_on_a_circle(spawn: Any) -> None:
+def test_a_blocked_event_loop_can_be_part_of_a_cycle(spawn: Any) -> None:
     a, b = spawn("a", Async, 0), spawn("b", Async, 1)
-    assert "a.block" in circle_of(a.block.call_one(b, a).exception(LONG_S))
+    assert "a.block" in cycle_of(a.block.call_one(b, a).exception(LONG_S))
 
 
-def test_endpoints_that_overlap_make_no_circle(spawn: Any) -> None:
+def test_concurrent_endpoints_make_no_cycle(spawn: Any) -> None:
     a, b = spawn("a", Overlapping, 0), spawn("b", Sync, 1)
     assert a.go.call_one(b, a).get(LONG_S) == (("the end",),)
     c = spawn("c", Overlapping, 2)
-    assert "b.go" in circle_of(c.go.call_one(b, c, b).exception(LONG_S))
+    assert "b.go" in cycle_of(c.go.call_one(b, c, b).exception(LONG_S))
 
 
 # -- waits without a cycle
 
 
 @pytest.mark.parametrize("kind", [Sync, Async])
-def test_a_wait_with_a_timeout_ends_by_itself(spawn: Any, kind: type[Actor], bar: Bar) -> None:
+def test_a_wait_with_a_timeout_is_not_a_deadlock(spawn: Any, kind: type[Actor], bar: Bar) -> None:
     a, b = spawn("a", kind, 0), spawn("b", kind, 1)
     begin_s = time.perf_counter()
     assert a.go_within.call_one(0.7, b, a).get(LONG_S) == "timeout"
     bar.check_above(time.perf_counter() - begin_s, 0.699, "the wait")
 
 
-def test_what_is_gathered_with_a_watchdog_ends_by_itself(spawn: Any) -> None:
+def test_a_wait_gathered_with_a_watchdog_is_not_a_deadlock(spawn: Any) -> None:
     a, b = spawn("a", Async, 0), spawn("b", Async, 1)
     assert a.watched.call_one(b, a).get(LONG_S) == "barked"
 
 
 @pytest.mark.parametrize("kind", [Passing, PassingAsync])
-def test_an_actor_that_has_passed_its_response_port_on_owes_no_answer(spawn: Any, kind: type[Actor]) -> None:
+def test_an_actor_that_has_passed_on_its_response_port_is_not_part_of_a_cycle(spawn: Any, kind: type[Actor]) -> None:
     a, b, c = spawn("a", Sync, 0), spawn("b", kind, 1), spawn("c", Late, 2)
     assert a.go.call_one(b, c, a).get(LONG_S) == ("late",)
 
 
-def test_long_calls_are_no_circles(spawn: Any, tmp_path: Path) -> None:
+def test_long_calls_are_not_a_deadlock(spawn: Any, tmp_path: Path) -> None:
     a, b, c = spawn("a", Sync, 0), spawn("b", Sync, 1), spawn("c", Sync, 2)
     slow = c.wait_for.call_one(str(tmp_path / "go"))
     wait_for_files(tmp_path, "go awaited")
@@ -348,11 +348,11 @@ def test_long_calls_are_no_circles(spawn: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.5])
-def test_an_actor_that_catches_the_error_may_go_on(spawn: Any, pause_s: float) -> None:
+def test_an_actor_that_catches_the_error_can_go_on(spawn: Any, pause_s: float) -> None:
     """The future stays valid. As long as there is a cycle, its actors get the error in turn.
 
     After a pause the other actor already waits, so the calling actor gets the first error, and waits again.
     """
     a, b = spawn("a", Sync, 0), spawn("b", Sync, 1)
-    circle = "b.catch on t[1] -> a.go on t[0] (behind a.ask_one_that_catches) -> b.catch on t[1]"
-    assert a.ask_one_that_catches.call_one(b, a, pause_s).get(LONG_S) == f"{circle} and {circle}"
+    cycle = "b.catch on t[1] -> a.go on t[0] (behind a.ask_one_that_catches) -> b.catch on t[1]"
+    assert a.ask_one_that_catches.call_one(b, a, pause_s).get(LONG_S) == f"{cycle} and {cycle}"

@@ -57,7 +57,7 @@ def test_a_broadcast_is_work(procs: ProcMesh, tmp_path: Path) -> None:
     assert shown(procs, "nothing runs") == "t: nothing runs on [0-1]"
 
 
-def test_so_is_what_another_rank_has_asked_for(procs: ProcMesh, tmp_path: Path) -> None:
+def test_a_call_from_another_rank_is_work(procs: ProcMesh, tmp_path: Path) -> None:
     workers: Any = procs.slice(gpus=1).spawn("workers", Worker)
     asker: Any = procs.slice(gpus=0).spawn("asker", Asker)
     asker.ask.broadcast(workers, str(tmp_path / "go"))
@@ -73,13 +73,13 @@ def test_so_is_what_another_rank_has_asked_for(procs: ProcMesh, tmp_path: Path) 
     asker.initialized.get(LONG_S)
 
 
-def test_an_async_actor_that_was_made_and_not_called_does_nothing(procs: ProcMesh) -> None:
+def test_an_idle_async_actor_does_nothing(procs: ProcMesh) -> None:
     gates: Any = procs.spawn("gates", Gate)
     gates.initialized.get(LONG_S)
     shown(procs, "nothing runs")
 
 
-def test_calls_that_overlap_are_shown_one_by_one(procs: ProcMesh) -> None:
+def test_overlapping_calls_are_listed_one_by_one(procs: ProcMesh) -> None:
     gate: Any = procs.slice(gpus=0).spawn("gate", Gate)
     stays, enters = gate.stay.call_one(), gate.enter.call_one()
     text = shown(procs, "in stay", "in enter")

@@ -123,7 +123,7 @@ def place(request: pytest.FixtureRequest, procs: ProcMesh) -> ProcMesh:
 
 @pytest.mark.parametrize("how", CODES)
 @pytest.mark.parametrize(("kind", "name"), [(Forks, "fork"), (Later, "fork"), (Later, "overlap")])
-def test_a_child_ends_where_its_endpoint_does(place: ProcMesh, kind: Any, name: str, how: str) -> None:
+def test_a_child_exits_at_the_end_of_its_endpoint(place: ProcMesh, kind: Any, name: str, how: str) -> None:
     mesh: Any = place.spawn("forks", kind)
     pid = mesh.pid.call_one().get(LONG_S)
     assert getattr(mesh, name).call_one(how).get(LONG_S) == CODES[how]
@@ -132,13 +132,13 @@ def test_a_child_ends_where_its_endpoint_does(place: ProcMesh, kind: Any, name: 
 
 
 @pytest.mark.parametrize("how", CODES)
-def test_a_child_ends_where_init_does(procs: ProcMesh, how: str) -> None:
+def test_a_child_exits_at_the_end_of_init(procs: ProcMesh, how: str) -> None:
     mesh: Any = procs.spawn("forks", Forks, how)
     assert mesh.made.call_one().get(LONG_S) == [CODES[how]]
     mesh.stop().get(LONG_S)
 
 
-def test_a_child_ends_where_a_function_does(procs: ProcMesh) -> None:
+def test_a_child_exits_at_the_end_of_a_function(procs: ProcMesh) -> None:
     def fork(how: str) -> Any:
         pid = os.fork()
         return end(how) if pid == 0 else code_of(pid)
@@ -146,7 +146,7 @@ def test_a_child_ends_where_a_function_does(procs: ProcMesh) -> None:
     assert [procs.map(fork, [how]).get(LONG_S).values()[0] for how in CODES] == list(CODES.values())
 
 
-def test_a_child_ends_where_the_bootstrap_does(procs: ProcMesh) -> None:
+def test_a_child_exits_at_the_end_of_the_bootstrap(procs: ProcMesh) -> None:
     def bootstrap() -> None:
         pid = os.fork()
         if pid:
@@ -158,7 +158,7 @@ def test_a_child_ends_where_the_bootstrap_does(procs: ProcMesh) -> None:
     mesh.stop().get(LONG_S)
 
 
-def test_a_child_that_asks_gets_an_error(procs: ProcMesh) -> None:
+def test_a_child_that_makes_requests_gets_an_error(procs: ProcMesh) -> None:
     mesh: Any = procs.spawn("forks", Forks)
     other: Any = this_proc().spawn("other", Forks)
     pid = mesh.pid.call_one().get(LONG_S)

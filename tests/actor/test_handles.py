@@ -156,7 +156,7 @@ def test_an_async_endpoint_awaits_others(log: Any, async_caller: Any) -> None:
     assert async_caller.run.call_one(use, log).get(LONG_S) == ((1, 1, 1, 1), ["a"], ["a"])
 
 
-def test_references_travel_in_containers_closures_and_constructors(procs: ProcMesh, log: Any, caller: Any) -> None:
+def test_handles_are_passed_in_containers_closures_and_constructors(procs: ProcMesh, log: Any, caller: Any) -> None:
     part = log.slice(dp=1)
     assert (
         caller.run.call_one(lambda given: given["a"][0].process.call().get(LONG_S).values(), {"a": [part]}).get(LONG_S)
@@ -167,13 +167,13 @@ def test_references_travel_in_containers_closures_and_constructors(procs: ProcMe
     assert kept.run_with_kept.call_one(lambda log: log.size()).get(LONG_S) == 4
 
 
-def test_references_come_back_as_results(log: Any, caller: Any) -> None:
+def test_handles_are_returned_as_results(log: Any, caller: Any) -> None:
     mine = caller.run.call_one(lambda log: {"the log": log.slice(tp=1)}, log).get(LONG_S)["the log"]
     assert dict(mine.extent) == {"dp": 2}
     assert mine.here.call().get(LONG_S).values() == ((0, {"dp": 2}, 1), (1, {"dp": 2}, 3))
 
 
-def test_a_reference_on_a_rank_is_a_mesh_like_any_other(log: Any, caller: Any) -> None:
+def test_a_handle_on_a_rank_is_a_mesh(log: Any, caller: Any) -> None:
     def use(log: Any) -> list[Any]:
         one = log.flatten("rank").slice(rank=slice(1, 4, 2))
         found = [one.here.call().get(LONG_S).values(), log.extent == one.extent, one.size("rank")]
@@ -199,7 +199,7 @@ def test_a_reference_on_a_rank_is_a_mesh_like_any_other(log: Any, caller: Any) -
     ]
 
 
-def test_an_actor_may_get_references_to_itself_and_its_neighbours(callers: Any) -> None:
+def test_an_actor_can_get_handles_of_itself_and_its_neighbors(callers: Any) -> None:
     def ask_next(callers: Any) -> int:
         rank = context().actor_instance.rank.rank
         ahead = callers.flatten("rank").slice(rank=(rank + 1) % 4)
@@ -215,7 +215,7 @@ def test_an_actor_may_get_references_to_itself_and_its_neighbours(callers: Any) 
     assert callers.run.call(broadcast, callers).get(LONG_S).values() == (None,) * 4
 
 
-def test_errors_of_a_call_between_ranks_are_as_on_the_controller(log: Any, caller: Any) -> None:
+def test_errors_of_a_call_between_ranks_are_those_of_the_controller(log: Any, caller: Any) -> None:
     def use(log: Any) -> tuple[Any, ...]:
         try:
             log.fail.call("no good").get(LONG_S)
@@ -227,7 +227,7 @@ def test_errors_of_a_call_between_ranks_are_as_on_the_controller(log: Any, calle
     assert log.add.call(1).get(LONG_S).values() == (1,) * 4
 
 
-def test_an_error_that_passes_two_actors_names_both(log: Any, caller: Any) -> None:
+def test_an_error_that_passes_through_two_actors_names_both(log: Any, caller: Any) -> None:
     with pytest.raises(ActorError, match="no good") as caught:
         caller.run.call_one(lambda log: log.fail.call("no good").get(LONG_S), log).get(LONG_S)
     text = str(caught.value)
@@ -257,7 +257,7 @@ def test_arguments_are_copies_within_a_process_too(procs: ProcMesh, log: Any, ca
     assert caller.run.call_one(use, beside).get(LONG_S) == (1, [], True)
 
 
-def test_an_argument_that_cannot_be_pickled_is_named_on_a_rank_too(log: Any, caller: Any) -> None:
+def test_a_call_on_a_rank_names_an_argument_that_cannot_be_pickled(log: Any, caller: Any) -> None:
     def use(log: Any) -> str:
         try:
             log.add.call(threading.Lock())
@@ -285,7 +285,7 @@ def test_everything_from_one_actor_arrives_in_order(log: Any, caller: Any) -> No
     assert log.slice(dp=1, tp=1).get.call_one().get(LONG_S) == list(range(200))
 
 
-def test_order_holds_for_each_sender_when_there_are_many(log: Any, callers: Any) -> None:
+def test_calls_of_each_of_many_senders_arrive_in_order(log: Any, callers: Any) -> None:
     one = log.slice(dp=0, tp=0)
 
     def use(one: Any) -> None:
@@ -305,7 +305,7 @@ def test_order_holds_for_each_sender_when_there_are_many(log: Any, callers: Any)
         assert [number for source, number in seen if source == sender] == list(range(99))
 
 
-def test_a_call_may_arrive_before_the_actor_that_another_process_spawns(procs: ProcMesh, caller: Any) -> None:
+def test_a_call_can_arrive_before_another_process_has_spawned_the_actor(procs: ProcMesh, caller: Any) -> None:
     for number in range(20):
         late: Any = procs.slice(dp=1).spawn("late", Log, number)
         assert caller.run.call_one(lambda late: late.get.call().get(LONG_S).values(), late).get(LONG_S) == (
@@ -317,7 +317,7 @@ def test_a_call_may_arrive_before_the_actor_that_another_process_spawns(procs: P
 # -- actors spawn actors
 
 
-def test_an_actor_spawns_actors_from_an_endpoint_and_hands_them_on(procs: ProcMesh, caller: Any) -> None:
+def test_an_actor_spawns_actors_from_an_endpoint_and_passes_them_on(procs: ProcMesh, caller: Any) -> None:
     def use(procs: Any) -> Any:
         children = procs.spawn("children", Log, "born")
         children.add.call("by the parent").get(LONG_S)
@@ -337,7 +337,7 @@ def test_an_async_actor_spawns_actors(procs: ProcMesh, async_caller: Any) -> Non
     assert async_caller.run.call_one(use, procs).get(LONG_S) == [1, 1, 1, 1]
 
 
-def test_an_actor_spawns_actors_when_it_is_made(procs: ProcMesh) -> None:
+def test_an_actor_spawns_actors_in_its_constructor(procs: ProcMesh) -> None:
     class Parent(Actor):
         def __init__(self, procs: Any) -> None:
             self.children = procs.spawn("children", Log, "born")
@@ -361,7 +361,7 @@ def test_an_actor_spawns_in_its_own_process(caller: Any) -> None:
     assert caller.run.call_one(use).get(LONG_S) == (True, True)
 
 
-def test_what_a_stopped_actor_has_spawned_is_stopped(procs: ProcMesh) -> None:
+def test_a_stop_also_stops_the_spawned_actors(procs: ProcMesh) -> None:
     parent: Any = procs.slice(dp=0, tp=0).spawn("parent", Caller)
     child = parent.run.call_one(lambda procs: procs.spawn("child", Log), procs.slice(dp=1, tp=1)).get(LONG_S)
     assert child.add.call_one(1).get(LONG_S) == 1
@@ -370,7 +370,7 @@ def test_what_a_stopped_actor_has_spawned_is_stopped(procs: ProcMesh) -> None:
         child.add.call_one(1).get(LONG_S)
 
 
-def test_what_a_dead_actor_has_spawned_is_stopped(procs: ProcMesh) -> None:
+def test_the_spawned_actors_of_a_dead_actor_are_stopped(procs: ProcMesh) -> None:
     parent: Any = procs.slice(dp=0, tp=0).spawn("parent", Caller)
     child = parent.run.call_one(lambda procs: procs.spawn("child", Log), procs.slice(dp=1, tp=1)).get(LONG_S)
     assert child.add.call_one(1).get(LONG_S) == 1
@@ -380,7 +380,7 @@ def test_what_a_dead_actor_has_spawned_is_stopped(procs: ProcMesh) -> None:
     assert isinstance(child.add.call_one(1).exception(LONG_S), SupervisionError)
 
 
-def test_a_mesh_of_processes_travels(procs: ProcMesh, caller: Any) -> None:
+def test_a_mesh_of_processes_can_be_an_argument(procs: ProcMesh, caller: Any) -> None:
     assert caller.run.call_one(lambda procs: (procs.size(), dict(procs.slice(dp=0).extent)), procs).get(LONG_S) == (
         4,
         {"tp": 2},
@@ -396,7 +396,7 @@ def test_ranks_call_actors_in_the_controllers_process(caller: Any) -> None:
     here.stop().get(LONG_S)
 
 
-def test_a_controller_actor_is_the_same_for_all(callers: Any, counter: Any) -> None:
+def test_all_ranks_get_the_same_controller_actor(callers: Any, counter: Any) -> None:
     def count(name: str) -> int:
         from monarch_kernel.actor import get_or_spawn_controller  # type: ignore[attr-defined,unused-ignore]
 
@@ -434,7 +434,7 @@ def test_a_port_takes_an_exception(caller: Any) -> None:
         receiver.recv().get(LONG_S)
 
 
-def test_a_channel_of_a_rank_is_sent_to_from_elsewhere(callers: Any) -> None:
+def test_other_processes_send_to_a_channel_of_a_rank(callers: Any) -> None:
     def listen(sender: Any) -> list[int]:
         from monarch_kernel.actor import Channel  # type: ignore[attr-defined,unused-ignore]
 
@@ -445,7 +445,7 @@ def test_a_channel_of_a_rank_is_sent_to_from_elsewhere(callers: Any) -> None:
     assert callers.slice(dp=0, tp=0).run.call_one(listen, callers.slice(dp=1, tp=1)).get(LONG_S) == [0, 1, 2]
 
 
-def test_receiving_is_awaited(async_caller: Any) -> None:
+def test_a_receive_can_be_awaited(async_caller: Any) -> None:
     async def listen() -> int:
         from monarch_kernel.actor import Channel  # type: ignore[attr-defined,unused-ignore]
 

@@ -175,7 +175,7 @@ def make(serving: None) -> Iterator[Callable[..., ProcMesh]]:
 # -- actors
 
 
-def test_an_actor_is_made_again_and_takes_its_state_from_the_others(procs: ProcMesh) -> None:
+def test_a_replaced_actor_takes_its_state_from_the_others(procs: ProcMesh) -> None:
     counter: Any = procs.spawn("counter", RestoringCounter, 5)
     slow: Any = procs.spawn("async", AsyncRestoringCounter)
     assert counter.add.call().get(LONG_S).values() == ((6, -1), (6, -1), (6, -1))
@@ -188,7 +188,7 @@ def test_an_actor_is_made_again_and_takes_its_state_from_the_others(procs: ProcM
     assert procs.incarnations() == (0, 2, 0)
 
 
-def test_several_are_replaced_at_once(procs: ProcMesh) -> None:
+def test_several_ranks_are_replaced_at_once(procs: ProcMesh) -> None:
     counter: Any = procs.spawn("counter", RestoringCounter, 5)
     counter.add.call().get(LONG_S)
     kill_ranks(procs, 0, 2)
@@ -199,7 +199,7 @@ def test_several_are_replaced_at_once(procs: ProcMesh) -> None:
     assert counter.add.call().get(LONG_S).values() == ((6, 0), (6, 0), (6, 0)), "nobody is left to ask"
 
 
-def test_handles_and_their_slices_stay_good(procs: ProcMesh) -> None:
+def test_handles_and_their_slices_stay_valid(procs: ProcMesh) -> None:
     part: Any = procs.slice(r=slice(1, 3)).spawn("part", RestoringCounter)
     one = part.slice(r=0)
     assert part.slice(r=slice(0, 2)).place.call().get(LONG_S).values() == (0, 1)
@@ -247,7 +247,7 @@ def test_an_owner_can_heal_the_mesh_after_a_failure_and_learns_of_the_next_one(p
         assert len(parent.failed.call_one().get(LONG_S)) == times
 
 
-def test_what_an_owner_that_failed_had_spawned_is_not_made_again(procs: ProcMesh) -> None:
+def test_actors_of_a_failed_owner_are_not_made_again(procs: ProcMesh) -> None:
     careless: Any = procs.slice(r=0).spawn("careless", Careless)
     children = careless.spawn.call_one(procs.slice(r=slice(1, 3))).get(LONG_S)
     kill_ranks(procs, 2)
@@ -257,7 +257,7 @@ def test_what_an_owner_that_failed_had_spawned_is_not_made_again(procs: ProcMesh
         children.add.call().get(LONG_S)
 
 
-def test_an_actor_that_had_died_alone_is_made_again_with_its_rank(procs: ProcMesh) -> None:
+def test_an_actor_that_died_before_its_rank_is_made_again_with_it(procs: ProcMesh) -> None:
     counter: Any = procs.spawn("counter", RestoringCounter)
     counter.add.call().get(LONG_S)
     counter.slice(r=1).fail.broadcast()
@@ -270,7 +270,7 @@ def test_an_actor_that_had_died_alone_is_made_again_with_its_rank(procs: ProcMes
     assert counter.slice(r=1).add.call_one().get(LONG_S) == (3, 2)
 
 
-def test_what_was_stopped_is_not_made_again(procs: ProcMesh) -> None:
+def test_stopped_actors_are_not_made_again(procs: ProcMesh) -> None:
     stopped: Any = procs.spawn("stopped", RestoringCounter)
     half: Any = procs.spawn("half", RestoringCounter)
     half.add.call().get(LONG_S)
@@ -284,7 +284,7 @@ def test_what_was_stopped_is_not_made_again(procs: ProcMesh) -> None:
     assert half.slice(r=1).count.call_one().get(LONG_S) == 1
 
 
-def test_an_actor_that_can_not_be_made_again_is_an_error_and_the_mesh_lives(procs: ProcMesh, tmp_path: Any) -> None:
+def test_an_actor_that_cannot_be_made_again_is_an_error_and_the_mesh_lives(procs: ProcMesh, tmp_path: Any) -> None:
     path = tmp_path / "made"
     brittle: Any = procs.spawn("brittle", Brittle, str(path))
     counter: Any = procs.spawn("counter", RestoringCounter)
@@ -323,7 +323,7 @@ def test_a_spawn_on_a_mesh_with_a_dead_rank_fails_and_names_it(procs: ProcMesh, 
 # -- the mesh
 
 
-def test_a_heal_that_fails_can_be_done_again(procs: ProcMesh) -> None:
+def test_a_failed_heal_can_be_repeated(procs: ProcMesh) -> None:
     counter: Any = procs.spawn("counter", RestoringCounter)
     counter.add.call().get(LONG_S)
     kill_ranks(procs, 1)
@@ -338,7 +338,7 @@ def test_a_heal_that_fails_can_be_done_again(procs: ProcMesh) -> None:
     assert procs.incarnations() == (0, 2, 0)
 
 
-def test_what_could_not_be_made_at_first_is_not_made_again(procs: ProcMesh, tmp_path: Any) -> None:
+def test_an_actor_whose_constructor_failed_is_not_made_again(procs: ProcMesh, tmp_path: Any) -> None:
     path = tmp_path / "made"
     path.touch()
     brittle: Any = procs.spawn("brittle", Brittle, str(path))
@@ -355,7 +355,7 @@ def test_the_programs_own_process_is_not_restarted(session: None) -> None:
     assert this_proc().heal().get(LONG_S) == ()
 
 
-def test_two_that_heal_at_the_same_time_have_one_process_made(procs: ProcMesh) -> None:
+def test_two_heals_at_the_same_time_start_one_process(procs: ProcMesh) -> None:
     procs.initialized.get(LONG_S)
     kill_ranks(procs, 0)
     healed = [procs.heal(), procs.heal()]
@@ -364,20 +364,20 @@ def test_two_that_heal_at_the_same_time_have_one_process_made(procs: ProcMesh) -
     assert procs.incarnations() == (1, 0, 0)
 
 
-def test_a_heal_of_healthy_ranks_does_nothing(procs: ProcMesh) -> None:
+def test_a_heal_of_healthy_ranks_has_no_effect(procs: ProcMesh) -> None:
     procs.initialized.get(LONG_S)
     assert procs.heal().get(LONG_S) == ()
     assert procs.incarnations() == (0, 0, 0)
 
 
-def test_a_part_is_healed_alone(procs: ProcMesh) -> None:
+def test_a_slice_can_be_healed_alone(procs: ProcMesh) -> None:
     procs.initialized.get(LONG_S)
     kill_ranks(procs, 0, 2)
     assert procs.slice(r=slice(0, 2)).heal().get(LONG_S) == (0,)
     assert set(procs.deaths()) == {2}
 
 
-def test_a_mesh_that_was_stopped_can_not_be_healed(make: Callable[..., ProcMesh]) -> None:
+def test_a_stopped_mesh_cannot_be_healed(make: Callable[..., ProcMesh]) -> None:
     mesh = make(1)
     mesh.initialized.get(LONG_S)
     mesh.stop("it is done", grace_s=0).get(LONG_S)
@@ -407,7 +407,7 @@ def test_living_ranks_are_restarted(procs: ProcMesh) -> None:
 # -- automatic restarts
 
 
-def test_a_rank_restarts_by_itself_and_no_later_call_fails(make: Callable[..., ProcMesh]) -> None:
+def test_a_rank_restarts_automatically_and_no_later_call_fails(make: Callable[..., ProcMesh]) -> None:
     mesh = make(3, restart="rank")
     counter: Any = mesh.spawn("counter", RestoringCounter)
     before = counter.pid.call().get(LONG_S).values()
@@ -419,7 +419,7 @@ def test_a_rank_restarts_by_itself_and_no_later_call_fails(make: Callable[..., P
     assert [a == b for a, b in zip(before, after)] == [True, False, True]
 
 
-def test_a_restart_by_itself_is_no_failure_to_owners(make: Callable[..., ProcMesh], faults: list[Any]) -> None:
+def test_an_automatic_restart_is_not_a_failure_for_owners(make: Callable[..., ProcMesh], faults: list[Any]) -> None:
     mesh = make(3, restart="rank", max_restarts=1)
     parent: Any = mesh.slice(r=0).spawn("parent", Parent)
     children = parent.spawn.call_one(mesh.slice(r=slice(1, 3))).get(LONG_S)
@@ -438,7 +438,7 @@ def test_a_restart_by_itself_is_no_failure_to_owners(make: Callable[..., ProcMes
     assert "it is not restarted, for that was done 1 time" in str(faults[0])
 
 
-def test_an_actor_that_can_not_be_made_again_by_a_restart_is_a_failure(
+def test_an_actor_that_a_restart_cannot_make_again_is_a_failure(
     make: Callable[..., ProcMesh], faults: list[Any], tmp_path: Any
 ) -> None:
     mesh = make(2, restart="rank")
@@ -460,7 +460,7 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-def test_a_rank_that_dies_again_and_again_is_given_up(make: Callable[..., ProcMesh]) -> None:
+def test_a_rank_that_dies_too_often_is_not_restarted(make: Callable[..., ProcMesh]) -> None:
     mesh = make(2, restart="rank", max_restarts=2, backoff_s=0.05)
     counter: Any = mesh.spawn("counter", RestoringCounter)
     counter.add.call().get(LONG_S)
@@ -474,7 +474,7 @@ def test_a_rank_that_dies_again_and_again_is_given_up(make: Callable[..., ProcMe
     assert mesh.heal().get(LONG_S) == (1,), "by hand it is done nevertheless"
 
 
-def test_a_mesh_is_restarted_whole(make: Callable[..., ProcMesh]) -> None:
+def test_a_whole_mesh_is_restarted(make: Callable[..., ProcMesh]) -> None:
     mesh = make(2, restart="mesh")
     counter: Any = mesh.spawn("counter", RestoringCounter, 3)
     before = counter.pid.call().get(LONG_S).values()
@@ -485,7 +485,7 @@ def test_a_mesh_is_restarted_whole(make: Callable[..., ProcMesh]) -> None:
     assert not set(before) & set(counter.pid.call().get(LONG_S).values())
 
 
-def test_a_mesh_that_is_stopped_is_not_restarted(make: Callable[..., ProcMesh]) -> None:
+def test_a_stopped_mesh_is_not_restarted(make: Callable[..., ProcMesh]) -> None:
     mesh = make(2, restart="rank")
     mesh.initialized.get(LONG_S)
     pids = [rank.pid for rank in mesh.view().ranks]

@@ -102,7 +102,7 @@ def test_processes_have_the_axes_of_their_hosts_and_then_their_own(hosts: HostMe
     assert len(set(agents(here))) == 2
 
 
-def test_a_slice_of_the_hosts_has_processes_of_its_own(hosts: HostMesh, here: Any) -> None:
+def test_a_slice_of_the_hosts_starts_separate_processes(hosts: HostMesh, here: Any) -> None:
     mesh = hosts.slice(hosts=1).spawn_procs({"gpus": 2}, device="cpu", name="part", axes={"tp": 2})
     part = mesh.spawn("here", Neighbor)
     assert dict(part.extent) == {"tp": 2}
@@ -115,7 +115,7 @@ def test_a_rank_starts_processes_on_its_own_host(here: Any, own: Any) -> None:
     assert list(beside.values()) == agents(here)
 
 
-def test_a_host_is_the_same_wherever_its_handle_is(hosts: HostMesh, here: Any, own: Any) -> None:
+def test_a_handle_of_a_host_means_the_same_host_in_every_process(hosts: HostMesh, here: Any, own: Any) -> None:
     theirs = own.slice(hosts=1, gpus=0).hand_over.call_one().get(LONG_S)
     assert isinstance(theirs, HostMesh)
     first = own.slice(hosts=0, gpus=0)
@@ -123,7 +123,7 @@ def test_a_host_is_the_same_wherever_its_handle_is(hosts: HostMesh, here: Any, o
     assert first.start_on.call_one(hosts).get(LONG_S) == agents(here)
 
 
-def test_what_only_a_host_knows_is_settled_there(hosts: HostMesh, tmp_path: Path) -> None:
+def test_processes_get_their_device_folder_and_environment(hosts: HostMesh, tmp_path: Path) -> None:
     before = Path.cwd()
     os.chdir(tmp_path)
     try:
@@ -145,24 +145,24 @@ def test_what_only_a_host_knows_is_settled_there(hosts: HostMesh, tmp_path: Path
         ({"axis": "not an axis"}, "axis"),
     ],
 )
-def test_what_makes_no_sense_is_refused(options: dict[str, Any], says: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], says: str) -> None:
     launcher = LocalLauncher()
     with pytest.raises(ValueError, match=says):
         allocate(launcher, **options)
     launcher.close(1.0)
 
 
-def test_axes_have_as_many_places_as_there_are_processes(hosts: HostMesh) -> None:
+def test_axes_must_match_the_number_of_processes(hosts: HostMesh) -> None:
     with pytest.raises(ValueError, match="have 3 points, but there are 4 processes"):
         hosts.spawn_procs({"gpus": 2}, axes={"dp": 3})
 
 
-def test_only_the_program_asks_for_hosts(here: Any) -> None:
+def test_only_the_program_allocates_hosts(here: Any) -> None:
     with pytest.raises(ActorError, match="only the program can allocate hosts, not a rank"):
         here.slice(hosts=0, gpus=0).ask_for_hosts.call_one().get(LONG_S)
 
 
-def test_hosts_are_used_before_they_are_up_and_can_be_given_back_then(hosts: HostMesh, tmp_path: Path) -> None:
+def test_hosts_can_be_used_and_given_back_before_they_are_up(hosts: HostMesh, tmp_path: Path) -> None:
     stall = tmp_path / "stall"
     stall.touch()
     python = tmp_path / "python"

@@ -73,7 +73,7 @@ def keepers(procs: ProcMesh) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("make", [lambda: torch.ones(COUNT), lambda: np.ones(COUNT, "f4")], ids=["torch", "numpy"])
-def test_each_rank_has_a_value_of_its_own(keepers: Any, make: Any) -> None:
+def test_each_rank_has_a_separate_value(keepers: Any, make: Any) -> None:
     value = make()
     assert list(keepers.keep.call(value).get(LONG_S).values()) == [COUNT, COUNT]
     one, two = keepers.slice(gpus=0), keepers.slice(gpus=1)
@@ -87,7 +87,7 @@ def test_each_rank_has_a_value_of_its_own(keepers: Any, make: Any) -> None:
     assert one.add.call_one(0).get(LONG_S) == 2 * COUNT
 
 
-def test_a_value_that_was_sent_may_be_changed_at_once(keepers: Any) -> None:
+def test_a_value_can_be_changed_as_soon_as_it_is_sent(keepers: Any) -> None:
     value = torch.ones(COUNT)
     futures = []
     for _ in range(20):
@@ -97,7 +97,7 @@ def test_a_value_that_was_sent_may_be_changed_at_once(keepers: Any) -> None:
         assert list(future.get(LONG_S).values()) == [(i + 1) * COUNT] * 2
 
 
-def test_blocks_are_used_again(keepers: Any) -> None:
+def test_blocks_are_reused(keepers: Any) -> None:
     def take_turns() -> int:
         for _ in range(20):
             keepers.keep.call(torch.ones(COUNT)).get(LONG_S)
@@ -110,7 +110,7 @@ def test_blocks_are_used_again(keepers: Any) -> None:
     assert max(keepers.maps.call().get(LONG_S).values()) <= len(shared_frames._blocks) + 5
 
 
-def test_a_rank_that_is_killed_holds_no_block(procs: ProcMesh) -> None:
+def test_a_killed_rank_holds_no_block(procs: ProcMesh) -> None:
     killed = this_host().spawn_procs({"gpus": 2}, device="cpu")
     keepers = killed.spawn("keepers", Keeper)
     pids = list(keepers.pid.call().get(LONG_S).values())
@@ -133,7 +133,7 @@ def test_a_rank_that_is_killed_holds_no_block(procs: ProcMesh) -> None:
     assert len(idle) >= 5
 
 
-def test_what_can_not_be_opened_is_an_error_of_the_call(keepers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_that_cannot_be_opened_is_an_error_of_the_call(keepers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     real = shared_frames._blocks.refer
 
     def missing(frame: memoryview, reader: Any) -> Any:
@@ -148,7 +148,7 @@ def test_what_can_not_be_opened_is_an_error_of_the_call(keepers: Any, monkeypatc
     assert list(keepers.keep.call(torch.ones(COUNT)).get(LONG_S).values()) == [COUNT, COUNT]
 
 
-def test_the_only_receiver_of_a_value_needs_no_copy_to_write_to_it(session: None, by_value: None) -> None:
+def test_the_only_receiver_of_a_value_writes_to_it_without_a_copy(session: None, by_value: None) -> None:
     procs = this_host().spawn_procs({"gpus": 1}, device="cpu")
     keeper = procs.spawn("keeper", Keeper)
     value = torch.ones(COUNT)
@@ -181,7 +181,7 @@ class Fragile(Actor):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_value_that_is_sent_again_after_a_heal_is_what_it_was(session: None, by_value: None) -> None:
+def test_a_heal_sends_the_original_value_again(session: None, by_value: None) -> None:
     procs = this_host().spawn_procs({"gpus": 1}, device="cpu")
     fragile = procs.spawn("fragile", Fragile, torch.ones(COUNT))
     assert fragile.found.call_one().get(LONG_S) == COUNT
@@ -200,7 +200,7 @@ class Passing(Keeper):
         self.kept = other.give.call_one().get()
 
 
-def test_a_sender_that_is_killed_takes_nothing_from_a_reader(session: None, by_value: None) -> None:
+def test_a_reader_keeps_the_value_of_a_killed_sender(session: None, by_value: None) -> None:
     procs = this_host().spawn_procs({"gpus": 2}, device="cpu")
     passing = procs.spawn("passing", Passing)
     sender, reader = passing.slice(gpus=0), passing.slice(gpus=1)

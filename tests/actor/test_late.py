@@ -95,7 +95,7 @@ def go(tmp_path: Path) -> Path:
     return tmp_path / "go"
 
 
-def test_it_names_the_ranks_that_have_not_answered_and_where_they_are(procs: ProcMesh, go: Path) -> None:
+def test_the_warning_names_the_ranks_that_have_not_answered_and_their_lines(procs: ProcMesh, go: Path) -> None:
     slow = procs.spawn("slow", Slow)
     slow.load.call("/").get(LONG_S)
     answers = slow.load.call(str(go), 1, 2)
@@ -112,7 +112,7 @@ def test_it_names_the_ranks_that_have_not_answered_and_where_they_are(procs: Pro
         assert "in wait_for" in line
 
 
-def test_it_says_which_rank_waits_its_turn(procs: ProcMesh, go: Path) -> None:
+def test_the_warning_says_which_call_is_queued(procs: ProcMesh, go: Path) -> None:
     slow = procs.spawn("slow", Slow)
     slow.load.call("/").get(LONG_S)
     first = slow.load.call(str(go), 1)
@@ -125,7 +125,7 @@ def test_it_says_which_rank_waits_its_turn(procs: ProcMesh, go: Path) -> None:
     assert line.startswith("  [1] waits its turn, for the actor is at ")
 
 
-def test_of_a_call_of_one_its_rank_is_named(procs: ProcMesh, go: Path) -> None:
+def test_the_warning_of_a_call_of_one_actor_names_its_rank(procs: ProcMesh, go: Path) -> None:
     slow: Any = procs.spawn("slow", Slow)
     future = slow.load.choose(str(go))
     wait_until_started(go, future.rank)
@@ -134,7 +134,7 @@ def test_of_a_call_of_one_its_rank_is_named(procs: ProcMesh, go: Path) -> None:
     assert f"s from [{future.rank}]\n" in shown[0]
 
 
-def test_endpoints_that_await_are_seen_where_they_do(procs: ProcMesh, go: Path) -> None:
+def test_the_warning_shows_where_endpoints_await(procs: ProcMesh, go: Path) -> None:
     slow = procs.spawn("slow", AsyncSlow)
     answers = slow.load.call(str(go))
     wait_until_started(go, 0, 1, 2)
@@ -144,7 +144,7 @@ def test_endpoints_that_await_are_seen_where_they_do(procs: ProcMesh, go: Path) 
     assert "await asyncio.sleep(0.01)" in shown[0]
 
 
-def test_an_await_shows_it_too(procs: ProcMesh, go: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_await_shows_the_warning_too(procs: ProcMesh, go: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("monarch_kernel.runtime.rpc.future.WARN_AFTER_S", 0.3)
     slow = procs.spawn("slow", Slow)
 
@@ -158,7 +158,7 @@ def test_an_await_shows_it_too(procs: ProcMesh, go: Path, monkeypatch: pytest.Mo
     assert "from [0-2] of 3" in shown[0]
 
 
-def test_actors_of_the_controller_are_seen(procs: ProcMesh, go: Path) -> None:
+def test_the_warning_includes_actors_of_the_controller(procs: ProcMesh, go: Path) -> None:
     here = this_proc().spawn("here", Slow)
     try:
         answers = here.load.call(str(go))
@@ -171,7 +171,7 @@ def test_actors_of_the_controller_are_seen(procs: ProcMesh, go: Path) -> None:
     assert "in wait_for" in shown[0]
 
 
-def test_a_rank_that_waits_shows_it_as_its_own_output(
+def test_a_waiting_rank_shows_the_warning_as_its_output(
     procs: ProcMesh, capfd: pytest.CaptureFixture[str], go: Path
 ) -> None:
     slow = procs.slice(r=1).spawn("slow", Slow)
@@ -189,7 +189,7 @@ def test_a_rank_that_waits_shows_it_as_its_own_output(
     assert "slow.load: no answer for" in text
 
 
-def test_a_process_that_does_not_answer_is_said_to(procs: ProcMesh, go: Path) -> None:
+def test_the_warning_names_a_process_that_does_not_respond(procs: ProcMesh, go: Path) -> None:
     holds_the_gil = f"ctypes.PyDLL(None).system(b'touch {go}-%d; until test -e {go}; do sleep 0.01; done' % rank)"
     answers = procs.run(f"import ctypes; {holds_the_gil}")
     wait_until_started(go, 0, 1, 2)
@@ -198,7 +198,7 @@ def test_a_process_that_does_not_answer_is_said_to(procs: ProcMesh, go: Path) ->
     assert "[0-2] does not say what it does" in shown[0]
 
 
-def test_quick_calls_and_those_that_want_nothing_show_nothing(procs: ProcMesh, go: Path) -> None:
+def test_fast_calls_and_calls_without_a_warning_show_nothing(procs: ProcMesh, go: Path) -> None:
     slow = procs.spawn("slow", Slow)
     with showing(go) as shown:
         slow.load.call("/").get(LONG_S, warn_after_s=0.3)

@@ -109,7 +109,7 @@ def test_a_death_during_a_call_is_an_error_of_the_call(procs: ProcMesh, tmp_path
     bar.check(min(times), 0.1, "the error")
 
 
-def test_a_rank_that_dies_in_an_endpoint_answers_all_that_it_owes(procs: ProcMesh) -> None:
+def test_the_death_of_a_rank_in_an_endpoint_answers_all_its_open_calls(procs: ProcMesh) -> None:
     workers: Any = procs.spawn("workers", Victim)
     one = workers.slice(r=2)
     futures = [one.die.call_one(), one.pid.call_one(), workers.pid.call(), one.count.call_one()]
@@ -142,7 +142,7 @@ def test_spawning_on_a_mesh_with_a_dead_rank_fails_and_names_it(procs: ProcMesh,
 # -- processes are stopped
 
 
-def test_what_a_stopped_mesh_owes_ends_with_the_reason(procs: ProcMesh, tmp_path: Path) -> None:
+def test_open_calls_of_a_stopped_mesh_end_with_the_reason(procs: ProcMesh, tmp_path: Path) -> None:
     workers: Any = procs.spawn("workers", Victim)
     running = workers.sleep.call(str(tmp_path))
     wait_until(lambda: len(os.listdir(tmp_path)) == 3, "all to be asleep")
@@ -155,7 +155,7 @@ def test_what_a_stopped_mesh_owes_ends_with_the_reason(procs: ProcMesh, tmp_path
         workers.pid.call().get(LONG_S)
 
 
-def test_part_of_a_mesh_can_be_stopped(procs: ProcMesh) -> None:
+def test_a_slice_of_a_mesh_can_be_stopped(procs: ProcMesh) -> None:
     pids = procs.run("import os; os.getpid()").get(LONG_S).values()
     procs.slice(r=slice(1, 3)).stop("no longer needed", grace_s=0).get()
     for pid in pids[1:]:
@@ -275,7 +275,7 @@ def slow_unless(is_quick: bool) -> tuple[pytest.MarkDecorator, ...]:
     ("end", "signum"),
     [pytest.param(*ENDS[name], id=name, marks=slow_unless(name in ("killed", "falls through"))) for name in ENDS],
 )
-def test_nothing_is_left_of_a_controller_however_it_ends(tmp_path: Path, end: str, signum: int, bar: Bar) -> None:
+def test_a_controller_leaves_nothing_behind_however_it_ends(tmp_path: Path, end: str, signum: int, bar: Bar) -> None:
     mark = uuid.uuid4().hex
     with program(textwrap.dedent(CONTROLLER).replace("END", end), mark, tmp_path) as run:
         assert run.stdout is not None
@@ -293,7 +293,7 @@ def test_nothing_is_left_of_a_controller_however_it_ends(tmp_path: Path, end: st
 @pytest.mark.parametrize(
     "delay_s", [pytest.param(delay_s, marks=slow_unless(delay_s == 0.2)) for delay_s in (0.0, 0.05, 0.2, 0.5, 1.0)]
 )
-def test_nothing_is_left_of_a_controller_that_is_killed_while_it_starts(tmp_path: Path, delay_s: float) -> None:
+def test_a_controller_that_is_killed_during_its_start_leaves_nothing_behind(tmp_path: Path, delay_s: float) -> None:
     mark = uuid.uuid4().hex
     code = "from monarch_kernel.actor import this_host\nprocs = this_host().spawn_procs({'r': 2}, device='cpu')\n"
     code += "print('spawned', flush=True)\nprocs.initialized.get()\nimport time\ntime.sleep(1000)"
@@ -306,7 +306,7 @@ def test_nothing_is_left_of_a_controller_that_is_killed_while_it_starts(tmp_path
         wait_until(lambda: not marked(f"CONTROLLER_MARK={mark}") and not list(tmp_path.iterdir()), "all to be gone")
 
 
-def test_the_directory_of_one_that_was_killed_after_its_agent_is_removed_by_the_next(tmp_path: Path) -> None:
+def test_the_next_controller_removes_the_directory_of_a_killed_one(tmp_path: Path) -> None:
     (tmp_path / "monarch-other").mkdir()  # does not belong to a session
     code = "import time\nfrom monarch_kernel.actor import this_host\nhost = this_host()\n"
     code += "print('ready', flush=True)\ntime.sleep(1000)"
@@ -372,7 +372,7 @@ def test_sixty_meshes_in_one_session_leave_nothing(no_session: None, bar: Bar) -
 
 
 @pytest.mark.slow
-def test_sessions_come_and_go(no_session: None, tmp_path: Path) -> None:
+def test_many_sessions_can_start_and_end(no_session: None, tmp_path: Path) -> None:
     held = None
     for _ in range(5):
         this_host().spawn_procs({"r": 2}, device="cpu").run("1").get(LONG_S)

@@ -105,7 +105,7 @@ def test_a_knob_changes_at_the_same_step_on_all_ranks(procs: ProcMesh, seed: int
     assert len(set(expected)) >= 3
 
 
-def test_it_stands_before_the_same_step_and_goes_on_by_steps(procs: ProcMesh) -> None:
+def test_a_pause_stops_all_ranks_before_the_same_step(procs: ProcMesh) -> None:
     running = Running(procs, WANDER.format(steps=100_000))
     running.wait_step(10)
     before = running.loop.pause()
@@ -157,7 +157,7 @@ def test_what_is_logged_is_reduced_over_ranks(procs: ProcMesh, tmp_path: Path) -
     assert 0 < rate < 10 * N_RANKS / 0.015
 
 
-def test_the_share_of_what_the_devices_can_compute_is_known(procs: ProcMesh) -> None:
+def test_the_share_of_peak_flops_is_known(procs: ProcMesh) -> None:
     code = """
 import time
 import numpy as np
@@ -177,7 +177,7 @@ for step in live.loop(100):
     assert not view.curves
 
 
-def test_what_is_counted_may_be_logged_in_some_steps_or_often_in_one(procs: ProcMesh) -> None:
+def test_counts_can_be_logged_in_some_steps_or_several_times_in_one(procs: ProcMesh) -> None:
     # Rates are over a time in which only a few steps end, also on a busy machine.
     code = """
 import time
@@ -204,7 +204,7 @@ for step in live.loop(40):
         ("'n', 1, low='a'", r"TypeError: live\.knob\('n'\): a bound is a number, not a str"),
     ],
 )
-def test_what_is_no_knob_is_refused_where_it_is_made(procs: ProcMesh, knob: str, said: str) -> None:
+def test_an_invalid_knob_is_refused_where_it_is_defined(procs: ProcMesh, knob: str, said: str) -> None:
     with pytest.raises(RemoteError, match=said):
         procs.run_cell(f"for step in live.loop(2):\n    live.knob({knob})").get(LONG_S)
 
@@ -214,7 +214,7 @@ def test_numbers_of_numpy_are_knobs(procs: ProcMesh) -> None:
     assert [knob.value for knob in procs.loop.view().knobs] == [0.5]
 
 
-def test_steps_are_whole(procs: ProcMesh) -> None:
+def test_the_number_of_steps_is_an_integer(procs: ProcMesh) -> None:
     running = Running(procs, "import time\nfor step in live.loop(): time.sleep(0.001)\nstep")
     running.loop.pause()
     for wrong in (2.5, "3", True):
@@ -225,12 +225,12 @@ def test_steps_are_whole(procs: ProcMesh) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["0", "-1", "float('nan')", "float('inf')", "'989e12'", "True"])
-def test_what_is_no_peak_is_refused(procs: ProcMesh, wrong: str) -> None:
+def test_an_invalid_peak_is_refused(procs: ProcMesh, wrong: str) -> None:
     with pytest.raises(RemoteError, match=r"live\.peak\(.*\) takes how many operations a second"):
         procs.run_cell(f"live.peak({wrong})").get(LONG_S)
 
 
-def test_loops_are_written_for_tensorboard(procs: ProcMesh, tmp_path: Path) -> None:
+def test_loops_are_logged_to_tensorboard(procs: ProcMesh, tmp_path: Path) -> None:
     folder = procs.tensorboard(tmp_path / "runs")
     assert folder == tmp_path / "runs"
     body = "    live.log(loss=step + rank, tokens=10)\n    live.knob('lr', 0.5)"
@@ -249,7 +249,7 @@ def test_loops_are_written_for_tensorboard(procs: ProcMesh, tmp_path: Path) -> N
     assert sorted(each.name for each in folder.iterdir()) == ["loop_0", "loop_1"]
 
 
-def test_parts_of_a_mesh_are_not_written(procs: ProcMesh, tmp_path: Path) -> None:
+def test_tensorboard_refuses_a_slice(procs: ProcMesh, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"TensorBoard needs the loops of a whole mesh"):
         procs.slice(gpus=0).tensorboard(tmp_path)
     (tmp_path / "file").touch()
@@ -322,7 +322,7 @@ class Trainer(Actor):
         return [live.knob("lr", 0.1) for step in live.loop(steps)]
 
 
-def test_in_an_endpoint(procs: ProcMesh) -> None:
+def test_a_loop_in_an_endpoint(procs: ProcMesh) -> None:
     trainers = procs.spawn("trainer", Trainer)
     values = trainers.train.call(1000).get(LONG_S)
     assert [len(each) for each in values.values()] == [1000] * N_RANKS
@@ -357,7 +357,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("code", BAD)
-def test_bad_input_is_refused_in_words(procs: ProcMesh, code: str) -> None:
+def test_invalid_input_is_refused_with_the_reason(procs: ProcMesh, code: str) -> None:
     with pytest.raises(RemoteError, match=BAD[code]):
         procs.run_cell(f"import torch\nfrom monarch_kernel import live\n{code}").get(LONG_S)
 
@@ -378,7 +378,7 @@ for step in live.loop(60):
     assert (curves["b"].last, curves["c"].last, curves["d"].last) == (1, 59, 1)
 
 
-def test_a_value_that_is_no_number_is_shown(procs: ProcMesh) -> None:
+def test_a_nan_is_shown(procs: ProcMesh) -> None:
     code = "for step in live.loop(3): live.log(loss=float('nan') if step == 2 and rank == 1 else 1.0)"
     procs.run_cell(code).get(LONG_S)
     (loss,) = procs.loop.view().curves
@@ -387,7 +387,7 @@ def test_a_value_that_is_no_number_is_shown(procs: ProcMesh) -> None:
     assert [point.mean for point in loss.points] == [1, 1, 1]
 
 
-def test_a_loop_that_is_over_can_be_viewed_and_not_be_steered(procs: ProcMesh) -> None:
+def test_a_finished_loop_can_be_viewed_but_not_controlled(procs: ProcMesh) -> None:
     running = Running(procs, WANDER.format(steps=5))
     running.values()
     wait_until(lambda: running.loop.view().state == "over", "the loop to be over")
@@ -397,7 +397,7 @@ def test_a_loop_that_is_over_can_be_viewed_and_not_be_steered(procs: ProcMesh) -
     assert "over, step 5 of 5" in repr(running.loop)
 
 
-def test_a_knob_that_no_rank_has_is_refused(procs: ProcMesh) -> None:
+def test_an_unknown_knob_is_refused(procs: ProcMesh) -> None:
     running = Running(procs, WANDER.format(steps=100_000))
     running.wait_step(3)
     with pytest.raises(LookupError, match=r"no rank has come to live.knob\('lrr'\); knobs: lr, mode, on"):
@@ -408,7 +408,7 @@ def test_a_knob_that_no_rank_has_is_refused(procs: ProcMesh) -> None:
     running.values()
 
 
-def test_without_ranks_it_counts() -> None:
+def test_a_loop_without_ranks_counts_steps() -> None:
     code = """
 from monarch_kernel import live
 print([(step, live.knob("lr", 0.5)) for step in live.loop(2)], live.log(loss=1))

@@ -64,7 +64,7 @@ def listening(session: None, by_value: None) -> None:
     hosts.shutdown().get(LONG_S)
 
 
-def test_a_host_that_dies_takes_its_ranks_and_only_these(bar: Bar) -> None:
+def test_the_death_of_a_host_ends_its_ranks_only(bar: Bar) -> None:
     launcher = RecordingLauncher()
     hosts = hosts_of(launcher, 2, lost_after_s=2.5)  # on a busy machine, the other host may be silent for a second
     mesh = hosts.spawn_procs({"gpus": 2}, device="cpu")
@@ -89,7 +89,7 @@ def test_a_host_that_dies_takes_its_ranks_and_only_these(bar: Bar) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fan_out", [16, 1])
-def test_a_program_that_holds_its_interpreter_for_longer_than_the_grace_loses_no_host(
+def test_a_program_that_holds_the_gil_longer_than_the_grace_loses_no_host(
     fan_out: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hosts_module, "FAN_OUT", fan_out)
@@ -107,7 +107,7 @@ def test_a_program_that_holds_its_interpreter_for_longer_than_the_grace_loses_no
 
 
 @pytest.mark.slow
-def test_a_tree_of_agents_loses_nothing_when_one_that_passes_on_is_killed() -> None:
+def test_a_tree_of_agents_loses_no_message_when_a_forwarding_agent_is_killed() -> None:
     launcher = RecordingLauncher()
     hosts = hosts_of(launcher, 18, lost_after_s=5.0)
     numbers = [host.number for host in hosts.view().hosts]

@@ -96,7 +96,7 @@ def at(mesh: Any, host: int, gpu: int = 0) -> Any:
     return mesh.slice(hosts=host, gpus=gpu)
 
 
-def test_ranks_are_numbered_over_all_hosts_and_each_host_has_its_own_agent(counters: Any) -> None:
+def test_ranks_are_numbered_across_hosts_and_each_host_has_an_agent(counters: Any) -> None:
     found = counters.where.call().get(LONG_S).values()
     assert [rank for rank, _ in found] == list(range(6))
     parents = [parent for _, parent in found]
@@ -104,7 +104,7 @@ def test_ranks_are_numbered_over_all_hosts_and_each_host_has_its_own_agent(count
     assert len(set(parents)) == 3
 
 
-def test_a_rank_asks_one_of_another_host_past_the_controller(counters: Any) -> None:
+def test_a_rank_calls_a_rank_of_another_host_without_the_controller(counters: Any) -> None:
     one, other = at(counters, 0), at(counters, 2)
     assert one.ask.call_one(other, "first").get(LONG_S) == "first"
 
@@ -120,7 +120,7 @@ def test_a_rank_asks_one_of_another_host_past_the_controller(counters: Any) -> N
     assert passed_on() == before
 
 
-def test_order_holds_while_the_way_changes(hosts: HostMesh) -> None:
+def test_calls_stay_in_order_while_the_path_changes(hosts: HostMesh) -> None:
     procs = hosts.spawn_procs({"gpus": 1}, device="cpu")  # the agents of these ranks are not connected yet
     counters: Any = procs.spawn("counters", Noting)
     for source, target in [(0, 1), (1, 0), (2, 0)]:
@@ -129,7 +129,7 @@ def test_order_holds_while_the_way_changes(hosts: HostMesh) -> None:
     procs.stop().get()
 
 
-def test_ranks_of_this_machine_and_of_others_ask_each_other(counters: Any) -> None:
+def test_ranks_of_this_machine_and_of_other_hosts_call_each_other(counters: Any) -> None:
     here = this_host().spawn_procs({"gpus": 1}, device="cpu", name="here")
     local: Any = here.spawn("local", Noting)
     mine, far = local.slice(gpus=0), at(counters, 1, 1)
@@ -139,14 +139,14 @@ def test_ranks_of_this_machine_and_of_others_ask_each_other(counters: Any) -> No
     here.stop().get()
 
 
-def test_an_actor_of_the_program_itself_is_asked_from_other_hosts(counters: Any) -> None:
+def test_other_hosts_call_an_actor_of_the_program(counters: Any) -> None:
     here: Any = this_proc().spawn("mine", Noting)
     assert at(counters, 2).ask.call_one(here, [1, 2]).get(LONG_S) == [1, 2]
     here.stop().get()
 
 
 @pytest.mark.parametrize("nbytes", [100_000, 5 << 20, 20 << 20])
-def test_large_values_come_whole(counters: Any, nbytes: int) -> None:
+def test_large_values_arrive_complete(counters: Any, nbytes: int) -> None:
     value = np.random.default_rng(0).integers(0, 255, nbytes, dtype=np.uint8)
     got = counters.slice(gpus=0).echo.call(value).get(LONG_S)
     assert all(np.array_equal(each, value) for each in got.values())
@@ -160,13 +160,13 @@ def test_shared_memory_is_refused_on_another_host(counters: Any) -> None:
     assert at(counters, 1).echo.call_one(mine.clone()).get(LONG_S).sum() == 0
 
 
-def test_equal_answers_are_folded_and_still_have_their_own_values(counters: Any) -> None:
+def test_equal_answers_are_folded_and_have_separate_values(counters: Any) -> None:
     first, second, *_ = counters.echo.call([1, [2]]).get(LONG_S).values()
     first[1].append(3)
     assert second == [1, [2]]
 
 
-def test_output_of_all_hosts_comes(procs: ProcMesh) -> None:
+def test_output_of_all_hosts_arrives(procs: ProcMesh) -> None:
     ranks: list[int] = []
 
     def note(event: object) -> None:
@@ -179,7 +179,7 @@ def test_output_of_all_hosts_comes(procs: ProcMesh) -> None:
     stop()
 
 
-def test_a_rank_that_dies_heals_on_its_host(hosts: HostMesh) -> None:
+def test_a_dead_rank_is_replaced_on_its_host(hosts: HostMesh) -> None:
     procs = hosts.spawn_procs({"gpus": 2}, device="cpu")
     pid = procs.run("import os; os.getpid()").get(LONG_S).item(hosts=1, gpus=0)
     os.kill(pid, signal.SIGKILL)

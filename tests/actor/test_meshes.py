@@ -97,7 +97,7 @@ def test_a_mesh_of_values_behaves_like_a_mesh_and_like_a_container(workers: Work
             values.item(dp=0, tp=tp)
 
 
-def test_call_one_needs_a_mesh_of_one(workers: Worker) -> None:
+def test_call_one_needs_a_mesh_of_one_actor(workers: Worker) -> None:
     some: Any = workers
     assert some.slice(dp=1, tp=1).rank.call_one().get() == 3
     assert some.slice(dp=slice(1, 2), tp=0).rank.call_one().get() == 2
@@ -105,14 +105,14 @@ def test_call_one_needs_a_mesh_of_one(workers: Worker) -> None:
         some.rank.call_one()
 
 
-def test_choose_asks_one_of_them(workers: Worker) -> None:
+def test_choose_calls_one_actor(workers: Worker) -> None:
     chosen = {workers.rank.choose().get() for _ in range(200)}
     assert chosen == {0, 1, 2, 3}  # that 200 draws miss one has a probability of 4e-25
     future = workers.rank.choose()
     assert future.get() == future.rank
 
 
-def test_stream_gives_answers_as_they_come(workers: Worker, tmp_path: Path) -> None:
+def test_stream_yields_answers_in_the_order_of_arrival(workers: Worker, tmp_path: Path) -> None:
     order = [2, 0, 3, 1]
     seen = []
     answers = workers.wait_by_rank.stream(str(tmp_path))
@@ -126,7 +126,7 @@ def test_stream_gives_answers_as_they_come(workers: Worker, tmp_path: Path) -> N
         next(answers)
 
 
-def test_stream_gives_the_error_of_each_rank(workers: Worker) -> None:
+def test_stream_yields_the_error_of_each_rank(workers: Worker) -> None:
     ranks = []
     for future in workers.fail.stream():
         error = future.exception()
@@ -161,7 +161,7 @@ def test_actors_of_one_mesh_may_have_the_same_name(procs: ProcMesh) -> None:
 # -- misuse that raises before anything is sent
 
 
-def test_an_endpoint_needs_an_adverb(workers: Worker) -> None:
+def test_an_endpoint_is_not_called_directly(workers: Worker) -> None:
     with pytest.raises(TypeError, match=r"workers\.add is an endpoint.*\.call\(\)"):
         workers.add(1)  # type: ignore[operator]
 
@@ -177,7 +177,7 @@ def test_arguments_are_checked_at_the_call(workers: Worker) -> None:
         workers.add.stream(amount=2)  # type: ignore[call-arg]
 
 
-def test_no_adverb_sends_arguments_that_do_not_fit(one: Any) -> None:
+def test_no_way_to_call_sends_arguments_that_do_not_match(one: Any) -> None:
     for args, kwargs in (((), {}), ((1, 2, 3), {}), ((1,), {"nope": 2})):
         for adverb in ("call", "call_one", "choose", "stream", "broadcast"):
             with pytest.raises(TypeError, match="add"):
@@ -221,7 +221,7 @@ def test_sync_and_async_endpoints_do_not_mix(procs: ProcMesh) -> None:
 @pytest.mark.parametrize(
     "name", ["slice", "stop", "size", "sizes", "extent", "flatten", "split", "rename", "name", "initialized"]
 )
-def test_names_of_meshes_are_no_endpoints(procs: ProcMesh, name: str) -> None:
+def test_endpoints_cannot_have_names_of_meshes(procs: ProcMesh, name: str) -> None:
     def method(self: object) -> None: ...
 
     method.__name__ = name
@@ -230,7 +230,7 @@ def test_names_of_meshes_are_no_endpoints(procs: ProcMesh, name: str) -> None:
         procs.spawn("clash", cls)
 
 
-def test_an_unknown_endpoint_is_an_attribute_error_that_lists_those_there_are(workers: Any) -> None:
+def test_an_unknown_endpoint_is_an_attribute_error_that_lists_the_endpoints(workers: Any) -> None:
     with pytest.raises(AttributeError, match="ScalingWorker has no endpoint 'rnak'; it has: add, collect"):
         workers.rnak  # noqa: B018
     assert {"rank", "add", "slice"} <= set(dir(workers))
@@ -312,7 +312,7 @@ def test_variables_are_pushed_and_pulled(procs: ProcMesh) -> None:
         procs["y_"]
 
 
-def test_a_failed_cell_keeps_the_others_values(procs: ProcMesh) -> None:
+def test_a_failed_cell_keeps_the_values_of_other_ranks(procs: ProcMesh) -> None:
     with pytest.raises(RemoteError, match="ZeroDivisionError") as caught:
         procs.run("1 / (rank - 2)").get()
     assert caught.value.ranks == (2,)
@@ -322,7 +322,7 @@ def test_a_failed_cell_keeps_the_others_values(procs: ProcMesh) -> None:
 # -- futures
 
 
-def test_many_threads_may_read_a_future_many_times(workers: Worker, tmp_path: Path) -> None:
+def test_many_threads_can_read_a_future_many_times(workers: Worker, tmp_path: Path) -> None:
     go = tmp_path / "go"
     future = workers.wait_for.call(str(go))
     read: list[object] = []
@@ -351,7 +351,7 @@ def test_a_timeout_does_not_consume_a_future(one: Any, tmp_path: Path, bar: Bar)
     assert future.get(LONG_S) == 0
 
 
-def test_an_error_may_be_read_many_times(one: Any) -> None:
+def test_an_error_can_be_read_many_times(one: Any) -> None:
     future = one.fail.call_one()
     first = future.exception(LONG_S)
     assert isinstance(first, ActorError)
@@ -370,7 +370,7 @@ def test_reading_a_future_within_a_loop_gives_no_warning(one: Any) -> None:
         assert asyncio.run(read()) == 1
 
 
-def test_a_timeout_error_of_a_rank_is_not_one_of_the_wait(procs: ProcMesh) -> None:
+def test_a_timeout_error_of_a_rank_is_not_a_timeout_of_the_wait(procs: ProcMesh) -> None:
     future = procs.run("raise TimeoutError('theirs')")
     assert isinstance(future.exception(LONG_S), RemoteError)
 
@@ -430,7 +430,7 @@ def test_cancel_ends_all_waits(one: Any) -> None:
     assert one.rank.call_one().get(LONG_S) == 0
 
 
-def test_callbacks_are_called_once_also_if_they_come_after_the_answer(one: Any) -> None:
+def test_callbacks_are_called_once_even_if_added_after_the_answer(one: Any) -> None:
     called: list[str] = []
     future = one.rank.call_one()
     future.add_done_callback(lambda: called.append("early"))

@@ -204,7 +204,9 @@ def test_results_and_threads(procs: ProcMesh, kind: type[Poison], the_processes_
 
 
 @both
-def test_what_cannot_be_sent_or_opened(procs: ProcMesh, kind: type[Poison], the_processes_stay: None) -> None:
+def test_values_that_cannot_be_pickled_or_unpickled(
+    procs: ProcMesh, kind: type[Poison], the_processes_stay: None
+) -> None:
     class Bomb:
         def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
             return exec, ("raise LookupError('opened')",)
@@ -251,7 +253,9 @@ def test_many_failures_in_a_random_order_leave_nothing_behind(procs: ProcMesh, t
     wait_until(lambda: max(procs.run(count).get(LONG_S).values()) <= max(before), "threads of actors to end")
 
 
-def test_the_dead_take_no_threads_and_are_known_all_the_same(procs: ProcMesh, the_processes_stay: None) -> None:
+def test_dead_actors_have_no_threads_but_still_answer_with_the_reason(
+    procs: ProcMesh, the_processes_stay: None
+) -> None:
     count = "import threading; sum(t.name.startswith('monarch-actor') for t in threading.enumerate())"
     before = procs.run(count).get(LONG_S).values()
     kinds = [Poison, AsyncPoison]

@@ -76,7 +76,7 @@ class Gate(Actor):
             Path(self.path).write_text(f"{self.seen} {error!r}")
 
 
-def test_calls_begin_in_order_and_overlap(gate: Gate) -> None:
+def test_calls_start_in_order_and_overlap(gate: Gate) -> None:
     inside = [gate.enter.call_one(i) for i in range(50)]
     assert gate.look.call_one().get(LONG_S) == list(range(50))
     assert not any(future.done() for future in inside)
@@ -84,7 +84,7 @@ def test_calls_begin_in_order_and_overlap(gate: Gate) -> None:
     assert [future.get(LONG_S) for future in inside] == list(range(50))
 
 
-def test_an_ordinary_endpoint_sees_what_began_before_it_and_nothing_that_came_after(gate: Gate) -> None:
+def test_an_ordinary_endpoint_runs_after_earlier_calls_have_started_and_before_later_ones(gate: Gate) -> None:
     calls = []
     for i in range(20):
         gate.enter.broadcast(i)
@@ -101,7 +101,7 @@ def test_each_call_keeps_its_own_context(procs: ProcMesh) -> None:
     gate.stop().get(LONG_S)
 
 
-def test_an_error_is_the_answer_of_its_call_alone(gate: Gate) -> None:
+def test_an_error_is_the_answer_of_its_call_only(gate: Gate) -> None:
     inside = gate.enter.call_one("a")
     with pytest.raises(ActorError, match="no good"):
         gate.fail.call_one(ValueError("no good")).get(LONG_S)
@@ -110,7 +110,7 @@ def test_an_error_is_the_answer_of_its_call_alone(gate: Gate) -> None:
     assert inside.get(LONG_S) == "a"
 
 
-def test_an_interrupt_reaches_the_call_it_names(gate: Gate) -> None:
+def test_an_interrupt_reaches_only_its_call(gate: Gate) -> None:
     inside = [gate.enter.call_one(i) for i in range(4)]
     gate.look.call_one().get(LONG_S)
     inside[1].interrupt()
@@ -124,7 +124,7 @@ def test_an_interrupt_reaches_the_call_it_names(gate: Gate) -> None:
     assert (inside[0].get(LONG_S), inside[3].get(LONG_S)) == (0, 3)
 
 
-def test_interrupts_of_many_calls_end_no_more_than_these(gate: Gate) -> None:
+def test_interrupts_of_many_calls_end_only_these_calls(gate: Gate) -> None:
     inside = [gate.enter.call_one(i) for i in range(40)]
     gate.look.call_one().get(LONG_S)
     for future in inside[::2]:
@@ -137,7 +137,7 @@ def test_interrupts_of_many_calls_end_no_more_than_these(gate: Gate) -> None:
     assert [future.get(LONG_S) for future in inside[1::2]] == list(range(1, 40, 2))
 
 
-def test_interrupts_that_come_at_once_are_answered_and_end_nothing_else(gate: Gate) -> None:
+def test_interrupts_at_the_same_time_end_only_their_calls(gate: Gate) -> None:
     for i in range(100):
         future = gate.enter.call_one(i)
         future.interrupt()
@@ -146,7 +146,7 @@ def test_interrupts_that_come_at_once_are_answered_and_end_nothing_else(gate: Ga
     assert all(f"{i} left" in seen for i in seen if isinstance(i, int))
 
 
-def test_a_failure_of_a_broadcast_ends_the_actor_and_all_that_overlaps(procs: ProcMesh, tmp_path: Path) -> None:
+def test_a_failure_of_a_broadcast_ends_the_actor_and_overlapping_calls(procs: ProcMesh, tmp_path: Path) -> None:
     gate = procs.slice(r=0).spawn("gate", Gate, str(tmp_path / "end"))
     inside = [gate.enter.call_one("a"), gate.enter.call_one("b")]
     gate.fail.broadcast(ValueError("nobody asked"))
@@ -158,7 +158,7 @@ def test_a_failure_of_a_broadcast_ends_the_actor_and_all_that_overlaps(procs: Pr
     assert (tmp_path / "end").read_text() == "['a', 'b', 'a left', 'b left'] ValueError('nobody asked')"
 
 
-def test_a_failure_ends_an_ordinary_endpoint_that_runs_beside_it(procs: ProcMesh) -> None:
+def test_a_failure_ends_an_ordinary_endpoint_that_runs_at_the_same_time(procs: ProcMesh) -> None:
     class Fuse(Gate):
         @concurrent_endpoint
         async def burn(self) -> None:
@@ -197,7 +197,7 @@ def test_exit_ends_the_actor_and_not_the_process(procs: ProcMesh, way: str) -> N
     assert procs.run("1").get(LONG_S).values() == (1, 1)
 
 
-def test_a_stop_cancels_what_runs_before_the_cleanup(procs: ProcMesh, tmp_path: Path) -> None:
+def test_a_stop_cancels_running_calls_before_the_cleanup(procs: ProcMesh, tmp_path: Path) -> None:
     gate = procs.slice(r=0).spawn("gate", Gate, str(tmp_path / "end"))
     inside = gate.enter.call_one("a")
     gate.stop("closing time").get(LONG_S)
@@ -214,7 +214,7 @@ def test_only_async_methods_can_overlap() -> None:
             def now(self) -> None: ...
 
 
-def test_options_go_into_one_mark() -> None:
+def test_options_go_into_one_decorator() -> None:
     with pytest.raises(TypeError, match="marked twice"):
 
         class Bad(Actor):

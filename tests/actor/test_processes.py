@@ -139,7 +139,7 @@ def test_bootstrap_runs_before_any_actor_however_long_it_takes(spawn: Callable[.
     assert mesh.run("import os; os.environ['PREPARED']").get(LONG_S).values() == ("well", "well")
 
 
-def test_bootstrap_may_be_async(spawn: Callable[..., ProcMesh]) -> None:
+def test_bootstrap_can_be_async(spawn: Callable[..., ProcMesh]) -> None:
     async def prepare() -> None:
         await asyncio.sleep(0)
         os.environ["PREPARED"] = "slowly"
@@ -255,13 +255,13 @@ def test_a_plain_method_can_be_called_as_an_endpoint(other: ProcMesh) -> None:
     assert as_endpoint(workers.add) is workers.add  # type: ignore[arg-type, call-overload, comparison-overlap]
 
 
-def test_a_plain_method_of_an_async_actor_may_be_either(other: ProcMesh) -> None:
+def test_a_plain_method_of_an_async_actor_can_be_sync_or_async(other: ProcMesh) -> None:
     workers = other.slice(r=0).spawn("adder", AsyncAdder)
     assert as_endpoint(workers.later).call_one(3).get(LONG_S) == 3
     assert as_endpoint(workers.now).call_one(4).get(LONG_S) == 4
 
 
-def test_send_reaches_all_or_one_and_waits_for_nothing(other: ProcMesh) -> None:
+def test_send_reaches_all_actors_or_one_and_does_not_wait(other: ProcMesh) -> None:
     workers = other.spawn("workers", PreparedWorker)
     send(workers.add, (5,), {})
     send(workers.add, (), {"amount": 5}, selection="all")

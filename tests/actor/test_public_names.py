@@ -42,7 +42,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_name_is_there_and_public(name: str) -> None:
+def test_the_name_exists_and_is_public(name: str) -> None:
     assert hasattr(api, name)
     assert name in api.__all__
 
@@ -60,7 +60,7 @@ def test_the_decorator_takes_options() -> None:
     endpoint(explicit_response_port=True)(lambda self, port: None)
 
 
-def test_marks_are_for_methods() -> None:
+def test_decorators_are_for_methods() -> None:
     with pytest.raises(TypeError, match="marks methods"):
         endpoint(3)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="must take self"):

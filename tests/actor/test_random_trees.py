@@ -51,7 +51,7 @@ class NoMarks(OutputMarks):
 class Trial:
     """Records the events in one tree: which owner got which failure, and which actors have cleaned up."""
 
-    told: list[tuple[tuple[str, int], str, int]] = field(default_factory=list)
+    reported: list[tuple[tuple[str, int], str, int]] = field(default_factory=list)
     verdicts: list[tuple[tuple[str, int], str]] = field(default_factory=list)
     born: list[tuple[str, int]] = field(default_factory=list)
     cleaned: list[tuple[str, int]] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Node(Actor):
         instance = context().actor_instance
         self.me = instance.name, instance.rank.rank
         self.verdict = verdict
-        self.told = 0
+        self.reported = 0
         self.trial.born.append(self.me)
 
     @endpoint
@@ -75,7 +75,7 @@ class Node(Actor):
 
     @endpoint
     def ping(self) -> int:
-        return self.told
+        return self.reported
 
     @endpoint
     def ask(self, other: Any) -> object:
@@ -114,7 +114,7 @@ class AsyncNode(Node):
 
     @endpoint
     async def ping(self) -> int:
-        return self.told
+        return self.reported
 
     @endpoint
     async def ask(self, other: Any) -> object:
@@ -139,7 +139,7 @@ def note(trial: Trial, owner: tuple[str, int], failure: MeshFailure) -> None:
         return
     assert failure.mesh.name == failure.mesh_name
     for rank, report in failure.reports.items():
-        trial.told.append((owner, failure.mesh_name, rank))
+        trial.reported.append((owner, failure.mesh_name, rank))
         if report.etype == "UnhandledFailure":
             assert rank in failure.causes
             assert failure.root_cause is not failure
@@ -268,7 +268,7 @@ class Tree:
         found = []
         for instance in asked:
             mesh = self.meshes[instance[0]]
-            times = self.trial.told.count((mesh.owner, *instance))
+            times = self.trial.reported.count((mesh.owner, *instance))
             is_killed = mesh.places[instance[1]] in self.world.killed
             if times > 1:
                 found.append(f"the failure of {instance} was reported {times} times")
@@ -279,9 +279,9 @@ class Tree:
                     found.append(f"{instance} was cleaned up {self.trial.cleaned.count(instance)} times")
             elif (instance in living) == (times == 1):
                 found.append(f"{instance} {'lives' if instance in living else 'has failed'}, reported {times} times")
-        told = {owner for owner, _, _ in self.trial.told}
-        wrong = [who for who, verdict in self.trial.verdicts if verdict != "handles" and who in living & told]
-        return found + [f"{who} lives on, although it did not handle a failure" for who in wrong]
+        reported = {owner for owner, _, _ in self.trial.reported}
+        wrong = [node for node, verdict in self.trial.verdicts if verdict != "handles" and node in living & reported]
+        return found + [f"{node} lives on, although it did not handle a failure" for node in wrong]
 
 
 OPERATIONS = ("fail", "fail together", "leave", "ask", "kill", "stop")
@@ -312,7 +312,7 @@ def trial_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(script=st.lists(steps, min_size=4, max_size=25))
-def test_every_failure_reaches_one_who_handles_it_or_the_root(trial_hook: None, script: list[Any]) -> None:
+def test_every_failure_reaches_one_owner_that_handles_it_or_the_root(trial_hook: None, script: list[Any]) -> None:
     Node.trial = trial = Trial()
     world = World()
     tree = Tree(world, trial)

@@ -87,7 +87,7 @@ class Asker(Actor):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_call_reaches_all_ranks_of_a_mesh_its_own_too(procs: ProcMesh) -> None:
+def test_a_call_reaches_all_ranks_of_a_mesh_including_the_caller(procs: ProcMesh) -> None:
     log = procs.spawn("log", Log)
     asker = procs.slice(gpus=1).spawn("asker", Asker)
     pids = asker.ask.call_one(log, "x").get(LONG_S)
@@ -110,7 +110,7 @@ def test_a_failure_names_the_ranks_of_the_mesh_that_was_called(procs: ProcMesh) 
     log.note.call("alive").get(LONG_S)
 
 
-def test_calls_that_come_before_the_actor_wait_for_it(procs: ProcMesh) -> None:
+def test_calls_that_arrive_before_the_actor_wait_for_it(procs: ProcMesh) -> None:
     """Rank 0 spawns on rank 2 and returns the handles. Rank 1 and the test call at once; the spawn takes another path."""
     spawner, other = (procs.slice(gpus=i).spawn("asker", Asker) for i in (0, 1))
     place = procs.slice(gpus=2)
@@ -125,7 +125,7 @@ def test_calls_that_come_before_the_actor_wait_for_it(procs: ProcMesh) -> None:
             assert sorted(log.all.call_one().get(LONG_S)) == ["from a rank", "from the program"]
 
 
-def test_a_call_of_an_actor_that_was_stopped_says_why(procs: ProcMesh) -> None:
+def test_a_call_of_a_stopped_actor_has_the_reason(procs: ProcMesh) -> None:
     spawner, other = (procs.slice(gpus=i).spawn("asker", Asker) for i in (0, 1))
     (log,) = spawner.spawn_on.call_one(procs.slice(gpus=2), 1).get(LONG_S)
     log.stop("no longer needed").get(LONG_S)
@@ -133,7 +133,7 @@ def test_a_call_of_an_actor_that_was_stopped_says_why(procs: ProcMesh) -> None:
     assert "no longer needed" in other.look_and_ask.call_one(log).get(LONG_S)[1][1]
 
 
-def test_a_rank_that_dies_fails_the_calls_of_its_peers(procs: ProcMesh, bar: Bar) -> None:
+def test_the_death_of_a_rank_fails_the_calls_of_its_peers(procs: ProcMesh, bar: Bar) -> None:
     mine = this_host().spawn_procs({"gpus": 2}, device="cpu")
     asker = mine.slice(gpus=0).spawn("asker", Asker)
     log = procs.spawn("log", Log)
@@ -170,7 +170,7 @@ def test_an_actor_knows_its_rank_and_its_process(procs: ProcMesh) -> None:
     assert where.slice(gpus=1).tell.call_one().get(LONG_S)[0].extent == {}
 
 
-def test_the_programs_own_process_has_actors(session: None) -> None:
+def test_the_programs_own_process_hosts_actors(session: None) -> None:
     place = this_proc()
     log: Any = place.spawn("log", Log)
     assert log.note.call_one("x").get(LONG_S) == os.getpid()
@@ -219,7 +219,7 @@ print('over')
 """
 
 
-def test_the_controller_is_not_in_the_way(tmp_path: Path) -> None:
+def test_calls_between_ranks_do_not_go_through_the_controller(tmp_path: Path) -> None:
     """Two connected ranks go on while the controller is stopped."""
     script, answer = tmp_path / "script.py", tmp_path / "answer"
     script.write_text(SCRIPT)

@@ -111,7 +111,7 @@ def test_state_stays_and_methods_are_new(procs: ProcMesh, cell: Cell, spawn: Any
     )
 
 
-def test_handles_that_are_there_know_the_endpoints(procs: ProcMesh, cell: Cell, spawn: Any) -> None:
+def test_existing_handles_get_the_new_endpoints(procs: ProcMesh, cell: Cell, spawn: Any) -> None:
     counter = spawn("counter", cell(COUNTER).Counter)
     part, old = counter.slice(gpus=1), counter.old
     procs.reload(cell(COUNTER_2).Counter)
@@ -128,7 +128,7 @@ def test_handles_that_are_there_know_the_endpoints(procs: ProcMesh, cell: Cell, 
         counter.step.call(1, 2, 3)
 
 
-def test_handles_on_ranks_know_them_too(procs: ProcMesh, cell: Cell, spawn: Any) -> None:
+def test_handles_on_ranks_get_the_new_endpoints(procs: ProcMesh, cell: Cell, spawn: Any) -> None:
     code = """
 class Holder(Actor):
     def __init__(self, other):
@@ -167,7 +167,7 @@ def test_an_actor_mesh_finds_its_class_by_name(
     assert counter.new.call().get(LONG_S).values()[0][1] == "second"
 
 
-def test_a_renamed_class_is_named(procs: ProcMesh, cell: Cell, spawn: Any) -> None:
+def test_a_renamed_class_must_be_passed(procs: ProcMesh, cell: Cell, spawn: Any) -> None:
     counter = spawn("counter", cell(COUNTER).Counter)
     renamed = cell(COUNTER_2.replace("Counter", "Meter")).Meter
     with pytest.raises(
@@ -178,7 +178,7 @@ def test_a_renamed_class_is_named(procs: ProcMesh, cell: Cell, spawn: Any) -> No
     assert counter.new.call().get(LONG_S).values()[0][0] == 10
 
 
-def test_actors_of_derived_classes_follow(procs: ProcMesh, cell: Cell, spawn: Any) -> None:
+def test_actors_of_derived_classes_are_reloaded(procs: ProcMesh, cell: Cell, spawn: Any) -> None:
     base = "class Base(Actor):\n    def hi(self): return {0}\n    @endpoint\n    def {1}(self): return self.hi()"
     cell(base.format(1, "one"))
     derived = cell("class Derived(Base):\n    def hi(self): return 10 * super().hi()").Derived
@@ -191,7 +191,7 @@ def test_actors_of_derived_classes_follow(procs: ProcMesh, cell: Cell, spawn: An
     assert mesh.two.call().get(LONG_S).values() == (200, 200)
 
 
-def test_a_changed_base_is_taken_over(procs: ProcMesh, cell: Cell, spawn: Any) -> None:
+def test_a_changed_base_is_applied(procs: ProcMesh, cell: Cell, spawn: Any) -> None:
     first = cell("class Child(Actor):\n    @endpoint\n    def f(self): return 1").Child
     mesh = spawn("child", first)
     assert mesh.f.call().get(LONG_S).values() == (1, 1)
@@ -226,14 +226,14 @@ class Helped(Actor):
 """
 
 
-def test_classes_and_functions_of_the_same_cell_go_along(procs: ProcMesh, cell: Cell, spawn: Any) -> None:
+def test_classes_and_functions_of_the_same_cell_are_sent_too(procs: ProcMesh, cell: Cell, spawn: Any) -> None:
     mesh = spawn("helped", cell(HELPED.format(1)).Helped)
     assert mesh.f.call(2).get(LONG_S).values() == ((2, 3, True),) * 2
     procs.reload(cell(HELPED.format(7)).Helped)
     assert mesh.f.call(2).get(LONG_S).values() == ((14, 9, True),) * 2
 
 
-def test_a_class_that_is_no_actor_is_reloaded_for_its_objects(procs: ProcMesh, cell: Cell, spawn: Any) -> None:
+def test_a_plain_class_is_reloaded_for_its_objects(procs: ProcMesh, cell: Cell, spawn: Any) -> None:
     mesh = spawn("helped", cell(HELPED.format(1)).Helped)
     mesh.initialized.get(LONG_S)
     report = procs.reload(cell(HELPED.format(7)).Net)
@@ -241,7 +241,7 @@ def test_a_class_that_is_no_actor_is_reloaded_for_its_objects(procs: ProcMesh, c
     assert repr(report) == "reloaded on t; no actor is of these classes\n    Net: changed scale"
 
 
-def test_arguments_that_come_later_are_of_the_same_class(procs: ProcMesh, cell: Cell, spawn: Any) -> None:
+def test_later_arguments_have_the_same_class(procs: ProcMesh, cell: Cell, spawn: Any) -> None:
     code = """
 class Config:
     n = {0}
@@ -262,7 +262,7 @@ class Reader(Actor):
     assert mesh.read.call(names.Config()).get(LONG_S).values() == ((True, True, 2),) * 2
 
 
-def test_several_versions_become_one(procs: ProcMesh, cell: Cell, spawn: Any) -> None:
+def test_several_versions_of_a_class_become_one(procs: ProcMesh, cell: Cell, spawn: Any) -> None:
     code = "class Version(Actor):\n    @endpoint\n    def f(self): return {0}, type(self) is Version"
     meshes = [spawn(f"version{i}", cell(code.format(i)).Version) for i in range(3)]
     assert [mesh.f.call().get(LONG_S).values()[0][0] for mesh in meshes] == [0, 1, 2]
@@ -271,7 +271,7 @@ def test_several_versions_become_one(procs: ProcMesh, cell: Cell, spawn: Any) ->
         assert [mesh.f.call().get(LONG_S).values() for mesh in meshes] == [((i, True),) * 2] * 3
 
 
-def test_async_actors_too_and_what_they_run_goes_on(procs: ProcMesh, cell: Cell, spawn: Any) -> None:
+def test_running_calls_of_async_actors_go_on(procs: ProcMesh, cell: Cell, spawn: Any) -> None:
     code = """
 import asyncio
 class Loop(Actor):
@@ -359,7 +359,7 @@ def test_an_impossible_change_is_refused_with_the_reason(procs: ProcMesh, cell: 
     assert mesh.f.call().get(LONG_S).values() == (1, 1)
 
 
-def test_refused_anywhere_is_refused_everywhere(procs: ProcMesh, cell: Cell, spawn: Any) -> None:
+def test_a_refusal_on_one_rank_applies_to_all(procs: ProcMesh, cell: Cell, spawn: Any) -> None:
     """A rank that can't make the class counts as one that refuses it."""
     code = """
 import os
@@ -385,7 +385,7 @@ class Atom(Actor{1}):
         procs.run("import os; os.environ.pop('MONARCH_ODD', 0)").get(LONG_S)
 
 
-def test_an_enum_of_the_same_cell_goes_along(procs: ProcMesh, cell: Cell, spawn: Any) -> None:
+def test_an_enum_of_the_same_cell_is_sent_too(procs: ProcMesh, cell: Cell, spawn: Any) -> None:
     code = """
 import enum
 class Color(enum.Enum):
@@ -404,7 +404,7 @@ class Painter(Actor):
         assert mesh.f.call().get(LONG_S).values() == ((value, True),) * 2
 
 
-def test_a_helper_that_can_not_change_stays_and_that_is_said(procs: ProcMesh, cell: Cell, spawn: Any) -> None:
+def test_the_result_names_a_helper_that_cannot_change(procs: ProcMesh, cell: Cell, spawn: Any) -> None:
     code = """
 import collections
 Pair = collections.namedtuple("Pair", "{0}")
@@ -447,7 +447,7 @@ class Slow(Actor):
     assert mesh.wait.call().get(LONG_S).values() == (1, 1)
 
 
-def test_a_class_with_an_endpoint_called_reload_keeps_it(procs: ProcMesh, cell: Cell, spawn: Any) -> None:
+def test_an_endpoint_named_reload_is_kept(procs: ProcMesh, cell: Cell, spawn: Any) -> None:
     code = "class Weights(Actor):\n    @endpoint\n    def reload(self): return {0}"
     mesh = spawn("weights", cell(code.format(1)).Weights)
     assert mesh.reload.call().get(LONG_S).values() == (1, 1)
@@ -505,7 +505,7 @@ class Model(Actor):
     assert mesh.f.call(3).get(LONG_S).values() == (6, 6), "what is made inside a method is made when it runs"
 
 
-def test_a_rank_that_is_healed_has_the_class_as_it_is_now(procs: ProcMesh, cell: Cell) -> None:
+def test_a_healed_rank_has_the_current_class(procs: ProcMesh, cell: Cell) -> None:
     mesh = this_host().spawn_procs({"gpus": 2}, device="cpu")  # a mesh that this test may end
     try:
         counter: Any = mesh.spawn("counter", cell(COUNTER).Counter)

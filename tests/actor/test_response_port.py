@@ -83,7 +83,7 @@ class Desk(Actor, Questions):
         port.send(text)
 
 
-async def questions_to_come_in() -> None:
+async def let_questions_start() -> None:
     """Yield to the loop, so that each earlier question runs."""
     for _ in range(3):
         await asyncio.sleep(0)
@@ -102,20 +102,20 @@ class AsyncDesk(Actor, Questions):
 
     @endpoint
     async def answer(self, text: str) -> int:
-        await questions_to_come_in()
+        await let_questions_start()
         for port in self.ports:
             port.send(text)
         return len(self.ports)
 
     @endpoint
     async def refuse(self) -> None:
-        await questions_to_come_in()
+        await let_questions_start()
         for port in self.ports:
             port.exception(KeyError("not today"))
 
     @endpoint
     async def forget(self) -> None:
-        await questions_to_come_in()
+        await let_questions_start()
         self.ports.clear()
         gc.collect()
 
@@ -176,7 +176,7 @@ def test_the_answer_comes_when_the_port_is_used(procs: ProcMesh, kind: type[Desk
 
 
 @both
-def test_an_error_may_be_the_answer(procs: ProcMesh, kind: type[Desk]) -> None:
+def test_an_error_can_be_the_answer(procs: ProcMesh, kind: type[Desk]) -> None:
     desk = procs.spawn("desk", kind)
     question = desk.ask.call()
     desk.refuse.call().get(LONG_S)
@@ -228,7 +228,7 @@ def test_the_end_of_an_actor_ends_its_open_questions(procs: ProcMesh, kind: type
 
 
 @pytest.mark.parametrize("ends", ["stopped", "failed"])
-def test_a_cleanup_may_answer(procs: ProcMesh, ends: str) -> None:
+def test_a_cleanup_can_answer(procs: ProcMesh, ends: str) -> None:
     class Closing(Desk):
         def __cleanup__(self, error: BaseException | None) -> None:
             for port in self.ports:
@@ -241,7 +241,7 @@ def test_a_cleanup_may_answer(procs: ProcMesh, ends: str) -> None:
 
 
 @both
-def test_a_broadcast_has_a_port_that_leads_nowhere(procs: ProcMesh, kind: type[Desk]) -> None:
+def test_the_port_of_a_broadcast_drops_the_answer(procs: ProcMesh, kind: type[Desk]) -> None:
     desk = procs.slice(r=0).spawn("desk", kind)
     desk.ask.broadcast()
     desk.ask.broadcast("twice")
@@ -259,7 +259,7 @@ def test_a_cancel_after_the_endpoint_has_returned_ends_the_wait(procs: ProcMesh,
 
 
 @both
-def test_a_plain_method_may_take_a_port(procs: ProcMesh, kind: type[Desk]) -> None:
+def test_a_plain_method_can_take_a_port(procs: ProcMesh, kind: type[Desk]) -> None:
     desk = procs.spawn("desk", kind)
     answered = as_endpoint(desk.plain, explicit_response_port=True).call("well")
     assert answered.get(LONG_S).values() == ("well", "well")
@@ -280,7 +280,7 @@ def test_calls_are_checked_without_the_port(procs: ProcMesh) -> None:
 
 
 @pytest.mark.parametrize("where", ["the other rank", "the same rank", "the controller"])
-def test_another_actor_answers(procs: ProcMesh, where: str) -> None:
+def test_another_actor_can_answer(procs: ProcMesh, where: str) -> None:
     place = {"the other rank": procs.slice(r=1), "the same rank": procs.slice(r=0), "the controller": this_proc()}[
         where
     ]
@@ -292,7 +292,7 @@ def test_another_actor_answers(procs: ProcMesh, where: str) -> None:
     clerk.stop().get(LONG_S)
 
 
-def test_a_port_may_be_passed_on_twice(procs: ProcMesh) -> None:
+def test_a_port_can_be_passed_on_twice(procs: ProcMesh) -> None:
     last = procs.slice(r=0).spawn("last", Clerk)
     middle = procs.slice(r=1).spawn("middle", Clerk, last)
     front = procs.slice(r=0).spawn("front", Front, middle)
@@ -331,7 +331,7 @@ def test_send_directs_answers_and_errors_to_a_port(procs: ProcMesh) -> None:
     assert workers.rank.call().get(LONG_S).values() == (0, 1)
 
 
-def test_waits_that_time_out_lose_nothing(procs: ProcMesh) -> None:
+def test_waits_that_time_out_lose_no_value(procs: ProcMesh) -> None:
     port, receiver = Channel.open()
     dropped = [receiver.recv() for _ in range(3)]
     for future in dropped:
@@ -358,7 +358,7 @@ def test_waits_that_time_out_lose_nothing(procs: ProcMesh) -> None:
     assert receiver.recv().get(LONG_S) == 6
 
 
-def test_a_future_that_another_thread_waits_for_keeps_its_turn(procs: ProcMesh) -> None:
+def test_a_future_that_another_thread_waits_for_keeps_its_place(procs: ProcMesh) -> None:
     port, receiver = Channel.open()
     shared, heard = receiver.recv(), []
     waits = threading.Thread(target=lambda: heard.append(shared.get(LONG_S)))
@@ -372,7 +372,7 @@ def test_a_future_that_another_thread_waits_for_keeps_its_turn(procs: ProcMesh) 
     assert shared.get(LONG_S) == "for both"
 
 
-def test_a_cancelled_wait_at_a_receiver_takes_nothing(procs: ProcMesh) -> None:
+def test_a_cancelled_wait_at_a_receiver_takes_no_value(procs: ProcMesh) -> None:
     port, receiver = Channel.open()
     cancelled, waits = receiver.recv(), receiver.recv()
 
@@ -391,7 +391,7 @@ def test_a_cancelled_wait_at_a_receiver_takes_nothing(procs: ProcMesh) -> None:
     assert [waits.get(LONG_S), receiver.recv().get(LONG_S), receiver.recv().get(LONG_S)] == [0, 1, 2]
 
 
-def test_a_receiver_lives_as_long_as_a_future_waits_at_it(procs: ProcMesh) -> None:
+def test_a_receiver_lives_as_long_as_a_future_waits_for_it(procs: ProcMesh) -> None:
     port, receiver = Channel.open()
     waits = receiver.recv()
     del receiver
@@ -400,7 +400,7 @@ def test_a_receiver_lives_as_long_as_a_future_waits_at_it(procs: ProcMesh) -> No
     assert waits.get(LONG_S) == "still there"
 
 
-def test_send_to_a_rank_may_answer_through_a_port_of_a_port(procs: ProcMesh) -> None:
+def test_send_to_a_rank_can_answer_through_a_port_of_a_port(procs: ProcMesh) -> None:
     clerk = procs.slice(r=1).spawn("clerk", Clerk)
     front = procs.slice(r=0).spawn("front", Front, clerk)
     assert front.ask_by_send.call_one().get(LONG_S) is None

@@ -95,7 +95,7 @@ def value_of(future: Any) -> Any:
 
 
 @pytest.mark.parametrize("count", [1, 1000, LARGE])  # unshared: in the pickle, the message or a block
-def test_all_that_receive_it_write_to_one_memory(holders: Any, count: int) -> None:
+def test_all_receivers_write_to_the_same_memory(holders: Any, count: int) -> None:
     mine = shared(torch.ones(count))
     value_of(holders.hold.call(mine))
     one, two = holders.slice(gpus=0), holders.slice(gpus=1)
@@ -106,7 +106,7 @@ def test_all_that_receive_it_write_to_one_memory(holders: Any, count: int) -> No
 
 
 @pytest.mark.parametrize("count", [1000, LARGE])
-def test_a_result_is_the_memory_of_the_rank(holders: Any, count: int) -> None:
+def test_a_result_shares_the_memory_of_the_rank(holders: Any, count: int) -> None:
     one, two = holders.slice(gpus=0), holders.slice(gpus=1)
     weights = value_of(one.make.call_one(count))
     value_of(one.write.call_one(5))
@@ -116,7 +116,7 @@ def test_a_result_is_the_memory_of_the_rank(holders: Any, count: int) -> None:
     assert weights.sum() == value_of(one.total.call_one()) == 7 * count
 
 
-def test_what_is_passed_on_is_a_copy(holders: Any) -> None:
+def test_a_tensor_that_is_passed_on_is_a_copy(holders: Any) -> None:
     one, two = holders.slice(gpus=0), holders.slice(gpus=1)
     weights = value_of(one.make.call_one(LARGE))
     value_of(two.hold.call_one(weights))
@@ -126,7 +126,7 @@ def test_what_is_passed_on_is_a_copy(holders: Any) -> None:
     assert weights.sum() == LARGE
 
 
-def test_views_and_parts_of_values_are_of_the_memory_too(holders: Any) -> None:
+def test_views_and_nested_tensors_share_the_memory_too(holders: Any) -> None:
     grid = shared(torch.zeros(30, 50))
     value_of(holders.hold.call({"t": [grid.T[5:10]]}))
     (seen,) = value_of(holders.slice(gpus=0).give.call_one())["t"]  # a copy of the value on the rank
@@ -137,7 +137,7 @@ def test_views_and_parts_of_values_are_of_the_memory_too(holders: Any) -> None:
     assert grid[3].sum() == 50
 
 
-def test_a_module_whose_parameters_are_shared(holders: Any) -> None:
+def test_a_module_with_shared_parameters(holders: Any) -> None:
     model = nn.Linear(3, 4)
     for parameter in model.parameters():
         parameter.data = shared(parameter.data)
@@ -161,7 +161,7 @@ def test_any_dtype(holders: Any, dtype: torch.dtype) -> None:
     assert mine.float().sum().item() == 10 if not dtype.is_complex else mine.abs().sum().item() == 10
 
 
-def test_it_is_a_copy_of_what_it_is_made_of() -> None:
+def test_shared_copies_its_argument() -> None:
     source = torch.arange(6.0, requires_grad=True).view(2, 3).T.detach().requires_grad_()
     mine = shared(source)
     assert mine.requires_grad
@@ -174,7 +174,7 @@ def test_it_is_a_copy_of_what_it_is_made_of() -> None:
     assert shared(torch.tensor(4.0)).item() == 4.0
 
 
-def test_an_array_of_it_is_the_same_memory(holders: Any) -> None:
+def test_its_numpy_array_has_the_same_memory(holders: Any) -> None:
     mine = shared(torch.from_numpy(np.zeros(10)))
     array = mine.numpy()
     value_of(holders.hold.call(mine))
@@ -193,7 +193,7 @@ def test_an_array_of_it_is_the_same_memory(holders: Any) -> None:
     ],
     ids=["array", "list", "sparse", "conjugate", "meta"],
 )
-def test_what_can_not_be_shared_is_refused(thing: Any, text: str) -> None:
+def test_other_types_are_refused(thing: Any, text: str) -> None:
     with pytest.raises(TypeError, match=text):
         shared(thing)
 
@@ -209,7 +209,7 @@ def test_it_can_be_sent_any_number_of_times(holders: Any) -> None:
     assert mine.sum() == 4
 
 
-def test_its_memory_is_used_again_only_when_no_process_has_it(holders: Any) -> None:
+def test_its_memory_is_reused_only_when_no_process_has_it(holders: Any) -> None:
     mine = shared(torch.full((LARGE,), 3.0))
     value_of(holders.hold.call(mine))
     del mine
@@ -244,7 +244,7 @@ def test_it_outlives_its_maker_and_its_readers(session: None, by_value: None) ->
     assert weights.sum() == 2 * LARGE
 
 
-def test_a_child_of_a_process_that_has_it_shares_it_too(holders: Any) -> None:
+def test_a_forked_child_shares_it_too(holders: Any) -> None:
     mine = shared(torch.zeros(LARGE))
     value_of(holders.hold.call(mine))
     value_of(holders.slice(gpus=0).write_in_a_child.call_one(1))
@@ -253,7 +253,7 @@ def test_a_child_of_a_process_that_has_it_shares_it_too(holders: Any) -> None:
     assert list(value_of(holders.total.call()).values()) == [2 * LARGE] * 2
 
 
-def test_a_rank_that_is_replaced_has_it_again(session: None, by_value: None) -> None:
+def test_a_replaced_rank_gets_it_again(session: None, by_value: None) -> None:
     class Starter(Holder):
         def __init__(self, value: torch.Tensor) -> None:
             self.held = value
@@ -290,7 +290,7 @@ def test_it_can_be_lent(holders: Any) -> None:
     value_of(buffer.drop())
 
 
-def test_a_child_of_its_maker_keeps_it_when_the_maker_lets_go() -> None:
+def test_a_child_of_its_maker_keeps_it_when_the_maker_drops_it() -> None:
     mine, (read, write), (said, say) = shared(torch.ones(LARGE)), os.pipe(), os.pipe()
     if not (child := os.fork()):
         os.read(read, 1)
@@ -310,7 +310,7 @@ def test_a_child_of_its_maker_keeps_it_when_the_maker_lets_go() -> None:
             os.close(fd)
 
 
-def test_small_ones_are_used_again() -> None:
+def test_small_blocks_are_reused() -> None:
     def opened() -> frozenset[Descriptor]:
         for _ in range(50):
             shared(torch.zeros(4))

@@ -112,7 +112,7 @@ def test_a_stop_waits_until_processes_are_gone_and_actors_have_cleaned_up(how: s
     mesh.stop(grace_s=0).get(LONG_S)
 
 
-def test_ranks_that_do_not_end_in_their_grace_or_are_dead_hold_up_no_stop() -> None:
+def test_ranks_that_exceed_their_grace_or_are_dead_do_not_delay_a_stop() -> None:
     mesh = spawn_procs(3)
     deaf = mesh.spawn("deaf", Deaf)
     pids = deaf.pid.call().get(LONG_S).values()
@@ -131,7 +131,7 @@ def test_processes_that_are_stopped_before_they_are_up_are_gone() -> None:
         mesh.initialized.get(LONG_S)
 
 
-def test_an_actor_that_was_stopped_has_ended_the_processes_that_it_had(procs: ProcMesh) -> None:
+def test_a_stopped_actor_has_ended_its_processes(procs: ProcMesh) -> None:
     parent: Any = procs.slice(r=0).spawn("parent", Parent)
     pids = parent.start.call_one().get(LONG_S).spawn("workers", Worker).pid.call().get(LONG_S).values()
     parent.stop().get(LONG_S)

@@ -120,7 +120,7 @@ def test_a_rank_that_dies_while_another_is_replaced_is_replaced_too(procs: ProcM
 
 
 @pytest.mark.parametrize("kind", [Heir, AsyncHeir])
-def test_an_actor_restores_itself_from_those_that_are_left_when_one_that_it_asks_dies(
+def test_an_actor_restores_itself_from_the_others_when_the_one_it_calls_dies(
     procs: ProcMesh, tmp_path: Path, kind: type[Any]
 ) -> None:
     gate = tmp_path / "gate"
@@ -136,7 +136,7 @@ def test_an_actor_restores_itself_from_those_that_are_left_when_one_that_it_asks
     assert heirs.slice(r=1).found.call_one().get(LONG_S) == [2, 1]
 
 
-def test_a_call_that_is_ahead_of_what_makes_its_actor_waits_for_it(procs: ProcMesh, tmp_path: Path) -> None:
+def test_a_call_that_arrives_before_the_spawn_waits_for_it(procs: ProcMesh, tmp_path: Path) -> None:
     """Ranks learn of each other in any order: here the rank that spawns learns of the others last."""
     procs.slice(r=0).run(
         "import threading\nfrom monarch_kernel.runtime.worker.client import RankAsker\nheard = RankAsker.hear_news\n"
@@ -149,7 +149,7 @@ def test_a_call_that_is_ahead_of_what_makes_its_actor_waits_for_it(procs: ProcMe
 
 
 @pytest.mark.parametrize("by", ["the program", "an actor"])
-def test_stopping_actors_reaches_those_that_live_beside_dead_ranks(procs: ProcMesh, tmp_path: Path, by: str) -> None:
+def test_a_stop_reaches_living_actors_of_a_mesh_with_dead_ranks(procs: ProcMesh, tmp_path: Path, by: str) -> None:
     ends = tmp_path / "ends"
     host: Any = procs.slice(r=0).spawn("host", Host)
     guest: Any = (

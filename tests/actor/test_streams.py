@@ -92,7 +92,7 @@ def test_a_copy_of_a_handle_is_the_handle(procs: ProcMesh) -> None:
     workers.stop().get(LONG_S)
 
 
-def test_a_future_is_no_argument(procs: ProcMesh) -> None:
+def test_a_future_cannot_be_an_argument(procs: ProcMesh) -> None:
     workers = procs.spawn("workers", StreamingWorker)
     with pytest.raises(PayloadError, match="a Future stays where it was made; pass its result on"):
         workers.stream.call(workers.look.call())

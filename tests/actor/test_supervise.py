@@ -232,7 +232,7 @@ def test_the_owner_learns_that_the_process_of_a_child_died(one: Any, doomed: Any
     assert "SIGKILL" in received(parent, 2)[1]["text"]
 
 
-def test_an_error_with_a_reply_is_the_callers_and_not_the_owners(one: Any, other: Any, faults: Any) -> None:
+def test_an_error_with_a_reply_goes_to_the_caller_and_not_to_the_owner(one: Any, other: Any, faults: Any) -> None:
     parent = one.spawn("parent", Parent)
     child = parent.spawn.call_one(other).get(LONG_S)
     with pytest.raises(ActorError):
@@ -241,7 +241,7 @@ def test_an_error_with_a_reply_is_the_callers_and_not_the_owners(one: Any, other
     assert parent.failures.call_one().get(LONG_S) == []
 
 
-def test_a_holder_of_a_reference_gets_no_failure(one: Any, other: Any, faults: Any) -> None:
+def test_an_actor_that_only_has_a_handle_gets_no_failure(one: Any, other: Any, faults: Any) -> None:
     parent, holder = one.spawn("parent", Parent), one.spawn("holder", Parent)
     child = parent.spawn.call_one(other).get(LONG_S)
     assert holder.ask.call_one(child, "leave").get(LONG_S) in ("ActorError", "SupervisionError")
@@ -249,7 +249,7 @@ def test_a_holder_of_a_reference_gets_no_failure(one: Any, other: Any, faults: A
     assert holder.failures.call_one().get(LONG_S) == []
 
 
-def test_a_child_that_is_stopped_is_no_failure(one: Any, other: Any, faults: Any) -> None:
+def test_a_stop_of_a_child_is_not_a_failure(one: Any, other: Any, faults: Any) -> None:
     parent = one.spawn("parent", Parent)
     child = parent.spawn.call_one(other).get(LONG_S)
     child.stop().get(LONG_S)
@@ -288,7 +288,7 @@ def test_supervise_runs_on_the_thread_of_the_owner_between_messages(
 
 
 @pytest.mark.parametrize("verdict", [False, None])
-def test_what_the_owner_does_not_handle_goes_to_the_owners_owner(
+def test_a_failure_that_the_owner_does_not_handle_goes_to_its_owner(
     one: Any, other: Any, faults: Any, tmp_path: Path, verdict: object
 ) -> None:
     ends = str(tmp_path / "ends")
@@ -308,7 +308,7 @@ def test_what_the_owner_does_not_handle_goes_to_the_owners_owner(
     assert not faults
 
 
-def test_an_owner_without_supervise_passes_on(one: Any, other: Any, faults: Any) -> None:
+def test_an_owner_without_supervise_passes_the_failure_up(one: Any, other: Any, faults: Any) -> None:
     class Plain(Actor):
         @endpoint
         def spawn(self, procs: Any) -> Any:
@@ -344,7 +344,7 @@ def test_an_unhandled_failure_reaches_the_hook_once(one: Any, faults: list[Any])
     assert len(faults) == 1
 
 
-def test_the_hook_gets_what_goes_all_the_way_up(one: Any, other: Any, faults: list[Any]) -> None:
+def test_the_hook_gets_a_failure_that_no_owner_handles(one: Any, other: Any, faults: list[Any]) -> None:
     top = one.spawn("top", Parent, False)
     child = top.spawn.call_one(other).get(LONG_S)
     child.fail.broadcast("nobody asked")
@@ -376,7 +376,7 @@ def test_the_hook_gets_the_death_of_a_process(doomed: Any, faults: list[Any]) ->
     assert "the last words" in faults[0].report()
 
 
-def test_a_hook_that_raises_stops_nothing(one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hook_that_raises_has_no_other_effect(one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[Any] = []
 
     def bad(failure: Any) -> None:
@@ -393,7 +393,7 @@ def test_a_hook_that_raises_stops_nothing(one: Any, monkeypatch: pytest.MonkeyPa
 # -- the end
 
 
-def test_what_an_actor_has_spawned_is_stopped_before_it_is_cleaned_up(one: Any, other: Any, tmp_path: Path) -> None:
+def test_spawned_actors_are_stopped_before_their_owner_is_cleaned_up(one: Any, other: Any, tmp_path: Path) -> None:
     ends = tmp_path / "ends"
     parent = one.spawn("parent", Parent, True, str(ends))
     child = parent.spawn.call_one(other, "child", Child, str(ends)).get(LONG_S)
@@ -403,7 +403,7 @@ def test_what_an_actor_has_spawned_is_stopped_before_it_is_cleaned_up(one: Any, 
 
 
 @pytest.mark.parametrize("kind", [Parent, AsyncParent])
-def test_processes_that_are_stopped_together_let_all_clean_up(doomed: Any, tmp_path: Path, kind: Any) -> None:
+def test_actors_of_processes_that_are_stopped_together_clean_up(doomed: Any, tmp_path: Path, kind: Any) -> None:
     """An owner does not wait for a child whose process ends at the same moment, because no message would come from it."""
     ends = tmp_path / "ends"
     parent = doomed.slice(r=0).spawn("parent", kind, True, str(ends))

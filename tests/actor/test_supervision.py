@@ -113,7 +113,7 @@ def part(procs: ProcMesh, *ranks: int) -> Any:
     return procs.slice(gpus=slice(ranks[0], ranks[-1] + 1)) if len(ranks) > 1 else procs.slice(gpus=ranks[0])
 
 
-def test_owner_and_program_know_of_the_death_of_a_process(whole: Any, faults: list[MeshFailure], bar: Bar) -> None:
+def test_owner_and_program_get_the_death_of_a_process(whole: Any, faults: list[MeshFailure], bar: Bar) -> None:
     owner: Any = part(whole, 0).spawn("owner", Owner)
     workers = owner.spawn.call_one(part(whole, 1, 2, 3)).get(LONG_S)
     others: Any = part(whole, 3).spawn("others", Worker)
@@ -140,7 +140,7 @@ def test_owner_and_program_know_of_the_death_of_a_process(whole: Any, faults: li
     assert {(fault.mesh_name, fault.crashed_ranks, fault.signal) for fault in faults} == {("others", (0,), "SIGKILL")}
 
 
-def test_the_program_learns_of_all_ranks_that_fail_together(whole: Any, faults: list[MeshFailure]) -> None:
+def test_the_program_gets_the_failures_of_all_ranks_that_fail_together(whole: Any, faults: list[MeshFailure]) -> None:
     workers: Any = whole.spawn("workers", Worker)
     workers.pid.call().get(LONG_S)
     workers.fail.broadcast("all of us")
@@ -200,7 +200,7 @@ def test_an_endpoint_that_swallows_its_end_does_not_keep_the_actor(
     )
 
 
-def test_what_a_dead_process_had_spawned_elsewhere_ends(whole: Any, faults: list[MeshFailure]) -> None:
+def test_actors_that_a_dead_process_had_spawned_elsewhere_end(whole: Any, faults: list[MeshFailure]) -> None:
     owner: Any = part(whole, 0).spawn("owner", Owner)
     workers = owner.spawn.call_one(part(whole, 1, 2)).get(LONG_S)
     below = workers.slice(gpus=0).spawn_below.call_one(part(whole, 3)).get(LONG_S)
@@ -246,7 +246,7 @@ class OwnerOfBusy(Actor):
 
 
 @pytest.mark.parametrize("kind", [Busy, AsyncBusy])
-def test_an_orphan_that_works_for_ever_is_interrupted(whole: Any, kind: type[Actor], tmp_path: Path) -> None:
+def test_an_orphan_that_works_forever_is_interrupted(whole: Any, kind: type[Actor], tmp_path: Path) -> None:
     path = str(tmp_path / "busy")
     part(whole, 1).run(f"import os; os.environ['BUSY'] = {path!r}").get(LONG_S)
     owner: Any = part(whole, 0).spawn("owner", OwnerOfBusy)
@@ -276,7 +276,7 @@ def test_a_rank_that_was_healed_fails_again(whole: Any, faults: list[MeshFailure
     assert faults[1].mesh is workers
 
 
-def test_what_a_cell_has_spawned_is_the_programs(whole: Any, faults: list[MeshFailure]) -> None:
+def test_the_program_owns_the_actors_that_a_cell_spawns(whole: Any, faults: list[MeshFailure]) -> None:
     part(whole, 0)["Worker"] = Worker
     code = "this_proc().spawn('of a cell', Worker).fail.broadcast('from a cell')"
     part(whole, 0).run(f"from monarch_kernel.actor import this_proc\n{code}\nNone").get(LONG_S)

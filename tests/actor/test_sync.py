@@ -74,7 +74,7 @@ def test_a_rank_without_the_files_imports_them(procs: ProcMesh, write: Write, fo
     assert frame.source[frame.line - frame.first_line].strip() == "return 1 / 0", "its lines are shown"
 
 
-def test_a_missing_module_is_the_usual_error_and_one_that_comes_later_is_found(procs: ProcMesh, write: Write) -> None:
+def test_a_missing_module_is_the_usual_error_and_is_found_once_it_exists(procs: ProcMesh, write: Write) -> None:
     with pytest.raises(RemoteError, match="ModuleNotFoundError: No module named 'comes_later'"):
         procs.run("import comes_later").get(LONG_S)
     write(comes_later="x = 1")
@@ -89,7 +89,7 @@ def test_a_namespace_package_is_found_too(procs: ProcMesh, write: Write) -> None
     assert on_ranks(procs, "import space.part; space.part.x") == (4, 4)
 
 
-def test_actors_may_import_on_their_own_threads(procs: ProcMesh, write: Write) -> None:
+def test_actors_can_import_on_their_threads(procs: ProcMesh, write: Write) -> None:
     write(
         acting="""
         from monarch_kernel.actor import Actor, endpoint
@@ -128,7 +128,7 @@ def test_an_edited_module_is_reloaded(procs: ProcMesh, write: Write) -> None:
     assert repr(again) == "t: nothing that is imported there has been edited"
 
 
-def test_what_depends_on_it_follows_in_order(procs: ProcMesh, write: Write) -> None:
+def test_dependents_are_reloaded_in_order(procs: ProcMesh, write: Write) -> None:
     write(
         app__dot____init__="",
         app__dot__config="LR = 1",
@@ -155,7 +155,7 @@ def test_what_depends_on_it_follows_in_order(procs: ProcMesh, write: Write) -> N
     )
 
 
-def test_objects_have_their_classes_as_they_are_now(procs: ProcMesh, write: Write) -> None:
+def test_objects_switch_to_the_current_classes(procs: ProcMesh, write: Write) -> None:
     before = """
     class Base:
         def f(self):
@@ -189,7 +189,7 @@ class Worker(Actor):
 """
 
 
-def test_actors_and_their_handles_follow(procs: ProcMesh, write: Write) -> None:
+def test_actors_and_their_handles_switch_to_the_current_class(procs: ProcMesh, write: Write) -> None:
     write(worker=ACTOR.format("", "first", 1))
     import worker  # type: ignore[import-not-found]
 
@@ -212,7 +212,7 @@ def test_actors_and_their_handles_follow(procs: ProcMesh, write: Write) -> None:
         mesh.stop().get(LONG_S)
 
 
-def test_this_process_may_stay_as_it_is(procs: ProcMesh, write: Write) -> None:
+def test_this_process_can_be_left_alone(procs: ProcMesh, write: Write) -> None:
     write(worker=ACTOR.format("", "first", 1))
     import worker
 
@@ -227,7 +227,7 @@ def test_this_process_may_stay_as_it_is(procs: ProcMesh, write: Write) -> None:
         mesh.stop().get(LONG_S)
 
 
-def test_an_error_in_the_syntax_is_found_before_anything_is_sent(procs: ProcMesh, write: Write) -> None:
+def test_a_syntax_error_is_found_before_anything_is_sent(procs: ProcMesh, write: Write) -> None:
     write(syntax="x = 1", other="y = 1")
     assert on_ranks(procs, "import syntax, other; syntax.x") == (1, 1)
     write(syntax="x = (", other="y = 2")
@@ -258,7 +258,7 @@ def test_a_module_that_fails_changes_nothing_anywhere(procs: ProcMesh, write: Wr
     assert on_ranks(procs, "user.x, base.x, a.f, hasattr(base, 'z'), base.A is type(a)") == ((2, 2, 2, True, True),) * 2
 
 
-def test_a_class_that_objects_can_not_follow_is_refused(procs: ProcMesh, write: Write) -> None:
+def test_a_class_that_objects_cannot_switch_to_is_refused(procs: ProcMesh, write: Write) -> None:
     write(slotted="class A:\n    __slots__ = ('x',)\ny = 1")
     assert on_ranks(procs, "import slotted; a = slotted.A() if rank else None; slotted.y") == (1, 1)
     write(slotted="class A:\n    __slots__ = ('x', 'z')\ny = 2")
@@ -274,14 +274,14 @@ def test_a_class_that_objects_can_not_follow_is_refused(procs: ProcMesh, write: 
     assert on_ranks(procs, "slotted.y, old is slotted.A, slotted.A.__slots__") == ((2, True, ("x", "z")),) * 2
 
 
-def test_what_is_not_imported_yet_is_imported_as_it_is_then(procs: ProcMesh, write: Write) -> None:
+def test_a_module_imported_later_has_its_current_text(procs: ProcMesh, write: Write) -> None:
     write(fresh="x = 1")
     assert procs.sync("fresh").absent == {"fresh": (0, 1)}
     write(fresh="x = 2")
     assert on_ranks(procs, "import fresh; fresh.x") == (2, 2)
 
 
-def test_what_was_edited_is_not_imported_from_an_old_copy(procs: ProcMesh, write: Write, tmp_path: Path) -> None:
+def test_an_edited_module_is_not_imported_from_an_old_copy(procs: ProcMesh, write: Write, tmp_path: Path) -> None:
     """A host may have its own copy of the files; the modules that were sent take precedence."""
     (tmp_path / "copied.py").write_text("x = 'old'")
     write(copied="x = 'new'")
@@ -294,7 +294,7 @@ def test_what_was_edited_is_not_imported_from_an_old_copy(procs: ProcMesh, write
         with_copy.run(f"sys.path.remove({str(tmp_path)!r})").get(LONG_S)
 
 
-def test_without_an_argument_all_that_is_the_users_is_meant(procs: ProcMesh, write: Write) -> None:
+def test_without_an_argument_all_modules_of_the_user_are_reloaded(procs: ProcMesh, write: Write) -> None:
     write(mine="x = 1")
     import mine  # type: ignore[import-not-found]
 

@@ -154,27 +154,27 @@ def expected(mesh: Any, name: str) -> list[Place]:
 
 
 @pytest.mark.parametrize("kind", [Threaded, AsyncThreaded])
-def test_threads_that_an_endpoint_starts_know_its_place(where: ProcMesh, kind: Any) -> None:
+def test_threads_that_an_endpoint_starts_know_its_location(where: ProcMesh, kind: Any) -> None:
     actors = where.spawn("actors", kind)
     for found, right in zip(actors.places.call().get(LONG_S).values(), expected(actors, "actors"), strict=True):
         assert found == [right] * len(found)
     actors.stop().get(LONG_S)
 
 
-def test_threads_of_a_call_to_a_slice_count_within_the_slice(procs: ProcMesh) -> None:
+def test_threads_of_a_call_to_a_slice_number_ranks_within_the_slice(procs: ProcMesh) -> None:
     actors: Any = procs.spawn("actors", Threaded)
     found = actors.slice(r=1).places.call_one().get(LONG_S)
     assert found == [(0, {}, 1, "actors", actors._actor)] * len(found)
     actors.stop().get(LONG_S)
 
 
-def test_threads_that_outlive_a_call_keep_the_place_of_the_actor(where: ProcMesh) -> None:
+def test_threads_that_outlive_a_call_keep_the_location_of_the_actor(where: ProcMesh) -> None:
     actors: Any = where.spawn("actors", Threaded)
     assert actors.lasting.call().get(LONG_S).values() == tuple([right] * 2 for right in expected(actors, "actors"))
     actors.stop().get(LONG_S)
 
 
-def test_work_in_a_pool_has_the_place_of_the_call_that_submits_it(procs: ProcMesh) -> None:
+def test_work_in_a_pool_has_the_location_of_the_call_that_submits_it(procs: ProcMesh) -> None:
     actors: Any = procs.spawn("actors", Threaded)
     number = actors._actor
     assert actors.pooled.call().get(LONG_S).values()[1] == (1, {"r": 2}, 1, "actors", number)
@@ -182,7 +182,7 @@ def test_work_in_a_pool_has_the_place_of_the_call_that_submits_it(procs: ProcMes
     actors.stop().get(LONG_S)
 
 
-def test_a_coroutine_that_a_thread_puts_on_the_loop_knows_the_place(where: ProcMesh) -> None:
+def test_a_coroutine_that_a_thread_schedules_on_the_loop_knows_the_location(where: ProcMesh) -> None:
     actors: Any = where.spawn("actors", AsyncThreaded)
     assert actors.from_a_thread.call().get(LONG_S).values() == tuple(expected(actors, "actors"))
     actors.stop().get(LONG_S)
@@ -198,7 +198,7 @@ def test_cells_and_threads_of_native_code_know_the_rank_of_their_process(procs: 
     assert in_a_thread(place) == (0, {}, 0, "client", 0)
 
 
-def test_what_a_thread_of_an_actor_spawns_ends_with_the_actor(procs: ProcMesh) -> None:
+def test_actors_that_a_thread_of_an_actor_spawns_end_with_the_actor(procs: ProcMesh) -> None:
     actors = procs.slice(r=0).spawn("actors", Threaded)
     below = actors.spawn_in_a_thread.call_one(procs.slice(r=1)).get(LONG_S)
     assert below.value.call_one().get(LONG_S) == 5

@@ -21,6 +21,6 @@ def test_a_traceback_is_short_and_does_not_grow(procs: ProcMesh) -> None:
         assert [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)][1:] == ["get"]
 
 
-def test_sizes_without_names_are_refused_in_words(procs: ProcMesh) -> None:
+def test_sizes_without_names_are_refused_with_the_reason(procs: ProcMesh) -> None:
     with pytest.raises(TypeError, match=r"per_host must map names of axes to sizes, such as \{'gpus': 4\}, not 4"):
         this_host().spawn_procs(4)  # type: ignore[arg-type]

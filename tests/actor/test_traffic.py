@@ -66,7 +66,7 @@ def figures(traffic: Traffic) -> dict[tuple[str, str, str], tuple[int, int]]:
     return {(str(row.source), str(row.target), row.road): (row.nbytes, row.operations) for row in traffic.rows}
 
 
-def test_each_road_and_direction_is_counted_to_the_byte(procs: ProcMesh, porters: tuple[Any, Any]) -> None:
+def test_each_path_and_direction_is_counted_to_the_byte(procs: ProcMesh, porters: tuple[Any, Any]) -> None:
     one, other = porters
     buffer = one.lend.call_one(3 * MIB).get(LONG_S)
     before = procs.traffic()
@@ -112,17 +112,17 @@ def test_a_broadcast_is_counted_for_each_receiver(procs: ProcMesh) -> None:
     assert {key[:2]: count for key, count in found.items()} == dict.fromkeys(pairs, (2 * MIB, 1))
 
 
-def test_pieces_of_lent_memory_in_messages_are_no_values(procs: ProcMesh, porters: tuple[Any, Any]) -> None:
+def test_pieces_of_lent_memory_in_messages_are_not_counted_as_values(procs: ProcMesh, porters: tuple[Any, Any]) -> None:
     buffer = porters[0].lend.call_one(5 * MIB).get(LONG_S)
-    road, into = current_session().runtime.roads["messages"], bytearray(5 * MIB)
+    path, into = current_session().runtime.roads["messages"], bytearray(5 * MIB)
     before = procs.traffic()
-    road.carry(buffer._loan, memory_of(into), is_write=False)
+    path.carry(buffer._loan, memory_of(into), is_write=False)
     assert into == b"\x01" * len(into)
-    road.carry(buffer._loan, memory_of(into), is_write=True)
+    path.carry(buffer._loan, memory_of(into), is_write=True)
     assert (procs.traffic() - before).rows == ()  # the code that selects the data path counts them, once
 
 
-def test_a_part_of_a_mesh_shows_its_own_traffic(procs: ProcMesh, porters: tuple[Any, Any]) -> None:
+def test_a_slice_of_a_mesh_shows_only_its_traffic(procs: ProcMesh, porters: tuple[Any, Any]) -> None:
     one, other = porters
     part = procs.slice(gpus=1)
     before = part.traffic()
@@ -140,7 +140,7 @@ def test_a_part_of_a_mesh_shows_its_own_traffic(procs: ProcMesh, porters: tuple[
     }
 
 
-def test_rates_move_while_bytes_go_and_fall_when_they_do_not(procs: ProcMesh, porters: tuple[Any, Any]) -> None:
+def test_rates_rise_during_transfers_and_fall_after_them(procs: ProcMesh, porters: tuple[Any, Any]) -> None:
     one, other = porters
     buffer = one.lend.call_one(paths.SLAB_NBYTES * 2 + 5).get(LONG_S)
     events: list[ThroughputEvent] = []
@@ -182,7 +182,7 @@ def test_rates_move_while_bytes_go_and_fall_when_they_do_not(procs: ProcMesh, po
         forget()
 
 
-def test_a_transfer_is_counted_while_it_goes_on(procs: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transfer_is_counted_while_it_is_in_progress(procs: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ProcessRoad, "slab_nbytes", MIB)
     meters = current_session().runtime.meters
     seen: list[tuple[int, int]] = []
@@ -200,7 +200,7 @@ def test_a_transfer_is_counted_while_it_goes_on(procs: ProcMesh, monkeypatch: py
     assert seen == [(MIB, 0)] * 9 + [(MIB, 1)]
 
 
-def test_the_row_of_a_rank_that_was_killed_stays(porters: tuple[Any, Any]) -> None:
+def test_the_row_of_a_killed_rank_stays(porters: tuple[Any, Any]) -> None:
     one, _ = porters
     dies = this_host().spawn_procs({"gpus": 1}, name="dies", device="cpu")
     porter = dies.spawn("porter", Porter)
@@ -218,7 +218,7 @@ def test_the_row_of_a_rank_that_was_killed_stays(porters: tuple[Any, Any]) -> No
     dies.stop().get(LONG_S)
 
 
-def test_a_rank_that_does_not_answer_delays_nothing(procs: ProcMesh, porters: tuple[Any, Any]) -> None:
+def test_a_rank_that_does_not_answer_does_not_delay_the_table(procs: ProcMesh, porters: tuple[Any, Any]) -> None:
     one, other = porters
     buffer = one.lend.call_one(99).get(LONG_S)
     before = procs.traffic()

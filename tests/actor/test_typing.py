@@ -130,7 +130,7 @@ def check(source: str, folder: Path) -> list[tuple[int, str]]:
 
 
 @pytest.mark.slow  # without a cache, mypy reads everything that the package imports
-def test_what_is_right_passes_and_has_its_type_and_what_is_wrong_is_refused(tmp_path: Path) -> None:
+def test_correct_code_passes_with_its_types_and_wrong_code_is_refused(tmp_path: Path) -> None:
     actors = textwrap.dedent(ACTORS)
     first = actors.count("\n") + 1
     lines = [f"reveal_type({expression})" for expression in KNOWN] + list(REFUSED)

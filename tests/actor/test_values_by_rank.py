@@ -57,7 +57,7 @@ def test_a_list_is_a_value(procs: ProcMesh) -> None:
     assert procs.run("x[0].values()").get(LONG_S).values() == ((0, 1, 2, 3),) * 4
 
 
-def test_values_may_be_sent_before_the_ranks_are_up(procs: ProcMesh) -> None:
+def test_values_can_be_sent_before_the_ranks_are_up(procs: ProcMesh) -> None:
     mesh = this_host().spawn_procs({"r": 3}, device="cpu")
     try:
         doubled = mesh.map(lambda x: 2 * x, [1, 2, 3])
@@ -91,7 +91,7 @@ def test_every_rank_gets_its_own_large_value(procs: ProcMesh) -> None:
         ),
     ],
 )
-def test_as_many_values_as_ranks(procs: ProcMesh, values: Any, error: type[Exception], says: str) -> None:
+def test_there_must_be_one_value_per_rank(procs: ProcMesh, values: Any, error: type[Exception], says: str) -> None:
     with pytest.raises(error) as caught:
         procs.per_rank(values)
     assert says in str(caught.value)
@@ -123,7 +123,7 @@ def test_a_function_is_called_with_each_ranks_own_values(procs: ProcMesh) -> Non
     assert procs.map(functools.partial(max, 2), range(4)).get(LONG_S).values() == (2, 2, 2, 3)
 
 
-def test_a_function_runs_on_the_main_thread_after_what_was_sent_before(procs: ProcMesh) -> None:
+def test_a_function_runs_on_the_main_thread_after_earlier_messages(procs: ProcMesh) -> None:
     procs["n"] = 1
     first = procs.run("n += 1")
     second = procs.map(_namespace_value, ["n"] * 4)
@@ -149,7 +149,7 @@ def _of_main(source: str) -> Any:
     return scope["f"]
 
 
-def test_a_function_finds_on_the_rank_what_does_not_travel_with_it(procs: ProcMesh) -> None:
+def test_a_function_finds_undefined_names_on_the_rank(procs: ProcMesh) -> None:
     procs["theirs"] = procs.per_rank([0, 1, 2, 3])
     procs["shadowed"] = "rank"
     f = _of_main("shadowed = 'here'\ndef g(): return theirs\ndef f(x): return g() + x, rank, shadowed")
@@ -164,7 +164,7 @@ def test_globals_that_a_function_sets_do_not_reach_the_rank(procs: ProcMesh) -> 
     assert procs.run("'leaked' in globals()").get(LONG_S).values() == (False,) * 4
 
 
-def test_an_error_is_that_of_the_rank_and_shows_the_users_line(procs: ProcMesh) -> None:
+def test_an_error_names_the_rank_and_shows_the_users_line(procs: ProcMesh) -> None:
     with pytest.raises(RemoteError, match=r"_inverse\(\) failed on t") as caught:
         procs.map(_inverse, [1, 0, 2, 0]).get(LONG_S)
     error = caught.value
@@ -184,7 +184,7 @@ def _inverse(x: int) -> float:
     return 1 / x
 
 
-def test_leaving_the_interpreter_is_an_error_and_ends_no_rank(procs: ProcMesh) -> None:
+def test_an_exit_in_a_function_is_an_error_and_ends_no_rank(procs: ProcMesh) -> None:
     pids = procs.map(os.getpid).get(LONG_S)
     with pytest.raises(RemoteError, match="SystemExit"):
         procs.map(_leave).get(LONG_S)
@@ -245,12 +245,12 @@ def test_a_misuse_of_map_is_refused_before_anything_is_sent(
     assert next(procs._runtime._ids) == before + 1
 
 
-def test_a_result_that_cant_be_sent_fails(procs: ProcMesh) -> None:
+def test_a_result_that_cannot_be_sent_is_an_error(procs: ProcMesh) -> None:
     with pytest.raises(RemoteError, match="the result can't be pickled"):
         procs.map(threading.Lock).get(LONG_S)
 
 
-def test_what_is_printed_is_there_when_it_ends(procs: ProcMesh, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_has_arrived_when_the_future_resolves(procs: ProcMesh, capsys: pytest.CaptureFixture[str]) -> None:
     for run in (lambda: procs.map(print, ["hello"] * 4), lambda: procs.run("print('hello')")):
         run().get(LONG_S)
         out = capsys.readouterr().out
@@ -279,6 +279,6 @@ def test_spawning_on_a_stopped_mesh_says_so_at_once(procs: ProcMesh) -> None:
     assert [point.rank for point in caught.value.reports] == [0, 1]
 
 
-def test_a_name_is_deleted_on_the_ranks(procs: ProcMesh) -> None:
+def test_deleting_a_variable_through_the_mesh_raises(procs: ProcMesh) -> None:
     with pytest.raises(TypeError, match=r"with a cell on the ranks: %remote t del x"):
         del procs["x"]

@@ -64,15 +64,15 @@ class _Ends(BaseException):
     """Raised in an endpoint that waits for something when its actor ends."""
 
 
-class Life(Protocol):
+class LoopRunner(Protocol):
     """The coroutines that an actor with async endpoints runs on its event loop."""
 
-    async def live(self, message: Spawn, cls: type, args: Any, kwargs: Any) -> None:
+    async def run(self, message: Spawn, cls: type, args: Any, kwargs: Any) -> None:
         """Make the actor, and pass messages to it until it ends."""
         ...
 
-    async def broken(self, error: BaseException) -> None:
-        """Handle an error in `live` or in a user's task that has ended the loop."""
+    async def handle_loop_error(self, error: BaseException) -> None:
+        """Handle an error in `run` or in a user's task that has ended the loop."""
         ...
 
 
@@ -103,13 +103,13 @@ class ActorHost:
         proc_mesh: ProcMesh,
         message: Spawn,
         executor: Executor,
-        make_life: Callable[[ActorHost], Life],
+        make_runner: Callable[[ActorHost], LoopRunner],
     ) -> None:
-        self._make_life = make_life
+        self._make_runner = make_runner
         self.workplace = workplace
         self.executor = executor
         self._region = Region.unpack(message.region)
-        self._at = rank  # in the mesh of processes as spawned, which regions refer to
+        self._flat_rank = rank  # in the mesh of processes as spawned, which regions refer to
         point = self._region.locate(rank)
         assert point is not None
         self._point: Point = point
@@ -129,7 +129,7 @@ class ActorHost:
         self.responses = Responses(workplace, executor)
         self.death: Failure | None = None
         self.cause: BaseException | None = None
-        self._untold: list[MeshFailure] = []
+        self._deferred: list[MeshFailure] = []
         self.children: list[Future[None]] = []
         executor.attend = executor.call
         executor.handlers |= {Spawn: self._spawn, Call: self._call, StopActor: self._stop}
@@ -149,7 +149,7 @@ class ActorHost:
         key = repr(region)
         known = self._parts.get(key)
         if known is None:
-            point = Region.unpack(region).locate(self._at)
+            point = Region.unpack(region).locate(self._flat_rank)
             assert point is not None
             if len(self._parts) > 256:
                 self._parts.clear()
@@ -214,7 +214,7 @@ class ActorHost:
         self.executor.mailbox.appendleft((Call(0, self.about.actor_id, name, None, payload), frames))
         return self.executor.waiter
 
-    def lacks(self, message: Call) -> bool:
+    def answer_if_removed(self, message: Call) -> bool:
         """Answer a call of an endpoint that the reloaded class no longer has; drop a broadcast, which must not end the actor.
 
         Returns:
@@ -269,7 +269,7 @@ class ActorHost:
         running.set(self.whole)
         return cleanup(error)
 
-    def let_go(self, why: Failure) -> None:
+    def release(self, why: Failure) -> None:
         """Answer the open requests and end the loans of an actor that has cleaned up."""
         self.responses.end(why)
         self.workplace.asker.lendings.end_all_of(self.about.actor_id)
@@ -295,9 +295,9 @@ class ActorHost:
     def next_failure(self) -> MeshFailure | None:
         if self.death is not None or self.executor.over:
             return None
-        return self._untold.pop(0) if self._untold else self.workplace.supervisor.take(self.about.actor_id)
+        return self._deferred.pop(0) if self._deferred else self.workplace.supervisor.take(self.about.actor_id)
 
-    def judge(self, failure: MeshFailure, is_handled: object, error: BaseException | None) -> bool:
+    def end_unless_handled(self, failure: MeshFailure, is_handled: object, error: BaseException | None) -> bool:
         """End the actor if it did not handle a failure of a spawned actor or process; return whether it goes on."""
         if is_handled and error is None:
             return True
@@ -314,7 +314,7 @@ class ActorHost:
             self.die(error, failure)
         return False
 
-    def _look(self) -> None:
+    def _supervise(self) -> None:
         """Supervise failures on the actor's thread. If an endpoint runs and waits, this runs inside of it.
 
         Raises:
@@ -334,14 +334,14 @@ class ActorHost:
                 except BaseException as raised:
                     executor.came_back(raised)
                     if is_within and executor.current and executor.interrupted == executor.current:
-                        self._untold.append(failure)  # the interrupt was for the endpoint
+                        self._deferred.append(failure)  # the interrupt was for the endpoint
                         raise
                     error = raised
                 finally:
                     running.reset(before)
                     if not is_within:
                         executor.leave_user_code()
-            if not self.judge(failure, is_handled, error):
+            if not self.end_unless_handled(failure, is_handled, error):
                 if is_within:
                     raise _Ends
                 self._end()
@@ -365,8 +365,8 @@ class ActorHost:
                 self.cls, self.is_async = cls, any(spec.is_async for spec in self.specs.values())
                 self.begun.set()
             if self.is_async:
-                life = self._make_life(self)
-                run_loop(life.live(message, cls, args, kwargs), life.broken)
+                runner = self._make_runner(self)
+                run_loop(runner.run(message, cls, args, kwargs), runner.handle_loop_error)
                 return
             running.set(self.whole)
             with executor.user_code():
@@ -387,7 +387,7 @@ class ActorHost:
         self.specs = endpoints_of(type(self.instance), frozenset())  # the class may have been reloaded meanwhile
         self._methods = {name: getattr(self.instance, name) for name in self.specs}
         if self.executor.waiter.leads:
-            self.executor.look = self._look
+            self.executor.look = self._supervise
 
     def restore(self, message: Spawn, cls: type[Actor], specs: dict[str, EndpointSpec]) -> Any:
         """Call ``__restore__`` of an actor that replaces another, which takes its state from the surviving actors.
@@ -434,7 +434,7 @@ class ActorHost:
         if not message.method:  # a handle asks whether the actor is up
             self.workplace.reply(id)
             return
-        if self.lacks(message):
+        if self.answer_if_removed(message):
             return
         executor.kept = None
         try:
@@ -483,7 +483,7 @@ class ActorHost:
         except BaseException as problem:
             self.report_cleanup(problem)
         assert self.death is not None
-        self.let_go(self.death)
+        self.release(self.death)
 
     def _stop(self, message: StopActor, _: Sequence[Frame]) -> None:
         executor = self.executor
@@ -496,7 +496,7 @@ class ActorHost:
                     work = self.clean_up(None)
                     if inspect.isawaitable(work):
                         asyncio.run(_wait_for(work))
-                self.let_go(was_stopped(message))
+                self.release(was_stopped(message))
         except BaseException as error:
             self.workplace.fail(executor, message.id, error)
         else:

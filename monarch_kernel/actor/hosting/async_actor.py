@@ -17,12 +17,12 @@ from monarch_kernel.net.wire.codec import Frame, load
 from monarch_kernel.net.wire.messages import Call, PostMortem, Spawn, StopActor
 from monarch_kernel.runtime.worker.executor import CALLED
 
-__all__ = ["AsyncLife"]
+__all__ = ["AsyncRunner"]
 
 CANCEL_S = 2.0
 
 
-class AsyncLife:
+class AsyncRunner:
     """Runs an async actor on the thread of its event loop."""
 
     def __init__(self, host: ActorHost) -> None:
@@ -32,7 +32,7 @@ class AsyncLife:
         self._supervision: asyncio.Task[None] | None = None
         host.executor.calls = self._calls
 
-    async def live(self, message: Spawn, cls: type, args: Any, kwargs: Any) -> None:
+    async def run(self, message: Spawn, cls: type, args: Any, kwargs: Any) -> None:
         """Make the actor, and pass messages to it until it ends."""
         executor = self._host.executor
         loop = asyncio.get_running_loop()
@@ -47,14 +47,14 @@ class AsyncLife:
                 restored = self._host.restore(message, cls, self._host.specs)
                 if inspect.isawaitable(restored):
                     await restored
-            executor.attend = lambda: _call_soon(loop, lambda: self.look(loop))
+            executor.attend = lambda: _call_soon(loop, lambda: self.start_supervision(loop))
             self._host.workplace.reply(message.id)
             executor.current, executor.taken = 0, (None, ())
             await self._serve(loop, event)
         finally:
             executor.waiter = of_thread
 
-    def look(self, loop: asyncio.AbstractEventLoop) -> None:
+    def start_supervision(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start a task that supervises failures. Must be called on the loop."""
         if self._supervision is None:
             self._supervision = loop.create_task(self._supervise_all())
@@ -67,7 +67,7 @@ class AsyncLife:
                 is_handled, error = None, None
                 if supervise is not None:
                     is_handled, error = await outcome(partial(supervise, failure))
-                if self._host.death is None and not self._host.judge(failure, is_handled, error):
+                if self._host.death is None and not self._host.end_unless_handled(failure, is_handled, error):
                     for call in self._calls:
                         call.task.cancel()
                     self._wake()
@@ -87,7 +87,7 @@ class AsyncLife:
                     await self._stop(loop, item)
                     return
                 if item is CALLED:
-                    self.look(loop)
+                    self.start_supervision(loop)
                 elif isinstance(item, PostMortem):
                     executor.handlers[PostMortem](item, frames)  # this blocks the loop
                 else:
@@ -104,7 +104,7 @@ class AsyncLife:
         if not message.method:
             self._host.workplace.reply(id)
             return
-        if self._host.lacks(message):
+        if self._host.answer_if_removed(message):
             return
         executor.kept = None
         try:
@@ -211,7 +211,7 @@ class AsyncLife:
         _, problem = await outcome(lambda: self._host.clean_up(error))
         if problem is not None:
             self._host.report_cleanup(problem)
-        self._host.let_go(self._host.death)
+        self._host.release(self._host.death)
 
     async def _stop(self, loop: asyncio.AbstractEventLoop, message: StopActor) -> None:
         """Stop and clean up, as `ActorHost` does for a sync actor."""
@@ -226,11 +226,11 @@ class AsyncLife:
         call = AsyncCall(message, loop.create_task(outcome(lambda: self._host.clean_up(None))))
         self._enter(call)
         await asyncio.wait([call.task])
-        self._host.let_go(why)
+        self._host.release(why)
         self._answer(call)
 
-    async def broken(self, error: BaseException) -> None:
-        """Handle an error in `live` or in a user's task that has ended the loop."""
+    async def handle_loop_error(self, error: BaseException) -> None:
+        """Handle an error in `run` or in a user's task that has ended the loop."""
         failure = self._host.die(error)
         if self._host.instance is None:
             self._host.workplace.fail(self._host.executor, self._host.executor.current, failure)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from monarch_kernel.actor.context import carry_into_threads
 from monarch_kernel.actor.hosting.actor_host import ActorHost
-from monarch_kernel.actor.hosting.async_actor import AsyncLife
+from monarch_kernel.actor.hosting.async_actor import AsyncRunner
 from monarch_kernel.actor.proc_mesh import ProcMesh
 from monarch_kernel.net.wire.messages import Spawn
 from monarch_kernel.runtime.worker.actor_server import Workplace
@@ -24,6 +24,6 @@ def host_actors(workplace: Workplace, rank: int, proc_mesh: ProcMesh) -> None:
 
     def on_spawn(message: Spawn, executor: Executor) -> None:
         carry_into_threads()
-        workplace.hosted[message.actor] = ActorHost(workplace, rank, proc_mesh, message, executor, AsyncLife)
+        workplace.hosted[message.actor] = ActorHost(workplace, rank, proc_mesh, message, executor, AsyncRunner)
 
     workplace.on_spawn = on_spawn
