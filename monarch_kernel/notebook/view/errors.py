@@ -1,4 +1,4 @@
-"""Errors of many ranks as text: one block per distinct error, the user's lines first, the library's folded."""
+"""Formats errors of many ranks as text: one block per distinct error, with user frames shown and library frames folded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from monarch_kernel.runtime.diagnostics.source_names import short_file
 __all__ = ["error_block"]
 
 _MAX_BLOCKS = 8
-_MAX_LINES = 40  # of a block
+_MAX_LINES = 40  # in a block
 _MAX_MESSAGE_LINES = 10
 _MAX_USER_FRAMES = 5
 _MAX_VARIABLES = 8
@@ -21,11 +21,11 @@ _MAX_CAUSES = 3
 _MAX_WIDTH = 160
 _MAX_HEADLINE = 500
 _SHOWN_BY = "%tb Verbose shows them"
-_CONTEXT_LINES = 2  # of source, before and after the failing one
+_CONTEXT_LINES = 2  # of source, before and after the failing line
 
 
 class _Paint:
-    """ANSI colours, or none."""
+    """Adds ANSI colours to text, or leaves it plain."""
 
     def __init__(self, color: bool) -> None:
         self._color = color
@@ -47,12 +47,12 @@ class _Paint:
 
 
 def error_block(error: RanksError, *, color: bool, verbose: bool = False) -> list[str]:
-    """Write an error of some ranks as the lines of a traceback, for ``_render_traceback_``.
+    """Format an error of some ranks as the lines of a traceback, for ``_render_traceback_``.
 
     Args:
-        error: what failed, with the reports of its ranks.
+        error: the error, with a report of each rank.
         color: whether to use ANSI colours.
-        verbose: show the frames of libraries, too, and do not shorten.
+        verbose: show library frames, too, and do not shorten.
 
     Returns:
         Lines without newlines.
@@ -85,7 +85,7 @@ def error_block(error: RanksError, *, color: bool, verbose: bool = False) -> lis
 
 
 def _block(error: RanksError, failure: Failure, ranks: Sequence[int], paint: _Paint, verbose: bool) -> Iterator[str]:
-    """One distinct error, with the ranks that had it."""
+    """Yield the lines of one distinct error, with the ranks that raised it."""
     label = format_ranks(ranks)
     by_rank = {point.rank: report for point, report in error.reports.items()}
     reports = {rank: by_rank[rank] for rank in ranks}
@@ -98,7 +98,7 @@ def _block(error: RanksError, failure: Failure, ranks: Sequence[int], paint: _Pa
     if processes := _processes(reports):
         yield paint.dim(f"    {processes}")
     if pythons := {each.python for each in reports.values() if each.python}:
-        yield paint.dim(f"    with {', '.join(sorted(pythons))}")  # what can be imported is what is installed for it
+        yield paint.dim(f"    with {', '.join(sorted(pythons))}")  # this interpreter's packages are the importable ones
     if failure.notes and len({each.notes for each in reports.values()}) > 1:
         yield f"    On {format_ranks(ranks[:1])}:"
     yield from (f"    {_narrow(plain(note), verbose)}" for note in failure.notes)
@@ -108,16 +108,16 @@ def _block(error: RanksError, failure: Failure, ranks: Sequence[int], paint: _Pa
         yield from _frames(failure, paint, verbose, _whose_variables(reports))
     elif failure.traceback:
         tail = [line for line in plain(failure.traceback).splitlines() if line.strip()]
-        if len(tail) > 1:  # else it is the headline again
+        if len(tail) > 1:  # a single line would repeat the headline
             yield from (f"    {_narrow(line, verbose)}" for line in (tail if verbose else tail[-_MAX_LAST_LINES:]))
     yield from (f"    {_narrow(line, verbose, _MAX_HEADLINE)}" for line in _causes(reports))
     if failure.last_lines:
         last = failure.last_lines if verbose else failure.last_lines[-_MAX_LAST_LINES:]
-        it = f"{format_ranks(ranks[:1])}" if len({each.last_lines for each in reports.values()}) > 1 else "it"
-        yield f"    The last {it} wrote:" if len(last) > 1 else f"    The last line {it} wrote:"
+        it = f" of {format_ranks(ranks[:1])}" if len({each.last_lines for each in reports.values()}) > 1 else ""
+        yield f"    Last output lines{it}:" if len(last) > 1 else f"    Last output line{it}:"
         yield from (f"    | {_narrow(plain(line), verbose)}" for line in last)
     if verbose and failure.traceback and failure.frames:
-        yield "    The whole traceback:"
+        yield "    Full traceback:"
         yield from (f"    {line}" for line in plain(failure.traceback).splitlines())
 
 
@@ -133,7 +133,7 @@ def _colored_headline(headline: str, failure: Failure, paint: _Paint) -> str:
 
 
 def _processes(reports: Mapping[int, Failure]) -> str:
-    """Hosts and process ids of the ranks: ``on node1 (pids 17, 18)``; empty where no host has come."""
+    """Format the hosts and process ids of ranks, ``on node1 (pids 17, 18)``; empty if no rank has a host."""
     by_host: dict[str, list[int]] = {}
     for report in reports.values():
         if report.host:
@@ -148,28 +148,28 @@ def _processes(reports: Mapping[int, Failure]) -> str:
 
 
 def _interrupted(failure: Failure, paint: _Paint) -> Iterator[str]:
-    """Where it was stopped, in one line: the user did it, so there is nothing to find out."""
+    """Yield one line, the place of the interrupt: the user caused it, so a traceback would not help."""
     if where := failure.user_frame:
         source = _source_line(where)
         yield f"    {paint.place(_place(where))}" + (f": {source}" if source else "")
 
 
 def _whose_variables(reports: Mapping[int, Failure]) -> str:
-    """The rank of which variables are shown, if others that had the same error have different ones; else empty."""
+    """Name the rank whose variables are shown, if ranks with the same error have different ones; empty otherwise."""
     kinds = {tuple(frame.variables for frame in each.frames) for each in reports.values()}
     return f", on {format_ranks(list(reports)[:1])}" if len(kinds) > 1 else ""
 
 
 def _frames(failure: Failure, paint: _Paint, verbose: bool, whose: str) -> Iterator[str]:
-    """The user's frames with their source; those of libraries folded into one line where they come together."""
+    """Yield the user's frames with their source, and one line for each run of library frames."""
     frames = failure.frames
     of_user = [i for i, frame in enumerate(frames) if frame.user]
-    # Without a frame of the user, the innermost one says most.
+    # Without a user frame, the innermost frame is the most informative.
     innermost = of_user[-1] if of_user else len(frames) - 1
     if verbose:
         shown = set(range(len(frames)))
     elif len(of_user) > _MAX_USER_FRAMES:
-        # Of a deep recursion, the way in and the end.
+        # For a deep recursion, show the entry and the end.
         shown = {*of_user[:2], *of_user[2 - _MAX_USER_FRAMES :]}
     else:
         shown = {*of_user, innermost}
@@ -214,7 +214,7 @@ def _variables(frame: Frame, paint: _Paint, whole: bool, whose: str) -> Iterator
 
 
 def _place(frame: Frame) -> str:
-    """``remote cell [5], line 3`` or ``model.py, line 12, in forward``."""
+    """Format the position of a frame: ``remote cell [5], line 3`` or ``model.py, line 12, in forward``."""
     function = "" if frame.function in ("", "<module>") else f", in {frame.function}"
     return f"{short_file(frame.file)}, line {frame.line}{function}"
 
@@ -231,7 +231,7 @@ def _source_line(frame: Frame) -> str:
 
 
 def _causes(reports: Mapping[int, Failure]) -> Iterator[str]:
-    """The exceptions to which this one is chained, the nearest first."""
+    """Yield the exceptions that this error is chained to, nearest first."""
     chain = [plain(line) for line in causes_by_rank(reports)]
     yield from chain[:_MAX_CAUSES]
     if len(chain) > _MAX_CAUSES:
@@ -239,7 +239,7 @@ def _causes(reports: Mapping[int, Failure]) -> Iterator[str]:
 
 
 def _shortened(block: list[str], paint: _Paint) -> list[str]:
-    """A block of bounded length: its beginning and its end."""
+    """Bound the length of a block: keep its beginning and its end."""
     if len(block) <= _MAX_LINES:
         return block
     n_head = _MAX_LINES // 2

@@ -1,4 +1,4 @@
-"""Failures that no actor has handled, as text: what has failed on which ranks, and what that was caused by. Pure."""
+"""Formats failures that no actor handled as text: what failed, on which ranks, and why. Pure."""
 
 from __future__ import annotations
 
@@ -12,28 +12,32 @@ _MAX_CAUSES = 4
 
 
 def failure_block(failure: MeshFailure, *, color: bool) -> list[str]:
-    """Write a failure that nobody has handled as the lines of a message.
+    """Format a failure that no actor handled as the lines of a message.
 
     Args:
-        failure: as whoever is told of it last has it.
+        failure: the failure, as its last supervisor received it.
         color: whether to use ANSI colours.
 
     Returns:
         Lines without newlines.
     """
     name = failure.mesh_name
-    lines = _block(failure, f"{name}{format_ranks(failure.reports)} failed, and no actor has handled that", color)
+    lines = _block(failure, f"{name}{format_ranks(failure.reports)} failed, and no actor handled the failure", color)
     found, below = 1, failure.cause
     while below is not None and found < _MAX_CAUSES:
         cause = _block(below, f"{below.mesh_name}{format_ranks(below.reports)} failed", color)
         lines += ["", f"caused by: {cause[0].partition(': ')[2]}", *cause[1:]]
         found, below = found + 1, below.cause
-    return [*lines, "", f"What needs {name}{format_ranks(failure.reports)} raises SupervisionError; the others go on."]
+    return [
+        *lines,
+        "",
+        f"Calls that need {name}{format_ranks(failure.reports)} raise SupervisionError; other actors continue.",
+    ]
 
 
 def failure_line(failure: MeshFailure, *, color: bool) -> str:
-    """Write in one line that what was shown before is the end of this, too."""
-    what = f"{failure.mesh_name}{format_ranks(failure.reports)} failed by the same, and no actor has handled that"
+    """Format in one line a failure that has the same cause as a failure that was shown before."""
+    what = f"{failure.mesh_name}{format_ranks(failure.reports)} failed for the same reason, and no actor handled the failure"
     return _block(failure, f"{what}: {failure.primary.headline().split(';')[0]}", color)[0]
 
 

@@ -1,29 +1,29 @@
-"""What browsers draw: the state of meshes as JSON, small enough for five frames a second, each complete in itself.
+"""Describes the state of meshes as JSON frames for browsers: each is complete, and small enough for five frames a second.
 
-*Protocol.* The widget in a cell and the panel of JupyterLab speak the same, by messages that are JSON objects with a ``kind``.
-What a browser says:
+*Protocol.* The widget in a cell and the panel of JupyterLab use the same messages: JSON objects with a ``kind``.
+A browser sends:
 
-- ``hello``: it looks from now on, and knows nothing; answered with a ``history`` and a ``frame``.
-- ``alive``: it still looks. Said every `ALIVE_S` seconds; after `GONE_S` without it nobody looks: a page that is closed
-  says nothing.
-- ``away``: nobody looks for now, such as when the page is hidden.
-- ``command``: ``id``, ``command``, ``mesh``, and what it takes. One of `COMMANDS`: ``ranks`` (a list; all if left out), and
-  ``abort``. One of `LOOP_COMMANDS`: ``loop`` (request and number, as in `LoopFrame`), ``count`` of ``step``, ``knob`` and
-  ``value`` of ``set``. Answered with a ``reply``.
+- ``hello``: it starts to show meshes and has no state. The kernel answers with a ``history`` and a ``frame``.
+- ``alive``: it still shows meshes. It repeats this every `ALIVE_S` seconds. The kernel assumes that a browser is gone after
+  `GONE_S` without it, since a closed page sends nothing.
+- ``away``: it shows no meshes for now, for example because the page is hidden.
+- ``command``: ``id``, ``command``, ``mesh``, and arguments. One of `COMMANDS` takes ``ranks`` (a list; all by default) and
+  ``abort``. One of `LOOP_COMMANDS` takes ``loop`` (request and number, as in `LoopFrame`), ``count`` for ``step``, ``knob`` and
+  ``value`` for ``set``. The kernel answers with a ``reply``.
 
-What the kernel says:
+The kernel sends:
 
-- ``frame``: the fields of `Frame`. Frames may be lost; the next one says all.
+- ``frame``: the fields of `Frame`. Frames may be lost; the next one is complete.
 - ``curves``: ``mesh``, and ``loops``: for each `LoopFrame` its ``request``, ``number``, and ``curves``, name -> [steps, means,
-  leasts, mosts, ends] of what was logged. Leasts and mosts are empty where they are the means. Ends are two ranks and what
-  they logged last, [[rank, value], [rank, value]]: the least and the greatest; one, which logged no finite number; or none,
-  where all have logged the same. What is no finite number is null. Told when a browser begins to look, and then at most once
-  a second; of a loop that is not there nothing has changed.
-- ``history``: ``meshes``, name -> bytes a second that came in and went out, [[in, out], ...], for each of the last 60 seconds.
-- ``reply``: ``id``, ``ok``, ``text``: what the command came to, or why it could not be done.
+  minima, maxima, ends] of the logged values. Minima and maxima are empty if they equal the means. Ends are the last values of
+  the ranks with the smallest and the largest value, [[rank, value], [rank, value]]; of one rank, if its value is not finite; or
+  of none, if all ranks logged the same value. Numbers that are not finite are null. The kernel sends curves after a ``hello``,
+  and then at most once a second; a message omits loops whose curves have not changed.
+- ``history``: ``meshes``, name -> bytes per second received and sent, [[in, out], ...], for each of the last 60 seconds.
+- ``reply``: ``id``, ``ok``, ``text``: the result of the command, or the reason why it failed.
 
-Times are in seconds since 1970, by the clock of the kernel (`Frame.at` tells a browser by how much its own differs), so nothing
-has to be sent because time passes. Fields that have their default are left out (``version`` is always there).
+Times are in seconds since 1970 by the clock of the kernel, so the kernel sends nothing merely because time passes. A browser
+computes the offset of its own clock from `Frame.at`. Fields that have their default are omitted, except ``version``.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ __all__ = [
 ]
 
 VERSION = 1
-"""Of the protocol; a browser that knows another says so."""
+"""Version of the protocol; a browser with another version tells the user to reload the page."""
 
 ALIVE_S = 5.0
 GONE_S = 15.0
 
 CARDS = 32
-"""Ranks of a mesh that are told one by one; of larger ones the state of all, and more of those that need attention."""
+"""Most ranks a mesh may have for its frames to describe each; larger meshes have all states, and details of a few ranks."""
 
 COMMANDS = ("interrupt", "heal", "restart", "down", "traceback", "stacks", "logs")
 
@@ -81,33 +81,33 @@ _MAX_OF_LOOP = 24
 _MAX_TEXT = 200
 _SHORT_TEXT = 60
 _STEADY_S = 0.3
-"""The beginning of something, counted back from now, may seem to move by so much."""
+"""A start time that is computed from a duration is the previous one if it differs by less than this."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankFrame:
-    """One rank.
+    """The state of one rank.
 
     Attributes:
         rank: flat rank in its mesh.
         state: one of `STATES`.
         activity: what it runs, such as ``cell [5]``; empty when idle.
-        since: when it began that.
-        line: the line of the user's code where it is, such as ``cell [5], line 3``, if that is known.
-        waits: the collective that it waits in, such as ``all_reduce``, if that is known.
+        since: when the activity started.
+        line: the current line of the user's code, such as ``cell [5], line 3``, if known.
+        waits: the collective that it waits in, such as ``all_reduce``, if known.
         said: the last line that it wrote.
-        error: headline of its last failure, or how it died; of a large mesh the errors say it.
-        host: name of the machine, where the mesh is on several.
-        pid: process id there.
+        error: headline of its last failure, or how it died; empty in a large mesh, where `MeshFrame.errors` has it.
+        host: name of the machine, if the mesh spans several.
+        pid: process id on that machine.
         device: ``cpu``, ``cuda:0`` ...
         rss: resident memory in bytes.
-        cpu: processor use, 100 is one core.
-        in_rate: bytes a second that it takes in.
-        out_rate: bytes a second that it sends.
-        restarts: how many processes were in this place before.
-        gpu_used: memory of its GPU that is taken, in bytes.
-        gpu_total: memory that its GPU has; 0 if it has none, or nothing is known.
-        gpu_use: of the time, that in which something ran on it, in percent.
+        cpu: processor use in percent; 100 is one core.
+        in_rate: bytes per second that it receives.
+        out_rate: bytes per second that it sends.
+        restarts: number of earlier processes of this rank.
+        gpu_used: used memory of its GPU, in bytes.
+        gpu_total: total memory of its GPU; 0 if it has none, or if unknown.
+        gpu_use: share of time in which the GPU was busy, in percent.
     """
 
     rank: int
@@ -133,14 +133,14 @@ class RankFrame:
 
 @dataclass(frozen=True, slots=True)
 class ErrorFrame:
-    """One error, of all ranks that have it.
+    """One distinct error, and the ranks that have it.
 
     Attributes:
-        text: its headline.
-        ranks: who has it, such as ``[0-3,7]``.
-        rank: the first of them, by which its traceback is asked for.
-        count: how many they are.
-        is_death: whether they have died of it.
+        text: headline of the error.
+        ranks: the ranks that have it, such as ``[0-3,7]``.
+        rank: the first of these ranks, which a request for the traceback names.
+        count: number of these ranks.
+        is_death: whether the error ended their processes.
     """
 
     text: str
@@ -152,7 +152,7 @@ class ErrorFrame:
 
 @dataclass(frozen=True, slots=True)
 class KnobFrame:
-    """A knob of a loop, and between what it may be."""
+    """A knob of a loop, with its value and bounds."""
 
     name: str
     value: int | float | str | bool | None
@@ -162,21 +162,21 @@ class KnobFrame:
 
 @dataclass(frozen=True, slots=True)
 class LoopFrame:
-    """A loop that is steered.
+    """The state of a live loop.
 
     Attributes:
-        request: with ``number`` it tells loops apart.
+        request: identifies the loop, together with ``number``.
         number: counts the loops of a request.
-        where: in which it runs, such as ``cell [5]``.
+        where: the code that runs the loop, such as ``cell [5]``.
         state: ``running``, ``paused`` or ``over``.
-        since: when it began.
-        step: that the slowest rank is at.
-        steps: how many there are; None if it has no end.
-        step_s: seconds that a step takes.
-        knobs: that can be turned.
-        metrics: name and mean over ranks of what was logged last; None if that is no finite number.
-        per_s: ``samples``, ``tokens`` and ``flops`` in a second, of all ranks.
-        mfu: model FLOP utilisation, from 0 to 1; None if it is not known.
+        since: when it started.
+        step: the current step of the slowest rank.
+        steps: total number of steps; None if the loop has no end.
+        step_s: seconds per step.
+        knobs: the knobs of the loop.
+        metrics: name, and mean over ranks of the last logged value; None if the mean is not finite.
+        per_s: ``samples``, ``tokens`` and ``flops`` per second, summed over ranks.
+        mfu: model FLOP utilisation, from 0 to 1; None if unknown.
     """
 
     request: int
@@ -195,22 +195,22 @@ class LoopFrame:
 
 @dataclass(frozen=True, slots=True)
 class MeshFrame:
-    """One mesh.
+    """The state of one mesh.
 
     Attributes:
         name: as in ``%mesh up NAME``.
-        axes: axis and size, in order.
+        axes: axes and their sizes, in order.
         where: engine and hosts, such as ``local``.
-        since: when it was brought up.
-        counts: state -> how many ranks are in it; those without are left out.
-        states: of a mesh with more than `CARDS` ranks the states of all, as `pack_states` writes them; else empty.
-        ranks: all, by flat rank; of a larger mesh those that need attention most.
-        errors: distinct ones, those of most ranks first.
-        more_errors: how many distinct ones are not told.
-        in_rate: bytes a second that its ranks take in, together.
-        out_rate: bytes a second that they send.
-        notes: what else is to be said, such as hosts that are lost.
-        loops: that its ranks are in, or the last one.
+        since: when it came up.
+        counts: state -> number of ranks in it; states without ranks are omitted.
+        states: for a mesh with more than `CARDS` ranks, the states of all, as `pack_states` writes them; else empty.
+        ranks: all ranks, by flat rank; for a larger mesh, the ranks that most need attention.
+        errors: distinct errors; those on most ranks first.
+        more_errors: number of distinct errors that are omitted.
+        in_rate: bytes per second that its ranks receive together.
+        out_rate: bytes per second that its ranks send together.
+        notes: other messages, such as lost hosts.
+        loops: the loops that its ranks run, or the last one.
     """
 
     name: str
@@ -230,13 +230,13 @@ class MeshFrame:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """All that is known at one moment.
+    """The state of all meshes at one moment.
 
     Attributes:
-        at: when that was.
-        meshes: in the order in which they came up.
+        at: time of the frame.
+        meshes: the meshes, in the order in which they came up.
         seq: counts frames.
-        version: of the protocol.
+        version: version of the protocol.
     """
 
     at: float
@@ -248,13 +248,13 @@ class Frame:
 def mesh_frame(
     view: MeshView, at: float, last: MeshFrame | None = None, doing: dict[int, tuple[str, str]] | None = None
 ) -> MeshFrame:
-    """A mesh as browsers draw it.
+    """Make the frame of a mesh.
 
     Args:
-        view: what is known of it.
-        at: the time, in seconds since 1970.
-        last: the frame before, so that what has not changed looks the same.
-        doing: rank -> the line of the user's code where it is, and the collective that it waits in, as far as that is known.
+        view: the state of the mesh.
+        at: the current time, in seconds since 1970.
+        last: the previous frame; fields that have not changed keep its values.
+        doing: rank -> the current line of the user's code and the collective that it waits in, as far as they are known.
     """
     is_large = len(view.ranks) > CARDS
     before = {rank.rank: rank for rank in last.ranks} if last is not None else {}
@@ -289,7 +289,7 @@ def mesh_frame(
 
 
 def curves_message(mesh: str, loops: Sequence[LoopView]) -> dict[str, Any]:
-    """What browsers are told of the curves of loops."""
+    """Make the ``curves`` message of some loops."""
     return {
         "kind": "curves",
         "mesh": mesh,
@@ -335,7 +335,7 @@ def _loop_frame(loop: LoopView, at: float, last: Sequence[LoopFrame]) -> LoopFra
 
 
 def _figures(value: float) -> float | None:
-    """As much of a number as one can see; JSON has none that is not finite."""
+    """Round a number to visible precision; None if it is not finite, which JSON can't express."""
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
@@ -371,7 +371,7 @@ def _rank_frame(
 
 
 def _noted(ranks: Sequence[RankView]) -> list[RankView]:
-    """Those that need attention most: the dead, the failed, then who has run for longest."""
+    """Choose the ranks that most need attention: dead ones, failed ones, then the longest-running ones."""
     weight = {"dead": 0, "failed": 1, "running": 2}
     listed = [rank for rank in ranks if rank.state in weight]
     return sorted(listed, key=lambda rank: (weight[rank.state], -rank.running_s, rank.rank))[:_NOTED]
@@ -390,9 +390,9 @@ def _errors(ranks: Sequence[RankView], max_text: int) -> list[ErrorFrame]:
 
 
 def pack_states(states: Sequence[RankState]) -> str:
-    """States of many ranks, two in a character: a digit to the base of 36 is six times the first, plus the second.
+    """Pack the states of many ranks, two per character: a base-36 digit is six times the first state plus the second.
 
-    They count as in `STATES`; an odd one out has 0 beside it.
+    States are indices into `STATES`; a last state without a second one is packed with 0.
     """
     numbers = [STATES.index(state) for state in states]
     if len(numbers) % 2:
@@ -401,7 +401,7 @@ def pack_states(states: Sequence[RankState]) -> str:
 
 
 def to_json(frame: Any) -> dict[str, Any]:
-    """A frame, or a part of one, as an object of JSON; fields that have their default are left out."""
+    """Convert a frame, or a part of one, to a JSON object without the fields that have their default."""
     found: dict[str, Any] = {}
     for each in dataclasses.fields(frame):
         value = getattr(frame, each.name)
@@ -419,7 +419,7 @@ def _plain(value: Any) -> Any:
 
 
 def _steady(since: float, last: float) -> float:
-    """The time of a beginning, as it was told before if it is the same."""
+    """Return a start time; the previous one if the two differ by less than `_STEADY_S`."""
     return last if abs(since - last) < _STEADY_S else round(since, 1)
 
 

@@ -1,4 +1,4 @@
-"""Hosts and ranks in words: what is waited for while they come, and which did not come and why."""
+"""Describes in text what hosts and ranks wait for while they come up, which ones did not come up, and why."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ _MAX_LINES = 8
 
 
 def engine_title(name: str) -> str:
-    """What an engine is called in sentences."""
+    """Return the name of an engine for use in sentences."""
     engine = ENGINES.get(name)
     return name if engine is None else engine.title
 
 
 def coming_text(mesh: str, view: HostsView, waited_s: float, what: str = "host") -> str:
-    """What is waited for: ``t: 2 of 4 hosts up; waiting for Slurm: Resources (12 s)``."""
+    """Say what a mesh waits for: ``t: 2 of 4 hosts up; waiting for Slurm: Resources (12 s)``."""
     up, total = view.count("up"), len(view.hosts)
     awaited = view.waits_for or engine_title(view.engine)
     return f"{mesh}: {up} of {total} {what}{'s' * (total != 1)} up; waiting for {awaited} ({format_seconds(waited_s)})"
 
 
 def up_text(mesh: str, view: HostsView, waited_s: float, what: str = "host") -> str:
-    """What has come of it: ``t: 4 of 4 hosts up, after 12 s``."""
+    """Say how many hosts came up: ``t: 4 of 4 hosts up, after 12 s``."""
     up, total = view.count("up"), len(view.hosts)
     return f"{mesh}: {up} of {total} {what}{'s' * (total != 1)} up, after {format_seconds(waited_s)}"
 
 
 def missing_text(mesh: str, view: HostsView, names: Sequence[str], waited_s: float, *, said: str = "") -> str:
-    """Which hosts did not come, and why.
+    """List the hosts that did not come up, and why.
 
     Args:
-        mesh: its name.
-        view: the hosts, when they were given up.
-        names: what they are called, if they have names; else they are numbered.
-        waited_s: for how long they were waited for, in seconds.
-        said: what the engine said last of those that were not up.
+        mesh: name of the mesh.
+        view: the hosts when the wait ended.
+        names: names of the hosts; if empty, hosts are numbered.
+        waited_s: how long the mesh waited, in seconds.
+        said: the engine's last message about hosts that were not up.
     """
     by_reason: dict[tuple[str, tuple[str, ...]], list[int]] = {}
     for i, host in enumerate(view.hosts):
@@ -53,7 +53,7 @@ def missing_text(mesh: str, view: HostsView, names: Sequence[str], waited_s: flo
     lines = [
         f"{mesh}: {missing} of {total} host{'s' * (total != 1)} did not come up, after {format_seconds(waited_s)}"
         + (f" (waiting for {said})" if said else "")
-        + "; all were given back"
+        + "; all were released"
     ]
     for (why, log), which in list(by_reason.items())[:_MAX_REASONS]:
         named = _named(which, view.hosts, names)
@@ -66,20 +66,20 @@ def missing_text(mesh: str, view: HostsView, names: Sequence[str], waited_s: flo
 
 
 def missing_ranks_text(mesh: str, total: int, failures: Mapping[int, Failure], waited_s: float) -> str:
-    """Which ranks did not come up, and why.
+    """List the ranks that did not come up, and why.
 
     Args:
-        mesh: its name.
-        total: how many ranks it was to have.
-        failures: flat rank -> what became of it.
-        waited_s: for how long they were waited for, in seconds.
+        mesh: name of the mesh.
+        total: number of ranks requested.
+        failures: flat rank -> its failure.
+        waited_s: how long the mesh waited, in seconds.
     """
     by_reason: dict[tuple[str, tuple[str, ...]], list[int]] = {}
     for rank, failure in sorted(failures.items()):
         by_reason.setdefault((failure.message, failure.last_lines), []).append(rank)
     lines = [
         f"{mesh}: {len(failures)} of {total} rank{'s' * (total != 1)} did not come up, "
-        f"after {format_seconds(waited_s)}; all were ended again"
+        f"after {format_seconds(waited_s)}; all were stopped"
     ]
     for (why, log), which in list(by_reason.items())[:_MAX_REASONS]:
         lines.append(f"  rank{'s' * (len(which) != 1)} {format_ranks(which) if len(which) != 1 else which[0]}: {why}")
@@ -90,7 +90,7 @@ def missing_ranks_text(mesh: str, total: int, failures: Mapping[int, Failure], w
 
 
 def _named(which: Sequence[int], hosts: Sequence[HostView], names: Sequence[str]) -> str:
-    """Some hosts: by their names, or else by their places."""
+    """Name hosts by their names, or else by their indices."""
     known = [names[i] if names else hosts[i].name for i in which]
     if all(known) and len(known) <= _MAX_REASONS:
         return ", ".join(known)

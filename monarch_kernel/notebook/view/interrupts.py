@@ -1,4 +1,4 @@
-"""What an interrupt came to, as text: who stopped, who had finished, who did not stop, where, and what can be done."""
+"""Describes the outcome of an interrupt: which ranks stopped, had finished or did not stop, where, and what to do next."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ __all__ = ["InterruptOutcome", "interrupt_text"]
 
 @dataclass
 class InterruptOutcome:
-    """What became of a piece of work on every rank after it was interrupted.
+    """The result of an interrupt on each rank of a mesh.
 
     Attributes:
         mesh: name of the mesh.
-        why: begins the text, such as ``interrupted``.
-        stopped: ranks that stopped, with their state kept.
+        why: first word of the text, such as ``interrupted``.
+        stopped: ranks that stopped and keep their state.
         finished: ranks that had finished.
-        dropped: ranks that had not begun, because they run something else still; they will not begin.
-        failed: what else happened -> ranks.
-        stuck: ranks that go on.
-        aborted: whether the process groups of those that did not stop were aborted.
-        n_ranks: how many ranks the mesh has.
-        axes: how many axes the mesh has.
-        waited_s: for how long the interrupt was waited for.
-        doing: what stuck ranks, and those that run something else, do, as lines.
+        dropped: ranks that still run something else; they never start the interrupted work.
+        failed: any other outcome -> ranks.
+        stuck: ranks that did not stop.
+        aborted: whether the process groups of the stuck ranks were aborted.
+        n_ranks: number of ranks of the mesh.
+        axes: number of axes of the mesh.
+        waited_s: how long the caller waited for the ranks to stop, in seconds.
+        doing: lines that say what stuck and dropped ranks do.
     """
 
     mesh: str
@@ -45,7 +45,7 @@ class InterruptOutcome:
 
 
 def interrupt_text(outcome: InterruptOutcome) -> str:
-    """Write it for the user: one line if all went well, else also where ranks are and what can be done about it."""
+    """Format an outcome for the user: one line if all ranks stopped, else also where ranks are and what to do."""
     if not (outcome.stopped or outcome.dropped or outcome.stuck or outcome.failed):
         return f"{outcome.why}, but all ranks ran to their end"
     parts = [outcome.why]
@@ -56,7 +56,7 @@ def interrupt_text(outcome: InterruptOutcome) -> str:
     parts += [f"{format_ranks(ranks)} {plain(what)}" for what, ranks in outcome.failed.items()]
     if outcome.dropped:
         verb = "runs" if len(outcome.dropped) == 1 else "run"
-        parts.append(f"{format_ranks(outcome.dropped)} had not begun it, and {verb} something earlier still")
+        parts.append(f"{format_ranks(outcome.dropped)} had not started it and still {verb} earlier work")
     if outcome.stuck:
         parts.append(f"{format_ranks(outcome.stuck)} did not stop within {outcome.waited_s:.1f} s")
     lines = ["; ".join(parts), *(f"  {line}" for line in outcome.doing)]
@@ -71,18 +71,18 @@ def _advice(outcome: InterruptOutcome, busy: Sequence[int]) -> list[str]:
     who = name if len(busy) == outcome.n_ranks else _selector(name, busy, outcome.axes)
     lines = []
     if outcome.aborted:
-        lines.append("their process groups were aborted; the mesh forms its group anew before the next cell")
+        lines.append("their process groups were aborted; the mesh forms its group again before the next cell")
     else:
-        lines.append(f"%mesh interrupt {who} --abort aborts their process groups, too; state outside of them is kept")
-    lines.append(f"%mesh stacks {name} says what they do now; %mesh down {name} ends them, and with them their state")
+        lines.append(f"%mesh interrupt {who} --abort also aborts their process groups; all other state is kept")
+    lines.append(f"%mesh stacks {name} shows what they do now; %mesh down {name} ends them and discards their state")
     return [
-        f"They stop when they come back to Python, unless they catch KeyboardInterrupt; cells on {who} wait until then.",
+        f"They stop when they return to Python, unless they catch KeyboardInterrupt; cells on {who} wait until then.",
         *(f"{line[0].upper() if line[0] != '%' else '%'}{line[1:]}." for line in lines),
     ]
 
 
 def _selector(name: str, ranks: Sequence[int], axes: int) -> str:
-    """Write ranks as a selector: ``t[1]``, ``t[0:4]``, and where that is no slice of one axis ``t[[0, 2]]``."""
+    """Format ranks as a selector: ``t[1]``, ``t[0:4]``, or ``t[[0, 2]]`` if they are no slice of one axis."""
     first, last = ranks[0], ranks[-1]
     if axes == 1 and len(ranks) == 1:
         return f"{name}[{first}]"

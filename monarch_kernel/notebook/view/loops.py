@@ -1,4 +1,4 @@
-"""Loops that are steered, as text."""
+"""Describes live loops as text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_SHOWN = 8
 
 
 def loop_text(view: LoopView) -> str:
-    """How far it is, how fast, what its knobs are and what was logged last, in a line."""
+    """Format a loop in one line: its progress, speed, last logged metrics and knobs."""
     steps = f"step {view.step:,}" + ("" if view.steps is None else f" of {view.steps:,}")
     where = f" in {plain(view.where)}" if view.where else ""
     parts = [f"loop{where}: {_SIGNS[view.state]} {view.state}, {steps}"]
@@ -31,7 +31,7 @@ def loop_text(view: LoopView) -> str:
 
 
 def _rate(name: str, rate: float) -> str:
-    """``84,120 tokens/s``, ``413 TFLOP/s``."""
+    """Format a rate: ``84,120 tokens/s``, ``413 TFLOP/s``."""
     if name != "flops":
         return f"{rate:,.0f} {name}/s"
     for prefix in _PREFIXES[:-1]:
@@ -42,7 +42,7 @@ def _rate(name: str, rate: float) -> str:
 
 
 def _metric(curve: CurveView) -> str:
-    """``loss 2.3026 (2.28 rank 3, 2.32 rank 0)``: the mean of the ranks, and where it is least and greatest."""
+    """Format a metric, ``loss 2.3026 (2.28 rank 3, 2.32 rank 0)``: the mean over ranks, the minimum and the maximum."""
     ends = ", ".join(f"{value:.5g} rank {rank}" for rank, value in curve.ends)
     return f"{plain(curve.name)} {curve.last:.5g}" + (f" ({ends})" if ends else "")
 

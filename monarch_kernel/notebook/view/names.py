@@ -1,4 +1,4 @@
-"""What is said of names: what one means on the ranks, and where one is that was looked for on the wrong side. Pure."""
+"""Describes names on the ranks, and gives hints for a name that is defined on the other side. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LONG = ("Docstring", "Source")
 
 
 def described(told: Mapping[str, str], *, color: bool) -> str:
-    """Write a description, title -> text, as IPython writes its own."""
+    """Format a description, title -> text, in the style of IPython."""
     short = [title for title in told if title not in _LONG]
     width = max(map(len, short), default=0) + 2
     lines = []
@@ -26,12 +26,12 @@ def described(told: Mapping[str, str], *, color: bool) -> str:
 
 
 def push_hint(name: str, kind: str, mesh: str) -> str:
-    """Say how a name of the notebook gets to the ranks, on which it is not defined.
+    """Say how to make a name of the notebook available on the ranks.
 
     Args:
-        name: as it is written.
+        name: the name in the user's code.
         kind: ``module``, ``function``, ``class``, or the type of a value.
-        mesh: name of the mesh that lacks it.
+        mesh: name of the mesh on which it is not defined.
     """
     if kind == "module":
         return f"{name} is a module in this notebook, not on the ranks: import it in a %%remote cell"
@@ -44,16 +44,16 @@ def push_hint(name: str, kind: str, mesh: str) -> str:
 
 
 def elsewhere_hint(name: str, mesh: str, having: Sequence[int]) -> str:
-    """Say that only other ranks of a mesh have a name."""
+    """Say which ranks of a mesh define a name that the selected ranks do not."""
     return f"{name} is on {format_ranks(having)} of {mesh} only"
 
 
 def pull_hint(name: str, places: Sequence[tuple[str, Sequence[int], bool]]) -> str:
-    """Say how a name of the ranks is used, which the notebook does not have.
+    """Say how to use a name that is defined on ranks and not in the notebook.
 
     Args:
-        name: as it is written.
-        places: meshes, the ranks of each that have it, and whether these are all its ranks; at least one.
+        name: the name in the user's code.
+        places: at least one mesh, each with its ranks that define the name, and whether these are all its ranks.
     """
     where = ", ".join(f"on {format_ranks(ranks)} of {mesh}" for mesh, ranks, _ in places)
     mesh, ranks, whole = places[0]

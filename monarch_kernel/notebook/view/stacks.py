@@ -1,7 +1,7 @@
-"""What ranks do now, as text: equal ones once, with the place in the user's code, and whom a collective waits for.
+"""Describes what ranks do now: equal stacks once, with the place in the user's code and the ranks a collective waits for.
 
-The reader asks why something does not end. So a rank that is missing from a collective is named beside those that wait in it,
-and ranks that wait in different collectives of one group are told apart.
+The text answers why something does not end. It therefore names the ranks that are missing from a collective next to the ranks
+that wait in it, and distinguishes ranks that wait in different collectives of one group.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ __all__ = ["doing_lines", "no_answer", "stacks_text", "works"]
 
 _MAX_BLOCKS = 12
 _MAX_USER_FRAMES = 4
-_SAME_SHAPES = ("all_reduce", "broadcast", "reduce")  # of others the inputs may differ from rank to rank
+_SAME_SHAPES = ("all_reduce", "broadcast", "reduce")  # inputs of other collectives may differ between ranks
 
 Answers = Mapping[int, "Doing | Failure"]
 
 
 def stacks_text(view: MeshView, answers: Answers, ranks: Collection[int] | None = None) -> str:
-    """What the ranks of a mesh do now.
+    """Describe what the ranks of a mesh do now.
 
     Args:
         view: the mesh.
-        answers: of all its ranks, as `ProcMesh.doing` gives them.
-        ranks: those to tell of; all, if it is left out.
+        answers: the answers of all its ranks, from `ProcMesh.doing`.
+        ranks: the ranks to describe; all by default.
     """
     chosen = [rank.rank for rank in view.ranks if ranks is None or rank.rank in ranks]
     busy = [
@@ -45,7 +45,7 @@ def stacks_text(view: MeshView, answers: Answers, ranks: Collection[int] | None 
 
 
 def doing_lines(view: MeshView, answers: Answers, ranks: Sequence[int]) -> list[str]:
-    """What some ranks of a mesh do: a block for each distinct thing, with the ranks that do it."""
+    """Describe what some ranks of a mesh do: one block per distinct activity, with its ranks."""
     blocks: dict[object, tuple[list[int], list[str], list[Collective]]] = {}
     for rank in ranks:
         for lines, waits in _blocks(view.ranks[rank], answers.get(rank)):
@@ -66,17 +66,17 @@ def doing_lines(view: MeshView, answers: Answers, ranks: Sequence[int]) -> list[
 
 
 def no_answer(answer: Doing | Failure | None) -> bool:
-    """Whether a rank that is alive did not say what it does."""
+    """Whether a live rank did not report what it does."""
     return answer is None or (isinstance(answer, Failure) and answer.etype == "CancelledError")
 
 
 def works(rank: RankView, answer: Doing | Failure | None) -> bool:
-    """Whether a rank runs code of the user's, for whomever."""
+    """Whether a rank runs user code, for any caller."""
     return bool(_activities(rank, answer))
 
 
 def _blocks(rank: RankView, answer: Doing | Failure | None) -> Iterator[tuple[list[str], list[Collective]]]:
-    """What one rank does: lines, and the collectives it waits in; one item for each thing that it does."""
+    """Yield each activity of a rank: its lines, and the collectives it waits in."""
     if rank.state in ("dead", "stopped"):
         yield [f"{rank.state}: {rank.last_error}" if rank.last_error else rank.state], []
     elif rank.state == "starting":
@@ -94,7 +94,7 @@ def _blocks(rank: RankView, answer: Doing | Failure | None) -> Iterator[tuple[li
             yield [*idle, *_not_known(answer)], []
         left = list(answer.collectives)
         for i, activity in enumerate(activities):
-            # A collective may be started by another thread than the one that waits for it: that of the backward pass.
+            # The thread that starts a collective may differ from the thread that waits for it, as in the backward pass.
             last = i == len(activities) - 1
             mine = [each for each in left if last or each.thread == activity.thread]
             left = [each for each in left if each not in mine]
@@ -102,7 +102,7 @@ def _blocks(rank: RankView, answer: Doing | Failure | None) -> Iterator[tuple[li
 
 
 def _not_known(answer: Doing) -> Iterator[str]:
-    """Say why it is not known in which collectives a rank waits, if it is not."""
+    """Say why the collectives of a rank are unknown, if they are."""
     if answer.unknown:
         yield f"its collectives are not known: {plain(answer.unknown)}"
 
@@ -110,7 +110,7 @@ def _not_known(answer: Doing) -> Iterator[str]:
 def _activity_lines(activity: Activity, rank: RankView, *, waits: bool) -> list[str]:
     frames = [frame for frame in activity.frames if frame.user]
     if not frames:
-        what = (rank.activity if activity.executor == "main" else activity.executor) or "runs code of its own"
+        what = (rank.activity if activity.executor == "main" else activity.executor) or "runs its own code"
         return [f"{what}: its place is not known: {plain(activity.unknown)}" if activity.unknown else what]
     lines = [describe_line(frames[-1])]
     if activity.executor != "main":
@@ -124,7 +124,7 @@ def _activity_lines(activity: Activity, rank: RankView, *, waits: bool) -> list[
 
 
 def _wait_lines(wait: Collective, view: MeshView, answers: Answers) -> Iterator[str]:
-    """In which collective ranks wait, and for whom."""
+    """Describe a collective that ranks wait in, and the ranks it waits for."""
     yield f"waits in {_operation(wait, with_group=True)} for {format_seconds(wait.age_s)}"
     missing: dict[str, list[int]] = {}
     others: dict[str, list[int]] = {}
@@ -149,21 +149,21 @@ def _wait_lines(wait: Collective, view: MeshView, answers: Answers) -> Iterator[
     if missing.get("not known"):
         yield f"whether {format_ranks(missing['not known'])} started it is not known"
     if missing.get("dead"):
-        yield f"{format_ranks(missing['dead'])} can't: dead"
+        yield f"{format_ranks(missing['dead'])} cannot start it: dead"
     for what, where in others.items():
         yield f"{format_ranks(where)} {'waits' if len(where) == 1 else 'wait'} in {what} instead"
 
 
 def _operation(wait: Collective, *, with_group: bool = False) -> str:
-    """``all_reduce #17 (shape 16x8)``."""
+    """Format a collective: ``all_reduce #17 (shape 16x8)``."""
     group = f" of group {wait.group} {format_ranks(wait.members)}" if with_group and wait.group else ""
     return f"{wait.operation} #{wait.number}{group}" + (f" (shape {wait.shapes})" if wait.shapes else "")
 
 
 def _activities(rank: RankView, answer: Doing | Failure | None) -> list[Activity]:
-    """What it does, also what the controller has not asked it for, such as a call of another rank.
+    """List the activities of a rank, including work for other callers than the controller, such as another rank.
 
-    A thread that the controller waits for may be anywhere; another one that is not in the user's code has done its work.
+    A thread that the controller waits for counts wherever it is; any other thread counts only while it runs user code.
     """
     if not isinstance(answer, Doing):
         return []

@@ -1,6 +1,6 @@
-"""Meshes and their ranks as text and as static HTML: for terminals, saved notebooks and screen readers.
+"""Formats meshes and their ranks as text and as static HTML: for terminals, saved notebooks and screen readers.
 
-States are told by a sign and a word; colour is only added.
+A sign and a word show each state; colour carries no extra information.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from monarch_kernel.notebook.view.loops import loop_text
 __all__ = ["detached_text", "mesh_html", "mesh_text", "meshes_text"]
 
 NO_MESH = "No mesh is up. Bring one up with: %mesh up NAME -n 4"
-DETACHED = "Not in this kernel (%mesh attach NAME takes one up, %mesh down NAME ends it):"
+DETACHED = "Meshes outside this kernel (%mesh attach NAME attaches one, %mesh down NAME ends one):"
 
 _SIGNS: dict[RankState, str] = {
     "starting": "…",
@@ -31,7 +31,7 @@ _COLORS: dict[RankState, str] = {
     "failed": "var(--jp-error-color1, #d32f2f)",
     "dead": "var(--jp-error-color1, #d32f2f)",
 }
-_MAX_RANKS = 32  # above this only ranks that need attention are listed
+_MAX_RANKS = 32  # a larger mesh lists only the ranks that need attention
 _MAX_NOTED = 16
 _MAX_LONGEST = 4
 _MAX_LOST = 4
@@ -39,7 +39,7 @@ _MAX_ERROR = {"text": 80, "html": 200}
 
 
 def mesh_text(view: MeshView) -> str:
-    """One mesh and its ranks, as a table with aligned columns."""
+    """Format one mesh and its ranks as a table with aligned columns."""
     shown, rest = _ranks_to_show(view)
     lines = [_caption(view)]
     if shown:
@@ -51,7 +51,7 @@ def mesh_text(view: MeshView) -> str:
 
 
 def mesh_html(view: MeshView) -> str:
-    """One mesh and its ranks, as an HTML table that needs neither script nor style sheet."""
+    """Format one mesh and its ranks as an HTML table that needs neither a script nor a style sheet."""
     shown, rest = _ranks_to_show(view)
     below = [*([rest] if rest else []), *map(loop_text, view.loops), *_lost_hosts(view), *_strangers(view)]
 
@@ -61,16 +61,16 @@ def mesh_html(view: MeshView) -> str:
         sign, word = content.split(" ", 1)
         state = shown[row].state
         color = f"color:{_COLORS[state]}" if state in _COLORS else ""
-        # The word says the same: a screen reader need not try to name the sign.
+        # The word repeats the sign, so a screen reader can skip the sign.
         return f'<span aria-hidden="true" style="{color}">{sign}</span> {word}'
 
     columns = _columns(view, shown, "html") if shown else ()
     table = html_table(_caption(view), columns, below, mark=mark, wraps=("last error",))
-    return f'<div class="mk-static">{table}</div>'  # what is drawn alive beside it hides it
+    return f'<div class="mk-static">{table}</div>'  # a live view next to it hides it by this class
 
 
 def detached_text(views: Sequence[DetachedView]) -> str:
-    """Meshes that this kernel has not, one a line."""
+    """Format meshes that are not attached to this kernel, one per line."""
     lines = aligned(
         [
             ("name", [view.name for view in views], False),
@@ -95,7 +95,7 @@ def _runs(runs: Sequence[str | None]) -> str:
 
 
 def meshes_text(views: Sequence[MeshView]) -> str:
-    """All meshes, one a line: what ``%mesh`` prints."""
+    """Format all meshes, one per line, as ``%mesh`` prints them."""
     if not views:
         return NO_MESH
     return "\n".join(
@@ -112,7 +112,7 @@ def meshes_text(views: Sequence[MeshView]) -> str:
 
 
 def _columns(view: MeshView, ranks: Sequence[RankView], face: str) -> list[Column]:
-    """The columns of the rank table; those that would be empty are left out."""
+    """Make the columns of the rank table, without empty ones."""
     columns: list[Column] = [("rank", [str(rank.rank) for rank in ranks], True)]
     if len(view.axes) > 1:
         columns.append(("point", [", ".join(f"{axis}={at}" for axis, at in rank.point) for rank in ranks], False))
@@ -168,13 +168,13 @@ def _states(ranks: Sequence[RankView]) -> str:
 
 
 def _ranks_to_show(view: MeshView) -> tuple[Sequence[RankView], str]:
-    """The ranks to list, and a sentence about the others."""
+    """Choose the ranks to list, and summarise the others in a sentence."""
     if len(view.ranks) <= _MAX_RANKS:
         return view.ranks, ""
     broken = [rank for rank in view.ranks if rank.state in ("dead", "failed")]
     running = [rank for rank in view.ranks if rank.state == "running"]
     longest = sorted(running, key=lambda rank: (-rank.running_s, rank.rank))[:_MAX_LONGEST]
-    # The dead come before the failed if there is no room for all.
+    # Dead ranks take precedence over failed ones if not all fit.
     noted = sorted(broken, key=lambda rank: (rank.state != "dead", rank.rank))[: _MAX_NOTED - len(longest)]
     listed = {rank.rank for rank in noted + longest}
     shown = [rank for rank in view.ranks if rank.rank in listed]
@@ -187,16 +187,18 @@ def _ranks_to_show(view: MeshView) -> tuple[Sequence[RankView], str]:
 
 
 def _lost_hosts(view: MeshView) -> list[str]:
-    """A line for each host that is lost, and why; of many, for some."""
+    """Format a line for each lost host, with the reason, up to a limit."""
     lost = view.lost_hosts
     named = [f"host {host.name or host.number} is lost: {_one_line(host.why, 160)}" for host in lost[:_MAX_LOST]]
     more = [f"and {len(lost) - _MAX_LOST} more hosts are lost"] if len(lost) > _MAX_LOST else []
-    remedy = [f"%mesh heal {view.name} asks for {'another' if len(lost) == 1 else 'others'}"] if lost else []
+    remedy = (
+        [f"%mesh heal {view.name} requests {'a replacement' if len(lost) == 1 else 'replacements'}"] if lost else []
+    )
     return [*named, *more, *remedy]
 
 
 def _strangers(view: MeshView) -> list[str]:
-    """A line that says where strangers have knocked."""
+    """Format a line that says where connections without the session's keys were refused."""
     total = sum(count for _, count in view.strangers)
     if not total:
         return []
@@ -204,10 +206,10 @@ def _strangers(view: MeshView) -> list[str]:
     named = [f"{count:,} {f'at {name}' if name else 'here'}" for name, count in most[:_MAX_LOST]]
     more = [f"others at {len(most) - _MAX_LOST} more hosts"] if len(most) > _MAX_LOST else []
     what = "1 connection" if total == 1 else f"{total:,} connections"
-    return [f"{what} of strangers, without the keys of this session, refused: {', '.join([*named, *more])}"]
+    return [f"refused {what} without the keys of this session: {', '.join([*named, *more])}"]
 
 
 def _one_line(text: str, max_length: int) -> str:
-    """The first line of ``text``, shortened, safe to print in a table."""
+    """Return the first line of ``text``, shortened and safe to print in a table."""
     first = plain(text).strip().split("\n")[0].replace("\t", " ").rstrip()
     return first if len(first) <= max_length else first[: max_length - 1] + "…"

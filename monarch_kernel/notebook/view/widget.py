@@ -1,4 +1,4 @@
-"""The view of a mesh in the output of a cell: an anywidget, drawn by ``static/view.js``."""
+"""The live view of a mesh in a cell's output: an anywidget, drawn by ``static/view.js``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _STATIC = Path(__file__).parent / "static"
 
 
 class MeshWidget(anywidget.AnyWidget):
-    """One mesh, drawn from frames (`notebook.view.frames`) that are sent as custom messages.
+    """Shows one mesh, from frames (`notebook.view.frames`) that it receives as custom messages.
 
     Attributes:
-        mesh: its name.
+        mesh: name of the mesh.
     """
 
     _esm = _STATIC / "view.js"

@@ -121,7 +121,8 @@ def test_a_mesh_survives_two_killed_kernels(place: Path, kernel: Callable[[], No
     second = kernel()
     listed = second.ok("%mesh").stdout
     assert re.search(
-        r"Not in this kernel .*\nname +axes +ranks +kernel\nt +gpus=2 +2 running cell \[3\] +none for \d", listed
+        r"Meshes outside this kernel .*\nname +axes +ranks +kernel\nt +gpus=2 +2 running cell \[3\] +none for \d",
+        listed,
     ), listed
     attach = second.ok("%mesh attach t")
     assert attach.stdout.startswith("t: attached; it was without a kernel for ")
@@ -304,8 +305,8 @@ def test_ranks_and_meshes_that_end_while_detached(place: Path, kernel: Callable[
     assert f"%mesh attach: mesh 't' is gone: {told}" in fourth.run("%mesh attach t").stderr
     assert "there is no detached mesh 't'" in fourth.run("%mesh attach t").stderr
     assert not place.exists()
-    assert "Not in this kernel" not in fourth.ok("%mesh").stdout
-    fourth.ok(UP, START_S)  # the name is free again
+    assert "Meshes outside this kernel" not in fourth.ok("%mesh").stdout
+    fourth.ok(UP, START_S)  # the name is free
     kill(fourth)
     wait_until((place / "t" / "detached").exists, "the agent to notice it")
     (agent,) = agents(place)

@@ -24,7 +24,7 @@ def test_the_next_kernel_has_the_hosts_and_their_ranks(place: Path, kernel: Call
     kill(first)
 
     second = kernel()
-    assert "Not in this kernel" in second.ok("%mesh").stdout
+    assert "Meshes outside this kernel" in second.ok("%mesh").stdout
     second.ok("%mesh attach t")
     assert "{'rank': 1}" in second.ok("%%remote t\nprint(state)", START_S).stdout
     sums = second.ok(

@@ -78,7 +78,7 @@ def test_a_failure_is_shown_in_the_running_cell_which_continues(book: Notebook, 
     cell.wait()
     assert cell.ok
     assert cell.stdout == "went on\n"
-    assert "MeshFailure: lone[0] failed, and no actor has handled that" in plain(cell)
+    assert "MeshFailure: lone[0] failed, and no actor handled the failure" in plain(cell)
     after = book.run("lone.ok.call_one().get()")
     assert after.ename == "SupervisionError"
     assert "nobody asked" in after.error
@@ -113,7 +113,7 @@ def test_the_chain_of_causes_is_shown(book: Notebook) -> None:
     book.ok("workers.ok.call().get()")
     cell = book.ok("workers.fail.broadcast('below')")
     shows(cell, "caused by: workers[0] failed")
-    assert "MeshFailure: boss[0] failed, and no actor has handled that" in plain(cell)
+    assert "MeshFailure: boss[0] failed, and no actor handled the failure" in plain(cell)
     assert "actor 'boss' did not handle the failure of workers[0]" in plain(cell)
     assert "raise ValueError(text)" in plain(cell)
 
@@ -154,8 +154,13 @@ def test_failures_caused_by_one_death_are_shown_in_full_once(book: Notebook) -> 
     last = next(reversed(book.cells.values()))
     last.wait_for(lambda _: "twos[1] failed" in plain(*book.cells.values()))
     everything = plain(*book.cells.values())
-    assert everything.count("MeshFailure: ones[1] failed, and no actor has handled that") == 1
-    assert everything.count("twos[1] failed by the same, and no actor has handled that: RankDied: killed by SIG") == 1
+    assert everything.count("MeshFailure: ones[1] failed, and no actor handled the failure") == 1
+    assert (
+        everything.count(
+            "twos[1] failed for the same reason, and no actor handled the failure: RankDied: killed by SIG"
+        )
+        == 1
+    )
     assert "%mesh heal u puts new processes in place of [1]; the others keep their state" in everything
     book.ok("%mesh down u")
 
@@ -190,6 +195,6 @@ def test_ranks_that_fail_one_after_the_other_are_shown_together(book: Notebook) 
     book.ok("from monarch_kernel.notebook.magics import unhandled; held_s, unhandled._HOLD_S = unhandled._HOLD_S, 3")
     code = "both.slice(gpus=0).fail.broadcast('alike'); time.sleep(0.1); both.slice(gpus=1).fail.broadcast('alike')\n"
     cell = book.ok(code)
-    shows(cell, "MeshFailure: both[0-1] failed, and no actor has handled that")
+    shows(cell, "MeshFailure: both[0-1] failed, and no actor handled the failure")
     book.ok("unhandled._HOLD_S = held_s")
     assert plain(cell).count("ValueError: alike") == 1

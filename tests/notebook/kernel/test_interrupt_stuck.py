@@ -170,7 +170,7 @@ def test_a_second_interrupt_aborts_process_groups(notebook: Notebook, tmp_path: 
         notebook.interrupt()
         cell.wait()
     assert "[0-1] did not stop within " in cell.evalue
-    assert "Their process groups were aborted; the mesh forms its group anew before the next cell." in cell.evalue
+    assert "Their process groups were aborted; the mesh forms its group again before the next cell." in cell.evalue
     (tmp_path / "flag").touch()
     assert notebook.ok(f"%%remote\nassert dist.group.WORLD is not old\n{REDUCE}").plain == "[0-1] 2.0"
 

@@ -1,7 +1,7 @@
-"""Pictures of the view in each of its states, light and dark: ``python -m tests.notebook.view.gallery [--all FOLDER]``.
+"""Takes pictures of the view in each of its states, light and dark: ``python -m tests.notebook.view.gallery [--all FOLDER]``.
 
-Those of `KEPT` go into ``docs/pictures``, so that what the documentation shows is what the view looks like; ``--all`` writes
-each into a folder, to look at.
+The scenes of `KEPT` go to ``docs/pictures``, so that the documentation shows the view as it looks. ``--all`` instead writes
+every scene to a folder, for a look.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STACKS = """trainers: 4 ranks
 [0-1,3] cell [12], line 9: loss = all_reduce(loss) / world_size
         waits in all_reduce of group 0, the 1,240th
 [2]     cell [12], line 7: logits = model(batch)
-        is not there yet"""
+        has not started it"""
 TRACEBACK = """\x1b[0;31mtorch.OutOfMemoryError\x1b[0m: CUDA out of memory. Tried to allocate 2.00 GiB.
 cell [12], line 7, on rank 2
       5 for batch in batches:
@@ -47,7 +47,7 @@ def show(page: ViewPage, *meshes: MeshView | MeshFrame) -> None:
 
 
 def _earlier(mesh: MeshFrame, second: int, rates: list[int]) -> MeshFrame:
-    """As it was when its ranks took less, or paused."""
+    """Return the mesh at an earlier second, when its ranks received less, or paused."""
     chance = random.Random(second)
 
     def scaled(rank: RankFrame) -> RankFrame:
@@ -64,7 +64,7 @@ def trouble(page: ViewPage) -> None:
 
 
 def steered(page: ViewPage) -> None:
-    """A loop with curves and knobs, of which one has just been turned."""
+    """Show a loop with curves and knobs after the user has set a knob."""
     view = dataclasses.replace(training(4), loops=(loop(),))
     show(page, view)
     page.receive(curves_message(view.name, view.loops))
@@ -107,7 +107,7 @@ def finished(page: ViewPage) -> None:
 
 
 def loop(lr: float = 0.0003) -> LoopView:
-    """Of a training run that goes well."""
+    """Make the loop of a training run that goes well."""
     chance = random.Random(5)
     steps = range(31, 6208, 32)
     means = [(step, 1.9 + 4.2 * (step + 60) ** -0.35 * 2 + chance.gauss(0, 0.035)) for step in steps]
@@ -149,9 +149,9 @@ SCENES: dict[str, Callable[[ViewPage], None]] = {
     "misfit": misfit,
 }
 KEPT = {"4-trouble": 900, "32": 1100, "256": 900, "1024": 900, "loop": 900, "answers": 900, "closed": 900}
-"""Those that are kept, and how wide they are."""
+"""Scenes whose pictures are in the documentation, with their widths."""
 NARROW = ("4-trouble", "256", "1024", "loop", "answers")
-"""Those that are also looked at as wide as a side panel."""
+"""Scenes that ``--all`` also shows at the width of a side panel."""
 
 
 PIXELS = """async (picture) => {
@@ -181,11 +181,11 @@ PIXELS = """async (picture) => {
     for (const key of pixels) bytes += String.fromCharCode(colours.get(key).index);
     return { width: image.width, height: image.height, palette, pixels: btoa(bytes) };
 }"""
-"""A picture in at most 256 colours, of sixteen shades in each channel: a third of the size."""
+"""Reduces a picture to at most 256 colours of sixteen shades per channel, a third of the size."""
 
 
 def indexed(picture: dict[str, Any]) -> bytes:
-    """A PNG file with a palette."""
+    """Encode a picture as a PNG file with a palette."""
     width, height = picture["width"], picture["height"]
     pixels = base64.b64decode(picture["pixels"])
     rows = b"".join(b"\0" + pixels[row * width : (row + 1) * width] for row in range(height))
@@ -217,8 +217,8 @@ def shoot(page: ViewPage, scene: str, theme: str, width: int, path: Path) -> Non
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--all", type=Path, metavar="FOLDER", help="write all of them there, and keep none")
-    parser.add_argument("scenes", nargs="*", help="only these")
+    parser.add_argument("--all", type=Path, metavar="FOLDER", help="write all scenes there, and none to docs/pictures")
+    parser.add_argument("scenes", nargs="*", help="the scenes to show; all by default")
     options = parser.parse_args()
     with browser() as found:
         page = ViewPage(found)

@@ -1,4 +1,4 @@
-"""A page with the view on it, in a real browser: what the gallery and the tests share."""
+"""A page with the view in a real browser, which the gallery and the tests share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHROMIUM_ARGS = (
     "--disable-features=SpareRendererForSitePerProcess",
 )  # fmt: skip
 
-# The variables that the view takes from JupyterLab 4.6's themes.
+# The variables of JupyterLab 4.6's themes that the view uses.
 FONTS = {
     "ui-font-family": "system-ui, sans-serif",
     "ui-font-size1": "13px",
@@ -46,7 +46,7 @@ THEMES = {
     },
 }  # fmt: skip
 
-# What JupyterLab has for all outputs of cells.
+# JupyterLab's styles for all cell outputs.
 OUTPUTS = """
     .jp-OutputArea-output :is(dl, dt, dd) { display: block; }
     .jp-OutputArea-output dl { width: 100%; overflow: hidden; padding: 0; margin: 0; }
@@ -78,7 +78,7 @@ PAGE = """<!DOCTYPE html>
 
 
 def why_not() -> str:
-    """Why there is no browser here; empty if there is one."""
+    """Say why no browser is available; empty if one is."""
     try:
         import playwright.sync_api  # noqa: F401
     except ImportError:
@@ -103,12 +103,12 @@ def browser() -> Iterator[Browser]:
 
 
 class ViewPage:
-    """The view on a page of its own; the test is its kernel.
+    """The view on a separate page; the test acts as its kernel.
 
     Args:
         found: a browser.
-        width: of the page, in pixels.
-        scale: pixels of the device in one of the page.
+        width: width of the page, in pixels.
+        scale: device pixels per page pixel.
     """
 
     def __init__(self, found: Browser, width: int = 900, scale: float = 1.0) -> None:
@@ -125,12 +125,12 @@ class ViewPage:
         self.page.wait_for_function("window.start !== undefined")
 
     def start(self, **options: object) -> None:
-        """Begin anew, as a page that has just been opened."""
+        """Mount the view again, as on a page that has just been opened."""
         self.page.mouse.move(0, 0)
         self.page.evaluate("options => window.start(options)", options)
 
     def receive(self, message: dict[str, Any]) -> None:
-        """The kernel says something, and it is drawn."""
+        """Send a message of the kernel, and wait until it is drawn."""
         self.page.evaluate("message => window.view.receive(message)", message)
         self.settle()
 
@@ -138,7 +138,7 @@ class ViewPage:
         self.receive({"kind": "frame", **(to_json(frame) if isinstance(frame, Frame) else frame)})
 
     def play(self, frames: list[Frame]) -> None:
-        """Draw frames as time goes by between them."""
+        """Draw frames with the clock at the time of each."""
         script = """async (frames) => {
             for (const frame of frames) {
                 window.clock = frame.at;
@@ -203,7 +203,7 @@ KILLED = "RankDied: killed by SIGKILL, likely out of memory"
 def training(
     count: int, *, failed: tuple[int, ...] = (), dead: tuple[int, ...] = (), name: str = "trainers"
 ) -> MeshView:
-    """Ranks in the midst of a step, some of them in trouble."""
+    """Make a mesh of ranks in the middle of a step, some failed or dead."""
     chance = random.Random(count)
     axes = AXES[count]
     per_host = dict(axes).get("gpus", 8)
@@ -239,20 +239,20 @@ def _training_rank(
 
 
 def all_in(count: int, state: RankState, name: str = "trainers") -> MeshView:
-    """Ranks that are all in one state, and have done nothing yet."""
+    """Make a mesh of ranks that are all in one state and have done nothing yet."""
     axes = AXES[count]
     return MeshView(name, axes, tuple(RankView(i, (("gpus", i),), state) for i in range(count)), age_s=3.0)
 
 
 def losing_a_host() -> MeshView:
-    """Half of the ranks were on a host that is lost."""
+    """Make a mesh that lost a host with half of its ranks."""
     whole = training(8, dead=(4, 5, 6, 7))
     lost = HostView(2, "node01", "lost", "nothing was heard of it for 10 s")
     return MeshView("evaluators", (("hosts", 2), ("gpus", 4)), whole.ranks, "Slurm: 2 hosts (1 lost)", 95.0, (lost,))
 
 
 def drawn(view: MeshView) -> MeshFrame:
-    """A mesh in a frame, with where its ranks are, as far as that is known."""
+    """Make the frame of a mesh, with the current lines of its running ranks."""
     running = [rank.rank for rank in view.ranks if rank.state == "running"]
     doing = dict.fromkeys(running, ("cell [12], line 7", ""))
     if any(rank.state in ("failed", "dead") for rank in view.ranks):
@@ -261,7 +261,7 @@ def drawn(view: MeshView) -> MeshFrame:
 
 
 def history(into: float, out: float, seed: int = 0) -> list[list[int]]:
-    """Bytes a second of the last minute: steps of training, and a pause."""
+    """Make the throughput of the last minute: training steps and a pause."""
     chance = random.Random(seed)
     busy = [0.0 if 20 <= second < 28 or second < 4 else chance.uniform(0.7, 1.0) for second in range(60)]
     return [[round(into * each), round(out * each * chance.uniform(0.8, 1.0))] for each in busy]

@@ -1,4 +1,4 @@
-"""Errors of many ranks as text."""
+"""Tests the text of errors of many ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from monarch_kernel.notebook.view.errors import error_block
 
 @dataclass(frozen=True)
 class At:
-    """Stands for a Point: all that is needed of one is its rank."""
+    """A stand-in for a Point, of which only the rank is needed."""
 
     rank: int
 
@@ -115,7 +115,7 @@ def test_a_lost_rank_shows_how_it_died_and_its_last_lines() -> None:
     assert lines[2:] == [
         "[2] RankLost: killed by SIGKILL: likely the out-of-memory killer",
         "    on node1 (pid 42)",
-        "    The last it wrote:",
+        "    Last output lines:",
         "    | step 41",
         "    | step 42",
         "",
@@ -161,7 +161,7 @@ HANDLING = "During handling of the above exception, another exception occurred"
 
 
 def caused(text: str, line: int = 2, link: str = CAUSED) -> str:
-    """A traceback of an error with a cause."""
+    """Make the traceback of an error with a cause."""
     return (
         f'Traceback (most recent call last):\n  File "data.py", line {line}, in load\n    open(path)\n{text}\n\n'
         f'{link}:\n\nTraceback (most recent call last):\n  File "a.py", line 9, in step\nRuntimeError: mat1\n'
@@ -169,7 +169,7 @@ def caused(text: str, line: int = 2, link: str = CAUSED) -> str:
 
 
 def heads(lines: list[str]) -> list[str]:
-    """The first line of each block."""
+    """Return the first line of each block."""
     return [line for line in lines if line.startswith("[")]
 
 
@@ -232,7 +232,7 @@ def test_the_cause_of_a_long_message_is_its_first_line_and_text_that_looks_like_
 
 def test_last_lines_and_notes_that_differ_say_whose_they_are() -> None:
     lines = block_of({0: LOST, 1: replace(LOST, last_lines=("step 40",))})
-    assert lines[-3:] == ["    The last [0] wrote:", "    | step 41", "    | step 42"]
+    assert lines[-3:] == ["    Last output lines of [0]:", "    | step 41", "    | step 42"]
     lines = block_of({1: replace(SHAPES, notes=("in fc",)), 2: replace(SHAPES, notes=("in out",))})
     assert "    On [1]:" in lines
     assert "    On [1]:" not in block_of({1: replace(SHAPES, notes=("in fc",)), 2: replace(SHAPES, notes=("in fc",))})
@@ -327,7 +327,7 @@ def test_colour_is_only_added(verbose: bool) -> None:
     assert [re.sub(r"\x1b\[[\d;]*m", "", line) for line in colored] == uncolored
     assert not any("\x1b" in line for line in uncolored)
     for line in colored:
-        assert len(re.findall(r"\x1b\[[1-9]", line)) == line.count("\x1b[0m"), "colours end in their line"
+        assert len(re.findall(r"\x1b\[[1-9]", line)) == line.count("\x1b[0m"), "colours end within their line"
 
 
 def test_colours_of_the_error_itself_are_dropped() -> None:

@@ -1,4 +1,4 @@
-"""Frames are what the golden files say, as the panel reads them; ``python -m tests.notebook.view.test_frames`` writes them."""
+"""Compares frames with the golden files that the panel reads; ``python -m tests.notebook.view.test_frames`` writes these."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def rank_view(rank: int, state: RankState, **more: object) -> RankView:
 
 
 def trainers() -> MeshView:
-    """Four ranks: each in another state."""
+    """Make a mesh of four ranks, each in a different state."""
     ranks = (
         rank_view(
             0, "running", activity="cell [5]", running_s=12.5, host="box", pid=4100, device="cuda:0", rss_nbytes=2 << 30,
@@ -50,7 +50,7 @@ def trainers() -> MeshView:
 
 
 def generators() -> MeshView:
-    """Two hosts, one of which is lost."""
+    """Make a mesh of two hosts, one of which is lost."""
     ranks = tuple(
         RankView(i, (("hosts", i // 2), ("gpus", i % 2)), "dead" if i > 1 else "idle", host=f"node{i // 2}", pid=50 + i)
         for i in range(4)
@@ -60,7 +60,7 @@ def generators() -> MeshView:
 
 
 def large() -> MeshView:
-    """More ranks than there are cards."""
+    """Make a mesh with more ranks than `CARDS`."""
     states = [STATES[i % 6] for i in range(99)]
     ranks = tuple(
         RankView(
@@ -73,7 +73,7 @@ def large() -> MeshView:
 
 
 def in_a_loop() -> MeshView:
-    """A loop that is steered, with a knob of each kind."""
+    """Make a mesh that runs a live loop with a knob of each kind."""
     knobs = (
         KnobView("lr", 0.0003, 1e-6, 0.01),
         KnobView("batch", 64),
@@ -114,7 +114,7 @@ def test_what_has_not_changed_looks_the_same_a_while_later() -> None:
     ranks = (rank_view(0, "running", **{**_fields(view.ranks[0]), "running_s": 13.52}), *view.ranks[1:])
     later = MeshView("trainers", view.axes, ranks, age_s=101.04)
     assert mesh_frame(later, AT + 1.0, before) == before
-    assert mesh_frame(later, AT + 2.0, before) != before  # it has begun anew
+    assert mesh_frame(later, AT + 2.0, before) != before  # the activity started again
 
 
 def _fields(view: RankView) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Hosts in words."""
+"""Tests the texts about hosts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_what_is_waited_for_is_one_line_in_the_engines_words() -> None:
 def test_those_that_did_not_come_are_named_by_reason_with_what_they_wrote() -> None:
     view = HostsView("ssh", (UP, refused(2, "who are you?"), refused(3, "who are you?"), LATE))
     assert missing_text("t", view, ("a", "b", "c", "d"), 60.0) == (
-        "t: 3 of 4 hosts did not come up, after 1 min 00 s; all were given back\n"
+        "t: 3 of 4 hosts did not come up, after 1 min 00 s; all were released\n"
         "  b, c: connection refused\n"
         "    | who are you?\n"
         "  d: did not come up within 60 s"
@@ -36,7 +36,7 @@ def test_those_that_did_not_come_are_named_by_reason_with_what_they_wrote() -> N
 def test_hosts_without_names_are_numbered_by_their_places() -> None:
     view = HostsView("slurm", (UP, LATE, LATE, COMING))
     assert missing_text("t", view, (), 60.0, said="Slurm: Resources").splitlines() == [
-        "t: 3 of 4 hosts did not come up, after 1 min 00 s (waiting for Slurm: Resources); all were given back",
+        "t: 3 of 4 hosts did not come up, after 1 min 00 s (waiting for Slurm: Resources); all were released",
         "  hosts [1-2]: did not come up within 60 s",
         "  host 3: is not up",
     ]
@@ -46,7 +46,7 @@ def test_ranks_that_did_not_come_are_named_by_reason() -> None:
     killed = Failure("lost", "HostDied", "the host agent (pid 7) was killed by SIGKILL")
     ended = Failure("exception", "ValueError", "no", last_lines=("why",))
     assert missing_ranks_text("t", 6, {4: killed, 5: killed, 1: ended}, 1.25).splitlines() == [
-        "t: 3 of 6 ranks did not come up, after 1.2 s; all were ended again",
+        "t: 3 of 6 ranks did not come up, after 1.2 s; all were stopped",
         "  rank 1: no",
         "    | why",
         "  ranks [4-5]: the host agent (pid 7) was killed by SIGKILL",

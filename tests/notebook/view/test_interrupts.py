@@ -1,4 +1,4 @@
-"""What an interrupt came to, as text."""
+"""Tests the text of the outcome of an interrupt."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def test_stuck_ranks_come_with_their_place_and_what_can_be_done() -> None:
         "interrupted on [0]; their state is kept; [1-2] did not stop within 1.8 s\n"
         "  [1-2] cell [5], line 2: spin()\n"
         "      called from f()\n"
-        "They stop when they come back to Python, unless they catch KeyboardInterrupt; cells on t[1:3] wait until then.\n"
-        "%mesh interrupt t[1:3] --abort aborts their process groups, too; state outside of them is kept.\n"
-        "%mesh stacks t says what they do now; %mesh down t ends them, and with them their state."
+        "They stop when they return to Python, unless they catch KeyboardInterrupt; cells on t[1:3] wait until then.\n"
+        "%mesh interrupt t[1:3] --abort also aborts their process groups; all other state is kept.\n"
+        "%mesh stacks t shows what they do now; %mesh down t ends them and discards their state."
     )
 
 
 def test_an_abort_is_told() -> None:
     said = interrupt_text(InterruptOutcome("t", stuck=[0, 1], n_ranks=2, aborted=True, waited_s=1.0))
     assert "cells on t wait" in said  # the whole mesh
-    assert "Their process groups were aborted; the mesh forms its group anew before the next cell." in said
+    assert "Their process groups were aborted; the mesh forms its group again before the next cell." in said
     assert "--abort" not in said
 
 
@@ -55,6 +55,6 @@ def test_selectors_of_ranks() -> None:
 def test_ranks_that_had_not_begun() -> None:
     said = interrupt_text(InterruptOutcome("t", stopped=[0], dropped=[1], doing=["[1] cell [3], line 2: spin()"]))
     assert said.splitlines()[:2] == [
-        "interrupted on [0]; their state is kept; [1] had not begun it, and runs something earlier still",
+        "interrupted on [0]; their state is kept; [1] had not started it and still runs earlier work",
         "  [1] cell [3], line 2: spin()",
     ]

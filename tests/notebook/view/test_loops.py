@@ -1,4 +1,4 @@
-"""Loops that are steered, in a line of text."""
+"""Tests the description of live loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Descriptions and hints as text."""
+"""Tests descriptions of names, and hints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks do now, as text: equal ones once, and whom a collective waits for."""
+"""Tests the description of stacks: equal stacks once, and the ranks that a collective waits for."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_dead_ranks_and_groups_are_named() -> None:
     assert text(view("running", "dead"), answers) == (
         "[0] cell [5], line 12: dist.all_reduce(x)\n"
         "    waits in all_reduce #1 of group dp [0-1] (shape 4x8) for 4.2 s\n"
-        "    [1] can't: dead\n"
+        "    [1] cannot start it: dead\n"
         "[1] dead: killed"
     )
 

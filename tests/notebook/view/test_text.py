@@ -1,4 +1,4 @@
-"""Meshes as text and as HTML."""
+"""Tests meshes as text and as HTML."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ class TestMeshText:
         view = replace(
             mesh_view(rank_view(0), rank_view(1, "dead", host="node2"), name="t"), where="ray: 2 hosts (1 lost)"
         )
-        for n, remedy in ((1, "another"), (3, "others")):
+        for n, remedy in ((1, "a replacement"), (3, "replacements")):
             text = mesh_text(replace(view, lost_hosts=(lost,) * n))
             assert "2 ranks (1 idle, 1 dead), ray: 2 hosts (1 lost), up for" in text
             assert text.split("\n")[4:] == [
                 *["host node2 is lost: nothing was heard of it for 1.0 s"] * n,
-                f"%mesh heal t asks for {remedy}",
+                f"%mesh heal t requests {remedy}",
             ]
         assert "and 6 more hosts are lost" in mesh_text(replace(view, lost_hosts=(lost,) * 10))
         html = mesh_html(replace(view, lost_hosts=(lost,)))
@@ -90,14 +90,14 @@ class TestMeshText:
 
     def test_strangers_who_knocked_are_counted_and_it_is_said_where(self) -> None:
         view = replace(mesh_view(rank_view(0)), strangers=(("", 2), ("node2", 1480)))
-        said = "1,482 connections of strangers, without the keys of this session, refused: 1,480 at node2, 2 here"
+        said = "refused 1,482 connections without the keys of this session: 1,480 at node2, 2 here"
         assert mesh_text(view).split("\n")[-1] == said
         assert said in mesh_html(view)
         one = mesh_text(replace(view, strangers=(("", 1),)))
-        assert one.endswith("1 connection of strangers, without the keys of this session, refused: 1 here")
+        assert one.endswith("refused 1 connection without the keys of this session: 1 here")
         many = mesh_text(replace(view, strangers=tuple((f"node{i}", 10 - i) for i in range(6))))
         assert many.endswith("10 at node0, 9 at node1, 8 at node2, 7 at node3, others at 2 more hosts")
-        assert "strangers" not in mesh_text(mesh_view(rank_view(0)))
+        assert "refused" not in mesh_text(mesh_view(rank_view(0)))
 
     def test_an_error_takes_one_line_and_no_terminal_controls(self) -> None:
         error = "RuntimeError: \x1b[31mred\x1b[0m\rand\tlong " + "x" * 200 + "\nsecond line"
@@ -138,7 +138,7 @@ class TestMeshesText:
 
 
 class Elements(HTMLParser):
-    """Checks that elements are nested well, and keeps them with their attributes and the text."""
+    """Checks that elements are well nested, and records them with their attributes and the text."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ class TestMeshHtml:
     def test_it_needs_no_script_and_every_theme_variable_has_a_fallback(self) -> None:
         html = mesh_html(FOUR)
         assert "<script" not in html
-        assert html.count("class=") == html.count('class="mk-static"') == 1  # by which a live view hides it
+        assert html.count("class=") == html.count('class="mk-static"') == 1  # a live view hides it by this class
         assert html.count("var(--jp-") == html.count("var(--jp-ui-font-color1, inherit)") + sum(
             html.count(f"{variable}, ")
             for variable in ("var(--jp-success-color1", "var(--jp-error-color1", "var(--jp-border-color2")

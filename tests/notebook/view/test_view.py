@@ -1,6 +1,6 @@
-"""The view in a real browser: what it shows of frames, what its buttons send, by keyboard and screen reader, and how fast.
+"""Tests the view in a real browser: its drawing of frames, its commands, keyboard, screen readers and speed.
 
-The page has no kernel behind it: the test is the kernel.
+The page has no kernel behind it: the test acts as the kernel.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[3]
 AXE = Path(os.environ.get("AXE_PATH") or ROOT / "labextension" / "node_modules" / "axe-core" / "axe.min.js")
 TSC = Path(os.environ.get("TSC_PATH") or ROOT / "labextension" / "node_modules" / "typescript" / "bin" / "tsc")
 BUDGET_MS = 35.0
-"""Of the browser's time an update may take."""
+"""Browser time that one update may take."""
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def opened(found: Browser) -> ViewPage:
 
 @pytest.fixture
 def view(opened: ViewPage) -> Iterator[ViewPage]:
-    """A view that has just been mounted; no error is on the console when the test is done."""
+    """A newly mounted view; the console must have no error when the test ends."""
     opened.theme("light")
     opened.start()
     yield opened
@@ -69,7 +69,7 @@ def card(view: ViewPage, rank: int) -> Any:
     return view.page.locator(f".mk-card[data-rank='{rank}']")
 
 
-# --- What is shown -----------------------------------------------------------------------------------------------------
+# --- Drawing -----------------------------------------------------------------------------------------------------------
 
 
 def test_cards_say_what_the_golden_frame_says(view: ViewPage) -> None:
@@ -165,7 +165,7 @@ def test_rows_of_the_heat_map_end_where_axes_do(
 
 @pytest.mark.slow
 def test_tiles_of_the_heat_map_are_drawn_where_the_cursor_finds_them(view: ViewPage) -> None:
-    """Of one rank the state changes: on the canvas only its tile does."""
+    """When one rank changes its state, only its tile changes on the canvas."""
     states = ["idle"] * 1024
     frame = to_json(Frame(AT, (drawn(all_in(1024, "idle")),)))
     view.frame(frame)
@@ -208,7 +208,7 @@ def test_throughput_falls_to_nothing_when_no_more_frames_come(view: ViewPage) ->
     view.page.evaluate("window.clock += 5")
     view.page.wait_for_function("document.querySelector('.mk-rates .mk-figure').textContent === '0 B/s'")
     area = traffic.locator(".mk-chart .mk-in").get_attribute("d")
-    assert area.endswith("58 98L59 98")  # the end lies on the ground
+    assert area.endswith("58 98L59 98")  # the curve ends at zero
     view.page.evaluate("window.clock += 70")
     view.page.wait_for_function("document.querySelector('.mk-peak').textContent === 'none in the last 60 s'")
     view.page.evaluate("window.clock += 600")  # as if the page had been hidden
@@ -258,7 +258,7 @@ def test_one_mesh_alone_where_one_is_asked_for(view: ViewPage) -> None:
 @pytest.mark.slow
 def test_the_last_frame_is_shown_as_such_until_the_kernel_is_heard(view: ViewPage) -> None:
     view.start(frame=golden("small"))
-    assert "Waiting for the kernel. What is shown was so at" in view.page.locator(".mk-banner").inner_text()
+    assert "Waiting for the kernel. Last update at" in view.page.locator(".mk-banner").inner_text()
     assert button(view, "Interrupt").first.is_disabled()
     view.frame(golden("small"))
     assert view.page.locator(".mk-banner").is_hidden()
@@ -371,7 +371,7 @@ def the_loop(view: ViewPage) -> Any:
 
 
 def with_loop(state: str = "running", **more: object) -> dict[str, Any]:
-    """The golden frame with a loop alone, changed so."""
+    """Return the golden frame with only one loop, changed as given."""
     frame = golden("loops")
     (mesh,) = frame["meshes"]
     mesh["loops"] = [{**mesh["loops"][1], "state": state, **more}]
@@ -379,7 +379,7 @@ def with_loop(state: str = "running", **more: object) -> dict[str, Any]:
 
 
 def turned(frame: dict[str, Any], name: str, value: object) -> dict[str, Any]:
-    """The same with a knob at another value."""
+    """Return the frame with a knob at another value."""
     (loop,) = frame["meshes"][0]["loops"]
     loop["knobs"] = [{**knob, "value": value} if knob["name"] == name else knob for knob in loop["knobs"]]
     return frame
@@ -416,7 +416,7 @@ def test_curves_are_drawn_whenever_they_come(view: ViewPage) -> None:
     view.receive(curves)  # before there is a frame
     view.frame(with_loop())
     chart = the_loop(view).get_by_role("img")
-    assert chart.get_attribute("aria-label") == "loss from step 0 to 30: first 4, last 3, least 2, most 4"
+    assert chart.get_attribute("aria-label") == "loss from step 0 to 30: first 4, last 3, minimum 2, maximum 4"
     line, band = chart.locator(".mk-in"), chart.locator(".mk-band")
     assert line.get_attribute("d") == "M0.0 3.0M200.0 97.0L300.0 50.0"
     points[0].append(40)
@@ -482,13 +482,13 @@ def test_knobs_are_turned_by_what_fits_their_kind(view: ViewPage) -> None:
     view.reply("augment is False from step 1,240 on")
     assert loop.get_by_text("from step 1,240", exact=True).is_visible()
     loop.get_by_label("Knob batch").focus()
-    view.page.keyboard.press("Enter")  # it has been sent
-    loop.get_by_label("Knob batch").fill("64")  # what it is by all that was told
+    view.page.keyboard.press("Enter")  # already sent
+    loop.get_by_label("Knob batch").fill("64")  # its value in the last frame
     view.page.keyboard.press("Enter")
     loop.get_by_label("Knob batch").fill("")
     view.page.keyboard.press("Enter")
     assert len(view.commands()) == len(expected)
-    assert loop.get_by_text("a number, please").is_visible()
+    assert loop.get_by_text("enter a number").is_visible()
 
 
 @pytest.mark.slow
@@ -507,7 +507,7 @@ def test_a_knob_that_is_refused_says_why(view: ViewPage) -> None:
 def test_the_slider_of_a_learning_rate_goes_by_factors(view: ViewPage) -> None:
     view.frame(with_loop())
     slider = the_loop(view).get_by_role("slider")
-    assert slider.input_value() == "619"  # 0.0003 is that part of the way from 1e-6 to 1e-2 in powers of ten
+    assert slider.input_value() == "619"  # log10(0.0003 / 1e-6) is 61.9 % of log10(1e-2 / 1e-6)
     slider.fill("500")
     assert view.commands()[-1]["value"] == 0.0001
     slider.press("Home")
@@ -577,7 +577,7 @@ def test_heal_is_there_for_the_dead_alone(view: ViewPage) -> None:
     view.frame(Frame(AT, (drawn(training(4, dead=(1,))),)))
     assert button(view, "Heal").is_enabled()
     button(view, "Heal").click()
-    assert button(view, "Heal").is_disabled()  # until that is answered
+    assert button(view, "Heal").is_disabled()  # until the reply
     view.reply("t: [1] replaced in 0.5 s" + ", and so on" * 20)
     assert button(view, "Heal").is_enabled()
     assert view.page.locator(".mk-reply-word").inner_text().endswith("and so on")
@@ -680,21 +680,21 @@ def test_axe_finds_nothing(view: ViewPage, theme: str) -> None:
     ]
     view.receive({"kind": "curves", "mesh": "trainers", "loops": curves})
     assert _violations(view) > 20
-    assert judged > 60  # what axe can't judge it leaves out without a word
+    assert judged > 60  # axe skips elements that it can't judge
 
 
 def _violations(view: ViewPage) -> int:
-    """Asserts that there is none; of how many elements the contrast was judged."""
+    """Assert that axe finds no violation; return the number of elements whose contrast it judged."""
     found = view.page.evaluate("axe.run('#root', {})")
     assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found["violations"]] == []
     return sum(len(each["nodes"]) for each in found["passes"] if each["id"] == "color-contrast")
 
 
-# --- How fast ----------------------------------------------------------------------------------------------------------
+# --- Speed -------------------------------------------------------------------------------------------------------------
 
 
 def changing(count: int) -> list[Frame]:
-    """Two seconds of a mesh of which all ranks change five times a second: the states of a large one, else the rest."""
+    """Make two seconds of frames, five a second, that change all ranks: the states in a large mesh, else other fields."""
     return [Frame(AT + step / 5, (mesh_frame(_changed(count, step), AT),), step) for step in range(10)]
 
 
@@ -713,7 +713,7 @@ def _changed(count: int, step: int) -> MeshView:
 @pytest.mark.slow
 @pytest.mark.parametrize(("count", "budget_ms"), [(1024, BUDGET_MS), (32, 2 * BUDGET_MS)])
 def test_ranks_that_all_change_take_little_time(view: ViewPage, count: int, budget_ms: float, bar: Bar) -> None:
-    """Five updates a second; the time that the main thread of the page took of a processor, by Chromium's own count."""
+    """Send five updates a second; Chromium reports the processor time of the page's main thread."""
     frames = [to_json(frame) for frame in changing(count)]
     view.frame(frames[0])
     view.page.evaluate("frames => { window.frames = frames; }", frames)

@@ -1,11 +1,11 @@
-/** What the kernel and browsers say to each other; the words for it are in `monarch_kernel/notebook/view/frames.py`. */
+/** The messages between the kernel and browsers; `monarch_kernel/notebook/view/frames.py` documents them. */
 
 export type State = "starting" | "idle" | "running" | "failed" | "dead" | "stopped";
 export type Command = "interrupt" | "heal" | "restart" | "down" | "traceback" | "stacks" | "logs";
 export type LoopCommand = "pause" | "resume" | "step" | "stop" | "set";
 export type KnobValue = number | string | boolean | null;
 
-/** One rank. Fields that have their default (0 or nothing) are left out, here and below. */
+/** The state of one rank. Fields that have their default (0 or nothing) are omitted, here and below. */
 export interface RankFrame {
   rank: number;
   state: State;
@@ -28,7 +28,7 @@ export interface RankFrame {
   gpu_use?: number;
 }
 
-/** One error, of all ranks that have it; `rank` is the first of them. */
+/** One distinct error, and the ranks that have it; `rank` is the first of them. */
 export interface ErrorFrame {
   text: string;
   ranks: string;
@@ -37,7 +37,7 @@ export interface ErrorFrame {
   is_death?: boolean;
 }
 
-/** A knob of a loop, and between what it may be. */
+/** A knob of a loop, with its value and bounds. */
 export interface KnobFrame {
   name: string;
   value: KnobValue;
@@ -45,7 +45,7 @@ export interface KnobFrame {
   high?: number;
 }
 
-/** A loop that is steered; `steps` is left out where it has no end. A metric is null that is no finite number. */
+/** The state of a live loop; `steps` is omitted if the loop has no end. A metric is null if it is not finite. */
 export interface LoopFrame {
   request: number;
   number: number;
@@ -61,7 +61,7 @@ export interface LoopFrame {
   mfu?: number;
 }
 
-/** One mesh. Above 32 ranks `states` has the states of all, two in a character, and `ranks` those to look at. */
+/** The state of one mesh. Above 32 ranks `states` has all states, two per character, and `ranks` only ranks to look at. */
 export interface MeshFrame {
   name: string;
   axes: [string, number][];
@@ -78,7 +78,7 @@ export interface MeshFrame {
   loops?: LoopFrame[];
 }
 
-/** All that is known at one moment, in seconds since 1970 by the clock of the kernel. */
+/** The state of all meshes at one moment, in seconds since 1970 by the clock of the kernel. */
 export interface Frame {
   at: number;
   meshes?: MeshFrame[];
@@ -90,15 +90,15 @@ export interface FrameMessage extends Frame {
   kind: "frame";
 }
 
-/** For each of the last 60 seconds the bytes that came in and went out, by name of the mesh. */
+/** The bytes received and sent in each of the last 60 seconds, by name of the mesh. */
 export interface HistoryMessage {
   kind: "history";
   meshes: Record<string, [number, number][]>;
 }
 
 /**
- * Steps, means, leasts and mosts (none where they are the means), and two ranks with what they have logged last: the least and
- * the greatest; or one, which has logged no finite number.
+ * Steps, means, minima and maxima (empty if they equal the means), and the ends: the ranks with the smallest and the largest
+ * last value; one rank, if its value is not finite; or none, if all ranks logged the same value.
  */
 export type Points = [
   steps: number[],
@@ -108,7 +108,7 @@ export type Points = [
   ends: [rank: number, value: number | null][],
 ];
 
-/** What was logged in the loops of a mesh, by name of the metric. */
+/** The logged values of the loops of a mesh, by name of the metric. */
 export interface CurvesMessage {
   kind: "curves";
   mesh: string;
@@ -122,7 +122,7 @@ export interface ReplyMessage {
   text: string;
 }
 
-/** What the host of the view says, not the kernel: the way to the kernel is there, or is gone, or nothing has come by it. */
+/** A message of the host of the view about its connection to the kernel: it is open, closed, or has brought nothing yet. */
 export interface LinkMessage {
   kind: "opened" | "closed" | "late";
 }
@@ -145,13 +145,13 @@ export interface CommandMessage {
 export type ToKernel = { kind: "hello" } | { kind: "alive" } | { kind: "away" } | CommandMessage;
 
 export interface Options {
-  /** Takes what the view says to the kernel. */
+  /** Sends a message of the view to the kernel. */
   send: (message: ToKernel) => void;
-  /** Name of the only mesh to show; all if left out. */
+  /** Name of the only mesh to show; all by default. */
   mesh?: string | null;
-  /** Seconds since 1970; by the clock of the browser if left out. */
+  /** Returns the time in seconds since 1970; the clock of the browser by default. */
   now?: () => number;
-  /** The last that was known, drawn as such until the kernel is heard. */
+  /** The last known frame; the view shows it as outdated until the kernel sends one. */
   frame?: Frame | null;
 }
 
@@ -163,7 +163,7 @@ export interface View {
 /** Draw meshes in `root`, an empty element, until `dispose()`, which leaves it empty. */
 export function mount(root: HTMLElement, options: Options): View;
 
-/** What anywidget needs of its model. */
+/** The part of an anywidget model that the view uses. */
 export interface Model {
   get(name: string): any;
   on(event: string, callback: (...values: any[]) => void): void;

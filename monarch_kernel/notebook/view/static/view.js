@@ -1,12 +1,12 @@
 // @ts-check
 /**
- * Draws meshes of ranks: in the widget of a cell and in the panel of JupyterLab, which both bring the messages.
+ * Draws meshes of ranks, in the widget of a cell and in the panel of JupyterLab; both pass it the messages of the kernel.
  *
- * Theory of operation. `mount` builds one `Mesh` for each mesh of a frame, and these keep their elements: a new frame writes
- * only what differs from what stands there, so focus, open tracebacks and text selections stay. Frames are drawn once per
- * animation frame, the newest only. One timer, each second, moves what time moves: durations and histories. Ranks of a large
- * mesh are tiles of one canvas, of which those are drawn again that have changed; for the keyboard and screen readers one
- * element, the cursor, is laid over it. All text of the kernel enters the page as text nodes, never as HTML.
+ * Theory of operation. `mount` builds one `Mesh` for each mesh of a frame. Meshes keep their elements: a new frame writes only
+ * what differs from the page, so focus, open tracebacks and text selections stay. The page draws only the newest frame, once
+ * per animation frame. A timer updates durations and histories every second. The ranks of a large mesh are tiles of one canvas;
+ * only tiles that changed are drawn again. For the keyboard and screen readers one element, the cursor, lies over the canvas.
+ * All text of the kernel enters the page as text nodes, never as HTML.
  *
  * @typedef {import("./view.js").State} State
  * @typedef {import("./view.js").RankFrame} RankFrame
@@ -17,15 +17,15 @@
  * @typedef {import("./view.js").Frame} Frame
  * @typedef {import("./view.js").Command} Command
  * @typedef {import("./view.js").ReplyMessage} ReplyMessage
- * @typedef {[number, number]} Rates bytes a second, in and out
+ * @typedef {[number, number]} Rates bytes per second, in and out
  */
 
 const VERSION = 1;
 const ALIVE_MS = 5000;
-/** A kernel that has not answered by then may never do. */
+/** The view reports a kernel that has not answered by then. */
 const LATE_MS = 5000;
 const SECONDS = 60;
-/** After this long without a frame nothing moves: what moves makes frames. */
+/** After this long without a frame throughput is zero, because traffic causes frames. */
 const STILL_S = 3;
 const ARMED_MS = 5000;
 const MAX_REPLIES = 4;
@@ -34,13 +34,13 @@ const MANY_CARDS = 8;
 
 /** @type {State[]} */
 const STATES = ["starting", "idle", "running", "failed", "dead", "stopped"];
-/** In words, those first that matter most. @type {State[]} */
+/** The order of counts: states that need attention first. @type {State[]} */
 const COUNTED = ["dead", "failed", "starting", "running", "idle", "stopped"];
 
 const SQUARE = "M3 1H13a2 2 0 0 1 2 2V13a2 2 0 0 1-2 2H3a2 2 0 0 1-2-2V3a2 2 0 0 1 2-2Z";
 const TRIANGLE = "M8 1.2Q8.8 1.2 9.2 2L15.2 13.4Q15.8 15 14.2 15H1.8Q.2 15 .8 13.4L6.8 2Q7.2 1.2 8 1.2Z";
 /**
- * A state's tile in a box of 16: they differ without colour, too.
+ * The tile of each state, in a box of 16 units. Tiles differ without colour, too.
  * @type {Record<State, {outline: string, fill: number, dash?: boolean, mark?: string}>}
  */
 const TILES = {
@@ -54,7 +54,7 @@ const TILES = {
 
 // --- Text -------------------------------------------------------------------------------------------------------------
 
-/** `512 B`, `1.5 KiB`, `12 MiB`: as `tables.format_nbytes` writes it. @param {number} nbytes */
+/** Formats bytes, `512 B`, `1.5 KiB`, `12 MiB`, like `format_nbytes` of `base/text.py`. @param {number} nbytes */
 function bytes(nbytes) {
   if (nbytes < 1023.5) return `${Math.round(nbytes)} B`;
   let value = nbytes;
@@ -66,14 +66,14 @@ function bytes(nbytes) {
   return `${(value / 1024).toFixed(0)} PiB`;
 }
 
-/** `61 / 80 GiB`, in the unit of the second. @param {number} part @param {number} whole */
+/** Formats a part of a number of bytes, `61 / 80 GiB`, in the unit of the whole. @param {number} part @param {number} whole */
 function bytesOf(part, whole) {
   const [value, unit] = bytes(whole).split(" ");
   const scale = whole / Number(value);
   return `${(part / scale).toFixed(value.includes(".") ? 1 : 0)} / ${value} ${unit}`;
 }
 
-/** Whole seconds, for it changes each second: `4 s`, `4 min 05 s`, `2 h 03 min`. @param {number} seconds */
+/** Formats whole seconds, since it changes every second: `4 s`, `4 min 05 s`, `2 h 03 min`. @param {number} seconds */
 function span(seconds) {
   const whole = Math.max(0, Math.floor(seconds));
   const two = (/** @type {number} */ value) => String(value).padStart(2, "0");
@@ -86,7 +86,7 @@ function span(seconds) {
 /** @param {number} count @param {string} noun */
 const counted = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 
-// Colours, titles of windows, and other controls of terminals.
+// Terminal control sequences: colours, window titles and others.
 const CONTROL = /\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]/g;
 
 /** @param {string} text */
@@ -95,7 +95,7 @@ const plain = (text) => String(text).replace(CONTROL, "");
 /** @param {MeshFrame} mesh */
 const rankCount = (mesh) => mesh.axes.reduce((count, [, size]) => count * size, 1);
 
-/** Where a rank is: `dp 10, tp 4`. @param {number} rank @param {[string, number][]} axes */
+/** Formats the point of a rank: `dp 10, tp 4`. @param {number} rank @param {[string, number][]} axes */
 function pointOf(rank, axes) {
   /** @type {string[]} */
   const parts = [];
@@ -107,7 +107,7 @@ function pointOf(rank, axes) {
   return parts.join(", ");
 }
 
-/** Whether ranks in brackets, such as `[0-3,7]`, name one. @param {string} ranks @param {number} rank */
+/** Whether ranks in brackets, such as `[0-3,7]`, include a rank. @param {string} ranks @param {number} rank */
 function names(ranks, rank) {
   return ranks.replace(/[[\]…]/g, "").split(",").some((part) => {
     const [first, last = first] = part.split("-").map(Number);
@@ -115,7 +115,7 @@ function names(ranks, rank) {
   });
 }
 
-/** The states of many ranks, as `frames.pack_states` wrote them. @param {string} packed @param {number} count */
+/** Unpacks the states of many ranks, which `frames.pack_states` packed. @param {string} packed @param {number} count */
 function unpackStates(packed, count) {
   const states = new Uint8Array(count);
   for (let i = 0; i < packed.length; i++) {
@@ -129,7 +129,7 @@ function unpackStates(packed, count) {
 // --- Elements ---------------------------------------------------------------------------------------------------------
 
 /**
- * An element with classes, attributes and children.
+ * Makes an element with classes, attributes and children.
  * @template {keyof HTMLElementTagNameMap} K
  * @param {K} tag @param {string} [classes] @param {Record<string, string>} [attributes] @param {...(Node | string)} children
  * @returns {HTMLElementTagNameMap[K]}
@@ -150,7 +150,7 @@ function drawing(tag, attributes, ...children) {
   return made;
 }
 
-/** What stands there is left alone if it is the same. @param {Element} node @param {string} text */
+/** Writes the text of an element, unless it has this text already. @param {Element} node @param {string} text */
 function write(node, text) {
   const child = node.firstChild;
   if (child instanceof Text && child === node.lastChild) {
@@ -170,7 +170,7 @@ function show(node, isShown) {
   if (node.hidden === isShown) node.hidden = !isShown;
 }
 
-/** Text that hides when there is none. @param {HTMLElement} node @param {string} text */
+/** Writes the text of an element, and hides the element if the text is empty. @param {HTMLElement} node @param {string} text */
 function writeOrHide(node, text) {
   write(node, text);
   show(node, text !== "");
@@ -185,11 +185,11 @@ function button(label, onClick, classes = "mk-button") {
   return made;
 }
 
-/** Not `disabled`, which takes the focus away from who has just pressed it. @param {HTMLElement} made @param {boolean} can */
+/** Sets `aria-disabled`, since `disabled` takes the focus from a pressed button. @param {HTMLElement} made @param {boolean} can */
 const enable = (made, can) => mark(made, "aria-disabled", String(!can));
 
 /**
- * A button that does it when pressed twice, but not by a double click.
+ * Makes a button that acts when it is pressed twice, but not on a double click.
  * @param {string} label @param {string} question @param {(text: string) => void} announce @param {() => void} onConfirm
  */
 function confirmed(label, question, announce, onConfirm) {
@@ -215,7 +215,7 @@ function confirmed(label, question, announce, onConfirm) {
   return made;
 }
 
-/** The tile of a state beside its word. */
+/** The tile of a state, next to its word. */
 class Tile {
   constructor() {
     this.outline = drawing("path", {});
@@ -234,14 +234,14 @@ class Tile {
 
 // --- Histories --------------------------------------------------------------------------------------------------------
 
-/** Rates of the last minute, one for each second. */
+/** The rates of the last minute, one for each second. */
 class History {
   constructor() {
     /** @type {Rates[]} */
     this.rates = Array.from({ length: SECONDS }, () => /** @type {Rates} */ ([0, 0]));
-    /** The second of the last of them; 0 where that is the next one to be told of. */
+    /** The second of the last rate; 0 if the next `tell` or `advance` sets it. */
     this.second = 0;
-    /** What was told last, and when. @type {Rates} */
+    /** The last rates that `tell` received, and when. @type {Rates} */
     this.last = [0, 0];
     this.toldAt = 0;
   }
@@ -309,10 +309,10 @@ class Chart {
   }
 }
 
-/** Room is left above and below for the width of the line. @param {number} rate @param {number} top */
+/** Leaves space above and below for the width of the line. @param {number} rate @param {number} top */
 const height = (rate, top) => Math.round(98 - (94 * rate) / top);
 
-/** Throughput of a mesh: two figures and their last minute. */
+/** The throughput of a mesh: two figures, and a chart of the last minute. */
 class Traffic {
   constructor() {
     this.chart = new Chart("mk-chart");
@@ -345,7 +345,7 @@ class Traffic {
 /** @param {number} restarts */
 const restarted = (restarts) => (restarts === 1 ? "restarted once" : `restarted ${restarts} times`);
 
-/** What a rank does, in words: its line says more than its activity, of which it is a part. @param {RankFrame} rank */
+/** Describes what a rank does: its line, after its activity unless the line starts with that. @param {RankFrame} rank */
 function doing(rank) {
   const { activity = "", line = "" } = rank;
   return !line || line.startsWith(activity) ? line || activity : `${activity}: ${line}`;
@@ -416,7 +416,7 @@ class Card {
     const memory = rank.rss ? bytes(rank.rss) : "";
     const cpu = rank.cpu ? `${rank.cpu} %` : "";
     const gpu = rank.gpu_total ? bytesOf(rank.gpu_used ?? 0, rank.gpu_total) : "";
-    // Who has a GPU looks at that; what the process itself takes stands with what else is known of it.
+    // A rank with a GPU shows the use of the GPU here, and that of its process with the other details.
     write(this.labels[0], gpu ? "gpu mem" : "memory");
     write(this.labels[1], gpu ? "gpu" : "cpu");
     write(this.figures[0], gpu || memory || "–");
@@ -436,7 +436,7 @@ class Card {
     this.history.advance(at);
     const rates = this.history.current(at);
     rates.forEach((rate, i) => write(this.figures[2 + i], rate ? `${bytes(rate)}/s` : "–"));
-    // Of many small ones only what a second has brought is drawn.
+    // The page has many of these small charts: draw each once a second.
     if (this.drawnSecond === this.history.second) return;
     this.drawnSecond = this.history.second;
     this.chart.draw(this.history);
@@ -488,30 +488,30 @@ class Cards {
 const MAX_PITCH = 22;
 const MIN_PITCH = 7;
 const MAX_HEIGHT = 450;
-/** A map of more ranks has the width of the page to itself. */
+/** A map of more ranks takes the whole width of the page. */
 const HUGE = 2048;
 const BLOCK_GAP = 4;
-/** What labels of rows reach above the tiles. */
+/** How far row labels extend above the tiles. */
 const LABELS_TOP = 3;
 
-/** A length of rows that ends with the block, if there is one that is not much shorter. @param {number} block @param {number} room */
+/** Chooses a row length that divides the block, if one is not much too short. @param {number} block @param {number} room */
 function partOf(block, room) {
   for (let columns = room; columns > room / 3; columns--) if (block % columns === 0) return columns;
   return 2 ** Math.floor(Math.log2(room));
 }
 
-/** Where the tiles of ranks stand. */
+/** The positions of the tiles of ranks. */
 class Layout {
   /**
-   * Tiles are as large as they fit. A row holds whole blocks of the last axis, a power of two of them, or a part of one;
-   * rows with the same place on the first axis stand together where they are several.
+   * Tiles are as large as fits. A row holds a power of two of whole blocks of the last axis, or a part of one block.
+   * Rows with the same index on the first axis form a group, if they are several.
    * @param {[string, number][]} axes @param {number} width
    */
   constructor(axes, width) {
     this.axes = axes;
     this.count = axes.reduce((count, [, size]) => count * size, 1);
     this.block = axes[axes.length - 1][1];
-    /** How many ranks share a place on the first axis. */
+    /** How many ranks share an index on the first axis. */
     this.outer = this.count / axes[0][1];
     this.columns = this.rows = 1;
     this.gap = this.rowGap = 0;
@@ -536,7 +536,7 @@ class Layout {
     this.rowGap = isSplit && this.outer % columns === 0 && this.outer < count ? BLOCK_GAP : 0;
   }
 
-  /** Of the tiles. */
+  /** The width of all tiles. */
   get width() {
     return this.x(this.columns - 1) + this.pitch;
   }
@@ -555,7 +555,7 @@ class Layout {
     return row * this.pitch + Math.floor((row * this.columns) / this.outer) * this.rowGap;
   }
 
-  /** The rank at a point, or -1. @param {number} x @param {number} y */
+  /** Finds the rank at a point, or -1. @param {number} x @param {number} y */
   rankAt(x, y) {
     if (x < 0 || y < 0 || x >= this.width || y >= this.height) return -1;
     let column = Math.min(this.columns - 1, Math.floor(x / this.pitch));
@@ -566,7 +566,7 @@ class Layout {
     return rank < this.count ? rank : -1;
   }
 
-  /** What stands before a row: where it is on the first axis if that has changed, or its first rank. @param {number} row */
+  /** Labels a row with its index on the first axis, if the row starts there, or with its first rank. @param {number} row */
   label(row) {
     const first = row * this.columns;
     if (this.axes.length === 1 || this.outer % this.columns > 0 && this.columns % this.outer > 0) return String(first);
@@ -574,7 +574,7 @@ class Layout {
     return `${this.axes[0][0]} ${first / this.outer}`;
   }
 
-  /** In words. */
+  /** Describes the layout for the caption. */
   describe() {
     const [name, size] = this.axes[this.axes.length - 1];
     const others = this.axes.slice(0, -1).map(([other]) => other).join(", ");
@@ -584,7 +584,7 @@ class Layout {
   }
 }
 
-/** The states of many ranks as tiles of one canvas, with a cursor. */
+/** A map of the states of many ranks: tiles on one canvas, with a cursor. */
 class HeatMap {
   /** @param {Mesh} mesh @param {(rank: number) => void} onInspect */
   constructor(mesh, onInspect) {
@@ -594,20 +594,20 @@ class HeatMap {
     /** @type {[string, number][]} */
     this.axes = [];
     this.at = 0;
-    /** Of the room that it is drawn for; 0 while that is not known, such as in a panel that is hidden. */
+    /** The width that the map is drawn for; 0 while it is unknown, for example in a hidden panel. */
     this.width = 0;
     this.grid = new Layout([["", 1]], MAX_PITCH);
-    /** Room for the labels of rows. */
+    /** The width of the row labels. */
     this.left = 0;
     this.colours = "";
-    /** The tiles of states, and all that is drawn, as pixels. @type {Uint32Array[]} */
+    /** The pixels of each state's tile, and below those of the whole map. @type {Uint32Array[]} */
     this.sprites = [];
     this.image = new ImageData(1, 1);
     this.pixels = new Uint32Array(1);
     this.ratio = 1;
     this.canvas = element("canvas", "mk-canvas", { "aria-hidden": "true" });
     this.context = /** @type {CanvasRenderingContext2D} */ (this.canvas.getContext("2d"));
-    // JupyterLab's shortcuts of the command mode would take the arrow keys.
+    // Otherwise the command-mode shortcuts of JupyterLab would take the arrow keys.
     this.cursor = element("div", "mk-cursor", { role: "gridcell", tabindex: "0", "data-lm-suppress-shortcuts": "true" });
     this.hover = element("div", "mk-hover", { "aria-hidden": "true" });
     this.hover.hidden = true;
@@ -615,7 +615,7 @@ class HeatMap {
     this.map = element("div", "mk-map", { role: "grid", "aria-label": `States of the ranks of ${mesh.name}` },
       this.canvas, this.hover, row);
     this.caption = element("div", "mk-caption");
-    // Its colours are those of the theme: the canvas takes them from these.
+    // The canvas reads the colours of the theme from these elements.
     this.palette = STATES.map((state) => element("span", `mk-is-${state}`));
     this.probe = element("span", "mk-probe");
     this.node = element("div", "mk-heat", {}, this.map, this.caption,
@@ -658,7 +658,7 @@ class HeatMap {
     this.label();
   }
 
-  /** The theme may have changed. */
+  /** Draws the map again if the theme has changed. */
   tick() {
     if (this.width && this.readColours()) this.paintAll();
   }
@@ -697,7 +697,7 @@ class HeatMap {
     return `11px ${getComputedStyle(this.node).fontFamily}`;
   }
 
-  /** Whether they are others than before. */
+  /** Reads the colours of the theme, and returns whether they have changed. */
   readColours() {
     const colours = [...this.palette, this.probe].map((each) => getComputedStyle(each).color);
     const paper = getComputedStyle(this.probe).backgroundColor;
@@ -708,7 +708,7 @@ class HeatMap {
     return true;
   }
 
-  /** Its upper left corner. @param {number} rank */
+  /** Returns the upper left corner of a rank's tile. @param {number} rank */
   place(rank) {
     const { columns } = this.grid;
     return [this.left + this.grid.x(rank % columns), LABELS_TOP + this.grid.y(Math.floor(rank / columns))];
@@ -724,7 +724,7 @@ class HeatMap {
     this.paintLabels();
   }
 
-  /** Pixels are copied here: as many calls of `drawImage` keep the page busy for twice as long. @param {number} rank */
+  /** Copies the pixels of a tile: as many calls of `drawImage` would take twice as long. @param {number} rank */
   paint(rank) {
     const [x, y] = this.place(rank).map((each) => Math.round(each * this.ratio));
     const tile = this.sprites[this.states[rank]];
@@ -736,7 +736,7 @@ class HeatMap {
     }
   }
 
-  /** The tiles, not the labels beside them. */
+  /** Puts the tiles on the canvas, but not the labels next to them. */
   put() {
     const left = Math.round(this.left * this.ratio);
     this.context.putImageData(this.image, 0, 0, left, 0, this.image.width - left, this.image.height);
@@ -782,7 +782,7 @@ class HeatMap {
     if (to >= 0 && to <= last) this.move(to, true);
   }
 
-  /** The next rank that is dead or has failed. @param {1 | -1} step */
+  /** Finds the next rank that is dead or failed. @param {1 | -1} step */
   next(step) {
     const count = this.states.length;
     for (let i = 1; i <= count; i++) {
@@ -842,14 +842,14 @@ class HeatMap {
 }
 
 /**
- * A state's tile, drawn once.
+ * Draws the tile of a state once, and returns its pixels.
  * @param {State} state @param {number} pitch @param {number} ratio @param {string} colour @param {string} paper
  */
 function sprite(state, pitch, ratio, colour, paper) {
   const canvas = element("canvas");
   canvas.width = canvas.height = Math.round(pitch * ratio);
   const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d", { willReadFrequently: true }));
-  // It covers what stood there before.
+  // The background covers the previous tile.
   context.fillStyle = paper;
   context.fillRect(0, 0, canvas.width, canvas.height);
   const gap = pitch > 10 ? 2 : 1;
@@ -874,7 +874,7 @@ function sprite(state, pitch, ratio, colour, paper) {
   return new Uint32Array(context.getImageData(0, 0, canvas.width, canvas.height).data.buffer);
 }
 
-/** The ranks to look at first, one a row. */
+/** The ranks that need attention, one per row. */
 class Attention {
   /** @param {Mesh} mesh */
   constructor(mesh) {
@@ -894,7 +894,7 @@ class Attention {
   draw(frame, at) {
     this.ranks = frame.ranks ?? [];
     show(this.node, this.ranks.length > 0);
-    write(this.title, this.ranks.some((rank) => rank.state !== "running") ? "Look at first" : "Running for longest");
+    write(this.title, this.ranks.some((rank) => rank.state !== "running") ? "Needs attention" : "Longest running");
     while (this.body.rows.length > this.ranks.length) this.body.deleteRow(-1);
     while (this.body.rows.length < this.ranks.length) {
       this.body.append(element("tr", "", {}, element("th", "", { scope: "row" }),
@@ -925,10 +925,10 @@ class Attention {
   }
 }
 
-/** The headline of a rank's error, if it is told. @param {number} rank @param {MeshFrame} frame */
+/** Returns the headline of a rank's error, if the frame has it. @param {number} rank @param {MeshFrame} frame */
 const errorOf = (rank, frame) => (frame.errors ?? []).find((each) => names(each.ranks, rank))?.text ?? "";
 
-/** A large mesh: its map, the rank looked at, and those to look at first. */
+/** A large mesh: its map, the inspected rank, and the ranks that need attention. */
 class Large {
   /** @param {Mesh} mesh */
   constructor(mesh) {
@@ -952,7 +952,7 @@ class Large {
     this.attention = new Attention(mesh);
     this.node = element("div", "mk-large", {}, this.map.node,
       element("div", "mk-side", {}, this.inspector, this.attention.node,
-        element("p", "mk-hint", {}, "Arrow keys move in the map, n and p to the next and previous rank that failed or died.")));
+        element("p", "mk-hint", {}, "Arrow keys move the cursor; n and p go to the next and previous rank that failed or died.")));
   }
 
   /** @param {MeshFrame} frame @param {number} at */
@@ -998,7 +998,7 @@ class Large {
 
 // --- Errors and replies -----------------------------------------------------------------------------------------------
 
-/** Errors of a mesh, each with its traceback when it was asked for. */
+/** The errors of a mesh, each with its traceback once the user requested it. */
 class Errors {
   /** @param {Mesh} mesh */
   constructor(mesh) {
@@ -1018,7 +1018,7 @@ class Errors {
     errors.forEach((error, i) => {
       const row = this.rows.get(keys[i]) ?? this.add(keys[i]);
       row.draw(error);
-      // Only what stands elsewhere is moved, for that takes the focus away.
+      // Move only rows at another position, because a move takes the focus away.
       if (this.list.children[i] !== row.node) this.list.insertBefore(row.node, this.list.children[i] ?? null);
     });
     for (const [key, row] of this.rows) {
@@ -1062,7 +1062,7 @@ class Errors {
   }
 }
 
-/** What commands came to, until it is dismissed. */
+/** The replies to commands, until the user dismisses them. */
 class Replies {
   /** @param {Mesh} mesh */
   constructor(mesh) {
@@ -1071,9 +1071,9 @@ class Replies {
     this.node.hidden = true;
   }
 
-  /** Room for an answer, filled by what is returned. @param {string} title @param {(() => void) | null} abort */
+  /** Adds an empty reply, and returns a function that fills it. @param {string} title @param {(() => void) | null} abort */
   expect(title, abort) {
-    const word = element("span", "mk-reply-word", {}, "asked …");
+    const word = element("span", "mk-reply-word", {}, "waiting …");
     const text = element("pre", "mk-pre", { tabindex: "0", role: "region", "aria-label": title });
     text.hidden = true;
     const dismiss = button("Dismiss", () => this.remove(node), "mk-button mk-small mk-dismiss");
@@ -1087,13 +1087,13 @@ class Replies {
       const said = plain(reply.text).trim();
       const isLong = said.includes("\n");
       node.classList.toggle("mk-refused", !reply.ok);
-      write(word, isLong ? (reply.ok ? "" : "could not be done") : said || (reply.ok ? "done" : "could not be done"));
+      write(word, isLong ? (reply.ok ? "" : "failed") : said || (reply.ok ? "done" : "failed"));
       write(text, isLong ? said : "");
       show(text, isLong);
       if (!reply.ok && abort) {
         head.insertBefore(confirmed("Abort", "Abort its process groups?", this.mesh.announce, abort), dismiss);
       }
-      this.mesh.announce(`${title}: ${said.split("\n")[0] || (reply.ok ? "done" : "could not be done")}`);
+      this.mesh.announce(`${title}: ${said.split("\n")[0] || (reply.ok ? "done" : "failed")}`);
     };
   }
 
@@ -1109,7 +1109,7 @@ class Replies {
 
 // --- Loops ------------------------------------------------------------------------------------------------------------
 
-/** A number with as many figures as one reads. @param {number | null} value */
+/** Formats a number with a readable number of digits. @param {number | null} value */
 function figure(value) {
   if (value === null) return "not a number";
   const size = Math.abs(value);
@@ -1117,16 +1117,16 @@ function figure(value) {
   return Number(value.toPrecision(4)).toLocaleString("en", { maximumFractionDigits: 6 });
 }
 
-/** Floating-point operations a second: `413 TFLOP/s`. @param {number} rate */
+/** Formats floating-point operations per second: `413 TFLOP/s`. @param {number} rate */
 function flops(rate) {
   const power = Math.max(0, Math.min(6, Math.floor(Math.log10(Math.max(rate, 1)) / 3)));
   return `${Number((rate / 1000 ** power).toPrecision(3))} ${["", "k", "M", "G", "T", "P", "E"][power]}FLOP/s`;
 }
 
-/** Seconds for one step: `12.3 ms`, `2.4 s`. @param {number} seconds */
+/** Formats the duration of one step: `12.3 ms`, `2.4 s`. @param {number} seconds */
 const stepTime = (seconds) => (seconds < 1 ? `${(seconds * 1000).toPrecision(3)} ms` : `${seconds.toPrecision(3)} s`);
 
-/** The places of values that follow each other, without one that is null among them. @param {(number | null)[]} values */
+/** Finds runs of consecutive values that are not null; returns the indices of each run. @param {(number | null)[]} values */
 function runs(values) {
   /** @type {number[][]} */
   const found = [];
@@ -1138,7 +1138,7 @@ function runs(values) {
   return found;
 }
 
-/** What was logged under one name: the mean of the ranks as a line, in a band from the least to the greatest. */
+/** The chart of one metric: the mean of the ranks as a line, in a band from the minimum to the maximum. */
 class Curve {
   /** @param {string} name */
   constructor(name) {
@@ -1198,11 +1198,11 @@ class Curve {
     write(this.from, `step ${first.toLocaleString("en")}`);
     write(this.to, steps[steps.length - 1].toLocaleString("en"));
     mark(this.chart, "aria-label", `${this.name} from step ${first} to ${steps[steps.length - 1]}: first ${figure(known[0])}, `
-      + `last ${figure(known[known.length - 1])}, least ${figure(least)}, most ${figure(most)}`);
+      + `last ${figure(known[known.length - 1])}, minimum ${figure(least)}, maximum ${figure(most)}`);
   }
 }
 
-/** A knob: what fits its kind, by which it is turned. */
+/** The controls of a knob: a field of its type, and a slider if it has bounds. */
 class Knob {
   /** @param {KnobFrame} knob @param {(value: import("./view.js").KnobValue) => void} onTurn */
   constructor(knob, onTurn) {
@@ -1211,12 +1211,12 @@ class Knob {
     this.isHeld = this.isCancelled = false;
     this.note = element("span", "mk-knob-note", { role: "status" });
     const label = `Knob ${knob.name}`;
-    // Keys of a notebook mean other things than those of a field.
+    // Otherwise keys that are typed in the field would trigger notebook shortcuts.
     const keys = { "data-lm-suppress-shortcuts": "true", autocomplete: "off", spellcheck: "false" };
     const isNumber = this.kind === "number";
     const type = this.kind === "boolean" ? "checkbox" : isNumber ? "number" : "text";
     this.field = element("input", `mk-field mk-${type}`, { type, "aria-label": label, ...(isNumber ? { step: "any" } : {}), ...keys });
-    /** What the field was left at: not every page has it changed by Enter, and some have it changed twice. @type {string | null} */
+    /** The last value that was sent: Enter causes no `change` event on some pages, and two on others. @type {string | null} */
     this.left = null;
     this.field.addEventListener("input", () => (this.left = null));
     this.field.addEventListener("change", () => this.leave());
@@ -1240,13 +1240,13 @@ class Knob {
     this.node = element("li", "mk-knob", {}, element("span", "mk-knob-name", {}, knob.name), ...(this.slider ? [this.slider] : []), this.field, this.note);
   }
 
-  /** Whether the slider goes by factors, as for a learning rate. */
+  /** Whether the slider is logarithmic, as for a learning rate. */
   get isLogarithmic() {
     const { low = 0, high = 0 } = this.frame;
     return low > 0 && high / low >= 100;
   }
 
-  /** What the slider stands at, with no more figures than it can tell apart. */
+  /** Reads the value of the slider, rounded to the slider's resolution. */
   slid() {
     const { low = 0, high = 0 } = this.frame;
     const part = Number(this.slider?.value) / 1000;
@@ -1255,7 +1255,7 @@ class Knob {
     return Number.isInteger(this.frame.value) && Number.isInteger(low) && high - low > 1 ? Math.round(value) : Number(value.toPrecision(3));
   }
 
-  /** What was typed is not meant; to leave a field is to turn the knob otherwise. */
+  /** Discards the typed text; leaving the field would otherwise set the knob. */
   cancel() {
     this.isCancelled = true;
     this.field.blur();
@@ -1270,7 +1270,7 @@ class Knob {
     this.turn();
   }
 
-  /** Its value, as the field shows it. */
+  /** The value of the knob, as the field shows it. */
   get shown() {
     return this.frame.value === null ? "" : String(this.frame.value);
   }
@@ -1281,7 +1281,7 @@ class Knob {
     if (this.kind === "boolean") this.onTurn(this.field.checked);
     else if (this.kind !== "number") this.onTurn(typed);
     else if (typed.trim() && Number.isFinite(Number(typed))) this.onTurn(Number(typed));
-    else this.say("a number, please");
+    else this.say("enter a number");
   }
 
   /** @param {string} text */
@@ -1289,7 +1289,7 @@ class Knob {
     write(this.note, text);
   }
 
-  /** What is being changed is left alone. @param {KnobFrame} knob */
+  /** Shows the value of the knob, except in a control that the user is changing. @param {KnobFrame} knob */
   draw(knob) {
     this.frame = knob;
     if (this.isHeld) return;
@@ -1313,7 +1313,7 @@ class Knob {
   }
 }
 
-/** A loop that is steered: how far it is, what it logs, its knobs and buttons. */
+/** A live loop: its progress, metrics, knobs and buttons. */
 class Loop {
   /** @param {Mesh} mesh @param {LoopFrame} frame */
   constructor(mesh, frame) {
@@ -1330,9 +1330,9 @@ class Loop {
     this.answer = element("p", "mk-hint", { role: "status" });
     this.pause = button("Pause", () => this.ask(this.state === "paused" ? "resume" : "pause"));
     this.step = button("Step", () => this.ask("step"));
-    this.step.title = "Do one step, and stand before the next";
+    this.step.title = "Run one step, then pause again";
     this.stop = confirmed("Stop", "End the loop?", mesh.announce, () => this.ask("stop"));
-    this.tools = element("div", "mk-actions", { role: "group", "aria-label": `Steer the loop in ${where}` }, this.pause, this.step, this.stop);
+    this.tools = element("div", "mk-actions", { role: "group", "aria-label": `Controls of the loop in ${where}` }, this.pause, this.step, this.stop);
     this.bar = element("div", "mk-bar", { role: "progressbar", "aria-label": `Steps of the loop in ${where}` }, element("div"));
     this.curveList = element("ul", "mk-curves", { "aria-label": "Curves" });
     this.knobList = element("ul", "mk-knobs", { "aria-label": "Knobs" });
@@ -1422,7 +1422,7 @@ const TITLES = /** @type {Record<Command, string>} */ ({
   interrupt: "Interrupt", heal: "Heal", restart: "Restart", down: "Down", traceback: "Traceback", stacks: "Stacks", logs: "Logs",
 });
 
-/** One mesh, with all that is shown of it. */
+/** One mesh, with all its parts. */
 class Mesh {
   /** @param {string} name @param {Page} page */
   constructor(name, page) {
@@ -1433,7 +1433,7 @@ class Mesh {
     this.frame = null;
     /** @type {Cards | Large | null} */
     this.ranks = null;
-    /** Commands that replace or end ranks, and were not answered yet. */
+    /** Number of commands that replace or end ranks and that the kernel has not answered yet. */
     this.underWay = 0;
     /** @type {Map<State, {node: HTMLElement, text: HTMLElement}>} */
     this.counts = new Map();
@@ -1453,7 +1453,7 @@ class Mesh {
     this.heal = button("Heal", () => this.ask("heal"));
     this.restart = confirmed("Restart", "Restart all?", this.announce, () => this.ask("restart"));
     this.down = confirmed("Down", "Take it down?", this.announce, () => this.ask("down"));
-    this.heal.title = "Replace dead ranks on the same places; the living keep their state";
+    this.heal.title = "Start new processes for dead ranks; the other ranks keep their state";
     this.actions = element("div", "mk-actions", { role: "group", "aria-label": `Actions for ${name}` },
       this.interrupt, this.stacks, this.heal, this.restart, this.down);
     this.body = element("div", "mk-body");
@@ -1529,7 +1529,7 @@ class Mesh {
     });
   }
 
-  /** What was told of curves, also before the loop was. */
+  /** Draws the last curves that arrived, possibly before the loop did. */
   drawCurves() {
     for (const { request, number, curves } of this.page.curves.get(this.name)?.loops ?? []) {
       this.loops.get(`${request} ${number}`)?.drawCurves(curves);
@@ -1547,7 +1547,7 @@ class Mesh {
     this.ranks.draw(frame, at);
   }
 
-  /** More ranks that are dead or failed are said to those who do not see it. @param {MeshFrame} frame */
+  /** Announces new dead or failed ranks to screen readers. @param {MeshFrame} frame */
   announceChange(frame) {
     const before = this.frame?.counts;
     if (!before) return;
@@ -1581,7 +1581,7 @@ class Mesh {
 
   /**
    * @param {Command} command @param {{ranks?: number[], abort?: boolean}} [more]
-   * @param {(reply: ReplyMessage) => void} [onReply] who shows the answer; it stands among the answers if left out
+   * @param {(reply: ReplyMessage) => void} [onReply] shows the reply; by default it appears in the list of replies
    */
   ask(command, more = {}, onReply) {
     const title = TITLES[command] + (more.ranks ? ` of rank ${more.ranks.join(", ")}` : "") + (more.abort ? ", aborting" : "");
@@ -1603,10 +1603,10 @@ class Mesh {
   }
 }
 
-const LATE = "The kernel has not answered yet. If it stays so, run %mesh show, or load the page anew.";
+const LATE = "The kernel has not answered yet. If this persists, run %mesh show or reload the page.";
 const EMPTY = "No mesh. Run %mesh up NAME -n 4 in a cell.";
 
-/** All that stands in one root. */
+/** The contents of one root element. */
 class Page {
   /** @param {HTMLElement} root @param {import("./view.js").Options} options */
   constructor(root, options) {
@@ -1615,7 +1615,7 @@ class Page {
     this.now = options.now ?? (() => Date.now() / 1000);
     /** @type {"waiting" | "open" | "closed"} */
     this.link = "waiting";
-    /** The clock of the kernel, less ours; null before it is known. @type {number | null} */
+    /** The clock of the kernel minus that of the browser; null while unknown. @type {number | null} */
     this.ahead = null;
     /** @type {Frame | null} */
     this.pending = null;
@@ -1680,7 +1680,7 @@ class Page {
       this.isLate = true;
       this.say();
     } else if (message.kind === "closed") {
-      // What was said before that is not taken for a sign of life.
+      // Draw first: a frame that came before this message must not reopen the link.
       this.drawPending();
       this.turn("closed");
     }
@@ -1733,7 +1733,7 @@ class Page {
     });
   }
 
-  /** The frame that was least delayed tells best, unless a clock was set. @param {number} at */
+  /** Takes the offset of the least delayed frame, unless a clock was set. @param {number} at */
   setClock(at) {
     const ahead = at - this.now();
     this.ahead = this.ahead === null || Math.abs(ahead - this.ahead) > 1 ? ahead : Math.max(ahead, this.ahead);
@@ -1744,12 +1744,12 @@ class Page {
     for (const mesh of this.meshes.values()) mesh.tick(this.now() + this.ahead);
   }
 
-  /** What stands above the meshes, or instead of them. */
+  /** Writes the messages above the meshes, or in place of them. */
   say() {
     const when = this.drawnAt ? new Date(this.drawnAt * 1000).toLocaleTimeString() : "";
-    const asOf = when ? ` What is shown was so at ${when}.` : "";
+    const asOf = when ? ` Last update at ${when}.` : "";
     const lines = { waiting: asOf && `Waiting for the kernel.${asOf}`, open: "", closed: `Disconnected from the kernel.${asOf}` };
-    writeOrHide(this.banner, this.isFit ? lines[this.link] : "This page is older than the kernel, and can't show what it says. Reload the page.");
+    writeOrHide(this.banner, this.isFit ? lines[this.link] : "This page is older than the kernel and can't show its meshes. Reload the page.");
     mark(this.banner, "data-kind", this.isFit ? this.link : "misfit");
     show(this.list, this.isFit);
     show(this.empty, this.isFit && this.meshes.size === 0 && this.link !== "closed");
@@ -1759,7 +1759,7 @@ class Page {
 
   /** @param {string} text */
   announce(text) {
-    // The same once more is said only where it differs.
+    // Screen readers announce a repeated text only if it differs.
     this.live.textContent = this.live.textContent === text ? `${text}\u00a0` : text;
   }
 
@@ -1789,7 +1789,7 @@ class Page {
   }
 }
 
-/** Who came by the keyboard presses buttons with Enter, which is a shortcut of JupyterLab otherwise. @param {FocusEvent} event */
+/** Lets Enter press a button that has keyboard focus, where JupyterLab would run a shortcut. @param {FocusEvent} event */
 function keepKeys(event) {
   const target = /** @type {HTMLElement} */ (event.target);
   if (target.tagName === "BUTTON") target.toggleAttribute("data-lm-suppress-shortcuts", target.matches(":focus-visible"));
@@ -1804,9 +1804,9 @@ export function mount(root, options) {
 /** @type {typeof import("./view.js").default} */
 const widget = {
   render({ model, el }) {
-    el.classList.add("mk-live"); // so the style sheet hides the table of the same mesh, which is for saved notebooks
+    el.classList.add("mk-live"); // the style sheet then hides the table of the same mesh, which is for saved notebooks
     const view = mount(el, { send: (message) => model.send(message), mesh: model.get("mesh") });
-    // Of a page that was too slow for anywidget no message is heard any more: then the table is to be seen after all.
+    // A page that was too slow for anywidget receives no more messages: show the table again.
     const late = setTimeout(() => {
       el.classList.remove("mk-live");
       view.receive({ kind: "late" });
@@ -1816,7 +1816,7 @@ const widget = {
       el.classList.add("mk-live");
       view.receive(message);
     };
-    // It is told only that this has changed; the comm is gone, for a new one has a new model.
+    // The event only says that the comm's state changed: the comm is closed, since a new comm has a new model.
     const onComm = () => view.receive({ kind: "closed" });
     model.on("msg:custom", onMessage);
     model.on("comm_live_update", onComm);
