@@ -1,1 +1,1 @@
-"""Output of many ranks as one: equal lines and displays once, floods bounded. Pure."""
+"""Merges the output of many ranks: equal lines and displays appear once, and floods are bounded. Pure."""

@@ -1,15 +1,14 @@
-"""Progress bars: lines that rewrite themselves, shown live in one block instead of as a line for each state.
+"""Shows progress bars, lines that rewrite themselves, live in one block instead of one line per state.
 
 Theory of operation
 -------------------
-A `Screen` is what a terminal would do with one stream of one rank, as far as progress bars need it: carriage returns
-rewrite a row, newlines and cursor-up (nested bars) change the row. A row is a *bar* once something was written after a
-carriage return. Rows leave the screen at its top, in order, when an ordinary line follows them, or when the cursor has
-rested below them for `SETTLED_S`.
+A `Screen` emulates a terminal for one stream of one rank, as far as progress bars need it: carriage returns rewrite a row,
+newlines and cursor-up (nested bars) change the row. A row is a *bar* once text follows a carriage return. Rows leave the
+screen at its top, in order, when an ordinary line follows them, or when the cursor has stayed below them for `SETTLED_S`.
 
-A bar that is live for `LIVE_AFTER_S` is shown in a *block*: text that is updated in place, at most every `EVERY_S`. It
-stays there in its last state. A shorter one becomes an ordinary line when it ends. Either way it is shown once. Bars of
-several ranks with the same text before their percentage are one line, that of the rank which is farthest behind.
+A bar that is live for `LIVE_AFTER_S` appears in a *block*: text that is updated in place, at most every `EVERY_S`. It
+stays there in its last state. A shorter bar becomes an ordinary line when it ends. Either way it appears once. Bars of
+several ranks with the same text before their percentage share one line, which shows the slowest rank.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ __all__ = ["Bar", "BarBlock", "BarBoard", "Screen", "fold_key", "slowest"]
 LIVE_AFTER_S = 0.15
 EVERY_S = 0.2
 SETTLED_S = 0.1
-MAX_ROWS = 100  # of a screen
-MAX_LINES = 32  # of a block
+MAX_ROWS = 100  # on a screen
+MAX_LINES = 32  # in a block
 MAX_LINE_LENGTH = 300
 _UP = re.compile(r"\x1b\[(\d*)A")
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%")
@@ -48,16 +47,16 @@ class Row(Partial):
 
     @property
     def is_blank(self) -> bool:
-        """Whether nothing is seen."""
+        """Whether the row has no visible text."""
         return not self.visible.strip()
 
 
 class Screen:
-    """What one rank has written to one stream since its first progress bar, as a terminal would show it.
+    """The rows of a terminal with what one rank wrote to one stream since its first progress bar.
 
     Args:
-        partial: the beginning of the line on which the bar is.
-        max_length: characters above which a row is cut in the middle.
+        partial: the start of the line that holds the bar.
+        max_length: longer rows are cut in the middle, in characters.
     """
 
     def __init__(self, partial: Partial | None, max_length: int) -> None:
@@ -69,7 +68,7 @@ class Screen:
         self._max_length = max_length
 
     def write(self, text: str, now: float) -> list[Row]:
-        """Take what was written; gives the rows that have left the screen."""
+        """Write text to the screen, and return the rows that leave it."""
         left: list[Row] = []
         for i, line in enumerate(text.split("\n")):
             if i:
@@ -87,7 +86,7 @@ class Screen:
         return left
 
     def settle(self, now: float, *, everything: bool = False) -> list[Row]:
-        """Rows above a cursor that has rested leave the screen; all rows if ``everything``."""
+        """Remove and return the rows above a cursor that has not moved for `SETTLED_S`; all rows if ``everything``."""
         if everything:
             left, self.rows, self._cursor = self.rows, [Row()], 0
             return left if left[-1].text else left[:-1]
@@ -97,7 +96,7 @@ class Screen:
 
     @property
     def rest(self) -> Partial | None:
-        """The one row there is, if it is no bar: what is left when all bars have gone."""
+        """The only row, if it is not a bar: the incomplete line after all bars ended."""
         return self.rows[0] if len(self.rows) == 1 and self.rows[0].bar_since is None else None
 
     def _put(self, text: str, now: float) -> None:
@@ -135,13 +134,13 @@ class Bar:
 
     @property
     def description(self) -> str | None:
-        """What stands before the percentage; None if there is no percentage, nor such as ``3/10``."""
+        """The text before the percentage, or before a fraction such as ``3/10``; None without either."""
         match = _PERCENT.search(self.text) or _OF_TOTAL.search(self.text)
         return None if match is None else self.text[: match.start()].strip()
 
     @property
     def progress(self) -> float:
-        """In percent."""
+        """The progress in percent."""
         if match := _PERCENT.search(self.text):
             return float(match[1])
         match = _OF_TOTAL.search(self.text)
@@ -149,26 +148,26 @@ class Bar:
 
     @property
     def elapsed(self) -> tuple[int, ...]:
-        """Hours, minutes and seconds of such as ``[00:05<00:07``; zero if it tells none."""
+        """The elapsed hours, minutes and seconds, read from ``[00:05<00:07``; zero if the bar shows none."""
         match = _ELAPSED.search(self.text)
         parts = [int(part) for part in match[1].split(":")] if match else []
         return (*[0] * (3 - len(parts)), *parts)
 
 
 def fold_key(text: str) -> str:
-    """What bars that have ended must have in common to be shown as one line: all up to the percentage."""
+    """Return the text, up to the percentage, that ended bars must share to appear as one line."""
     match = _PERCENT.search(text) or _OF_TOTAL.search(text)
     return text if match is None else text[: match.end()]
 
 
 def slowest(bars: Sequence[Bar]) -> Bar:
-    """The bar that is farthest behind; of equals that which took longest, as tqdm tells; of these that of the first rank."""
+    """Choose the bar with the least progress; among equals the longest elapsed time, then the lowest rank."""
     return min(bars, key=lambda bar: (bar.progress, [-part for part in bar.elapsed], bar.rank))
 
 
 @dataclass(frozen=True, slots=True)
 class BarBlock:
-    """A block to show; the same ``number`` again replaces it."""
+    """A block to show; it replaces an earlier block with the same ``number``."""
 
     number: int
     text: str
@@ -176,38 +175,38 @@ class BarBlock:
 
 @dataclass
 class BarBoard:
-    """Decides what is in the blocks.
+    """Decides which bars each block shows.
 
     Attributes:
-        raw: one line for each rank, whatever it says.
-        more: how to see what is left out of a block, in words.
+        raw: show one line for each rank, even if lines are equal.
+        more: text that says how to see bars that a block leaves out.
     """
 
     raw: bool = False
     more: str = ""
     _number: int = 0
-    _ended: dict[int, list[Bar]] = field(default_factory=dict)  # by rank, those that were shown in this block
+    _ended: dict[int, list[Bar]] = field(default_factory=dict)  # rank -> ended bars that this block showed
     _is_over: bool = True
     _text: str = ""
     _at: float = float("-inf")
 
     def keep(self, bar: Bar) -> None:
-        """A bar that was shown has ended: it stays where it is."""
+        """Keep a bar that has ended in the block that showed it."""
         self._ended.setdefault(bar.rank, []).append(bar)
 
     def line_shown(self) -> None:
-        """Something else was shown below the block: a bar that begins after this goes into a new one."""
+        """Note that other output appeared below the block, so that new bars go to a new block."""
         self._is_over = True
 
     def forget(self) -> None:
-        """Leave the block as it is; what is live goes into a new one."""
+        """Leave the block as it is, so that live bars go to a new block."""
         self._is_over, self._text = True, ""
         self._ended.clear()
 
     def update(
         self, screens: Sequence[tuple[int, Stream, Screen]], now: float, *, last: bool = False
     ) -> list[BarBlock]:
-        """Blocks that have changed and are to be shown again; live bars are read from the screens."""
+        """Return the blocks that must be shown again, with the live bars of the screens."""
         if not (last or now >= self._at + EVERY_S):
             return []
         live: dict[int, list[Bar]] = {}

@@ -1,18 +1,18 @@
-"""Output of many ranks as one stream: lines that several ranks wrote are shown once, with their ranks.
+"""Merges the output of many ranks into one stream: a line that several ranks wrote appears once, with its ranks.
 
 Theory of operation
 -------------------
 ``feed`` assembles lines and puts them in one queue per rank; ``drain`` merges the heads of the queues.
 
-1. While all queues have the same head, it is taken at once, with all ranks (in bulk: ranks mostly write the same).
-2. Otherwise the head that was fed longest ago is due ``window_s`` after it was fed, and so is a head that all ranks
-   have somewhere in their queues: nobody else can still write it.
-3. A due head that stands deeper in another rank's queue waits for what is in front of it there, which is taken
+1. While all queues have the same head, it is taken immediately, with all ranks (in bulk: ranks mostly write the same).
+2. Otherwise the head that was fed longest ago is due ``window_s`` after it was fed. A head that all ranks have
+   somewhere in their queues is also due: no other rank can still write it.
+3. A due head that is deeper in another rank's queue waits for the lines in front of it there, which are taken
    first: of ``A B C`` and ``X A B C``, ``X`` goes first and the rest is common. Where lines cross (``A B`` and
    ``B A``), the one whose partner is farthest away is given up: a greedy longest common subsequence.
 
-Deeper means within a look-ahead, for which each queue keeps the positions of its lines in a dict, and one dict for
-all counts the ranks that hold a line: no step scans a queue. What is taken goes through a ``FloodGate``. For each rank
+Deeper means within a look-ahead. Each queue keeps the positions of these lines in a dict, and one shared dict
+counts the ranks that hold a line, so no step scans a queue. Taken lines pass a ``FloodGate``. For each rank
 the lines that come out are a subsequence of those that went in, and without a flood they are all of them.
 """
 
@@ -28,9 +28,9 @@ from monarch_kernel.notebook.output.text import Partial, close_colors, cut, last
 
 __all__ = ["FoldedItem", "FoldedLine", "OutputFolder", "render"]
 
-# Marks of what is no line, but has its place among lines.
-_GAP = "g"  # lines left out by the rank's agent; the text is how many
-_BAR = "b"  # a progress bar that has ended and was not shown live; the text is its stream's mark and what it folds by
+# Marks of entries that are not lines, but have a place among lines.
+_GAP = "g"  # lines left out by the rank's agent; the text is their number
+_BAR = "b"  # a progress bar that ended and was not shown live; the text is its stream's mark and its fold key
 _ITEM = "i"  # anything else, such as a figure; the text is its key
 _MARKED = _GAP + _BAR + _ITEM
 _LOOK_AHEAD = 1_000
@@ -42,19 +42,19 @@ class OutputFolder:
     """Folds the lines of many ranks into lines with their ranks.
 
     Args:
-        ranks: the ranks whose output comes; a line is complete when all of them gave it.
+        ranks: the ranks whose output is fed; a line is complete when all of them wrote it.
         window_s: how long a line waits for other ranks to write it, too.
-        raw: show every line for itself, in the order in which lines come, without waiting.
-        max_lines: lines held at most; above that they go without waiting for other ranks.
-        max_nbytes: characters held at most, likewise.
-        max_line_length: characters above which a single line is cut in the middle.
+        raw: show every line separately, in the order of arrival, without waiting.
+        max_lines: most lines to hold; above that, lines pass without waiting for other ranks.
+        max_nbytes: most characters to hold, likewise.
+        max_line_length: longer lines are cut in the middle, in characters.
         lines_per_s: lines shown per second on average.
         nbytes_per_s: bytes shown per second on average.
         burst_lines: lines that may be shown at once.
         burst_nbytes: bytes that may be shown at once.
         last_lines: how many of a rank's last lines ``finish`` shows, even after a flood.
-        item_window_s: how long an item waits for other ranks to give it, too.
-        more: a command that shows all that was written, for the notes on what is left out.
+        item_window_s: how long an item waits for other ranks to display it, too.
+        more: a command that shows all output, for the notes on left-out lines.
     """
 
     def __init__(
@@ -97,9 +97,9 @@ class OutputFolder:
         self._partials: dict[tuple[int, Stream], Partial] = {}
         self._screens: dict[tuple[int, Stream], Screen] = {}
         self._board = BarBoard(raw, f"; all: {more}" if more else "")
-        self._ended_bars: dict[str, dict[int, deque[str]]] = {}  # by the line that stands for them, and by rank
+        self._ended_bars: dict[str, dict[int, deque[str]]] = {}  # fold key -> rank -> texts of the bars
         self._item_delay_s = max(0.0, item_window_s - window_s)
-        self._fed: deque[tuple[float, _Queue, int]] = deque()  # when, where, and the position after what was fed
+        self._fed: deque[tuple[float, _Queue, int]] = deque()  # when it was fed, the queue, and the position after it
         self._n_held = 0
         self._length_held = 0
         self._n_marked_held = 0
@@ -117,14 +117,14 @@ class OutputFolder:
         return bool(self._n_held or self._gate.pending)
 
     def feed(self, rank: int, stream: Stream, text: str, now: float, dropped_lines: int = 0) -> None:
-        """Take what a rank wrote, in any chunking.
+        """Feed output of a rank, in chunks of any size.
 
         Args:
-            rank: who wrote it.
-            stream: where.
-            text: any number of lines, perhaps not ending in one.
-            now: the time in seconds, of any clock that only goes forward.
-            dropped_lines: lines that were left out before ``text``.
+            rank: the rank that wrote it.
+            stream: the stream that it wrote to.
+            text: any number of lines; the last may be incomplete.
+            now: the time in seconds, of any monotonic clock.
+            dropped_lines: number of lines left out before ``text``.
 
         Raises:
             ValueError: ``rank`` is not one of the folder's ranks.
@@ -132,7 +132,7 @@ class OutputFolder:
         queue = self._queue_of(rank)
         lines: list[str] = []
         if dropped_lines > 0:
-            # The end of a line that had begun is among what was left out.
+            # The left-out lines include the end of the incomplete line.
             lines += self._end_partial(rank, stream)
             lines.append(f"{_GAP}{dropped_lines}")
             self._n_marked_held += 1
@@ -141,7 +141,7 @@ class OutputFolder:
             self._enqueue(queue, lines, now)
 
     def feed_item(self, rank: int, key: str, now: float) -> None:
-        """Take something that has its place among the rank's lines; items with the same key are given together.
+        """Feed an item with a place among the rank's lines; equal keys of several ranks make one item.
 
         Raises:
             ValueError: ``rank`` is not one of the folder's ranks.
@@ -151,7 +151,7 @@ class OutputFolder:
         self._enqueue(queue, [_ITEM + key], now, self._item_delay_s)
 
     def drain(self, now: float) -> list[FoldedLine | FoldedItem]:
-        """Lines and items that are ready to be shown."""
+        """Return the lines and items that are ready to be shown."""
         for (rank, stream), screen in list(self._screens.items()):
             if lines := self._left(rank, stream, screen.settle(now)):
                 self._enqueue(self._queues[rank], lines, now)
@@ -162,11 +162,11 @@ class OutputFolder:
         return shown
 
     def finish(self, now: float, *, goes_on: bool = False) -> list[FoldedLine | FoldedItem]:
-        """All that is left, unterminated lines too (as lines), whatever the rate.
+        """Return all remaining output, including incomplete lines (as lines), regardless of the rate.
 
         Args:
             now: the time in seconds.
-            goes_on: whether more may come: then bars stay live.
+            goes_on: whether more output may follow, so that bars stay live.
         """
         for rank, stream in [*self._partials, *([] if goes_on else self._screens)]:
             if lines := self._end_partial(rank, stream):
@@ -175,13 +175,13 @@ class OutputFolder:
         return self._gate.finish(now)
 
     def bars(self, now: float, *, last: bool = False) -> list[BarBlock]:
-        """Blocks of progress bars that are to be shown (again); to be called after ``drain``, or ``finish`` and ``last``."""
+        """Return new and changed blocks of progress bars; call it after ``drain``, or with ``last`` after ``finish``."""
         return self._board.update(
             [(rank, stream, screen) for (rank, stream), screen in self._screens.items()], now, last=last
         )
 
     def cleared(self) -> None:
-        """Say that what was shown so far has been taken away."""
+        """Note that the output so far has been cleared."""
         self._board.forget()
 
     def _queue_of(self, rank: int) -> _Queue:
@@ -193,7 +193,7 @@ class OutputFolder:
     # -- lines --
 
     def _assemble(self, rank: int, stream: Stream, text: str, now: float) -> list[str]:
-        """Complete lines, each with its stream's mark; the rest is kept until its end comes."""
+        """Return the complete lines, each with its stream's mark; keep the incomplete one until its end arrives."""
         screen = self._screens.get((rank, stream))
         partial = self._partials.pop((rank, stream), None)
         if screen is None and _rewrites(partial, text):
@@ -229,13 +229,13 @@ class OutputFolder:
         return [] if partial is None else [_MARKS[stream] + partial.end(self._max_line_length)]
 
     def _left(self, rank: int, stream: Stream, rows: list[Row]) -> list[str]:
-        """Lines of the rows that have left a screen, which goes when no bar is on it."""
+        """Return the lines of rows that left a screen, and drop the screen if it has no bar."""
         lines: list[str] = []
         for row in rows:
             if row.bar_since is None:
                 lines.append(_MARKS[stream] + row.end(self._max_line_length))
             elif row.is_blank:
-                continue  # it has wiped itself
+                continue  # the bar cleared itself
             elif row.shown:
                 self._board.keep(Bar(rank, stream, row.visible))
             else:
@@ -267,14 +267,14 @@ class OutputFolder:
     # -- merging --
 
     def _merge(self, due: float, now: float, n_lines: int = 0, length: int = 0) -> None:
-        """Take what all ranks agree on and what was fed until ``due``, as long as more than the bounds is held."""
+        """Take lines common to all ranks and lines fed until ``due``, while more than the bounds are held."""
         while self._n_held > n_lines or self._length_held > length:
             if self._take_agreed(now):
                 continue
             queue, end = self._due_queue(due)
             if queue is None:
                 break
-            # Alone with its lines: no need to look at the other queues.
+            # Only this rank has these lines: the other queues don't matter.
             if n_alone := queue.n_alone(end):
                 self._emit((queue.rank,), queue.peek(0, n_alone), now)
                 queue.skip(n_alone)
@@ -286,7 +286,7 @@ class OutputFolder:
         self._flush(now)
 
     def _take_agreed(self, now: float) -> bool:
-        """Take the lines with which all queues begin; whether there were any."""
+        """Take the lines with which all queues start; return whether there were any."""
         first = self._first_queue
         head = first.head
         if head is None:
@@ -310,7 +310,7 @@ class OutputFolder:
         return True
 
     def _due_queue(self, due: float) -> tuple[_Queue | None, int]:
-        """A queue whose head need not wait any longer (fed until ``due``, or held by all ranks), and up to where."""
+        """Return a queue whose head is due (fed until ``due``, or held by all ranks), and the position up to which it is."""
         for queue in self._unindexed:
             queue.index()
         self._unindexed.clear()
@@ -324,14 +324,14 @@ class OutputFolder:
         queues = self._queues.values()
         for queue in queues:
             if queue.head is None:
-                return None, 0  # what a rank has not written can't be held by all
+                return None, 0  # a rank with an empty queue holds no line
         for queue in queues:
             if self._holders[queue.head or ""] == len(queues):
                 return queue, queue.position + 1
         return None, 0
 
     def _take(self, queue: _Queue, now: float) -> None:
-        """Take the head of ``queue``, or what has to go before it."""
+        """Take the head of ``queue``, or a line that must go before it."""
         distances: dict[str, int] = {}
         while True:
             head = queue.head
@@ -340,7 +340,7 @@ class OutputFolder:
                 takers = [queue]
                 break
             if head in distances:
-                # Lines cross. Give up the one in the circle whose partner is farthest away.
+                # Lines cross. Give up the line in the cycle whose partner is farthest away.
                 circle = list(distances)
                 head = max(circle[circle.index(head) :], key=distances.__getitem__)
                 takers = [each for each in self._queues.values() if each.head == head]
@@ -360,7 +360,7 @@ class OutputFolder:
         for each in takers:
             each.pop()
 
-    # -- what is taken --
+    # -- taken lines --
 
     def _emit(self, ranks: tuple[int, ...], lines: list[str], now: float) -> None:
         self._n_held -= len(lines) * len(ranks)
@@ -376,7 +376,7 @@ class OutputFolder:
             self._pass(self._batch_ranks, batch, now)
 
     def _pass(self, ranks: tuple[int, ...], lines: list[str], now: float) -> None:
-        """Hand lines to the gate, and what has its place among them."""
+        """Pass lines, and the marked entries among them, to the gate."""
         start = 0
         if self._n_marked_held:
             for i, line in enumerate(lines):
@@ -403,7 +403,7 @@ class OutputFolder:
 
 
 def _rewrites(partial: Partial | None, text: str) -> bool:
-    """Whether the text rewrites a line, rather than end lines with CR LF."""
+    """Whether the text rewrites a line; CR LF line ends do not count."""
     if "\r" not in text and (partial is None or "\r" not in partial.text):
         return False
     whole = text if partial is None else partial.text[-1:] + text
@@ -411,9 +411,9 @@ def _rewrites(partial: Partial | None, text: str) -> bool:
 
 
 class _Queue:
-    """Lines of one rank that wait to be merged, and where they are within the look-ahead.
+    """Lines of one rank that wait to be merged, with an index of the lines within the look-ahead.
 
-    Positions count all lines that the rank ever wrote, so they stay true when lines are taken.
+    Positions count all lines that the rank ever wrote, so they stay valid when lines are taken.
     """
 
     __slots__ = ("_base", "_holders", "_indexed", "_later", "first", "lines", "position", "rank")
@@ -421,11 +421,11 @@ class _Queue:
     def __init__(self, rank: int, holders: dict[str, int]) -> None:
         self.rank = rank
         self.lines: list[str] = []
-        self.position = 0  # of the head
-        self.first: dict[str, int] = {}  # line -> its first position, from the head to _indexed
-        self._base = 0  # position of lines[0]; taken lines are removed now and then, not one by one
+        self.position = 0  # position of the head
+        self.first: dict[str, int] = {}  # line -> its first position between the head and _indexed
+        self._base = 0  # position of lines[0]; taken lines are removed in batches
         self._holders = holders
-        self._later: dict[str, deque[int]] = {}  # further positions of lines that come more than once
+        self._later: dict[str, deque[int]] = {}  # further positions of repeated lines
         self._indexed = 0
 
     @property
@@ -435,17 +435,17 @@ class _Queue:
 
     @property
     def head(self) -> str | None:
-        """The next line, None if there is none."""
+        """The next line, or None."""
         offset = self.position - self._base
         return self.lines[offset] if offset < len(self.lines) else None
 
     def peek(self, skip: int, n: int) -> list[str]:
-        """Up to ``n`` lines, from ``skip`` lines behind the head."""
+        """Return up to ``n`` lines, starting ``skip`` lines after the head."""
         start = self.position - self._base + skip
         return self.lines[start : start + n]
 
     def n_alone(self, end: int) -> int:
-        """How many lines from the head on, up to position ``end``, no other rank has within its look-ahead."""
+        """Count the lines from the head, up to position ``end``, that no other rank has within its look-ahead."""
         n = 0
         for line in self.peek(0, min(end, self._indexed) - self.position):
             if self._holders[line] > 1:
@@ -454,7 +454,7 @@ class _Queue:
         return n
 
     def index(self) -> None:
-        """Note the positions of lines up to the look-ahead."""
+        """Index the positions of lines up to the look-ahead."""
         stop = min(self.position + _LOOK_AHEAD, self.end)
         start = self._indexed
         if start >= stop:
@@ -514,14 +514,14 @@ class _Queue:
 
 
 def render(lines: Iterable[FoldedLine], *, width_of_label: int | None = None) -> list[tuple[Stream, str]]:
-    """Text to write: ``[0-3] text``, lines of the same stream in one chunk.
+    """Format lines as text, ``[0-3] text``, with consecutive lines of a stream in one chunk.
 
     Args:
-        lines: what ``drain`` or ``finish`` gave.
-        width_of_label: pad labels to this width, so that texts of different ranks line up.
+        lines: the result of ``drain`` or ``finish``.
+        width_of_label: pad labels to this width, so that texts are aligned.
 
     Returns:
-        Stream and text, in order.
+        Streams and texts, in order.
     """
     labels: dict[tuple[int, ...], str] = {}
     chunks: list[tuple[Stream, list[str]]] = []

@@ -1,4 +1,4 @@
-"""The logs of ranks as lines: the last of each rank, with the cells they belong to, equal ones once."""
+"""Formats the logs of ranks: the last lines of each rank, with the cells they belong to, and equal lines once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_NBYTES = 1 << 20
 
 
 class CellMark(NamedTuple):
-    """When a cell began, in seconds since 1970, and on which ranks."""
+    """When a cell started, in seconds since 1970, and on which ranks."""
 
     at: float
     number: int
@@ -38,14 +38,14 @@ def log_lines(
     stderr: bool = False,
     raw: bool = False,
 ) -> list[FoldedLine]:
-    """The last lines of each rank, in the order in which it wrote them.
+    """Format the last lines of each rank, in the order in which it wrote them.
 
     Args:
-        logs: rank -> what is kept of its output.
-        marks: cells, in the order in which they began; a line says where the output of each begins.
-        n_lines: of each rank, at most.
-        stderr: whether to show only what was written there.
-        raw: whether to show every line of every rank for itself.
+        logs: rank -> its stored output.
+        marks: cells in the order in which they started; a line marks the start of each cell's output.
+        n_lines: largest number of lines of each rank.
+        stderr: whether to show only ``stderr``.
+        raw: whether to show every line of every rank separately.
     """
     folder = OutputFolder(list(logs), raw=raw, burst_lines=10**9, burst_nbytes=10**12)
     for rank, records in logs.items():
@@ -62,12 +62,12 @@ def log_lines(
 
 
 def _tail(records: Sequence[LogRecord], n_lines: int) -> Sequence[LogRecord]:
-    """The end of some records that holds their last lines: of megabytes mostly a few lines are asked for."""
+    """Return the end of the records with their last lines: callers usually want a few lines of megabytes."""
     first, n_ends = len(records), 0
     while first and n_ends <= n_lines:
         first -= 1
         n_ends += records[first].text.count("\n")
-    # The first line of each stream that ends there may have begun long before.
+    # The first line of each stream in these records may have started long before.
     begins = []
     for stream in ("stdout", "stderr"):
         text = ""
@@ -83,7 +83,7 @@ def _tail(records: Sequence[LogRecord], n_lines: int) -> Sequence[LogRecord]:
 
 
 def _lines(rank: int, records: Sequence[LogRecord], marks: Sequence[CellMark]) -> Iterator[_Line]:
-    """Yield the lines that a rank wrote, of both streams, each with the cell in which it ended."""
+    """Yield the lines of both streams of a rank, each with the cell in which the line ended."""
     mine = [mark for mark in marks if rank in mark.ranks]
     n_begun = 0
     partial = {"stdout": "", "stderr": ""}
@@ -101,11 +101,11 @@ def _lines(rank: int, records: Sequence[LogRecord], marks: Sequence[CellMark]) -
 
 
 def _bounded(lines: list[FoldedLine]) -> list[FoldedLine]:
-    """Leave out what is too much for a notebook, from the front."""
+    """Bound the size of the lines for a notebook: leave out the first ones."""
     room = MAX_NBYTES
     for i in range(len(lines) - 1, -1, -1):
         room -= len(lines[i].text.encode("utf-8", "replace")) + 20
         if room < 0:
-            text = f"… {i + 1:,} earlier lines left out here; ask for one rank, or for fewer --lines"
+            text = f"… {i + 1:,} earlier lines left out here; select one rank, or fewer --lines"
             return [FoldedLine((), "stdout", text, note=True), *lines[i + 1 :]]
     return lines

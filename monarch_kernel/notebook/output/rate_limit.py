@@ -1,18 +1,18 @@
-"""The bound on how much output is shown: the first lines as they come, then a share, and always the last.
+"""Limits the rate of shown output: the first lines immediately, then a share, and always the last lines.
 
-Why: ``jupyter_server`` drops messages above about 1 MB/s or 1,000 messages/s, without asking which ones matter. Here
-the loss is chosen, counted by rank, and said in the stream at the place where it happened.
+``jupyter_server`` drops messages above about 1 MB/s or 1,000 messages/s, whatever they contain. This module instead
+chooses which lines to leave out, counts them by rank, and notes the loss in the stream at the place where it occurs.
 
 Theory of operation
 -------------------
 Lines pass while a token bucket (lines and bytes) has tokens. When it is empty, lines wait in ``_waiting``, a queue that
-is shown from its front as tokens come back. When too many wait, the queue is squeezed: its front (a second's worth,
-so that what is shown comes in readable stretches) and the last lines of every rank stay; the middle becomes a gap,
-which is shown as a note when its turn comes. Hence, at any time:
+is shown from its front as the bucket refills. When too many lines wait, the queue is squeezed: its front (a second's worth,
+so that shown lines form readable stretches) and the last lines of every rank stay. The middle becomes a gap,
+which appears as a note when it reaches the front. Hence, at any time:
 
-- for each rank, shown lines + lines in gaps + waiting lines = lines accepted, in the order in which it wrote them;
+- for each rank, shown lines + lines in gaps + waiting lines = accepted lines, in the order in which the rank wrote them;
 - the last lines of every rank are shown or waiting, so ``finish`` can show them;
-- a gap may stand earlier than where its lines were among lines of *other* ranks, never among those of its own.
+- a gap may appear earlier than its lines were relative to lines of *other* ranks, but never relative to lines of its ranks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["STDERR", "STDOUT", "FloodGate", "FoldedItem", "FoldedLine"]
 
 Stream = Literal["stdout", "stderr"]
 
-# Inside, a line is one string, its stream's mark and then its text: one hash and one comparison tell equal lines.
+# Internally a line is one string, the mark of its stream and then its text, so equality takes one hash and one comparison.
 STDOUT = "o"
 STDERR = "e"
 
@@ -43,13 +43,13 @@ _MAX_RANKS_IN_NOTE = 8
 
 @dataclass(frozen=True, slots=True)
 class FoldedLine:
-    """One line to show, for all the ranks that wrote it.
+    """One line to show, with the ranks that wrote it.
 
     Attributes:
-        ranks: the ranks that wrote it, sorted; for a note the ranks that it is about.
-        stream: where they wrote it.
+        ranks: the ranks that wrote it, sorted; for a note, the ranks that it describes.
+        stream: the stream that they wrote it to.
         text: the line, without its newline.
-        note: whether this is not output, but says what was left out here.
+        note: whether this is a note about lines left out here, rather than output.
     """
 
     ranks: tuple[int, ...]
@@ -60,7 +60,7 @@ class FoldedLine:
 
 @dataclass(frozen=True, slots=True)
 class FoldedItem:
-    """Something other than a line, at its place among the lines, for all the ranks that gave it."""
+    """Output other than a line, at its place among the lines, with the ranks that displayed it."""
 
     ranks: tuple[int, ...]
     key: str
@@ -76,22 +76,22 @@ class _Run:
 
 @dataclass(slots=True)
 class _Gap:
-    """Lines that are left out, by rank."""
+    """Lines that are left out, counted by rank."""
 
     counts: Counter[int]
 
 
 class FloodGate:
-    """Lets lines through at a bounded rate; counts and tells what it leaves out.
+    """Passes lines at a bounded rate; counts the lines that it leaves out, and notes them.
 
     Args:
         lines_per_s: lines shown per second on average.
         nbytes_per_s: bytes shown per second on average, labels included.
-        burst_lines: lines that may come at once.
-        burst_nbytes: bytes that may come at once.
-        last_lines: how many of a rank's last lines ``finish`` shows for sure; fewer where many ranks or very long
-            lines would make these alone a flood, or where the rank's own agent left out lines among them.
-        more: a command that shows what is left out.
+        burst_lines: lines that may pass at once.
+        burst_nbytes: bytes that may pass at once.
+        last_lines: number of each rank's last lines that ``finish`` always shows; fewer if many ranks or very long
+            lines would themselves make a flood, or if the agent of the rank left out lines among them.
+        more: a command that shows the lines that are left out.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class FloodGate:
         return bool(self._waiting or self._shown)
 
     def accept(self, ranks: tuple[int, ...], lines: Sequence[str], now: float) -> None:
-        """Take lines (mark and text) that all of ``ranks`` wrote; keeps no reference to ``lines``."""
+        """Accept lines (mark and text) that all of ``ranks`` wrote; keeps no reference to ``lines``."""
         n_shown = 0
         if not self._waiting:
             self._refill(now)
@@ -136,11 +136,11 @@ class FloodGate:
             self._wait(len(lines) - n_shown)
 
     def accept_item(self, item: FoldedItem) -> None:
-        """Take an item, which is shown at its place, or, where lines wait in a flood, before these."""
+        """Accept an item, which is shown at its place, or before any waiting lines."""
         self._shown.append(item)
 
     def leave_out(self, rank: int, n_lines: int) -> None:
-        """Take note of lines that ``rank`` wrote next, and that were left out before they came here."""
+        """Count lines that ``rank`` wrote next and that were left out before they arrived."""
         self.left_out[rank] += n_lines
         last = self._waiting[-1] if self._waiting else None
         if isinstance(last, _Gap):
@@ -150,20 +150,20 @@ class FloodGate:
             self._wait(1)
 
     def release(self, now: float) -> list[FoldedLine | FoldedItem]:
-        """What may be shown now."""
+        """Return the lines and items that may be shown now."""
         self._refill(now)
         while self._waiting:
             item = self._waiting[0]
             if isinstance(item, _Gap):
-                # Gaps of the next second join this one rather than make a note each.
+                # Gaps of the next second join this one, rather than each make a note.
                 if now < self._next_note_at or self._lines_left < 1:
                     break
                 self._next_note_at = now + _NOTE_EVERY_S
                 if sum(isinstance(each, _Gap) for each in self._waiting) > _MAX_GAPS:
-                    # At a note a second these would hold up what is behind them.
+                    # At one note per second, these gaps would delay the lines behind them.
                     self._squeeze(0)
                     item = self._waiting[0]
-                    assert isinstance(item, _Gap), "a gap is merged into those before it"
+                    assert isinstance(item, _Gap), "each gap is merged into the gaps before it"
                 self._lines_left -= 1
                 self._shown.append(_note(item.counts, self._more))
                 self._n_waiting -= 1
@@ -178,7 +178,7 @@ class FloodGate:
         return shown
 
     def finish(self, now: float) -> list[FoldedLine | FoldedItem]:
-        """What may be shown now, then the last lines of every rank, whatever the rate."""
+        """Return what may be shown now, then the last lines of every rank, regardless of the rate."""
         shown = self.release(now)
         self._squeeze(0)
         for item in self._waiting:
@@ -197,7 +197,7 @@ class FloodGate:
         self._nbytes_left = min(self._burst_nbytes, self._nbytes_left + elapsed * self._nbytes_per_s)
 
     def _show(self, ranks: tuple[int, ...], lines: Sequence[str]) -> int:
-        """Show lines as long as there are tokens; returns how many. The last one may leave a debt of bytes."""
+        """Show lines while tokens last, and return their number. The last line may overdraw the bytes."""
         n_shown = 0
         for line in lines:
             if self._lines_left < 1 or self._nbytes_left <= 0:
@@ -212,7 +212,7 @@ class FloodGate:
         self._n_waiting += n_items
         if self._n_waiting > self._squeeze_above:
             self._squeeze(max(1, int(self._lines_per_s)))
-            # In proportion to what is left, so that a line is looked at a bounded number of times.
+            # In proportion to what still waits, so that each line is examined a bounded number of times.
             self._squeeze_above = max(2 * self._burst_lines, 2 * self._n_waiting)
 
     def _squeeze(self, n_front: int) -> None:
@@ -223,7 +223,7 @@ class FloodGate:
         self._n_waiting = sum(1 if isinstance(item, _Gap) else len(item.lines) for item in kept)
 
     def _split_front(self, n_front: int) -> Iterator[_Run]:
-        """Remove and yield the first ``n_front`` lines, or those before the first gap if there are fewer."""
+        """Remove and yield the first ``n_front`` lines, or fewer if a gap comes first."""
         while n_front > 0 and self._waiting and isinstance(run := self._waiting[0], _Run):
             if len(run.lines) > n_front:
                 yield _Run(run.ranks, run.lines[:n_front])
@@ -234,18 +234,18 @@ class FloodGate:
             yield run
 
     def _last_of_each_rank(self) -> Iterator[_Run | _Gap]:
-        """Yield what waits from its end, with gaps in place of all but the last lines of each rank."""
-        # Ranks that write the same lines together count once: many ranks share the total, 64 in step lose nothing.
+        """Yield the waiting items from the end, with gaps in place of all but the last lines of each rank."""
+        # Groups of ranks share the total. Ranks that write the same lines count as one group, so 64 ranks in step lose nothing.
         n_groups = max(1, len({item.ranks for item in self._waiting if isinstance(item, _Run)}))
         lines_each = max(1, min(self._last_lines, _MAX_LAST_LINES // n_groups))
         nbytes_each = max(_MIN_LAST_NBYTES, self._burst_nbytes // n_groups)
         n_kept: Counter[int] = Counter()
         nbytes_kept: Counter[int] = Counter()
-        left_out: Counter[tuple[int, ...]] = Counter()  # since the last kept line, by who wrote it
+        left_out: Counter[tuple[int, ...]] = Counter()  # since the last kept line, by the ranks that wrote it
         for item in reversed(self._waiting):
             if isinstance(item, _Gap):
                 for rank in item.counts:
-                    # A stretch long enough to read; before it there may be a gap every few lines.
+                    # Before a stretch that is long enough to read, keep nothing more: there may be a gap every few lines.
                     if n_kept[rank] >= _MIN_STRETCH:
                         n_kept[rank] = max(n_kept[rank], lines_each)
                 yield from self._gap_of(left_out)
@@ -270,7 +270,7 @@ class FloodGate:
         yield from self._gap_of(left_out)
 
     def _gap_of(self, left_out: Counter[tuple[int, ...]]) -> Iterator[_Gap]:
-        """Yield a gap for what is left out, if anything is, and clear it."""
+        """Yield a gap for the lines that are left out, if any, and clear the counter."""
         if left_out:
             counts: Counter[int] = Counter()
             for ranks, n_lines in left_out.items():
@@ -281,7 +281,7 @@ class FloodGate:
 
 
 def _join_gaps(items: Iterator[_Run | _Gap]) -> list[_Run | _Gap]:
-    """Merge each gap into the one before it for those ranks that have no line between the two."""
+    """Merge each gap into the previous one, for the ranks that have no line between the two."""
     joined: list[_Run | _Gap] = []
     gap: _Gap | None = None
     ranks_since: set[int] = set()
@@ -308,7 +308,7 @@ def _folded(ranks: tuple[int, ...], line: str) -> FoldedLine:
 
 
 def _nbytes(ranks: tuple[int, ...], line: str) -> int:
-    """Bytes of the line as it is shown, with its label."""
+    """Return the size of the line as shown, with its label."""
     return _label_length(ranks) + 1 + (len(line) if line.isascii() else len(line.encode("utf-8", "replace")))
 
 
@@ -318,7 +318,7 @@ def _label_length(ranks: tuple[int, ...]) -> int:
 
 
 def _note(counts: Counter[int], more: str) -> FoldedLine:
-    """Say how many lines are left out, by rank; ranks with equal counts together."""
+    """Make a note of how many lines are left out, by rank, with ranks of equal counts together."""
     total = sum(counts.values())
     by_count: dict[int, list[int]] = {}
     for rank in sorted(counts):

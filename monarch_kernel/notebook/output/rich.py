@@ -1,20 +1,20 @@
-"""What ranks display, other than lines: equal things once, different ones in one output with a switcher, and bounded.
+"""Merges rich displays of many ranks: equal ones once, different ones in one output with a switcher, with bounds.
 
 Theory of operation
 -------------------
 A display has its place among the lines of its rank, so `RichFolder.feed` gives a key that is fed to the `OutputFolder`:
 displays of several ranks with the same key (of the same kind, and each rank's n-th of that kind) come out together, and
-`RichFolder.take` makes outputs of them.
+`RichFolder.take` makes outputs from them.
 
 - Equal on all ranks: a label, and the display as it is.
-- Different: one piece of HTML, with a ``<details>`` per group of ranks. That needs no JavaScript, works in files that
-  nbconvert wrote, and passes the sanitizer of notebooks that are not trusted; images are data URIs.
-- Different, and of kinds that can't be put into HTML (widgets, plotly): one after the other, each with its label.
+- Different: one piece of HTML, with a ``<details>`` per group of ranks. This needs no JavaScript, works in the output of
+  nbconvert, and passes the sanitizer of untrusted notebooks; images are data URIs.
+- Different, and of kinds that can't be embedded in HTML (widgets, plotly): one after the other, each with its label.
 
-A display with a ``display_id`` has a *slot*: the latest state of every rank. An update of one rank draws the slot anew.
+A display with a ``display_id`` has a *slot*: the latest state of every rank. An update of one rank draws the slot again.
 
-Outputs pass while there are tokens (number and bytes). Then they wait; when too many wait only the last are kept, and a
-note says how many were left out.
+Outputs pass while there are tokens (number and bytes). Then they wait; when too many wait, only the last ones are kept, and
+a note says how many were left out.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ __all__ = ["OUR_METADATA", "Bundle", "Clear", "RichFolder", "RichOutput", "RichS
 Bundle = Mapping[str, Any]
 
 OUR_METADATA = "monarch_kernel"
-"""Key of a display's metadata under which a rank's shell hands on ``display_id``, ``update`` and ``clear_output``."""
+"""Key in a display's metadata under which a rank's shell passes ``display_id``, ``update`` and ``clear_output``."""
 
-MAX_GROUPS = 8  # shown of ranks that all differ
-MAX_NBYTES = 8 << 20  # of one output
+MAX_GROUPS = 8  # groups of ranks shown if all differ
+MAX_NBYTES = 8 << 20  # in one output
 MAX_TEXT = 1 << 20
 BURST = 50
 PER_S = 20.0
@@ -57,7 +57,7 @@ _GENERATED_ID = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True)
 class RichOutput:
-    """Something to display; with a ``display_id`` it can be, or is, an ``update`` of what is there."""
+    """An output to display; with a ``display_id`` it can be updated, or is itself an ``update``."""
 
     data: Bundle
     metadata: Bundle = field(default_factory=dict)
@@ -67,14 +67,14 @@ class RichOutput:
 
 @dataclass(frozen=True, slots=True)
 class Clear:
-    """Take away what the cell has shown; with ``wait`` when the next output comes."""
+    """A request to clear the output of the cell; with ``wait`` only when the next output arrives."""
 
     wait: bool
 
 
 @dataclass(slots=True)
 class _Slot:
-    """What is shown under one display_id; ``labelled`` if its ranks are said in an output of their own."""
+    """The displays under one display_id; ``labelled`` if a separate output names the ranks."""
 
     display_id: str
     labelled: bool = False
@@ -85,26 +85,26 @@ class _Slot:
 
 
 class RichSlots:
-    """The displays of a mesh that can be updated, also by later cells.
+    """The displays of a mesh that can be updated, including by later cells.
 
     Args:
-        prefix: of the ids under which the notebook knows them.
+        prefix: prefix of their ids in the notebook.
     """
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         self._slots: dict[str, _Slot] = {}
-        self._generated: dict[int, dict[str, int]] = {}  # rank -> id -> the how manieth of this rank
+        self._generated: dict[int, dict[str, int]] = {}  # rank -> id -> its index among this rank's ids
 
     def name(self, rank: int, display_id: str) -> str:
-        """What a display is called on all ranks: a generated id is different on each, so it is counted."""
+        """Return the common name of a display: generated ids differ between ranks, so they are numbered."""
         if not _GENERATED_ID.fullmatch(display_id):
             return display_id
         known = self._generated.setdefault(rank, {})
         return f"#{known.setdefault(display_id, len(known))}"
 
     def slot(self, name: str) -> _Slot:
-        """The slot of a display."""
+        """Return the slot of a display."""
         if name not in self._slots:
             for old in list(self._slots)[: len(self._slots) + 1 - _MAX_SLOTS]:
                 del self._slots[old]
@@ -114,26 +114,26 @@ class RichSlots:
 
 @dataclass(slots=True)
 class _Unit:
-    """What is shown together or not at all."""
+    """Outputs that are shown together or not at all."""
 
     outputs: Sequence[RichOutput | Clear] = ()
     slot: _Slot | None = None
 
 
 class RichFolder:
-    """Makes outputs of what ranks display, and bounds them.
+    """Makes outputs from the displays of ranks, and bounds them.
 
     Args:
-        ranks: who may display something.
-        slots: of the mesh.
-        prefix: of the ids of displays, unique in the notebook.
+        ranks: the ranks that may display something.
+        slots: the slots of the mesh.
+        prefix: prefix of display ids, unique in the notebook.
     """
 
     def __init__(self, ranks: Sequence[int], slots: RichSlots, prefix: str) -> None:
         self._n_ranks = len(ranks)
         self._slots = slots
         self._prefix = prefix
-        self._shows: dict[str, _Slot] = {}  # which ranks that are late may join
+        self._shows: dict[str, _Slot] = {}  # displays that late ranks may join
         self._given: dict[tuple[str, int], tuple[Bundle, Bundle]] = {}
         self._counts: dict[tuple[int, str], int] = {}
         self._n_shows = 0
@@ -151,7 +151,7 @@ class RichFolder:
         return bool(self._waiting or self._dirty)
 
     def feed(self, rank: int, data: Bundle, metadata: Bundle) -> str:
-        """Take something that a rank displayed; gives the key under which the folder is to fold it."""
+        """Feed a display of a rank; returns its key for the `OutputFolder`."""
         theirs = dict(metadata)
         about = theirs.pop(OUR_METADATA, {})
         if "clear_output" in about:
@@ -166,16 +166,16 @@ class RichFolder:
         return key
 
     def lines_shown(self, ranks: Iterable[int]) -> None:
-        """Say that lines of these ranks were shown: a rank may clear only what is its own."""
+        """Note that lines of these ranks were shown: a rank may clear only its own output."""
         self._shown_by.update(ranks)
 
     def take(self, item: FoldedItem, now: float) -> list[RichOutput | Clear]:
-        """Make of a folded item what is to be shown now."""
+        """Make outputs from a folded item, and return those that may be shown now."""
         kind, _, what = item.key.partition("\n")[0].partition(" ")
         given = {rank: self._given.pop((item.key, rank)) for rank in item.ranks}
         if kind == "clear":
             if not self._shown_by <= set(item.ranks):
-                return []  # it would take away what other ranks have shown
+                return []  # it would clear output of other ranks
             self._shown_by.clear()
             self._waiting.clear()
             self._dirty.clear()
@@ -187,7 +187,7 @@ class RichFolder:
             self._shown_by.update(item.ranks)
             slot = self._slots.slot(what)
             if kind == "new" and slot.made_by != (self._prefix, item.key):
-                slot.made_by = self._prefix, item.key  # a display with the id of an earlier one is another output
+                slot.made_by = self._prefix, item.key  # a new display with an earlier id is a separate output
                 slot.shown.clear()
                 slot.bundles.clear()
             slot.bundles.update(given)
@@ -198,7 +198,7 @@ class RichFolder:
         return self.release(now)
 
     def _show(self, key: str, given: Mapping[int, tuple[Bundle, Bundle]]) -> None:
-        """Show something for the ranks that gave it in time; those that are late join it where it stands."""
+        """Show a display for the ranks that sent it in time; late ranks join it at its place."""
         slot = self._shows.get(key)
         if slot is None:
             self._n_shows += 1
@@ -214,7 +214,7 @@ class RichFolder:
             del self._shows[key]
 
     def release(self, now: float, *, everything: bool = False) -> list[RichOutput | Clear]:
-        """What may be shown now; if ``everything``, all that waits and is not too much."""
+        """Return the outputs that may be shown now; with ``everything``, all that wait, within the size bound."""
         self._refill(now)
         shown: list[RichOutput | Clear] = []
         room = BURST_NBYTES
@@ -244,7 +244,7 @@ class RichFolder:
         return shown
 
     def _draw(self, slot: _Slot, now: float) -> list[RichOutput]:
-        """All that is shown under a display_id: one output, or one for each rank where these can't be put together."""
+        """Draw the outputs of a slot: one, or one for each rank if they can't be combined."""
         slot.at = now
         drawn: list[RichOutput] = []
         parts = (
@@ -273,21 +273,21 @@ class RichFolder:
 
 
 def compose(given: Mapping[int, tuple[Bundle, Bundle]], name: str) -> list[RichOutput]:
-    """Make outputs of what ranks gave: equal things once, different ones together if that is possible.
+    """Make outputs from displays of ranks: equal ones once, different ones together if possible.
 
     Args:
-        given: rank -> data and metadata, each by MIME type; empty data show nothing.
-        name: of the switcher, unique in the notebook.
+        given: rank -> data and metadata, each by MIME type; empty data shows nothing.
+        name: name of the switcher, unique in the notebook.
     """
     return [output for _, output in _labelled(given, name)]
 
 
 Parts = list[tuple[str, RichOutput]]
-"""Outputs, each with what makes its id of that of the whole."""
+"""Outputs, each with the suffix of its id."""
 
 
 def _labelled(given: Mapping[int, tuple[Bundle, Bundle]], name: str) -> Parts:
-    """Outputs of what ranks gave, with their ranks."""
+    """Make outputs from displays of ranks, labelled with their ranks."""
     groups = _groups(given)
     if not groups:
         return []
@@ -308,7 +308,7 @@ def _labelled(given: Mapping[int, tuple[Bundle, Bundle]], name: str) -> Parts:
 
 
 def _unlabelled(given: Mapping[int, tuple[Bundle, Bundle]], name: str) -> Parts:
-    """The same in one output, which can be replaced; in one for each rank where they can't be put together."""
+    """Make one replaceable output without a label, or one for each rank if they can't be combined."""
     groups = _groups(given)
     if groups and all(set(data) <= {"text/plain"} for _, data, _ in groups):
         return [("", RichOutput({"text/plain": _plain_of_all(groups)}))]
@@ -348,7 +348,7 @@ def _plain_of_all(groups: Sequence[Group]) -> str:
 
 
 def _switcher(groups: Sequence[Group], name: str) -> dict[str, Any] | None:
-    """One output for groups of ranks that differ; None if some can't be put into HTML."""
+    """Make one output for groups of ranks that differ; None if some can't be embedded in HTML."""
     parts: list[str] = []
     plain: list[str] = []
     room = MAX_NBYTES
@@ -377,13 +377,13 @@ def _switcher(groups: Sequence[Group], name: str) -> dict[str, Any] | None:
 
 
 def _embedded(data: Bundle, metadata: Bundle) -> str | None:
-    """A bundle as HTML; None if it can't be."""
+    """Convert a bundle to HTML; None if that is impossible."""
     if not set(data) <= _EMBEDDABLE:
         return None
     if "text/html" in data:
         text = str(data["text/html"])
         return None if _NOT_IN_HTML.search(text) else text
-    if "image/svg+xml" in data:  # as an image, which no sanitizer takes apart
+    if "image/svg+xml" in data:  # as an image, which sanitizers leave intact
         encoded = base64.b64encode(str(data["image/svg+xml"]).encode()).decode()
         return _img("image/svg+xml", encoded, metadata, data)
     for mime in _IMAGES:

@@ -1,4 +1,4 @@
-"""Single lines: how they grow from pieces, what is seen of them, and how they are shortened."""
+"""Handles single lines: assembles them from pieces, finds their visible text, and shortens them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _ANSI_COLOR = re.compile(r"\x1b\[([0-9;:]*)m")
 
 
 class Partial:
-    """The beginning of a line whose end has not come: bounded, however long it grows.
+    """An incomplete line, of bounded length.
 
     Attributes:
-        text: what can still be seen of it; a carriage return at its end waits for what comes after it.
-        n_cut: characters that were cut from its middle.
+        text: the text that may still be visible; a carriage return at its end waits for the next piece.
+        n_cut: number of characters cut from its middle.
     """
 
     __slots__ = ("n_cut", "text")
@@ -25,11 +25,11 @@ class Partial:
 
     @property
     def visible(self) -> str:
-        """What is seen."""
+        """The visible text."""
         return self.text.rstrip("\r")
 
     def append(self, text: str, max_length: int) -> None:
-        """Add what was written next."""
+        """Add the next piece of the line."""
         text = self.text + text
         if "\r" in text:
             visible, self.n_cut = last_update(text, self.n_cut)
@@ -42,19 +42,19 @@ class Partial:
         self.text = text
 
     def end(self, max_length: int) -> str:
-        """The whole line."""
+        """Return the complete line, shortened."""
         text, n_cut = last_update(self.text, self.n_cut)
         return cut(text, n_cut, max_length)
 
 
 def last_update(line: str, n_cut: int = 0) -> tuple[str, int]:
-    """What is seen at the end of a line that overwrote itself with carriage returns, and what was cut from that."""
+    """Return the visible text of a line after its last carriage return, and the number of characters cut from it."""
     _, cr, last = line.rstrip("\r").rpartition("\r")
     return (last, 0) if cr else (last, n_cut)
 
 
 def cut(line: str, n_cut: int, max_length: int) -> str:
-    """Shorten a line in the middle, from which ``n_cut`` characters were cut before."""
+    """Shorten a line in the middle, where ``n_cut`` characters were cut before."""
     if not n_cut and len(line) <= max_length:
         return line
     half = max_length // 2
@@ -63,7 +63,7 @@ def cut(line: str, n_cut: int, max_length: int) -> str:
 
 
 def close_colors(text: str) -> str:
-    """End the colours of a line, if they go beyond it."""
+    """Reset the colours at the end of a line, if it leaves any set."""
     if "\x1b" in text:
         colors = _ANSI_COLOR.findall(text)
         if colors and colors[-1].strip("0;"):

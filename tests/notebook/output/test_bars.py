@@ -1,4 +1,4 @@
-"""Progress bars: one live block, a line per kind of bar, each shown once; what the tools write is understood."""
+"""Tests progress bars: one live block, one line per kind of bar, each shown once, for output of real tools."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UP = "\x1b[A"
 
 
 class Shown:
-    """A folder, and what a notebook would show: lines in order, and blocks by number, at the place of their first state."""
+    """A folder and the outputs of a notebook: lines in order, and each block at the place of its first state."""
 
     def __init__(self, n_ranks: int, **options: Any) -> None:
         self.folder = OutputFolder(range(n_ranks), **options)
@@ -27,7 +27,7 @@ class Shown:
             self.folder.feed(rank, stream, text, self.now)
 
     def wait(self, seconds: float) -> None:
-        """Let time pass, in turns of 50 ms."""
+        """Let time pass, in steps of 50 ms."""
         end = self.now + seconds
         while self.now < end - 1e-9:
             self.now += 0.05
@@ -264,7 +264,7 @@ PIECES = st.lists(
 
 @given(st.lists(PIECES, min_size=1, max_size=6))
 def test_whatever_is_written_ends(writes: list[list[str]]) -> None:
-    """Any mixture of control characters is taken in, and the last of the texts is seen somewhere."""
+    """The folder accepts any mixture of control characters, and shows the last text."""
     shown = Shown(2)
     for i, pieces in enumerate(writes):
         shown.write({i % 2: "".join(pieces)})

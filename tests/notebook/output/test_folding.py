@@ -1,4 +1,4 @@
-"""Output folding: what is common is shown once, each rank's order is kept, a flood is bounded and counted."""
+"""Tests output folding: common lines appear once, each rank keeps its order, floods are bounded and counted."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class TestMerging:
         try:
             for tick in range(500):
                 for rank in range(2):
-                    # Some in common, some not, and always one that is not yet due.
+                    # Some common lines, some not, and always one that is not due yet.
                     text = "".join(f"{tick}: {i} {'same' if i % 2 else rank}\n" for i in range(20))
                     folder.feed(rank, "stdout", text, now=tick * 0.04)
                 folder.drain(tick * 0.04)
@@ -152,7 +152,7 @@ class TestMerging:
 
     @pytest.mark.parametrize("common", [1.0, 0.7, 0.0])
     def test_many_lines_are_merged_in_time_that_grows_with_their_number_only(self, common: float) -> None:
-        """100,000 lines take about 0.05 to 0.4 s of a core; a scan of the queues for each would take minutes."""
+        """100,000 lines take about 0.05 to 0.4 s of a core; scanning the queues for each line would take minutes."""
         chance = random.Random(0)
         folder = OutputFolder(range(4))
         start = time.process_time()
@@ -327,7 +327,7 @@ class TestFlood:
         for tick in range(100):
             folder.feed(0, "stdout", f"{tick}\n" * 10, tick * 0.05, dropped_lines=1_000)
             lines += folder.drain(tick * 0.05)
-        assert int(lines[-1].text) > 75, "what is shown is not far behind"
+        assert int(lines[-1].text) > 75, "shown lines are recent"
         lines += folder.finish(5.0)
         assert sum(line.note for line in lines) <= 8
         assert len(of_rank(lines, 0)) + folder.left_out[0] == 100 * 1_010
@@ -379,7 +379,7 @@ written = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["stdout", "stde
 
 
 def feed_in_chunks(folder: OutputFolder, events: Events, data: st.DataObject) -> list[FoldedLine]:
-    """Feed each event's line in one to three pieces, drain now and then while time goes on, and finish."""
+    """Feed each event's line in one to three pieces, drain at random times, and finish."""
     lines: list[FoldedLine] = []
     now = 0.0
     for rank, stream, text in events:
@@ -394,7 +394,7 @@ def feed_in_chunks(folder: OutputFolder, events: Events, data: st.DataObject) ->
 
 
 def said(note: FoldedLine) -> Counter[int]:
-    """How many lines a note says were left out, by rank."""
+    """Read the number of left-out lines from a note, by rank."""
     counts: Counter[int] = Counter()
     for ranks, n in re.findall(r"ranks? ([\d,-]+): ([\d,]+)(?:,| each|;)", note.text):
         for span in ranks.split(","):
@@ -414,7 +414,7 @@ class TestProperties:
     @given(events=written, data=st.data())
     def test_with_limits_shown_and_left_out_are_what_was_fed(self, events: Events, data: st.DataObject) -> None:
         folder = OutputFolder(range(3), lines_per_s=10, burst_lines=4, burst_nbytes=100, nbytes_per_s=100, last_lines=3)
-        # Unique for a rank, so that its place is known; equal on ranks that write the same.
+        # Unique on each rank, to identify its position; equal on ranks that write the same.
         count: Counter[int] = Counter()
         numbered: Events = []
         for rank, stream, text in events:
@@ -428,7 +428,7 @@ class TestProperties:
                 if line.note:
                     position += said(line).get(rank, 0)
                 elif rank in line.ranks:
-                    assert fed[position] == (line.stream, line.text), "notes stand where lines are left out"
+                    assert fed[position] == (line.stream, line.text), "notes are where lines are left out"
                     position += 1
             assert position == len(fed)
             kept = of_rank(lines, rank)
@@ -449,7 +449,7 @@ class TestProperties:
 
     @given(st.integers(2, 5), st.lists(st.lists(st.integers(0, 9), max_size=6), min_size=2, max_size=5))
     def test_own_lines_between_common_ones_do_not_part_these(self, n_common: int, own: list[list[int]]) -> None:
-        """Each rank writes the common lines in order, and lines of its own before, between and after them."""
+        """Each rank writes the common lines in order, and its own lines before, between and after them."""
         folder = OutputFolder(range(len(own)), **UNBOUNDED)
         for rank, places in enumerate(own):
             lines = [f"common {i}" for i in range(n_common)]

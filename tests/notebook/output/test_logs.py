@@ -1,4 +1,4 @@
-"""The last lines of logs."""
+"""Tests the last lines of logs."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def test_few_lines_are_the_last_of_many(seed: int, stderr: bool) -> None:
     for n in range(1, 30):
         few = last(n)
         assert len(few) == min(n, len(everything))
-        for stream in STREAMS:  # which have no order between them
+        for stream in STREAMS:  # the streams have no order between them
             theirs = [line for line in few if line[0] == stream]
             assert not theirs or theirs == [line for line in everything if line[0] == stream][-len(theirs) :]
 
 
 def test_a_line_that_began_long_before_is_whole() -> None:
-    records = [LogRecord(0.0, "stderr", "x\nbegun "), *(LogRecord(1.0, "stdout", f"{i}\n") for i in range(100))]
+    records = [LogRecord(0.0, "stderr", "x\nstarted "), *(LogRecord(1.0, "stdout", f"{i}\n") for i in range(100))]
     records.append(LogRecord(2.0, "stderr", "and ended\n"))
-    assert "[0] begun and ended" in shown({0: records}, 2)
-    assert shown({0: records}, 1, stderr=True) == ["[0] begun and ended"]
+    assert "[0] started and ended" in shown({0: records}, 2)
+    assert shown({0: records}, 1, stderr=True) == ["[0] started and ended"]
 
 
 def test_few_lines_of_many_ranks_take_no_time(bar: Bar) -> None:

@@ -1,4 +1,4 @@
-"""What ranks display becomes outputs: once where equal, in one page where not, bounded, and none lost without a word."""
+"""Tests outputs of rich displays: equal ones once, different ones on one page, bounded, and losses noted."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class TestCompose:
 
 
 class Ranks:
-    """A folder of two ranks, of which each display is folded with the other's at once."""
+    """A folder of two ranks that folds their displays immediately."""
 
     def __init__(self, slots: RichSlots | None = None) -> None:
         self.folder = RichFolder(range(2), slots or RichSlots("slot"), "id")
@@ -130,7 +130,7 @@ class Ranks:
                 self.notebook.clear()
             else:
                 id = output.display_id or f"none {self.n_messages}"
-                assert output.update == (id in self.notebook), "only what is there is updated"
+                assert output.update == (id in self.notebook), "updates need an existing output"
                 self.notebook[id] = output.data
         return outputs
 
@@ -220,7 +220,7 @@ def test_only_who_has_shown_something_can_clear_it() -> None:
     ranks = Ranks()
     ranks.display(html("both"))
     ranks.display({}, (0,), clear_output=False)
-    assert len(ranks.notebook) == 2, "it is rank 1's, too"
+    assert len(ranks.notebook) == 2, "rank 1 also showed it"
     ranks.display({}, (0, 1), clear_output=True)
     assert ranks.notebook == {}
     ranks.display(html("of 0"), (0,))
