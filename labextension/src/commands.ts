@@ -1,5 +1,5 @@
-// Commands for the palette, the menu and the toolbars. They act on the notebook in front, by the same door as the view: no code
-// is run in the kernel.
+// Commands for the palette, the menu and the toolbars. They act on the current notebook through the same connection as the
+// view, so no code runs in the kernel.
 
 import { JupyterFrontEnd } from '@jupyterlab/application';
 import { Dialog, ICommandPalette, InputDialog, showDialog } from '@jupyterlab/apputils';
@@ -20,7 +20,7 @@ interface MeshCommand {
   command: Command;
   label: string;
   caption: string;
-  /** What is asked before something is lost. */
+  /** The question to confirm a command that discards state. */
   confirm?: (mesh: string) => string;
 }
 
@@ -33,22 +33,22 @@ const MESH_COMMANDS: MeshCommand[] = [
   {
     command: 'heal',
     label: 'Heal: Replace Dead Ranks',
-    caption: 'Start new processes in place of dead ranks; the others keep their state'
+    caption: 'Start new processes for dead ranks; the other ranks keep their state'
   },
   {
     command: 'restart',
     label: 'Restart Ranks…',
-    caption: 'End all ranks of a mesh, and start new processes in their places',
-    confirm: mesh => `All ranks of ${mesh} are ended, with all that they hold in memory, and begin anew.`
+    caption: 'End all ranks of a mesh, and start new processes for them',
+    confirm: mesh => `This ends all ranks of ${mesh}, discards everything they hold in memory, and starts them again.`
   },
   {
     command: 'down',
     label: 'Bring Mesh Down…',
     caption: 'End a mesh and all of its ranks',
-    confirm: mesh => `All ranks of ${mesh} are ended, with all that they hold in memory.`
+    confirm: mesh => `This ends all ranks of ${mesh} and discards everything they hold in memory.`
   },
-  { command: 'stacks', label: 'Show Stacks', caption: 'Say what every rank of a mesh does now' },
-  { command: 'logs', label: 'Show Logs', caption: 'Show what the ranks of a mesh have written' }
+  { command: 'stacks', label: 'Show Stacks', caption: 'Show what every rank of a mesh is doing' },
+  { command: 'logs', label: 'Show Logs', caption: 'Show the output of the ranks of a mesh' }
 ];
 
 export function addCommands(
@@ -61,13 +61,13 @@ export function addCommands(
   const { commands } = app;
   commands.addCommand(SHOW_PANEL, {
     label: 'Show Mesh Panel',
-    caption: 'Show the meshes of ranks of the notebook in front',
+    caption: 'Show the meshes of the current notebook',
     icon: meshIcon,
     execute: showPanel
   });
   commands.addCommand(RUN_ON_MESH, {
     label: 'Run Cell on Mesh',
-    caption: 'Let the cell run on the ranks (%%remote), or in the kernel again',
+    caption: 'Run the cell on the ranks (%%remote), or in the kernel again',
     icon: meshIcon,
     isToggleable: true,
     isToggled: () => isRemote(tracker.activeCell),
@@ -89,7 +89,7 @@ export function addCommands(
   notifyWhenMeshesChange(app, hub);
 }
 
-/** Commands are dimmed where there is no mesh; JupyterLab has to be told when that may have changed, but not with every frame. */
+/** Notifies JupyterLab when commands may have become enabled or disabled, but not with every frame. */
 function notifyWhenMeshesChange(app: JupyterFrontEnd, hub: Hub): void {
   let last = '';
   const check = (): void => {
@@ -125,7 +125,7 @@ async function chooseMesh(title: string, names: string[]): Promise<string | null
   if (names.length < 2) {
     return names[0] ?? null;
   }
-  const last = names.length - 1; // the one that %%remote means, too
+  const last = names.length - 1; // the default of %%remote, too
   return (await InputDialog.getItem({ title, label: 'Mesh', items: names, current: last })).value;
 }
 

@@ -1,40 +1,41 @@
-// One kernel, from a browser: a comm that is opened again until it is answered. No JupyterLab here; `kernel.ts` has the port.
+// The connection of a browser to one kernel: a comm that is opened repeatedly until the kernel answers. This file does not use
+// JupyterLab; `kernel.ts` has the port.
 //
-// *Theory of operation.* What is sent goes by the control channel, which a kernel answers while a cell runs; what comes is
-// taken by the comm. A `comm_open` that meets a kernel which starts, or restarts, is lost without a word, so it is repeated
-// with the same id until something is heard: a kernel that gets several takes them for one. Where nothing changes nothing is
-// said, either: after `QUIET_MS` the kernel is greeted again, and does not answer if it was restarted from another tab, or the
-// connection was cut.
+// *Theory of operation.* Messages to the kernel use the control channel, which a kernel serves while a cell runs; messages from
+// the kernel arrive on the comm. A kernel that starts or restarts drops a `comm_open` silently, so the connection repeats it
+// with the same id until it receives something; a kernel treats repeated ones as one. A kernel also sends nothing while nothing
+// changes, so after `QUIET_MS` the connection sends another `hello`. If that has no answer, the kernel was restarted from
+// another tab, or the connection was cut.
 
 import { ISignal, Signal } from '@lumino/signaling';
 
 import { ALIVE_MS, Command, Frame, FromKernel, ReplyMessage, ToKernel, VERSION, readSaid } from './model';
 
-/** What a connection needs of a kernel. */
+/** The part of a kernel that a connection uses. */
 export interface Port {
-  /** Take what the kernel says to the comm with this id. Called before each opening: once is enough where that still holds. */
+  /** Listen to the comm with this id. Called before each attempt to open; repeated calls have no effect while it listens. */
   listen(commId: string, heard: (data: unknown) => void, closed: () => void): void;
-  /** Send by the control channel; false if the kernel can't be sent anything now. */
+  /** Send on the control channel; false if the kernel can't receive anything now. */
   send(type: 'comm_open' | 'comm_msg' | 'comm_close', content: Record<string, unknown>): boolean;
 }
 
-/** `connecting`: nothing was heard yet, or no more. `closed`: there is no kernel. */
+/** `connecting`: the kernel has sent nothing yet, or no longer answers. `closed`: there is no kernel. */
 export type Link = 'connecting' | 'open' | 'closed';
 
 export const TARGET = 'monarch_kernel.view';
 
-/** Between two attempts to open. */
+/** Time between two attempts to open. */
 export const RETRY_MS = 2000;
 
 const QUIET_MS = 20_000;
 const LOST_MS = QUIET_MS + 3 * RETRY_MS;
 
-/** What the view sends is for the kernel as it is, but for these: the connection says whether anybody looks. */
+/** Messages of the view that are not forwarded: the connection itself reports whether the page is visible. */
 const PRESENCE = new Set(['alive', 'away']);
 
 export interface Heard {
   readonly said: FromKernel;
-  /** The frame before, which tells what is new in this one. */
+  /** The previous frame, to find changes. */
   readonly before: Frame | null;
 }
 
@@ -54,34 +55,34 @@ export class Connection {
     this.timer = setInterval(() => this.beat(), RETRY_MS);
   }
 
-  /** Whether the kernel is heard. */
+  /** The state of the connection. */
   get link(): Link {
     return this.currentLink;
   }
 
-  /** The last frame; null if there is none from the kernel as it runs now. */
+  /** The last frame; null if the current kernel process has sent none. */
   get frame(): Frame | null {
     return this.lastFrame;
   }
 
-  /** The kernel is heard, is not heard any more, or ended. */
+  /** Emitted when the state of the connection changes. */
   get linkChanged(): ISignal<this, Link> {
     return this.linkSignal;
   }
 
-  /** Everything that the kernel says. */
+  /** Emitted for every message of the kernel. */
   get heard(): ISignal<this, Heard> {
     return this.heardSignal;
   }
 
-  /** Ask the kernel something on behalf of the view. */
+  /** Send a message of the view to the kernel. */
   say(message: ToKernel): void {
     if (!PRESENCE.has(message.kind)) {
       this.tell(message);
     }
   }
 
-  /** Have something done; the promise is rejected where the kernel is lost before it answers. */
+  /** Run a command; the promise is rejected if the connection is lost before the reply. */
   command(command: Command, mesh: string, more: { ranks?: number[]; abort?: boolean } = {}): Promise<ReplyMessage> {
     this.commands += 1;
     const id = `lab-${this.commId}-${this.commands}`;
@@ -94,16 +95,16 @@ export class Connection {
     });
   }
 
-  /** Whether the page is looked at: the kernel does not draw for one that is hidden. */
+  /** Whether the page is visible: the kernel sends no frames to hidden pages. */
   set isWatched(watched: boolean) {
     if (watched !== this.watched) {
       this.watched = watched;
-      this.heardAt = this.now(); // nothing was to be heard meanwhile
+      this.heardAt = this.now(); // silence was expected while hidden
       this.tell({ kind: watched ? 'hello' : 'away' });
     }
   }
 
-  /** The kernel begins anew, and knows nothing of the comm. */
+  /** The kernel restarts, and no longer knows the comm. */
   reset(): void {
     this.forget('the kernel restarts');
     this.become('connecting');
@@ -133,7 +134,7 @@ export class Connection {
       this.tell({ kind: 'hello' });
       if (silence >= LOST_MS) {
         this.fail('the kernel does not answer');
-        this.become('connecting'); // with the last frame, for it may only be busy
+        this.become('connecting'); // keep the last frame: the kernel may only be busy
       }
     }
     if (this.watched && this.now() - this.aliveAt >= ALIVE_MS) {
@@ -152,7 +153,7 @@ export class Connection {
     }
   }
 
-  /** The kernel has closed the comm, whose id is then worth nothing. */
+  /** The kernel has closed the comm: continue with a new id. */
   private leave(): void {
     this.port.send('comm_close', { comm_id: this.commId, data: {} });
     this.commId = this.newId();
@@ -174,7 +175,7 @@ export class Connection {
     this.become('open');
     const before = this.lastFrame;
     if (said.kind === 'frame') {
-      // What a frame of a later version means is not known here; the view says so.
+      // Frames of a later version are not understood here; the view reports it.
       this.lastFrame = (said.version ?? VERSION) <= VERSION ? said : null;
     } else if (said.kind === 'reply') {
       this.pending.get(said.id)?.resolve(said);

@@ -1,4 +1,4 @@
-// The connections of all open notebooks whose kernel is ours.
+// The connections of all open notebooks that use monarch_kernel.
 
 import { ISessionContext } from '@jupyterlab/apputils';
 import { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
@@ -9,7 +9,7 @@ import { ISignal, Signal } from '@lumino/signaling';
 import { Connection, Heard } from './connection';
 import { isOurs, portOf } from './kernel';
 
-/** A notebook, and the way to its kernel. */
+/** A notebook, and the connection to its kernel. */
 export interface Entry {
   readonly notebook: NotebookPanel;
   readonly kernel: Kernel.IKernelConnection;
@@ -30,14 +30,14 @@ export class Hub {
     });
   }
 
-  /** That of the notebook in front first. */
+  /** The entries of all notebooks, the current notebook first. */
   get entries(): Entry[] {
     const all = Array.from(this.byNotebook.values());
     const { front } = this;
     return front ? [front, ...all.filter(each => each !== front)] : all;
   }
 
-  /** That of the notebook in front; null if its kernel is another's. */
+  /** The entry of the current notebook; null if it uses another kernel. */
   get front(): Entry | null {
     const { currentWidget } = this.tracker;
     return (currentWidget && this.byNotebook.get(currentWidget)) ?? null;
@@ -47,17 +47,17 @@ export class Hub {
     return this.byNotebook.get(notebook) ?? null;
   }
 
-  /** A notebook came or went, or another is in front, or has another name. */
+  /** Emitted when a notebook is opened, closed, renamed or made current. */
   get changed(): ISignal<this, void> {
     return this.changedSignal;
   }
 
-  /** A kernel is heard, or is not any more, or has ended. */
+  /** Emitted when the state of a connection changes. */
   get linkChanged(): ISignal<this, Entry> {
     return this.linkSignal;
   }
 
-  /** What any kernel says. */
+  /** Emitted for every message of any kernel. */
   get heard(): ISignal<this, HeardBy> {
     return this.heardSignal;
   }
@@ -71,7 +71,7 @@ export class Hub {
     void this.attach(notebook);
   }
 
-  /** Connect a notebook to the kernel that it has now, once, however often it is told. */
+  /** Connect a notebook to its current kernel; repeated calls connect once. */
   private async attach(notebook: NotebookPanel): Promise<void> {
     const kernel = kernelOf(notebook.sessionContext);
     if (this.byNotebook.get(notebook)?.kernel === kernel) {
@@ -115,7 +115,7 @@ export class Hub {
   private readonly heardSignal = new Signal<this, HeardBy>(this);
 }
 
-/** The session's own connection to its kernel: on copies of it no comm can be made. */
+/** The session's own connection to its kernel: copies of it can't create comms. */
 function kernelOf(sessionContext: ISessionContext): Kernel.IKernelConnection | null {
   return sessionContext.session?.kernel ?? null;
 }

@@ -1,6 +1,6 @@
 import { LabIcon } from '@jupyterlab/ui-components';
 
-/** Ranks in a mesh. */
+/** The icon of meshes. */
 export const meshIcon = new LabIcon({
   name: 'monarch-kernel:mesh',
   svgstr: `<svg xmlns="http://www.w3.org/2000/svg" width="16" viewBox="0 0 16 16">

@@ -1,4 +1,4 @@
-// What JupyterLab loads: the parts, put together.
+// The plugin that JupyterLab loads; it creates and connects all parts.
 
 import { ILabShell, ILayoutRestorer, JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { ICommandPalette, IToolbarWidgetRegistry } from '@jupyterlab/apputils';
@@ -43,7 +43,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
     const panel = new MeshPanel(hub);
     const showPanel = (): void => app.shell.activateById(panel.id);
     let settings: Settings = { notifyOnDeath: true, openPanel: false, side: 'right' };
-    // Before anything is awaited: JupyterLab makes toolbars and menus as it starts.
+    // Before the first await: JupyterLab creates toolbars and menus while it starts.
     toolbars?.addFactory<NotebookPanel>('Notebook', 'run-on-mesh', notebook => new RunOnMesh(notebook, hub));
     addCommands(app, hub, tracker, palette, showPanel);
     app.shell.add(panel, settings.side, { rank: 1000 });
@@ -67,7 +67,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
       }
     });
 
-    const loaded = await registry?.load(ID).catch(error => console.error(`The settings of ${ID} are not read.`, error));
+    const loaded = await registry?.load(ID).catch(error => console.error(`Could not load the settings of ${ID}.`, error));
     if (loaded) {
       const take = (): void => {
         const { side } = settings;

@@ -1,13 +1,13 @@
-// JupyterLab's kernels: which are ours, and how they are reached while a cell runs.
+// Identifies kernels of monarch_kernel, and sends them messages while a cell runs.
 
 import { Kernel, KernelMessage } from '@jupyterlab/services';
 
 import { Port, TARGET } from './connection';
 
-/** Whether a kernel is monarch_kernel's, by whatever name it was installed. It is asked nothing that an idle one alone answers. */
+/** Whether a kernel is monarch_kernel, under any installed name. Prefers the kernel spec, since only idle kernels answer. */
 export async function isOurs(kernel: Kernel.IKernelConnection): Promise<boolean> {
-  // Jupyter's server knows this at once. The kernel itself does not answer who it is while a cell runs, such as after a
-  // reload of the page.
+  // Jupyter's server has the spec. The kernel itself answers no info request while a cell runs, for example after a reload
+  // of the page.
   const spec = await kernel.spec.catch(() => undefined);
   if (spec?.argv.includes('monarch_kernel')) {
     return true;
@@ -16,7 +16,7 @@ export async function isOurs(kernel: Kernel.IKernelConnection): Promise<boolean>
   return info.implementation === 'monarch_kernel';
 }
 
-/** A kernel, as a connection needs it. */
+/** Adapts a kernel to the port of a connection. */
 export function portOf(kernel: Kernel.IKernelConnection): Port {
   return {
     listen(commId, heard, closed) {
@@ -24,7 +24,7 @@ export function portOf(kernel: Kernel.IKernelConnection): Port {
         return;
       }
       const comm = kernel.createComm(TARGET, commId);
-      // Nothing is returned: JupyterLab would wait for a promise before it takes the next message.
+      // Return nothing: JupyterLab would await a promise before it handles the next message.
       comm.onMsg = message => {
         heard(message.content.data);
       };
@@ -36,7 +36,7 @@ export function portOf(kernel: Kernel.IKernelConnection): Port {
       if (kernel.isDisposed || kernel.status === 'dead') {
         return false;
       }
-      // Messages of comms have a type for the shell channel only, where they would wait for the cell that runs.
+      // JupyterLab types comm messages only for the shell channel, where they would wait for the running cell.
       const message = KernelMessage.createMessage({
         msgType: type,
         channel: 'control',
@@ -45,7 +45,7 @@ export function portOf(kernel: Kernel.IKernelConnection): Port {
         content
       } as unknown as KernelMessage.IOptions<KernelMessage.IDebugRequestMsg>);
       const future = kernel.sendControlMessage(message, false, true);
-      future.done.catch(() => undefined); // a restart cancels it, which is no news here
+      future.done.catch(() => undefined); // a restart cancels it; statusChanged reports that
       return true;
     }
   };

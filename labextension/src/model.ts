@@ -1,5 +1,5 @@
-// What is read off the messages of the kernel. No I/O, no JupyterLab: `monarch_kernel/notebook/view/frames.py` is the other side, the
-// types are those of the view, and the files of `tests/notebook/view/golden` are what all are tested with.
+// Reads the messages of the kernel, without I/O or JupyterLab. `monarch_kernel/notebook/view/frames.py` is the other side, the
+// view has the types, and tests of all three use the files of `tests/notebook/view/golden`.
 
 import type { Command, Frame, FromKernel, MeshFrame, State } from '../../monarch_kernel/notebook/view/static/view.js';
 
@@ -17,10 +17,10 @@ export type {
   ToKernel
 } from '../../monarch_kernel/notebook/view/static/view.js';
 
-/** Of the protocol; what a later one says is not read here. */
+/** Version of the protocol; frames of later versions are ignored. */
 export const VERSION = 1;
 
-/** How often a browser says that it still looks. */
+/** Time between two `alive` messages of a browser. */
 export const ALIVE_MS = 5000;
 
 export const STATES: readonly State[] = ['starting', 'idle', 'running', 'failed', 'dead', 'stopped'];
@@ -29,21 +29,21 @@ export const COMMANDS: readonly Command[] = ['interrupt', 'heal', 'restart', 'do
 
 const KINDS: readonly unknown[] = ['frame', 'history', 'curves', 'reply'];
 
-/** Ranks of one mesh that died since one looked last. */
+/** Ranks of one mesh that died since an earlier frame. */
 export interface Deaths {
   mesh: string;
   ranks: number[];
-  /** What killed them, if that is known. */
+  /** The cause of death, if known. */
   why: string;
 }
 
-/** What a message of the kernel is; null for a kind that a later version may add. */
+/** Check a message of the kernel; null for an unknown kind, which a later version may add. */
 export function readSaid(data: unknown): FromKernel | null {
   const kind = (data as { kind?: unknown } | null)?.kind;
   return KINDS.includes(kind) ? (data as FromKernel) : null;
 }
 
-/** How many ranks a mesh has. */
+/** The number of ranks of a mesh. */
 export function sizeOf(mesh: MeshFrame): number {
   return mesh.axes.reduce((product, [, size]) => product * size, 1);
 }
@@ -57,20 +57,20 @@ export function statesOf(mesh: MeshFrame): State[] {
     const pair = parseInt(each, 36);
     return [STATES[Math.floor(pair / STATES.length)], STATES[pair % STATES.length]];
   });
-  return all.slice(0, sizeOf(mesh)); // one that is odd out has another beside it
+  return all.slice(0, sizeOf(mesh)); // an odd number of states is packed with one more
 }
 
-/** Which ranks have died since an earlier frame; none if that is the first, for they may have died long ago. */
+/** Find ranks that died since an earlier frame; none without one, since they may have died long ago. */
 export function newDeaths(before: Frame | null, after: Frame): Deaths[] {
   return before === null ? [] : (after.meshes ?? []).flatMap(mesh => deathsOf(sameMesh(before, mesh), mesh));
 }
 
-/** The names of meshes that have come up since an earlier frame; none if that is the first. */
+/** The names of meshes that came up since an earlier frame; none without one. */
 export function newMeshes(before: Frame | null, after: Frame): string[] {
   return before === null ? [] : (after.meshes ?? []).filter(mesh => !sameMesh(before, mesh)).map(mesh => mesh.name);
 }
 
-/** A name is used again by the next mesh that is brought up with it; the time tells them apart. */
+/** Find the same mesh in a frame. A later mesh may have the same name, but another start time. */
 function sameMesh(frame: Frame, mesh: MeshFrame): MeshFrame | undefined {
   return (frame.meshes ?? []).find(each => each.name === mesh.name && each.since === mesh.since);
 }
@@ -80,7 +80,7 @@ function deathsOf(before: MeshFrame | undefined, after: MeshFrame): Deaths[] {
   const restarts = (mesh: MeshFrame | undefined, rank: number): number =>
     mesh?.ranks?.find(each => each.rank === rank)?.restarts ?? 0;
   const isNew = (rank: number): boolean =>
-    // Healed and dead again between two frames is a new death, too.
+    // A rank that was healed and died again between two frames is a new death, too.
     wasDead[rank] !== 'dead' || (!after.states && restarts(after, rank) !== restarts(before, rank));
   const ranks = statesOf(after).flatMap((state, rank) => (state === 'dead' && isNew(rank) ? [rank] : []));
   if (!ranks.length) {
@@ -91,7 +91,7 @@ function deathsOf(before: MeshFrame | undefined, after: MeshFrame): Deaths[] {
   return [{ mesh: after.name, ranks, why: own ?? folded ?? '' }];
 }
 
-/** Ranks as output labels them: `[0-3,7]`. */
+/** Format ranks like the labels of output: `[0-3,7]`. */
 export function formatRanks(ranks: number[]): string {
   const spans: [number, number][] = [];
   for (const rank of ranks) {
@@ -105,7 +105,7 @@ export function formatRanks(ranks: number[]): string {
   return `[${spans.map(([first, last]) => (first === last ? `${first}` : `${first}-${last}`)).join(',')}]`;
 }
 
-/** The meshes in a few words, such as `trainers: 8 ranks, 1 failed`; empty where there is none. */
+/** Summarise the meshes, such as `trainers: 8 ranks, 1 failed`; empty if there is none. */
 export function summary(frame: Frame | null): string {
   const meshes = frame?.meshes ?? [];
   if (meshes.length <= 2) {
@@ -114,7 +114,7 @@ export function summary(frame: Frame | null): string {
   return `${meshes.length} meshes: ${ranksAndTroubles(meshes)}`;
 }
 
-/** Whether a rank failed or died: what the status item marks. */
+/** Whether a rank failed or died, which the status item marks. */
 export function hasTrouble(frame: Frame | null): boolean {
   return (frame?.meshes ?? []).some(mesh => (mesh.counts.failed ?? 0) + (mesh.counts.dead ?? 0) > 0);
 }
@@ -122,12 +122,12 @@ export function hasTrouble(frame: Frame | null): boolean {
 function ranksAndTroubles(meshes: MeshFrame[]): string {
   const count = (state: State): number => meshes.reduce((sum, mesh) => sum + (mesh.counts[state] ?? 0), 0);
   const size = meshes.reduce((sum, mesh) => sum + sizeOf(mesh), 0);
-  // Idle and running come and go with every cell: in a status bar that would be restless.
+  // Idle and running change with every cell, which would make the status bar flicker.
   const told = (['starting', 'failed', 'dead', 'stopped'] as const).filter(count);
   return [size === 1 ? '1 rank' : `${size} ranks`, ...told.map(state => `${count(state)} ${state}`)].join(', ');
 }
 
-/** What a person may want to write as the selector of a cell: a mesh, its halves, its first rank or places of its axes. */
+/** Suggest selectors for a cell: each mesh, its halves, its first rank, or slices of its axes. */
 export function selectors(frame: Frame | null): string[] {
   return (frame?.meshes ?? []).flatMap(mesh => {
     const [first, ...others] = mesh.axes;

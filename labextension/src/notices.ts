@@ -1,11 +1,11 @@
-// What is told to a user who looks elsewhere: a rank that died, what a command came to.
+// Notifications: a rank died, or a command finished.
 
 import { Dialog, Notification, showDialog } from '@jupyterlab/apputils';
 import { Widget } from '@lumino/widgets';
 
 import { Deaths, ReplyMessage, formatRanks } from './model';
 
-/** Notifications cut what is longer. */
+/** JupyterLab cuts longer notifications. */
 const MAX_NOTICE = 140;
 
 export function tellDeaths({ mesh, ranks, why }: Deaths, open: () => void): void {
@@ -13,12 +13,12 @@ export function tellDeaths({ mesh, ranks, why }: Deaths, open: () => void): void
   const text = why ? `${who}: ${why}` : who;
   const cut = text.length <= MAX_NOTICE ? text : `${text.slice(0, MAX_NOTICE - 1)}…`;
   Notification.error(cut, {
-    autoClose: false, // whoever is away finds it when back
+    autoClose: false, // so that a user who was away still sees it
     actions: [{ label: 'Show', callback: open }]
   });
 }
 
-/** Short answers are notices; longer ones, such as stacks, are to be read. */
+/** Show a reply: a short one as a notification, a longer one, such as stacks, in a dialog. */
 export async function tellReply(title: string, { ok, text }: ReplyMessage): Promise<void> {
   if (text.length <= MAX_NOTICE && !text.includes('\n')) {
     const shown = text || `${title}: done`;
@@ -27,7 +27,7 @@ export async function tellReply(title: string, { ok, text }: ReplyMessage): Prom
   }
   const body = new Widget({ node: document.createElement('pre') });
   body.addClass('monarch-reply');
-  body.node.tabIndex = 0; // or it could not be scrolled by keyboard
+  body.node.tabIndex = 0; // lets the keyboard scroll it
   body.node.textContent = text;
   await showDialog({ title, body, buttons: [Dialog.okButton({ label: 'Close' })] });
 }

@@ -1,4 +1,4 @@
-// The panel at the side: the view of one kernel at a time, that of the notebook in front unless another is chosen.
+// The side panel: shows the view of one kernel, by default that of the current notebook.
 
 import { Message } from '@lumino/messaging';
 import { Widget } from '@lumino/widgets';
@@ -7,7 +7,7 @@ import { View, mount } from '../../monarch_kernel/notebook/view/static/view.js';
 import { Entry, Hub } from './hub';
 import { meshIcon } from './icons';
 
-const EMPTY = 'No open notebook has the kernel Python (Monarch). Once one has, its meshes of ranks are shown here.';
+const EMPTY = 'No open notebook uses the kernel Python (Monarch). The meshes of such a notebook appear here.';
 
 export class MeshPanel extends Widget {
   constructor(private readonly hub: Hub) {
@@ -33,7 +33,7 @@ export class MeshPanel extends Widget {
       }
     });
     hub.heard.connect((_, { entry, said }) => {
-      // A view that is hidden need not draw; a reply is awaited there all the same.
+      // A hidden view need not draw frames, but still waits for replies.
       if (entry === this.chosen && (said.kind !== 'frame' || this.isVisible)) {
         this.view?.receive(said);
       }
@@ -41,7 +41,7 @@ export class MeshPanel extends Widget {
     this.follow();
   }
 
-  /** Whether the meshes of a notebook can be seen now. */
+  /** Whether the meshes of a notebook are visible now. */
   shows(entry: Entry): boolean {
     return this.isVisible && !document.hidden && this.chosen === entry;
   }
@@ -54,14 +54,14 @@ export class MeshPanel extends Widget {
   protected onAfterShow(message: Message): void {
     super.onAfterShow(message);
     if (this.view && this.chosen?.connection.frame) {
-      // What was said while the panel was hidden, which the view was spared.
+      // The view received no frames while the panel was hidden.
       this.view.receive({ kind: 'frame', ...this.chosen.connection.frame });
       this.chosen.connection.say({ kind: 'hello' }); // for the history
     }
     this.draw();
   }
 
-  /** Take up what the hub has now: a notebook that comes to the front is chosen. */
+  /** Update the list of notebooks from the hub, and choose a notebook that became current. */
   private follow(): void {
     const { entries, front } = this.hub;
     const isNewFront = front !== null && front !== this.front;

@@ -1,29 +1,29 @@
-// The `%%remote` line of a cell: read, written and taken away again, as text. `monarch_kernel/notebook/syntax/cell_kind.py` reads it
-// for good; here it is only edited.
+// Reads, writes and removes the `%%remote` line of a cell, as text, for editing only.
+// `monarch_kernel/notebook/syntax/cell_kind.py` parses it when the cell runs.
 
 /** The line with the magic. */
 interface RemoteLine {
-  /** Where it begins, and where the code begins. */
+  /** Offsets of the line, and of the code after it. */
   start: number;
   end: number;
-  /** Its words after the magic's name, with those in brackets kept together. */
+  /** The words after the name of the magic; brackets keep words together. */
   words: string[];
-  /** Which of them is the selector; -1 if it is left out. */
+  /** Index of the selector among the words; -1 if there is none. */
   selectorAt: number;
 }
 
 const HEADER = /^[ \t]*%%remote(?![\w.?])([^\n]*)(\n|$)/;
 
-// Options whose next word is not the selector.
+// Options that take a word, which is not the selector.
 const TAKES_A_WORD = new Set(['-t', '--targets', '--ranks', '-o', '--out', '--timeout', '--mesh']);
 
-/** What a cell is addressed to: its selector, empty for the mesh last brought up; null if it runs in the kernel. */
+/** The selector of a cell; empty for the mesh last brought up, null if the cell runs in the kernel. */
 export function selectorOf(text: string): string | null {
   const line = remoteLine(text);
   return line && (line.words[line.selectorAt] ?? '');
 }
 
-/** The cell, to be run on a mesh or a part of one; options that its line has are kept. */
+/** Make the cell run on a mesh or a part of one; keeps the options of its line. */
 export function runOn(text: string, selector: string): string {
   const line = remoteLine(text);
   if (!line) {
@@ -34,13 +34,13 @@ export function runOn(text: string, selector: string): string {
   return text.slice(0, line.start) + written + (text[line.end - 1] === '\n' ? '\n' : '') + text.slice(line.end);
 }
 
-/** The cell, to be run in the kernel. */
+/** Make the cell run in the kernel. */
 export function runHere(text: string): string {
   const line = remoteLine(text);
   return line ? text.slice(0, line.start) + text.slice(line.end) : text;
 }
 
-/** The smallest change that makes one text of another: what is written between `start` and `end`. */
+/** Find the smallest change from one text to another: the text that replaces `start` to `end`. */
 export function changeOf(before: string, after: string): { start: number; end: number; text: string } {
   const most = Math.min(before.length, after.length);
   let start = 0;
@@ -69,12 +69,12 @@ function remoteLine(text: string): RemoteLine | null {
   return { start, end: start + found[0].length, words, selectorAt };
 }
 
-/** Where the first line begins that is neither empty nor a comment. */
+/** The offset of the first line that is neither empty nor a comment. */
 function firstCode(text: string): number {
   return /^(?:[ \t]*(?:#[^\n]*)?\n)*/.exec(text)![0].length;
 }
 
-/** Words are parted by blanks outside of brackets: `t[0, 1]` is one. */
+/** Split a line at spaces outside brackets: `t[0, 1]` is one word. */
 function splitWords(line: string): string[] {
   const words: string[] = [];
   let word = '';

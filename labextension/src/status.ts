@@ -1,4 +1,4 @@
-// The item of the status bar: the meshes of the notebook in front in a few words; a click opens the panel.
+// The status bar item: summarises the meshes of the current notebook; a click opens the panel.
 
 import { ISignal, Signal } from '@lumino/signaling';
 import { Widget } from '@lumino/widgets';
@@ -25,7 +25,7 @@ export class MeshStatus extends Widget {
     this.draw();
   }
 
-  /** Whether there is anything to say. */
+  /** Whether the item has text to show. */
   get isActive(): boolean {
     return this.text !== '';
   }
@@ -47,7 +47,7 @@ export class MeshStatus extends Widget {
     this.text = text;
     const isTrouble = hasTrouble(frame);
     this.node.classList.toggle('monarch-mod-trouble', isTrouble);
-    // The sign says it to those who don't see the colour; a screen reader has the words.
+    // The sign repeats the colour, for users who don't see it; screen readers read the text.
     this.node.textContent = isTrouble ? `▲ ${text}` : text;
     this.node.setAttribute('aria-label', text);
     if (wasActive !== this.isActive) {

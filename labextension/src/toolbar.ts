@@ -1,4 +1,4 @@
-// "Run on mesh" in the toolbar of a notebook: writes the `%%remote` line of the active cell, or takes it away.
+// "Run on mesh" in the toolbar of a notebook: writes or removes the `%%remote` line of the active cell.
 
 import { Cell } from '@jupyterlab/cells';
 import { NotebookPanel } from '@jupyterlab/notebook';
@@ -8,12 +8,12 @@ import { Entry, Hub } from './hub';
 import { selectors } from './model';
 import { changeOf, runHere, runOn, selectorOf } from './remote';
 
-/** Whether a cell is addressed to ranks. */
+/** Whether a cell runs on ranks. */
 export function isRemote(cell: Cell | null): boolean {
   return cell?.model.type === 'code' && selectorOf(cell.model.sharedModel.source) !== null;
 }
 
-/** Address a cell to ranks, by default those of the mesh last brought up, or to the kernel again. */
+/** Make a cell run on ranks, by default those of the mesh last brought up, or in the kernel again. */
 export function toggleRemote(cell: Cell | null, entry: Entry | null, selector?: string): void {
   if (cell?.model.type === 'code') {
     const last = entry?.connection.frame?.meshes?.slice(-1)[0]?.name ?? '';
@@ -24,7 +24,7 @@ export function toggleRemote(cell: Cell | null, entry: Entry | null, selector?: 
 function rewrite(cell: Cell, change: (text: string) => string): void {
   const { sharedModel } = cell.model;
   const { start, end, text } = changeOf(sharedModel.source, change(sharedModel.source));
-  sharedModel.updateSource(start, end, text); // of the whole text the cursor would lose its place
+  sharedModel.updateSource(start, end, text); // to replace the whole text would move the cursor
 }
 
 let lists = 0;
@@ -39,7 +39,7 @@ export class RunOnMesh extends Widget {
     this.toggle.type = 'button';
     this.toggle.className = 'monarch-run-on-toggle';
     this.toggle.textContent = 'Run on mesh';
-    this.toggle.title = 'Let the cell run on the ranks (%%remote), or in the kernel again';
+    this.toggle.title = 'Run the cell on the ranks (%%remote), or in the kernel again';
     this.toggle.addEventListener('click', () => {
       toggleRemote(this.cell, hub.entryOf(notebook), this.ranks.value.trim() || undefined);
     });
@@ -93,7 +93,7 @@ export class RunOnMesh extends Widget {
     this.offer();
   }
 
-  /** What was typed last for a cell that is addressed to nobody yet, as long as there is such a mesh. */
+  /** The last typed selector, as the default for cells without one, if its mesh still exists. */
   private get wanted(): string {
     const meshes = this.hub.entryOf(this.notebook)?.connection.frame?.meshes ?? [];
     const [root] = /^\w*/.exec(this.typed)!;
@@ -105,7 +105,7 @@ export class RunOnMesh extends Widget {
     const key = offered.join('\n');
     if (key !== this.offered) {
       this.offered = key;
-      this.draw(); // a mesh that is gone is wanted no more
+      this.draw(); // drops the default if its mesh is gone
       this.offers.replaceChildren(...offered.map(each => new Option(each, each)));
     }
   }

@@ -1,6 +1,6 @@
-"""A real JupyterLab in a real browser: a server, a browser for each test, and what a user does there.
+"""Fixtures for tests of a real JupyterLab in a real browser: a server, a browser for each test, and user actions.
 
-They are skipped, with the reason, where Chromium, JupyterLab, Playwright or the built extension is missing.
+The tests are skipped, with the reason, if Chromium, JupyterLab, Playwright or the built extension is missing.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ EXTENSION = ROOT / "labextension" / "dist"
 OLDEST = ROOT / ".venv-oldest" / "bin" / "python"
 OLDEST_TOO = pytest.mark.parametrize("server", ["newest", "oldest"], indirect=True)
 AXE = ROOT / "labextension" / "node_modules" / "axe-core" / "axe.min.js"
-SLOW_MS = 30_000  # far more than anything here takes
+SLOW_MS = 30_000  # much more than any step takes
 
 # Cells.
 UP = "%mesh up t -n 2 --device cpu"
 SLEEPS = "%%remote t\nimport time\ntime.sleep(300)"
 
-# The browser is alone with pages of ours, and a container gives it no sandbox.
+# The browser loads only pages of these tests, and containers offer no sandbox.
 FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -54,25 +54,25 @@ FLAGS = (
     "--disable-sync",
     "--disable-dev-shm-usage",
 )
-# What JupyterLab itself says on the console where a kernel restarts or a page is loaded while it is busy.
+# Errors that JupyterLab itself logs when a kernel restarts, or when a page loads while the kernel is busy.
 ALLOWED = re.compile(
     r"Canceled future for \w+ message before replies were done"
     r"|History was unable to be retrieved"
     r"|Connection lost, reconnecting in"
-    r"|Comm not found for comm id [0-9a-f]{32}$"  # of widgets, which a kernel closes when it ends
+    r"|Comm not found for comm id [0-9a-f]{32}$"  # a kernel that ends closes the comms of widgets
     r"|widget model not found"  # in a notebook whose kernel is gone
     r"|Unsatisfied version \S+ of shared singleton module @jupyterlab"
 )
 
 
 def chromium() -> str | None:
-    """The browser of the machine: none is downloaded."""
+    """Find an installed browser; none is downloaded."""
     names = ("chromium", "chromium-browser", "google-chrome")
     return os.environ.get("CHROMIUM_PATH") or next(filter(None, map(shutil.which, names)), None)
 
 
 def missing() -> str:
-    """What these tests need and is not there."""
+    """Name a missing requirement of these tests, if any."""
     for module in ("jupyterlab", "playwright"):
         if importlib.util.find_spec(module) is None:
             return f"{module} is not installed"
@@ -84,15 +84,15 @@ def missing() -> str:
 
 
 class Server:
-    """A JupyterLab server with directories of its own.
+    """A JupyterLab server with its own directories.
 
     Args:
-        folder: for all that it writes.
-        python: the interpreter of its environment; the kernel's is that of the tests.
+        folder: folder for all files that it writes.
+        python: the interpreter of the server; kernels use that of the tests.
 
     Attributes:
-        url: where it is.
-        token: who has it may do everything.
+        url: address of the server.
+        token: grants full access.
         notebooks: the folder that it serves.
     """
 
@@ -111,7 +111,7 @@ class Server:
             "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
             "IPYTHONDIR": str(folder / "ipython"),
         }
-        # What is tested is the extension and the kernel of this working tree, whatever is installed.
+        # Test the extension and the kernel of this working tree, not installed ones.
         extension = folder / "share" / "labextensions" / LAB_EXTENSION
         extension.parent.mkdir(parents=True)
         extension.symlink_to(EXTENSION)
@@ -136,8 +136,8 @@ class Server:
             )
 
     def wait(self) -> Server:
-        """Wait until it answers."""
-        wait_until(self._answers, f"the server to answer; it has said {self._log}")
+        """Wait until the server answers."""
+        wait_until(self._answers, f"the server to answer; its log is {self._log}")
         return self
 
     def _answers(self) -> bool:
@@ -148,7 +148,7 @@ class Server:
         return False
 
     def call(self, method: str, path: str) -> Any:
-        """Ask the server's API."""
+        """Call the API of the server."""
         request = urllib.request.Request(
             f"{self.url}/api/{path}", method=method, headers={"Authorization": f"token {self.token}"}
         )
@@ -162,7 +162,7 @@ class Server:
             self.call("DELETE", f"kernels/{kernel['id']}")
 
     def close(self) -> None:
-        with suppress(ProcessLookupError):  # it has ended by itself, and that was noticed
+        with suppress(ProcessLookupError):  # the server has already ended
             os.killpg(self._process.pid, signal.SIGTERM)
         try:
             self._process.wait(30)
@@ -171,7 +171,7 @@ class Server:
             self._process.wait()
 
     def write(self, name: str, *cells: str, kernel: str = "monarch") -> str:
-        """Write a notebook; gives its name."""
+        """Write a notebook, and return its name."""
         made = {
             "cells": [
                 {
@@ -193,12 +193,12 @@ class Server:
 
 
 class Lab:
-    """JupyterLab in a page, and a user.
+    """JupyterLab in a page, with the actions of a user.
 
     Attributes:
         page: the page.
-        server: what it is served by.
-        errors: what the console said that it should not have.
+        server: the server of the page.
+        errors: unexpected errors on the console.
     """
 
     def __init__(self, page: Page, server: Server) -> None:
@@ -214,7 +214,7 @@ class Lab:
             self.errors.append(text)
 
     def load(self, notebook: str = "", *, reset: bool = True, workspace: str = "") -> Lab:
-        """Load the page, with a notebook in front and its kernel at rest, or with none."""
+        """Load the page, with or without an open notebook whose kernel is idle."""
         place = f"/lab/workspaces/{workspace}" if workspace else "/lab"
         place += f"/tree/{notebook}" if notebook else ""
         self.page.goto(f"{self.server.url}{place}?token={self.server.token}{'&reset' if reset else ''}")
@@ -229,30 +229,30 @@ class Lab:
 
     def wait_loaded(self) -> None:
         self.page.locator("#jupyterlab-splash").wait_for(state="detached")
-        self.page.wait_for_function("window.jupyterapp")  # the splash may have been yet to come
-        self.page.evaluate("window.jupyterapp.restored")  # before that the layout is not the user's
+        self.page.wait_for_function("window.jupyterapp")  # the splash may not have appeared yet
+        self.page.evaluate("window.jupyterapp.restored")  # until then the layout is not final
 
     def wait_idle(self) -> None:
-        """The kernel of the notebook in front waits for a cell."""
+        """Wait until the kernel of the current notebook is idle."""
         self.page.locator("#jp-main-statusbar").get_by_text("| Idle").wait_for()
 
     def command(self, name: str, **arguments: Any) -> None:
-        """Run a command of JupyterLab, as the palette does; what it asks is answered by the test."""
+        """Run a command of JupyterLab, like the palette; the test answers its dialogs."""
         self.page.evaluate("([name, given]) => void window.jupyterapp.commands.execute(name, given)", [name, arguments])
 
     def use_theme(self, name: str) -> None:
-        """Change the theme, and wait until its style sheets are there."""
+        """Change the theme, and wait for its style sheets."""
         self.command("apputils:change-theme", theme=name)
         self.page.locator(f"body[data-jp-theme-light={str('Light' in name).lower()}]").wait_for(state="attached")
-        self.page.locator("#jupyterlab-splash").wait_for(state="detached")  # which covers all meanwhile
+        self.page.locator("#jupyterlab-splash").wait_for(state="detached")  # the splash covers the page until then
 
     def open(self, notebook: str) -> None:
-        """Bring another notebook to the front."""
+        """Open another notebook, and make it current."""
         self.command("docmanager:open", path=notebook)
         self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Cell").first.wait_for()
 
     def save(self) -> None:
-        """Save the notebook in front."""
+        """Save the current notebook."""
         self.command("docmanager:save")
         self.page.wait_for_function("document.querySelector('.jp-mod-dirty') === null")
 
@@ -267,47 +267,47 @@ class Lab:
 
     @property
     def status(self) -> Locator:
-        """What the status bar says of meshes."""
+        """The status bar item about meshes."""
         return self.page.locator(".monarch-status")
 
     def cell(self, i: int) -> Locator:
-        """A cell of the notebook in front."""
+        """Locate a cell of the current notebook."""
         return self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook .jp-Cell").nth(i)
 
     def prompt(self, i: int) -> Locator:
-        """What stands beside a cell: whether it runs, or its number."""
+        """Locate the prompt of a cell, which shows its number, or that it runs."""
         return self.cell(i).locator(".jp-InputPrompt")
 
     def start(self, i: int) -> Locator:
-        """Run a cell."""
+        """Start a cell."""
         cell = self.cell(i)
         cell.locator(".cm-content").click()
         self.page.keyboard.press("Control+Enter")
         return cell
 
     def run(self, i: int) -> Locator:
-        """Run a cell, and wait until it has ended."""
+        """Run a cell, and wait until it ends."""
         cell = self.start(i)
         cell.locator(".jp-InputPrompt").get_by_text(re.compile(r"\[\d+\]:")).wait_for()
         return cell
 
     def violations(self, selector: str) -> list[dict[str, Any]]:
-        """What axe-core finds wrong in a part of the page."""
+        """Return the violations that axe-core finds in a part of the page."""
         if not AXE.exists():
             pytest.skip("axe-core is not installed (npm ci in labextension/)")
         self.page.evaluate(AXE.read_text())
-        # The body of JupyterLab is 0 px high: all would be taken for clipped, and no contrast be looked at.
+        # The body of JupyterLab is 0 px high: axe would take everything for clipped, and check no contrast.
         self.page.add_style_tag(content="body { overflow: visible !important }")
         found = self.page.evaluate("selector => axe.run(selector, {})", selector)
         looked_at = [rule for rule in found["passes"] if rule["id"] == "color-contrast"]
-        assert looked_at, "contrast was not looked at"
+        assert looked_at, "axe did not check the contrast"
         assert looked_at[0]["nodes"]
         return [{"id": each["id"], "nodes": [node["html"] for node in each["nodes"]]} for each in found["violations"]]
 
 
 @pytest.fixture(scope="module")
 def playwright() -> Iterator[Playwright]:
-    # Not that of pytest-playwright: it lives as long as the session, and so does its event loop, in which other tests would be.
+    # The fixture of pytest-playwright lives as long as the session, and other tests would run inside its event loop.
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as started:
@@ -316,7 +316,7 @@ def playwright() -> Iterator[Playwright]:
 
 @pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Server]:
-    """JupyterLab of the environment of the tests, or the oldest that we say we work with."""
+    """A server of the JupyterLab in the environment of the tests, or of the oldest supported one."""
     if why := missing():
         pytest.skip(why)
     python = sys.executable
@@ -333,7 +333,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
 
 @pytest.fixture
 def browser(server: Server, playwright: Playwright) -> Iterator[Browser]:
-    """A browser for each test, so that none of its processes is left."""
+    """A browser for each test, so that no process of it remains."""
     browser = playwright.chromium.launch(executable_path=chromium(), args=FLAGS)
     yield browser
     browser.close()
@@ -341,7 +341,7 @@ def browser(server: Server, playwright: Playwright) -> Iterator[Browser]:
 
 @pytest.fixture
 def lab(server: Server, browser: Browser) -> Iterator[Lab]:
-    """JupyterLab in a page; nothing that is wrong may be on its console."""
+    """JupyterLab in a page; its console must have no unexpected errors."""
     lab = Lab(browser.new_context(viewport={"width": 1400, "height": 900}).new_page(), server)
     yield lab
     lab.page.context.close()

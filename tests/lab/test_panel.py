@@ -1,4 +1,4 @@
-"""The extension in JupyterLab, with meshes and without."""
+"""Tests the extension in JupyterLab, with and without meshes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ expect.set_options(timeout=SLOW_MS)
 
 
 def cards(lab: Lab, state: str = "") -> Locator:
-    """The ranks that the panel shows, all or those in a state."""
+    """Locate the ranks that the panel shows: all, or those in a state."""
     return lab.panel.locator(f".mk-card[data-state={state}]" if state else ".mk-card")
 
 
 def with_mesh(lab: Lab, server: Server, *cells: str) -> Lab:
-    """A notebook in front, whose first cell has brought up the mesh `t`; the panel shows its two ranks."""
+    """Open a notebook whose first cell brings up the mesh `t`; the panel shows its two ranks."""
     lab.load(server.write("a.ipynb", UP, *cells))
     lab.show_panel()
     lab.run(0)
@@ -36,7 +36,7 @@ def with_mesh(lab: Lab, server: Server, *cells: str) -> Lab:
 
 
 def kill_a_rank(lab: Lab) -> None:
-    """Run the cells that end a rank of `t` while the kernel runs a cell: numbers 1 and 2."""
+    """Run cells 1 and 2, which kill a rank of `t` while the kernel runs a cell."""
     lab.run(1)
     lab.start(2)
 
@@ -45,7 +45,7 @@ def test_the_extension_is_there_and_says_what_it_waits_for(lab: Lab) -> None:
     lab.load()
     assert not lab.panel.is_visible()
     lab.show_panel()
-    expect(lab.panel).to_contain_text("No open notebook has the kernel Python (Monarch)")
+    expect(lab.panel).to_contain_text("No open notebook uses the kernel Python (Monarch)")
     assert not lab.status.is_visible()
     assert lab.page.get_by_role("menuitem", name="Mesh", exact=True).is_visible()
     assert lab.violations("#monarch-mesh-panel") == []
@@ -54,7 +54,7 @@ def test_the_extension_is_there_and_says_what_it_waits_for(lab: Lab) -> None:
 def test_kernels_of_others_are_left_alone(lab: Lab, server: Server) -> None:
     lab.load(server.write("other.ipynb", "1", kernel="plain"))
     lab.show_panel()
-    expect(lab.panel).to_contain_text("No open notebook has the kernel Python (Monarch)")
+    expect(lab.panel).to_contain_text("No open notebook uses the kernel Python (Monarch)")
     assert not lab.page.locator(".monarch-run-on").is_visible()
 
 
@@ -77,7 +77,7 @@ def test_a_failing_rank_is_seen_while_the_others_run(lab: Lab, server: Server, b
     expect(lab.status).to_have_text("▲ t: 2 ranks, 1 failed")
     output = cell.locator(".jp-OutputArea-output").get_by_text(re.compile(r"at \d")).first
     failed_at = float(re.search(r"at ([\d.]+)", output.inner_text())[1])  # type: ignore[index]
-    bar.check(lab.page.evaluate("window.seen") - failed_at, 1.0, "the sight of the failure")
+    bar.check(lab.page.evaluate("window.seen") - failed_at, 1.0, "the display of the failure")
     lab.panel.get_by_role("button", name="Interrupt", exact=True).first.click()
     expect(cell.locator(".jp-InputPrompt")).to_have_text(re.compile(r"\[\d+\]:"))
 
@@ -124,7 +124,7 @@ def test_a_page_that_is_loaded_again_sees_the_run_that_goes_on(lab: Lab, server:
     expect(cards(lab, "running")).to_have_count(2)
     lab.reload()
     lab.show_panel()
-    with bar.below(15.0, "the sight of the run"):
+    with bar.below(15.0, "the display of the run"):
         expect(cards(lab, "running")).to_have_count(2)
     lab.panel.get_by_role("button", name="Interrupt", exact=True).first.click()
     expect(cards(lab, "idle")).to_have_count(2)
@@ -179,7 +179,7 @@ def test_two_tabs_of_a_browser_see_and_steer_the_same_run(lab: Lab, server: Serv
 def test_a_command_of_the_palette_is_carried_out(lab: Lab, server: Server) -> None:
     with_mesh(lab, server, SLEEPS)
     cell = lab.start(1)
-    expect(cards(lab, "running")).to_contain_text(["cell [2], line 3"] * 2)  # both have begun it
+    expect(cards(lab, "running")).to_contain_text(["cell [2], line 3"] * 2)  # both have started it
     lab.command("monarch-kernel:stacks")
     dialog = lab.page.locator(".jp-Dialog")
     expect(dialog).to_contain_text("t: 2 ranks, 2 busy")
@@ -196,7 +196,7 @@ def test_the_toolbar_writes_the_line_of_the_cell(lab: Lab, server: Server) -> No
     ranks = lab.page.get_by_label("Ranks that the cell runs on")
     toggle.click()
     code = lab.cell(1).locator(".cm-content")
-    expect(code).to_have_text("%%remote tx = rank")  # of two lines
+    expect(code).to_have_text("%%remote tx = rank")  # on two lines
     expect(toggle).to_have_attribute("aria-pressed", "true")
     ranks.fill("t[0:1]")
     ranks.press("Enter")

@@ -1,4 +1,4 @@
-"""The newest JupyterLab in a real browser: a mesh comes up, and the panel, the status bar and the widget show it."""
+"""Tests that the newest JupyterLab shows a new mesh in the panel, the status bar and the widget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The view of a mesh in the output of a cell, in JupyterLab."""
+"""Tests the live view of a mesh in a cell's output, in JupyterLab."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ expect.set_options(timeout=SLOW_MS)
 
 
 def widget(lab: Lab, i: int = 0) -> Locator:
-    """The view in the output of a cell."""
+    """Locate the view in the output of a cell."""
     return lab.cell(i).locator(".mk-live")
 
 
@@ -42,7 +42,7 @@ def cards(lab: Lab, state: str = "", i: int = 0) -> Locator:
 
 
 def with_mesh(lab: Lab, server: Server, *cells: str) -> None:
-    """A notebook in front, whose first cell has brought up the mesh `t`."""
+    """Open a notebook whose first cell brings up the mesh `t`."""
     lab.load(server.write("a.ipynb", UP, *cells))
     lab.run(0)
     expect(cards(lab, "idle")).to_have_count(2)
@@ -58,7 +58,7 @@ def test_it_is_live_and_takes_commands_while_a_cell_runs(lab: Lab, server: Serve
     widget(lab).get_by_role("button", name="Interrupt", exact=True).first.click()
     expect(lab.prompt(1)).to_have_text(ENDED)
     expect(cards(lab, "idle")).to_have_count(1)
-    lab.start(2)  # nothing of ours runs, only Python
+    lab.start(2)  # plain Python, nothing of monarch_kernel
     traceback = widget(lab).get_by_role("button", name="Traceback").first
     traceback.click()
     expect(widget(lab)).to_contain_text("ZeroDivisionError: division by zero")
@@ -78,9 +78,9 @@ def test_a_loop_is_steered_while_its_cell_runs(lab: Lab, server: Server) -> None
     field.press("Enter")
     expect(loop.locator(".mk-knob-note")).to_have_text(re.compile(r"from step [\d,]+"))
     slider = loop.get_by_role("slider")
-    expect(slider).to_have_attribute("aria-valuetext", "0.25")  # the next frame says so, after the reply
+    expect(slider).to_have_attribute("aria-valuetext", "0.25")  # the next frame has it, after the reply
     slider.focus()
-    lab.page.keyboard.press("ArrowLeft")  # the notebook would go to another cell
+    lab.page.keyboard.press("ArrowLeft")  # in the notebook this key would select another cell
     expect(field).to_have_value("0.249")
     loop.get_by_role("button", name="Pause").click()
     expect(about).to_contain_text("paused")
@@ -109,7 +109,7 @@ def test_a_page_that_is_too_slow_for_the_widget_shows_the_table_and_says_so(lab:
     lab.load(server.write("a.ipynb", UP))
     lab.page.evaluate(slow)
     lab.run(0)
-    expect(lab.cell(0)).to_contain_text("The kernel has not answered yet. If it stays so, run %mesh show")
+    expect(lab.cell(0)).to_contain_text("The kernel has not answered yet. If this persists, run %mesh show")
     expect(lab.cell(0).locator(".mk-static table")).to_be_visible()
     lab.errors[:] = [error for error in lab.errors if "[anywidget] Failed to initialize model" not in error]
 
@@ -153,7 +153,7 @@ def test_it_ends_with_its_mesh(lab: Lab, server: Server) -> None:
     with_mesh(lab, server, "%mesh show", "%mesh down t")
     lab.run(1)
     expect(cards(lab, "idle", i=1)).to_have_count(2)
-    expect(cards(lab)).to_have_count(0)  # it is where it was asked for last
+    expect(cards(lab)).to_have_count(0)  # the view moves to the last request
     lab.run(2)
     expect(widget(lab, 1)).to_have_count(0)
     expect(lab.cell(0).locator(".mk-static table")).to_be_visible()
