@@ -1,4 +1,4 @@
-"""Which cell has to wait for which."""
+"""Tests which cell must wait for which."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from monarch_kernel.notebook.cells.cell import Lane
 
 
 class FakeCell:
-    """What a lane looks at."""
+    """A cell with the attributes that a lane reads."""
 
     def __init__(self, ranks: Collection[int], busy: Collection[int] | None = None) -> None:
         self.ranks = frozenset(ranks)
@@ -27,9 +27,12 @@ class FakeCell:
     [
         (FakeCell({0, 1}), True),
         (FakeCell({2, 3}), False),
-        (FakeCell({0, 1, 2, 3}, busy={1}), True),  # interrupted in vain on a rank that is needed
+        (FakeCell({0, 1, 2, 3}, busy={1}), True),  # interrupted, but a needed rank has not stopped
         (FakeCell({0, 1, 2, 3}, busy={3}), False),
-        (FakeCell({2, 3}, busy=()), True),  # all have answered, but it has not ended: is the group still good?
+        (
+            FakeCell({2, 3}, busy=()),
+            True,
+        ),  # all ranks have answered, but the cell has not ended: its group may need repair
     ],
 )
 def test_what_a_cell_waits_for(earlier: Any, waits: bool) -> None:

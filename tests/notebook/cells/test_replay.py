@@ -1,4 +1,4 @@
-"""Which earlier cells made what a cell needs."""
+"""Tests which earlier cells defined the names that a cell needs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOOP = "for step in live.loop(3):\n    loss = model(batch(step))\n    losses.app
             LOOP,
             [IMPORTS, NET, "lr = 1", BUILD, ACT],
             [0, 1, 2, 3, 4],
-        ),  # what a function reads is there when it is called
+        ),  # a name that a function reads must exist only at the call
         (LOOP, ["step = 1", "loss = 2"], []),
         ("model", ["def build():\n    global model\n    model = 1", "x = 2", "build()"], [0, 2]),
         ("model", ["def build():\n    global model\n    model = 1\nbuild()"], [0]),

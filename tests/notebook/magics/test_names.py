@@ -1,4 +1,4 @@
-"""Where in a cell is code for ranks."""
+"""Tests which part of a cell is code for ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from monarch_kernel.notebook.magics.remote_names import RemoteCode, remote_code
 
 
 def at(text: str, mode: str | None = None) -> RemoteCode | None:
-    """What is at the cursor, which is written as ``|``."""
+    """Find the code at the cursor, which ``|`` marks."""
     cursor = text.index("|")
     return remote_code(text.replace("|", ""), cursor, lambda name: name == "t", mode)
 

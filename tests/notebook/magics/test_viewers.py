@@ -1,4 +1,4 @@
-"""What viewers show of ranks is asked for in the background, where nothing waits for an answer."""
+"""Tests that viewers query ranks in the background, without waiting for answers."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def test_a_rank_that_does_not_answer_is_shown_where_it_was(procs: ProcMesh, monk
 
     busy = threading.Thread(target=procs._runtime.submit, args=[hold])
     try:
-        doing.turn(procs)  # asks
+        doing.turn(procs)  # sends the query
         busy.start()
         assert has_begun.wait(LONG_S)
-        assert doing.turn(procs) == known  # the transport is busy: what was asked can't even be cancelled yet
+        assert doing.turn(procs) == known  # the transport is busy, so the query can't even be cancelled yet
     finally:
         goes_on.set()
         os.kill(pids[0], signal.SIGCONT)
     busy.join()
-    monkeypatch.setattr(viewers, "_DOING_EVERY_S", 1000.0)  # it asks no more
-    wait_until(lambda: doing.turn(procs) == known and doing._asked is None, "the end of what was asked")
+    monkeypatch.setattr(viewers, "_DOING_EVERY_S", 1000.0)  # no further queries
+    wait_until(lambda: doing.turn(procs) == known and doing._asked is None, "the end of the query")
     running.interrupt()
     assert running.exception(LONG_S) is not None

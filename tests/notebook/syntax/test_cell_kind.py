@@ -1,4 +1,4 @@
-"""Where a cell runs, read off its text."""
+"""Tests where a cell runs, according to its text."""
 
 from __future__ import annotations
 

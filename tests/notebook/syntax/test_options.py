@@ -1,4 +1,4 @@
-"""What may be written after ``%mesh up`` and ``%%remote``, and what Tab offers there; no processes."""
+"""Tests the options of ``%mesh up`` and ``%%remote``, and their completions, without processes."""
 
 from __future__ import annotations
 
@@ -379,12 +379,12 @@ def test_nothing_is_offered_where_nothing_of_ours_may_come(text: str) -> None:
 def test_what_is_for_cells_is_not_offered_elsewhere() -> None:
     for magic in ("%remote", "%autoremote"):
         assert "--local" not in words(f"{magic} t --") | set(option_names(magic)) | set(options_help(magic).split())
-        assert parse_remote("--local", magic).local  # to be refused in words of its own
+        assert parse_remote("--local", magic).local  # a later check refuses it with a specific message
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_options_of_engines_are_in_help_completion_and_errors(engine: str) -> None:
-    parser = parser_of("%mesh up", engine)  # no engine's option is spelled like one of ours
+    parser = parser_of("%mesh up", engine)  # no option of an engine collides with a common one
     assert parser is not None
     spellings = {name for action in parser._actions for name in action.option_strings}
     assert spellings == set(option_names("%mesh up", aliases=True, engine=engine))

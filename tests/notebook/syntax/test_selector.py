@@ -1,4 +1,4 @@
-"""Selectors: what they may hold, what they mean, and that a slip in one runs nothing; no processes."""
+"""Tests selectors without processes: their syntax and meaning, and that invalid ones run nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from monarch_kernel.notebook.syntax.selector import evaluate, pick_ranks
 
 
 class Witness(ValueMesh[int]):
-    """A mesh that tells whether anything but its algebra was touched."""
+    """A mesh that fails if anything but its algebra is used."""
 
     def __getitem__(self, key: Any) -> Any:
         return self._with_region(self._region.index(key))
