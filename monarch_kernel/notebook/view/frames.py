@@ -23,7 +23,7 @@ The kernel sends:
 - ``reply``: ``id``, ``ok``, ``text``: the result of the command, or the reason why it failed.
 
 Times are in seconds since 1970 by the clock of the kernel, so the kernel sends nothing merely because time passes. A browser
-computes the offset of its own clock from `Frame.at`. Fields that have their default are omitted, except ``version``.
+computes the offset of its clock from `Frame.at`. Fields that have their default are omitted, except ``version``.
 """
 
 from __future__ import annotations

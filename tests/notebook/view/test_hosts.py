@@ -24,11 +24,11 @@ def test_what_is_waited_for_is_one_line_in_the_engines_words() -> None:
 
 
 def test_those_that_did_not_come_are_named_by_reason_with_what_they_wrote() -> None:
-    view = HostsView("ssh", (UP, refused(2, "who are you?"), refused(3, "who are you?"), LATE))
+    view = HostsView("ssh", (UP, refused(2, "unknown key"), refused(3, "unknown key"), LATE))
     assert missing_text("t", view, ("a", "b", "c", "d"), 60.0) == (
         "t: 3 of 4 hosts did not come up, after 1 min 00 s; all were released\n"
         "  b, c: connection refused\n"
-        "    | who are you?\n"
+        "    | unknown key\n"
         "  d: did not come up within 60 s"
     )
 
