@@ -9,8 +9,8 @@ import { Deaths, ReplyMessage, formatRanks } from './model';
 const MAX_NOTICE = 140;
 
 export function tellDeaths({ mesh, ranks, why }: Deaths, open: () => void): void {
-  const who = `${mesh}: ${ranks.length === 1 ? 'rank' : 'ranks'} ${formatRanks(ranks)} died`;
-  const text = why ? `${who}: ${why}` : who;
+  const headline = `${mesh}: ${ranks.length === 1 ? 'rank' : 'ranks'} ${formatRanks(ranks)} died`;
+  const text = why ? `${headline}: ${why}` : headline;
   const cut = text.length <= MAX_NOTICE ? text : `${text.slice(0, MAX_NOTICE - 1)}…`;
   Notification.error(cut, {
     autoClose: false, // so that a user who was away still sees it

@@ -2,9 +2,9 @@
 
 Theory of operation
 -------------------
-A `Screen` emulates a terminal for one stream of one rank, as far as progress bars need it: carriage returns rewrite a row,
-newlines and cursor-up (nested bars) change the row. A row is a *bar* once text follows a carriage return. Rows leave the
-screen at its top, in order, when an ordinary line follows them, or when the cursor has stayed below them for `SETTLED_S`.
+A `TerminalScreen` emulates a terminal for one stream of one rank, as far as progress bars need it: carriage returns rewrite
+a row, newlines and cursor-up (nested bars) change the row. A row is a *bar* once text follows a carriage return. Rows leave
+the screen at its top, in order, when an ordinary line follows them, or when the cursor has stayed below them for `SETTLED_S`.
 
 A bar that is live for `LIVE_AFTER_S` appears in a *block*: text that is updated in place, at most every `EVERY_S`. It
 stays there in its last state. A shorter bar becomes an ordinary line when it ends. Either way it appears once. Bars of
@@ -21,7 +21,7 @@ from monarch_kernel.errors import format_ranks
 from monarch_kernel.notebook.output.rate_limit import Stream
 from monarch_kernel.notebook.output.text import Partial, close_colors
 
-__all__ = ["Bar", "BarBlock", "BarBoard", "Screen", "fold_key", "slowest"]
+__all__ = ["Bar", "BarBlock", "BarBoard", "TerminalScreen", "fold_key", "slowest"]
 
 LIVE_AFTER_S = 0.15
 EVERY_S = 0.2
@@ -51,7 +51,7 @@ class Row(Partial):
         return not self.visible.strip()
 
 
-class Screen:
+class TerminalScreen:
     """The rows of a terminal with what one rank wrote to one stream since its first progress bar.
 
     Args:
@@ -204,7 +204,7 @@ class BarBoard:
         self._ended.clear()
 
     def update(
-        self, screens: Sequence[tuple[int, Stream, Screen]], now: float, *, last: bool = False
+        self, screens: Sequence[tuple[int, Stream, TerminalScreen]], now: float, *, last: bool = False
     ) -> list[BarBlock]:
         """Return the blocks that must be shown again, with the live bars of the screens."""
         if not (last or now >= self._at + EVERY_S):

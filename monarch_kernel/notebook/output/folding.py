@@ -12,7 +12,7 @@ Theory of operation
    ``B A``), the one whose partner is farthest away is given up: a greedy longest common subsequence.
 
 Deeper means within a look-ahead. Each queue keeps the positions of these lines in a dict, and one shared dict
-counts the ranks that hold a line, so no step scans a queue. Taken lines pass a ``FloodGate``. For each rank
+counts the ranks that hold a line, so no step scans a queue. Taken lines pass a ``RateLimiter``. For each rank
 the lines that come out are a subsequence of those that went in, and without a flood they are all of them.
 """
 
@@ -22,8 +22,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from monarch_kernel.errors import format_ranks
-from monarch_kernel.notebook.output.bars import Bar, BarBlock, BarBoard, Row, Screen, fold_key, slowest
-from monarch_kernel.notebook.output.rate_limit import STDERR, STDOUT, FloodGate, FoldedItem, FoldedLine, Stream
+from monarch_kernel.notebook.output.bars import Bar, BarBlock, BarBoard, Row, TerminalScreen, fold_key, slowest
+from monarch_kernel.notebook.output.rate_limit import STDERR, STDOUT, FoldedItem, FoldedLine, RateLimiter, Stream
 from monarch_kernel.notebook.output.text import Partial, close_colors, cut, last_update
 
 __all__ = ["FoldedItem", "FoldedLine", "OutputFolder", "render"]
@@ -76,7 +76,7 @@ class OutputFolder:
     ) -> None:
         if not ranks:
             raise ValueError("ranks: at least one is needed")
-        self._gate = FloodGate(
+        self._limiter = RateLimiter(
             lines_per_s=lines_per_s,
             nbytes_per_s=nbytes_per_s,
             burst_lines=burst_lines,
@@ -95,7 +95,7 @@ class OutputFolder:
         self._max_length = max_nbytes
         self._max_line_length = max_line_length
         self._partials: dict[tuple[int, Stream], Partial] = {}
-        self._screens: dict[tuple[int, Stream], Screen] = {}
+        self._screens: dict[tuple[int, Stream], TerminalScreen] = {}
         self._board = BarBoard(raw, f"; all: {more}" if more else "")
         self._ended_bars: dict[str, dict[int, deque[str]]] = {}  # fold key -> rank -> texts of the bars
         self._item_delay_s = max(0.0, item_window_s - window_s)
@@ -109,12 +109,12 @@ class OutputFolder:
     @property
     def left_out(self) -> Mapping[int, int]:
         """Lines left out so far, by rank."""
-        return self._gate.left_out
+        return self._limiter.left_out
 
     @property
     def pending(self) -> bool:
         """Whether a later ``drain`` has something to show, if nothing more is fed."""
-        return bool(self._n_held or self._gate.pending)
+        return bool(self._n_held or self._limiter.pending)
 
     def feed(self, rank: int, stream: Stream, text: str, now: float, dropped_lines: int = 0) -> None:
         """Feed output of a rank, in chunks of any size.
@@ -156,7 +156,7 @@ class OutputFolder:
             if lines := self._left(rank, stream, screen.settle(now)):
                 self._enqueue(self._queues[rank], lines, now)
         self._merge(now - self._window_s, now)
-        shown = self._gate.release(now)
+        shown = self._limiter.release(now)
         if shown:
             self._board.line_shown()
         return shown
@@ -172,7 +172,7 @@ class OutputFolder:
             if lines := self._end_partial(rank, stream):
                 self._enqueue(self._queues[rank], lines, now)
         self._merge(float("inf"), now)
-        return self._gate.finish(now)
+        return self._limiter.finish(now)
 
     def bars(self, now: float, *, last: bool = False) -> list[BarBlock]:
         """Return new and changed blocks of progress bars; call it after ``drain``, or with ``last`` after ``finish``."""
@@ -197,7 +197,7 @@ class OutputFolder:
         screen = self._screens.get((rank, stream))
         partial = self._partials.pop((rank, stream), None)
         if screen is None and _rewrites(partial, text):
-            screen = self._screens[rank, stream] = Screen(partial, self._max_line_length)
+            screen = self._screens[rank, stream] = TerminalScreen(partial, self._max_line_length)
         if screen is not None:
             return self._left(rank, stream, screen.write(text, now))
         n_cut = 0
@@ -381,25 +381,25 @@ class OutputFolder:
         if self._n_marked_held:
             for i, line in enumerate(lines):
                 if line[0] in _MARKED:
-                    self._gate.accept(ranks, lines[start:i], now)
+                    self._limiter.accept(ranks, lines[start:i], now)
                     self._pass_marked(ranks, line, now)
                     self._n_marked_held -= len(ranks)
                     start = i + 1
-        self._gate.accept(ranks, lines[start:] if start else lines, now)
+        self._limiter.accept(ranks, lines[start:] if start else lines, now)
 
     def _pass_marked(self, ranks: tuple[int, ...], line: str, now: float) -> None:
         if line[0] == _GAP:
             for rank in ranks:
-                self._gate.leave_out(rank, int(line[1:]))
+                self._limiter.leave_out(rank, int(line[1:]))
         elif line[0] == _ITEM:
-            self._gate.accept_item(FoldedItem(ranks, line[1:]))
+            self._limiter.accept_item(FoldedItem(ranks, line[1:]))
         else:
             by_rank = self._ended_bars[line]
             stream: Stream = "stdout" if line[1] == STDOUT else "stderr"
             bar = slowest([Bar(rank, stream, by_rank[rank].popleft()) for rank in ranks])
             if not any(by_rank.values()):
                 del self._ended_bars[line]
-            self._gate.accept(ranks, [line[1] + bar.text], now)
+            self._limiter.accept(ranks, [line[1] + bar.text], now)
 
 
 def _rewrites(partial: Partial | None, text: str) -> bool:

@@ -85,16 +85,16 @@ def _tail(records: Sequence[LogRecord], n_lines: int) -> Sequence[LogRecord]:
 def _lines(rank: int, records: Sequence[LogRecord], marks: Sequence[CellMark]) -> Iterator[_Line]:
     """Yield the lines of both streams of a rank, each with the cell in which the line ended."""
     mine = [mark for mark in marks if rank in mark.ranks]
-    n_begun = 0
+    n_started = 0
     partial = {"stdout": "", "stderr": ""}
     for record in records:
-        while n_begun < len(mine) and mine[n_begun].at <= record.at:
-            n_begun += 1
-        mark = mine[n_begun - 1] if n_begun else None
+        while n_started < len(mine) and mine[n_started].at <= record.at:
+            n_started += 1
+        mark = mine[n_started - 1] if n_started else None
         *lines, partial[record.stream] = (partial[record.stream] + record.text).split("\n")
         for line in lines:
             yield _Line(mark, record.stream, last_update(line)[0])
-    mark = mine[n_begun - 1] if n_begun else None
+    mark = mine[n_started - 1] if n_started else None
     for stream in ("stdout", "stderr"):
         if partial[stream]:
             yield _Line(mark, "stdout" if stream == "stdout" else "stderr", last_update(partial[stream])[0])

@@ -25,7 +25,7 @@ from typing import Literal
 
 from monarch_kernel.errors import format_ranks
 
-__all__ = ["STDERR", "STDOUT", "FloodGate", "FoldedItem", "FoldedLine"]
+__all__ = ["STDERR", "STDOUT", "FoldedItem", "FoldedLine", "RateLimiter"]
 
 Stream = Literal["stdout", "stderr"]
 
@@ -81,7 +81,7 @@ class _Gap:
     counts: Counter[int]
 
 
-class FloodGate:
+class RateLimiter:
     """Passes lines at a bounded rate; counts the lines that it leaves out, and notes them.
 
     Args:

@@ -81,7 +81,7 @@ class _Slot:
     bundles: dict[int, tuple[Bundle, Bundle]] = field(default_factory=dict)
     shown: set[str] = field(default_factory=set)
     at: float = float("-inf")
-    made_by: tuple[str, str] = ("", "")
+    origin: tuple[str, str] = ("", "")
 
 
 class RichSlots:
@@ -186,8 +186,8 @@ class RichFolder:
         else:
             self._shown_by.update(item.ranks)
             slot = self._slots.slot(what)
-            if kind == "new" and slot.made_by != (self._prefix, item.key):
-                slot.made_by = self._prefix, item.key  # a new display with an earlier id is a separate output
+            if kind == "new" and slot.origin != (self._prefix, item.key):
+                slot.origin = self._prefix, item.key  # a new display with an earlier id is a separate output
                 slot.shown.clear()
                 slot.bundles.clear()
             slot.bundles.update(given)

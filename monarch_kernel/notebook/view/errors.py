@@ -105,7 +105,7 @@ def _block(error: RanksError, failure: Failure, ranks: Sequence[int], paint: _Pa
     if failure.kind == "interrupted":
         yield from _interrupted(failure, paint)
     elif failure.frames:
-        yield from _frames(failure, paint, verbose, _whose_variables(reports))
+        yield from _frames(failure, paint, verbose, _rank_of_variables(reports))
     elif failure.traceback:
         tail = [line for line in plain(failure.traceback).splitlines() if line.strip()]
         if len(tail) > 1:  # a single line would repeat the headline
@@ -113,8 +113,8 @@ def _block(error: RanksError, failure: Failure, ranks: Sequence[int], paint: _Pa
     yield from (f"    {_narrow(line, verbose, _MAX_HEADLINE)}" for line in _causes(reports))
     if failure.last_lines:
         last = failure.last_lines if verbose else failure.last_lines[-_MAX_LAST_LINES:]
-        it = f" of {format_ranks(ranks[:1])}" if len({each.last_lines for each in reports.values()}) > 1 else ""
-        yield f"    Last output lines{it}:" if len(last) > 1 else f"    Last output line{it}:"
+        of_rank = f" of {format_ranks(ranks[:1])}" if len({each.last_lines for each in reports.values()}) > 1 else ""
+        yield f"    Last output lines{of_rank}:" if len(last) > 1 else f"    Last output line{of_rank}:"
         yield from (f"    | {_narrow(plain(line), verbose)}" for line in last)
     if verbose and failure.traceback and failure.frames:
         yield "    Full traceback:"
@@ -154,13 +154,13 @@ def _interrupted(failure: Failure, paint: _Paint) -> Iterator[str]:
         yield f"    {paint.place(_place(where))}" + (f": {source}" if source else "")
 
 
-def _whose_variables(reports: Mapping[int, Failure]) -> str:
+def _rank_of_variables(reports: Mapping[int, Failure]) -> str:
     """Name the rank whose variables are shown, if ranks with the same error have different ones; empty otherwise."""
     kinds = {tuple(frame.variables for frame in each.frames) for each in reports.values()}
     return f", on {format_ranks(list(reports)[:1])}" if len(kinds) > 1 else ""
 
 
-def _frames(failure: Failure, paint: _Paint, verbose: bool, whose: str) -> Iterator[str]:
+def _frames(failure: Failure, paint: _Paint, verbose: bool, on_rank: str) -> Iterator[str]:
     """Yield the user's frames with their source, and one line for each run of library frames."""
     frames = failure.frames
     of_user = [i for i, frame in enumerate(frames) if frame.user]
@@ -180,7 +180,7 @@ def _frames(failure: Failure, paint: _Paint, verbose: bool, whose: str) -> Itera
             for i in indices:
                 yield from _frame(frames[i], paint, verbose)
                 if i == innermost:
-                    yield from _variables(frames[i], paint, verbose, whose)
+                    yield from _variables(frames[i], paint, verbose, on_rank)
         else:
             hint = f" ({_SHOWN_BY})" if indices[-1] == last_folded else ""
             yield paint.dim(f"    {_folded_frames([frames[i] for i in indices])}{hint}")
@@ -203,10 +203,10 @@ def _frame(frame: Frame, paint: _Paint, whole: bool) -> Iterator[str]:
             yield f"          {paint.dim(f'{n:>{width}}')} {text}".rstrip()
 
 
-def _variables(frame: Frame, paint: _Paint, whole: bool, whose: str) -> Iterator[str]:
+def _variables(frame: Frame, paint: _Paint, whole: bool, on_rank: str) -> Iterator[str]:
     shown = frame.variables if whole else frame.variables[:_MAX_VARIABLES]
     if shown:
-        yield paint.dim(f"    where{whose}")
+        yield paint.dim(f"    where{on_rank}")
     for name, description in shown:
         yield f"          {name}: {_narrow(plain(description).replace(chr(10), ' '), whole)}"
     if len(frame.variables) > len(shown):

@@ -262,7 +262,7 @@ def mesh_frame(
     for rank in view.ranks:
         counts[rank.state] = counts.get(rank.state, 0) + 1
     shown = _noted(view.ranks) if is_large else view.ranks
-    tells_host = len({rank.host for rank in view.ranks}) > 1
+    shows_host = len({rank.host for rank in view.ranks}) > 1
     errors = _errors(view.ranks, _SHORT_TEXT if is_large else _MAX_TEXT)
     n_errors = _MAX_ERRORS_OF_MANY if is_large else _MAX_ERRORS
     return MeshFrame(
@@ -273,7 +273,7 @@ def mesh_frame(
         {state: counts[state] for state in STATES if state in counts},
         pack_states([rank.state for rank in view.ranks]) if is_large else "",
         tuple(
-            _rank_frame(rank, at, before.get(rank.rank), (doing or {}).get(rank.rank, ("", "")), is_large, tells_host)
+            _rank_frame(rank, at, before.get(rank.rank), (doing or {}).get(rank.rank, ("", "")), is_large, shows_host)
             for rank in shown
         ),
         tuple(errors[:n_errors]),
@@ -340,7 +340,7 @@ def _figures(value: float) -> float | None:
 
 
 def _rank_frame(
-    rank: RankView, at: float, last: RankFrame | None, doing: tuple[str, str], is_short: bool, tells_host: bool
+    rank: RankView, at: float, last: RankFrame | None, doing: tuple[str, str], is_short: bool, shows_host: bool
 ) -> RankFrame:
     max_text = _SHORT_TEXT if is_short else _MAX_TEXT
     frame = RankFrame(
@@ -351,7 +351,7 @@ def _rank_frame(
         *(doing if rank.state == "running" else ("", "")),
         said="" if is_short else _short(rank.last_line, max_text),
         error="" if is_short else _short(rank.last_error, max_text),
-        host=rank.host if tells_host else "",
+        host=rank.host if shows_host else "",
         restarts=rank.restarts,
     )
     if is_short:
@@ -378,14 +378,16 @@ def _noted(ranks: Sequence[RankView]) -> list[RankView]:
 
 
 def _errors(ranks: Sequence[RankView], max_text: int) -> list[ErrorFrame]:
-    who: dict[tuple[str, bool], list[int]] = {}
+    ranks_by_error: dict[tuple[str, bool], list[int]] = {}
     for rank in ranks:
         if rank.last_error and rank.state in ("failed", "dead", "running", "idle"):
-            who.setdefault((rank.last_error, rank.state == "dead"), []).append(rank.rank)
-    found = sorted(who.items(), key=lambda each: (-len(each[1]), each[1][0]))
+            ranks_by_error.setdefault((rank.last_error, rank.state == "dead"), []).append(rank.rank)
+    found = sorted(ranks_by_error.items(), key=lambda each: (-len(each[1]), each[1][0]))
     return [
-        ErrorFrame(_short(text, max_text), _short(format_ranks(those), _SHORT_TEXT), those[0], len(those), is_death)
-        for (text, is_death), those in found
+        ErrorFrame(
+            _short(text, max_text), _short(format_ranks(its_ranks), _SHORT_TEXT), its_ranks[0], len(its_ranks), is_death
+        )
+        for (text, is_death), its_ranks in found
     ]
 
 

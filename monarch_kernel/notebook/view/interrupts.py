@@ -68,15 +68,15 @@ def interrupt_text(outcome: InterruptOutcome) -> str:
 
 def _advice(outcome: InterruptOutcome, busy: Sequence[int]) -> list[str]:
     name = outcome.mesh
-    who = name if len(busy) == outcome.n_ranks else _selector(name, busy, outcome.axes)
+    selector = name if len(busy) == outcome.n_ranks else _selector(name, busy, outcome.axes)
     lines = []
     if outcome.aborted:
         lines.append("their process groups were aborted; the mesh forms its group again before the next cell")
     else:
-        lines.append(f"%mesh interrupt {who} --abort also aborts their process groups; all other state is kept")
+        lines.append(f"%mesh interrupt {selector} --abort also aborts their process groups; all other state is kept")
     lines.append(f"%mesh stacks {name} shows what they do now; %mesh down {name} ends them and discards their state")
     return [
-        f"They stop when they return to Python, unless they catch KeyboardInterrupt; cells on {who} wait until then.",
+        f"They stop when they return to Python, unless they catch KeyboardInterrupt; cells on {selector} wait until then.",
         *(f"{line[0].upper() if line[0] != '%' else '%'}{line[1:]}." for line in lines),
     ]
 

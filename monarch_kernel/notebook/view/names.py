@@ -11,13 +11,13 @@ __all__ = ["described", "elsewhere_hint", "pull_hint", "push_hint"]
 _LONG = ("Docstring", "Source")
 
 
-def described(told: Mapping[str, str], *, color: bool) -> str:
+def described(description: Mapping[str, str], *, color: bool) -> str:
     """Format a description, title -> text, in the style of IPython."""
-    short = [title for title in told if title not in _LONG]
+    short = [title for title in description if title not in _LONG]
     width = max(map(len, short), default=0) + 2
     lines = []
-    for title in [*short, *(title for title in told if title in _LONG)]:
-        text = told[title]
+    for title in [*short, *(title for title in description if title in _LONG)]:
+        text = description[title]
         head = f"{title}:".ljust(width)
         if color:
             head = f"\x1b[31m{head}\x1b[39m"

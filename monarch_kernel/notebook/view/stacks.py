@@ -55,12 +55,12 @@ def doing_lines(view: MeshView, answers: Answers, ranks: Sequence[int]) -> list[
             known[2].extend(waits)
     found: list[str] = []
     shown = list(blocks.values())
-    for who, lines, waits in shown[:_MAX_BLOCKS]:
-        found += [f"{format_ranks(who)} {lines[0]}", *(f"    {line}" for line in lines[1:])]
+    for block_ranks, lines, waits in shown[:_MAX_BLOCKS]:
+        found += [f"{format_ranks(block_ranks)} {lines[0]}", *(f"    {line}" for line in lines[1:])]
         for wait in {_identity(each): each for each in sorted(waits, key=lambda each: each.age_s)}.values():
             found += [f"    {line}" for line in _wait_lines(wait, view, answers)]
     if hidden := shown[_MAX_BLOCKS:]:
-        others = format_ranks(rank for who, _, _ in hidden for rank in who)
+        others = format_ranks(rank for block_ranks, _, _ in hidden for rank in block_ranks)
         found.append(f"and {len(hidden)} more places, on {others}")
     return found
 

@@ -47,13 +47,13 @@ def mesh_text(view: MeshView) -> str:
         lines += aligned(columns)
     if rest:
         lines.append(rest)
-    return "\n".join([*lines, *map(loop_text, view.loops), *_lost_hosts(view), *_strangers(view)])
+    return "\n".join([*lines, *map(loop_text, view.loops), *_lost_hosts(view), *_refused_connections(view)])
 
 
 def mesh_html(view: MeshView) -> str:
     """Format one mesh and its ranks as an HTML table that needs neither a script nor a style sheet."""
     shown, rest = _ranks_to_show(view)
-    below = [*([rest] if rest else []), *map(loop_text, view.loops), *_lost_hosts(view), *_strangers(view)]
+    below = [*([rest] if rest else []), *map(loop_text, view.loops), *_lost_hosts(view), *_refused_connections(view)]
 
     def mark(row: int, title: str, content: str) -> str:
         if title != "state":
@@ -111,7 +111,7 @@ def meshes_text(views: Sequence[MeshView]) -> str:
     )
 
 
-def _columns(view: MeshView, ranks: Sequence[RankView], face: str) -> list[Column]:
+def _columns(view: MeshView, ranks: Sequence[RankView], output_format: str) -> list[Column]:
     """Make the columns of the rank table, without empty ones."""
     columns: list[Column] = [("rank", [str(rank.rank) for rank in ranks], True)]
     if len(view.axes) > 1:
@@ -128,7 +128,7 @@ def _columns(view: MeshView, ranks: Sequence[RankView], face: str) -> list[Colum
         ("in", [_rate(rank.in_bytes_per_s) for rank in ranks], True),
         ("out", [_rate(rank.out_bytes_per_s) for rank in ranks], True),
         ("restarts", [str(rank.restarts or "") for rank in ranks], True),
-        ("last error", [_one_line(rank.last_error, _MAX_ERROR[face]) for rank in ranks], False),
+        ("last error", [_one_line(rank.last_error, _MAX_ERROR[output_format]) for rank in ranks], False),
     ]
     return [column for column in columns if any(column[1]) or column[0] in ("rank", "state")]
 
@@ -197,7 +197,7 @@ def _lost_hosts(view: MeshView) -> list[str]:
     return [*named, *more, *remedy]
 
 
-def _strangers(view: MeshView) -> list[str]:
+def _refused_connections(view: MeshView) -> list[str]:
     """Format a line that says where connections without the session's keys were refused."""
     total = sum(count for _, count in view.strangers)
     if not total:

@@ -1034,7 +1034,7 @@ class Errors {
   add(key) {
     const tile = new Tile();
     const text = element("span", "mk-error-text");
-    const who = element("span", "mk-who");
+    const ranksText = element("span", "mk-who");
     const pre = element("pre", "mk-pre", { tabindex: "0", role: "region" });
     pre.hidden = true;
     let rank = 0;
@@ -1048,13 +1048,13 @@ class Errors {
     }, "mk-button mk-small");
     mark(opener, "aria-expanded", "false");
     const node = element("li", "mk-error-row", {},
-      element("div", "mk-error-head", {}, tile.node, element("div", "mk-error-words", {}, text, " ", who), opener), pre);
+      element("div", "mk-error-head", {}, tile.node, element("div", "mk-error-words", {}, text, " ", ranksText), opener), pre);
     const draw = (/** @type {ErrorFrame} */ error) => {
       rank = error.rank;
       tile.draw(error.is_death ? "dead" : "failed");
       write(text, error.text);
       const ranks = error.ranks.replace(/[[\]]/g, "").replace(/,/g, ", ");
-      write(who, error.count === 1 ? `rank ${ranks}` : `${error.count.toLocaleString("en")} ranks: ${ranks}`);
+      write(ranksText, error.count === 1 ? `rank ${ranks}` : `${error.count.toLocaleString("en")} ranks: ${ranks}`);
       for (const each of [opener, pre]) mark(each, "aria-label", `Traceback of ${error.text}`);
     };
     this.rows.set(key, { node, draw });
