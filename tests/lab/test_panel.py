@@ -41,7 +41,7 @@ def kill_a_rank(lab: Lab) -> None:
     lab.start(2)
 
 
-def test_the_extension_is_there_and_says_what_it_waits_for(lab: Lab) -> None:
+def test_the_panel_without_a_notebook_says_what_it_waits_for(lab: Lab) -> None:
     lab.load()
     assert not lab.panel.is_visible()
     lab.show_panel()
@@ -51,14 +51,14 @@ def test_the_extension_is_there_and_says_what_it_waits_for(lab: Lab) -> None:
     assert lab.violations("#monarch-mesh-panel") == []
 
 
-def test_kernels_of_others_are_left_alone(lab: Lab, server: Server) -> None:
+def test_other_kernels_are_left_alone(lab: Lab, server: Server) -> None:
     lab.load(server.write("other.ipynb", "1", kernel="plain"))
     lab.show_panel()
     expect(lab.panel).to_contain_text("No open notebook uses the kernel Python (Monarch)")
     assert not lab.page.locator(".monarch-run-on").is_visible()
 
 
-def test_a_failing_rank_is_seen_while_the_others_run(lab: Lab, server: Server, bar: Bar) -> None:
+def test_a_failing_rank_is_shown_while_the_others_run(lab: Lab, server: Server, bar: Bar) -> None:
     fails = "%%remote t\nimport time\nif rank == 1:\n    print('at', time.time())\n    1 / 0\ntime.sleep(300)"
     with_mesh(lab, server, fails)
     lab.page.evaluate(
@@ -83,7 +83,7 @@ def test_a_failing_rank_is_seen_while_the_others_run(lab: Lab, server: Server, b
 
 
 @OLDEST_TOO
-def test_a_button_interrupts_the_cell_that_runs(lab: Lab, server: Server) -> None:
+def test_a_button_interrupts_the_running_cell(lab: Lab, server: Server) -> None:
     with_mesh(lab, server, SLEEPS)
     cell = lab.start(1)
     expect(cards(lab, "running")).to_have_count(2)
@@ -107,7 +107,7 @@ def test_a_button_heals_while_a_cell_runs(lab: Lab, server: Server) -> None:
 
 
 @OLDEST_TOO
-def test_a_death_is_told_while_the_panel_is_hidden(lab: Lab, server: Server) -> None:
+def test_a_death_is_notified_while_the_panel_is_hidden(lab: Lab, server: Server) -> None:
     lab.load(server.write("a.ipynb", UP, *KILLING))
     lab.run(0)
     expect(lab.status).to_have_text("t: 2 ranks")
@@ -118,7 +118,7 @@ def test_a_death_is_told_while_the_panel_is_hidden(lab: Lab, server: Server) -> 
     expect(cards(lab, "dead")).to_have_count(1)
 
 
-def test_a_page_that_is_loaded_again_sees_the_run_that_goes_on(lab: Lab, server: Server, bar: Bar) -> None:
+def test_a_reloaded_page_shows_the_current_run(lab: Lab, server: Server, bar: Bar) -> None:
     with_mesh(lab, server, SLEEPS)
     lab.start(1)
     expect(cards(lab, "running")).to_have_count(2)
@@ -130,7 +130,7 @@ def test_a_page_that_is_loaded_again_sees_the_run_that_goes_on(lab: Lab, server:
     expect(cards(lab, "idle")).to_have_count(2)
 
 
-def test_a_kernel_that_restarts_is_connected_again(lab: Lab, server: Server) -> None:
+def test_a_restarted_kernel_is_connected_again(lab: Lab, server: Server) -> None:
     with_mesh(lab, server)
     lab.command("kernelmenu:restart")
     lab.page.locator(".jp-Dialog").get_by_role("button", name="Confirm Kernel Restart").click()
@@ -159,7 +159,7 @@ def test_each_notebook_has_its_own_meshes(lab: Lab, server: Server) -> None:
     expect(cards(lab)).to_have_count(2)
 
 
-def test_two_tabs_of_a_browser_see_and_steer_the_same_run(lab: Lab, server: Server) -> None:
+def test_two_tabs_of_a_browser_show_and_control_the_same_run(lab: Lab, server: Server) -> None:
     with_mesh(lab, server, SLEEPS)
     other = Lab(lab.page.context.new_page(), server).load("a.ipynb", workspace="other")
     other.show_panel()
@@ -176,7 +176,7 @@ def test_two_tabs_of_a_browser_see_and_steer_the_same_run(lab: Lab, server: Serv
     assert other.errors == []
 
 
-def test_a_command_of_the_palette_is_carried_out(lab: Lab, server: Server) -> None:
+def test_palette_commands_run(lab: Lab, server: Server) -> None:
     with_mesh(lab, server, SLEEPS)
     cell = lab.start(1)
     expect(cards(lab, "running")).to_contain_text(["cell [2], line 3"] * 2)  # both have started it
@@ -189,7 +189,7 @@ def test_a_command_of_the_palette_is_carried_out(lab: Lab, server: Server) -> No
 
 
 @OLDEST_TOO
-def test_the_toolbar_writes_the_line_of_the_cell(lab: Lab, server: Server) -> None:
+def test_the_toolbar_writes_the_remote_line(lab: Lab, server: Server) -> None:
     with_mesh(lab, server, "x = rank")
     lab.cell(1).locator(".cm-content").click()
     toggle = lab.page.get_by_role("button", name="Run on mesh")

@@ -66,7 +66,7 @@ def test_it_is_live_and_takes_commands_while_a_cell_runs(lab: Lab, server: Serve
 
 
 @OLDEST_TOO
-def test_a_loop_is_steered_while_its_cell_runs(lab: Lab, server: Server) -> None:
+def test_a_loop_is_controlled_while_its_cell_runs(lab: Lab, server: Server) -> None:
     with_mesh(lab, server, TRAINS)
     cell = lab.start(1)
     loop = widget(lab).get_by_role("region", name="Loop in cell [2]")
@@ -95,7 +95,7 @@ def test_a_loop_is_steered_while_its_cell_runs(lab: Lab, server: Server) -> None
     expect(about).to_contain_text("over · step")
 
 
-def test_time_goes_on_while_nothing_happens(lab: Lab, server: Server) -> None:
+def test_time_advances_while_nothing_happens(lab: Lab, server: Server) -> None:
     with_mesh(lab, server)
     expect(widget(lab).locator(".mk-age")).to_have_text(re.compile(r"up for [3-9] s"))
 
@@ -114,7 +114,7 @@ def test_a_page_that_is_too_slow_for_the_widget_shows_the_table_and_says_so(lab:
     lab.errors[:] = [error for error in lab.errors if "[anywidget] Failed to initialize model" not in error]
 
 
-def test_throughput_rises_while_values_are_pushed_and_falls_when_they_are_there(lab: Lab, server: Server) -> None:
+def test_throughput_rises_while_values_are_pushed_and_falls_afterwards(lab: Lab, server: Server) -> None:
     with_mesh(lab, server, PUSHES)
     lab.start(1)
     expect(cards(lab).first).to_contain_text(re.compile(r"\d (MiB|GiB)/s"))
@@ -123,7 +123,7 @@ def test_throughput_rises_while_values_are_pushed_and_falls_when_they_are_there(
     expect(cards(lab).first).not_to_contain_text(re.compile(r"iB/s"))
 
 
-def test_the_table_that_is_saved_is_hidden_where_the_mesh_is_alive(lab: Lab, server: Server) -> None:
+def test_the_saved_table_is_hidden_while_the_mesh_is_live(lab: Lab, server: Server) -> None:
     with_mesh(lab, server, SLEEPS)
     table = lab.cell(0).locator(".mk-static table")
     expect(table).to_have_count(1)
@@ -140,7 +140,7 @@ def test_the_table_that_is_saved_is_hidden_where_the_mesh_is_alive(lab: Lab, ser
     expect(missed).not_to_be_visible()
 
 
-def test_it_is_there_again_when_the_page_is_loaded_anew(lab: Lab, server: Server) -> None:
+def test_it_is_shown_again_after_the_page_is_reloaded(lab: Lab, server: Server) -> None:
     with_mesh(lab, server, SLEEPS)
     lab.save()
     lab.reload()

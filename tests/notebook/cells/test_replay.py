@@ -59,13 +59,13 @@ LOOP = "for step in live.loop(3):\n    loss = model(batch(step))\n    losses.app
         ("await f(x)", ["async def f(x): return z", "x = 1", "z = 1"], [0, 1, 2]),
     ],
 )
-def test_cells_that_are_needed(code: str, history: list[str], found: list[int]) -> None:
+def test_needed_cells(code: str, history: list[str], found: list[int]) -> None:
     assert cells_for(code, history) == found
 
 
-def test_names_that_are_read() -> None:
+def test_read_names() -> None:
     assert reads(f"{LOOP}\ndef f(): return later") == ["batch", "live", "losses", "model"]
 
 
-def test_a_text_may_be_turned_into_python_first() -> None:
+def test_a_transform_turns_cells_into_python() -> None:
     assert cells_for("!x", ["x = 1", "!y"], lambda code: code.replace("!", "")) == [0]

@@ -14,7 +14,7 @@ from monarch_kernel.notebook.magics.viewers import _DoingNow
 from tests.support.waiting import LONG_S, wait_until
 
 
-def test_a_rank_that_does_not_answer_is_shown_where_it_was(procs: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_does_not_answer_keeps_its_last_position(procs: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     pids = list(procs.run("import os, time; os.getpid()").get(LONG_S).values())
     running = procs.run("time.sleep(1000)")
     doing = _DoingNow()
@@ -22,17 +22,17 @@ def test_a_rank_that_does_not_answer_is_shown_where_it_was(procs: ProcMesh, monk
     assert all("time.sleep" in place for place, _ in known.values())
     monkeypatch.setattr(viewers, "_DOING_EVERY_S", 0.0)
     os.kill(pids[0], signal.SIGSTOP)
-    has_begun, goes_on = threading.Event(), threading.Event()
+    has_started, goes_on = threading.Event(), threading.Event()
 
     def hold() -> None:
-        has_begun.set()
+        has_started.set()
         goes_on.wait(LONG_S)
 
     busy = threading.Thread(target=procs._runtime.submit, args=[hold])
     try:
         doing.turn(procs)  # sends the query
         busy.start()
-        assert has_begun.wait(LONG_S)
+        assert has_started.wait(LONG_S)
         assert doing.turn(procs) == known  # the transport is busy, so the query can't even be cancelled yet
     finally:
         goes_on.set()

@@ -76,7 +76,7 @@ def test_a_live_bar_is_shown_for_all_ranks_in_one_line_and_stays_once() -> None:
     assert shown.n_updates <= 1.5 / 0.2
 
 
-def test_the_slowest_rank_is_shown_and_how_far_the_fastest_is() -> None:
+def test_a_bar_shows_the_slowest_rank_and_the_progress_of_the_fastest() -> None:
     shown = Shown(64)
     shown.write({rank: tqdm_line(90 if rank == 7 else 20 if rank == 9 else 45) for rank in range(64)})
     shown.wait(0.3)
@@ -84,7 +84,7 @@ def test_the_slowest_rank_is_shown_and_how_far_the_fastest_is() -> None:
     assert block == "[0-63]  20%|██        | 20/100 [00:01<00:02, 10.00it/s]  (slowest: [9], fastest: [7] 90%)"
 
 
-def test_of_bars_that_have_ended_that_which_took_longest_is_shown() -> None:
+def test_the_longest_of_ended_bars_is_shown() -> None:
     shown = Shown(3)
     times = ["00:09", "1:00:02", "59:30"]
     shown.write({rank: f"\r100%|##| 9/9 [{times[rank]}<00:00]" for rank in range(3)})
@@ -92,7 +92,7 @@ def test_of_bars_that_have_ended_that_which_took_longest_is_shown() -> None:
     assert shown.blocks == ["[0-2] 100%|##| 9/9 [1:00:02<00:00]"]
 
 
-def test_bars_with_different_descriptions_are_different_lines() -> None:
+def test_bars_with_different_descriptions_have_different_lines() -> None:
     shown = Shown(2)
     shown.write({0: tqdm_line(10, desc="load:"), 1: tqdm_line(10, desc="train:")})
     shown.wait(0.3)
@@ -113,7 +113,7 @@ def test_a_short_bar_becomes_an_ordinary_line_once_for_all_ranks() -> None:
     ]
 
 
-def test_nested_bars_rewrite_the_row_that_they_mean() -> None:
+def test_nested_bars_rewrite_their_own_rows() -> None:
     shown = Shown(1)
     for outer in range(3):
         shown.write({0: tqdm_line(outer * 10, desc="outer")})
@@ -131,7 +131,7 @@ def test_nested_bars_rewrite_the_row_that_they_mean() -> None:
     assert [line[:14] for line in shown.blocks[0].split("\n")] == ["[0] outer100%|"]
 
 
-def test_lines_between_go_below_and_the_bar_goes_on_where_it_is() -> None:
+def test_lines_between_updates_go_below_the_bar_which_continues_in_place() -> None:
     shown = Shown(2)
     for n in range(0, 100, 20):
         shown.write(dict.fromkeys(range(2), tqdm_line(n)))
@@ -180,7 +180,7 @@ def test_bars_without_lines_between_share_a_block_of_bounded_size() -> None:
     assert lines[-1].startswith(f"[0] {MAX_LINES * 2 - 1}:100%")
 
 
-def test_a_bar_that_wipes_itself_leaves_nothing() -> None:
+def test_a_bar_that_clears_itself_leaves_nothing() -> None:
     shown = Shown(2)
     shown.write(dict.fromkeys(range(2), tqdm_line(50)))
     shown.wait(0.3)
@@ -191,7 +191,7 @@ def test_a_bar_that_wipes_itself_leaves_nothing() -> None:
     assert shown.lines == []
 
 
-def test_a_bar_that_never_ends_is_there_in_its_last_state() -> None:
+def test_a_bar_that_never_ends_stays_in_its_last_state() -> None:
     shown = Shown(1)
     shown.write({0: tqdm_line(30)})
     shown.wait(0.3)
@@ -219,7 +219,7 @@ def test_raw_shows_a_line_per_rank() -> None:
     assert [line[:8] for line in shown.blocks[0].split("\n")] == ["[0]  50%", "[1]  50%", "[2]  50%"]
 
 
-def test_windows_line_ends_are_no_bar() -> None:
+def test_windows_line_ends_do_not_make_a_bar() -> None:
     shown = Shown(1)
     for piece in ("one\r", "\ntwo\r\n", "three", "\r", "\n"):
         shown.write({0: piece})
@@ -228,7 +228,7 @@ def test_windows_line_ends_are_no_bar() -> None:
     assert shown.lines == [((0,), "one"), ((0,), "two"), ((0,), "three")]
 
 
-def test_after_the_bars_ordinary_lines_are_ordinary() -> None:
+def test_ordinary_lines_stay_ordinary_after_bars() -> None:
     shown = Shown(1)
     shown.write({0: tqdm_line(50) + "\n"})
     shown.wait(0.3)
@@ -239,7 +239,7 @@ def test_after_the_bars_ordinary_lines_are_ordinary() -> None:
     assert shown.lines[1:] == [((0,), "a"), ((0,), "bc")]
 
 
-def test_what_clears_the_output_starts_a_new_block() -> None:
+def test_clearing_the_output_starts_a_new_block() -> None:
     shown = Shown(1)
     shown.write({0: tqdm_line(50)})
     shown.wait(0.3)
@@ -263,7 +263,7 @@ PIECES = st.lists(
 
 
 @given(st.lists(PIECES, min_size=1, max_size=6))
-def test_whatever_is_written_ends(writes: list[list[str]]) -> None:
+def test_any_control_characters_are_accepted(writes: list[list[str]]) -> None:
     """The folder accepts any mixture of control characters, and shows the last text."""
     shown = Shown(2)
     for i, pieces in enumerate(writes):

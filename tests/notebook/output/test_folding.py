@@ -36,14 +36,14 @@ def of_rank(lines: list[Any], rank: int) -> list[tuple[str, str]]:
 
 
 class TestMerging:
-    def test_a_line_of_all_ranks_is_shown_at_once_and_only_once(self) -> None:
+    def test_a_line_of_all_ranks_is_shown_immediately_and_once(self) -> None:
         folder = OutputFolder(range(4))
         for rank in range(4):
             folder.feed(rank, "stdout", "6.0\n", now=1.0)
         assert folder.drain(1.0) == [FoldedLine((0, 1, 2, 3), "stdout", "6.0")]
         assert not folder.pending
 
-    def test_a_line_of_some_ranks_waits_for_the_others_for_the_window_and_no_longer(self) -> None:
+    def test_a_line_of_some_ranks_waits_for_the_others_for_the_window_only(self) -> None:
         folder = OutputFolder(range(3), window_s=0.05)
         folder.feed(0, "stdout", "a\n", now=1.0)
         folder.feed(2, "stdout", "a\n", now=1.02)
@@ -60,7 +60,7 @@ class TestMerging:
         folder.feed(1, "stdout", "X\nA\nB\nC\n", now=0.0)
         assert shown(folder.drain(0.0)) == [((1,), "X"), ((0, 1), "A"), ((0, 1), "B"), ((0, 1), "C")]
 
-    def test_lines_that_come_again_and_again_do_not_confuse(self) -> None:
+    def test_repeated_lines_are_matched_correctly(self) -> None:
         folder = OutputFolder(range(2))
         folder.feed(0, "stdout", "-\nA\n-\nB\n-\nC\n-\n", now=0.0)
         folder.feed(1, "stdout", "X\n-\nA\n-\nB\n-\nC\n-\n", now=0.0)
@@ -81,7 +81,7 @@ class TestMerging:
         for rank, texts in enumerate(written):
             assert [text for _, text in of_rank(lines, rank)] == texts
 
-    def test_lines_that_have_been_shown_take_no_memory(self) -> None:
+    def test_shown_lines_take_no_memory(self) -> None:
         folder = OutputFolder(range(2), **UNBOUNDED)
         tracemalloc.start()
         try:
@@ -96,7 +96,7 @@ class TestMerging:
             tracemalloc.stop()
         assert used < 500_000
 
-    def test_what_one_rank_leaves_out_does_not_part_the_others(self) -> None:
+    def test_a_line_that_one_rank_lacks_does_not_separate_the_others(self) -> None:
         folder = OutputFolder(range(3))
         folder.feed(0, "stdout", "A\nB\nC\n", now=0.0)
         folder.feed(1, "stdout", "A\nC\n", now=0.0)
@@ -136,13 +136,13 @@ class TestMerging:
         folder.feed(1, "stdout", "hello\n" + text, now=0.0)
         assert shown(folder.drain(1.0)) == [((1,), "hello"), *(((0, 1), f"step {i}") for i in range(5_000))]
 
-    def test_raw_shows_every_line_for_itself_as_it_comes(self) -> None:
+    def test_raw_shows_every_line_separately_as_it_arrives(self) -> None:
         folder = OutputFolder(range(2), raw=True)
         folder.feed(1, "stdout", "a\nb\n", now=0.0)
         folder.feed(0, "stdout", "a\n", now=0.0)
         assert shown(folder.drain(0.0)) == [((1,), "a"), ((1,), "b"), ((0,), "a")]
 
-    def test_when_too_much_is_held_the_oldest_goes_without_waiting(self) -> None:
+    def test_the_oldest_lines_pass_without_waiting_when_too_much_is_held(self) -> None:
         folder = OutputFolder(range(2), max_lines=10)
         folder.feed(0, "stdout", "".join(f"{i}\n" for i in range(11)), now=0.0)
         assert shown(folder.drain(0.0)) == [((0,), str(i)) for i in range(11)]
@@ -151,7 +151,7 @@ class TestMerging:
         assert len(folder.drain(0.0)) == 1
 
     @pytest.mark.parametrize("common", [1.0, 0.7, 0.0])
-    def test_many_lines_are_merged_in_time_that_grows_with_their_number_only(self, common: float) -> None:
+    def test_many_lines_are_merged_in_linear_time(self, common: float) -> None:
         """100,000 lines take about 0.05 to 0.4 s of a core; scanning the queues for each line would take minutes."""
         chance = random.Random(0)
         folder = OutputFolder(range(4))
@@ -162,7 +162,7 @@ class TestMerging:
         folder.finish(0.0)
         assert time.process_time() - start < 4
 
-    def test_a_rank_that_is_not_there_is_refused(self) -> None:
+    def test_an_unknown_rank_is_refused(self) -> None:
         with pytest.raises(ValueError, match=r"rank 7 is not one of \[0-1\]"):
             OutputFolder(range(2)).feed(7, "stdout", "a\n", now=0.0)
 
@@ -198,20 +198,20 @@ class TestLines:
             ("\r\n", ""),
         ],
     )
-    def test_of_a_progress_bar_the_last_state_is_shown(self, text: str, seen: str) -> None:
+    def test_a_progress_bar_shows_its_last_state(self, text: str, seen: str) -> None:
         for size in (1, 2, 100):
             folder = OutputFolder([0])
             for i in range(0, len(text), size):
                 folder.feed(0, "stdout", text[i : i + size], now=0.0)
             assert shown(folder.finish(0.0)) == [((0,), seen)]
 
-    def test_a_progress_bar_that_wiped_itself_leaves_nothing(self) -> None:
+    def test_a_progress_bar_that_clears_itself_leaves_nothing(self) -> None:
         folder = OutputFolder([0])
         folder.feed(0, "stderr", "50%\r   \r", now=0.0)
         assert folder.finish(0.0) == []
 
     @pytest.mark.parametrize("piece", ["\r" + "#" * 100, "x" * 101])
-    def test_a_line_without_end_takes_bounded_memory(self, piece: str) -> None:
+    def test_an_endless_line_takes_bounded_memory(self, piece: str) -> None:
         folder = OutputFolder([0])
         tracemalloc.start()
         try:
@@ -223,7 +223,7 @@ class TestLines:
         assert used < 200_000
 
     @pytest.mark.parametrize("size", [1_000, 40_000, 100_000])
-    def test_a_long_line_is_cut_in_the_middle_and_says_by_how_much(self, size: int) -> None:
+    def test_a_long_line_is_cut_in_the_middle_and_says_how_much(self, size: int) -> None:
         text = "".join(f"{i:09d}," for i in range(10_000))
         folder = OutputFolder([0])
         for i in range(0, len(text), size):
@@ -233,7 +233,7 @@ class TestLines:
         assert line.text == text[:5_000] + " … 90,000 characters left out here … " + text[-5_000:]
         assert after.text == "next"
 
-    def test_an_update_of_a_long_bar_forgets_what_was_cut(self) -> None:
+    def test_an_update_of_a_long_bar_discards_the_cut_text(self) -> None:
         folder = OutputFolder([0])
         folder.feed(0, "stdout", "x" * 50_000, now=0.0)
         folder.feed(0, "stdout", "\rdone", now=0.0)
@@ -277,7 +277,7 @@ class TestFlood:
         rendered = render(folder.finish(5.0))
         assert sum(len(text.encode()) for _, text in rendered) < 1_000_000
 
-    def test_after_the_flood_what_waits_is_shown_without_being_asked_to_finish(self) -> None:
+    def test_waiting_lines_are_shown_after_a_flood_without_finish(self) -> None:
         folder = OutputFolder([0])
         folder.feed(0, "stdout", "".join(f"{i}\n" for i in range(10_000)), now=0.0)
         lines = folder.drain(0.0)
@@ -289,13 +289,13 @@ class TestFlood:
         assert lines[-1].text == "9999"
         assert now < 5
 
-    def test_a_burst_above_the_rate_that_fits_loses_nothing(self) -> None:
+    def test_a_burst_above_the_rate_loses_nothing_if_it_fits(self) -> None:
         folder = OutputFolder([0])
         folder.feed(0, "stdout", "".join(f"{i}\n" for i in range(1_500)), now=0.0)
         lines = [line for tick in range(100) for line in folder.drain(tick * 0.05)]
         assert [line.text for line in lines] == [str(i) for i in range(1_500)]
 
-    def test_a_note_stands_behind_a_common_line_that_is_kept_for_another_rank(self) -> None:
+    def test_a_note_follows_a_common_line_that_is_kept_for_another_rank(self) -> None:
         folder = OutputFolder(range(2), burst_lines=3, last_lines=2, lines_per_s=1e-9)
         for rank in range(2):
             folder.feed(rank, "stdout", "1\n2\n3\ncommon\n", now=0.0)
@@ -307,7 +307,7 @@ class TestFlood:
             ((1,), "d"),
         ]
 
-    def test_lines_that_the_agent_dropped_are_said_where_they_were(self) -> None:
+    def test_lines_that_the_agent_dropped_are_noted_at_their_place(self) -> None:
         folder = OutputFolder(range(2))
         folder.feed(0, "stdout", "a\nb", now=0.0)
         folder.feed(0, "stdout", "c\n", now=0.0, dropped_lines=7)
@@ -321,7 +321,7 @@ class TestFlood:
         assert [line.note for line in lines] == [False, False, True, False]
         assert folder.left_out == {0: 7}
 
-    def test_notes_of_a_long_drop_are_one_a_second(self) -> None:
+    def test_a_long_drop_makes_one_note_per_second(self) -> None:
         folder = OutputFolder([0])
         lines = []
         for tick in range(100):
@@ -332,7 +332,7 @@ class TestFlood:
         assert sum(line.note for line in lines) <= 8
         assert len(of_rank(lines, 0)) + folder.left_out[0] == 100 * 1_010
 
-    def test_one_line_and_many_ranks_are_worded(self) -> None:
+    def test_notes_of_one_line_and_of_many_ranks(self) -> None:
         folder = OutputFolder(range(20))
         for rank in range(20):
             folder.feed(rank, "stdout", "", now=0.0, dropped_lines=rank + 1)
@@ -412,7 +412,9 @@ class TestProperties:
             assert of_rank(lines, rank) == [(stream, text) for r, stream, text in events if r == rank]
 
     @given(events=written, data=st.data())
-    def test_with_limits_shown_and_left_out_are_what_was_fed(self, events: Events, data: st.DataObject) -> None:
+    def test_with_limits_shown_and_left_out_lines_add_up_to_fed_lines(
+        self, events: Events, data: st.DataObject
+    ) -> None:
         folder = OutputFolder(range(3), lines_per_s=10, burst_lines=4, burst_nbytes=100, nbytes_per_s=100, last_lines=3)
         # Unique on each rank, to identify its position; equal on ranks that write the same.
         count: Counter[int] = Counter()
@@ -448,7 +450,7 @@ class TestProperties:
         assert shown(folder.drain(0.0)) == [(tuple(range(n_ranks)), line) for line in output]
 
     @given(st.integers(2, 5), st.lists(st.lists(st.integers(0, 9), max_size=6), min_size=2, max_size=5))
-    def test_own_lines_between_common_ones_do_not_part_these(self, n_common: int, own: list[list[int]]) -> None:
+    def test_own_lines_do_not_separate_common_lines(self, n_common: int, own: list[list[int]]) -> None:
         """Each rank writes the common lines in order, and its own lines before, between and after them."""
         folder = OutputFolder(range(len(own)), **UNBOUNDED)
         for rank, places in enumerate(own):
@@ -461,7 +463,7 @@ class TestProperties:
 
 
 class TestItems:
-    def test_an_item_has_its_place_among_the_lines(self) -> None:
+    def test_an_item_keeps_its_place_among_the_lines(self) -> None:
         folder = OutputFolder(range(2))
         for rank in range(2):
             folder.feed(rank, "stdout", "before\n", now=0.0)
@@ -490,7 +492,7 @@ class TestItems:
         found = folder.drain(0.0) + folder.finish(0.0)
         assert [item.key for item in found if isinstance(item, FoldedItem)] == [str(i) for i in range(1_000)]
 
-    def test_an_item_that_looks_like_a_line_is_none(self) -> None:
+    def test_lines_that_look_like_marked_entries_stay_lines(self) -> None:
         folder = OutputFolder([0])
         folder.feed(0, "stdout", "ifigure\nbo100%\ng5\n", now=0.0)
         folder.feed_item(0, "stdout", now=0.0)

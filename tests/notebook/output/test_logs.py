@@ -24,7 +24,7 @@ def shown(
 
 @pytest.mark.parametrize("stderr", [False, True])
 @pytest.mark.parametrize("seed", range(20))
-def test_few_lines_are_the_last_of_many(seed: int, stderr: bool) -> None:
+def test_few_lines_are_the_last_lines_of_many(seed: int, stderr: bool) -> None:
     dice = random.Random(seed)
     pieces = ("a", "bc\n", "d\ne", "\n", "f\n\ng", "h\ri\n")
     records = [LogRecord(float(i), dice.choice(STREAMS), f"{i}{dice.choice(pieces)}") for i in range(60)]

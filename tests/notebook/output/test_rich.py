@@ -36,11 +36,11 @@ class TestCompose:
         ]
         assert shown({0: {}}) == []
 
-    def test_equal_ones_are_shown_as_they_are(self) -> None:
+    def test_equal_displays_are_shown_unchanged(self) -> None:
         page = {"text/html": "<script>x</script>", "text/plain": "x"}
         assert shown({0: page, 2: page}) == [{"text/plain": "[0,2]"}, page]
 
-    def test_different_ones_are_one_page(self) -> None:
+    def test_different_displays_make_one_page(self) -> None:
         (bundle,) = shown(
             {
                 0: {"image/png": "aGk=\n", "text/plain": "<Figure>"},
@@ -70,11 +70,11 @@ class TestCompose:
             {"text/latex": "$x$", "text/plain": "x"},
         ],
     )
-    def test_what_no_page_can_hold_comes_one_after_the_other(self, data: dict[str, Any]) -> None:
+    def test_displays_that_html_cannot_embed_are_shown_one_after_the_other(self, data: dict[str, Any]) -> None:
         other = {"text/html": "<i>fine</i>"}
         assert shown({0: data, 1: other}) == [{"text/plain": "[0]"}, data, {"text/plain": "[1]"}, other]
 
-    def test_of_many_the_first_are_shown_and_the_rest_named(self) -> None:
+    def test_many_displays_show_the_first_and_name_the_rest(self) -> None:
         (bundle,) = shown({rank: {"text/html": f"<b>{rank}</b>"} for rank in range(64)})
         assert bundle["text/html"].count("<details") == MAX_GROUPS
         assert "… and 56 more that differ, of ranks [8-63]" in bundle["text/html"]
@@ -93,7 +93,7 @@ class TestCompose:
         assert "characters left out here" in bundle["text/plain"]
 
     @given(st.dictionaries(st.integers(0, 9), st.text("<>&\"'/ab\n"), min_size=2))
-    def test_text_of_ranks_makes_no_tags(self, texts: dict[int, str]) -> None:
+    def test_text_of_ranks_is_escaped(self, texts: dict[int, str]) -> None:
         pages = shown({rank: {"image/png": str(rank), "text/plain": text} for rank, text in texts.items()})
         tags: list[str] = []
         parser = HTMLParser()
@@ -139,7 +139,7 @@ def html(text: str) -> dict[str, str]:
     return {"text/html": text}
 
 
-def test_who_is_late_joins_where_the_others_stand() -> None:
+def test_late_ranks_join_the_display_of_the_others() -> None:
     ranks = Ranks()
     ranks.display(html("same"), (0,))
     ranks.display(html("same"), (1,))
@@ -154,7 +154,7 @@ def test_who_is_late_joins_where_the_others_stand() -> None:
     assert page["text/html"].index("two") < page["text/html"].index("one")
 
 
-def test_updates_are_drawn_five_times_a_second_and_the_last_one_always() -> None:
+def test_updates_are_drawn_five_times_a_second_and_always_the_last_one() -> None:
     ranks = Ranks()
     ranks.display(html("0"), display_id="x")
     for i in range(1, 1_001):
@@ -175,14 +175,14 @@ def test_an_update_by_one_rank_keeps_what_the_other_shows() -> None:
     assert ranks.notebook == {"slot-#0": {"text/plain": "[0] 5\n[1] 6"}}
 
 
-def test_generated_ids_differ_and_mean_the_same_display() -> None:
+def test_generated_ids_of_ranks_mean_the_same_display() -> None:
     slots = RichSlots("slot")
     assert slots.name(0, "a" * 32) == slots.name(1, "b" * 32)
     assert slots.name(0, "c" * 32) != slots.name(0, "a" * 32)
     assert slots.name(0, "mine") == slots.name(1, "mine") == "mine"
 
 
-def test_what_cannot_be_put_together_is_updated_for_each_rank() -> None:
+def test_displays_that_cannot_be_combined_are_updated_for_each_rank() -> None:
     ranks = Ranks()
     for i in range(3):
         ranks.display({"x/y": i}, (0,), display_id="x", update=bool(i))
@@ -207,7 +207,7 @@ def test_a_flood_shows_the_first_and_the_last_and_counts_the_rest() -> None:
     assert ranks.n_messages < 300
 
 
-def test_large_ones_are_bounded_by_their_size() -> None:
+def test_large_displays_are_bounded_by_size() -> None:
     ranks = Ranks()
     for i in range(50):
         ranks.display(html(f"{i}" * (1 << 20)))
@@ -216,7 +216,7 @@ def test_large_ones_are_bounded_by_their_size() -> None:
     assert any("left out here" in data.get("text/plain", "") for data in ranks.notebook.values())
 
 
-def test_only_who_has_shown_something_can_clear_it() -> None:
+def test_only_ranks_that_showed_output_can_clear_it() -> None:
     ranks = Ranks()
     ranks.display(html("both"))
     ranks.display({}, (0,), clear_output=False)

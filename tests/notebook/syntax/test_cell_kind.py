@@ -65,14 +65,14 @@ def test_a_cell_is_read(text: str, mode: str | None, runs: str, why: str, select
         "quit()",
     ],
 )
-def test_what_is_about_meshes_stays_in_the_kernel_while_autoremote_is_on(text: str) -> None:
+def test_mesh_commands_stay_in_the_kernel_while_autoremote_is_on(text: str) -> None:
     assert read_cell(text, "t").why in ("", "%%remote")
 
 
 @pytest.mark.parametrize(
     "text", ["exit_code = 1", "%meshgrid", "%load_ext other", "exit() if x else 0", "mesh", "%ranked"]
 )
-def test_what_only_looks_like_it_goes_to_the_ranks(text: str) -> None:
+def test_code_that_resembles_a_mesh_command_goes_to_the_ranks(text: str) -> None:
     assert read_cell(text, "t").why == "%autoremote"
 
 
@@ -105,7 +105,7 @@ def test_any_text_is_read(text: str, mode: str | None) -> None:
         ("%mesh down |", "t", None),
     ],
 )
-def test_what_the_cursor_is_in(text: str, mode: str | None, found: tuple[str, str, int] | None) -> None:
+def test_code_at_the_cursor(text: str, mode: str | None, found: tuple[str, str, int] | None) -> None:
     cursor = text.index("|")
     form = code_at(text.replace("|", ""), cursor, mode, is_t)
     assert found == (form and (form.selector, form.body, cursor - form.start))

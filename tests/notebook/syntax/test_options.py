@@ -47,7 +47,7 @@ def test_up_is_read(line: str, gpus: int, expected: UpOptions) -> None:
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("45", 45), ("0.5s", 0.5), ("30m", 1800), ("1.5h", 5400)])
-def test_how_long_a_detached_mesh_is_kept_is_read(text: str, seconds: float) -> None:
+def test_keep_for_is_read(text: str, seconds: float) -> None:
     assert parse_up(f"t -n 1 --detach --keep-for {text}", 0).keep_s == seconds
 
 
@@ -120,12 +120,12 @@ FILES = {"hosts.txt": "a  # the first\n\nb slots=8 max_slots=8, c\n", "./empty":
         ),
     ],
 )
-def test_up_on_hosts_is_read_whatever_this_machine_has(line: str, expected: UpOptions) -> None:
+def test_up_on_hosts_does_not_depend_on_this_machine(line: str, expected: UpOptions) -> None:
     for gpus_here in (0, 1):
         assert parse_up(line, gpus_here, FILES.get) == expected
 
 
-def test_how_many_ranks_each_host_has_follows_from_the_axes() -> None:
+def test_axes_determine_the_ranks_per_host() -> None:
     assert parse_up("t --on ray --hosts 4 --axes dp=8,tp=2", 0).per_host == 4
     assert parse_up("t --on ray --hosts 4 -n 3", 0).per_host == 3
     assert parse_up("t -n 3", 0).per_host == 3
@@ -294,7 +294,7 @@ def test_a_misuse_of_remote_is_one_line_that_says_what_to_write(line: str, says:
 
 
 @given(st.text(max_size=40))
-def test_any_line_is_read_or_refused_in_words(line: str) -> None:
+def test_any_line_is_read_or_refused_with_a_message(line: str) -> None:
     for parse in (parse_remote, lambda text: parse_up(text, 2)):
         try:
             parse(line)
@@ -307,7 +307,7 @@ def test_white_space_inside_brackets_does_not_split(words: list[str]) -> None:
     assert tokens("  ".join(words)) == words
 
 
-def test_one_known_name_is_asked_for() -> None:
+def test_one_known_name_is_required() -> None:
     assert one_name(["t"], "down", ["s", "t"], optional=False) == "t"
     assert one_name([], "show", ["t"], optional=True) == ""
     for rest, says in (([], "name a mesh (s, t)"), (["x"], "no mesh 'x'; there is: s, t"), (["s", "t"], "name one")):
@@ -339,7 +339,7 @@ def words(text: str, meshes: tuple[str, ...] = ("t", "other")) -> set[str]:
     return {word for word, _ in candidates(text, meshes)}
 
 
-def test_what_may_come_next() -> None:
+def test_completions() -> None:
     of_up, of_remote = (set(option_names(magic, aliases=True)) for magic in ("%mesh up", "%%remote"))
     assert {"--targets", "--ranks", "-t", "--noblock"} <= of_remote
     assert words("%mesh ") == set(COMMANDS)
@@ -372,11 +372,11 @@ def test_what_may_come_next() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "%mesh", "%%remote", "%time ", "mesh ", "%mesh nonsense "])
-def test_nothing_is_offered_where_nothing_of_ours_may_come(text: str) -> None:
+def test_nothing_is_offered_outside_of_mesh_commands(text: str) -> None:
     assert candidates(text, ["t"]) == []
 
 
-def test_what_is_for_cells_is_not_offered_elsewhere() -> None:
+def test_options_for_cells_are_not_offered_elsewhere() -> None:
     for magic in ("%remote", "%autoremote"):
         assert "--local" not in words(f"{magic} t --") | set(option_names(magic)) | set(options_help(magic).split())
         assert parse_remote("--local", magic).local  # a later check refuses it with a specific message
@@ -396,7 +396,7 @@ def test_options_of_engines_are_in_help_completion_and_errors(engine: str) -> No
 
 
 @pytest.mark.parametrize("magic", ["%mesh up", "%%remote"])
-def test_what_is_parsed_is_what_help_completion_and_errors_list(magic: str) -> None:
+def test_help_completion_and_errors_list_the_parsed_options(magic: str) -> None:
     parser = parser_of(magic)
     assert parser is not None
     spellings = {name for action in parser._actions for name in action.option_strings}
@@ -409,7 +409,7 @@ def test_what_is_parsed_is_what_help_completion_and_errors_list(magic: str) -> N
     assert str(caught.value).endswith(", ".join(option_names(magic)))
 
 
-def test_the_doctor_may_be_quick() -> None:
+def test_doctor_is_read() -> None:
     assert (parse_doctor(""), parse_doctor("--quick")) == (False, True)
     with pytest.raises(UsageProblem, match="%mesh doctor: .*--slow"):
         parse_doctor("--slow")
@@ -430,14 +430,14 @@ def test_the_doctor_may_be_quick() -> None:
         ("x=", LoopOptions(knobs={"x": ""})),
     ],
 )
-def test_what_is_done_to_a_loop_is_read(line: str, expected: LoopOptions) -> None:
+def test_loop_is_read(line: str, expected: LoopOptions) -> None:
     assert parse_loop(line) == expected
 
 
 @pytest.mark.parametrize(
     "line", ["t go", "t pause now", "step 0", "step -1", "step x", "t lr", "t lr==3", "lr=3 pause"]
 )
-def test_what_can_not_be_done_to_a_loop_is_told(line: str) -> None:
+def test_an_unknown_loop_command_is_refused(line: str) -> None:
     with pytest.raises(UsageProblem, match=r"^%mesh loop: .* (is none of|takes) "):
         parse_loop(line)
 
@@ -451,7 +451,7 @@ def test_help_lists_every_command() -> None:
         command_help("fly")
 
 
-def test_a_comment_ends_a_line_and_a_hash_in_a_word_or_quotation_does_not() -> None:
+def test_a_comment_ends_a_line_but_not_a_hash_in_a_word_or_quotation() -> None:
     assert tokens("t --out v # x") == ["t", "--out", "v"]
     assert tokens("up --env A=#1 --env 'B=x #y'") == ["up", "--env", "A=#1", "--env", "B=x #y"]
     assert tokens("#") == []
@@ -474,7 +474,7 @@ def test_options_before_an_expression(line: str, options: str, expression: str) 
     assert split_options(line, "%remote") == (options, expression)
 
 
-def test_names_of_detached_meshes_are_offered_where_they_can_stand() -> None:
+def test_names_of_detached_meshes_are_offered_where_they_fit() -> None:
     def offered(text: str) -> list[str]:
         return [word for word, _ in candidates(text, ["t"], lambda: ["left", "t"])]
 
@@ -493,11 +493,11 @@ def test_names_of_detached_meshes_are_offered_where_they_can_stand() -> None:
         ("t off", ("t", None)),
     ],
 )
-def test_where_loops_are_written_is_read(line: str, expected: tuple[str, str | None]) -> None:
+def test_tensorboard_is_read(line: str, expected: tuple[str, str | None]) -> None:
     assert parse_tensorboard(line) == expected
 
 
 @pytest.mark.parametrize("line", ["", "t runs gpt"])
-def test_what_is_no_folder_for_loops_is_told(line: str) -> None:
+def test_tensorboard_without_a_folder_is_refused(line: str) -> None:
     with pytest.raises(UsageProblem, match=r"^%mesh tensorboard: it takes a folder, such as runs/gpt"):
         parse_tensorboard(line)

@@ -123,7 +123,7 @@ def test_a_refusal_says_what_is_wrong(selector: str, says: str) -> None:
 
 
 @given(st.text(alphabet="t[](){}:,.0129-+*/'\"= slicefkm#\\\n", max_size=30))
-def test_any_text_is_read_or_refused_in_words(text: str) -> None:
+def test_any_text_is_read_or_refused_with_a_message(text: str) -> None:
     try:
         evaluate(text, NAMES)
     except UsageProblem as problem:
@@ -146,7 +146,7 @@ def test_any_text_is_read_or_refused_in_words(text: str) -> None:
         ("0:4", (2, 3, 5), [0, 1]),
     ],
 )
-def test_targets_are_ranks_as_output_numbers_them(targets: str, ranks: Any, places: list[int]) -> None:
+def test_targets_use_the_rank_numbers_of_the_output(targets: str, ranks: Any, places: list[int]) -> None:
     assert pick_ranks(targets, ranks) == places
 
 
@@ -163,7 +163,7 @@ def test_targets_are_ranks_as_output_numbers_them(targets: str, ranks: Any, plac
         ("-1", "--targets takes ranks"),
     ],
 )
-def test_targets_that_are_not_there_are_named(targets: str, says: str) -> None:
+def test_unknown_targets_are_named(targets: str, says: str) -> None:
     with pytest.raises(UsageProblem) as caught:
         pick_ranks(targets, range(4))
     assert says in str(caught.value)

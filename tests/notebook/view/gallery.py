@@ -38,10 +38,10 @@ cell [12], line 7, on rank 2
 def show(page: ViewPage, *meshes: MeshView | MeshFrame) -> None:
     """Draw meshes, with a minute of throughput behind them."""
     frames = tuple(each if isinstance(each, MeshFrame) else drawn(each) for each in meshes)
-    told = {each.name: history(each.in_rate, each.out_rate, i) for i, each in enumerate(frames)}
-    page.receive({"kind": "history", "meshes": told})
+    histories = {each.name: history(each.in_rate, each.out_rate, i) for i, each in enumerate(frames)}
+    page.receive({"kind": "history", "meshes": histories})
     for second in range(0, 40, 2):
-        earlier = tuple(_earlier(each, second, told[each.name][20 + second]) for each in frames)
+        earlier = tuple(_earlier(each, second, histories[each.name][20 + second]) for each in frames)
         page.play([Frame(AT - 40 + second, earlier, second)])
     page.play([Frame(AT, frames, 40)])
 
@@ -63,7 +63,7 @@ def trouble(page: ViewPage) -> None:
     show(page, training(4, failed=(2,), dead=(3,)))
 
 
-def steered(page: ViewPage) -> None:
+def live_loop(page: ViewPage) -> None:
     """Show a loop with curves and knobs after the user has set a knob."""
     view = dataclasses.replace(training(4), loops=(loop(),))
     show(page, view)
@@ -136,7 +136,7 @@ SCENES: dict[str, Callable[[ViewPage], None]] = {
     "256": lambda page: large(page, 256, (100, 101), (30,)),
     "1024": lambda page: large(page, 1024, (411, 413, 414, 800), tuple(range(640, 648))),
     "1024-well": lambda page: show(page, training(1024)),
-    "loop": steered,
+    "loop": live_loop,
     "answers": reply,
     "two": lambda page: show(page, training(2), losing_a_host()),
     "waiting": lambda page: None,

@@ -68,7 +68,7 @@ def block_of(reports: dict[int, Failure], results: dict[int, object] | None = No
     return error_block(error, color=options.pop("color", False), **options)
 
 
-def test_one_block_shows_the_users_lines_and_folds_the_librarys() -> None:
+def test_a_block_shows_user_frames_and_folds_library_frames() -> None:
     assert block_of({1: SHAPES, 3: replace(SHAPES, pid=44)}, {0: 1.0, 2: 2.0}) == [
         "RemoteError: cell [5] failed",
         "",
@@ -92,7 +92,7 @@ def test_one_block_shows_the_users_lines_and_folds_the_librarys() -> None:
     ]
 
 
-def test_each_distinct_error_has_a_block_and_the_released_one_line_at_the_end() -> None:
+def test_each_distinct_error_has_a_block_and_released_ranks_share_the_last_line() -> None:
     lines = block_of({0: RELEASED, 1: SHAPES, 2: LOST, 3: RELEASED})
     heads = [line for line in lines if line.startswith("[")]
     assert heads == [
@@ -123,7 +123,7 @@ def test_a_lost_rank_shows_how_it_died_and_its_last_lines() -> None:
     ]
 
 
-def test_no_host_is_named_where_none_has_come() -> None:
+def test_no_host_is_named_if_none_came_up() -> None:
     never = replace(LOST, etype="RankNotStarted", message="the job was refused", host="", pid=0, last_lines=())
     assert block_of({0: never, 1: never})[2:] == ["[0-1] RankNotStarted: the job was refused"]
     error = RemoteError("cell [5] failed", {At(0): never})
@@ -132,7 +132,7 @@ def test_no_host_is_named_where_none_has_come() -> None:
     assert both[2:] == ["[0-1] RankNotStarted: the job was refused", "    on node2"]
 
 
-def test_an_interrupted_rank_says_where_in_one_line() -> None:
+def test_an_interrupted_rank_shows_its_position_in_one_line() -> None:
     lines = block_of({0: Failure("interrupted", "KeyboardInterrupt", "", (CELL, MODULE), host="node1", pid=1)})
     assert lines[2:] == [
         "[0] KeyboardInterrupt: interrupted on request, its state is kept",
@@ -141,7 +141,7 @@ def test_an_interrupted_rank_says_where_in_one_line() -> None:
     ]
 
 
-def test_chained_exceptions_are_named_the_nearest_first() -> None:
+def test_chained_exceptions_are_named_nearest_first() -> None:
     def chained() -> Failure:
         text = (
             "Traceback (most recent call last):\n  a\nKeyError: 'w'\n\n"
@@ -173,7 +173,7 @@ def heads(lines: list[str]) -> list[str]:
     return [line for line in lines if line.startswith("[")]
 
 
-def test_causes_that_differ_in_their_texts_are_told_by_rank_in_one_block() -> None:
+def test_causes_with_different_texts_are_listed_by_rank_in_one_block() -> None:
     def of(*missing: int) -> list[str]:
         return block_of(
             {
@@ -200,7 +200,7 @@ def test_causes_that_differ_in_their_texts_are_told_by_rank_in_one_block() -> No
     ],
     ids=["another line", "another class", "another link", "no cause"],
 )
-def test_errors_with_other_causes_have_blocks_of_their_own(other: str) -> None:
+def test_errors_with_different_causes_have_separate_blocks(other: str) -> None:
     here = caused("OSError: no shard-0")
     lines = block_of({0: replace(SHAPES, traceback=here), 1: replace(SHAPES, traceback=other), 2: SHAPES})
     assert [line.partition(" ")[0] for line in heads(lines)] == (
@@ -208,7 +208,7 @@ def test_errors_with_other_causes_have_blocks_of_their_own(other: str) -> None:
     )
 
 
-def test_errors_with_equal_text_from_other_lines_or_calls_have_blocks_of_their_own() -> None:
+def test_errors_with_equal_text_from_different_lines_or_calls_have_separate_blocks() -> None:
     other_call, other_line = replace(CELL, line=4), replace(MODEL, line=11)
     lines = block_of(
         {
@@ -223,14 +223,14 @@ def test_errors_with_equal_text_from_other_lines_or_calls_have_blocks_of_their_o
     assert [line.partition(" ")[0] for line in heads(lines)] == ["[0,3]", "[1]", "[2]", "[4]", "[5]"]
 
 
-def test_the_cause_of_a_long_message_is_its_first_line_and_text_that_looks_like_a_link_is_none() -> None:
+def test_a_cause_shows_its_first_line_and_quoted_link_text_is_no_cause() -> None:
     text = caused("OSError: no shard\nlook at row 17")
     assert block_of({0: replace(SHAPES, traceback=text)})[-1] == "    caused by OSError: no shard"
     quoted = "RuntimeError: it said: The above exception was the direct cause of the following exception: no\n"
     assert not any("caused by" in line for line in block_of({0: replace(SHAPES, traceback=quoted)}))
 
 
-def test_last_lines_and_notes_that_differ_say_whose_they_are() -> None:
+def test_last_lines_and_notes_that_differ_name_their_rank() -> None:
     lines = block_of({0: LOST, 1: replace(LOST, last_lines=("step 40",))})
     assert lines[-3:] == ["    Last output lines of [0]:", "    | step 41", "    | step 42"]
     lines = block_of({1: replace(SHAPES, notes=("in fc",)), 2: replace(SHAPES, notes=("in out",))})
@@ -246,7 +246,7 @@ def test_the_text_of_an_error_names_causes_and_last_lines_by_rank() -> None:
     assert str(RemoteError("cell [5] failed", lost)).splitlines()[-2:] == ["    [0] | step 41", "    [0] | step 42"]
 
 
-def test_without_a_frame_of_the_user_the_innermost_is_shown() -> None:
+def test_without_a_user_frame_the_innermost_is_shown() -> None:
     lines = block_of({0: replace(SHAPES, frames=(MODULE, LINEAR))})
     assert lines[4:] == [
         "    … 1 frame in torch/nn/modules/module.py … (%tb Verbose shows them)",
@@ -259,7 +259,7 @@ def test_without_frames_the_end_of_the_traceback_is_shown() -> None:
     assert lines[4:] == [f"    line {i}" for i in range(40, 50)]
 
 
-def test_deep_recursion_shows_the_way_in_and_the_end() -> None:
+def test_deep_recursion_shows_the_entry_and_the_end() -> None:
     again = Frame("<remote cell [6]>", 2, "f", ("def f(n):", "    return f(n - 1)"), 1, True, (("n", "int 3"),))
     lines = block_of({0: replace(SHAPES, frames=(CELL, *[again] * 900))})
     assert "    … 896 frames in remote cell [6] … (%tb Verbose shows them)" in lines
@@ -267,7 +267,7 @@ def test_deep_recursion_shows_the_way_in_and_the_end() -> None:
     assert sum("n: int 3" in line for line in lines) == 1
 
 
-def test_variables_that_differ_say_whose_they_are() -> None:
+def test_variables_that_differ_name_their_rank() -> None:
     def of(value: str) -> Failure:
         return replace(SHAPES, frames=(replace(CELL, variables=(("rank", value),)),))
 
@@ -335,7 +335,7 @@ def test_colours_of_the_error_itself_are_dropped() -> None:
     assert not any("\x1b" in line for line in lines)
 
 
-def test_an_error_of_ranks_is_one_line_where_it_is_a_value() -> None:
+def test_the_repr_of_an_error_is_one_line() -> None:
     error = RemoteError("cell [5] failed on t", {At(0): SHAPES, At(1): SHAPES, At(3): RELEASED})
     assert repr(error) == (
         "<RemoteError: cell [5] failed on t: [0-1] RuntimeError: mat1 and mat2 shapes cannot be multiplied; "
@@ -343,7 +343,7 @@ def test_an_error_of_ranks_is_one_line_where_it_is_a_value() -> None:
     )
 
 
-def test_an_error_of_many_ranks_takes_little_more_than_that_of_one() -> None:
+def test_an_error_of_many_ranks_is_little_longer_than_that_of_one() -> None:
     def text(n_ranks: int) -> str:
         reports = {At(rank): replace(SHAPES, pid=1_000 + rank) for rank in range(n_ranks)}
         return "\n".join(error_block(RemoteError("cell [5] failed on t", reports), color=False))

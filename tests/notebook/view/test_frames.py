@@ -104,11 +104,11 @@ FRAMES = {
 
 
 @pytest.mark.parametrize("name", FRAMES)
-def test_frames_are_those_of_the_golden_files(name: str) -> None:
+def test_frames_equal_the_golden_files(name: str) -> None:
     assert json.loads((GOLDEN / f"{name}.json").read_text()) == to_json(FRAMES[name])
 
 
-def test_what_has_not_changed_looks_the_same_a_while_later() -> None:
+def test_unchanged_state_makes_an_equal_frame_later() -> None:
     before = mesh_frame(trainers(), AT)
     view = trainers()
     ranks = (rank_view(0, "running", **{**_fields(view.ranks[0]), "running_s": 13.52}), *view.ranks[1:])
@@ -133,7 +133,7 @@ def test_1024_ranks_that_all_change_take_less_than_1350_bytes() -> None:
     assert len(frame.states) == 512
 
 
-def test_curves_are_told_with_as_many_figures_as_one_sees_and_nothing_that_json_has_not() -> None:
+def test_curves_are_rounded_and_valid_json() -> None:
     nan = float("nan")
     points = (CurvePoint(0, 1.23456789, 1.0, 1.5), CurvePoint(2, nan, float("inf"), -float("inf")))
     spread = CurveView("loss", 0.5, (), points, ((1, 0.123456789), (0, 0.75)))
@@ -156,12 +156,12 @@ def test_curves_are_told_with_as_many_figures_as_one_sees_and_nothing_that_json_
     }
 
 
-def test_states_are_packed_two_in_a_character() -> None:
+def test_states_are_packed_two_per_character() -> None:
     assert pack_states(["starting", "idle", "stopped", "stopped", "dead"]) == "1zo"
 
 
 @pytest.mark.parametrize("count", [CARDS, CARDS + 1])
-def test_small_meshes_tell_each_rank_and_large_ones_those_that_need_attention(count: int) -> None:
+def test_frames_of_small_meshes_have_each_rank_and_of_large_ones_those_that_need_attention(count: int) -> None:
     ranks = tuple(rank_view(i, "failed" if i == 9 else "idle") for i in range(count))
     frame = mesh_frame(MeshView("m", (("gpus", count),), ranks), AT)
     assert len(frame.ranks) == (count if count <= CARDS else 1)

@@ -20,7 +20,7 @@ def test_some_finished_and_some_failed() -> None:
     )
 
 
-def test_stuck_ranks_come_with_their_place_and_what_can_be_done() -> None:
+def test_stuck_ranks_are_shown_with_their_position_and_remedies() -> None:
     outcome = InterruptOutcome(
         "t", stopped=[0], stuck=[1, 2], waited_s=1.84, doing=["[1-2] cell [5], line 2: spin()", "    called from f()"]
     )
@@ -34,7 +34,7 @@ def test_stuck_ranks_come_with_their_place_and_what_can_be_done() -> None:
     )
 
 
-def test_an_abort_is_told() -> None:
+def test_an_abort_is_reported() -> None:
     said = interrupt_text(InterruptOutcome("t", stuck=[0, 1], n_ranks=2, aborted=True, waited_s=1.0))
     assert "cells on t wait" in said  # the whole mesh
     assert "Their process groups were aborted; the mesh forms its group again before the next cell." in said
@@ -42,17 +42,17 @@ def test_an_abort_is_told() -> None:
 
 
 def test_selectors_of_ranks() -> None:
-    def who(stuck: list[int], axes: int = 1) -> str:
+    def selector(stuck: list[int], axes: int = 1) -> str:
         said = interrupt_text(InterruptOutcome("t", finished=[9], stuck=stuck, axes=axes))
         return said.split("cells on ")[1].split(" wait")[0]
 
-    assert who([3]) == "t[3]"
-    assert who([2, 3, 4]) == "t[2:5]"
-    assert who([0, 2]) == "t[[0, 2]]"
-    assert who([2, 3], axes=2) == "t[[2, 3]]"
+    assert selector([3]) == "t[3]"
+    assert selector([2, 3, 4]) == "t[2:5]"
+    assert selector([0, 2]) == "t[[0, 2]]"
+    assert selector([2, 3], axes=2) == "t[[2, 3]]"
 
 
-def test_ranks_that_had_not_begun() -> None:
+def test_ranks_that_had_not_started() -> None:
     said = interrupt_text(InterruptOutcome("t", stopped=[0], dropped=[1], doing=["[1] cell [3], line 2: spin()"]))
     assert said.splitlines()[:2] == [
         "interrupted on [0]; their state is kept; [1] had not started it and still runs earlier work",

@@ -8,7 +8,7 @@ from monarch_kernel.base.events import CurveView, KnobView, LoopView
 from monarch_kernel.notebook.view.loops import loop_text
 
 
-def test_it_says_how_far_how_fast_what_was_logged_and_the_knobs() -> None:
+def test_it_shows_progress_speed_metrics_and_knobs() -> None:
     loss = CurveView("loss", 2.30258509, ends=((1, 2.29), (0, 2.31)))
     curves = (loss, CurveView("norm", float("nan"), ends=((1, float("nan")),)))
     knobs = (KnobView("lr", 0.0003, 1e-6, 0.01), KnobView("schedule", "cosine"), KnobView("clip", None))
@@ -29,18 +29,18 @@ def test_it_says_how_far_how_fast_what_was_logged_and_the_knobs() -> None:
         (12.0, None, "12 FLOP/s"),
     ],
 )
-def test_it_says_how_much_is_computed(rate: float, mfu: float | None, text: str) -> None:
+def test_it_shows_flops_and_mfu(rate: float, mfu: float | None, text: str) -> None:
     view = LoopView((4, 1), "t", "", 3, None, "running", 15.0, 0.5, (), (), (("flops", rate),), mfu)
     assert loop_text(view) == f"loop: ▶ running, step 3; 500 ms a step, {text}"
 
 
 @pytest.mark.parametrize(("state", "sign"), [("paused", "❚❚ paused"), ("over", "■ over")])
-def test_it_says_only_what_there_is(state: str, sign: str) -> None:
+def test_it_omits_unknown_values(state: str, sign: str) -> None:
     view = LoopView((4, 1), "t", "", 3, None, state, 15.0, 2.5)  # type: ignore[arg-type]
     assert loop_text(view) == f"loop: {sign}, step 3; 2.5 s a step"
 
 
-def test_of_many_it_says_some_and_nothing_that_a_terminal_obeys() -> None:
+def test_it_is_bounded_and_free_of_terminal_controls() -> None:
     knobs = tuple(KnobView(f"k{i}", i) for i in range(10))
     curves = tuple(CurveView(f"c\x1b[31m{i}", i) for i in range(9))
     text = loop_text(LoopView((4, 1), "t", "", 3, None, "running", 1.0, 0.0, knobs, curves))

@@ -6,9 +6,9 @@ from monarch_kernel.notebook.view.names import described, pull_hint, push_hint
 
 
 def test_a_description() -> None:
-    told = {"Signature": "f(x)", "Docstring": "First.\nSecond.", "Type": "function"}
-    assert described(told, color=False) == "Signature: f(x)\nType:      function\nDocstring:\nFirst.\nSecond."
-    assert described(told, color=True).startswith("\x1b[31mSignature: \x1b[39mf(x)")
+    description = {"Signature": "f(x)", "Docstring": "First.\nSecond.", "Type": "function"}
+    assert described(description, color=False) == "Signature: f(x)\nType:      function\nDocstring:\nFirst.\nSecond."
+    assert described(description, color=True).startswith("\x1b[31mSignature: \x1b[39mf(x)")
     assert described({}, color=False) == ""
 
 

@@ -56,7 +56,7 @@ def test_ranks_at_the_same_place_are_one_block_and_the_missing_rank_is_named() -
     )
 
 
-def test_what_is_not_known_is_said_and_accuses_no_rank() -> None:
+def test_unknown_collectives_are_reported_and_blame_no_rank() -> None:
     answers = {
         0: Doing((REDUCES,), (waits("all_reduce", 17),), {"": 17}),
         1: Doing((at(frame(12, "dist.all_reduce(x)")),), unknown="KeyError: 'entries'"),
@@ -75,7 +75,7 @@ def test_what_is_not_known_is_said_and_accuses_no_rank() -> None:
     assert text(view("running"), {0: Doing((lost,))}) == "[0] cell [5]: its place is not known: RuntimeError: no frame"
 
 
-def test_ranks_in_different_collectives_of_a_group_see_one_another() -> None:
+def test_ranks_in_different_collectives_of_a_group_name_each_other() -> None:
     answers = {
         0: Doing((REDUCES,), (waits("all_reduce", 2, n=2),), {"": 2}),
         1: Doing((at(frame(9, "dist.barrier()")),), (waits("barrier", 2, n=2),), {"": 2}),
@@ -85,7 +85,7 @@ def test_ranks_in_different_collectives_of_a_group_see_one_another() -> None:
     assert said[5] == "    [0] waits in all_reduce #2 (shape 4x8) instead"
 
 
-def test_a_rank_that_has_ended_the_collective_is_not_missing() -> None:
+def test_a_rank_that_finished_the_collective_is_not_missing() -> None:
     answers = {0: Doing((REDUCES,), (waits("broadcast", 2, n=2),), {"": 2}), 1: Doing((), (), {"": 3})}
     assert "not started" not in text(view("running", "idle"), answers)
 
@@ -141,7 +141,7 @@ def test_a_rank_that_does_not_answer() -> None:
     assert text(view("running"), {}) == said
 
 
-def test_code_without_a_frame_of_the_user_is_named_by_what_the_controller_knows() -> None:
+def test_code_without_a_user_frame_shows_the_activity_that_the_controller_knows() -> None:
     assert text(view("running", activity="push 'x'"), {0: Doing((at(),))}) == "[0] push 'x'"
     assert text(view("running"), {0: Doing()}) == "[0] between two steps of cell [5]"
 
@@ -163,7 +163,7 @@ def test_many_places_are_bounded() -> None:
     assert said[-1] == "and 28 more places, on [12-39]"
 
 
-def test_what_the_controller_has_not_asked_for_is_work_too() -> None:
+def test_work_for_other_callers_counts_as_busy() -> None:
     broadcast = at(frame(7, "fly()"), executor="actor pilots")
     done = Activity(0, "actor judge", (Frame("loop.py", 3, "wait", ("wait()",), 3),))
     answers = {0: Doing((broadcast,)), 1: Doing((done,))}

@@ -42,7 +42,7 @@ def big_view(n: int = 1024) -> MeshView:
 
 
 class TestMeshText:
-    def test_a_rank_a_line_in_aligned_columns(self) -> None:
+    def test_one_rank_per_line_in_aligned_columns(self) -> None:
         assert mesh_text(FOUR).split("\n") == [
             "trainers: gpus=4, 4 ranks (1 idle, 1 running, 1 failed, 1 dead), local, up for 12 s",
             "rank  state      activity                 device   memory  last error",
@@ -52,12 +52,12 @@ class TestMeshText:
             "   3  † dead                              cpu              killed by SIGKILL",
         ]
 
-    def test_how_fast_bytes_go_is_shown_where_they_do(self) -> None:
+    def test_rates_are_shown_where_bytes_flow(self) -> None:
         lines = mesh_text(mesh_view(rank_view(0, in_bytes_per_s=1.5 * 2**30), rank_view(1))).split("\n")
         assert lines[1].split() == ["rank", "state", "device", "memory", "in"]
         assert lines[2].endswith("300 MiB  1.5 GiB/s")
 
-    def test_points_are_shown_where_there_is_more_than_one_axis(self) -> None:
+    def test_points_are_shown_if_there_are_several_axes(self) -> None:
         ranks = tuple(
             RankView(dp * 2 + tp, (("dp", dp), ("tp", tp)), "starting", host="a") for dp in range(2) for tp in range(2)
         )
@@ -66,12 +66,12 @@ class TestMeshText:
         assert lines[1].split() == ["rank", "point", "state", "device"]
         assert lines[4] == "   2  dp=1, tp=0  … starting  cpu"
 
-    def test_hosts_are_shown_where_there_is_more_than_one(self) -> None:
+    def test_hosts_are_shown_if_there_are_several(self) -> None:
         text = mesh_text(mesh_view(rank_view(0), rank_view(1, host="node2")))
         assert "  host   " in text
         assert "node2" in text
 
-    def test_hosts_that_are_lost_are_named_with_why_and_what_to_do(self) -> None:
+    def test_lost_hosts_are_named_with_the_reason_and_a_remedy(self) -> None:
         lost = HostView(2, "node2", "lost", "nothing was heard of it for 1.0 s\nand more", ("its log",))
         view = replace(
             mesh_view(rank_view(0), rank_view(1, "dead", host="node2"), name="t"), where="ray: 2 hosts (1 lost)"
@@ -88,7 +88,7 @@ class TestMeshText:
         assert "host node2 is lost" in html
         assert html.index("<tfoot>") < html.index("node2 is lost") < html.index("</tfoot>")
 
-    def test_strangers_who_knocked_are_counted_and_it_is_said_where(self) -> None:
+    def test_refused_connections_are_counted_by_host(self) -> None:
         view = replace(mesh_view(rank_view(0)), strangers=(("", 2), ("node2", 1480)))
         said = "refused 1,482 connections without the keys of this session: 1,480 at node2, 2 here"
         assert mesh_text(view).split("\n")[-1] == said
@@ -117,7 +117,7 @@ class TestMeshText:
     def test_32_ranks_are_all_listed(self) -> None:
         assert len(mesh_text(mesh_view(*(rank_view(rank) for rank in range(32)))).split("\n")) == 34
 
-    def test_many_ranks_of_which_none_needs_attention_are_a_summary(self) -> None:
+    def test_many_ranks_without_trouble_are_a_summary(self) -> None:
         text = mesh_text(mesh_view(*(rank_view(rank) for rank in range(64))))
         assert text.split("\n")[1:] == ["and 64 more: 64 idle"]
 
@@ -126,7 +126,7 @@ class TestMeshText:
 
 
 class TestMeshesText:
-    def test_a_mesh_a_line(self) -> None:
+    def test_one_mesh_per_line(self) -> None:
         assert meshes_text([FOUR, mesh_view(rank_view(0), name="b")]).split("\n") == [
             "name      axes    ranks                                where  up for",
             "trainers  gpus=4  1 idle, 1 running, 1 failed, 1 dead  local    12 s",
@@ -251,7 +251,7 @@ def test_plain_drops_terminal_controls_only() -> None:
     assert plain("\x1b[1;31mred\x1b[0m \x1b]8;;http://x\x1b\\link\x1b]8;;\x07\tα\nβ\x07") == "red link\tα\nβ"
 
 
-def test_meshes_of_no_kernel_or_another() -> None:
+def test_detached_meshes_and_meshes_of_other_kernels() -> None:
     views = [
         DetachedView("trainers", (("dp", 2), ("tp", 2)), ("cell [5]", "cell [5]", "", None), 75.0, 0),
         DetachedView("eval", (("gpus", 1),), ("",), 1.0, 4711),

@@ -72,7 +72,7 @@ def card(view: ViewPage, rank: int) -> Any:
 # --- Drawing -----------------------------------------------------------------------------------------------------------
 
 
-def test_cards_say_what_the_golden_frame_says(view: ViewPage) -> None:
+def test_cards_show_the_golden_frame(view: ViewPage) -> None:
     view.frame(golden("small"))
     mesh = view.page.get_by_role("region", name="Mesh trainers")
     assert mesh.locator(".mk-about").inner_text() == "4 ranks · axis gpus · local · up for 1 min 40 s"
@@ -95,7 +95,7 @@ def test_cards_say_what_the_golden_frame_says(view: ViewPage) -> None:
 
 
 @pytest.mark.slow
-def test_each_state_has_a_tile_of_its_own_and_its_word(view: ViewPage) -> None:
+def test_each_state_has_a_distinct_tile_and_its_word(view: ViewPage) -> None:
     ranks = tuple(RankView(i, (("gpus", i),), state) for i, state in enumerate(STATES))
     view.frame(Frame(AT, (mesh_frame(MeshView("m", (("gpus", 6),), ranks), AT),)))
     shapes = set()
@@ -109,7 +109,7 @@ def test_each_state_has_a_tile_of_its_own_and_its_word(view: ViewPage) -> None:
 
 
 @pytest.mark.slow
-def test_heat_map_says_what_the_golden_frame_says(view: ViewPage) -> None:
+def test_the_heat_map_shows_the_golden_frame(view: ViewPage) -> None:
     frame = golden("large")
     view.frame(frame)
     cell = view.page.get_by_role("gridcell")
@@ -151,7 +151,7 @@ def test_a_heat_map_that_was_hidden_is_drawn_when_it_is_shown(view: ViewPage) ->
         ((("x", 2), ("dp", 1), ("y", 50), ("tp", 1)), 900, 10),
     ],
 )
-def test_rows_of_the_heat_map_end_where_axes_do(
+def test_rows_of_the_heat_map_align_with_axes(
     view: ViewPage, axes: tuple[tuple[str, int], ...], width: int, columns: int
 ) -> None:
     count = math.prod(size for _, size in axes)
@@ -191,7 +191,7 @@ def test_tiles_of_the_heat_map_are_drawn_where_the_cursor_finds_them(view: ViewP
 
 
 @pytest.mark.slow
-def test_running_time_goes_on_without_a_frame(view: ViewPage) -> None:
+def test_running_time_advances_without_a_frame(view: ViewPage) -> None:
     view.frame(golden("small"))
     view.page.evaluate("window.clock += 30")
     view.page.wait_for_function("document.querySelector('.mk-time').textContent === '42 s'")
@@ -199,7 +199,7 @@ def test_running_time_goes_on_without_a_frame(view: ViewPage) -> None:
 
 
 @pytest.mark.slow
-def test_throughput_falls_to_nothing_when_no_more_frames_come(view: ViewPage) -> None:
+def test_throughput_falls_to_zero_without_frames(view: ViewPage) -> None:
     view.receive({"kind": "history", "meshes": {"trainers": [[1 << 30, 0]] * 60}})
     view.frame(golden("small"))
     traffic = view.page.get_by_role("group", name="Throughput").first
@@ -240,7 +240,7 @@ def test_text_with_html_in_it_is_shown_as_text(view: ViewPage) -> None:
         ({}, Frame(AT, (drawn(training(2)),), version=2), "Reload the page."),
     ],
 )
-def test_states_without_a_mesh_say_so(view: ViewPage, options: dict[str, Any], frame: Frame | None, text: str) -> None:
+def test_pages_without_a_mesh_say_so(view: ViewPage, options: dict[str, Any], frame: Frame | None, text: str) -> None:
     view.start(**options)
     if frame is not None:
         view.frame(frame)
@@ -249,14 +249,14 @@ def test_states_without_a_mesh_say_so(view: ViewPage, options: dict[str, Any], f
 
 
 @pytest.mark.slow
-def test_one_mesh_alone_where_one_is_asked_for(view: ViewPage) -> None:
+def test_only_the_requested_mesh_is_shown(view: ViewPage) -> None:
     view.start(mesh="evaluators")
     view.frame(Frame(AT, (drawn(training(2)), drawn(losing_a_host()))))
     assert view.page.locator(".mk-name").all_inner_texts() == ["evaluators"]
 
 
 @pytest.mark.slow
-def test_the_last_frame_is_shown_as_such_until_the_kernel_is_heard(view: ViewPage) -> None:
+def test_the_last_frame_is_marked_as_outdated_until_the_kernel_sends_one(view: ViewPage) -> None:
     view.start(frame=golden("small"))
     assert "Waiting for the kernel. Last update at" in view.page.locator(".mk-banner").inner_text()
     assert button(view, "Interrupt").first.is_disabled()
@@ -266,7 +266,7 @@ def test_the_last_frame_is_shown_as_such_until_the_kernel_is_heard(view: ViewPag
 
 
 @pytest.mark.slow
-def test_disconnected_is_said_and_nothing_can_be_asked(view: ViewPage) -> None:
+def test_a_disconnected_view_says_so_and_disables_commands(view: ViewPage) -> None:
     view.frame(Frame(AT, (drawn(training(4, dead=(3,))),)))
     button(view, "Stacks").click()
     last = to_json(Frame(AT + 1, (drawn(training(4, dead=(2, 3))),)))
@@ -337,7 +337,7 @@ def test_updates_keep_the_focus_and_an_open_traceback(view: ViewPage) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_is_written_when_nothing_changes(view: ViewPage) -> None:
+def test_an_equal_frame_changes_nothing_on_the_page(view: ViewPage) -> None:
     for frame in (golden("small"), golden("large")):
         view.frame(frame)
         view.page.evaluate("""() => {
@@ -352,7 +352,7 @@ def test_nothing_is_written_when_nothing_changes(view: ViewPage) -> None:
 
 
 @pytest.mark.slow
-def test_meshes_and_ranks_that_are_gone_are_taken_away(view: ViewPage) -> None:
+def test_meshes_and_ranks_that_are_gone_are_removed(view: ViewPage) -> None:
     view.frame(Frame(AT, (drawn(training(4)), drawn(losing_a_host()))))
     view.frame(Frame(AT, (drawn(training(2)),)))
     assert view.page.locator(".mk-name").all_inner_texts() == ["trainers"]
@@ -386,7 +386,7 @@ def turned(frame: dict[str, Any], name: str, value: object) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_loop_says_what_the_golden_frame_says(view: ViewPage) -> None:
+def test_a_loop_shows_the_golden_frame(view: ViewPage) -> None:
     view.frame(golden("loops"))
     loop = the_loop(view)
     about = "running · step 1,234 of 10,000 · 12.3 ms a step · 1,034 samples/s · 264,800 tokens/s · 413 TFLOP/s · MFU 41.8 %"
@@ -410,7 +410,7 @@ def test_a_loop_says_what_the_golden_frame_says(view: ViewPage) -> None:
 
 
 @pytest.mark.slow
-def test_curves_are_drawn_whenever_they_come(view: ViewPage) -> None:
+def test_curves_are_drawn_whenever_they_arrive(view: ViewPage) -> None:
     points: list[list[Any]] = [[0, 10, 20, 30], [4.0, None, 2.0, 3.0], [], [], []]
     curves = {"kind": "curves", "mesh": "trainers", "loops": [{"request": 41, "number": 1, "curves": {"loss": points}}]}
     view.receive(curves)  # before there is a frame
@@ -431,7 +431,7 @@ def test_curves_are_drawn_whenever_they_come(view: ViewPage) -> None:
 
 
 @pytest.mark.slow
-def test_a_curve_has_a_band_from_the_least_rank_to_the_greatest_and_names_them(view: ViewPage) -> None:
+def test_a_curve_has_a_band_from_minimum_to_maximum_and_names_their_ranks(view: ViewPage) -> None:
     view.frame(with_loop())
     points = [[0, 10, 20], [4.0, None, 2.0], [3.0, None, 1.0], [5.0, None, 3.0], [[3, 1.0], [0, 3.0]]]
     curves = {"kind": "curves", "mesh": "trainers", "loops": [{"request": 41, "number": 1, "curves": {"loss": points}}]}
@@ -448,7 +448,7 @@ def test_a_curve_has_a_band_from_the_least_rank_to_the_greatest_and_names_them(v
 
 
 @pytest.mark.slow
-def test_buttons_steer_the_loop(view: ViewPage) -> None:
+def test_buttons_control_the_loop(view: ViewPage) -> None:
     view.frame(with_loop())
     loop = the_loop(view)
     loop.get_by_role("button", name="Pause").click()
@@ -469,7 +469,7 @@ def test_buttons_steer_the_loop(view: ViewPage) -> None:
 
 
 @pytest.mark.slow
-def test_knobs_are_turned_by_what_fits_their_kind(view: ViewPage) -> None:
+def test_knobs_have_controls_of_their_type(view: ViewPage) -> None:
     view.frame(with_loop())
     loop = the_loop(view)
     for name, text in (("lr", "1e-4"), ("batch", "128"), ("schedule", "linear"), ("clip", "x")):
@@ -504,7 +504,7 @@ def test_a_knob_that_is_refused_says_why(view: ViewPage) -> None:
 
 
 @pytest.mark.slow
-def test_the_slider_of_a_learning_rate_goes_by_factors(view: ViewPage) -> None:
+def test_the_slider_of_a_learning_rate_is_logarithmic(view: ViewPage) -> None:
     view.frame(with_loop())
     slider = the_loop(view).get_by_role("slider")
     assert slider.input_value() == "619"  # log10(0.0003 / 1e-6) is 61.9 % of log10(1e-2 / 1e-6)
@@ -518,7 +518,7 @@ def test_the_slider_of_a_learning_rate_goes_by_factors(view: ViewPage) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_being_typed_is_left_alone(view: ViewPage) -> None:
+def test_frames_do_not_overwrite_a_field_with_focus(view: ViewPage) -> None:
     view.frame(with_loop())
     field = the_loop(view).get_by_label("Knob lr", exact=True)
     field.click()
@@ -557,7 +557,7 @@ def test_buttons_send_commands(view: ViewPage) -> None:
 
 
 @pytest.mark.slow
-def test_restart_asks_for_a_second_click_that_is_no_double_click(view: ViewPage) -> None:
+def test_restart_asks_for_confirmation_and_ignores_double_clicks(view: ViewPage) -> None:
     view.frame(Frame(AT, (drawn(training(4)),)))
     button(view, "Restart").dblclick()
     assert view.commands() == []
@@ -571,7 +571,7 @@ def test_restart_asks_for_a_second_click_that_is_no_double_click(view: ViewPage)
 
 
 @pytest.mark.slow
-def test_heal_is_there_for_the_dead_alone(view: ViewPage) -> None:
+def test_heal_is_enabled_only_with_dead_ranks(view: ViewPage) -> None:
     view.frame(Frame(AT, (drawn(training(4, failed=(1,))),)))
     assert button(view, "Heal").is_disabled()
     view.frame(Frame(AT, (drawn(training(4, dead=(1,))),)))
@@ -584,7 +584,7 @@ def test_heal_is_there_for_the_dead_alone(view: ViewPage) -> None:
 
 
 @pytest.mark.slow
-def test_answers_are_said_and_can_be_dismissed(view: ViewPage) -> None:
+def test_replies_are_announced_and_can_be_dismissed(view: ViewPage) -> None:
     view.frame(Frame(AT, (drawn(training(4)),)))
     button(view, "Stacks").click()
     view.reply("\x1b[1m[0-3]\x1b[0m cell [12], line 7\nwaits")
@@ -601,7 +601,7 @@ def test_answers_are_said_and_can_be_dismissed(view: ViewPage) -> None:
 
 
 @pytest.mark.slow
-def test_presence_is_said(view: ViewPage) -> None:
+def test_the_page_reports_its_presence(view: ViewPage) -> None:
     keep = """() => {
         const real = window.setInterval;
         window.setInterval = (call, ms) => { if (ms === 5000) window.fiveSeconds = call; return real(call, ms); };
@@ -626,7 +626,7 @@ def test_presence_is_said(view: ViewPage) -> None:
 
 
 @pytest.mark.slow
-def test_the_heat_map_is_walked_by_keyboard(view: ViewPage) -> None:
+def test_the_keyboard_moves_the_cursor_of_the_heat_map(view: ViewPage) -> None:
     view.frame(Frame(AT, (drawn(training(1024, failed=(100,), dead=(900,))),)))
     cell = view.page.get_by_role("gridcell")
     cell.focus()
@@ -644,7 +644,7 @@ def test_the_heat_map_is_walked_by_keyboard(view: ViewPage) -> None:
 
 
 @pytest.mark.slow
-def test_ranks_that_fail_are_told_to_who_does_not_see_it(view: ViewPage) -> None:
+def test_failing_ranks_are_announced_to_screen_readers(view: ViewPage) -> None:
     view.frame(Frame(AT, (drawn(training(4)),)))
     assert view.page.locator("[aria-live]").inner_text() == ""
     view.frame(Frame(AT, (drawn(training(4, failed=(1,), dead=(2, 3))),)))
@@ -744,7 +744,7 @@ def test_ranks_that_all_change_take_little_time(view: ViewPage, count: int, budg
 
 
 @pytest.mark.slow
-def test_the_module_and_the_golden_frames_are_of_the_types_that_are_declared(tmp_path: Path) -> None:
+def test_the_module_and_the_golden_frames_match_the_declared_types(tmp_path: Path) -> None:
     node = shutil.which("node")
     if node is None or not TSC.exists():
         pytest.skip(f"node is not installed, or TypeScript is not at {TSC}; TSC_PATH may name it")
