@@ -22,11 +22,11 @@ from tests.notebook.view.pages import AT, ViewPage, all_in, browser, drawn, hist
 
 PICTURES = Path(__file__).resolve().parents[3] / "docs" / "pictures"
 
-STACKS = """trainers: 4 ranks
+STACKS = """trainers: 4 ranks, 3 busy
 [0-1,3] cell [12], line 9: loss = all_reduce(loss) / world_size
-        waits in all_reduce of group 0, the 1,240th
-[2]     cell [12], line 7: logits = model(batch)
-        has not started it"""
+    waits in all_reduce #1240 (shape 1) for 1 min 12 s
+    [2] has not started it
+[2] idle"""
 TRACEBACK = """\x1b[0;31mtorch.OutOfMemoryError\x1b[0m: CUDA out of memory. Tried to allocate 2.00 GiB.
 cell [12], line 7, on rank 2
       5 for batch in batches:
