@@ -376,7 +376,7 @@ class OutputFolder:
             self._pass(self._batch_ranks, batch, now)
 
     def _pass(self, ranks: tuple[int, ...], lines: list[str], now: float) -> None:
-        """Pass lines, and the marked entries among them, to the gate."""
+        """Pass lines, and the marked entries among them, to the rate limiter."""
         start = 0
         if self._n_marked_held:
             for i, line in enumerate(lines):

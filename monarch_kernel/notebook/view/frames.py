@@ -58,13 +58,13 @@ __all__ = [
 ]
 
 VERSION = 1
-"""Version of the protocol; a browser with another version tells the user to reload the page."""
+"""Version of the protocol; a browser with an older version asks the user to reload the page."""
 
 ALIVE_S = 5.0
 GONE_S = 15.0
 
 CARDS = 32
-"""Most ranks a mesh may have for its frames to describe each; larger meshes have all states, and details of a few ranks."""
+"""Frames describe each rank of a mesh of up to this size; of larger meshes, they have all states and a few ranks."""
 
 COMMANDS = ("interrupt", "heal", "restart", "down", "traceback", "stacks", "logs")
 
