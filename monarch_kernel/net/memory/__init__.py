@@ -1,1 +1,1 @@
-"""Large values: layouts, shared memory, memory of other processes, data paths between them. Knows no message and no mesh."""
+"""Large values: layouts, shared memory, memory of other processes, data paths. Independent of messages and meshes."""

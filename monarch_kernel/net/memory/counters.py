@@ -1,7 +1,7 @@
-"""What this process has carried to others and from them: bytes, operations and time, by road and direction.
+"""Counts what this process has sent and received: bytes, operations and time, by data path and direction.
 
-Who counts: of lent memory whoever reads or writes it, of values whoever sends them; so nothing is counted twice. It is
-counted where it is done, by the thread that does it, and told to nobody until somebody asks, or a while later.
+The process that reads or writes lent memory counts it, and the sender of a value counts the value, so nothing is counted
+twice. The thread that does the work counts it. The counts are reported on request, or after a while.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from monarch_kernel.net.wire.messages import Carried, Collected
 __all__ = ["SHARED_MEMORY", "SOCKET", "Changes", "Meters", "Piece"]
 
 SHARED_MEMORY = "shared memory"
-"""The road of large parts of values between processes of one machine."""
+"""Data path of large parts of values between processes of one machine."""
 
 SOCKET = "socket"
-"""That of all their other parts that travel apart from the pickle."""
+"""Data path of all other parts that travel apart from the pickle."""
 
 
 class Piece(bytearray):
-    """A piece of lent memory that travels in a message: it is no value, and counted by whoever wants it."""
+    """A piece of lent memory that travels in a message: not a value, and counted by the process that asked for it."""
 
 
 class Changes(NamedTuple):
-    """Counts that have changed in the last ``over_s`` seconds, as they are now."""
+    """Current values of the counts that have changed in the last ``over_s`` seconds."""
 
     carried: tuple[Carried, ...]
     over_s: float
@@ -46,13 +46,13 @@ class _Tally:
 
 
 class Meters:
-    """The counts of one process; for any thread.
+    """The counts of one process. Any thread may use them.
 
     Args:
-        proc: its place.
+        proc: number of the process.
 
     Attributes:
-        on_news: called when something is counted after `changes` had nothing to tell for the last time; must be quick.
+        on_news: called when something is counted after `changes` last returned nothing; must be quick.
         count_unread: returns the number of collectives that are in no count.
     """
 
@@ -70,15 +70,15 @@ class Meters:
     def count(
         self, source: int, target: int, road: str, nbytes: int, *, operations: int = 1, seconds: float = 0.0
     ) -> None:
-        """Add what has gone from one process to another.
+        """Add bytes that went from one process to another.
 
         Args:
-            source: place of the process from which the bytes have gone.
-            target: place of the one to which.
-            road: by its name.
-            nbytes: how many.
-            operations: as how many transfers, or arrays of a value.
-            seconds: how long that took; 0 if it can't be told.
+            source: number of the process from which the bytes came.
+            target: number of the process to which they went.
+            road: name of the data path.
+            nbytes: number of bytes.
+            operations: number of transfers, or of arrays of a value.
+            seconds: duration; 0 if unknown.
         """
         key = source, target, road
         with self._lock:
@@ -98,14 +98,14 @@ class Meters:
         self.on_news()
 
     def collect(self, group: str, operation: str, nbytes: int, *, operations: int = 1, seconds: float = 0.0) -> None:
-        """Add a collective of this process, or how long one took.
+        """Add a collective of this process, or the duration of one.
 
         Args:
-            group: the process group, as users call it.
-            operation: its kind.
-            nbytes: of what goes in, or what comes out, if that is more.
-            operations: how many.
-            seconds: for how long it was waited for.
+            group: name of the process group, as shown to users.
+            operation: kind of the collective.
+            nbytes: size of the input, or of the output if that is larger.
+            operations: number of collectives.
+            seconds: how long this process waited for it.
         """
         with self._lock:
             tally = self._collected.get((group, operation))
@@ -122,19 +122,19 @@ class Meters:
         self.on_news()
 
     def sent(self, target: int, parts: Sequence[Frame], as_sent: Sequence[Frame]) -> None:
-        """Count the frames of a message behind its header.
+        """Count the frames of a message after its header.
 
         Args:
-            target: place of the process that it was sent to.
+            target: number of the process that received the message.
             parts: the message.
-            as_sent: what has gone in place of it: with references instead of those that stay in shared memory, or the same.
+            as_sent: the frames that were actually sent: references in place of frames in shared memory, or the same frames.
         """
         left = as_sent[len(as_sent) - len(parts) + 1 :]
         here = there = n_here = n_there = 0
         for part, rest in zip(parts[1:], left):
             nbytes = len(part)
             if len(rest) != nbytes:
-                if not is_for_all(part):  # which nobody has copied
+                if not is_for_all(part):  # no process has copied these
                     there += nbytes
                     n_there += 1
             elif nbytes and (type(part) is not memoryview or type(part.obj) is not Piece):
@@ -146,10 +146,10 @@ class Meters:
             self.count(self.proc, target, SHARED_MEMORY, there, operations=n_there)
 
     def changes(self, *, is_last: bool = False) -> Changes:
-        """The counts that have changed since this was last called, as they are now.
+        """Return the counts that have changed since the last call, with their current values.
 
         Args:
-            is_last: whether, if there are none, this is not called again before there is news.
+            is_last: whether the caller, if there are none, does not call again before ``on_news`` is called.
         """
         with self._lock:
             now = time.monotonic()
@@ -169,7 +169,7 @@ class Meters:
             return Changes(tuple(carried), over_s, tuple(collected))
 
     def tell_all(self) -> None:
-        """Have `changes` give all counts once more: who heard of them is there no longer."""
+        """Make `changes` return all counts once more, for a new receiver that has none of them."""
         with self._lock:
             for key, tally in self._tallies.items():
                 if tally.is_told:

@@ -1,8 +1,8 @@
-"""Memory of CUDA devices: copied from and to memory of the CPU that is pinned, or within a process from one to another.
+"""Copies memory of CUDA devices from and to pinned memory of the CPU, or within a process from one device to another.
 
-What is copied are bytes, whatever the dtype: the elements get one more axis, of their bytes. Copies are made on a stream of
-their own, so they do not wait for what is computed meanwhile. As for the order: whoever lends memory, reads from or writes to
-it, calls `settle` before, which waits for what that thread has asked of the device; and a copy is over when it returns.
+Copies are of bytes, whatever the dtype: the elements get one more axis, of their bytes. They run on a separate stream, so they
+do not wait for computations. As for their order: code that lends memory of a device, reads from or writes to it, first calls
+`settle`, which waits for the work that its thread has queued on the device; and a copy has ended when it returns.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["are_in_use", "copy", "export", "fetch", "opened", "settle", "staging
 
 
 def settle(memory: Memory) -> None:
-    """Wait until what the calling thread has asked of the device of this memory is done, on its current stream."""
+    """Wait until the work that the calling thread has queued on the memory's device is done, on its current stream."""
     if memory.device:
         import torch
 
@@ -25,7 +25,7 @@ def settle(memory: Memory) -> None:
 
 
 def staging(memory: Memory) -> Memory:
-    """Memory of the CPU for the elements of a block of a device, one after the other; pinned, so that the device reaches it."""
+    """Allocate CPU memory for the elements of a block of a device, packed; pinned, so that the device can reach it."""
     import torch
 
     block = torch.empty(memory.layout.nbytes, dtype=torch.uint8, pin_memory=memory.keeper.is_cuda)
@@ -33,19 +33,19 @@ def staging(memory: Memory) -> Memory:
 
 
 def fetch(source: Memory) -> Memory:
-    """A copy of a block of a device, as `staging`."""
+    """Copy a block of a device to new CPU memory, as returned by `staging`."""
     block = staging(source)
     _copy(block, source)
     return block
 
 
 def store(to: Memory, block: Memory) -> None:
-    """Copy to a block of a device what its `staging` holds."""
+    """Copy the content of CPU memory from `staging` to a block of a device."""
     _copy(to, block)
 
 
 def copy(to: Memory, source: Memory) -> None:
-    """Copy a block to another one of the same shape and size of elements, wherever the two are."""
+    """Copy a block to another of the same shape and element size, wherever the two are."""
     if to.device and source.device:
         _copy(to, source)
     elif source.device:
@@ -66,21 +66,21 @@ def are_in_use() -> bool:
 
 
 def export(memory: Memory) -> tuple[Any, ...]:
-    """What another process of the machine passes to `opened`, once, to reach the memory of a device: CUDA IPC, by torch.
+    """Return what another process of the machine passes to `opened`, once, to reach the memory of a device: CUDA IPC, by torch.
 
     Raises:
-        RuntimeError: CUDA can't share this memory, as some that torch's allocator has made expandable.
+        RuntimeError: CUDA can't share this memory, such as expandable segments of torch's allocator.
     """
     storage = memory.keeper.untyped_storage()
     return memory.address - storage.data_ptr(), memory.layout, storage._share_cuda_()
 
 
 def opened(exported: tuple[Any, ...], device: str) -> Memory:
-    """Memory of another process, which must keep it where it is; open as long as somebody has this.
+    """Open memory of another process, which must keep it in place; it stays open while there are references to the result.
 
     Args:
-        exported: by that process.
-        device: of this process by which it is reached; that process may number the same devices in another way.
+        exported: the result of `export` in that process.
+        device: of this process, by which the memory is reached; that process may number the same devices differently.
 
     Raises:
         RuntimeError: CUDA does not let this process reach it.
@@ -95,7 +95,7 @@ def opened(exported: tuple[Any, ...], device: str) -> Memory:
     except (RuntimeError, TypeError):
         counter, offset = handle[3:5]
         release: Any = torch.UntypedStorage._release_ipc_counter
-        release(counter, offset, device=index)  # else it is kept there for ever
+        release(counter, offset, device=index)  # otherwise its owner keeps it forever
         raise
     whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
     return Memory(storage.data_ptr() + first, Layout(*layout), False, whole, str(storage.device))
@@ -118,7 +118,7 @@ def _copy(to: Memory, source: Memory) -> None:
 
 
 def _bytes(memory: Memory) -> Any:
-    """The elements of a block of a tensor, with an axis of their bytes."""
+    """View the elements of a block of a tensor with an axis of their bytes."""
     import torch
 
     storage = memory.keeper.untyped_storage()

@@ -1,4 +1,4 @@
-"""Memory that this process has lent out."""
+"""The memory that this process lends to others."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _SWEEP_S = 0.01
 
 
 class Loan(NamedTuple):
-    """A handle on memory of the process at place ``proc``; it travels.
+    """A handle on memory of process ``proc``, which can be sent to other processes.
 
-    ``base`` is where the whole begins, if it is a part; ``device`` where the memory is, empty for the CPU.
+    ``base`` is the address of the whole, if this is a part; ``device`` is the device of the memory, empty for the CPU.
     """
 
     proc: int
@@ -33,10 +33,10 @@ class Loan(NamedTuple):
 
 
 class Lendings:
-    """What this process has lent out; memory stays where it is until its loan has ended and no transfer goes on.
+    """The memory that this process lends; it stays in place until its loan has ended and no transfer is in progress.
 
     Args:
-        proc: its place.
+        proc: number of this process.
     """
 
     def __init__(self, proc: int) -> None:
@@ -53,14 +53,14 @@ class Lendings:
         return len(self._held) + len(self._ending)
 
     def lend(self, memory: Memory, owner: int = 0) -> Loan:
-        """Lend memory out, until `end`.
+        """Lend memory until `end` is called.
 
         Args:
-            memory: what is lent; it is kept until then.
-            owner: the actor that lends it, or another number, with which the loan ends; 0 for the program.
+            memory: the memory; it is kept until then.
+            owner: number of the actor that lends it, or another number, with which the loan ends; 0 for the program.
 
         Raises:
-            MemoryError: too much is lent at the same time.
+            MemoryError: too many loans exist at the same time.
         """
         with self._lock:
             if self._table is None:
@@ -75,45 +75,45 @@ class Lendings:
             return Loan(self._proc, self._table.lent, lease, address, address, layout, is_readonly, device)
 
     def owns(self, cookie: bytes) -> bool:
-        """Whether a table is the one of this process, and not of one that was here before it."""
+        """Whether a table belongs to this process, and not to an earlier one with the same number."""
         return self._table is not None and self._table.lent.cookie == cookie
 
     def block(self, cookie: bytes, lease: Lease, offset: int, layout: Layout) -> Memory:
-        """A part of what was lent, as others describe it; it stays where it is as long as this is kept.
+        """Return a part of lent memory, as another process describes it; the memory stays in place while the result exists.
 
         Args:
             cookie: of the table.
             lease: of the whole.
-            offset: where the part begins, in bytes after the first element of the whole.
-            layout: of the part; its dtype does not matter.
+            offset: where the part starts, in bytes after the first element of the whole.
+            layout: of the part; its dtype is ignored.
 
         Raises:
-            BufferGoneError: it is not lent any more.
+            BufferGoneError: the memory is no longer lent.
             ValueError: there is no such part.
         """
         memory = self.whole(cookie, lease)
         if layout.itemsize < 1 or len(layout.shape) != len(layout.strides) or min(layout.shape, default=1) < 0:
-            raise ValueError("this is no block of memory")
+            raise ValueError("this is not a block of memory")
         low, high = memory.layout.span
         if layout.nbytes and not low <= offset + layout.span[0] <= offset + layout.span[1] <= high:
             raise ValueError("the block lies beyond the end of what was lent")
         return memory._replace(address=memory.address + offset, layout=layout)
 
     def whole(self, cookie: bytes, lease: Lease) -> Memory:
-        """All of what was lent; errors as those of `block`."""
+        """Return all of the lent memory; raises the errors of `block`."""
         if not self.owns(cookie):
-            raise BufferGoneError("its owner has ended, and another process has come in its place")
+            raise BufferGoneError("its owner has ended, and another process has replaced it")
         memory = self._held.get(lease)
         if memory is None:
             raise BufferGoneError("it was dropped")
         return memory
 
     def is_lent(self, lease: Lease) -> bool:
-        """Whether a loan of this process has not ended."""
+        """Whether the loan has not ended."""
         return lease in self._held
 
     def end_all_of(self, owner: int) -> list[Lease]:
-        """End what an owner has lent; gives the loans of tensors that were written to here since they were lent."""
+        """End an owner's loans; returns the leases of tensors that this process has written to since they were lent."""
         leases = self._owned.pop(owner, set())
         written = [lease for lease in leases if self._is_written(lease)]
         for lease in leases:
@@ -125,7 +125,7 @@ class Lendings:
         return memory is not None and _version_of(memory.keeper) != self._versions.get(lease)
 
     def end(self, lease: Lease) -> bool:
-        """End a loan: no transfer begins any more, and the memory is let go when none goes on. False if it had ended."""
+        """End a loan: no new transfer starts, and the memory is released after the last. Returns False if it had ended."""
         with self._lock:
             memory = self._held.pop(lease, None)
             self._versions.pop(lease, None)
@@ -140,7 +140,7 @@ class Lendings:
         return True
 
     def _sweep(self) -> bool:
-        """Let go of what is not used any more; whether nothing is left."""
+        """Release memory that is no longer in use; returns whether none is left."""
         with self._lock:
             assert self._table is not None
             for lease in [each for each in self._ending if not self._table.is_in_use(each)]:
@@ -154,8 +154,8 @@ class Lendings:
 
 
 def _version_of(thing: Any) -> int:
-    """How often a tensor was written to, as torch counts; 0 of what it does not count for."""
+    """Return how often a tensor was written to, by torch's count; 0 for objects without a count."""
     try:
         return int(getattr(thing, "_version", 0))
-    except RuntimeError:  # of inference mode
+    except RuntimeError:  # a tensor of inference mode
         return 0

@@ -1,7 +1,7 @@
-"""Memory of this process that others may read or write: tensors, arrays, anything with the buffer protocol.
+"""Layouts of memory that other processes may read or write: tensors, arrays, anything with the buffer protocol.
 
-Elements have an order (C order), whatever the strides, so memory of any strides can be copied into memory of any others of as
-many elements: as *runs*, stretches of contiguous bytes, where these are long; else by a walk over rows.
+Elements have an order (C order), whatever the strides, so memory with any strides can be copied into memory with any others
+that has as many elements: as *runs*, stretches of contiguous bytes, if these are long, and otherwise row by row.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _FORMATS = {
 _WORDS: dict[int, Literal["Q", "I", "H", "B"]] = {8: "Q", 4: "I", 2: "H", 1: "B"}
 
 LONG_RUN_NBYTES = 4096
-"""Runs that are shorter are better copied by a walk over rows than one by one."""
+"""Shorter runs are copied faster row by row than one by one."""
 
 
 class Layout(NamedTuple):
-    """How elements lie in memory: ``strides`` in bytes, ``dtype`` by the name that torch and NumPy have for it."""
+    """The arrangement of elements in memory: ``strides`` in bytes, ``dtype`` by the name that torch and NumPy have for it."""
 
     dtype: str
     itemsize: int
@@ -36,25 +36,25 @@ class Layout(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Of all elements together, without what lies between them."""
+        """Size of all elements, without the gaps between them."""
         return self.itemsize * math.prod(self.shape)
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the elements lie one after the other, in C order."""
+        """Whether the elements are adjacent, in C order."""
         return self.run()[0] == self.nbytes
 
     def rows(self, start: int, stop: int) -> tuple[Layout, int]:
-        """The layout of ``[start:stop]`` along the first axis, and by how many bytes it begins later."""
+        """Return the layout of ``[start:stop]`` along the first axis, and the offset of its start in bytes."""
         rest = (stop - start, *self.shape[1:])
         return self._replace(shape=rest), start * self.strides[0]
 
     def box(self, at: Sequence[int], shape: Sequence[int]) -> tuple[Layout, int]:
-        """The layout of so many elements along each axis from an index on, and by how many bytes it begins later."""
+        """Return the layout of ``shape`` elements from the index ``at`` on, and the offset of its start in bytes."""
         return self._replace(shape=tuple(shape)), sum(i * stride for i, stride in zip(at, self.strides, strict=True))
 
     def run(self) -> tuple[int, int]:
-        """How many bytes lie together, and how many of the axes, from the first one on, lead from one such run to the next."""
+        """Return the number of contiguous bytes in a run, and the number of leading axes, which lead from run to run."""
         if not self.nbytes:
             return 0, 0
         run, outer = self.itemsize, len(self.shape)
@@ -65,12 +65,12 @@ class Layout(NamedTuple):
 
     @property
     def is_scattered(self) -> bool:
-        """Whether the runs are so short that the work is in their number."""
+        """Whether the runs are so short that their number determines the cost."""
         return 0 < self.run()[0] < min(LONG_RUN_NBYTES, self.nbytes)
 
     @property
     def overlaps(self) -> bool:
-        """Whether several elements may lie at one place, as those of an expanded tensor."""
+        """Whether several elements may share an address, like those of an expanded tensor."""
         end = self.itemsize
         for stride, size in sorted((abs(stride), size) for stride, size in zip(self.strides, self.shape) if size > 1):
             if stride < end:
@@ -80,22 +80,22 @@ class Layout(NamedTuple):
 
     @property
     def span(self) -> tuple[int, int]:
-        """From which byte to which one the elements lie, counted from the first element; (0, 0) if there are none."""
+        """The first byte and the end of the elements, relative to the first element; (0, 0) if there are none."""
         if not self.nbytes:
             return 0, 0
         reach = [(size - 1) * stride for size, stride in zip(self.shape, self.strides)]
         return sum(min(0, each) for each in reach), sum(max(0, each) for each in reach) + self.itemsize
 
     def packed(self) -> Layout:
-        """The same elements, one after the other."""
+        """Return a contiguous layout of the same elements."""
         return self._replace(strides=_packed_strides(self.shape, self.itemsize))
 
     def folded(self, shape: tuple[int, ...]) -> Layout:
-        """Of one axis, as of this shape."""
+        """Return a layout with one axis reshaped to several."""
         return self._replace(shape=shape, strides=_packed_strides(shape, self.strides[0]))
 
     def first_row(self) -> Layout:
-        """The layout of the first element along the first axis, without that axis."""
+        """Return the layout of the first element along the first axis, without that axis."""
         return self._replace(shape=self.shape[1:], strides=self.strides[1:])
 
 
@@ -115,9 +115,9 @@ class Place(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Where the elements of an object are; ``keeper`` keeps the memory in place for as long as it is held.
+    """The memory of an object's elements; ``keeper`` keeps the memory in place while there is a reference to it.
 
-    ``device`` is empty for memory of the CPU. What is elsewhere, such as on ``cuda:0``, only `net.memory.devices` may touch.
+    ``device`` is empty for memory of the CPU. Only `net.memory.devices` may access memory elsewhere, such as on ``cuda:0``.
     """
 
     address: int
@@ -128,7 +128,7 @@ class Memory(NamedTuple):
 
     @property
     def place(self) -> Place:
-        """Without what keeps it."""
+        """The address and the layout."""
         return Place(self.address, self.layout)
 
 
@@ -158,10 +158,10 @@ _STRIDED = 0x18  # PyBUF_STRIDES
 
 
 def memory_of(thing: Any) -> Memory:
-    """Where an object's elements are: a torch tensor on the CPU or a CUDA device, or anything with the buffer protocol.
+    """Find an object's elements: a torch tensor on the CPU or a CUDA device, or anything with the buffer protocol.
 
     Raises:
-        TypeError: it has no memory that can be read as it is; the text says what to pass instead.
+        TypeError: its memory can't be read as it is; the text says what to pass instead.
     """
     if hasattr(thing, "data_ptr") and hasattr(thing, "untyped_storage"):
         return _of_tensor(thing)
@@ -174,11 +174,9 @@ def memory_of(thing: Any) -> Memory:
     dtype = _FORMATS.get(view.format.lstrip("@=<"))
     if dtype is None:
         if view.format.startswith((">", "!")):
-            raise TypeError(
-                f"{_called(thing)} is of bytes in the other order; convert it, or pass it as bytes: .view('u1')"
-            )
+            raise TypeError(f"{_called(thing)} has the other byte order: convert it, or pass it as bytes: .view('u1')")
         raise TypeError(
-            f"{_called(thing)} is not of numbers (its format is {view.format!r}): pass it as bytes: .view('u1')"
+            f"{_called(thing)} does not hold numbers (its format is {view.format!r}): pass it as bytes: .view('u1')"
         )
     if view.suboffsets:
         raise TypeError(f"{_called(thing)} is not one block of memory: copy it")
@@ -221,7 +219,7 @@ def _called(thing: Any) -> str:
 
 
 def runs_of(place: Place) -> list[tuple[int, int]]:
-    """The stretches of contiguous bytes of a block: (address, nbytes), in the order of its elements."""
+    """Return the stretches of contiguous bytes of a block: (address, nbytes), in the order of its elements."""
     address, layout = place
     run, outer = layout.run()
     starts = [address]
@@ -231,12 +229,12 @@ def runs_of(place: Place) -> list[tuple[int, int]]:
 
 
 def view_of(address: int, nbytes: int) -> memoryview:
-    """Memory of this process as bytes; it is for the caller to keep it where it is."""
+    """Return memory of this process as bytes; the caller must keep it in place."""
     return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
 
 
 def paired(ours: Sequence[tuple[int, int]], theirs: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """Cut two lists of runs, equally long together, at the same places: (our address, their address, nbytes)."""
+    """Cut two lists of runs of the same total length at the same places: (our address, their address, nbytes)."""
     pairs: list[tuple[int, int, int]] = []
     rest = list(reversed(theirs))
     for address, nbytes in ours:
@@ -251,10 +249,10 @@ def paired(ours: Sequence[tuple[int, int]], theirs: Sequence[tuple[int, int]]) -
 
 
 def matched(one: Layout, other: Layout) -> tuple[Layout, Layout]:
-    """The same two layouts with one shape and one size of elements: what is flat, or bytes, is seen as the other is.
+    """Give two layouts the same shape and element size; a flat layout, or one of bytes, takes the shape of the other.
 
     Raises:
-        ValueError: they can't be; the text says what they are.
+        ValueError: that is not possible; the text has the shapes.
     """
     if one.itemsize != other.itemsize and one.nbytes == other.nbytes:
         if one.is_contiguous:
@@ -267,15 +265,15 @@ def matched(one: Layout, other: Layout) -> tuple[Layout, Layout]:
         return one.folded(other.shape), other
     elif len(other.shape) == 1 and one.nbytes == other.nbytes:
         return one, other.folded(one.shape)
-    raise ValueError(f"of shape {list(one.shape)} and {list(other.shape)}")
+    raise ValueError(f"the shapes are {list(one.shape)} and {list(other.shape)}")
 
 
 def boxes(layout: Layout, max_nbytes: int) -> list[tuple[int, Layout]]:
-    """Cut a layout into parts of at most so many bytes, if its elements are not larger: (offset in bytes, layout)."""
+    """Cut a layout into parts of at most ``max_nbytes``, or of one element if that is larger: (offset in bytes, layout)."""
     if layout.nbytes <= max_nbytes or not layout.shape:
         return [(0, layout)]
     row, _ = layout.rows(0, 1)
-    if row.nbytes > max_nbytes:  # each row for itself
+    if row.nbytes > max_nbytes:  # cut each row
         inner = boxes(row.first_row(), max_nbytes)
         return [(i * layout.strides[0] + offset, box) for i in range(layout.shape[0]) for offset, box in inner]
     count = max_nbytes // row.nbytes
@@ -284,7 +282,7 @@ def boxes(layout: Layout, max_nbytes: int) -> list[tuple[int, Layout]]:
 
 
 def copy(to: Place, source: Place) -> None:
-    """Copy a block of this process to another one of the same shape and size of elements; long runs without the GIL."""
+    """Copy a block of this process to another of the same shape and element size; long runs without the GIL."""
     if (to.layout.is_scattered or source.layout.is_scattered) and _walks(to.layout) and _walks(source.layout):
         for row, other in zip(_rows_of(to), _rows_of(source)):
             row[:] = other
@@ -294,12 +292,12 @@ def copy(to: Place, source: Place) -> None:
 
 
 def _walks(layout: Layout) -> bool:
-    """Whether elements lie at multiples of their size along the last axis, each at a place of its own."""
+    """Whether elements are at multiples of their size along the last axis, each at its own address."""
     return layout.strides[-1] != 0 and layout.strides[-1] % layout.itemsize == 0
 
 
 def _rows_of(place: Place) -> Iterator[memoryview]:
-    """Each row along the last axis as a view of words, which the interpreter copies in one step."""
+    """Yield each row along the last axis as a view of words, which the interpreter copies in one step."""
     address, (_, itemsize, shape, strides) = place
     word = math.gcd(itemsize, 8)
     parts = range(0, itemsize, word)  # elements of 16 bytes are copied as two halves

@@ -1,9 +1,9 @@
-"""Which memory a process has lent out: a table that other processes of the machine read, and lock entries of.
+"""A table of the memory that a process lends, which other processes of the machine read and lock.
 
-Whoever reads or writes lent memory holds a shared lock on its entry meanwhile; the owner frees the memory when it gets the
-exclusive one. So memory is never freed under a transfer, nothing has to be asked of a busy owner, and a process that dies
-in a transfer leaves no lock behind. The table is a memory file without a name: it is gone with the processes that have it
-open. The locks are those of open file descriptions (``F_OFD_SETLK``, fcntl(2)): byte N of the file stands for entry N.
+A process that reads or writes lent memory holds a shared lock on its entry meanwhile; the owner frees the memory when it gets
+the exclusive lock. So memory is never freed during a transfer, a busy owner has to answer nothing, and a process that dies in
+a transfer leaves no lock behind. The table is an anonymous memory file, which disappears with the processes that have it
+open. The locks are those of open file descriptions (``F_OFD_SETLK``, fcntl(2)): byte N of the file represents entry N.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from monarch_kernel.net.memory.processes import is_ending, open_pidfd
 __all__ = ["LENT_AT_MOST", "Lease", "Lent", "Table", "TableOf", "identity"]
 
 LENT_AT_MOST = 1 << 16
-"""Entries of a table."""
+"""Number of entries of a table."""
 
 _COOKIE_NBYTES = 16
 _ENTRY = struct.Struct("<Q")
@@ -35,14 +35,14 @@ _OFD_SETLK = 37
 
 
 class Lease(NamedTuple):
-    """An entry of a table: it is good as long as ``turn`` stands there."""
+    """An entry of a table; it is valid while the entry contains ``turn``."""
 
     entry: int
     turn: int
 
 
 class Lent(NamedTuple):
-    """Where the table of a process is, for others of the machine; ``cookie`` tells it from that of a later process."""
+    """How other processes of the machine find a process's table; ``cookie`` distinguishes it from that of a later process."""
 
     machine: str
     pid: int
@@ -51,16 +51,16 @@ class Lent(NamedTuple):
 
 
 def identity() -> str:
-    """What processes that see each other's memory and pids have in common: the boot of the machine, and the namespace."""
+    """Return what is equal for processes that see each other's memory and pids: the boot of the machine, and the namespace."""
     with open("/proc/sys/kernel/random/boot_id") as boot:
         return f"{boot.read().strip()}/{os.readlink('/proc/self/ns/pid')}"
 
 
 class Table:
-    """The owner's end.
+    """The table on the owner's side.
 
     Attributes:
-        lent: what others need to find the table.
+        lent: how others find the table.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Table:
         """Make an entry.
 
         Raises:
-            MemoryError: too many are in use.
+            MemoryError: all entries are in use.
         """
         with self._lock:
             if self._free:
@@ -94,13 +94,13 @@ class Table:
             return Lease(entry, self._turn)
 
     def end(self, lease: Lease) -> None:
-        """Let no transfer begin any more; those that go on are not disturbed."""
+        """Invalidate an entry, so that no new transfer starts; transfers in progress continue."""
         with self._lock:
             if self._read(lease.entry) == lease.turn:
                 self._write(lease.entry, 0)
 
     def is_in_use(self, lease: Lease) -> bool:
-        """Whether a transfer still goes on, after `end`; if not the entry is free for another."""
+        """Whether a transfer is still in progress after `end`; if not, this frees the entry."""
         with self._lock:
             if not _lock(self._fd, fcntl.F_WRLCK, lease.entry):
                 return True
@@ -116,11 +116,11 @@ class Table:
 
 
 class TableOf:
-    """The table of another process of this machine, or of this one, for transfers; open as long as somebody has it.
+    """The table of a process of this machine, for transfers; open while there are references to it.
 
     Raises:
         ProcessLookupError: that process has ended.
-        PermissionError: the Linux kernel does not let us look at it.
+        PermissionError: the Linux kernel denies access to it.
     """
 
     def __init__(self, lent: Lent) -> None:
@@ -132,36 +132,36 @@ class TableOf:
                 opened.callback(os.close, self._fd)
                 is_it = os.pread(self._fd, _COOKIE_NBYTES, 0) == lent.cookie
             except PermissionError:
-                if not is_ending(lent.pid):  # of one that is ending only root may open files
+                if not is_ending(lent.pid):  # only root may open files of a process that is ending
                     raise
                 is_it = False
-            except OSError:  # it has ended, or another has its number, and something else there
+            except OSError:  # it has ended, or another process has its pid
                 is_it = False
             if not is_it:
                 raise ProcessLookupError(f"process {lent.pid} has ended")
             self._holders: dict[int, int] = {}
             self._lock = threading.Lock()
-            closing = weakref.finalize(self, opened.pop_all().close)  # when no transfer needs it any more
+            closing = weakref.finalize(self, opened.pop_all().close)  # when no transfer needs it
             closing.atexit = False
 
     @property
     def is_alive(self) -> bool:
         """Whether the process still runs."""
-        end = select.poll()  # select() knows no descriptor above 1023
+        end = select.poll()  # select() supports no descriptor above 1023
         end.register(self._process, select.POLLIN)
         return not end.poll(0)
 
     @contextlib.contextmanager
     def held(self, lease: Lease) -> Iterator[bool]:
-        """Keep memory where it is; gives whether it is still lent."""
+        """Keep memory in place; yields whether it is still lent."""
         entry = lease.entry
-        with self._lock:  # all threads share one lock on an entry
+        with self._lock:  # all threads share one file lock per entry
             holders = self._holders.get(entry, 0)
             good = holders > 0 or _lock(self._fd, fcntl.F_RDLCK, entry)
             if good:
                 self._holders[entry] = holders + 1
         if not good:
-            yield False  # the owner frees it at this moment
+            yield False  # the owner is freeing it
             return
         try:
             raw = os.pread(self._fd, _ENTRY.size, _COOKIE_NBYTES + entry * _ENTRY.size)

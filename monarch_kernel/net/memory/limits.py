@@ -1,6 +1,6 @@
-"""What there still is to take: of the machine, and within the limits of the control groups that containers set.
+"""Free resources of the machine, within the limits of control groups, which containers set.
 
-Memory, above all; and cores, and processes.
+The resources are memory, processor cores and processes.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import NamedTuple
 __all__ = ["Room", "cores", "largest_file", "processes", "room"]
 
 _UNLIMITED = 1 << 60
-"""What version 1 of control groups says where there is no limit is a little below the largest number of pages."""
+"""Version 1 of control groups represents "no limit" by a number a little below the largest number of pages."""
 
 
 class Room(NamedTuple):
-    """How many bytes there are, and of what, in words that follow the number."""
+    """A number of free bytes, and words that say of what, to follow the number."""
 
     nbytes: int
     of: str
 
 
 def room(root: Path = Path("/")) -> Room:
-    """The memory that this process can still take without others losing theirs.
+    """Return the memory that this process can use without taking it from others.
 
     Args:
         root: where ``proc`` and ``sys`` are.
@@ -34,13 +34,13 @@ def room(root: Path = Path("/")) -> Room:
 
 
 def largest_file() -> int:
-    """How large a file of this process may become, also one in memory; in bytes."""
+    """Return the maximum size of a file of this process, including memory files; in bytes."""
     soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     return _UNLIMITED if soft == resource.RLIM_INFINITY else soft
 
 
 def cores(root: Path = Path("/")) -> float:
-    """How many processor cores' time this process may use: those that it may run on, or less, by limits of control groups."""
+    """Return how many cores this process may use: those of its affinity, or fewer by the quotas of control groups."""
     found = [float(len(os.sched_getaffinity(0)))]
     for group in _groups(root, "cpu"):
         quota, period = _number(group / "cpu.cfs_quota_us"), _number(group / "cpu.cfs_period_us")
@@ -52,7 +52,7 @@ def cores(root: Path = Path("/")) -> float:
 
 
 def processes(root: Path = Path("/")) -> int | None:
-    """How many more processes and threads the control groups allow; None where they set no limit."""
+    """Return how many more processes and threads the control groups allow; None if they set no limit."""
     found = []
     for group in _groups(root, "pids"):
         limit, taken = _number(group / "pids.max"), _number(group / "pids.current")
@@ -64,17 +64,17 @@ def processes(root: Path = Path("/")) -> int | None:
 def _limits(root: Path) -> Iterator[Room]:
     machine = _fields(root / "proc/meminfo", 1024)
     if "MemAvailable" in machine:
-        yield Room(machine["MemAvailable"], "memory are free")
+        yield Room(machine["MemAvailable"], "free memory")
     if _number(root / "proc/sys/vm/overcommit_memory") == 2 and "CommitLimit" in machine:
-        yield Room(machine["CommitLimit"] - machine.get("Committed_AS", 0), "memory may still be promised to anybody")
+        yield Room(machine["CommitLimit"] - machine.get("Committed_AS", 0), "memory that may still be committed")
     for group in _groups(root, "memory"):
         yield from _limits_of(group)
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """The control groups that this process is in, by either version, inner ones first.
+    """Yield the control groups that this process is in, of either version, inner ones first.
 
-    In a container the path may be that outside of it; of its ends what is there is the container's.
+    In a container the path may be that of the outside. Then the group is found below the end of the path that exists here.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -105,11 +105,13 @@ def _limits_of(group: Path) -> Iterator[Room]:
         for name in limits:
             limit = _number(group / name)
             if limit is not None and limit < _UNLIMITED:
-                yield Room(max(0, limit - taken), f"{name} ({limit / 2**30:.1f} GiB) of the control group are free")
+                yield Room(
+                    max(0, limit - taken), f"free memory within {name} ({limit / 2**30:.1f} GiB) of the control group"
+                )
 
 
 def _fields(path: Path, unit: int) -> dict[str, int]:
-    """Lines of a name and a number."""
+    """Read lines of a name and a number."""
     try:
         words = [line.split() for line in path.read_text().splitlines()]
     except OSError:
@@ -125,7 +127,7 @@ def _words(path: Path) -> list[str]:
 
 
 def _number(path: Path) -> int | None:
-    """What a file says; None where it says "max", or is not there."""
+    """Read a number from a file; None if it says "max", or does not exist."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):

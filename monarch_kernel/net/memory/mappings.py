@@ -1,21 +1,21 @@
-"""Blocks of other processes (`net/memory/shared_blocks.py`) as memory of this one.
+"""Maps blocks of other processes (`net/memory/shared_blocks.py`) into memory of this one.
 
 Theory of operation
 ===================
 
-A block that the sender has let go of, and that nobody else reads, is its only reader's: it is mapped as it is
-(``MAP_SHARED``), and what is written to it costs no copy. Whether it is, its head says for good: who has let go of a block
-can't refer to it any more. So is a block that is for all. Any other is mapped privately (``MAP_PRIVATE``): pages are those of
-the sender until they are written to, and then copies.
+A block that the sender has released, and that no other process reads, belongs to its only reader: it is mapped as it is
+(``MAP_SHARED``), and writing to it costs no copy. The head of the block says so, and this is final: a sender that has released
+a block can't send references to it any more. A block that is for all is mapped the same way. Any other block is mapped
+privately (``MAP_PRIVATE``): its pages are those of the sender until they are written to, and copies then.
 
-Senders fill the same blocks again and again, and to map one costs more than to read it: a fault for every few pages. So
-mappings that are not used any more are kept, and used again when the same file comes. A private one is kept only if nothing was
-written to it, which its page table says: its copies would hide what the file is filled with next. The memory is the
-sender's, who takes it back (``ftruncate``) when it lets go of the file.
+Senders fill the same blocks again and again, and mapping a block costs more than reading it: a fault for every few pages. So
+unused mappings are kept, and reused when the same file arrives. A private one is kept only if nothing was written to it, which
+its page table shows: its copies would hide the next content of the file. The memory belongs to the sender, which takes it back
+(``ftruncate``) when it closes the file.
 
-A child that this process forks reads what is mapped, too, when the sender has long been told that it is done. So before a fork
-all that is in use becomes private, for parent and child, unless it is for all, and is marked as left, for good: such a block
-is not used again.
+A child that this process forks reads the mappings, too, even after this process has reported to the sender that it is done. So
+before a fork all mappings in use become private, for parent and child, unless they are for all, and are permanently marked as
+left: such a block is not used again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PROT = mmap.PROT_READ | mmap.PROT_WRITE
 _MAP_FIXED = 0x10
 _FAILED = ctypes.c_void_p(-1).value
 
-# Of each entry of a page table, as Linux tells it in /proc/self/pagemap, the top byte says what we need.
+# The top byte of each page table entry, in the format of /proc/self/pagemap, has the bits of interest.
 _ENTRY_NBYTES = 8
 _TOP = _ENTRY_NBYTES - 1 if sys.byteorder == "little" else 0
 _IS_THERE, _IS_FILE = 0xC0, 0x20  # in memory or swapped out; a page of the file, not a copy
@@ -58,13 +58,13 @@ _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 class _Mapping:
-    """A file of another process, at a place in the memory of this one.
+    """A file of another process, mapped into the memory of this one.
 
     Attributes:
-        is_shared: whether what is written here is written to the file.
-        is_for_all: whether it is meant to be.
+        is_shared: whether writes go to the file.
+        is_for_all: whether writes are meant to go to the file.
         is_left: whether a child of this process may read it as well.
-        turn: which byte of the head is ours, for what the file is filled with now.
+        turn: index of this process's byte in the head, for the current content of the file.
     """
 
     __slots__ = ("address", "fd", "is_for_all", "is_left", "is_shared", "nbytes", "sender", "turn")
@@ -74,7 +74,7 @@ class _Mapping:
         try:
             status = os.fstat(self.fd)
             if status.st_ino != reference.inode:
-                raise FileNotFoundError("the sender has ended, and another process has its number")
+                raise FileNotFoundError("the sender has ended, and another process has its pid")
             self.nbytes = status.st_size
             self.address: int | None = None
             self._map(is_shared=False)
@@ -87,29 +87,29 @@ class _Mapping:
         self.turn = 0
 
     def settle(self, reference: Reference) -> None:
-        """See whose the file is, filled with what it is now, and map it accordingly."""
+        """Determine which process owns the current content of the file, and map it accordingly."""
         if not (0 < reference.turn < HEAD_NBYTES and 0 < reference.nbytes <= self.nbytes - HEAD_NBYTES):
-            raise OSError("a reference leads out of its file")
+            raise OSError("a reference points outside its file")
         self.turn, self.is_for_all = reference.turn, reference.is_for_all
         is_shared = self.is_for_all or self._is_ours()
         if is_shared != self.is_shared:
             self._map(is_shared)
 
     def leave(self) -> None:
-        """Make it private, as it is, since this process forks."""
+        """Make the mapping private, with its content, because this process forks."""
         self.is_left = True
         if self.is_shared and not self.is_for_all:
             self._map(is_shared=False)
         os.pwrite(self.fd, bytes((Mark.LEFT,)), self.turn)
 
     def end_use(self) -> None:
-        """Tell the sender that nobody here refers to it."""
+        """Report to the sender that this process no longer refers to the content."""
         if self.nbytes - HEAD_NBYTES > idle_most() and self._is_ours():
             empty(self.fd, self.nbytes)
         os.pwrite(self.fd, bytes((Mark.NONE,)), self.turn)
 
     def is_clean(self) -> bool:
-        """Whether all that is seen here is what is in the file."""
+        """Whether the mapping shows exactly the content of the file."""
         if self.is_shared:
             return True
         assert self.address is not None
@@ -123,18 +123,18 @@ class _Mapping:
         return len(entries) == wanted and not entries[_TOP::_ENTRY_NBYTES].translate(None, _CLEAN)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Unmap the file, and close it."""
         _libc.munmap(self.address, self.nbytes)
         os.close(self.fd)
 
     def _is_ours(self) -> bool:
-        """Whether the sender has let go of it, and nobody else reads it."""
+        """Whether the sender has released the block, and no other process reads it."""
         head = os.pread(self.fd, HEAD_NBYTES, 0)
-        return head[0] == Mark.RELEASED and head.count(Mark.NONE) == HEAD_NBYTES - 2  # that, and our byte
+        return head[0] == Mark.RELEASED and head.count(Mark.NONE) == HEAD_NBYTES - 2  # all but the first and ours
 
     def _map(self, is_shared: bool) -> None:
         flags = mmap.MAP_SHARED if is_shared else mmap.MAP_PRIVATE
-        place = 0 if self.address is None else _MAP_FIXED  # in its stead, at once
+        place = 0 if self.address is None else _MAP_FIXED  # replaces the old mapping atomically
         address = _libc.mmap(self.address, self.nbytes, _PROT, flags | place, self.fd, 0)
         if address in (None, _FAILED):
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -142,22 +142,22 @@ class _Mapping:
 
 
 class Mappings:
-    """What this process reads of others' blocks. For any thread; one for a process."""
+    """The blocks of other processes that this process reads. Any thread may use it; there is one per process."""
 
     def __init__(self) -> None:
         self._used: dict[int, _Mapping] = {}
-        self._idle: dict[tuple[int, int], _Mapping] = {}  # by process and inode; the oldest first
-        # Held while something is mapped and during a fork. What ends a use takes no lock: garbage is collected anywhere.
+        self._idle: dict[tuple[int, int], _Mapping] = {}  # by process and inode, oldest first
+        # Held while a file is mapped and during a fork. Ending a use takes no lock: garbage collection may run anywhere.
         self._lock = threading.Lock()
         os.register_at_fork(
             before=self._before_fork, after_in_parent=self._lock.release, after_in_child=self._lock.release
         )
 
     def open(self, reference: Reference, sender: Hashable) -> memoryview:
-        """What a reference stands for, as memory of this process, which may be written to.
+        """Return the memory that a reference refers to; it may be written to.
 
         Raises:
-            OSError: the sender has ended, or the Linux kernel does not let us look at it.
+            OSError: the sender has ended, or the Linux kernel denies access to it.
         """
         key = reference.pid, reference.inode
         with self._lock:
@@ -175,7 +175,7 @@ class Mappings:
         return memoryview(block).cast("B")
 
     def forget(self, sender: Hashable) -> None:
-        """A process has died: nothing comes from it any more."""
+        """Unmap idle files of a process that has died."""
         for key, mapping in list(self._idle.items()):
             if mapping.sender == sender:
                 self._drop(key)
@@ -189,7 +189,7 @@ class Mappings:
         mapping.end_use()
         if not is_kept:
             mapping.close()
-        elif mapping.is_left:  # just now, by another thread
+        elif mapping.is_left:  # in the meantime, by another thread
             self._drop(key)
         for oldest in list(self._idle)[:-_IDLE_MOST]:
             self._drop(oldest)

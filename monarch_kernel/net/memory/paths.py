@@ -1,4 +1,4 @@
-"""Roads: the ways there are between memory of this process and memory that was lent; the best that leads there is taken."""
+"""Data paths between memory of this process and lent memory of others; a transfer takes the best one that works."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from monarch_kernel.net.memory.layout import Memory, boxes, matched
 __all__ = ["LARGE_SLAB_NBYTES", "SLAB_NBYTES", "Gone", "NoRoad", "Road", "Roads", "Transfer"]
 
 SLAB_NBYTES = 64 << 20
-"""What is larger is carried in parts of this size, each of which is counted when it is done."""
+"""A larger transfer is cut into parts of this size; each part is counted when it is done."""
 
 LARGE_SLAB_NBYTES = 1 << 30
-"""The same for roads so fast that to begin is what takes time."""
+"""The part size of data paths that are so fast that starting a copy takes most of the time."""
 
 
 class Gone(Exception):
@@ -25,18 +25,18 @@ class Gone(Exception):
 
 
 class NoRoad(Exception):
-    """Memory can't be reached by a road, or no longer; the text says why."""
+    """This data path can't reach the memory, or no longer can; the text says why."""
 
 
 class Transfer(NamedTuple):
-    """How bytes were carried.
+    """One completed transfer of bytes.
 
     Attributes:
-        nbytes: bytes.
-        seconds: how long it took, from when it was begun.
-        road: "process" within one process, "memory" straight from or into memory of another process of the machine, "cuda"
-            the same with that of a device, "rdma" by hardware between two machines that have it, "network" by streams
-            between two machines, "messages" by way of the connections between processes, where the owner takes part.
+        nbytes: number of bytes.
+        seconds: duration, from the start of the transfer.
+        road: the data path: "process" within one process, "memory" directly from or into memory of another process of the
+            machine, "cuda" the same for memory of a device, "rdma" by hardware between two machines that have it, "network"
+            by streams between two machines, "messages" over the connections between processes, where the owner takes part.
     """
 
     nbytes: int
@@ -45,13 +45,13 @@ class Transfer(NamedTuple):
 
 
 class Road(Protocol):
-    """One way to carry bytes; used by many threads at the same time.
+    """One data path: a way to copy bytes. Many threads use it at the same time.
 
     Attributes:
-        name: as transfers tell it.
-        is_direct: whether it waits for nobody, so that a thread that has other things to do may take it.
-        takes_devices: whether memory of this process may be that of a device; else it is carried by way of memory of the CPU.
-        slab_nbytes: what is larger is carried in parts of this size, each of which is counted when it is done.
+        name: the name that transfers report.
+        is_direct: whether it waits for no other process, so that a thread with other work may use it.
+        takes_devices: whether memory of this process may be on a device; if not, the bytes are staged in CPU memory.
+        slab_nbytes: a larger transfer is cut into parts of this size; each part is counted when it is done.
     """
 
     name: str
@@ -60,34 +60,34 @@ class Road(Protocol):
     slab_nbytes: int
 
     def leads_to(self, loan: Loan) -> bool:
-        """Whether memory can be reached by it, as far as is known without trying."""
+        """Whether it can reach the memory, as far as is known without trying."""
         ...
 
     def carry(self, loan: Loan, here: Memory, *, is_write: bool) -> None:
-        """Copy what was lent into memory of this process, on this thread; the other way if ``is_write``.
+        """Copy lent memory into memory of this process, on this thread; the other way if ``is_write``.
 
         Args:
-            loan: what was lent.
-            here: memory of this process, as `matched` takes it.
-            is_write: which way.
+            loan: the lent memory.
+            here: memory of this process, in the layout that `matched` returns.
+            is_write: the direction.
 
         Raises:
-            Gone: it is no longer lent; what the memory holds into which was copied is undefined.
-            NoRoad: this road does not lead there; the same of the memory. Another road may be taken.
+            Gone: the memory is no longer lent; the contents of the destination are undefined.
+            NoRoad: this data path can't reach the memory; the contents of the destination are undefined. Another path may work.
         """
         ...
 
     def close(self) -> None:
-        """Let go of what is open; whoever is under way gets an error."""
+        """Release open resources; transfers in progress raise an error."""
         ...
 
 
 class Roads:
-    """The roads of a process.
+    """The data paths of a process.
 
     Args:
-        roads: the best first.
-        meters: count what they carry.
+        roads: the data paths, the best first.
+        meters: counters for what they transfer.
     """
 
     def __init__(self, roads: Sequence[Road], meters: Meters) -> None:
@@ -95,24 +95,24 @@ class Roads:
         self._meters = meters
 
     def __getitem__(self, name: str) -> Road:
-        """The road of this name."""
+        """Return the data path of this name."""
         return next(road for road in self._roads if road.name == name)
 
     def close(self) -> None:
-        """Let go of what is open; whoever is under way gets an error."""
+        """Release open resources; transfers in progress raise an error."""
         for road in self._roads:
             road.close()
 
     def are_direct(self, loan: Loan) -> bool:
-        """Whether the best road to memory waits for nobody, as far as is known without trying."""
+        """Whether the best data path to the memory waits for no other process, as far as is known without trying."""
         return next((road.is_direct for road in self._roads if road.leads_to(loan)), False)
 
     def carry(self, loan: Loan, here: Memory, *, is_write: bool) -> Transfer:
-        """Copy by the first road that leads there; arguments as those of `Road.carry`.
+        """Copy by the first data path that can reach the memory; the arguments are those of `Road.carry`.
 
         Raises:
             Gone: the memory is no longer lent.
-            NoRoad: none leads there; the text says of each that was tried why not.
+            NoRoad: no data path can reach it; the text gives the reason for each that was tried.
         """
         begun = time.perf_counter()
         why: list[str] = []
@@ -125,10 +125,10 @@ class Roads:
                 why.append(f"by {road.name}: {error}")
             else:
                 return Transfer(loan.layout.nbytes, time.perf_counter() - begun, road.name)
-        raise NoRoad("; ".join(why) or "no road leads to it")
+        raise NoRoad("; ".join(why) or "no data path leads to it")
 
     def _carry(self, road: Road, loan: Loan, here: Memory, *, is_write: bool) -> None:
-        """Copy by one road, and count it."""
+        """Copy by one data path, and count the bytes."""
         us, owner = self._meters.proc, loan.proc
         source, target = (us, owner) if is_write else (owner, us)
         left = loan.layout.nbytes
@@ -142,7 +142,7 @@ class Roads:
 
 
 def _carry(road: Road, loan: Loan, here: Memory, is_write: bool) -> None:
-    """Copy by a road, if it has to be by way of memory of the CPU."""
+    """Copy by one data path, staged in CPU memory if necessary."""
     if not here.device or road.takes_devices:
         road.carry(loan, here, is_write=is_write)
     elif is_write:
@@ -154,7 +154,7 @@ def _carry(road: Road, loan: Loan, here: Memory, is_write: bool) -> None:
 
 
 def _slabs(loan: Loan, here: Memory, nbytes: int) -> Iterator[tuple[Loan, Memory]]:
-    """Cut what is large into parts of some size, the same ones at both ends."""
+    """Cut a large transfer into parts of at most this size, the same ones at both ends."""
     if loan.layout.nbytes <= nbytes:
         yield loan, here
         return

@@ -1,7 +1,7 @@
-"""Memory of other processes of this machine, read and written in one copy: process_vm_readv(2), process_vm_writev(2).
+"""Cross-process memory access, in one copy: process_vm_readv(2), process_vm_writev(2).
 
 The other process takes no part in it, and may be busy. The Linux kernel allows it to processes of the same user, unless a
-security module forbids it (Yama's ``ptrace_scope``; seccomp in some containers), which is found by trying.
+security module forbids it (Yama's ``ptrace_scope``; seccomp in some containers), which only an attempt shows.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from monarch_kernel.net.memory.threads import Crew
 __all__ = ["Forbidden", "Vanished", "allow", "read", "write"]
 
 _MAX_RUNS = 1024  # IOV_MAX
-_MAX_NBYTES = 1 << 30  # of one call: the Linux kernel stops a little below 2 GiB
+_MAX_NBYTES = 1 << 30  # per call: the Linux kernel stops a little below 2 GiB
 
 SHARED_NBYTES = 8 << 20
-"""Longer runs are copied by two threads, for one does not use all that memory can do."""
+"""Two threads copy longer runs, because one does not use the full memory bandwidth."""
 
 _PIECE_NBYTES = 4 << 20
 _helpers = Crew("monarch-copier", 4)
@@ -33,11 +33,11 @@ _PR_SET_PTRACER, _PR_SET_PTRACER_ANY = 0x59616D61, ctypes.c_ulong(-1)
 
 
 class Forbidden(OSError):
-    """The Linux kernel does not let this process reach the other's memory."""
+    """The Linux kernel denies access to the other process's memory."""
 
 
 class Vanished(OSError):
-    """The other process has ended, or the memory is no longer there."""
+    """The other process has ended, or the memory no longer exists."""
 
 
 class _IoVec(ctypes.Structure):
@@ -59,7 +59,7 @@ for _name in ("process_vm_readv", "process_vm_writev"):
 
 
 def allow() -> None:
-    """Let other processes of this user reach this one's memory where Yama forbids it to all but parents."""
+    """Let other processes of this user access this one's memory where Yama allows it only to parents."""
     _libc.prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
 
 
@@ -67,19 +67,19 @@ def read(pid: int, to: Sequence[tuple[int, int]], source: Sequence[tuple[int, in
     """Copy runs of another process into runs of this one, without the GIL.
 
     Args:
-        pid: whose memory is read.
-        to: (address, nbytes) here, in order; together as long as ``source``.
-        source: (address, nbytes) there.
+        pid: the other process.
+        to: (address, nbytes) in this process, in order; as long in total as ``source``.
+        source: (address, nbytes) in the other process.
 
     Raises:
         Forbidden: the Linux kernel does not allow it.
-        Vanished: the process has ended, or there is no such memory.
+        Vanished: the process has ended, or the memory does not exist.
     """
     _carry(_libc.process_vm_readv, pid, to, source)
 
 
 def write(pid: int, to: Sequence[tuple[int, int]], source: Sequence[tuple[int, int]]) -> None:
-    """Copy runs of this process into runs of another; arguments and errors as those of `read`."""
+    """Copy runs of this process into runs of another; arguments and errors are those of `read`."""
     _carry(_libc.process_vm_writev, pid, source, to)
 
 
@@ -95,7 +95,7 @@ def _carry(
         ours_raw = (_IoVec * len(batch))(*[_IoVec(ours, nbytes) for ours, _, nbytes in batch])
         theirs_raw = (_IoVec * len(batch))(*[_IoVec(theirs, nbytes) for _, theirs, nbytes in batch])
         done = _call(call, pid, ours_raw, len(batch), theirs_raw)
-        for ours, theirs, nbytes in batch:  # of what was left undone each run is asked for again
+        for ours, theirs, nbytes in batch:  # copy the rest of each incomplete run
             if done < nbytes:
                 _carry(call, pid, [(ours + done, nbytes - done)], [(theirs + done, nbytes - done)])
             done = max(0, done - nbytes)
@@ -108,7 +108,7 @@ def _carry_run(call: Callable[..., int], pid: int, ours: int, theirs: int, nbyte
 
 
 def _carry_together(call: Callable[..., int], pid: int, ours: int, theirs: int, nbytes: int) -> None:
-    """Carry one run by this thread and another, if that comes in time; nobody touches the memory afterwards."""
+    """Copy one run with this thread and a second, if that starts in time; neither touches the memory after this returns."""
     pieces = deque(range(0, nbytes, _PIECE_NBYTES))
     errors: list[OSError] = []
     helps = threading.Lock()
@@ -117,7 +117,7 @@ def _carry_together(call: Callable[..., int], pid: int, ours: int, theirs: int, 
         while pieces and not errors:
             try:
                 at = pieces.popleft()
-            except IndexError:  # the other has taken the last one
+            except IndexError:  # the other thread has taken the last one
                 return
             try:
                 _carry_run(call, pid, ours + at, theirs + at, min(_PIECE_NBYTES, nbytes - at))
@@ -129,19 +129,19 @@ def _carry_together(call: Callable[..., int], pid: int, ours: int, theirs: int, 
             work()
 
     try:
-        with contextlib.suppress(RuntimeError):  # no thread can be started: then without
+        with contextlib.suppress(RuntimeError):  # no thread can be started: work alone
             _helpers.submit(help)
         work()
     finally:
         pieces.clear()
-        with helps:  # a piece may be under way
+        with helps:  # a piece may be in progress
             pass
     if errors:
         raise errors[0]
 
 
 def _batches(pairs: Sequence[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
-    """Cut pairs of runs into what one call may take."""
+    """Group pairs of runs so that each group fits into one call."""
     batches: list[list[tuple[int, int, int]]] = []
     room = 0
     for pair in pairs:

@@ -1,4 +1,4 @@
-"""Other processes of this machine: a descriptor of one that may have ended, and whether one is about to end."""
+"""Other processes of this machine: opens a descriptor of one that may have ended, and tells whether one is ending."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["is_ending", "open_pidfd"]
 
 
 def open_pidfd(pid: int) -> int:
-    """A descriptor of a process, for `os.waitid`, `select.poll` and `signal.pidfd_send_signal`.
+    """Return a descriptor of a process, for `os.waitid`, `select.poll` and `signal.pidfd_send_signal`.
 
     Raises:
         ProcessLookupError: no process has this pid.
@@ -18,17 +18,17 @@ def open_pidfd(pid: int) -> int:
     try:
         return os.pidfd_open(pid)
     except OSError as error:
-        # Of a pid that a thread has now, Linux says ENOENT, and before 6.16 EINVAL. Older versions also say EINVAL
-        # while another process collects the one that has ended.
+        # For a pid that a thread has now, Linux reports ENOENT, and before 6.16 EINVAL. Older versions also report EINVAL
+        # while another process reaps the one that has ended.
         if error.errno in (errno.EINVAL, errno.ENOENT):
             raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH)) from None
         raise
 
 
 def is_ending(pid: int) -> bool:
-    """Whether a process has ended or is ending: it has given its memory back.
+    """Whether a process has ended or is ending, which means that it has freed its memory.
 
-    From then on Linux lets only root look at the files of the process, as if it belonged to another user.
+    From then on Linux lets only root open the files of the process, as if it belonged to another user.
     """
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:

@@ -1,20 +1,20 @@
-"""Blocks of shared memory in which large frames are handed to other processes of the machine: stored once, not copied again.
+"""Blocks of shared memory that carry large frames to other processes of the machine: stored once, not copied again.
 
 Theory of operation
 ===================
 
-A sender copies a frame into a *block*, a memory file without a name, and sends a reference in its place. Receivers map the
-file (`net/memory/mappings.py`), so that nobody sees what another does with a value, as if each had been sent a copy. The head
-of the block has a byte for the sender, which says whether it has let go of it, and one for each receiver, which that clears
-when its last object in the block is gone. The sender fills the block with another frame when nothing in the sender refers to
-it, and all these bytes are clear: its pages are mapped then, and to fill them costs a copy within memory, where fresh ones
-cost ten times that.
+A sender copies a frame into a *block*, an anonymous memory file, and sends a reference in its place. Receivers map the file
+(`net/memory/mappings.py`), so that no process sees what another does with a value, as if each had received a copy. The head of
+the block has a byte for the sender, which says whether it has released the block, and one for each receiver, which the receiver
+clears when its last object in the block is gone. The sender fills the block with another frame when it has no references to the
+content, and all these bytes are clear: the block's pages are already mapped, and filling them costs a copy within memory,
+while fresh pages cost ten times that.
 
-A process that dies says nothing, so its bytes are cleared by whoever hears of its death (`Blocks.forget`). One that forks may
-leave a child that still reads: its blocks are not used again (`Mark.LEFT`). A file is gone with the last process that has it
-open, and its memory when its sender lets go of it.
+A process that dies clears nothing, so the processes that learn of its death clear its bytes (`Blocks.forget`). A process that
+forks may leave a child that still reads: its blocks are not used again (`Mark.LEFT`). A file disappears with the last process
+that has it open, and its memory when its sender releases it.
 
-A block that is *for all* is no copy of a frame: the sender's own value lies in it, is sent as it is, any number of times, and
+A block that is *for all* is not a copy of a frame: the sender's own value is in it, is sent as it is, any number of times, and
 receivers write to it as the sender does.
 """
 
@@ -36,13 +36,13 @@ from monarch_kernel.net.memory.limits import largest_file, room
 __all__ = ["HEAD_NBYTES", "STORED_NBYTES", "Blocks", "Mark", "Reference", "empty", "idle_most", "is_for_all"]
 
 STORED_NBYTES = 256 << 10
-"""Frames that are smaller travel in the message: to map a block costs more."""
+"""Smaller frames travel in the message: mapping a block costs more."""
 
 HEAD_NBYTES = mmap.PAGESIZE
 
 
 class Mark(IntEnum):
-    """What a byte of the head says. The first one is the sender's: it has `RELEASED` the block, or not."""
+    """States of a byte of the head. The first byte is the sender's: it has `RELEASED` the block, or not."""
 
     NONE = 0
     READS = 1
@@ -51,16 +51,16 @@ class Mark(IntEnum):
 
 
 _IDLE_COUNT = 256
-"""At most so many blocks are kept that are not used: each has two descriptors."""
+"""Maximum number of unused blocks that are kept: each has two descriptors."""
 
 _IDLE_SHARE = 32
-"""At most one part in so many of the machine's memory is kept in blocks that are not used."""
+"""Unused blocks may take at most one part in this many of the machine's memory."""
 
 _LARGE_NBYTES = 64 << 20
-"""For values from this size on it is looked whether there is room."""
+"""For values of at least this size, check whether there is enough memory."""
 
 _SPARE_SHARE = 32
-"""Of the memory that is free one part in so many stays so, for page tables and for others."""
+"""One part in this many of the free memory stays free, for page tables and for other processes."""
 
 
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 1, 2
@@ -70,17 +70,17 @@ _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 
 def idle_most() -> int:
-    """How many bytes a process keeps in blocks that are not used; one that is larger is emptied by whoever uses it last."""
+    """Return how many bytes a process keeps in unused blocks; the last user of a larger block empties it."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _IDLE_SHARE
 
 
 def empty(fd: int, nbytes: int) -> None:
-    """Give the memory of a block back, but for its head; nobody may use it. Where that is not possible it stays for a while."""
+    """Free the memory of an unused block, except its head. Where that is not possible, the memory stays for a while."""
     _libc.fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, HEAD_NBYTES, nbytes - HEAD_NBYTES)
 
 
 class Reference(NamedTuple):
-    """What is sent in place of a frame: the file, as the sender has it open, and which byte the receiver clears at the end."""
+    """What is sent in place of a frame: the sender's file descriptor, and the byte that the receiver clears at the end."""
 
     pid: int
     fd: int
@@ -91,12 +91,12 @@ class Reference(NamedTuple):
 
 
 def is_for_all(frame: bytes | memoryview) -> bool:
-    """Whether a frame is memory that its receivers are to share with us; also one that has been received so."""
+    """Whether a frame is memory that its receivers share with this process; also true for such a frame when received."""
     return type(frame) is memoryview and getattr(frame.obj, "is_for_all", False)
 
 
 class _Segment:
-    """A file that takes one block at a time."""
+    """A file that holds one block at a time."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -111,30 +111,30 @@ class _Segment:
         self.pid = os.getpid()
         self.is_filled = False
         self.is_for_all = False
-        self.has_heirs = False  # children of this process that have a value in it, and say nothing
+        self.has_heirs = False  # children of this process may use a value in it without a mark
         self.readers: list[Hashable] = []
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody uses what it was filled with."""
+        """Whether no process uses the content."""
         return not self.is_filled and not self.is_left and not any(self._marks())
 
     @property
     def is_left(self) -> bool:
-        """Whether a process that we do not know may still read it."""
+        """Whether an unknown process may still read it."""
         return self.has_heirs or Mark.LEFT in self._marks()
 
     def fill(self, is_for_all: bool) -> None:
-        """Take it for another frame."""
+        """Reserve the file for another frame."""
         self.is_filled = True
         self.is_for_all = is_for_all
         self.readers.clear()
         self.map[0] = Mark.NONE
 
     def refer(self, reader: Hashable) -> int:
-        """Note that somebody is to read it, and give the byte that says until when; 0 if there is none for him."""
+        """Record a reader, and return the index of its byte in the head; 0 if there is no free byte."""
         turn = 1 + len(self.readers)
-        if self.is_for_all and Mark.NONE in (marks := self._marks()):  # whoever had it reads it no more
+        if self.is_for_all and Mark.NONE in (marks := self._marks()):  # its former reader no longer reads it
             turn = 1 + marks.index(Mark.NONE)
             self.readers[turn - 1] = reader
         elif turn < HEAD_NBYTES:
@@ -145,13 +145,13 @@ class _Segment:
         return turn
 
     def forget(self, reader: Hashable) -> None:
-        """Somebody does not read it any more who can't say so."""
+        """Clear the bytes of a reader that has died."""
         for turn, each in enumerate(self.readers, 1):
             if each == reader and self.map[turn] == Mark.READS:
                 self.map[turn] = Mark.NONE
 
     def release(self) -> None:
-        """Nothing in this process refers to what it was filled with; in a child, which has our head too, that says nothing."""
+        """Mark the content as released by this process; in a child, which shares the head, this does nothing."""
         if os.getpid() == self.pid:
             self.map[0] = Mark.RELEASED
             if self.room > idle_most() and not self.is_left and not any(self._marks()):
@@ -159,10 +159,10 @@ class _Segment:
             self.is_filled = False
 
     def close(self) -> None:
-        """Let go of it; whoever still reads it keeps it."""
+        """Close the file; processes that still read it keep it open."""
         is_idle = self.is_idle
         self.map.close()
-        if is_idle:  # others may have it mapped for the next time
+        if is_idle:  # other processes may keep it mapped for reuse
             os.ftruncate(self.fd, 0)
         os.close(self.fd)
 
@@ -171,7 +171,7 @@ class _Segment:
 
 
 class Blocks:
-    """The blocks that a process sends from. For any thread."""
+    """The blocks that a process sends from. Any thread may use it."""
 
     def __init__(self) -> None:
         self._segments: list[_Segment] = []
@@ -182,7 +182,7 @@ class Blocks:
         return len(self._segments)
 
     def check(self, nbytes: int) -> None:
-        """See whether there is room for values of so many bytes.
+        """Check whether there is enough memory for values of this size.
 
         Raises:
             MemoryError: there is not; the text has the figures.
@@ -192,18 +192,18 @@ class Blocks:
             free = found.nbytes + self._idle_nbytes()
             if nbytes > free - free // _SPARE_SHARE:
                 raise MemoryError(
-                    f"{_gib(nbytes)} are to be sent, and {_gib(free)} of {found.of}, of which some must stay so"
+                    f"{_gib(nbytes)} are needed, and there are {_gib(free)} of {found.of}, some of which must stay free"
                 )
 
     def store(self, pieces: Sequence[bytes | memoryview], *, is_for_all: bool = False) -> memoryview:
-        """Copy bytes into a block, one piece behind the other.
+        """Copy bytes into a block, piece after piece.
 
         Args:
             pieces: of memory.
-            is_for_all: whether receivers are to write to the block itself, as the sender may.
+            is_for_all: whether receivers write to the block itself, as the sender may.
 
         Raises:
-            MemoryError: there is no room for it, or no file; the text says why.
+            MemoryError: there is not enough memory, or no file; the text says why.
         """
         nbytes = sum(map(len, pieces))
         segment = self._take(nbytes, is_for_all)
@@ -217,7 +217,7 @@ class Blocks:
         return memoryview(block).cast("B")
 
     def refer(self, frame: memoryview, reader: Hashable) -> Reference | None:
-        """What to send to a process of this machine in place of a frame; None if that must travel itself."""
+        """Return the reference to send to a process of this machine in place of a frame; None if the frame must be sent."""
         segment: _Segment | None = getattr(frame.obj, "segment", None)
         if segment is None:
             return None
@@ -228,19 +228,19 @@ class Blocks:
         return Reference(os.getpid(), segment.fd, segment.inode, frame.nbytes, turn, segment.is_for_all)
 
     def forget(self, reader: Hashable) -> None:
-        """A process has died: it reads nothing any more."""
+        """Clear the marks of a process that has died."""
         with self._lock:
             for segment in self._segments:
                 segment.forget(reader)
 
     def before_fork(self) -> None:
-        """A child is about to have what is for all, too; nothing is stored until `after_fork`."""
+        """Prepare for a child, which shares the blocks that are for all; nothing is stored until `after_fork`."""
         self._lock.acquire()
         for segment in self._segments:
             segment.has_heirs |= segment.is_for_all and segment.is_filled
 
     def after_fork(self) -> None:
-        """The child is there; for both processes."""
+        """Continue after a fork, in both processes."""
         self._lock.release()
 
     def _take(self, nbytes: int, is_for_all: bool = False) -> _Segment:
@@ -258,13 +258,13 @@ class Blocks:
 
     def _new(self, nbytes: int) -> _Segment:
         if nbytes >= _LARGE_NBYTES and nbytes > room().nbytes:
-            self._tidy(0)  # what was kept for the next value is needed for this one
+            self._tidy(0)  # memory kept for the next value is needed for this one
         try:
             return _Segment(nbytes)
         except OSError as error:
             if error.errno == errno.EFBIG:
                 raise MemoryError(
-                    f"{_gib(nbytes)} are to be sent, and a file of this process may have {_gib(largest_file())} (ulimit -f)"
+                    f"{_gib(nbytes)} are needed, and a file of this process may have at most {_gib(largest_file())} (ulimit -f)"
                 ) from None
             raise MemoryError(f"there is no shared memory for {_gib(nbytes)}: {error.strerror}") from None
 
@@ -273,7 +273,7 @@ class Blocks:
             return sum(each.room for each in self._segments if each.is_idle and each.room <= self._idle_most)
 
     def _tidy(self, most: int | None = None) -> None:
-        """Let go of segments that are not to be used again: the oldest of too many, and those that others may still read."""
+        """Close segments that will not be reused: the oldest of too many, and those that unknown processes may still read."""
         most = self._idle_most if most is None else most
         idle = count = 0
         for segment in reversed(self._segments[:]):
@@ -290,7 +290,7 @@ class Blocks:
     def _drop(self, segment: _Segment) -> None:
         try:
             segment.close()
-        except BufferError:  # what it was filled with is on its way out at this moment
+        except BufferError:  # its content is being released right now
             return
         self._segments.remove(segment)
 

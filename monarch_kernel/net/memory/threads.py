@@ -1,4 +1,4 @@
-"""Threads that exist as long as they have work."""
+"""Worker threads that exist only while there is work."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ __all__ = ["Crew"]
 
 
 class Crew:
-    """Does work in order, a few pieces at a time; its threads end when no work is left.
+    """Runs submitted functions in order, a few at a time; its threads end when no work is left.
 
     Args:
-        name: Of the threads.
-        size: The largest number of threads.
+        name: of the threads.
+        size: maximum number of threads.
     """
 
     def __init__(self, name: str, size: int) -> None:
@@ -27,10 +27,10 @@ class Crew:
         self._idle = threading.Condition(self._lock)
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Do something soon; it must not raise. After `close` nothing is done.
+        """Run a function soon; it must not raise. After `close`, it is ignored.
 
         Raises:
-            RuntimeError: no thread can be started, and none is there.
+            RuntimeError: no thread is running, and none can be started.
         """
         with self._lock:
             if self._is_closed:
@@ -46,7 +46,7 @@ class Crew:
                 self._busy -= 1
                 if self._busy:  # another thread does it
                     return
-                self._work.clear()  # this work, or that of callers that get the same error
+                self._work.clear()  # this function, and others whose submit() raises as well
             raise
 
     def close(self, timeout_s: float) -> None:

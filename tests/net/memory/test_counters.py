@@ -1,4 +1,4 @@
-"""Counts are exact whoever counts at the same time, and what has changed is told once."""
+"""Counts are exact when many threads count at the same time, and each change is reported once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_what_has_changed_is_told_once_and_as_it_is_now() -> None:
     meters.count(1, 2, "memory", 7)
     rows, over_s, _ = meters.changes()
     assert rows == (Carried(2, 1, "memory", 120, 1, 0.75), Carried(1, 2, "memory", 7, 1, 0.0))
-    assert over_s >= 0.5  # as long as the first one took, at least
+    assert over_s >= 0.5  # at least as long as the first one took
     assert meters.changes()[0] == ()
     meters.count(1, 2, "memory", 1)
     assert meters.changes()[0] == (Carried(1, 2, "memory", 8, 2, 0.0),)
@@ -32,9 +32,9 @@ def test_news_are_told_once_until_there_are_none() -> None:
     assert calls == [0]
     assert meters.changes(is_last=True)[0]
     meters.count(1, 2, "memory", 1)
-    assert calls == [0]  # there were some, so it is asked again
+    assert calls == [0]  # there were some, so the caller asks again
     meters.changes(is_last=True)
-    assert meters.changes()[0] == ()  # somebody else has looked
+    assert meters.changes()[0] == ()  # another caller has read them
     meters.count(1, 2, "memory", 1)
     assert calls == [0]
     meters.changes(is_last=True)
@@ -69,8 +69,8 @@ def test_frames_of_a_message_by_how_they_went() -> None:
     meters.sent(2, [header, small, large], [header, small, large])
     meters.sent(3, [header, small, large, b""], [b"references", header, small, b"", b""])
     common = Blocks().store([bytes(700)], is_for_all=True)
-    meters.sent(3, [header, common], [b"references", header, b""])  # nobody has copied it
-    meters.sent(3, [header, memoryview(Piece(500))], [header, memoryview(Piece(500))])  # somebody else counts it
+    meters.sent(3, [header, common], [b"references", header, b""])  # no process has copied it
+    meters.sent(3, [header, memoryview(Piece(500))], [header, memoryview(Piece(500))])  # another process counts it
     assert set(meters.changes()[0]) == {
         Carried(1, 2, SOCKET, 1010, 2, 0.0),
         Carried(1, 3, SOCKET, 10, 1, 0.0),

@@ -1,4 +1,4 @@
-"""Memory of devices goes by way of memory of the CPU, on every road; here memory of the CPU is treated as if it were such."""
+"""Memory of devices is staged in CPU memory on every data path; here CPU memory stands in for it."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ SLAB_NBYTES = 1000  # several pieces
 
 
 def elsewhere(tensor: torch.Tensor) -> Memory:
-    """As if it were memory of a device."""
+    """Return a tensor's memory as if it were on a device."""
     return memory_of(tensor)._replace(device=DEVICE)
 
 
 @st.composite
 def tensors(draw: st.DrawFn) -> torch.Tensor:
-    """Of any axes, steps and order."""
+    """Tensors of any axes, steps and order."""
     return torch.from_numpy(np.abs(draw(views().filter(lambda view: min(view.strides, default=0) >= 0))))
 
 
@@ -72,7 +72,7 @@ def test_what_is_neither_of_the_cpu_nor_of_cuda_is_refused() -> None:
 
 
 class Owner(Actor):
-    """Lends memory as if it were that of a device."""
+    """Lends memory as if it were on a device."""
 
     @endpoint
     def lend(self, thing: torch.Tensor) -> Buffer:
@@ -90,7 +90,7 @@ class Owner(Actor):
 
     @endpoint
     def lend_on(self, device: str, count: int) -> Buffer:
-        """What is lent is still being computed."""
+        """Lend memory that is still being computed."""
         side = 4096 if device == "cuda" else 16
         tensor = torch.ones(side, side, device=device)
         for _ in range(50):
@@ -113,7 +113,7 @@ def owners(procs: ProcMesh) -> Iterator[dict[str, Any]]:
 
 
 class Always:
-    """A road that is said to lead everywhere, as to another machine."""
+    """A data path that claims to reach everything, like one to another machine."""
 
     is_direct = False
 
@@ -148,7 +148,7 @@ def test_each_end_may_be_on_a_device(
 
     carry(into := torch.zeros(1200), is_write=False)
     assert torch.equal(into, tensor.reshape(-1))
-    if road != "memory":  # elements that are apart are written by their owner
+    if road != "memory":  # the owner writes elements that are not adjacent
         carry((tensor + 1).contiguous(), is_write=True)
         assert torch.equal(owner.holds.call_one().get(LONG_S), tensor + 1)
     ways.close()
@@ -159,7 +159,7 @@ def test_each_end_may_be_on_a_device(
 @pytest.mark.parametrize(("far", "near"), [("cuda", "cuda"), ("cuda", "cpu"), ("cpu", "cuda")])
 @pytest.mark.parametrize("place", ["here", "there"])
 def test_memory_of_a_device_is_read_and_written(owners: dict[str, Any], place: str, far: str, near: str) -> None:
-    count = (100 << 20) // 8  # more than is staged at a time
+    count = (100 << 20) // 8  # larger than the staging memory
     owner = owners[place]
     buffer = owner.lend_on.call_one(far, count).get(LONG_S)
     into = torch.zeros(count, device=near, dtype=torch.float64)
@@ -168,7 +168,7 @@ def test_memory_of_a_device_is_read_and_written(owners: dict[str, Any], place: s
         assert transfer.road == "cuda"
     assert torch.equal(into.cpu(), torch.arange(count, dtype=torch.float64))
     for _ in range(100):
-        into += 1  # on its way when it is to be read
+        into += 1  # still being computed when it is read
     buffer[10:].write_from(into[:-10]).get(LONG_S)
     assert torch.equal(
         owner.holds.call_one().get(LONG_S).cpu()[10:], torch.arange(100.0, count + 90, dtype=torch.float64)

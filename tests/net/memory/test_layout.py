@@ -1,4 +1,4 @@
-"""Any object's elements are found where they are, and copied in the order of the elements, whatever the strides."""
+"""An object's elements are found in memory, and copied in their order, whatever the strides."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from monarch_kernel.net.memory.layout import Layout, Place, boxes, copy, matched
 
 @st.composite
 def views(draw: st.DrawFn) -> np.ndarray[Any, Any]:
-    """An array of up to three axes, as a view of any steps and order of a larger one."""
+    """An array of up to three axes: a view of a larger one with any steps and order."""
     sizes = draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
     whole = np.arange(int(np.prod(sizes)), dtype=draw(st.sampled_from(["u1", "i2", "f4", "c16"]))).reshape(sizes)
     view = whole[
@@ -25,7 +25,7 @@ def views(draw: st.DrawFn) -> np.ndarray[Any, Any]:
 
 
 def same_kind(draw: st.DrawFn, like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """An array of the same shape and dtype, as a view of steps and order of its own, of zeros."""
+    """An array of zeros of the same shape and dtype, as a view with other steps and order."""
     order = draw(st.permutations(range(like.ndim)))
     steps = [draw(st.sampled_from([1, 2, 3, -1, -2])) for _ in order]
     whole = np.zeros([like.shape[axis] * abs(step) for axis, step in zip(order, steps)], like.dtype)
@@ -52,7 +52,7 @@ def test_long_rows_of_gaps_are_copied_by_rows() -> None:
 
 
 def test_elements_that_lie_anywhere_are_copied_too() -> None:
-    source = np.arange(30, dtype="u1").view([("a", "u1"), ("b", "<u2")])["b"]  # at odd places
+    source = np.arange(30, dtype="u1").view([("a", "u1"), ("b", "<u2")])["b"]  # at odd addresses
     into = np.zeros(10, "<u2")
     copy(memory_of(into).place, memory_of(source).place)
     assert np.array_equal(into, source)
@@ -118,7 +118,7 @@ def test_what_is_flat_or_bytes_is_seen_as_the_other_is() -> None:
         Layout("uint8", 1, (24,), (2,)),
         Layout("float32", 4, (5,), (4,)),
     ):
-        with pytest.raises(ValueError, match="of shape"):
+        with pytest.raises(ValueError, match="the shapes are"):
             matched(shaped, other)
 
 
@@ -140,7 +140,7 @@ def test_bytes_can_only_be_read_and_bytearrays_can_be_written() -> None:
     source = memory_of(b"abc")
     copy(memory.place, source.place)
     assert block == b"abc"
-    with pytest.raises(BufferError):  # its memory can't move while somebody holds it
+    with pytest.raises(BufferError):  # its memory can't move while there is a reference to it
         block.extend(b"d")
 
 
@@ -151,8 +151,8 @@ def test_bytes_can_only_be_read_and_bytearrays_can_be_written() -> None:
         (torch.zeros(2, device="meta"), "the tensor is on meta"),
         (torch.eye(2).to_sparse(), "to_dense"),
         (torch.zeros(2, dtype=torch.complex64).conj(), "resolve_conj"),
-        (np.zeros(2, ">f4"), "in the other order"),
-        (np.zeros(2, "f4,i4"), "not of numbers"),
+        (np.zeros(2, ">f4"), "has the other byte order"),
+        (np.zeros(2, "f4,i4"), "does not hold numbers"),
     ],
 )
 def test_what_has_no_plain_memory_is_refused_with_what_to_do(thing: object, what: str) -> None:

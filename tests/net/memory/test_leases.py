@@ -1,4 +1,4 @@
-"""Tables of what is lent are opened as long as they are needed, and are told from whatever else has their numbers."""
+"""Tables of lent memory stay open while they are needed, and are not confused with other files of the same number."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ if not owner:
     os.write(w, lent.cookie + lent.machine.encode())
     os._exit(0)
 told = os.read(r, 1000)
-wait_until(lambda: has_ended(owner), "the end of the owner")  # nobody has collected it yet
+wait_until(lambda: has_ended(owner), "the end of the owner")  # it is not reaped yet
 try:
     TableOf(Lent(told[16:].decode(), owner, 3, told[:16]))
 except OSError as error:

@@ -1,4 +1,4 @@
-"""How much memory there is to take is what the tightest of all limits leaves."""
+"""The free memory is what the tightest of all limits leaves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GIB = 1 << 30
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A machine with 8 GiB that are available, as Linux describes it."""
+    """A machine with 8 GiB of available memory, as Linux describes it."""
     put(
         tmp_path / "proc/meminfo",
         f"MemTotal:       16777216 kB\nMemAvailable:   {8 * GIB // 1024} kB\nHugePages_Total: 0\n",
@@ -34,7 +34,7 @@ def unified(root: Path, path: str, top: str = "sys/fs/cgroup", **files: str) -> 
 
 
 def test_without_limits_it_is_what_the_machine_has(root: Path) -> None:
-    assert room(root) == Room(8 * GIB, "memory are free")
+    assert room(root) == Room(8 * GIB, "free memory")
 
 
 def test_this_machine_has_some() -> None:
@@ -49,7 +49,7 @@ def test_of_control_groups_files_in_the_cache_do_not_count(root: Path, name: str
     unified(root, "jobs/mine", top, current=f"{3 * GIB}\n", stat=f"anon 5\ninactive_file {GIB}\n")
     unified(root, "jobs/mine", top, max="max\n", high="max\n")
     unified(root, "jobs/mine", top, **{name: f"{4 * GIB}\n"})
-    assert room(root) == Room(2 * GIB, f"memory.{name} (4.0 GiB) of the control group are free")
+    assert room(root) == Room(2 * GIB, f"free memory within memory.{name} (4.0 GiB) of the control group")
 
 
 def test_outer_groups_count_too(root: Path) -> None:
@@ -71,7 +71,7 @@ def test_in_a_container_the_group_is_where_it_is_seen(root: Path) -> None:
     put(memory / "memory.limit_in_bytes", f"{2 * GIB}\n")
     put(memory / "memory.usage_in_bytes", f"{GIB}\n")
     put(memory / "memory.stat", f"inactive_file 7\ntotal_inactive_file {GIB // 2}\n")
-    assert room(root) == Room(GIB + GIB // 2, "memory.limit_in_bytes (2.0 GiB) of the control group are free")
+    assert room(root) == Room(GIB + GIB // 2, "free memory within memory.limit_in_bytes (2.0 GiB) of the control group")
 
 
 def test_no_limit_of_version_1_is_none(root: Path) -> None:
@@ -84,7 +84,7 @@ def test_no_limit_of_version_1_is_none(root: Path) -> None:
 def test_where_memory_must_be_promised_the_promises_count(root: Path) -> None:
     put(root / "proc/sys/vm/overcommit_memory", "2\n")
     put(root / "proc/meminfo", "MemAvailable: 9000000 kB\nCommitLimit: 3072 kB\nCommitted_AS: 1024 kB\n")
-    assert room(root) == Room(2048 * 1024, "memory may still be promised to anybody")
+    assert room(root) == Room(2048 * 1024, "memory that may still be committed")
 
 
 def test_where_nothing_is_known_nothing_is_refused(tmp_path: Path) -> None:

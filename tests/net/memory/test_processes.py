@@ -1,4 +1,4 @@
-"""A descriptor of a process that may have ended, and what of a process is seen while it ends."""
+"""A descriptor of a process that may have ended, and how a process looks while it ends."""
 
 from __future__ import annotations
 

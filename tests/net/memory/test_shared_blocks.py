@@ -1,4 +1,4 @@
-"""A frame is stored once, read by many as if each had a copy, and its block is used again when all are done."""
+"""A frame is stored once and read by many as if each had a copy, and its block is reused when all are done."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from monarch_kernel.net.memory.mappings import Mappings
 from monarch_kernel.net.memory.shared_blocks import Blocks, Reference
 from tests.support.descriptors import open_descriptors
 
-mappings = Mappings()  # one for a process, which hears of its forks
+mappings = Mappings()  # one per process, as it registers fork functions
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def open_block(reference: Reference) -> memoryview:
 
 
 def mapped_as(block: memoryview) -> str:
-    """How a block is mapped here, as Linux writes it: what is allowed, and whether it is shared or private."""
+    """Return how a block is mapped here, in Linux's notation: permissions, and whether it is shared or private."""
     address = memory_of(block).address
     with open("/proc/self/maps") as lines:
         for line in lines:
@@ -112,14 +112,14 @@ def test_what_a_child_may_still_read_is_not_used_again(blocks: Blocks) -> None:
     read = open_block(refer(blocks, view))
     begin, end = os.pipe()
     pid = os.fork()
-    if pid == 0:  # as a worker of a data loader
+    if pid == 0:  # like a worker of a data loader
         os.read(begin, 1)
         os._exit(0 if bytes(read[:4096]) == bytes([1]) * 4096 else 1)
     del view, read
     blocks.store([frame_of(2)])
     os.write(end, b"x")
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert len(blocks) == 1  # the first one was let go
+    assert len(blocks) == 1  # the first one was closed
     os.close(begin)
     os.close(end)
 
@@ -127,18 +127,18 @@ def test_what_a_child_may_still_read_is_not_used_again(blocks: Blocks) -> None:
 def test_values_that_are_larger_than_the_memory_are_refused_with_figures(
     blocks: Blocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks_module, "room", lambda: Room(1 << 30, "memory are free"))
+    monkeypatch.setattr(blocks_module, "room", lambda: Room(1 << 30, "free memory"))
     blocks.check(990 << 20)
-    with pytest.raises(MemoryError, match=r"^1.00 GiB are to be sent, and 1.00 GiB of memory are free, of which some"):
+    with pytest.raises(MemoryError, match=r"^1.00 GiB are needed, and there are 1.00 GiB of free memory, some"):
         blocks.check(1020 << 20)
     del [blocks.store([frame_of(1, 32 << 20)])][0]
-    blocks.check(1020 << 20)  # what is kept for the next value can be had, too
+    blocks.check(1020 << 20)  # the blocks that are kept for the next value count as free
 
 
 def test_what_is_kept_gives_way_to_what_has_no_room(blocks: Blocks, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks.store([frame_of(1, 16 << 20)])
     blocks.store([frame_of(1, 4 << 20)])
-    monkeypatch.setattr(blocks_module, "room", lambda: Room(1 << 20, "memory are free"))
+    monkeypatch.setattr(blocks_module, "room", lambda: Room(1 << 20, "free memory"))
     view = blocks.store([memoryview(bytes(64 << 20))])
     assert len(blocks) == 1
     assert view.nbytes == 64 << 20
@@ -149,7 +149,7 @@ def test_no_file_for_it_is_an_error_with_the_reason(blocks: Blocks) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 29, limits[1]))
     try:
         with pytest.raises(
-            MemoryError, match=r"1.00 GiB are to be sent, and a file .* may have 0.50 GiB \(ulimit -f\)"
+            MemoryError, match=r"1.00 GiB are needed, and a file .* may have at most 0.50 GiB \(ulimit -f\)"
         ):
             blocks._take(1 << 30)
     finally:
@@ -170,7 +170,7 @@ def test_frames_without_a_block_travel_themselves(blocks: Blocks) -> None:
     assert blocks.refer(frame_of(1), "reader") is None
     view = blocks.store([frame_of(1)])
     references = [blocks.refer(view, "reader") for _ in range(5000)]
-    assert None in references  # more readers than a block can tell apart
+    assert None in references  # more readers than a block has bytes for
     assert references[0] is not None
 
 
@@ -197,7 +197,7 @@ def test_threads_store_and_read_at_the_same_time(blocks: Blocks) -> None:
 def test_who_is_the_only_reader_writes_without_a_copy(blocks: Blocks) -> None:
     view = blocks.store([frame_of(1)])
     reference = refer(blocks, view)
-    del view  # the sender lets go of it before the message arrives
+    del view  # the sender releases it before the message arrives
     read = open_block(reference)
     assert mapped_as(read) == "rw-s"
     read[7] = 9
@@ -214,12 +214,12 @@ def test_who_may_not_be_the_only_reader_writes_to_a_copy(blocks: Blocks, kept: s
     assert mapped_as(read) == "rw-p"
     read[7] = 9
     if kept == "one is done before the other":
-        others = [open_block(Reference(*reference))]  # as far as the block knows
+        others = [open_block(Reference(*reference))]  # as the block assumes
     assert others[0][7] == 1
 
 
 def test_what_is_sent_again_is_what_was_sent_first(blocks: Blocks) -> None:
-    view = blocks.store([frame_of(1)])  # as a spawn, which is kept for the next process in that place
+    view = blocks.store([frame_of(1)])  # like a spawn, which is kept for a replacement of the process
     first = open_block(refer(blocks, view))
     first[0] = 9
     del first
@@ -235,7 +235,7 @@ def test_a_mapping_is_used_again_and_shows_what_is_new(blocks: Blocks) -> None:
         read = open_block(reference)
         assert read == frame_of(byte)
         if byte > 2:
-            read[:100] = bytes(100)  # of a private mapping pages become copies, which must not show again
+            read[:100] = bytes(100)  # pages of a private mapping become copies, which must not appear again
         del read
         view = None
     assert len(blocks) == 1
@@ -263,7 +263,7 @@ def test_memory_is_given_back_while_readers_keep_their_mappings(
     view = blocks.store([frame_of(1, 8 << 20)])
     reference = refer(blocks, view)
     del view
-    open_block(reference)  # which is over at once
+    open_block(reference)  # ends its use at once
     monkeypatch.setattr(blocks, "_idle_most", 0)
     fd = os.dup(reference.fd)
     assert os.fstat(fd).st_blocks * 512 >= 8 << 20
@@ -319,7 +319,7 @@ def test_what_a_child_lets_go_of_its_parent_has_still(blocks: Blocks) -> None:
 @pytest.mark.parametrize("wrong", [{"nbytes": 2 << 20}, {"turn": 0}, {"turn": mmap.PAGESIZE}, {"nbytes": -1}])
 def test_a_reference_that_can_not_be_is_refused(blocks: Blocks, wrong: dict[str, int]) -> None:
     view = blocks.store([frame_of(1)])
-    with pytest.raises(OSError, match="leads out of its file"):
+    with pytest.raises(OSError, match="points outside its file"):
         open_block(refer(blocks, view)._replace(**wrong))
 
 

@@ -1,4 +1,4 @@
-"""Every message and every value comes out as it went in; what is no message of ours is a WireError, and is not unpickled."""
+"""Every message and every value survives encoding and decoding; invalid messages raise WireError, and are not unpickled."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ frames_of_any = st.lists(st.binary(max_size=20), max_size=3).map(tuple)
 
 
 def fitting(hint: Any, within: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
-    """Values of an annotated type; raises for a type that nobody has thought of, so that new fields enter the tests.
+    """Values of an annotated type; raises for an unsupported type, so that new fields enter the tests.
 
     ``within`` are the types of which it is a part; one that is a part of itself is so once.
     """
@@ -91,7 +91,7 @@ def fitting(hint: Any, within: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
 
 @st.composite
 def entries(draw: st.DrawFn, kind: type[Message] | None = None) -> tuple[Message, tuple[bytes, ...]]:
-    """A message, and as many frames as its payload says."""
+    """A message, and as many frames as its payload has."""
     message = draw(fitting(kind or draw(st.sampled_from(KINDS))))
     if not hasattr(message, "payload"):
         return message, ()
@@ -109,7 +109,7 @@ def decode(parts: Sequence[Any]) -> list[tuple[Message, tuple[bytes, ...]]]:
 
 
 def as_data(batch: Sequence[tuple[Message, tuple[bytes, ...]]]) -> list[Any]:
-    """For comparison: inside ``Any`` a tuple may come out as a list."""
+    """Convert to plain data for comparison: inside ``Any`` a tuple may come out as a list."""
     return [(type(message), msgspec.msgpack.encode(message), frames) for message, frames in batch]
 
 
@@ -145,7 +145,7 @@ def test_a_large_batch_survives() -> None:
 
 @pytest.mark.parametrize("text", ["\udc80", "file \udcff.txt", "\ud800\udc00", "fine\n\0é😀"])
 def test_text_that_is_no_unicode_travels_too(text: str) -> None:
-    """``os.fsdecode`` gives lone surrogates for odd file names, and they end up in messages of errors."""
+    """``os.fsdecode`` returns lone surrogates for unusual file names, which then appear in error messages."""
     failure = Failure("exception", "FileNotFoundError", text, last_lines=(text,), exception=b"\x80")
     ((again, _),) = decode(join([pack(Failed(3, failure))]))
     assert isinstance(again, Failed)
@@ -154,7 +154,7 @@ def test_text_that_is_no_unicode_travels_too(text: str) -> None:
     assert again.failure.last_lines == (again.failure.message,)
 
 
-# -- what is no message
+# -- invalid messages
 
 
 def check_refused_or_decoded(parts: Sequence[Any]) -> None:
@@ -244,7 +244,7 @@ def test_split_unpickles_nothing() -> None:
 
 
 def travel(value: object) -> Any:
-    """A value, as it arrives: through the header and its frames."""
+    """Return a value as it arrives: through the header and its frames."""
     payload, frames = dump(value)
     ((message, arrived),) = split([bytes(part) for part in join([pack(Push(1, "x", payload), frames)])])
     return load(message.payload, arrived)  # type: ignore[attr-defined]
@@ -326,14 +326,14 @@ def test_memory_of_tensors_travels_apart_and_can_be_written_where_it_lands() -> 
     payload, frames = dump({"a": tensor, "b": torch.nn.Linear(3, 4)})
     assert [len(frame) for frame in frames] == [tensor.nbytes]  # small ones do not
     assert len(payload.data) < 1000
-    tensor += 1  # after it was sent, so to speak
+    tensor += 1  # as if after it was sent
     landed = [bytearray(frame) for frame in frames]
     again = load(payload, landed)
     assert not again["a"].any()
     again["a"] += 2
-    assert np.frombuffer(landed[0], "f4")[0] == 2  # it is in the memory in which it has arrived
+    assert np.frombuffer(landed[0], "f4")[0] == 2  # the tensor is in the received memory
     small = travel(torch.zeros(3))
-    small.resize_(100)  # such memory is torch's own
+    small.resize_(100)  # this memory belongs to torch
 
 
 def test_of_a_view_only_what_it_shows_travels() -> None:
@@ -486,15 +486,15 @@ def test_what_has_no_room_is_refused_as_a_whole_before_it_is_copied(monkeypatch:
 
     def check(nbytes: int) -> None:
         asked.append(nbytes)
-        raise MemoryError("20.0 GiB are to be sent, and 1.0 GiB of memory are free")
+        raise MemoryError("20.0 GiB are needed, and there are 1.0 GiB of free memory")
 
     monkeypatch.setattr(STORE, "check", check)
     monkeypatch.setattr(STORE, "from_nbytes", 1000)
     monkeypatch.setattr(STORE, "keep", lambda pieces: pytest.fail("copied"))
     tensors = list(torch.ones(4, 1000))  # views
-    with pytest.raises(PayloadError, match=r"^the arguments can't be sent: 20.0 GiB are to be sent, and"):
+    with pytest.raises(PayloadError, match=r"^the arguments can't be sent: 20.0 GiB are needed, and"):
         dump_call((tensors, b"x" * 100_000), {}, ("tensors", "data"))
-    (nbytes,) = asked  # and arguments are not tried one by one
+    (nbytes,) = asked  # the arguments are not tried one by one
     assert 116_000 < nbytes < 117_000
 
 
