@@ -1,11 +1,11 @@
-"""What waits for one neighbour, and how much of it may be on its way at a time: no I/O, no threads, no clock.
+"""Messages that wait for one neighbour, and how many bytes may be in transit to it: no I/O, no threads, no clock.
 
-Each envelope says how many bytes the neighbour has been given in all, and how many of his were taken. The difference is on its
-way: in ZeroMQ's queue, the kernel's buffers, or the network. Where that is as much as the connection takes in an eighth of a
-second the rest waits here. So beats, and what is small, never wait behind megabytes, and a host is not thought dead because
-its link is full. Beats go first, and say nothing of what they have overtaken.
+Each envelope says how many bytes its sender has sent to the neighbour in all, and how many it has received from it. The
+difference is in transit: in ZeroMQ's queue, the kernel's buffers, or the network. When as much is in transit as the connection
+takes in an eighth of a second, further messages wait here. So beats and small messages never wait behind megabytes, and a host
+is not considered dead because its link is full. Beats go first; a beat that overtakes messages does not count them as sent.
 
-What a broken connection has lost counts as taken as soon as something later comes: the numbers are sums.
+Bytes that a broken connection has lost count as received as soon as something later arrives: the numbers are sums.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from monarch_kernel.net.wire.envelope import Beat, Entry, Envelope, Leg, seal
 __all__ = ["FOLD_DEPTH", "MAX_FOLD_NBYTES", "PIECE_NBYTES", "Outbox", "is_small"]
 
 PIECE_NBYTES = 128 << 10
-"""Of what is large; on a connection that takes a megabyte a second there are eight of them in one."""
+"""Size of the pieces of a large message; a connection that takes a megabyte a second has eight of them in transit."""
 
 MAX_NAMES = 10_000
-"""In one envelope: so it is a frame of some 100 KiB, as the pieces are."""
+"""In one envelope, which is then a frame of some 100 KiB, the size of a piece."""
 
 MAX_FOLD_NBYTES = 64 * 1024
-"""Larger messages are not compared: it would cost more than it saves."""
+"""Larger messages are not compared with others: comparing costs more than it saves."""
 
 FOLD_DEPTH = 8
 _WINDOW_NBYTES = 256 << 10, 64 << 20
 _TELL_NBYTES = 128 << 10, 8 << 20
-"""After so much, at least and at most, it is said how much was taken, also if there is nothing else to say."""
+"""Bounds of the number of received bytes after which they are acknowledged, even if there is nothing else to send."""
 
 
 class Outbox:
-    """What waits for one neighbour."""
+    """The messages that wait for one neighbour."""
 
     def __init__(self) -> None:
         self._entries: deque[tuple[Entry, Sequence[Frame]]] = deque()
-        self._gone = 0  # entries that were here before the first
-        self._last: dict[int, int] = {}  # the place of each host's last one, counted with those
+        self._gone = 0  # entries that were removed from the front
+        self._last: dict[int, int] = {}  # the position of each host's last entry, removed ones included
         self._beats: dict[tuple[int, int, bool], Beat] = {}
         self._given = 0
         self._taken = 0
@@ -52,13 +52,13 @@ class Outbox:
 
     @property
     def waits(self) -> bool:
-        """Whether something waits."""
+        """Whether any entry waits."""
         return bool(self._entries)
 
-    # -- what is put in
+    # -- incoming entries
 
     def put(self, entry: Entry, frames: Sequence[Frame]) -> None:
-        """Have an entry wait; together with an equal one, if no host's messages change their order."""
+        """Queue an entry; merges it with an equal one that waits, unless that changes the order of a host's messages."""
         entries, last = self._entries, self._last
         end = self._gone + len(entries)
         if entries and not entry.goes_on and is_small(frames):
@@ -73,7 +73,7 @@ class Outbox:
         entries.append((entry, frames))
 
     def put_beat(self, beat: Beat) -> None:
-        """Have a beat wait; it takes the place of an earlier one."""
+        """Queue a beat; it replaces an earlier one for the same hosts."""
         key = beat.source, beat.target, beat.over
         before = self._beats.pop(key, None)
         if before is not None and before.again and before.life == beat.life and not beat.again:
@@ -81,7 +81,7 @@ class Outbox:
         self._beats[key] = beat
 
     def withdraw(self, which: Callable[[Leg], bool]) -> list[tuple[Entry, Sequence[Frame]]]:
-        """Take these legs of what waits out again; gives them, in order."""
+        """Remove these hops from the waiting entries, and return them in order."""
         taken, entries = [], list(self._entries)
         self._entries.clear()
         self._last.clear()
@@ -95,14 +95,14 @@ class Outbox:
                 self.put(entry, frames)
         return taken
 
-    # -- what is taken out
+    # -- outgoing messages
 
     def messages(self) -> list[list[Frame]]:
-        """Give what may go now, as multipart messages."""
+        """Return what may be sent now, as multipart messages."""
         entries = self._entries
         if len(entries) != 1 or self._beats or len(entries[0][0].legs) > 1 or self._given - self._taken >= self._window:
             return list(self._messages())
-        ((entry, frames),) = entries  # most are alone
+        ((entry, frames),) = entries  # the usual case
         entries.clear()
         self._last.clear()
         self._gone += 1
@@ -115,7 +115,7 @@ class Outbox:
         batches = list(self._batches())
         beats = list(self._beats.values())
         self._beats.clear()
-        if self._entries and beats:  # they overtake what they count
+        if self._entries and beats:  # the beats overtake the messages that they count
             yield self._sealed([], [beat if beat.over else _light(beat) for beat in beats])
             beats = []
         for i, batch in enumerate(batches):
@@ -154,10 +154,10 @@ class Outbox:
         envelope = Envelope([entry for entry, _ in batch], beats, self._given, self._heard)
         return seal(envelope, [frame for _, frames in batch for frame in frames])
 
-    # -- what the neighbour says
+    # -- reports of the neighbour
 
     def hear(self, given: int, taken: int) -> bool:
-        """The neighbour has given us, and taken, so many bytes in all; gives whether there is something for him now."""
+        """Process the totals that the neighbour reports; returns whether there is something to send to it now."""
         self._heard = given
         self._taken = max(self._taken, min(taken, self._given))
         since = self._taken - self._taken_before
@@ -165,14 +165,14 @@ class Outbox:
         return bool(self._entries) or self._heard - self._told >= self._tell
 
     def tick(self) -> None:
-        """See how much is taken in the time of a beat: half of that may be on its way, and is acknowledged in four parts."""
+        """Adapt to the bytes taken in one beat: half of them may be in transit, and they are acknowledged in four parts."""
         self._window = _between(_WINDOW_NBYTES, (self._taken - self._taken_before) // 2)
         self._tell = _between(_TELL_NBYTES, (self._heard - self._heard_before) // 8)
         self._taken_before, self._heard_before = self._taken, self._heard
 
 
 def is_small(frames: Sequence[Frame]) -> bool:
-    """Whether a message is compared with others, and travels whole."""
+    """Whether a message is compared with others, and sent in one piece."""
     return len(frames) == 1 and len(frames[0]) <= MAX_FOLD_NBYTES
 
 
@@ -189,5 +189,5 @@ def _between(bounds: tuple[int, int], nbytes: int) -> int:
 
 
 def _light(beat: Beat) -> Beat:
-    """The same, without what was sent."""
+    """The same beat, without the count of sent messages."""
     return Beat(beat.source, beat.target, beat.life, 0, beat.received, beat.again, False, beat.attached)

@@ -1,26 +1,27 @@
-"""A host agent's transport: to the controller, to the ranks of its host, and for them to the ranks of others.
+"""A host agent's transport: to the controller, to the ranks of its host, and from them to ranks of other hosts.
 
 Theory of operation
 ===================
 
-The ranks of a host connect to their agent (`PacketSocket`), which passes on what they send with the name of whom it is for
-before it, and hands them what comes for them with the name of who has sent it. It reads neither. Ways, numbers, fan-out and
-folding are the `Relay`'s.
+The ranks of a host connect to their agent (`PacketSocket`). The agent forwards what they send, which starts with the name of
+the receiver, and delivers messages to them with the name of the sender in front. It reads the content of neither. Paths,
+numbers, fan-out and folding are the `Relay`'s.
 
-What is for the controller goes to it, or, in a tree of agents, to the agent that it has named (`join`). That one says whether
-it has a way to the controller (`Beat.attached`), which may be unable to say anything itself. When it says so no more, or falls
-silent, the controller is dialled again, by the addresses that we came up with.
+Messages for the controller go to it, or, in a tree of agents, to the agent that it has named as parent (`join`). The parent
+reports whether it has a path to the controller (`Beat.attached`), which may be unable to send anything itself. When the parent
+stops to report a path, or falls silent, this agent dials the controller again, by the addresses that it was started with.
 
-What is for a rank of another host goes by way of the controller, until it has said where that host is (`reach`), and a
-connection to it is there: then straight to its agent. If nothing is heard on that for a while it is given up, and the way is
-the old one. The numbers of the `Relay` see to it that nothing is lost or overtaken where the way changes.
+Messages for a rank of another host go through the controller, until it has said where that host is (`reach`) and a connection
+is established: then directly to its agent. If nothing is heard on that connection for a while, the agent closes it and returns
+to the old path. The numbers of the `Relay` ensure that nothing is lost or reordered when the path changes.
 
-A message that is for several ranks will soon have several answers. Those that have come wait for the others, so that equal
-ones go up as one: for a millisecond, and again where that was not enough, for half as long as the others have taken so far
-(`MAX_FOLD_S` at most). What a rank says that owes no answer, and what the controller has passed on through us, is not held up.
+A message for several ranks will soon have several answers. The first answers wait for the others, so that equal ones go up as
+one: for a millisecond, and again where that was not enough, for half as long as the others have taken so far (`MAX_FOLD_S` at
+most). Messages of a rank that owes no answer, and those that the controller forwards through this agent, are not delayed.
 
-The descriptor of a ZeroMQ socket tells only of what has come since it was last looked at, and any use may take that away. So
-these sockets are looked at when a descriptor was readable, and after each use (*stirred*), but not each time a rank speaks.
+The descriptor of a ZeroMQ socket signals only what has arrived since the socket was last checked, and any use may clear the
+signal. So these sockets are checked when a descriptor was readable and after each use (*stirred*), but not for each message of
+a rank.
 """
 
 from __future__ import annotations
@@ -47,34 +48,34 @@ __all__ = ["Gateway"]
 FOLD_S = 0.001
 MAX_FOLD_S = 0.02
 EXPECTED_S = 0.5
-"""An answer that has not come by then is no longer waited for with others."""
+"""The agent stops waiting for an answer after this time."""
 
 BATCH = 256
-"""After so many messages it is the turn of what else the agent has to do."""
+"""After this many messages the agent does its other work."""
 
 PARENT_SILENT_S = 1.0
 NEIGHBOUR_SILENT_S = 3.0
 REDIAL_S = 10.0
-"""After this long without an answer, or without a connection that was given up, another host is dialled once more."""
+"""A host is dialled again this long after an attempt without an answer, or after its connection was given up."""
 
 _DIALLING_S = 0.02
 
 
 class Gateway:
-    """Carries messages between the ranks of one host, their agent, and everybody else; for the agent's one thread.
+    """Carries messages between the ranks of one host, their agent, and all others; for the agent's only thread.
 
     Args:
         host: number of the host.
         directory: where ranks find it.
-        addresses: of the controller; empty where the controller dials.
-        keys: for connections to other machines; None where there are to be none.
-        life: how many controllers the session has had before.
-        watch: called with a descriptor that has to be polled: whenever it is readable call `turn`; and with False before it
-            is closed.
+        addresses: of the controller; empty if the controller dials.
+        keys: for connections to other machines; None if there are none.
+        life: the epoch: the number of controllers that the session had before.
+        watch: called with a descriptor that must be polled, and True: call `turn` whenever it is readable; and with False
+            before it is closed.
 
     Attributes:
         name: of the agent itself.
-        address: where ranks connect to.
+        address: where ranks connect.
         heard_controller_at: when the controller was last heard of; None if it never was.
     """
 
@@ -99,7 +100,7 @@ class Gateway:
         self._listener = PacketListener(self.address.removeprefix("ipc://"))
         self._epoll.register(self._listener.fd, select.EPOLLIN)
         self._local: dict[int, PacketSocket] = {}
-        self._names: dict[int, Peer] = {}  # of the ranks that have said who they are
+        self._names: dict[int, Peer] = {}  # ranks that have sent their names
         self._connected_ranks: dict[Peer, PacketSocket] = {}
         self._uplink: zmq.Socket[bytes] | None = None
         self._links = Links(self._context, host, keys, self._watch) if keys else None
@@ -130,22 +131,22 @@ class Gateway:
         self._fold_until = 0.0
         self._is_urgent = False
 
-    # -- whom it knows
+    # -- state of other processes
 
     @property
     def port(self) -> int:
-        """Where other hosts may dial; 0 where none may."""
+        """Port for connections of other hosts; 0 if there is none."""
         return self._links.port if self._links else 0
 
     @property
     def has_controller(self) -> bool:
-        """Whether the controller's process is certainly there, also if it says nothing; not known where it has dialled us."""
+        """Whether the controller's process certainly runs, even if silent; False, for unknown, if it has dialled this host."""
         if self._parent != CONTROLLER_HOST:
             return time.monotonic() < self._heard_at.get(self._parent, 0.0) + PARENT_SILENT_S
         return self._links is not None and self._links.is_up(CONTROLLER_HOST)
 
     def _has_way(self, now: float) -> bool:
-        """Whether there is a way to the controller by us, also for those who have us pass on what they send."""
+        """Whether there is a path to the controller through this host, also for hosts whose messages it forwards."""
         heard_at = self.heard_controller_at
         return self.has_controller or (heard_at is not None and now < heard_at + PARENT_SILENT_S)
 
@@ -156,20 +157,20 @@ class Gateway:
 
     @property
     def refused(self) -> int:
-        """Connections and messages that were not let in."""
+        """Number of refused connections and messages."""
         return self._relay.dropped + (self._links.refused if self._links else 0)
 
     @property
     def strangers(self) -> int:
-        """Of these, the connections of those who have not the keys."""
+        """Number of refused connections from clients without the keys."""
         return self._links.refused if self._links else 0
 
     def expect(self, rank: Peer) -> None:
-        """A rank of this host will connect; what comes for it before waits."""
+        """Register a rank of this host that will connect; messages for it wait until then."""
         self._ranks.add(rank)
 
     def forget(self, rank: Peer) -> None:
-        """A rank of this host has ended; what it has still said is passed on."""
+        """Remove a rank of this host that has ended; messages that it has sent are still forwarded."""
         if (connection := self._connected_ranks.get(rank)) is not None:
             poller = select.poll()
             poller.register(connection.fd, select.POLLIN)
@@ -181,7 +182,7 @@ class Gateway:
         self._unsent.pop(rank, None)
 
     def reach(self, host: int, addresses: Sequence[str], peers: Iterable[Peer]) -> None:
-        """These processes are on a host that can be dialled there; it dials us, if there are no addresses."""
+        """Set the host of these processes, and dial it; it dials this host, if there are no addresses."""
         for peer in peers:
             self._homes[peer] = host
             for sender, frames in self._homeless.pop(peer, ()):
@@ -191,24 +192,22 @@ class Gateway:
             self._dial(host)
 
     def _dial(self, host: int) -> None:
-        """Try to have a connection to another host, now and once more later."""
+        """Dial another host unless it is connected, and schedule one more attempt."""
         if self._links is not None and not self._links.is_connected(host):
             self._links.dial(host, self._reachable[host])
             self._redial_at[host] = time.monotonic() + REDIAL_S
 
     def part(self, host: int) -> None:
-        """A host is gone: what is for it is dropped, and it is dialled no more."""
+        """Drop the messages for a lost host, and stop dialling it."""
         self._reachable.pop(host, None)
         self._redial_at.pop(host, None)
         self._relay.give_up(host)
-        if (
-            self._links is not None and host != self._parent
-        ):  # else the way to the controller is sought anew, in a moment
+        if self._links is not None and host != self._parent:  # else beat() looks for another path to the controller
             self._heard_at.pop(host, None)
             self._links.hang_up(host)
 
     def join(self, parent: int, addresses: Sequence[str]) -> None:
-        """Take the way to the controller by this agent from now on, if it can be reached."""
+        """Use this agent as the path to the controller from now on, if it can be reached."""
         if self._links is not None:
             self._joining = parent
             self._join_by = time.monotonic() + REDIAL_S
@@ -217,7 +216,7 @@ class Gateway:
     # -- messages
 
     def send(self, peer: Peer, parts: Sequence[Frame]) -> bool:
-        """Send a message of the agent's own; False if that is not for the controller."""
+        """Send a message of the agent itself; returns False unless it is for the controller."""
         if peer != CONTROLLER:
             return False
         self._relay.send(self.name, CONTROLLER, CONTROLLER_HOST, parts)
@@ -225,11 +224,11 @@ class Gateway:
         return True
 
     def recv(self) -> tuple[Peer, list[Frame]] | None:
-        """Give the next message for the agent itself, or None."""
+        """Return the next message for the agent itself, or None."""
         return self._arrived.popleft() if self._arrived else None
 
     def turn(self) -> float | None:
-        """Pass on all that has come; gives after how many seconds to call again, at the latest, or None."""
+        """Forward all messages that have arrived; returns the seconds until the next call at the latest, or None."""
         now = time.monotonic()
         for fd, events in self._epoll.poll(0):
             if (connection := self._local.get(fd)) is not None:
@@ -250,7 +249,7 @@ class Gateway:
                 self._hear(*received, now)
             self._connected()
             if self._may_flush(now):
-                self._flush()  # which stirs: what we send may be answered before we sleep, and no descriptor would tell
+                self._flush()  # which stirs: an answer may arrive before we sleep, without a signal of the descriptor
         if not left:
             self._is_stirred = True
             return 0.0
@@ -260,17 +259,17 @@ class Gateway:
 
     @property
     def is_stirred(self) -> bool:
-        """Whether something may have come that no descriptor tells of: call `turn` before you poll."""
+        """Whether something may have arrived without a signal of a descriptor: call `turn` before you poll."""
         return self._is_stirred
 
     def _take(self) -> tuple[int, list[Frame]] | None:
-        """Give the next message of another host or the controller, and which neighbour has sent it."""
+        """Return the next message of another host or the controller, and the neighbour that sent it."""
         if self._uplink is not None and (parts := recv_multipart(self._uplink)) is not None:
             return CONTROLLER_HOST, parts
         return self._links.recv() if self._links is not None else None
 
     def beat(self, now: float) -> None:
-        """Say that we are alive, and see who else is; call this every `AgentConfig.beat_s`."""
+        """Send beats and check those of others; call this every `AgentConfig.beat_s`."""
         for neighbour, at in list(self._heard_at.items()):
             if self._links is None or neighbour == CONTROLLER_HOST:
                 continue
@@ -291,19 +290,19 @@ class Gateway:
                     self._links.hang_up(host)
                     self._dial(host)
         if self._joining not in (None, CONTROLLER_HOST) and now >= self._join_by and self._links is not None:
-            self._links.hang_up(self._joining)  # it can't be reached; the way stays as it is
+            self._links.hang_up(self._joining)  # it can't be reached; the path stays as it is
             self._joining = None
         if self._links is not None:
             self._links.revive(now)
         self._relay.is_attached = self._has_way(now)
-        self._is_stirred = True  # there may be something to do whose time has come
+        self._is_stirred = True  # something may be due
         self._relay.beat()
         self._flush()
         if self._links is not None:
             self._links.tend()
 
     def close(self) -> None:
-        """Close all sockets; what was sent lingers for up to a second."""
+        """Close all sockets; sent messages linger for up to a second."""
         self._flush()
         if self._links is not None:
             self._links.close()
@@ -334,7 +333,7 @@ class Gateway:
             self._epoll.unregister(fd)
 
     def _connected(self) -> None:
-        """See what connections have come about that we have dialled."""
+        """Process new connections to hosts that this one has dialled."""
         for host in self._links.new_connections() if self._links is not None else ():
             self._is_stirred = True
             self._heard_at[host] = time.monotonic()
@@ -342,7 +341,7 @@ class Gateway:
                 self._joining = None
                 former, self._parent = self._parent, host
                 if host != CONTROLLER_HOST:
-                    self._relay.greet(host)  # it says whether it has a way to the controller, as long as it hears of us
+                    self._relay.greet(host)  # it reports its path to the controller while it hears of us
                 self._relay.lead_by(former, host)
                 if former != host and self._links is not None:
                     self._links.hang_up(former)
@@ -374,16 +373,16 @@ class Gateway:
         except WireError:
             self._relay.dropped += 1
         if neighbour == self._parent and self._relay.passed_on > passed_on:
-            self._is_urgent = True  # what goes down from here is not held up
+            self._is_urgent = True  # messages from the parent are not delayed
         if CONTROLLER_HOST in self._relay.heard:
             self.heard_controller_at = now
         if neighbour == self._parent and (CONTROLLER_HOST in self._relay.heard or neighbour in self._relay.attached):
-            self._heard_at[neighbour] = now  # one that has lost its own way is of no use to us
+            self._heard_at[neighbour] = now  # a parent without a path is of no use
         self._relay.heard.clear()
         self._relay.attached.clear()
 
     def _may_speak(self, sender: Peer, host: int) -> bool:
-        """Whether a process is on that host; a rank never moves: what comes in its place has another name."""
+        """Whether a process is on that host; a rank never moves: its replacement has another name."""
         if self._homes.get(sender) == host or (is_rank(sender) and self._homes.setdefault(sender, host) == host):
             return True
         self._relay.dropped += 1
@@ -399,11 +398,11 @@ class Gateway:
         if rank in self._owing:
             self._owing.remove(rank)
         else:
-            self._is_urgent = True  # it is no answer that others will be equal to
+            self._is_urgent = True  # not an answer that others may be equal to
         home = self._homes.get(receiver)
         if home is not None:
             self._relay.send(rank, receiver, home, frames)
-        else:  # the controller is about to say where that is
+        else:  # the controller will say where that is
             self._homeless.setdefault(receiver, []).append((rank, frames))
 
     def _to_rank(self, rank: Peer, packets: Packets) -> None:
@@ -424,7 +423,7 @@ class Gateway:
             self._epoll.register(connection.fd, select.EPOLLIN)
 
     def _read(self, connection: PacketSocket) -> None:
-        """Read once: then it is the others' turn."""
+        """Read one message: the other connections are next."""
         try:
             parts = connection.recv()
         except WireError:
@@ -441,7 +440,7 @@ class Gateway:
             self._drop(connection)
 
     def _admit(self, connection: PacketSocket, name: Peer) -> None:
-        """A rank has said who it is; what has waited for that is sent."""
+        """Register a rank that has sent its name, and send the messages that waited for it."""
         if name not in self._ranks or name in self._connected_ranks:
             self._relay.dropped += 1
             self._drop(connection)

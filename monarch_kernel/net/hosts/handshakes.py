@@ -1,26 +1,28 @@
-"""Who knocks at a port of ours and is not of the session: how many may stand at the door, for how long, and how many came.
+"""Limits unauthenticated connections to a port of the session: their number and their duration; counts the refused ones.
 
 Theory of operation
 ===================
 
-Whoever connects to a port costs a descriptor until he has proved, by CURVE's handshake, that he has the session's keys. libzmq
-gives up those that take longer than `HANDSHAKE_MS`, and does not bound how many there are; at the limit of descriptors it
-tries to accept without end. So a monitor tells us of each. Who has the keys needs milliseconds, a second or two where a
-thousand come at once, and us to let him in: until then his proof waits. Of those that take longer `MAX_WAITING` may stay, and
-of all no more than take half of the descriptors that are left; those that came first are hung up on. Where few descriptors are
-left all are, also those that were not accepted yet, for which one is kept in reserve. So are those that say more than a
-handshake takes.
+A client that connects to a port costs a descriptor until it proves, in CURVE's handshake, that it has the session's keys.
+libzmq gives up handshakes that take longer than `HANDSHAKE_MS`, but does not bound their number; at the limit of descriptors it
+calls accept() in an endless loop. So a socket monitor reports each connection to this module. A client that has the keys needs
+milliseconds for the handshake, or a second or two where a thousand connect at once, and it needs this process to check its
+proof; until then its proof waits. Of the connections that take longer, `MAX_WAITING` may stay, and all connections together may
+use at most half of the remaining descriptors; the oldest are closed first. Where few descriptors are left, all unauthenticated
+connections are closed. This includes connections that are not accepted yet; one descriptor is kept in reserve to accept them. A
+connection that sends more bytes than a handshake takes is closed, too.
 
-That somebody has come in we are told, but not who. We take him for the first who has sent a proof, and put that right if it
-turns out that another one says more than can be said before.
+The monitor reports that a handshake succeeded, but not on which connection. This module attributes the success to the first
+connection that has sent a proof, and corrects that when another connection sends more bytes than are possible before success.
 
-Whoever has the keys gives up, too, and comes again, while this process is stopped (the lid of a laptop is closed) or its
-interpreter is held. So when nobody has looked for `PATIENCE_S`, who ends then or as long after that is not counted: he may have
-waited for us. One whose key is another is a stranger at any time.
+A client with the keys also gives up, and tries again, while this process is stopped (the lid of a laptop is closed) or its
+interpreter is blocked. So after a pause of more than `PATIENCE_S` between two calls of `Strangers.look`, connections that end
+then, or for as long after that, are not counted as refused: they may have waited for this process. A connection with another
+key is always counted.
 
-The descriptors are libzmq's, and may be others by the time that we are told of them. So nothing of ours closes one: a
-connection is shut down, and only if it is one to our port. libzmq then sees its end. (To unbind and to bind again would end the
-connections that have come about, too.)
+The descriptors belong to libzmq, and may refer to other files by the time that the monitor reports them. So this module closes
+none of them: it shuts a connection down, after it has checked that it is one to this port, and libzmq then sees its end.
+(Unbinding and binding again would also end the established connections.)
 """
 
 from __future__ import annotations
@@ -42,31 +44,31 @@ __all__ = ["BACKLOG", "HANDSHAKE_MS", "MAX_WAITING", "Strangers", "free_descript
 
 HANDSHAKE_MS = 5000
 BACKLOG = 1024
-"""Whom the kernel has no room for it tells nothing, and he tries again after a second or more: also many of ours at once."""
+"""The kernel silently drops connections when the accept queue is full; clients, ours included, retry after 1 s or more."""
 
 PATIENCE_S = 2.0
 MAX_WAITING = 128
-"""Of those that have waited for longer than this."""
+"""Of the connections that have waited for longer than `PATIENCE_S`."""
 
 MAX_AT_ONCE = 2048
 RESERVE = 16
-"""When fewer descriptors than this are left nobody may wait."""
+"""When fewer descriptors than this are left, no unauthenticated connection may stay."""
 
 _PROOF_NBYTES = 300
-"""More than comes of CURVE before a client's proof (ZMTP's greeting and HELLO: 266), less than with it."""
+"""More than a client sends in CURVE before its proof (ZMTP's greeting and HELLO: 266), less than with the proof."""
 
 _MAX_PROOF_NBYTES = 1000
-"""With it about 600 have come."""
+"""With the proof a client has sent about 600."""
 
 _MAX_HANDSHAKE_NBYTES = 4096
-"""Who says more without having come in wants to fill our memory: libzmq keeps what comes until the frame is whole."""
+"""A client that sends more before it is authenticated could fill memory: libzmq buffers a frame until it is complete."""
 
 _GLANCE_S = 0.05
 _LET_IN_S = 0.2
-"""After we have found time we let in all who wait with a proof within this."""
+"""After a pause, all connections whose proofs are waiting are let in within this time."""
 
-# Not EVENT_HANDSHAKE_FAILED_PROTOCOL: libzmq 4.3.5 loses its errno when it tells of it, and a connection on which something was
-# sent twice (CURVE counts) then stands still, instead of being ended.
+# Not EVENT_HANDSHAKE_FAILED_PROTOCOL: libzmq 4.3.5 loses its errno when it reports this event, and a connection on which
+# something was sent twice (CURVE counts) then hangs instead of ending.
 _WATCHED = int(
     zmq.EVENT_LISTENING
     | zmq.EVENT_ACCEPTED
@@ -77,15 +79,15 @@ _WATCHED = int(
 
 
 class Strangers:
-    """Connections that a socket has accepted, and that have not come about yet.
+    """The connections that a socket has accepted, and whose handshake is not complete.
 
     Args:
         context: of the socket.
         listener: the socket, not bound yet.
 
     Attributes:
-        refused: how many have ended before they came about, but for those that may have waited for us in vain.
-        monitor: to be polled; when it is readable call `look`.
+        refused: number of connections that ended before they were authenticated, without those that may have waited for us.
+        monitor: socket to poll; call `look` when it is readable.
     """
 
     def __init__(self, context: zmq.Context[Any], listener: zmq.Socket[bytes]) -> None:
@@ -93,7 +95,7 @@ class Strangers:
         address = f"inproc://strangers-{id(self)}"
         listener.monitor(address, _WATCHED)
         self.monitor: zmq.Socket[bytes] = context.socket(zmq.PAIR)
-        self.monitor.rcvhwm = 0  # else libzmq's thread would wait for us, and with it all connections
+        self.monitor.rcvhwm = 0  # else libzmq's thread would block, and all connections with it
         self.monitor.connect(address)
         self._port = 0
         self._door = -1  # the descriptor on which libzmq listens
@@ -101,15 +103,15 @@ class Strangers:
         self._looked_at = time.monotonic()
         self._counts_from = 0.0
         self._glance_at = 0.0
-        self._tended_at = self._let_in_at = 0.0  # who came before this could have been let in
+        self._tended_at = self._let_in_at = 0.0  # connections from before this could have been let in
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        self._waiting: dict[int, float] = {}  # descriptor -> when it came, the first first
-        self._taken_for_in: dict[int, float] = {}  # of those who have said no more than a proof since it may be another
+        self._waiting: dict[int, float] = {}  # descriptor -> when it was accepted, oldest first
+        self._taken_for_in: dict[int, float] = {}  # sent no more than a proof: may be a wrong guess
         self._leaving: set[int] = set()
         self._most = min(MAX_AT_ONCE, free_descriptors() // 2)
 
     def look(self) -> None:
-        """See who has come, come in and gone since the last time."""
+        """Process the connections that were accepted, authenticated and closed since the last call."""
         now = time.monotonic()
         if now > self._looked_at + PATIENCE_S:
             self._counts_from = now + PATIENCE_S
@@ -125,7 +127,7 @@ class Strangers:
                 self._send_the_loud_away()
 
     def _read(self) -> int:
-        """Take what libzmq tells; gives how many have come in."""
+        """Read the monitor's events; returns the number of completed handshakes."""
         now, came_in = time.monotonic(), 0
         while has_message(self.monitor):
             kind, value = read_event(self.monitor)
@@ -149,7 +151,7 @@ class Strangers:
         return came_in
 
     def tend(self) -> None:
-        """See how many may wait, by the descriptors that are left; call this a few times a second."""
+        """Update the number of connections that may wait, by the descriptors that are left; call this a few times a second."""
         self.look()
         self._tended += 1
         if not self._waiting and self._tended % 4:
@@ -163,13 +165,13 @@ class Strangers:
             self._tended_at, self._let_in_at = now, self._tended_at
 
     def close(self) -> None:
-        """Watch no more; the socket is closed by its owner, and before that."""
+        """Stop monitoring; call this before the owner closes the socket."""
         if self._spare >= 0:
             os.close(self._spare)
         self.monitor.close(linger=0)
 
     def _came_in(self) -> None:
-        """One has proved that he has the keys, or has tried to; libzmq does not say which."""
+        """Handle a completed handshake, successful or not; libzmq does not say of which connection."""
         for fd, came in self._waiting.items():
             if tcp.nbytes_received(fd, self._port) >= _PROOF_NBYTES:
                 del self._waiting[fd]
@@ -179,26 +181,26 @@ class Strangers:
             self._waiting.popitem()
 
     def _send_away(self, count: int) -> None:
-        """Hang up on those that have waited for longest, but not on a proof that we had no time for yet."""
+        """Close the connections that have waited longest, except those whose proofs have had no time to be checked."""
         for fd, came in list(islice(self._waiting.items(), max(0, count))):
-            if self._waiting.get(fd) != came:  # it has come in or gone meanwhile
+            if self._waiting.get(fd) != came:  # it was authenticated or closed meanwhile
                 continue
             nbytes = tcp.nbytes_received(fd, self._port)
             if came < self._let_in_at or nbytes < _PROOF_NBYTES:
                 self._hang_up(fd, nbytes)
 
     def _send_the_loud_away(self) -> None:
-        """Hang up on those that have said more than a handshake takes."""
+        """Close connections that have sent more than a handshake takes."""
         counts = {fd: tcp.nbytes_received(fd, self._port) for fd in self._waiting}
         loud = [fd for fd, nbytes in counts.items() if nbytes > _MAX_HANDSHAKE_NBYTES]
         if loud:
-            self._read()  # who has come in by now could say that much, and libzmq has told us of it before he could
+            self._read()  # an authenticated one could send that much; libzmq reports its success before it can
         for fd in loud:
             if fd in self._waiting:
                 self._hang_up(fd, counts[fd])
 
     def _hang_up(self, fd: int, nbytes: int) -> None:
-        """End a connection, if it is not one that has come in when we took another for it."""
+        """Close a connection, unless it is an authenticated one for which another was mistaken."""
         if nbytes >= _PROOF_NBYTES and self._is_in(fd, nbytes):
             return
         del self._waiting[fd]
@@ -206,16 +208,17 @@ class Strangers:
         self._leaving.add(fd)
 
     def _is_in(self, fd: int, nbytes: int) -> bool:
-        """Put right whom we took for one that has come in, if it was this one; False if it was not.
+        """Correct the guess which connection was authenticated, if it was this one; returns False if it was not.
 
-        Who says more than a proof is in. If all that we took for those that are in say that much, too, somebody has come in of
-        whom we have not read yet: libzmq tells of each before he can say anything.
+        A connection that sends more than a proof is authenticated. If all connections that were taken for authenticated have
+        sent that much, too, there is a success that was not read yet: libzmq reports each before its connection can send
+        anything.
         """
         came = self._waiting[fd]
         while True:
             for other in list(self._taken_for_in):
                 theirs = tcp.nbytes_received(other, self._port)
-                if not 0 <= theirs <= _MAX_PROOF_NBYTES:  # rightly, or it has gone
+                if not 0 <= theirs <= _MAX_PROOF_NBYTES:  # the guess was right, or it has closed
                     del self._taken_for_in[other]
                 elif theirs < nbytes:
                     self._waiting[other] = self._taken_for_in.pop(other)
@@ -224,13 +227,13 @@ class Strangers:
                         self._taken_for_in[fd] = came
                     return True
             came_in = self._read()
-            if self._waiting.get(fd) != came:  # it has gone, or was the one
+            if self._waiting.get(fd) != came:  # it has closed, or was the one
                 return True
             if not came_in:
                 return False
 
     def _empty_the_queue(self) -> None:
-        """Accept those that the kernel has queued, and hang up on them: libzmq can't, and would try for ever."""
+        """Accept the connections in the kernel's queue, and close them: libzmq can't, and would try forever."""
         if self._door < 0:
             return
         if self._spare >= 0:
@@ -241,7 +244,7 @@ class Strangers:
             while True:
                 door.accept()[0].close()
                 self.refused += 1
-        except OSError:  # none is left, or libzmq was quicker
+        except OSError:  # none is left, or libzmq accepted it first
             pass
         finally:
             door.detach()
@@ -252,9 +255,9 @@ class Strangers:
 
 
 def read_event(monitor: zmq.Socket[bytes]) -> tuple[int, int]:
-    """What a socket that tells of connections says: what has happened, and to which descriptor, if it says so."""
+    """Read an event of a monitor socket: what happened, and the descriptor, if it names one."""
     event, _ = monitor.recv_multipart(zmq.NOBLOCK)
-    kind, value = struct.unpack("=hi", event)  # zmq.utils.monitor does that, too, but imports asyncio for it
+    kind, value = struct.unpack("=hi", event)  # zmq.utils.monitor does this, too, but imports asyncio
     return kind, value
 
 
@@ -267,7 +270,7 @@ def _port_of(fd: int) -> int:
 
 
 def free_descriptors() -> int:
-    """How many more files this process may open."""
+    """Return the number of files that this process may still open."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return 1 << 30
@@ -275,4 +278,4 @@ def free_descriptors() -> int:
         taken = sum(int(fd) < limit for fd in os.listdir("/proc/self/fd"))
     except OSError:
         return 0
-    return limit - taken + 1  # the one that lists them
+    return limit - taken + 1  # the one that listdir() used

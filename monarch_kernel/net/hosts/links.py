@@ -1,15 +1,15 @@
 """Connections to other hosts: TCP, encrypted and authenticated by CURVE, dialled by either side.
 
-All hosts of a session have one key pair. Who listens has it ask each client for proof that it has the pair, too (CURVE, and a
-ZAP handler for its public key); whoever has not is refused and counted, before any of his bytes is looked at.
+All hosts of a session have one key pair. A listener requires each client to prove that it has the pair, too (CURVE, and a ZAP
+handler for its public key). It refuses and counts clients that have not, before it looks at any of their bytes.
 
-Who dials knows several addresses of the other, of which some may lead nowhere, or to somebody else. It knocks at all of them at
-once, takes the best that answers, and forgets the others. A connection that breaks is made again by ZeroMQ; what it has lost is
-sent again by the `Relay`.
+A host that dials knows several addresses of the other, some of which may lead nowhere, or to another host. It connects to all
+of them at once, takes the best that answers, and closes the others. ZeroMQ restores a broken connection; the `Relay` sends
+again what the connection has lost.
 
-A network that is gone for a moment breaks no connection: TCP only waits, each time for twice as long, also when the network is
-back. So where nothing gets through (`tcp.is_stuck`) who has dialled knocks again and again, each time for little longer than a
-packet takes there and back (`revive`), and the first that is answered takes the place of the connection that stands still.
+A brief network failure breaks no connection: TCP only waits, twice as long after each attempt, even when the network is back.
+So while nothing gets through (`tcp.is_stuck`), the host that dialled makes new connections again and again, each with a timeout
+little longer than the round trip of a packet (`revive`), and the first that is answered replaces the stalled one.
 """
 
 from __future__ import annotations
@@ -33,52 +33,52 @@ from monarch_kernel.net.wire.config import LinkKeys
 __all__ = ["Links", "new_keys"]
 
 PATIENCE_S = 0.15
-"""How long a better address has to answer when a worse one has."""
+"""How long a better address may take to answer after a worse one has answered."""
 
 LEFTOVER_S = 1.0
-"""Connections that were not taken are closed later: one that ends in its handshake would be taken for a stranger's."""
+"""Connections that were not chosen are closed this much later: one that ends in its handshake would be counted as refused."""
 
 KNOCK_S = 0.04, 1.0
-"""How long to wait for the answer to a knock before the next one, at least and at most."""
+"""Minimum and maximum time to wait for the answer to a connection attempt before the next one."""
 
 _KNOCK_AGAIN_MS = 10
 _BROKEN_S = 0.3
-"""For so long a connection that broke is left to ZeroMQ, which makes it again."""
+"""How long a broken connection is left to ZeroMQ, which reconnects."""
 
 _KNOCKS_S = 3.0
-"""After so long it is left to ZeroMQ, which tries about once a second: it may be that nobody will ever be there again."""
+"""After this long reconnecting is left to ZeroMQ, which tries about once a second: the host may never be there again."""
 
 _ZAP = "inproc://zeromq.zap.01"
 _KNOCK, _HERE = b"knock", b"here"
 HEARTBEAT_MS = 1000
 MAX_FRAME_NBYTES = 512 << 10
-"""More than a `Relay` ever puts into one; who announces a larger one, stranger or not, is cut off before it is taken in."""
+"""More than a `Relay` ever puts into a frame; libzmq disconnects a peer that announces a larger one, authenticated or not."""
 
 
 _STATES = int(zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
 
 
 def new_keys() -> LinkKeys:
-    """A key pair for a new session."""
+    """Make a key pair for a new session."""
     public, secret = zmq.curve_keypair()
     return LinkKeys(public.decode(), secret.decode())
 
 
 class _Connection:
-    """A connection that we have dialled: the socket, and what is known of its state."""
+    """A connection that this host dialled: the socket, and its known state."""
 
     def __init__(self, address: str, socket: zmq.Socket[bytes]) -> None:
         self.address = address
         self.socket = socket
         self.is_up = False
         self.broken_at: float | None = None
-        self.is_left = False  # to ZeroMQ, to make it some time
+        self.is_left = False  # to ZeroMQ, which reconnects at some time
         self.round_trip_s = 0.0
         self._fd = -1
         self._monitor = socket.get_monitor_socket(_STATES)
 
     def look(self, now: float) -> None:
-        """See what has become of it."""
+        """Read the events of the connection."""
         while has_message(self._monitor):
             kind, value = read_event(self._monitor)
             if kind == zmq.EVENT_CONNECTED:
@@ -91,19 +91,19 @@ class _Connection:
 
     @property
     def has_reached(self) -> bool:
-        """Whether there is a connection of TCP, on which the handshake may still go on."""
+        """Whether TCP is connected; the handshake may not be complete."""
         return self._fd >= 0
 
     @property
     def is_stuck(self) -> bool:
-        """Whether nothing gets through."""
+        """Whether nothing gets through although TCP is connected."""
         if self._fd < 0:
             return False
         self.round_trip_s = tcp.round_trip_s(self._fd) or self.round_trip_s
         return tcp.is_stuck(self._fd)
 
     def close(self, linger_ms: int) -> None:
-        """End it."""
+        """Close the connection."""
         self.socket.disable_monitor()
         self._monitor.close(linger=0)
         self.socket.close(linger=linger_ms)
@@ -111,9 +111,9 @@ class _Connection:
 
 @dataclass
 class _Dial:
-    """Connections to one host, of which one will be taken: address -> connection, the best first.
+    """Connections to one host, one of which will be taken: address -> connection, the best first.
 
-    One that is to take the place of a connection that stands still waits for each knock for ``knock_s``, and goes on ``until``.
+    An attempt to replace a stalled connection waits ``knock_s`` for each answer, and repeats ``until`` then.
     """
 
     connections: dict[str, _Connection]
@@ -129,8 +129,8 @@ class Links:
     Args:
         context: of the sockets; has no other ZAP handler.
         host: our number.
-        keys: of the session.
-        watch: called with each socket that has to be polled, and with False when it is closed.
+            keys: of the session.
+            watch: called with each socket that must be polled and True, and with False when it is closed.
 
     """
 
@@ -146,23 +146,23 @@ class Links:
         self._zap: zmq.Socket[bytes] | None = None
         self._dials: dict[int, _Dial] = {}
         self._taken: dict[int, _Connection] = {}
-        self._callers: dict[int, bytes] = {}  # who has dialled us, and the name of his connection
+        self._callers: dict[int, bytes] = {}  # hosts that have dialled us -> name of the connection
         self._ready: deque[tuple[int, list[Frame]]] = deque()
         self._new: list[int] = []
-        self._leftover: list[tuple[float, _Connection]] = []  # those that were not taken, and when they are closed
+        self._leftover: list[tuple[float, _Connection]] = []  # connections that were not chosen, and when to close them
         self.port = 0
 
     # -- connecting
 
     def listen(self, port: int = 0) -> int:
-        """Let others dial us; gives the port.
+        """Let others connect; returns the port.
 
         Raises:
-            OSError: it is taken.
+            OSError: the port is taken.
         """
         if self._listener is None:
             self._zap = self._context.socket(zmq.REP)
-            self._zap.bind(_ZAP)  # first: without it everybody would be let in
+            self._zap.bind(_ZAP)  # first: without it every client would be let in
             listener = self._new_socket(zmq.ROUTER)
             listener.setsockopt(zmq.ROUTER_HANDOVER, 1)
             listener.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -189,14 +189,14 @@ class Links:
         return self.port
 
     def dial(self, host: int, addresses: Sequence[str]) -> None:
-        """Connect to a host by the best of these addresses that answers; a connection that there is ends then."""
+        """Connect to a host by the best of these addresses that answers; this then replaces an existing connection."""
         dial = self._dials[host] = _Dial({}, self._drop_dial(host))
         for number, address in enumerate(dict.fromkeys(addresses)):
             with contextlib.suppress(zmq.ZMQError):
                 dial.connections[address] = self._connect(host, number, address)
 
     def revive(self, now: float) -> None:
-        """Knock again at hosts that we have dialled and to which nothing gets through; call this several times a second."""
+        """Connect again to dialled hosts to which nothing gets through; call this several times a second."""
         for host in list(self._taken):
             with contextlib.suppress(zmq.ZMQError):  # the name can't be resolved at the moment
                 self._revive(host, self._taken[host], now)
@@ -222,7 +222,7 @@ class Links:
                 self._end(taken)
 
     def _put_off(self, host: int, knocking: _Connection, now: float) -> None:
-        """Give up a knock: in its handshake it would be taken for a stranger's."""
+        """Abandon an attempt; it is closed later, as one that ends in its handshake would be counted as refused."""
         del self._dials[host]
         self._leftover.append((now + LEFTOVER_S, knocking))
 
@@ -233,10 +233,10 @@ class Links:
     def _connect(
         self, host: int, number: int, address: str, timeout_s: float = 0.0, *, is_hasty: bool = False
     ) -> _Connection:
-        """Begin a connection; one in haste is tried again at once, again and again.
+        """Start a connection; if ``is_hasty``, ZeroMQ repeats it quickly.
 
         Raises:
-            zmq.ZMQError: it is a name that can't be resolved, or no address at all.
+            zmq.ZMQError: the address is a name that can't be resolved, or not an address.
         """
         socket = self._new_socket(zmq.DEALER)
         socket.setsockopt(zmq.ROUTING_ID, f"H{self._host}/{number}/{time.monotonic_ns()}".encode())
@@ -260,16 +260,16 @@ class Links:
         return connection
 
     def hang_up(self, host: int) -> None:
-        """End the connection to a host."""
+        """Close the connection to a host."""
         self._drop_dial(host)
         self._callers.pop(host, None)
         if (taken := self._taken.pop(host, None)) is not None:
             self._end(taken)
 
     def is_up(self, host: int) -> bool:
-        """Whether the connection to a host that we have dialled stands, as far as ZeroMQ's own heartbeats tell.
+        """Whether the connection to a dialled host is up, according to ZeroMQ's own heartbeats.
 
-        These are answered by a thread of the library: also by a process that can't say anything itself at the moment.
+        A thread of the library answers these, even in a process that can't send anything itself at the moment.
         """
         taken = self._taken.get(host)
         if taken is None:
@@ -278,37 +278,37 @@ class Links:
         return taken.is_up
 
     def is_connected(self, host: int) -> bool:
-        """Whether there is a connection to a host, which may be broken at the moment, or is about to be."""
+        """Whether there is a connection to a host, which may be broken at the moment, or still being made."""
         return host in self._taken or host in self._callers or host in self._dials
 
     @property
     def refused(self) -> int:
-        """Connections of those that have not the keys, or do not speak our protocol."""
+        """Number of connections from clients that lack the keys, or do not speak this protocol."""
         return 0 if self._strangers is None else self._strangers.refused
 
     def tend(self) -> None:
-        """Have nobody who knocks cost us more than we have; call this a few times a second."""
+        """Keep the cost of unauthenticated connections within limits; call this a few times a second."""
         if self._strangers is not None:
             self._strangers.tend()
 
     @property
     def is_dialling(self) -> bool:
-        """Whether somebody was dialled who has not answered yet."""
+        """Whether a dialled host has not answered yet."""
         return bool(self._dials)
 
     def new_connections(self) -> list[int]:
-        """The hosts that we have dialled, and that have answered since the last time."""
+        """Return the dialled hosts that have answered since the last call."""
         new, self._new = self._new, []
         return new
 
     # -- messages
 
     def send(self, host: int, parts: Sequence[Frame]) -> bool:
-        """Hand a message over without blocking; False if no such host is connected. To one that was dialled it waits."""
+        """Send a message without blocking; returns False if no such host is connected. A dialled host gets it later."""
         if (taken := self._taken.get(host)) is not None:
             return _hand_over(taken.socket, parts)
         if (name := self._callers.get(host)) is not None and self._listener is not None:
-            with contextlib.suppress(zmq.ZMQError):  # it has gone a moment ago
+            with contextlib.suppress(zmq.ZMQError):  # the host has just disconnected
                 send_multipart(self._listener, [name, *parts])
                 return True
         if (dial := self._dials.get(host)) is not None:
@@ -317,7 +317,7 @@ class Links:
         return False
 
     def recv(self) -> tuple[int, list[Frame]] | None:
-        """Give the next message and the host that has sent it, or None if none has arrived."""
+        """Return the next message and the host that sent it, or None if none has arrived."""
         if not self._ready:
             self._ready.extend(self._receive())
         return self._ready.popleft() if self._ready else None
@@ -353,7 +353,7 @@ class Links:
         socket.close(linger=linger_ms)
 
     def _end(self, connection: _Connection, linger_ms: int = 0) -> None:
-        """Close a connection that we have dialled."""
+        """Close a connection that this host dialled."""
         self._watch(connection.socket, False)
         connection.close(linger_ms)
 
@@ -371,7 +371,7 @@ class Links:
         while listener is not None and (parts := recv_multipart(listener)) is not None:
             name, *rest = parts
             if len(rest) == 3 and rest[0] == _KNOCK:
-                if bytes(rest[2]) == str(self._host).encode():  # else it has taken us for another
+                if bytes(rest[2]) == str(self._host).encode():  # otherwise it meant another host
                     with contextlib.suppress(zmq.ZMQError):
                         send_multipart(listener, [name, _HERE])
             elif (host := _host_of(bytes(name))) is not None and rest:
@@ -408,7 +408,7 @@ class Links:
         self._leftover += [(now + LEFTOVER_S, connection) for connection in dial.connections.values()]
 
     def _answer_zap(self) -> None:
-        """Let in who has the key pair (RFC 27/ZAP)."""
+        """Admit clients that have the key pair (RFC 27/ZAP)."""
         while self._zap is not None and (parts := recv_multipart(self._zap)) is not None:
             version, request, *_, mechanism, key = (bytes(part) for part in parts)
             good = mechanism == b"CURVE" and z85.encode(key) == self._public
@@ -417,7 +417,7 @@ class Links:
 
 
 def _hand_over(socket: zmq.Socket[bytes], parts: Sequence[Frame]) -> bool:
-    """Send on a connection that we have dialled; False if there is none: ZeroMQ does not make one anew that broke its rules."""
+    """Send on a dialled connection; returns False if there is none: ZeroMQ does not restore one that broke its rules."""
     try:
         send_multipart(socket, parts)
     except zmq.Again:
@@ -426,6 +426,6 @@ def _hand_over(socket: zmq.Socket[bytes], parts: Sequence[Frame]) -> bool:
 
 
 def _host_of(name: bytes) -> int | None:
-    """The number of the host that a connection says to be of."""
+    """Return the host number in the name of a connection; None if there is none."""
     number = name[1:].partition(b"/")[0]
     return int(number) if name[:1] == b"H" and number.isdigit() else None

@@ -1,26 +1,26 @@
-"""How messages find their way between hosts, and none is lost or comes twice: no I/O, no threads, no clock.
+"""Routes messages between hosts so that none is lost or arrives twice: no I/O, no threads, no clock.
 
 Theory of operation
 ===================
 
-Hosts are numbered; the controller's is 0. Each has one `Relay`. Its *neighbours* are the hosts to which it has a connection;
-what is for another host goes to the neighbour from which it was last heard, and to the default one if it never was. So hosts
-form any graph: a star, a tree of agents, or pairs that talk past the controller.
+Hosts are numbered; the controller's is 0. Each has one `Relay`. Its *neighbours* are the hosts to which it has a connection.
+A message for another host goes to the neighbour through which that host was last heard, or to the default neighbour if it
+never was. So hosts can form any graph: a star, a tree of agents, or pairs that bypass the controller.
 
-What is sent becomes a *draft*. The same frames for processes of many hosts are one draft with a *leg* for each host, and travel
-once per neighbour: that is fan-out. Frames of several senders that are equal byte by byte, for the same receiver, are one draft
-with several senders: that is folding. A draft is only joined behind the last one of its sender, so order per sender is kept.
-`flush` numbers the drafts and gives what is to be handed to each neighbour; by when he calls it, the owner decides how long he
-waits for what can be folded. What is passed on for other hosts is folded likewise, as one entry with the legs of several.
+A message to send becomes a *draft*. The same frames for processes of many hosts are one draft with a *hop* for each host, and
+travel once per neighbour: that is fan-out. Frames of several senders that are equal byte by byte, for the same receiver, are
+one draft with several senders: that is folding. A sender joins only a draft after its last one, so order per sender is kept.
+`flush` numbers the drafts and returns the messages for each neighbour; the caller decides when, and so how long messages wait
+to be folded. Messages that are forwarded for other hosts are folded likewise, as one entry with the hops of several.
 
-TCP loses what it holds when a connection breaks, and another connection may be another way through the tree. So each pair of
-hosts numbers what it sends, from end to end, and keeps it until the other says that it has it (`Beat`). Who sees a gap drops
-what comes after it and asks for all from there; what has come before is dropped. Relays on the way keep nothing.
+TCP loses what is in transit when a connection breaks, and the next connection may take another path through the tree. So each
+pair of hosts numbers its messages end to end, and keeps them until the other acknowledges them (`Beat`). A receiver that sees a
+gap drops the messages after it and requests all from there; it drops duplicates, too. Relays on the way keep nothing.
 
-A large message is cut into pieces: each that comes shows that the host is alive, while a gigabyte in one frame would not. How
-many of them are on their way to a neighbour at a time is his `Outbox`'s to say; what waits there has been numbered.
+A large message is cut into pieces: each piece that arrives shows that the host is alive, while a gigabyte in one frame would
+not. The `Outbox` of a neighbour limits how many pieces are in transit to it; the messages that wait there are numbered already.
 
-A new controller begins a new *life*: the numbers of the last one are void, and an agent that hears from it begins anew, too.
+A new controller starts a new *epoch*: the numbers of the last one are void, and an agent that hears from it starts again, too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ACK_NBYTES = 8 << 20
 
 
 class Delivery(NamedTuple):
-    """A message has come, for processes of this host: to each of the receivers from each of the senders."""
+    """A message for processes of this host: from each of the senders to each of the receivers."""
 
     source: int
     senders: Sequence[Peer]
@@ -52,7 +52,7 @@ class Delivery(NamedTuple):
 
 
 class _Draft:
-    """A message that has not been numbered: for each host who has sent it, and to whom."""
+    """A message without a number yet, with its senders and receivers for each host."""
 
     __slots__ = ("frames", "is_small", "legs")
 
@@ -63,7 +63,7 @@ class _Draft:
 
 
 class _Kept(NamedTuple):
-    """What was sent and may have to be sent again."""
+    """A sent message that is kept in case it must be sent again."""
 
     leg: Leg
     frames: Sequence[Frame]
@@ -73,38 +73,38 @@ class _Kept(NamedTuple):
 
 @dataclass
 class _Line:
-    """What we and another host have sent each other."""
+    """The state of the exchange with another host."""
 
     life: int = 0
     sent: int = 0
     received: int = 0
-    untold: int = 0  # messages, and their bytes, of which the other does not know that they have come
+    untold: int = 0  # received messages that are not acknowledged, and their bytes
     untold_nbytes: int = 0
     has_asked: bool = False
-    latest: int = 0  # of the messages that came though one before them is missing
+    latest: int = 0  # number of the last message that came after a gap
     kept: deque[_Kept] = field(default_factory=deque)
     pieces: list[Frame | bytearray] = field(
         default_factory=list
-    )  # the frames that have come, the last one perhaps in part
+    )  # the frames received so far; the last one may be incomplete
     is_cut: bool = False
 
 
 class Relay:
-    """One host's part in passing messages on.
+    """Routes the messages of one host.
 
     Args:
         host: its number.
-        life: which controller it is, or which it belongs to.
-        default: the neighbour for hosts that were not heard of yet; None to have what is for them wait.
-        members: the hosts that there are; None where that is not known, and any may be heard of.
+        life: the epoch: the number of controllers before this one, or before the one that the host belongs to.
+        default: the neighbour for hosts that were not heard of yet; None to queue messages for them.
+        members: the hosts of the session; None if they are not known, and any host is accepted.
 
     Attributes:
-        dropped: what had no way, or came where it does not belong.
-        passed_on: messages between other hosts that came by here.
-        heard: hosts that were heard of since the owner has last emptied it.
-        is_given_up: the controller has given this host up.
-        is_attached: whether we certainly have a way to the controller's process, as our beats say.
-        attached: hosts that have said so of themselves since the owner has last emptied it.
+        dropped: number of messages that had no path, or came from a host where they do not belong.
+        passed_on: number of messages between other hosts that were forwarded.
+        heard: hosts that were heard of since the owner last emptied the set.
+        is_given_up: whether the controller has given this host up.
+        is_attached: whether there is certainly a path to the controller's process, as this host's beats say.
+        attached: hosts that have said so of themselves since the owner last emptied the set.
     """
 
     def __init__(
@@ -126,13 +126,13 @@ class Relay:
         self._last: dict[tuple[Peer, int], int] = {}
         self._stuck: dict[int, list[tuple[Entry, Sequence[Frame]]]] = {}
         self._outboxes: dict[int, Outbox] = {}
-        self._due: set[int] = set()  # neighbours for whom there may be something to hand over
+        self._due: set[int] = set()  # neighbours for which there may be something to send
         self._given_up: set[int] = set()
 
-    # -- ways
+    # -- paths
 
     def lead(self, host: int, neighbour: int) -> None:
-        """From now on, what is for a host goes to this neighbour; also what has waited for a way."""
+        """Send messages for a host to this neighbour from now on, including those that waited for a path."""
         former = self._ways.get(host, self.default)
         self._ways[host] = neighbour
         for entry, frames in self._stuck.pop(host, ()):
@@ -141,7 +141,7 @@ class Relay:
             self._redirect(former, lambda leg: leg.target == host)
 
     def lead_by(self, former: int, neighbour: int) -> None:
-        """From now on, all that went to one neighbour goes to another."""
+        """Send everything that went to one neighbour to another from now on."""
         if self.default == former:
             self.default = neighbour
         for host, way in list(self._ways.items()):
@@ -150,7 +150,7 @@ class Relay:
         self._redirect(former, lambda leg: True)
 
     def _redirect(self, former: int, which: Callable[[Leg], bool]) -> None:
-        """Have what waits for a neighbour take the way that there is now."""
+        """Move messages that wait for a neighbour to their current paths."""
         box = self._outboxes.get(former)
         for entry, frames in box.withdraw(which) if box is not None and box.waits else ():
             for leg in entry.legs:
@@ -158,25 +158,25 @@ class Relay:
                     self._put(way, Entry([leg], entry.nframes, entry.goes_on, entry.is_cut), frames)
 
     def way(self, host: int) -> int | None:
-        """The neighbour to which goes what is for a host; None if it waits."""
+        """Return the neighbour for messages to a host; None if they wait."""
         return self._ways.get(host, self.default)
 
     def give_up(self, host: int) -> None:
-        """A host is gone: what is for it is dropped, and should it be heard of again it is told to end."""
+        """Drop the messages for a lost host; if it is heard of again, it receives the order to end."""
         self._given_up.add(host)
         self._lines.pop(host, None)
         self._stuck.pop(host, None)
         for box in self._outboxes.values():
             box.withdraw(lambda leg: leg.target == host)
 
-    # -- messages out
+    # -- outgoing messages
 
     def send(self, sender: Peer, receiver: Peer, host: int, frames: Sequence[Frame]) -> None:
-        """Send a message to a process of another host, soon: see `flush`."""
+        """Queue a message to a process of another host; `flush` sends it."""
         drafts, place = self._drafts, (sender, host)
         if drafts:
             last = drafts[-1]
-            if last.frames is frames:  # a broadcast comes one receiver after the other
+            if last.frames is frames:  # a broadcast calls this for one receiver after the other
                 leg = last.legs.get(host)
                 if leg is None:
                     last.legs[host] = [sender], [receiver]
@@ -193,7 +193,7 @@ class Relay:
         drafts.append(draft)
 
     def _fold(self, sender: Peer, receiver: Peer, host: int, frames: Sequence[Frame]) -> bool:
-        """Be one more sender of a message that waits, if there is one."""
+        """Join an equal message that waits as one more sender, if there is one."""
         if not is_small(frames):
             return False
         drafts = self._drafts
@@ -215,22 +215,22 @@ class Relay:
 
     @property
     def senders(self) -> int:
-        """How many have sent what waits to be numbered."""
+        """Number of senders of messages that have no number yet."""
         return len(self._last)
 
     def beat(self) -> None:
-        """Tell all hosts that we have to do with that we are alive, and what we have received; call this at even intervals."""
+        """Send a beat to all known hosts: we are alive, and what we have received; call this at even intervals."""
         for host in self._lines:
             self._beat(host)
         for box in self._outboxes.values():
             box.tick()
 
     def greet(self, host: int) -> None:
-        """Have to do with a host from now on: it gets our beats."""
+        """Start to send beats to a host."""
         self._line(host)
 
     def flush(self) -> list[tuple[int, list[Frame]]]:
-        """Give what is to be handed to neighbours now: (neighbour, a multipart message)."""
+        """Return the messages to send to neighbours now: (neighbour, multipart message)."""
         drafts, self._drafts = self._drafts, []
         if drafts:
             self._last.clear()
@@ -262,7 +262,7 @@ class Relay:
         self._outbox(neighbour).put(entry, frames)
 
     def _outbox(self, neighbour: int) -> Outbox:
-        """What waits for a neighbour; something was, or will be, put into it."""
+        """Return the outbox of a neighbour, and mark the neighbour as due."""
         self._due.add(neighbour)
         box = self._outboxes.get(neighbour)
         if box is None:
@@ -286,13 +286,13 @@ class Relay:
             line = self._lines[host] = _Line(life)
         return line
 
-    # -- messages in
+    # -- incoming messages
 
     def hear(self, neighbour: int, parts: Sequence[Frame]) -> Iterator[Delivery]:
-        """Take a message of a neighbour apart: what is for us is given, what is for others waits for `flush`.
+        """Process a message of a neighbour: yields what is for this host, and queues what is for others until `flush`.
 
         Raises:
-            WireError: it is none of ours.
+            WireError: it is not a valid envelope.
         """
         envelope = open_envelope(parts)
         if self._members is not None and neighbour not in self._members:
@@ -343,7 +343,7 @@ class Relay:
                 self.dropped += 1
 
     def _may_come_by(self, host: int, neighbour: int) -> bool:
-        """Whether a host is one of ours; the controller, which can end and renew us, is heard by itself or on the way to it."""
+        """Whether a host is of the session; the controller, which can end this host, must be heard on the path to it."""
         if host == CONTROLLER_HOST:
             return neighbour in (CONTROLLER_HOST, self.way(host), self.default)
         return self._members is None or host in self._members
@@ -360,23 +360,23 @@ class Relay:
             self._outbox(neighbour).put_beat(over)
 
     def _is_of_this_life(self, host: int, life: int, line: _Line) -> bool:
-        """Whether something is numbered as we number; an agent that hears of a new controller begins anew."""
+        """Whether a number belongs to the current epoch; an agent that hears of a new controller starts again."""
         if life > line.life and self.host != CONTROLLER_HOST and host == CONTROLLER_HOST:
             self._lines[host] = _Line(life)
             return True
         return life == line.life
 
     def _accept(self, leg: Leg, entry: Entry, frames: Sequence[Frame]) -> list[Frame] | None:
-        """Give a message whose turn it is, when all of its pieces have come."""
+        """Return a message if it is the next one and all of its pieces have arrived."""
         host = leg.source
         if not self._is_of_this_life(host, leg.life, self._line(host)):
             self.dropped += 1
             return None
         line = self._line(host)
         if leg.number <= line.received:
-            return None  # it was sent again
+            return None  # a duplicate
         if leg.number > line.received + 1:
-            if not line.has_asked or leg.number <= line.latest:  # what was asked for has been lost, too
+            if not line.has_asked or leg.number <= line.latest:  # the requested messages were lost, too
                 line.has_asked = True
                 self._beat(host, again=True)
             line.latest = leg.number
@@ -391,7 +391,7 @@ class Relay:
             return list(frames)
         whole = line.pieces
         if line.is_cut:
-            # Piece by piece, for a gigabyte at once takes so long that we would be thought dead.
+            # Piece by piece: joining a gigabyte at once takes so long that this host would be considered dead.
             begun = whole[-1]
             if not isinstance(begun, bytearray):
                 begun = whole[-1] = bytearray(begun)
@@ -414,7 +414,7 @@ class Relay:
         if beat.attached:
             self.attached.add(beat.source)
         line = self._line(beat.source)
-        if beat.received > line.sent:  # it can't have what was never sent
+        if beat.received > line.sent:  # it acknowledges a message that was never sent
             self.dropped += 1
             return
         while line.kept and line.kept[0].leg.number <= beat.received:
@@ -426,13 +426,13 @@ class Relay:
                 self._put(way, Entry([kept.leg], len(kept.frames), kept.goes_on, kept.is_cut), kept.frames)
         if beat.sent:
             line.has_asked = False
-        if beat.sent > line.received:  # it comes after what it counts: that is lost
+        if beat.sent > line.received:  # a beat comes after the messages it counts: they are lost
             line.has_asked = True
             self._beat(beat.source, again=True)
 
 
 def _pieces(frames: Sequence[Frame]) -> Iterator[tuple[list[Frame], bool, bool]]:
-    """Cut a message: (frames of a piece, whether another follows, whether that begins with the rest of the last frame)."""
+    """Cut a message: (frames of a piece, whether another follows, whether the next one continues the last frame)."""
     piece: list[Frame] = []
     room = PIECE_NBYTES
     for i, frame in enumerate(frames):

@@ -1,7 +1,7 @@
-"""What the Linux kernel knows of a TCP connection, which ZeroMQ does not tell: whether anything still gets through.
+"""State of a TCP connection in the Linux kernel, which ZeroMQ does not report: whether anything still gets through.
 
-After a loss TCP waits twice as long each time before it tries again. So a connection whose network was gone for half a second
-may stand still for one more, though the network is back.
+After a loss, TCP doubles the time before each further attempt. So a connection whose network was down for half a second may
+stall for another second, although the network is back.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ __all__ = ["hang_up", "is_stuck", "nbytes_received", "round_trip_s"]
 
 _STUCK_AFTER_MS = 250
 _INFO = struct.Struct("=2x B x B 3x 4x4x4x4x I 4x4x4x4x4x4x4x I 4x4x I")
-"""Of ``struct tcp_info``: retransmits, backoff, unacked, last_ack_recv, rtt."""
+"""Fields of ``struct tcp_info``: retransmits, backoff, unacked, last_ack_recv, rtt."""
 
 _RECEIVED = struct.Struct("=128x Q")
-"""Of the same: bytes_received."""
+"""Field of the same: bytes_received."""
 
 
 def is_stuck(fd: int) -> bool:
-    """Whether what was sent is not acknowledged, was sent again in vain, and nothing was heard for a while.
+    """Whether sent data is unacknowledged after a retransmission, and nothing was received for a while.
 
-    The other machine's kernel acknowledges, also for a process that stands still; so it is the network.
+    The other machine's kernel acknowledges data even for a process that is stopped, so the cause is the network.
     """
     retransmits, backoff, unacked, quiet_ms, _ = _info(fd)
     return bool((retransmits or backoff) and unacked and quiet_ms >= _STUCK_AFTER_MS)
 
 
 def round_trip_s(fd: int) -> float:
-    """How long a packet takes there and back; 0.0 if that is not known."""
+    """Return the round-trip time of a packet; 0.0 if unknown."""
     return _info(fd)[4] / 1e6
 
 
 def _info(fd: int) -> tuple[int, ...]:
-    try:  # ZeroMQ may have closed it a moment ago, and the number be another file's: then it says nothing
+    try:  # ZeroMQ may have just closed it, and the number belong to another file: then nothing is known
         link = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=fd)
         try:
             info = link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
@@ -47,7 +47,7 @@ def _info(fd: int) -> tuple[int, ...]:
 
 
 def nbytes_received(fd: int, port: int) -> int:
-    """How much has come on a connection to a port of ours; -1 if the descriptor is of none, or of something else by now."""
+    """Return the bytes received on a connection to this port; -1 if the descriptor is not, or no longer, one."""
     try:
         link = socket.socket(fileno=fd)
         try:
@@ -63,7 +63,7 @@ def nbytes_received(fd: int, port: int) -> int:
 
 
 def hang_up(fd: int, port: int) -> None:
-    """End a connection to a port of ours, as its peer would: whoever has the descriptor, which stays his, sees its end."""
+    """Shut down a connection to this port, as its peer would; the owner keeps the descriptor, and sees the end."""
     try:
         link = socket.socket(fileno=fd)
         try:
@@ -71,5 +71,5 @@ def hang_up(fd: int, port: int) -> None:
                 link.shutdown(socket.SHUT_RDWR)
         finally:
             link.detach()
-    except (OSError, IndexError, TypeError):  # it has ended, or is something else by now
+    except (OSError, IndexError, TypeError):  # it has closed, or the number belongs to something else
         pass

@@ -1,15 +1,15 @@
-"""ZeroMQ: the controller binds one ROUTER, ranks and agent of its machine connect a DEALER with their name as identity.
+"""ZeroMQ transports: the controller binds a ROUTER; ranks and the agent of its machine connect DEALERs with their names.
 
-Ranks bind a ROUTER, too. One that asks another connects a DEALER to it, whose requests and their answers stay on that link.
-What is for processes of other hosts goes to the host's agent (its *gateway*), with the name of whom it is for before it; that
+Ranks bind a ROUTER, too. A rank that calls another connects a DEALER to it, which carries the requests and their answers.
+Messages for processes of other hosts go to the host's agent (its *gateway*), with the name of the receiver as first frame; that
 connection is a `PacketSocket`.
 
-A socket of ZeroMQ is polled by a descriptor that tells only of what has come since the socket was last looked at, and any use
-of it may take that away. So one whose descriptor was readable, or that was used, is *stirred*, and before anybody sleeps those
-that are stirred are looked at, and no others: to ask each costs a system call or two.
+A ZeroMQ socket is polled by a descriptor that signals only what has arrived since the socket was last checked, and any use of
+the socket may clear the signal. So a socket whose descriptor was readable, or that was used, is marked as *stirred*. Before the
+thread sleeps, it checks the stirred sockets, and no others: checking each costs a system call or two.
 
-Queues are unbounded on both sides (high-water mark 0): the controller never blocks on a slow rank, and what a rank has not
-read is held by the rank's own I/O thread. On one machine the address is ``ipc://`` in a directory of mode 0700.
+Queues are unbounded on both sides (high-water mark 0): the controller never blocks on a slow rank, and messages that a rank has
+not read are held by the rank's own I/O thread. On one machine the address is ``ipc://`` in a directory of mode 0700.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ __all__ = ["ZmqRank", "ZmqRouter"]
 
 BEAT_S = 0.25
 YIELDS = 60
-"""Before it sleeps, the controller lets others run this often: an answer that comes meanwhile needs no wake-up, which takes a
-third off a small call. Ranks do not, for they may outnumber the cores; nor does it for answers of other machines, which take
-longer.
+"""How often the controller yields the CPU before it sleeps: an answer that arrives meanwhile needs no wake-up, which saves a
+third of a small call. Ranks do not yield, since they may outnumber the cores; nor does the controller while it waits for
+another machine, whose answers take longer.
 """
 
 _LOOK_EVERY = 16
-"""After so many messages it is looked who else has sent something, so that no flood holds up what others send."""
+"""Poll other peers after this many messages, so that a flood from one does not delay the others."""
 
 # pyzmq's enums, and the checks of its Python layer, cost more than the calls themselves.
 _NOBLOCK, _RCVMORE = int(zmq.NOBLOCK), int(zmq.RCVMORE)
@@ -54,15 +54,15 @@ _recv, _get = _plain.recv, _plain.get
 
 
 class ZmqRouter(Wakeable):
-    """The controller's end; what it sends to itself it receives next.
+    """The controller's transport; a message that it sends to itself is the next that it receives.
 
     Args:
-        address: where ranks and the agent of its own machine connect to.
-        keys: of connections to other machines; None where there are to be none.
-        life: how many controllers the session has had before.
+        address: where ranks and the agent of this machine connect.
+        keys: of connections to other machines; None if there are none.
+        life: the epoch: the number of controllers that the session had before.
 
     Attributes:
-        meters: count the frames that it sends.
+        meters: counts the frames that it sends.
     """
 
     def __init__(self, address: str, keys: LinkKeys | None = None, life: int = 0) -> None:
@@ -78,11 +78,11 @@ class ZmqRouter(Wakeable):
         self._poller = select.poll()
         self._poller.register(self._wake, select.POLLIN)
         self._poller.register(self._fd, select.POLLIN)
-        self._linked: dict[int, zmq.Socket[bytes]] = {}  # those of the links, by descriptor
+        self._linked: dict[int, zmq.Socket[bytes]] = {}  # sockets of the links, by descriptor
         self._is_stirred = self._are_links_used = True
         self._stirred_links: set[int] = set()
         self._received = 0
-        self._is_far = False  # whom we have sent something last
+        self._is_far = False  # whether the last message went to another host
         self._arrived: deque[tuple[Peer, list[Frame]]] = deque()
         self._hosts: set[int] = set()
         self._relay = Relay(CONTROLLER_HOST, life, members=self._hosts)
@@ -97,7 +97,7 @@ class ZmqRouter(Wakeable):
     # -- other hosts
 
     def listen(self, port: int = 0) -> int:
-        """Let agents of other machines connect; gives the port.
+        """Let agents of other machines connect; returns the port.
 
         Raises:
             OSError: the port is taken.
@@ -113,37 +113,37 @@ class ZmqRouter(Wakeable):
         self._links.dial(host, [address])
 
     def route(self, peer: Peer, host: int) -> None:
-        """Say which host a process is on, if it is not connected to us itself."""
+        """Set the host of a process that is not connected directly."""
         self._homes[peer] = host
         self._hosts.add(host)
         self._relay.greet(host)
 
     def share(self, peer: Peer) -> None:
-        """Say that a process opens what is in shared memory here."""
+        """Register a process that opens frames in shared memory of this one."""
         self._sharing.add(peer)
 
     def forget(self, peer: Peer) -> None:
-        """A process has died."""
+        """Release what is kept for a process that has died."""
         self._sharing.discard(peer)
         forget(peer)
 
     def heard(self) -> set[int]:
-        """The hosts that were heard of since the last time."""
+        """Return the hosts that were heard of since the last call."""
         heard, self._relay.heard = self._relay.heard, set()
         return heard
 
     def give_up(self, host: int) -> None:
-        """A host is gone: should it be heard of again it is told to end."""
+        """Drop the messages for a lost host; if it is heard of again, it receives the order to end."""
         self._relay.give_up(host)
 
     @property
     def refused(self) -> int:
-        """Connections, and messages between hosts, that were not let in."""
+        """Number of refused connections, and of refused messages between hosts."""
         return self._relay.dropped + (self._links.refused if self._links else 0)
 
     @property
     def strangers(self) -> int:
-        """Of these, the connections of those who have not the keys."""
+        """Number of refused connections from clients without the keys."""
         return self._links.refused if self._links else 0
 
     # -- messages
@@ -157,9 +157,7 @@ class ZmqRouter(Wakeable):
             timeout_s = left_s if timeout_s is None else min(timeout_s, left_s)
         tries = 0 if self._is_far or timeout_s == 0 else YIELDS
         if tries or self._is_stirred:
-            self._is_stirred = (
-                True  # until it is certain that it is not: an interrupt may strike between any two steps here
-            )
+            self._is_stirred = True  # until it is known not to be: an interrupt may arrive between any two steps here
             for _ in range(1 + tries):
                 if has_message(self._socket):
                     return
@@ -187,7 +185,7 @@ class ZmqRouter(Wakeable):
         return True
 
     def flush(self) -> None:
-        """Have what is for other hosts go out."""
+        """Send the queued messages for other hosts."""
         while self._relay.waits:
             for neighbour, parts in self._relay.flush():
                 if neighbour in self._neighbours_here:
@@ -195,11 +193,11 @@ class ZmqRouter(Wakeable):
                 elif self._links is not None:
                     self._are_links_used = True
                     self._links.send(neighbour, parts)
-            while self._collect_linked():  # what we send may take away the sign that something has come
+            while self._collect_linked():  # sending may clear the signal that something has arrived
                 pass
 
     def recv(self) -> tuple[Peer, list[Frame]] | None:
-        """Give the next message and its sender, or None."""
+        """Return the next message and its sender, or None."""
         if not self._arrived:
             self._received += 1
             if self._homes:
@@ -212,7 +210,7 @@ class ZmqRouter(Wakeable):
         return self._arrived.popleft() if self._arrived else None
 
     def close(self) -> None:
-        """Close all sockets; what was sent lingers for up to a second."""
+        """Close all sockets; sent messages linger for up to a second."""
         if self._event is not None:
             self.flush()
             self._event = None
@@ -227,7 +225,7 @@ class ZmqRouter(Wakeable):
         now = time.monotonic()
         if now >= self._beat_at:
             self._beat_at = now + BEAT_S
-            self._are_links_used = True  # they have things to do from time to time, too
+            self._are_links_used = True  # they have periodic work, too
             if self._links is not None:
                 self._links.revive(now)
             self._relay.beat()
@@ -236,7 +234,7 @@ class ZmqRouter(Wakeable):
                 self._links.tend()
 
     def _look(self, timeout_ms: int | None) -> bool:
-        """Sleep until some socket is stirred, or the time is up; says whether any is."""
+        """Sleep until a socket is stirred, or the time is up; returns whether any is."""
         for fd, _ in self._poller.poll(timeout_ms):
             if fd == self._wake:
                 self._forget_wake()
@@ -247,7 +245,7 @@ class ZmqRouter(Wakeable):
         return self._is_stirred or bool(self._stirred_links)
 
     def _collect(self) -> bool:
-        """Take from the sockets that are stirred until there is a message for us; says whether there is."""
+        """Read the stirred sockets until there is a message for this process; returns whether there is."""
         while not self._arrived:
             if self._is_stirred and has_message(self._socket):
                 self._take()
@@ -270,15 +268,15 @@ class ZmqRouter(Wakeable):
             self._hear(home, parts)
 
     def _collect_linked(self) -> bool:
-        """Take a message of another machine, if there is one."""
+        """Read a message of another machine, if there is one."""
         if not (self._stirred_links or (self._are_links_used and self._is_linked)):
             return False
         linked = self._recv_linked()
         if linked is not None:
             self._hear(*linked)
             return True
-        # To ask takes the sign away also from those that are not read any more, which else would be readable for ever; of the
-        # others it may be that of a message that has come just now.
+        # Checking clears the signal also of sockets that are no longer read, which otherwise would be readable forever; of the
+        # others it may clear the signal of a message that has just arrived.
         have_more = [has_message(socket) for fd in self._stirred_links if (socket := self._linked.get(fd)) is not None]
         self._stirred_links.clear()
         self._are_links_used = any(have_more) or (self._links is not None and self._links.is_dialling)
@@ -295,7 +293,7 @@ class ZmqRouter(Wakeable):
         return True
 
     def _recv_linked(self) -> tuple[int, list[Frame]] | None:
-        """Give the next message of another machine; what we have dialled gets a word, so that it knows whom it talks to."""
+        """Return the next message of another machine; a host that we dialled gets a beat, so that it knows its peer."""
         assert self._links is not None
         received = self._links.recv()
         for host in self._links.new_connections():
@@ -309,7 +307,7 @@ class ZmqRouter(Wakeable):
                 for sender in senders:
                     if receivers == [CONTROLLER] and self._homes.get(sender) == source:
                         self._arrived.append((sender, frames))
-                    else:  # an agent speaks only for itself and its ranks
+                    else:  # an agent sends only messages of itself and its ranks
                         self._relay.dropped += 1
         except WireError:
             self._relay.dropped += 1
@@ -327,16 +325,16 @@ class ZmqRouter(Wakeable):
 
 
 class ZmqRank(Wakeable):
-    """The end of a rank: connected to the controller, to the ranks that it asks, and to those that ask it.
+    """A rank's transport: connected to the controller, to the ranks that it calls, and to those that call it.
 
     Args:
-        address: of the controller; empty where that is on another machine, and is reached by way of the gateway.
+        address: of the controller; empty if that is on another machine, and reached through the gateway.
         name: of the rank on the wire.
         own_address: where the rank listens.
-        gateway: address of its host agent, for processes of other hosts; empty where there are none.
+        gateway: address of its host agent, for processes of other hosts; empty if there are none.
 
     Attributes:
-        meters: count the frames that it sends.
+        meters: counts the frames that it sends.
         shares: whether large frames for processes of this machine stay in shared memory.
     """
 
@@ -347,21 +345,21 @@ class ZmqRank(Wakeable):
         self._context = zmq.Context()
         self._poller = select.poll()
         self._poller.register(self._wake, select.POLLIN)
-        self._sockets: dict[int, zmq.Socket[bytes]] = {}  # by descriptor, as all that follows
+        self._sockets: dict[int, zmq.Socket[bytes]] = {}  # by descriptor, like the following
         self._names: dict[int, Peer] = {}
         self._stirred: set[int] = set()
         self._ready: deque[int] = deque()
         self._asked: dict[Peer, int] = {}
         self._to_myself: deque[list[Frame]] = deque()
         self._received = 0
-        self._far: set[Peer] = set()  # who is reached by way of the gateway
+        self._far: set[Peer] = set()  # peers that are reached through the gateway
         self._askers = self._new_socket(zmq.ROUTER)
         self._askers.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._askers.bind(own_address)
         if own_address.startswith("ipc://"):
             os.chmod(own_address.removeprefix("ipc://"), 0o600)
         self._askers_fd = self._watch(self._askers)
-        self.shares = may_look_at_parent()  # its agent, which has started us for this user
+        self.shares = may_look_at_parent()  # the agent, which started this rank for this user
         share(self.shares)
         if address:
             self._asked[CONTROLLER] = self._connect(CONTROLLER, address)
@@ -373,7 +371,7 @@ class ZmqRank(Wakeable):
             self._poller.register(self._gateway.fd, select.POLLIN)
 
     def connect(self, peer: Peer, address: str) -> None:
-        """Connect to a rank that is to be asked; without an address it is on another host, and asked through the gateway."""
+        """Connect to a rank that this one will call; without an address it is on another host, behind the gateway."""
         if address:
             self._asked[peer] = self._connect(peer, address)
         else:
@@ -401,11 +399,11 @@ class ZmqRank(Wakeable):
         return fd
 
     def forget(self, peer: Peer) -> None:
-        """A process has died."""
+        """Release what is kept for a process that has died."""
         forget(peer)
 
     def disconnect(self, peer: Peer) -> None:
-        """Give up a connection; what has not been sent is dropped."""
+        """Close a connection; unsent messages are dropped."""
         self._far.discard(peer)
         forget(peer)
         fd = self._asked.pop(peer, None)
@@ -425,7 +423,7 @@ class ZmqRank(Wakeable):
             self._poll(None if timeout_s is None else max(0, int(timeout_s * 1000 + 0.999)))
 
     def send(self, peer: Peer, parts: Sequence[Frame]) -> bool:
-        """Hand a message over without blocking; False if no such peer is connected."""
+        """Send a message without blocking; returns False if no such peer is connected."""
         as_sent = parts
         if peer in self._far:
             assert self._gateway is not None
@@ -459,11 +457,11 @@ class ZmqRank(Wakeable):
         return True
 
     def flush(self) -> None:
-        """Nothing: what is sent goes out at once."""
+        """Do nothing: messages are sent at once."""
 
     def recv(self) -> tuple[Peer, list[Frame]] | None:
-        """Give the next message and its sender, or None; each connection in its turn."""
-        if self._to_myself:  # before what others may send because of it
+        """Return the next message and its sender, or None; connections take turns."""
+        if self._to_myself:  # before messages that others may send in response to it
             return self._name, self._to_myself.popleft()
         self._received += 1
         if self._stirred:
@@ -483,7 +481,7 @@ class ZmqRank(Wakeable):
                 first = _recv(socket, _NOBLOCK)
             except zmq.Again:
                 continue
-            peer = self._names.get(fd) or first  # of the others the first frame is the name
+            peer = self._names.get(fd) or first  # for a ROUTER the first frame is the name
             if peer is not first:
                 received = peer, recv_rest(socket, [first])
             elif not _get(socket, _RCVMORE):
@@ -501,15 +499,15 @@ class ZmqRank(Wakeable):
                 self._poller.register(self._gateway.fd, select.POLLIN)
         parts = self._gateway.recv()
         if parts is None:
-            if self._gateway.is_over:  # the agent is gone, and this rank soon is
+            if self._gateway.is_over:  # the agent has ended, and this rank soon will
                 self._poller.unregister(self._gateway.fd)
             return None
         peer, *frames = parts
-        self._far.add(bytes(peer))  # and is answered on the same way
+        self._far.add(bytes(peer))  # the answer goes the same way
         return bytes(peer), frames
 
     def close(self) -> None:
-        """Close all connections; what was sent lingers for up to a second."""
+        """Close all connections; sent messages linger for up to a second."""
         if self._event is not None:
             self._event = None
             for socket in self._sockets.values():
@@ -519,7 +517,7 @@ class ZmqRank(Wakeable):
             self._context.term()
 
     def _settle(self) -> None:
-        """See which of the sockets that were stirred have a message; it may be struck by an interrupt between any two steps."""
+        """Find the stirred sockets that have a message; an interrupt may arrive between any two steps."""
         for fd in list(self._stirred):
             if has_message(self._sockets[fd]) and fd not in self._ready:
                 self._ready.append(fd)
@@ -538,6 +536,6 @@ class ZmqRank(Wakeable):
 
 
 def _as_received(parts: Sequence[Frame]) -> list[Frame]:
-    """Copies, as if the message had come from elsewhere: the receiver may write to its frames."""
+    """Copies, as if the message had come from another process: the receiver may write to its frames."""
     first, *rest = parts
     return [bytes(first), *[part if is_for_all(part) else memoryview(bytearray(part)) for part in rest]]

@@ -1,4 +1,4 @@
-"""What waits for a neighbour: so much is on its way as the connection takes in a moment, and beats wait for nothing."""
+"""Flow control to a neighbour: bytes in transit are limited to what the connection takes in a moment; beats never wait."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEAST = 256 << 10
 
 
 def filled(n: int) -> Outbox:
-    """With so many pieces of a message."""
+    """Make an outbox with this many pieces of a message."""
     box = Outbox()
     for i in range(n):
         box.put(Entry([Leg(1, 0, i + 1, 0, [b"R1"], [C])], 1, True, True), [bytes(PIECE_NBYTES)])
@@ -73,7 +73,7 @@ def test_a_beat_comes_after_what_it_counts_where_nothing_waits() -> None:
 def test_as_much_is_on_its_way_as_is_taken_in_half_a_beat() -> None:
     box = filled(3000)
     given = taken = 0
-    for rate in (40, 400, 400):  # pieces in the time of a beat
+    for rate in (40, 400, 400):  # pieces per beat
         box.tick()
         for _ in range(20):
             given += nbytes(list(box.messages()))
@@ -89,7 +89,7 @@ def test_as_much_is_on_its_way_as_is_taken_in_half_a_beat() -> None:
 def test_what_was_lost_counts_as_taken_when_something_later_comes() -> None:
     there, here = filled(100), Outbox()
     while there.waits:
-        assert list(there.messages())  # all of it is lost, with the connection
+        assert list(there.messages())  # all of it is lost with the connection
         there.put_beat(Beat(1, 0, 0, 0, 0))
         (beat,) = there.messages()
         envelope = open_envelope(beat)

@@ -1,4 +1,4 @@
-"""An agent's end: answers that will be equal wait for each other, and nothing else waits."""
+"""The agent's transport: answers that may be equal wait for each other, and nothing else is delayed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RANKS = tuple(rank_peer(i) for i in range(1, 5))
 
 
 class Host:
-    """A host whose agent turns when the test wants, and whose ranks are the test."""
+    """A host whose agent runs when the test calls it, and whose ranks are the test."""
 
     def __init__(self, folder: Path) -> None:
         self.fds = select.poll()
@@ -46,7 +46,7 @@ class Host:
             self.fds.unregister(fd)
 
     def turn(self) -> None:
-        """One turn of the agent, when there is something, and all that the controller has got."""
+        """Run one turn of the agent, if it has work, and read all that the controller has received."""
         self.fds.poll(5)
         self.gateway.turn()
         while (received := self.controller.recv()) is not None:
@@ -56,7 +56,7 @@ class Host:
         pump_until(condition, self.turn, "the host")
 
     def ask(self, *ranks: Peer) -> None:
-        """Have the controller ask ranks, which hear it."""
+        """Send a request of the controller to ranks, and wait until they have received it."""
         question = [b"question"]
         for name in ranks:
             self.controller.send(name, question)
@@ -85,7 +85,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers wait for others until all have come."""
+    """Make answers wait for each other until all have arrived."""
     monkeypatch.setattr(gateway_module, "FOLD_S", 2 * LONG_S)
     monkeypatch.setattr(gateway_module, "MAX_FOLD_S", 2 * LONG_S)
 

@@ -1,4 +1,4 @@
-"""Connections that do not come about: how many may wait, for how long, and what becomes of the descriptors."""
+"""Connections whose handshake is not complete: how many may wait, for how long, and what happens to the descriptors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.waiting import LONG_S, wait_until
 
 
 class Door:
-    """A listener, which the test looks after, and which serves a peer that has the keys."""
+    """A listener that the test runs, and that serves a peer with the keys."""
 
     def __init__(self, handshake_ms: int) -> None:
         self.keys = new_keys()
@@ -56,7 +56,7 @@ class Door:
         pump_until(condition, self.turn, "connections")
 
     def busy_s(self) -> float:
-        """Processor time that half a second of looking after the listener costs this process."""
+        """Return the processor time that half a second of running the listener costs this process."""
         used_s, begin = time.process_time(), time.monotonic()
         while time.monotonic() < begin + 0.5:
             self.turn()
@@ -77,7 +77,7 @@ def door(request: pytest.FixtureRequest) -> Iterator[Door]:
 
 @pytest.fixture
 def friends(door: Door) -> Iterator[Callable[[bytes], zmq.Socket[bytes]]]:
-    """Peers that have the keys, and say a word."""
+    """Make peers that have the keys, and that send a word."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     made: list[zmq.Socket[bytes]] = []
 
@@ -99,7 +99,7 @@ def friends(door: Door) -> Iterator[Callable[[bytes], zmq.Socket[bytes]]]:
 
 @pytest.fixture
 def few_descriptors() -> Iterator[Callable[[int], None]]:
-    """Leave this process so many descriptors."""
+    """Limit this process to this many free descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     def leave(count: int) -> None:
@@ -129,7 +129,7 @@ def test_of_many_that_wait_only_so_many_stay(door: Door, friends: Callable[[byte
     door.turn_until(lambda: b"first" in door.heard)
     with besieged("nothing", [door.port], 480):
         door.turn_until(lambda: door.strangers.refused >= 480 - MAX_WAITING)
-        assert open_here() <= before + MAX_WAITING + 32  # the friend's, and the process of the strangers
+        assert open_here() <= before + MAX_WAITING + 32  # the friend's, and those of the process of the strangers
         friends(b"second")
         door.turn_until(lambda: b"second" in door.heard)
         door.turn_until(lambda: door.strangers.refused >= 480)
@@ -138,7 +138,7 @@ def test_of_many_that_wait_only_so_many_stay(door: Door, friends: Callable[[byte
 
 
 def test_peers_that_have_the_keys_are_never_refused(door: Door, friends: Callable[[bytes], zmq.Socket[bytes]]) -> None:
-    """Also where those that wait have come between their connection and their handshake."""
+    """This holds even if other connections arrive between their connection and their handshake."""
     with besieged("nothing", [door.port], 300, waits=True) as besieger:
         ends = [friends(b"%d" % i) for i in range(40)]
         besieger.begin()
@@ -147,7 +147,7 @@ def test_peers_that_have_the_keys_are_never_refused(door: Door, friends: Callabl
     for end in ends:
         end.send(b"still here")
     door.turn_until(lambda: len(door.heard) == 80)
-    assert len(door.senders) == 40  # nobody had to come again
+    assert len(door.senders) == 40  # no peer had to connect again
     assert door.strangers.refused == 300
 
 
@@ -155,7 +155,7 @@ def test_peers_that_have_the_keys_are_never_refused(door: Door, friends: Callabl
 def test_hundreds_that_have_the_keys_may_come_at_once(
     door: Door, friends: Callable[[bytes], zmq.Socket[bytes]]
 ) -> None:
-    ends = [friends(bytes(10_000)) for _ in range(200)]  # more than may wait; of many more the last might wait too long
+    ends = [friends(bytes(10_000)) for _ in range(200)]  # more than may wait; with many more the last might time out
     door.turn_until(lambda: len(door.heard) == 200)
     for end in ends:
         end.send(b"still here")
@@ -167,7 +167,7 @@ def test_hundreds_that_have_the_keys_may_come_at_once(
 def test_a_peer_that_comes_in_while_we_look_at_the_others_is_no_stranger(
     door: Door, friends: Callable[[bytes], zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Libzmq has told of the second by the time that we see how much the first has said, and not before."""
+    """Libzmq reports the second one while the bytes of the first one are read, and not before."""
     for _ in range(2):
         friends(bytes(10_000))
     told = []
@@ -194,7 +194,7 @@ def test_a_peer_that_comes_in_while_we_look_at_the_others_is_no_stranger(
 
 
 def test_a_connection_that_goes_while_we_look_at_it_is_not_closed(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The third time that we ask there is an event: that it has gone."""
+    """The third check of the monitor finds an event: the connection has closed."""
     found = iter([False, False, True, False])
     ended: list[int] = []
     door.strangers._waiting[99] = time.monotonic()
@@ -219,7 +219,7 @@ def test_at_the_limit_of_descriptors_those_who_are_in_stay_and_the_others_cost_l
         door.turn_until(lambda: door.strangers.refused >= 200)
         friend.send(b"still here")
         door.turn_until(lambda: b"still here" in door.heard)
-        bar.check(door.busy_s(), 0.25, "half a second")  # libzmq does not try to accept without end
+        bar.check(door.busy_s(), 0.25, "half a second")  # libzmq does not call accept() in an endless loop
     few_descriptors(100)
     friends(b"second")
     door.turn_until(lambda: b"second" in door.heard)
@@ -237,7 +237,7 @@ def test_with_no_descriptor_left_strangers_are_sent_away_unaccepted(
 
 
 def test_no_descriptor_of_anybody_else_is_ever_shut(door: Door) -> None:
-    """We are told of descriptors when they may be others already."""
+    """A descriptor may refer to another file by the time that the monitor reports it."""
     with ExitStack() as stack:
         ours, theirs = map(stack.enter_context, socket.socketpair())
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -254,16 +254,16 @@ def test_no_descriptor_of_anybody_else_is_ever_shut(door: Door) -> None:
 
 @pytest.mark.parametrize("door", [60_000], indirect=True)
 def test_a_peer_that_gives_up_while_nobody_looks_is_no_stranger_yet(door: Door) -> None:
-    """It may have the keys: this process was stopped, or its interpreter held."""
+    """It may have the keys: this process was stopped, or its interpreter blocked."""
     with ExitStack() as stack:
         patient = stack.enter_context(socket.create_connection(("127.0.0.1", door.port)))
         door.turn_until(lambda: len(door.strangers._waiting) == 1)
         for _ in range(3):
             stack.enter_context(socket.create_connection(("127.0.0.1", door.port))).close()
         until = time.monotonic() + 1.1 * PATIENCE_S
-        while time.monotonic() < until:  # and nobody looks
+        while time.monotonic() < until:  # without a call of look()
             door.listener.poll(100)
-        with socket.create_connection(("127.0.0.1", door.port)):  # comes after those, so that they were told of
+        with socket.create_connection(("127.0.0.1", door.port)):  # after the others, whose events have arrived
             door.turn_until(lambda: len(door.strangers._waiting) == 2)
         door.turn_until(lambda: len(door.strangers._waiting) == 1)
         assert door.strangers.refused == 0
@@ -277,13 +277,13 @@ def test_a_peer_that_gives_up_while_nobody_looks_is_no_stranger_yet(door: Door) 
 def test_a_flood_that_is_not_looked_at_holds_up_nobody(
     door: Door, friends: Callable[[bytes], zmq.Socket[bytes]]
 ) -> None:
-    """Libzmq's thread would wait for who reads what its monitor tells, and with it all connections."""
+    """Otherwise libzmq's thread would wait until its monitor is read, and all connections with it."""
     friend = friends(b"first")
     door.turn_until(lambda: b"first" in door.heard)
     before = psutil.Process().memory_info().rss
-    with besieged("storm", [door.port], 5000):  # and nobody looks
+    with besieged("storm", [door.port], 5000):  # without a call of look()
         friend.send(b"again")
         assert door.listener.poll(1000 * LONG_S), "held up"
     with socket.create_connection(("127.0.0.1", door.port), LONG_S):
-        door.turn_until(lambda: len(door.strangers._waiting) == 1)  # the last of all
+        door.turn_until(lambda: len(door.strangers._waiting) == 1)  # the last one
     assert psutil.Process().memory_info().rss - before < 64 << 20

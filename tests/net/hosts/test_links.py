@@ -1,4 +1,4 @@
-"""Connections between hosts: the best address that answers is taken, strangers are refused and counted, breaks are mended."""
+"""Connections between hosts: the best address that answers is used, strangers are refused and counted, breaks are repaired."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.timing import Bar
 
 
 class End:
-    """One host's connections, polled by the test."""
+    """One host's connections, which the test polls."""
 
     def __init__(self, host: int, keys: LinkKeys) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -186,7 +186,7 @@ def test_a_frame_of_a_gigabyte_that_is_announced_takes_no_memory(ends: Callable[
             for _ in range(1024):
                 stranger.sendall(bytes(1 << 20))
         except OSError:
-            pass  # it was cut off, or is not read from
+            pass  # it was disconnected, or is not read from
         turn_until(lambda: controller.links.refused, controller)
         assert psutil.Process().memory_info().rss - before < 64 << 20
     agent.links.dial(0, [f"tcp://127.0.0.1:{port}"])
@@ -195,7 +195,7 @@ def test_a_frame_of_a_gigabyte_that_is_announced_takes_no_memory(ends: Callable[
 
 
 def test_a_host_that_has_proved_that_it_has_the_keys_is_let_in_when_there_is_time(ends: Callable[..., End]) -> None:
-    """The proof is for us to read, and we may be busy, while strangers come."""
+    """This host has to check the proof, and may be busy while strangers connect."""
     controller, agent = ends(0), ends(2)
     port = controller.links.listen()
     with besieged("nothing", [port], 400, waits=True) as besieger:
@@ -213,7 +213,7 @@ def test_a_connection_that_is_made_again_is_the_same_host(ends: Callable[..., En
     port = controller.links.listen()
     for i in range(3):
         agent.links.dial(0, [f"tcp://127.0.0.1:{port}"])
-        turn_until(lambda: not agent.links.is_dialling, controller, agent)  # else the former one may carry it
+        turn_until(lambda: not agent.links.is_dialling, controller, agent)  # otherwise the former one may carry it
         agent.links.send(0, [b"%d" % i])
         turn_until(lambda i=i: len(controller.got) > i, controller, agent)  # type: ignore[misc]
         controller.links.send(2, [b"%d" % i])

@@ -1,4 +1,4 @@
-"""The relay: what is sent comes once and in order, by whatever ways, however often connections lose what they hold."""
+"""The relay: messages arrive once and in order, on any path, however often connections lose what is in transit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ C = b"C"
 
 
 class Net:
-    """Relays, the connections between them, and all that was delivered."""
+    """Relays, the connections between them, and all delivered messages."""
 
     def __init__(self, links: Sequence[tuple[int, int]], life: int = 0) -> None:
         hosts = {host for link in links for host in link} | {0}
@@ -35,7 +35,7 @@ class Net:
         return self.relays[host]
 
     def flush(self) -> None:
-        """Hand over what waits; to whom there is no connection it is lost."""
+        """Send the waiting messages; those without a connection are lost."""
         for host, relay in self.relays.items():
             for neighbour, parts in relay.flush():
                 self.carried.append((host, neighbour, parts))
@@ -43,7 +43,7 @@ class Net:
                     self.wires.setdefault((host, neighbour), []).append(parts)
 
     def step(self) -> bool:
-        """Deliver what is on the wires; False if there was nothing."""
+        """Deliver the messages in transit; returns False if there were none."""
         self.flush()
         wires, self.wires = self.wires, {}
         for (source, target), messages in wires.items():
@@ -54,7 +54,7 @@ class Net:
         return bool(wires)
 
     def settle(self, beats: int = 6) -> None:
-        """Go on until all have said all, and what was missing was sent again."""
+        """Run until everything is sent, and lost messages were sent again."""
         for _ in range(beats):
             for relay in self.relays.values():
                 relay.beat()
@@ -63,26 +63,26 @@ class Net:
                     break
 
     def cut(self, one: int, other: int) -> None:
-        """A connection breaks, and loses what it holds."""
+        """Break a connection, and drop the messages in transit."""
         self.open.discard(frozenset((one, other)))
         self.wires.pop((one, other), None)
         self.wires.pop((other, one), None)
 
     def join(self, one: int, other: int) -> None:
-        """There is a connection."""
+        """Make a connection."""
         self.open.add(frozenset((one, other)))
 
     def received(self, host: int, receiver: bytes, sender: bytes) -> list[bytes]:
-        """What one process has got from another, in order."""
+        """Return what one process has received from another, in order."""
         return [frames[0] for at, s, r, frames in self.got if (at, s, r) == (host, sender, receiver)]
 
     def envelopes(self, source: int, target: int) -> list[Any]:
-        """What one host has handed to another."""
+        """Return the envelopes that one host has sent to another."""
         return [open_envelope(parts) for s, t, parts in self.carried if (s, t) == (source, target)]
 
 
 def star(*hosts: int) -> Net:
-    """A controller, and hosts that have said that they are there."""
+    """Make a controller, and hosts that have sent a beat."""
     net = Net([(0, host) for host in hosts])
     for host in hosts:
         net[host].greet(0)
@@ -140,18 +140,18 @@ def test_what_a_broken_connection_has_lost_is_sent_again_in_order() -> None:
     for i in range(1, 4):
         net[0].send(C, b"R1", 1, [b"%d" % i])
     net.flush()
-    net.cut(0, 1)  # with what was under way
+    net.cut(0, 1)  # with the messages in transit
     net[0].send(C, b"R1", 1, [b"4"])
     net.flush()
     net.join(0, 1)
     net[0].send(C, b"R1", 1, [b"5"])
     net.settle()
     assert net.received(1, b"R1", C) == [b"%d" % i for i in range(6)]
-    assert not net[0]._lines[1].kept, "all of it is known to have come"
+    assert not net[0]._lines[1].kept, "all of it is acknowledged"
 
 
 def test_the_last_piece_of_a_large_message_costs_no_more_than_others() -> None:
-    """Else a host says nothing for as long as it takes to put all of them together, and is thought dead."""
+    """Otherwise a host is silent for as long as it takes to join all pieces, and is considered dead."""
     net = star(1)
     large = os.urandom(1 << 20) * 256
     net[0].send(C, b"R1", 1, [b"head", large])
@@ -176,7 +176,7 @@ def test_no_envelope_becomes_larger_than_a_connection_lets_through(monkeypatch: 
         net[0].send(C, b"R1", 1, [b"%d" % i])
     net.settle()
     assert net.received(1, b"R1", C) == [b"%d" % i for i in range(500)]
-    assert max(len(envelope.entries) for envelope in net.envelopes(0, 1)) == 25  # of four names each
+    assert max(len(envelope.entries) for envelope in net.envelopes(0, 1)) == 25  # with four names each
 
 
 def test_the_last_message_is_not_lost_either() -> None:
@@ -350,7 +350,7 @@ _GOES_AND_COMES_BACK = [(1, 2, "send"), (2, 0, "send"), (2, 1, "move"), (0, 0, "
 @example([(message, 0, 0) for message in _GOES_AND_COMES_BACK])
 @given(st.lists(st.tuples(messages, st.integers(0, 3), st.integers(0, 2)), max_size=60))
 def test_whatever_breaks_all_comes_once_and_in_order(script: list[tuple[tuple[int, int, str], int, int]]) -> None:
-    """Star of three hosts, any of which may take its way by another; connections break, with what they hold."""
+    """A star of three hosts, each of which may change its path to go through another; connections break, and lose messages."""
     net = star(1, 2, 3)
     for one, other in [(1, 2), (2, 3), (1, 3)]:
         net.join(one, other)
@@ -365,10 +365,10 @@ def test_whatever_breaks_all_comes_once_and_in_order(script: list[tuple[tuple[in
             sent.setdefault((target, receiver, sender), []).append(b"%d" % text)
         elif what == "cut" and source != target:
             net.cut(source, target)
-            net.join(source, target)  # made again, without what it held
+            net.join(source, target)  # connected again, without the messages in transit
         elif what == "move" and source and target != source and (target == 0 or up[target] == 0):
             if all(way != source for way in up.values()):
-                net.cut(source, up[source])  # as a gateway does
+                net.cut(source, up[source])  # like a gateway
                 net.join(source, target)
                 left.add((up[source], source))
                 net[source].lead_by(up[source], target)
@@ -378,7 +378,7 @@ def test_whatever_breaks_all_comes_once_and_in_order(script: list[tuple[tuple[in
         else:
             net.step()
     for former, host in left - {(0, host) for host in up}:
-        if frozenset((former, host)) not in net.open:  # a gateway has not heard from it for a while
+        if frozenset((former, host)) not in net.open:  # a gateway that has not heard from it for a while
             net[former].lead(host, up[former])
     net.settle(12)
     for (target, receiver, sender), texts in sent.items():

@@ -1,4 +1,4 @@
-"""The controller's end: sockets are polled by descriptors that tell of each message once, and none of it is missed."""
+"""The controller's transport: descriptors signal each message only once, and no message is missed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOST = 3
 
 
 class Agent:
-    """A host that says something when the test wants."""
+    """A host that sends a message when the test says so."""
 
     def __init__(self, router: ZmqRouter, links: Links) -> None:
         self.relay = Relay(HOST, default=CONTROLLER_HOST)
@@ -64,7 +64,7 @@ def agent(router: ZmqRouter) -> Iterator[Agent]:
 def test_what_comes_from_another_machine_while_it_looks_is_not_missed(
     router: ZmqRouter, agent: Agent, after: int, monkeypatch: pytest.MonkeyPatch, bar: Bar
 ) -> None:
-    """However often it has looked before: any look takes the sign away."""
+    """The number of checks before does not matter, although any check clears the signal."""
     looks, said_at = 0, 0.0
 
     def look(socket: zmq.Socket[bytes]) -> bool:
@@ -76,14 +76,14 @@ def test_what_comes_from_another_machine_while_it_looks_is_not_missed(
                 agent.say(b"just now")
                 poller = select.poll()
                 poller.register(int(socket.getsockopt(zmq.FD)), select.POLLIN)
-                poller.poll(300)  # times out where the last look has found something: then no sign is given
+                poller.poll(300)  # times out if the last check found something: then there is no signal
                 said_at = time.monotonic()
         return has_message(socket)
 
     for module in (zmq_module, sockets_module):
         monkeypatch.setattr(module, "has_message", look)
     router._beat_at = time.monotonic() + 2 * LONG_S  # a beat would end the wait
-    while looks <= after:  # how often it looks for one message depends on when that comes
+    while looks <= after:  # the number of checks for one message depends on when it arrives
         agent.say(b"before")
         assert receive(router) == (host_peer(HOST), [b"before"])
     assert receive(router) == (host_peer(HOST), [b"just now"])
@@ -108,7 +108,7 @@ def test_what_comes_from_here_and_from_elsewhere_takes_turns(router: ZmqRouter, 
 
 
 def test_interrupts_do_not_strike_while_something_is_taken(router: ZmqRouter, agent: Agent, tmp_path: Path) -> None:
-    """A wait, in which they may, leaves all where it is."""
+    """A wait, which may be interrupted, leaves all messages in place."""
     rank = ZmqRank(f"ipc://{tmp_path}/c", rank_peer(1), f"ipc://{tmp_path}/R1")
     try:
         rank.send(CONTROLLER, [b"from here"])
@@ -123,7 +123,7 @@ def test_interrupts_do_not_strike_while_something_is_taken(router: ZmqRouter, ag
 
 
 def test_strangers_are_tended_while_there_are_hosts(router: ZmqRouter, agent: Agent) -> None:
-    """Else nobody would see when few descriptors are left."""
+    """Otherwise nothing would notice when few descriptors are left."""
     assert router._links is not None
     strangers = router._links._strangers
     assert strangers is not None

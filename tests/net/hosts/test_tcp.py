@@ -1,4 +1,4 @@
-"""What the kernel knows of connections: those on which nothing gets through are told from those that are only quiet."""
+"""TCP connections on which nothing gets through are distinguished from those that are only quiet."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def host() -> Iterator[BedHost]:
 
 @pytest.fixture
 def ends(host: BedHost) -> Iterator[tuple[socket.socket, socket.socket]]:
-    """A connection: our end, and that of the host."""
+    """Make a connection: this end, and that of the host."""
     with host.namespace.entered():
         server = socket.create_server((host.address, 0))
     with server, socket.create_connection(server.getsockname(), 5) as ours:
@@ -41,7 +41,7 @@ def ends(host: BedHost) -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def stays_free(end: socket.socket, looks: int) -> bool:
-    """Whether a connection does not become stuck while the system's timers go on, for so many looks 10 ms apart."""
+    """Whether a connection does not become stuck while the system's timers run, in this many checks 10 ms apart."""
     over = threading.Event()
     return not any(over.wait(0.01) or tcp.is_stuck(end.fileno()) for _ in range(looks))
 
