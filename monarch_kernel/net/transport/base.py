@@ -1,4 +1,4 @@
-"""The seam between the program and what carries its messages."""
+"""The interface between the program and its transports."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ CONTROLLER: Peer = b"C"
 
 
 def rank_peer(proc: int, incarnation: int = 0) -> Peer:
-    """Name of a rank's process; ``incarnation`` counts those that were put in place of one that died.
+    """Return the name of a rank's process; ``incarnation`` counts the replacements of processes that died.
 
-    Each has a name of its own, so nothing that is sent to one, or comes from it, is ever taken for the other's.
+    Each incarnation has its own name, so messages to or from one are never mistaken for another's.
     """
     return b"R%d+%d" % (proc, incarnation) if incarnation else b"R%d" % proc
 
@@ -42,7 +42,7 @@ def is_rank(peer: Peer) -> bool:
 
 
 def proc_of(peer: Peer) -> int:
-    """Number of the rank, or 0 for the controller, which is a process like others to those who call it."""
+    """Return the number of the rank, or 0 for the controller, which callers address like any other process."""
     if peer == CONTROLLER:
         return 0
     if not is_rank(peer):
@@ -51,7 +51,7 @@ def proc_of(peer: Peer) -> int:
 
 
 def place_of(peer: Peer) -> int:
-    """Number of a rank; 0 for the controller, and for all others, of whom no counts are kept."""
+    """Return the number of a rank; 0 for the controller, and for all others, for which no counts are kept."""
     try:
         return proc_of(peer)
     except ValueError:
@@ -59,12 +59,12 @@ def place_of(peer: Peer) -> int:
 
 
 def incarnation_of(peer: Peer) -> int:
-    """How many processes have had the place of a rank before it."""
+    """Return how many processes the rank had before this one."""
     return int(peer.partition(b"+")[2] or 0)
 
 
 def host_peer(host: int) -> Peer:
-    """Name of a host agent."""
+    """Return the name of a host agent."""
     return b"H%d" % host
 
 
@@ -75,15 +75,15 @@ class Transport(Protocol):
     """
 
     def send(self, peer: Peer, parts: Sequence[Frame]) -> bool:
-        """Hand a message over without blocking; False if no such peer is connected."""
+        """Send a message without blocking; returns False if no such peer is connected."""
         ...
 
     def flush(self) -> None:
-        """Have what was sent go out, if it waits to be put together with more."""
+        """Send messages that wait to be combined with others."""
         ...
 
     def recv(self) -> tuple[Peer, list[Frame]] | None:
-        """Give the next message and its sender, or None if none has arrived."""
+        """Return the next message and its sender, or None if none has arrived."""
         ...
 
     def wait(self, timeout_s: float | None) -> None:
@@ -95,41 +95,41 @@ class Transport(Protocol):
         ...
 
     def close(self) -> None:
-        """Give up what the transport holds; messages not yet handed over are sent for a short while."""
+        """Release the transport's resources; queued messages are still sent for a short while."""
         ...
 
 
 class HostTransport(Transport, Protocol):
-    """The controller's transport, which also reaches other hosts, and through their agents the ranks there.
+    """The controller's transport, which also reaches other hosts, and the ranks there through their agents.
 
     Attributes:
-        meters: count the frames that it sends.
-        refused: connections and messages that were not let in.
-        strangers: of these, the connections of those who have not the keys.
+        meters: counts the frames that it sends.
+        refused: number of refused connections and messages.
+        strangers: number of refused connections from clients without the keys.
     """
 
     meters: Meters
 
     @property
     def refused(self) -> int:
-        """Connections, and messages between hosts, that were not let in."""
+        """Number of refused connections, and of refused messages between hosts."""
         ...
 
     @property
     def strangers(self) -> int:
-        """Of these, the connections of those who have not the keys."""
+        """Number of refused connections from clients without the keys."""
         ...
 
     def route(self, peer: Peer, host: int) -> None:
-        """Say which host a process is on, if it is not connected to us itself."""
+        """Set the host of a process that is not connected directly."""
         ...
 
     def share(self, peer: Peer) -> None:
-        """Say that a process of this machine opens what is in shared memory here."""
+        """Register a process of this machine that opens frames in shared memory of this one."""
         ...
 
     def forget(self, peer: Peer) -> None:
-        """A process has died."""
+        """Release what is kept for a process that has died."""
         ...
 
     def dial(self, host: int, address: str) -> None:
@@ -137,19 +137,19 @@ class HostTransport(Transport, Protocol):
         ...
 
     def heard(self) -> set[int]:
-        """The hosts that were heard of since the last time."""
+        """Return the hosts that were heard of since the last call."""
         ...
 
     def give_up(self, host: int) -> None:
-        """A host is gone: should it be heard of again it is told to end."""
+        """Drop the messages for a lost host; if it is heard of again, it receives the order to end."""
         ...
 
 
 class PeerTransport(Transport, Protocol):
-    """A rank's transport, which also reaches other ranks: those it has connected to, and those that have connected to it.
+    """A rank's transport, which also reaches other ranks: those that it has connected to, and those that have connected to it.
 
     Attributes:
-        meters: count the frames that it sends.
+        meters: counts the frames that it sends.
         shares: whether it opens what other processes of the machine have in shared memory.
     """
 
@@ -157,13 +157,13 @@ class PeerTransport(Transport, Protocol):
     shares: bool
 
     def connect(self, peer: Peer, address: str) -> None:
-        """Connect to a rank that is to be asked; what is sent to it goes that way from now on."""
+        """Connect to a rank that this one will call; messages to it go that way from now on."""
         ...
 
     def disconnect(self, peer: Peer) -> None:
-        """Give up a connection; what has not been sent is dropped."""
+        """Close a connection; unsent messages are dropped."""
         ...
 
     def forget(self, peer: Peer) -> None:
-        """A process has died."""
+        """Release what is kept for a process that has died."""
         ...

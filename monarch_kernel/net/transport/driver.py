@@ -1,42 +1,43 @@
-"""Whoever waits drives the socket: one class for the controller and for ranks.
+"""Drives a socket from whichever thread waits for a message: one class for the controller and for ranks.
 
 Theory of operation
 ===================
 
-A transport may be used by one thread at a time: the one that holds the *baton*. A thread that waits for something (a future,
-its next message) takes the baton and becomes the *leader*: it sends what others submitted, receives, hands messages out,
-and sleeps in the transport until the next one. So a call and its answer cost no hand-over between threads, which is worth
-some 70 us of 150. Others that wait at the same time are *followers*: each sleeps on its own lock until it is ready or is
-offered the baton.
+Only one thread at a time may use a transport: the one that holds the *I/O lock*. A thread that waits for something (a future,
+its next message) takes the lock and becomes the *leader*: it sends what others submitted, receives, dispatches messages,
+and sleeps in the transport until the next one. So a call and its answer need no switch between threads, which saves
+some 70 us of 150. Other threads that wait at the same time are *followers*: each sleeps on its own lock until it is ready or
+is offered the I/O lock.
 
-A message that comes for another thread than the leader (another executor of a rank) makes the leader *stand by*: it sleeps
-until something comes for it, and leaves the baton to the one that was served, who will wait here next. So a thread that is
-called again and again soon receives its own messages.
+A message for another thread than the leader (another executor of a rank) makes the leader *yield leadership*: it releases the
+I/O lock and sleeps until something comes for it. The thread that was served will wait here next, and leads then. So a thread
+that is called repeatedly soon receives its own messages.
 
-While nobody waits (the main thread runs a cell) the *background* thread has to serve the socket, yet it must not fight for
-it with a thread that makes one call after the other, nor be woken by each: it sleeps on an `Alarm`. Whoever gives the baton
-back and offers it to nobody sets that to `TICK_S`, unless it is set; a foreground thread that leads stops it. When it goes
-off:
+While no foreground thread waits (the main thread runs a cell) the *background* thread has to serve the socket. It must not
+compete for the lock with a thread that makes one call after the other, nor wake up for each call: it sleeps on a timer
+(`Alarm`). A thread that releases the I/O lock without offering it to a follower sets the timer to `TICK_S`, unless it is set; a
+foreground thread that leads stops it. When the timer expires:
 
-- there was no foreground activity since it was set: the background thread leads. A foreground thread that wants the baton
-  says so and wakes the transport; we give way at once.
-- there was some, of a thread that submits and does not wait: it serves the socket once, and sets the alarm anew, to twice
-  the time until `MAX_TICK_S`. Such a thread needs us little, and we cost it the GIL.
-- the baton is held: nothing. Who holds it sets the alarm when he gives it back.
+- If there was no foreground activity since it was set, the background thread leads. A foreground thread that wants the lock
+  sets a flag and wakes the transport, and the background thread releases the lock at once.
+- If there was some, of a thread that submits and does not wait, the background thread serves the socket once, and sets the
+  timer again, to twice the time, up to `MAX_TICK_S`. Such a thread rarely needs the background thread, which costs it the GIL.
+- If the lock is held, the background thread does nothing. The holder sets the timer when it releases the lock.
 
-The last needs some care. The alarm is set after the baton was given back, and what we find when it goes off is noted before
-we try to take it, so one of the two sees the other. Whether it is set is changed under a lock, together with the alarm.
+The last case needs some care. A thread sets the timer after it has released the lock, and the background thread reads the
+activity before it tries to take the lock, so one of the two sees the other. The timer and the flag that says whether it is set
+change together, under a lock.
 
-Invariants: callbacks and the transport are entered only with the baton held; whoever gives the baton back looks whether a
-follower wants it, and else whether the alarm is set; so does a follower that leaves, since it may have been
-offered the baton just then; a submitted item is handled within about one tick, at once if a leader sleeps in the transport.
+Invariants: callbacks and the transport are entered only with the I/O lock held. A thread that releases the lock checks whether
+a follower wants it, and otherwise whether the timer is set; so does a follower that leaves, since it may have been offered the
+lock at that moment. A submitted item is handled within about one tick, or at once if a leader sleeps in the transport.
 
-A KeyboardInterrupt may strike the main thread between any two bytecodes. It is let through only where nothing is half done,
-that is around the sleep of a leader in the transport and of others on their lock, and one at a time; elsewhere it is
-remembered, and raised when all is in order. The shield goes up before the baton is taken, and down after it is given back.
+A KeyboardInterrupt may arrive in the main thread between any two bytecodes. It is raised only at points where the state is
+consistent, that is around the sleep of a leader in the transport and of others on their lock, and one at a time; elsewhere it
+is recorded, and raised later. The shield goes up before the I/O lock is taken, and down after it is released.
 
-A process that the user's code forks has a copy of all this, of whose threads one is left, and the same socket: what it submits
-or waits for is refused, before any lock is tried.
+A process that the user's code forks has a copy of this object with only one of its threads, and shares the socket. Whatever it
+submits or waits for is refused, before any lock is tried.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ _FLUSH_S = 0.001
 _SIGINT = 2
 _IGNORE = 1
 _RECEIVE_BATCH = 256
-_forks = 0  # of which this process is the last: tells it from its parents, and costs no system call
+_forks = 0  # number of forks that led to this process: differs from its parents', needs no system call
 
 T = TypeVar("T")
 
@@ -85,7 +86,7 @@ os.register_at_fork(after_in_child=_note_fork)
 
 
 class Waiter:
-    """What a thread waits for: a callback of the driver sets it ready, or any thread that submits something next."""
+    """What a thread waits for. A callback of the driver sets it ready, or any thread that submits something afterwards."""
 
     __slots__ = ("_lock", "ready")
     leads = True
@@ -97,24 +98,24 @@ class Waiter:
         self._lock.acquire()
 
     def set(self) -> None:
-        """Say that the wait is over."""
+        """Mark the wait as over."""
         self.ready = True
         self.nudge()
 
     def nudge(self) -> None:
-        """Wake the waiting thread to look around."""
+        """Wake the waiting thread so that it checks its state."""
         try:
             self._lock.release()
         except RuntimeError:
             pass  # already nudged
 
     def sleep(self, timeout_s: float) -> None:
-        """Wait for a nudge, at most ``timeout_s`` seconds; negative waits for ever."""
+        """Wait for a nudge, at most ``timeout_s`` seconds; if negative, without a limit."""
         self._lock.acquire(timeout=timeout_s)
 
 
 class _Shield:
-    """Keeps KeyboardInterrupt out of the main thread, but for the moments when it is ``open``."""
+    """Defers KeyboardInterrupt in the main thread, except while it is ``open``."""
 
     __slots__ = ("_old", "_pending", "open")
 
@@ -130,13 +131,13 @@ class _Shield:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         _signal.signal(_SIGINT, self._old)
-        if self._pending and not isinstance(error, KeyboardInterrupt):  # it counts for more than another error
+        if self._pending and not isinstance(error, KeyboardInterrupt):  # it takes precedence over another error
             self._pass_on(None)
 
     @in_forks(lambda shield: shield._old)
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if self.open:
-            self.open = False  # what it raises leaves through code that a second one must not strike
+            self.open = False  # the exception leaves through code that a second one must not interrupt
             self._pass_on(frame)
             self.open = True
         else:
@@ -149,7 +150,7 @@ class _Shield:
             raise KeyboardInterrupt
 
     def expose(self) -> None:
-        """Let interrupts through from now on, also one that was held back; to be called in a ``try`` that closes again."""
+        """Let interrupts through, including a deferred one; call this in a ``try`` whose ``finally`` closes the shield."""
         self.open = True
         if self._pending:
             self._pending = self.open = False
@@ -158,14 +159,14 @@ class _Shield:
 
 
 def behind_shields(handler: Any) -> Any:
-    """Which handler of SIGINT a wait in the main thread will call in the end, if this one is that of a wait."""
+    """Return the SIGINT handler below all shields: the one that a wait in the main thread calls in the end."""
     while isinstance(shield := getattr(handler, "__self__", None), _Shield):
         handler = shield._old
     return handler
 
 
 class _NoShield(_Shield):
-    """For other threads, which no signal handler runs in."""
+    """A shield for other threads, in which Python runs no signal handlers."""
 
     __slots__ = ()
 
@@ -184,11 +185,11 @@ class Driver(Generic[T]):
     """Drives one transport from whichever thread waits.
 
     Args:
-        transport: what is driven.
-        on_message: called with (peer, parts) for each message received.
-        on_item: called for each submitted item, in order.
-        on_tick: called about every ``tick_s`` seconds while somebody leads; for timers.
-        name: names the background thread.
+            transport: the transport.
+            on_message: called with (peer, parts) for each message received.
+            on_item: called for each submitted item, in order.
+            on_tick: called about every ``tick_s`` seconds while a thread leads; for timers.
+            name: name of the background thread.
     """
 
     def __init__(
@@ -223,16 +224,16 @@ class Driver(Generic[T]):
         self._background_leads = False
         self._background = threading.Thread(target=self._serve, name=name, daemon=True)
         self._alarm = Alarm()
-        self._alarm_lock = threading.RLock()  # what is collected in between may submit something
+        self._alarm_lock = threading.RLock()  # the garbage collector may run here and submit something
         self._is_alarm_set = False
-        self._seen = 0  # of the activity, when the alarm was set
+        self._seen = 0  # the activity when the timer was set
         self._main = threading.main_thread().ident
         self._pid = os.getpid()
         self._forks = _forks
 
     @property
     def is_forked(self) -> bool:
-        """Whether this is a fork of the process whose transport it is."""
+        """Whether this is a copy in a fork of the process that owns the transport."""
         return self._forks != _forks
 
     def start(self) -> None:
@@ -243,7 +244,7 @@ class Driver(Generic[T]):
     # -- for any thread
 
     def submit(self, item: T) -> None:
-        """Have an item handled by the leader; in order per thread.
+        """Submit an item for the leader to handle; items of one thread stay in order.
 
         Raises:
             ForkedError: in a fork of the process.
@@ -254,7 +255,7 @@ class Driver(Generic[T]):
         if self._polling:
             self._transport.wake()
         elif not (self._background_leads or self._baton.locked() or time.perf_counter() - self._last_flush < _FLUSH_S):
-            # A lone item is sent at once; of a quick succession the rest is left to the next wait or tick, as one batch.
+            # A single item is sent at once; of a quick succession the rest goes out as one batch, at the next wait or tick.
             with self._shield():
                 if self._baton.acquire(blocking=False):
                     try:
@@ -264,12 +265,12 @@ class Driver(Generic[T]):
                         self._give_back()
 
     def wait(self, waiter: Waiter, timeout_s: float | None = None, *, patient: bool = False) -> bool:
-        """Wait until ``waiter`` is ready, driving the transport meanwhile; False if the time is up.
+        """Wait until ``waiter`` is ready, driving the transport meanwhile; returns False after ``timeout_s``.
 
-        With ``patient``, stand by while another foreground thread has the baton, and do not ask to be offered it.
+        With ``patient``, only sleep while another foreground thread leads, and do not ask for the I/O lock.
 
         Raises:
-            ForkedError: in a fork of the process, for what is not ready.
+            ForkedError: in a fork of the process, unless ``waiter`` is ready.
         """
         if waiter.ready:
             return True
@@ -294,7 +295,7 @@ class Driver(Generic[T]):
         return waiter.ready
 
     def close(self) -> None:
-        """Handle what was submitted, stop the background thread, and close the transport; waits end with False."""
+        """Handle submitted items, stop the background thread, and close the transport; waits end with False."""
         with self._shield():
             if self._closed:
                 return
@@ -311,27 +312,27 @@ class Driver(Generic[T]):
                 self._over = True
                 self._transport.close()
             with self._alarm_lock:
-                self._is_alarm_set = True  # for ever: nobody looks after what is closed
+                self._is_alarm_set = True  # stays True: a closed transport needs no timer
                 self._alarm.close()
             for sleeper in [*self._followers, *self._standing_by]:
                 sleeper.nudge()
 
-    # -- for callbacks, with the baton held
+    # -- for callbacks, with the I/O lock held
 
     def serve(self, waiter: Waiter) -> None:
-        """Set a thread's waiter ready, and leave the baton to that thread, which will soon wait here again."""
+        """Set a thread's waiter ready, and leave leadership to that thread, which will soon wait here again."""
         waiter.set()
         if waiter is not self._leader and waiter.leads:
             self._stand_by = True
 
     def catch_up(self) -> None:
-        """Handle what has been submitted by now, before the message that is being handled."""
+        """Handle the items submitted so far, before the message that is being handled."""
         items = self._items
         while items:
             self._on_item(items.popleft())
 
     def send(self, peer: Peer, packed: Packed) -> None:
-        """Queue a message; all that one step queues for a peer goes out as one."""
+        """Queue a message; all messages that one step queues for a peer go out as one multipart message."""
         queue = self._outbox.get(peer)
         if queue is None:
             self._outbox[peer] = [packed]
@@ -350,14 +351,14 @@ class Driver(Generic[T]):
         return _NO_SHIELD if thread is None else ThreadShield(thread, lambda: self._wake(waiter))
 
     def _wake(self, waiter: Waiter | None) -> None:
-        """Have a thread that waits look around; one that does not wait does so soon."""
+        """Wake a waiting thread so that it checks its state; a running thread checks soon anyway."""
         if waiter is not None:
             waiter.nudge()
         if self._polling:
             self._transport.wake()
 
     def _lead(self, waiter: Waiter, deadline: float | None, shield: _Shield | ThreadShield) -> bool:
-        """Lead until ``waiter`` is ready or the time is up; True if another thread was served, and we should stand by."""
+        """Lead until ``waiter`` is ready or the time is up; returns True if this thread must yield to another."""
         self._leader = waiter
         self._stand_by = False
         self._activity += 1
@@ -377,7 +378,7 @@ class Driver(Generic[T]):
         return False
 
     def _tick(self) -> float | None:
-        """Call ``on_tick`` if it is time to; gives the seconds until the next time."""
+        """Call ``on_tick`` if it is due; returns the seconds until it is due next."""
         if self._on_tick is None:
             return None
         now = time.monotonic()
@@ -393,7 +394,7 @@ class Driver(Generic[T]):
             timeout_s = until_tick if timeout_s is None else min(timeout_s, until_tick)
         self._polling = True
         try:
-            if not self._items:  # looked at after _polling was set: a submit between the two wakes the transport
+            if not self._items:  # checked after _polling was set: a submit between the two wakes the transport
                 shield.expose()
                 self._transport.wait(timeout_s)
         finally:
@@ -410,13 +411,13 @@ class Driver(Generic[T]):
                 return
 
     def _flush(self) -> None:
-        """Handle what has been submitted by now (not what others submit meanwhile: that may never end), and send."""
+        """Handle the items submitted so far, and send; not those that others submit meanwhile, which might never end."""
         items = self._items
         if self._over:
             items.clear()
             return
         for _ in range(len(items)):
-            if items:  # a callback may have caught up
+            if items:  # a callback may have called catch_up()
                 self._on_item(items.popleft())
         if self._outbox:
             outbox, self._outbox = self._outbox, {}
@@ -435,10 +436,10 @@ class Driver(Generic[T]):
         self._offer(tick_s)
 
     def _offer(self, tick_s: float = TICK_S) -> None:
-        """See to it that somebody looks after the transport, now that nobody holds the baton."""
+        """Make sure that a thread serves the transport, after the I/O lock was released."""
         try:
             self._followers[0].nudge()
-        except IndexError:  # nobody follows, or left just now
+        except IndexError:  # there is no follower, or it left just now
             if not self._is_alarm_set:
                 self._set_alarm(tick_s)
 
@@ -467,7 +468,7 @@ class Driver(Generic[T]):
             shield.open = False
             self._followers.remove(waiter)
             if not stays and not self._baton.locked():
-                self._offer()  # we may have been offered the baton, and do not want it
+                self._offer()  # this thread may have been offered the lock, and does not want it
 
     # -- the background thread
 
@@ -501,7 +502,7 @@ class Driver(Generic[T]):
                     tick_s = min(2 * tick_s, MAX_TICK_S)
                     self._receive(None)
                     self._flush()
-                    self._tick()  # else none would come while one call follows the other and nobody waits
+                    self._tick()  # else there would be no ticks during a series of calls that no thread waits for
             finally:
                 self._background_leads = False
                 self._give_back(tick_s)

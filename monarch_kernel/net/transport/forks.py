@@ -1,30 +1,30 @@
-"""Signal handlers of this package in forks of the process: they act in the process that has installed them, and in no other.
+"""Restricts signal handlers of this package to the process that installed them: forks of the process replace them.
 
 Theory of operation
 ===================
 
 A process that the user's code forks, such as a worker of ``multiprocessing``, starts with a copy of all signal handlers. A
-handler of a rank or of the kernel means that rank or that kernel: it raises, or ignores the signal, by the state of a process
-that the child is not. What it raises can also be lost, since Python swallows the exceptions of the functions that
-`os.register_at_fork` calls. A worker that loses SIGTERM runs on, and ``Pool.terminate`` waits for it for ever.
+handler of a rank or of the kernel belongs to that rank or kernel: it raises, or ignores the signal, by the state of a process
+that the child is not. An exception that it raises can also be lost, since Python swallows the exceptions of functions that
+`os.register_at_fork` calls. A worker that loses SIGTERM runs on, and ``Pool.terminate`` waits for it forever.
 
-So each handler is marked with what takes its place in forks (`in_forks`), and a fork has three steps:
+So each handler is marked with its replacement in forks (`in_forks`), and a fork has three steps:
 
-1. Before it, the thread that forks blocks the signals that have such handlers. A signal that comes from now on waits. (Without
+1. Before it, the forking thread blocks the signals that have such handlers. A signal that arrives from now on waits. (Without
    that, Python forgets in the child which signals it has noted, those of the child included.)
 2. In the child each marked handler is replaced. The zygote imports this module first, so in children of ranks this step comes
-   before the functions for forks of torch and of this package.
-3. Parent and child go back to the signals that they blocked before. One that came meanwhile acts as in any other process.
+   before the fork functions of torch and of this package.
+3. Parent and child restore the signal mask that they had before. A signal that arrived meanwhile acts as in any other process.
 
 Handlers that the user's code has installed stay as they are.
 
-What a handler raises in the parent while Python calls the functions for forks is lost, too. So a handler that raises asks
-`Forking`, and has its signal sent again.
+An exception that a handler raises in the parent while Python calls the fork functions is lost, too. So a handler that raises
+checks `Forking`, and sends its signal again.
 """
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # signal.getsignal() makes an enum of all that it gives
+import _signal  # type: ignore[import-not-found]  # signal.getsignal() makes enums of its results
 import functools
 import os
 import signal
@@ -37,14 +37,14 @@ __all__ = ["Forking", "in_forks"]
 F = TypeVar("F", bound=Callable[..., object])
 
 _replacements: dict[object, Callable[[Any], Any]] = {}
-_blocked_before: dict[int, Iterable[int]] = {}  # by the thread that forks now
+_blocked_before: dict[int, Iterable[int]] = {}  # by the ident of the forking thread
 
 
 def in_forks(replacement: Callable[[Any], Any]) -> Callable[[F], F]:
-    """Mark a method as a signal handler of one process, which its forks do not have.
+    """Mark a method as a signal handler of one process, which its forks replace.
 
     Args:
-        replacement: gives the handler of a fork in its place, from the object that the method belongs to.
+        replacement: returns the handler for a fork, given the object that the method belongs to.
     """
 
     def mark(method: F) -> F:
@@ -55,36 +55,36 @@ def in_forks(replacement: Callable[[Any], Any]) -> Callable[[F], F]:
 
 
 def _replaced(handler: Any) -> Any:
-    """What takes the place of a handler in a fork; the handler itself if it is none of ours."""
+    """Return the replacement of a handler in a fork; the handler itself if it is not marked."""
     while (replacement := _replacements.get(getattr(handler, "__func__", None))) is not None:
         handler = replacement(handler.__self__)
     return handler
 
 
 def _ours() -> dict[int, Any]:
-    """Signals with a handler of ours: what takes its place in a fork."""
+    """Return the signals whose handlers are marked, with the replacement of each."""
     handlers = {number: _signal.getsignal(number) for number in range(1, _signal.NSIG)}
     replaced = {number: _replaced(handler) for number, handler in handlers.items()}
     return {number: handler for number, handler in replaced.items() if handler is not handlers[number]}
 
 
 class Forking:
-    """Knows whether this process forks at the moment; for the life of the process.
+    """Knows whether this process is forking; exists as long as the process.
 
     Attributes:
-        is_now: whether Python calls functions for forks now, but for those that were registered later.
+        is_now: whether Python is calling fork functions, except those that were registered later.
     """
 
     def __init__(self) -> None:
         self.is_now = False
-        # Not functions of Python: at the beginning of one a handler of a signal may run.
+        # Not Python functions: a signal handler may run at the start of one.
         begin, end = (functools.partial(setattr, self, "is_now", value) for value in (True, False))
         os.register_at_fork(before=begin, after_in_parent=end, after_in_child=end)
 
 
 def _before() -> None:
     thread = threading.get_ident()
-    # First, as a handler may raise when the signals are blocked.
+    # First, as a handler may raise while the signals are being blocked.
     _blocked_before[thread] = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     signal.pthread_sigmask(signal.SIG_BLOCK, _ours())
 
@@ -99,13 +99,13 @@ def _after_in_child() -> None:
     raising = []
     try:
         for number, handler in _ours().items():
-            if handler is signal.default_int_handler:  # what it raises here is lost: at first the signal ends the child
+            if handler is signal.default_int_handler:  # its exception would be lost here: use SIG_DFL until the end
                 raising.append(number)
                 handler = signal.SIG_DFL
             signal.signal(number, handler)
     finally:
         _after_in_parent()
-        _blocked_before.clear()  # of threads that the child does not have
+        _blocked_before.clear()  # entries of threads that the child does not have
     for number in raising:
         signal.signal(number, signal.default_int_handler)
 

@@ -1,4 +1,4 @@
-"""The same as ZeroMQ within one process, deterministic, with faults on request: for tests, ours and users'."""
+"""A transport within one process: deterministic, with faults on request; for tests of this package and of users."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["MemoryHub", "MemoryTransport"]
 
 
 class MemoryHub:
-    """Where memory transports meet; decides which message is delivered next.
+    """Connects memory transports, and decides which message is delivered next.
 
     By default messages are delivered at once. With ``manual=True`` each link (sender, receiver) is a queue, and a test
-    delivers from it one by one, in any order among links, never within one.
+    delivers its messages one by one, in any order among links, but in order within each.
     """
 
     def __init__(self, *, manual: bool = False) -> None:
@@ -28,19 +28,19 @@ class MemoryHub:
         self._lock = threading.Lock()
 
     def connect(self, name: Peer = CONTROLLER) -> MemoryTransport:
-        """Make the end of a peer; a second one with the same name takes its place."""
+        """Make the transport of a peer; a second one with the same name replaces it."""
         end = self._ends[name] = MemoryTransport(self, name)
         self._cut.discard(name)
         return end
 
     def leave(self, name: Peer, end: MemoryTransport) -> None:
-        """Forget the end of a peer, unless another has taken its place."""
+        """Remove the transport of a peer, unless another has replaced it."""
         with self._lock:
             if self._ends.get(name) is end:
                 del self._ends[name]
 
     def cut(self, name: Peer) -> None:
-        """Lose a peer: what is under way to and from it is dropped, and so is what comes later."""
+        """Disconnect a peer: messages in transit to and from it are dropped, and so are later ones."""
         with self._lock:
             self._cut.add(name)
             for link in [link for link in self._links if name in link]:
@@ -57,7 +57,7 @@ class MemoryHub:
         with self._lock:
             parts = self._links[sender, receiver].popleft()
             end = self._ends.get(receiver)
-        if end is not None:  # else it has left meanwhile
+        if end is not None:  # otherwise it has left
             end.arrive(sender, parts)
 
     def drop(self, sender: Peer, receiver: Peer) -> None:
@@ -70,7 +70,7 @@ class MemoryHub:
         end = self._ends.get(receiver)
         if end is None or receiver in self._cut or sender in self._cut:
             return False
-        # As they come from ZeroMQ: the header as bytes, and frames that the receiver may write to.
+        # Like those of ZeroMQ: the header as bytes, and frames that the receiver may write to.
         copies: list[Frame] = [memoryview(bytearray(part)) if i else bytes(part) for i, part in enumerate(parts)]
         if self._manual:
             with self._lock:
@@ -81,7 +81,7 @@ class MemoryHub:
 
 
 class MemoryTransport:
-    """One peer's end of a hub."""
+    """The transport of one peer of a hub."""
 
     def __init__(self, hub: MemoryHub, name: Peer) -> None:
         self.closed = False
@@ -91,69 +91,69 @@ class MemoryTransport:
         self._name = name
         self._arrived: deque[tuple[Peer, list[Frame]]] = deque()
         self._heard: set[int] = set()
-        # Released when there is something to look at; unlike an Event, a KeyboardInterrupt cannot leave it half set.
+        # Released when there is something to read; unlike an Event, a KeyboardInterrupt cannot leave it half set.
         self._signal = threading.Lock()
         self._signal.acquire()
 
     def arrive(self, sender: Peer, parts: list[Frame]) -> None:
-        """Called by the hub."""
+        """Receive a message; called by the hub."""
         if sender.startswith(b"H"):
             self._heard.add(int(sender[1:]))
         self._arrived.append((sender, parts))
         self.wake()
 
     def send(self, peer: Peer, parts: Sequence[Frame]) -> bool:
-        """Hand a message over; False if no such peer is connected."""
+        """Send a message; returns False if no such peer is connected."""
         is_sent = self._hub.carry(self._name, peer, parts)
         if is_sent and len(parts) > 1:
             self.meters.sent(place_of(peer), parts, parts)
         return is_sent
 
     def flush(self) -> None:
-        """Nothing: what is sent goes out at once."""
+        """Do nothing: messages are sent at once."""
 
     @property
     def refused(self) -> int:
-        """Nothing: all who are in the hub may be heard."""
+        """Return 0: the hub refuses no peer."""
         return 0
 
     @property
     def strangers(self) -> int:
-        """Nothing: nobody can connect."""
+        """Return 0: no client can connect."""
         return 0
 
     def route(self, peer: Peer, host: int) -> None:
-        """Nothing: all who are in the hub reach each other."""
+        """Do nothing: all peers of the hub reach each other."""
 
     def dial(self, host: int, address: str) -> None:
-        """Nothing: all who are in the hub reach each other."""
+        """Do nothing: all peers of the hub reach each other."""
 
     def share(self, peer: Peer) -> None:
-        """Nothing: frames are copied."""
+        """Do nothing: frames are copied."""
 
     def forget(self, peer: Peer) -> None:
-        """Nothing: frames are copied."""
+        """Do nothing: frames are copied."""
 
     def heard(self) -> set[int]:
-        """The hosts that were heard of since the last time."""
+        """Return the hosts that were heard of since the last call."""
         heard, self._heard = self._heard, set()
         return heard
 
     def give_up(self, host: int) -> None:
-        """Nothing: it is up to the test what comes of it."""
+        """Do nothing: the test decides what happens then."""
 
     def connect(self, peer: Peer, address: str) -> None:
-        """Nothing: all who are in the hub reach each other."""
+        """Do nothing: all peers of the hub reach each other."""
 
     def disconnect(self, peer: Peer) -> None:
-        """Nothing: who has left is reached no more."""
+        """Do nothing: a peer that has left can't be reached."""
 
     def recv(self) -> tuple[Peer, list[Frame]] | None:
-        """Give the next message and its sender, or None."""
+        """Return the next message and its sender, or None."""
         return self._arrived.popleft() if self._arrived else None
 
     def wait(self, timeout_s: float | None) -> None:
-        """Return when a message arrived, `wake` was called, or the time is up; at once while a message is not read."""
+        """Return when a message has arrived, `wake` was called, or the time is up; at once if there is an unread message."""
         if self._arrived:
             self._signal.acquire(blocking=False)
         else:
@@ -167,7 +167,7 @@ class MemoryTransport:
             pass  # released already
 
     def close(self) -> None:
-        """Leave the hub; who sends here from now on is told so."""
+        """Leave the hub; `send` to this peer returns False from now on."""
         self.closed = True
         self._hub.leave(self._name, self)
         self.wake()

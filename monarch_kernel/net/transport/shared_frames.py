@@ -1,4 +1,4 @@
-"""Large frames for processes of this machine stay in shared memory; what is sent in their place is where they are."""
+"""Keeps large frames for processes of this machine in shared memory, and sends references in their place."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from monarch_kernel.net.wire.tensor_frames import FOR_ALL
 __all__ = ["for_all", "forget", "may_look_at", "may_look_at_parent", "refer", "resolve", "share"]
 
 _ENDING_S = 10.0
-"""How long a parent that is ending may take; it gives back the memory of a whole Python process, which takes milliseconds."""
+"""How long a parent that is ending may take; it frees the memory of a whole Python process, which takes milliseconds."""
 
-_MARK = 0xC1  # no value in msgpack begins with it, so no header does
+_MARK = 0xC1  # no msgpack value starts with it, so no header does
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(dict[int, Reference])
 _blocks = Blocks()
@@ -30,7 +30,7 @@ os.register_at_fork(before=_blocks.before_fork, after_in_parent=_blocks.after_fo
 
 
 def share(in_memory: bool = True) -> None:
-    """Have values checked for their size when they are pickled, and if large stored in shared memory, unless that is no use."""
+    """Check the size of values when they are pickled, and store large ones in shared memory if ``in_memory``."""
     STORE.check = _blocks.check
     STORE.is_for_all = is_for_all
     if in_memory:
@@ -39,10 +39,10 @@ def share(in_memory: bool = True) -> None:
 
 
 def for_all(value: memoryview) -> memoryview:
-    """Copy bytes into memory that processes of this machine share, to whom what lies in it is sent.
+    """Copy bytes into memory that processes of this machine share when a value in it is sent to them.
 
     Raises:
-        MemoryError: there is no room for it; the text has the figures.
+        MemoryError: there is not enough memory; the text has the figures.
     """
     _blocks.check(value.nbytes)
     block = _blocks.store([value], is_for_all=True)
@@ -51,21 +51,21 @@ def for_all(value: memoryview) -> memoryview:
 
 
 def may_look_at(pid: int) -> bool:
-    """Whether the Linux kernel lets this process open files of another, such as memory without a name."""
+    """Whether the Linux kernel lets this process open files of another, such as anonymous memory files."""
     try:
         os.readlink(f"/proc/{pid}/fd/0")
     except PermissionError:
         return False
-    except OSError:  # it is allowed, and there is none
+    except OSError:  # access is allowed, but there is no such file
         pass
     return True
 
 
 def may_look_at_parent() -> bool:
-    """Whether the Linux kernel lets this process open files of the one that is its parent, such as memory without a name.
+    """Whether the Linux kernel lets this process open files of its parent, such as anonymous memory files.
 
-    A parent that is ending refuses it, whatever it allowed before. This process then gets another parent, which is asked
-    in its place.
+    A parent that is ending refuses access, whatever it allowed before. This process then gets another parent, which is checked
+    instead.
     """
     deadline = time.monotonic() + _ENDING_S
     while True:
@@ -77,7 +77,7 @@ def may_look_at_parent() -> bool:
 
 
 def refer(parts: Sequence[Frame], peer: Peer) -> Sequence[Frame]:
-    """What to send to a process of this machine: of frames in shared memory, where they are."""
+    """Replace the frames of a message that are in shared memory by references, for a process of this machine."""
     references: dict[int, Reference] = {}
     for i, part in enumerate(parts):
         if type(part) is memoryview and (len(part) >= STORED_NBYTES or is_for_all(part)):
@@ -91,7 +91,7 @@ def refer(parts: Sequence[Frame], peer: Peer) -> Sequence[Frame]:
 
 
 def resolve(parts: list[Frame], peer: Peer) -> list[Frame]:
-    """The frames of a message of another process of this machine; in place of those that are gone an `Unreadable`."""
+    """Open the referenced frames of a message of another process of this machine; a lost one becomes an `Unreadable`."""
     if len(parts) < 2 or not parts[0] or parts[0][0] != _MARK:
         return parts
     rest = parts[1:]
@@ -108,6 +108,6 @@ def resolve(parts: list[Frame], peer: Peer) -> list[Frame]:
 
 
 def forget(peer: Peer) -> None:
-    """A process has died: it neither reads nor sends anything any more."""
+    """Release what is kept for a process that has died."""
     _mappings.forget(peer)
     _blocks.forget(peer)

@@ -1,23 +1,24 @@
-"""Interrupts of threads that no signal reaches: where in such a thread KeyboardInterrupt may be raised.
+"""Interrupts of threads that no signal reaches: where KeyboardInterrupt may be raised in such a thread.
 
 Theory of operation
 ===================
 
 Python runs signal handlers in the main thread. Another thread that runs the user's code (that of a subshell of the kernel) is
-interrupted by whoever learns of the signal: `UserThread.strike`. What that does depends on where the thread is:
+interrupted by the code that learns of the signal, with `UserThread.strike`. The effect depends on where the thread is:
 
-- it holds interrupts back, and counts them (`hold`): it is told;
-- it waits for ranks in `Driver.wait`, which nothing may cut in two: its wait is woken, and raises when all is in order
-  (`ThreadShield`);
-- it runs the user's code (`user_code`): an asynchronous KeyboardInterrupt, which is seen at the next bytecode;
-- it is in an event loop, which waits for the user's coroutine: that is cancelled (``cancel``);
-- else it is about to run the user's code, or has just run it: the interrupt strikes the next code that it runs, if any.
+- If it holds interrupts back, and counts them (`hold`), the counter is called.
+- If it waits for ranks in `Driver.wait`, which must not be interrupted midway, its wait wakes up, and raises when the state
+  is consistent (`ThreadShield`).
+- If it runs the user's code (`user_code`), it gets an asynchronous KeyboardInterrupt, raised at the next bytecode.
+- If it is in an event loop that waits for the user's coroutine, the coroutine is cancelled (``cancel``).
+- Otherwise it is about to run the user's code, or has just run it: the interrupt applies to the next code that it runs, if any.
 
-The thread of an actor (`ActorThread`) is interrupted by a message that names what it runs. That message may even be handled by
-the thread itself, which drives the transport while it waits: so it, too, is struck only when all is in order.
+The thread of an actor (`ActorThread`) is interrupted by a message that names what it runs. The thread itself may even handle
+that message, since it drives the transport while it waits: so it, too, is interrupted only when the state is consistent.
 
-An asynchronous exception is delivered some time after it was set. So whoever leaves the user's code takes back what has not
-been delivered, with the lock held under which it is set: it never strikes code that is not the user's (`_take_back`).
+An asynchronous exception is delivered some time after it was set. So a thread that leaves the user's code takes back an
+undelivered one, with the lock held under which it is set: the exception never reaches code that is not the user's
+(`_take_back`).
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ _BURST_S = 0.1
 
 
 class UserThread:
-    """The calling thread, for as long as it runs code for the user.
+    """The calling thread, while it runs code for the user.
 
     Attributes:
-        cancel: cancels what the thread's event loop waits for on behalf of the user, if it does.
+        cancel: cancels the user's coroutine for which the thread's event loop waits, if there is one.
     """
 
     def __init__(self) -> None:
@@ -54,7 +55,7 @@ class UserThread:
         self._shields: list[ThreadShield] = []
 
     def strike(self) -> None:
-        """Interrupt the thread; from any other."""
+        """Interrupt the thread; call this from any other."""
         with self._lock:
             if self._holders:
                 self._holders[-1]()
@@ -63,14 +64,14 @@ class UserThread:
             elif self._in_user_code:
                 now = time.monotonic()
                 if self._struck and now < self._struck_at + _BURST_S:
-                    return  # what handles the first one must not be struck by a second
+                    return  # a second one must not interrupt the handling of the first
                 self._struck, self._struck_at = True, now
                 _send(self._ident, KeyboardInterrupt)
             else:
                 self.note()
 
     def note(self) -> None:
-        """Have the user's code that the thread runs next raise KeyboardInterrupt, or wait no longer."""
+        """Make the user's code that the thread runs next raise KeyboardInterrupt, or cancel what it waits for."""
         with self._lock:
             if self.cancel is not None:
                 self.cancel()
@@ -78,10 +79,10 @@ class UserThread:
                 self._is_noted = True
 
     def enter_user_code(self) -> None:
-        """From now on an interrupt may strike between any two bytecodes.
+        """Mark the start of the user's code, in which an interrupt may be raised between any two bytecodes.
 
         Raises:
-            KeyboardInterrupt: an interrupt came before, which has not told ``cancel``.
+            KeyboardInterrupt: an interrupt came before, and did not call ``cancel``.
         """
         with self._lock:
             is_noted, self._is_noted = self._is_noted, False
@@ -90,7 +91,7 @@ class UserThread:
             raise KeyboardInterrupt
 
     def leave_user_code(self) -> None:
-        """From now on none does; one that is on its way strikes what comes next. May be called twice."""
+        """Mark the end of the user's code; an undelivered interrupt applies to the next. May be called twice."""
         with self._lock:
             is_on_its_way = self._take_back()
             self._in_user_code = False
@@ -99,7 +100,7 @@ class UserThread:
 
     @contextmanager
     def hold(self, note: Callable[[], object]) -> Iterator[None]:
-        """Have ``note`` called for each interrupt, instead."""
+        """Call ``note`` for each interrupt, instead of raising it."""
         with self._lock:
             if self._take_back():
                 note()
@@ -111,9 +112,9 @@ class UserThread:
                 self._holders.remove(note)
 
     def shield(self, shield: ThreadShield) -> bool:
-        """Have a shield told, instead; whether an interrupt is on its way already."""
+        """Send interrupts to a shield instead; returns whether one is on its way already."""
         with self._lock:
-            pending = self._take_back()  # first: what it takes back can't strike between the two
+            pending = self._take_back()  # first: what it takes back can't be raised between the two
             self._shields.append(shield)
             return pending
 
@@ -123,7 +124,7 @@ class UserThread:
             self._shields.remove(shield)
 
     def _take_back(self) -> bool:
-        """Take an exception back that was not delivered; whether there was one."""
+        """Take back an undelivered exception; returns whether there was one."""
         struck, self._struck = self._struck, False
         return struck and _take_back()
 
@@ -133,7 +134,7 @@ class ActorThread:
 
     Attributes:
         ident: of the thread, once it runs.
-        in_user_code: whether it does so now; else it is never struck, and needs no shield.
+        in_user_code: whether it runs the user's code now; otherwise it is never interrupted, and needs no shield.
     """
 
     def __init__(self) -> None:
@@ -144,7 +145,7 @@ class ActorThread:
         self._shields: list[ThreadShield] = []
 
     def strike(self) -> None:
-        """Interrupt the user's code, if it runs that; from any thread, also from the one that is struck."""
+        """Interrupt the user's code, if the thread runs it; call this from any thread, including this one."""
         with self._lock:
             if not self.in_user_code:
                 return
@@ -155,14 +156,14 @@ class ActorThread:
                 _send(self.ident, KeyboardInterrupt)
 
     def take_back(self) -> None:
-        """Have nothing raised that has not been delivered yet; for the thread itself, when it has left the user's code."""
+        """Take back an undelivered exception; the thread itself calls this after it has left the user's code."""
         with self._lock:
             struck, self._struck = self._struck, False
             if struck:
                 _take_back()
 
     def shield(self, shield: ThreadShield) -> bool:
-        """Have a shield told, instead; what was on its way is raised here."""
+        """Send interrupts to a shield instead; raises an undelivered one here."""
         try:
             with self._lock:
                 self._shields.append(shield)
@@ -180,15 +181,15 @@ class ActorThread:
 
 
 def _send(ident: int, error: type[BaseException]) -> None:
-    """Have an exception raised in a thread, in place of one that is on its way to it."""
+    """Raise an exception in a thread, in place of an undelivered one."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(error))
 
 
 def _take_back() -> bool:
-    """Take back what is on its way to the calling thread; whether there was something.
+    """Take back an undelivered exception of the calling thread; returns whether there was one.
 
-    It is delivered, and caught: until Python 3.12 the interpreter looks for such an exception, in all threads, until it has
-    found one, and each thread that has a trace function (that of a debugger, say) then looks for ever.
+    The exception is delivered, and caught: until Python 3.12 the interpreter looks for such an exception, in all threads, until
+    it has found one, and each thread with a trace function (that of a debugger, say) then looks forever.
     """
     try:
         _deliver()
@@ -198,13 +199,13 @@ def _take_back() -> bool:
 
 
 def _deliver() -> None:
-    """Does nothing; the interpreter delivers what is on its way where a function begins, and where a loop goes around."""
+    """Do nothing; the interpreter delivers asynchronous exceptions where a function starts, and where a loop repeats."""
     for _ in range(2):
         pass
 
 
 USER_THREAD: ContextVar[UserThread | None] = ContextVar("USER_THREAD", default=None)
-"""The thread that runs the code of this context for the user, if it is one that no signal reaches."""
+"""The thread that runs the code of this context for the user, if no signal reaches that thread."""
 
 
 ACTOR_THREAD: ContextVar[ActorThread | None] = ContextVar("ACTOR_THREAD", default=None)
@@ -212,11 +213,11 @@ ACTOR_THREAD: ContextVar[ActorThread | None] = ContextVar("ACTOR_THREAD", defaul
 
 
 class ThreadShield:
-    """Keeps KeyboardInterrupt out of a user's thread, but for the moments when it is ``open``.
+    """Defers KeyboardInterrupt in a user's thread, except while it is ``open``.
 
     Args:
         thread: the calling thread.
-        wake: wakes its wait, wherever it waits.
+        wake: wakes the thread, wherever it waits.
     """
 
     __slots__ = ("_pending", "_thread", "_wake", "open")
@@ -233,16 +234,16 @@ class ThreadShield:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._thread.unshield(self)
-        if self._pending and not isinstance(error, KeyboardInterrupt):  # it counts for more than another error
+        if self._pending and not isinstance(error, KeyboardInterrupt):  # it takes precedence over another error
             raise KeyboardInterrupt
 
     def strike(self) -> None:
-        """Note an interrupt, and wake the thread; from any other."""
+        """Record an interrupt, and wake the thread; call this from any other."""
         self._pending = True
         self._wake()
 
     def expose(self) -> None:
-        """Let interrupts through from now on, also one that was held back; to be called in a ``try`` that closes again."""
+        """Let interrupts through, including a deferred one; call this in a ``try`` whose ``finally`` closes the shield."""
         if self._pending:
             self._pending = False
             raise KeyboardInterrupt

@@ -1,10 +1,10 @@
-"""Connections within a host, between its agent and a rank: messages of several frames over Unix sockets of packets.
+"""Connections within a host, between its agent and a rank: multipart messages over Unix packet sockets.
 
-ZeroMQ would do, but each of its ends has a thread that every message passes: two wake-ups more on the way to a rank, and two
-on the way back, which is most of what a small call costs where many ranks share a core. Here whoever waits reads.
+ZeroMQ would work, but each of its ends has a thread that every message passes: two more wake-ups on the way to a rank, and two
+on the way back, which is most of the cost of a small call where many ranks share a core. Here the waiting thread itself reads.
 
-A message is a head (its length, and those of its frames) and the frames. A short one is one packet. A long one is cut into
-several, and read into the place where it stays: there each of its frames begins at a multiple of `_ALIGN_NBYTES`.
+A message is a head (its length, and those of its frames) and the frames. A short message is one packet. A long one is cut into
+several, and read directly into its final buffer, where each of its frames starts at a multiple of `_ALIGN_NBYTES`.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ __all__ = ["PacketListener", "PacketSocket", "Packets", "packets_of"]
 
 PACKET_NBYTES = 64 * 1024
 FLUSHED_AT_ONCE = 64
-"""Packets: who reads while we write could keep us here for as long as a large message takes."""
+"""Number of packets; a peer that reads while we write could keep us here for as long as a large message takes."""
 
 MAX_BUFFERS = 512
-"""In one packet; Linux takes up to 1,024."""
+"""Number of buffers in one packet; Linux accepts up to 1,024."""
 
 SMALL_NBYTES = 4096
-"""A message that is not longer is copied once, before it is sent."""
+"""A message that is not longer is copied once before it is sent."""
 
 _ALIGN_NBYTES = 16
 _FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
-_HEAD = struct.Struct("=QI?")  # of all, how many frames, whether it is cut
+_HEAD = struct.Struct("=QI?")  # total length, number of frames, whether it is cut
 
 Packets = Sequence[Sequence[Frame]]
-"""A message as it travels: each packet in pieces."""
+"""An encoded message: the buffers of each packet."""
 
 
 class PacketSocket:
-    """One end of a connection; queues are unbounded, as everywhere.
+    """One end of a connection; its queue is unbounded.
 
     Attributes:
-        fd: its descriptor, to be polled.
-        is_over: the other end has closed it, and all is read.
+        fd: its descriptor, for polling.
+        is_over: whether the other end has closed it, and everything is read.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -52,15 +52,15 @@ class PacketSocket:
         self.fd = sock.fileno()
         self.is_over = False
         self._unsent: deque[Sequence[Frame]] = deque()
-        self._long = bytearray()  # a message that is cut, of which so much has come
+        self._long = bytearray()  # a cut message, and the number of its bytes that have arrived
         self._come = 0
 
     @classmethod
     def connect(cls, path: str) -> PacketSocket:
-        """Connect to where somebody listens.
+        """Connect to a listener.
 
         Raises:
-            OSError: nobody does.
+            OSError: there is no listener.
         """
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -72,15 +72,15 @@ class PacketSocket:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether something waits until the other end has read; call `flush` when it can be written to."""
+        """Whether packets wait until the other end has read; call `flush` when the descriptor is writable."""
         return bool(self._unsent)
 
     def send(self, parts: Sequence[Frame]) -> None:
-        """Hand a message over without blocking; its frames may not change from now on."""
+        """Send a message without blocking; its frames must not change from now on."""
         self.send_packets(packets_of(parts))
 
     def send_packets(self, packets: Packets) -> None:
-        """The same, for one that several get."""
+        """Send an encoded message, which may have several receivers."""
         if not self._unsent and self._send(packets[0]):
             packets = packets[1:]
         if packets:
@@ -88,7 +88,7 @@ class PacketSocket:
             self.flush()
 
     def flush(self) -> None:
-        """Send of what waits as much as can be, and does not hold up others for long."""
+        """Send as many waiting packets as possible, but no more than `FLUSHED_AT_ONCE`."""
         unsent = self._unsent
         for _ in range(FLUSHED_AT_ONCE):
             if not unsent or not self._send(unsent[0]):
@@ -96,10 +96,10 @@ class PacketSocket:
             unsent.popleft()
 
     def recv(self) -> list[Frame] | None:
-        """Read a packet, if there is one, and give the message that it completes: two frames as bytes, the others writable.
+        """Read a packet, if there is one, and return the message that it completes: two frames as bytes, the others writable.
 
         Raises:
-            WireError: it is none of ours.
+            WireError: it is not a valid packet.
         """
         try:
             if not self._long:
@@ -111,11 +111,11 @@ class PacketSocket:
             nbytes = 0
         except (struct.error, MemoryError, OverflowError) as error:
             raise WireError(f"no packet: {error}") from None
-        self.is_over = not nbytes  # perhaps in the middle of a message, which never comes then
+        self.is_over = not nbytes  # perhaps in the middle of a message, which is lost then
         return self._go_on(nbytes) if nbytes else None
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Close it; what was not sent by then is lost."""
+        """Close the connection after at most ``linger_s``; messages unsent by then are lost."""
         poller = select.poll()
         poller.register(self.fd, select.POLLOUT)
         while self._unsent and poller.poll(1e3 * linger_s):
@@ -124,7 +124,7 @@ class PacketSocket:
         self._socket.close()
 
     def _send(self, packet: Sequence[Frame]) -> bool:
-        """Whether a packet was sent, or never will be."""
+        """Send a packet; returns whether it was sent, or never can be."""
         try:
             if len(packet) == 1:
                 self._socket.send(packet[0], _FLAGS)
@@ -132,7 +132,7 @@ class PacketSocket:
                 self._socket.sendmsg(packet, (), _FLAGS)
         except (BlockingIOError, InterruptedError):
             return False
-        except ConnectionError:  # the other end is gone, as whoever reads will see
+        except ConnectionError:  # the other end is gone, as recv() will report
             pass
         return True
 
@@ -171,10 +171,10 @@ class PacketSocket:
 
 
 class PacketListener:
-    """Where ranks of a host connect; only who may enter the directory can.
+    """Where the ranks of a host connect; only processes that may enter the directory can.
 
     Attributes:
-        fd: its descriptor, to be polled.
+        fd: its descriptor, for polling.
     """
 
     def __init__(self, path: str) -> None:
@@ -182,26 +182,26 @@ class PacketListener:
         self._path = path
         self._socket.bind(path)
         os.chmod(path, 0o600)
-        self._socket.listen(4096)  # the system's limit holds
+        self._socket.listen(4096)  # the system's limit applies
         self._socket.setblocking(False)
         self.fd = self._socket.fileno()
 
     def accept(self) -> PacketSocket | None:
-        """Give a new connection, if there is one."""
+        """Return a new connection, if there is one."""
         try:
             return PacketSocket(self._socket.accept()[0])
         except (BlockingIOError, InterruptedError, ConnectionError):
             return None
 
     def close(self) -> None:
-        """Listen no longer."""
+        """Stop listening."""
         self._socket.close()
-        with contextlib.suppress(FileNotFoundError):  # the whole directory may be gone
+        with contextlib.suppress(FileNotFoundError):  # the whole directory may have been removed
             os.unlink(self._path)
 
 
 def packets_of(parts: Sequence[Frame]) -> Packets:
-    """Make the packets of a message."""
+    """Encode a message as packets."""
     lengths = [len(part) for part in parts]
     count = len(lengths)
     table = struct.pack(f"={count}Q", *lengths)
@@ -214,7 +214,7 @@ def packets_of(parts: Sequence[Frame]) -> Packets:
 
 
 def _cut(table: bytes, parts: Sequence[Frame]) -> Iterator[Sequence[Frame]]:
-    """The packets of a long message."""
+    """Cut a long message into packets."""
     pieces: list[Frame] = [table]
     end = _HEAD.size + len(table)
     for part in parts:

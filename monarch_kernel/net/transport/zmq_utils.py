@@ -1,4 +1,4 @@
-"""What all ZeroMQ sockets here have in common: messages of several frames, and being woken."""
+"""Helpers for all ZeroMQ sockets of this package: multipart messages and wake-ups."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _send, _recv, _get = _plain.send, _plain.recv, _plain.get
 
 
 class _Event:
-    """An eventfd that is closed when the last thread that uses it lets go, so that a late wake can't hit another file."""
+    """An eventfd that is closed when its last user drops it, so that a late wake can't write to another file."""
 
     __slots__ = ("fd",)
 
@@ -37,7 +37,7 @@ class _Event:
 
 
 class Wakeable:
-    """What both ends share: an eventfd that wakes whoever waits."""
+    """Base of transports: an eventfd that wakes the waiting thread."""
 
     def __init__(self) -> None:
         self._event: _Event | None = _Event()
@@ -55,10 +55,10 @@ class Wakeable:
 
 
 def send_multipart(socket: Any, parts: Sequence[Frame]) -> None:
-    """Hand a message over without blocking; large frames are not copied.
+    """Send a message without blocking; large frames are not copied.
 
     Raises:
-        zmq.ZMQError: the socket has nobody to send it to.
+        zmq.ZMQError: the socket has no peer to send it to.
     """
     for part in parts[:-1]:
         _send(socket, part, _NOBLOCK | _SNDMORE, copy=len(part) < _ZERO_COPY_NBYTES)
@@ -66,17 +66,17 @@ def send_multipart(socket: Any, parts: Sequence[Frame]) -> None:
 
 
 def recv_multipart(socket: Any) -> list[Frame] | None:
-    """Give the next message of a socket, or None if none has arrived; the first frame as bytes, the others writable."""
+    """Return the next message of a socket, or None if none has arrived; the first frame is bytes, the others are writable."""
     return recv_rest(socket, [_recv(socket, _NOBLOCK)]) if has_message(socket) else None
 
 
 def recv_rest(socket: Any, parts: list[Frame]) -> list[Frame]:
-    """Give the frames of the message that one has begun to read, behind those that there are."""
+    """Append the remaining frames of a message to those that were already read."""
     while _get(socket, _RCVMORE):
         parts.append(_recv(socket, _NOBLOCK, copy=False).buffer)
     return parts
 
 
 def has_message(socket: Any) -> bool:
-    """Whether a message has arrived; to look costs a tenth of an attempt to receive that fails, for that raises."""
+    """Whether a message has arrived; this costs a tenth of a failed attempt to receive, which raises."""
     return bool(_get(socket, _EVENTS) & _POLLIN)

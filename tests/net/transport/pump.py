@@ -1,4 +1,4 @@
-"""Driving what has no thread of its own until something happens."""
+"""Drives objects without a thread until a condition holds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def pump_until(condition: Callable[[], T], step: Callable[[], object], what: str) -> T:
-    """Take step after step, without a pause, until a condition holds; gives the value of the condition.
+    """Call ``step`` again and again, without a pause, until a condition holds; returns the value of the condition.
 
     Args:
         condition: what has to be true.

@@ -1,4 +1,4 @@
-"""What every transport does, in one class of tests that each passes."""
+"""The contract of all transports: one class of tests that each transport passes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.support.timing import Bar
 from tests.support.waiting import LONG_S, wait_until
 
 SOON_S = 5.0
-"""Far more than a wait takes that an event ends."""
+"""Far longer than a wait that an event ends."""
 
 
 class Net:
-    """A controller and its peers on one kind of transport; closes what it made."""
+    """A controller and its peers on one kind of transport; closes the transports that it made."""
 
     def __init__(self, make: Callable[[Peer], Transport]) -> None:
         self._make = make
@@ -36,14 +36,14 @@ class Net:
         return self._made[-1]
 
     def peer(self, name: Peer) -> Transport:
-        """A peer that the controller has heard of."""
+        """Connect a peer that the controller has heard of."""
         peer = self.connect(name)
         assert peer.send(CONTROLLER, [b"hello"])
         assert receive(self.controller) == (name, [b"hello"])
         return peer
 
     def wait_until_gone(self, name: Peer) -> None:
-        """Return when the controller knows that a peer has left."""
+        """Return when the controller has noticed that a peer has left."""
         pump_until(
             lambda: not self.controller.send(name, [b"are you there"]),
             lambda: self.controller.wait(0.01),
@@ -56,7 +56,7 @@ class Net:
 
 
 def receive(transport: Transport) -> tuple[Peer, list[bytes]]:
-    """The next message; a wait that a message did not end counts as a failure, also if the message is there by then."""
+    """Return the next message; fails if the message did not end the wait, even if it is there afterwards."""
     while (received := transport.recv()) is None:
         wait_for_an_event(transport)
     return received[0], [bytes(part) for part in received[1]]
@@ -138,7 +138,7 @@ class TestTransport:
         assert receive(net.controller) == (b"H1", expected)
 
     def test_frames_after_the_header_may_be_written_to(self, net: Net) -> None:
-        """Arrays are made on top of them, and users change arrays in place."""
+        """Arrays use their memory, and users change arrays in place."""
         peer = net.peer(b"R1")
         for sender, receiver, name in ((peer, net.controller, CONTROLLER), (net.controller, peer, b"R1")):
             assert sender.send(name, [b"header", b"array", b"more" * 50_000])
@@ -169,7 +169,7 @@ class TestTransport:
         net.wait_until_gone(b"R1")
 
     def test_after_a_peer_has_left_another_takes_its_place(self, net: Net) -> None:
-        """Under another name: ZeroMQ takes a while to forget a name, and meanwhile ignores a peer that comes with it."""
+        """It has another name: ZeroMQ takes a while to forget a name, and meanwhile ignores a new peer of that name."""
         net.peer(rank_peer(1)).close()
         net.wait_until_gone(rank_peer(1))
         another = net.peer(rank_peer(1, 1))
@@ -183,7 +183,7 @@ class TestTransport:
     @pytest.mark.parametrize("timeout_s", [0.0, 0.05])
     def test_timeouts(self, net: Net, timeout_s: float, bar: Bar) -> None:
         net.peer(b"R1")
-        net.controller.wait(0)  # may return early for a message that has been read by now, once
+        net.controller.wait(0)  # may return early once, for a message that was read already
         begin = time.monotonic()
         net.controller.wait(timeout_s)
         bar.check_above(time.monotonic() - begin, timeout_s * 0.9, "a wait for nothing")
@@ -205,7 +205,7 @@ class TestTransport:
             assert peer.send(CONTROLLER, [b"%d" % i])
         assert receive(net.controller)[1] == [b"0"]
         for i in (1, 2):
-            # The messages came at about the same time, and the signal of their coming may have been used up.
+            # The messages arrived at about the same time, and one signal may stand for all.
             with bar.below(SOON_S, "a wait with a message there"):
                 wait_for_an_event(net.controller)
             assert receive(net.controller)[1] == [b"%d" % i]
@@ -235,14 +235,14 @@ class TestTransport:
 
     @pytest.mark.parametrize("rounds", [300, pytest.param(3000, marks=pytest.mark.slow)])
     def test_no_wake_is_lost(self, net: Net, rounds: int) -> None:
-        """The controller sees a flag that another thread sets before it wakes, however the two interleave."""
+        """The controller sees a flag that another thread sets before it calls wake(), in any interleaving."""
         asked, seen = [0], threading.Semaphore(0)
 
         def ask() -> None:
             for i in range(rounds):
                 asked[0] = i + 1
                 net.controller.wake()
-                if not seen.acquire(timeout=2 * LONG_S):  # longer than the wait that has lost a wake
+                if not seen.acquire(timeout=2 * LONG_S):  # longer than a wait that has lost a wake-up
                     return
 
         asker = threading.Thread(target=ask)
@@ -257,7 +257,7 @@ class TestTransport:
             asker.join()
 
     def test_no_wait_misses_a_message(self, net: Net) -> None:
-        """Peers on threads of their own, and a receiver that sleeps whenever there is nothing."""
+        """Peers run on separate threads, and the receiver sleeps whenever there is no message."""
         peers = [net.peer(rank_peer(i)) for i in range(3)]
         count = 500
 
@@ -290,7 +290,7 @@ class TestTransport:
         assert [receive(net.controller)[1] for _ in range(100)] == [[b"%d" % i] for i in range(100)]
 
     def test_waking_while_closing_touches_no_other_descriptor(self, kind: str, tmp_path: Path) -> None:
-        """A number of a closed descriptor is given to the next file that is opened; a late wake must not write there."""
+        """The number of a closed descriptor goes to the next file that is opened; a late wake() must not write to it."""
         for i in range(30):
             folder = tmp_path / str(i)
             folder.mkdir()
@@ -327,7 +327,7 @@ class TestTransport:
             receive(peer)
             net.close()
 
-        use(tmp_path / "first")  # libraries keep what they open once
+        use(tmp_path / "first")  # libraries keep some files open after the first use
         descriptors, threads = held()
         for i in range(5):
             use(tmp_path / str(i))
@@ -336,7 +336,7 @@ class TestTransport:
 
 
 class TestMemory:
-    """What only the memory transport can do."""
+    """Features of the memory transport only."""
 
     def test_delivery_by_hand(self) -> None:
         hub = MemoryHub(manual=True)

@@ -1,4 +1,4 @@
-"""The thread that waits drives: each waiter gets its messages, no wait misses an event, interrupts break nothing."""
+"""The waiting thread drives: each waiter gets its messages, no wait misses an event, interrupts break nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Item = Callable[[], None]
 
 
 class Echo:
-    """A peer on a thread of its own that answers each ping with a result; `hold` makes it keep the answers."""
+    """A peer on a separate thread that answers each ping with a result; with `hold` it keeps the answers."""
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
@@ -51,7 +51,7 @@ class Echo:
                 self.batches += 1
                 self.seen += ids
                 self.transport.send(CONTROLLER, join([pack(Result(id, Payload())) for id in ids]))
-            if self._over:  # looked at after recv(), which uses up a wake()
+            if self._over:  # checked after recv(), which consumes a wake()
                 return
             self.transport.wait(LONG_S)
 
@@ -63,7 +63,7 @@ class Echo:
 
 
 class Caller:
-    """A driver and the calls that wait for the echo."""
+    """A driver, and the calls that wait for the echo."""
 
     def __init__(self, transport: Transport, tick: Callable[[float], None] | None = None, tick_s: float = 0.2) -> None:
         self.handled: list[int] = []
@@ -133,12 +133,12 @@ def caller(ends: tuple[Transport, Transport], echo: Echo) -> Iterator[Caller]:
 
 
 def until(condition: Callable[[], object]) -> None:
-    """Wait for something that another thread does."""
+    """Wait for a condition that another thread fulfils."""
     wait_until(condition, "another thread")
 
 
 def run_all(*targets: Callable[[], object]) -> None:
-    """Run functions on threads of their own, and pass on what they raise."""
+    """Run functions on separate threads, and raise their exceptions."""
     errors: list[BaseException] = []
 
     def run(target: Callable[[], object]) -> None:
@@ -183,13 +183,13 @@ def test_the_background_serves_what_nobody_waits_for(caller: Caller, idle: bool,
         assert caller.call(id)
         if idle:
             until(lambda: background_leads(caller))
-        with bar.below(2.0, "an answer by way of the background"):  # a tick is 4 ms
+        with bar.below(2.0, "an answer through the background thread"):  # a tick is 4 ms
             waiter = caller.submit(id + 1)
             until(lambda waiter=waiter: waiter.ready)  # type: ignore[misc]
 
 
 class ManualAlarm(Alarm):
-    """Once ``is_manual``, it goes off when the test says so, and when the driver closes."""
+    """An alarm that, once ``is_manual``, expires when the test says so, and when the driver closes."""
 
     __slots__ = ("is_manual", "log")
 
@@ -215,14 +215,14 @@ class ManualAlarm(Alarm):
 def manual(
     ends: tuple[Transport, Transport], echo: Echo, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Caller, ManualAlarm, list[str]]]:
-    """A driver whose background sleeps until the test wakes it, its alarm, and the threads that have ticked."""
+    """A driver whose background thread sleeps until the test wakes it, its alarm, and the threads that have ticked."""
     monkeypatch.setattr(driver_module, "Alarm", ManualAlarm)
     ticks: list[str] = []
     caller = Caller(ends[0], lambda now: ticks.append(threading.current_thread().name), tick_s=0.0)
     alarm = caller.driver._alarm
     assert isinstance(alarm, ManualAlarm)
     try:
-        until(lambda: background_leads(caller))  # while it leads, the alarm is not set
+        until(lambda: background_leads(caller))  # while the background thread leads, the alarm is not set
         alarm.is_manual = True
         assert caller.call(1)
         alarm.log.clear()
@@ -235,7 +235,7 @@ def test_a_burst_travels_in_one_message(
     manual: tuple[Caller, ManualAlarm, list[str]], echo: Echo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caller, _, _ = manual
-    monkeypatch.setattr(driver_module, "_FLUSH_S", LONG_S)  # how soon after another an item is part of a burst
+    monkeypatch.setattr(driver_module, "_FLUSH_S", LONG_S)  # items within this time are one burst
     count = 2000
     for id in range(2, count):
         caller.submit(id)
@@ -310,9 +310,9 @@ def test_ticks_come_whoever_leads(ends: tuple[Transport, Transport], echo: Echo)
 def test_ticks_come_while_only_submits_keep_the_driver_busy(
     manual: tuple[Caller, ManualAlarm, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The background does not lead: a program that calls broadcast() again and again serves the transport itself."""
+    """The background thread does not lead: a program that calls broadcast() again and again serves the transport itself."""
     caller, alarm, ticks = manual
-    monkeypatch.setattr(driver_module, "_FLUSH_S", 0.0)  # no submit is left to the background
+    monkeypatch.setattr(driver_module, "_FLUSH_S", 0.0)  # no submit is left to the background thread
     ticks.clear()
     for id in range(2, 7):
         caller.driver.submit(id)
@@ -356,7 +356,7 @@ def test_thousands_of_round_trips_from_many_threads(caller: Caller) -> None:
 
 
 def test_no_wake_up_is_lost_when_waits_time_out(caller: Caller) -> None:
-    """Waits of all lengths, many over just as their turn to lead comes; one patient waiter that needs somebody to lead."""
+    """Waits of all lengths, many of which end just when it is their turn to lead; one patient waiter needs another leader."""
     over = threading.Event()
     ids = iter(range(1, 10**9))
     lock = threading.Lock()
@@ -382,13 +382,13 @@ def test_no_wake_up_is_lost_when_waits_time_out(caller: Caller) -> None:
 
 
 def test_a_follower_that_gives_up_passes_its_offer_on(caller: Caller) -> None:
-    """The one that was offered the baton has no time left: somebody else must drive, or nothing is ever sent again."""
+    """The waiter that was offered the lock has no time left: another thread must drive, or nothing is ever sent again."""
     until(lambda: background_leads(caller))
     caller.call(1)
     driver = caller.driver
 
     class Late(Waiter):
-        """Is nudged, and then finds that its time is up."""
+        """A waiter that is nudged, and then finds that its time is up."""
 
         __slots__ = ()
 
@@ -411,7 +411,7 @@ def test_a_follower_that_gives_up_passes_its_offer_on(caller: Caller) -> None:
     last.start()
     until(lambda: len(driver._followers) == 2)
     leading.set()
-    driver.submit(2)  # wakes the leader, which leaves and offers the baton to the late one
+    driver.submit(2)  # wakes the leader, which leaves and offers the lock to the late waiter
     leader.join()
     follower.join()
     until(driver._baton.locked)
@@ -421,11 +421,11 @@ def test_a_follower_that_gives_up_passes_its_offer_on(caller: Caller) -> None:
     assert not last.is_alive()
 
 
-# -- the background's alarm
+# -- the alarm of the background thread
 
 
 class SlowAlarm(Alarm):
-    """Goes off before `set` returns, once ``baton`` is set, and another has taken the baton by then."""
+    """An alarm that expires before `set` returns, once ``baton`` is set, and another thread has taken the lock by then."""
 
     __slots__ = ("baton", "looked", "me")
 
@@ -443,7 +443,7 @@ class SlowAlarm(Alarm):
         self.baton = None
         self.looked.clear()
         super().set(delay_s)
-        self.looked.wait(0.3)  # times out if the background can't look before all is said
+        self.looked.wait(0.3)  # times out if the background thread can't check before set() returns
 
     def sleep(self) -> None:
         self.looked.set()
@@ -453,7 +453,7 @@ class SlowAlarm(Alarm):
 def test_an_alarm_that_goes_off_while_it_is_set_is_not_lost(
     ends: tuple[Transport, Transport], echo: Echo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else all believe that it is set, and nobody serves the socket until somebody waits."""
+    """Otherwise all threads believe that it is set, and none serves the socket until the next wait."""
     monkeypatch.setattr(driver_module, "Alarm", SlowAlarm)
     caller = Caller(ends[0])
     driver = caller.driver
@@ -463,7 +463,7 @@ def test_an_alarm_that_goes_off_while_it_is_set_is_not_lost(
         alarm.baton = driver._baton
         assert caller.call(1)
         assert alarm.baton is None
-        caller.submit(2)  # is left to the holder of the baton, which leaves it to the background
+        caller.submit(2)  # is left to the holder of the lock, which leaves it to the background thread
         driver._give_back()
         until(lambda: 2 in caller.answered)
     finally:
@@ -481,16 +481,16 @@ def test_calls_one_after_the_other_stop_the_alarm_of_the_background(
 
 @pytest.mark.timing
 def test_waits_one_after_the_other_do_not_wake_the_background(caller: Caller) -> None:
-    """On a busy machine more than a tick may pass between two waits, and then the background has to look."""
+    """On a busy machine more than a tick may pass between two waits, and then the background thread has to check."""
     caller.call(1)
     before = thread_switches(caller.driver._background)
     for _ in range(40):
         caller.driver.wait(Waiter(), 0.02)
-    assert thread_switches(caller.driver._background) - before < 20  # two for each wait, if that had to wake it
+    assert thread_switches(caller.driver._background) - before < 20  # two for each wait, if each woke it
 
 
 def thread_switches(thread: threading.Thread) -> int:
-    """How often a thread has gone to sleep."""
+    """Count how often a thread has gone to sleep."""
     status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
     return int(status.partition("voluntary_ctxt_switches:")[2].split()[0])
 
@@ -526,7 +526,7 @@ def test_what_is_submitted_after_close_is_dropped(ends: tuple[Transport, Transpo
     caller = Caller(ends[0])
     caller.call(1)
     caller.driver.close()
-    time.sleep(0.001)  # a submit right after another is left to the background
+    time.sleep(0.001)  # a submit right after another is left to the background thread
     assert caller.call(2, 0.01) is False
     assert caller.driver.wait(Waiter(), None) is False
     assert caller.handled == [1]
@@ -598,7 +598,7 @@ INTERRUPTED = textwrap.dedent(
     make, seed, rounds, enough = getattr(t, sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
     ours, theirs = make(Path(sys.argv[6]))
     echo, caller = t.Echo(theirs), t.Caller(ours)
-    struck = armed = 0  # armed: how many interrupts may strike
+    struck = armed = 0  # armed: how many interrupts may be raised
     over = threading.Event()
     unanswered = []
 
@@ -611,7 +611,7 @@ INTERRUPTED = textwrap.dedent(
 
     signal.signal(signal.SIGINT, on_interrupt)
 
-    def survives(action):  # what it returns; None if it was interrupted, once or twice
+    def survives(action):  # returns its result; None if it was interrupted, once or twice
         global armed
         result = None
         try:
@@ -705,7 +705,7 @@ def test_a_second_interrupt_does_not_strike_what_cleans_up_after_the_first() -> 
 
 
 def test_an_interrupt_of_a_lead_that_is_not_asleep_is_not_lost(ends: tuple[Transport, Transport], echo: Echo) -> None:
-    """It strikes while a callback runs: the callback is finished, and then the wait is interrupted."""
+    """It arrives while a callback runs: the callback completes, and then the wait is interrupted."""
     finished: list[int] = []
 
     def on_item(item: int) -> None:

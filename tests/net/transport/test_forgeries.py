@@ -1,4 +1,4 @@
-"""What a host with the right keys, but not in its right mind, says: dropped and counted, and nobody else is harmed."""
+"""Invalid messages of a faulty host that has the keys: they are dropped and counted, and harm no other host."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_an_envelope_with_an_impossible_number_or_name_is_refused(where: str, wh
 
 
 def hear(relay: Relay, neighbour: int, parts: Sequence[Frame]) -> list[list[bytes]]:
-    """What a relay gives its owner of a message; one that it does not understand counts as dropped."""
+    """Return the messages that a relay delivers; a message that it can't read counts as dropped."""
     try:
         return [[bytes(frame) for frame in delivery.frames] for delivery in relay.hear(neighbour, parts)]
     except WireError:
@@ -87,7 +87,7 @@ def hear(relay: Relay, neighbour: int, parts: Sequence[Frame]) -> list[list[byte
 
 
 def pair() -> tuple[Relay, Relay]:
-    """A controller that knows host 1 only, and that host."""
+    """Make a controller that knows only host 1, and that host."""
     controller, agent = Relay(0, members={1}), Relay(1, default=0)
     agent.greet(0)
     agent.beat()
@@ -97,7 +97,7 @@ def pair() -> tuple[Relay, Relay]:
 
 
 def exchange(controller: Relay, agent: Relay) -> tuple[list[list[bytes]], list[list[bytes]]]:
-    """Deliver all that waits, until nothing does: what the two have got."""
+    """Deliver all waiting messages until there are none; returns what the two have received."""
     got: tuple[list[list[bytes]], list[list[bytes]]] = ([], [])
     for _ in range(50):
         for _, parts in (to_controller := agent.flush()):
@@ -111,7 +111,7 @@ def exchange(controller: Relay, agent: Relay) -> tuple[list[list[bytes]], list[l
 
 
 def assert_unharmed(controller: Relay, agent: Relay) -> None:
-    """What the two say to each other comes, once and in order."""
+    """Check that messages between the two arrive, once and in order."""
     for i in range(3):
         agent.send(b"R1", C, 0, [b"up %d" % i])
         controller.send(C, b"R1", 1, [b"down %d" % i])
@@ -201,7 +201,7 @@ envelopes = st.builds(Envelope, st.lists(entries, max_size=3), st.lists(beats, m
 
 @given(st.lists(st.tuples(envelopes, st.lists(st.binary(max_size=4), max_size=4)), max_size=6))
 def test_whatever_a_host_says_that_is_none_nobody_is_harmed(said: list[tuple[Envelope, list[bytes]]]) -> None:
-    """It has the keys, but is no member; what it says in the name of a member is another matter: it could be that host."""
+    """The host has the keys, but is no member. It does not use the name of a member, since it could then be that host."""
     controller, agent = pair()
     for envelope, frames in said:
         for each in [leg for entry in envelope.entries for leg in entry.legs]:
@@ -222,4 +222,4 @@ def test_whatever_comes_nothing_is_raised_but_that_it_is_no_message(
             with suppress(WireError):
                 list(relay.hear(neighbour, seal(envelope, frames)))
             for _, parts in relay.flush():
-                open_envelope(parts)  # and what it says to others can be understood
+                open_envelope(parts)  # and what it sends to others can be read

@@ -1,4 +1,4 @@
-"""Handlers of this package act in the process that has installed them, and in none that it forks."""
+"""Signal handlers of this package act in the process that installed them, and in none of its forks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def code_of_fork(work):
 
 
 def code_of(script: str, *arguments: str) -> int:
-    """The exit code that a script gives for its fork; what a process registers for its forks stays, so each has its own."""
+    """Return the exit code of a script's fork; each test has its own script, as fork functions can't be unregistered."""
     script = BEGINS + textwrap.dedent(script)
     done = subprocess.run(
         [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=LONG_S, check=False
@@ -55,7 +55,7 @@ def code_of(script: str, *arguments: str) -> int:
 @pytest.mark.parametrize("order", ["early", "late"])
 @pytest.mark.parametrize("thread", ["main", "other"])
 def test_a_signal_while_functions_for_forks_run_ends_the_child(order: str, thread: str) -> None:
-    """Whether these were registered before ours or later: what they raise, Python swallows."""
+    """This holds for functions registered before and after ours; Python swallows what they raise."""
     script = """
         signal.signal(signal.SIGTERM, Ours().handle)
         if "main" in sys.argv:

@@ -1,4 +1,4 @@
-"""What transports of ranks do among each other: one connects to the other, and what belongs together keeps its order."""
+"""Transports of ranks among each other: one connects to the other, and related messages keep their order."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ A, B = rank_peer(1), rank_peer(2)
 Make = Callable[[Peer], PeerTransport]
 BACKLOG = 1000
 LONG = 50_000
-"""For what takes a moment: a failure, not a measure."""
+"""For what takes a moment: a timeout is a failure, not a measurement."""
 
 
 @pytest.fixture(params=["memory", "zmq"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
-    """Makes ranks of a session whose controller is there."""
+    """Makes ranks of a session with a controller."""
     made: list[PeerTransport] = []
     hub = MemoryHub()
     address = f"ipc://{tmp_path}/c"
@@ -42,7 +42,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
 
 @pytest.fixture
 def pair(make: Make, tmp_path: Path) -> tuple[PeerTransport, PeerTransport]:
-    """Two ranks, of which the first has connected to the second."""
+    """Two ranks; the first has connected to the second."""
     a, b = make(A), make(B)
     a.connect(B, f"ipc://{tmp_path}/{B.decode()}")
     return a, b
@@ -54,7 +54,7 @@ def test_one_asks_and_the_other_answers_on_the_same_link(pair: tuple[PeerTranspo
         assert a.send(B, [b"%d" % i, b"frame"])
     assert [receive(b) for _ in range(200)] == [(A, [b"%d" % i, b"frame"]) for i in range(200)]
     for i in range(200):
-        assert b.send(A, [b"%d" % i])  # it has not connected to A
+        assert b.send(A, [b"%d" % i])  # B has not connected to A
     assert [receive(a) for _ in range(200)] == [(B, [b"%d" % i]) for i in range(200)]
 
 
@@ -92,7 +92,7 @@ def test_a_connection_that_was_given_up_holds_nothing_back(make: Make, tmp_path:
 
 
 def test_a_flood_of_one_does_not_starve_the_others(make: Make, tmp_path: Path) -> None:
-    """Each connection has its turn, though there is always more to be received from one of them."""
+    """Connections take turns, although one of them always has more messages."""
     third = rank_peer(3)
     a, b, c = make(A), make(B), make(third)
     for name, asked in ((B, b), (third, c)):
@@ -116,7 +116,7 @@ def test_a_flood_of_one_does_not_starve_the_others(make: Make, tmp_path: Path) -
 def test_what_a_rank_sends_to_itself_comes_before_what_others_send_because_of_it(
     pair: tuple[PeerTransport, PeerTransport],
 ) -> None:
-    """An actor that a rank spawns in its own process is there when another process calls it that the rank has told of it."""
+    """An actor that a rank spawns in its own process exists before a process that has learnt of it calls it."""
     a, b = pair
     for i in range(BACKLOG):
         a.send(B, [b"ask"])

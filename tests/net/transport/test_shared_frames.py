@@ -1,4 +1,4 @@
-"""Whether a rank may look at the memory of others is asked of its parent, which may be about to end."""
+"""A rank learns from its parent, which may be ending, whether it may open the memory of other processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from monarch_kernel.net.transport.shared_frames import may_look_at, may_look_at_
 CHECKOUT = Path(__file__).parents[3]
 EXIT = {"x86_64": 60, "aarch64": 93}
 
-# The main thread of the helper ends before its process does: until then the process looks like any that is ending.
+# The main thread of the helper ends before its process does: until then the process looks like one that is ending.
 SCRIPT = """
 import ctypes, os, sys, threading, time
 from monarch_kernel.net.memory.processes import is_ending
@@ -24,7 +24,7 @@ from tests.support.processes import drop_root
 
 libc = ctypes.CDLL(None)
 drop_root()
-libc.prctl(4, 1)  # as after an exec, others of this user may look
+libc.prctl(4, 1)  # like after an exec, other processes of this user may open files
 libc.prctl(36, 1)  # orphans become children of this process
 r, w = os.pipe()
 helper = os.fork()

@@ -1,4 +1,4 @@
-"""Interrupts of threads that no signal reaches: they strike the user's code, and nothing else."""
+"""Interrupts of threads that no signal reaches: they are raised in the user's code, and nowhere else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.waiting import LONG_S
 
 
 class Runner:
-    """A thread that does something for the user, and what became of it."""
+    """A thread that does something for the user, and the outcome."""
 
     def __init__(self, work: Callable[[UserThread], object]) -> None:
         self.outcome: object = None
@@ -105,7 +105,7 @@ def test_a_shield_lets_it_through_where_it_is_exposed() -> None:
         thread.enter_user_code()
         with ThreadShield(thread, struck.set) as shield:
             inside.set()
-            spin_until(struck)  # nothing may be cut in two here
+            spin_until(struck)  # nothing may be interrupted here
             with pytest.raises(KeyboardInterrupt):
                 shield.expose()
         return "whole"
@@ -151,7 +151,7 @@ def test_what_came_before_the_users_code_strikes_it() -> None:
     def work(thread: UserThread) -> None:
         thread.enter_user_code()
         thread.leave_user_code()
-        thread.strike()  # as another thread does
+        thread.strike()  # like another thread
         thread.enter_user_code()
 
     assert Runner(work).end() == "struck"
@@ -211,7 +211,7 @@ def test_a_late_strike_never_leaves_the_users_code() -> None:
             except KeyboardInterrupt:
                 hits.append(1)
                 thread.leave_user_code()
-            sum(range(100))  # nothing of the user's: a strike here would end the thread
+            sum(range(100))  # not the user's code: an interrupt here would end the thread
         return "whole"
 
     interval_s = sys.getswitchinterval()

@@ -1,4 +1,4 @@
-"""Connections within a host: what is sent arrives whole and in order, whatever its size, and nobody waits to be read."""
+"""Connections within a host: messages of any size arrive whole and in order, and no sender waits for a reader."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def pair(tmp_path: Path, listener: PacketListener) -> Iterator[tuple[PacketSocke
 
 
 def next_of(end: PacketSocket, other: PacketSocket | None = None) -> list[bytes]:
-    """The next message, while the other end goes on with what it has to send."""
+    """Return the next message, while the other end continues to send."""
 
     def go_on() -> None:
         assert not end.is_over
@@ -98,7 +98,7 @@ def test_who_reads_as_fast_as_we_write_does_not_keep_us(
     def send(self: PacketSocket, packet: Sequence[Frame]) -> bool:
         nonlocal sent
         while not really(self, packet):
-            b.recv()  # there is always room again
+            b.recv()  # there is always room
         sent += 1
         return True
 
@@ -143,7 +143,7 @@ def test_one_that_ends_in_the_middle_of_a_message_is_over(
     pair: tuple[PacketSocket, PacketSocket], has_unread: bool
 ) -> None:
     a, b = pair
-    if has_unread:  # then the system says ECONNRESET, and what was sent is lost
+    if has_unread:  # then the system reports ECONNRESET, and sent data is lost
         b.send([b"unread"])
     a.send([b"head", bytes(50 * PACKET_NBYTES)])
     assert a.has_unsent
@@ -200,7 +200,7 @@ def test_a_rank_without_a_controller_here_talks_by_way_of_its_agent(rank: tuple[
     assert not end.send(OTHER, [b"nobody knows it"])
     agent.send([OTHER, b"asks"])
     assert receive(end) == (OTHER, [b"asks"])
-    assert end.send(OTHER, [b"answer"])  # on the same way
+    assert end.send(OTHER, [b"answer"])  # on the same path
     assert next_of(agent) == [OTHER, b"answer"]
     assert end.recv() is None
 
